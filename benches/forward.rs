@@ -1,0 +1,136 @@
+//! The whole pass on the Debian model: latency of a request in the process and over HTTP, and where it goes.
+//!
+//! `cargo bench --bench forward` prints the tables of docs/BENCHMARKS.md. Requests are the held-out users of the package, one after the
+//! other from one client; every user is asked once to warm up and then `ROUNDS` times.
+//!
+//! The floor of the scan: P lists of N / C items, D bytes each (defaults: 126 x 63 x 64 bytes = 0.5 MB, 0.02 ms at 25 GB/s). The
+//! rest of a request is arithmetic of the reranker: K0 x its weights.
+
+#![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::{Map, Value, json};
+use sterling::engine::{Engine, Loaded, Options, Registry};
+use sterling::forward::{Deadline, retrieve};
+use sterling::http::App;
+use sterling::snapshot::{Publish, Recipe, Snapshot, Store, publish};
+use sterling::wire::{Explain, RetrieveRequest};
+
+const ROUNDS: usize = 3;
+
+fn request(case: &Value, user: &Value) -> RetrieveRequest {
+    let mut body: Map<String, Value> = case.as_object().unwrap().clone();
+    body.insert("features".into(), user["features"].clone());
+    body.insert("exclude".into(), user["exclude"].clone());
+    serde_json::from_value(Value::Object(body)).unwrap()
+}
+
+/// The median and the 99th percentile, in milliseconds.
+fn percentiles(times: &mut [f64]) -> (f64, f64) {
+    times.sort_by(f64::total_cmp);
+    (times[times.len() / 2], times[times.len() * 99 / 100])
+}
+
+fn main() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let package = root.join("models/debian");
+    let users: Vec<Value> = std::fs::read_to_string(package.join("heldout.jsonl"))
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new(folder.path());
+    let what = Publish { package: Some(package), name: None, items: None, vectors: None, recipe: Recipe::default() };
+    let start = Instant::now();
+    publish(&store, &what, &|_, _, _| {}).unwrap();
+    println!("publish: {:.2} s", start.elapsed().as_secs_f64());
+    let start = Instant::now();
+    let snapshot = Snapshot::load(&store.folder("debian", 1)).unwrap();
+    println!("load:    {:.3} s, kernel {}\n", start.elapsed().as_secs_f64(), snapshot.index.kernel());
+
+    let cases = [
+        ("defaults (K = 20, K0 = 1000)", json!({})),
+        ("filter section:python", json!({"filter": "section:python"})),
+        (
+            "filter NOT section:libs AND installed_kb < 100",
+            json!({"filter": "NOT section:libs AND installed_kb < 100"}),
+        ),
+        ("K0 = 100", json!({"candidates": 100})),
+        ("K = 1000, K0 = 10,000", json!({"k": 1000, "candidates": 10_000})),
+        ("exact", json!({"exact": true})),
+    ];
+    println!("| request | p50 ms | p99 ms |\n|---|---|---|");
+    let mut of_defaults = Vec::new();
+    for (name, case) in &cases {
+        let requests: Vec<RetrieveRequest> = users.iter().step_by(4).map(|user| request(case, user)).collect();
+        let mut times = Vec::new();
+        for round in 0..=ROUNDS {
+            for request in &requests {
+                let asked = RetrieveRequest { explain: round == ROUNDS, ..request.clone() };
+                let start = Instant::now();
+                let deadline = Deadline(start + std::time::Duration::from_secs(60));
+                let answer = retrieve(&snapshot, &[&asked], deadline).pop().unwrap().unwrap();
+                if round > 0 {
+                    times.push(start.elapsed().as_secs_f64() * 1e3);
+                }
+                if of_defaults.len() < requests.len() {
+                    of_defaults.extend(answer.explain);
+                }
+            }
+        }
+        let (p50, p99) = percentiles(&mut times);
+        println!("| {name} | {p50:.2} | {p99:.2} |");
+    }
+    over_http(&store, &users);
+    steps(&of_defaults);
+}
+
+fn over_http(store: &Store, users: &[Value]) {
+    let registry = Registry::new(store.clone(), None);
+    registry.refresh();
+    let loaded: Arc<Loaded> = registry.get("debian", None).unwrap();
+    assert_eq!(loaded.info().name, "debian");
+    let app = Arc::new(App::new(registry, Engine::start(&Options::default()).unwrap()));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let url = format!("http://{}/v1/models/debian:retrieve", listener.local_addr().unwrap());
+    runtime.spawn(sterling::http::serve(listener, app, std::future::pending()));
+    let agent = ureq::Agent::new_with_defaults();
+    let mut times = Vec::new();
+    for round in 0..=ROUNDS {
+        for user in users.iter().step_by(4) {
+            let body = json!({"features": user["features"], "exclude": user["exclude"]}).to_string();
+            let start = Instant::now();
+            let mut answer = agent.post(&url).header("content-type", "application/json").send(body).unwrap();
+            answer.body_mut().read_to_vec().unwrap();
+            if round > 0 {
+                times.push(start.elapsed().as_secs_f64() * 1e3);
+            }
+        }
+    }
+    let (p50, p99) = percentiles(&mut times);
+    println!("| defaults, over HTTP on one connection | {p50:.2} | {p99:.2} |");
+}
+
+/// The median of each step.
+fn steps(explained: &[Explain]) {
+    let mut micros: BTreeMap<usize, (String, Vec<f64>, u64, u64)> = BTreeMap::new();
+    for explain in explained {
+        for (n, step) in explain.steps.iter().enumerate() {
+            let entry = micros.entry(n).or_insert_with(|| (step.name.clone(), Vec::new(), 0, 0));
+            entry.1.push(step.micros as f64);
+            entry.2 += step.bytes;
+            entry.3 += step.items;
+        }
+    }
+    println!("\n| step | median µs | bytes | items |\n|---|---|---|---|");
+    for (name, times, bytes, items) in micros.values_mut() {
+        let count = times.len() as u64;
+        println!("| {name} | {:.0} | {} | {} |", percentiles(times).0, *bytes / count, *items / count);
+    }
+}

@@ -1,0 +1,15 @@
+# docker build -f deploy/cpu.Dockerfile -t sterling .
+# docker run -p 8080:8080 -v /srv/store:/store sterling
+FROM rust:1.95-bookworm AS build
+WORKDIR /build
+COPY . .
+RUN cargo build --release --locked
+
+FROM debian:bookworm-slim
+COPY --from=build /build/target/release/sterling /usr/local/bin/sterling
+RUN useradd --system sterling
+USER sterling
+EXPOSE 8080
+VOLUME /store
+ENTRYPOINT ["sterling"]
+CMD ["serve", "--store", "/store", "--listen", "0.0.0.0:8080"]

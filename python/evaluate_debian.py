@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Evaluates a model package from its files alone, with onnxruntime, and writes its golden answers.
+
+    python evaluate_debian.py PACKAGE [--data DATA] [--seed 1] [--golden]
+
+PACKAGE holds what train_debian.py wrote. Everything is taken as it is stored: tables in f16, graphs as exported, requests from
+heldout.jsonl, features and the value model from model.toml. With DATA (see extract_debian.py) the baselines that need the
+training edges are measured as well, on the split that the seed gives. Writes metrics.json, and with --golden golden.json: answers
+of exact search in f32 that a server of the package must give.
+"""
+import argparse
+import json
+import pathlib
+import tomllib
+
+import numpy as np
+import onnxruntime
+import pyarrow.parquet as pq
+from safetensors.numpy import load_file
+
+import debian_data
+from debian_data import recall, top_k, without_history
+
+CANDIDATES, DEPTHS, GOLDEN_USERS = 2000, (20, 100, 1000), 40
+FUNCTIONS = {
+    "min": np.minimum, "max": np.maximum, "clamp": np.clip, "log": np.log, "exp": np.exp, "sqrt": np.sqrt,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "if": np.where,
+}  # fmt: skip
+
+
+class Package:
+    """A model package: requests and items become vectors, candidates become values."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        self.spec = tomllib.loads((self.folder / "model.toml").read_text())
+        files = {table["file"] for table in self.spec["tables"]}
+        stored = {name: tensor for file in sorted(files) for name, tensor in load_file(self.folder / file).items()}
+        self.tables = {table["name"]: stored[table["name"]].astype(np.float32) for table in self.spec["tables"]}
+        self.rows = {
+            table["name"]: {v: n for n, v in enumerate((self.folder / table["vocabulary"]).read_text().splitlines())}
+            for table in self.spec["tables"] if "vocabulary" in table
+        }  # fmt: skip
+        self.tasks = [task["name"] for task in self.spec["tasks"]]
+        self.graphs = {
+            name: onnxruntime.InferenceSession(self.folder / file, providers=["CPUExecutionProvider"])
+            for name, file in (
+                ("user", self.spec["user"]["tower"]), ("item", self.spec["item"]["tower"]), ("overarch", self.spec["overarch"]["graph"])
+            )
+        }  # fmt: skip
+        columns = pq.read_table(self.folder / "items.parquet").to_pydict()
+        assert columns["id"] == list(range(len(columns["id"]))), "the ids of the demo's items are their positions"
+        self.columns = columns
+
+    def _input(self, feature, values):
+        """What the graph's input of a feature's name gets, for a block of requests or items; None is a missing value."""
+        if feature["kind"] == "dense":
+            zero = [0.0] * feature["width"]
+            return np.array([zero if v is None else v for v in values], np.float32)
+        table, rows = self.tables[feature["table"]], self.rows.get(feature["table"])
+        out = np.zeros((len(values), table.shape[1]), np.float32)
+        for n, value in enumerate(values):
+            listed = [] if value is None else value if isinstance(value, list) else [value]
+            if feature["kind"] == "category":
+                listed = [rows[v] for v in listed if v in rows]
+            known = [row for row in listed if 0 <= row < len(table)]
+            if known:
+                out[n] = table[known].sum(0) if feature["pooling"] == "sum" else table[known].mean(0)
+        return out
+
+    def _run(self, side, values_of):
+        feed = {f["name"]: self._input(f, values_of(f.get("column", f["name"]))) for f in self.spec[side]["features"]}
+        return self.graphs[side].run(None, feed)[0]
+
+    def queries(self, requests):
+        """[Q, D] for the `features` of requests."""
+        return self._run("user", lambda name: [request.get(name) for request in requests])
+
+    def items(self, block=4096):
+        """[N, D]."""
+        count = len(self.columns["id"])
+        return np.concatenate([self._run("item", lambda name: self.columns[name][at : at + block]) for at in range(0, count, block)])
+
+    def logits(self, query, item, candidates):
+        """[Q, K0, T] for queries [Q, D], candidate vectors [Q, K0, D] and candidate items [Q, K0]."""
+        feed = {"query": query, "item": item}
+        for graph_input in self.graphs["overarch"].get_inputs():
+            if graph_input.name not in feed:
+                feed[graph_input.name] = np.asarray(self.columns[graph_input.name], np.float32)[candidates]
+        return self.graphs["overarch"].run(None, feed)[0]
+
+    def value(self, scores, similarity):
+        """The value model over task scores [Q, K0, T]; its language is a subset of Python's but for `if`."""
+        expression = self.spec["value"]["expression"].replace("if(", "where(")
+        names = FUNCTIONS | {"where": np.where, "similarity": similarity} | self.spec["value"].get("constants", {})
+        names |= {task: scores[..., n] for n, task in enumerate(self.tasks)}
+        return eval(expression, {"__builtins__": {}}, names)
+
+    def answers(self, requests, items):
+        """Retrieval and full pass of requests by exact search: queries, candidates and their similarities, the order that the
+        value model gives them, values and task scores."""
+        query = self.queries([request["features"] for request in requests])
+        similarity = without_history(query @ items.T, [request["exclude"] for request in requests])
+        candidates = top_k(similarity, CANDIDATES)
+        scores = FUNCTIONS["sigmoid"](self.logits(query, items[candidates], candidates).astype(np.float64))
+        similarity = np.take_along_axis(similarity, candidates, 1)
+        value = self.value(scores, similarity.astype(np.float64))
+        return zip(query, candidates, similarity, np.argsort(-value, 1, kind="stable"), value, scores)
+
+
+def golden_answer(package, request, answer):
+    query, candidates, similarity, ranked, value, scores = answer
+    return {
+        "user": request["user"],
+        "features": request["features"],
+        "exclude": request["exclude"],
+        "query": [round(float(x), 7) for x in query],
+        "retrieval": [{"id": int(c), "similarity": round(float(s), 7)} for c, s in zip(candidates[:50], similarity[:50])],
+        "full": [
+            {
+                "id": int(candidates[n]),
+                "score": round(float(value[n]), 7),
+                "tasks": {task: round(float(scores[n, t]), 7) for t, task in enumerate(package.tasks)},
+            }
+            for n in ranked[:20]
+        ],
+    }
+
+
+def evaluate(folder, data=None, golden=False):
+    """Metrics on heldout.jsonl; writes them, and the golden answers where asked."""
+    package = Package(folder)
+    requests = [json.loads(line) for line in open(package.folder / "heldout.jsonl")]
+    hidden = [set(request["held"]) for request in requests]
+    items = package.items()
+    retrieved, ranked, golden_answers = [], [], []
+    for at in range(0, len(requests), 32):
+        for request, answer in zip(requests[at : at + 32], package.answers(requests[at : at + 32], items)):
+            retrieved.append(answer[1][: DEPTHS[-1]])
+            ranked.append(answer[1][answer[3]][: DEPTHS[-1]])
+            if golden and len(golden_answers) < GOLDEN_USERS:
+                golden_answers.append(golden_answer(package, request, answer))
+
+    tops = {}
+    if data is not None:
+        assert [data.users.source[user] for user in data.test_users] == [request["user"] for request in requests], "another split"
+        tops["popularity"] = debian_data.by_popularity(data, data.test_users, DEPTHS[-1])
+        tops["item-kNN (cosine)"] = debian_data.by_neighbours(data, data.test_users, DEPTHS[-1])
+    tops["retrieval"], tops["full pass"] = np.array(retrieved), np.array(ranked)
+    metrics = {name: {str(k): round(recall(top, hidden, k), 4) for k in DEPTHS} for name, top in tops.items()}
+    for name, values in metrics.items():
+        print(f"{name:20}", "  ".join(f"recall@{k} {v:.4f}" for k, v in values.items()))
+    gain = metrics["full pass"]["20"] / metrics["retrieval"]["20"] - 1
+    print(f"full pass over retrieval: {100 * gain:+.1f} % recall@20 on {len(requests)} users")
+    if data is not None:
+        report = {"test_users": len(requests), "dropped_repeats": data.repeats_dropped, "recall": metrics}
+        report["weights"] = package.spec["value"].get("constants", {})
+        (package.folder / "metrics.json").write_text(json.dumps(report, indent=1) + "\n")
+    if golden:
+        (package.folder / "golden.json").write_text(json.dumps(golden_answers, separators=(",", ":")) + "\n")
+    if gain <= 0:
+        raise SystemExit("the full pass does not beat retrieval: the package is not fit to publish")
+    return metrics
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("package", type=pathlib.Path)
+    parser.add_argument("--data", type=pathlib.Path)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--golden", action="store_true")
+    options = parser.parse_args()
+    evaluate(options.package, options.data and debian_data.load(options.data, options.seed), options.golden)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,520 @@
+#!/usr/bin/env python3
+"""Trains the demo's model on the Debian data and writes the model package.
+
+    python train_debian.py DATA OUT [--seed 1]
+
+DATA holds items.parquet, users.parquet and edges.parquet (see extract_debian.py). OUT receives model.toml, user.onnx, item.onnx,
+overarch.onnx, tables.safetensors, the vocabularies, items.parquet, heldout.jsonl, golden.json and metrics.json.
+
+A user is a source package, its history the binary packages it declares; the question is which others belong with them.
+1. Users are split into training, validation and test users (debian_data.py). Everything is chosen on validation users.
+2. Two towers meet in a sampled softmax (in-batch and uniform negatives, corrected for popularity), on four fifths of the training
+   users. Every sparse lookup stands outside the graphs: an input is the pooled embedding of the feature of its name.
+3. The OverArch, an MLP with a head per label and one for any label, learns to rank what these towers retrieve for the remaining
+   fifth. Towers remember the users they are trained on (recall@20 of 0.87 instead of 0.67), so a reranker that is trained on those
+   trusts the similarity too much.
+4. The towers are tuned for a few epochs on all training users, which leaves the vectors where the OverArch expects them. Then its
+   heads are calibrated and the value model's weights chosen on validation users.
+5. Everything is exported, read back as stored, and evaluated (evaluate_debian.py).
+"""
+import argparse
+import json
+import math
+import pathlib
+import time
+
+import numpy as np
+import onnx
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import torch.nn.functional as F
+from safetensors.numpy import save_file
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
+from torch import nn
+
+import debian_data
+import evaluate_debian
+from debian_data import Labels, TASKS, recall
+
+HEADS = [*TASKS, "related"]
+D, TEXT, CATEGORY, TAG = 64, 32, 16, 32
+HISTORY_MAX = 48
+RESERVED_SHARE = 0.2
+COLUMNS = ["log_popularity"] + [f"log_{task}" for task in TASKS]
+
+
+class Bags:
+    """Lists of ids end to end; a block of lists is taken out without a loop."""
+
+    def __init__(self, lists):
+        self.lengths = np.array([len(some) for some in lists], np.int64)
+        self.ids = np.concatenate([np.asarray(some, np.int64) for some in lists])
+        self.starts = np.cumsum(self.lengths) - self.lengths
+
+    def take(self, which):
+        """Ids of the chosen lists and the length of each."""
+        lengths = self.lengths[which]
+        ends = np.cumsum(lengths)
+        at = np.repeat(self.starts[which] - (ends - lengths), lengths) + np.arange(lengths.sum())
+        return self.ids[at], lengths
+
+
+def pooled(table, ids, lengths):
+    """Sum of the embeddings of each list, [Q, width]."""
+    starts = torch.from_numpy(np.cumsum(lengths) - lengths)
+    return F.embedding_bag(torch.from_numpy(ids), table, starts, mode="sum")
+
+
+class Vocabulary:
+    """Values that occur at least `least` times, sorted; a value's row is its line."""
+
+    def __init__(self, values, least=1):
+        counts = pd.Series([v for v in values if v]).value_counts()
+        self.values = sorted(counts.index[counts >= least])
+        self.row = {v: n for n, v in enumerate(self.values)}
+
+    def bags(self, lists):
+        return Bags([[self.row[v] for v in values if v in self.row] for values in lists])
+
+
+def unit(x):
+    """Rows at length 1; a row of zeros stays zero."""
+    return x / torch.sqrt((x * x).sum(-1, keepdim=True) + 1e-12)
+
+
+class Tower(nn.Module):
+    """Inputs at unit length, one hidden layer, a residual from the history or the id."""
+
+    def __init__(self, widths, hidden=256):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(len(widths)))
+        self.first, self.second = nn.Linear(sum(widths), hidden), nn.Linear(hidden, D)
+
+    def forward(self, *inputs):
+        parts = [unit(x) * self.scale[n] for n, x in enumerate(inputs)]
+        return unit(self.second(torch.relu(self.first(torch.cat(parts, 1)))) + parts[0])
+
+
+class OverArch(nn.Module):
+    """Scores [Q, K0] candidates for every head; the query's share of the first layer is computed once a query.
+
+    The similarity stands beside the network: an untrained OverArch keeps the order of retrieval.
+    """
+
+    def __init__(self, hidden=160, crosses=64):
+        super().__init__()
+        self.query, self.item = nn.Linear(D, hidden), nn.Linear(D, hidden, bias=False)
+        self.product, self.numbers = nn.Linear(D, hidden, bias=False), nn.Linear(1 + len(COLUMNS), hidden, bias=False)
+        self.left, self.right = nn.Linear(D, crosses, bias=False), nn.Linear(D, crosses, bias=False)
+        self.cross = nn.Linear(crosses, hidden, bias=False)
+        self.second, self.heads = nn.Linear(hidden, 64), nn.Linear(64, len(HEADS))
+        self.direct = nn.Parameter(torch.full((len(HEADS),), 10.0))
+        nn.init.constant_(self.heads.bias, -8.0)
+        self.dropout = nn.Dropout(0.1)
+        self.register_buffer("slope", torch.ones(len(HEADS)))
+        self.register_buffer("offset", torch.zeros(len(HEADS)))
+
+    def forward(self, query, item, *columns):
+        user = query.unsqueeze(1)
+        product = user * item
+        similarity = product.sum(-1, keepdim=True)
+        numbers = torch.cat([similarity * 8.0] + [column.unsqueeze(-1) for column in columns], -1)
+        crossed = self.left(query).unsqueeze(1) * self.right(item)
+        hidden = self.query(query).unsqueeze(1) + self.item(item) + self.numbers(numbers)
+        hidden = torch.relu(hidden + self.product(product * 8.0) + self.cross(crossed * 8.0))
+        logits = self.heads(self.dropout(torch.relu(self.second(hidden)))) + similarity * self.direct
+        return logits * self.slope + self.offset
+
+
+def text_vectors(items, seed):
+    """Latent semantic vectors of name and descriptions, [N, 32], unit rows."""
+    text = items.name.str.replace("-", " ") + " " + items.name + " " + items.short + " " + items.long.str[:600]
+    words = TfidfVectorizer(sublinear_tf=True, min_df=5, max_df=0.2, stop_words="english", max_features=60000)
+    x = TruncatedSVD(TEXT, random_state=seed).fit_transform(words.fit_transform(text))
+    return (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-9)).astype(np.float32)
+
+
+class Model:
+    """Tables and towers, and how a user or an item becomes their inputs."""
+
+    def __init__(self, data, seed):
+        torch.manual_seed(seed)
+        self.data, items, users = data, data.items, data.users
+        self.vocabularies = {
+            "sections": Vocabulary(pd.concat([items.section, users.section])),
+            "maintainers": Vocabulary(pd.concat([items.maintainer, users.maintainer]), 3),
+            "multi_arch": Vocabulary(items.multi_arch),
+            "tags": Vocabulary([tag for tags in items.tags for tag in tags], 5),
+        }
+        single = lambda table, values: (table, self.vocabularies[table].bags([[v] for v in values]))
+        self.user_bags = [single("sections", users.section), single("maintainers", users.maintainer)]
+        self.item_bags = [
+            single("sections", items.section),
+            single("maintainers", items.maintainer),
+            single("multi_arch", items.multi_arch),
+            ("tags", self.vocabularies["tags"].bags(items.tags)),
+        ]
+        widths = {"sections": CATEGORY, "maintainers": CATEGORY, "multi_arch": CATEGORY, "tags": TAG}
+        make = lambda rows, width: nn.Parameter(torch.randn(rows, width) * 0.05)
+        self.tables = {"packages": make(data.item_count, D)}
+        self.tables |= {name: make(len(self.vocabularies[name].values), width) for name, width in widths.items()}
+        self.tables["texts"] = torch.from_numpy(text_vectors(items, seed))
+        self.user = Tower([D, TEXT, CATEGORY, CATEGORY])
+        self.item = Tower([D, TEXT, CATEGORY, CATEGORY, CATEGORY, TAG])
+        self.overarch = None
+
+    def user_inputs(self, users, ids, lengths):
+        """Inputs of users that have the given packages, one list after the other."""
+        inputs = [pooled(self.tables[table], ids, lengths) for table in ("packages", "texts")]
+        return inputs + [pooled(self.tables[table], *bags.take(users)) for table, bags in self.user_bags]
+
+    def queries(self, users, histories):
+        bags = Bags(histories)
+        return self.user(*self.user_inputs(np.asarray(users), bags.ids, bags.lengths))
+
+    def item_inputs(self, items):
+        ids = torch.from_numpy(items)
+        inputs = [F.embedding(ids, self.tables[table]) for table in ("packages", "texts")]
+        return inputs + [pooled(self.tables[table], *bags.take(items)) for table, bags in self.item_bags]
+
+    @torch.no_grad()
+    def all_items(self):
+        return torch.cat([self.item(*self.item_inputs(some)) for some in np.array_split(np.arange(self.data.item_count), 8)])
+
+
+def popularity_columns(data, edges, users):
+    """The numeric item columns of the OverArch, [N, 5]: how many of ten thousand users have an item, with any label and each."""
+    _, item, labels = edges
+    counts = [np.bincount(item, minlength=data.item_count)]
+    counts += [np.bincount(item, weights=labels[:, n], minlength=data.item_count) for n in range(len(TASKS))]
+    return (np.log1p(np.stack(counts, 1) * (1e4 / users)) / 5).astype(np.float32)
+
+
+@torch.no_grad()
+def softmax_gradients(queries, items, correction, ids, scores):
+    """Cross-entropy of queries whose item is the one of the same row, and its gradients at queries and items.
+
+    Written by hand because everything happens in place in `scores`: autograd would keep and move several copies of it.
+    """
+    count, ids = len(queries), torch.from_numpy(ids.astype(np.int32))
+    torch.addmm(-correction[ids], queries, items.T, out=scores)
+    same = ids[None] == ids[:count, None]
+    same.fill_diagonal_(False)
+    scores.masked_fill_(same, -1e4)
+    scores -= scores.amax(1, keepdim=True)
+    wanted = scores.diagonal().clone()
+    sums = scores.exp_().sum(1)
+    loss = (sums.log() - wanted).mean().item()
+    scores *= (1 / (sums * count))[:, None]
+    scores.diagonal().sub_(1 / count)
+    return loss, scores @ items, scores.T @ queries
+
+
+class TowerTrainer:
+    """Sampled softmax over the edges of some users."""
+
+    def __init__(self, model, edges, seed):
+        self.model, self.rng = model, np.random.default_rng(seed)
+        self.user, self.item, _ = edges
+        order = np.argsort(self.user, kind="stable")
+        self.user, self.item = self.user[order], self.item[order]
+        lists = np.split(self.item, np.flatnonzero(np.diff(self.user)) + 1)
+        self.row = np.full(len(model.data.users), -1)
+        self.row[self.user[np.concatenate([[0], np.flatnonzero(np.diff(self.user)) + 1])]] = np.arange(len(lists))
+        self.histories = Bags(lists)
+        self.popularity = np.bincount(self.item, minlength=model.data.item_count).astype(np.float64)
+        self.keep = np.minimum(1, np.sqrt(300 / np.maximum(self.popularity[self.item], 1)))
+
+    def sampled(self, users, wanted):
+        """A part of each user's packages without the one to be guessed: ids, and the number of each user."""
+        ids, lengths = self.histories.take(self.row[users])
+        owner = np.repeat(np.arange(len(users)), lengths)
+        kept = ids != wanted[owner]
+        rest = np.bincount(owner[kept], minlength=len(users))
+        share = np.where(rest > 2, self.rng.uniform(0.5, 1, len(users)), 1)
+        share = np.minimum(share, HISTORY_MAX / np.maximum(rest, 1))
+        kept &= self.rng.random(len(ids)) < share[owner]
+        return ids[kept], np.bincount(owner[kept], minlength=len(users))
+
+    def train(self, epochs, peaks, temperature, batch=2048, negatives=2048):
+        """`peaks` are the highest learning rates of the packages' table and of the rest."""
+        model, rng, items = self.model, self.rng, self.model.data.item_count
+        rest = [t for n, t in model.tables.items() if n not in ("packages", "texts")]
+        rest += [*model.user.parameters(), *model.item.parameters(), temperature]
+        optimiser = torch.optim.Adam([{"params": [model.tables["packages"]]}, {"params": rest}], fused=True)
+        steps = epochs * (int(self.keep.sum() / batch) + 1) + 1
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, list(peaks), total_steps=steps + epochs, pct_start=0.1)
+        share = self.popularity / self.popularity.sum() * batch
+        correction = torch.from_numpy((0.7 * np.log(share + negatives / items)).astype(np.float32))
+        scores = torch.empty(batch, batch + negatives)
+        for epoch in range(epochs):
+            order = rng.permutation(np.flatnonzero(rng.random(len(self.item)) < self.keep))
+            losses, start = [], time.time()
+            for at in range(0, len(order) - batch // 2, batch):
+                pick = order[at : at + batch]
+                users, wanted = self.user[pick], self.item[pick]
+                ids = np.concatenate([wanted, rng.integers(0, items, negatives)])
+                queries = model.user(*model.user_inputs(users, *self.sampled(users, wanted)))
+                queries = queries * temperature.exp().clamp(max=50)
+                vectors = model.item(*model.item_inputs(ids))
+                loss, *gradients = softmax_gradients(queries.detach(), vectors.detach(), correction, ids, scores[: len(pick), : len(ids)])
+                optimiser.zero_grad()
+                torch.autograd.backward([queries, vectors], gradients)
+                optimiser.step()
+                schedule.step()
+                losses.append(loss)
+            print(f"towers: epoch {epoch + 1} of {epochs}, loss {np.mean(losses):.3f}, {time.time() - start:.0f} s", flush=True)
+
+
+@torch.no_grad()
+def retrieve(model, items, users, histories, k):
+    """The best k items of each user, its history left out, best first, and its query."""
+    tops, queries = [], []
+    for at in range(0, len(users), 256):
+        some = histories[at : at + 256]
+        query = model.queries(users[at : at + 256], some)
+        scores = query @ items.T
+        for row, history in zip(scores, some):
+            row[history] = -9
+        tops.append(scores.topk(k, 1).indices.numpy())
+        queries.append(query)
+    return np.concatenate(tops), torch.cat(queries)
+
+
+def examples(model, items, users, labels, rng, depth=1000, nearest=128, others=64):
+    """Lists to rank: of each user a fifth is hidden; candidates are all hidden items that the towers retrieve, the nearest
+    others, and a sample of the rest, even over the logarithm of the rank. The last part is the logarithm of how many
+    candidates each of them stands for."""
+    histories = []
+    for user in users:
+        history = model.data.history[user]
+        kept = rng.random(len(history)) < 0.8
+        kept[rng.integers(len(history))] = False
+        histories.append(history[kept])
+    top, queries = retrieve(model, items, users, histories, depth)
+    ranks = np.arange(1, depth + 1)
+    stands_for = np.where(ranks > nearest, np.maximum(1, ranks * (1 / ranks[nearest:]).sum() / others), 1)
+    chosen, wanted, counts = [], [], []
+    for at in range(0, len(users), 256):
+        rows = top[at : at + 256]
+        truth = labels(users[at : at + 256], rows)
+        related = truth.any(-1)
+        weight = rng.gumbel(size=rows.shape) - np.log(ranks) + 200 * related
+        weight[:, :nearest] += 100
+        pick = np.argpartition(-weight, nearest + others, 1)[:, : nearest + others]
+        chosen.append(np.take_along_axis(rows, pick, 1))
+        wanted.append(np.take_along_axis(truth, pick[..., None], 1).astype(np.uint8))
+        counts.append(np.take_along_axis(np.where(related, 0, np.log(stands_for)), pick, 1).astype(np.float32))
+    return queries, *(torch.from_numpy(np.concatenate(part)) for part in (chosen, wanted, counts))
+
+
+def with_related(labels):
+    """A fifth label: any of the four."""
+    labels = torch.as_tensor(labels, dtype=torch.float32)
+    return torch.cat([labels, labels.amax(-1, keepdim=True)], -1)
+
+
+def train_overarch(model, items, columns, users, labels, seed, splits, epochs, batch=256, rate=2e-3):
+    """Listwise softmax over the candidates of a user, every user counting the same, with a cross-entropy for the scale."""
+    torch.manual_seed(seed)
+    rng, overarch = np.random.default_rng(seed + 1), OverArch()
+    parts = [examples(model, items, users, labels, rng) for _ in range(splits)]
+    queries, chosen, wanted, counts = (torch.cat(part) for part in zip(*parts))
+    optimiser = torch.optim.AdamW(overarch.parameters(), lr=rate, weight_decay=0.01)
+    steps = epochs * math.ceil(len(queries) / batch)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps, pct_start=0.1)
+    share = torch.tensor([0.125] * len(TASKS) + [0.5])
+    for epoch in range(epochs):
+        losses, start = [], time.time()
+        for pick in torch.from_numpy(rng.permutation(len(queries))).split(batch):
+            candidates, truth = chosen[pick], with_related(wanted[pick])
+            logits = overarch(queries[pick], items[candidates], *columns[candidates].unbind(-1))
+            count = counts[pick].unsqueeze(-1)
+            positives = truth.sum(1)
+            listwise = -(F.log_softmax(logits + count, 1) * truth).sum(1) / positives.clamp(min=1)
+            listwise = listwise.sum(0) / (positives > 0).sum(0).clamp(min=1)
+            pointwise = F.binary_cross_entropy_with_logits(logits, truth, weight=count.exp())
+            loss = pointwise + (listwise * share).sum()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+            losses.append(loss.item())
+        print(f"overarch: epoch {epoch + 1} of {epochs}, loss {np.mean(losses):.4f}, {time.time() - start:.0f} s", flush=True)
+    model.overarch = overarch.eval()
+
+
+class Validation:
+    """What the towers retrieve for validation users, and how well an order of it finds what is hidden."""
+
+    def __init__(self, model, items, columns):
+        data = self.data = model.data
+        users = data.validation_users
+        self.top, self.queries = retrieve(model, items, users, data.histories(users), 1000)
+        self.hidden = data.hidden_sets(users)
+        self.truth = with_related(Labels(data.hidden_edges, data.item_count)(users, self.top))
+        candidates = torch.from_numpy(self.top)
+        self.similarity = (self.queries.unsqueeze(1) * items[candidates]).sum(-1).numpy()
+        with torch.no_grad():
+            blocks = zip(self.queries.split(32), candidates.split(32))
+            self.logits = torch.cat([model.overarch(q, items[c], *columns[c].unbind(-1)) for q, c in blocks])
+
+    def recall(self, value):
+        order = np.argsort(-value, 1, kind="stable")
+        return recall(np.take_along_axis(self.top, order, 1), self.hidden, 20)
+
+    def report(self, when):
+        alone, ranked = recall(self.top, self.hidden, 20), self.recall(self.logits[..., -1].numpy())
+        print(f"validation, {when}: recall@20 retrieval {alone:.4f}, reranked {ranked:.4f} ({100 * (ranked / alone - 1):+.1f} %)", flush=True)
+
+
+def calibrate(model, validation):
+    """Platt's slope and offset of each head, on validation users; returns their task scores."""
+    slope, offset = (nn.Parameter(x) for x in (torch.ones(len(HEADS)), torch.zeros(len(HEADS))))
+    fit = torch.optim.LBFGS([slope, offset], max_iter=100)
+
+    def closure():
+        fit.zero_grad()
+        loss = F.binary_cross_entropy_with_logits(validation.logits * slope + offset, validation.truth)
+        loss.backward()
+        return loss
+
+    fit.step(closure)
+    model.overarch.slope.copy_(slope.detach())
+    model.overarch.offset.copy_(offset.detach())
+    scores = torch.sigmoid(validation.logits * slope.detach() + offset.detach()).numpy()
+    for n, head in enumerate(HEADS):
+        print(f"calibration of {head}: predicted {scores[..., n].mean():.5f}, observed {validation.truth[..., n].mean():.5f}")
+    return scores
+
+
+def choose_weights(validation, scores):
+    """Weights of the value model, one after the other, each the best of a few on validation users."""
+    steps = {"similarity": (0, 2, 4, 6, 8, 10, 12)} | {task: (0, 0.05, 0.1, 0.2, 0.5) for task in TASKS}
+    weights = {name: 0.0 for name in (*TASKS, "similarity")}
+
+    def value(tried):
+        tasks = sum(tried[task] * scores[..., n] for n, task in enumerate(TASKS))
+        return (scores[..., -1] + tasks) * np.exp(tried["similarity"] * (validation.similarity - 1))
+
+    for name, some in 2 * list(steps.items()):
+        tried = [(validation.recall(value(weights | {name: weight})), -weight) for weight in some]
+        weights[name] = float(-max(tried)[1])
+    print(f"validation: full pass recall@20 {validation.recall(value(weights)):.4f} with weights {weights}")
+    return weights
+
+
+def export_graph(module, inputs, path, names, output, axes):
+    torch.onnx.export(
+        module.eval(), inputs, path, input_names=names, output_names=[output], opset_version=17, dynamo=False,
+        dynamic_axes={name: axes for name in names} | {output: axes},
+    )  # fmt: skip
+    onnx.checker.check_model(onnx.load(path))
+
+
+def export(model, columns, weights, out):
+    """Writes graphs, tables (in f16), vocabularies, items, requests and model.toml."""
+    data = model.data
+    save_file({name: t.detach().numpy().astype(np.float16) for name, t in model.tables.items()}, out / "tables.safetensors")
+    for name, vocabulary in model.vocabularies.items():
+        (out / f"{name}.txt").write_text("".join(v + "\n" for v in vocabulary.values))
+    some = data.test_users[:2]
+    bags = Bags(data.histories(some))
+    names = ["installed", "installed_text", "section", "maintainer"]
+    export_graph(model.user, tuple(model.user_inputs(some, bags.ids, bags.lengths)), out / "user.onnx", names, "query", {0: "Q"})
+    names = ["id", "text", "section", "maintainer", "multi_arch", "tags"]
+    export_graph(model.item, tuple(model.item_inputs(np.arange(2))), out / "item.onnx", names, "item", {0: "N"})
+    inputs = (torch.zeros(2, D), torch.zeros(2, 3, D), *torch.zeros(len(COLUMNS), 2, 3))
+    torch.onnx.export(
+        model.overarch.eval(), inputs, out / "overarch.onnx", input_names=["query", "item", *COLUMNS], output_names=["logits"],
+        dynamic_axes={"query": {0: "Q"}} | {name: {0: "Q", 1: "K0"} for name in ("item", *COLUMNS, "logits")},
+        opset_version=17, dynamo=False,
+    )  # fmt: skip
+    kept = ["id", "name", "short", "section", "priority", "architecture", "multi_arch", "maintainer", "size_bucket"]
+    items = data.items[kept + ["installed_kb", "tags", "essential"]].copy()
+    for n, name in enumerate(COLUMNS):
+        items[name] = columns[:, n].numpy()
+    table = pa.Table.from_pandas(items, preserve_index=False)
+    pq.write_table(table, out / "items.parquet", compression="zstd", compression_level=19)
+    (out / "model.toml").write_text(model_toml(model, list(items.columns), weights))
+    with open(out / "heldout.jsonl", "w") as file:
+        for user in data.test_users:
+            history, source = data.history[user].tolist(), data.users.iloc[user]
+            features = {"installed": history} | {name: source[name] for name in ("section", "maintainer") if source[name]}
+            line = {"user": source.source, "features": features, "exclude": history, "held": data.hidden[user].tolist()}
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def model_toml(model, columns, weights):
+    def entry(heading, **fields):
+        quoted = (f"{k} = {json.dumps(v)}\n" for k, v in fields.items() if v is not None)
+        return f"[[{heading}]]\n" + "".join(quoted) + "\n"
+
+    def feature(side, name, kind, table, column=None):
+        return entry(f"{side}.features", name=name, kind=kind, table=table, pooling="sum", max_ids=4096, column=column)
+
+    text = '# Written by python/train_debian.py.\nname = "debian"\n'
+    text += f'description = "Given the packages I have, which others belong with them?"\ndimension = {D}\n\n'
+    for name in ("packages", "texts", *model.vocabularies):
+        vocabulary = f"{name}.txt" if name in model.vocabularies else None
+        text += entry("tables", name=name, file="tables.safetensors", unseen="zero", vocabulary=vocabulary)
+    text += '[user]\ntower = "user.onnx"\n\n'
+    text += feature("user", "installed", "ids", "packages") + feature("user", "installed_text", "ids", "texts", "installed")
+    text += feature("user", "section", "category", "sections") + feature("user", "maintainer", "category", "maintainers")
+    text += '[item]\ntower = "item.onnx"\n\n'
+    text += feature("item", "id", "ids", "packages") + feature("item", "text", "ids", "texts", "id")
+    for name, table in (("section", "sections"), ("maintainer", "maintainers"), ("multi_arch", "multi_arch"), ("tags", "tags")):
+        text += feature("item", name, "category", table)
+    text += "".join(entry("item.columns", name=n, filter=n not in ("name", "short")) for n in columns if n != "id")
+    text += "".join(entry("tasks", name=head) for head in HEADS)
+    text += '[overarch]\ngraph = "overarch.onnx"\n\n'
+    terms = " + ".join(["related"] + [f"w_{task} * {task}" for task in TASKS])
+    text += f'[value]\nexpression = "({terms}) * exp(w_similarity * (similarity - 1))"\n\n[value.constants]\n'
+    return text + "".join(f"w_{name} = {weight}\n" for name, weight in weights.items())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=pathlib.Path)
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--tuning-epochs", type=int, default=2)
+    parser.add_argument("--splits", type=int, default=4, help="times that each reserved user's packages are split anew")
+    parser.add_argument("--overarch-epochs", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=1)
+    o = parser.parse_args()
+    start, seed = time.time(), o.seed
+    torch.set_num_threads(2)
+    o.out.mkdir(parents=True, exist_ok=True)
+    data = debian_data.load(o.data, seed)
+    print(
+        f"{data.item_count} items, {len(data.train_users)} training users with {len(data.train_edges[0])} edges, "
+        f"{len(data.validation_users)} validation and {len(data.test_users)} test users ({data.repeats_dropped} repeats dropped)"
+    )
+    model = Model(data, seed)
+    temperature = nn.Parameter(torch.tensor(math.log(14.0)))
+    shuffled = np.random.default_rng(seed).permutation(data.train_users)
+    reserved, first = np.split(shuffled, [int(len(shuffled) * RESERVED_SHARE)])
+    of_first = np.isin(data.train_edges[0], first)
+    edges = tuple(part[of_first] for part in data.train_edges)
+    TowerTrainer(model, edges, seed).train(o.epochs, (6e-3, 2e-3), temperature)
+    items, columns = model.all_items(), torch.from_numpy(popularity_columns(data, edges, len(first)))
+    labels = Labels(data.train_edges, data.item_count)
+    train_overarch(model, items, columns, reserved, labels, seed, o.splits, o.overarch_epochs)
+    Validation(model, items, columns).report("towers of four fifths")
+
+    TowerTrainer(model, data.train_edges, seed + 1).train(o.tuning_epochs, (2e-3, 5e-4), temperature)
+    columns = torch.from_numpy(popularity_columns(data, data.train_edges, len(data.train_users)))
+    validation = Validation(model, model.all_items(), columns)
+    validation.report("tuned towers")
+    weights = choose_weights(validation, calibrate(model, validation))
+    export(model, columns, weights, o.out)
+    evaluate_debian.evaluate(o.out, data, golden=True)
+    print(f"{time.time() - start:.0f} s in all, {time.process_time():.0f} s of processor time")
+
+
+if __name__ == "__main__":
+    main()

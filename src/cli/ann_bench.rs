@@ -1,0 +1,525 @@
+//! `sterling ann-bench`: the item index alone, measured on `.npy` files, one JSON line a measurement.
+//!
+//! 1. Items (and attributes) become an index in a temporary folder, through the same build, encode and open as a snapshot.
+//! 2. For each number of results and of probes, and for each filter, all queries run once; the first batch runs twice and
+//!    its first time is thrown away. A filtered query includes parsing and planning its filter.
+//! 3. Answers are held against the exact ones: recall is the share of the true K that was returned.
+//!
+//! Candidates of an index with rescoring rows are half as many again as the results, and are rescored.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use rayon::prelude::*;
+use serde_json::json;
+
+use crate::bloom::{self, Plan, Route};
+use crate::cli::say;
+use crate::columns::{self, Columns, ItemColumn, ItemValues};
+use crate::error::{Error, Result};
+use crate::files::{TensorFile, Tensors};
+use crate::ivf::{self, Index, Probing, Rescore, Rows};
+use crate::limits;
+use crate::npy;
+use crate::tensor::Matrix;
+use crate::topk::{Selector, unkey};
+use crate::units::Slot;
+
+/// Most threads of searches.
+const THREADS_MAX: usize = 4096;
+/// Most queries searched at once.
+const BATCH_MAX: usize = 65_536;
+/// Most results of a filtered query: as far as the exact answers of filters go.
+const FILTERED_MOST: usize = 1000;
+
+/// What to measure.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct AnnBench {
+    /// Vectors of the items, `.npy` `[N, D]`.
+    #[arg(long)]
+    items: PathBuf,
+    /// Vectors of the queries, `.npy` `[Q, D]`.
+    #[arg(long)]
+    queries: PathBuf,
+    /// Exact answers, `.npy` `[Q, at least K]`, best first, -1 past the last.
+    #[arg(long)]
+    truth: PathBuf,
+    /// Lists; 0 chooses.
+    #[arg(long, default_value_t = 0)]
+    lists: usize,
+    /// Probed lists.
+    #[arg(long, value_delimiter = ',', default_value = "8,32")]
+    probes: Vec<usize>,
+    /// Results.
+    #[arg(long, value_delimiter = ',', default_value = "100,1000")]
+    k: Vec<usize>,
+    /// Threads of searches; the build takes all.
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Queries searched at once.
+    #[arg(long, default_value_t = 1)]
+    batch: usize,
+    /// Queries used; 0 takes all.
+    #[arg(long, default_value_t = 200)]
+    queries_count: usize,
+    /// Rows that rescore: none, bf16, f16 or f32.
+    #[arg(long, default_value = "none", value_parser = rescore)]
+    rescore: Rescore,
+    /// Attributes of the items, integers, `.npy` `[N, F]`; the columns are features f0, f1, ...
+    #[arg(long, requires = "filters")]
+    attributes: Option<PathBuf>,
+    /// Filters, `{"NAME": {"expression": "f0:1"}}`; the exact answers of each lie beside the truth as `truth_NAME.npy`.
+    #[arg(long, requires = "attributes")]
+    filters: Option<PathBuf>,
+    /// Seed of the build.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+fn rescore(text: &str) -> std::result::Result<Rescore, String> {
+    serde_json::from_value(json!(text)).map_err(|_| "expected none, bf16, f16 or f32".into())
+}
+
+/// Integers with a shape.
+struct Integers {
+    values: Vec<i64>,
+    cols: usize,
+}
+
+impl Integers {
+    fn read(path: &Path, rows: usize) -> Result<Self> {
+        let (values, found, cols) = npy::read_i64(path)?;
+        if found < rows || cols == 0 {
+            return Err(Error::invalid(format!("{}: [{found}, {cols}], expected {rows} rows", path.display())));
+        }
+        Ok(Integers { values, cols })
+    }
+
+    fn row(&self, row: usize) -> &[i64] {
+        &self.values[row * self.cols..(row + 1) * self.cols]
+    }
+}
+
+/// The index and what else a query needs.
+struct Subject {
+    index: Index,
+    order: Vec<u32>,
+    eligibility: Option<(Columns, bloom::Index)>,
+}
+
+/// Memory of one searching thread.
+#[derive(Default)]
+struct Searcher {
+    scratch: ivf::Scratch,
+    words: bloom::Scratch,
+    wide: Selector,
+    best: Selector,
+    slots: Vec<Slot>,
+}
+
+/// One measurement.
+struct Run<'a> {
+    probes: usize,
+    k: usize,
+    filter: Option<(&'a str, &'a str)>,
+}
+
+impl AnnBench {
+    /// Runs the benchmark and writes its lines to standard output.
+    ///
+    /// # Errors
+    /// Unreadable or unfitting files, impossible options.
+    pub(super) fn run(self) -> Result<()> {
+        self.check()?;
+        let (queries, count, width) = npy::read_f32(&self.queries)?;
+        let used = if self.queries_count == 0 { count } else { self.queries_count.min(count) };
+        if used == 0 {
+            return Err(Error::invalid(format!("{}: no queries", self.queries.display())));
+        }
+        let queries = Matrix::new(&queries[..used * width], width)?;
+        let truth = Integers::read(&self.truth, used)?;
+        let filters = self.filters.as_deref().map(read_filters).transpose()?.unwrap_or_default();
+        let subject = build(&self, width)?;
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(self.threads)
+            .build()
+            .map_err(|e| Error::internal(format!("threads: {e}")))?;
+        let mut searchers: Vec<Searcher> = (0..self.batch).map(|_| Searcher::default()).collect();
+        let mut batch = ivf::Batch::default();
+        let mut measure = |run: Run<'_>, truth: &Integers| {
+            pool.install(|| measure(&self, &subject, queries, run, truth, &mut searchers, &mut batch))
+        };
+        for &k in &self.k {
+            for &probes in &self.probes {
+                measure(Run { probes, k, filter: None }, &truth)?;
+            }
+        }
+        let k = self.k.iter().copied().max().unwrap_or(FILTERED_MOST).min(FILTERED_MOST);
+        for (name, expression) in &filters {
+            let truth = Integers::read(&self.truth.with_file_name(format!("truth_{name}.npy")), used)?;
+            for &probes in &self.probes {
+                measure(Run { probes, k, filter: Some((name, expression)) }, &truth)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        let several = [("probes", &self.probes, limits::LISTS_MAX), ("k", &self.k, limits::RESULTS_MAX)];
+        let single = [("threads", self.threads, THREADS_MAX), ("batch", self.batch, BATCH_MAX)];
+        let singles = single.map(|(name, value, most)| (name, vec![value], most));
+        let all = several.into_iter().chain(singles.iter().map(|(name, values, most)| (*name, values, *most)));
+        for (name, values, most) in all {
+            if let Some(value) = values.iter().find(|&&v| v == 0 || v > most) {
+                return Err(Error::invalid(format!("--{name}: got {value}, expected 1 to {most}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn read_filters(path: &Path) -> Result<Vec<(String, String)>> {
+    let text = std::fs::read(path).map_err(|e| Error::io(path.display(), e))?;
+    let told: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&text).map_err(|e| Error::invalid(format!("{}: {e}", path.display())).caused_by(e))?;
+    told.into_iter()
+        .map(|(name, filter)| match filter.get("expression").and_then(|e| e.as_str()) {
+            Some(expression) => Ok((name, expression.to_owned())),
+            None => Err(Error::invalid(format!("{}: filter `{name}` has no `expression`", path.display()))),
+        })
+        .collect()
+}
+
+/// Integer columns f0, f1, ... of a matrix.
+fn item_columns(path: &Path, items: usize) -> Result<Vec<ItemColumn>> {
+    let attributes = Integers::read(path, items)?;
+    let column = |c: usize| ItemColumn {
+        name: format!("f{c}"),
+        filter: true,
+        values: ItemValues::Integers {
+            offsets: (0..=items as u32).collect(),
+            values: (0..items).map(|row| attributes.row(row)[c]).collect(),
+        },
+    };
+    Ok((0..attributes.cols).map(column).collect())
+}
+
+fn build(arguments: &AnnBench, width: usize) -> Result<Subject> {
+    let (items, rows, cols) = npy::read_f32(&arguments.items)?;
+    if cols != width {
+        return Err(Error::invalid(format!(
+            "{}: rows of {cols} numbers, expected {width} as in {}",
+            arguments.items.display(),
+            arguments.queries.display()
+        )));
+    }
+    let attributes = arguments.attributes.as_deref().map(|path| item_columns(path, rows)).transpose()?;
+    let folder = fresh_folder()?;
+    let subject = build_in(&folder, Matrix::new(&items, cols)?, attributes.as_deref(), arguments);
+    // The files stay mapped after they are gone.
+    std::fs::remove_dir_all(&folder).map_err(|e| Error::io(folder.display(), e))?;
+    subject
+}
+
+/// A folder of this run alone.
+fn fresh_folder() -> Result<PathBuf> {
+    let name = |n: u32| std::env::temp_dir().join(format!("sterling-ann-bench-{}-{n}", std::process::id()));
+    let mut number = 0;
+    loop {
+        let folder = name(number);
+        match std::fs::create_dir(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+            Err(e) => return Err(Error::io(folder.display(), e)),
+        }
+    }
+}
+
+fn build_in(
+    folder: &Path,
+    items: Matrix<'_>,
+    attributes: Option<&[ItemColumn]>,
+    arguments: &AnnBench,
+) -> Result<Subject> {
+    let options = ivf::Options {
+        lists: arguments.lists,
+        seed: arguments.seed,
+        rescore: arguments.rescore,
+        ..ivf::Options::default()
+    };
+    let bar = indicatif::ProgressBar::new(ivf::steps(items.rows(), &options)? as u64);
+    let started = Instant::now();
+    let built = ivf::build(items, &options, &|n| bar.inc(n as u64))?;
+    bar.finish_and_clear();
+    let path = folder.join("index.safetensors");
+    let mut file = TensorFile::new();
+    built.encode(items, &mut file)?;
+    let build_s = started.elapsed().as_secs_f64();
+    file.write(&path)?;
+    drop(file);
+    let index = Index::open(&Tensors::open(&path)?)?;
+    let mut eligibility = None;
+    let filter_started = Instant::now();
+    if let Some(attributes) = attributes {
+        let path = folder.join("columns.safetensors");
+        let mut file = TensorFile::new();
+        columns::encode(attributes, &built.order, &mut file)?;
+        file.write(&path)?;
+        let columns = Columns::open(&Tensors::open(&path)?, built.order.len())?;
+        let path = folder.join("bloom.safetensors");
+        let mut file = TensorFile::new();
+        let options = bloom::Options::default();
+        bloom::encode(&columns, &built.list_offsets, &built.list_lengths, &options, &mut file)?;
+        file.write(&path)?;
+        let (offsets, lengths) = (index.list_offsets(), index.list_lengths());
+        let bloom = bloom::Index::open(&Tensors::open(&path)?, offsets, lengths, columns.terms())?;
+        eligibility = Some((columns, bloom));
+    }
+    let filter_bytes = eligibility.as_ref().map_or(0, |(_, bloom)| bloom.bytes());
+    say(json!({
+        "peer": "sterling", "version": env!("CARGO_PKG_VERSION"), "kernel": index.kernel(), "lists": index.lists(),
+        "build_s": round(build_s, 2), "filter_build_s": round(filter_started.elapsed().as_secs_f64(), 2),
+        "bytes_per_item": round((index.bytes() + filter_bytes) as f64 / index.items() as f64, 1),
+        "filter_bytes_per_item": round(filter_bytes as f64 / index.items() as f64, 1),
+    }))?;
+    Ok(Subject { index, order: built.order, eligibility })
+}
+
+fn round(x: f64, digits: i32) -> f64 {
+    let scale = 10f64.powi(digits);
+    (x * scale).round() / scale
+}
+
+fn measure(
+    arguments: &AnnBench,
+    subject: &Subject,
+    queries: Matrix<'_>,
+    run: Run<'_>,
+    truth: &Integers,
+    searchers: &mut [Searcher],
+    batch: &mut ivf::Batch,
+) -> Result<()> {
+    let index = &subject.index;
+    let (mut seconds, mut hits, mut total) = (Vec::new(), 0usize, 0usize);
+    let mut counters = ivf::Counters::default();
+    let size = arguments.batch;
+    let mut at = 0;
+    let mut warm = false;
+    while at < queries.rows() {
+        let end = (at + size).min(queries.rows());
+        let part = Matrix::new(&queries.data()[at * queries.cols()..end * queries.cols()], queries.cols())?;
+        let started = Instant::now();
+        let counted = search(subject, part, &run, searchers, batch)?;
+        let took = started.elapsed().as_secs_f64();
+        if !warm {
+            warm = true;
+            continue;
+        }
+        seconds.push(took);
+        counters.add(&counted);
+        for (query, searcher) in (at..end).zip(&*searchers) {
+            let row = truth.row(query);
+            let mut wanted: Vec<i64> = row[..run.k.min(row.len())].iter().copied().filter(|&t| t >= 0).collect();
+            wanted.sort_unstable();
+            let found = |s: &&Slot| wanted.binary_search(&i64::from(subject.order[s.index()])).is_ok();
+            hits += searcher.slots.iter().filter(found).count();
+            total += wanted.len();
+        }
+        at = end;
+    }
+    let count = queries.rows();
+    let mean = |n: u64| round(n as f64 / count as f64, 1);
+    let whole: f64 = seconds.iter().sum();
+    seconds.sort_by(f64::total_cmp);
+    let percentile = |p: f64| round(1e3 * seconds[((seconds.len() - 1) as f64 * p).round() as usize], 3);
+    let kind = match index.rows() {
+        Rows::None => "int8",
+        Rows::Bf16(_) => "int8+bf16",
+        Rows::F16(_) => "int8+f16",
+        Rows::F32(_) => "int8+f32",
+    };
+    say(json!({
+        "peer": "sterling", "kind": kind, "kernel": index.kernel(), "lists": index.lists(), "probes": run.probes, "k": run.k,
+        "threads": arguments.threads, "batch": size, "filter": run.filter.map(|f| f.0), "qps": round(count as f64 / whole, 1),
+        "p50_ms": percentile(0.5), "p99_ms": percentile(0.99), "recall": round(hits as f64 / total.max(1) as f64, 4),
+        "mask_ms": 0, "bytes_per_item": round(index.bytes() as f64 / index.items() as f64, 1),
+        "lists_probed": mean(counters.lists), "items_scanned": mean(counters.items),
+        "survivors": mean(counters.survivors), "bytes_read": mean(counters.bytes),
+    }))
+}
+
+/// Searches a batch; the results of query `n` are left in searcher `n`.
+fn search(
+    subject: &Subject,
+    queries: Matrix<'_>,
+    run: &Run<'_>,
+    searchers: &mut [Searcher],
+    batch: &mut ivf::Batch,
+) -> Result<ivf::Counters> {
+    let rescored = !matches!(subject.index.rows(), Rows::None);
+    let candidates = if rescored { (run.k + run.k / 2).min(limits::CANDIDATES_MAX) } else { run.k };
+    let count = queries.rows();
+    let searchers = &mut searchers[..count];
+    searchers.iter_mut().for_each(|s| s.wide.reset(candidates));
+    let mut counters = ivf::Counters::default();
+    if count > 1 && run.filter.is_none() {
+        let mut selectors: Vec<&mut Selector> = searchers.iter_mut().map(|s| &mut s.wide).collect();
+        counters = subject.index.search_batch(queries, run.probes, &mut selectors, batch);
+        searchers.par_iter_mut().enumerate().for_each(|(n, s)| s.settle(subject, queries.row(n), run.k, None));
+        return Ok(counters);
+    }
+    let one = |(n, searcher): (usize, &mut Searcher)| searcher.search(subject, queries.row(n), run, candidates);
+    if count == 1 {
+        counters.add(&one((0, &mut searchers[0]))?);
+    } else {
+        let each: Vec<Result<ivf::Counters>> = searchers.par_iter_mut().enumerate().map(one).collect();
+        each.into_iter().try_for_each(|c| c.map(|c| counters.add(&c)))?;
+    }
+    Ok(counters)
+}
+
+impl Searcher {
+    fn search(&mut self, subject: &Subject, vector: &[f32], run: &Run<'_>, candidates: usize) -> Result<ivf::Counters> {
+        let index = &subject.index;
+        let lists = index.lists();
+        let mut probing = Probing { probes: run.probes, probes_max: run.probes, pass_rate: 1.0 };
+        let Some(((_, expression), (columns, bloom))) = run.filter.zip(subject.eligibility.as_ref()) else {
+            let counters = index.search(vector, probing, None, &mut self.wide, candidates, &mut self.scratch);
+            self.settle(subject, vector, run.k, None);
+            return Ok(counters);
+        };
+        let plan = Plan::new(&crate::filter::parse(expression)?.canonical(), columns, bloom)?;
+        let counters = match plan.route() {
+            Route::Nothing => ivf::Counters::default(),
+            Route::Slots(slots) => index.search_slots(vector, slots, &mut self.wide),
+            Route::All => index.search(vector, probing, None, &mut self.wide, candidates, &mut self.scratch),
+            Route::Words => {
+                // Room for candidates that only a Bloom filter lets through.
+                let candidates = if plan.is_exact() { candidates } else { candidates + candidates / 4 + 16 };
+                self.wide.reset(candidates);
+                (probing.probes_max, probing.pass_rate) = (lists, plan.pass_rate());
+                let scratch = &mut self.words;
+                let mut words = |list, out: &mut [u64]| plan.words(bloom, list, scratch, out);
+                index.search(vector, probing, Some(&mut words), &mut self.wide, candidates, &mut self.scratch)
+            }
+        };
+        self.settle(subject, vector, run.k, Some(&plan));
+        Ok(counters)
+    }
+
+    /// Candidates to results: verified where the filter's words were only an upper bound, rescored where rows are kept.
+    fn settle(&mut self, subject: &Subject, vector: &[f32], k: usize, plan: Option<&Plan>) {
+        let slots = &mut self.slots;
+        slots.clear();
+        slots.extend(self.wide.finish().iter().map(|&key| unkey(key).1));
+        if let Some(plan) = plan.filter(|p| !p.is_exact()) {
+            slots.retain(|&slot| plan.passes(slot));
+        }
+        if !matches!(subject.index.rows(), Rows::None) {
+            self.best.reset(k);
+            subject.index.search_slots(vector, slots, &mut self.best);
+            slots.clear();
+            slots.extend(self.best.finish().iter().map(|&key| unkey(key).1));
+        }
+        slots.truncate(k);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: AnnBench,
+    }
+
+    fn write<T: bytemuck::Pod>(folder: &Path, name: &str, descr: &str, cols: usize, values: &[T]) {
+        let rows = values.len() / cols;
+        let text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({rows}, {cols}), }}\n");
+        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+        bytes.extend((text.len() as u16).to_le_bytes());
+        bytes.extend(text.as_bytes());
+        bytes.extend(bytemuck::cast_slice::<T, u8>(values));
+        std::fs::write(folder.join(name), bytes).unwrap();
+    }
+
+    /// 300 unit vectors of a circle's quarter, eight of them as queries, and exact answers of all and of every third.
+    fn folder() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let vector = |n: usize| [(n as f32 / 200.0).cos(), (n as f32 / 200.0).sin()];
+        let items: Vec<f32> = (0..300).flat_map(vector).collect();
+        let queries: Vec<f32> = (0..8).flat_map(|q| vector(q * 37)).collect();
+        let best = |keep: &dyn Fn(usize) -> bool| -> Vec<i32> {
+            let of_query = |query: usize| {
+                let mut order: Vec<usize> = (0..300).filter(|&n| keep(n)).collect();
+                order.sort_by_key(|&n| n.abs_diff(query * 37));
+                order.into_iter().take(20).map(|n| n as i32).collect::<Vec<_>>()
+            };
+            (0..8).flat_map(of_query).collect()
+        };
+        let attributes: Vec<i8> = (0..300).flat_map(|n| [(n % 3) as i8, (n % 7) as i8]).collect();
+        write(folder.path(), "items.npy", "<f4", 2, &items);
+        write(folder.path(), "queries.npy", "<f4", 2, &queries);
+        write(folder.path(), "truth.npy", "<i4", 20, &best(&|_| true));
+        write(folder.path(), "truth_third.npy", "<i4", 20, &best(&|n| n % 3 == 0));
+        write(folder.path(), "attributes.npy", "|i1", 2, &attributes);
+        std::fs::write(folder.path().join("filters.json"), r#"{"third": {"expression": "f0:0"}}"#).unwrap();
+        std::fs::write(folder.path().join("broken.json"), r#"{"third": {"expression": "f0:0 AND"}}"#).unwrap();
+        std::fs::write(folder.path().join("nameless.json"), r#"{"third": {}}"#).unwrap();
+        folder
+    }
+
+    fn run(folder: &Path, rest: &[&str]) -> Result<()> {
+        let mut line = vec!["ann-bench".to_owned()];
+        for name in ["items", "queries", "truth"] {
+            line.extend([format!("--{name}"), folder.join(format!("{name}.npy")).display().to_string()]);
+        }
+        // A name that is a file of the folder stands for it.
+        line.extend(rest.iter().map(|&word| match folder.join(word) {
+            path if path.is_file() => path.display().to_string(),
+            _ => word.to_owned(),
+        }));
+        Line::try_parse_from(line).map_err(|e| Error::invalid(e.to_string()))?.arguments.run()
+    }
+
+    #[test]
+    fn measurements_run_with_every_option() {
+        let folder = folder();
+        let filters = ["--attributes", "attributes.npy", "--filters", "filters.json"];
+        for more in [
+            &["--lists", "4", "--probes", "1,4", "--k", "3,500"][..],
+            &["--batch", "3", "--threads", "2", "--rescore", "f16"],
+            &["--batch", "5", "--queries-count", "0", "--rescore", "none"],
+        ] {
+            run(folder.path(), more).unwrap();
+            run(folder.path(), &[more, &filters].concat()).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused_with_the_reason() {
+        let folder = folder();
+        for (rest, reason) in [
+            (&["--probes", "0"][..], "--probes: got 0"),
+            (&["--k", "0"], "--k: got 0"),
+            (&["--k", "100001"], "--k: got 100001"),
+            (&["--threads", "0"], "--threads: got 0"),
+            (&["--batch", "0"], "--batch: got 0"),
+            (&["--lists", "301"], "301 lists for 300 items"),
+            (&["--rescore", "f8"], "expected none, bf16, f16 or f32"),
+            (&["--attributes", "attributes.npy"], "--filters"),
+            (&["--attributes", "truth.npy", "--filters", "filters.json"], "expected 300 rows"),
+            (&["--attributes", "attributes.npy", "--filters", "items.npy"], "items.npy"),
+            (&["--attributes", "attributes.npy", "--filters", "nameless.json"], "`third` has no `expression`"),
+            (&["--attributes", "attributes.npy", "--filters", "broken.json"], "filter"),
+        ] {
+            let error = run(folder.path(), rest).unwrap_err().to_string();
+            assert!(error.contains(reason), "{rest:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! `sterling inspect`.
+
+use std::path::PathBuf;
+
+use super::say;
+use crate::error::{Error, Result};
+use crate::files::Tensors;
+use crate::model::{MODEL_FILE, Package};
+use crate::snapshot::{MANIFEST, Manifest, Snapshot, Store};
+use crate::wire::ModelInfo;
+
+/// Arguments of `sterling inspect`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Inspect {
+    /// A store, a snapshot (STORE/NAME/VERSION) or a model package
+    #[arg(default_value = "store")]
+    folder: PathBuf,
+}
+
+impl Inspect {
+    pub(super) fn run(self) -> Result<()> {
+        let folder = &self.folder;
+        if folder.join(MANIFEST).exists() {
+            self.snapshot()
+        } else if folder.join(MODEL_FILE).exists() {
+            self.package()
+        } else if folder.is_dir() {
+            self.store()
+        } else {
+            Err(Error::not_found(format!("{}: expected a store, a snapshot or a model package", folder.display())))
+        }
+    }
+
+    fn store(&self) -> Result<()> {
+        let store = Store::new(&self.folder);
+        let models = store.models()?;
+        if models.is_empty() {
+            return Err(Error::not_found(format!(
+                "{}: holds no {MANIFEST}, no {MODEL_FILE} and no published model",
+                self.folder.display()
+            )));
+        }
+        say(format_args!("{:24} {:>7} {:>10} {:>7} {:>5} {:>10}", "model", "version", "items", "lists", "D", "MB"))?;
+        for name in models {
+            for version in store.versions(&name)? {
+                match Manifest::read(&store.folder(&name, version)) {
+                    Ok(m) => say(format_args!(
+                        "{name:24} {version:>7} {:>10} {:>7} {:>5} {:>10.1}",
+                        m.items,
+                        m.lists,
+                        m.dimension,
+                        m.bytes() as f64 / 1e6
+                    ))?,
+                    Err(e) => say(format_args!("{name:24} {version:>7} {e}"))?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn snapshot(&self) -> Result<()> {
+        let snapshot = Snapshot::load(&self.folder)?;
+        let info = snapshot.info();
+        let made = &snapshot.manifest.provenance;
+        say(format_args!("{} version {}, digest {}", info.name, info.version, info.digest))?;
+        say(format_args!(
+            "made by {} from {}, seed {}, in {:.1} s",
+            made.program, made.items_file, made.seed, made.seconds
+        ))?;
+        model(&info)?;
+        say("\nfiles (every checksum holds)")?;
+        for (name, sum) in &snapshot.manifest.files {
+            say(format_args!("  {:>12}  {name}", sum.bytes))?;
+            if name.ends_with(".safetensors") {
+                let tensors = Tensors::open(&self.folder.join(name))?;
+                for tensor in tensors.names() {
+                    let (kind, shape) = tensors.info(tensor)?;
+                    say(format_args!("                  {tensor} {kind:?} {shape:?}"))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn package(&self) -> Result<()> {
+        let package = Package::open(&self.folder)?;
+        let spec = &package.spec;
+        say(format_args!("model package {}, D = {}: {}", spec.name, spec.dimension, spec.description))?;
+        for table in &spec.tables {
+            say(format_args!("  table {} in {}", table.name, table.file))?;
+        }
+        for name in package.files() {
+            say(format_args!("  file {name}"))?;
+        }
+        say(format_args!("  value {}", spec.value.expression))
+    }
+}
+
+fn model(info: &ModelInfo) -> Result<()> {
+    say(format_args!("{}", info.description))?;
+    say(format_args!("items N = {}, dimension D = {}, lists C = {}", info.items, info.dimension, info.lists))?;
+    say(format_args!("defaults: probes P = {}, candidates K0 = {}", info.probes, info.candidates))?;
+    for feature in &info.features {
+        let width = feature.width.map(|w| format!(" [{w}]")).unwrap_or_default();
+        say(format_args!("  feature {:20} {}{width}", feature.name, feature.kind))?;
+    }
+    for column in &info.columns {
+        let filter = if column.filter { "filterable" } else { "returned only" };
+        say(format_args!("  column  {:20} {:9} {:>7} distinct, {filter}", column.name, column.kind, column.distinct))?;
+    }
+    say(format_args!("  tasks   {}", info.tasks.join(", ")))?;
+    say(format_args!("  value   {}", info.value))?;
+    for (name, value) in &info.constants {
+        say(format_args!("          {name} = {value}"))?;
+    }
+    Ok(())
+}

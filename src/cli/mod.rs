@@ -1,0 +1,81 @@
+//! The command line. Results go to stdout, logs and progress to stderr.
+//!
+//! | exit code | meaning |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | failure: the system or another one refused |
+//! | 2 | bad input: a flag, a file, a name |
+//! | 130, 143 | ended by SIGINT or SIGTERM before it was done |
+
+mod ann_bench;
+mod demo;
+mod inspect;
+mod plan;
+mod publish;
+mod serve;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::error::{Error, Kind, Result};
+
+/// Index-as-model retrieval: one snapshot, one forward pass, one answer.
+#[derive(Debug, Parser)]
+#[command(name = "sterling", version, about, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Publish the model in models/debian where it is not yet, show what it answers, and serve it.
+    Demo(demo::Demo),
+    /// Turn a model package, an index recipe and items into a version in the store.
+    Publish(publish::Publish),
+    /// Answer over HTTP from the store's newest versions.
+    Serve(serve::Serve),
+    /// Measure the item index alone on `.npy` files, a JSON line a measurement.
+    AnnBench(ann_bench::AnnBench),
+    /// Show what a store, a snapshot or a model package holds.
+    Inspect(inspect::Inspect),
+    /// Decide where embedding tables lie: tiers, sharding and devices, with the reasons.
+    Plan(plan::Plan),
+}
+
+/// Runs the command line of this process.
+pub fn run() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match cli.command {
+        Command::Demo(command) => command.run(),
+        Command::Publish(command) => command.run(),
+        Command::Serve(command) => command.run(),
+        Command::AnnBench(command) => command.run(),
+        Command::Inspect(command) => command.run(),
+        Command::Plan(command) => command.run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "error: {error}");
+            ExitCode::from(exit_code(error.kind()))
+        }
+    }
+}
+
+fn exit_code(kind: Kind) -> u8 {
+    match kind {
+        Kind::Invalid | Kind::NotFound | Kind::Conflict | Kind::Corrupt | Kind::Unsupported => 2,
+        _ => 1,
+    }
+}
+
+/// Writes a line to stdout. A reader that has gone (`sterling inspect | head`) is not a failure.
+fn say(line: impl std::fmt::Display) -> Result<()> {
+    match writeln!(std::io::stdout().lock(), "{line}") {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("stdout", e)),
+        _ => Ok(()),
+    }
+}

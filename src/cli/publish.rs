@@ -1,0 +1,101 @@
+//! `sterling publish`.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::say;
+use crate::error::{Error, Result};
+use crate::snapshot::{self, Recipe, Stage, Store};
+
+/// Arguments of `sterling publish`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Publish {
+    /// The model package, a folder with a model.toml; without it, --name and --items publish an embedding-only model
+    #[arg(required_unless_present = "name", conflicts_with = "name")]
+    package: Option<PathBuf>,
+    /// The name of an embedding-only model
+    #[arg(long, requires = "items")]
+    name: Option<String>,
+    /// Items, as Parquet or JSON lines; the package's items.parquet where it is not given
+    #[arg(long)]
+    items: Option<PathBuf>,
+    /// Vectors of the items, one row an item, as .npy
+    #[arg(long)]
+    vectors: Option<PathBuf>,
+    /// The index recipe; indexes/default.toml holds what is used where it is not given
+    #[arg(long)]
+    index: Option<PathBuf>,
+    /// Where versions are published
+    #[arg(long, default_value = "store")]
+    store: PathBuf,
+}
+
+impl Publish {
+    pub(super) fn run(self) -> Result<()> {
+        let recipe = self.index.as_deref().map(Recipe::read).transpose()?.unwrap_or_default();
+        let what = snapshot::Publish {
+            package: self.package,
+            name: self.name,
+            items: self.items,
+            vectors: self.vectors,
+            recipe,
+        };
+        let (name, version, manifest) = publish(&Store::new(self.store), &what)?;
+        say(format_args!(
+            "published {name} version {version}: {} items in {} lists, {:.1} MB, {:.1} s",
+            manifest.items,
+            manifest.lists,
+            manifest.bytes() as f64 / 1e6,
+            manifest.provenance.seconds,
+        ))
+    }
+}
+
+/// Publishes with a progress bar on stderr.
+pub(super) fn publish(store: &Store, what: &snapshot::Publish) -> Result<(String, u64, snapshot::Manifest)> {
+    let bar = Progress::new();
+    let published = snapshot::publish(store, what, &|stage, done, total| bar.show(stage, done, total));
+    bar.bar.finish_and_clear();
+    let (name, version) = published?;
+    let manifest = snapshot::Manifest::read(&store.folder(&name, version))?;
+    Ok((name, version, manifest))
+}
+
+struct Progress {
+    bar: ProgressBar,
+    stage: Mutex<Option<Stage>>,
+}
+
+impl Progress {
+    fn new() -> Self {
+        let style = ProgressStyle::with_template("{msg:10} {wide_bar} {percent:>3}% {elapsed}");
+        let bar = ProgressBar::new(1);
+        if let Ok(style) = style {
+            bar.set_style(style);
+        }
+        Progress { bar, stage: Mutex::new(None) }
+    }
+
+    fn show(&self, stage: Stage, done: usize, total: usize) {
+        if let Ok(mut now) = self.stage.lock()
+            && *now != Some(stage)
+        {
+            *now = Some(stage);
+            self.bar.reset();
+            self.bar.set_length(total as u64);
+            self.bar.set_message(format!("{stage:?}").to_lowercase());
+        }
+        self.bar.set_position(done as u64);
+    }
+}
+
+/// Refuses a store that is not there: most often a typing error, and an empty store would never get ready.
+pub(super) fn existing(store: PathBuf) -> Result<Store> {
+    match std::fs::metadata(&store) {
+        Ok(found) if found.is_dir() => Ok(Store::new(store)),
+        Ok(_) => Err(Error::invalid(format!("store {}: expected a folder", store.display()))),
+        Err(e) => Err(Error::io(format!("store {}", store.display()), e)),
+    }
+}

@@ -1,0 +1,112 @@
+//! `sterling serve`.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+use super::publish::existing;
+use super::say;
+use crate::config::{Config, Flags};
+use crate::engine::{Engine, Registry};
+use crate::error::{Error, Result};
+use crate::http::{self, App};
+use crate::telemetry;
+
+/// Arguments of `sterling serve`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Serve {
+    /// Where versions are published [default: store]
+    #[arg(long)]
+    store: Option<PathBuf>,
+    /// The address to answer on [default: 127.0.0.1:8080]
+    #[arg(long)]
+    listen: Option<SocketAddr>,
+    /// Serve this model only
+    #[arg(long)]
+    model: Option<String>,
+    /// A configuration file; STERLING_* variables and flags override it
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Log as JSON lines
+    #[arg(long)]
+    log_json: bool,
+}
+
+impl Serve {
+    pub(super) fn run(self) -> Result<()> {
+        telemetry::start_logs(self.log_json);
+        let flags = Flags { store: self.store, listen: self.listen, model: self.model };
+        let config = Config::read(self.config.as_deref(), &flags)?;
+        let server = Server::bind(&config)?;
+        say(format_args!("listening on http://{}", server.address()?))?;
+        server.run()
+    }
+}
+
+/// A server whose socket is open, so that an address in use is an error before anything else is done.
+pub(super) struct Server {
+    runtime: Runtime,
+    listener: TcpListener,
+    refresh: Duration,
+    pub(super) app: Arc<App>,
+}
+
+impl Server {
+    pub(super) fn bind(config: &Config) -> Result<Self> {
+        telemetry::metrics();
+        let registry = Registry::new(existing(config.store.clone())?, config.model.clone());
+        let app = Arc::new(App::new(registry, Engine::start(&config.engine)?));
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| Error::io("the threads of the HTTP edge", e))?;
+        let listener = runtime
+            .block_on(TcpListener::bind(config.listen))
+            .map_err(|e| Error::io(format!("address {}", config.listen), e))?;
+        Ok(Server { runtime, listener, refresh: Duration::from_millis(config.refresh_ms), app })
+    }
+
+    pub(super) fn address(&self) -> Result<SocketAddr> {
+        self.listener.local_addr().map_err(|e| Error::io("the listening socket", e))
+    }
+
+    /// Answers until SIGINT or SIGTERM, while new versions are taken in as they are published.
+    pub(super) fn run(self) -> Result<()> {
+        let stop = self.runtime.block_on(async { stop_signal() })?;
+        watch(Arc::downgrade(&self.app), self.refresh)?;
+        self.runtime.block_on(http::serve(self.listener, self.app, stop))?;
+        tracing::info!("stopped");
+        Ok(())
+    }
+}
+
+/// Looks at the store again and again, until the server has gone.
+fn watch(app: Weak<App>, every: Duration) -> Result<()> {
+    let look = move || {
+        while let Some(app) = app.upgrade() {
+            app.registry.refresh();
+            drop(app);
+            std::thread::sleep(every);
+        }
+    };
+    std::thread::Builder::new().name("store".into()).spawn(look).map(drop).map_err(|e| Error::io("a thread", e))
+}
+
+fn stop_signal() -> Result<impl Future<Output = ()> + Send + 'static> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let wrong = |e| Error::io("signal handlers", e);
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(wrong)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(wrong)?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        tracing::info!("stopping: what has begun is answered first");
+    })
+}

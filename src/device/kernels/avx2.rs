@@ -1,0 +1,196 @@
+//! AVX2. `vpmaddubsw` would saturate (255 × 127 × 2 does not fit 16 bits), so that even and odd bytes are widened by a mask
+//! and a shift and multiplied in 16 bits: dimensions 0 and 2 of each item, then 1 and 3.
+
+use std::arch::x86_64::*;
+
+use super::{BLOCK, Blocks, Int8Query, Lane, Staging, block_mask, portable};
+
+/// The sums of one block.
+///
+/// # Safety
+/// Needs AVX2; `codes` must hold `query.len() / 4` groups of 64 bytes.
+#[target_feature(enable = "avx2")]
+unsafe fn block_sums(codes: &[u8], query: &[i8]) -> [__m256i; 2] {
+    let low = _mm256_set1_epi16(0xff);
+    let mut sums = [_mm256_setzero_si256(); 2];
+    for (g, q) in query.chunks_exact(4).enumerate() {
+        let pair = |a: i8, b: i8| _mm256_set1_epi32(i32::from(a as i16 as u16) | (i32::from(b) << 16));
+        let (even, odd) = (pair(q[0], q[2]), pair(q[1], q[3]));
+        for (half, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: group `g` has 64 bytes in `codes`, two halves of 32.
+            let x = unsafe { _mm256_loadu_si256(codes.as_ptr().add(g * 64 + half * 32).cast()) };
+            let products = _mm256_add_epi32(
+                _mm256_madd_epi16(_mm256_and_si256(x, low), even),
+                _mm256_madd_epi16(_mm256_srli_epi16::<8>(x), odd),
+            );
+            *sum = _mm256_add_epi32(*sum, products);
+        }
+    }
+    sums
+}
+
+/// # Safety
+/// Needs AVX2; `block` is a block of `blocks`, whose lengths were checked.
+#[target_feature(enable = "avx2")]
+unsafe fn block_scores(blocks: &Blocks<'_>, block: usize, query: &Int8Query<'_>) -> [f32; BLOCK] {
+    let bytes = blocks.groups * 64;
+    let codes = &blocks.codes[block * bytes..(block + 1) * bytes];
+    // SAFETY: `codes` holds as many groups as the query, checked by the caller.
+    let sums = unsafe { block_sums(codes, query.codes) };
+    let mut scores = [0f32; BLOCK];
+    for (half, sum) in sums.into_iter().enumerate() {
+        let dot = _mm256_cvtepi32_ps(_mm256_sub_epi32(sum, _mm256_set1_epi32(query.correction)));
+        let at = half * 8;
+        let scales = &blocks.scales[block * BLOCK + at..block * BLOCK + at + 8];
+        // SAFETY: eight floats are read from a slice of eight and written to eight of sixteen.
+        unsafe {
+            let score =
+                _mm256_mul_ps(_mm256_mul_ps(dot, _mm256_loadu_ps(scales.as_ptr())), _mm256_set1_ps(query.scale));
+            _mm256_storeu_ps(scores.as_mut_ptr().add(at), score);
+        }
+    }
+    scores
+}
+
+/// # Safety
+/// Needs AVX2. Lengths are checked by the caller.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn scan(
+    blocks: &Blocks<'_>,
+    query: &Int8Query<'_>,
+    threshold: f32,
+    from: usize,
+    staging: &mut Staging<'_>,
+) -> usize {
+    let count = blocks.items.div_ceil(BLOCK);
+    for block in from..count {
+        if staging.len + BLOCK > staging.scores.len() {
+            return block;
+        }
+        let mask = block_mask(blocks, block);
+        if mask == 0 {
+            continue;
+        }
+        // SAFETY: `block < count`, and the caller checked the lengths.
+        let scores = unsafe { block_scores(blocks, block, query) };
+        for (i, &score) in scores.iter().enumerate() {
+            if mask >> i & 1 == 1 && score >= threshold {
+                staging.scores[staging.len] = score;
+                staging.slots[staging.len] = blocks.first_slot + (block * BLOCK + i) as u32;
+                staging.len += 1;
+            }
+        }
+    }
+    count
+}
+
+/// # Safety
+/// Needs AVX2. Lengths are checked by the caller.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
+    for lane in lanes {
+        // SAFETY: the caller checked the lengths of every lane.
+        unsafe { scan(blocks, &lane.query, lane.threshold, 0, &mut lane.staging) };
+    }
+}
+
+/// # Safety
+/// Needs AVX2. Lengths are checked by the caller.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn nearest4(blocks: &Blocks<'_>, penalties: &[f32], queries: &[Int8Query<'_>; 4]) -> [u32; 4] {
+    let mut best = [(f32::NEG_INFINITY, 0); 4];
+    for block in 0..blocks.items.div_ceil(BLOCK) {
+        for (query, best) in queries.iter().zip(&mut best) {
+            // SAFETY: the block is one of `blocks`, and the caller checked the lengths.
+            let scores = unsafe { block_scores(blocks, block, query) };
+            for (item, score) in (block * BLOCK..blocks.items).zip(scores) {
+                if score - penalties[item] > best.0 {
+                    *best = (score - penalties[item], item as u32);
+                }
+            }
+        }
+    }
+    best.map(|(_, item)| item)
+}
+
+/// # Safety
+/// Needs nothing beyond the portable kernel.
+pub(super) unsafe fn kth(values: &mut [f32], k: usize) -> f32 {
+    portable::kth(values, k)
+}
+
+/// # Safety
+/// Needs nothing beyond the portable kernel.
+pub(super) unsafe fn retain(scores: &mut [f32], slots: &mut [u32], threshold: f32) -> usize {
+    portable::retain(scores, slots, threshold)
+}
+
+/// # Safety
+/// Needs nothing beyond the portable kernel; compiled with AVX2 so that the compiler may use it.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn keep(
+    scores: &[f32],
+    first_slot: u32,
+    threshold: f32,
+    from: usize,
+    staging: &mut Staging<'_>,
+) -> usize {
+    portable::keep(scores, first_slot, threshold, from, staging)
+}
+
+/// Rows that are asked for ahead of the one in work.
+const ROWS_AHEAD: usize = 32;
+
+macro_rules! dot {
+    ($name:ident, $many:ident, $element:ty, $load:expr, $scalar:expr) => {
+        /// # Safety
+        /// Needs AVX2, FMA and F16C. The lengths are equal: checked by the caller.
+        #[target_feature(enable = "avx2,fma,f16c")]
+        pub(super) unsafe fn $name(a: &[f32], b: &[$element]) -> f32 {
+            let len = a.len();
+            let mut sums = [_mm256_setzero_ps(); 4];
+            let mut i = 0;
+            // SAFETY: `i + 32 <= len`, so that every load stays inside both slices.
+            unsafe {
+                while i + 32 <= len {
+                    for (n, sum) in sums.iter_mut().enumerate() {
+                        let at = i + n * 8;
+                        *sum = _mm256_fmadd_ps(_mm256_loadu_ps(a.as_ptr().add(at)), $load(b.as_ptr().add(at)), *sum);
+                    }
+                    i += 32;
+                }
+            }
+            let sum = _mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3]));
+            let mut lanes = [0f32; 8];
+            // SAFETY: eight floats are written to an array of eight.
+            unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
+            lanes.iter().sum::<f32>() + (i..len).map(|i| a[i] * $scalar(b[i])).sum::<f32>()
+        }
+
+        /// # Safety
+        /// Needs AVX2, FMA and F16C.
+        #[target_feature(enable = "avx2,fma,f16c")]
+        pub(super) unsafe fn $many(a: &[f32], rows: &[$element], slots: &[u32], out: &mut [f32]) {
+            let row = |slot: u32| &rows[slot as usize * a.len()..(slot as usize + 1) * a.len()];
+            for (n, (&slot, out)) in slots.iter().zip(out).enumerate() {
+                if let Some(&next) = slots.get(n + ROWS_AHEAD) {
+                    super::ask_for(row(next));
+                }
+                // SAFETY: `row` is as long as `a`, and the features are those of this function.
+                *out = unsafe { $name(a, row(slot)) };
+            }
+        }
+    };
+}
+
+dot!(dot_f32, dots_f32, f32, |p: *const f32| _mm256_loadu_ps(p), |x: f32| x);
+dot!(
+    dot_bf16,
+    dots_bf16,
+    half::bf16,
+    |p: *const half::bf16| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(
+        p.cast()
+    )))),
+    half::bf16::to_f32
+);
+dot!(dot_f16, dots_f16, half::f16, |p: *const half::f16| _mm256_cvtph_ps(_mm_loadu_si128(p.cast())), half::f16::to_f32);

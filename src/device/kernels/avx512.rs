@@ -1,0 +1,421 @@
+//! AVX-512 with VNNI: one `vpdpbusd` multiplies and adds 16 items × 4 dimensions.
+
+use std::arch::x86_64::*;
+
+use super::{BLOCK, Blocks, Int8Query, Lane, Staging, block_mask};
+
+/// Bytes of blocks that are asked for ahead of the one in work, among those that hold survivors.
+const BYTES_AHEAD: usize = 12 << 10;
+
+/// The same in blocks.
+fn blocks_ahead(bytes: usize) -> usize {
+    (BYTES_AHEAD / bytes).clamp(2, 16)
+}
+
+/// The scores of one block. Four chains of sums hide the latency of the multiply-add; lines of a block to come are asked
+/// for as lines of this one are used, at the pace at which memory can bring them.
+///
+/// # Safety
+/// Needs AVX-512 F, BW and VNNI; `codes` must point to `groups * 64` bytes, `query` to `groups * 4`, `scales` to 16 floats.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn block_scores(
+    codes: *const u8,
+    ahead: *const u8,
+    query: &Int8Query<'_>,
+    groups: usize,
+    scales: *const f32,
+) -> __m512 {
+    // SAFETY: all addresses stay inside the ranges that the caller vouches for; a prefetch may name any address.
+    unsafe {
+        let mut sums = [_mm512_setzero_si512(); 4];
+        let line = |g: usize| {
+            _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(g * 64).cast());
+            _mm512_loadu_si512(codes.add(g * 64).cast())
+        };
+        let four = |g: usize| _mm512_set1_epi32(query.codes.as_ptr().add(g * 4).cast::<i32>().read_unaligned());
+        let mut g = 0;
+        while g + 4 <= groups {
+            for (n, sum) in sums.iter_mut().enumerate() {
+                *sum = _mm512_dpbusd_epi32(*sum, line(g + n), four(g + n));
+            }
+            g += 4;
+        }
+        while g < groups {
+            sums[0] = _mm512_dpbusd_epi32(sums[0], line(g), four(g));
+            g += 1;
+        }
+        let sum = _mm512_add_epi32(_mm512_add_epi32(sums[0], sums[1]), _mm512_add_epi32(sums[2], sums[3]));
+        scaled(sum, query, _mm512_loadu_ps(scales))
+    }
+}
+
+/// Sums of products to scores.
+#[target_feature(enable = "avx512f")]
+fn scaled(sums: __m512i, query: &Int8Query<'_>, scales: __m512) -> __m512 {
+    let dot = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_set1_epi32(query.correction)));
+    _mm512_mul_ps(_mm512_mul_ps(dot, scales), _mm512_set1_ps(query.scale))
+}
+
+/// The sums of one block for `N` queries; two chains each.
+///
+/// # Safety
+/// As [`block_scores`], for each of the queries.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn block_sums<const N: usize>(
+    codes: *const u8,
+    ahead: *const u8,
+    queries: [*const i8; N],
+    groups: usize,
+) -> [__m512i; N] {
+    let mut sums = [[_mm512_setzero_si512(); N]; 2];
+    // SAFETY: all addresses stay inside the ranges that the caller vouches for; a prefetch may name any address.
+    unsafe {
+        let add = |g: usize, sums: &mut [__m512i; N]| {
+            _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(g * 64).cast());
+            let line = _mm512_loadu_si512(codes.add(g * 64).cast());
+            for n in 0..N {
+                let four = _mm512_set1_epi32(queries[n].add(g * 4).cast::<i32>().read_unaligned());
+                sums[n] = _mm512_dpbusd_epi32(sums[n], line, four);
+            }
+        };
+        let mut g = 0;
+        while g + 2 <= groups {
+            add(g, &mut sums[0]);
+            add(g + 1, &mut sums[1]);
+            g += 2;
+        }
+        if g < groups {
+            add(g, &mut sums[0]);
+        }
+    }
+    std::array::from_fn(|n| _mm512_add_epi32(sums[0][n], sums[1][n]))
+}
+
+/// Writes the lanes of `mask` that reach the threshold. Compressing into a register and storing it whole is many times
+/// faster than a compressing store on Zen 4.
+///
+/// # Safety
+/// Needs AVX-512 F; the staging must have room for 16 entries.
+#[target_feature(enable = "avx512f")]
+unsafe fn stage(scores: __m512, mask: u16, first_slot: u32, threshold: __m512, staging: &mut Staging<'_>) {
+    let kept = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(mask, scores, threshold);
+    if kept == 0 {
+        return;
+    }
+    let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    let slots = _mm512_add_epi32(_mm512_set1_epi32(first_slot as i32), lanes);
+    // SAFETY: the caller left room for 16 entries behind `len`.
+    unsafe {
+        _mm512_storeu_ps(staging.scores.as_mut_ptr().add(staging.len), _mm512_maskz_compress_ps(kept, scores));
+        _mm512_storeu_si512(
+            staging.slots.as_mut_ptr().add(staging.len).cast(),
+            _mm512_maskz_compress_epi32(kept, slots),
+        );
+    }
+    staging.len += kept.count_ones() as usize;
+}
+
+/// The next block from `from` on that holds survivors, or the number of blocks.
+fn next_block(blocks: &Blocks<'_>, from: usize, count: usize) -> usize {
+    match blocks.words {
+        None => from.min(count),
+        Some(_) => (from..count).find(|&b| block_mask(blocks, b) != 0).unwrap_or(count),
+    }
+}
+
+/// # Safety
+/// Needs AVX-512 F, BW and VNNI. Lengths are checked by the caller.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub(super) unsafe fn scan(
+    blocks: &Blocks<'_>,
+    query: &Int8Query<'_>,
+    threshold: f32,
+    from: usize,
+    staging: &mut Staging<'_>,
+) -> usize {
+    let count = blocks.items.div_ceil(BLOCK);
+    let bound = _mm512_set1_ps(threshold);
+    let bytes = blocks.groups * 64;
+    let mut block = next_block(blocks, from, count);
+    let beyond = if blocks.next.is_empty() { blocks.codes } else { blocks.next }.as_ptr();
+    // Past the last block come those of the list that is next.
+    let after = |ahead: usize| if ahead < count { next_block(blocks, ahead + 1, count) } else { ahead + 1 };
+    let mut ahead = (0..blocks_ahead(bytes)).fold(block, |ahead, _| after(ahead));
+    while block < count {
+        if staging.len + BLOCK > staging.scores.len() {
+            return block;
+        }
+        // SAFETY: `block < count`, and the caller checked that codes and scales hold `count` blocks; room was checked above.
+        unsafe {
+            let codes = blocks.codes.as_ptr().add(block * bytes);
+            let scales = blocks.scales.as_ptr().add(block * BLOCK);
+            let to_come = match ahead.checked_sub(count) {
+                None => blocks.codes.as_ptr().wrapping_add(ahead * bytes),
+                Some(past) => beyond.wrapping_add(past * bytes),
+            };
+            let scores = block_scores(codes, to_come, query, blocks.groups, scales);
+            stage(scores, block_mask(blocks, block), blocks.first_slot + (block * BLOCK) as u32, bound, staging);
+        }
+        block = next_block(blocks, block + 1, count);
+        ahead = after(ahead);
+    }
+    count
+}
+
+/// # Safety
+/// Needs AVX-512 F, BW and VNNI. Lengths are checked by the caller.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn scan_lanes<const N: usize>(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>; N]) {
+    let count = blocks.items.div_ceil(BLOCK);
+    let bytes = blocks.groups * 64;
+    let queries = lanes.each_ref().map(|lane| lane.query.codes.as_ptr());
+    let (beyond, distance) =
+        (if blocks.next.is_empty() { blocks.codes } else { blocks.next }.as_ptr(), blocks_ahead(bytes));
+    let mut block = next_block(blocks, 0, count);
+    while block < count {
+        // SAFETY: `block < count`; codes and scales hold `count` blocks, queries `groups * 4` codes and each staging has room
+        // for all blocks: the caller checked all of them.
+        unsafe {
+            let codes = blocks.codes.as_ptr().add(block * bytes);
+            let to_come = match (block + distance).checked_sub(count) {
+                None => codes.wrapping_add(distance * bytes),
+                Some(past) => beyond.wrapping_add(past * bytes),
+            };
+            let sums = block_sums(codes, to_come, queries, blocks.groups);
+            let scales = _mm512_loadu_ps(blocks.scales.as_ptr().add(block * BLOCK));
+            let (mask, first) = (block_mask(blocks, block), blocks.first_slot + (block * BLOCK) as u32);
+            for (sums, lane) in sums.into_iter().zip(&mut *lanes) {
+                let scores = scaled(sums, &lane.query, scales);
+                stage(scores, mask, first, _mm512_set1_ps(lane.threshold), &mut lane.staging);
+            }
+        }
+        block = next_block(blocks, block + 1, count);
+    }
+}
+
+/// # Safety
+/// Needs AVX-512 F, BW and VNNI. Lengths are checked by the caller.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
+    let (fours, rest) = lanes.as_chunks_mut::<4>();
+    // SAFETY: the caller checked the lengths of every lane.
+    unsafe {
+        fours.iter_mut().for_each(|four| scan_lanes(blocks, four));
+        let (twos, one) = rest.as_chunks_mut::<2>();
+        twos.iter_mut().for_each(|two| scan_lanes(blocks, two));
+        one.iter_mut().for_each(|lane| {
+            scan(blocks, &lane.query, lane.threshold, 0, &mut lane.staging);
+        });
+    }
+}
+
+/// # Safety
+/// Needs AVX-512 F, BW and VNNI. Lengths are checked by the caller.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub(super) unsafe fn nearest4(blocks: &Blocks<'_>, penalties: &[f32], queries: &[Int8Query<'_>; 4]) -> [u32; 4] {
+    let count = blocks.items.div_ceil(BLOCK);
+    let bytes = blocks.groups * 64;
+    let pointers = queries.each_ref().map(|q| q.codes.as_ptr());
+    let mut best = [_mm512_set1_ps(f32::NEG_INFINITY); 4];
+    let mut at = [_mm512_setzero_si512(); 4];
+    for block in 0..count {
+        // SAFETY: `block < count`; codes, scales and penalties hold `count` blocks: the caller checked all of them.
+        unsafe {
+            let codes = blocks.codes.as_ptr().add(block * bytes);
+            let sums = block_sums(codes, codes.wrapping_add(blocks_ahead(bytes) * bytes), pointers, blocks.groups);
+            let scales = _mm512_loadu_ps(blocks.scales.as_ptr().add(block * BLOCK));
+            let penalty = _mm512_loadu_ps(penalties.as_ptr().add(block * BLOCK));
+            let real = if block + 1 < count { u16::MAX } else { block_mask(&Blocks { words: None, ..*blocks }, block) };
+            for n in 0..4 {
+                let score = _mm512_sub_ps(scaled(sums[n], &queries[n], scales), penalty);
+                let better = _mm512_mask_cmp_ps_mask::<_CMP_GT_OQ>(real, score, best[n]);
+                best[n] = _mm512_mask_mov_ps(best[n], better, score);
+                at[n] = _mm512_mask_mov_epi32(at[n], better, _mm512_set1_epi32(block as i32));
+            }
+        }
+    }
+    std::array::from_fn(|n| {
+        let (mut scores, mut blocks) = ([0f32; BLOCK], [0u32; BLOCK]);
+        // SAFETY: 16 numbers are written to arrays of 16.
+        unsafe {
+            _mm512_storeu_ps(scores.as_mut_ptr(), best[n]);
+            _mm512_storeu_si512(blocks.as_mut_ptr().cast(), at[n]);
+        }
+        let item = |lane: usize| blocks[lane] * BLOCK as u32 + lane as u32;
+        let better = |a: usize, b: usize| scores[a] > scores[b] || (scores[a] == scores[b] && item(a) < item(b));
+        item((1..BLOCK).fold(0, |kept, lane| if better(lane, kept) { lane } else { kept }))
+    })
+}
+
+/// Values left at which a sort ends the search for the k-th.
+const SORTED: usize = 48;
+
+/// Quickselect by compression: a pivot from a sample of 16, a count of the larger values, then the side that holds the k-th
+/// is packed to the front, 16 values a step.
+///
+/// # Safety
+/// Needs AVX-512 F. `1 <= k <= values.len()`, checked by the caller.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn kth(values: &mut [f32], mut k: usize) -> f32 {
+    let mut len = values.len();
+    while len > SORTED {
+        let mut sample: [f32; 16] = std::array::from_fn(|n| values[(2 * n + 1) * len / 32]);
+        sample.sort_unstable_by(|a, b| b.total_cmp(a));
+        let pivot = sample[(k * 16 / (len + 1)).min(15)];
+        let bound = _mm512_set1_ps(pivot);
+        let (mut larger, mut smaller) = (0, 0);
+        // SAFETY: `n < len` in all loads and `packed <= n` in all stores of 16 lanes that were loaded before; masks keep the
+        // last load and every store within `len`.
+        unsafe {
+            for n in (0..len).step_by(16) {
+                let lanes = tail(len - n);
+                let x = _mm512_maskz_loadu_ps(lanes, values.as_ptr().add(n));
+                larger += _mm512_mask_cmp_ps_mask::<_CMP_GT_OQ>(lanes, x, bound).count_ones() as usize;
+                smaller += _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(lanes, x, bound).count_ones() as usize;
+            }
+            if k > larger && k <= len - smaller {
+                return pivot;
+            }
+            let keep_larger = k <= larger;
+            let mut packed = 0;
+            for n in (0..len).step_by(16) {
+                let lanes = tail(len - n);
+                let x = _mm512_maskz_loadu_ps(lanes, values.as_ptr().add(n));
+                let kept = if keep_larger {
+                    _mm512_mask_cmp_ps_mask::<_CMP_GT_OQ>(lanes, x, bound)
+                } else {
+                    _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(lanes, x, bound)
+                };
+                let count = kept.count_ones() as usize;
+                _mm512_mask_storeu_ps(values.as_mut_ptr().add(packed), tail(count), _mm512_maskz_compress_ps(kept, x));
+                packed += count;
+            }
+            if !keep_larger {
+                k -= len - smaller;
+            }
+            len = packed;
+        }
+    }
+    values[..len].sort_unstable_by(|a, b| b.total_cmp(a));
+    values[k - 1]
+}
+
+/// The first `count` lanes, all from 16 on.
+fn tail(count: usize) -> u16 {
+    if count >= 16 { u16::MAX } else { (1 << count) - 1 }
+}
+
+/// # Safety
+/// Needs AVX-512 F. Lengths are checked by the caller.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn retain(scores: &mut [f32], slots: &mut [u32], threshold: f32) -> usize {
+    let bound = _mm512_set1_ps(threshold);
+    let (len, mut packed) = (scores.len(), 0);
+    for n in (0..len).step_by(16) {
+        let lanes = tail(len - n);
+        // SAFETY: masks keep loads within `len`; stores write at most as many lanes as were loaded, at `packed <= n`.
+        unsafe {
+            let x = _mm512_maskz_loadu_ps(lanes, scores.as_ptr().add(n));
+            let s = _mm512_maskz_loadu_epi32(lanes, slots.as_ptr().add(n).cast());
+            let kept = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(lanes, x, bound);
+            let count = kept.count_ones() as usize;
+            _mm512_mask_storeu_ps(scores.as_mut_ptr().add(packed), tail(count), _mm512_maskz_compress_ps(kept, x));
+            _mm512_mask_storeu_epi32(
+                slots.as_mut_ptr().add(packed).cast(),
+                tail(count),
+                _mm512_maskz_compress_epi32(kept, s),
+            );
+            packed += count;
+        }
+    }
+    packed
+}
+
+/// # Safety
+/// Needs AVX-512 F. Lengths are checked by the caller.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn keep(
+    scores: &[f32],
+    first_slot: u32,
+    threshold: f32,
+    from: usize,
+    staging: &mut Staging<'_>,
+) -> usize {
+    let count = scores.len() / BLOCK;
+    let bound = _mm512_set1_ps(threshold);
+    for block in from..count {
+        if staging.len + BLOCK > staging.scores.len() {
+            return block;
+        }
+        // SAFETY: `block < count`, so that 16 scores can be read; room was checked above.
+        unsafe {
+            let scores = _mm512_loadu_ps(scores.as_ptr().add(block * BLOCK));
+            stage(scores, u16::MAX, first_slot + (block * BLOCK) as u32, bound, staging);
+        }
+    }
+    count
+}
+
+/// Rows that are asked for ahead of the one in work.
+const ROWS_AHEAD: usize = 32;
+
+macro_rules! dot {
+    ($name:ident, $many:ident, $element:ty, $load:expr, $scalar:expr) => {
+        /// # Safety
+        /// Needs AVX-512 F and BW. The lengths are equal: checked by the caller.
+        #[target_feature(enable = "avx512f,avx512bw,f16c")]
+        pub(super) unsafe fn $name(a: &[f32], b: &[$element]) -> f32 {
+            let len = a.len();
+            let mut sums = [_mm512_setzero_ps(); 4];
+            let mut i = 0;
+            // SAFETY: `i + 64 <= len`, then `i + 16 <= len`: every load stays inside both slices.
+            unsafe {
+                while i + 64 <= len {
+                    for (n, sum) in sums.iter_mut().enumerate() {
+                        let at = i + n * 16;
+                        *sum = _mm512_fmadd_ps(_mm512_loadu_ps(a.as_ptr().add(at)), $load(b.as_ptr().add(at)), *sum);
+                    }
+                    i += 64;
+                }
+                while i + 16 <= len {
+                    sums[0] = _mm512_fmadd_ps(_mm512_loadu_ps(a.as_ptr().add(i)), $load(b.as_ptr().add(i)), sums[0]);
+                    i += 16;
+                }
+            }
+            let sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
+            _mm512_reduce_add_ps(sum) + (i..len).map(|i| a[i] * $scalar(b[i])).sum::<f32>()
+        }
+
+        /// # Safety
+        /// Needs AVX-512 F and BW.
+        #[target_feature(enable = "avx512f,avx512bw,f16c")]
+        pub(super) unsafe fn $many(a: &[f32], rows: &[$element], slots: &[u32], out: &mut [f32]) {
+            let row = |slot: u32| &rows[slot as usize * a.len()..(slot as usize + 1) * a.len()];
+            for (n, (&slot, out)) in slots.iter().zip(out).enumerate() {
+                if let Some(&next) = slots.get(n + ROWS_AHEAD) {
+                    super::ask_for(row(next));
+                }
+                // SAFETY: `row` is as long as `a`, and the features are those of this function.
+                *out = unsafe { $name(a, row(slot)) };
+            }
+        }
+    };
+}
+
+dot!(dot_f32, dots_f32, f32, |p: *const f32| _mm512_loadu_ps(p), |x: f32| x);
+dot!(
+    dot_bf16,
+    dots_bf16,
+    half::bf16,
+    |p: *const half::bf16| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(
+        p.cast()
+    )))),
+    half::bf16::to_f32
+);
+dot!(
+    dot_f16,
+    dots_f16,
+    half::f16,
+    |p: *const half::f16| _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())),
+    half::f16::to_f32
+);

@@ -1,0 +1,356 @@
+//! The hot loops, one file an instruction set, chosen once.
+//!
+//! | name | needs |
+//! |---|---|
+//! | `avx512` | AVX-512 F, BW, VNNI |
+//! | `avx2` | AVX2, FMA, F16C |
+//! | `portable` | nothing; on aarch64 the compiler makes NEON of it |
+//!
+//! `STERLING_KERNEL` forces one by name. All of them give equal integers, and floats that differ by rounding alone.
+//!
+//! **Blocked int8 rows.** A block holds 16 items; 64 bytes of it hold 4 dimensions of each, item after item, so that one
+//! load feeds 16 accumulators and no horizontal sums are needed. `G = ceil(D / 4)` such groups make a block. Items are
+//! stored with 128 added (unsigned), queries are signed: `Σ (x + 128) q = Σ x q + 128 Σ q`, one constant a query.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+use std::sync::OnceLock;
+
+use crate::error::{Error, Result};
+
+/// Items of a block.
+pub const BLOCK: usize = 16;
+/// The variable that forces a kernel.
+pub const KERNEL_VARIABLE: &str = "STERLING_KERNEL";
+
+/// Blocked int8 rows of one list, with what scoring them needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Blocks<'a> {
+    /// `[blocks, G, 16, 4]` bytes.
+    pub codes: &'a [u8],
+    /// One a slot, `[blocks * 16]`.
+    pub scales: &'a [f32],
+    /// Groups of 4 dimensions, G.
+    pub groups: usize,
+    /// Items; the last block may hold fewer than 16.
+    pub items: usize,
+    /// Bit `i` is set where item `i` is to be scored, 64 items a word; none means all.
+    pub words: Option<&'a [u64]>,
+    /// The slot of item 0.
+    pub first_slot: u32,
+    /// Codes that are read after these, asked for ahead; or none.
+    pub next: &'a [u8],
+}
+
+impl<'a> Blocks<'a> {
+    /// The same blocks in runs of at most `blocks`, a multiple of 4.
+    pub fn parts(self, blocks: usize) -> impl Iterator<Item = Blocks<'a>> {
+        let bytes = self.groups * 64;
+        (0..self.items).step_by(blocks * BLOCK).map(move |first| Blocks {
+            codes: &self.codes[first / BLOCK * bytes..],
+            scales: &self.scales[first..],
+            items: (self.items - first).min(blocks * BLOCK),
+            words: self.words.map(|words| &words[first / 64..]),
+            first_slot: self.first_slot + first as u32,
+            next: self.codes.get((first / BLOCK + blocks) * bytes..).filter(|c| !c.is_empty()).unwrap_or(self.next),
+            ..self
+        })
+    }
+}
+
+/// A query in int8.
+#[derive(Clone, Copy, Debug)]
+pub struct Int8Query<'a> {
+    /// `[4 G]`, zeros beyond D.
+    pub codes: &'a [i8],
+    /// 128 times the sum of the codes.
+    pub correction: i32,
+    /// What a code is worth.
+    pub scale: f32,
+}
+
+/// Scored items on their way into a selection. `len` of them are filled; a kernel writes whole vectors, so that
+/// both slices hold [`BLOCK`] entries more than are used.
+#[derive(Debug)]
+pub struct Staging<'a> {
+    /// Scores.
+    pub scores: &'a mut [f32],
+    /// Their slots.
+    pub slots: &'a mut [u32],
+    /// How many are filled.
+    pub len: usize,
+}
+
+/// One query of several that scan together.
+#[derive(Debug)]
+pub struct Lane<'a> {
+    /// The query.
+    pub query: Int8Query<'a>,
+    /// The score that an item must reach.
+    pub threshold: f32,
+    /// Where its items go.
+    pub staging: Staging<'a>,
+}
+
+/// The instruction set in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Isa {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+/// A set of kernels that this machine can run. Only [`Kernels::detect`] and [`Kernels::named`] make one, which is what
+/// makes its calls sound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernels {
+    isa: Isa,
+}
+
+macro_rules! dispatch {
+    ($self:ident, $function:ident ( $($argument:expr),* )) => {
+        match $self.isa {
+            Isa::Portable => portable::$function($($argument),*),
+            // SAFETY: `Kernels` is made only after the features that these functions need were found.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { avx2::$function($($argument),*) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { avx512::$function($($argument),*) },
+        }
+    };
+}
+
+impl Kernels {
+    /// The best kernels of this machine, or those that `STERLING_KERNEL` names.
+    ///
+    /// # Errors
+    /// `Unsupported` where the variable names kernels that do not exist or that this machine cannot run.
+    pub fn detect() -> Result<Kernels> {
+        static FOUND: OnceLock<std::result::Result<Kernels, String>> = OnceLock::new();
+        let found = FOUND.get_or_init(|| match std::env::var(KERNEL_VARIABLE) {
+            Ok(name) => Kernels::named(&name).map_err(|e| format!("{KERNEL_VARIABLE}: {e}")),
+            Err(_) => Ok(Kernels::all().pop().unwrap_or(Kernels { isa: Isa::Portable })),
+        });
+        found.clone().map_err(Error::unsupported)
+    }
+
+    /// The kernels of [`Kernels::detect`]; where the variable names none that runs, which a start refuses, the portable ones.
+    pub fn best() -> Kernels {
+        Kernels::detect().unwrap_or(Kernels { isa: Isa::Portable })
+    }
+
+    /// The kernels of a name.
+    ///
+    /// # Errors
+    /// `Unsupported` for a name that does not exist or that this machine cannot run.
+    pub fn named(name: &str) -> Result<Kernels> {
+        let all = Kernels::all();
+        all.iter().find(|k| k.name() == name).copied().ok_or_else(|| {
+            let known: Vec<&str> = all.iter().map(|k| k.name()).collect();
+            Error::unsupported(format!("kernel `{name}` does not run here, expected one of: {}", known.join(", ")))
+        })
+    }
+
+    /// All kernels that this machine can run, the best one last.
+    pub fn all() -> Vec<Kernels> {
+        let mut all = vec![Kernels { isa: Isa::Portable }];
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 =
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+            if avx2 {
+                all.push(Kernels { isa: Isa::Avx2 });
+            }
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vnni");
+            if avx2 && avx512 {
+                all.push(Kernels { isa: Isa::Avx512 });
+            }
+        }
+        all
+    }
+
+    /// The name, as `STERLING_KERNEL` takes it.
+    pub fn name(self) -> &'static str {
+        match self.isa {
+            Isa::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => "avx512",
+        }
+    }
+
+    /// Scores the items of `blocks` from block `from` on and stages those that reach `threshold`, until all blocks are
+    /// done or the staging has no room for a whole block. Returns the next block to scan.
+    ///
+    /// A score is `(Σ x q) * item scale * query scale` in f32; scores that are not at least `threshold` (also NaN) are left out.
+    ///
+    /// # Panics
+    /// Where slices are shorter than their documented lengths.
+    pub fn scan(
+        self,
+        blocks: &Blocks<'_>,
+        query: &Int8Query<'_>,
+        threshold: f32,
+        from: usize,
+        staging: &mut Staging<'_>,
+    ) -> usize {
+        check(blocks, query);
+        assert!(staging.scores.len() == staging.slots.len() && staging.len + BLOCK <= staging.scores.len());
+        dispatch!(self, scan(blocks, query, threshold, from, staging))
+    }
+
+    /// As [`Kernels::scan`] for several queries at once, so that each loaded line is used by up to four of them. The words
+    /// of `blocks` hold for all.
+    ///
+    /// # Panics
+    /// As [`Kernels::scan`], and where a staging has no room for all blocks.
+    pub fn scan_many(self, blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
+        let most = blocks.items.next_multiple_of(BLOCK);
+        for Lane { query, staging, .. } in lanes.iter() {
+            check(blocks, query);
+            assert!(staging.scores.len() == staging.slots.len() && staging.len + most <= staging.scores.len());
+        }
+        dispatch!(self, scan_many(blocks, lanes));
+    }
+
+    /// The item with the largest score less `penalties` `[blocks * 16]` for each of four queries; the first of equal ones.
+    ///
+    /// # Panics
+    /// As [`Kernels::scan`], and without items.
+    pub fn nearest4(self, blocks: &Blocks<'_>, penalties: &[f32], queries: &[Int8Query<'_>; 4]) -> [u32; 4] {
+        queries.iter().for_each(|q| check(blocks, q));
+        assert!(blocks.items > 0 && penalties.len() >= blocks.items.next_multiple_of(BLOCK));
+        dispatch!(self, nearest4(blocks, penalties, queries))
+    }
+
+    /// The `k`-th largest of `values`, which are left in another order; none of them is NaN.
+    ///
+    /// # Panics
+    /// Where there are fewer than `k` or `k` is 0.
+    pub fn kth(self, values: &mut [f32], k: usize) -> f32 {
+        assert!((1..=values.len()).contains(&k));
+        dispatch!(self, kth(values, k))
+    }
+
+    /// Moves the scores at least `threshold` and their slots to the front, in their order, and returns how many they are.
+    ///
+    /// # Panics
+    /// Where the lengths differ.
+    pub fn retain(self, scores: &mut [f32], slots: &mut [u32], threshold: f32) -> usize {
+        assert_eq!(scores.len(), slots.len());
+        dispatch!(self, retain(scores, slots, threshold))
+    }
+
+    /// Stages the scores of `slots` `[n]` at least `threshold`, as [`Kernels::scan`] does for the scores that it makes.
+    /// The first score is slot `first_slot`'s.
+    ///
+    /// # Panics
+    /// As [`Kernels::scan`].
+    pub fn keep(
+        self,
+        scores: &[f32],
+        first_slot: u32,
+        threshold: f32,
+        from: usize,
+        staging: &mut Staging<'_>,
+    ) -> usize {
+        assert!(staging.scores.len() == staging.slots.len() && staging.len + BLOCK <= staging.scores.len());
+        assert!(scores.len().is_multiple_of(BLOCK));
+        dispatch!(self, keep(scores, first_slot, threshold, from, staging))
+    }
+
+    /// The inner product of two f32 vectors of equal length.
+    ///
+    /// # Panics
+    /// Where the lengths differ.
+    pub fn dot_f32(self, a: &[f32], b: &[f32]) -> f32 {
+        assert_eq!(a.len(), b.len());
+        dispatch!(self, dot_f32(a, b))
+    }
+
+    /// The inner product of an f32 vector and a row of bfloat16.
+    ///
+    /// # Panics
+    /// Where the lengths differ.
+    pub fn dot_bf16(self, a: &[f32], b: &[half::bf16]) -> f32 {
+        assert_eq!(a.len(), b.len());
+        dispatch!(self, dot_bf16(a, b))
+    }
+
+    /// The inner product of an f32 vector and a row of half precision.
+    ///
+    /// # Panics
+    /// Where the lengths differ.
+    pub fn dot_f16(self, a: &[f32], b: &[half::f16]) -> f32 {
+        assert_eq!(a.len(), b.len());
+        dispatch!(self, dot_f16(a, b))
+    }
+
+    /// The inner products of an f32 vector `[D]` and the rows of `slots` in a matrix of f32 `[S, D]`; rows to come are
+    /// asked for ahead.
+    ///
+    /// # Panics
+    /// Where `out` is not as long as `slots`, and where a slot has no row.
+    pub fn dots_f32(self, a: &[f32], rows: &[f32], slots: &[u32], out: &mut [f32]) {
+        assert_eq!(slots.len(), out.len());
+        dispatch!(self, dots_f32(a, rows, slots, out))
+    }
+
+    /// The inner products of an f32 vector `[D]` and the rows of `slots` in a matrix of bfloat16 `[S, D]`; rows to come are
+    /// asked for ahead.
+    ///
+    /// # Panics
+    /// Where `out` is not as long as `slots`, and where a slot has no row.
+    pub fn dots_bf16(self, a: &[f32], rows: &[half::bf16], slots: &[u32], out: &mut [f32]) {
+        assert_eq!(slots.len(), out.len());
+        dispatch!(self, dots_bf16(a, rows, slots, out))
+    }
+
+    /// The inner products of an f32 vector `[D]` and the rows of `slots` in a matrix of half precision `[S, D]`; rows to come are
+    /// asked for ahead.
+    ///
+    /// # Panics
+    /// Where `out` is not as long as `slots`, and where a slot has no row.
+    pub fn dots_f16(self, a: &[f32], rows: &[half::f16], slots: &[u32], out: &mut [f32]) {
+        assert_eq!(slots.len(), out.len());
+        dispatch!(self, dots_f16(a, rows, slots, out))
+    }
+}
+
+fn check(blocks: &Blocks<'_>, query: &Int8Query<'_>) {
+    let count = blocks.items.div_ceil(BLOCK);
+    assert_eq!(query.codes.len(), blocks.groups * 4);
+    assert!(blocks.codes.len() >= count * blocks.groups * 64 && blocks.scales.len() >= count * BLOCK);
+    assert!(blocks.words.is_none_or(|w| w.len() >= blocks.items.div_ceil(64)));
+}
+
+/// The items of a block that are to be scored, one bit each.
+fn block_mask(blocks: &Blocks<'_>, block: usize) -> u16 {
+    let mask = blocks.words.map_or(u16::MAX, |words| (words[block / 4] >> (block % 4 * 16)) as u16);
+    let left = blocks.items - block * BLOCK;
+    if left >= BLOCK { mask } else { mask & ((1 << left) - 1) }
+}
+
+/// Asks the memory for the lines of `row`; a hint without effect on what is computed. The second-level cache takes them:
+/// it can wait for more lines at a time than the first.
+#[cfg(target_arch = "x86_64")]
+fn ask_for<T>(row: &[T]) {
+    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+    for at in (0..size_of_val(row)).step_by(64) {
+        // SAFETY: `at` lies inside `row`, and a prefetch changes nothing; SSE is part of x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(row.as_ptr().cast::<i8>().add(at)) };
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+//! The one error of the crate: a small kind for programs, a message for people, a source for logs.
+//!
+//! Modules of features convert into it; it imports none of them. The edge maps [`Kind`] to an HTTP status and the
+//! command line maps it to an exit code, each in one table.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+/// What sort of thing went wrong; the part of an error that a program may act on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The caller's input is wrong and will stay wrong.
+    Invalid,
+    /// The named thing does not exist.
+    NotFound,
+    /// The request contradicts the present state, such as publishing a version that exists.
+    Conflict,
+    /// Stored bytes do not say what they must: a checksum, a shape or a format is wrong.
+    Corrupt,
+    /// Well-formed, and outside what this build or model can do.
+    Unsupported,
+    /// More than a stated bound allows, such as a full queue; the same request may succeed later.
+    Overloaded,
+    /// The deadline of the request has passed.
+    DeadlineExceeded,
+    /// The thing exists and cannot serve yet.
+    NotReady,
+    /// Another system that this request needs does not answer.
+    Unavailable,
+    /// The operating system refused a file or socket operation.
+    Io,
+    /// A defect of this program.
+    Internal,
+}
+
+impl Kind {
+    /// The stable name that programs see, in `snake_case`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Invalid => "invalid",
+            Kind::NotFound => "not_found",
+            Kind::Conflict => "conflict",
+            Kind::Corrupt => "corrupt",
+            Kind::Unsupported => "unsupported",
+            Kind::Overloaded => "overloaded",
+            Kind::DeadlineExceeded => "deadline_exceeded",
+            Kind::NotReady => "not_ready",
+            Kind::Unavailable => "unavailable",
+            Kind::Io => "io",
+            Kind::Internal => "internal",
+        }
+    }
+
+    /// True where the same request may succeed later without a change.
+    pub fn is_retryable(self) -> bool {
+        matches!(self, Kind::Overloaded | Kind::DeadlineExceeded | Kind::NotReady | Kind::Unavailable)
+    }
+}
+
+/// An error with the thing it is about, what came and what was expected in its message.
+///
+/// ```
+/// use sterling::error::{Error, Kind};
+/// let e = Error::invalid("field `k`: got 0, expected 1 to 100000").within("request 3");
+/// assert_eq!(e.kind(), Kind::Invalid);
+/// assert_eq!(e.to_string(), "request 3: field `k`: got 0, expected 1 to 100000");
+/// ```
+#[derive(Debug)]
+pub struct Error {
+    kind: Kind,
+    message: String,
+    offset: Option<usize>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// The result of everything that can fail here.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+macro_rules! constructors {
+    ($($name:ident => $kind:ident),* $(,)?) => {
+        $(
+            #[doc = concat!("An error of kind [`Kind::", stringify!($kind), "`].")]
+            pub fn $name(message: impl Into<String>) -> Self {
+                Error::new(Kind::$kind, message)
+            }
+        )*
+    };
+}
+
+impl Error {
+    /// An error of the given kind.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Error { kind, message: message.into(), offset: None, source: None }
+    }
+
+    constructors! {
+        invalid => Invalid, not_found => NotFound, conflict => Conflict, corrupt => Corrupt, unsupported => Unsupported,
+        overloaded => Overloaded, deadline => DeadlineExceeded, not_ready => NotReady, unavailable => Unavailable,
+        internal => Internal,
+    }
+
+    /// An operating-system error on the named thing.
+    pub fn io(what: impl fmt::Display, source: std::io::Error) -> Self {
+        let kind = if source.kind() == std::io::ErrorKind::NotFound { Kind::NotFound } else { Kind::Io };
+        Error::new(kind, format!("{what}: {source}")).caused_by(source)
+    }
+
+    /// The same error, told of the place it happened in: `place: message`.
+    pub fn within(mut self, place: impl fmt::Display) -> Self {
+        self.message = format!("{place}: {}", self.message);
+        self
+    }
+
+    /// The same error with the byte offset in the text that was parsed.
+    pub fn at(mut self, offset_bytes: usize) -> Self {
+        self.offset = Some(offset_bytes);
+        self
+    }
+
+    /// The same error with what caused it, for logs.
+    pub fn caused_by(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// What sort of error this is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The byte offset in the parsed text, where the error is about a text.
+    pub fn offset(&self) -> Option<usize> {
+        self.offset
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|s| s as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_file_is_not_found_and_keeps_its_source() {
+        let e = Error::io("items.parquet", std::io::Error::from(std::io::ErrorKind::NotFound));
+        assert_eq!(e.kind(), Kind::NotFound);
+        assert!(StdError::source(&e).is_some());
+        assert!(e.to_string().starts_with("items.parquet: "));
+    }
+
+    #[test]
+    fn retryable_kinds_are_those_that_time_can_mend() {
+        assert!(Kind::Overloaded.is_retryable() && Kind::Unavailable.is_retryable());
+        assert!(!Kind::Invalid.is_retryable() && !Kind::Corrupt.is_retryable());
+    }
+}

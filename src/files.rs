@@ -1,0 +1,341 @@
+//! Files that are either whole or absent: tensors in `.safetensors`, written beside their name and renamed.
+//!
+//! A [`TensorFile`] collects named tensors and writes them in the safetensors format
+//! (<https://github.com/huggingface/safetensors#format>): 8 bytes of header length, a JSON header, then the data. The
+//! header is padded with spaces so that the data starts at a multiple of 64 bytes. Tensors whose length is such a multiple
+//! come first and are all aligned to a cache line; the others follow by falling element size, so that each is aligned to
+//! its elements. [`Tensors`] maps such a file and hands out typed views.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use safetensors::{Dtype, SafeTensors};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::device::buffer::Buffer;
+use crate::device::map::Map;
+use crate::error::{Error, Result};
+
+/// Where the data of a tensor file starts: a cache line, so that a 64-byte load never straddles two.
+const DATA_ALIGN_BYTES: usize = 64;
+
+/// A number that a tensor may hold, with its name in the safetensors header.
+pub trait Element: Pod {
+    /// The safetensors type.
+    const DTYPE: Dtype;
+}
+
+macro_rules! elements {
+    ($($t:ty => $d:ident),* $(,)?) => { $(impl Element for $t { const DTYPE: Dtype = Dtype::$d; })* };
+}
+elements! { u8 => U8, i8 => I8, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64, f32 => F32, f64 => F64, half::f16 => F16, half::bf16 => BF16 }
+
+/// Named tensors on their way into one file.
+#[derive(Default)]
+pub struct TensorFile<'a> {
+    tensors: Vec<Named<'a>>,
+}
+
+struct Named<'a> {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Cow<'a, [u8]>,
+}
+
+impl<'a> TensorFile<'a> {
+    /// A file without tensors.
+    pub fn new() -> Self {
+        TensorFile::default()
+    }
+
+    /// Adds a tensor that lives as long as the file is being made.
+    ///
+    /// # Errors
+    /// `Internal` where the shape does not hold the values or the name is taken.
+    pub fn add<T: Element>(&mut self, name: impl Into<String>, shape: &[usize], values: &'a [T]) -> Result<()> {
+        self.push(name.into(), T::DTYPE, shape, values.len(), Cow::Borrowed(bytemuck::cast_slice(values)))
+    }
+
+    /// Adds a tensor and keeps its values.
+    ///
+    /// # Errors
+    /// As [`TensorFile::add`].
+    pub fn add_owned<T: Element>(&mut self, name: impl Into<String>, shape: &[usize], values: Vec<T>) -> Result<()> {
+        let bytes = bytemuck::cast_slice(&values).to_vec();
+        self.push(name.into(), T::DTYPE, shape, values.len(), Cow::Owned(bytes))
+    }
+
+    fn push(&mut self, name: String, dtype: Dtype, shape: &[usize], len: usize, bytes: Cow<'a, [u8]>) -> Result<()> {
+        if shape.iter().product::<usize>() != len {
+            return Err(Error::internal(format!("tensor {name}: shape {shape:?} does not hold {len} values")));
+        }
+        if self.tensors.iter().any(|t| t.name == name) {
+            return Err(Error::internal(format!("tensor {name} is added twice")));
+        }
+        self.tensors.push(Named { name, dtype, shape: shape.to_vec(), bytes });
+        Ok(())
+    }
+
+    /// Writes the file at `path` (under a temporary name, synced, renamed) and returns what a manifest must say of it.
+    ///
+    /// # Errors
+    /// `Io` with the path.
+    pub fn write(&self, path: &Path) -> Result<Checksum> {
+        let mut ordered: Vec<&Named<'_>> = self.tensors.iter().collect();
+        ordered
+            .sort_by_key(|t| (!t.bytes.len().is_multiple_of(DATA_ALIGN_BYTES), std::cmp::Reverse(t.dtype.bitsize())));
+        let mut at = 0usize;
+        let mut header = serde_json::Map::new();
+        for Named { name, dtype, shape, bytes } in &ordered {
+            header.insert(
+                name.clone(),
+                serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, at + bytes.len()]}),
+            );
+            at += bytes.len();
+        }
+        let mut text = serde_json::Value::Object(header).to_string().into_bytes();
+        text.resize((8 + text.len()).next_multiple_of(DATA_ALIGN_BYTES) - 8, b' ');
+        write_atomic(path, |out| {
+            out.write_all(&(text.len() as u64).to_le_bytes())?;
+            out.write_all(&text)?;
+            ordered.iter().try_for_each(|t| out.write_all(&t.bytes))
+        })
+    }
+}
+
+/// Length and hash of a file's bytes, as the manifest keeps them.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Checksum {
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// XXH3-128 of the bytes, 32 hexadecimal digits.
+    pub xxh3: String,
+}
+
+impl Checksum {
+    /// The checksum of `bytes`.
+    pub fn of(bytes: &[u8]) -> Self {
+        Checksum { bytes: bytes.len() as u64, xxh3: format!("{:032x}", xxhash_rust::xxh3::xxh3_128(bytes)) }
+    }
+}
+
+struct Hashed<W> {
+    to: W,
+    hash: Xxh3,
+    bytes: u64,
+}
+
+impl<W: Write> Write for Hashed<W> {
+    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        let n = self.to.write(buf)?;
+        self.hash.update(&buf[..n]);
+        self.bytes += n as u64;
+        Ok(n)
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// Writes a file so that a reader sees the old one or the whole new one: a temporary name, sync, rename, sync of the folder.
+///
+/// # Errors
+/// `Io` with the path; the temporary file is removed.
+pub fn write_atomic(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<Checksum> {
+    let temporary = path.with_extension(format!("tmp-{}", std::process::id()));
+    let written = (|| {
+        let mut out =
+            Hashed { to: BufWriter::with_capacity(1 << 20, File::create(&temporary)?), hash: Xxh3::new(), bytes: 0 };
+        fill(&mut out)?;
+        out.flush()?;
+        out.to.get_ref().sync_all()?;
+        fs::rename(&temporary, path)?;
+        if let Some(folder) = path.parent() {
+            sync_folder(folder)?;
+        }
+        Ok(Checksum { bytes: out.bytes, xxh3: format!("{:032x}", out.hash.digest128()) })
+    })();
+    written.map_err(|e: std::io::Error| {
+        let _ = fs::remove_file(&temporary);
+        Error::io(path.display(), e)
+    })
+}
+
+/// Makes renames inside `folder` durable.
+///
+/// # Errors
+/// What the operating system says.
+pub fn sync_folder(folder: &Path) -> std::io::Result<()> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    File::open(folder)?.sync_all()
+}
+
+#[derive(Clone, Debug)]
+struct Place {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    start: usize,
+    end: usize,
+}
+
+/// A mapped tensor file.
+#[derive(Clone, Debug)]
+pub struct Tensors {
+    name: String,
+    map: Arc<Map>,
+    places: BTreeMap<String, Place>,
+}
+
+impl Tensors {
+    /// Maps the file and checks its header; the data is not read.
+    ///
+    /// # Errors
+    /// `NotFound`, `Io`, or `Corrupt` with the path.
+    pub fn open(path: &Path) -> Result<Self> {
+        let map = Arc::new(Map::open(path)?);
+        let corrupt =
+            |e: safetensors::SafeTensorError| Error::corrupt(format!("{}: not a tensor file: {e}", path.display()));
+        let (header_bytes, metadata) = SafeTensors::read_metadata(&map).map_err(corrupt)?;
+        // `deserialize` holds the offsets against the file's length, which `read_metadata` alone does not.
+        SafeTensors::deserialize(&map).map_err(corrupt)?;
+        let base = 8 + header_bytes;
+        let places = metadata
+            .tensors()
+            .into_iter()
+            .map(|(name, info)| {
+                let (start, end) = (base + info.data_offsets.0, base + info.data_offsets.1);
+                (name, Place { dtype: info.dtype, shape: info.shape.clone(), start, end })
+            })
+            .collect();
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        Ok(Tensors { name, map, places })
+    }
+
+    /// The bytes of the whole file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
+    /// The names of the tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.places.keys().map(String::as_str)
+    }
+
+    /// True where the file holds a tensor of this name.
+    pub fn has(&self, tensor: &str) -> bool {
+        self.places.contains_key(tensor)
+    }
+
+    /// Type and shape of a tensor.
+    ///
+    /// # Errors
+    /// `Corrupt` where there is none of this name.
+    pub fn info(&self, tensor: &str) -> Result<(Dtype, &[usize])> {
+        self.place(tensor).map(|p| (p.dtype, p.shape.as_slice()))
+    }
+
+    fn place(&self, tensor: &str) -> Result<&Place> {
+        self.places.get(tensor).ok_or_else(|| Error::corrupt(format!("{}: tensor `{tensor}` is missing", self.name)))
+    }
+
+    /// A tensor of the given type and number of dimensions, without a copy, and its shape.
+    ///
+    /// # Errors
+    /// `Corrupt` where the name, the type or the number of dimensions differs.
+    pub fn get<T: Element>(&self, tensor: &str, dimensions: usize) -> Result<(Buffer<T>, Vec<usize>)> {
+        let place = self.place(tensor)?;
+        if place.dtype != T::DTYPE || place.shape.len() != dimensions {
+            return Err(Error::corrupt(format!(
+                "{}: tensor `{tensor}` is {:?} {:?}, expected {:?} with {dimensions} dimensions",
+                self.name,
+                place.dtype,
+                place.shape,
+                T::DTYPE
+            )));
+        }
+        let len = (place.end - place.start) / size_of::<T>();
+        let buffer = Buffer::mapped(self.map.clone(), place.start, len)
+            .map_err(|e| e.within(format!("{}: tensor `{tensor}`", self.name)))?;
+        Ok((buffer, place.shape.clone()))
+    }
+
+    /// A one-dimensional tensor of a known length.
+    ///
+    /// # Errors
+    /// As [`Tensors::get`], and where the length differs.
+    pub fn vector<T: Element>(&self, tensor: &str, len: usize) -> Result<Buffer<T>> {
+        let (buffer, shape) = self.get::<T>(tensor, 1)?;
+        if shape != [len] {
+            return Err(Error::corrupt(format!(
+                "{}: tensor `{tensor}` has {} values, expected {len}",
+                self.name, shape[0]
+            )));
+        }
+        Ok(buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn tensors_come_back_as_written_and_aligned() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.safetensors");
+        let mut file = TensorFile::new();
+        file.add("codes", &[2, 64], &[7u8; 128]).unwrap();
+        file.add_owned("ids", &[3], vec![-1i64, 0, i64::MAX]).unwrap();
+        assert!(file.add("ids", &[1], &[1i64]).is_err());
+        assert!(file.add("bad", &[2], &[1i64]).is_err());
+        let sum = file.write(&path).unwrap();
+        let back = Tensors::open(&path).unwrap();
+        assert_eq!(Checksum::of(back.bytes()), sum);
+        let (codes, shape) = back.get::<u8>("codes", 2).unwrap();
+        assert_eq!((codes.as_ptr() as usize % 64, shape), (0, vec![2, 64]));
+        assert_eq!(&*back.vector::<i64>("ids", 3).unwrap(), [-1, 0, i64::MAX]);
+        for wrong in [
+            back.vector::<i64>("ids", 4).err(),
+            back.vector::<f32>("ids", 3).err(),
+            back.vector::<i64>("none", 3).err(),
+        ] {
+            assert_eq!(wrong.unwrap().kind(), crate::error::Kind::Corrupt);
+        }
+    }
+
+    #[test]
+    fn broken_files_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.safetensors");
+        let mut file = TensorFile::new();
+        file.add("x", &[4], &[1f32, 2.0, 3.0, 4.0]).unwrap();
+        file.write(&path).unwrap();
+        let whole = fs::read(&path).unwrap();
+        for cut in [0, 1, 7, 8, 20, whole.len() - 1] {
+            fs::write(&path, &whole[..cut]).unwrap();
+            assert!(Tensors::open(&path).is_err(), "a file cut at {cut} bytes was opened");
+        }
+        assert!(Tensors::open(&folder.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn a_failed_write_leaves_the_old_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        write_atomic(&path, |out| out.write_all(b"old")).unwrap();
+        let failed = write_atomic(&path, |out| {
+            out.write_all(b"ne")?;
+            Err(std::io::Error::other("disk full"))
+        });
+        assert!(failed.is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

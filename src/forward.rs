@@ -1,0 +1,508 @@
+//! The one forward pass, top to bottom.
+//!
+//! | # | step | in → out |
+//! |---|---|---|
+//! | 1 | `lookup` | ids of all requests → pooled embeddings, all tables in one call |
+//! | 2 | `tower` | pooled and dense features → query embeddings `[Q, D]` |
+//! | 3 | `plan` | filter → operations on bit planes; exclude list → slots |
+//! | 4 | `probe` | centroid scores → the best lists |
+//! | 5 | `words` | bit words of the probed lists only, 64 items a word |
+//! | 6 | `scan` | int8 products of surviving items → the best K0, streamed |
+//! | 7 | `verify` | exact check of the filter on the candidates, excluded ones drop out |
+//! | 8 | `rescore` | f32 products with the wide rows |
+//! | 9 | `overarch` | query × item rows and columns → task scores `[T, K0]` |
+//! | 10 | `value` | task scores and columns → one value `[K0]` |
+//! | 11 | `top` | ids, values, task scores and columns of the best K |
+//!
+//! A request is answered from one snapshot. The pass does no I/O but the fetching of remote rows in step 1. Steps 1 and 2
+//! run for a batch together, the others request by request in memory that the thread keeps.
+
+mod scratch;
+mod trace;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value};
+
+use crate::bloom::{Plan, Route};
+use crate::columns::{Cell, Column};
+use crate::error::{Error, Result};
+use crate::filter;
+use crate::ivf::{Counters, Probing, Rows};
+use crate::model::Features;
+use crate::overarch::Candidates;
+use crate::snapshot::Snapshot;
+use crate::sparse::{Lookup, LookupReport, OnDegraded};
+use crate::topk::unkey;
+use crate::units::{ItemId, Slot};
+use crate::wire::{self, EmbedRequest, Explain, Item, RankRequest, RetrieveRequest, Retrieved};
+
+use scratch::{Scratch, with_scratch};
+use trace::Trace;
+
+/// When an answer stops being worth anything.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline(pub Instant);
+
+impl Deadline {
+    fn check(self, before: &str) -> Result<()> {
+        if Instant::now() < self.0 {
+            Ok(())
+        } else {
+            Err(Error::deadline(format!("the deadline passed before step `{before}`")))
+        }
+    }
+}
+
+/// The query of one request and what its lookup met.
+struct Query {
+    vector: Vec<f32>,
+    degraded_rows: u64,
+    trace: Trace,
+}
+
+/// Answers a batch of retrievals, each with its own result.
+pub fn retrieve(snapshot: &Snapshot, requests: &[&RetrieveRequest], deadline: Deadline) -> Vec<Result<Retrieved>> {
+    let users: Vec<User<'_>> = requests
+        .iter()
+        .map(|r| User { features: r.features.as_ref(), vector: r.vector.as_deref(), on_degraded: r.on_degraded })
+        .collect();
+    let queries = embed_users(snapshot, &users, deadline);
+    let answer = |(request, query): (&&RetrieveRequest, Result<Query>)| {
+        with_scratch(|scratch| retrieve_one(snapshot, request, query?, deadline, scratch))
+    };
+    requests.iter().zip(queries).map(answer).collect()
+}
+
+/// Scores the items that a request names, through steps 1, 2 and 8 to 11.
+///
+/// # Errors
+/// What is wrong with the request, or `DeadlineExceeded`.
+pub fn rank(snapshot: &Snapshot, request: &RankRequest, deadline: Deadline) -> Result<Retrieved> {
+    let user = User {
+        features: request.features.as_ref(),
+        vector: request.vector.as_deref(),
+        on_degraded: request.on_degraded,
+    };
+    let mut query = embed_user(snapshot, user, deadline)?;
+    let reading = Reading::new(snapshot, &request.columns, &request.constants)?;
+    with_scratch(|scratch| {
+        let mut unknown = Vec::new();
+        scratch.candidates.clear();
+        for &id in &request.items {
+            match snapshot.ids.slot(ItemId(id)) {
+                Some(slot) => scratch.candidates.push((0.0, slot)),
+                None => unknown.push(id),
+            }
+        }
+        scratch.candidates.sort_unstable_by_key(|(_, slot)| *slot);
+        scratch.candidates.dedup_by_key(|(_, slot)| *slot);
+        let trace = &mut query.trace;
+        trace.step("rescore", || rescore(snapshot, &query.vector, scratch.candidates.len(), scratch));
+        score(snapshot, &query.vector, &reading, deadline, trace, scratch)?;
+        let items = trace.step("top", || top(snapshot, &reading, request.items.len(), scratch));
+        let explain =
+            request.explain.then(|| Explain { returned: items.len() as u64, ..query.trace.explain(snapshot) });
+        Ok(Retrieved { items, explain, degraded_rows: query.degraded_rows, unknown })
+    })
+}
+
+/// The query embedding of features, through steps 1 and 2, and the ids that were answered with default rows.
+///
+/// # Errors
+/// What is wrong with the request, or `DeadlineExceeded`.
+pub fn embed(snapshot: &Snapshot, request: &EmbedRequest, deadline: Deadline) -> Result<(Vec<f32>, u64)> {
+    let query = embed_user(
+        snapshot,
+        User { features: Some(&request.features), vector: None, on_degraded: request.on_degraded },
+        deadline,
+    )?;
+    Ok((query.vector, query.degraded_rows))
+}
+
+/// Steps 3 to 11 for one request.
+fn retrieve_one(
+    snapshot: &Snapshot,
+    request: &RetrieveRequest,
+    query: Query,
+    deadline: Deadline,
+    scratch: &mut Scratch,
+) -> Result<Retrieved> {
+    let Query { vector, degraded_rows, mut trace } = query;
+    let reading = Reading::new(snapshot, &request.columns, &request.constants)?;
+    let lists = snapshot.index.lists();
+    let serving = &snapshot.recipe.serving;
+    let wanted = Wanted {
+        k: request.k,
+        k0: request.candidates.unwrap_or(serving.candidates.max(request.k)).min(snapshot.index.items()),
+        probes: match request.probes {
+            Some(probes) if probes > lists => {
+                return Err(Error::invalid(format!(
+                    "field `probes`: got {probes}, expected 1 to {lists}, the lists of the index"
+                )));
+            }
+            Some(probes) => probes,
+            None => serving.probes_of(lists),
+        },
+        exact: request.exact,
+    };
+
+    let plan = trace.step("plan", || plan(snapshot, request, scratch))?;
+    deadline.check("probe")?;
+    let counters = find(snapshot, &vector, &plan, &wanted, &mut trace, scratch);
+    deadline.check("rescore")?;
+    if !wanted.exact {
+        trace.step("rescore", || rescore(snapshot, &vector, wanted.k0, scratch));
+    }
+    score(snapshot, &vector, &reading, deadline, &mut trace, scratch)?;
+    let candidates = scratch.candidates.len() as u64;
+    let items = trace.step("top", || top(snapshot, &reading, request.k, scratch));
+
+    let explain = request.explain.then(|| Explain {
+        route: route_name(&plan, &wanted).into(),
+        filter: plan.filter.clone(),
+        pass_rate: plan.plan.pass_rate(),
+        probed: counters.lists,
+        scanned: counters.items,
+        survivors: counters.survivors,
+        candidates,
+        returned: items.len() as u64,
+        ..trace.explain(snapshot)
+    });
+    Ok(Retrieved { items, explain, degraded_rows, unknown: Vec::new() })
+}
+
+// Steps 1 and 2: from features to the query embedding.
+
+/// Who asks: features for the user tower, or the query itself.
+#[derive(Clone, Copy)]
+struct User<'a> {
+    features: Option<&'a Map<String, Value>>,
+    vector: Option<&'a [f32]>,
+    on_degraded: wire::OnDegraded,
+}
+
+fn embed_user(snapshot: &Snapshot, user: User<'_>, deadline: Deadline) -> Result<Query> {
+    embed_users(snapshot, &[user], deadline).pop().unwrap_or_else(|| Err(Error::internal("a user without a query")))
+}
+
+fn embed_users(snapshot: &Snapshot, users: &[User<'_>], deadline: Deadline) -> Vec<Result<Query>> {
+    let mut queries: Vec<Result<Query>> = Vec::with_capacity(users.len());
+    let mut towered: Vec<(usize, Features)> = Vec::new();
+    for (n, user) in users.iter().enumerate() {
+        queries.push(match (user.vector, user.features, &snapshot.package.user) {
+            (Some(vector), None, _) => given_vector(vector, snapshot.index.dimension()),
+            (None, Some(features), Some(tower)) => match tower.read(features) {
+                Ok(features) => {
+                    towered.push((n, features));
+                    Err(Error::internal("the tower has not run"))
+                }
+                Err(e) => Err(e),
+            },
+            (None, Some(_), None) => {
+                Err(Error::invalid("field `features`: this model has no user tower, expected `vector`"))
+            }
+            (Some(_), Some(_), _) => {
+                Err(Error::invalid("fields `features` and `vector`: got both, expected one of them"))
+            }
+            (None, None, Some(_)) => {
+                Err(Error::invalid("field `features`: got neither it nor `vector`, expected one of them"))
+            }
+            (None, None, None) => Err(Error::invalid("field `vector` is missing, expected the query's numbers")),
+        });
+    }
+    // Requests that treat missing rows alike are looked up together; one that is wrong must not fail the others.
+    for on_degraded in [wire::OnDegraded::Fail, wire::OnDegraded::DefaultRows] {
+        let (of_kind, features): (Vec<usize>, Vec<Features>) =
+            towered.iter().filter(|(n, _)| users[*n].on_degraded == on_degraded).cloned().unzip();
+        match run_tower(snapshot, &features, on_degraded, deadline) {
+            Ok(made) => of_kind.iter().zip(made).for_each(|(&n, query)| queries[n] = Ok(query)),
+            Err(e) if features.len() == 1 => queries[of_kind[0]] = Err(e),
+            Err(_) => {
+                for (&n, features) in of_kind.iter().zip(&features) {
+                    let alone = run_tower(snapshot, std::slice::from_ref(features), on_degraded, deadline);
+                    queries[n] =
+                        alone.and_then(|mut made| made.pop().ok_or_else(|| Error::internal("the tower made no query")));
+                }
+            }
+        }
+    }
+    queries
+}
+
+fn given_vector(vector: &[f32], dimension: usize) -> Result<Query> {
+    if vector.len() != dimension {
+        return Err(Error::invalid(format!("field `vector`: got {} numbers, expected {dimension}", vector.len())));
+    }
+    if let Some(at) = vector.iter().position(|x| !x.is_finite()) {
+        return Err(Error::invalid(format!("field `vector[{at}]`: got {}, expected a finite number", vector[at])));
+    }
+    Ok(Query { vector: vector.to_vec(), degraded_rows: 0, trace: Trace::default() })
+}
+
+fn run_tower(
+    snapshot: &Snapshot,
+    features: &[Features],
+    on_degraded: wire::OnDegraded,
+    deadline: Deadline,
+) -> Result<Vec<Query>> {
+    let Some(tower) = snapshot.package.user.as_ref().filter(|_| !features.is_empty()) else {
+        return Ok(Vec::new());
+    };
+    deadline.check("lookup")?;
+    let on_degraded = match on_degraded {
+        wire::OnDegraded::Fail => OnDegraded::Fail,
+        wire::OnDegraded::DefaultRows => OnDegraded::DefaultRows,
+    };
+    let mut trace = Trace::default();
+    let (pooled, report) =
+        trace.step("lookup", || tower.lookup(features, &Lookup { deadline: Some(deadline.0), on_degraded }))?;
+    trace.count(report.iter().map(|t| t.ids).sum(), 0);
+    count_ids(&report);
+    let made = trace.step("tower", || tower.run(&pooled))?;
+    trace.count(features.len() as u64, 0);
+    let degraded_rows = report.iter().map(|t| t.degraded).sum();
+    let query = |row: &[f32]| match row.iter().all(|x| x.is_finite()) {
+        true => Ok(Query { vector: row.to_vec(), degraded_rows, trace: trace.clone() }),
+        false => Err(Error::internal("the user tower made a query that is not finite")),
+    };
+    made.data().chunks_exact(snapshot.index.dimension()).map(query).collect()
+}
+
+fn count_ids(report: &LookupReport) {
+    for table in report {
+        let labels = [("table", table.table.clone())];
+        metrics::counter!("sterling_unseen_ids_total", &labels).increment(table.unseen);
+        metrics::counter!("sterling_degraded_rows_total", &labels).increment(table.degraded);
+    }
+}
+
+// Step 3: what is eligible.
+
+struct Planned {
+    plan: Plan,
+    filter: String,
+}
+
+/// What a request asks of the search.
+struct Wanted {
+    k: usize,
+    k0: usize,
+    probes: usize,
+    exact: bool,
+}
+
+fn plan(snapshot: &Snapshot, request: &RetrieveRequest, scratch: &mut Scratch) -> Result<Planned> {
+    let canonical = filter::parse(&request.filter)?.canonical();
+    let plan = Plan::new(&canonical, &snapshot.columns, &snapshot.filter)?;
+    scratch.excluded.clear();
+    scratch.excluded.extend(request.exclude.iter().filter_map(|&id| snapshot.ids.slot(ItemId(id))));
+    scratch.excluded.sort_unstable();
+    Ok(Planned { plan, filter: canonical.to_string() })
+}
+
+fn route_name(plan: &Planned, wanted: &Wanted) -> &'static str {
+    match (wanted.exact, plan.plan.route()) {
+        (_, Route::Nothing) => "none",
+        (true, _) => "exact",
+        (_, Route::All) => "all",
+        (_, Route::Slots(_)) => "postings",
+        (_, Route::Words) => "words",
+    }
+}
+
+// Steps 4 to 7: eligible candidates, at least K0 of them where there are as many.
+
+/// Fills `scratch.candidates` with eligible slots and their int8 scores.
+fn find(
+    snapshot: &Snapshot,
+    vector: &[f32],
+    planned: &Planned,
+    wanted: &Wanted,
+    trace: &mut Trace,
+    scratch: &mut Scratch,
+) -> Counters {
+    let (index, plan) = (&snapshot.index, &planned.plan);
+    let Scratch { selector, search, words, candidates, excluded, .. } = scratch;
+    let excluded = &*excluded;
+    let is_excluded = |slot: Slot| excluded.binary_search(&slot).is_ok();
+    candidates.clear();
+    if wanted.exact || matches!(plan.route(), Route::Slots(_)) {
+        selector.reset(wanted.k0);
+        let counters = trace.step("scan", || match plan.route() {
+            Route::Slots(slots) => {
+                let eligible: Vec<Slot> = slots.iter().copied().filter(|&s| !is_excluded(s)).collect();
+                index.search_slots(vector, &eligible, selector)
+            }
+            _ => index.search_exact(vector, |slot| plan.passes(slot) && !is_excluded(slot), selector),
+        });
+        trace.count(counters.survivors, counters.bytes);
+        candidates.extend(selector.finish().iter().map(|&key| unkey(key)));
+        return counters;
+    }
+    // The int8 scores choose who is rescored: some more than K0, so that rounding at the edge costs nothing.
+    let margin = if matches!(index.rows(), Rows::None) { 0 } else { wanted.k0 / 4 + 64 };
+    // Without a filter the first P lists do, unless they hold too few: then the pass probes on, as it does with one.
+    let mut masked = !matches!(plan.route(), Route::All);
+    let mut room = wanted.k0 + margin + if masked { 0 } else { excluded.len() };
+    loop {
+        selector.reset(room);
+        let probing = Probing {
+            probes: wanted.probes,
+            probes_max: snapshot.recipe.serving.probes_max_of(index.lists()),
+            pass_rate: plan.pass_rate(),
+        };
+        let timed = Instant::now();
+        let mut words_time = Duration::ZERO;
+        let mut fill = |list, out: &mut [u64]| {
+            let start = Instant::now();
+            plan.words(&snapshot.filter, list, words, out);
+            snapshot.filter.exclude(list, excluded, out);
+            words_time += start.elapsed();
+        };
+        let counters = match plan.route() {
+            Route::Nothing => Counters::default(),
+            _ if masked => index.search(vector, probing, Some(&mut fill), selector, room, search),
+            _ => index.search(vector, probing, None, selector, room, search),
+        };
+        let total = timed.elapsed();
+        trace.add("probe", counters.probe_time, index.lists() as u64, 0);
+        trace.add("words", words_time, counters.items, 0);
+        trace.add("scan", total.saturating_sub(words_time + counters.probe_time), counters.survivors, counters.bytes);
+        trace.step("verify", || {
+            let checked = !plan.is_exact();
+            let found = selector.finish().iter().map(|&key| unkey(key));
+            candidates.clear();
+            candidates.extend(found.filter(|(_, slot)| !is_excluded(*slot) && (!checked || plan.passes(*slot))));
+        });
+        trace.count(candidates.len() as u64, 0);
+        if !masked && candidates.len() < wanted.k && counters.lists < index.lists() as u64 {
+            masked = true;
+            continue;
+        }
+        // Where "maybe" bits filled the selection and too few of them held, more of the survivors are looked at.
+        let all_seen = counters.survivors <= room as u64;
+        if candidates.len() >= wanted.k0 || all_seen || plan.is_exact() {
+            return counters;
+        }
+        room = (room * 4).min(index.items());
+    }
+}
+
+// Step 8: the scores that count.
+
+/// Scores the candidates with the wide rows and keeps the best K0, best first.
+fn rescore(snapshot: &Snapshot, vector: &[f32], k0: usize, scratch: &mut Scratch) {
+    let candidates = &mut scratch.candidates;
+    if !matches!(snapshot.index.rows(), Rows::None) || candidates.first().is_some_and(|(score, _)| *score == 0.0) {
+        candidates.iter_mut().for_each(|(score, slot)| *score = snapshot.index.product(vector, *slot));
+    }
+    candidates.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    candidates.truncate(k0);
+}
+
+// Steps 9 and 10: task scores and values.
+
+/// What a request reads off its candidates.
+struct Reading<'a> {
+    columns: Vec<&'a Column>,
+    constants: Vec<f32>,
+}
+
+impl<'a> Reading<'a> {
+    fn new(snapshot: &'a Snapshot, columns: &[String], constants: &BTreeMap<String, f32>) -> Result<Self> {
+        let columns = columns.iter().map(|name| snapshot.columns.column(name).map_err(|e| e.within("field `columns`")));
+        Ok(Reading { columns: columns.collect::<Result<_>>()?, constants: snapshot.value.constants(constants)? })
+    }
+}
+
+/// Fills `scratch.tasks` `[T, K0]` and `scratch.values` `[K0]`.
+fn score(
+    snapshot: &Snapshot,
+    vector: &[f32],
+    reading: &Reading<'_>,
+    deadline: Deadline,
+    trace: &mut Trace,
+    scratch: &mut Scratch,
+) -> Result<()> {
+    let Scratch { candidates, rows, columns, tasks, values, similarity, program, .. } = scratch;
+    let count = candidates.len();
+    columns.resize_with(snapshot.numbers.len(), Vec::new);
+    for (column, (_, numbers)) in columns.iter_mut().zip(&snapshot.numbers) {
+        column.clear();
+        column.extend(candidates.iter().map(|(_, slot)| numbers[slot.index()]));
+    }
+    let column = |name: &str| snapshot.numbers.iter().position(|(n, _)| n == name).map(|n| columns[n].as_slice());
+    tasks.clear();
+    if let Some(overarch) = snapshot.package.overarch.as_ref().filter(|_| count > 0) {
+        deadline.check("overarch")?;
+        let dimension = snapshot.index.dimension();
+        tasks.resize(overarch.tasks() * count, 0.0);
+        trace.step("overarch", || {
+            rows.resize(count * dimension, 0.0);
+            rows.chunks_exact_mut(dimension)
+                .zip(&*candidates)
+                .for_each(|(row, (_, slot))| snapshot.index.row(*slot, row));
+            let read: Vec<&[f32]> = overarch.columns().iter().filter_map(|name| column(name)).collect();
+            overarch.score(&Candidates { query: vector, items: rows, columns: &read }, tasks)
+        })?;
+        trace.count(count as u64, (count * dimension * 4) as u64);
+    }
+    trace.step("value", || {
+        similarity.clear();
+        similarity.extend(candidates.iter().map(|(score, _)| *score));
+        values.resize(count, 0.0);
+        let names = &snapshot.package.spec.tasks;
+        let input = |name: &String| match names.iter().position(|t| t.name == *name) {
+            Some(task) => &tasks[task * count..(task + 1) * count],
+            None => column(name).unwrap_or(similarity),
+        };
+        let inputs: Vec<&[f32]> = snapshot.value.inputs().iter().map(input).collect();
+        snapshot.value.evaluate(&inputs, &reading.constants, program, values);
+    });
+    trace.count(count as u64, 0);
+    Ok(())
+}
+
+// Step 11: what goes back.
+
+/// The best K candidates by value; equal values by the lower item id.
+fn top(snapshot: &Snapshot, reading: &Reading<'_>, k: usize, scratch: &mut Scratch) -> Vec<Item> {
+    let Scratch { candidates, tasks, values, order, .. } = scratch;
+    let count = candidates.len();
+    let id = |n: &u32| snapshot.ids.item(candidates[*n as usize].1);
+    let better = |a: &u32, b: &u32| values[*b as usize].total_cmp(&values[*a as usize]).then_with(|| id(a).cmp(&id(b)));
+    order.clear();
+    order.extend(0..count as u32);
+    if k < count {
+        order.select_nth_unstable_by(k, better);
+        order.truncate(k);
+    }
+    order.sort_unstable_by(better);
+    let names = &snapshot.package.spec.tasks;
+    let item = |&n: &u32| {
+        let at = n as usize;
+        let (similarity, slot) = candidates[at];
+        let of_task = |(task, spec): (usize, &crate::model::TaskSpec)| (spec.name.clone(), tasks[task * count + at]);
+        Item {
+            id: snapshot.ids.item(slot).0,
+            score: values[at],
+            similarity,
+            tasks: names.iter().enumerate().map(of_task).collect(),
+            columns: reading.columns.iter().map(|c| (c.name().to_owned(), json(c.cell(slot)))).collect(),
+        }
+    };
+    order.iter().map(item).collect()
+}
+
+fn json(cell: Cell<'_>) -> Value {
+    match cell {
+        Cell::Missing => Value::Null,
+        Cell::Integer(x) => x.into(),
+        Cell::Integers(many) => many.into(),
+        Cell::Float(x) => x.into(),
+        Cell::Text(text) => text.into(),
+        Cell::Texts(many) => many.into(),
+    }
+}

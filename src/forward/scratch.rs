@@ -1,0 +1,39 @@
+//! Memory that a thread keeps from request to request.
+
+use std::cell::RefCell;
+
+use crate::topk::Selector;
+use crate::units::Slot;
+use crate::{bloom, ivf, value};
+
+#[derive(Default)]
+pub(super) struct Scratch {
+    pub(super) selector: Selector,
+    pub(super) search: ivf::Scratch,
+    pub(super) words: bloom::Scratch,
+    /// Excluded slots, ascending.
+    pub(super) excluded: Vec<Slot>,
+    /// Retrieval score and slot of each candidate.
+    pub(super) candidates: Vec<(f32, Slot)>,
+    /// `[K0, D]`
+    pub(super) rows: Vec<f32>,
+    /// The snapshot's numeric columns at the candidates, each `[K0]`.
+    pub(super) columns: Vec<Vec<f32>>,
+    /// `[T, K0]`
+    pub(super) tasks: Vec<f32>,
+    /// `[K0]`
+    pub(super) similarity: Vec<f32>,
+    /// `[K0]`
+    pub(super) values: Vec<f32>,
+    pub(super) order: Vec<u32>,
+    pub(super) program: value::Scratch,
+}
+
+/// Lends the thread's memory to `f`. What `f` finds in it is what the last request left.
+pub(super) fn with_scratch<T>(f: impl FnOnce(&mut Scratch) -> T) -> T {
+    thread_local!(static SCRATCH: RefCell<Scratch> = RefCell::default());
+    SCRATCH.with(|scratch| match scratch.try_borrow_mut() {
+        Ok(mut scratch) => f(&mut scratch),
+        Err(_) => f(&mut Scratch::default()),
+    })
+}

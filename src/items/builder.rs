@@ -1,0 +1,175 @@
+//! Columns that grow item by item and take their type from the first value that has one.
+
+use std::collections::BTreeMap;
+
+use super::{Dense, ID, Items};
+use crate::columns::{ItemColumn, ItemValues};
+use crate::error::{Error, Result};
+
+/// One value of an item as a file may hold it.
+pub(super) enum Cell {
+    Missing,
+    Integers(Vec<i64>),
+    Texts(Vec<String>),
+    Number(f64),
+    Vector(Vec<f32>),
+}
+
+impl Cell {
+    fn kind(&self) -> &'static str {
+        match self {
+            Cell::Missing => "nothing",
+            Cell::Integers(_) => "integers",
+            Cell::Texts(_) => "texts",
+            Cell::Number(_) => "a number",
+            Cell::Vector(_) => "a vector",
+        }
+    }
+}
+
+enum Growing {
+    Untyped,
+    Integers { offsets: Vec<u32>, values: Vec<i64> },
+    Texts { offsets: Vec<u32>, values: Vec<String> },
+    Floats(Vec<f64>),
+    Vectors(Dense),
+}
+
+struct Column {
+    name: String,
+    items: usize,
+    values: Growing,
+}
+
+impl Column {
+    fn kind(&self) -> &'static str {
+        match self.values {
+            Growing::Untyped => "nothing",
+            Growing::Integers { .. } => "integers",
+            Growing::Texts { .. } => "texts",
+            Growing::Floats(_) => "numbers",
+            Growing::Vectors(_) => "vectors",
+        }
+    }
+
+    fn push(&mut self, cell: Cell) -> Result<()> {
+        if matches!(self.values, Growing::Untyped) {
+            self.values = match &cell {
+                Cell::Missing => Growing::Untyped,
+                Cell::Integers(_) => Growing::Integers { offsets: vec![0; self.items + 1], values: Vec::new() },
+                Cell::Texts(_) => Growing::Texts { offsets: vec![0; self.items + 1], values: Vec::new() },
+                Cell::Number(_) => Growing::Floats(vec![f64::NAN; self.items]),
+                Cell::Vector(v) if self.items == 0 => Growing::Vectors(Dense { values: Vec::new(), width: v.len() }),
+                Cell::Vector(_) => return Err(self.wrong("a vector", "one on every item or on none")),
+            };
+        }
+        // A column of whole numbers in which a fraction turns up was a column of numbers all along.
+        if let (Growing::Integers { offsets, values }, Cell::Number(_)) = (&self.values, &cell) {
+            if offsets.windows(2).any(|w| w[1] - w[0] > 1) {
+                return Err(self.wrong("a number", "integers, as before"));
+            }
+            let number = |w: &[u32]| if w[0] == w[1] { f64::NAN } else { values[w[0] as usize] as f64 };
+            self.values = Growing::Floats(offsets.windows(2).map(number).collect());
+        }
+        match (&mut self.values, cell) {
+            (Growing::Untyped, _) => {}
+            (Growing::Integers { offsets, values }, Cell::Integers(v)) => {
+                values.extend(v);
+                offsets.push(bounded(values.len())?);
+            }
+            (Growing::Texts { offsets, values }, Cell::Texts(v)) => {
+                values.extend(v);
+                offsets.push(bounded(values.len())?);
+            }
+            (Growing::Integers { offsets, .. } | Growing::Texts { offsets, .. }, Cell::Missing) => {
+                offsets.push(offsets[self.items]);
+            }
+            (Growing::Floats(values), Cell::Number(v)) => values.push(v),
+            (Growing::Floats(values), Cell::Missing) => values.push(f64::NAN),
+            (Growing::Floats(values), Cell::Integers(v)) if v.len() == 1 => values.push(v[0] as f64),
+            (Growing::Vectors(dense), Cell::Integers(v)) if v.len() == dense.width => {
+                dense.values.extend(v.iter().map(|&x| x as f32));
+            }
+            (Growing::Vectors(dense), Cell::Vector(v)) if v.len() == dense.width => dense.values.extend(v),
+            (Growing::Vectors(dense), Cell::Vector(v)) => {
+                let expected = format!("{} as before", dense.width);
+                return Err(self.wrong(&format!("a vector of {} numbers", v.len()), &expected));
+            }
+            (_, cell) => {
+                let expected = format!("{} as before", self.kind());
+                return Err(self.wrong(cell.kind(), &expected));
+            }
+        }
+        self.items += 1;
+        Ok(())
+    }
+
+    fn wrong(&self, got: &str, expected: &str) -> Error {
+        Error::invalid(format!("column `{}`: got {got}, expected {expected}", self.name))
+    }
+}
+
+fn bounded(values: usize) -> Result<u32> {
+    u32::try_from(values)
+        .map_err(|_| Error::invalid(format!("{values} values in one column, expected at most {}", u32::MAX)))
+}
+
+/// An item file on its way into [`Items`].
+#[derive(Default)]
+pub(super) struct Builder {
+    ids: Vec<i64>,
+    columns: Vec<Column>,
+    by_name: BTreeMap<String, usize>,
+}
+
+impl Builder {
+    /// Starts the next item; its cells follow, then [`Builder::end_item`].
+    pub(super) fn begin_item(&mut self, id: i64) {
+        self.ids.push(id);
+    }
+
+    /// A cell of the item that was begun.
+    pub(super) fn cell(&mut self, name: &str, cell: Cell) -> Result<()> {
+        let item = self.ids.len() - 1;
+        let at = match self.by_name.get(name) {
+            Some(&at) => at,
+            None if name.is_empty() || name == ID => {
+                return Err(Error::invalid(format!("column `{name}`: this name cannot be an attribute's")));
+            }
+            None => {
+                self.columns.push(Column { name: name.into(), items: item, values: Growing::Untyped });
+                self.by_name.insert(name.into(), self.columns.len() - 1);
+                self.columns.len() - 1
+            }
+        };
+        if self.columns[at].items > item {
+            return Err(Error::invalid(format!("column `{name}`: given twice")));
+        }
+        self.columns[at].push(cell)
+    }
+
+    /// Ends the item: columns it did not name are missing on it.
+    pub(super) fn end_item(&mut self) -> Result<()> {
+        let items = self.ids.len();
+        self.columns.iter_mut().filter(|c| c.items < items).try_for_each(|c| c.push(Cell::Missing))
+    }
+
+    /// Everything that was read. Columns without a single value are left out.
+    pub(super) fn finish(self) -> Items {
+        let mut items = Items { ids: self.ids, ..Items::default() };
+        for Column { name, values, .. } in self.columns {
+            let values = match values {
+                Growing::Untyped => continue,
+                Growing::Vectors(dense) => {
+                    items.dense.insert(name, dense);
+                    continue;
+                }
+                Growing::Integers { offsets, values } => ItemValues::Integers { offsets, values },
+                Growing::Texts { offsets, values } => ItemValues::Texts { offsets, values },
+                Growing::Floats(values) => ItemValues::Floats(values),
+            };
+            items.columns.push(ItemColumn { name, filter: true, values });
+        }
+        items
+    }
+}

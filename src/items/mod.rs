@@ -1,0 +1,132 @@
+//! Item files: what a user brings to `publish`, read into columns.
+//!
+//! Two forms say the same thing. A JSON line is `{"id": 1, "embedding": [...], "attributes": {"lang": ["en", "fr"],
+//! "year": 2024, "price": 9.5}}`; a Parquet file has `id`, `embedding` and the attributes as flat columns. Vectors may
+//! also stand beside either as a `.npy` matrix with one row an item, in the order of the file.
+//!
+//! | values in the file | become |
+//! |---|---|
+//! | strings, booleans, and lists of them | a category of texts, one or many an item |
+//! | integers and lists of them | a category of integers, also comparable |
+//! | floats | a comparable number, one an item |
+//! | lists with a float, all of one length | a dense vector, input of an item tower |
+
+mod builder;
+mod json;
+mod parquet;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use crate::columns::ItemColumn;
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::npy;
+use crate::tensor::Matrix;
+
+/// The name of the column that holds an item's vector.
+pub const EMBEDDING: &str = "embedding";
+/// The name of the column that holds an item's id.
+pub const ID: &str = "id";
+
+/// A dense column `[N, width]`.
+#[derive(Clone, Debug, Default)]
+pub struct Dense {
+    /// Numbers of all items, row after row.
+    pub values: Vec<f32>,
+    /// Numbers of an item.
+    pub width: usize,
+}
+
+impl Dense {
+    /// The column as rows.
+    ///
+    /// # Errors
+    /// `Invalid` where the width is 0.
+    pub fn matrix(&self) -> Result<Matrix<'_>> {
+        Matrix::new(&self.values, self.width)
+    }
+}
+
+/// A whole item file in memory, in the file's order.
+#[derive(Debug, Default)]
+pub struct Items {
+    /// The user's ids, each once.
+    pub ids: Vec<i64>,
+    /// Categories and numbers, by name.
+    pub columns: Vec<ItemColumn>,
+    /// Vectors by name; [`EMBEDDING`] is the one that is searched where no item tower makes it.
+    pub dense: BTreeMap<String, Dense>,
+}
+
+impl Items {
+    /// Reads an item file (`.parquet`, or JSON lines under any other name) and, where given, vectors from a `.npy` file.
+    ///
+    /// # Errors
+    /// Unreadable files, and `Invalid` with the line or row and the column: a missing or repeated id, a ragged or
+    /// non-finite vector, a column that changes its type, an empty catalogue.
+    pub fn read(path: &Path, vectors: Option<&Path>) -> Result<Self> {
+        let read = if path.extension().is_some_and(|e| e == "parquet") { parquet::read } else { json::read };
+        let mut items = read(path).map_err(|e| e.within(path.display()))?;
+        if let Some(file) = vectors {
+            let (values, rows, width) = npy::read_f32(file)?;
+            if rows != items.ids.len() {
+                return Err(Error::invalid(format!(
+                    "{}: {rows} vectors, expected one for each of the {} items of {}",
+                    file.display(),
+                    items.ids.len(),
+                    path.display()
+                )));
+            }
+            items.dense.insert(EMBEDDING.into(), Dense { values, width });
+        }
+        items.check().map_err(|e| e.within(path.display()))?;
+        Ok(items)
+    }
+
+    /// Number of items, N.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// True without items.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.is_empty() {
+            return Err(Error::invalid("no items, expected at least one"));
+        }
+        if self.len() > limits::ITEMS_MAX {
+            return Err(Error::invalid(format!("{} items, expected at most {}", self.len(), limits::ITEMS_MAX)));
+        }
+        let mut first = HashMap::with_capacity(self.len());
+        for (row, id) in self.ids.iter().enumerate() {
+            if let Some(before) = first.insert(id, row) {
+                return Err(Error::invalid(format!(
+                    "id {id} stands at items {} and {}, expected each id once",
+                    before + 1,
+                    row + 1
+                )));
+            }
+        }
+        for (name, dense) in &self.dense {
+            if dense.width == 0 || dense.width > limits::DIMENSION_MAX {
+                return Err(Error::invalid(format!(
+                    "column `{name}`: vectors of {} numbers, expected 1 to {}",
+                    dense.width,
+                    limits::DIMENSION_MAX
+                )));
+            }
+            if let Some(at) = dense.values.iter().position(|v| !v.is_finite()) {
+                return Err(Error::invalid(format!(
+                    "column `{name}`: item {} holds {}, expected a finite number",
+                    at / dense.width + 1,
+                    dense.values[at]
+                )));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,185 @@
+//! Vectors to an index: train, assign, order by list, quantise.
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use super::NO_ITEM;
+use super::kmeans;
+use crate::device::kernels::{BLOCK, Kernels};
+use crate::error::{Error, Result};
+use crate::files::TensorFile;
+use crate::limits;
+use crate::tensor::Matrix;
+
+/// The rows that rescore candidates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rescore {
+    /// None: candidates keep the int8 scores.
+    None,
+    /// bfloat16, 2 D bytes an item.
+    Bf16,
+    /// Half precision, 2 D bytes an item.
+    #[default]
+    F16,
+    /// f32, 4 D bytes an item.
+    F32,
+}
+
+/// How an index is built.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// Lists, C; 0 takes about 4 √N, but no fewer than 1 and no list smaller than 16 items on average.
+    pub lists: usize,
+    /// Rows that train the centroids, as a multiple of the lists.
+    pub sample_per_list: usize,
+    /// Rounds of k-means.
+    pub iterations: usize,
+    /// The seed of everything random.
+    pub seed: u64,
+    /// The rows that rescore.
+    pub rescore: Rescore,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { lists: 0, sample_per_list: 64, iterations: 10, seed: 1, rescore: Rescore::F16 }
+    }
+}
+
+impl Options {
+    /// The number of lists for `items` items.
+    ///
+    /// # Errors
+    /// `Invalid` with the option, its value and its range.
+    pub fn lists_for(&self, items: usize) -> Result<usize> {
+        if items == 0 {
+            return Err(Error::invalid("index: no items, expected at least one"));
+        }
+        for (name, value, most) in
+            [("sample_per_list", self.sample_per_list, 1 << 20), ("iterations", self.iterations, 1000)]
+        {
+            if value == 0 || value > most {
+                return Err(Error::invalid(format!("index.{name}: got {value}, expected 1 to {most}")));
+            }
+        }
+        match self.lists {
+            0 => Ok(((4.0 * (items as f64).sqrt()) as usize).clamp(1, (items / BLOCK).max(1)).min(limits::LISTS_MAX)),
+            lists if lists > items.min(limits::LISTS_MAX) => Err(Error::invalid(format!(
+                "index.lists: got {lists} lists for {items} items, expected 1 to {}",
+                items.min(limits::LISTS_MAX)
+            ))),
+            lists => Ok(lists),
+        }
+    }
+}
+
+/// An index in memory, on its way into a file.
+#[derive(Debug)]
+pub struct Built {
+    /// `[S]`: the row of each slot, or [`NO_ITEM`].
+    pub order: Vec<u32>,
+    /// `[C + 1]`: the first slot of each list; multiples of 16.
+    pub list_offsets: Vec<u32>,
+    /// `[C]`: the items of each list.
+    pub list_lengths: Vec<u32>,
+    pub(super) centroids: Vec<f32>,
+    dimension: usize,
+    rescore: Rescore,
+}
+
+/// Clusters `rows` `[N, D]`. `progress` is told of rows assigned; there will be [`steps`] of them.
+///
+/// # Errors
+/// `Invalid` for numbers that are not finite and options that cannot be.
+pub fn build(rows: Matrix<'_>, options: &Options, progress: &(dyn Fn(usize) + Sync)) -> Result<Built> {
+    let lists = options.lists_for(rows.rows())?;
+    if rows.cols() > limits::DIMENSION_MAX || rows.rows() > limits::ITEMS_MAX {
+        return Err(Error::invalid(format!(
+            "index: {} rows of {} numbers, expected at most {} of {}",
+            rows.rows(),
+            rows.cols(),
+            limits::ITEMS_MAX,
+            limits::DIMENSION_MAX
+        )));
+    }
+    if let Some(row) = (0..rows.rows()).into_par_iter().find_first(|&r| rows.row(r).iter().any(|x| !x.is_finite())) {
+        return Err(Error::invalid(format!("index: row {} holds a number that is not finite", row + 1)));
+    }
+    let kernels = Kernels::detect()?;
+    let sample = lists.saturating_mul(options.sample_per_list);
+    let centroids = kmeans::train(kernels, rows, lists, sample, options.iterations, options.seed, progress);
+    let assigned = centroids.assign_all(kernels, rows, None, progress);
+
+    let mut list_lengths = vec![0u32; lists];
+    assigned.iter().for_each(|&l| list_lengths[l as usize] += 1);
+    let mut list_offsets = vec![0u32];
+    let mut end = 0u32;
+    list_offsets.extend(list_lengths.iter().map(|n| {
+        end += n.next_multiple_of(BLOCK as u32);
+        end
+    }));
+    let mut order = vec![NO_ITEM; end as usize];
+    let mut next = list_offsets.clone();
+    for (row, &list) in assigned.iter().enumerate() {
+        order[next[list as usize] as usize] = row as u32;
+        next[list as usize] += 1;
+    }
+    Ok(Built {
+        order,
+        list_offsets,
+        list_lengths,
+        centroids: centroids.rows,
+        dimension: rows.cols(),
+        rescore: options.rescore,
+    })
+}
+
+/// Rows assigned by a build of `items` items, for a progress bar.
+///
+/// # Errors
+/// As [`Options::lists_for`].
+pub fn steps(items: usize, options: &Options) -> Result<usize> {
+    let lists = options.lists_for(items)?;
+    let sample = lists.saturating_mul(options.sample_per_list).clamp(lists, items.max(lists)).min(items);
+    Ok(items + sample * options.iterations)
+}
+
+impl Built {
+    /// Adds the tensors of the index over the same `rows` that it was built from.
+    ///
+    /// # Errors
+    /// As [`TensorFile::add`].
+    pub fn encode(&self, rows: Matrix<'_>, file: &mut TensorFile<'_>) -> Result<()> {
+        let (dimension, slots) = (self.dimension, self.order.len());
+        let row = |slot: usize| match self.order[slot] {
+            NO_ITEM => None,
+            row => Some(rows.row(row as usize)),
+        };
+        let (codes, scales) = kmeans::blocked((0..slots).map(row), dimension, slots);
+        file.add_owned("codes", &[slots / BLOCK, dimension.div_ceil(4), BLOCK, 4], codes)?;
+        file.add_owned("scales", &[slots], scales)?;
+        file.add_owned("list_lengths", &[self.list_lengths.len()], self.list_lengths.clone())?;
+        file.add_owned("centroids", &[self.list_lengths.len(), dimension], self.centroids.clone())?;
+        let shape = [slots, dimension];
+        match self.rescore {
+            Rescore::None => Ok(()),
+            Rescore::Bf16 => file.add_owned("rows", &shape, self.wide(rows, bf16::from_f32)),
+            Rescore::F16 => file.add_owned("rows", &shape, self.wide(rows, f16::from_f32)),
+            Rescore::F32 => file.add_owned("rows", &shape, self.wide(rows, |x| x)),
+        }
+    }
+
+    fn wide<T: Pod>(&self, rows: Matrix<'_>, convert: impl Fn(f32) -> T) -> Vec<T> {
+        let mut values = vec![T::zeroed(); self.order.len() * self.dimension];
+        for (&row, to) in
+            self.order.iter().zip(values.chunks_exact_mut(self.dimension)).filter(|(row, _)| **row != NO_ITEM)
+        {
+            to.iter_mut().zip(rows.row(row as usize)).for_each(|(to, &x)| *to = convert(x));
+        }
+        values
+    }
+}

@@ -1,0 +1,33 @@
+//! The item index: an inverted file of int8 rows.
+//!
+//! Items lie in the order of C lists, the clusters of a k-means. A query scores the centroids, takes the best P lists and
+//! scans their rows with integer products; the best K0 are the candidates. Rows kept in a wider format rescore them.
+//!
+//! | tensor | holds |
+//! |---|---|
+//! | `codes` u8 `[blocks, G, 16, 4]` | int8 rows plus 128, in blocks of 16 items (see [`crate::device::kernels`]) |
+//! | `scales` f32 `[S]` | what a code of each slot is worth; 0 where a slot holds no item |
+//! | `list_lengths` u32 `[C]` | items of each list; a list takes whole blocks |
+//! | `centroids` f32 `[C, D]` | the centres of the lists |
+//! | `rows` bf16, f16 or f32 `[S, D]` | the rows that rescore, where the recipe asks for them |
+//!
+//! Scores are inner products. Source: IVF with scalar quantisation as in Faiss (arXiv 2401.08281), and the int8
+//! co-design of SilverTorch (arXiv 2511.14881).
+
+mod batch;
+mod build;
+mod kmeans;
+mod quantize;
+mod search;
+mod view;
+
+pub use batch::Batch;
+pub use build::{Built, Options, Rescore, build, steps};
+pub use search::{Counters, Probing, Scratch, Words};
+pub use view::{Index, Rows};
+
+/// Stands in `order` where a slot holds no item.
+pub const NO_ITEM: u32 = u32::MAX;
+
+#[cfg(test)]
+mod tests;

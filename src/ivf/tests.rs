@@ -1,0 +1,256 @@
+//! The index against a plain reading of inner products.
+
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::device::kernels::Kernels;
+use crate::error::Kind;
+use crate::files::{TensorFile, Tensors};
+use crate::tensor::Matrix;
+use crate::topk::{Selector, unkey};
+use crate::units::Slot;
+
+/// Clustered unit vectors from a seed.
+pub(super) fn vectors(count: usize, dimension: usize, seed: u64) -> Vec<f32> {
+    let random = |n: u64| (kmeans::mix(seed, n) >> 40) as f32 / (1u64 << 24) as f32 * 2.0 - 1.0;
+    let mut values = Vec::with_capacity(count * dimension);
+    for row in 0..count {
+        let centre = kmeans::mix(seed, row as u64) % 20;
+        let row: Vec<f32> = (0..dimension)
+            .map(|d| random(1 << 40 | centre << 20 | d as u64) + 0.7 * random((row * dimension + d) as u64))
+            .collect();
+        let length = row.iter().map(|x| x * x).sum::<f32>().sqrt();
+        values.extend(row.iter().map(|x| x / length));
+    }
+    values
+}
+
+fn opened(rows: Matrix<'_>, options: &Options) -> (Built, Index) {
+    let built = build(rows, options, &|_| ()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("index.safetensors");
+    let mut file = TensorFile::new();
+    built.encode(rows, &mut file).unwrap();
+    file.write(&path).unwrap();
+    (built, Index::open(&Tensors::open(&path).unwrap()).unwrap())
+}
+
+fn found(selector: &mut Selector) -> Vec<Slot> {
+    selector.finish().iter().map(|&k| unkey(k).1).collect()
+}
+
+#[test]
+fn every_item_has_one_slot_in_the_list_of_a_good_centroid() {
+    let values = vectors(1000, 24, 3);
+    let rows = Matrix::new(&values, 24).unwrap();
+    let (built, index) = opened(rows, &Options { lists: 20, ..Options::default() });
+    let mut seen: Vec<u32> = built.order.iter().copied().filter(|&r| r != NO_ITEM).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, (0..1000).collect::<Vec<_>>());
+    assert!(built.list_lengths.iter().all(|&n| n > 0), "a list stayed empty: {:?}", built.list_lengths);
+    assert!(built.list_offsets.iter().all(|o| o % 16 == 0));
+    assert_eq!((index.items(), index.slots(), index.lists()), (1000, built.order.len(), 20));
+    // The best list of an item's own vector is mostly the one it lies in.
+    let mut scratch = Scratch::default();
+    let at_home = (0..index.slots()).filter(|&s| built.order[s] != NO_ITEM).filter(|&s| {
+        let list = index.probe(rows.row(built.order[s] as usize), 1, &mut scratch).next().unwrap().0;
+        built.list_offsets[list.index()] <= s as u32 && (s as u32) < built.list_offsets[list.index() + 1]
+    });
+    assert!(at_home.count() > 950);
+}
+
+#[test]
+fn all_lists_with_rescoring_are_exact_search() {
+    for (dimension, rescore) in [(1, Rescore::F32), (24, Rescore::F16), (37, Rescore::Bf16), (64, Rescore::F32)] {
+        let values = vectors(1500, dimension, 5);
+        let rows = Matrix::new(&values, dimension).unwrap();
+        let (_, index) = opened(rows, &Options { rescore, ..Options::default() });
+        let queries = vectors(20, dimension, 6);
+        for kernels in Kernels::all() {
+            let index = index.clone().with_kernels(kernels);
+            for query in queries.chunks_exact(dimension) {
+                let (mut wide, mut exact, mut scratch) = (Selector::new(), Selector::new(), Scratch::default());
+                wide.reset(300);
+                let probing = Probing { probes: index.lists(), probes_max: index.lists(), pass_rate: 1.0 };
+                let counters = index.search(query, probing, None, &mut wide, 300, &mut scratch);
+                assert_eq!((counters.items, counters.survivors), (1500, 1500));
+                let candidates = found(&mut wide);
+                exact.reset(100);
+                index.search_slots(query, &candidates, &mut exact);
+                let rescored = found(&mut exact);
+                exact.reset(100);
+                index.search_exact(query, |_| true, &mut exact);
+                if dimension > 1 {
+                    assert_eq!(rescored, found(&mut exact), "{} D={dimension}", kernels.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn exact_search_is_what_the_numbers_say() {
+    let values = vectors(300, 9, 7);
+    let rows = Matrix::new(&values, 9).unwrap();
+    let (built, index) = opened(rows, &Options { rescore: Rescore::F32, ..Options::default() });
+    let query = &vectors(1, 9, 8)[..];
+    let mut selector = Selector::new();
+    selector.reset(300);
+    index.search_exact(query, |slot| slot.0 % 3 > 0, &mut selector);
+    let naive = |slot: u32| {
+        rows.row(built.order[slot as usize] as usize).iter().zip(query).map(|(a, b)| f64::from(a * b)).sum::<f64>()
+    };
+    let slots: Vec<u32> =
+        (0..index.slots() as u32).filter(|&s| built.order[s as usize] != NO_ITEM && s % 3 > 0).collect();
+    let got = found(&mut selector);
+    assert_eq!(got.len(), slots.len());
+    assert!(got.windows(2).all(|w| naive(w[0].0) >= naive(w[1].0) - 1e-6));
+}
+
+#[test]
+fn filters_never_cost_recall() {
+    [Rescore::None, Rescore::Bf16, Rescore::F16, Rescore::F32].into_iter().for_each(filters_cost_no_recall_with);
+}
+
+fn filters_cost_no_recall_with(rescore: Rescore) {
+    let values = vectors(20_000, 16, 9);
+    let rows = Matrix::new(&values, 16).unwrap();
+    let (_, index) = opened(rows, &Options { lists: 200, rescore, ..Options::default() });
+    let queries = vectors(20, 16, 10);
+    for pass in [2u64, 10, 40, 200, 4000] {
+        let eligible = |slot: u32| kmeans::mix(77, u64::from(slot)).is_multiple_of(pass);
+        let (mut hits, mut total) = (0, 0);
+        for query in queries.chunks_exact(16) {
+            let (mut exact, mut filtered, mut scratch) = (Selector::new(), Selector::new(), Scratch::default());
+            exact.reset(50);
+            index.search_exact(query, |s| eligible(s.0), &mut exact);
+            let truth = found(&mut exact);
+            filtered.reset(50);
+            let mut words = |list: crate::units::ListId, out: &mut [u64]| {
+                out.fill(0);
+                for bit in 0..index.list_lengths()[list.index()] {
+                    let passes = eligible(index.list_offsets()[list.index()] + bit);
+                    out[bit as usize / 64] |= u64::from(passes) << (bit % 64);
+                }
+            };
+            let probing = Probing { probes: 10, probes_max: 200, pass_rate: 1.0 / pass as f64 };
+            index.search(query, probing, Some(&mut words), &mut filtered, 50, &mut scratch);
+            let got = found(&mut filtered);
+            assert!(got.iter().all(|s| eligible(s.0)), "an item that does not pass was returned");
+            assert_eq!(got.len(), truth.len(), "a selective filter emptied the result");
+            hits += truth.iter().filter(|s| got.contains(s)).count();
+            total += truth.len();
+        }
+        assert!(hits as f64 >= 0.95 * total as f64, "one of {pass} passes: recall {hits} of {total}");
+    }
+}
+
+#[test]
+fn a_batch_finds_what_each_of_its_queries_finds() {
+    let values = vectors(6000, 24, 13);
+    let rows = Matrix::new(&values, 24).unwrap();
+    let (_, index) = opened(rows, &Options { lists: 70, rescore: Rescore::None, ..Options::default() });
+    let mut batch = Batch::default();
+    for (count, probes, k) in [(1, 1, 10), (3, 5, 1), (37, 9, 300), (64, 70, 6000), (5, 1000, 50)] {
+        let values = vectors(count, 24, 14);
+        let queries = Matrix::new(&values, 24).unwrap();
+        for kernels in Kernels::all() {
+            let index = index.clone().with_kernels(kernels);
+            let mut selectors: Vec<Selector> = (0..count).map(|_| Selector::new()).collect();
+            selectors.iter_mut().for_each(|s| s.reset(k));
+            let mut all: Vec<&mut Selector> = selectors.iter_mut().collect();
+            let together = index.search_batch(queries, probes, &mut all, &mut batch);
+            let mut alone = Counters::default();
+            for (n, selector) in selectors.iter_mut().enumerate() {
+                let (mut one, mut scratch) = (Selector::new(), Scratch::default());
+                one.reset(k);
+                let probing = Probing { probes, probes_max: probes, pass_rate: 1.0 };
+                alone.add(&index.search(queries.row(n), probing, None, &mut one, k, &mut scratch));
+                assert_eq!(selector.finish(), one.finish(), "{} {n} of {count}, {probes} probes", kernels.name());
+            }
+            assert_eq!((together.lists, together.items, together.bytes), (alone.lists, alone.items, alone.bytes));
+        }
+    }
+}
+
+#[test]
+fn builds_repeat_from_the_seed() {
+    let values = vectors(3000, 12, 11);
+    let rows = Matrix::new(&values, 12).unwrap();
+    let options = Options { lists: 40, sample_per_list: 20, ..Options::default() };
+    let (a, b) = (build(rows, &options, &|_| ()).unwrap(), build(rows, &options, &|_| ()).unwrap());
+    assert_eq!((a.order, a.centroids), (b.order, b.centroids));
+    let other = build(rows, &Options { seed: 2, ..options }, &|_| ()).unwrap();
+    assert_ne!(a.list_lengths, other.list_lengths);
+}
+
+#[test]
+fn progress_adds_up_to_the_steps() {
+    let values = vectors(700, 4, 12);
+    let rows = Matrix::new(&values, 4).unwrap();
+    let options = Options { lists: 10, iterations: 3, ..Options::default() };
+    let done = std::sync::atomic::AtomicUsize::new(0);
+    build(rows, &options, &|n| {
+        done.fetch_add(n, std::sync::atomic::Ordering::Relaxed);
+    })
+    .unwrap();
+    assert_eq!(done.into_inner(), steps(700, &options).unwrap());
+}
+
+#[test]
+fn odd_catalogues_are_built() {
+    for (values, dimension) in
+        [(vec![0.0; 12], 3), (vec![1.0; 80], 2), (vec![5.0], 1), (vec![1e-30, 2e-30, -1e30, 1e30], 1)]
+    {
+        let rows = Matrix::new(&values, dimension).unwrap();
+        let (_, index) = opened(rows, &Options::default());
+        let mut selector = Selector::new();
+        selector.reset(1000);
+        let query = vec![1.0; dimension];
+        let probing = Probing { probes: 1000, probes_max: 1000, pass_rate: 1.0 };
+        index.search(&query, probing, None, &mut selector, 1000, &mut Scratch::default());
+        assert_eq!(selector.finish().len(), rows.rows(), "k beyond the items returns them all");
+    }
+}
+
+#[test]
+fn recipes_and_rows_that_cannot_be_are_refused() {
+    let values = vectors(50, 4, 1);
+    let rows = Matrix::new(&values, 4).unwrap();
+    for (options, expected) in [
+        (Options { lists: 51, ..Options::default() }, "got 51 lists for 50 items"),
+        (Options { iterations: 0, ..Options::default() }, "index.iterations: got 0"),
+        (Options { sample_per_list: 0, ..Options::default() }, "index.sample_per_list: got 0"),
+    ] {
+        let error = build(rows, &options, &|_| ()).unwrap_err();
+        assert!(error.kind() == Kind::Invalid && error.to_string().contains(expected), "{error}");
+    }
+    let error = build(Matrix::new(&[], 4).unwrap(), &Options::default(), &|_| ()).unwrap_err();
+    assert!(error.to_string().contains("no items"));
+    let mut broken = values.clone();
+    broken[21] = f32::NAN;
+    let error = build(Matrix::new(&broken, 4).unwrap(), &Options::default(), &|_| ()).unwrap_err();
+    assert!(error.to_string().contains("row 6"), "{error}");
+}
+
+#[test]
+fn broken_tensors_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("index.safetensors");
+    let write = |centroids: [usize; 2], lengths: Vec<u32>, blocks: [usize; 4], scales: Vec<f32>| {
+        let mut file = TensorFile::new();
+        file.add_owned("centroids", &centroids, vec![0f32; centroids.iter().product()]).unwrap();
+        file.add_owned("list_lengths", &[lengths.len()], lengths).unwrap();
+        file.add_owned("codes", &blocks, vec![0u8; blocks.iter().product()]).unwrap();
+        file.add_owned("scales", &[scales.len()], scales).unwrap();
+        file.write(&path).unwrap();
+        Index::open(&Tensors::open(&path).unwrap())
+    };
+    assert!(write([1, 4], vec![3], [1, 1, 16, 4], vec![0.0; 16]).is_ok());
+    assert!(write([0, 4], vec![], [0, 1, 16, 4], vec![]).is_err());
+    assert!(write([1, 4], vec![17], [1, 1, 16, 4], vec![0.0; 16]).is_err());
+    assert!(write([2, 4], vec![u32::MAX, 5], [1, 1, 16, 4], vec![0.0; 16]).is_err());
+    assert!(write([1, 4], vec![3], [1, 1, 4, 16], vec![0.0; 16]).is_err());
+    assert!(write([1, 4], vec![3], [1, 1, 16, 4], vec![f32::NAN; 16]).is_err());
+    assert!(write([1, 4], vec![3], [1, 1, 16, 4], vec![0.0; 32]).is_err());
+}

@@ -1,0 +1,238 @@
+//! An index read from a mapped tensor file, without a copy.
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+
+use super::quantize::Quantized;
+use crate::device::buffer::Buffer;
+use crate::device::kernels::{BLOCK, Blocks, Kernels};
+use crate::error::{Error, Result};
+use crate::files::Tensors;
+use crate::units::{ListId, Slot};
+
+/// The rows that rescore candidates, `[S, D]`.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub enum Rows {
+    None,
+    Bf16(Buffer<bf16>),
+    F16(Buffer<f16>),
+    F32(Buffer<f32>),
+}
+
+/// The item index of a snapshot.
+#[derive(Clone, Debug)]
+pub struct Index {
+    pub(super) kernels: Kernels,
+    pub(super) dimension: usize,
+    pub(super) codes: Buffer<u8>,
+    pub(super) scales: Buffer<f32>,
+    pub(super) list_offsets: Vec<u32>,
+    pub(super) list_lengths: Buffer<u32>,
+    pub(super) centroid_codes: Vec<u8>,
+    pub(super) centroid_scales: Vec<f32>,
+    pub(super) rows: Rows,
+    items: usize,
+}
+
+impl Index {
+    /// Opens the tensors of [`super::Built::encode`].
+    ///
+    /// # Errors
+    /// `Corrupt` with the tensor where something is missing or does not fit the rest.
+    pub fn open(tensors: &Tensors) -> Result<Self> {
+        let corrupt = |tensor: &str, what: String| Error::corrupt(format!("tensor `{tensor}`: {what}"));
+        let (centroids, shape) = tensors.get::<f32>("centroids", 2)?;
+        let (lists, dimension) = (shape[0], shape[1]);
+        if lists == 0 || dimension == 0 {
+            return Err(corrupt("centroids", format!("shape {shape:?}, expected at least one list and one dimension")));
+        }
+        let list_lengths = tensors.vector::<u32>("list_lengths", lists)?;
+        let mut list_offsets = vec![0u32];
+        for (list, &length) in list_lengths.iter().enumerate() {
+            let end = length
+                .checked_next_multiple_of(BLOCK as u32)
+                .and_then(|n| list_offsets[list].checked_add(n))
+                .ok_or_else(|| corrupt("list_lengths", "more slots than 32 bits count".into()))?;
+            list_offsets.push(end);
+        }
+        let slots = list_offsets[lists] as usize;
+        let (codes, shape) = tensors.get::<u8>("codes", 4)?;
+        if shape != [slots / BLOCK, dimension.div_ceil(4), BLOCK, 4] {
+            return Err(corrupt(
+                "codes",
+                format!("shape {shape:?} does not fit {slots} slots of {dimension} dimensions"),
+            ));
+        }
+        let scales = tensors.vector::<f32>("scales", slots)?;
+        if scales.iter().any(|s| !s.is_finite()) || centroids.iter().any(|x| !x.is_finite()) {
+            return Err(corrupt("scales", "a scale or a centroid is not finite".into()));
+        }
+        let rows = if !tensors.has("rows") {
+            Rows::None
+        } else {
+            let (dtype, shape) = tensors.info("rows")?;
+            if shape != [slots, dimension] {
+                return Err(corrupt("rows", format!("shape {shape:?}, expected [{slots}, {dimension}]")));
+            }
+            match dtype {
+                Dtype::BF16 => Rows::Bf16(tensors.get("rows", 2)?.0),
+                Dtype::F16 => Rows::F16(tensors.get("rows", 2)?.0),
+                Dtype::F32 => Rows::F32(tensors.get("rows", 2)?.0),
+                other => return Err(corrupt("rows", format!("type {other:?}, expected BF16, F16 or F32"))),
+            }
+        };
+        let rows_of = centroids.chunks_exact(dimension).map(Some);
+        let (centroid_codes, centroid_scales) = super::kmeans::blocked(rows_of, dimension, lists);
+        let items = list_lengths.iter().map(|&n| n as usize).sum();
+        Ok(Index {
+            kernels: Kernels::detect()?,
+            dimension,
+            codes,
+            scales,
+            list_offsets,
+            list_lengths,
+            centroid_codes,
+            centroid_scales,
+            rows,
+            items,
+        })
+    }
+
+    /// The same index with other kernels, for comparisons.
+    pub fn with_kernels(mut self, kernels: Kernels) -> Self {
+        self.kernels = kernels;
+        self
+    }
+
+    /// The name of the kernels in use.
+    pub fn kernel(&self) -> &'static str {
+        self.kernels.name()
+    }
+
+    /// Width of a vector, D.
+    pub fn dimension(&self) -> usize {
+        self.dimension
+    }
+
+    /// Number of lists, C.
+    pub fn lists(&self) -> usize {
+        self.list_lengths.len()
+    }
+
+    /// Number of items, N.
+    pub fn items(&self) -> usize {
+        self.items
+    }
+
+    /// Number of slots, S.
+    pub fn slots(&self) -> usize {
+        self.scales.len()
+    }
+
+    /// The first slot of each list, and one past the last, `[C + 1]`.
+    pub fn list_offsets(&self) -> &[u32] {
+        &self.list_offsets
+    }
+
+    /// The items of each list, `[C]`.
+    pub fn list_lengths(&self) -> &[u32] {
+        &self.list_lengths
+    }
+
+    /// The rows that rescore.
+    pub fn rows(&self) -> &Rows {
+        &self.rows
+    }
+
+    /// Bytes of everything that serves: codes, scales, rescoring rows and int8 centroids.
+    pub fn bytes(&self) -> usize {
+        let rows = match &self.rows {
+            Rows::None => 0,
+            Rows::Bf16(r) => r.bytes(),
+            Rows::F16(r) => r.bytes(),
+            Rows::F32(r) => r.bytes(),
+        };
+        self.codes.bytes() + self.scales.bytes() + rows + self.centroid_codes.len() + 4 * self.centroid_scales.len()
+    }
+
+    /// The blocks of a list.
+    pub(super) fn blocks<'a>(&'a self, list: ListId, words: Option<&'a [u64]>) -> Blocks<'a> {
+        let (from, to) = (self.list_offsets[list.index()] as usize, self.list_offsets[list.index() + 1] as usize);
+        let groups = self.dimension.div_ceil(4);
+        let bytes = groups * 64;
+        Blocks {
+            codes: &self.codes[from / BLOCK * bytes..to / BLOCK * bytes],
+            scales: &self.scales[from..to],
+            groups,
+            items: self.list_lengths[list.index()] as usize,
+            words,
+            first_slot: from as u32,
+            next: &[],
+        }
+    }
+
+    /// The same with the list that is scanned after it, if there is one.
+    pub(super) fn blocks_before(&self, list: ListId, next: Option<ListId>) -> Blocks<'_> {
+        Blocks { next: next.map_or(&[], |next| self.blocks(next, None).codes), ..self.blocks(list, None) }
+    }
+
+    /// The inner product of a vector with the row of a slot, in f32 from the widest rows that are kept: the number that
+    /// rescoring and exact search rank by.
+    pub fn product(&self, vector: &[f32], slot: Slot) -> f32 {
+        let range = slot.index() * self.dimension..(slot.index() + 1) * self.dimension;
+        match &self.rows {
+            Rows::Bf16(rows) => self.kernels.dot_bf16(vector, &rows[range]),
+            Rows::F16(rows) => self.kernels.dot_f16(vector, &rows[range]),
+            Rows::F32(rows) => self.kernels.dot_f32(vector, &rows[range]),
+            Rows::None => {
+                let (block, lane) = (slot.index() / BLOCK, slot.index() % BLOCK);
+                let bytes = self.dimension.div_ceil(4) * 64;
+                let codes = &self.codes[block * bytes..(block + 1) * bytes];
+                let code = |d: usize| f32::from(i16::from(codes[d / 4 * 64 + lane * 4 + d % 4]) - 128);
+                let sum: f32 = vector.iter().enumerate().map(|(d, x)| x * code(d)).sum();
+                sum * self.scales[slot.index()]
+            }
+        }
+    }
+
+    /// [`Index::product`] for many slots.
+    ///
+    /// # Panics
+    /// Where `out` is not as long as `slots`.
+    pub fn products(&self, vector: &[f32], slots: &[u32], out: &mut [f32]) {
+        match &self.rows {
+            Rows::Bf16(rows) => self.kernels.dots_bf16(vector, rows, slots, out),
+            Rows::F16(rows) => self.kernels.dots_f16(vector, rows, slots, out),
+            Rows::F32(rows) => self.kernels.dots_f32(vector, rows, slots, out),
+            Rows::None => {
+                assert_eq!(slots.len(), out.len());
+                out.iter_mut().zip(slots).for_each(|(out, &slot)| *out = self.product(vector, Slot(slot)));
+            }
+        }
+    }
+
+    /// The row of a slot in f32, `[D]`, from the widest rows that are kept.
+    pub fn row(&self, slot: Slot, out: &mut [f32]) {
+        let range = slot.index() * self.dimension..(slot.index() + 1) * self.dimension;
+        match &self.rows {
+            Rows::Bf16(rows) => out.iter_mut().zip(&rows[range]).for_each(|(o, x)| *o = x.to_f32()),
+            Rows::F16(rows) => out.iter_mut().zip(&rows[range]).for_each(|(o, x)| *o = x.to_f32()),
+            Rows::F32(rows) => out.copy_from_slice(&rows[range]),
+            Rows::None => {
+                let (block, lane) = (slot.index() / BLOCK, slot.index() % BLOCK);
+                let bytes = self.dimension.div_ceil(4) * 64;
+                let codes = &self.codes[block * bytes..(block + 1) * bytes];
+                for (d, out) in out.iter_mut().enumerate() {
+                    *out = f32::from(i16::from(codes[d / 4 * 64 + lane * 4 + d % 4]) - 128) * self.scales[slot.index()];
+                }
+            }
+        }
+    }
+
+    /// Takes the int8 form of a query.
+    pub(super) fn quantize(&self, vector: &[f32], to: &mut Quantized) {
+        debug_assert_eq!(vector.len(), self.dimension);
+        to.set(vector);
+    }
+}

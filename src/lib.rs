@@ -1,0 +1,38 @@
+//! Sterling: index-as-model retrieval.
+//!
+//! One snapshot holds the sparse tables, the dense towers, the item index, the eligibility filter, the reranker, the
+//! value model and the item columns; one forward pass ([`forward`]) answers a request.
+//!
+//! | letter | meaning | letter | meaning |
+//! |---|---|---|---|
+//! | Q | queries in a batch | P | probed lists |
+//! | D | embedding width | K0 | candidates |
+//! | N | items | T | tasks |
+//! | C | lists (clusters) | K | results |
+
+pub mod bloom;
+pub mod cli;
+pub mod columns;
+pub mod config;
+pub mod device;
+pub mod engine;
+pub mod error;
+pub mod files;
+pub mod filter;
+pub mod forward;
+pub mod http;
+pub mod items;
+pub mod ivf;
+pub mod limits;
+pub mod model;
+pub mod npy;
+pub mod overarch;
+pub mod snapshot;
+pub mod sparse;
+pub mod telemetry;
+pub mod tensor;
+pub mod topk;
+pub mod tower;
+pub mod units;
+pub mod value;
+pub mod wire;

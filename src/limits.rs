@@ -1,0 +1,36 @@
+//! Every bound of the system in one place, with the relations that must hold between them checked when it compiles.
+
+/// Widest query or item embedding, D.
+pub const DIMENSION_MAX: usize = 8192;
+/// Most results of a request, K.
+pub const RESULTS_MAX: usize = 100_000;
+/// Most candidates of a request, K0.
+pub const CANDIDATES_MAX: usize = 200_000;
+/// Most requests in one `requests` list.
+pub const BATCH_REQUESTS_MAX: usize = 1024;
+/// Most ids of one feature of one request.
+pub const FEATURE_IDS_MAX: usize = 100_000;
+/// Most excluded item ids of a request.
+pub const EXCLUDE_MAX: usize = 100_000;
+/// Most items of one snapshot; slots are 32-bit.
+pub const ITEMS_MAX: usize = u32::MAX as usize / 2;
+/// Most lists of an index, C.
+pub const LISTS_MAX: usize = 1 << 20;
+/// Longest filter expression, in bytes.
+pub const FILTER_BYTES_MAX: usize = 64 * 1024;
+/// Most leaves of a filter expression.
+pub const FILTER_LEAVES_MAX: usize = 1024;
+/// Deepest nesting of a filter expression.
+pub const FILTER_DEPTH_MAX: usize = 64;
+/// Longest value-model expression, in bytes.
+pub const VALUE_BYTES_MAX: usize = 64 * 1024;
+/// Deepest nesting of a value-model expression.
+pub const VALUE_DEPTH_MAX: usize = 64;
+/// Largest request body, in bytes.
+pub const BODY_BYTES_MAX: usize = 32 << 20;
+/// Longest time-out that a request may ask for, in milliseconds.
+pub const TIMEOUT_MS_MAX: u64 = 600_000;
+
+const _: () = assert!(RESULTS_MAX <= CANDIDATES_MAX);
+const _: () = assert!(CANDIDATES_MAX <= ITEMS_MAX);
+const _: () = assert!(FILTER_LEAVES_MAX < FILTER_BYTES_MAX);

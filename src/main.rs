@@ -1,0 +1,5 @@
+//! The `sterling` program.
+
+fn main() -> std::process::ExitCode {
+    sterling::cli::run()
+}

@@ -1,0 +1,190 @@
+//! Matrices in NumPy's `.npy` files.
+//!
+//! The format (NumPy Enhancement Proposal 1): `\x93NUMPY`, two bytes of version, the length of a header as u16 (of version
+//! one) or u32, the header as a Python dictionary of `descr`, `fortran_order` and `shape`, then the numbers. Read here are
+//! little-endian numbers of two dimensions in C order; everything else is refused with what was found.
+
+use std::path::Path;
+
+use crate::device::map::Map;
+use crate::error::{Error, Result};
+
+/// The header of a file and where its numbers start.
+struct Header {
+    descr: String,
+    rows: usize,
+    cols: usize,
+    start: usize,
+}
+
+/// The text after `'name':` in a header.
+fn field<'a>(header: &'a str, name: &str) -> Option<&'a str> {
+    let at = header.find(&format!("'{name}'")).or_else(|| header.find(&format!("\"{name}\"")))?;
+    header[at + name.len() + 2..].trim_start().strip_prefix(':').map(str::trim_start)
+}
+
+fn header(bytes: &[u8]) -> Result<Header> {
+    let broken = |what: &str| Error::invalid(format!("not a .npy matrix: {what}"));
+    if bytes.len() < 12 || &bytes[..6] != b"\x93NUMPY" {
+        return Err(broken("it does not start with \\x93NUMPY"));
+    }
+    let (length, from): (usize, usize) = match bytes[6] {
+        1 => (u16::from_le_bytes([bytes[8], bytes[9]]) as usize, 10),
+        2 | 3 => (u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]) as usize, 12),
+        other => return Err(broken(&format!("version {other}, expected 1 to 3"))),
+    };
+    let text = from
+        .checked_add(length)
+        .and_then(|end| bytes.get(from..end))
+        .and_then(|text| std::str::from_utf8(text).ok())
+        .ok_or_else(|| broken("its header is cut off or no text"))?;
+    let descr = field(text, "descr")
+        .and_then(|t| t.strip_prefix(['\'', '"']))
+        .and_then(|t| t.split(['\'', '"']).next())
+        .ok_or_else(|| broken("its header names no simple `descr`"))?;
+    if !field(text, "fortran_order").is_some_and(|t| t.starts_with("False")) {
+        return Err(broken("expected `fortran_order` False; save numpy.ascontiguousarray of it"));
+    }
+    let shape = field(text, "shape")
+        .and_then(|t| t.strip_prefix('('))
+        .and_then(|t| t.split(')').next())
+        .ok_or_else(|| broken("its header names no `shape`"))?;
+    let sizes: Vec<&str> = shape.split(',').map(str::trim).filter(|s| !s.is_empty()).collect();
+    match sizes.iter().map(|s| s.parse().ok()).collect::<Option<Vec<usize>>>().as_deref() {
+        Some(&[rows, cols]) => Ok(Header { descr: descr.to_owned(), rows, cols, start: from + length }),
+        _ => Err(broken(&format!("shape ({shape}), expected (rows, columns)"))),
+    }
+}
+
+/// The numbers of a file, each `N` bytes made into a `T`.
+fn numbers<const N: usize, T>(bytes: &[u8], header: &Header, number: impl Fn([u8; N]) -> T) -> Result<Vec<T>> {
+    let count = header.rows.checked_mul(header.cols).filter(|c| c.checked_mul(N).is_some());
+    let body = &bytes[header.start..];
+    match count {
+        Some(count) if count * N == body.len() => {
+            let (parts, _) = body.as_chunks::<N>();
+            Ok(parts.iter().map(|&part| number(part)).collect())
+        }
+        _ => Err(Error::invalid(format!(
+            "{} bytes of numbers, expected {} × {} of {N} bytes",
+            body.len(),
+            header.rows,
+            header.cols
+        ))),
+    }
+}
+
+fn unexpected<T>(header: &Header, expected: &str) -> Result<T> {
+    Err(Error::invalid(format!("numbers of type `{}`, expected {expected}, little-endian", header.descr)))
+}
+
+/// Reads a matrix of floats (f2, f4 or f8): its numbers row after row, its rows and its columns.
+///
+/// # Errors
+/// `NotFound` or `Io`; `Invalid` with the path and what is wrong with the file.
+pub fn read_f32(path: &Path) -> Result<(Vec<f32>, usize, usize)> {
+    let map = Map::open(path)?;
+    let read = || {
+        let header = header(&map)?;
+        let values = match header.descr.as_str() {
+            "<f2" => numbers(&map, &header, |b: [u8; 2]| half::f16::from_le_bytes(b).to_f32())?,
+            "<f4" => numbers(&map, &header, f32::from_le_bytes)?,
+            "<f8" => numbers(&map, &header, |b: [u8; 8]| f64::from_le_bytes(b) as f32)?,
+            _ => return unexpected(&header, "f2, f4 or f8"),
+        };
+        Ok((values, header.rows, header.cols))
+    };
+    read().map_err(|e: Error| e.within(path.display()))
+}
+
+/// Reads a matrix of integers of up to 64 bits: its numbers row after row, its rows and its columns.
+///
+/// # Errors
+/// As [`read_f32`].
+pub fn read_i64(path: &Path) -> Result<(Vec<i64>, usize, usize)> {
+    let map = Map::open(path)?;
+    let read = || {
+        let header = header(&map)?;
+        let values = match header.descr.as_str() {
+            "|i1" => numbers(&map, &header, |b: [u8; 1]| i64::from(i8::from_le_bytes(b)))?,
+            "|u1" => numbers(&map, &header, |b: [u8; 1]| i64::from(b[0]))?,
+            "<i2" => numbers(&map, &header, |b: [u8; 2]| i64::from(i16::from_le_bytes(b)))?,
+            "<i4" => numbers(&map, &header, |b: [u8; 4]| i64::from(i32::from_le_bytes(b)))?,
+            "<u4" => numbers(&map, &header, |b: [u8; 4]| i64::from(u32::from_le_bytes(b)))?,
+            "<i8" => numbers(&map, &header, i64::from_le_bytes)?,
+            _ => return unexpected(&header, "i1, u1, i2, i4, u4 or i8"),
+        };
+        Ok((values, header.rows, header.cols))
+    };
+    read().map_err(|e: Error| e.within(path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::error::Kind;
+
+    fn file(version: u8, text: &str, body: &[u8]) -> tempfile::NamedTempFile {
+        let mut bytes = b"\x93NUMPY".to_vec();
+        bytes.extend([version, 0]);
+        match version {
+            1 => bytes.extend((text.len() as u16).to_le_bytes()),
+            _ => bytes.extend((text.len() as u32).to_le_bytes()),
+        }
+        bytes.extend(text.as_bytes());
+        bytes.extend(body);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn matrices_of_every_type_are_read() {
+        let text = |descr: &str| format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (2, 1), }}    \n");
+        let floats = [1.5f32, -2.0];
+        for version in [1, 2, 3] {
+            let four = file(version, &text("<f4"), bytemuck::cast_slice(&floats));
+            assert_eq!(read_f32(four.path()).unwrap(), (floats.to_vec(), 2, 1));
+        }
+        let two = floats.map(half::f16::from_f32);
+        assert_eq!(read_f32(file(1, &text("<f2"), bytemuck::cast_slice(&two)).path()).unwrap().0, floats);
+        let eight = floats.map(f64::from);
+        assert_eq!(read_f32(file(1, &text("<f8"), bytemuck::cast_slice(&eight)).path()).unwrap().0, floats);
+        let body = |bytes: usize| (0..2 * bytes).map(|b| if b % bytes == 0 { 7 } else { 0 }).collect::<Vec<u8>>();
+        for (descr, bytes) in [("|i1", 1), ("|u1", 1), ("<i2", 2), ("<i4", 4), ("<u4", 4), ("<i8", 8)] {
+            let read = read_i64(file(1, &text(descr), &body(bytes)).path()).unwrap();
+            assert_eq!(read, (vec![7, 7], 2, 1), "{descr}");
+        }
+        let negative = file(1, &text("<i4"), bytemuck::cast_slice(&[-1i32, i32::MIN]));
+        assert_eq!(read_i64(negative.path()).unwrap().0, [-1, i64::from(i32::MIN)]);
+    }
+
+    #[test]
+    fn everything_else_is_refused_with_the_reason() {
+        let good = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 1), }";
+        for (text, body, reason) in [
+            (good, 7, "7 bytes"),
+            ("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 1), }", 8, "fortran"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }", 8, "shape (2,)"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (2, -1), }", 8, "shape"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807, 9), }", 8, "8 bytes"),
+            ("{'descr': '>f4', 'fortran_order': False, 'shape': (2, 1), }", 8, "`>f4`"),
+            ("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2, 1), }", 8, "descr"),
+            ("{'fortran_order': False, 'shape': (2, 1), }", 8, "descr"),
+            ("{'descr': '<f4', 'fortran_order': False}", 8, "shape"),
+            ("", 8, "descr"),
+        ] {
+            let error = read_f32(file(1, text, &vec![0; body]).path()).unwrap_err();
+            assert_eq!(error.kind(), Kind::Invalid);
+            assert!(error.to_string().contains(reason), "{text}: {error}");
+        }
+        assert!(read_i64(file(1, good, &[0; 8]).path()).unwrap_err().to_string().contains("`<f4`"));
+        for bytes in [&b""[..], b"\x93NUMPY", b"\x93NUMPY\x09\x00\x00\x00\x00\x00", b"\x93NUMPY\x01\x00\xff\xff{}{}"] {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), bytes).unwrap();
+            assert_eq!(read_f32(file.path()).unwrap_err().kind(), Kind::Invalid, "{bytes:?}");
+        }
+        assert_eq!(read_f32(Path::new("no/such.npy")).unwrap_err().kind(), Kind::NotFound);
+    }
+}

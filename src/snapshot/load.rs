@@ -1,0 +1,146 @@
+//! Loading: a published version becomes something that answers, or is refused with the reason.
+
+use std::path::Path;
+
+use super::ids::Ids;
+use super::manifest::Manifest;
+use super::recipe::Recipe;
+use super::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE};
+use crate::columns::{ColumnKind, Columns};
+use crate::error::{Error, Result};
+use crate::files::Tensors;
+use crate::model::{FeatureKind, Package};
+use crate::value::Program;
+use crate::wire::{ColumnInfo, FeatureInfo, ModelInfo};
+use crate::{bloom, ivf};
+
+/// A loaded snapshot. Nothing of it changes after the load.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// What it holds and where it came from.
+    pub manifest: Manifest,
+    /// Towers, tables, reranker and value model.
+    pub package: Package,
+    /// The item index.
+    pub index: ivf::Index,
+    /// Planes and posting lists.
+    pub filter: bloom::Index,
+    /// Item columns.
+    pub columns: Columns,
+    /// Which slot holds which item.
+    pub ids: Ids,
+    /// The compiled value model.
+    pub value: Program,
+    /// How it was built and what requests get that do not say.
+    pub recipe: Recipe,
+    /// The numeric columns that the reranker and the value model read, one f32 a slot.
+    pub numbers: Vec<(String, Vec<f32>)>,
+    digest: String,
+}
+
+impl Snapshot {
+    /// Loads the snapshot in `folder`: the manifest first, then every checksum, then the parts, held against each other.
+    ///
+    /// # Errors
+    /// `NotFound` without a manifest; `Corrupt` or `Unsupported` with the file and the reason.
+    pub fn load(folder: &Path) -> Result<Self> {
+        let manifest = Manifest::read(folder)?;
+        manifest.verify(folder)?;
+        Snapshot::open(folder, manifest).map_err(|e| e.within(folder.display()))
+    }
+
+    fn open(folder: &Path, manifest: Manifest) -> Result<Self> {
+        for file in [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, RECIPE_FILE, crate::model::MODEL_FILE] {
+            if !manifest.files.contains_key(file) {
+                return Err(Error::corrupt(format!("the manifest names no `{file}`")));
+            }
+        }
+        let recipe = Recipe::read(&folder.join(RECIPE_FILE))?;
+        let package = Package::open(folder)?;
+        if let Some(file) = package.files().into_iter().find(|f| !manifest.files.contains_key(f)) {
+            return Err(Error::corrupt(format!("the manifest names no `{file}`, which the model needs")));
+        }
+        let index = ivf::Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?;
+        let tensors = Tensors::open(&folder.join(COLUMNS_FILE))?;
+        let columns = Columns::open(&tensors, index.slots())?;
+        let ids = Ids::open(&tensors, index.slots(), index.items())?;
+        let tensors = Tensors::open(&folder.join(FILTER_FILE))?;
+        let filter = bloom::Index::open(&tensors, index.list_offsets(), index.list_lengths(), columns.terms())?;
+        let says = (manifest.dimension, manifest.items, manifest.slots, manifest.lists);
+        let holds = (index.dimension(), index.items(), index.slots(), index.lists());
+        if says != holds || package.spec.dimension != manifest.dimension || package.spec.name != manifest.name {
+            return Err(Error::corrupt(format!(
+                "the manifest says {} with (dimension, items, slots, lists) = {says:?}, the files hold {} with {holds:?}",
+                manifest.name, package.spec.name
+            )));
+        }
+        let numeric: Vec<&str> = columns.list().filter(|c| c.kind() != ColumnKind::Texts).map(|c| c.name()).collect();
+        let value = package.value(&numeric)?;
+        let used = package.overarch.iter().flat_map(|o| o.columns()).chain(value.inputs());
+        let mut numbers: Vec<(String, Vec<f32>)> = Vec::new();
+        for name in used {
+            if numbers.iter().all(|(n, _)| n != name) {
+                let column = columns.list().find(|c| c.name() == name);
+                numbers.extend(column.and_then(|c| c.numbers()).map(|values| (name.clone(), values)));
+            }
+        }
+        let digest = manifest.digest();
+        Ok(Snapshot { manifest, package, index, filter, columns, ids, value, recipe, numbers, digest })
+    }
+
+    /// The digest of the snapshot's bytes.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    /// A numeric column that the reranker or the value model reads, one f32 a slot.
+    pub fn number(&self, name: &str) -> Option<&[f32]> {
+        self.numbers.iter().find(|(n, _)| n == name).map(|(_, values)| values.as_slice())
+    }
+
+    /// What the snapshot is, for people and programs.
+    pub fn info(&self) -> ModelInfo {
+        let spec = &self.package.spec;
+        let feature = |f: &crate::model::FeatureSpec| FeatureInfo {
+            name: f.source().into(),
+            kind: match f.kind {
+                FeatureKind::Ids => "ids",
+                FeatureKind::Category => "category",
+                FeatureKind::Dense => "dense",
+            }
+            .into(),
+            width: f.width,
+        };
+        let mut features: Vec<FeatureInfo> = spec.user.iter().flat_map(|u| &u.features).map(feature).collect();
+        features.sort_by(|a, b| a.name.cmp(&b.name));
+        features.dedup_by(|a, b| a.name == b.name);
+        let column = |c: &crate::columns::Column| ColumnInfo {
+            name: c.name().into(),
+            kind: match c.kind() {
+                ColumnKind::Integers => "integers",
+                ColumnKind::Texts => "texts",
+                ColumnKind::Floats => "floats",
+            }
+            .into(),
+            filter: c.is_filterable(),
+            distinct: c.dictionary_len(),
+        };
+        ModelInfo {
+            name: spec.name.clone(),
+            version: self.manifest.version,
+            digest: self.digest.clone(),
+            description: spec.description.clone(),
+            dimension: spec.dimension,
+            items: self.manifest.items,
+            lists: self.manifest.lists,
+            features,
+            columns: self.columns.list().map(column).collect(),
+            tasks: spec.tasks.iter().map(|t| t.name.clone()).collect(),
+            value: spec.value.expression.clone(),
+            constants: spec.value.constants.clone(),
+            candidates: self.recipe.serving.candidates,
+            probes: self.recipe.serving.probes_of(self.index.lists()),
+            bytes: self.manifest.bytes(),
+        }
+    }
+}

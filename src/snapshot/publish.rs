@@ -1,0 +1,258 @@
+//! Publishing: package, recipe and items become a version in the store, whole or not at all.
+//!
+//! 1. The package is opened and checked; the items are read.
+//! 2. Items become vectors: their own column, or the item tower over their features.
+//! 3. The vectors are clustered, which puts the items into slots.
+//! 4. Columns, ids, planes and rows are written in slot order, the package's files are copied.
+//! 5. The manifest is written last, and the folder gets its name.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use super::manifest::{FORMAT, Manifest, Provenance, Store};
+use super::recipe::Recipe;
+use super::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE, ids};
+use crate::columns::{self, Columns, ItemColumn, ItemValues};
+use crate::error::{Error, Result};
+use crate::files::{self, Checksum, TensorFile, Tensors};
+use crate::items::{EMBEDDING, ID, Items};
+use crate::model::{FeatureValues, Features, MODEL_FILE, ModelSpec, Package};
+use crate::sparse::Lookup;
+use crate::tensor::Matrix;
+use crate::{bloom, ivf};
+
+/// Items that the item tower takes at a time.
+const TOWER_BATCH: usize = 512;
+
+/// What is published.
+#[derive(Clone, Debug)]
+pub struct Publish {
+    /// The model package; without one the model is embedding-only and called `name`.
+    pub package: Option<PathBuf>,
+    /// The name of an embedding-only model.
+    pub name: Option<String>,
+    /// The item file; a package's own `items.parquet` where it is not given.
+    pub items: Option<PathBuf>,
+    /// Vectors beside the item file.
+    pub vectors: Option<PathBuf>,
+    /// How the index is built.
+    pub recipe: Recipe,
+}
+
+/// A part of a publication, for a progress bar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Stage {
+    Reading,
+    Embedding,
+    Clustering,
+    Writing,
+}
+
+/// Publishes a version and returns the model's name and the version's number. `progress` is told the stage, how much of it is done, and its size.
+///
+/// # Errors
+/// What is wrong with the package, the recipe or the items, with the place. The store is then as it was.
+pub fn publish(
+    store: &Store,
+    what: &Publish,
+    progress: &(dyn Fn(Stage, usize, usize) + Sync),
+) -> Result<(String, u64)> {
+    let start = Instant::now();
+    progress(Stage::Reading, 0, 1);
+    let open = |folder: &Path| Package::open(folder).map_err(|e| e.within(folder.display()));
+    let package = what.package.as_deref().map(open).transpose()?;
+    let path = match (&what.items, &package) {
+        (Some(path), _) => path.clone(),
+        (None, Some(package)) => package.folder().join("items.parquet"),
+        (None, None) => return Err(Error::invalid("items: expected an item file for an embedding-only model")),
+    };
+    let mut items = Items::read(&path, what.vectors.as_deref())?;
+    progress(Stage::Reading, 1, 1);
+    let vectors = embed(package.as_ref(), &mut items, progress)?;
+    let rows = Matrix::new(&vectors, vectors.len() / items.len())?;
+    let spec = match (&package, &what.name) {
+        (Some(package), _) => package.spec.clone(),
+        (None, Some(name)) => ModelSpec::embedding_only(name, rows.cols()),
+        (None, None) => return Err(Error::invalid("name: expected one for an embedding-only model")),
+    };
+    let kept = keep(&spec, std::mem::take(&mut items.columns)).map_err(|e| e.within(path.display()))?;
+    let names: Vec<&str> =
+        kept.iter().filter(|c| !matches!(c.values, ItemValues::Texts { .. })).map(|c| c.name.as_str()).collect();
+    if let Some(package) = &package {
+        package.value(&names)?;
+    }
+    let total = ivf::steps(items.len(), &what.recipe.index)?;
+    let done = AtomicUsize::new(0);
+    let built = ivf::build(rows, &what.recipe.index, &|n| {
+        progress(Stage::Clustering, done.fetch_add(n, Ordering::Relaxed) + n, total);
+    })?;
+    let version = store.publish(&spec.name, |folder, version| {
+        let mut files = BTreeMap::new();
+        write(folder, &mut files, &items, rows, &kept, &built, &what.recipe, progress)?;
+        let copied = package.iter().flat_map(|p| p.files().into_iter().map(move |name| (p.folder().join(&name), name)));
+        for (from, name) in copied {
+            let bytes = fs::read(&from).map_err(|e| Error::io(from.display(), e))?;
+            files.insert(name.clone(), put(&folder.join(name), &bytes)?);
+        }
+        if package.is_none() {
+            files.insert(MODEL_FILE.into(), put(&folder.join(MODEL_FILE), spec.to_toml()?.as_bytes())?);
+        }
+        files.insert(RECIPE_FILE.into(), put(&folder.join(RECIPE_FILE), what.recipe.to_toml()?.as_bytes())?);
+        let provenance = Provenance {
+            program: format!("sterling {}", env!("CARGO_PKG_VERSION")),
+            items_file: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+            seed: what.recipe.index.seed,
+            seconds: start.elapsed().as_secs_f64(),
+        };
+        let manifest = Manifest {
+            format: FORMAT,
+            name: spec.name.clone(),
+            version,
+            dimension: rows.cols(),
+            items: items.len(),
+            slots: built.order.len(),
+            lists: built.list_lengths.len(),
+            provenance,
+            files,
+        };
+        manifest.write(folder)
+    })?;
+    Ok((spec.name.clone(), version))
+}
+
+/// The name and newest version of a package's model, where that version was published from the same files.
+///
+/// # Errors
+/// What is wrong with the package, or `Io`.
+pub fn published(store: &Store, package: &Path) -> Result<Option<(String, u64)>> {
+    let package = Package::open(package)?;
+    let name = &package.spec.name;
+    let Some(version) = store.versions(name)?.pop() else { return Ok(None) };
+    let Ok(manifest) = Manifest::read(&store.folder(name, version)) else { return Ok(None) };
+    for file in package.files() {
+        let path = package.folder().join(&file);
+        let bytes = fs::read(&path).map_err(|e| Error::io(path.display(), e))?;
+        if manifest.files.get(&file) != Some(&Checksum::of(&bytes)) {
+            return Ok(None);
+        }
+    }
+    Ok(Some((name.clone(), version)))
+}
+
+fn put(path: &Path, bytes: &[u8]) -> Result<Checksum> {
+    files::write_atomic(path, |out| out.write_all(bytes))
+}
+
+#[allow(clippy::too_many_arguments)] // The parts of one snapshot, each used once.
+fn write(
+    folder: &Path,
+    sums: &mut BTreeMap<String, Checksum>,
+    items: &Items,
+    rows: Matrix<'_>,
+    kept: &[ItemColumn],
+    built: &ivf::Built,
+    recipe: &Recipe,
+    progress: &(dyn Fn(Stage, usize, usize) + Sync),
+) -> Result<()> {
+    progress(Stage::Writing, 0, 3);
+    let mut file = TensorFile::new();
+    built.encode(rows, &mut file)?;
+    sums.insert(INDEX_FILE.into(), file.write(&folder.join(INDEX_FILE))?);
+    progress(Stage::Writing, 1, 3);
+    let mut file = TensorFile::new();
+    columns::encode(kept, &built.order, &mut file)?;
+    ids::encode(&items.ids, &built.order, &mut file)?;
+    sums.insert(COLUMNS_FILE.into(), file.write(&folder.join(COLUMNS_FILE))?);
+    progress(Stage::Writing, 2, 3);
+    let written = Columns::open(&Tensors::open(&folder.join(COLUMNS_FILE))?, built.order.len())?;
+    let mut file = TensorFile::new();
+    bloom::encode(&written, &built.list_offsets, &built.list_lengths, &recipe.filter, &mut file)?;
+    sums.insert(FILTER_FILE.into(), file.write(&folder.join(FILTER_FILE))?);
+    progress(Stage::Writing, 3, 3);
+    Ok(())
+}
+
+/// The vectors of all items, row after row.
+fn embed(
+    package: Option<&Package>,
+    items: &mut Items,
+    progress: &(dyn Fn(Stage, usize, usize) + Sync),
+) -> Result<Vec<f32>> {
+    let Some(tower) = package.and_then(|p| p.item.as_ref()) else {
+        let dense = items.dense.remove(EMBEDDING).ok_or_else(|| {
+            Error::invalid(format!(
+                "items: no column `{EMBEDDING}` and no vectors beside the file, expected a vector an item"
+            ))
+        })?;
+        if let Some(want) = package.map(|p| p.spec.dimension).filter(|want| *want != dense.width) {
+            return Err(Error::invalid(format!(
+                "items: vectors of {} numbers, expected {want} as {MODEL_FILE} says",
+                dense.width
+            )));
+        }
+        return Ok(dense.values);
+    };
+    let mut vectors = Vec::new();
+    for first in (0..items.len()).step_by(TOWER_BATCH) {
+        let batch = first..(first + TOWER_BATCH).min(items.len());
+        let features = batch.clone().map(|row| features(tower.features(), items, row)).collect::<Result<Vec<_>>>()?;
+        let place = |e: Error| e.within(format!("items {} to {}", batch.start + 1, batch.end));
+        let (pooled, _) = tower.lookup(&features, &Lookup::default()).map_err(place)?;
+        vectors.extend_from_slice(tower.run(&pooled).map_err(place)?.data());
+        progress(Stage::Embedding, batch.end, items.len());
+    }
+    Ok(vectors)
+}
+
+/// The features of one item, read from its columns.
+fn features(specs: &[crate::model::FeatureSpec], items: &Items, row: usize) -> Result<Features> {
+    let mut features = Features::new();
+    for source in specs.iter().map(|s| s.source()) {
+        if source == ID {
+            features.insert(source.into(), FeatureValues::Ids { values: vec![items.ids[row]], weights: None });
+        } else if let Some(dense) = items.dense.get(source) {
+            let numbers = dense.values[row * dense.width..(row + 1) * dense.width].to_vec();
+            features.insert(source.into(), FeatureValues::Dense(numbers));
+        } else if let Some(column) = items.columns.iter().find(|c| c.name == source) {
+            let kinds = || specs.iter().filter(|s| s.source() == source).map(|s| s.kind);
+            let range = |offsets: &[u32]| offsets[row] as usize..offsets[row + 1] as usize;
+            let values = match &column.values {
+                ItemValues::Texts { offsets, values } => FeatureValues::Categories(values[range(offsets)].to_vec()),
+                ItemValues::Integers { offsets, values } if kinds().any(|k| k == crate::model::FeatureKind::Ids) => {
+                    FeatureValues::Ids { values: values[range(offsets)].to_vec(), weights: None }
+                }
+                ItemValues::Integers { offsets, values } => {
+                    FeatureValues::Categories(values[range(offsets)].iter().map(i64::to_string).collect())
+                }
+                ItemValues::Floats(values) => {
+                    FeatureValues::Dense(vec![if values[row].is_nan() { 0.0 } else { values[row] as f32 }])
+                }
+            };
+            features.insert(source.into(), values);
+        } else {
+            return Err(Error::invalid(format!("items: no column `{source}`, which the item tower reads")));
+        }
+    }
+    Ok(features)
+}
+
+/// The columns that the snapshot keeps, as the package declares them.
+fn keep(spec: &ModelSpec, columns: Vec<ItemColumn>) -> Result<Vec<ItemColumn>> {
+    if spec.item.columns.is_empty() {
+        return Ok(columns);
+    }
+    let mut by_name: BTreeMap<String, ItemColumn> = columns.into_iter().map(|c| (c.name.clone(), c)).collect();
+    let known = by_name.keys().cloned().collect::<Vec<_>>().join(", ");
+    let take = |declared: &crate::model::ColumnSpec| {
+        let mut column = by_name.remove(&declared.name).ok_or_else(|| {
+            Error::invalid(format!("no column `{}`, which {MODEL_FILE} declares; there are: {known}", declared.name))
+        })?;
+        column.filter = declared.filter;
+        Ok(column)
+    };
+    spec.item.columns.iter().map(take).collect()
+}

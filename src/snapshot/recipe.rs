@@ -1,0 +1,112 @@
+//! Index recipes: how an index is built, and what requests get that do not say.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::{bloom, ivf, limits};
+
+/// An index recipe, as `indexes/*.toml` hold them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Recipe {
+    /// Lists, training and rescoring rows.
+    pub index: ivf::Options,
+    /// Planes and posting lists.
+    pub filter: bloom::Options,
+    /// What requests get that do not say.
+    pub serving: Serving,
+}
+
+/// What requests get that do not say.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Serving {
+    /// Lists that are probed, P; 0 takes an eighth of them.
+    pub probes: usize,
+    /// Lists that a filtered request may probe; 0 means all.
+    pub probes_max: usize,
+    /// Candidates that are reranked, K0.
+    pub candidates: usize,
+}
+
+impl Default for Serving {
+    fn default() -> Self {
+        Serving { probes: 0, probes_max: 0, candidates: 1000 }
+    }
+}
+
+impl Recipe {
+    /// Reads a recipe.
+    ///
+    /// # Errors
+    /// `Invalid` with the line or the option, its value and its range.
+    pub fn parse(text: &str) -> Result<Self> {
+        let recipe: Recipe = toml::from_str(text).map_err(|e| Error::invalid(e.to_string().trim_end().to_owned()))?;
+        recipe.filter.check()?;
+        let candidates = recipe.serving.candidates;
+        if candidates == 0 || candidates > limits::CANDIDATES_MAX {
+            return Err(Error::invalid(format!(
+                "serving.candidates: got {candidates}, expected 1 to {}",
+                limits::CANDIDATES_MAX
+            )));
+        }
+        Ok(recipe)
+    }
+
+    /// Reads a recipe file.
+    ///
+    /// # Errors
+    /// As [`Recipe::parse`], with the path.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
+        Recipe::parse(&text).map_err(|e| e.within(path.display()))
+    }
+
+    pub(super) fn to_toml(&self) -> Result<String> {
+        toml::to_string(self).map_err(|e| Error::internal(format!("recipe: {e}")))
+    }
+}
+
+impl Serving {
+    /// The default number of probes among `lists`.
+    pub fn probes_of(&self, lists: usize) -> usize {
+        if self.probes == 0 { lists.div_ceil(8) } else { self.probes.min(lists) }
+    }
+
+    /// The most lists that a filtered request may probe.
+    pub fn probes_max_of(&self, lists: usize) -> usize {
+        if self.probes_max == 0 { lists } else { self.probes_max.min(lists) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_default_recipe_is_the_one_in_indexes() {
+        assert_eq!(Recipe::parse(include_str!("../../indexes/default.toml")).unwrap(), Recipe::default());
+    }
+
+    #[test]
+    fn recipes_that_cannot_be_are_refused() {
+        assert_eq!(Recipe::parse("").unwrap(), Recipe::default());
+        for (text, expected) in [
+            ("[index]\nlist = 3", "unknown field `list`"),
+            ("[index]\nlists = -3", "invalid"),
+            ("[filter]\nhashes = 0", "filter.hashes: got 0, expected 1 to 32"),
+            ("[filter]\nfixed_bits = 0", "filter.fixed_bits: got 0"),
+            ("[serving]\ncandidates = 0", "serving.candidates: got 0"),
+            ("[index]\nrescore = \"f8\"", "unknown variant `f8`"),
+            ("index", "expected"),
+        ] {
+            let error = Recipe::parse(text).expect_err(text).to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        let recipe = Recipe::parse("[index]\nlists = 7\nrescore = \"f32\"").unwrap();
+        assert_eq!(Recipe::parse(&recipe.to_toml().unwrap()).unwrap(), recipe);
+    }
+}

@@ -1,0 +1,55 @@
+//! Where the rows of a table come from: memory of this host, or another machine.
+//!
+//! A lookup asks every source once, with each row named once ([`RowSource::begin`]), then pools what lies in memory while the
+//! answers travel, then waits ([`Pending::wait`]). Each row asked for ends in exactly one [`RowState`].
+
+pub mod cache;
+pub mod remote;
+
+use std::fmt::Debug;
+use std::time::Instant;
+
+use crate::error::Result;
+
+/// What became of a row that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RowState {
+    /// The row's bytes are there.
+    Hit,
+    /// The source answered that it has no such row.
+    Unknown,
+    /// The source did not answer in time or is down: the row may exist.
+    Degraded,
+}
+
+/// The answer of a source.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Fetched {
+    /// `[rows asked for, row_bytes]`; the bytes of a row that is no [`RowState::Hit`] mean nothing.
+    pub bytes: Vec<u8>,
+    /// One a row asked for.
+    pub states: Vec<RowState>,
+}
+
+/// A question on its way.
+pub trait Pending: Send {
+    /// The answer, at the latest at the deadline given to [`RowSource::begin`]: rows without one by then are
+    /// [`RowState::Degraded`].
+    ///
+    /// # Errors
+    /// Where the source answers and the answer cannot be trusted or used, such as rows of another width. A source that is
+    /// slow or down is not an error here; the lookup's policy decides what it means.
+    fn wait(self: Box<Self>) -> Result<Fetched>;
+}
+
+/// Rows of one shard of a table that are fetched rather than mapped. Every row is `row_bytes` bytes in the table's format.
+pub trait RowSource: Send + Sync + Debug {
+    /// Bytes of a row.
+    fn row_bytes(&self) -> usize;
+
+    /// Number of rows; asked for are `0..rows`.
+    fn rows(&self) -> u64;
+
+    /// Asks for `rows`, sorted and each once, and returns at once.
+    fn begin(&self, rows: Vec<u64>, deadline: Option<Instant>) -> Box<dyn Pending + '_>;
+}

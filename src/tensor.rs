@@ -1,0 +1,117 @@
+//! Shapes next to numbers: borrowed row-major matrices and owned tensors of f32.
+
+use crate::error::{Error, Result};
+
+/// A borrowed row-major matrix `[rows, cols]` of f32 without padding.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    data: &'a [f32],
+    cols: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// A view of `data` as rows of `cols` numbers.
+    ///
+    /// # Errors
+    /// `Invalid` where `cols` is 0 or does not divide the length.
+    pub fn new(data: &'a [f32], cols: usize) -> Result<Self> {
+        if cols == 0 || !data.len().is_multiple_of(cols) {
+            return Err(Error::invalid(format!("matrix: {} numbers do not make rows of {cols}", data.len())));
+        }
+        Ok(Matrix { data, cols })
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.data.len() / self.cols
+    }
+
+    /// Width of a row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Row `r`, `[cols]`.
+    pub fn row(&self, r: usize) -> &'a [f32] {
+        &self.data[r * self.cols..(r + 1) * self.cols]
+    }
+
+    /// All numbers, row after row.
+    pub fn data(&self) -> &'a [f32] {
+        self.data
+    }
+}
+
+/// An owned row-major f32 tensor with its shape.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tensor {
+    shape: Vec<usize>,
+    data: Vec<f32>,
+}
+
+impl Tensor {
+    /// A tensor of the given shape.
+    ///
+    /// # Errors
+    /// `Invalid` where the product of the shape is not the number of values.
+    pub fn new(shape: impl Into<Vec<usize>>, data: Vec<f32>) -> Result<Self> {
+        let shape = shape.into();
+        if shape.iter().product::<usize>() != data.len() {
+            return Err(Error::invalid(format!(
+                "tensor: shape {shape:?} needs {} numbers, got {}",
+                shape.iter().product::<usize>(),
+                data.len()
+            )));
+        }
+        Ok(Tensor { shape, data })
+    }
+
+    /// A tensor of zeros.
+    pub fn zeros(shape: impl Into<Vec<usize>>) -> Self {
+        let shape = shape.into();
+        let data = vec![0.0; shape.iter().product()];
+        Tensor { shape, data }
+    }
+
+    /// The shape, outermost dimension first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// All numbers in row-major order.
+    pub fn data(&self) -> &[f32] {
+        &self.data
+    }
+
+    /// All numbers in row-major order, to be written.
+    pub fn data_mut(&mut self) -> &mut [f32] {
+        &mut self.data
+    }
+
+    /// The numbers without the shape.
+    pub fn into_data(self) -> Vec<f32> {
+        self.data
+    }
+
+    /// The tensor as rows of its last dimension.
+    ///
+    /// # Errors
+    /// `Invalid` for a tensor without dimensions or with an empty last one.
+    pub fn rows(&self) -> Result<Matrix<'_>> {
+        Matrix::new(&self.data, self.shape.last().copied().unwrap_or(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_are_checked() {
+        assert!(Matrix::new(&[1.0, 2.0, 3.0], 2).is_err());
+        assert!(Matrix::new(&[], 0).is_err());
+        assert!(Tensor::new([2, 2], vec![0.0; 3]).is_err());
+        let t = Tensor::new([2, 1, 3], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0]).expect("six numbers");
+        assert_eq!(t.rows().expect("rows of 3").row(1), [3.0, 4.0, 5.0]);
+    }
+}

@@ -1,0 +1,265 @@
+//! The K best of very many: a threshold that rises, and a partition now and then, no heap.
+//!
+//! Kernels store scores that reach the threshold, with their slots, straight into a buffer somewhat larger than K. When it
+//! is full, the K-th best score becomes the threshold and what lies below it is packed away. Each scored item costs a
+//! compare, each kept one O(1) on average, whatever K is.
+//!
+//! A result is one 64-bit key: the score's bits in an order that integers share, then the slot inverted, so that a larger
+//! key is a better result and equal scores rank by lower slot.
+
+mod sort;
+
+use crate::device::kernels::{BLOCK, Blocks, Int8Query, Kernels, Lane, Staging};
+use crate::units::Slot;
+
+/// Scores beyond K that are kept before a partition, besides a share of K.
+const ROOM_MIN: usize = 256;
+
+/// A score and a slot as one number that sorts as they rank.
+pub fn key(score: f32, slot: Slot) -> u64 {
+    // Adding zero makes one zero of two, so that keys order as scores compare.
+    let bits = (score + 0.0).to_bits();
+    let ordered = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    u64::from(ordered) << 32 | u64::from(!slot.0)
+}
+
+/// The score and the slot of a key.
+pub fn unkey(key: u64) -> (f32, Slot) {
+    let ordered = (key >> 32) as u32;
+    let bits = if ordered >> 31 == 1 { ordered & !(1 << 31) } else { !ordered };
+    (f32::from_bits(bits), Slot(!(key as u32)))
+}
+
+/// Collects the K best scored slots.
+#[derive(Clone, Debug)]
+pub struct Selector {
+    kernels: Kernels,
+    k: usize,
+    scores: Vec<f32>,
+    slots: Vec<u32>,
+    len: usize,
+    room: usize,
+    threshold: f32,
+    accepted: u64,
+    spare: Vec<f32>,
+    keys: Vec<u64>,
+    sorting: Vec<u64>,
+}
+
+impl Default for Selector {
+    fn default() -> Self {
+        Selector::new()
+    }
+}
+
+impl Selector {
+    /// A selector of nothing; [`Selector::reset`] before use.
+    pub fn new() -> Self {
+        Selector {
+            kernels: Kernels::best(),
+            k: 0,
+            scores: Vec::new(),
+            slots: Vec::new(),
+            len: 0,
+            room: 0,
+            threshold: f32::INFINITY,
+            accepted: 0,
+            spare: Vec::new(),
+            keys: Vec::new(),
+            sorting: Vec::new(),
+        }
+    }
+
+    /// Forgets everything and selects the `k` best from here on. Keeps its memory.
+    pub fn reset(&mut self, k: usize) {
+        self.k = k;
+        self.len = 0;
+        self.accepted = 0;
+        self.threshold = if k == 0 { f32::INFINITY } else { f32::NEG_INFINITY };
+        self.set_room(k + k / 2 + ROOM_MIN + BLOCK);
+    }
+
+    fn set_room(&mut self, room: usize) {
+        self.room = room;
+        if self.scores.len() < room {
+            self.scores.resize(room, 0.0);
+            self.slots.resize(room, 0);
+        }
+    }
+
+    /// Results asked for, K.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// The score that an item must reach to be kept; it only rises.
+    pub fn threshold(&self) -> f32 {
+        self.threshold
+    }
+
+    /// Items that reached the threshold of their moment.
+    pub fn accepted(&self) -> u64 {
+        self.accepted
+    }
+
+    /// Number of slots held, at most K after [`Selector::finish`].
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True where nothing was kept.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Room for more: what a kernel may fill before the next partition.
+    fn staging(&mut self) -> Staging<'_> {
+        Staging { scores: &mut self.scores[..self.room], slots: &mut self.slots[..self.room], len: self.len }
+    }
+
+    fn staged(&mut self, len: usize) {
+        self.accepted += (len - self.len) as u64;
+        self.len = len;
+        if self.len + BLOCK > self.room {
+            self.shrink();
+        }
+    }
+
+    /// Scans blocks and keeps what reaches the threshold.
+    pub fn scan(&mut self, kernels: Kernels, blocks: &Blocks<'_>, query: &Int8Query<'_>) {
+        let count = blocks.items.div_ceil(BLOCK);
+        let mut next = 0;
+        while next < count {
+            let threshold = self.threshold;
+            let mut staging = self.staging();
+            next = kernels.scan(blocks, query, threshold, next, &mut staging);
+            let len = staging.len;
+            self.staged(len);
+        }
+    }
+
+    /// Makes room for `items` more, so that they can be scanned in one go.
+    pub fn make_room(&mut self, items: usize) {
+        let items = items.next_multiple_of(BLOCK) + BLOCK;
+        if self.len + items > self.room {
+            self.shrink();
+            self.set_room(self.room.max(self.len + items));
+        }
+    }
+
+    /// The selector as one of several that scan together, after [`Selector::make_room`].
+    pub fn lane<'a>(&'a mut self, query: Int8Query<'a>) -> Lane<'a> {
+        Lane { query, threshold: self.threshold, staging: self.staging() }
+    }
+
+    /// Takes over what a lane of this selector came to hold.
+    pub fn take(&mut self, held: usize) {
+        self.staged(held);
+    }
+
+    /// Keeps what reaches the threshold among the scores of consecutive slots; a multiple of 16 of them.
+    pub fn keep(&mut self, kernels: Kernels, scores: &[f32], first_slot: Slot) {
+        let mut next = 0;
+        while next < scores.len() / BLOCK {
+            let threshold = self.threshold;
+            let mut staging = self.staging();
+            next = kernels.keep(scores, first_slot.0, threshold, next, &mut staging);
+            let len = staging.len;
+            self.staged(len);
+        }
+    }
+
+    /// Offers one scored slot.
+    pub fn push(&mut self, score: f32, slot: Slot) {
+        if score >= self.threshold && self.k > 0 {
+            (self.scores[self.len], self.slots[self.len]) = (score, slot.0);
+            self.staged(self.len + 1);
+        }
+    }
+
+    /// Keeps the K best of what is held; the threshold becomes the K-th best score.
+    pub fn shrink(&mut self) {
+        if self.k == 0 {
+            self.len = 0;
+        } else if self.len >= self.k {
+            self.spare.clear();
+            self.spare.extend_from_slice(&self.scores[..self.len]);
+            self.threshold = self.kernels.kth(&mut self.spare, self.k);
+            self.len = self.kernels.retain(&mut self.scores[..self.len], &mut self.slots[..self.len], self.threshold);
+            if self.len > self.k {
+                self.drop_ties();
+            }
+        }
+    }
+
+    /// Of the items at the threshold itself those with the lowest slots stay, as many as K has room for.
+    fn drop_ties(&mut self) {
+        let tied = |n: &usize| self.scores[*n] == self.threshold;
+        let slots = &mut self.sorting;
+        slots.clear();
+        slots.extend((0..self.len).filter(tied).map(|n| u64::from(self.slots[n])));
+        let stay = slots.len() - (self.len - self.k);
+        let last = *slots.select_nth_unstable(stay - 1).1 as u32;
+        let mut kept = 0;
+        for n in 0..self.len {
+            if self.scores[n] > self.threshold || self.slots[n] <= last {
+                (self.scores[kept], self.slots[kept]) = (self.scores[n], self.slots[n]);
+                kept += 1;
+            }
+        }
+        self.len = kept;
+    }
+
+    /// The K best, best first.
+    pub fn finish(&mut self) -> &[u64] {
+        self.shrink();
+        self.keys.clear();
+        let held = self.scores[..self.len].iter().zip(&self.slots[..self.len]);
+        self.keys.extend(held.map(|(&score, &slot)| key(score, Slot(slot))));
+        sort::descending(&mut self.keys, &mut self.sorting);
+        &self.keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn keys_order_as_scores_and_then_slots(a in -1e30f32..1e30, b in -1e30f32..1e30, s: u32, t: u32) {
+            prop_assert_eq!(unkey(key(a, Slot(s))), (a, Slot(s)));
+            prop_assert_eq!(key(a, Slot(s)) > key(b, Slot(t)), a > b || (a == b && s < t));
+        }
+
+        #[test]
+        fn the_best_k_are_those_of_a_full_sort(scores in proptest::collection::vec(-20i32..20, 0..6000), k in 0usize..900, one_by_one: bool) {
+            let mut scores: Vec<f32> = scores.iter().map(|&s| s as f32 / 4.0).collect();
+            let kernels = Kernels::detect().unwrap();
+            let mut selector = Selector::new();
+            selector.reset(k);
+            let count = scores.len();
+            if one_by_one {
+                scores.iter().enumerate().for_each(|(slot, &score)| selector.push(score, Slot(slot as u32)));
+            } else {
+                scores.resize(count.next_multiple_of(BLOCK), f32::NAN);
+                selector.keep(kernels, &scores, Slot(0));
+            }
+            let mut expected: Vec<u64> = (0..count).map(|s| key(scores[s], Slot(s as u32))).collect();
+            expected.sort_unstable_by(|a, b| b.cmp(a));
+            expected.truncate(k);
+            prop_assert_eq!(selector.finish(), &expected);
+        }
+    }
+
+    #[test]
+    fn nan_is_never_kept() {
+        let mut selector = Selector::new();
+        selector.reset(3);
+        selector.push(f32::NAN, Slot(1));
+        selector.push(f32::NEG_INFINITY, Slot(2));
+        assert_eq!(selector.finish(), [key(f32::NEG_INFINITY, Slot(2))]);
+    }
+}

@@ -1,0 +1,175 @@
+//! The Debian model, as `sterling demo` publishes and serves it: answers, recall, and the filter's promise on real data.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, Weak};
+
+use serde_json::{Value, json};
+
+use sterling::snapshot::Publish;
+
+use crate::support::{Server, ids, json as read, put, root, sterling, text, vectors};
+
+const RETRIEVE: &str = "/v1/models/debian:retrieve";
+
+/// One server for the tests of this file that run side by side; it ends with the last of them. The model is published on the
+/// first use, and again only where the package changes.
+fn server() -> Arc<Server> {
+    static SERVER: Mutex<Weak<Server>> = Mutex::new(Weak::new());
+    let mut shared = SERVER.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some(running) = shared.upgrade() {
+        return running;
+    }
+    let store = store();
+    // The README's second example.
+    let item = text(root().join("README.md")).lines().find(|l| l.starts_with("{\"id\"")).unwrap().to_owned();
+    let folder = tempfile::tempdir().unwrap();
+    if !store.join("shop").exists() {
+        put(&store, &Publish { name: Some("shop".into()), ..vectors(folder.path(), &item) }).unwrap();
+    }
+    let server = Arc::new(Server::spawn(sterling().args(["demo", "--listen", "127.0.0.1:0", "--store"]).arg(store)));
+    *shared = Arc::downgrade(&server);
+    server
+}
+
+fn store() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("debian-store")
+}
+
+fn heldout() -> Vec<Value> {
+    text(root().join("models/debian/heldout.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Ids of both lists, where neighbours whose scores are closer than rounding may have changed places.
+fn agree(found: &[Value], wanted: &[Value], score: &str, tolerance: f64) {
+    assert_eq!(found.len(), wanted.len());
+    let number = |item: &Value| item[score].as_f64().unwrap();
+    for (place, (a, b)) in found.iter().zip(wanted).enumerate() {
+        assert!((number(a) - number(b)).abs() <= tolerance, "place {place}: {a}, expected {b}");
+        let tied = || wanted.iter().any(|w| w["id"] == a["id"] && (number(w) - number(a)).abs() <= tolerance);
+        // The last places may be taken by an item that the list has just cut off.
+        let at_the_edge = || number(a) - number(wanted.last().unwrap()) <= tolerance;
+        assert!(a["id"] == b["id"] || tied() || at_the_edge(), "place {place}: {a}, expected {b}");
+    }
+}
+
+#[test]
+fn served_answers_are_those_of_the_python_evaluation() {
+    let server = server();
+    for case in read(root().join("models/debian/golden.json")).as_array().unwrap() {
+        let answer = server.ask("/v1/models/debian:embed", json!({"features": case["features"]}));
+        for (a, b) in answer["embedding"].as_array().unwrap().iter().zip(case["query"].as_array().unwrap()) {
+            assert!((a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 1e-4);
+        }
+        let request = json!({"features": case["features"], "exclude": case["exclude"], "exact": true,
+                             "k": 2000, "candidates": 2000, "timeout_ms": 60000});
+        let answer = server.ask(RETRIEVE, request);
+        let mut items = answer["items"].as_array().unwrap().clone();
+        let full = case["full"].as_array().unwrap();
+        agree(&items[..full.len()], full, "score", 2e-3);
+        let similarity = |item: &Value| item["similarity"].as_f64().unwrap();
+        items.sort_by(|a, b| similarity(b).total_cmp(&similarity(a)));
+        let retrieval = case["retrieval"].as_array().unwrap();
+        agree(&items[..retrieval.len()], retrieval, "similarity", 1e-4);
+    }
+}
+
+#[test]
+fn every_list_probed_and_rescored_is_exact_and_defaults_keep_the_recall() {
+    let server = server();
+    let lists = server.get_json("/v1/models/debian")["lists"].as_u64().unwrap();
+    let (mut hits, mut wanted) = (0, 0);
+    for user in heldout().iter().step_by(20) {
+        let mut request = json!({"features": user["features"], "exclude": user["exclude"], "k": 100, "candidates": 100,
+                                 "timeout_ms": 60000});
+        request["exact"] = true.into();
+        let exact = ids(&server.ask(RETRIEVE, &request));
+        request["exact"] = false.into();
+        let found: BTreeSet<i64> = ids(&server.ask(RETRIEVE, &request)).into_iter().collect();
+        hits += exact.iter().filter(|id| found.contains(id)).count();
+        wanted += exact.len();
+        request["probes"] = lists.into();
+        assert_eq!(ids(&server.ask(RETRIEVE, &request)), exact, "{}", user["user"]);
+    }
+    let recall = hits as f64 / wanted as f64;
+    assert!(wanted > 5000 && recall >= 0.95, "recall@100 = {recall} over {wanted}");
+}
+
+#[test]
+fn filters_lose_nothing_and_let_nothing_through() {
+    let server = server();
+    let users = heldout();
+    let features = &users[7]["features"];
+    let all = server.ask(
+        RETRIEVE,
+        json!({"features": features, "k": 100_000, "candidates": 100_000, "exact": true,
+        "timeout_ms": 60000, "columns": ["section", "priority", "architecture", "installed_kb"]}),
+    );
+    let all = all["items"].as_array().unwrap();
+    assert!(all.len() > 60_000);
+    type Check = fn(&Value) -> bool;
+    let cases: [(&str, Check); 7] = [
+        ("section:python", |c| c["section"] == "python"),
+        ("section:python AND NOT priority:optional", |c| c["section"] == "python" && c["priority"] != "optional"),
+        ("NOT section:python", |c| c["section"] != "python"),
+        ("section IN (games, zope) OR priority:required", |c| {
+            c["section"] == "games" || c["section"] == "zope" || c["priority"] == "required"
+        }),
+        ("priority:required", |c| c["priority"] == "required"),
+        ("installed_kb < 100 AND architecture:all", |c| {
+            c["installed_kb"].as_f64().is_some_and(|kb| kb < 100.0) && c["architecture"] == "all"
+        }),
+        ("NOT (section:libs OR installed_kb >= 50)", |c| {
+            c["section"] != "libs" && c["installed_kb"].as_f64().is_none_or(|kb| kb < 50.0)
+        }),
+    ];
+    for (filter, holds) in cases {
+        let want: BTreeSet<i64> =
+            all.iter().filter(|i| holds(&i["columns"])).map(|i| i["id"].as_i64().unwrap()).collect();
+        assert!(!want.is_empty(), "{filter} matches nothing");
+        let request = json!({"features": features, "filter": filter, "k": 100_000, "candidates": 100_000, "timeout_ms": 60000,
+                             "probes": server.get_json("/v1/models/debian")["lists"]});
+        let found: BTreeSet<i64> = ids(&server.ask(RETRIEVE, request)).into_iter().collect();
+        assert_eq!(found.len(), want.len(), "{filter}");
+        assert_eq!(found, want, "{filter}");
+        // At defaults a page of results is full wherever so many items pass.
+        let page = server.ask(RETRIEVE, json!({"features": features, "filter": filter, "k": 50}));
+        let page = ids(&page);
+        assert_eq!(page.len(), want.len().min(50), "{filter}");
+        assert!(page.iter().all(|id| want.contains(id)), "{filter}");
+    }
+}
+
+#[test]
+fn the_demo_shows_names_and_starts_again_from_what_it_published() {
+    let server = server();
+    let said = server.said.join("\n");
+    assert!(said.contains("taken out:") && said.contains("git has:"), "{said}");
+    let again = Server::spawn(sterling().args(["demo", "--listen", "127.0.0.1:0", "--store"]).arg(store()));
+    assert!(!again.said.join("\n").contains("published"), "{:?}", again.said);
+    again.wait_ready();
+    assert_eq!(again.get_json("/v1/models/debian")["digest"], server.get_json("/v1/models/debian")["digest"]);
+}
+
+/// The `curl` calls of a document: path and body.
+fn calls_of(document: &str) -> Vec<(String, String)> {
+    let page = text(root().join(document));
+    let call = |part: &str| {
+        let (path, rest) = part.split_once(" -d '").unwrap();
+        (path.to_owned(), rest.split_once('\'').unwrap().0.to_owned())
+    };
+    page.split("curl http://127.0.0.1:8080").skip(1).map(call).collect()
+}
+
+#[test]
+fn the_calls_in_the_documents_work_as_printed() {
+    let server = server();
+    for document in ["README.md", "docs/API.md"] {
+        let calls = calls_of(document);
+        assert!(!calls.is_empty());
+        for (path, body) in calls {
+            let answer = server.ask(&path, body);
+            assert!(!answer["items"].as_array().unwrap().is_empty(), "{document}: {path}");
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The filter language and its promise through the whole pass: the examples of docs/FILTERS.md, and random filters over random
+//! catalogues against a naive reading of the items.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use serde_json::{Value, json};
+use sterling::filter::{Expr, Leaf, Operator, Test, parse};
+use sterling::forward::{Deadline, retrieve};
+use sterling::limits::{FILTER_BYTES_MAX, FILTER_DEPTH_MAX, FILTER_LEAVES_MAX};
+use sterling::snapshot::{Publish, Recipe, Snapshot, Store, publish};
+use sterling::wire::{RetrieveRequest, Retrieved};
+
+const PAGE: &str = include_str!("../../docs/FILTERS.md");
+const QUERY: [f32; 4] = [0.4, -0.3, 0.8, 0.2];
+
+/// Ways of building the index that answer the same filters differently.
+const RECIPES: [&str; 4] = [
+    "",
+    // Bloom planes only, and few of them.
+    "[filter]\nexact_share_min = 1.0\nposting_share_max = 0.0\nbits_per_term = 2\nnumber_buckets = 0\n",
+    // Posting lists wherever they can be.
+    "[filter]\nexact_share_min = 1.0\nposting_share_max = 1.0\n",
+    "[filter]\nexact_share_min = 0.3\nposting_share_max = 0.05\nhashes = 2\nnumber_buckets = 3\n",
+];
+
+/// A published catalogue; its folder can go, because the files stay mapped.
+fn snapshot(items: &[Value], recipe: &str) -> Snapshot {
+    let folder = tempfile::tempdir().unwrap();
+    let lines: Vec<String> = items
+        .iter()
+        .enumerate()
+        .map(|(n, item)| {
+            let mut item = item.clone();
+            let angle = (n * n + n) as f32;
+            item["embedding"] = json!([angle.sin(), angle.cos(), (angle * 0.7).sin(), 0.5]);
+            item.to_string()
+        })
+        .collect();
+    let path = folder.path().join("items.jsonl");
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    let store = Store::new(folder.path().join("store"));
+    let recipe = Recipe::parse(recipe).unwrap();
+    let what = Publish { package: None, name: Some("test".into()), items: Some(path), vectors: None, recipe };
+    let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
+    Snapshot::load(&store.folder(&name, version)).unwrap()
+}
+
+fn ask(snapshot: &Snapshot, fields: Value) -> sterling::error::Result<Retrieved> {
+    let mut request = json!({"vector": QUERY, "explain": true});
+    request.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    let request: RetrieveRequest = serde_json::from_value(request).unwrap();
+    retrieve(snapshot, &[&request], Deadline(Instant::now() + Duration::from_secs(60))).pop().unwrap()
+}
+
+fn ids(retrieved: &Retrieved) -> BTreeSet<i64> {
+    let ids: BTreeSet<i64> = retrieved.items.iter().map(|i| i.id).collect();
+    assert_eq!(ids.len(), retrieved.items.len(), "an item is returned twice");
+    ids
+}
+
+/// The lines of all blocks of the page with this name, parted at the arrow.
+fn examples(name: &str) -> Vec<(&'static str, &'static str)> {
+    let blocks = PAGE.split("```").skip(1).step_by(2);
+    let lines = blocks.filter_map(|block| block.strip_prefix(name)?.strip_prefix('\n')).flat_map(str::lines);
+    lines.map(|line| line.split_once('→').unwrap_or_else(|| panic!("{line}: no arrow"))).collect()
+}
+
+fn page_items() -> Vec<Value> {
+    let block = PAGE.split("```jsonl\n").nth(1).unwrap().split("```").next().unwrap();
+    block.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn the_examples_of_the_page_return_what_it_says() {
+    let (items, examples) = (page_items(), examples("filter"));
+    assert!(examples.len() >= 35, "{} examples", examples.len());
+    for recipe in RECIPES {
+        let snapshot = snapshot(&items, recipe);
+        for (filter, expected) in &examples {
+            let expected: BTreeSet<i64> = expected.split_whitespace().map(|id| id.parse().unwrap()).collect();
+            for exact in [false, true] {
+                let found = ask(&snapshot, json!({"filter": filter, "exact": exact}));
+                let found = found.unwrap_or_else(|e| panic!("{filter}: {e}"));
+                assert_eq!(ids(&found), expected, "{filter}, recipe {recipe:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_canonical_forms_of_the_page_are_true() {
+    let examples = examples("canonical");
+    assert!(examples.len() >= 6);
+    for (filter, form) in examples {
+        let canonical = parse(filter).unwrap().canonical();
+        assert_eq!(canonical.to_string(), form.trim(), "{filter}");
+        assert_eq!(parse(form).unwrap().canonical(), canonical);
+    }
+}
+
+#[test]
+fn the_errors_of_the_page_are_true() {
+    let snapshot = snapshot(&page_items(), "");
+    let examples = examples("errors");
+    assert!(examples.len() >= 12);
+    for (filter, message) in examples {
+        let filter = filter.trim_end();
+        let error = ask(&snapshot, json!({"filter": filter})).expect_err(filter);
+        assert_eq!(error.to_string(), message.trim());
+        assert!(message.contains(&format!("byte {}", error.offset().unwrap())), "{message}");
+    }
+}
+
+#[test]
+fn the_limits_of_the_page_are_the_limits() {
+    let with_comma = |n: usize| format!("{},{:03}", n / 1000, n % 1000);
+    for limit in [with_comma(FILTER_BYTES_MAX), with_comma(FILTER_LEAVES_MAX), FILTER_DEPTH_MAX.to_string()] {
+        assert!(PAGE.contains(&limit), "{limit} is not on the page");
+    }
+    for (option, value) in toml::to_string(&sterling::bloom::Options::default()).unwrap().lines().map(|line| {
+        let (option, value) = line.split_once(" = ").unwrap();
+        (option.to_owned(), value.to_owned())
+    }) {
+        assert!(PAGE.contains(&format!("| `{option}` | {value} |")), "{option} = {value} is not on the page");
+    }
+}
+
+fn leaf(feature: &str, test: Test) -> Expr {
+    Expr::Leaf(Leaf { feature: feature.into(), test, offset: 0 })
+}
+
+/// Tags from frequent to rare, years of which an item may have several, prices that may be missing.
+fn items() -> impl Strategy<Value = Vec<Value>> {
+    let tags = proptest::collection::btree_set((0u32..1000).prop_map(|x| format!("t {}", x * x / 25_000)), 0..6);
+    let years = proptest::collection::btree_set(prop_oneof![-3i64..4, 1900i64..2000], 0..3);
+    let price = proptest::option::of(prop_oneof![-2i32..3, -400i32..400]);
+    let attributes = (tags, years, price).prop_map(|(tags, years, price)| {
+        let mut attributes = json!({"tag": tags, "year": years});
+        if let Some(price) = price {
+            attributes["price"] = json!(f64::from(price) / 8.0);
+        }
+        attributes
+    });
+    proptest::collection::vec(attributes, 40..400).prop_map(|all| {
+        let item = |(n, mut attributes): (usize, Value)| {
+            if n == 0 {
+                // The columns exist in every catalogue, with the kinds that the filters ask for.
+                attributes = json!({"tag": ["t 0"], "year": [7, 8], "price": 0.5});
+            }
+            json!({"id": n, "attributes": attributes})
+        };
+        all.into_iter().enumerate().map(item).collect()
+    })
+}
+
+fn filter() -> impl Strategy<Value = Expr> {
+    use Operator::*;
+    let operator = || proptest::sample::select(vec![Less, LessEqual, Greater, GreaterEqual, Equal, NotEqual]);
+    let tags = proptest::collection::vec((0u32..42).prop_map(|t| format!("t {t}")), 1..4);
+    let year = || prop_oneof![-4i64..5, 1890i64..2010];
+    let term = prop_oneof![
+        4 => tags.prop_map(|tags| leaf("tag", Test::Has(tags))),
+        1 => year().prop_map(|year| leaf("year", Test::Has(vec![year.to_string()]))),
+        1 => (operator(), year()).prop_map(|(o, year)| leaf("year", Test::Compares(o, year.to_string()))),
+        1 => (operator(), -420i32..420).prop_map(|(o, n)| leaf("price", Test::Compares(o, (f64::from(n) / 8.0).to_string()))),
+    ];
+    term.prop_recursive(3, 12, 3, |inner| {
+        prop_oneof![
+            inner.clone().prop_map(|e| Expr::Not(Box::new(e))),
+            proptest::collection::vec(inner.clone(), 1..4).prop_map(Expr::And),
+            proptest::collection::vec(inner, 1..4).prop_map(Expr::Or),
+        ]
+    })
+}
+
+/// The filter read off an item's JSON.
+fn naive(filter: &Expr, item: &Value) -> bool {
+    match filter {
+        Expr::All => true,
+        Expr::Not(inner) => !naive(inner, item),
+        Expr::And(parts) => parts.iter().all(|p| naive(p, item)),
+        Expr::Or(parts) => parts.iter().any(|p| naive(p, item)),
+        Expr::Leaf(leaf) => {
+            let values = match &item["attributes"][&leaf.feature] {
+                Value::Array(values) => values.clone(),
+                Value::Null => Vec::new(),
+                one => vec![one.clone()],
+            };
+            values.iter().any(|value| match &leaf.test {
+                Test::Has(wanted) => {
+                    wanted.iter().any(|w| *value == json!(w) || value.as_i64().is_some_and(|v| v.to_string() == *w))
+                }
+                Test::Compares(operator, number) => operator.holds(value.as_f64().unwrap(), number.parse().unwrap()),
+            })
+        }
+    }
+}
+
+#[test]
+fn nothing_wrong_is_returned_and_nothing_is_lost() {
+    let recipe = |n: usize| format!("{}\n[index]\nlists = {}\n[serving]\nprobes = 1\n", RECIPES[n % 4], 1 + n / 4 % 13);
+    let mut runner = TestRunner::new(Config { cases: 24, failure_persistence: None, ..Config::default() });
+    let cases = (items(), proptest::collection::vec(filter(), 12), 0usize..52, 1usize..60);
+    let outcome = runner.run(&cases, |(items, filters, choice, few)| {
+        let snapshot = snapshot(&items, &recipe(choice));
+        let all = items.len();
+        for filter in filters {
+            let text = filter.canonical().to_string();
+            let truth: BTreeSet<i64> =
+                items.iter().filter(|i| naive(&filter, i)).map(|i| i["id"].as_i64().unwrap()).collect();
+            // With room for every item the answer is the truth, however few lists are asked for.
+            let found = ask(&snapshot, json!({"filter": text, "k": all, "candidates": all}));
+            let found = found.map_err(|e| TestCaseError::fail(format!("{text}: {e}")))?;
+            prop_assert_eq!(&ids(&found), &truth, "{}: {:?}", text, found.explain);
+            // With room for few, it is that many of the truth.
+            let found = ask(&snapshot, json!({"filter": text, "k": few, "candidates": few})).unwrap();
+            prop_assert_eq!(found.items.len(), truth.len().min(few), "{}: {:?}", text, found.explain);
+            prop_assert!(ids(&found).is_subset(&truth), "{}", text);
+            // What is excluded makes room for what is not.
+            let gone: Vec<i64> = truth.iter().copied().filter(|id| id % 2 == 0).collect();
+            let left: BTreeSet<i64> = truth.iter().copied().filter(|id| id % 2 != 0).collect();
+            let found = ask(&snapshot, json!({"filter": text, "k": few, "candidates": few, "exclude": gone})).unwrap();
+            prop_assert_eq!(found.items.len(), left.len().min(few), "{} and excluded: {:?}", text, found.explain);
+            prop_assert!(ids(&found).is_subset(&left), "{}", text);
+            let found = ask(&snapshot, json!({"filter": text, "k": all, "exact": true, "exclude": gone})).unwrap();
+            prop_assert_eq!(ids(&found), left, "{}", text);
+        }
+        Ok(())
+    });
+    outcome.unwrap();
+}

@@ -1,0 +1,15 @@
+//! Tests through the crate's public face and its program, in one binary.
+
+#![allow(clippy::unwrap_used)]
+
+mod catalogue;
+mod debian;
+mod filters;
+mod http;
+mod planner;
+mod program;
+mod redis_cluster;
+mod remote;
+mod snapshots;
+mod sparse;
+mod support;

@@ -1,0 +1,87 @@
+//! The command line: what it prints, what it refuses and with which exit code.
+
+use crate::support::{Server, root, run, sterling, tiny_package};
+
+#[test]
+fn publish_and_inspect_go_together() {
+    let store = tempfile::tempdir().unwrap();
+    let (path, package) = (store.path().to_str().unwrap(), tiny_package());
+    let items = package.join("items.jsonl");
+    let (package, items) = (package.to_str().unwrap(), items.to_str().unwrap());
+    let (code, said, errors) = run(&["publish", package, "--items", items, "--store", path]);
+    assert_eq!((code, said.starts_with("published tiny version 1: 13 items")), (0, true), "{said} {errors}");
+    let (code, said, _) = run(&["inspect", path]);
+    assert!(code == 0 && said.lines().nth(1).unwrap().starts_with("tiny"), "{said}");
+    let (code, said, _) = run(&["inspect", store.path().join("tiny/1").to_str().unwrap()]);
+    assert!(code == 0 && said.contains("every checksum holds") && said.contains("codes U8"), "{said}");
+    let (code, said, _) = run(&["inspect", package]);
+    assert!(code == 0 && said.contains("model package tiny"), "{said}");
+    // The second publication of the same is another version.
+    let recipe = root().join("indexes/default.toml");
+    let (_, said, _) =
+        run(&["publish", package, "--items", items, "--store", path, "--index", recipe.to_str().unwrap()]);
+    assert!(said.starts_with("published tiny version 2"), "{said}");
+}
+
+#[test]
+fn bad_input_ends_with_2_and_one_line_that_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let store = folder.path().join("store");
+    let store = store.to_str().unwrap();
+    let items = file("items.jsonl", "{\"id\": 1, \"embedding\": [1, 2]}\n");
+    let recipe = file("recipe.toml", "[index]\nlists = 5\n");
+    let zero = file("zero.toml", "[filter]\nhashes = 0\n");
+    let config = file("config.toml", "[engine]\nqueue = 0\n");
+    let package = tiny_package();
+    let package = package.to_str().unwrap();
+    let publish = ["publish", "--name", "x", "--store", store, "--items"];
+    let with = |rest: &[&str]| publish.iter().chain(rest).map(|s| (*s).to_owned()).collect::<Vec<_>>();
+    let plain = |all: &[&str]| all.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
+    for (arguments, expected) in [
+        (with(&["none.jsonl"]), "none.jsonl"),
+        (with(&[&items, "--index", &recipe]), "lists"),
+        (with(&[&items, "--index", &zero]), "filter.hashes: got 0"),
+        (with(&[&items, "--index", "none.toml"]), "none.toml"),
+        (with(&[&items, "--vectors", &items]), "items.jsonl"),
+        (plain(&["publish", "--name", "a/b", "--items", &items, "--store", store]), "model name `a/b`"),
+        (plain(&["publish", package, "--store", store]), "items.parquet"),
+        (plain(&["publish", "nowhere", "--store", store]), "nowhere"),
+        (plain(&["publish"]), "required"),
+        (plain(&["publish", package, "--name", "x", "--items", &items]), "cannot be used with"),
+        (plain(&["inspect", "nowhere"]), "nowhere"),
+        (plain(&["serve", "--store", "nowhere"]), "store nowhere"),
+        (plain(&["serve", "--store", store, "--config", &config]), "engine.queue: got 0"),
+        (plain(&["serve", "--store", store, "--listen", "here"]), "here"),
+        (plain(&["sreve"]), "unrecognized subcommand"),
+    ] {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let (code, said, errors) = run(&arguments);
+        assert_eq!((code, said.as_str()), (2, ""), "{arguments:?}: {errors}");
+        assert!(errors.contains(expected) && !errors.contains("panicked"), "{arguments:?}: {errors}");
+    }
+}
+
+#[test]
+fn an_address_in_use_is_a_failure_not_bad_input() {
+    let store = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let (code, _, errors) = run(&["serve", "--store", store.path().to_str().unwrap(), "--listen", &address]);
+    assert_eq!(code, 1, "{errors}");
+    assert!(errors.contains(&address), "{errors}");
+}
+
+#[test]
+fn a_server_without_a_model_lives_and_is_not_ready() {
+    let store = tempfile::tempdir().unwrap();
+    let server = Server::spawn(sterling().args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store.path()));
+    assert_eq!(server.get("/livez").0, 200);
+    let (status, body) = server.get("/readyz");
+    assert_eq!(status, 503, "{body}");
+    assert_eq!(server.stop(), Some(0));
+}

@@ -1,0 +1,294 @@
+//! A real Redis Cluster on loopback for a test: three primaries, three replicas, in a temporary folder.
+//!
+//! Ports are found free by binding them. Everything that is started here is killed when the value is dropped, by its own
+//! process handle, also after SIGSTOP.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use redis::{Connection, Value, cmd};
+
+/// A running cluster.
+pub struct RedisCluster {
+    nodes: Vec<Option<Child>>,
+    ports: Vec<u16>,
+    folder: tempfile::TempDir,
+}
+
+const PRIMARIES: usize = 3;
+/// While the cluster forms, and of nodes that are started again.
+const NODE_TIMEOUT_MS: u64 = 1000;
+
+impl RedisCluster {
+    /// Starts six processes and waits until they are one cluster in which every primary has a replica. A primary that is
+    /// silent for `node_timeout_ms` is replaced.
+    pub fn start(node_timeout_ms: u64) -> Self {
+        let ports = free_ports(2 * PRIMARIES);
+        let folder = tempfile::tempdir().unwrap();
+        let nodes = ports.iter().map(|_| None).collect();
+        let mut cluster = RedisCluster { nodes, ports, folder };
+        (0..2 * PRIMARIES).for_each(|i| cluster.start_node(i));
+        cluster.join();
+        // Nodes that hear of each other seldom would take long to become a cluster.
+        let node_timeout = node_timeout_ms.to_string();
+        (0..2 * PRIMARIES).for_each(|i| {
+            cluster.ask(i, &["CONFIG", "SET", "cluster-node-timeout", &node_timeout]);
+        });
+        cluster
+    }
+
+    /// Addresses of the nodes.
+    pub fn seeds(&self) -> Vec<String> {
+        self.ports.iter().map(|port| format!("redis://127.0.0.1:{port}")).collect()
+    }
+
+    pub fn port(&self, node: usize) -> u16 {
+        self.ports[node]
+    }
+
+    /// Number of the node that listens on the port.
+    pub fn node_at(&self, port: u16) -> usize {
+        self.ports.iter().position(|p| *p == port).unwrap()
+    }
+
+    /// A plain connection to one node.
+    pub fn connection(&self, node: usize) -> Connection {
+        let client = redis::Client::open(self.seeds()[node].as_str()).unwrap();
+        let connection = client.get_connection_with_timeout(Duration::from_secs(2)).unwrap();
+        connection.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        connection
+    }
+
+    /// Sends a command to one node.
+    pub fn ask(&self, node: usize, words: &[&str]) -> Value {
+        self.try_ask(node, words).unwrap_or_else(|e| panic!("node {node}: {words:?}: {e}"))
+    }
+
+    /// Sends a command to one node, which may refuse it, as it does while it loads what its primary sends.
+    fn try_ask(&self, node: usize, words: &[&str]) -> redis::RedisResult<Value> {
+        let mut command = cmd(words[0]);
+        words[1..].iter().for_each(|word| {
+            command.arg(word);
+        });
+        command.query(&mut self.connection(node))
+    }
+
+    /// The id of a node.
+    pub fn id(&self, node: usize) -> String {
+        let Value::BulkString(id) = self.ask(node, &["CLUSTER", "MYID"]) else { panic!("no id") };
+        String::from_utf8(id).unwrap()
+    }
+
+    /// The slot of a key.
+    pub fn slot_of(&self, key: &str) -> String {
+        let Value::Int(slot) = self.ask(0, &["CLUSTER", "KEYSLOT", key]) else { panic!("no slot") };
+        slot.to_string()
+    }
+
+    /// Bytes that a node has allocated.
+    pub fn used_memory(&self, node: usize) -> u64 {
+        let info: String = cmd("INFO").arg("memory").query(&mut self.connection(node)).unwrap();
+        info.lines().find_map(|l| l.strip_prefix("used_memory:")).unwrap().trim().parse().unwrap()
+    }
+
+    /// The nodes of the shard with so many shards before it, the primary first.
+    pub fn shard(&self, number: usize) -> Vec<usize> {
+        let primary = self.primaries()[number];
+        let of_it = self.id(primary);
+        let replicas = (0..self.nodes.len()).filter(|&node| {
+            let lines: String = cmd("CLUSTER").arg("NODES").query(&mut self.connection(node)).unwrap();
+            lines.lines().any(|l| l.contains("myself,slave") && l.contains(&of_it))
+        });
+        std::iter::once(primary).chain(replicas).collect()
+    }
+
+    /// The running nodes that are primaries now, in the order of their slots.
+    pub fn primaries(&self) -> Vec<usize> {
+        let mut alive = (0..self.nodes.len()).filter(|i| self.nodes[*i].is_some());
+        let told = alive.find_map(|i| self.try_ask(i, &["CLUSTER", "SLOTS"]).ok());
+        let Some(Value::Array(ranges)) = told else { return Vec::new() };
+        let mut found: Vec<(i64, usize)> = ranges
+            .iter()
+            .map(|range| {
+                let Value::Array(parts) = range else { panic!("{range:?}") };
+                let [Value::Int(first), _, Value::Array(node), ..] = parts.as_slice() else { panic!("{parts:?}") };
+                let Value::Int(port) = node[1] else { panic!("{node:?}") };
+                (*first, self.node_at(port as u16))
+            })
+            .collect();
+        found.sort_unstable();
+        found.dedup_by_key(|(_, node)| *node);
+        found.into_iter().map(|(_, node)| node).collect()
+    }
+
+    /// The primary of a key.
+    pub fn primary_of(&self, key: &str) -> usize {
+        for node in self.primaries() {
+            let owned: Result<Value, _> = cmd("EXISTS").arg(key).query(&mut self.connection(node));
+            if owned.is_ok() {
+                return node;
+            }
+        }
+        panic!("nobody owns {key}")
+    }
+
+    /// All keys of the primaries that match the pattern.
+    pub fn keys(&self, pattern: &str) -> Vec<String> {
+        let of = |node| -> Vec<String> { cmd("KEYS").arg(pattern).query(&mut self.connection(node)).unwrap() };
+        self.primaries().into_iter().flat_map(of).collect()
+    }
+
+    pub fn kill(&mut self, node: usize) {
+        let mut child = self.nodes[node].take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    pub fn stop(&self, node: usize) {
+        self.signal(node, "STOP");
+    }
+
+    pub fn resume(&self, node: usize) {
+        self.signal(node, "CONT");
+    }
+
+    fn signal(&self, node: usize, name: &str) {
+        let pid = self.nodes[node].as_ref().unwrap().id().to_string();
+        assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
+    }
+
+    /// Starts a node that is not running, with the state it left.
+    pub fn start_node(&mut self, node: usize) {
+        let port = self.ports[node];
+        let folder = self.folder.path().join(port.to_string());
+        std::fs::create_dir_all(&folder).unwrap();
+        let log = File::create(folder.join("log")).unwrap();
+        let child = Command::new("redis-server")
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--cluster-enabled", "yes"])
+            .args(["--cluster-port", &free_ports(1)[0].to_string()])
+            .args(["--cluster-node-timeout", &NODE_TIMEOUT_MS.to_string()])
+            .args(["--cluster-require-full-coverage", "no", "--cluster-allow-reads-when-down", "yes"])
+            .args([
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+                "--repl-diskless-sync-delay",
+                "0",
+                "--repl-ping-replica-period",
+                "1",
+            ])
+            .args(["--dir", folder.to_str().unwrap()])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .expect("redis-server must be installed for these tests");
+        self.nodes[node] = Some(child);
+        let started = Instant::now();
+        while self.try_ping(node).is_err() {
+            assert!(started.elapsed() < Duration::from_secs(10), "node {node} does not start");
+            sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn try_ping(&self, node: usize) -> redis::RedisResult<Value> {
+        let client = redis::Client::open(self.seeds()[node].as_str())?;
+        cmd("PING").query(&mut client.get_connection_with_timeout(Duration::from_secs(1))?)
+    }
+
+    fn join(&self) {
+        for node in 0..PRIMARIES {
+            let (first, last) = (node * 16_384 / PRIMARIES, (node + 1) * 16_384 / PRIMARIES - 1);
+            self.ask(node, &["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
+        }
+        for node in 1..2 * PRIMARIES {
+            let (port, bus) = (self.port(0).to_string(), self.bus_port(0));
+            self.ask(node, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+        }
+        let known = |node| format!("{:?}", self.info(node)).contains("cluster_known_nodes:6");
+        wait("all nodes know each other", || (0..2 * PRIMARIES).all(known));
+        for node in 0..PRIMARIES {
+            let id = self.id(node);
+            let replica = PRIMARIES + node;
+            wait("a replica is taken", || {
+                cmd("CLUSTER").arg("REPLICATE").arg(&id).query::<Value>(&mut self.connection(replica)).is_ok()
+            });
+        }
+        self.wait_until_whole();
+    }
+
+    fn bus_port(&self, node: usize) -> String {
+        let port: Vec<String> = cmd("CONFIG").arg("GET").arg("cluster-port").query(&mut self.connection(node)).unwrap();
+        port[1].clone()
+    }
+
+    /// What a node says of the cluster; nothing while it loads what another sends.
+    fn info(&self, node: usize) -> String {
+        cmd("CLUSTER").arg("INFO").query(&mut self.connection(node)).unwrap_or_default()
+    }
+
+    /// Waits until every node sees all slots served, each primary with a replica in step.
+    pub fn wait_until_whole(&self) {
+        let nodes = self.nodes.len();
+        wait("the cluster is whole", || {
+            let served = (0..nodes).all(|i| {
+                let info = self.info(i);
+                info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384")
+            });
+            let in_step = || {
+                let primaries = self.primaries();
+                primaries.len() == PRIMARIES
+                    && (0..nodes).filter(|i| !primaries.contains(i)).all(|i| {
+                        let info: String =
+                            cmd("INFO").arg("replication").query(&mut self.connection(i)).unwrap_or_default();
+                        info.contains("role:slave") && info.contains("master_link_status:up")
+                    })
+            };
+            let seen = || {
+                (0..nodes).all(|i| {
+                    let Ok(Value::Array(ranges)) = self.try_ask(i, &["CLUSTER", "SLOTS"]) else { return false };
+                    ranges.iter().all(|r| matches!(r, Value::Array(parts) if parts.len() == 4))
+                })
+            };
+            served && in_step() && seen()
+        });
+    }
+}
+
+impl Drop for RedisCluster {
+    fn drop(&mut self) {
+        for child in self.nodes.iter_mut().flatten() {
+            // SIGKILL also ends a stopped process. It may have ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Waits until something is so, at most a minute.
+pub fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < Duration::from_secs(60), "waited in vain: {what}");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// Ports below the range that the system gives to outgoing connections, so that none of those takes one meanwhile.
+fn free_ports(count: usize) -> Vec<u16> {
+    use std::sync::atomic::{AtomicU16, Ordering};
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let offset = (std::process::id() % 10_000) as u16;
+    let mut found = Vec::new();
+    while found.len() < count {
+        let port = 12_000 + (offset + NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            found.push(port);
+        }
+    }
+    found
+}

@@ -1,0 +1,159 @@
+//! What the tests share: stores, servers as real processes, requests.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use sterling::ivf::Rescore;
+use sterling::snapshot::{Publish, Recipe, Store, publish};
+
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+pub fn tiny_package() -> PathBuf {
+    root().join("tests/golden/tiny")
+}
+
+pub fn text(path: impl AsRef<Path>) -> String {
+    std::fs::read_to_string(path.as_ref()).unwrap_or_else(|e| panic!("{}: {e}", path.as_ref().display()))
+}
+
+pub fn json(path: impl AsRef<Path>) -> Value {
+    serde_json::from_str(&text(path)).unwrap()
+}
+
+/// A publication of the tiny package, with rows as wide as those of the Python that computed its answers.
+pub fn tiny() -> Publish {
+    let mut recipe = Recipe::default();
+    recipe.index.rescore = Rescore::F32;
+    Publish {
+        package: Some(tiny_package()),
+        name: None,
+        items: Some(tiny_package().join("items.jsonl")),
+        vectors: None,
+        recipe,
+    }
+}
+
+/// Publishes without progress and returns the version.
+pub fn put(store: &Path, what: &Publish) -> sterling::error::Result<u64> {
+    publish(&Store::new(store), what, &|_, _, _| {}).map(|(_, version)| version)
+}
+
+/// An embedding-only publication of a JSON lines text, whose file lies in `folder`.
+pub fn vectors(folder: &Path, lines: &str) -> Publish {
+    let path = folder.join("items.jsonl");
+    std::fs::write(&path, lines).unwrap();
+    Publish { package: None, name: Some("vectors".into()), items: Some(path), vectors: None, recipe: Recipe::default() }
+}
+
+pub fn sterling() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sterling"));
+    command.env_remove("STERLING_LOG").stdin(Stdio::null());
+    command
+}
+
+/// Runs the program to its end: exit code, stdout, stderr.
+pub fn run(arguments: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = sterling().args(arguments).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (status.code().unwrap_or(-1), text(stdout), text(stderr))
+}
+
+/// A server in a process of its own, which ends with the value.
+pub struct Server {
+    process: Child,
+    pub address: String,
+    /// What it printed before it listened.
+    pub said: Vec<String>,
+}
+
+impl Server {
+    pub fn start(store: &Path) -> Self {
+        let server = Self::spawn(sterling().args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store));
+        server.wait_ready();
+        server
+    }
+
+    /// Starts a command that prints where it listens.
+    pub fn spawn(command: &mut Command) -> Self {
+        let process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut server = Server { process, address: String::new(), said: Vec::new() };
+        for line in BufReader::new(server.process.stdout.take().unwrap()).lines() {
+            let line = line.unwrap();
+            server.said.push(line.clone());
+            if let Some((_, rest)) = line.split_once("http://") {
+                server.address = rest.split(['/', ' ']).next().unwrap().to_owned();
+                return server;
+            }
+        }
+        panic!("the server ended before it listened: {:?}", server.said);
+    }
+
+    pub fn wait_ready(&self) {
+        let start = Instant::now();
+        while self.get("/readyz").0 != 200 {
+            assert!(start.elapsed() < Duration::from_secs(60), "not ready");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub fn get(&self, path: &str) -> (u16, String) {
+        let mut response = agent().get(format!("http://{}{path}", self.address)).call().unwrap();
+        (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
+    }
+
+    pub fn get_json(&self, path: &str) -> Value {
+        let (status, body) = self.get(path);
+        assert_eq!(status, 200, "{path}: {body}");
+        serde_json::from_str(&body).unwrap()
+    }
+
+    /// Posts a body and returns the status and the JSON of the answer.
+    pub fn post(&self, path: &str, body: impl ToString) -> (u16, Value) {
+        let url = format!("http://{}{path}", self.address);
+        let mut response = agent().post(url).header("content-type", "application/json").send(body.to_string()).unwrap();
+        let status = response.status().as_u16();
+        let text = response.body_mut().with_config().limit(1 << 30).read_to_string().unwrap();
+        (status, serde_json::from_str(&text).unwrap_or_else(|e| panic!("{path}: {e}: {text}")))
+    }
+
+    /// Posts a body that must be answered.
+    pub fn ask(&self, path: &str, body: impl ToString) -> Value {
+        let (status, answer) = self.post(path, body);
+        assert_eq!(status, 200, "{path}: {answer}");
+        answer
+    }
+
+    /// Asks the process to end, as an orchestrator does, and returns its exit code.
+    pub fn stop(mut self) -> Option<i32> {
+        let id = self.process.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        self.process.wait().unwrap().code()
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+pub fn agent() -> ureq::Agent {
+    let config =
+        ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(Duration::from_secs(120)));
+    config.build().into()
+}
+
+/// The ids of an answer, in their order.
+pub fn ids(answer: &Value) -> Vec<i64> {
+    answer["items"].as_array().unwrap().iter().map(|i| i["id"].as_i64().unwrap()).collect()
+}
