@@ -174,12 +174,13 @@ fn batches_cost_one_pipeline_a_node(cluster: &Arc<Cluster>) {
     assert!(all_hit(&table, &rows, 1));
     let after = cluster.counters();
     // A second node is asked where the first takes its time, which a busy machine may do.
-    let hedges = after.hedges - before.hedges;
-    assert!((3..=3 + hedges).contains(&(after.pipelines - before.pipelines)), "{before:?} {after:?}");
+    let others = |c: ClusterCounters| c.hedges + c.failures + c.redirections;
+    let most = 3 + others(after) - others(before);
+    assert!((3..=most).contains(&(after.pipelines - before.pipelines)), "{before:?} {after:?}");
     assert!(all_hit(&table, &rows, 1));
     assert_eq!(cluster.counters().pipelines, after.pipelines, "the second time all rows are in the cache");
     let counters = table.counters();
-    // A row enters the cache after the call has its bytes; who asks meanwhile joins the flight.
+    // A row enters the cache after the call has its bytes; who asks meanwhile joins the flight, or finds it landed.
     assert_eq!((counters.rows, counters.remote, counters.cache.hits + counters.joined), (1024, 512, 512));
     assert!(counters.cache.hit_rate() <= 0.5);
 

@@ -82,10 +82,14 @@ impl RowCache {
 
     /// Copies the row into `out`, `row_bytes` long, and is true where the row is held.
     pub fn get(&self, row: u64, out: &mut [u8]) -> bool {
-        let hash = mix(row);
-        let found = self.shard(hash).read().unwrap_or_else(PoisonError::into_inner).get(row, out);
+        let found = self.peek(row, out);
         (if found { &self.hits } else { &self.misses }).fetch_add(1, Ordering::Relaxed);
         found
+    }
+
+    /// As [`RowCache::get`], uncounted: a second look for a row that was counted as missed.
+    pub fn peek(&self, row: u64, out: &mut [u8]) -> bool {
+        self.shard(mix(row)).read().unwrap_or_else(PoisonError::into_inner).get(row, out)
     }
 
     /// Offers a row; a row that is held already stays as it is.

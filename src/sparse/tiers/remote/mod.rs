@@ -311,19 +311,26 @@ impl RowSource for RemoteTable {
             }
         }
         let flight = Arc::new(Flight::new(missed, row_bytes, deadline));
-        let (mut led, mut joined) = (Vec::new(), Vec::new());
+        let (mut led, mut joined, mut landed) = (Vec::new(), Vec::new(), 0);
         if Instant::now() < deadline {
-            for (index, &row) in flight.rows().iter().enumerate() {
+            for (index, (&row, &place)) in flight.rows().iter().zip(&places).enumerate() {
+                let out = &mut fetched.bytes[place * row_bytes..][..row_bytes];
                 match in_flight.join_or_lead(row, &flight) {
                     Some(other) => joined.push((index, other)),
+                    // Its flight has landed since the cache was asked: rows enter the cache before they leave the air.
+                    None if cache.as_ref().is_some_and(|c| c.peek(row, out)) => {
+                        flight.settle([(index, Some(&*out))].into_iter());
+                        in_flight.land(row, &flight);
+                        landed += 1;
+                    }
                     None => led.push(index),
                 }
             }
-            counters.joined.fetch_add(joined.len() as u64, Ordering::Relaxed);
+            counters.joined.fetch_add(joined.len() as u64 + landed, Ordering::Relaxed);
             flight.settle(joined.iter().map(|(index, _)| (*index, None)));
             self.send(&flight, led);
         }
-        Box::new(Fetching { table: self, fetched, flight, places, joined, deadline })
+        Box::new(Fetching { table: self, fetched, flight, places, joined, landed, deadline })
     }
 }
 
@@ -336,6 +343,8 @@ struct Fetching<'a> {
     /// Where each row of the flight stands in the answer.
     places: Vec<usize>,
     joined: Vec<(usize, Arc<Flight>)>,
+    /// How many of the flight's rows another call had brought into the cache by then.
+    landed: u64,
     deadline: Instant,
 }
 
@@ -364,7 +373,7 @@ impl Pending for Fetching<'_> {
             brought += u64::from(state == RowState::Hit);
         }
         drop(answers);
-        counters.remote.fetch_add(brought, Ordering::Relaxed);
+        counters.remote.fetch_add(brought - self.landed, Ordering::Relaxed);
 
         let mut given_up = Vec::new();
         for (index, other) in std::mem::take(&mut self.joined) {
