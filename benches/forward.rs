@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use sterling::engine::{Engine, Loaded, Options, Registry};
 use sterling::forward::{Deadline, retrieve};
 use sterling::http::App;
-use sterling::snapshot::{Publish, Recipe, Snapshot, Store, publish};
+use sterling::snapshot::{Placement, Publish, Snapshot, Store, publish};
 use sterling::wire::{Explain, RetrieveRequest};
 
 const ROUNDS: usize = 3;
@@ -45,12 +45,12 @@ fn main() {
         .collect();
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(folder.path());
-    let what = Publish { package: Some(package), name: None, items: None, vectors: None, recipe: Recipe::default() };
+    let what = Publish { package: Some(package), ..Publish::default() };
     let start = Instant::now();
     publish(&store, &what, &|_, _, _| {}).unwrap();
     println!("publish: {:.2} s", start.elapsed().as_secs_f64());
     let start = Instant::now();
-    let snapshot = Snapshot::load(&store.folder("debian", 1)).unwrap();
+    let snapshot = Snapshot::load(&store.folder("debian", 1), &Placement::whole()).unwrap();
     println!("load:    {:.3} s, kernel {}\n", start.elapsed().as_secs_f64(), snapshot.index.kernel());
 
     let cases = [
@@ -91,7 +91,7 @@ fn main() {
 }
 
 fn over_http(store: &Store, users: &[Value]) {
-    let registry = Registry::new(store.clone(), None);
+    let registry = Registry::new(store.clone(), None, Placement::whole());
     registry.refresh();
     let loaded: Arc<Loaded> = registry.get("debian", None).unwrap();
     assert_eq!(loaded.info().name, "debian");

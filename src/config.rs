@@ -5,6 +5,11 @@
 //! listen = "127.0.0.1:8080"
 //! model = "debian"            # without it, every model of the store
 //! refresh_ms = 1000           # how often the store is looked at for new versions
+//! [tables]                    # where embedding tables lie; without it whole, in this host's memory
+//! plan = "plan.json"          # as `sterling plan --json` printed it
+//! topology = "machines.toml"  # or planned at each load: for these machines
+//! remote = ["redis://10.0.0.1:6379"]  # the cluster that `publish --remote` brought rows to
+//! timeout_ms = 200            # rows of the cluster that take longer are degraded
 //! [engine]
 //! queue = 1024                # requests that may wait
 //! batch = 32                  # most requests that a worker takes together
@@ -23,6 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine;
 use crate::error::{Error, Result};
+use crate::snapshot::PlacementOptions;
 
 /// The configuration of a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,6 +42,8 @@ pub struct Config {
     pub model: Option<String>,
     /// Milliseconds between two looks at the store.
     pub refresh_ms: u64,
+    /// Where embedding tables lie.
+    pub tables: PlacementOptions,
     /// Queue and workers.
     pub engine: engine::Options,
 }
@@ -47,6 +55,7 @@ impl Default for Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             model: None,
             refresh_ms: 1000,
+            tables: PlacementOptions::default(),
             engine: engine::Options::default(),
         }
     }
@@ -64,6 +73,29 @@ pub struct Flags {
     /// As [`Config::model`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// As [`Config::tables`].
+    #[serde(skip_serializing_if = "TableFlags::is_empty")]
+    pub tables: TableFlags,
+}
+
+/// What the command line says of tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TableFlags {
+    /// As [`PlacementOptions::plan`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plan: Option<PathBuf>,
+    /// As [`PlacementOptions::topology`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topology: Option<PathBuf>,
+    /// As [`PlacementOptions::remote`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub remote: Vec<String>,
+}
+
+impl TableFlags {
+    fn is_empty(&self) -> bool {
+        *self == TableFlags::default()
+    }
 }
 
 impl Config {

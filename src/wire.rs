@@ -298,6 +298,8 @@ pub struct ModelInfo {
     pub lists: usize,
     /// Features of requests; none means that they bring a vector.
     pub features: Vec<FeatureInfo>,
+    /// Embedding tables.
+    pub tables: Vec<TableInfo>,
     /// Item columns.
     pub columns: Vec<ColumnInfo>,
     /// Tasks of the reranker.
@@ -312,6 +314,21 @@ pub struct ModelInfo {
     pub probes: usize,
     /// Bytes of the snapshot.
     pub bytes: u64,
+}
+
+/// An embedding table of a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct TableInfo {
+    /// Its name.
+    pub name: String,
+    /// Its rows.
+    pub rows: u64,
+    /// Numbers of a row.
+    pub width: usize,
+    /// How they are stored.
+    pub format: String,
+    /// Where they lie on this server.
+    pub placed: String,
 }
 
 /// The loaded models.

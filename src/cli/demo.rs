@@ -13,7 +13,7 @@ use super::serve::Server;
 use crate::config::Config;
 use crate::engine::Loaded;
 use crate::error::{Error, Result};
-use crate::snapshot::{self, Recipe, Store};
+use crate::snapshot::{self, Store};
 use crate::telemetry;
 use crate::wire::{Item, RankRequest, RetrieveRequest};
 
@@ -55,8 +55,7 @@ impl Demo {
             Some((name, _)) => name,
             None => {
                 let package = Some(self.package.clone());
-                let what =
-                    snapshot::Publish { package, name: None, items: None, vectors: None, recipe: Recipe::default() };
+                let what = snapshot::Publish { package, ..snapshot::Publish::default() };
                 let (name, version, manifest) = publish(&store, &what)?;
                 say(format_args!(
                     "published {name} version {version}: {} items, {:.1} s",

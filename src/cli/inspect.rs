@@ -6,7 +6,7 @@ use super::say;
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::model::{MODEL_FILE, Package};
-use crate::snapshot::{MANIFEST, Manifest, Snapshot, Store};
+use crate::snapshot::{MANIFEST, Manifest, Placement, Snapshot, Store};
 use crate::wire::ModelInfo;
 
 /// Arguments of `sterling inspect`.
@@ -59,7 +59,7 @@ impl Inspect {
     }
 
     fn snapshot(&self) -> Result<()> {
-        let snapshot = Snapshot::load(&self.folder)?;
+        let snapshot = Snapshot::load(&self.folder, &Placement::whole())?;
         let info = snapshot.info();
         let made = &snapshot.manifest.provenance;
         say(format_args!("{} version {}, digest {}", info.name, info.version, info.digest))?;
@@ -103,6 +103,9 @@ fn model(info: &ModelInfo) -> Result<()> {
     for feature in &info.features {
         let width = feature.width.map(|w| format!(" [{w}]")).unwrap_or_default();
         say(format_args!("  feature {:20} {}{width}", feature.name, feature.kind))?;
+    }
+    for table in &info.tables {
+        say(format_args!("  table   {:20} {} rows of {} in {}", table.name, table.rows, table.width, table.format))?;
     }
     for column in &info.columns {
         let filter = if column.filter { "filterable" } else { "returned only" };

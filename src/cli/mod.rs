@@ -12,6 +12,7 @@ mod demo;
 mod inspect;
 mod plan;
 mod publish;
+mod remote;
 mod serve;
 
 use std::io::Write as _;
@@ -43,6 +44,8 @@ enum Command {
     Inspect(inspect::Inspect),
     /// Decide where embedding tables lie: tiers, sharding and devices, with the reasons.
     Plan(plan::Plan),
+    /// Show whose rows a Redis or Valkey Cluster holds, or remove those of a version.
+    Remote(remote::Remote),
 }
 
 /// Runs the command line of this process.
@@ -55,6 +58,7 @@ pub fn run() -> ExitCode {
         Command::AnnBench(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Plan(command) => command.run(),
+        Command::Remote(command) => command.run(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,13 +1,14 @@
 //! `sterling publish`.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::say;
 use crate::error::{Error, Result};
-use crate::snapshot::{self, Recipe, Stage, Store};
+use crate::snapshot::{self, Recipe, Remote, Stage, Store};
+use crate::sparse::tiers::remote::{Cluster, ClusterOptions};
 
 /// Arguments of `sterling publish`.
 #[derive(Debug, clap::Args)]
@@ -30,6 +31,13 @@ pub(super) struct Publish {
     /// Where versions are published
     #[arg(long, default_value = "store")]
     store: PathBuf,
+    /// Also bring rows of embedding tables to the Redis or Valkey Cluster of this node, such as redis://10.0.0.1:6379; several
+    /// nodes may be given
+    #[arg(long, value_name = "URL")]
+    remote: Vec<String>,
+    /// A table whose rows are brought there; all that the user tower reads where none is given
+    #[arg(long, value_name = "TABLE", requires = "remote")]
+    remote_table: Vec<String>,
 }
 
 impl Publish {
@@ -41,6 +49,10 @@ impl Publish {
             items: self.items,
             vectors: self.vectors,
             recipe,
+            remote: match self.remote.is_empty() {
+                true => None,
+                false => Some(Remote { cluster: connect(self.remote)?, tables: self.remote_table }),
+            },
         };
         let (name, version, manifest) = publish(&Store::new(self.store), &what)?;
         say(format_args!(
@@ -51,6 +63,11 @@ impl Publish {
             manifest.provenance.seconds,
         ))
     }
+}
+
+/// The cluster that these nodes are of.
+pub(super) fn connect(nodes: Vec<String>) -> Result<Arc<Cluster>> {
+    Cluster::connect(ClusterOptions::new(nodes))
 }
 
 /// Publishes with a progress bar on stderr.

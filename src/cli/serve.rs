@@ -11,10 +11,11 @@ use tokio::runtime::Runtime;
 
 use super::publish::existing;
 use super::say;
-use crate::config::{Config, Flags};
+use crate::config::{Config, Flags, TableFlags};
 use crate::engine::{Engine, Registry};
 use crate::error::{Error, Result};
 use crate::http::{self, App};
+use crate::snapshot::Placement;
 use crate::telemetry;
 
 /// Arguments of `sterling serve`.
@@ -32,6 +33,15 @@ pub(super) struct Serve {
     /// A configuration file; STERLING_* variables and flags override it
     #[arg(long)]
     config: Option<PathBuf>,
+    /// Place embedding tables along this plan, as `sterling plan --json` prints it
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+    /// Plan where embedding tables lie at each load, for the machines in this TOML file
+    #[arg(long, value_name = "FILE", conflicts_with = "plan")]
+    topology: Option<PathBuf>,
+    /// A node of the Redis or Valkey Cluster that holds rows of tables; several may be given
+    #[arg(long, value_name = "URL")]
+    remote: Vec<String>,
     /// Log as JSON lines
     #[arg(long)]
     log_json: bool,
@@ -40,7 +50,8 @@ pub(super) struct Serve {
 impl Serve {
     pub(super) fn run(self) -> Result<()> {
         telemetry::start_logs(self.log_json);
-        let flags = Flags { store: self.store, listen: self.listen, model: self.model };
+        let tables = TableFlags { plan: self.plan, topology: self.topology, remote: self.remote };
+        let flags = Flags { store: self.store, listen: self.listen, model: self.model, tables };
         let config = Config::read(self.config.as_deref(), &flags)?;
         let server = Server::bind(&config)?;
         say(format_args!("listening on http://{}", server.address()?))?;
@@ -59,7 +70,8 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn bind(config: &Config) -> Result<Self> {
         telemetry::metrics();
-        let registry = Registry::new(existing(config.store.clone())?, config.model.clone());
+        let placement = Placement::open(&config.tables)?;
+        let registry = Registry::new(existing(config.store.clone())?, config.model.clone(), placement);
         let app = Arc::new(App::new(registry, Engine::start(&config.engine)?));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()

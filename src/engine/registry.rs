@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 
 use super::Model;
 use crate::error::{Error, Kind, Result};
-use crate::snapshot::{Snapshot, Store};
+use crate::snapshot::{Placement, Snapshot, Store};
 use crate::wire::{ModelInfo, Served, VersionInfo};
 
 /// Versions of a model that stay in memory besides the active one, for pins and for rolling back.
@@ -60,14 +60,15 @@ pub struct Registry {
     store: Store,
     /// The one model to serve, or all of the store.
     only: Option<String>,
+    placement: Placement,
     entries: ArcSwap<BTreeMap<String, Entry>>,
     loading: Mutex<()>,
 }
 
 impl Registry {
-    /// A registry of the models of `store`, or of one of them. Nothing is loaded yet.
-    pub fn new(store: Store, only: Option<String>) -> Self {
-        Registry { store, only, entries: ArcSwap::default(), loading: Mutex::new(()) }
+    /// A registry of the models of `store`, or of one of them, with their tables placed alike. Nothing is loaded yet.
+    pub fn new(store: Store, only: Option<String>, placement: Placement) -> Self {
+        Registry { store, only, placement, entries: ArcSwap::default(), loading: Mutex::new(()) }
     }
 
     /// Puts a model in memory as the active version of its name.
@@ -112,7 +113,7 @@ impl Registry {
             self.swap_in(loaded.clone());
             return Ok(loaded);
         }
-        let outcome = Snapshot::load(&self.store.folder(name, version));
+        let outcome = Snapshot::load(&self.store.folder(name, version), &self.placement);
         let label = if outcome.is_ok() { "loaded" } else { "refused" };
         metrics::counter!("sterling_loads_total", "model" => name.to_owned(), "outcome" => label).increment(1);
         match outcome {

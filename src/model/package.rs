@@ -25,6 +25,8 @@ pub struct Package {
     folder: PathBuf,
     /// What `model.toml` says.
     pub spec: ModelSpec,
+    /// The embedding tables, in the order of `model.toml`.
+    pub tables: Vec<Arc<Table>>,
     /// The user tower, where there is one.
     pub user: Option<Tower>,
     /// The item tower, where there is one.
@@ -39,13 +41,28 @@ impl Package {
     /// # Errors
     /// `Invalid` or `NotFound` with the file and the field that are wrong.
     pub fn open(folder: &Path) -> Result<Self> {
-        let text = read(folder, MODEL_FILE)?;
-        let text = String::from_utf8(text).map_err(|_| Error::invalid(format!("{MODEL_FILE}: not UTF-8")))?;
-        let spec = ModelSpec::parse(&text).map_err(|e| e.within(folder.join(MODEL_FILE).display()))?;
-        Package::assemble(folder, spec).map_err(|e| e.within(folder.display()))
+        Package::open_placed(folder, |_, tables| Ok(tables))
     }
 
-    fn assemble(folder: &Path, spec: ModelSpec) -> Result<Self> {
+    /// Opens the package in `folder`; `place` says where its tables lie, given them whole and mapped.
+    ///
+    /// # Errors
+    /// As [`Package::open`], and what `place` returns.
+    pub fn open_placed(
+        folder: &Path,
+        place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
+    ) -> Result<Self> {
+        let text = read(folder, MODEL_FILE).map_err(|e| e.within(folder.display()))?;
+        let text = String::from_utf8(text).map_err(|_| Error::invalid(format!("{MODEL_FILE}: not UTF-8")))?;
+        let spec = ModelSpec::parse(&text).map_err(|e| e.within(folder.join(MODEL_FILE).display()))?;
+        Package::assemble(folder, spec, place).map_err(|e| e.within(folder.display()))
+    }
+
+    fn assemble(
+        folder: &Path,
+        spec: ModelSpec,
+        place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
+    ) -> Result<Self> {
         if let Some(name) = file_names(&spec).iter().find(|n| n.contains(['/', '\\']) || n.starts_with('.')) {
             return Err(Error::invalid(format!(
                 "{MODEL_FILE}: file `{name}`, expected a plain name inside the package"
@@ -61,7 +78,7 @@ impl Package {
             }
             Ok(Arc::new(opened))
         });
-        let tables: Vec<Arc<Table>> = tables.collect::<Result<_>>()?;
+        let tables = place(&spec, tables.collect::<Result<_>>()?)?;
         let graph = |file: &str| Graph::load(file, read(folder, file)?);
         let tower = |side, file: &str, features: &[FeatureSpec], output| {
             let used: Vec<Arc<Table>> = tables
@@ -78,7 +95,7 @@ impl Package {
             .as_ref()
             .map(|o| OverArch::new(graph(&o.graph)?, spec.dimension, spec.tasks.len()))
             .transpose()?;
-        Ok(Package { folder: folder.into(), user, item, overarch, spec })
+        Ok(Package { folder: folder.into(), user, item, overarch, spec, tables })
     }
 
     /// The folder.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::ids::Ids;
 use super::manifest::Manifest;
+use super::placement::{Placement, placed};
 use super::recipe::Recipe;
 use super::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE};
 use crate::columns::{ColumnKind, Columns};
@@ -11,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::model::{FeatureKind, Package};
 use crate::value::Program;
-use crate::wire::{ColumnInfo, FeatureInfo, ModelInfo};
+use crate::wire::{ColumnInfo, FeatureInfo, ModelInfo, TableInfo};
 use crate::{bloom, ivf};
 
 /// A loaded snapshot. Nothing of it changes after the load.
@@ -40,23 +41,25 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Loads the snapshot in `folder`: the manifest first, then every checksum, then the parts, held against each other.
+    /// Its tables lie where `placement` says.
     ///
     /// # Errors
-    /// `NotFound` without a manifest; `Corrupt` or `Unsupported` with the file and the reason.
-    pub fn load(folder: &Path) -> Result<Self> {
+    /// `NotFound` without a manifest; `Corrupt` or `Unsupported` with the file and the reason; where the tables cannot be
+    /// placed, why.
+    pub fn load(folder: &Path, placement: &Placement) -> Result<Self> {
         let manifest = Manifest::read(folder)?;
         manifest.verify(folder)?;
-        Snapshot::open(folder, manifest).map_err(|e| e.within(folder.display()))
+        let package = Package::open_placed(folder, |spec, tables| placement.place(spec, manifest.version, tables))?;
+        Snapshot::assemble(folder, manifest, package).map_err(|e| e.within(folder.display()))
     }
 
-    fn open(folder: &Path, manifest: Manifest) -> Result<Self> {
+    fn assemble(folder: &Path, manifest: Manifest, package: Package) -> Result<Self> {
         for file in [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, RECIPE_FILE, crate::model::MODEL_FILE] {
             if !manifest.files.contains_key(file) {
                 return Err(Error::corrupt(format!("the manifest names no `{file}`")));
             }
         }
         let recipe = Recipe::read(&folder.join(RECIPE_FILE))?;
-        let package = Package::open(folder)?;
         if let Some(file) = package.files().into_iter().find(|f| !manifest.files.contains_key(f)) {
             return Err(Error::corrupt(format!("the manifest names no `{file}`, which the model needs")));
         }
@@ -125,6 +128,13 @@ impl Snapshot {
             filter: c.is_filterable(),
             distinct: c.dictionary_len(),
         };
+        let table = |t: &std::sync::Arc<crate::sparse::Table>| TableInfo {
+            name: t.name().into(),
+            rows: t.rows(),
+            width: t.width(),
+            format: t.spec().format.name().into(),
+            placed: placed(t),
+        };
         ModelInfo {
             name: spec.name.clone(),
             version: self.manifest.version,
@@ -134,6 +144,7 @@ impl Snapshot {
             items: self.manifest.items,
             lists: self.manifest.lists,
             features,
+            tables: self.package.tables.iter().map(table).collect(),
             columns: self.columns.list().map(column).collect(),
             tasks: spec.tasks.iter().map(|t| t.name.clone()).collect(),
             value: spec.value.expression.clone(),

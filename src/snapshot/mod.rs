@@ -15,14 +15,18 @@
 mod ids;
 mod load;
 mod manifest;
+mod placement;
 mod publish;
 mod recipe;
+mod tables;
 
 pub use ids::Ids;
 pub use load::Snapshot;
 pub use manifest::{FORMAT, MANIFEST, Manifest, Provenance, Store, check_name};
+pub use placement::{Options as PlacementOptions, Placement};
 pub use publish::{Publish, Stage, publish, published};
 pub use recipe::{Recipe, Serving};
+pub use tables::Remote;
 
 const INDEX_FILE: &str = "index.safetensors";
 const FILTER_FILE: &str = "filter.safetensors";

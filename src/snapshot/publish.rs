@@ -3,8 +3,9 @@
 //! 1. The package is opened and checked; the items are read.
 //! 2. Items become vectors: their own column, or the item tower over their features.
 //! 3. The vectors are clustered, which puts the items into slots.
-//! 4. Columns, ids, planes and rows are written in slot order, the package's files are copied.
-//! 5. The manifest is written last, and the folder gets its name.
+//! 4. Columns, ids, planes and rows are written in slot order, tables in their formats; the package's other files are copied.
+//! 5. Rows that are to lie on a cluster are brought there.
+//! 6. The manifest is written last, and the folder gets its name.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,6 +15,7 @@ use std::time::Instant;
 
 use super::manifest::{FORMAT, Manifest, Provenance, Store};
 use super::recipe::Recipe;
+use super::tables::{self, Remote};
 use super::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE, ids};
 use crate::columns::{self, Columns, ItemColumn, ItemValues};
 use crate::error::{Error, Result};
@@ -28,7 +30,7 @@ use crate::{bloom, ivf};
 const TOWER_BATCH: usize = 512;
 
 /// What is published.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Publish {
     /// The model package; without one the model is embedding-only and called `name`.
     pub package: Option<PathBuf>,
@@ -40,6 +42,8 @@ pub struct Publish {
     pub vectors: Option<PathBuf>,
     /// How the index is built.
     pub recipe: Recipe,
+    /// The cluster that gets rows of the tables too.
+    pub remote: Option<Remote>,
 }
 
 /// A part of a publication, for a progress bar.
@@ -50,6 +54,7 @@ pub enum Stage {
     Embedding,
     Clustering,
     Writing,
+    Loading,
 }
 
 /// Publishes a version and returns the model's name and the version's number. `progress` is told the stage, how much of it is done, and its size.
@@ -63,8 +68,7 @@ pub fn publish(
 ) -> Result<(String, u64)> {
     let start = Instant::now();
     progress(Stage::Reading, 0, 1);
-    let open = |folder: &Path| Package::open(folder).map_err(|e| e.within(folder.display()));
-    let package = what.package.as_deref().map(open).transpose()?;
+    let package = what.package.as_deref().map(Package::open).transpose()?;
     let path = match (&what.items, &package) {
         (Some(path), _) => path.clone(),
         (None, Some(package)) => package.folder().join("items.parquet"),
@@ -74,9 +78,9 @@ pub fn publish(
     progress(Stage::Reading, 1, 1);
     let vectors = embed(package.as_ref(), &mut items, progress)?;
     let rows = Matrix::new(&vectors, vectors.len() / items.len())?;
-    let spec = match (&package, &what.name) {
-        (Some(package), _) => package.spec.clone(),
-        (None, Some(name)) => ModelSpec::embedding_only(name, rows.cols()),
+    let (spec, tables) = match (&package, &what.name) {
+        (Some(package), _) => tables::converted(package, &what.recipe.tables)?,
+        (None, Some(name)) => (ModelSpec::embedding_only(name, rows.cols()), Vec::new()),
         (None, None) => return Err(Error::invalid("name: expected one for an embedding-only model")),
     };
     let kept = keep(&spec, std::mem::take(&mut items.columns)).map_err(|e| e.within(path.display()))?;
@@ -90,15 +94,19 @@ pub fn publish(
     let built = ivf::build(rows, &what.recipe.index, &|n| {
         progress(Stage::Clustering, done.fetch_add(n, Ordering::Relaxed) + n, total);
     })?;
-    let version = store.publish(&spec.name, |folder, version| {
+    let mut loaded = Vec::new();
+    let published = store.publish(&spec.name, |folder, version| {
         let mut files = BTreeMap::new();
         write(folder, &mut files, &items, rows, &kept, &built, &what.recipe, progress)?;
-        let copied = package.iter().flat_map(|p| p.files().into_iter().map(move |name| (p.folder().join(&name), name)));
-        for (from, name) in copied {
-            let bytes = fs::read(&from).map_err(|e| Error::io(from.display(), e))?;
-            files.insert(name.clone(), put(&folder.join(name), &bytes)?);
+        for (package, name) in package.iter().flat_map(|p| p.files().into_iter().map(move |name| (p, name))) {
+            let (from, to) = (package.folder().join(&name), folder.join(&name));
+            let sum = match tables::is_converted(&name, package, &tables) {
+                true => tables::write(&to, &name, package, &tables)?,
+                false => put(&to, &fs::read(&from).map_err(|e| Error::io(from.display(), e))?)?,
+            };
+            files.insert(name, sum);
         }
-        if package.is_none() {
+        if package.as_ref().is_none_or(|p| p.spec != spec) {
             files.insert(MODEL_FILE.into(), put(&folder.join(MODEL_FILE), spec.to_toml()?.as_bytes())?);
         }
         files.insert(RECIPE_FILE.into(), put(&folder.join(RECIPE_FILE), what.recipe.to_toml()?.as_bytes())?);
@@ -119,9 +127,16 @@ pub fn publish(
             provenance,
             files,
         };
+        if let Some(remote) = &what.remote {
+            let told = |done, total| progress(Stage::Loading, done, total);
+            loaded = tables::load(remote, &spec, version, &tables, &told)?;
+        }
         manifest.write(folder)
-    })?;
-    Ok((spec.name.clone(), version))
+    });
+    if let (Err(_), Some(remote)) = (&published, &what.remote) {
+        tables::unload(remote, &loaded);
+    }
+    Ok((spec.name.clone(), published?))
 }
 
 /// The name and newest version of a package's model, where that version was published from the same files.

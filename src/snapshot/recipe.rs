@@ -1,10 +1,12 @@
 //! Index recipes: how an index is built, and what requests get that do not say.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::sparse::RowFormat;
 use crate::{bloom, ivf, limits};
 
 /// An index recipe, as `indexes/*.toml` hold them.
@@ -15,6 +17,9 @@ pub struct Recipe {
     pub index: ivf::Options,
     /// Planes and posting lists.
     pub filter: bloom::Options,
+    /// The row formats that embedding tables are converted to, by the table's name; other tables stay as they are.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub tables: BTreeMap<String, RowFormat>,
     /// What requests get that do not say.
     pub serving: Serving,
 }
@@ -100,6 +105,7 @@ mod tests {
             ("[filter]\nhashes = 0", "filter.hashes: got 0, expected 1 to 32"),
             ("[filter]\nfixed_bits = 0", "filter.fixed_bits: got 0"),
             ("[serving]\ncandidates = 0", "serving.candidates: got 0"),
+            ("[tables]\npackages = \"int9\"", "unknown variant `int9`"),
             ("[index]\nrescore = \"f8\"", "unknown variant `f8`"),
             ("index", "expected"),
         ] {

@@ -90,8 +90,8 @@ pub struct EmbeddingBagCollection {
     uses: Vec<Use>,
     layout: Arc<Layout>,
     kernels: Kernels,
-    /// The same over tables of one shard each, where rows of a table are fetched.
-    fetching: Option<ShardedEmbeddingBagCollection>,
+    /// The same over shards, where a table is cut or its rows are fetched.
+    sharded: Option<ShardedEmbeddingBagCollection>,
 }
 
 impl EmbeddingBagCollection {
@@ -103,14 +103,14 @@ impl EmbeddingBagCollection {
     /// `Unsupported` where the kernels asked for do not run here.
     pub fn new(tables: Vec<Arc<Table>>, bags: &[BagConfig]) -> Result<Self> {
         let (uses, layout) = uses::of_bags(tables.iter().map(|t| t.spec()), bags)?;
-        let fetching = whole_shards(&tables).map(|t| ShardedEmbeddingBagCollection::new(t, bags)).transpose()?;
-        Ok(EmbeddingBagCollection { tables, uses, layout, kernels: Kernels::detect()?, fetching })
+        let sharded = in_shards(&tables).map(|t| ShardedEmbeddingBagCollection::new(t, bags)).transpose()?;
+        Ok(EmbeddingBagCollection { tables, uses, layout, kernels: Kernels::detect()?, sharded })
     }
 
     /// The same collection with other kernels.
     pub fn with_kernels(mut self, kernels: Kernels) -> Self {
         self.kernels = kernels;
-        self.fetching = self.fetching.map(|f| f.with_kernels(kernels));
+        self.sharded = self.sharded.map(|s| s.with_kernels(kernels));
         self
     }
 
@@ -130,8 +130,8 @@ impl EmbeddingBagCollection {
     /// `Invalid` where a feature is missing in `ids`; `Unavailable` or `DeadlineExceeded` where rows could not be fetched and
     /// the terms refuse that.
     pub fn lookup(&self, ids: &KeyedJaggedTensor, terms: &Lookup) -> Result<(KeyedTensor, LookupReport)> {
-        if let Some(fetching) = &self.fetching {
-            return fetching.lookup(ids, terms);
+        if let Some(sharded) = &self.sharded {
+            return sharded.lookup(ids, terms);
         }
         let mut out = KeyedTensor::zeros(self.layout.clone(), ids.stride());
         let mut report = new_report(&self.tables);
@@ -145,7 +145,7 @@ impl EmbeddingBagCollection {
                 weights: feature.weights(),
                 mean: used.pooling == Pooling::Mean,
             };
-            let rows = table.host_rows().expect("without fetched rows all are in memory");
+            let rows = table.host_rows().expect("without shards all rows are in memory");
             let (stride, column) = (self.layout.width(), self.layout.columns(k).start);
             pool::pool(self.kernels, &rows, &bags, &mut Pooled { data: out.values_mut(), stride, column });
         }
@@ -160,7 +160,7 @@ pub struct EmbeddingCollection {
     uses: Vec<Use>,
     kernels: Kernels,
     /// As in [`EmbeddingBagCollection`].
-    fetching: Option<ShardedEmbeddingCollection>,
+    sharded: Option<ShardedEmbeddingCollection>,
 }
 
 impl EmbeddingCollection {
@@ -170,8 +170,8 @@ impl EmbeddingCollection {
     /// As [`EmbeddingBagCollection::new`]; a feature may come once.
     pub fn new(tables: Vec<Arc<Table>>, sequences: &[SequenceConfig]) -> Result<Self> {
         let uses = uses::of_sequences(tables.iter().map(|t| t.spec()), sequences)?;
-        let fetching = whole_shards(&tables).map(|t| ShardedEmbeddingCollection::new(t, sequences)).transpose()?;
-        Ok(EmbeddingCollection { tables, uses, kernels: Kernels::detect()?, fetching })
+        let sharded = in_shards(&tables).map(|t| ShardedEmbeddingCollection::new(t, sequences)).transpose()?;
+        Ok(EmbeddingCollection { tables, uses, kernels: Kernels::detect()?, sharded })
     }
 
     /// The tables.
@@ -185,8 +185,8 @@ impl EmbeddingCollection {
     /// # Errors
     /// As [`EmbeddingBagCollection::lookup`].
     pub fn lookup(&self, ids: &KeyedJaggedTensor, terms: &Lookup) -> Result<(Vec<Sequence>, LookupReport)> {
-        if let Some(fetching) = &self.fetching {
-            return fetching.lookup(ids, terms);
+        if let Some(sharded) = &self.sharded {
+            return sharded.lookup(ids, terms);
         }
         let mut report = new_report(&self.tables);
         let mut found = Vec::with_capacity(self.uses.len());
@@ -195,7 +195,7 @@ impl EmbeddingCollection {
             let table = &self.tables[used.table];
             let resolved = resolve(table, &feature, &mut report[used.table]);
             let each: Vec<usize> = (0..=resolved.len()).collect();
-            let rows = table.host_rows().expect("without fetched rows all are in memory");
+            let rows = table.host_rows().expect("without shards all rows are in memory");
             let mut values = vec![0f32; resolved.len() * table.width()];
             let bags = Bags { ids: &resolved, offsets: &each, weights: None, mean: false };
             pool::pool(self.kernels, &rows, &bags, &mut Pooled { data: &mut values, stride: table.width(), column: 0 });
@@ -206,10 +206,14 @@ impl EmbeddingCollection {
     }
 }
 
-/// The tables as tables of one shard, where rows of any of them are fetched.
-fn whole_shards(tables: &[Arc<Table>]) -> Option<Vec<Arc<ShardedTable>>> {
-    let fetched = tables.iter().any(|t| matches!(t.source(), Source::Fetched(_)));
-    fetched.then(|| tables.iter().map(|t| Arc::new(ShardedTable::whole(t))).collect())
+/// All tables in shards, one where a table is whole; none where every table lies whole in memory.
+fn in_shards(tables: &[Arc<Table>]) -> Option<Vec<Arc<ShardedTable>>> {
+    let shards = |table: &Arc<Table>| match table.source() {
+        Source::Sharded(shards) => shards.clone(),
+        Source::Host(_) | Source::Fetched(_) => Arc::new(ShardedTable::whole(table)),
+    };
+    let whole = tables.iter().all(|t| matches!(t.source(), Source::Host(_)));
+    (!whole).then(|| tables.iter().map(shards).collect())
 }
 
 fn new_report(tables: &[Arc<Table>]) -> LookupReport {

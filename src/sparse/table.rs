@@ -8,8 +8,9 @@ use safetensors::Dtype;
 use crate::device::buffer::Buffer;
 use crate::device::pool::{RowFormat, Rows};
 use crate::error::{Error, Result};
-use crate::files::Tensors;
-use crate::sparse::format::encode_rows;
+use crate::files::{TensorFile, Tensors};
+use crate::sparse::format::{encode_row, encode_rows};
+use crate::sparse::shard::ShardedTable;
 use crate::sparse::tiers::RowSource;
 
 /// What becomes of an id that is no row of its table.
@@ -98,6 +99,8 @@ pub enum Source {
     Host(Buffer<u8>),
     /// Asked for.
     Fetched(Arc<dyn RowSource>),
+    /// In parts, each with a place of its own.
+    Sharded(Arc<ShardedTable>),
 }
 
 /// The values of a category, each with its row.
@@ -195,6 +198,17 @@ impl Table {
         Ok(Table { spec, source: Source::Fetched(source), vocabulary: None })
     }
 
+    /// The same table, vocabulary included, with its rows in shards.
+    ///
+    /// # Errors
+    /// `Invalid` where the shards are those of another table.
+    pub fn in_shards(&self, shards: ShardedTable) -> Result<Self> {
+        if *shards.spec() != self.spec {
+            return Err(Error::invalid(format!("shards of {:?}, expected those of {:?}", shards.spec(), self.spec)));
+        }
+        Ok(Table { source: Source::Sharded(Arc::new(shards)), ..self.clone() })
+    }
+
     /// A table from f32 rows `[rows, width]`, stored in `format`.
     ///
     /// # Errors
@@ -203,6 +217,50 @@ impl Table {
         let bytes = encode_rows(format, width, values).map_err(|e| e.within(format!("table `{name}`")))?;
         let rows = values.len().checked_div(width).unwrap_or(0) as u64;
         Table::host(TableSpec { name: name.to_owned(), rows, width, format, unseen }, Buffer::copied(&bytes)?)
+    }
+
+    /// The same table, vocabulary included, in another format: rows are widened to f32 and stored anew.
+    ///
+    /// # Errors
+    /// `Invalid` where a row cannot be stored in the format; table and row are named. `Unsupported` for rows that are not in
+    /// this process's memory.
+    pub fn converted(&self, format: RowFormat) -> Result<Self> {
+        let place = |e: Error| e.within(format!("table `{}`", self.spec.name));
+        let Some(rows) = self.host_rows() else {
+            return Err(place(Error::unsupported("its rows are not in this host's memory")));
+        };
+        let row_bytes = format.row_bytes(self.spec.width).map_err(place)?;
+        let mut wide = vec![0f32; self.spec.width];
+        let mut stored = Ok(());
+        let bytes = Buffer::filled(self.spec.rows as usize * row_bytes, |out| {
+            stored = out.chunks_exact_mut(row_bytes).enumerate().try_for_each(|(row, out)| {
+                rows.decode(row, &mut wide);
+                encode_row(format, &wide, out).map_err(|e| place(e.within(format!("row {row}"))))
+            });
+        })?;
+        stored?;
+        let spec = TableSpec { format, ..self.spec.clone() };
+        Ok(Table { spec, source: Source::Host(bytes), vocabulary: self.vocabulary.clone() })
+    }
+
+    /// Adds the rows as the tensor that [`Table::mapped`] reads.
+    ///
+    /// # Errors
+    /// `Unsupported` for rows that are not in this process's memory; as [`TensorFile::add`].
+    pub fn encode<'a>(&'a self, file: &mut TensorFile<'a>) -> Result<()> {
+        let Source::Host(bytes) = &self.source else {
+            return Err(Error::unsupported(format!("table `{}`: its rows are not in memory", self.spec.name)));
+        };
+        let (name, rows) = (self.name(), self.spec.rows as usize);
+        let shape = [rows, self.spec.width];
+        match self.spec.format {
+            RowFormat::F32 => file.add::<f32>(name, &shape, bytemuck::cast_slice(bytes)),
+            RowFormat::F16 => file.add::<half::f16>(name, &shape, bytemuck::cast_slice(bytes)),
+            RowFormat::Bf16 => file.add::<half::bf16>(name, &shape, bytemuck::cast_slice(bytes)),
+            RowFormat::Int8 | RowFormat::Int4 | RowFormat::Int2 => {
+                file.add::<u8>(name, &[rows, self.spec.row_bytes()?], bytes)
+            }
+        }
     }
 
     /// The tensor `name` of a mapped file as a table, without a copy: `[rows, width]` f32, f16 or bf16, or
@@ -294,7 +352,7 @@ impl Table {
             Source::Host(bytes) => {
                 Some(Rows::new(self.spec.format, self.spec.width, bytes).expect("checked when the table was made"))
             }
-            Source::Fetched(_) => None,
+            Source::Fetched(_) | Source::Sharded(_) => None,
         }
     }
 

@@ -14,7 +14,7 @@ const RETRIEVE: &str = "/v1/models/debian:retrieve";
 
 /// One server for the tests of this file that run side by side; it ends with the last of them. The model is published on the
 /// first use, and again only where the package changes.
-fn server() -> Arc<Server> {
+pub fn server() -> Arc<Server> {
     static SERVER: Mutex<Weak<Server>> = Mutex::new(Weak::new());
     let mut shared = SERVER.lock().unwrap_or_else(|e| e.into_inner());
     if let Some(running) = shared.upgrade() {
@@ -32,11 +32,11 @@ fn server() -> Arc<Server> {
     server
 }
 
-fn store() -> PathBuf {
+pub fn store() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("debian-store")
 }
 
-fn heldout() -> Vec<Value> {
+pub fn heldout() -> Vec<Value> {
     text(root().join("models/debian/heldout.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sterling::filter::{Expr, Leaf, Operator, Test, parse};
 use sterling::forward::{Deadline, retrieve};
 use sterling::limits::{FILTER_BYTES_MAX, FILTER_DEPTH_MAX, FILTER_LEAVES_MAX};
-use sterling::snapshot::{Publish, Recipe, Snapshot, Store, publish};
+use sterling::snapshot::{Placement, Publish, Recipe, Snapshot, Store, publish};
 use sterling::wire::{RetrieveRequest, Retrieved};
 
 const PAGE: &str = include_str!("../../docs/FILTERS.md");
@@ -43,9 +43,9 @@ fn snapshot(items: &[Value], recipe: &str) -> Snapshot {
     std::fs::write(&path, lines.join("\n")).unwrap();
     let store = Store::new(folder.path().join("store"));
     let recipe = Recipe::parse(recipe).unwrap();
-    let what = Publish { package: None, name: Some("test".into()), items: Some(path), vectors: None, recipe };
+    let what = Publish { name: Some("test".into()), items: Some(path), recipe, ..Publish::default() };
     let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
-    Snapshot::load(&store.folder(&name, version)).unwrap()
+    Snapshot::load(&store.folder(&name, version), &Placement::whole()).unwrap()
 }
 
 fn ask(snapshot: &Snapshot, fields: Value) -> sterling::error::Result<Retrieved> {

@@ -6,6 +6,7 @@ mod catalogue;
 mod debian;
 mod filters;
 mod http;
+mod placement;
 mod planner;
 mod program;
 mod redis_cluster;

@@ -160,7 +160,7 @@ fn the_tables_of_the_debian_model_answer_alike_however_they_are_cut() {
         for sharding in Sharding::ALL {
             let planned = planned(&topology, &table, sharding);
             assert_eq!(planned.sharding, sharding);
-            let sharded = Arc::new(ShardedTable::planned(&table, &planned).unwrap());
+            let sharded = Arc::new(ShardedTable::planned(&table, &planned, None).unwrap());
             assert_eq!(sharded.shards().len() > 1, sharding != Sharding::TableWise);
             let collection = ShardedEmbeddingBagCollection::new(vec![sharded], &bag).unwrap();
             let (got, _) = collection.lookup(&ids, &Lookup::default()).unwrap();

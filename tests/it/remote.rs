@@ -10,8 +10,8 @@ use sterling::error::{Error, Kind, Result};
 use sterling::sparse::planner::Sharding;
 use sterling::sparse::shard::{Cut, Shard, ShardedEmbeddingBagCollection, ShardedTable};
 use sterling::sparse::tiers::remote::{
-    Cluster, ClusterOptions, LoadProgress, LoadReport, ReadFrom, RemoteOptions, RemoteTable, TableShape, TableVersion,
-    delete, load, load_table, versions,
+    Cluster, ClusterCounters, ClusterOptions, LoadProgress, LoadReport, ReadFrom, RemoteOptions, RemoteTable,
+    TableShape, TableVersion, delete, load, load_table, versions,
 };
 use sterling::sparse::tiers::{Fetched, RowSource, RowState};
 use sterling::sparse::{

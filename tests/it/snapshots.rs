@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use sterling::error::Kind;
-use sterling::snapshot::Snapshot;
+use sterling::snapshot::{Placement, Snapshot};
 
 use crate::support::{Server, ids, put, text, tiny, vectors};
 
@@ -22,7 +22,7 @@ fn a_flipped_byte_in_any_file_is_refused_by_name() {
     let folder = store.path().join("tiny").join(version.to_string());
     let all = files(&folder);
     assert!(all.len() >= 9, "{all:?}");
-    Snapshot::load(&folder).unwrap();
+    Snapshot::load(&folder, &Placement::whole()).unwrap();
     for path in all {
         let whole = std::fs::read(&path).unwrap();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
@@ -31,19 +31,19 @@ fn a_flipped_byte_in_any_file_is_refused_by_name() {
             broken[at] ^= 0x10;
             std::fs::write(&path, &broken).unwrap();
             // A byte of the manifest may turn one name or number into another one: what it says is then held against the files.
-            match Snapshot::load(&folder) {
+            match Snapshot::load(&folder, &Placement::whole()) {
                 Err(e) => assert!(e.to_string().contains(&name) || name == "manifest.json", "{name} at {at}: {e}"),
                 Ok(_) => panic!("{name}: a flipped byte at {at} was not seen"),
             }
         }
         std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
-        assert!(Snapshot::load(&folder).is_err(), "{name}: half of it was taken");
+        assert!(Snapshot::load(&folder, &Placement::whole()).is_err(), "{name}: half of it was taken");
         std::fs::remove_file(&path).unwrap();
-        let error = Snapshot::load(&folder).unwrap_err();
+        let error = Snapshot::load(&folder, &Placement::whole()).unwrap_err();
         assert!(error.to_string().contains(&name), "{name} is missing: {error}");
         std::fs::write(&path, &whole).unwrap();
     }
-    Snapshot::load(&folder).unwrap();
+    Snapshot::load(&folder, &Placement::whole()).unwrap();
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn other_formats_are_refused_as_such() {
         let changed = manifest.replace(from, to);
         assert_ne!(changed, manifest, "{from}");
         std::fs::write(folder.join("manifest.json"), changed).unwrap();
-        let error = Snapshot::load(&folder).unwrap_err().to_string();
+        let error = Snapshot::load(&folder, &Placement::whole()).unwrap_err().to_string();
         assert!(error.contains(expected), "{to}: {error}");
     }
 }

@@ -29,13 +29,8 @@ pub fn json(path: impl AsRef<Path>) -> Value {
 pub fn tiny() -> Publish {
     let mut recipe = Recipe::default();
     recipe.index.rescore = Rescore::F32;
-    Publish {
-        package: Some(tiny_package()),
-        name: None,
-        items: Some(tiny_package().join("items.jsonl")),
-        vectors: None,
-        recipe,
-    }
+    let items = Some(tiny_package().join("items.jsonl"));
+    Publish { package: Some(tiny_package()), items, recipe, ..Publish::default() }
 }
 
 /// Publishes without progress and returns the version.
@@ -47,7 +42,7 @@ pub fn put(store: &Path, what: &Publish) -> sterling::error::Result<u64> {
 pub fn vectors(folder: &Path, lines: &str) -> Publish {
     let path = folder.join("items.jsonl");
     std::fs::write(&path, lines).unwrap();
-    Publish { package: None, name: Some("vectors".into()), items: Some(path), vectors: None, recipe: Recipe::default() }
+    Publish { name: Some("vectors".into()), items: Some(path), ..Publish::default() }
 }
 
 pub fn sterling() -> Command {
@@ -73,7 +68,14 @@ pub struct Server {
 
 impl Server {
     pub fn start(store: &Path) -> Self {
-        let server = Self::spawn(sterling().args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store));
+        Self::start_with(store, &[])
+    }
+
+    /// A server with more arguments.
+    pub fn start_with(store: &Path, arguments: &[&str]) -> Self {
+        let mut command = sterling();
+        let server =
+            Self::spawn(command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store).args(arguments));
         server.wait_ready();
         server
     }

@@ -1,7 +1,7 @@
 //! Cutting a whole table along a plan.
 //!
 //! Rows in this process's memory stay where they are as long as a shard takes all columns; a shard of some columns is copied, each row
-//! with the scale and bias of the whole row, so that a cut changes no number. Rows that are fetched are cut by rows only.
+//! with the scale and bias of the whole row, so that a cut changes no number. Rows that are fetched come whole, and are cut then.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use std::time::Instant;
 use super::{Shard, ShardedTable};
 use crate::device::buffer::Buffer;
 use crate::error::{Error, Result};
-use crate::sparse::planner::Sharding;
-use crate::sparse::planner::plan::TablePlan;
+use crate::sparse::planner::plan::{self, TablePlan};
+use crate::sparse::planner::{Sharding, Tier};
 use crate::sparse::table::{Source, Table, TableSpec};
-use crate::sparse::tiers::{Pending, RowSource};
+use crate::sparse::tiers::{Fetched, Pending, RowSource};
 
 /// Where a shard lies in its table, before its rows are there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,16 +35,23 @@ impl Cut {
             rows: shard.rows[0]..shard.rows[1],
             columns: shard.columns[0] as usize..shard.columns[1] as usize,
             copy: if plan.sharding == Sharding::DataParallel { number } else { 0 },
-            device: shard.device.clone(),
+            device: match (shard.tier, &shard.backing) {
+                (Tier::Remote, Some(cluster)) => cluster.clone(),
+                _ => shard.device.clone(),
+            },
         };
         plan.shards.iter().enumerate().map(cut).collect()
+    }
+
+    fn shard(&self, table: &Table) -> Result<Shard> {
+        let Cut { rows, columns, copy, device } = self.clone();
+        Ok(Shard { rows, columns, copy, device, table: self.take(table)? })
     }
 
     /// The part of `table` inside this cut.
     ///
     /// # Errors
-    /// `Invalid` where the cut leaves the table or splits a byte of a packed row; `Unsupported` for some columns of rows that are
-    /// fetched.
+    /// `Invalid` where the cut leaves the table or splits a byte of a packed row; `Unsupported` for a table that is cut already.
     pub fn take(&self, table: &Table) -> Result<Table> {
         let whole = table.spec();
         let place = || format!("table `{}`, rows {:?}, columns {:?}", whole.name, self.rows, self.columns);
@@ -64,16 +71,19 @@ impl Cut {
                 Table::host(spec, bytes.slice(at(self.rows.start)..at(self.rows.end))?)
             }
             Source::Host(bytes) => {
-                let part = columns_of(whole, bytes, self).map_err(|e| e.within(place()))?;
-                Table::host(spec, part)
+                let columns = Columns::of(whole, &self.columns).map_err(|e| e.within(place()))?;
+                let bytes = &bytes[self.rows.start as usize * columns.row_bytes..];
+                let part_bytes = rows as usize * columns.part_bytes();
+                Table::host(spec, Buffer::filled(part_bytes, |to| columns.copy(bytes, to))?)
             }
-            Source::Fetched(source) if all_columns => {
-                let part = RowRange { source: source.clone(), rows: self.rows.clone() };
-                Table::fetched(spec, Arc::new(part))
+            Source::Fetched(source) => {
+                let columns = match all_columns {
+                    true => None,
+                    false => Some(Columns::of(whole, &self.columns).map_err(|e| e.within(place()))?),
+                };
+                Table::fetched(spec, Arc::new(Part { source: source.clone(), rows: self.rows.clone(), columns }))
             }
-            Source::Fetched(_) => {
-                Err(Error::unsupported("some columns of rows that are fetched whole").within(place()))
-            }
+            Source::Sharded(_) => Err(Error::unsupported("a table that is cut already").within(place())),
         }
     }
 }
@@ -84,18 +94,16 @@ impl ShardedTable {
     /// # Errors
     /// As [`Cut::take`] and [`ShardedTable::new`].
     pub fn cut(table: &Table, sharding: Sharding, cuts: &[Cut]) -> Result<Self> {
-        let shard = |cut: &Cut| {
-            let Cut { rows, columns, copy, device } = cut.clone();
-            Ok(Shard { rows, columns, copy, device, table: cut.take(table)? })
-        };
-        ShardedTable::new(table.spec().clone(), sharding, cuts.iter().map(shard).collect::<Result<_>>()?)
+        let shards = cuts.iter().map(|cut| cut.shard(table)).collect::<Result<_>>()?;
+        ShardedTable::new(table.spec().clone(), sharding, shards)
     }
 
-    /// A whole table, cut as planned.
+    /// A whole table, cut as planned. Parts planned on the cluster are those of `remote`, the same table there.
     ///
     /// # Errors
-    /// As [`ShardedTable::cut`]; `Invalid` where the plan is about a table of another name or format.
-    pub fn planned(table: &Table, plan: &TablePlan) -> Result<Self> {
+    /// As [`ShardedTable::cut`]; `Invalid` where the plan is about a table of another name or format, or places rows on a
+    /// cluster and `remote` is none.
+    pub fn planned(table: &Table, plan: &TablePlan, remote: Option<&Table>) -> Result<Self> {
         if plan.table != table.name() || plan.format != table.spec().format {
             return Err(Error::invalid(format!(
                 "a plan for table `{}` in {}, expected `{}` in {}",
@@ -105,40 +113,63 @@ impl ShardedTable {
                 table.spec().format.name()
             )));
         }
-        ShardedTable::cut(table, plan.sharding, &Cut::of_plan(plan))
+        let on_cluster = |tier| tier == Tier::Remote;
+        let shard = |(part, cut): (&plan::Shard, Cut)| match (on_cluster(part.tier), remote) {
+            (false, _) => cut.shard(table),
+            (true, Some(remote)) => cut.shard(remote),
+            (true, None) => Err(Error::invalid(format!("table `{}` is planned on a cluster, got none", plan.table))),
+        };
+        let shards = plan.shards.iter().zip(Cut::of_plan(plan)).map(shard).collect::<Result<_>>()?;
+        ShardedTable::new(table.spec().clone(), plan.sharding, shards)
     }
 }
 
-/// The bytes of a cut of some columns.
-fn columns_of(whole: &TableSpec, bytes: &[u8], cut: &Cut) -> Result<Buffer<u8>> {
-    let (format, row_bytes) = (whole.format, whole.row_bytes()?);
-    if !(cut.columns.start * format.bits()).is_multiple_of(8) {
-        let per_byte = 8 / format.bits();
-        return Err(Error::invalid(format!("expected a first column that is a multiple of {per_byte}")));
-    }
-    let part_bytes = format.row_bytes(cut.columns.len())?;
-    let head = format.head_bytes();
-    let first = head + cut.columns.start * format.bits() / 8;
-    let rows = (cut.rows.end - cut.rows.start) as usize;
-    Buffer::filled(rows * part_bytes, |to| {
-        let from = bytes[cut.rows.start as usize * row_bytes..].chunks_exact(row_bytes);
-        for (to, row) in to.chunks_exact_mut(part_bytes).zip(from) {
-            to[..head].copy_from_slice(&row[..head]);
-            to[head..].copy_from_slice(&row[first..][..part_bytes - head]);
+/// Where the bytes of some columns stand in a row.
+#[derive(Clone, Debug)]
+struct Columns {
+    row_bytes: usize,
+    /// Bytes of scale and bias, which every part of a row keeps.
+    head: usize,
+    codes: Range<usize>,
+}
+
+impl Columns {
+    fn of(whole: &TableSpec, columns: &Range<usize>) -> Result<Self> {
+        let format = whole.format;
+        if !(columns.start * format.bits()).is_multiple_of(8) {
+            let per_byte = 8 / format.bits();
+            return Err(Error::invalid(format!("expected a first column that is a multiple of {per_byte}")));
         }
-    })
+        let head = format.head_bytes();
+        let first = head + columns.start * format.bits() / 8;
+        let codes = first..first + format.row_bytes(columns.len())? - head;
+        Ok(Columns { row_bytes: whole.row_bytes()?, head, codes })
+    }
+
+    fn part_bytes(&self) -> usize {
+        self.head + self.codes.len()
+    }
+
+    /// Copies the columns out of whole rows, as many as `to` holds.
+    fn copy(&self, rows: &[u8], to: &mut [u8]) {
+        for (to, row) in to.chunks_exact_mut(self.part_bytes()).zip(rows.chunks_exact(self.row_bytes)) {
+            to[..self.head].copy_from_slice(&row[..self.head]);
+            to[self.head..].copy_from_slice(&row[self.codes.clone()]);
+        }
+    }
 }
 
-/// Some rows of a source, counted from the first of them.
+/// Some rows of a source, counted from the first of them, and maybe some of their columns.
 #[derive(Debug)]
-struct RowRange {
+struct Part {
     source: Arc<dyn RowSource>,
     rows: Range<u64>,
+    columns: Option<Columns>,
 }
 
-impl RowSource for RowRange {
+impl RowSource for Part {
     fn row_bytes(&self) -> usize {
-        self.source.row_bytes()
+        self.columns.as_ref().map_or_else(|| self.source.row_bytes(), Columns::part_bytes)
     }
 
     fn rows(&self) -> u64 {
@@ -147,6 +178,25 @@ impl RowSource for RowRange {
 
     fn begin(&self, mut rows: Vec<u64>, deadline: Option<Instant>) -> Box<dyn Pending + '_> {
         rows.iter_mut().for_each(|row| *row += self.rows.start);
-        self.source.begin(rows, deadline)
+        let pending = self.source.begin(rows, deadline);
+        match &self.columns {
+            None => pending,
+            Some(columns) => Box::new(Cutting { pending, columns }),
+        }
+    }
+}
+
+/// Whole rows on their way, of which some columns are wanted.
+struct Cutting<'a> {
+    pending: Box<dyn Pending + 'a>,
+    columns: &'a Columns,
+}
+
+impl Pending for Cutting<'_> {
+    fn wait(self: Box<Self>) -> Result<Fetched> {
+        let whole = self.pending.wait()?;
+        let mut bytes = vec![0; whole.states.len() * self.columns.part_bytes()];
+        self.columns.copy(&whole.bytes, &mut bytes);
+        Ok(Fetched { bytes, states: whole.states })
     }
 }

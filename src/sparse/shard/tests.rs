@@ -275,7 +275,6 @@ fn half_of_a_table_away_is_asked_for_once_and_counted() {
 
 #[test]
 fn columns_of_one_row_that_differ_in_fate_count_once() {
-    let table = numbered(3);
     let cut = |columns: Range<usize>| Cut { rows: 0..3, columns, copy: 0, device: "d".into() };
     let wide = Table::from_f32("t", 8, &[1.0; 24], RowFormat::F32, Unseen::Zero).unwrap();
     let shard = |columns: Range<usize>, degraded: &[u64]| {
@@ -287,9 +286,27 @@ fn columns_of_one_row_that_differ_in_fate_count_once() {
     let sharded = ShardedTable::new(wide.spec().clone(), Sharding::ColumnWise, shards).unwrap();
     let (_, counts) = summed(sharded, &[0, 1, 2, 2], &Lookup::default()).unwrap();
     assert_eq!(counts.degraded, 3);
-    assert!(cut(0..4).take(&fetched(&away(&table, &[], &[]))).is_ok());
-    let error = cut(0..2).take(&fetched(&away(&table, &[], &[]))).unwrap_err();
-    assert_eq!(error.kind(), Kind::Unsupported);
+}
+
+#[test]
+fn columns_of_fetched_rows_are_those_of_the_table() {
+    let values: Vec<f32> = (0..24).map(|i| (i * i % 37) as f32).collect();
+    let ids = KeyedJaggedTensor::from_lengths(["f"], vec![2, 0, 2, 1], &[3, 1], None).unwrap();
+    let bags = [BagConfig { feature: "f".into(), table: "t".into(), pooling: Pooling::Sum }];
+    for format in RowFormat::ALL {
+        let table = Table::from_f32("t", 8, &values, format, Unseen::Zero).unwrap();
+        let there = fetched(&away(&table, &[], &[]));
+        let cuts = [0..4, 4..8].map(|columns| Cut { rows: 0..3, columns, copy: 0, device: "d".into() });
+        let sharded = Arc::new(ShardedTable::cut(&there, Sharding::ColumnWise, &cuts).unwrap());
+        let whole = EmbeddingBagCollection::new(vec![Arc::new(table.clone())], &bags).unwrap();
+        let parts = ShardedEmbeddingBagCollection::new(vec![sharded.clone()], &bags).unwrap();
+        let lookup = Lookup::default();
+        assert_eq!(parts.lookup(&ids, &lookup).unwrap().0.values(), whole.lookup(&ids, &lookup).unwrap().0.values());
+        let twice = table.in_shards(ShardedTable::cut(&there, Sharding::ColumnWise, &cuts).unwrap()).unwrap();
+        assert_eq!(cuts[0].take(&twice).unwrap_err().kind(), Kind::Unsupported, "a table is cut once");
+        let by_name = EmbeddingBagCollection::new(vec![Arc::new(twice)], &bags).unwrap();
+        assert_eq!(by_name.lookup(&ids, &lookup).unwrap().0.values(), whole.lookup(&ids, &lookup).unwrap().0.values());
+    }
 }
 
 #[test]

@@ -32,7 +32,7 @@ const PARTITIONS_MAX: usize = 256;
 const NAME_BYTES_MAX: usize = 200;
 
 /// One version of one table of one model.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TableVersion {
     model: String,
     table: String,
@@ -68,8 +68,21 @@ impl TableVersion {
         TableVersion { version, ..self.clone() }
     }
 
-    pub(super) fn label(&self) -> String {
+    /// The model's name.
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Model and table, as metrics name them.
+    pub fn label(&self) -> String {
         format!("{}/{}", self.model, self.table)
+    }
+
+    /// The version whose manifest has this key.
+    pub(super) fn of_manifest_key(key: &str) -> Option<Self> {
+        let mut parts = key.strip_prefix("sterling:{")?.strip_suffix("}:manifest")?.split('/');
+        let (model, table, version) = (parts.next()?, parts.next()?, parts.next()?.parse().ok()?);
+        TableVersion::new(model, table, version).ok()
     }
 
     pub(super) fn manifest_key(&self) -> String {

@@ -23,6 +23,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use super::cluster::{Cluster, Shared};
 use super::layout::{DIGEST_BYTES, Layout, TableShape, TableVersion, slot_of};
 use super::manifest::{self, Manifest, PATIENCE, TableState};
+use super::survey::Memory;
 use crate::error::{Error, Result};
 use crate::sparse::table::{Source, Table};
 
@@ -335,18 +336,12 @@ async fn refuse_errors(shared: &Arc<Shared>, slot: u16, replies: &[Value]) -> Re
     if error.code() != "OOM" {
         return Err(Error::unavailable(format!("node {address} refuses: {error}")));
     }
-    let mut question = pipe();
-    question.cmd("INFO").arg("memory");
-    let info = match node {
-        Some(node) => tokio::time::timeout(PATIENCE, node.ask(&question)).await.ok().and_then(|r| r.ok()),
+    let memory = match node {
+        Some(node) => Memory::of(&node).await.ok(),
         None => None,
     };
-    let info: String = info.and_then(|r| redis::from_redis_value_ref(r.first()?).ok()).unwrap_or_default();
-    let field = |name: &str| info.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).unwrap_or("?").trim();
+    let uses = memory.map_or(String::new(), |m| format!(" uses {} of its maxmemory of {} bytes", m.used, m.max));
     Err(Error::overloaded(format!(
-        "the cluster is full: node {address} uses {} of its maxmemory of {} bytes; \
-         delete old versions or add nodes, then load again to go on",
-        field("used_memory"),
-        field("maxmemory")
+        "the cluster is full: node {address}{uses}; delete old versions or add nodes, then load again to go on"
     )))
 }

@@ -20,6 +20,7 @@ mod load;
 mod manifest;
 mod node;
 mod read;
+mod survey;
 mod topology;
 
 use std::sync::Arc;

@@ -1,0 +1,164 @@
+//! Where the tables of loaded snapshots lie: whole in this host's memory, or along a plan.
+//!
+//! The plan is no part of a snapshot: the same version serves from the memory of one host, or with rows of its tables on a
+//! cluster that `publish` has brought them to.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::model::ModelSpec;
+use crate::sparse::Table;
+use crate::sparse::planner::plan::TablePlan;
+use crate::sparse::planner::{self, Plan, Tier, Topology};
+use crate::sparse::shard::ShardedTable;
+use crate::sparse::table::Source;
+use crate::sparse::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, RemoteTable, TableVersion};
+
+/// How tables are placed at load. Without a plan, a topology or a cluster they lie whole in memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// A plan as `sterling plan --json` prints it; tables that it does not name lie whole in memory.
+    pub plan: Option<PathBuf>,
+    /// The machines to plan for at each load, where there is no plan; this machine and the cluster where there is none either.
+    pub topology: Option<PathBuf>,
+    /// Nodes of the cluster, such as `redis://10.0.0.1:6379`; any of them finds the others.
+    pub remote: Vec<String>,
+    /// Milliseconds after which a row of the cluster is degraded, where the request has longer.
+    pub timeout_ms: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { plan: None, topology: None, remote: Vec::new(), timeout_ms: 200 }
+    }
+}
+
+/// Places the tables of snapshots.
+#[derive(Debug, Default)]
+pub struct Placement {
+    by: By,
+    cluster: Option<Arc<Cluster>>,
+    timeout: Duration,
+}
+
+#[derive(Debug, Default)]
+enum By {
+    #[default]
+    Whole,
+    Plan(Plan),
+    Topology(Topology),
+}
+
+impl Placement {
+    /// Every table whole, in this host's memory.
+    pub fn whole() -> Self {
+        Placement::default()
+    }
+
+    /// Reads the files that the options name and connects to the cluster.
+    ///
+    /// # Errors
+    /// `NotFound` or `Invalid` with the file and what is wrong in it; `Unavailable` where the cluster does not answer.
+    pub fn open(options: &Options) -> Result<Self> {
+        let cluster = match options.remote.as_slice() {
+            [] => None,
+            seeds => Some(Cluster::connect(ClusterOptions::new(seeds.iter().cloned()))?),
+        };
+        let by = match (&options.plan, &options.topology) {
+            (Some(_), Some(_)) => {
+                return Err(Error::invalid("tables: a plan and a topology are given, expected one of them"));
+            }
+            (Some(file), None) => {
+                let plan = serde_json::from_str(&read(file)?);
+                By::Plan(plan.map_err(|e| Error::invalid(format!("{}: not a plan: {e}", file.display())))?)
+            }
+            (None, Some(file)) => By::Topology(Topology::parse(&read(file)?).map_err(|e| e.within(file.display()))?),
+            (None, None) => match &cluster {
+                None => By::Whole,
+                Some(cluster) => By::Topology(Topology { remote: Some(cluster.topology()?), ..Topology::detect()? }),
+            },
+        };
+        Ok(Placement { by, cluster, timeout: Duration::from_millis(options.timeout_ms) })
+    }
+
+    /// The tables of a version, each where it is planned.
+    pub(super) fn place(&self, spec: &ModelSpec, version: u64, tables: Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>> {
+        let planned;
+        let plans: &[TablePlan] = match &self.by {
+            By::Whole => &[],
+            By::Plan(plan) => &plan.tables,
+            By::Topology(topology) => {
+                let workload = spec.workload(&tables);
+                planned = match workload.tables.is_empty() {
+                    true => Vec::new(),
+                    false => planner::plan(topology, &workload)?.tables,
+                };
+                &planned
+            }
+        };
+        let shards = plans.iter().flat_map(|p| &p.shards).filter(|s| !s.tier.on_gpu());
+        let hosts: BTreeSet<&str> = shards.map(|s| s.device.as_str()).collect();
+        if hosts.len() > 1 {
+            return Err(Error::unsupported(format!(
+                "a plan over the hosts {hosts:?}, expected one: a server reads its own memory and the cluster"
+            )));
+        }
+        for plan in plans.iter().filter(|p| tables.iter().all(|t| t.name() != p.table)) {
+            tracing::warn!(
+                model = spec.name,
+                table = plan.table,
+                "the plan places a table that the model does not have"
+            );
+        }
+        let place = |table: Arc<Table>| match plans.iter().find(|p| p.table == table.name()) {
+            None => Ok(table),
+            Some(plan) => self.place_table(&spec.name, version, &table, plan).map(Arc::new),
+        };
+        tables.into_iter().map(place).collect()
+    }
+
+    fn place_table(&self, model: &str, version: u64, table: &Table, plan: &TablePlan) -> Result<Table> {
+        if let Some(part) = plan.shards.iter().find(|s| s.tier.on_gpu()) {
+            return Err(Error::unsupported(format!(
+                "table `{}` is planned in the memory of `{}` (tier {}), expected tiers host and remote: this build has no GPU",
+                plan.table,
+                part.device,
+                part.tier.name()
+            )));
+        }
+        let on_cluster = || plan.shards.iter().filter(|s| s.tier == Tier::Remote);
+        let remote = match (on_cluster().next(), &self.cluster) {
+            (Some(_), Some(cluster)) => {
+                let named = TableVersion::new(model, table.name(), version)?;
+                let cache_bytes = on_cluster().map(|s| s.cache_bytes).sum::<u64>();
+                let cache_bytes = usize::try_from(cache_bytes).unwrap_or(usize::MAX);
+                let options = RemoteOptions { cache_bytes, timeout: self.timeout };
+                Some(RemoteTable::open_table(cluster, &named, table.spec().clone(), &options)?)
+            }
+            _ => None,
+        };
+        table.in_shards(ShardedTable::planned(table, plan, remote.as_ref())?)
+    }
+}
+
+fn read(file: &Path) -> Result<String> {
+    std::fs::read_to_string(file).map_err(|e| Error::io(file.display(), e))
+}
+
+/// How a table lies, in a few words: its sharding type and the devices of its parts.
+pub(super) fn placed(table: &Table) -> String {
+    match table.source() {
+        Source::Host(_) => "whole, in memory".into(),
+        Source::Fetched(_) => "whole, fetched".into(),
+        Source::Sharded(shards) => {
+            let parts: Vec<&str> = shards.shards().iter().map(|s| s.device.as_str()).collect();
+            format!("{} on {}", shards.sharding().name(), parts.join(", "))
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! A model's answers do not depend on where its tables lie: whole, cut, quantised, or with rows on a cluster.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sterling::device::pool::RowFormat;
+use sterling::engine::Loaded;
+use sterling::error::Kind;
+use sterling::model::Package;
+use sterling::snapshot::{Manifest, Placement, PlacementOptions, Recipe, Snapshot};
+use sterling::sparse::planner::Sharding;
+use sterling::sparse::planner::plan::{Plan, Shard, TablePlan, Tier};
+use sterling::sparse::tiers::remote::{Cluster, ClusterOptions, TableVersion, load_table};
+use sterling::sparse::{BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, Table};
+use sterling::wire::RetrieveRequest;
+
+use crate::debian;
+use crate::redis_cluster::RedisCluster;
+use crate::remote::alone;
+use crate::support::{Server, ids, put, root, run, tiny, tiny_package};
+
+/// A part of a table: its rows and columns and its tier.
+type Part = ([u64; 2], [u32; 2], Tier);
+
+/// The plan of one table.
+fn planned(table: &Table, sharding: Sharding, parts: &[Part]) -> TablePlan {
+    let shard = |(rows, columns, tier): &Part| Shard {
+        rows: *rows,
+        columns: *columns,
+        tier: *tier,
+        device: "host0".into(),
+        backing: (*tier == Tier::Remote).then(|| "cluster".into()),
+        cache_bytes: if *tier == Tier::Remote { 1 << 20 } else { 0 },
+        bytes: 0,
+        micros: 0.0,
+    };
+    TablePlan {
+        table: table.name().into(),
+        format: table.spec().format,
+        sharding,
+        shards: parts.iter().map(shard).collect(),
+        bytes: 0,
+        micros: 0.0,
+        hit_share: 1.0,
+        why: "a test".into(),
+    }
+}
+
+/// A file that holds a plan.
+fn plan_file(folder: &Path, tables: Vec<TablePlan>) -> PathBuf {
+    let plan = Plan {
+        batch: 1,
+        micros: 0.0,
+        slowest: "host0".into(),
+        bytes: 0,
+        candidates: 1,
+        tables,
+        devices: Vec::new(),
+        notes: Vec::new(),
+    };
+    let path = folder.join("plan.json");
+    std::fs::write(&path, serde_json::to_string(&plan).unwrap()).unwrap();
+    path
+}
+
+fn placement(plan: PathBuf, remote: Vec<String>) -> Placement {
+    let options = PlacementOptions { plan: Some(plan), remote, timeout_ms: 10_000, ..PlacementOptions::default() };
+    Placement::open(&options).unwrap()
+}
+
+/// The two halves of a table by columns, by rows, and by rows with the second one on a cluster.
+fn halves(table: &Table) -> [TablePlan; 3] {
+    let (rows, columns) = (table.rows(), table.width() as u32);
+    // A first column that starts a byte in every format.
+    let (half_rows, half_columns) = (rows / 2, columns / 8 * 4);
+    let rows_on = |tier| [([0, half_rows], [0, columns], Tier::Host), ([half_rows, rows], [0, columns], tier)];
+    let by_columns = [([0, rows], [0, half_columns], Tier::Host), ([0, rows], [half_columns, columns], Tier::Host)];
+    [
+        planned(table, Sharding::ColumnWise, &by_columns),
+        planned(table, Sharding::RowWise, &rows_on(Tier::Host)),
+        planned(table, Sharding::RowWise, &rows_on(Tier::Remote)),
+    ]
+}
+
+fn answers(model: &Loaded, users: &[Value]) -> Vec<Vec<(i64, f32)>> {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let requests: Vec<RetrieveRequest> = users
+        .iter()
+        .map(|user| {
+            let request = json!({"features": user["features"], "exclude": user["exclude"], "k": 20});
+            serde_json::from_value(request).unwrap()
+        })
+        .collect();
+    let results = model.model().retrieve(&requests.iter().collect::<Vec<_>>(), deadline);
+    results.into_iter().map(|r| r.unwrap().items.iter().map(|i| (i.id, i.score)).collect()).collect()
+}
+
+#[test]
+fn the_debian_model_answers_alike_wherever_its_tables_lie() {
+    let _alone = alone();
+    let _published = debian::server();
+    let folder = debian::store().join("debian/1");
+    let version = Manifest::read(&folder).unwrap().version;
+    let users: Vec<Value> = debian::heldout().into_iter().step_by(150).collect();
+    let whole = Loaded::new(Snapshot::load(&folder, &Placement::whole()).unwrap());
+    let expected = answers(&whole, &users);
+
+    let package = Package::open(&folder).unwrap();
+    let tables: Vec<&Table> =
+        package.tables.iter().map(|t| &**t).filter(|t| package.spec.readers(t.name()).next().is_some()).collect();
+    assert_eq!(tables.len(), 4);
+    let redis = RedisCluster::start(5000);
+    let cluster = Cluster::connect(ClusterOptions::new(redis.seeds())).unwrap();
+    for table in &tables {
+        let named = TableVersion::new("debian", table.name(), version).unwrap();
+        load_table(&cluster, &named, table, |_| {}).unwrap();
+    }
+    for kind in 0..3 {
+        let plans = tempfile::tempdir().unwrap();
+        let plan = plan_file(plans.path(), tables.iter().map(|t| halves(t)[kind].clone()).collect());
+        let snapshot = Snapshot::load(&folder, &placement(plan, redis.seeds())).unwrap();
+        let info = snapshot.info();
+        let placed = &info.tables.iter().find(|t| t.name == "packages").unwrap().placed;
+        assert_eq!(
+            placed,
+            ["column_wise on host0, host0", "row_wise on host0, host0", "row_wise on host0, cluster"][kind]
+        );
+        let cut = Loaded::new(snapshot);
+        for (found, expected) in answers(&cut, &users).iter().zip(&expected) {
+            assert_eq!(found.len(), expected.len());
+            for ((id, score), (expected_id, expected_score)) in found.iter().zip(expected) {
+                assert!((score - expected_score).abs() <= 1e-4, "{placed}: {score}, expected {expected_score}");
+                // Equal up to neighbours whose scores are closer than the rounding of sums in another order.
+                let tied = expected.iter().any(|(other, s)| other == id && (s - score).abs() <= 2e-4);
+                assert!(id == expected_id || tied, "{placed}: {found:?}, expected {expected:?}");
+            }
+        }
+    }
+}
+
+/// What a number of a row loses at most, as docs/SPARSE.md states it, for numbers of a row of `stored` bytes.
+fn loses(format: RowFormat, row: &[f32], stored: &[u8]) -> f32 {
+    let (least, most) = row.iter().fold((f32::MAX, f32::MIN), |(lo, hi), &x| (lo.min(x), hi.max(x)));
+    let size = least.abs().max(most.abs());
+    match format {
+        RowFormat::F32 => 0.0,
+        RowFormat::F16 => size * (-11f32).exp2() + (-25f32).exp2(),
+        RowFormat::Bf16 => size * (-8f32).exp2(),
+        _ => {
+            let scale = half::f16::from_le_bytes([stored[0], stored[1]]).to_f32();
+            let rounding = (least.abs() + most - least) * (-11f32).exp2() + (-17f32).exp2();
+            if scale == 1.0 && most - least < 1.0 { most - least + rounding } else { scale / 2.0 + rounding }
+        }
+    }
+}
+
+#[test]
+fn quantised_tables_of_the_debian_model_keep_the_stated_error() {
+    let folder = root().join("models/debian");
+    let package = Package::open(&folder).unwrap();
+    let users = debian::heldout();
+    let tower = package.user.as_ref().unwrap();
+    let query = |package: &Package, user: &Value| {
+        let tower = package.user.as_ref().unwrap();
+        let features = tower.read(user["features"].as_object().unwrap()).unwrap();
+        let (pooled, _) = tower.lookup(&[features], &Lookup::default()).unwrap();
+        tower.run(&pooled).unwrap().data().to_vec()
+    };
+    assert!(tower.features().iter().any(|f| f.name == "installed"));
+    let bags = [BagConfig { feature: "installed".into(), table: "packages".into(), pooling: Pooling::Sum }];
+    let pooled = |table: &std::sync::Arc<Table>, ids: &[i64]| {
+        let ids = KeyedJaggedTensor::from_lengths(["installed"], ids.to_vec(), &[ids.len() as i64], None).unwrap();
+        let collection = EmbeddingBagCollection::new(vec![table.clone()], &bags).unwrap();
+        collection.lookup(&ids, &Lookup::default()).unwrap().0.values().to_vec()
+    };
+    for (format, cosine_min) in [(RowFormat::F16, 0.9999), (RowFormat::Int8, 0.999), (RowFormat::Int4, 0.97)] {
+        let convert = |tables: Vec<std::sync::Arc<Table>>| {
+            tables.iter().map(|t| t.converted(format).map(std::sync::Arc::new)).collect()
+        };
+        let quantised = Package::open_placed(&folder, |_, tables| convert(tables)).unwrap();
+        let [before, after] = [&package, &quantised].map(|p| p.tables.iter().find(|t| t.name() == "packages").unwrap());
+        assert_eq!(after.spec().format, format);
+        let stored = after.host_rows().unwrap();
+        let wide = before.host_rows().unwrap();
+        for user in users.iter().step_by(40) {
+            let ids: Vec<i64> =
+                user["features"]["installed"].as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect();
+            let mut row = vec![0f32; before.width()];
+            let mut bound = 1e-5;
+            for &id in &ids {
+                wide.decode(id as usize, &mut row);
+                bound += loses(format, &row, stored.row(id as usize)) * 1.000_01;
+            }
+            for (a, b) in pooled(after, &ids).iter().zip(pooled(before, &ids)) {
+                assert!((a - b).abs() <= bound, "{format:?}: {a}, expected {b} within {bound}");
+            }
+            let (a, b) = (query(&quantised, user), query(&package, user));
+            let cosine: f32 = a.iter().zip(&b).map(|(a, b)| a * b).sum::<f32>()
+                / (a.iter().map(|x| x * x).sum::<f32>() * b.iter().map(|x| x * x).sum::<f32>()).sqrt();
+            assert!(cosine >= cosine_min, "{format:?}: a query whose cosine to the whole table's is {cosine}");
+        }
+    }
+}
+
+#[test]
+fn a_recipe_converts_tables_and_the_snapshot_says_so() {
+    let store = tempfile::tempdir().unwrap();
+    let mut what = tiny();
+    what.recipe.tables = [("packages".to_owned(), RowFormat::Int8)].into();
+    put(store.path(), &what).unwrap();
+    let snapshot = Snapshot::load(&store.path().join("tiny/1"), &Placement::whole()).unwrap();
+    let formats: Vec<(String, String)> = snapshot.info().tables.into_iter().map(|t| (t.name, t.format)).collect();
+    assert_eq!(formats, [("packages".into(), "int8".into()), ("sections".into(), "f16".to_owned())]);
+    assert_eq!(snapshot.recipe.tables, what.recipe.tables);
+    for (name, format, expected) in [
+        ("packages", RowFormat::F16, None),
+        (
+            "package",
+            RowFormat::Int8,
+            Some("tables.package: the model has no such table, expected some of: packages, sections"),
+        ),
+        ("sections", RowFormat::Int2, Some("rows of 2 numbers in int2, expected a positive multiple of 4")),
+    ] {
+        let mut other = tiny();
+        other.recipe = Recipe { tables: [(name.to_owned(), format)].into(), ..other.recipe };
+        match (put(store.path(), &other), expected) {
+            (Ok(_), None) => {}
+            (Err(e), Some(words)) => assert!(e.to_string().contains(words), "{e}"),
+            (outcome, _) => panic!("{name} in {format:?}: {outcome:?}"),
+        }
+    }
+}
+
+#[test]
+fn plans_that_cannot_be_followed_are_refused_with_the_reason() {
+    let store = tempfile::tempdir().unwrap();
+    put(store.path(), &tiny()).unwrap();
+    let folder = store.path().join("tiny/1");
+    let package = Package::open(&tiny_package()).unwrap();
+    let packages = &package.tables[0];
+    let rows = packages.rows();
+    let whole = |tier| planned(packages, Sharding::TableWise, &[([0, rows], [0, 4], tier)]);
+    let change = |change: &dyn Fn(&mut TablePlan)| {
+        let mut plan = halves(packages)[1].clone();
+        change(&mut plan);
+        plan
+    };
+    let cases = [
+        (whole(Tier::Hbm), Kind::Unsupported, "tier hbm"),
+        (whole(Tier::Remote), Kind::Invalid, "table `packages` is planned on a cluster, got none"),
+        (change(&|p| p.shards[1].device = "host1".into()), Kind::Unsupported, "{\"host0\", \"host1\"}, expected one"),
+        (
+            change(&|p| p.format = RowFormat::Int8),
+            Kind::Invalid,
+            "table `packages` in int8, expected `packages` in f32",
+        ),
+        (change(&|p| p.shards[1].rows[1] += 1), Kind::Invalid, &format!("expected rows of {rows}")),
+        (change(&|p| drop(p.shards.pop())), Kind::Invalid, "no shard holds row"),
+        (change(&|p| p.shards[0].columns = [0, 5]), Kind::Invalid, "expected columns of 4"),
+    ];
+    for (plan, kind, words) in cases {
+        let error = Snapshot::load(&folder, &placement(plan_file(store.path(), vec![plan]), Vec::new())).unwrap_err();
+        assert!(error.to_string().contains(words), "{error}: expected `{words}` in it");
+        assert_eq!(error.kind(), kind, "{error}");
+    }
+    let open = |text: &str, both: bool| {
+        let file = store.path().join("wrong");
+        std::fs::write(&file, text).unwrap();
+        let topology = both.then(|| file.clone());
+        Placement::open(&PlacementOptions { plan: Some(file), topology, ..PlacementOptions::default() })
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(open("{\"tables\": 3}", false).contains("not a plan"));
+    assert!(open("{}", true).contains("expected one of them"));
+    let missing = PlacementOptions { topology: Some("none.toml".into()), ..PlacementOptions::default() };
+    assert_eq!(Placement::open(&missing).unwrap_err().kind(), Kind::NotFound);
+    // A machine too small for the tables: what is missing is named, before anything is served.
+    let small = store.path().join("small.toml");
+    let host = "[[hosts]]\nname = 'h'\ndram_gib = 1e-8\nbandwidth_gb_s = 10\nrow_ns = 10\ncall_us = 1\n";
+    std::fs::write(&small, host).unwrap();
+    let options = PlacementOptions { topology: Some(small.clone()), ..PlacementOptions::default() };
+    let error = Snapshot::load(&folder, &Placement::open(&options).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("packages"), "{error}");
+    std::fs::write(&small, host.replace("1e-8", "1")).unwrap();
+    let planned = Snapshot::load(&folder, &Placement::open(&options).unwrap()).unwrap();
+    assert_eq!(planned.info().tables[0].placed, "table_wise on h");
+}
+
+#[test]
+fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
+    let _alone = alone();
+    let redis = RedisCluster::start(5000);
+    let store = tempfile::tempdir().unwrap();
+    let (package, seed) = (tiny_package(), redis.seeds()[2].clone());
+    let (package, items) = (package.display().to_string(), package.join("items.jsonl").display().to_string());
+    let at = store.path().display().to_string();
+    let publish = ["publish", &package, "--items", &items, "--store", &at, "--remote", &seed];
+    let (code, _, said) = run(&[&publish[..], &["--remote-table", "packs"]].concat());
+    assert!(code == 2 && said.contains("remote table `packs`: the model has none"), "{code}: {said}");
+    let (code, out, said) = run(&publish);
+    assert!(code == 0 && out.contains("published tiny version 1"), "{out}{said}");
+    let (_, listed, _) = run(&["remote", &seed]);
+    assert!(listed.contains("tiny/packages") && listed.contains("tiny/sections"), "{listed}");
+    assert_eq!(listed.matches("complete").count(), 2, "{listed}");
+    let (code, planned, said) = run(&["plan", &package, "--remote", &seed, "--json"]);
+    let planned: Value = serde_json::from_str(&planned).unwrap_or_else(|e| panic!("{code}: {e}: {planned}{said}"));
+    assert!(planned["devices"].as_array().unwrap().iter().any(|d| d["device"] == "cluster"), "{planned}");
+
+    // Every row of the users' tables on the cluster.
+    let package = Package::open(&tiny_package()).unwrap();
+    let all = |table: &Table| {
+        let whole = ([0, table.rows()], [0, table.width() as u32], Tier::Remote);
+        planned_with(table, whole)
+    };
+    let plan = plan_file(store.path(), package.tables.iter().map(|t| all(t)).collect());
+    let plan = plan.display().to_string();
+    let server = Server::start_with(store.path(), &["--plan", &plan, "--remote", &seed]);
+    let here = Server::start(store.path());
+    let request = |on_degraded: &str| {
+        json!({"features": {"installed": [1, 5, 7], "section": "games", "size": [1, 2, 3]}, "k": 13, "exact": true,
+               "on_degraded": on_degraded, "timeout_ms": 5000})
+    };
+    let [remote, local] = [&server, &here].map(|s| s.ask("/v1/models/tiny:retrieve", request("fail")));
+    assert_eq!(ids(&remote), ids(&local));
+    let tables = server.get_json("/v1/models/tiny")["tables"].clone();
+    assert_eq!(tables[0]["placed"], "table_wise on cluster");
+
+    // A version that the cluster does not have is refused, and the one before goes on.
+    put(store.path(), &tiny()).unwrap();
+    let second = || {
+        let versions = server.get_json("/v1/models/tiny/versions");
+        versions["versions"].as_array().unwrap().iter().find(|v| v["version"] == 2).cloned()
+    };
+    crate::redis_cluster::wait("the second version is refused", || second().is_some_and(|v| v["refused"].is_string()));
+    let why = second().unwrap()["refused"].as_str().unwrap().to_owned();
+    assert!(why.contains("tiny/packages version 2: not in the cluster; versions there: [1]"), "{why}");
+    assert_eq!(ids(&server.ask("/v1/models/tiny:retrieve", request("fail"))), ids(&local));
+
+    // Rows taken out under the server's feet: the request's policy decides, and the reply says what happened.
+    let (code, out, _) = run(&["remote", &seed, "--delete", "tiny/1"]);
+    assert!(code == 0 && out.contains("deleted tiny/packages version 1"), "{out}");
+    let (code, _, said) = run(&["remote", &seed, "--delete", "tiny/1"]);
+    assert!(code == 2 && said.contains("the cluster has no rows of tiny/1; there are: none"), "{said}");
+    let (code, _, said) = run(&["remote", &seed, "--delete", "tiny"]);
+    assert!(code == 2 && said.contains("expected MODEL/VERSION"), "{said}");
+    // Ids that no cache holds.
+    let fresh = |on_degraded: &str| {
+        let mut request = request(on_degraded);
+        request["features"]["installed"] = json!([2, 3]);
+        request
+    };
+    let (status, problem) = server.post("/v1/models/tiny:retrieve", fresh("fail"));
+    assert_eq!(status, 503, "{problem}");
+    let answer = server.ask("/v1/models/tiny:retrieve", fresh("default_rows"));
+    assert_eq!(answer["degraded_rows"], 2, "{answer}");
+}
+
+fn planned_with(table: &Table, part: Part) -> TablePlan {
+    planned(table, Sharding::TableWise, &[part])
+}
