@@ -70,7 +70,7 @@ fn scans(kernels: Kernels, ceiling: f64) {
     let scales = vec![0.01f32; ITEMS];
     let query: Vec<i8> = codes(DIMENSION).iter().map(|&c| c as i8).collect();
     let correction = 128 * query.iter().map(|&q| i32::from(q)).sum::<i32>();
-    let query = Int8Query { codes: &query, correction, scale: 0.01 };
+    let query = Int8Query { rows: [&query, &query], corrections: [correction; 2], scale: 0.01 };
     for (name, items, word) in [
         ("scan, from memory", ITEMS, u64::MAX),
         ("scan, from the cache", ITEMS_NEAR, u64::MAX),

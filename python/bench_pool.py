@@ -4,9 +4,10 @@
 
 needs what python/make_sparse_golden.py needs, and cargo. Each round runs benches/pool.rs (whose head says what is measured and
 how), then each operator here in a process of its own, so that one table at a time is in memory. Every operator gets one
-thread, inference mode, calls of 512 bags, ids of the width it likes best, its table in huge pages (THP_MEM_ALLOC_ENABLE=1),
-one pass that is not timed and five that are, in processor time of the thread. JSON lines go to stdout; a table of medians
-over the rounds, with the quotients, ends the run.
+thread, inference mode, calls of 512 bags, ids of the width it likes best, one pass that is not timed and five that are, in
+processor time of the thread. `torch_*` run as they are installed; `torch_huge_*` and FBGEMM's get their table in huge pages
+(THP_MEM_ALLOC_ENABLE=1), and FBGEMM its faster code path (FBGEMM_FORCE_AUTOVEC=1). JSON lines go to stdout; a table of
+medians over the rounds, with the quotients, ends the run.
 """
 
 import argparse
@@ -22,19 +23,28 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BAGS = 512
 PASSES = 5
-PEERS = ("torch_f32", "torch_int8", "fbgemm_f32", "fbgemm_int8", "fbgemm_train_f32")
+PEERS = (
+    "torch_f32",
+    "torch_huge_f32",
+    "torch_int8",
+    "torch_huge_int8",
+    "fbgemm_f32",
+    "fbgemm_int8",
+    "fbgemm_train_f32",
+)
+TUNED = {"THP_MEM_ALLOC_ENABLE": "1", "FBGEMM_FORCE_AUTOVEC": "1"}
 
 
 def peer_call(name, rows, width):
     """The operator over a table of random rows, as call(ids, offsets) -> [bags, width], and the type of ids it takes."""
     import torch
 
-    if name == "torch_f32":
+    if name in ("torch_f32", "torch_huge_f32"):
         module = torch.nn.EmbeddingBag(
             rows, width, mode="sum", _weight=torch.empty(rows, width).uniform_(-1, 1), include_last_offset=True
         )
         return module, torch.int64
-    if name == "torch_int8":
+    if name in ("torch_int8", "torch_huge_int8"):
         # Rowwise int8 of torch.ao: D codes, f32 scale, f32 bias.
         packed = torch.empty(rows, width + 8, dtype=torch.uint8)
         for at in range(0, rows, 1 << 20):
@@ -167,8 +177,9 @@ def main():
             ours = [options.program] if options.program else ["cargo", "bench", "--quiet", "--bench", "pool", "--"]
             lines += lines_of([*ours, *shape])
             for peer in options.peers.split(","):
-                huge = {**os.environ, "THP_MEM_ALLOC_ENABLE": "1"}
-                lines += lines_of([sys.executable, __file__, "--peer", peer, *shape], env=huge)
+                tuned = {} if peer in ("torch_f32", "torch_int8") else TUNED
+                environment = {**os.environ, **tuned}
+                lines += lines_of([sys.executable, __file__, "--peer", peer, *shape], env=environment)
     summary(lines)
 
 

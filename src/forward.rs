@@ -36,7 +36,7 @@ use crate::snapshot::Snapshot;
 use crate::sparse::{Lookup, LookupReport, OnDegraded};
 use crate::topk::unkey;
 use crate::units::{ItemId, Slot};
-use crate::wire::{self, EmbedRequest, Explain, Item, RankRequest, RetrieveRequest, Retrieved};
+use crate::wire::{EmbedRequest, Explain, Item, RankRequest, RetrieveRequest, Retrieved};
 
 use scratch::{Scratch, with_scratch};
 use trace::Trace;
@@ -99,7 +99,7 @@ pub fn rank(snapshot: &Snapshot, request: &RankRequest, deadline: Deadline) -> R
         scratch.candidates.sort_unstable_by_key(|(_, slot)| *slot);
         scratch.candidates.dedup_by_key(|(_, slot)| *slot);
         let trace = &mut query.trace;
-        trace.step("rescore", || rescore(snapshot, &query.vector, scratch.candidates.len(), scratch));
+        rescore(snapshot, &query.vector, scratch.candidates.len(), trace, scratch);
         score(snapshot, &query.vector, &reading, deadline, trace, scratch)?;
         let items = trace.step("top", || top(snapshot, &reading, request.items.len(), scratch));
         let explain =
@@ -152,8 +152,10 @@ fn retrieve_one(
     deadline.check("probe")?;
     let counters = find(snapshot, &vector, &plan, &wanted, &mut trace, scratch);
     deadline.check("rescore")?;
-    if !wanted.exact {
-        trace.step("rescore", || rescore(snapshot, &vector, wanted.k0, scratch));
+    match snapshot.index.rows() {
+        _ if wanted.exact => {}
+        Rows::None => scratch.candidates.truncate(wanted.k0),
+        _ => rescore(snapshot, &vector, wanted.k0, &mut trace, scratch),
     }
     score(snapshot, &vector, &reading, deadline, &mut trace, scratch)?;
     let candidates = scratch.candidates.len() as u64;
@@ -180,7 +182,7 @@ fn retrieve_one(
 struct User<'a> {
     features: Option<&'a Map<String, Value>>,
     vector: Option<&'a [f32]>,
-    on_degraded: wire::OnDegraded,
+    on_degraded: OnDegraded,
 }
 
 fn embed_user(snapshot: &Snapshot, user: User<'_>, deadline: Deadline) -> Result<Query> {
@@ -213,7 +215,7 @@ fn embed_users(snapshot: &Snapshot, users: &[User<'_>], deadline: Deadline) -> V
         });
     }
     // Requests that treat missing rows alike are looked up together; one that is wrong must not fail the others.
-    for on_degraded in [wire::OnDegraded::Fail, wire::OnDegraded::DefaultRows] {
+    for on_degraded in [OnDegraded::Fail, OnDegraded::DefaultRows] {
         let (of_kind, features): (Vec<usize>, Vec<Features>) =
             towered.iter().filter(|(n, _)| users[*n].on_degraded == on_degraded).cloned().unzip();
         match run_tower(snapshot, &features, on_degraded, deadline) {
@@ -244,30 +246,27 @@ fn given_vector(vector: &[f32], dimension: usize) -> Result<Query> {
 fn run_tower(
     snapshot: &Snapshot,
     features: &[Features],
-    on_degraded: wire::OnDegraded,
+    on_degraded: OnDegraded,
     deadline: Deadline,
 ) -> Result<Vec<Query>> {
     let Some(tower) = snapshot.package.user.as_ref().filter(|_| !features.is_empty()) else {
         return Ok(Vec::new());
     };
     deadline.check("lookup")?;
-    let on_degraded = match on_degraded {
-        wire::OnDegraded::Fail => OnDegraded::Fail,
-        wire::OnDegraded::DefaultRows => OnDegraded::DefaultRows,
-    };
     let mut trace = Trace::default();
     let (pooled, report) =
         trace.step("lookup", || tower.lookup(features, &Lookup { deadline: Some(deadline.0), on_degraded }))?;
-    trace.count(report.iter().map(|t| t.ids).sum(), 0);
+    let row_bytes = |name: &str| snapshot.package.table(name).map_or(0, |t| t.spec().row_bytes().unwrap_or(0) as u64);
+    trace.count(report.iter().map(|t| t.ids).sum(), report.iter().map(|t| t.ids * row_bytes(&t.table)).sum());
     count_ids(&report);
     let made = trace.step("tower", || tower.run(&pooled))?;
     trace.count(features.len() as u64, 0);
-    let degraded_rows = report.iter().map(|t| t.degraded).sum();
-    let query = |row: &[f32]| match row.iter().all(|x| x.is_finite()) {
-        true => Ok(Query { vector: row.to_vec(), degraded_rows, trace: trace.clone() }),
+    let degraded_rows = |n: usize| report.iter().filter_map(|t| t.degraded_of.get(n)).sum();
+    let query = |(n, row): (usize, &[f32])| match row.iter().all(|x| x.is_finite()) {
+        true => Ok(Query { vector: row.to_vec(), degraded_rows: degraded_rows(n), trace: trace.clone() }),
         false => Err(Error::internal("the user tower made a query that is not finite")),
     };
-    made.data().chunks_exact(snapshot.index.dimension()).map(query).collect()
+    made.data().chunks_exact(snapshot.index.dimension()).enumerate().map(query).collect()
 }
 
 fn count_ids(report: &LookupReport) {
@@ -367,7 +366,7 @@ fn find(
             _ => index.search(vector, probing, None, selector, room, search),
         };
         let total = timed.elapsed();
-        trace.add("probe", counters.probe_time, index.lists() as u64, 0);
+        trace.add("probe", counters.probe_time, index.lists() as u64, (index.lists() * index.dimension()) as u64);
         trace.add("words", words_time, counters.items, 0);
         trace.add("scan", total.saturating_sub(words_time + counters.probe_time), counters.survivors, counters.bytes);
         trace.step("verify", || {
@@ -392,14 +391,21 @@ fn find(
 
 // Step 8: the scores that count.
 
-/// Scores the candidates with the wide rows and keeps the best K0, best first.
-fn rescore(snapshot: &Snapshot, vector: &[f32], k0: usize, scratch: &mut Scratch) {
-    let candidates = &mut scratch.candidates;
-    if !matches!(snapshot.index.rows(), Rows::None) || candidates.first().is_some_and(|(score, _)| *score == 0.0) {
-        candidates.iter_mut().for_each(|(score, slot)| *score = snapshot.index.product(vector, *slot));
-    }
-    candidates.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-    candidates.truncate(k0);
+/// Scores the candidates with the widest rows, read in their order, and keeps the best K0, best first.
+fn rescore(snapshot: &Snapshot, vector: &[f32], k0: usize, trace: &mut Trace, scratch: &mut Scratch) {
+    let Scratch { candidates, selector, slots, products, .. } = scratch;
+    trace.step("rescore", || {
+        slots.clear();
+        slots.extend(candidates.iter().map(|(_, slot)| slot.0));
+        slots.sort_unstable();
+        products.resize(slots.len(), 0.0);
+        snapshot.index.products(vector, slots, products);
+        selector.reset(k0);
+        slots.iter().zip(&*products).for_each(|(&slot, &score)| selector.push(score, Slot(slot)));
+        candidates.clear();
+        candidates.extend(selector.finish().iter().map(|&key| unkey(key)));
+    });
+    trace.count(slots.len() as u64, slots.len() as u64 * snapshot.index.row_bytes());
 }
 
 // Steps 9 and 10: task scores and values.

@@ -15,6 +15,9 @@ pub(super) struct Scratch {
     pub(super) excluded: Vec<Slot>,
     /// Retrieval score and slot of each candidate.
     pub(super) candidates: Vec<(f32, Slot)>,
+    /// Slots that are rescored, ascending, and their scores.
+    pub(super) slots: Vec<u32>,
+    pub(super) products: Vec<f32>,
     /// `[K0, D]`
     pub(super) rows: Vec<f32>,
     /// The snapshot's numeric columns at the candidates, each `[K0]`.

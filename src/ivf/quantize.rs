@@ -1,10 +1,14 @@
-//! f32 vectors to int8 codes: one scale a vector, symmetric, so that a product of codes times two scales is the score.
+//! f32 vectors to codes: one scale a vector, symmetric, so that a product of codes times two scales is the score. Items take
+//! int8; a query takes 15 bits in two rows of int8, so that it adds next to nothing to the items' rounding.
 
 use crate::device::kernels::{BLOCK, Int8Query};
 
-/// The scale of a vector: its largest magnitude is worth 127 codes.
-fn scale(vector: &[f32]) -> f32 {
-    vector.iter().fold(0f32, |m, x| m.max(x.abs())) / 127.0
+/// Codes of a query that make one of its high row.
+const LOW: i32 = 128;
+
+/// The scale of a vector whose largest magnitude is worth `most` codes.
+fn scale(vector: &[f32], most: f32) -> f32 {
+    vector.iter().fold(0f32, |m, x| m.max(x.abs())) / most
 }
 
 fn code(x: f32, inverse: f32) -> i8 {
@@ -15,35 +19,44 @@ fn inverse(scale: f32) -> f32 {
     if scale > 0.0 && scale.recip().is_finite() { scale.recip() } else { 0.0 }
 }
 
-/// A query in int8, kept between calls so that nothing is allocated.
+/// A query in codes, kept between calls so that nothing is allocated.
 #[derive(Clone, Debug, Default)]
 pub struct Quantized {
-    codes: Vec<i8>,
+    high: Vec<i8>,
+    low: Vec<i8>,
     scale: f32,
-    correction: i32,
+    corrections: [i32; 2],
 }
 
 impl Quantized {
     /// Takes the codes of `vector` `[D]`.
     pub fn set(&mut self, vector: &[f32]) {
-        self.scale = scale(vector);
+        let most = (127 * LOW) as f32;
+        self.scale = scale(vector, most);
         let inverse = inverse(self.scale);
-        self.codes.clear();
-        self.codes.extend(vector.iter().map(|&x| code(x, inverse)));
-        self.codes.resize(vector.len().next_multiple_of(4), 0);
-        self.correction = 128 * self.codes.iter().map(|&c| i32::from(c)).sum::<i32>();
+        let len = vector.len().next_multiple_of(4);
+        self.high.clear();
+        self.high.resize(len, 0);
+        self.low.clear();
+        self.low.resize(len, 0);
+        for ((&x, high), low) in vector.iter().zip(&mut self.high).zip(&mut self.low) {
+            let code = (x * inverse).round().clamp(-most, most) as i32;
+            *high = (code + LOW / 2).div_euclid(LOW) as i8;
+            *low = (code - LOW * i32::from(*high)) as i8;
+        }
+        self.corrections = [&self.high, &self.low].map(|row| 128 * row.iter().map(|&c| i32::from(c)).sum::<i32>());
     }
 
     /// The query as kernels take it.
     pub fn view(&self) -> Int8Query<'_> {
-        Int8Query { codes: &self.codes, correction: self.correction, scale: self.scale }
+        Int8Query { rows: [&self.high, &self.low], corrections: self.corrections, scale: self.scale }
     }
 }
 
 /// Writes the row of a slot into blocked codes and returns its scale. `codes` holds the block of 16 slots that `lane`
 /// (`0..16`) is in.
 pub(super) fn write_row(vector: &[f32], lane: usize, block: &mut [u8]) -> f32 {
-    let scale = scale(vector);
+    let scale = scale(vector, 127.0);
     let inverse = inverse(scale);
     for (d, &x) in vector.iter().enumerate() {
         block[d / 4 * 4 * BLOCK + lane * 4 + d % 4] = (i16::from(code(x, inverse)) + 128) as u8;

@@ -328,7 +328,8 @@ impl Index {
         counters
     }
 
-    fn row_bytes(&self) -> u64 {
+    /// Bytes of the widest row that is kept of an item.
+    pub fn row_bytes(&self) -> u64 {
         let width = match &self.rows {
             Rows::None => 1,
             Rows::Bf16(_) | Rows::F16(_) => 2,

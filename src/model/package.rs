@@ -103,6 +103,11 @@ impl Package {
         &self.folder
     }
 
+    /// The embedding table of this name.
+    pub fn table(&self, name: &str) -> Option<&Table> {
+        self.tables.iter().find(|t| t.name() == name).map(|t| &**t)
+    }
+
     /// The files that serving needs, `model.toml` among them.
     pub fn files(&self) -> BTreeSet<String> {
         let mut names = file_names(&self.spec);

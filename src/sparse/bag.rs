@@ -12,6 +12,7 @@ use crate::sparse::keyed::{KeyedTensor, Layout};
 use crate::sparse::shard::{ShardedEmbeddingBagCollection, ShardedEmbeddingCollection, ShardedTable};
 use crate::sparse::table::{Source, Table};
 use crate::sparse::uses::{self, Use};
+pub use crate::wire::OnDegraded;
 
 /// How the rows of a bag become one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,22 +44,12 @@ pub struct SequenceConfig {
     pub table: String,
 }
 
-/// What to do where a row could not be fetched in time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnDegraded {
-    /// Refuse the whole lookup.
-    Fail,
-    /// Go on with zeros in the row's place, and count it.
-    #[default]
-    DefaultRows,
-}
-
 /// The terms of one lookup.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lookup {
     /// Rows not there by then are degraded.
     pub deadline: Option<Instant>,
-    /// What that means.
+    /// What that means: the lookup fails, or goes on with zeros in the row's place and counts it.
     pub on_degraded: OnDegraded,
 }
 
@@ -75,6 +66,8 @@ pub struct TableCounts {
     pub unknown: u64,
     /// Those whose row did not come in time.
     pub degraded: u64,
+    /// Of each example, those whose row did not come in time; empty where all came.
+    pub degraded_of: Vec<u64>,
 }
 
 /// What became of the ids of a lookup, one entry a table.

@@ -3,27 +3,30 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, Blocks, Int8Query, Lane, Staging, block_mask, portable};
+use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, block_mask, portable};
 
-/// The sums of one block.
+/// The sums of one block with `R` rows of queries, in halves of 8 items.
 ///
 /// # Safety
-/// Needs AVX2; `codes` must hold `query.len() / 4` groups of 64 bytes.
+/// Needs AVX2; `codes` must hold as many groups of 64 bytes as each row has fours.
 #[target_feature(enable = "avx2")]
-unsafe fn block_sums(codes: &[u8], query: &[i8]) -> [__m256i; 2] {
-    let low = _mm256_set1_epi16(0xff);
-    let mut sums = [_mm256_setzero_si256(); 2];
-    for (g, q) in query.chunks_exact(4).enumerate() {
+unsafe fn block_sums<const R: usize>(codes: &[u8], rows: [&[i8]; R]) -> [[__m256i; 2]; R] {
+    let bytes = _mm256_set1_epi16(0xff);
+    let mut sums = [[_mm256_setzero_si256(); 2]; R];
+    for (g, group) in codes.chunks_exact(64).enumerate() {
         let pair = |a: i8, b: i8| _mm256_set1_epi32(i32::from(a as i16 as u16) | (i32::from(b) << 16));
-        let (even, odd) = (pair(q[0], q[2]), pair(q[1], q[3]));
-        for (half, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: group `g` has 64 bytes in `codes`, two halves of 32.
-            let x = unsafe { _mm256_loadu_si256(codes.as_ptr().add(g * 64 + half * 32).cast()) };
-            let products = _mm256_add_epi32(
-                _mm256_madd_epi16(_mm256_and_si256(x, low), even),
-                _mm256_madd_epi16(_mm256_srli_epi16::<8>(x), odd),
-            );
-            *sum = _mm256_add_epi32(*sum, products);
+        for half in 0..2 {
+            // SAFETY: a group has 64 bytes, two halves of 32.
+            let x = unsafe { _mm256_loadu_si256(group.as_ptr().add(half * 32).cast()) };
+            let (even, odd) = (_mm256_and_si256(x, bytes), _mm256_srli_epi16::<8>(x));
+            for (row, sums) in rows.iter().zip(&mut sums) {
+                let q = &row[g * 4..g * 4 + 4];
+                let products = _mm256_add_epi32(
+                    _mm256_madd_epi16(even, pair(q[0], q[2])),
+                    _mm256_madd_epi16(odd, pair(q[1], q[3])),
+                );
+                sums[half] = _mm256_add_epi32(sums[half], products);
+            }
         }
     }
     sums
@@ -36,10 +39,12 @@ unsafe fn block_scores(blocks: &Blocks<'_>, block: usize, query: &Int8Query<'_>)
     let bytes = blocks.groups * 64;
     let codes = &blocks.codes[block * bytes..(block + 1) * bytes];
     // SAFETY: `codes` holds as many groups as the query, checked by the caller.
-    let sums = unsafe { block_sums(codes, query.codes) };
+    let [high, low] = unsafe { block_sums(codes, query.rows) };
     let mut scores = [0f32; BLOCK];
-    for (half, sum) in sums.into_iter().enumerate() {
-        let dot = _mm256_cvtepi32_ps(_mm256_sub_epi32(sum, _mm256_set1_epi32(query.correction)));
+    for half in 0..2 {
+        let product = |sum, correction| _mm256_cvtepi32_ps(_mm256_sub_epi32(sum, _mm256_set1_epi32(correction)));
+        let [high, low] = [product(high[half], query.corrections[0]), product(low[half], query.corrections[1])];
+        let dot = _mm256_add_ps(_mm256_mul_ps(high, _mm256_set1_ps(HIGH)), low);
         let at = half * 8;
         let scales = &blocks.scales[block * BLOCK + at..block * BLOCK + at + 8];
         // SAFETY: eight floats are read from a slice of eight and written to eight of sixteen.
@@ -99,11 +104,20 @@ pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn nearest4(blocks: &Blocks<'_>, penalties: &[f32], queries: &[Int8Query<'_>; 4]) -> [u32; 4] {
     let mut best = [(f32::NEG_INFINITY, 0); 4];
+    let bytes = blocks.groups * 64;
     for block in 0..blocks.items.div_ceil(BLOCK) {
-        for (query, best) in queries.iter().zip(&mut best) {
-            // SAFETY: the block is one of `blocks`, and the caller checked the lengths.
-            let scores = unsafe { block_scores(blocks, block, query) };
-            for (item, score) in (block * BLOCK..blocks.items).zip(scores) {
+        let codes = &blocks.codes[block * bytes..(block + 1) * bytes];
+        // SAFETY: `codes` holds as many groups as the queries, checked by the caller.
+        let sums = unsafe { block_sums(codes, queries.each_ref().map(|q| q.rows[0])) };
+        for ((query, best), sums) in queries.iter().zip(&mut best).zip(sums) {
+            let mut products = [0i32; BLOCK];
+            for (sum, to) in sums.iter().zip(products.chunks_exact_mut(8)) {
+                // SAFETY: eight numbers are written to a slice of eight.
+                unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), *sum) };
+            }
+            for (item, product) in (block * BLOCK..blocks.items).zip(products) {
+                let product = (product - query.corrections[0]) as f32;
+                let score = product * blocks.scales[item] * (query.scale * HIGH);
                 if score - penalties[item] > best.0 {
                     *best = (score - penalties[item], item as u32);
                 }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, Blocks, Int8Query, Lane, Staging, block_mask};
+use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, block_mask};
 
 /// Bytes of blocks that are asked for ahead of the one in work, among those that hold survivors.
 const BYTES_AHEAD: usize = 12 << 10;
@@ -12,69 +12,39 @@ fn blocks_ahead(bytes: usize) -> usize {
     (BYTES_AHEAD / bytes).clamp(2, 16)
 }
 
-/// The scores of one block. Four chains of sums hide the latency of the multiply-add; lines of a block to come are asked
-/// for as lines of this one are used, at the pace at which memory can bring them.
-///
-/// # Safety
-/// Needs AVX-512 F, BW and VNNI; `codes` must point to `groups * 64` bytes, `query` to `groups * 4`, `scales` to 16 floats.
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn block_scores(
-    codes: *const u8,
-    ahead: *const u8,
-    query: &Int8Query<'_>,
-    groups: usize,
-    scales: *const f32,
-) -> __m512 {
-    // SAFETY: all addresses stay inside the ranges that the caller vouches for; a prefetch may name any address.
-    unsafe {
-        let mut sums = [_mm512_setzero_si512(); 4];
-        let line = |g: usize| {
-            _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(g * 64).cast());
-            _mm512_loadu_si512(codes.add(g * 64).cast())
-        };
-        let four = |g: usize| _mm512_set1_epi32(query.codes.as_ptr().add(g * 4).cast::<i32>().read_unaligned());
-        let mut g = 0;
-        while g + 4 <= groups {
-            for (n, sum) in sums.iter_mut().enumerate() {
-                *sum = _mm512_dpbusd_epi32(*sum, line(g + n), four(g + n));
-            }
-            g += 4;
-        }
-        while g < groups {
-            sums[0] = _mm512_dpbusd_epi32(sums[0], line(g), four(g));
-            g += 1;
-        }
-        let sum = _mm512_add_epi32(_mm512_add_epi32(sums[0], sums[1]), _mm512_add_epi32(sums[2], sums[3]));
-        scaled(sum, query, _mm512_loadu_ps(scales))
-    }
+/// Sums of products with a row of a query to numbers.
+#[target_feature(enable = "avx512f")]
+fn products(sums: __m512i, query: &Int8Query<'_>, row: usize) -> __m512 {
+    _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_set1_epi32(query.corrections[row])))
 }
 
-/// Sums of products to scores.
+/// Sums of products with the high and the low row to scores.
 #[target_feature(enable = "avx512f")]
-fn scaled(sums: __m512i, query: &Int8Query<'_>, scales: __m512) -> __m512 {
-    let dot = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_set1_epi32(query.correction)));
+fn scaled(high: __m512i, low: __m512i, query: &Int8Query<'_>, scales: __m512) -> __m512 {
+    let dot = _mm512_fmadd_ps(products(high, query, 0), _mm512_set1_ps(HIGH), products(low, query, 1));
     _mm512_mul_ps(_mm512_mul_ps(dot, scales), _mm512_set1_ps(query.scale))
 }
 
-/// The sums of one block for `N` queries; two chains each.
+/// The sums of one block for `R` rows of queries. Two chains of sums each hide the latency of the multiply-add; lines of a
+/// block to come are asked for as lines of this one are used, at the pace at which memory can bring them.
 ///
 /// # Safety
-/// As [`block_scores`], for each of the queries.
+/// Needs AVX-512 F, BW and VNNI; `codes` must point to `groups * 64` bytes, each row to `groups * 4`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn block_sums<const N: usize>(
+unsafe fn block_sums<const R: usize>(
     codes: *const u8,
     ahead: *const u8,
-    queries: [*const i8; N],
+    rows: [*const i8; R],
     groups: usize,
-) -> [__m512i; N] {
-    let mut sums = [[_mm512_setzero_si512(); N]; 2];
+) -> [__m512i; R] {
+    let mut sums = [[_mm512_setzero_si512(); R]; 2];
     // SAFETY: all addresses stay inside the ranges that the caller vouches for; a prefetch may name any address.
     unsafe {
-        let add = |g: usize, sums: &mut [__m512i; N]| {
+        let add = |g: usize, sums: &mut [__m512i; R]| {
             _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(g * 64).cast());
             let line = _mm512_loadu_si512(codes.add(g * 64).cast());
-            for n in 0..N {
-                let four = _mm512_set1_epi32(queries[n].add(g * 4).cast::<i32>().read_unaligned());
+            for n in 0..R {
+                let four = _mm512_set1_epi32(rows[n].add(g * 4).cast::<i32>().read_unaligned());
                 sums[n] = _mm512_dpbusd_epi32(sums[n], line, four);
             }
         };
@@ -141,6 +111,7 @@ pub(super) unsafe fn scan(
     // Past the last block come those of the list that is next.
     let after = |ahead: usize| if ahead < count { next_block(blocks, ahead + 1, count) } else { ahead + 1 };
     let mut ahead = (0..blocks_ahead(bytes)).fold(block, |ahead, _| after(ahead));
+    let rows = query.rows.map(<[i8]>::as_ptr);
     while block < count {
         if staging.len + BLOCK > staging.scores.len() {
             return block;
@@ -153,7 +124,8 @@ pub(super) unsafe fn scan(
                 None => blocks.codes.as_ptr().wrapping_add(ahead * bytes),
                 Some(past) => beyond.wrapping_add(past * bytes),
             };
-            let scores = block_scores(codes, to_come, query, blocks.groups, scales);
+            let [high, low] = block_sums(codes, to_come, rows, blocks.groups);
+            let scores = scaled(high, low, query, _mm512_loadu_ps(scales));
             stage(scores, block_mask(blocks, block), blocks.first_slot + (block * BLOCK) as u32, bound, staging);
         }
         block = next_block(blocks, block + 1, count);
@@ -162,13 +134,16 @@ pub(super) unsafe fn scan(
     count
 }
 
+/// Scans for `N` queries, which are `R = 2 N` rows.
+///
 /// # Safety
 /// Needs AVX-512 F, BW and VNNI. Lengths are checked by the caller.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn scan_lanes<const N: usize>(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>; N]) {
+unsafe fn scan_lanes<const N: usize, const R: usize>(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>; N]) {
+    const { assert!(R == 2 * N) };
     let count = blocks.items.div_ceil(BLOCK);
     let bytes = blocks.groups * 64;
-    let queries = lanes.each_ref().map(|lane| lane.query.codes.as_ptr());
+    let rows: [*const i8; R] = std::array::from_fn(|n| lanes[n / 2].query.rows[n % 2].as_ptr());
     let (beyond, distance) =
         (if blocks.next.is_empty() { blocks.codes } else { blocks.next }.as_ptr(), blocks_ahead(bytes));
     let mut block = next_block(blocks, 0, count);
@@ -181,11 +156,11 @@ unsafe fn scan_lanes<const N: usize>(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>;
                 None => codes.wrapping_add(distance * bytes),
                 Some(past) => beyond.wrapping_add(past * bytes),
             };
-            let sums = block_sums(codes, to_come, queries, blocks.groups);
+            let sums = block_sums(codes, to_come, rows, blocks.groups);
             let scales = _mm512_loadu_ps(blocks.scales.as_ptr().add(block * BLOCK));
             let (mask, first) = (block_mask(blocks, block), blocks.first_slot + (block * BLOCK) as u32);
-            for (sums, lane) in sums.into_iter().zip(&mut *lanes) {
-                let scores = scaled(sums, &lane.query, scales);
+            for (sums, lane) in sums.chunks_exact(2).zip(&mut *lanes) {
+                let scores = scaled(sums[0], sums[1], &lane.query, scales);
                 stage(scores, mask, first, _mm512_set1_ps(lane.threshold), &mut lane.staging);
             }
         }
@@ -200,9 +175,9 @@ pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
     let (fours, rest) = lanes.as_chunks_mut::<4>();
     // SAFETY: the caller checked the lengths of every lane.
     unsafe {
-        fours.iter_mut().for_each(|four| scan_lanes(blocks, four));
+        fours.iter_mut().for_each(|four| scan_lanes::<4, 8>(blocks, four));
         let (twos, one) = rest.as_chunks_mut::<2>();
-        twos.iter_mut().for_each(|two| scan_lanes(blocks, two));
+        twos.iter_mut().for_each(|two| scan_lanes::<2, 4>(blocks, two));
         one.iter_mut().for_each(|lane| {
             scan(blocks, &lane.query, lane.threshold, 0, &mut lane.staging);
         });
@@ -215,19 +190,21 @@ pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
 pub(super) unsafe fn nearest4(blocks: &Blocks<'_>, penalties: &[f32], queries: &[Int8Query<'_>; 4]) -> [u32; 4] {
     let count = blocks.items.div_ceil(BLOCK);
     let bytes = blocks.groups * 64;
-    let pointers = queries.each_ref().map(|q| q.codes.as_ptr());
+    let rows = queries.each_ref().map(|q| q.rows[0].as_ptr());
     let mut best = [_mm512_set1_ps(f32::NEG_INFINITY); 4];
     let mut at = [_mm512_setzero_si512(); 4];
     for block in 0..count {
         // SAFETY: `block < count`; codes, scales and penalties hold `count` blocks: the caller checked all of them.
         unsafe {
             let codes = blocks.codes.as_ptr().add(block * bytes);
-            let sums = block_sums(codes, codes.wrapping_add(blocks_ahead(bytes) * bytes), pointers, blocks.groups);
+            let sums = block_sums(codes, codes.wrapping_add(blocks_ahead(bytes) * bytes), rows, blocks.groups);
             let scales = _mm512_loadu_ps(blocks.scales.as_ptr().add(block * BLOCK));
             let penalty = _mm512_loadu_ps(penalties.as_ptr().add(block * BLOCK));
             let real = if block + 1 < count { u16::MAX } else { block_mask(&Blocks { words: None, ..*blocks }, block) };
             for n in 0..4 {
-                let score = _mm512_sub_ps(scaled(sums[n], &queries[n], scales), penalty);
+                let worth = _mm512_set1_ps(queries[n].scale * HIGH);
+                let score = _mm512_mul_ps(_mm512_mul_ps(products(sums[n], &queries[n], 0), scales), worth);
+                let score = _mm512_sub_ps(score, penalty);
                 let better = _mm512_mask_cmp_ps_mask::<_CMP_GT_OQ>(real, score, best[n]);
                 best[n] = _mm512_mask_mov_ps(best[n], better, score);
                 at[n] = _mm512_mask_mov_epi32(at[n], better, _mm512_set1_epi32(block as i32));

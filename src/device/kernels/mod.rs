@@ -11,6 +11,10 @@
 //! **Blocked int8 rows.** A block holds 16 items; 64 bytes of it hold 4 dimensions of each, item after item, so that one
 //! load feeds 16 accumulators and no horizontal sums are needed. `G = ceil(D / 4)` such groups make a block. Items are
 //! stored with 128 added (unsigned), queries are signed: `Σ (x + 128) q = Σ x q + 128 Σ q`, one constant a query.
+//!
+//! **Queries of 15 bits.** A query is two rows of int8, `q = 128 high + low`: what rounding to int8 would lose is kept, and
+//! scores are as good as the items' codes. A scan waits for memory, so that the second multiply-add of a line costs nothing
+//! there; [`Kernels::nearest4`], which works out of the cache, takes the high row alone.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -62,16 +66,19 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// A query in int8.
+/// A query in two rows of int8: a number is `scale (128 high + low)`.
 #[derive(Clone, Copy, Debug)]
 pub struct Int8Query<'a> {
-    /// `[4 G]`, zeros beyond D.
-    pub codes: &'a [i8],
-    /// 128 times the sum of the codes.
-    pub correction: i32,
-    /// What a code is worth.
+    /// The high and the low row, each `[4 G]`, zeros beyond D.
+    pub rows: [&'a [i8]; 2],
+    /// 128 times the sum of each row.
+    pub corrections: [i32; 2],
+    /// What one is worth in the low row.
     pub scale: f32,
 }
+
+/// What one is worth in the high row of a query, in those of the low row.
+const HIGH: f32 = 128.0;
 
 /// Scored items on their way into a selection. `len` of them are filled; a kernel writes whole vectors, so that
 /// both slices hold [`BLOCK`] entries more than are used.
@@ -192,7 +199,7 @@ impl Kernels {
     /// Scores the items of `blocks` from block `from` on and stages those that reach `threshold`, until all blocks are
     /// done or the staging has no room for a whole block. Returns the next block to scan.
     ///
-    /// A score is `(Σ x q) * item scale * query scale` in f32; scores that are not at least `threshold` (also NaN) are left out.
+    /// A score is `(128 Σ x high + Σ x low) * item scale * query scale` in f32 from the two exact sums on; scores that are not at least `threshold` (also NaN) are left out.
     ///
     /// # Panics
     /// Where slices are shorter than their documented lengths.
@@ -223,7 +230,8 @@ impl Kernels {
         dispatch!(self, scan_many(blocks, lanes));
     }
 
-    /// The item with the largest score less `penalties` `[blocks * 16]` for each of four queries; the first of equal ones.
+    /// The item with the largest score less `penalties` `[blocks * 16]` for each of four queries, of which the high rows count;
+    /// the first of equal ones.
     ///
     /// # Panics
     /// As [`Kernels::scan`], and without items.
@@ -329,7 +337,7 @@ impl Kernels {
 
 fn check(blocks: &Blocks<'_>, query: &Int8Query<'_>) {
     let count = blocks.items.div_ceil(BLOCK);
-    assert_eq!(query.codes.len(), blocks.groups * 4);
+    assert!(query.rows.iter().all(|row| row.len() == blocks.groups * 4));
     assert!(blocks.codes.len() >= count * blocks.groups * 64 && blocks.scales.len() >= count * BLOCK);
     assert!(blocks.words.is_none_or(|w| w.len() >= blocks.items.div_ceil(64)));
 }

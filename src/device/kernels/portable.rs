@@ -1,6 +1,6 @@
 //! Plain loops: the meaning of every kernel, and what runs where nothing better does.
 
-use super::{BLOCK, Blocks, Int8Query, Lane, Staging, block_mask};
+use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, block_mask};
 
 pub(super) fn block_sums(codes: &[u8], query: &[i8]) -> [i32; BLOCK] {
     let mut sums = [0i32; BLOCK];
@@ -12,14 +12,16 @@ pub(super) fn block_sums(codes: &[u8], query: &[i8]) -> [i32; BLOCK] {
     sums
 }
 
-fn block_scores(blocks: &Blocks<'_>, block: usize, query: &Int8Query<'_>) -> [f32; BLOCK] {
+/// The products of one block with one row of a query.
+fn block_products(blocks: &Blocks<'_>, block: usize, query: &Int8Query<'_>, row: usize) -> [f32; BLOCK] {
     let bytes = blocks.groups * 64;
-    let sums = block_sums(&blocks.codes[block * bytes..(block + 1) * bytes], query.codes);
-    let mut scores = [0f32; BLOCK];
-    for (i, score) in scores.iter_mut().enumerate() {
-        *score = (sums[i] - query.correction) as f32 * blocks.scales[block * BLOCK + i] * query.scale;
-    }
-    scores
+    let sums = block_sums(&blocks.codes[block * bytes..(block + 1) * bytes], query.rows[row]);
+    sums.map(|sum| (sum - query.corrections[row]) as f32)
+}
+
+fn block_scores(blocks: &Blocks<'_>, block: usize, query: &Int8Query<'_>) -> [f32; BLOCK] {
+    let [high, low] = [0, 1].map(|row| block_products(blocks, block, query, row));
+    std::array::from_fn(|i| (high[i] * HIGH + low[i]) * blocks.scales[block * BLOCK + i] * query.scale)
 }
 
 fn stage(scores: &[f32], mask: u16, first_slot: u32, threshold: f32, staging: &mut Staging<'_>) {
@@ -64,8 +66,9 @@ pub(super) fn nearest4(blocks: &Blocks<'_>, penalties: &[f32], queries: &[Int8Qu
         let mut best = (f32::NEG_INFINITY, 0);
         for block in 0..blocks.items.div_ceil(BLOCK) {
             let first = block * BLOCK;
-            let scores = block_scores(blocks, block, query);
-            for (item, score) in (first..blocks.items).zip(scores) {
+            let products = block_products(blocks, block, query, 0);
+            for (item, product) in (first..blocks.items).zip(products) {
+                let score = product * blocks.scales[item] * (query.scale * HIGH);
                 if score - penalties[item] > best.0 {
                     best = (score - penalties[item], item as u32);
                 }

@@ -19,7 +19,7 @@ impl Random {
 struct Case {
     codes: Vec<u8>,
     scales: Vec<f32>,
-    queries: [Vec<i8>; 4],
+    queries: [[Vec<i8>; 2]; 4],
     groups: usize,
     items: usize,
 }
@@ -28,9 +28,10 @@ impl Case {
     fn random(dimension: usize, items: usize, random: &mut Random) -> Self {
         let groups = dimension.div_ceil(4);
         let blocks = items.div_ceil(BLOCK);
-        let queries = std::array::from_fn(|_| {
-            (0..groups * 4).map(|d| if d < dimension { random.next() as i8 } else { 0 }).collect()
-        });
+        let mut row = |least: i8| {
+            (0..groups * 4).map(|d| if d < dimension { (random.next() as i8).max(least) } else { 0 }).collect()
+        };
+        let queries = std::array::from_fn(|_| [row(-127), row(-127)]);
         Case {
             codes: (0..blocks * groups * 64).map(|_| random.next() as u8).collect(),
             scales: (0..blocks * BLOCK).map(|_| random.float().abs()).collect(),
@@ -40,8 +41,12 @@ impl Case {
         }
     }
     fn query(&self, n: usize) -> Int8Query<'_> {
-        let codes = &self.queries[n];
-        Int8Query { codes, correction: 128 * codes.iter().map(|&q| i32::from(q)).sum::<i32>(), scale: 0.01 }
+        let rows = self.queries[n].each_ref().map(Vec::as_slice);
+        Int8Query {
+            rows,
+            corrections: rows.map(|row| 128 * row.iter().map(|&q| i32::from(q)).sum::<i32>()),
+            scale: 0.01,
+        }
     }
     fn blocks<'a>(&'a self, words: Option<&'a [u64]>) -> Blocks<'a> {
         Blocks {
@@ -54,11 +59,15 @@ impl Case {
             next: &self.codes[self.codes.len() / 2..],
         }
     }
-    /// Item `i`'s score, read off the layout's definition.
-    fn naive(&self, i: usize, n: usize) -> f32 {
+    /// The sums of item `i`'s products with the two rows of query `n`, read off the layout's definition.
+    fn products(&self, i: usize, n: usize) -> [f32; 2] {
         let x = |d: usize| i32::from(self.codes[(i / BLOCK * self.groups + d / 4) * 64 + i % BLOCK * 4 + d % 4]) - 128;
-        let dot: i32 = (0..self.groups * 4).map(|d| x(d) * i32::from(self.queries[n][d])).sum();
-        dot as f32 * self.scales[i] * 0.01
+        let product = |row: &Vec<i8>| (0..self.groups * 4).map(|d| x(d) * i32::from(row[d])).sum::<i32>() as f32;
+        self.queries[n].each_ref().map(product)
+    }
+    fn naive(&self, i: usize, n: usize) -> f32 {
+        let [high, low] = self.products(i, n);
+        (high * 128.0 + low) * self.scales[i] * 0.01
     }
 }
 
@@ -145,7 +154,7 @@ fn check_many(kernels: Kernels, case: &Case, words: &[u64], dimension: usize) {
     let penalties: Vec<f32> = (0..case.items.next_multiple_of(BLOCK)).map(|i| (i % 5) as f32).collect();
     let nearest = kernels.nearest4(&case.blocks(None), &penalties, &std::array::from_fn(|n| case.query(n)));
     for (n, nearest) in nearest.into_iter().enumerate() {
-        let score = |i: usize| case.naive(i, n) - penalties[i];
+        let score = |i: usize| case.products(i, n)[0] * case.scales[i] * (0.01 * 128.0) - penalties[i];
         let best = (1..case.items).fold(0, |best, i| if score(i) > score(best) { i } else { best });
         assert_eq!(nearest as usize, best, "{} D={dimension} query {n}", kernels.name());
     }

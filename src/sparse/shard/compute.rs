@@ -8,7 +8,7 @@ use super::{Group, ShardedTable};
 use crate::device::kernels::Kernels;
 use crate::device::pool::{self, Bags, Pooled, Rows};
 use crate::error::{Error, Result};
-use crate::sparse::bag::{Lookup, LookupReport, OnDegraded};
+use crate::sparse::bag::{Lookup, LookupReport, OnDegraded, TableCounts};
 use crate::sparse::table::Source;
 use crate::sparse::tiers::{Fetched, Pending, RowState};
 
@@ -82,17 +82,30 @@ pub(super) fn compute(
         merge(&mut states[number][group], fetched.states);
     }
     for (number, groups) in states.iter().enumerate() {
-        for (states, asked) in groups.iter().zip(&distinct[number]).filter(|(s, _)| !s.is_empty()) {
-            for place in asked.iter().flat_map(|a| &a.places) {
-                match states[*place as usize] {
-                    RowState::Hit => {}
-                    RowState::Unknown => report[number].unknown += 1,
-                    RowState::Degraded => report[number].degraded += 1,
+        for (group, states) in groups.iter().enumerate().filter(|(_, s)| !s.is_empty()) {
+            let asked = distinct[number][group].as_ref().expect("what has states was asked for");
+            count_states(states, asked, &input.questions[number][group], input.examples(), &mut report[number]);
+        }
+    }
+    Ok((Partials { values }, report))
+}
+
+/// Counts the ids of a question by what became of their rows.
+fn count_states(states: &[RowState], asked: &Distinct, question: &Question, examples: usize, counts: &mut TableCounts) {
+    let example_of: Vec<usize> = question.bags().iter().flat_map(Clone::clone).collect();
+    for (bag, ids) in question.offsets().windows(2).enumerate() {
+        for place in &asked.places[ids[0]..ids[1]] {
+            match states[*place as usize] {
+                RowState::Hit => {}
+                RowState::Unknown => counts.unknown += 1,
+                RowState::Degraded => {
+                    counts.degraded += 1;
+                    counts.degraded_of.resize(examples, 0);
+                    counts.degraded_of[example_of[bag]] += 1;
                 }
             }
         }
     }
-    Ok((Partials { values }, report))
 }
 
 /// Each shard with its group's number and question.

@@ -259,9 +259,11 @@ fn half_of_a_table_away_is_asked_for_once_and_counted() {
     };
     let sharded = ShardedTable::new(table.spec().clone(), Sharding::RowWise, vec![shard(0), shard(1)]).unwrap();
     let ids = [1, 9, 9, 6, 7, 7, 8, 2, 40, 9];
-    let (sum, counts) = summed(sharded.clone(), &ids, &Lookup::default()).unwrap();
+    let lenient = Lookup { on_degraded: OnDegraded::DefaultRows, deadline: None };
+    let (sum, counts) = summed(sharded.clone(), &ids, &lenient).unwrap();
     assert_eq!(sum, (1 + 9 + 9 + 2 + 9) as f32);
     assert_eq!((counts.ids, counts.unseen, counts.unknown, counts.degraded), (10, 1, 1, 3));
+    assert_eq!(counts.degraded_of, [3]);
     assert_eq!(*source.asked.lock().unwrap(), [6, 7, 8, 9], "each row once, none of the other shard");
 
     let strict = Lookup { on_degraded: OnDegraded::Fail, deadline: None };
@@ -284,8 +286,13 @@ fn columns_of_one_row_that_differ_in_fate_count_once() {
     };
     let shards = vec![shard(0..4, &[1]), shard(4..8, &[1, 2])];
     let sharded = ShardedTable::new(wide.spec().clone(), Sharding::ColumnWise, shards).unwrap();
-    let (_, counts) = summed(sharded, &[0, 1, 2, 2], &Lookup::default()).unwrap();
+    let lenient = Lookup { on_degraded: OnDegraded::DefaultRows, deadline: None };
+    let (_, counts) = summed(sharded.clone(), &[0, 1, 2, 2], &lenient).unwrap();
     assert_eq!(counts.degraded, 3);
+    let bag = BagConfig { feature: "f".into(), table: "t".into(), pooling: Pooling::Sum };
+    let collection = ShardedEmbeddingBagCollection::new(vec![Arc::new(sharded)], &[bag]).unwrap();
+    let ids = KeyedJaggedTensor::from_lengths(["f"], vec![0, 1, 2, 2, 0], &[2, 0, 2, 1], None).unwrap();
+    assert_eq!(collection.lookup(&ids, &lenient).unwrap().1[0].degraded_of, [1, 0, 2, 0], "each example its own");
 }
 
 #[test]
