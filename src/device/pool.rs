@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use crate::device::kernels::Kernels;
+use crate::device::kernels::{Kernels, ask_for_line};
 use crate::error::{Error, Result};
 
 #[cfg(target_arch = "x86_64")]
@@ -24,6 +24,9 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 #[path = "pool_avx512.rs"]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+#[path = "pool_neon.rs"]
+mod neon;
 
 /// How many ids ahead of the one being summed a row is asked for.
 pub const PREFETCH_ROWS: usize = 32;
@@ -242,9 +245,9 @@ mod formats {
     pub const BF16: usize = 2;
     pub const INT8: usize = 3;
     pub const INT4: usize = 4;
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
     pub const INT2: usize = 5;
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
     pub const BITS: [usize; 6] = [32, 16, 16, 8, 4, 2];
     pub const HEAD: usize = super::QUANTISED_HEAD_BYTES;
 }
@@ -257,6 +260,8 @@ enum Isa {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
 }
 
 /// The instruction set for a set of kernels.
@@ -271,6 +276,10 @@ fn isa(kernels: Kernels) -> Isa {
             _ => {}
         }
     }
+    #[cfg(target_arch = "aarch64")]
+    if matches!(kernels.name(), "neon" | "dotprod") {
+        return Isa::Neon;
+    }
     let _ = kernels;
     Isa::Portable
 }
@@ -284,6 +293,9 @@ fn pool_as<const F: usize>(isa: Isa, rows: &Rows<'_>, bags: &Bags<'_>, out: &mut
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { avx512::pool::<F>(rows, bags, out) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => unsafe { neon::pool::<F>(rows, bags, out) },
     }
 }
 
@@ -327,19 +339,13 @@ impl Bags<'_> {
 /// Asks the memory for the bytes `span` of the row of the id at `at`, where there is one.
 #[inline]
 fn prefetch_row(rows: &Rows<'_>, ids: &[i64], at: usize, span: &Range<usize>) {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(&id) = ids.get(at) {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        let row = rows.bytes.as_ptr().wrapping_add((id as usize).wrapping_mul(rows.row_bytes));
-        let (mut line, end) = ((row as usize + span.start) & !63, row as usize + span.end);
-        while line < end {
-            // SAFETY: a prefetch reads nothing and faults on no address; SSE is part of x86-64.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(line as *const i8) };
-            line += 64;
-        }
+    let Some(&id) = ids.get(at) else { return };
+    let row = rows.bytes.as_ptr().wrapping_add((id as usize).wrapping_mul(rows.row_bytes));
+    let (mut line, end) = ((row as usize + span.start) & !63, row as usize + span.end);
+    while line < end {
+        ask_for_line(line as *const u8);
+        line += 64;
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (rows, ids, at, span);
 }
 
 /// Asks for the rows that come before the look-ahead of the first id reaches anything.

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, block_mask};
+use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, block_mask, first_best};
 
 /// Bytes of blocks that are asked for ahead of the one in work, among those that hold survivors.
 const BYTES_AHEAD: usize = 12 << 10;
@@ -218,9 +218,7 @@ pub(super) unsafe fn nearest4(blocks: &Blocks<'_>, penalties: &[f32], queries: &
             _mm512_storeu_ps(scores.as_mut_ptr(), best[n]);
             _mm512_storeu_si512(blocks.as_mut_ptr().cast(), at[n]);
         }
-        let item = |lane: usize| blocks[lane] * BLOCK as u32 + lane as u32;
-        let better = |a: usize, b: usize| scores[a] > scores[b] || (scores[a] == scores[b] && item(a) < item(b));
-        item((1..BLOCK).fold(0, |kept, lane| if better(lane, kept) { lane } else { kept }))
+        first_best(&scores, &blocks)
     })
 }
 

@@ -4,7 +4,9 @@
 //! |---|---|
 //! | `avx512` | AVX-512 F, BW, VNNI |
 //! | `avx2` | AVX2, FMA, F16C |
-//! | `portable` | nothing; on aarch64 the compiler makes NEON of it |
+//! | `dotprod` | aarch64 with the dot product instructions (Armv8.2 and later) |
+//! | `neon` | aarch64 |
+//! | `portable` | nothing |
 //!
 //! `STERLING_KERNEL` forces one by name. All of them give equal integers, and floats that differ by rounding alone.
 //!
@@ -20,6 +22,10 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod dotprod;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 use std::sync::OnceLock;
@@ -111,6 +117,10 @@ enum Isa {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "aarch64")]
+    Dotprod,
 }
 
 /// A set of kernels that this machine can run. Only [`Kernels::detect`] and [`Kernels::named`] make one, which is what
@@ -130,6 +140,12 @@ macro_rules! dispatch {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { avx512::$function($($argument),*) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => unsafe { neon::$function($($argument),*) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Isa::Dotprod => unsafe { dotprod::$function($($argument),*) },
         }
     };
 }
@@ -182,6 +198,13 @@ impl Kernels {
                 all.push(Kernels { isa: Isa::Avx512 });
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            all.push(Kernels { isa: Isa::Neon });
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                all.push(Kernels { isa: Isa::Dotprod });
+            }
+        }
         all
     }
 
@@ -193,6 +216,10 @@ impl Kernels {
             Isa::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Isa::Dotprod => "dotprod",
         }
     }
 
@@ -349,15 +376,37 @@ fn block_mask(blocks: &Blocks<'_>, block: usize) -> u16 {
     if left >= BLOCK { mask } else { mask & ((1 << left) - 1) }
 }
 
-/// Asks the memory for the lines of `row`; a hint without effect on what is computed. The second-level cache takes them:
-/// it can wait for more lines at a time than the first.
-#[cfg(target_arch = "x86_64")]
-fn ask_for<T>(row: &[T]) {
-    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-    for at in (0..size_of_val(row)).step_by(64) {
-        // SAFETY: `at` lies inside `row`, and a prefetch changes nothing; SSE is part of x86-64.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(row.as_ptr().cast::<i8>().add(at)) };
+/// The item of the largest score, the first of equal ones, where lane `l` of 16 saw its largest in block `blocks[l]` first.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn first_best(scores: &[f32; BLOCK], blocks: &[u32; BLOCK]) -> u32 {
+    let item = |lane: usize| blocks[lane] * BLOCK as u32 + lane as u32;
+    let better = |a: usize, b: usize| scores[a] > scores[b] || (scores[a] == scores[b] && item(a) < item(b));
+    item((1..BLOCK).fold(0, |kept, lane| if better(lane, kept) { lane } else { kept }))
+}
+
+/// Asks the memory for the line at an address, which may be any: a hint without effect on what is computed. The second-level
+/// cache takes it: it can wait for more lines at a time than the first.
+#[inline]
+pub(super) fn ask_for_line(address: *const u8) {
+    // SAFETY: a prefetch changes nothing and faults on no address; SSE is part of x86-64.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(address.cast());
     }
+    // SAFETY: as above; the intrinsic of this instruction is not stable yet.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{0}]", in(reg) address, options(readonly, nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = address;
+}
+
+/// Asks the memory for the lines of `row`.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn ask_for<T>(row: &[T]) {
+    (0..size_of_val(row)).step_by(64).for_each(|at| ask_for_line(row.as_ptr().cast::<u8>().wrapping_add(at)));
 }
 
 #[cfg(test)]

@@ -161,6 +161,25 @@ fn check_many(kernels: Kernels, case: &Case, words: &[u64], dimension: usize) {
 }
 
 #[test]
+fn the_largest_products_fit_and_the_first_of_equal_items_is_the_nearest() {
+    for (code, query) in [(0, i8::MIN), (0, i8::MAX), (u8::MAX, i8::MIN), (u8::MAX, i8::MAX)] {
+        for dimension in [4, 8, 100, 512] {
+            let mut case = Case::random(dimension, 177, &mut Random(12));
+            case.codes.fill(code);
+            case.scales.fill(1.0);
+            case.queries.iter_mut().flatten().for_each(|row| row.fill(query));
+            let expected = case.naive(0, 0);
+            for kernels in Kernels::all() {
+                let found = scanned(kernels, &case.blocks(None), &case.query(0), expected, 192);
+                let all: Vec<(f32, u32)> = (0..177).map(|i| (expected, 1000 + i)).collect();
+                assert_eq!(found, all, "{} D={dimension} {code} by {query}", kernels.name());
+                check_many(kernels, &case, &[u64::MAX; 3], dimension);
+            }
+        }
+    }
+}
+
+#[test]
 fn the_kth_and_those_that_reach_it_are_those_of_a_sort() {
     let random = &mut Random(10);
     for round in 0..400 {
