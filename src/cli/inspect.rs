@@ -64,8 +64,12 @@ impl Inspect {
         let made = &snapshot.manifest.provenance;
         say(format_args!("{} version {}, digest {}", info.name, info.version, info.digest))?;
         say(format_args!(
-            "made by {} from {}, seed {}, in {:.1} s",
-            made.program, made.items_file, made.seed, made.seconds
+            "made by {} from {}{}, seed {}, in {:.1} s",
+            made.program,
+            made.items_file,
+            made.vectors_file.as_ref().map(|file| format!(" with the vectors of {file}")).unwrap_or_default(),
+            made.seed,
+            made.seconds
         ))?;
         model(&info)?;
         say("\nfiles (every checksum holds)")?;

@@ -7,17 +7,18 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::say;
 use crate::error::{Error, Result};
-use crate::snapshot::{self, Recipe, Remote, Stage, Store};
+use crate::snapshot::{self, Recipe, Remote, Stage, Store, Vectors};
 use crate::sparse::tiers::remote::{Cluster, ClusterOptions};
 
 /// Arguments of `sterling publish`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Publish {
-    /// The model package, a folder with a model.toml; without it, --name and --items publish an embedding-only model
+    /// The model package, a folder with a model.toml; without it, --name and --items or --faiss publish an embedding-only
+    /// model
     #[arg(required_unless_present = "name", conflicts_with = "name")]
     package: Option<PathBuf>,
     /// The name of an embedding-only model
-    #[arg(long, requires = "items")]
+    #[arg(long)]
     name: Option<String>,
     /// Items, as Parquet or JSON lines; the package's items.parquet where it is not given
     #[arg(long)]
@@ -25,6 +26,9 @@ pub(super) struct Publish {
     /// Vectors of the items, one row an item, as .npy
     #[arg(long)]
     vectors: Option<PathBuf>,
+    /// An IVF index that Faiss wrote: its items keep their lists; --items then adds attributes by id
+    #[arg(long, requires = "name", conflicts_with = "vectors")]
+    faiss: Option<PathBuf>,
     /// The index recipe; indexes/default.toml holds what is used where it is not given
     #[arg(long)]
     index: Option<PathBuf>,
@@ -47,7 +51,7 @@ impl Publish {
             package: self.package,
             name: self.name,
             items: self.items,
-            vectors: self.vectors,
+            vectors: self.vectors.map(Vectors::Npy).or(self.faiss.map(Vectors::Faiss)),
             recipe,
             remote: match self.remote.is_empty() {
                 true => None,

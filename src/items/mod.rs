@@ -2,7 +2,7 @@
 //!
 //! Two forms say the same thing. A JSON line is `{"id": 1, "embedding": [...], "attributes": {"lang": ["en", "fr"],
 //! "year": 2024, "price": 9.5}}`; a Parquet file has `id`, `embedding` and the attributes as flat columns. Vectors may
-//! also stand beside either as a `.npy` matrix with one row an item, in the order of the file.
+//! also stand beside either as a `.npy` matrix with one row an item, in the order of the file, or in an index of Faiss.
 //!
 //! | values in the file | become |
 //! |---|---|
@@ -20,6 +20,8 @@ use std::path::Path;
 
 use crate::columns::ItemColumn;
 use crate::error::{Error, Result};
+use crate::ivf::Lists;
+use crate::ivf::faiss::IndexFile;
 use crate::limits;
 use crate::npy;
 use crate::tensor::Matrix;
@@ -82,6 +84,43 @@ impl Items {
         }
         items.check().map_err(|e| e.within(path.display()))?;
         Ok(items)
+    }
+
+    /// Reads the ids, vectors and lists of an index file of Faiss and, where given, the attributes of an item file, which
+    /// names the same ids in any order. The items are in the order of the item file, else in that of the index.
+    ///
+    /// # Errors
+    /// As [`IndexFile`] and [`Items::read`]; `Invalid` with the id that stands twice in the index, or in one of the two
+    /// alone.
+    pub fn read_faiss(index: &Path, attributes: Option<&Path>) -> Result<(Self, Lists)> {
+        let file = IndexFile::open(index)?;
+        let mut items = match attributes {
+            Some(path) => Items::read(path, None)?,
+            None => Items { ids: file.ids().to_vec(), ..Items::default() },
+        };
+        let mut entries = HashMap::with_capacity(file.ids().len());
+        for (&id, entry) in file.ids().iter().zip(0u32..) {
+            if entries.insert(id, entry).is_some() {
+                return Err(Error::invalid(format!(
+                    "{}: id {id} stands twice, expected each id once",
+                    index.display()
+                )));
+            }
+        }
+        let path = attributes.unwrap_or(index).display();
+        let entry = |id| {
+            let entry = entries.remove(id);
+            entry.ok_or_else(|| Error::invalid(format!("{path}: id {id} is not in {}", index.display())))
+        };
+        let of_rows = items.ids.iter().map(entry).collect::<Result<Vec<u32>>>()?;
+        if let Some(id) = entries.keys().min() {
+            let (index, count) = (index.display(), entries.len());
+            return Err(Error::invalid(format!("{path}: no id {id}, which is in {index}; {count} are missing")));
+        }
+        let values = file.vectors(&of_rows).map_err(|e| e.within(index.display()))?;
+        items.dense.insert(EMBEDDING.into(), Dense { values, width: file.dimension() });
+        items.check().map_err(|e| e.within(path))?;
+        Ok((items, file.lists(&of_rows)))
     }
 
     /// Number of items, N.

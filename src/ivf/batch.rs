@@ -13,12 +13,12 @@ use std::borrow::BorrowMut;
 use rayon::prelude::*;
 
 use super::quantize::Quantized;
-use super::search::Counters;
+use super::search::{Counters, Scratch};
 use super::view::Index;
 use crate::device::kernels::Blocks;
 use crate::tensor::Matrix;
 use crate::topk::{Selector, unkey};
-use crate::units::ListId;
+use crate::units::{ListId, Slot};
 
 /// Blocks that are scanned for all their queries before the next ones: they stay in the second-level cache meanwhile.
 const BLOCKS: usize = 64;
@@ -35,6 +35,8 @@ pub struct Batch {
 struct Part {
     queries: Vec<Quantized>,
     coarse: Vec<Selector>,
+    /// Scores the lists that have penalties.
+    search: Scratch,
     /// Turn, list and query of each pair, as one number that sorts so.
     pairs: Vec<u64>,
     of_list: Vec<usize>,
@@ -88,9 +90,16 @@ impl Index {
             self.quantize(queries.row(first + n), &mut part.queries[n]);
             coarse.reset(probes.clamp(1, self.lists()));
         }
-        let each: Vec<usize> = (0..count).collect();
-        for blocks in self.centroids().parts(BLOCKS) {
-            self.scan_together(&blocks, &part.queries, &mut part.coarse, &each);
+        if self.penalties.is_empty() {
+            let each: Vec<usize> = (0..count).collect();
+            for blocks in self.centroids().parts(BLOCKS) {
+                self.scan_together(&blocks, &part.queries, &mut part.coarse, &each);
+            }
+        } else {
+            for (n, coarse) in part.coarse[..count].iter_mut().enumerate() {
+                let lists = self.probe(queries.row(first + n), coarse.k(), &mut part.search);
+                lists.for_each(|(list, score)| coarse.push(score, Slot(list.0)));
+            }
         }
         part.pairs.clear();
         for (n, (coarse, selector)) in part.coarse[..count].iter_mut().zip(&*selectors).enumerate() {

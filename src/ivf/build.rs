@@ -1,4 +1,4 @@
-//! Vectors to an index: train, assign, order by list, quantise.
+//! Vectors to an index: train and assign, or take lists that are there; order by list, quantise.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -87,8 +87,21 @@ pub struct Built {
     /// `[C]`: the items of each list.
     pub list_lengths: Vec<u32>,
     pub(super) centroids: Vec<f32>,
+    /// `[C]`, or empty where lists are probed by inner products alone.
+    penalties: Vec<f32>,
     dimension: usize,
     rescore: Rescore,
+}
+
+/// Lists that vectors bring along.
+#[derive(Clone, Debug)]
+pub struct Lists {
+    /// `[C, D]`: the centres.
+    pub centroids: Vec<f32>,
+    /// `[N]`: the list of each row.
+    pub of_rows: Vec<u32>,
+    /// True where a query is to probe the nearest centroids in L2, false where those with the largest inner products.
+    pub nearest: bool,
 }
 
 /// Clusters `rows` `[N, D]`. `progress` is told of rows assigned; there will be [`steps`] of them.
@@ -97,6 +110,38 @@ pub struct Built {
 /// `Invalid` for numbers that are not finite and options that cannot be.
 pub fn build(rows: Matrix<'_>, options: &Options, progress: &(dyn Fn(usize) + Sync)) -> Result<Built> {
     let lists = options.lists_for(rows.rows())?;
+    check(rows)?;
+    let kernels = Kernels::detect()?;
+    let sample = lists.saturating_mul(options.sample_per_list);
+    let centroids = kmeans::train(kernels, rows, lists, sample, options.iterations, options.seed, progress);
+    let of_rows = centroids.assign_all(kernels, rows, None, progress);
+    Ok(arrange(rows.cols(), Lists { centroids: centroids.rows, of_rows, nearest: false }, options.rescore))
+}
+
+/// Takes the lists that `rows` `[N, D]` came with as they are.
+///
+/// # Errors
+/// `Invalid` for numbers that are not finite, and for lists that do not fit the rows.
+pub fn from_lists(rows: Matrix<'_>, lists: Lists, rescore: Rescore) -> Result<Built> {
+    check(rows)?;
+    let centroids = Matrix::new(&lists.centroids, rows.cols())?;
+    let count = centroids.rows();
+    if count == 0 || count > limits::LISTS_MAX || !(0..count).all(|c| penalty(centroids.row(c)).is_finite()) {
+        let most = limits::LISTS_MAX;
+        return Err(Error::invalid(format!("index: {count} centroids, expected 1 to {most} of finite length")));
+    }
+    let of_rows = &lists.of_rows;
+    if of_rows.is_empty() || of_rows.len() != rows.rows() || of_rows.iter().any(|&list| list as usize >= count) {
+        return Err(Error::invalid(format!(
+            "index: {} places in {count} lists, expected one for each of {} rows",
+            of_rows.len(),
+            rows.rows()
+        )));
+    }
+    Ok(arrange(rows.cols(), lists, rescore))
+}
+
+fn check(rows: Matrix<'_>) -> Result<()> {
     if rows.cols() > limits::DIMENSION_MAX || rows.rows() > limits::ITEMS_MAX {
         return Err(Error::invalid(format!(
             "index: {} rows of {} numbers, expected at most {} of {}",
@@ -109,13 +154,19 @@ pub fn build(rows: Matrix<'_>, options: &Options, progress: &(dyn Fn(usize) + Sy
     if let Some(row) = (0..rows.rows()).into_par_iter().find_first(|&r| rows.row(r).iter().any(|x| !x.is_finite())) {
         return Err(Error::invalid(format!("index: row {} holds a number that is not finite", row + 1)));
     }
-    let kernels = Kernels::detect()?;
-    let sample = lists.saturating_mul(options.sample_per_list);
-    let centroids = kmeans::train(kernels, rows, lists, sample, options.iterations, options.seed, progress);
-    let assigned = centroids.assign_all(kernels, rows, None, progress);
+    Ok(())
+}
 
-    let mut list_lengths = vec![0u32; lists];
-    assigned.iter().for_each(|&l| list_lengths[l as usize] += 1);
+/// Half the squared length of a centroid: what the nearest one in L2 has the least of, beside the largest product.
+fn penalty(centroid: &[f32]) -> f32 {
+    centroid.iter().map(|x| x * x).sum::<f32>() / 2.0
+}
+
+/// Gives every row a slot in its list.
+fn arrange(dimension: usize, lists: Lists, rescore: Rescore) -> Built {
+    let Lists { centroids, of_rows, nearest } = lists;
+    let mut list_lengths = vec![0u32; centroids.len() / dimension];
+    of_rows.iter().for_each(|&l| list_lengths[l as usize] += 1);
     let mut list_offsets = vec![0u32];
     let mut end = 0u32;
     list_offsets.extend(list_lengths.iter().map(|n| {
@@ -124,18 +175,12 @@ pub fn build(rows: Matrix<'_>, options: &Options, progress: &(dyn Fn(usize) + Sy
     }));
     let mut order = vec![NO_ITEM; end as usize];
     let mut next = list_offsets.clone();
-    for (row, &list) in assigned.iter().enumerate() {
+    for (row, &list) in of_rows.iter().enumerate() {
         order[next[list as usize] as usize] = row as u32;
         next[list as usize] += 1;
     }
-    Ok(Built {
-        order,
-        list_offsets,
-        list_lengths,
-        centroids: centroids.rows,
-        dimension: rows.cols(),
-        rescore: options.rescore,
-    })
+    let penalties = if nearest { centroids.chunks_exact(dimension).map(penalty).collect() } else { Vec::new() };
+    Built { order, list_offsets, list_lengths, centroids, penalties, dimension, rescore }
 }
 
 /// Rows assigned by a build of `items` items, for a progress bar.
@@ -164,6 +209,9 @@ impl Built {
         file.add_owned("scales", &[slots], scales)?;
         file.add_owned("list_lengths", &[self.list_lengths.len()], self.list_lengths.clone())?;
         file.add_owned("centroids", &[self.list_lengths.len(), dimension], self.centroids.clone())?;
+        if !self.penalties.is_empty() {
+            file.add_owned("penalties", &[self.penalties.len()], self.penalties.clone())?;
+        }
         let shape = [slots, dimension];
         match self.rescore {
             Rescore::None => Ok(()),

@@ -9,6 +9,7 @@
 //! | `scales` f32 `[S]` | what a code of each slot is worth; 0 where a slot holds no item |
 //! | `list_lengths` u32 `[C]` | items of each list; a list takes whole blocks |
 //! | `centroids` f32 `[C, D]` | the centres of the lists |
+//! | `penalties` f32 `[C]` | what a centroid's product loses, where queries probe the nearest centroids in L2: `|c|² / 2` |
 //! | `rows` bf16, f16 or f32 `[S, D]` | the rows that rescore, where the recipe asks for them |
 //!
 //! Scores are inner products. Source: IVF with scalar quantisation as in Faiss (arXiv 2401.08281), and the int8
@@ -16,13 +17,14 @@
 
 mod batch;
 mod build;
+pub mod faiss;
 mod kmeans;
 mod quantize;
 mod search;
 mod view;
 
 pub use batch::Batch;
-pub use build::{Built, Options, Rescore, build, steps};
+pub use build::{Built, Lists, Options, Rescore, build, from_lists, steps};
 pub use search::{Counters, Probing, Scratch, Words};
 pub use view::{Index, Rows};
 

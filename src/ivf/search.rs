@@ -93,10 +93,10 @@ impl Index {
         scratch.slots.resize(lists.next_multiple_of(BLOCK) + BLOCK, 0);
         let mut staging = Staging { scores: &mut scratch.scores, slots: &mut scratch.slots, len: 0 };
         self.kernels.scan(&self.centroids(), &scratch.query.view(), f32::NEG_INFINITY, 0, &mut staging);
+        let scores = &mut scratch.scores[..lists];
+        scores.iter_mut().zip(&*self.penalties).for_each(|(score, penalty)| *score -= penalty);
         scratch.lists.clear();
-        scratch.lists.extend(
-            scratch.scores[..lists].iter().enumerate().map(|(list, &score)| topk::key(score, Slot(list as u32))),
-        );
+        scratch.lists.extend(scores.iter().enumerate().map(|(list, &score)| topk::key(score, Slot(list as u32))));
         scratch.ordered = 0;
     }
 
@@ -139,11 +139,16 @@ impl Index {
                 return counters;
             }
             let start = Instant::now();
-            self.quantize(vector, &mut scratch.query);
-            scratch.coarse.reset(probes);
-            scratch.coarse.scan(self.kernels, &self.centroids(), &scratch.query.view());
-            let Scratch { query, coarse, .. } = scratch;
-            let lists = coarse.finish();
+            if self.penalties.is_empty() {
+                self.quantize(vector, &mut scratch.query);
+                scratch.coarse.reset(probes);
+                scratch.coarse.scan(self.kernels, &self.centroids(), &scratch.query.view());
+            } else {
+                self.score_lists(vector, scratch);
+                scratch.order(probes);
+            }
+            let Scratch { query, coarse, lists, .. } = scratch;
+            let lists = if self.penalties.is_empty() { coarse.finish() } else { &lists[..probes] };
             counters.probe_time = start.elapsed();
             let list = |key: u64| ListId(unkey(key).1.0);
             for (n, &key) in lists.iter().enumerate() {

@@ -27,12 +27,32 @@ pub(super) fn vectors(count: usize, dimension: usize, seed: u64) -> Vec<f32> {
 
 fn opened(rows: Matrix<'_>, options: &Options) -> (Built, Index) {
     let built = build(rows, options, &|_| ()).unwrap();
+    let index = written(&built, rows);
+    (built, index)
+}
+
+fn written(built: &Built, rows: Matrix<'_>) -> Index {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("index.safetensors");
     let mut file = TensorFile::new();
     built.encode(rows, &mut file).unwrap();
     file.write(&path).unwrap();
-    (built, Index::open(&Tensors::open(&path).unwrap()).unwrap())
+    Index::open(&Tensors::open(&path).unwrap()).unwrap()
+}
+
+/// An index over lists that are given: centroids of unequal length, rows in the list nearest to them.
+fn given(rows: Matrix<'_>, centroids: &[f32], nearest: bool, rescore: Rescore) -> Index {
+    let of_rows = (0..rows.rows()).map(|r| by_distance(rows.row(r), centroids)[0]).collect();
+    written(&from_lists(rows, Lists { centroids: centroids.to_vec(), of_rows, nearest }, rescore).unwrap(), rows)
+}
+
+/// The centroids by falling `x·c - |c|²/2`: the nearest first.
+fn by_distance(row: &[f32], centroids: &[f32]) -> Vec<u32> {
+    let square = |c: &[f32]| row.iter().zip(c).map(|(x, c)| f64::from(x - c).powi(2)).sum::<f64>();
+    let distances: Vec<f64> = centroids.chunks_exact(row.len()).map(square).collect();
+    let mut order: Vec<u32> = (0..distances.len() as u32).collect();
+    order.sort_by(|&a, &b| distances[a as usize].total_cmp(&distances[b as usize]));
+    order
 }
 
 fn found(selector: &mut Selector) -> Vec<Slot> {
@@ -150,6 +170,13 @@ fn a_batch_finds_what_each_of_its_queries_finds() {
     let values = vectors(6000, 24, 13);
     let rows = Matrix::new(&values, 24).unwrap();
     let (_, index) = opened(rows, &Options { lists: 70, rescore: Rescore::None, ..Options::default() });
+    a_batch_finds_it_in(&index);
+    let loose: Vec<f32> =
+        vectors(70, 24, 15).iter().enumerate().map(|(n, x)| x * (1.0 + (n / 24) as f32 / 70.0)).collect();
+    a_batch_finds_it_in(&given(rows, &loose, true, Rescore::None));
+}
+
+fn a_batch_finds_it_in(index: &Index) {
     let mut batch = Batch::default();
     for (count, probes, k) in [(1, 1, 10), (3, 5, 1), (37, 9, 300), (64, 70, 6000), (5, 1000, 50)] {
         let values = vectors(count, 24, 14);
@@ -170,6 +197,55 @@ fn a_batch_finds_what_each_of_its_queries_finds() {
             }
             assert_eq!((together.lists, together.items, together.bytes), (alone.lists, alone.items, alone.bytes));
         }
+    }
+}
+
+#[test]
+fn given_lists_are_kept_and_probed_in_the_order_of_their_metric() {
+    let values = vectors(900, 24, 16);
+    let rows = Matrix::new(&values, 24).unwrap();
+    let centroids: Vec<f32> =
+        vectors(30, 24, 17).iter().enumerate().map(|(n, x)| x * (0.2 + (n / 24) as f32 / 10.0)).collect();
+    let product = |q: &[f32], list: u32| {
+        q.iter().zip(&centroids[list as usize * 24..]).map(|(q, c)| f64::from(q * c)).sum::<f64>()
+    };
+    for (nearest, query) in [true, false].into_iter().flat_map(|n| (0..40).map(move |q| (n, q))) {
+        let index = given(rows, &centroids, nearest, Rescore::None);
+        assert_eq!((index.lists(), index.items()), (30, 900));
+        let mut expected = by_distance(rows.row(query), &centroids);
+        if !nearest {
+            expected.sort_by(|&a, &b| product(rows.row(query), b).total_cmp(&product(rows.row(query), a)));
+        }
+        let mut scratch = Scratch::default();
+        let found: Vec<u32> = index.probe(rows.row(query), 30, &mut scratch).map(|(list, _)| list.0).collect();
+        // Centroids are up to three long: their rounding to int8 moves no product by more than this.
+        let score = |list: u32| {
+            let half = index.penalties.get(list as usize).map_or(0.0, |p| f64::from(*p));
+            product(rows.row(query), list) - half
+        };
+        assert!(found.iter().zip(&expected).all(|(&a, &b)| (score(a) - score(b)).abs() < 0.07), "{nearest} {query}");
+        let (mut few, probing) = (Selector::new(), Probing { probes: 3, probes_max: 3, pass_rate: 1.0 });
+        few.reset(900);
+        let counters = index.search(rows.row(query), probing, None, &mut few, 900, &mut scratch);
+        let items = found[..3].iter().map(|&l| u64::from(index.list_lengths()[l as usize])).sum::<u64>();
+        assert_eq!((counters.lists, counters.items), (3, items));
+    }
+}
+
+#[test]
+fn lists_that_do_not_fit_their_rows_are_refused() {
+    let values = vectors(5, 4, 1);
+    let rows = Matrix::new(&values, 4).unwrap();
+    for (centroids, of_rows, expected) in [
+        (vec![], vec![0; 5], "0 centroids"),
+        (vec![0.0; 7], vec![0; 5], "7 numbers do not make rows of 4"),
+        (vec![f32::NAN; 4], vec![0; 5], "of finite length"),
+        (vec![1e30; 4], vec![0; 5], "of finite length"),
+        (vec![0.0; 8], vec![0; 4], "4 places in 2 lists, expected one for each of 5 rows"),
+        (vec![0.0; 8], vec![0, 1, 2, 0, 0], "5 places in 2 lists"),
+    ] {
+        let error = from_lists(rows, Lists { centroids, of_rows, nearest: true }, Rescore::None).unwrap_err();
+        assert!(error.kind() == Kind::Invalid && error.to_string().contains(expected), "{error}");
     }
 }
 
@@ -253,4 +329,14 @@ fn broken_tensors_are_refused() {
     assert!(write([1, 4], vec![3], [1, 1, 4, 16], vec![0.0; 16]).is_err());
     assert!(write([1, 4], vec![3], [1, 1, 16, 4], vec![f32::NAN; 16]).is_err());
     assert!(write([1, 4], vec![3], [1, 1, 16, 4], vec![0.0; 32]).is_err());
+    for (penalties, expected) in [(vec![0.5, 0.5], true), (vec![0.5], false), (vec![0.5, f32::NAN], false)] {
+        let mut file = TensorFile::new();
+        file.add_owned("centroids", &[2, 4], vec![0f32; 8]).unwrap();
+        file.add_owned("penalties", &[penalties.len()], penalties).unwrap();
+        file.add_owned("list_lengths", &[2], vec![0u32; 2]).unwrap();
+        file.add_owned("codes", &[0, 1, 16, 4], Vec::<u8>::new()).unwrap();
+        file.add_owned("scales", &[0], Vec::<f32>::new()).unwrap();
+        file.write(&path).unwrap();
+        assert_eq!(Index::open(&Tensors::open(&path).unwrap()).is_ok(), expected);
+    }
 }

@@ -31,6 +31,8 @@ pub struct Index {
     pub(super) list_lengths: Buffer<u32>,
     pub(super) centroid_codes: Vec<u8>,
     pub(super) centroid_scales: Vec<f32>,
+    /// `[C]`, or empty where lists are probed by inner products alone.
+    pub(super) penalties: Buffer<f32>,
     pub(super) rows: Rows,
     items: usize,
 }
@@ -68,6 +70,13 @@ impl Index {
         if scales.iter().any(|s| !s.is_finite()) || centroids.iter().any(|x| !x.is_finite()) {
             return Err(corrupt("scales", "a scale or a centroid is not finite".into()));
         }
+        let penalties = match tensors.has("penalties") {
+            true => tensors.vector::<f32>("penalties", lists)?,
+            false => Buffer::default(),
+        };
+        if penalties.iter().any(|p| !p.is_finite()) {
+            return Err(corrupt("penalties", "one is not finite".into()));
+        }
         let rows = if !tensors.has("rows") {
             Rows::None
         } else {
@@ -94,6 +103,7 @@ impl Index {
             list_lengths,
             centroid_codes,
             centroid_scales,
+            penalties,
             rows,
             items,
         })
@@ -153,7 +163,12 @@ impl Index {
             Rows::F16(r) => r.bytes(),
             Rows::F32(r) => r.bytes(),
         };
-        self.codes.bytes() + self.scales.bytes() + rows + self.centroid_codes.len() + 4 * self.centroid_scales.len()
+        self.codes.bytes()
+            + self.scales.bytes()
+            + rows
+            + self.centroid_codes.len()
+            + 4 * self.centroid_scales.len()
+            + self.penalties.bytes()
     }
 
     /// The blocks of a list.

@@ -48,8 +48,11 @@ pub struct Manifest {
 pub struct Provenance {
     /// The program that wrote it, with its version.
     pub program: String,
-    /// The item file as it was named to `publish`.
+    /// The item file as it was named to `publish`, or the index that the items came from.
     pub items_file: String,
+    /// The file that the vectors came from, where they stood in one of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vectors_file: Option<String>,
     /// The seed of the index build.
     pub seed: u64,
     /// Seconds that the publication took.

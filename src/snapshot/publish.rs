@@ -2,7 +2,7 @@
 //!
 //! 1. The package is opened and checked; the items are read.
 //! 2. Items become vectors: their own column, or the item tower over their features.
-//! 3. The vectors are clustered, which puts the items into slots.
+//! 3. The vectors are clustered, or keep the lists that they came in, which puts the items into slots.
 //! 4. Columns, ids, planes and rows are written in slot order, tables in their formats; the package's other files are copied.
 //! 5. Rows that are to lie on a cluster are brought there.
 //! 6. The manifest is written last, and the folder gets its name.
@@ -36,14 +36,31 @@ pub struct Publish {
     pub package: Option<PathBuf>,
     /// The name of an embedding-only model.
     pub name: Option<String>,
-    /// The item file; a package's own `items.parquet` where it is not given.
+    /// The item file; a package's own `items.parquet` where it is not given. Not needed with [`Vectors::Faiss`].
     pub items: Option<PathBuf>,
     /// Vectors beside the item file.
-    pub vectors: Option<PathBuf>,
+    pub vectors: Option<Vectors>,
     /// How the index is built.
     pub recipe: Recipe,
     /// The cluster that gets rows of the tables too.
     pub remote: Option<Remote>,
+}
+
+/// A file of vectors.
+#[derive(Clone, Debug)]
+pub enum Vectors {
+    /// A `.npy` matrix, one row an item, in the order of the item file.
+    Npy(PathBuf),
+    /// An IVF index that Faiss wrote: its vectors stay in their lists, and an item file adds attributes by id.
+    Faiss(PathBuf),
+}
+
+impl Vectors {
+    fn path(&self) -> &Path {
+        match self {
+            Vectors::Npy(path) | Vectors::Faiss(path) => path,
+        }
+    }
 }
 
 /// A part of a publication, for a progress bar.
@@ -69,12 +86,16 @@ pub fn publish(
     let start = Instant::now();
     progress(Stage::Reading, 0, 1);
     let package = what.package.as_deref().map(Package::open).transpose()?;
-    let path = match (&what.items, &package) {
-        (Some(path), _) => path.clone(),
-        (None, Some(package)) => package.folder().join("items.parquet"),
-        (None, None) => return Err(Error::invalid("items: expected an item file for an embedding-only model")),
+    let path = match (&what.items, &package, &what.vectors) {
+        (Some(path), _, _) | (None, None, Some(Vectors::Faiss(path))) => path.clone(),
+        (None, Some(package), _) => package.folder().join("items.parquet"),
+        (None, None, _) => {
+            return Err(Error::invalid(
+                "items: expected an item file or an index of Faiss for an embedding-only model",
+            ));
+        }
     };
-    let mut items = Items::read(&path, what.vectors.as_deref())?;
+    let (mut items, lists) = read(what, &path)?;
     progress(Stage::Reading, 1, 1);
     let vectors = embed(package.as_ref(), &mut items, progress)?;
     let rows = Matrix::new(&vectors, vectors.len() / items.len())?;
@@ -89,11 +110,7 @@ pub fn publish(
     if let Some(package) = &package {
         package.value(&names)?;
     }
-    let total = ivf::steps(items.len(), &what.recipe.index)?;
-    let done = AtomicUsize::new(0);
-    let built = ivf::build(rows, &what.recipe.index, &|n| {
-        progress(Stage::Clustering, done.fetch_add(n, Ordering::Relaxed) + n, total);
-    })?;
+    let built = arrange(rows, lists, &what.recipe.index, progress)?;
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
         let mut files = BTreeMap::new();
@@ -112,7 +129,8 @@ pub fn publish(
         files.insert(RECIPE_FILE.into(), put(&folder.join(RECIPE_FILE), what.recipe.to_toml()?.as_bytes())?);
         let provenance = Provenance {
             program: format!("sterling {}", env!("CARGO_PKG_VERSION")),
-            items_file: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+            items_file: file_name(&path),
+            vectors_file: what.vectors.as_ref().map(Vectors::path).filter(|file| *file != path).map(file_name),
             seed: what.recipe.index.seed,
             seconds: start.elapsed().as_secs_f64(),
         };
@@ -156,6 +174,47 @@ pub fn published(store: &Store, package: &Path) -> Result<Option<(String, u64)>>
         }
     }
     Ok(Some((name.clone(), version)))
+}
+
+/// The items, and the lists that they lie in where they came with some.
+fn read(what: &Publish, path: &Path) -> Result<(Items, Option<ivf::Lists>)> {
+    let Some(Vectors::Faiss(index)) = &what.vectors else {
+        return Ok((Items::read(path, what.vectors.as_ref().map(Vectors::path))?, None));
+    };
+    if what.package.is_some() {
+        let index = index.display();
+        return Err(Error::invalid(format!("{index}: an index of Faiss makes an embedding-only model, got a package")));
+    }
+    if what.recipe.index.lists != 0 {
+        return Err(Error::invalid(format!(
+            "index.lists: got {}, expected none: the lists are those of {}",
+            what.recipe.index.lists,
+            index.display()
+        )));
+    }
+    let (items, lists) = Items::read_faiss(index, what.items.as_deref())?;
+    Ok((items, Some(lists)))
+}
+
+/// The items' slots: in the lists that they came with, or in clusters.
+fn arrange(
+    rows: Matrix<'_>,
+    lists: Option<ivf::Lists>,
+    options: &ivf::Options,
+    progress: &(dyn Fn(Stage, usize, usize) + Sync),
+) -> Result<ivf::Built> {
+    if let Some(lists) = lists {
+        return ivf::from_lists(rows, lists, options.rescore);
+    }
+    let total = ivf::steps(rows.rows(), options)?;
+    let done = AtomicUsize::new(0);
+    ivf::build(rows, options, &|n| {
+        progress(Stage::Clustering, done.fetch_add(n, Ordering::Relaxed) + n, total);
+    })
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
 fn put(path: &Path, bytes: &[u8]) -> Result<Checksum> {

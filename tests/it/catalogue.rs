@@ -1,6 +1,7 @@
 //! Item files that must be refused, each with the place.
 
 use sterling::error::Kind;
+use sterling::snapshot::Vectors;
 
 use crate::support::{put, vectors};
 
@@ -53,7 +54,7 @@ fn vectors_beside_the_file_must_fit_it() {
         bytes
     };
     let numbers = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-    what.vectors = Some(npy.clone());
+    what.vectors = Some(Vectors::Npy(npy.clone()));
     for (bytes, expected) in [
         ([header("3, 2"), numbers(&[1.0; 6])].concat(), "3 vectors, expected one for each of the 2 items"),
         ([header("2, 2"), numbers(&[1.0; 3])].concat(), "v.npy"),

@@ -4,6 +4,7 @@
 
 mod catalogue;
 mod debian;
+mod faiss;
 mod filters;
 mod http;
 mod placement;
