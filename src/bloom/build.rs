@@ -29,6 +29,9 @@ pub struct Options {
     pub posting_share_max: f64,
     /// Buckets of each column that is compared; 0 for none, every comparison is then made item by item.
     pub number_buckets: u32,
+    /// Columns whose equal values lie together within a list, the first one first; none means all categories, those with
+    /// the fewest values first.
+    pub together: Vec<String>,
 }
 
 impl Default for Options {
@@ -40,6 +43,7 @@ impl Default for Options {
             exact_share_min: 0.01,
             posting_share_max: 0.002,
             number_buckets: 32,
+            together: Vec::new(),
         }
     }
 }

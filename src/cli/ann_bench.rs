@@ -249,8 +249,11 @@ fn build_in(
     };
     let bar = indicatif::ProgressBar::new(ivf::steps(items.rows(), &options)? as u64);
     let started = Instant::now();
-    let built = ivf::build(items, &options, &|n| bar.inc(n as u64))?;
+    let mut built = ivf::build(items, &options, &|n| bar.inc(n as u64))?;
     bar.finish_and_clear();
+    if let Some(attributes) = attributes {
+        built.sort_lists(&columns::likeness(attributes, &[], items.rows())?);
+    }
     let path = folder.join("index.safetensors");
     let mut file = TensorFile::new();
     built.encode(items, &mut file)?;

@@ -87,7 +87,7 @@ pub fn encode(columns: &[ItemColumn], order: &[u32], file: &mut TensorFile<'_>) 
 }
 
 /// The distinct values, sorted, and the rank of each value.
-fn dictionary<T: Ord>(values: &[T]) -> (Vec<&T>, Vec<u32>) {
+pub(super) fn dictionary<T: Ord>(values: &[T]) -> (Vec<&T>, Vec<u32>) {
     let mut sorted: Vec<&T> = values.iter().collect();
     sorted.sort_unstable();
     sorted.dedup();

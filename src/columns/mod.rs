@@ -13,9 +13,11 @@
 //! | `c3.floats` f64 `[S]` | numbers, NaN where missing |
 
 mod build;
+mod likeness;
 mod view;
 
 pub use build::{ItemColumn, ItemValues, encode};
+pub use likeness::likeness;
 pub use view::{Cell, Column, ColumnKind, Columns, Comparison};
 
 #[cfg(test)]

@@ -194,6 +194,21 @@ pub fn steps(items: usize, options: &Options) -> Result<usize> {
 }
 
 impl Built {
+    /// Orders the items of each list by their keys, `keys` `[N]`; equal keys keep the order of the rows.
+    ///
+    /// # Panics
+    /// Where a row has no key.
+    pub fn sort_lists(&mut self, keys: &[u64]) {
+        let mut left = self.order.as_mut_slice();
+        let mut lists = Vec::with_capacity(self.list_lengths.len());
+        for (bounds, &length) in self.list_offsets.windows(2).zip(&self.list_lengths) {
+            let (list, rest) = left.split_at_mut((bounds[1] - bounds[0]) as usize);
+            lists.push(&mut list[..length as usize]);
+            left = rest;
+        }
+        lists.into_par_iter().for_each(|list| list.sort_unstable_by_key(|&row| (keys[row as usize], row)));
+    }
+
     /// Adds the tensors of the index over the same `rows` that it was built from.
     ///
     /// # Errors

@@ -11,8 +11,15 @@ fn scale(vector: &[f32], most: f32) -> f32 {
     vector.iter().fold(0f32, |m, x| m.max(x.abs())) / most
 }
 
+/// The nearest integer of a number within 2^22 of zero: adding this constant leaves it in the low bits of the mantissa.
+/// Unlike `round`, which calls the mathematics library, this is arithmetic that runs in vectors.
+fn nearest(x: f32) -> i32 {
+    const SHIFT: f32 = 12_582_912.0;
+    (x + SHIFT).to_bits() as i32 - SHIFT.to_bits() as i32
+}
+
 fn code(x: f32, inverse: f32) -> i8 {
-    (x * inverse).round().clamp(-127.0, 127.0) as i8
+    nearest((x * inverse).clamp(-127.0, 127.0)) as i8
 }
 
 fn inverse(scale: f32) -> f32 {
@@ -40,8 +47,8 @@ impl Quantized {
         self.low.clear();
         self.low.resize(len, 0);
         for ((&x, high), low) in vector.iter().zip(&mut self.high).zip(&mut self.low) {
-            let code = (x * inverse).round().clamp(-most, most) as i32;
-            *high = (code + LOW / 2).div_euclid(LOW) as i8;
+            let code = nearest((x * inverse).clamp(-most, most));
+            *high = ((code + LOW / 2) >> LOW.ilog2()) as i8;
             *low = (code - LOW * i32::from(*high)) as i8;
         }
         self.corrections = [&self.high, &self.low].map(|row| 128 * row.iter().map(|&c| i32::from(c)).sum::<i32>());

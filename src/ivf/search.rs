@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::quantize::Quantized;
 use super::view::{Index, Rows};
-use crate::device::kernels::{BLOCK, Blocks, Staging};
+use crate::device::kernels::{BLOCK, Blocks, Pick, Staging};
 use crate::topk::{self, Selector, unkey};
 use crate::units::{ListId, Slot};
 
@@ -29,6 +29,8 @@ const SCAN_ALL_PASS_RATE: f64 = 0.03;
 const ROW_COST: u64 = 2;
 /// Survivors that are collected before their rows are scored, so that the memory always has some to bring.
 const ROWS_AT_ONCE: usize = 1024;
+/// The same for blocks that hold survivors.
+const PICKS_AT_ONCE: usize = 512;
 
 /// How many lists a search looks at.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,6 +81,8 @@ pub struct Scratch {
     words: Vec<u64>,
     /// Survivors whose rows are to be scored.
     pending: Vec<u32>,
+    /// Blocks whose survivors are to be scored.
+    picks: Vec<Pick>,
     products: Vec<f32>,
     /// Selects the lists of searches that know how many they want.
     coarse: Selector,
@@ -248,7 +252,7 @@ impl Index {
         (self.dimension.div_ceil(4) * 64 + BLOCK * 4) as u64
     }
 
-    /// Scans the survivors of a list's words, or leaves them to [`Index::score_pending`].
+    /// Leaves the survivors of a list's words to [`Index::score_pending`].
     fn scan_list(
         &self,
         list: ListId,
@@ -274,24 +278,35 @@ impl Index {
         let rows = survivors * self.row_bytes();
         if matches!(self.rows, Rows::None) || rows * ROW_COST > blocks {
             counters.bytes += blocks;
-            return selector.scan(self.kernels, &self.blocks(list, Some(&scratch.words)), &scratch.query.view());
-        }
-        counters.bytes += rows;
-        for (n, &word) in scratch.words.iter().enumerate() {
-            let mut left = word;
-            while left != 0 {
-                scratch.pending.push(first + n as u32 * 64 + left.trailing_zeros());
-                left &= left - 1;
+            for (n, &word) in scratch.words.iter().enumerate() {
+                let mut left = word;
+                while left != 0 {
+                    let quarter = left.trailing_zeros() / BLOCK as u32;
+                    let block = first / BLOCK as u32 + n as u32 * 4 + quarter;
+                    scratch.picks.push(Pick { block, mask: (left >> (quarter * BLOCK as u32)) as u16 });
+                    left &= !(u64::from(u16::MAX) << (quarter * BLOCK as u32));
+                }
+            }
+        } else {
+            counters.bytes += rows;
+            for (n, &word) in scratch.words.iter().enumerate() {
+                let mut left = word;
+                while left != 0 {
+                    scratch.pending.push(first + n as u32 * 64 + left.trailing_zeros());
+                    left &= left - 1;
+                }
             }
         }
-        if scratch.pending.len() >= ROWS_AT_ONCE {
+        if scratch.pending.len() >= ROWS_AT_ONCE || scratch.picks.len() >= PICKS_AT_ONCE {
             self.score_pending(vector, selector, scratch);
         }
     }
 
-    /// Offers the survivors that were left to be scored by their rows.
+    /// Offers the survivors that were left to be scored, in their blocks or by their rows.
     fn score_pending(&self, vector: &[f32], selector: &mut Selector, scratch: &mut Scratch) {
-        let Scratch { pending, products, .. } = scratch;
+        let Scratch { query, pending, picks, products, .. } = scratch;
+        selector.scan_picks(self.kernels, &self.all_blocks(), picks, &query.view());
+        picks.clear();
         products.resize(pending.len(), 0.0);
         self.products(vector, pending, products);
         products.iter().zip(&*pending).for_each(|(&score, &slot)| selector.push(score, Slot(slot)));

@@ -340,3 +340,20 @@ fn broken_tensors_are_refused() {
         assert_eq!(Index::open(&Tensors::open(&path).unwrap()).is_ok(), expected);
     }
 }
+
+#[test]
+fn lists_sorted_by_keys_keep_their_items() {
+    let values = vectors(700, 8, 3);
+    let rows = Matrix::new(&values, 8).unwrap();
+    let before = build(rows, &Options { lists: 9, ..Options::default() }, &|_| ()).unwrap();
+    let mut after = build(rows, &Options { lists: 9, ..Options::default() }, &|_| ()).unwrap();
+    let keys: Vec<u64> = (0..700).map(|row| kmeans::mix(5, row) % 4).collect();
+    after.sort_lists(&keys);
+    for list in 0..9 {
+        let range = before.list_offsets[list] as usize..before.list_offsets[list + 1] as usize;
+        let (mut expected, sorted) = (before.order[range.clone()].to_vec(), &after.order[range]);
+        let length = before.list_lengths[list] as usize;
+        expected[..length].sort_by_key(|&row| (keys[row as usize], row));
+        assert_eq!(sorted, expected, "list {list}: pads stay at its end");
+    }
+}

@@ -172,7 +172,7 @@ impl Index {
     }
 
     /// The blocks of a list.
-    pub(super) fn blocks<'a>(&'a self, list: ListId, words: Option<&'a [u64]>) -> Blocks<'a> {
+    fn blocks(&self, list: ListId) -> Blocks<'_> {
         let (from, to) = (self.list_offsets[list.index()] as usize, self.list_offsets[list.index() + 1] as usize);
         let groups = self.dimension.div_ceil(4);
         let bytes = groups * 64;
@@ -181,15 +181,28 @@ impl Index {
             scales: &self.scales[from..to],
             groups,
             items: self.list_lengths[list.index()] as usize,
-            words,
+            words: None,
             first_slot: from as u32,
+            next: &[],
+        }
+    }
+
+    /// The blocks of all lists; their pads are items that nobody picks.
+    pub(super) fn all_blocks(&self) -> Blocks<'_> {
+        Blocks {
+            codes: &self.codes,
+            scales: &self.scales,
+            groups: self.dimension.div_ceil(4),
+            items: self.slots(),
+            words: None,
+            first_slot: 0,
             next: &[],
         }
     }
 
     /// The same with the list that is scanned after it, if there is one.
     pub(super) fn blocks_before(&self, list: ListId, next: Option<ListId>) -> Blocks<'_> {
-        Blocks { next: next.map_or(&[], |next| self.blocks(next, None).codes), ..self.blocks(list, None) }
+        Blocks { next: next.map_or(&[], |next| self.blocks(next).codes), ..self.blocks(list) }
     }
 
     /// The inner product of a vector with the row of a slot, in f32 from the widest rows that are kept: the number that

@@ -110,7 +110,10 @@ pub fn publish(
     if let Some(package) = &package {
         package.value(&names)?;
     }
-    let built = arrange(rows, lists, &what.recipe.index, progress)?;
+    let alike =
+        columns::likeness(&kept, &what.recipe.filter.together, items.len()).map_err(|e| e.within(path.display()))?;
+    let mut built = arrange(rows, lists, &what.recipe.index, progress)?;
+    built.sort_lists(&alike);
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
         let mut files = BTreeMap::new();

@@ -9,7 +9,7 @@
 
 mod sort;
 
-use crate::device::kernels::{BLOCK, Blocks, Int8Query, Kernels, Lane, Staging};
+use crate::device::kernels::{BLOCK, Blocks, Int8Query, Kernels, Lane, Pick, Staging};
 use crate::units::Slot;
 
 /// Scores beyond K that are kept before a partition, besides a share of K.
@@ -133,6 +133,18 @@ impl Selector {
             let threshold = self.threshold;
             let mut staging = self.staging();
             next = kernels.scan(blocks, query, threshold, next, &mut staging);
+            let len = staging.len;
+            self.staged(len);
+        }
+    }
+
+    /// Scans the picked blocks and keeps what reaches the threshold.
+    pub fn scan_picks(&mut self, kernels: Kernels, blocks: &Blocks<'_>, picks: &[Pick], query: &Int8Query<'_>) {
+        let mut next = 0;
+        while next < picks.len() {
+            let threshold = self.threshold;
+            let mut staging = self.staging();
+            next = kernels.scan_picks(blocks, picks, query, threshold, next, &mut staging);
             let len = staging.len;
             self.staged(len);
         }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, block_mask, first_best};
+use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Pick, Staging, block_mask, first_best};
 
 /// Bytes of blocks that are asked for ahead of the one in work, among those that hold survivors.
 const BYTES_AHEAD: usize = 12 << 10;
@@ -132,6 +132,40 @@ pub(super) unsafe fn scan(
         ahead = after(ahead);
     }
     count
+}
+
+/// # Safety
+/// Needs AVX-512 F, BW and VNNI. Lengths and picks are checked by the caller.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub(super) unsafe fn scan_picks(
+    blocks: &Blocks<'_>,
+    picks: &[Pick],
+    query: &Int8Query<'_>,
+    threshold: f32,
+    from: usize,
+    staging: &mut Staging<'_>,
+) -> usize {
+    let bound = _mm512_set1_ps(threshold);
+    let bytes = blocks.groups * 64;
+    let rows = query.rows.map(<[i8]>::as_ptr);
+    let distance = blocks_ahead(bytes);
+    for (n, pick) in picks.iter().enumerate().skip(from) {
+        if staging.len + BLOCK > staging.scores.len() {
+            return n;
+        }
+        let block = pick.block as usize;
+        let to_come = picks.get(n + distance).unwrap_or(pick).block as usize;
+        let left = tail(blocks.items - block * BLOCK);
+        // SAFETY: both blocks are blocks of `blocks`, whose lengths the caller checked; room was checked above.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(blocks.scales.as_ptr().add(to_come * BLOCK).cast());
+            let ahead = blocks.codes.as_ptr().add(to_come * bytes);
+            let [high, low] = block_sums(blocks.codes.as_ptr().add(block * bytes), ahead, rows, blocks.groups);
+            let scores = scaled(high, low, query, _mm512_loadu_ps(blocks.scales.as_ptr().add(block * BLOCK)));
+            stage(scores, pick.mask & left, blocks.first_slot + (block * BLOCK) as u32, bound, staging);
+        }
+    }
+    picks.len()
 }
 
 /// Scans for `N` queries, which are `R = 2 N` rows.

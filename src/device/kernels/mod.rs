@@ -72,6 +72,15 @@ impl<'a> Blocks<'a> {
     }
 }
 
+/// A block with the items of it that are to be scored, one bit each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pick {
+    /// Its number among the blocks.
+    pub block: u32,
+    /// Bit `i` is set where item `i` of the block is to be scored.
+    pub mask: u16,
+}
+
 /// A query in two rows of int8: a number is `scale (128 high + low)`.
 #[derive(Clone, Copy, Debug)]
 pub struct Int8Query<'a> {
@@ -241,6 +250,48 @@ impl Kernels {
         check(blocks, query);
         assert!(staging.scores.len() == staging.slots.len() && staging.len + BLOCK <= staging.scores.len());
         dispatch!(self, scan(blocks, query, threshold, from, staging))
+    }
+
+    /// As [`Kernels::scan`] over `picks` from number `from` on, wherever they lie among `blocks`, whose words do not count: blocks
+    /// to come are asked for ahead. Returns the next pick to scan.
+    ///
+    /// # Panics
+    /// As [`Kernels::scan`], and where a pick is no block.
+    pub fn scan_picks(
+        self,
+        blocks: &Blocks<'_>,
+        picks: &[Pick],
+        query: &Int8Query<'_>,
+        threshold: f32,
+        from: usize,
+        staging: &mut Staging<'_>,
+    ) -> usize {
+        check(blocks, query);
+        assert!(staging.scores.len() == staging.slots.len() && staging.len + BLOCK <= staging.scores.len());
+        let count = blocks.items.div_ceil(BLOCK);
+        assert!(picks.iter().all(|pick| (pick.block as usize) < count), "a pick beyond the blocks");
+        #[cfg(target_arch = "x86_64")]
+        if self.isa == Isa::Avx512 {
+            // SAFETY: `Kernels` is made only after the features that this function needs were found.
+            return unsafe { avx512::scan_picks(blocks, picks, query, threshold, from, staging) };
+        }
+        let bytes = blocks.groups * 64;
+        for (n, pick) in picks.iter().enumerate().skip(from) {
+            if staging.len + BLOCK > staging.scores.len() {
+                return n;
+            }
+            let block = pick.block as usize;
+            let one = Blocks {
+                codes: &blocks.codes[block * bytes..(block + 1) * bytes],
+                scales: &blocks.scales[block * BLOCK..(block + 1) * BLOCK],
+                items: (blocks.items - block * BLOCK).min(BLOCK),
+                words: Some(&[u64::from(pick.mask)]),
+                first_slot: blocks.first_slot + (block * BLOCK) as u32,
+                ..*blocks
+            };
+            dispatch!(self, scan(&one, query, threshold, 0, staging));
+        }
+        picks.len()
     }
 
     /// As [`Kernels::scan`] for several queries at once, so that each loaded line is used by up to four of them. The words

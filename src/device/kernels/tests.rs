@@ -120,9 +120,37 @@ fn every_kernel_scores_every_width_as_the_layout_says() {
                     kernels.name()
                 );
             }
+            check_picks(kernels, &case, &words, dimension);
             check_many(kernels, &case, &words, dimension);
         }
     }
+}
+
+/// Picked blocks, in any order and more than once, are scored as a scan scores them.
+fn check_picks(kernels: Kernels, case: &Case, words: &[u64], dimension: usize) {
+    let count = case.items.div_ceil(BLOCK);
+    let pick = |n: usize| {
+        let block = n * 7 % count;
+        Pick { block: block as u32, mask: (words[block / 4] >> (block % 4 * 16)) as u16 }
+    };
+    let picks: Vec<Pick> = (0..count + 2).map(pick).collect();
+    let threshold = case.naive(0, 1);
+    let item = |pick: &Pick, i: usize| (pick.mask >> i & 1 == 1).then_some(pick.block as usize * BLOCK + i);
+    let expected: Vec<(f32, u32)> = picks
+        .iter()
+        .flat_map(|pick| (0..BLOCK).filter_map(|i| item(pick, i)))
+        .filter(|&i| i < case.items && case.naive(i, 1) >= threshold)
+        .map(|i| (case.naive(i, 1), 1000 + i as u32))
+        .collect();
+    let (mut scores, mut slots) = (vec![0.0; 2 * BLOCK], vec![0; 2 * BLOCK]);
+    let (mut found, mut next) = (Vec::new(), 0);
+    while next < picks.len() {
+        let mut staging = Staging { scores: &mut scores, slots: &mut slots, len: 0 };
+        next = kernels.scan_picks(&case.blocks(None), &picks, &case.query(1), threshold, next, &mut staging);
+        let len = staging.len;
+        found.extend(scores[..len].iter().copied().zip(slots[..len].iter().copied()));
+    }
+    assert_eq!(found, expected, "{} D={dimension} N={}", kernels.name(), case.items);
 }
 
 /// Several queries at once find what each finds alone, and the nearest of a query is the best of what it scores.
