@@ -304,19 +304,20 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     let (_, listed, _) = run(&["remote", &seed]);
     assert!(listed.contains("tiny/packages") && listed.contains("tiny/sections"), "{listed}");
     assert_eq!(listed.matches("complete").count(), 2, "{listed}");
-    let (code, planned, said) = run(&["plan", &package, "--remote", &seed, "--json"]);
-    let planned: Value = serde_json::from_str(&planned).unwrap_or_else(|e| panic!("{code}: {e}: {planned}{said}"));
-    assert!(planned["devices"].as_array().unwrap().iter().any(|d| d["device"] == "cluster"), "{planned}");
+    let (code, out, said) = run(&["plan", &package, "--remote", &seed, "--json"]);
+    let plan: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{code}: {e}: {out}{said}"));
+    assert!(plan["devices"].as_array().unwrap().iter().any(|d| d["device"] == "cluster"), "{plan}");
 
     // Every row of the users' tables on the cluster.
     let package = Package::open(&tiny_package()).unwrap();
-    let all = |table: &Table| {
-        let whole = ([0, table.rows()], [0, table.width() as u32], Tier::Remote);
-        planned_with(table, whole)
+    let all = |table: &std::sync::Arc<Table>| {
+        planned(table, Sharding::TableWise, &[([0, table.rows()], [0, table.width() as u32], Tier::Remote)])
     };
-    let plan = plan_file(store.path(), package.tables.iter().map(|t| all(t)).collect());
-    let plan = plan.display().to_string();
-    let server = Server::start_with(store.path(), &["--plan", &plan, "--remote", &seed]);
+    let plan = plan_file(store.path(), package.tables.iter().map(all).collect());
+    let config = store.path().join("sterling.toml");
+    let tables = format!("[tables]\nplan = '{}'\nremote = ['{seed}']\ntimeout_ms = 10000\n", plan.display());
+    std::fs::write(&config, tables).unwrap();
+    let server = Server::start_with(store.path(), &["--config", &config.display().to_string()]);
     let here = Server::start(store.path());
     let request = |on_degraded: &str| {
         json!({"features": {"installed": [1, 5, 7], "section": "games", "size": [1, 2, 3]}, "k": 13, "exact": true,
@@ -355,8 +356,4 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     assert_eq!(status, 503, "{problem}");
     let answer = server.ask("/v1/models/tiny:retrieve", fresh("default_rows"));
     assert_eq!(answer["degraded_rows"], 2, "{answer}");
-}
-
-fn planned_with(table: &Table, part: Part) -> TablePlan {
-    planned(table, Sharding::TableWise, &[part])
 }

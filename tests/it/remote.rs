@@ -206,6 +206,11 @@ fn equal_misses_fly_once(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     let calls: Vec<_> = (0..5).map(|_| table.begin(rows.clone(), None)).collect();
     let hasty = table.begin(rows[..10].to_vec(), Some(Instant::now() + Duration::from_millis(20))).wait().unwrap();
     assert_eq!(hasty.states, [RowState::Degraded; 10], "who joins does not wait longer than it wants to");
+    let short = RemoteOptions { timeout: Duration::from_millis(20), ..Default::default() };
+    let start = Instant::now();
+    let waited = open(cluster, 1, ROWS, &short).begin(vec![7], Some(start + Duration::from_secs(60))).wait().unwrap();
+    assert_eq!(waited.states, [RowState::Degraded]);
+    assert!(start.elapsed() < Duration::from_secs(30), "the table's time-out comes before the caller's deadline");
     stopped.for_each(|node| redis.resume(node));
     for call in calls {
         assert_eq!(hits(&call.wait().unwrap(), &rows, 1), 300);

@@ -49,7 +49,7 @@ const RETRY_TIME_MIN: Duration = Duration::from_millis(2);
 pub struct RemoteOptions {
     /// Memory for rows of this table on this host, overhead included; 0 for no cache.
     pub cache_bytes: usize,
-    /// The deadline of calls that bring none.
+    /// The longest that a call waits for rows; its own deadline may come sooner.
     pub timeout: Duration,
 }
 
@@ -294,7 +294,8 @@ impl RowSource for RemoteTable {
     }
 
     fn begin(&self, rows: Vec<u64>, deadline: Option<Instant>) -> Box<dyn Pending + '_> {
-        let deadline = deadline.unwrap_or_else(|| Instant::now() + self.timeout);
+        let latest = Instant::now() + self.timeout;
+        let deadline = deadline.map_or(latest, |deadline| deadline.min(latest));
         let Inner { layout, cache, in_flight, counters, .. } = &*self.inner;
         let row_bytes = layout.row_bytes;
         counters.rows.fetch_add(rows.len() as u64, Ordering::Relaxed);
