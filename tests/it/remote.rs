@@ -200,15 +200,16 @@ fn batches_cost_one_pipeline_a_node(cluster: &Arc<Cluster>) {
 
 fn equal_misses_fly_once(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     let table = open(cluster, 1, ROWS, &RemoteOptions { timeout: Duration::from_secs(10), ..Default::default() });
+    let short = RemoteOptions { timeout: Duration::from_millis(20), ..Default::default() };
+    let impatient = open(cluster, 1, ROWS, &short);
     let rows = sample(ROWS, 300, 2);
     let stopped = 0..6;
     stopped.clone().for_each(|node| redis.stop(node));
     let calls: Vec<_> = (0..5).map(|_| table.begin(rows.clone(), None)).collect();
     let hasty = table.begin(rows[..10].to_vec(), Some(Instant::now() + Duration::from_millis(20))).wait().unwrap();
     assert_eq!(hasty.states, [RowState::Degraded; 10], "who joins does not wait longer than it wants to");
-    let short = RemoteOptions { timeout: Duration::from_millis(20), ..Default::default() };
     let start = Instant::now();
-    let waited = open(cluster, 1, ROWS, &short).begin(vec![7], Some(start + Duration::from_secs(60))).wait().unwrap();
+    let waited = impatient.begin(vec![7], Some(start + Duration::from_secs(60))).wait().unwrap();
     assert_eq!(waited.states, [RowState::Degraded]);
     assert!(start.elapsed() < Duration::from_secs(30), "the table's time-out comes before the caller's deadline");
     stopped.for_each(|node| redis.resume(node));
