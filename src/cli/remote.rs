@@ -1,5 +1,7 @@
 //! `sterling remote`.
 
+use std::collections::BTreeSet;
+
 use super::publish::connect;
 use super::say;
 use crate::error::{Error, Result};
@@ -44,10 +46,10 @@ impl Remote {
         let of_version: Vec<&TableVersion> =
             tables.iter().filter(|t| t.model() == model && t.version() == version).collect();
         if of_version.is_empty() {
-            let known: Vec<String> = tables.iter().map(|t| format!("{}/{}", t.model(), t.version())).collect();
+            let known: BTreeSet<String> = tables.iter().map(|t| format!("{}/{}", t.model(), t.version())).collect();
             return Err(Error::not_found(format!(
                 "the cluster has no rows of {asked}; there are: {}",
-                if known.is_empty() { "none".into() } else { known.join(", ") }
+                if known.is_empty() { "none".into() } else { Vec::from_iter(known).join(", ") }
             )));
         }
         for named in of_version {

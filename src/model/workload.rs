@@ -7,13 +7,10 @@ use crate::sparse;
 use crate::sparse::planner::Workload;
 use crate::sparse::planner::access::Access;
 use crate::sparse::planner::plan::{Constraints, Table};
+use crate::sparse::planner::workload::{BATCH_DEFAULT, SKEW_DEFAULT};
 
 /// Mean ids of an `ids` feature that nothing is known about.
 const POOLING_GUESS: f64 = 20.0;
-/// The skew of a table that nothing is known about.
-const SKEW_GUESS: f64 = 0.8;
-/// Requests that one host answers together, where nothing is said.
-const BATCH: u32 = 32;
 
 impl ModelSpec {
     /// The features of the user tower that read a table.
@@ -40,14 +37,14 @@ impl ModelSpec {
                 format: table.format,
                 pooling: readers.iter().map(guessed).sum::<f64>() / readers.len() as f64,
                 features: readers.iter().map(|f| f.source().to_owned()).collect(),
-                access: Access::Zipf(SKEW_GUESS),
+                access: Access::Zipf(SKEW_DEFAULT),
                 constraints: Constraints::default(),
             });
         }
         let guess = format!(
-            "`ids` taken as {POOLING_GUESS} a request; tables state no skew: taken as zipf {SKEW_GUESS}; --sample measures both"
+            "`ids` taken as {POOLING_GUESS} a request; tables state no skew: taken as zipf {SKEW_DEFAULT}; --sample measures both"
         );
         notes.push(guess);
-        Workload { batch: BATCH, requests_per_s: None, tables: planned, notes }
+        Workload { batch: BATCH_DEFAULT, requests_per_s: None, tables: planned, notes }
     }
 }

@@ -18,7 +18,7 @@ use sterling::wire::RetrieveRequest;
 use crate::debian;
 use crate::redis_cluster::RedisCluster;
 use crate::remote::alone;
-use crate::support::{Server, ids, put, root, run, tiny, tiny_package};
+use crate::support::{Server, ids, loses, put, root, run, tiny, tiny_package};
 
 /// A part of a table: its rows and columns and its tier.
 type Part = ([u64; 2], [u32; 2], Tier);
@@ -139,22 +139,6 @@ fn the_debian_model_answers_alike_wherever_its_tables_lie() {
     }
 }
 
-/// What a number of a row loses at most, as docs/SPARSE.md states it, for numbers of a row of `stored` bytes.
-fn loses(format: RowFormat, row: &[f32], stored: &[u8]) -> f32 {
-    let (least, most) = row.iter().fold((f32::MAX, f32::MIN), |(lo, hi), &x| (lo.min(x), hi.max(x)));
-    let size = least.abs().max(most.abs());
-    match format {
-        RowFormat::F32 => 0.0,
-        RowFormat::F16 => size * (-11f32).exp2() + (-25f32).exp2(),
-        RowFormat::Bf16 => size * (-8f32).exp2(),
-        _ => {
-            let scale = half::f16::from_le_bytes([stored[0], stored[1]]).to_f32();
-            let rounding = (least.abs() + most - least) * (-11f32).exp2() + (-17f32).exp2();
-            if scale == 1.0 && most - least < 1.0 { most - least + rounding } else { scale / 2.0 + rounding }
-        }
-    }
-}
-
 #[test]
 fn quantised_tables_of_the_debian_model_keep_the_stated_error() {
     let folder = root().join("models/debian");
@@ -190,7 +174,8 @@ fn quantised_tables_of_the_debian_model_keep_the_stated_error() {
             let mut bound = 1e-5;
             for &id in &ids {
                 wide.decode(id as usize, &mut row);
-                bound += loses(format, &row, stored.row(id as usize)) * 1.000_01;
+                let size = row.iter().fold(0f32, |most, x| most.max(x.abs()));
+                bound += loses(format, size, &row, stored.row(id as usize)) * 1.000_01;
             }
             for (a, b) in pooled(after, &ids).iter().zip(pooled(before, &ids)) {
                 assert!((a - b).abs() <= bound, "{format:?}: {a}, expected {b} within {bound}");

@@ -13,6 +13,8 @@ use sterling::sparse::{
     SequenceConfig, Table, TableSpec, Unseen,
 };
 
+use crate::support::loses;
+
 fn golden(name: &str) -> Value {
     let path = format!("{}/tests/golden/sparse/{name}.json", env!("CARGO_MANIFEST_DIR"));
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
@@ -303,20 +305,12 @@ proptest! {
         middle in -2f32..2.0,
     ) {
         let row: Vec<f32> = unit.iter().map(|x| (x + middle) * (exponent as f32).exp2()).collect();
-        let (least, most) = row.iter().fold((f32::MAX, f32::MIN), |(lo, hi), &x| (lo.min(x), hi.max(x)));
         for format in RowFormat::ALL {
             let stored = encode_rows(format, 8, &row).unwrap();
             let mut back = [0f32; 8];
             Rows::new(format, 8, &stored).unwrap().decode(0, &mut back);
-            let scale = half::f16::from_le_bytes([stored[0], stored[1]]).to_f32();
             for (x, y) in row.iter().zip(&back) {
-                let bound = match format {
-                    RowFormat::F32 => 0.0,
-                    RowFormat::F16 => x.abs() * (-11f32).exp2() + (-25f32).exp2(),
-                    RowFormat::Bf16 => x.abs() * (-8f32).exp2(),
-                    _ if scale == 1.0 && most - least < 1.0 => most - least + least.abs() * (-11f32).exp2() + (-17f32).exp2(),
-                    _ => scale / 2.0 + (least.abs() + most - least) * (-11f32).exp2() + (-17f32).exp2(),
-                };
+                let bound = loses(format, *x, &row, &stored);
                 prop_assert!((x - y).abs() <= bound * 1.000_01, "{format:?}: {x} became {y}, expected within {bound}");
             }
         }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use sterling::ivf::Rescore;
 use sterling::snapshot::{Publish, Recipe, Store, publish};
+use sterling::sparse::RowFormat;
 
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -158,4 +159,17 @@ pub fn agent() -> ureq::Agent {
 /// The ids of an answer, in their order.
 pub fn ids(answer: &Value) -> Vec<i64> {
     answer["items"].as_array().unwrap().iter().map(|i| i["id"].as_i64().unwrap()).collect()
+}
+
+/// What a number of a row loses at most, as docs/SPARSE.md states it; `stored` is the row in the format.
+pub fn loses(format: RowFormat, x: f32, row: &[f32], stored: &[u8]) -> f32 {
+    let (least, most) = row.iter().fold((f32::MAX, f32::MIN), |(lo, hi), &x| (lo.min(x), hi.max(x)));
+    let scale = half::f16::from_le_bytes([stored[0], stored[1]]).to_f32();
+    match format {
+        RowFormat::F32 => 0.0,
+        RowFormat::F16 => x.abs() * (-11f32).exp2() + (-25f32).exp2(),
+        RowFormat::Bf16 => x.abs() * (-8f32).exp2(),
+        _ if scale == 1.0 && most - least < 1.0 => most - least + least.abs() * (-11f32).exp2() + (-17f32).exp2(),
+        _ => scale / 2.0 + (least.abs() + most - least) * (-11f32).exp2() + (-17f32).exp2(),
+    }
 }

@@ -19,7 +19,9 @@ pub const ROWS_MAX: u64 = 1 << 50;
 /// Most requests of a batch.
 pub const BATCH_MAX: u32 = 1 << 20;
 /// The Zipf exponent of a table that states none: recommender ids are skewed, and even access would buy memory nobody needs.
-const SKEW_DEFAULT: f64 = 0.8;
+pub const SKEW_DEFAULT: f64 = 0.8;
+/// Requests that one host answers together, where nothing is said.
+pub const BATCH_DEFAULT: u32 = 32;
 
 /// From a feature's name and one of its values to an id.
 pub type IdOf<'a> = &'a dyn Fn(&str, &Value) -> Option<i64>;
@@ -72,7 +74,7 @@ enum Skew {
 }
 
 fn batch_default() -> u32 {
-    32
+    BATCH_DEFAULT
 }
 
 fn format_default() -> RowFormat {
