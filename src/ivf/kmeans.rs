@@ -1,10 +1,12 @@
 //! Spherical k-means over a sample, deterministic from a seed.
 //!
 //! 1. A sample of the rows is drawn; a hash of the seed and the row decides, so that the same rows come every time.
-//! 2. The first centroids are sampled rows, distinct where that is possible.
+//! 2. The first centroids are sampled rows, each drawn with a chance in proportion to its squared distance to those before
+//!    it, as in k-means++ (Arthur and Vassilvitskii 2007); many are drawn a round, as in k-means|| (Bahmani et al. 2012).
 //! 3. Each round assigns every sampled row to the centroid with the largest product (int8 codes on both sides: a round
 //!    moves centroids by far more than the rounding), and takes the mean of each, in f32, normalised.
-//! 4. A centroid without rows takes a row of the largest list, so that no list stays empty.
+//! 4. Lists are balanced as the rounds go: those far below the mean size give up their place, and lists far above it are
+//!    halved into the places. Balance moves centroids, never a row away from its best one.
 //!
 //! Rows of unequal length are assigned by `x·c - |c|²/2`, the nearest centroid in L2; centroids keep their length then.
 
@@ -14,6 +16,16 @@ use super::quantize::{Quantized, write_row};
 use crate::device::kernels::{BLOCK, Blocks, Kernels};
 use crate::tensor::Matrix;
 
+/// Rounds of drawing the first centroids.
+const SEED_ROUNDS: usize = 8;
+/// They are drawn from one row of the sample in so many.
+const SEED_SHARE: usize = 4;
+/// A list below this share of the mean size gives up its place ...
+const SMALL: f64 = 0.25;
+/// ... to half of a list above this many times the mean size.
+const LARGE: f64 = 3.0;
+/// Rounds at the end that leave the lists alone but for empty ones, so that what was moved settles.
+const ROUNDS_SETTLING: usize = 2;
 /// Rows that are assigned at a time: each line of the centroids that is loaded serves all of them.
 const ROWS: usize = 4;
 
@@ -31,18 +43,35 @@ pub(super) struct Centroids {
     dimension: usize,
     codes: Vec<u8>,
     scales: Vec<f32>,
-    /// Half the squared length of each, for rows of unequal length; zeros otherwise. Padded to whole blocks.
+    /// What the products with each lose: what rounding its codes adds to them for rows of its direction, without which one
+    /// of several close centroids would take the rows of all, and half its squared length where rows are of unequal length.
+    /// Padded to whole blocks.
     penalties: Vec<f32>,
 }
 
 impl Centroids {
-    fn new(rows: Vec<f32>, dimension: usize, spherical: bool) -> Self {
+    fn new(rows: Vec<f32>, dimension: usize, length: Option<f32>) -> Self {
         let count = rows.len() / dimension;
         let (codes, scales) = blocked(rows.chunks_exact(dimension).map(Some), dimension, count);
-        let half = |row: &[f32]| if spherical { 0.0 } else { row.iter().map(|x| x * x).sum::<f32>() / 2.0 };
-        let mut penalties: Vec<f32> = rows.chunks_exact(dimension).map(half).collect();
+        let bytes = dimension.div_ceil(4) * 64;
+        let penalty = |(n, row): (usize, &[f32])| {
+            let code = |d: usize| f32::from(codes[n / BLOCK * bytes + d / 4 * 64 + n % BLOCK * 4 + d % 4]) - 128.0;
+            let square = row.iter().map(|x| x * x).sum::<f32>();
+            let rounding = row.iter().enumerate().map(|(d, x)| x * code(d)).sum::<f32>() * scales[n] - square;
+            match length {
+                Some(length) if square > 0.0 => rounding * length / square.sqrt(),
+                Some(_) => 0.0,
+                None => rounding + square / 2.0,
+            }
+        };
+        let mut penalties: Vec<f32> = rows.chunks_exact(dimension).enumerate().map(penalty).collect();
         penalties.resize(count.next_multiple_of(BLOCK), 0.0);
         Centroids { rows, dimension, codes, scales, penalties }
+    }
+
+    fn of_rows(rows: Matrix<'_>, which: &[u32], length: Option<f32>) -> Self {
+        let values = which.iter().flat_map(|&row| rows.row(row as usize)).copied().collect();
+        Centroids::new(values, rows.cols(), length)
     }
 
     fn count(&self) -> usize {
@@ -108,11 +137,12 @@ pub(super) fn blocked<'a>(
     (codes, scales)
 }
 
-/// True where all rows are of one length, up to a thousandth.
-pub(super) fn is_spherical(rows: Matrix<'_>) -> bool {
+/// The length of all rows, where they have one up to a thousandth.
+pub(super) fn common_length(rows: Matrix<'_>) -> Option<f32> {
     let length = |r: usize| rows.row(r).iter().map(|x| x * x).sum::<f32>().sqrt();
     let first = length(0);
-    first > 0.0 && (0..rows.rows()).into_par_iter().all(|r| (length(r) - first).abs() <= first * 1e-3)
+    let common = first > 0.0 && (0..rows.rows()).into_par_iter().all(|r| (length(r) - first).abs() <= first * 1e-3);
+    common.then_some(first)
 }
 
 /// Trains `lists` centroids on a sample of at most `sample` rows.
@@ -125,7 +155,7 @@ pub(super) fn train(
     seed: u64,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Centroids {
-    let spherical = is_spherical(rows);
+    let length = common_length(rows);
     let mut picked: Vec<u32> = (0..rows.rows() as u32).collect();
     let wanted = sample.clamp(lists, rows.rows().max(lists)).min(rows.rows());
     if wanted < picked.len() {
@@ -133,33 +163,87 @@ pub(super) fn train(
         picked.truncate(wanted);
     }
     picked.sort_unstable_by_key(|&row| (mix(seed, u64::from(row)), row));
-    let first: Vec<f32> = picked[..lists].iter().flat_map(|&row| rows.row(row as usize)).copied().collect();
+    let first = seeds(kernels, rows, &picked[..(wanted / SEED_SHARE).max(lists)], lists, seed, length);
     // In the order of the rows memory is read forwards.
     picked.sort_unstable();
-    let mut centroids = Centroids::new(first, rows.cols(), spherical);
-    for _ in 0..iterations {
+    let mut centroids = Centroids::of_rows(rows, &first, length);
+    for round in 0..iterations {
         let assigned = centroids.assign_all(kernels, rows, Some(&picked), progress);
-        centroids = Centroids::new(means(rows, &picked, &assigned, lists, spherical), rows.cols(), spherical);
+        let mut members: Vec<Vec<u32>> = vec![Vec::new(); lists];
+        picked.iter().zip(&assigned).for_each(|(&row, &list)| members[list as usize].push(row));
+        balance(rows, &mut members, round + ROUNDS_SETTLING >= iterations);
+        centroids = Centroids::new(means(rows, &members, length.is_some()), rows.cols(), length);
     }
     centroids
 }
 
-/// The mean row of each list; a list without rows takes every second row of the largest one.
-fn means(rows: Matrix<'_>, picked: &[u32], assigned: &[u32], lists: usize, spherical: bool) -> Vec<f32> {
-    let mut members: Vec<Vec<u32>> = vec![Vec::new(); lists];
-    picked.iter().zip(assigned).for_each(|(&row, &list)| members[list as usize].push(row));
-    let mut by_size: Vec<usize> = (0..lists).collect();
-    by_size.sort_by_key(|&l| (std::cmp::Reverse(members[l].len()), l));
-    let empty: Vec<usize> = (0..lists).filter(|&l| members[l].is_empty()).collect();
-    for (empty, &full) in empty.into_iter().zip(&by_size) {
-        if members[full].len() > 1 {
-            let half = members[full].iter().skip(1).step_by(2).copied().collect();
-            members[full] = members[full].iter().step_by(2).copied().collect();
-            members[empty] = half;
-        }
+/// Draws `count` of the `picked` rows, which are in a random order.
+fn seeds(kernels: Kernels, rows: Matrix<'_>, picked: &[u32], count: usize, seed: u64, length: Option<f32>) -> Vec<u32> {
+    let a_round = count.div_ceil(SEED_ROUNDS);
+    let mut drawn = picked[..a_round].to_vec();
+    let mut fresh = 0..a_round;
+    let mut nearest = vec![f32::INFINITY; picked.len()];
+    while drawn.len() < count {
+        let centroids = Centroids::of_rows(rows, &drawn[fresh.clone()], length);
+        let assigned = centroids.assign_all(kernels, rows, Some(picked), &|_| ());
+        nearest.par_iter_mut().zip(picked).zip(&assigned).for_each(|((nearest, &row), &c)| {
+            *nearest =
+                nearest.min(distance(rows.row(row as usize), rows.row(drawn[fresh.start + c as usize] as usize)));
+        });
+        // Times to the first event at rates of the distances: the earliest are a draw without replacement by weight
+        // (Efraimidis and Spirakis 2006). A row that was drawn is at no distance and comes after all others.
+        let round_seed = mix(seed, drawn.len() as u64);
+        let time = |(&row, &rate): (&u32, &f32)| {
+            let random = ((mix(round_seed, u64::from(row)) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+            (-random.ln() / f64::from(rate), row)
+        };
+        let mut times: Vec<(f64, u32)> = picked.iter().zip(&nearest).map(time).collect();
+        let more = a_round.min(count - drawn.len());
+        times.select_nth_unstable_by(more - 1, |a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        fresh = drawn.len()..drawn.len() + more;
+        drawn.extend(times[..more].iter().map(|&(_, row)| row));
     }
-    let mut means = vec![0f32; lists * rows.cols()];
-    means.par_chunks_mut(rows.cols()).zip(&members).for_each(|(mean, members)| {
+    drawn
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum()
+}
+
+/// Gives the places of lists that are too small, or only of those that are empty, to halves of the largest ones.
+fn balance(rows: Matrix<'_>, members: &mut [Vec<u32>], empty_only: bool) {
+    let mean = members.iter().map(Vec::len).sum::<usize>() as f64 / members.len() as f64;
+    let mut by_size: Vec<usize> = (0..members.len()).collect();
+    by_size.sort_by_key(|&l| (std::cmp::Reverse(members[l].len()), l));
+    let small = |list: &[u32]| list.is_empty() || (!empty_only && (list.len() as f64) < SMALL * mean);
+    let large = |list: &[u32]| list.len() as f64 > LARGE * mean;
+    for (&from, &to) in by_size.iter().zip(by_size.iter().rev()) {
+        let worth = if members[to].is_empty() { members[from].len() > 1 } else { large(&members[from]) };
+        if !small(&members[to]) || !worth {
+            break;
+        }
+        (members[from], members[to]) = halves(rows, &members[from]);
+    }
+}
+
+/// Two parts of a list, neither of them empty: around its first row and the row farthest from that.
+fn halves(rows: Matrix<'_>, list: &[u32]) -> (Vec<u32>, Vec<u32>) {
+    let row = |n: u32| rows.row(n as usize);
+    let one = row(list[0]);
+    let far = |n: &&u32| distance(row(**n), one);
+    let other = list.iter().max_by(|a, b| far(a).total_cmp(&far(b))).map_or(one, |&n| row(n));
+    let (mut near, mut rest): (Vec<u32>, Vec<u32>) =
+        list.iter().partition(|&&n| distance(row(n), one) <= distance(row(n), other));
+    if rest.is_empty() {
+        rest = near.split_off(near.len() / 2);
+    }
+    (near, rest)
+}
+
+/// The mean row of each list.
+fn means(rows: Matrix<'_>, members: &[Vec<u32>], spherical: bool) -> Vec<f32> {
+    let mut means = vec![0f32; members.len() * rows.cols()];
+    means.par_chunks_mut(rows.cols()).zip(members).for_each(|(mean, members)| {
         for &row in members {
             mean.iter_mut().zip(rows.row(row as usize)).for_each(|(m, x)| *m += x);
         }

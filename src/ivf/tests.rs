@@ -249,6 +249,57 @@ fn lists_that_do_not_fit_their_rows_are_refused() {
     }
 }
 
+/// Rows around `sizes.len()` random unit vectors, as many around each as told, at most `spread` away in each direction.
+fn clumps(sizes: &[usize], spread: f32, dimension: usize) -> Vec<f32> {
+    let number = |n: u64| (kmeans::mix(5, n) >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+    let mut values = Vec::new();
+    for (clump, &size) in sizes.iter().enumerate() {
+        for row in 0..size {
+            let at = |d: usize| {
+                number((clump << 20 | d) as u64) + spread * number((1 << 40 | clump << 30 | row << 8 | d) as u64)
+            };
+            let row: Vec<f32> = (0..dimension).map(at).collect();
+            let length = row.iter().map(|x| x * x).sum::<f32>().sqrt();
+            values.extend(row.iter().map(|x| x / length));
+        }
+    }
+    values
+}
+
+#[test]
+fn rare_clumps_get_lists_of_their_own() {
+    // Drawn at random, the first centroids would all but miss the 31 clumps of 40 rows beside the one of 9000.
+    let sizes: Vec<usize> = std::iter::once(9000).chain(std::iter::repeat_n(40, 31)).collect();
+    let values = clumps(&sizes, 0.05, 16);
+    let rows = Matrix::new(&values, 16).unwrap();
+    let built = build(rows, &Options { lists: 64, sample_per_list: 1000, ..Options::default() }, &|_| ()).unwrap();
+    let clump_of = |row: u32| (row as usize).saturating_sub(9000 - 40) / 40;
+    let clumps_of = |bounds: &[u32]| -> std::collections::BTreeSet<usize> {
+        let rows = &built.order[bounds[0] as usize..bounds[1] as usize];
+        rows.iter().filter(|&&row| row != NO_ITEM).map(|&row| clump_of(row)).collect()
+    };
+    let lists: Vec<_> = built.list_offsets.windows(2).map(clumps_of).filter(|clumps| clumps.len() > 1).collect();
+    assert!(lists.iter().map(|clumps| clumps.len()).sum::<usize>() <= 4, "lists that hold several clumps: {lists:?}");
+}
+
+#[test]
+fn a_clump_that_outweighs_all_others_is_spread_over_lists() {
+    let sizes: Vec<usize> = std::iter::once(9000).chain(std::iter::repeat_n(10, 100)).collect();
+    let values = clumps(&sizes, 0.06, 16);
+    let rows = Matrix::new(&values, 16).unwrap();
+    let built = build(rows, &Options { lists: 100, sample_per_list: 1000, ..Options::default() }, &|_| ()).unwrap();
+    let longest = *built.list_lengths.iter().max().unwrap();
+    assert!(longest <= 300, "the mean is 100: {:?}", built.list_lengths);
+}
+
+#[test]
+fn rows_that_are_all_alike_are_built() {
+    let values = [0.6f32, 0.8].repeat(500);
+    let rows = Matrix::new(&values, 2).unwrap();
+    let (built, index) = opened(rows, &Options { lists: 20, ..Options::default() });
+    assert_eq!((built.list_lengths.iter().sum::<u32>(), index.items()), (500, 500));
+}
+
 #[test]
 fn builds_repeat_from_the_seed() {
     let values = vectors(3000, 12, 11);
