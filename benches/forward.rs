@@ -88,6 +88,34 @@ fn main() {
     }
     over_http(&store, &users);
     steps(&of_defaults);
+    in_batches(&snapshot, &users);
+}
+
+/// What a request takes in batches of several sizes. K0 = 100 leaves the reranker, which batches do not change, a small part.
+fn in_batches(snapshot: &Snapshot, users: &[Value]) {
+    const FILTER: &str = "NOT section:libs AND installed_kb < 100 AND NOT architecture:any";
+    let cases = [
+        ("K0 = 100", json!({"k": 20, "candidates": 100})),
+        ("K0 = 100, equal filters", json!({"k": 20, "candidates": 100, "filter": FILTER})),
+        ("defaults", json!({})),
+    ];
+    println!("\n| requests | batch | median µs a request |\n|---|---|---|");
+    for (name, case) in &cases {
+        let requests: Vec<RetrieveRequest> = users.iter().map(|user| request(case, user)).collect();
+        let asked: Vec<&RetrieveRequest> = requests.iter().collect();
+        for size in [1, 8, 32] {
+            let mut times = Vec::new();
+            for _ in 0..ROUNDS {
+                for batch in asked.chunks_exact(size) {
+                    let start = Instant::now();
+                    let deadline = Deadline(start + std::time::Duration::from_secs(60));
+                    retrieve(snapshot, batch, deadline).into_iter().for_each(|answer| drop(answer.unwrap()));
+                    times.push(start.elapsed().as_secs_f64() * 1e6 / size as f64);
+                }
+            }
+            println!("| {name} | {size} | {:.0} |", percentiles(&mut times).0);
+        }
+    }
 }
 
 fn over_http(store: &Store, users: &[Value]) {

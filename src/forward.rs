@@ -14,13 +14,15 @@
 //! | 10 | `value` | task scores and columns → one value `[K0]` |
 //! | 11 | `top` | ids, values, task scores and columns of the best K |
 //!
-//! A request is answered from one snapshot. The pass does no I/O but the fetching of remote rows in step 1. Steps 1 and 2
-//! run for a batch together, the others request by request in memory that the thread keeps.
+//! A request is answered from one snapshot. The pass does no I/O but the fetching of remote rows in step 1. A batch goes
+//! through steps 1 and 2 together. Its requests with equal filters share their plan and its words, those without a filter
+//! are probed and scanned together; all else runs request by request, in memory that the thread keeps.
 
 mod scratch;
 mod trace;
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
@@ -29,17 +31,17 @@ use crate::bloom::{Plan, Route};
 use crate::columns::{Cell, Column};
 use crate::error::{Error, Result};
 use crate::filter;
-use crate::ivf::{Counters, Probing, Rows};
+use crate::ivf::{Counters, Probing, Rows, Search};
 use crate::model::Features;
 use crate::overarch::Candidates;
 use crate::snapshot::Snapshot;
 use crate::sparse::{Lookup, LookupReport, OnDegraded};
-use crate::topk::unkey;
+use crate::topk::{Selector, unkey};
 use crate::units::{ItemId, Slot};
 use crate::wire::{EmbedRequest, Explain, Item, RankRequest, RetrieveRequest, Retrieved};
 
 use scratch::{Scratch, with_scratch};
-use trace::Trace;
+use trace::{Step, Trace, record};
 
 /// When an answer stops being worth anything.
 #[derive(Clone, Copy, Debug)]
@@ -69,10 +71,29 @@ pub fn retrieve(snapshot: &Snapshot, requests: &[&RetrieveRequest], deadline: De
         .map(|r| User { features: r.features.as_ref(), vector: r.vector.as_deref(), on_degraded: r.on_degraded })
         .collect();
     let queries = embed_users(snapshot, &users, deadline);
-    let answer = |(request, query): (&&RetrieveRequest, Result<Query>)| {
-        with_scratch(|scratch| retrieve_one(snapshot, request, query?, deadline, scratch))
-    };
-    requests.iter().zip(queries).map(answer).collect()
+    let (mut answers, mut asked, mut plans) = (Vec::new(), Vec::new(), BTreeMap::new());
+    for (place, (request, query)) in requests.iter().zip(queries).enumerate() {
+        answers.push(match query.and_then(|query| Asked::new(snapshot, request, place, query, &mut plans)) {
+            Ok(one) => {
+                asked.push(one);
+                Err(Error::internal("the request was not answered"))
+            }
+            Err(e) => Err(e),
+        });
+    }
+    with_scratch(|scratch| {
+        search_together(snapshot, &mut asked, deadline, scratch);
+        asked.sort_by(|a, b| a.planned.filter.cmp(&b.planned.filter));
+        for group in asked.chunk_by_mut(|a, b| Rc::ptr_eq(&a.planned, &b.planned)) {
+            if group.len() > 1 {
+                scratch.words.keep(&group[0].planned.plan);
+            }
+            for one in group {
+                answers[one.place] = answer(snapshot, one, deadline, scratch);
+            }
+        }
+    });
+    answers
 }
 
 /// Scores the items that a request names, through steps 1, 2 and 8 to 11.
@@ -121,50 +142,25 @@ pub fn embed(snapshot: &Snapshot, request: &EmbedRequest, deadline: Deadline) ->
     Ok((query.vector, query.degraded_rows))
 }
 
-/// Steps 3 to 11 for one request.
-fn retrieve_one(
-    snapshot: &Snapshot,
-    request: &RetrieveRequest,
-    query: Query,
-    deadline: Deadline,
-    scratch: &mut Scratch,
-) -> Result<Retrieved> {
-    let Query { vector, degraded_rows, mut trace } = query;
-    let reading = Reading::new(snapshot, &request.columns, &request.constants)?;
-    let lists = snapshot.index.lists();
-    let serving = &snapshot.recipe.serving;
-    let wanted = Wanted {
-        k: request.k,
-        k0: request.candidates.unwrap_or(serving.candidates.max(request.k)).min(snapshot.index.items()),
-        probes: match request.probes {
-            Some(probes) if probes > lists => {
-                return Err(Error::invalid(format!(
-                    "field `probes`: got {probes}, expected 1 to {lists}, the lists of the index"
-                )));
-            }
-            Some(probes) => probes,
-            None => serving.probes_of(lists),
-        },
-        exact: request.exact,
-    };
-
-    let plan = trace.step("plan", || plan(snapshot, request, scratch))?;
+/// Steps 4 to 11 for one request.
+fn answer(snapshot: &Snapshot, asked: &mut Asked<'_>, deadline: Deadline, scratch: &mut Scratch) -> Result<Retrieved> {
     deadline.check("probe")?;
-    let counters = find(snapshot, &vector, &plan, &wanted, &mut trace, scratch);
+    let counters = find(snapshot, asked, scratch);
     deadline.check("rescore")?;
+    let Asked { request, query: Query { vector, degraded_rows, trace }, reading, wanted, planned, .. } = asked;
     match snapshot.index.rows() {
         _ if wanted.exact => {}
         Rows::None => scratch.candidates.truncate(wanted.k0),
-        _ => rescore(snapshot, &vector, wanted.k0, &mut trace, scratch),
+        _ => rescore(snapshot, vector, wanted.k0, trace, scratch),
     }
-    score(snapshot, &vector, &reading, deadline, &mut trace, scratch)?;
+    score(snapshot, vector, reading, deadline, trace, scratch)?;
     let candidates = scratch.candidates.len() as u64;
-    let items = trace.step("top", || top(snapshot, &reading, request.k, scratch));
+    let items = trace.step("top", || top(snapshot, reading, request.k, scratch));
 
     let explain = request.explain.then(|| Explain {
-        route: route_name(&plan, &wanted).into(),
-        filter: plan.filter.clone(),
-        pass_rate: plan.plan.pass_rate(),
+        route: route_name(planned, wanted).into(),
+        filter: planned.filter.clone(),
+        pass_rate: planned.plan.pass_rate(),
         probed: counters.lists,
         scanned: counters.items,
         survivors: counters.survivors,
@@ -172,7 +168,7 @@ fn retrieve_one(
         returned: items.len() as u64,
         ..trace.explain(snapshot)
     });
-    Ok(Retrieved { items, explain, degraded_rows, unknown: Vec::new() })
+    Ok(Retrieved { items, explain, degraded_rows: *degraded_rows, unknown: Vec::new() })
 }
 
 // Steps 1 and 2: from features to the query embedding.
@@ -279,6 +275,22 @@ fn count_ids(report: &LookupReport) {
 
 // Step 3: what is eligible.
 
+/// A request on its way through the pass.
+struct Asked<'a> {
+    request: &'a RetrieveRequest,
+    /// Where it stands in its batch.
+    place: usize,
+    query: Query,
+    reading: Reading<'a>,
+    wanted: Wanted,
+    planned: Rc<Planned>,
+    /// Ascending.
+    excluded: Vec<Slot>,
+    /// Where it was searched together with others: which of the thread's selectors holds what it found.
+    searched: Option<(usize, Counters)>,
+}
+
+/// A filter's plan, and its canonical text.
 struct Planned {
     plan: Plan,
     filter: String,
@@ -292,13 +304,71 @@ struct Wanted {
     exact: bool,
 }
 
-fn plan(snapshot: &Snapshot, request: &RetrieveRequest, scratch: &mut Scratch) -> Result<Planned> {
-    let canonical = filter::parse(&request.filter)?.canonical();
-    let plan = Plan::new(&canonical, &snapshot.columns, &snapshot.filter)?;
-    scratch.excluded.clear();
-    scratch.excluded.extend(request.exclude.iter().filter_map(|&id| snapshot.ids.slot(ItemId(id))));
-    scratch.excluded.sort_unstable();
-    Ok(Planned { plan, filter: canonical.to_string() })
+impl<'a> Asked<'a> {
+    fn new(
+        snapshot: &'a Snapshot,
+        request: &'a RetrieveRequest,
+        place: usize,
+        mut query: Query,
+        plans: &mut BTreeMap<String, Rc<Planned>>,
+    ) -> Result<Self> {
+        let reading = Reading::new(snapshot, &request.columns, &request.constants)?;
+        let wanted = Wanted::new(snapshot, request)?;
+        let (planned, excluded) = query.trace.step("plan", || {
+            let mut excluded: Vec<Slot> =
+                request.exclude.iter().filter_map(|&id| snapshot.ids.slot(ItemId(id))).collect();
+            excluded.sort_unstable();
+            Ok::<_, Error>((Planned::of(snapshot, &request.filter, plans)?, excluded))
+        })?;
+        Ok(Asked { request, place, query, reading, wanted, planned, excluded, searched: None })
+    }
+
+    /// Candidates that a search without words collects: some of them may be excluded.
+    fn room_unfiltered(&self, snapshot: &Snapshot) -> usize {
+        self.wanted.room(snapshot) + self.excluded.len()
+    }
+}
+
+impl Planned {
+    /// Plans a filter, unless an equal one is among the `plans` of the batch.
+    fn of(snapshot: &Snapshot, filter: &str, plans: &mut BTreeMap<String, Rc<Planned>>) -> Result<Rc<Planned>> {
+        let canonical = filter::parse(filter)?.canonical();
+        let filter = canonical.to_string();
+        if let Some(planned) = plans.get(&filter) {
+            return Ok(planned.clone());
+        }
+        let plan = Plan::new(&canonical, &snapshot.columns, &snapshot.filter)?;
+        let planned = Rc::new(Planned { plan, filter: filter.clone() });
+        plans.insert(filter, planned.clone());
+        Ok(planned)
+    }
+}
+
+impl Wanted {
+    fn new(snapshot: &Snapshot, request: &RetrieveRequest) -> Result<Self> {
+        let lists = snapshot.index.lists();
+        let serving = &snapshot.recipe.serving;
+        let probes = match request.probes {
+            Some(probes) if probes > lists => {
+                return Err(Error::invalid(format!(
+                    "field `probes`: got {probes}, expected 1 to {lists}, the lists of the index"
+                )));
+            }
+            Some(probes) => probes,
+            None => serving.probes_of(lists),
+        };
+        let k0 = request.candidates.unwrap_or(serving.candidates.max(request.k)).min(snapshot.index.items());
+        Ok(Wanted { k: request.k, k0, probes, exact: request.exact })
+    }
+
+    /// Candidates that a search collects. The int8 scores choose who is rescored: some more than K0, so that rounding at
+    /// the edge costs nothing.
+    fn room(&self, snapshot: &Snapshot) -> usize {
+        match snapshot.index.rows() {
+            Rows::None => self.k0,
+            _ => self.k0 + self.k0 / 4 + 64,
+        }
+    }
 }
 
 fn route_name(plan: &Planned, wanted: &Wanted) -> &'static str {
@@ -313,20 +383,64 @@ fn route_name(plan: &Planned, wanted: &Wanted) -> &'static str {
 
 // Steps 4 to 7: eligible candidates, at least K0 of them where there are as many.
 
+/// Slots that selectors of searches that run together may hold: 8 MB.
+const TOGETHER_MAX: usize = 1 << 20;
+
+/// Steps 4 and 6 for all requests without a filter, list by list, where they are so many that they share lists.
+fn search_together(snapshot: &Snapshot, asked: &mut [Asked<'_>], deadline: Deadline, scratch: &mut Scratch) {
+    let index = &snapshot.index;
+    let Scratch { selectors, batch, .. } = scratch;
+    let mut left = TOGETHER_MAX;
+    let mut together: Vec<(&mut Asked<'_>, usize)> = Vec::new();
+    for one in asked.iter_mut().filter(|a| !a.wanted.exact && matches!(a.planned.plan.route(), Route::All)) {
+        let room = one.room_unfiltered(snapshot);
+        if room <= left {
+            left -= room;
+            together.push((one, room));
+        }
+    }
+    let probes = together.iter().map(|(one, _)| one.wanted.probes).sum();
+    if together.len() < 2 || !index.shares_lists(probes) || deadline.check("probe").is_err() {
+        return;
+    }
+    selectors.resize_with(together.len().max(selectors.len()), Selector::new);
+    let start = Instant::now();
+    let each = together.iter().zip(&mut *selectors);
+    let mut searches: Vec<Search<'_>> = each
+        .map(|((one, room), selector)| {
+            selector.reset(*room);
+            Search::new(&one.query.vector, one.wanted.probes, selector)
+        })
+        .collect();
+    index.search_batch(&mut searches, batch);
+    let took = start.elapsed();
+    let counters: Vec<Counters> = searches.iter().map(|s| s.counters).collect();
+    search_steps(snapshot, took, Duration::ZERO, &counters[0]).iter().for_each(record);
+    for (n, ((one, _), counters)) in together.into_iter().zip(counters).enumerate() {
+        search_steps(snapshot, took, Duration::ZERO, &counters).into_iter().for_each(|s| one.query.trace.note(s));
+        one.searched = Some((n, counters));
+    }
+}
+
+/// What a search took, by the steps of the pass.
+fn search_steps(snapshot: &Snapshot, took: Duration, words: Duration, counters: &Counters) -> [Step; 3] {
+    let (lists, dimension) = (snapshot.index.lists() as u64, snapshot.index.dimension() as u64);
+    let scan = took.saturating_sub(words + counters.probe_time);
+    [
+        ("probe", counters.probe_time, lists, lists * dimension),
+        ("words", words, counters.items, 0),
+        ("scan", scan, counters.survivors, counters.bytes),
+    ]
+}
+
 /// Fills `scratch.candidates` with eligible slots and their int8 scores.
-fn find(
-    snapshot: &Snapshot,
-    vector: &[f32],
-    planned: &Planned,
-    wanted: &Wanted,
-    trace: &mut Trace,
-    scratch: &mut Scratch,
-) -> Counters {
+fn find(snapshot: &Snapshot, asked: &mut Asked<'_>, scratch: &mut Scratch) -> Counters {
+    let unfiltered = asked.room_unfiltered(snapshot);
+    let Asked { query: Query { vector, trace, .. }, wanted, planned, excluded, searched, .. } = asked;
     let (index, plan) = (&snapshot.index, &planned.plan);
-    let Scratch { selector, search, words, candidates, excluded, .. } = scratch;
-    let excluded = &*excluded;
-    let is_excluded = |slot: Slot| excluded.binary_search(&slot).is_ok();
+    let Scratch { selector, selectors, search, words, candidates, .. } = scratch;
     candidates.clear();
+    let is_excluded = |slot: Slot| excluded.binary_search(&slot).is_ok();
     if wanted.exact || matches!(plan.route(), Route::Slots(_)) {
         selector.reset(wanted.k0);
         let counters = trace.step("scan", || match plan.route() {
@@ -340,19 +454,41 @@ fn find(
         candidates.extend(selector.finish().iter().map(|&key| unkey(key)));
         return counters;
     }
-    // The int8 scores choose who is rescored: some more than K0, so that rounding at the edge costs nothing.
-    let margin = if matches!(index.rows(), Rows::None) { 0 } else { wanted.k0 / 4 + 64 };
+    let probing = Probing {
+        probes: wanted.probes,
+        probes_max: snapshot.recipe.serving.probes_max_of(index.lists()),
+        pass_rate: plan.pass_rate(),
+    };
+    let mut verify = |found: &mut Selector, trace: &mut Trace| {
+        trace.step("verify", || {
+            let checked = !plan.is_exact();
+            let found = found.finish().iter().map(|&key| unkey(key));
+            candidates.clear();
+            candidates.extend(found.filter(|(_, slot)| !is_excluded(*slot) && (!checked || plan.passes(*slot))));
+        });
+        trace.count(candidates.len() as u64, 0);
+        candidates.len()
+    };
     // Without a filter the first P lists do, unless they hold too few: then the pass probes on, as it does with one.
-    let mut masked = !matches!(plan.route(), Route::All);
-    let mut room = wanted.k0 + margin + if masked { 0 } else { excluded.len() };
+    if matches!(plan.route(), Route::All) {
+        let (counters, found) = match searched.take() {
+            Some((n, counters)) => (counters, &mut selectors[n]),
+            None => {
+                let start = Instant::now();
+                selector.reset(unfiltered);
+                let counters = index.search(vector, probing, None, selector, unfiltered, search);
+                trace.add_all(search_steps(snapshot, start.elapsed(), Duration::ZERO, &counters));
+                (counters, &mut *selector)
+            }
+        };
+        if verify(found, trace) >= wanted.k || counters.lists == index.lists() as u64 {
+            return counters;
+        }
+    }
+    let mut room = wanted.room(snapshot);
     loop {
         selector.reset(room);
-        let probing = Probing {
-            probes: wanted.probes,
-            probes_max: snapshot.recipe.serving.probes_max_of(index.lists()),
-            pass_rate: plan.pass_rate(),
-        };
-        let timed = Instant::now();
+        let start = Instant::now();
         let mut words_time = Duration::ZERO;
         let mut fill = |list, out: &mut [u64]| {
             let start = Instant::now();
@@ -362,27 +498,13 @@ fn find(
         };
         let counters = match plan.route() {
             Route::Nothing => Counters::default(),
-            _ if masked => index.search(vector, probing, Some(&mut fill), selector, room, search),
-            _ => index.search(vector, probing, None, selector, room, search),
+            _ => index.search(vector, probing, Some(&mut fill), selector, room, search),
         };
-        let total = timed.elapsed();
-        trace.add("probe", counters.probe_time, index.lists() as u64, (index.lists() * index.dimension()) as u64);
-        trace.add("words", words_time, counters.items, 0);
-        trace.add("scan", total.saturating_sub(words_time + counters.probe_time), counters.survivors, counters.bytes);
-        trace.step("verify", || {
-            let checked = !plan.is_exact();
-            let found = selector.finish().iter().map(|&key| unkey(key));
-            candidates.clear();
-            candidates.extend(found.filter(|(_, slot)| !is_excluded(*slot) && (!checked || plan.passes(*slot))));
-        });
-        trace.count(candidates.len() as u64, 0);
-        if !masked && candidates.len() < wanted.k && counters.lists < index.lists() as u64 {
-            masked = true;
-            continue;
-        }
+        trace.add_all(search_steps(snapshot, start.elapsed(), words_time, &counters));
+        let held = verify(selector, trace);
         // Where "maybe" bits filled the selection and too few of them held, more of the survivors are looked at.
         let all_seen = counters.survivors <= room as u64;
-        if candidates.len() >= wanted.k0 || all_seen || plan.is_exact() {
+        if held >= wanted.k0 || all_seen || plan.is_exact() {
             return counters;
         }
         room = (room * 4).min(index.items());

@@ -91,6 +91,20 @@ pub struct Scratch {
     in_a_row: u32,
     /// The lists whose words are the first of the stack.
     ahead: std::ops::Range<usize>,
+    /// The plan whose words are kept, its words where they lie in a plane, and the lists whose words are there.
+    keeps: u64,
+    kept: Vec<u64>,
+    has: Vec<bool>,
+}
+
+impl Scratch {
+    /// From here on the words of `plan` are kept, so that several searches with it evaluate each list once.
+    pub fn keep(&mut self, plan: &Plan) {
+        if self.keeps != plan.number {
+            self.keeps = plan.number;
+            self.has.clear();
+        }
+    }
 }
 
 impl Plan {
@@ -171,16 +185,31 @@ impl Plan {
     /// Evaluates the filter on one list: bit `i` of `out` (`[W]`, `W` = [`Index::words`]) is set for every item `i` of the
     /// list that passes, and for some that do not where the plan is not exact. Bits past the list's items are 0.
     ///
-    /// Lists that are asked for in their order are evaluated many at a time, which a sweep over all of them profits from.
+    /// Lists that are asked for in their order are evaluated many at a time, which a sweep over all of them profits from;
+    /// those of a plan whose words are kept ([`Scratch::keep`]) are copied from the second time on.
     pub fn words(&self, index: &Index, list: ListId, scratch: &mut Scratch, out: &mut [u64]) {
         let list = list.index();
         let known = scratch.plan == self.number;
         scratch.in_a_row = if known && list == scratch.last + 1 { scratch.in_a_row + 1 } else { 0 };
         (scratch.plan, scratch.last) = (self.number, list);
+        let keeps = scratch.keeps == self.number;
+        if keeps && scratch.has.get(list) == Some(&true) {
+            let kept = &scratch.kept[index.span(list..list + 1)];
+            out[..kept.len()].copy_from_slice(kept);
+            return;
+        }
         if !(known && scratch.ahead.contains(&list)) {
             let wanted = if scratch.in_a_row < IN_A_ROW_MIN { 0 } else { AHEAD_WORDS };
             scratch.ahead = index.lists_within(list, wanted);
             self.program.run(&self.columns, index, scratch.ahead.clone(), &mut scratch.stack);
+            if keeps {
+                let lists = scratch.ahead.clone();
+                let span = index.span(lists.clone());
+                scratch.kept.resize(index.span(0..index.lists()).end, 0);
+                scratch.has.resize(index.lists(), false);
+                scratch.kept[span.clone()].copy_from_slice(&scratch.stack[..span.len()]);
+                scratch.has[lists].fill(true);
+            }
         }
         let start = index.span(scratch.ahead.start..list).len();
         let words = index.words(ListId(list as u32));

@@ -90,7 +90,7 @@ fn catalogue(items: Vec<Item>, lists: usize, options: &Options) -> Catalogue {
 impl Catalogue {
     /// Slots whose bit is set, checking that no bit stands outside the items.
     fn words(&self, plan: &Plan, scratch: &mut Scratch) -> Vec<Slot> {
-        let mut found = Vec::new();
+        let (mut found, mut all) = (Vec::new(), Vec::new());
         for list in (0..self.index.lists() as u32).map(ListId) {
             let mut words = vec![u64::MAX; self.index.words(list)];
             plan.words(&self.index, list, scratch, &mut words);
@@ -102,6 +102,18 @@ impl Catalogue {
                     assert!(bit < self.index.length(list), "bit {bit} of list {list} is no item");
                     found.push(Slot(self.index.first_slot(list) + bit as u32));
                 }
+            }
+            all.push(words);
+        }
+        // Kept from here on: the second sweep evaluates and the third one copies, without a single allocation.
+        scratch.keep(plan);
+        for sweep in 0..2 {
+            for (list, words) in all.iter().enumerate() {
+                let mut kept = vec![u64::MAX; words.len()];
+                let evaluate = || plan.words(&self.index, ListId(list as u32), scratch, &mut kept);
+                let allocated = allocation_counter::measure(evaluate).count_total;
+                assert_eq!(*words, kept, "words of list {list} differ where they are kept");
+                assert!(sweep == 0 || allocated == 0, "{allocated} allocations");
             }
         }
         found

@@ -145,7 +145,7 @@ impl AnnBench {
             .build()
             .map_err(|e| Error::internal(format!("threads: {e}")))?;
         let mut searchers: Vec<Searcher> = (0..self.batch).map(|_| Searcher::default()).collect();
-        let mut batch = ivf::Batch::default();
+        let mut batch = ivf::Batch::new(self.threads);
         let mut measure = |run: Run<'_>, truth: &Integers| {
             pool.install(|| measure(&self, &subject, queries, run, truth, &mut searchers, &mut batch))
         };
@@ -366,8 +366,11 @@ fn search(
     searchers.iter_mut().for_each(|s| s.wide.reset(candidates));
     let mut counters = ivf::Counters::default();
     if count > 1 && run.filter.is_none() {
-        let mut selectors: Vec<&mut Selector> = searchers.iter_mut().map(|s| &mut s.wide).collect();
-        counters = subject.index.search_batch(queries, run.probes, &mut selectors, batch);
+        let each = searchers.iter_mut().enumerate();
+        let mut searches: Vec<ivf::Search<'_>> =
+            each.map(|(n, s)| ivf::Search::new(queries.row(n), run.probes, &mut s.wide)).collect();
+        subject.index.search_batch(&mut searches, batch);
+        searches.iter().for_each(|s| counters.add(&s.counters));
         searchers.par_iter_mut().enumerate().for_each(|(n, s)| s.settle(subject, queries.row(n), run.k, None));
         return Ok(counters);
     }

@@ -10,9 +10,10 @@ use crate::{bloom, ivf, value};
 pub(super) struct Scratch {
     pub(super) selector: Selector,
     pub(super) search: ivf::Scratch,
+    /// Of requests that are searched together.
+    pub(super) selectors: Vec<Selector>,
+    pub(super) batch: ivf::Batch,
     pub(super) words: bloom::Scratch,
-    /// Excluded slots, ascending.
-    pub(super) excluded: Vec<Slot>,
     /// Retrieval score and slot of each candidate.
     pub(super) candidates: Vec<(f32, Slot)>,
     /// Slots that are rescored, ascending, and their scores.

@@ -3,11 +3,19 @@
 use std::time::{Duration, Instant};
 
 use crate::snapshot::Snapshot;
-use crate::wire::{Explain, Step};
+use crate::wire::{self, Explain};
+
+/// Name, time, items and bytes.
+pub(super) type Step = (&'static str, Duration, u64, u64);
+
+/// Adds the time of a step to the metrics.
+pub(super) fn record((name, took, ..): &Step) {
+    metrics::histogram!("sterling_step_seconds", "step" => *name).record(took.as_secs_f64());
+}
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Trace {
-    steps: Vec<(&'static str, Duration, u64, u64)>,
+    steps: Vec<Step>,
 }
 
 impl Trace {
@@ -15,7 +23,7 @@ impl Trace {
     pub(super) fn step<T>(&mut self, name: &'static str, f: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let made = f();
-        self.add(name, start.elapsed(), 0, 0);
+        self.add_all([(name, start.elapsed(), 0, 0)]);
         made
     }
 
@@ -27,9 +35,16 @@ impl Trace {
         }
     }
 
-    /// Adds a step that was timed elsewhere; one of the same name grows.
-    pub(super) fn add(&mut self, name: &'static str, took: Duration, items: u64, bytes: u64) {
-        metrics::histogram!("sterling_step_seconds", "step" => name).record(took.as_secs_f64());
+    /// Adds steps that were timed elsewhere.
+    pub(super) fn add_all(&mut self, steps: impl IntoIterator<Item = Step>) {
+        for step in steps {
+            record(&step);
+            self.note(step);
+        }
+    }
+
+    /// Adds a step that the metrics know already; one of the same name grows.
+    pub(super) fn note(&mut self, (name, took, items, bytes): Step) {
         match self.steps.iter_mut().find(|(n, ..)| *n == name) {
             Some((_, time, n, b)) => {
                 *time += took;
@@ -41,11 +56,11 @@ impl Trace {
     }
 
     pub(super) fn explain(&self, snapshot: &Snapshot) -> Explain {
-        let step = |(name, took, items, bytes): &(&str, Duration, u64, u64)| Step {
-            name: (*name).into(),
+        let step = |&(name, took, items, bytes): &Step| wire::Step {
+            name: name.into(),
             micros: took.as_micros() as u64,
-            bytes: *bytes,
-            items: *items,
+            bytes,
+            items,
         };
         Explain {
             steps: self.steps.iter().map(step).collect(),

@@ -5,18 +5,18 @@
 //!    first K0 items come before all others: what follows then meets a threshold and is mostly not kept.
 //! 3. Each list is scanned for its queries together.
 //!
-//! Each thread takes a part of the queries through all three steps: nothing is shared, so that answers do not depend on
-//! the number of threads.
+//! Where queries would hardly meet in a list each goes through its own lists instead, best first. Each thread takes a part of
+//! the queries through all steps: nothing is shared, so that answers do not depend on the number of threads.
 
-use std::borrow::BorrowMut;
+use std::borrow::{Borrow, BorrowMut};
+use std::time::Instant;
 
 use rayon::prelude::*;
 
 use super::quantize::Quantized;
-use super::search::{Counters, Scratch};
+use super::search::{Counters, Probing, Scratch};
 use super::view::Index;
 use crate::device::kernels::Blocks;
-use crate::tensor::Matrix;
 use crate::topk::{Selector, unkey};
 use crate::units::{ListId, Slot};
 
@@ -24,18 +24,56 @@ use crate::units::{ListId, Slot};
 const BLOCKS: usize = 64;
 /// Fewest queries that are worth a thread.
 const PART_MIN: usize = 8;
+/// Probes of all queries for each list of the index from which on queries meet often enough.
+const PROBES_PER_LIST_MIN: f64 = 0.5;
+
+/// One query of a batch, without a filter.
+#[derive(Debug)]
+pub struct Search<'a> {
+    /// `[D]`
+    pub vector: &'a [f32],
+    /// Lists, P.
+    pub probes: usize,
+    /// Takes the candidates; the caller has set its K0.
+    pub selector: &'a mut Selector,
+    /// What the search did.
+    pub counters: Counters,
+}
+
+impl<'a> Search<'a> {
+    /// A search of the best `probes` lists of `vector` `[D]` that has not run yet.
+    pub fn new(vector: &'a [f32], probes: usize, selector: &'a mut Selector) -> Self {
+        Search { vector, probes, selector, counters: Counters::default() }
+    }
+}
 
 /// Memory of batch searches, kept between calls.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Batch {
     parts: Vec<Part>,
+}
+
+impl Default for Batch {
+    /// For one thread.
+    fn default() -> Self {
+        Batch::new(1)
+    }
+}
+
+impl Batch {
+    /// For searches on so many threads of rayon's pool.
+    pub fn new(threads: usize) -> Self {
+        let mut parts = Vec::new();
+        parts.resize_with(threads.max(1), Part::default);
+        Batch { parts }
+    }
 }
 
 #[derive(Debug, Default)]
 struct Part {
     queries: Vec<Quantized>,
     coarse: Vec<Selector>,
-    /// Scores the lists that have penalties.
+    /// Of the queries that are searched alone, and of lists that have penalties.
     search: Scratch,
     /// Turn, list and query of each pair, as one number that sorts so.
     pairs: Vec<u64>,
@@ -43,90 +81,86 @@ struct Part {
 }
 
 impl Index {
-    /// Searches the best `probes` lists of each row of `queries` `[Q, D]` for the candidates of its selector, whose K0 the
-    /// caller has set. What each query finds is what [`Index::search`] finds without words.
-    ///
-    /// # Panics
-    /// Where there is not one selector for each query.
-    pub fn search_batch(
-        &self,
-        queries: Matrix<'_>,
-        probes: usize,
-        selectors: &mut [&mut Selector],
-        batch: &mut Batch,
-    ) -> Counters {
-        assert_eq!(queries.rows(), selectors.len());
-        let size = selectors.len().div_ceil(rayon::current_num_threads()).max(PART_MIN);
-        let parts = selectors.len().div_ceil(size);
-        batch.parts.resize_with(parts.max(batch.parts.len()), Part::default);
-        let run = |(n, (selectors, part)): (usize, (&mut [&mut Selector], &mut Part))| {
-            self.search_part(queries, n * size, probes, selectors, part)
-        };
-        let each = selectors.chunks_mut(size).zip(&mut batch.parts).enumerate();
-        let mut counters = Counters::default();
-        if parts == 1 {
-            each.map(run).for_each(|c| counters.add(&c));
+    /// Searches the best lists of each query. What each finds is what [`Index::search`] finds without words.
+    pub fn search_batch(&self, searches: &mut [Search<'_>], batch: &mut Batch) {
+        let size = searches.len().div_ceil(batch.parts.len()).max(PART_MIN);
+        if searches.len() <= size {
+            self.search_part(searches, &mut batch.parts[0]);
         } else {
-            let all: Vec<Counters> = each.collect::<Vec<_>>().into_par_iter().map(run).collect();
-            all.iter().for_each(|c| counters.add(c));
+            searches
+                .par_chunks_mut(size)
+                .zip(&mut batch.parts)
+                .for_each(|(part, memory)| self.search_part(part, memory));
         }
-        counters
     }
 
-    fn search_part(
-        &self,
-        queries: Matrix<'_>,
-        first: usize,
-        probes: usize,
-        selectors: &mut [&mut Selector],
-        part: &mut Part,
-    ) -> Counters {
-        let count = selectors.len();
+    /// True where queries that probe so many lists, counted over all of them, meet often enough to go list by list.
+    pub fn shares_lists(&self, probes: usize) -> bool {
+        probes as f64 >= PROBES_PER_LIST_MIN * self.lists() as f64
+    }
+
+    fn search_part(&self, searches: &mut [Search<'_>], part: &mut Part) {
+        let probes: usize = searches.iter().map(|s| s.probes.clamp(1, self.lists())).sum();
+        if searches.len() > 1 && self.shares_lists(probes) {
+            return self.search_by_lists(searches, part);
+        }
+        for Search { vector, probes, selector, counters } in searches {
+            let probing = Probing { probes: *probes, probes_max: *probes, pass_rate: 1.0 };
+            let k0 = selector.k();
+            *counters = self.search(vector, probing, None, selector, k0, &mut part.search);
+        }
+    }
+
+    fn search_by_lists(&self, searches: &mut [Search<'_>], part: &mut Part) {
+        let start = Instant::now();
+        let count = searches.len();
         if part.queries.len() < count {
             part.queries.resize_with(count, Quantized::default);
             part.coarse.resize_with(count, Selector::new);
         }
-        for (n, coarse) in part.coarse[..count].iter_mut().enumerate() {
-            self.quantize(queries.row(first + n), &mut part.queries[n]);
-            coarse.reset(probes.clamp(1, self.lists()));
+        let Part { queries, coarse, search, pairs, of_list } = part;
+        for ((one, query), coarse) in searches.iter().zip(&mut *queries).zip(&mut *coarse) {
+            self.quantize(one.vector, query);
+            coarse.reset(one.probes.clamp(1, self.lists()));
         }
         if self.penalties.is_empty() {
-            let each: Vec<usize> = (0..count).collect();
+            of_list.clear();
+            of_list.extend(0..count);
             for blocks in self.centroids().parts(BLOCKS) {
-                self.scan_together(&blocks, &part.queries, &mut part.coarse, &each);
+                self.scan_together(&blocks, queries, coarse, of_list);
             }
         } else {
-            for (n, coarse) in part.coarse[..count].iter_mut().enumerate() {
-                let lists = self.probe(queries.row(first + n), coarse.k(), &mut part.search);
+            for (one, coarse) in searches.iter().zip(&mut *coarse) {
+                let lists = self.probe(one.vector, coarse.k(), search);
                 lists.for_each(|(list, score)| coarse.push(score, Slot(list.0)));
             }
         }
-        part.pairs.clear();
-        for (n, (coarse, selector)) in part.coarse[..count].iter_mut().zip(&*selectors).enumerate() {
+        pairs.clear();
+        for (n, (one, coarse)) in searches.iter().zip(&mut *coarse).enumerate() {
             let mut items = 0;
-            part.pairs.extend(coarse.finish().iter().map(|&key| {
+            pairs.extend(coarse.finish().iter().map(|&key| {
                 let list = unkey(key).1.0;
-                let later = u64::from(items >= selector.k());
+                let later = u64::from(items >= one.selector.k());
                 items += self.list_lengths()[list as usize] as usize;
                 later << 63 | u64::from(list) << 32 | n as u64
             }));
         }
-        part.pairs.sort_unstable();
+        pairs.sort_unstable();
+        let probe_time = start.elapsed();
+        searches.iter_mut().for_each(|s| s.counters = Counters { probe_time, ..Counters::default() });
         let list = |pair: u64| ListId((pair >> 32) as u32 & (u32::MAX >> 1));
-        let mut counters = Counters::default();
-        let mut left = part.pairs.as_slice();
+        let mut left = pairs.as_slice();
         while let Some(&pair) = left.first() {
-            let (of_list, rest) = left.split_at(left.iter().take_while(|&&p| p >> 32 == pair >> 32).count());
+            let (here, rest) = left.split_at(left.iter().take_while(|&&p| p >> 32 == pair >> 32).count());
             left = rest;
             let next = rest.first().map(|&pair| list(pair));
-            part.of_list.clear();
-            part.of_list.extend(of_list.iter().map(|&pair| pair as u32 as usize));
+            of_list.clear();
+            of_list.extend(here.iter().map(|&pair| pair as u32 as usize));
             for blocks in self.blocks_before(list(pair), next).parts(BLOCKS) {
-                self.scan_together(&blocks, &part.queries, selectors, &part.of_list);
+                self.scan_together(&blocks, queries, searches, of_list);
             }
-            of_list.iter().for_each(|_| self.count_whole(list(pair), &mut counters));
+            of_list.iter().for_each(|&n| self.count_whole(list(pair), &mut searches[n].counters));
         }
-        counters
     }
 
     /// Scans blocks for the queries at the given places, each place once.
@@ -151,14 +185,26 @@ impl Index {
         selectors: &mut [S],
         which: [usize; N],
     ) {
-        which.iter().for_each(|&n| selectors[n].borrow_mut().make_room(blocks.items));
         let held = {
             let some = selectors.get_disjoint_mut(which).expect("each place is named once");
             let mut number = which.iter();
-            let mut lanes = some.map(|s| s.borrow_mut().lane(queries[*number.next().expect("N of them")].view()));
+            let mut lanes =
+                some.map(|s| s.borrow_mut().lane(queries[*number.next().expect("N of them")].view(), blocks.items));
             self.kernels.scan_many(blocks, &mut lanes);
             lanes.map(|lane| lane.staging.len)
         };
         which.iter().zip(held).for_each(|(&n, held)| selectors[n].borrow_mut().take(held));
+    }
+}
+
+impl BorrowMut<Selector> for Search<'_> {
+    fn borrow_mut(&mut self) -> &mut Selector {
+        self.selector
+    }
+}
+
+impl Borrow<Selector> for Search<'_> {
+    fn borrow(&self) -> &Selector {
+        self.selector
     }
 }

@@ -23,7 +23,7 @@ mod quantize;
 mod search;
 mod view;
 
-pub use batch::Batch;
+pub use batch::{Batch, Search};
 pub use build::{Built, Lists, Options, Rescore, build, from_lists, steps};
 pub use search::{Counters, Probing, Scratch, Words};
 pub use view::{Index, Rows};

@@ -177,7 +177,7 @@ fn a_batch_finds_what_each_of_its_queries_finds() {
 }
 
 fn a_batch_finds_it_in(index: &Index) {
-    let mut batch = Batch::default();
+    let mut batch = Batch::new(2);
     for (count, probes, k) in [(1, 1, 10), (3, 5, 1), (37, 9, 300), (64, 70, 6000), (5, 1000, 50)] {
         let values = vectors(count, 24, 14);
         let queries = Matrix::new(&values, 24).unwrap();
@@ -185,17 +185,22 @@ fn a_batch_finds_it_in(index: &Index) {
             let index = index.clone().with_kernels(kernels);
             let mut selectors: Vec<Selector> = (0..count).map(|_| Selector::new()).collect();
             selectors.iter_mut().for_each(|s| s.reset(k));
-            let mut all: Vec<&mut Selector> = selectors.iter_mut().collect();
-            let together = index.search_batch(queries, probes, &mut all, &mut batch);
-            let mut alone = Counters::default();
+            let mut searches: Vec<Search<'_>> = selectors
+                .iter_mut()
+                .enumerate()
+                .map(|(n, selector)| Search::new(queries.row(n), probes, selector))
+                .collect();
+            index.search_batch(&mut searches, &mut batch);
+            let together: Vec<Counters> = searches.iter().map(|s| s.counters).collect();
             for (n, selector) in selectors.iter_mut().enumerate() {
                 let (mut one, mut scratch) = (Selector::new(), Scratch::default());
                 one.reset(k);
                 let probing = Probing { probes, probes_max: probes, pass_rate: 1.0 };
-                alone.add(&index.search(queries.row(n), probing, None, &mut one, k, &mut scratch));
+                let alone = index.search(queries.row(n), probing, None, &mut one, k, &mut scratch);
                 assert_eq!(selector.finish(), one.finish(), "{} {n} of {count}, {probes} probes", kernels.name());
+                let of = |c: &Counters| (c.lists, c.items, c.survivors, c.bytes);
+                assert_eq!(of(&together[n]), of(&alone));
             }
-            assert_eq!((together.lists, together.items, together.bytes), (alone.lists, alone.items, alone.bytes));
         }
     }
 }
@@ -298,6 +303,54 @@ fn rows_that_are_all_alike_are_built() {
     let rows = Matrix::new(&values, 2).unwrap();
     let (built, index) = opened(rows, &Options { lists: 20, ..Options::default() });
     assert_eq!((built.list_lengths.iter().sum::<u32>(), index.items()), (500, 500));
+}
+
+#[test]
+fn searches_allocate_nothing_once_they_are_warm() {
+    let values = vectors(20_000, 32, 21);
+    let rows = Matrix::new(&values, 32).unwrap();
+    let queries = vectors(40, 32, 22);
+    let queries = Matrix::new(&queries, 32).unwrap();
+    for rescore in [Rescore::None, Rescore::F16] {
+        let (_, index) = opened(rows, &Options { lists: 200, rescore, ..Options::default() });
+        let (mut scratch, mut batch) = (Scratch::default(), Batch::default());
+        let mut selectors: [Selector; 40] = std::array::from_fn(|_| Selector::new());
+        let slots: Vec<Slot> = (0..3000).map(Slot).collect();
+        let mut pass = || {
+            for probes in [1, 20, 200] {
+                for (n, selector) in selectors.iter_mut().enumerate() {
+                    let query = queries.row(n);
+                    selector.reset(300);
+                    let probing = Probing { probes, probes_max: 200, pass_rate: 1.0 };
+                    index.search(query, probing, None, selector, 300, &mut scratch);
+                    selector.finish();
+                    for halvings in [1, 5, 9] {
+                        let mut words = |list: crate::units::ListId, out: &mut [u64]| {
+                            let bits = |n: u64, w: usize| kmeans::mix(n, (list.index() << 20 | w) as u64);
+                            let word = |w: usize| (0..halvings).fold(u64::MAX, |word, n| word & bits(n, w));
+                            out.iter_mut().enumerate().for_each(|(w, o)| *o = word(w));
+                        };
+                        selector.reset(300);
+                        let probing = Probing { pass_rate: 0.5f64.powi(halvings as i32), ..probing };
+                        index.search(query, probing, Some(&mut words), selector, 300, &mut scratch);
+                        selector.finish();
+                    }
+                    selector.reset(300);
+                    index.search_slots(query, &slots, selector);
+                    selector.finish();
+                }
+                let mut number = 0..;
+                let mut searches = selectors.each_mut().map(|selector| {
+                    selector.reset(300);
+                    Search::new(queries.row(number.next().unwrap()), probes, selector)
+                });
+                index.search_batch(&mut searches, &mut batch);
+            }
+        };
+        pass();
+        let counted = allocation_counter::measure(pass);
+        assert_eq!(counted.count_total, 0, "{counted:?}");
+    }
 }
 
 #[test]

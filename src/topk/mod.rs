@@ -150,18 +150,18 @@ impl Selector {
         }
     }
 
-    /// Makes room for `items` more, so that they can be scanned in one go.
-    pub fn make_room(&mut self, items: usize) {
-        let items = items.next_multiple_of(BLOCK) + BLOCK;
-        if self.len + items > self.room {
-            self.shrink();
-            self.set_room(self.room.max(self.len + items));
+    /// The selector as one of several that scan together, with room for `items` more in one go.
+    pub fn lane<'a>(&'a mut self, query: Int8Query<'a>, items: usize) -> Lane<'a> {
+        let room = self.len + items.next_multiple_of(BLOCK);
+        if self.scores.len() < room {
+            self.scores.resize(room, 0.0);
+            self.slots.resize(room, 0);
         }
-    }
-
-    /// The selector as one of several that scan together, after [`Selector::make_room`].
-    pub fn lane<'a>(&'a mut self, query: Int8Query<'a>) -> Lane<'a> {
-        Lane { query, threshold: self.threshold, staging: self.staging() }
+        Lane {
+            query,
+            threshold: self.threshold,
+            staging: Staging { scores: &mut self.scores, slots: &mut self.slots, len: self.len },
+        }
     }
 
     /// Takes over what a lane of this selector came to hold.

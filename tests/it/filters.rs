@@ -232,3 +232,72 @@ fn nothing_wrong_is_returned_and_nothing_is_lost() {
     });
     outcome.unwrap();
 }
+
+/// Requests over few filters, so that a batch of them shares lists, plans and words.
+fn requests() -> impl Strategy<Value = Vec<Value>> {
+    let filters = proptest::collection::vec(filter(), 3);
+    let one = (
+        0usize..8,
+        -9i32..9,
+        1usize..60,
+        proptest::option::of(1usize..200),
+        0usize..14,
+        proptest::collection::vec(0i64..500, 0..40),
+        0u8..12,
+    );
+    (filters, proptest::collection::vec(one, 2..40)).prop_map(|(filters, all)| {
+        let request = |(which, angle, k, candidates, probes, exclude, odd): (usize, i32, usize, Option<usize>, usize, Vec<i64>, u8)| {
+            let filter = match filters.get(which) {
+                Some(filter) if odd % 2 == 0 => format!("NOT (NOT ({}))", filter.canonical()),
+                Some(filter) => filter.canonical().to_string(),
+                None if odd == 7 => "tag:\"t 1\" AND (nothing".to_owned(),
+                None => String::new(),
+            };
+            let angle = f64::from(angle);
+            let mut request = json!({"vector": [angle.cos(), angle.sin(), 0.3, -0.2], "k": k, "candidates": candidates.map(|c| c + k),
+                                     "filter": filter, "exclude": exclude, "exact": odd == 11, "columns": ["price"]});
+            if probes > 0 {
+                request["probes"] = probes.into();
+            }
+            request
+        };
+        all.into_iter().map(request).collect()
+    })
+}
+
+#[test]
+fn a_request_is_answered_in_a_batch_as_it_is_alone() {
+    let recipe = |n: usize| {
+        format!("{}\n[index]\nlists = {}\nrescore = \"{}\"\n", RECIPES[n % 4], 1 + n % 13, ["f16", "none"][n % 2])
+    };
+    let mut runner = TestRunner::new(Config { cases: 24, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&(items(), requests(), 0usize..52), |(items, requests, choice)| {
+        let snapshot = snapshot(&items, &recipe(choice));
+        let requests: Vec<RetrieveRequest> = requests
+            .into_iter()
+            .map(|mut request| {
+                request["explain"] = true.into();
+                serde_json::from_value(request).unwrap()
+            })
+            .collect();
+        let deadline = Deadline(Instant::now() + Duration::from_secs(60));
+        let together = retrieve(&snapshot, &requests.iter().collect::<Vec<_>>(), deadline);
+        for (request, found) in requests.iter().zip(together) {
+            let alone = retrieve(&snapshot, &[request], deadline).pop().unwrap();
+            match (found, alone) {
+                (Ok(found), Ok(alone)) => {
+                    prop_assert_eq!(&found.items, &alone.items, "{:?}", request);
+                    let funnel = |of: &Retrieved| {
+                        let e = of.explain.as_ref().unwrap();
+                        (e.route.clone(), e.filter.clone(), e.probed, e.scanned, e.survivors, e.candidates, e.returned)
+                    };
+                    prop_assert_eq!(funnel(&found), funnel(&alone), "{:?}", request);
+                }
+                (Err(found), Err(alone)) => prop_assert_eq!(found.to_string(), alone.to_string()),
+                (found, alone) => prop_assert!(false, "{:?}: {:?}, alone {:?}", request, found, alone),
+            }
+        }
+        Ok(())
+    });
+    outcome.unwrap();
+}
