@@ -365,7 +365,7 @@ fn search(
     let searchers = &mut searchers[..count];
     searchers.iter_mut().for_each(|s| s.wide.reset(candidates));
     let mut counters = ivf::Counters::default();
-    if count > 1 && run.filter.is_none() {
+    let Some(((_, filter), (columns, bloom))) = run.filter.zip(subject.eligibility.as_ref()) else {
         let each = searchers.iter_mut().enumerate();
         let mut searches: Vec<ivf::Search<'_>> =
             each.map(|(n, s)| ivf::Search::new(queries.row(n), run.probes, &mut s.wide)).collect();
@@ -373,28 +373,28 @@ fn search(
         searches.iter().for_each(|s| counters.add(&s.counters));
         searchers.par_iter_mut().enumerate().for_each(|(n, s)| s.settle(subject, queries.row(n), run.k, None));
         return Ok(counters);
-    }
-    let one = |(n, searcher): (usize, &mut Searcher)| searcher.search(subject, queries.row(n), run, candidates);
-    if count == 1 {
-        counters.add(&one((0, &mut searchers[0]))?);
-    } else {
-        let each: Vec<Result<ivf::Counters>> = searchers.par_iter_mut().enumerate().map(one).collect();
-        each.into_iter().try_for_each(|c| c.map(|c| counters.add(&c)))?;
-    }
+    };
+    let one = |(n, searcher): (usize, &mut Searcher)| {
+        let plan = Plan::new(&crate::filter::parse(filter)?.canonical(), columns, bloom)?;
+        Ok(searcher.search(subject, bloom, &plan, queries.row(n), run, candidates))
+    };
+    let each: Vec<Result<ivf::Counters>> = searchers.par_iter_mut().enumerate().map(one).collect();
+    each.into_iter().try_for_each(|c| c.map(|c| counters.add(&c)))?;
     Ok(counters)
 }
 
 impl Searcher {
-    fn search(&mut self, subject: &Subject, vector: &[f32], run: &Run<'_>, candidates: usize) -> Result<ivf::Counters> {
+    fn search(
+        &mut self,
+        subject: &Subject,
+        bloom: &bloom::Index,
+        plan: &Plan,
+        vector: &[f32],
+        run: &Run<'_>,
+        candidates: usize,
+    ) -> ivf::Counters {
         let index = &subject.index;
-        let lists = index.lists();
         let mut probing = Probing { probes: run.probes, probes_max: run.probes, pass_rate: 1.0 };
-        let Some(((_, expression), (columns, bloom))) = run.filter.zip(subject.eligibility.as_ref()) else {
-            let counters = index.search(vector, probing, None, &mut self.wide, candidates, &mut self.scratch);
-            self.settle(subject, vector, run.k, None);
-            return Ok(counters);
-        };
-        let plan = Plan::new(&crate::filter::parse(expression)?.canonical(), columns, bloom)?;
         let counters = match plan.route() {
             Route::Nothing => ivf::Counters::default(),
             Route::Slots(slots) => index.search_slots(vector, slots, &mut self.wide),
@@ -403,14 +403,14 @@ impl Searcher {
                 // Room for candidates that only a Bloom filter lets through.
                 let candidates = if plan.is_exact() { candidates } else { candidates + candidates / 4 + 16 };
                 self.wide.reset(candidates);
-                (probing.probes_max, probing.pass_rate) = (lists, plan.pass_rate());
+                (probing.probes_max, probing.pass_rate) = (index.lists(), plan.pass_rate());
                 let scratch = &mut self.words;
                 let mut words = |list, out: &mut [u64]| plan.words(bloom, list, scratch, out);
                 index.search(vector, probing, Some(&mut words), &mut self.wide, candidates, &mut self.scratch)
             }
         };
-        self.settle(subject, vector, run.k, Some(&plan));
-        Ok(counters)
+        self.settle(subject, vector, run.k, Some(plan));
+        counters
     }
 
     /// Candidates to results: verified where the filter's words were only an upper bound, rescored where rows are kept.

@@ -6,7 +6,8 @@
 //! 3. Each list is scanned for its queries together.
 //!
 //! Where queries would hardly meet in a list each goes through its own lists instead, best first. Each thread takes a part of
-//! the queries through all steps: nothing is shared, so that answers do not depend on the number of threads.
+//! the queries through all steps; where there are fewer queries than threads, several threads share the lists of one. Nothing
+//! else is shared, so that answers do not depend on the number of threads.
 
 use std::borrow::{Borrow, BorrowMut};
 use std::time::Instant;
@@ -24,6 +25,8 @@ use crate::units::{ListId, Slot};
 const BLOCKS: usize = 64;
 /// Fewest queries that are worth a thread.
 const PART_MIN: usize = 8;
+/// Fewest lists of a query that are worth a thread.
+const LISTS_MIN: usize = 128;
 /// Probes of all queries for each list of the index from which on queries meet often enough.
 const PROBES_PER_LIST_MIN: f64 = 0.5;
 
@@ -84,13 +87,53 @@ impl Index {
     /// Searches the best lists of each query. What each finds is what [`Index::search`] finds without words.
     pub fn search_batch(&self, searches: &mut [Search<'_>], batch: &mut Batch) {
         let size = searches.len().div_ceil(batch.parts.len()).max(PART_MIN);
-        if searches.len() <= size {
+        let threads_each = batch.parts.len() / searches.len().max(1);
+        if threads_each > 1 {
+            let parts = batch.parts.par_chunks_mut(threads_each);
+            searches.par_iter_mut().zip(parts).for_each(|(search, parts)| self.search_across(search, parts));
+        } else if searches.len() <= size {
             self.search_part(searches, &mut batch.parts[0]);
         } else {
             searches
                 .par_chunks_mut(size)
                 .zip(&mut batch.parts)
                 .for_each(|(part, memory)| self.search_part(part, memory));
+        }
+    }
+
+    /// One search on several threads, each of which takes lists from the best to the worst.
+    fn search_across(&self, search: &mut Search<'_>, parts: &mut [Part]) {
+        let probes = search.probes.clamp(1, self.lists());
+        let count = parts.len().min(probes / LISTS_MIN);
+        let [first, ..] = parts else { return };
+        if count < 2 {
+            return self.search_part(std::slice::from_mut(search), first);
+        }
+        let start = Instant::now();
+        let lists: Vec<ListId> = self.probe(search.vector, probes, &mut first.search).map(|(list, _)| list).collect();
+        search.counters = Counters { probe_time: start.elapsed(), ..Counters::default() };
+        let (vector, k0) = (search.vector, search.selector.k());
+        let scan = |(n, part): (usize, &mut Part)| {
+            part.queries.resize_with(part.queries.len().max(1), Quantized::default);
+            part.coarse.resize_with(part.coarse.len().max(1), Selector::new);
+            let (query, selector) = (&mut part.queries[0], &mut part.coarse[0]);
+            self.quantize(vector, query);
+            selector.reset(k0);
+            let mut counters = Counters::default();
+            let mut of_part = lists.iter().copied().skip(n).step_by(count).peekable();
+            while let Some(list) = of_part.next() {
+                self.scan_whole(list, of_part.peek().copied(), query, selector, &mut counters);
+            }
+            selector.shrink();
+            counters
+        };
+        let counters: Vec<Counters> = parts[..count].par_iter_mut().enumerate().map(scan).collect();
+        counters.iter().for_each(|c| search.counters.add(c));
+        for part in &mut parts[..count] {
+            part.coarse[0].finish().iter().for_each(|&key| {
+                let (score, slot) = unkey(key);
+                search.selector.push(score, slot);
+            });
         }
     }
 

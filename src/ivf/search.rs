@@ -227,7 +227,7 @@ impl Index {
     }
 
     /// Scans all items of a list, before those of the `next` one.
-    fn scan_whole(
+    pub(super) fn scan_whole(
         &self,
         list: ListId,
         next: Option<ListId>,

@@ -169,16 +169,25 @@ fn filters_cost_no_recall_with(rescore: Rescore) {
 fn a_batch_finds_what_each_of_its_queries_finds() {
     let values = vectors(6000, 24, 13);
     let rows = Matrix::new(&values, 24).unwrap();
-    let (_, index) = opened(rows, &Options { lists: 70, rescore: Rescore::None, ..Options::default() });
+    let (_, index) = opened(rows, &Options { lists: 280, rescore: Rescore::None, ..Options::default() });
     a_batch_finds_it_in(&index);
     let loose: Vec<f32> =
-        vectors(70, 24, 15).iter().enumerate().map(|(n, x)| x * (1.0 + (n / 24) as f32 / 70.0)).collect();
+        vectors(280, 24, 15).iter().enumerate().map(|(n, x)| x * (1.0 + (n / 24) as f32 / 280.0)).collect();
     a_batch_finds_it_in(&given(rows, &loose, true, Rescore::None));
 }
 
 fn a_batch_finds_it_in(index: &Index) {
-    let mut batch = Batch::new(2);
-    for (count, probes, k) in [(1, 1, 10), (3, 5, 1), (37, 9, 300), (64, 70, 6000), (5, 1000, 50)] {
+    let cases = [
+        (1, 1, 10, 2),
+        (3, 5, 1, 3),
+        (37, 9, 300, 2),
+        (64, 280, 6000, 1),
+        (5, 1000, 50, 4),
+        (1, 270, 300, 3),
+        (2, 400, 7000, 4),
+    ];
+    for (count, probes, k, threads) in cases {
+        let mut batch = Batch::new(threads);
         let values = vectors(count, 24, 14);
         let queries = Matrix::new(&values, 24).unwrap();
         for kernels in Kernels::all() {
