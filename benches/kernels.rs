@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::io::Write as _;
 use std::time::Instant;
 
-use sterling::device::kernels::{BLOCK, Blocks, Int8Query, Kernels, Lane, Staging};
+use sterling::device::kernels::{BLOCK, Blocks, Int8Query, Kernels, Lane, Pick, Staging};
 
 const RUNS: usize = 15;
 const DIMENSION: usize = 128;
@@ -71,31 +71,31 @@ fn scans(kernels: Kernels, ceiling: f64) {
     let query: Vec<i8> = codes(DIMENSION).iter().map(|&c| c as i8).collect();
     let correction = 128 * query.iter().map(|&q| i32::from(q)).sum::<i32>();
     let query = Int8Query { rows: [&query, &query], corrections: [correction; 2], scale: 0.01 };
-    for (name, items, word) in [
-        ("scan, from memory", ITEMS, u64::MAX),
-        ("scan, from the cache", ITEMS_NEAR, u64::MAX),
-        ("scan, one block in four", ITEMS, 0xffff),
-    ] {
-        let words = vec![word; items / 64];
+    for (name, items) in [("scan, from memory", ITEMS), ("scan, from the cache", ITEMS_NEAR)] {
         let blocks = Blocks {
             codes: &all[..items * DIMENSION],
             scales: &scales[..items],
             groups,
             items,
-            words: (word != u64::MAX).then_some(&words),
             first_slot: 0,
             next: &[],
         };
-        let scored = items / 64 * word.count_ones() as usize;
-        let row = Row { kernels, name, bytes: scored * (DIMENSION + 4), operations: scored * DIMENSION };
+        let row = Row { kernels, name, bytes: items * (DIMENSION + 4), operations: items * DIMENSION };
         let (mut scores, mut slots) = (vec![0f32; items + BLOCK], vec![0u32; items + BLOCK]);
         let seconds = median(|| {
             let mut staging = Staging { scores: &mut scores, slots: &mut slots, len: 0 };
             black_box(kernels.scan(&blocks, &query, f32::INFINITY, 0, &mut staging));
         });
         row.print(seconds, ceiling);
-        if word != u64::MAX {
-            continue;
+        if items == ITEMS {
+            let picks: Vec<Pick> =
+                (0..items / BLOCK).step_by(4).map(|n| Pick { block: n as u32, mask: u16::MAX }).collect();
+            let seconds = median(|| {
+                let mut staging = Staging { scores: &mut scores, slots: &mut slots, len: 0 };
+                black_box(kernels.scan_picks(&blocks, &picks, &query, f32::INFINITY, 0, &mut staging));
+            });
+            let (bytes, operations) = (row.bytes / 4, row.operations / 4);
+            Row { kernels, name: "scan of picks, one block in four", bytes, operations }.print(seconds, ceiling);
         }
         let mut rooms = vec![(vec![0f32; items + BLOCK], vec![0u32; items + BLOCK]); 4];
         let seconds = median(|| {

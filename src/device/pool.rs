@@ -15,7 +15,8 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use crate::device::kernels::{Kernels, ask_for_line};
+use crate::device::kernels::Kernels;
+use crate::device::memory::prefetch_line;
 use crate::error::{Error, Result};
 
 #[cfg(target_arch = "x86_64")]
@@ -343,7 +344,7 @@ fn prefetch_row(rows: &Rows<'_>, ids: &[i64], at: usize, span: &Range<usize>) {
     let row = rows.bytes.as_ptr().wrapping_add((id as usize).wrapping_mul(rows.row_bytes));
     let (mut line, end) = ((row as usize + span.start) & !63, row as usize + span.end);
     while line < end {
-        ask_for_line(line as *const u8);
+        prefetch_line(line as *const u8);
         line += 64;
     }
 }

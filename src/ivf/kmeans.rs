@@ -88,7 +88,6 @@ impl Centroids {
             scales: &self.scales,
             groups: self.dimension.div_ceil(4),
             items: self.count(),
-            words: None,
             first_slot: 0,
             next: &[],
         };

@@ -220,7 +220,6 @@ impl Index {
             scales: &self.centroid_scales,
             groups: self.dimension.div_ceil(4),
             items: self.lists(),
-            words: None,
             first_slot: 0,
             next: &[],
         }

@@ -181,7 +181,6 @@ impl Index {
             scales: &self.scales[from..to],
             groups,
             items: self.list_lengths[list.index()] as usize,
-            words: None,
             first_slot: from as u32,
             next: &[],
         }
@@ -194,7 +193,6 @@ impl Index {
             scales: &self.scales,
             groups: self.dimension.div_ceil(4),
             items: self.slots(),
-            words: None,
             first_slot: 0,
             next: &[],
         }

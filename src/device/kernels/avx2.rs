@@ -3,7 +3,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, block_mask, portable};
+use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, items_of, portable};
+use crate::device::memory::prefetch;
 
 /// The sums of one block with `R` rows of queries, in halves of 8 items.
 ///
@@ -72,19 +73,15 @@ pub(super) unsafe fn scan(
         if staging.len + BLOCK > staging.scores.len() {
             return block;
         }
-        let mask = block_mask(blocks, block);
-        if mask == 0 {
-            continue;
-        }
         // SAFETY: `block < count`, and the caller checked the lengths.
         let scores = unsafe { block_scores(blocks, block, query) };
-        for (i, &score) in scores.iter().enumerate() {
-            if mask >> i & 1 == 1 && score >= threshold {
-                staging.scores[staging.len] = score;
-                staging.slots[staging.len] = blocks.first_slot + (block * BLOCK + i) as u32;
-                staging.len += 1;
-            }
-        }
+        portable::stage(
+            &scores,
+            items_of(blocks, block),
+            blocks.first_slot + (block * BLOCK) as u32,
+            threshold,
+            staging,
+        );
     }
     count
 }
@@ -188,7 +185,7 @@ macro_rules! dot {
             let row = |slot: u32| &rows[slot as usize * a.len()..(slot as usize + 1) * a.len()];
             for (n, (&slot, out)) in slots.iter().zip(out).enumerate() {
                 if let Some(&next) = slots.get(n + ROWS_AHEAD) {
-                    super::ask_for(row(next));
+                    prefetch(row(next));
                 }
                 // SAFETY: `row` is as long as `a`, and the features are those of this function.
                 *out = unsafe { $name(a, row(slot)) };

@@ -2,15 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Pick, Staging, block_mask, first_best};
-
-/// Bytes of blocks that are asked for ahead of the one in work, among those that hold survivors.
-const BYTES_AHEAD: usize = 12 << 10;
-
-/// The same in blocks.
-fn blocks_ahead(bytes: usize) -> usize {
-    (BYTES_AHEAD / bytes).clamp(2, 16)
-}
+use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Pick, Staging, blocks_ahead, first_best, items_of};
+use crate::device::memory::prefetch;
 
 /// Sums of products with a row of a query to numbers.
 #[target_feature(enable = "avx512f")]
@@ -85,12 +78,10 @@ unsafe fn stage(scores: __m512, mask: u16, first_slot: u32, threshold: __m512, s
     staging.len += kept.count_ones() as usize;
 }
 
-/// The next block from `from` on that holds survivors, or the number of blocks.
-fn next_block(blocks: &Blocks<'_>, from: usize, count: usize) -> usize {
-    match blocks.words {
-        None => from.min(count),
-        Some(_) => (from..count).find(|&b| block_mask(blocks, b) != 0).unwrap_or(count),
-    }
+/// Where the codes of the block `past` the last one lie: in the list that is next, or anywhere.
+fn beyond(blocks: &Blocks<'_>, past: usize, bytes: usize) -> *const u8 {
+    let codes = if blocks.next.is_empty() { blocks.codes } else { blocks.next };
+    codes.as_ptr().wrapping_add(past * bytes)
 }
 
 /// # Safety
@@ -106,13 +97,9 @@ pub(super) unsafe fn scan(
     let count = blocks.items.div_ceil(BLOCK);
     let bound = _mm512_set1_ps(threshold);
     let bytes = blocks.groups * 64;
-    let mut block = next_block(blocks, from, count);
-    let beyond = if blocks.next.is_empty() { blocks.codes } else { blocks.next }.as_ptr();
-    // Past the last block come those of the list that is next.
-    let after = |ahead: usize| if ahead < count { next_block(blocks, ahead + 1, count) } else { ahead + 1 };
-    let mut ahead = (0..blocks_ahead(bytes)).fold(block, |ahead, _| after(ahead));
     let rows = query.rows.map(<[i8]>::as_ptr);
-    while block < count {
+    let distance = blocks_ahead(bytes);
+    for block in from..count {
         if staging.len + BLOCK > staging.scores.len() {
             return block;
         }
@@ -120,16 +107,14 @@ pub(super) unsafe fn scan(
         unsafe {
             let codes = blocks.codes.as_ptr().add(block * bytes);
             let scales = blocks.scales.as_ptr().add(block * BLOCK);
-            let to_come = match ahead.checked_sub(count) {
-                None => blocks.codes.as_ptr().wrapping_add(ahead * bytes),
-                Some(past) => beyond.wrapping_add(past * bytes),
+            let to_come = match (block + distance).checked_sub(count) {
+                None => codes.wrapping_add(distance * bytes),
+                Some(past) => beyond(blocks, past, bytes),
             };
             let [high, low] = block_sums(codes, to_come, rows, blocks.groups);
             let scores = scaled(high, low, query, _mm512_loadu_ps(scales));
-            stage(scores, block_mask(blocks, block), blocks.first_slot + (block * BLOCK) as u32, bound, staging);
+            stage(scores, items_of(blocks, block), blocks.first_slot + (block * BLOCK) as u32, bound, staging);
         }
-        block = next_block(blocks, block + 1, count);
-        ahead = after(ahead);
     }
     count
 }
@@ -155,14 +140,19 @@ pub(super) unsafe fn scan_picks(
         }
         let block = pick.block as usize;
         let to_come = picks.get(n + distance).unwrap_or(pick).block as usize;
-        let left = tail(blocks.items - block * BLOCK);
         // SAFETY: both blocks are blocks of `blocks`, whose lengths the caller checked; room was checked above.
         unsafe {
             _mm_prefetch::<_MM_HINT_T1>(blocks.scales.as_ptr().add(to_come * BLOCK).cast());
             let ahead = blocks.codes.as_ptr().add(to_come * bytes);
             let [high, low] = block_sums(blocks.codes.as_ptr().add(block * bytes), ahead, rows, blocks.groups);
             let scores = scaled(high, low, query, _mm512_loadu_ps(blocks.scales.as_ptr().add(block * BLOCK)));
-            stage(scores, pick.mask & left, blocks.first_slot + (block * BLOCK) as u32, bound, staging);
+            stage(
+                scores,
+                pick.mask & items_of(blocks, block),
+                blocks.first_slot + (block * BLOCK) as u32,
+                bound,
+                staging,
+            );
         }
     }
     picks.len()
@@ -178,27 +168,24 @@ unsafe fn scan_lanes<const N: usize, const R: usize>(blocks: &Blocks<'_>, lanes:
     let count = blocks.items.div_ceil(BLOCK);
     let bytes = blocks.groups * 64;
     let rows: [*const i8; R] = std::array::from_fn(|n| lanes[n / 2].query.rows[n % 2].as_ptr());
-    let (beyond, distance) =
-        (if blocks.next.is_empty() { blocks.codes } else { blocks.next }.as_ptr(), blocks_ahead(bytes));
-    let mut block = next_block(blocks, 0, count);
-    while block < count {
+    let distance = blocks_ahead(bytes);
+    for block in 0..count {
         // SAFETY: `block < count`; codes and scales hold `count` blocks, queries `groups * 4` codes and each staging has room
         // for all blocks: the caller checked all of them.
         unsafe {
             let codes = blocks.codes.as_ptr().add(block * bytes);
             let to_come = match (block + distance).checked_sub(count) {
                 None => codes.wrapping_add(distance * bytes),
-                Some(past) => beyond.wrapping_add(past * bytes),
+                Some(past) => beyond(blocks, past, bytes),
             };
             let sums = block_sums(codes, to_come, rows, blocks.groups);
             let scales = _mm512_loadu_ps(blocks.scales.as_ptr().add(block * BLOCK));
-            let (mask, first) = (block_mask(blocks, block), blocks.first_slot + (block * BLOCK) as u32);
+            let (mask, first) = (items_of(blocks, block), blocks.first_slot + (block * BLOCK) as u32);
             for (sums, lane) in sums.chunks_exact(2).zip(&mut *lanes) {
                 let scores = scaled(sums[0], sums[1], &lane.query, scales);
                 stage(scores, mask, first, _mm512_set1_ps(lane.threshold), &mut lane.staging);
             }
         }
-        block = next_block(blocks, block + 1, count);
     }
 }
 
@@ -234,7 +221,7 @@ pub(super) unsafe fn nearest4(blocks: &Blocks<'_>, penalties: &[f32], queries: &
             let sums = block_sums(codes, codes.wrapping_add(blocks_ahead(bytes) * bytes), rows, blocks.groups);
             let scales = _mm512_loadu_ps(blocks.scales.as_ptr().add(block * BLOCK));
             let penalty = _mm512_loadu_ps(penalties.as_ptr().add(block * BLOCK));
-            let real = if block + 1 < count { u16::MAX } else { block_mask(&Blocks { words: None, ..*blocks }, block) };
+            let real = items_of(blocks, block);
             for n in 0..4 {
                 let worth = _mm512_set1_ps(queries[n].scale * HIGH);
                 let score = _mm512_mul_ps(_mm512_mul_ps(products(sums[n], &queries[n], 0), scales), worth);
@@ -402,7 +389,7 @@ macro_rules! dot {
             let row = |slot: u32| &rows[slot as usize * a.len()..(slot as usize + 1) * a.len()];
             for (n, (&slot, out)) in slots.iter().zip(out).enumerate() {
                 if let Some(&next) = slots.get(n + ROWS_AHEAD) {
-                    super::ask_for(row(next));
+                    prefetch(row(next));
                 }
                 // SAFETY: `row` is as long as `a`, and the features are those of this function.
                 *out = unsafe { $name(a, row(slot)) };

@@ -5,7 +5,7 @@ use std::arch::asm;
 
 use super::neon::{Sums, block_of, four, nearest4_by, scaled, scan_by, signed, stage};
 pub(super) use super::neon::{dot_bf16, dot_f16, dot_f32, dots_bf16, dots_f16, dots_f32, keep, kth, retain};
-use super::{BLOCK, Blocks, Int8Query, Lane, Staging, block_mask};
+use super::{BLOCK, Blocks, Int8Query, Lane, Staging, items_of};
 
 /// Adds to each of four sums the products of its four codes. The intrinsic of this instruction is not stable yet.
 #[inline]
@@ -65,15 +65,11 @@ pub(super) unsafe fn scan(
 unsafe fn scan_two(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>; 2]) {
     let rows: [&[i8]; 4] = std::array::from_fn(|n| lanes[n / 2].query.rows[n % 2]);
     for block in 0..blocks.items.div_ceil(BLOCK) {
-        let mask = block_mask(blocks, block);
-        if mask == 0 {
-            continue;
-        }
         let (codes, scales) = block_of(blocks, block);
         // SAFETY: the rows are as long as the block's codes ask for; each staging has room for all blocks: the caller checked
         // both.
         unsafe {
-            let first = blocks.first_slot + (block * BLOCK) as u32;
+            let (mask, first) = (items_of(blocks, block), blocks.first_slot + (block * BLOCK) as u32);
             let [a, b, c, d] = block_sums(codes, rows);
             for (sums, lane) in [[a, b], [c, d]].into_iter().zip(&mut *lanes) {
                 stage(scaled(sums, scales, lane.query.scale), mask, first, lane.threshold, &mut lane.staging);

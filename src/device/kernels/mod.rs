@@ -30,6 +30,7 @@ mod portable;
 
 use std::sync::OnceLock;
 
+use crate::device::memory::prefetch;
 use crate::error::{Error, Result};
 
 /// Items of a block.
@@ -48,8 +49,6 @@ pub struct Blocks<'a> {
     pub groups: usize,
     /// Items; the last block may hold fewer than 16.
     pub items: usize,
-    /// Bit `i` is set where item `i` is to be scored, 64 items a word; none means all.
-    pub words: Option<&'a [u64]>,
     /// The slot of item 0.
     pub first_slot: u32,
     /// Codes that are read after these, asked for ahead; or none.
@@ -57,14 +56,13 @@ pub struct Blocks<'a> {
 }
 
 impl<'a> Blocks<'a> {
-    /// The same blocks in runs of at most `blocks`, a multiple of 4.
+    /// The same blocks in runs of at most `blocks`.
     pub fn parts(self, blocks: usize) -> impl Iterator<Item = Blocks<'a>> {
         let bytes = self.groups * 64;
         (0..self.items).step_by(blocks * BLOCK).map(move |first| Blocks {
             codes: &self.codes[first / BLOCK * bytes..],
             scales: &self.scales[first..],
             items: (self.items - first).min(blocks * BLOCK),
-            words: self.words.map(|words| &words[first / 64..]),
             first_slot: self.first_slot + first as u32,
             next: self.codes.get((first / BLOCK + blocks) * bytes..).filter(|c| !c.is_empty()).unwrap_or(self.next),
             ..self
@@ -252,8 +250,8 @@ impl Kernels {
         dispatch!(self, scan(blocks, query, threshold, from, staging))
     }
 
-    /// As [`Kernels::scan`] over `picks` from number `from` on, wherever they lie among `blocks`, whose words do not count: blocks
-    /// to come are asked for ahead. Returns the next pick to scan.
+    /// As [`Kernels::scan`] over `picks` from number `from` on, wherever they lie among `blocks`: those to come are asked for
+    /// ahead. Returns the next pick to scan.
     ///
     /// # Panics
     /// As [`Kernels::scan`], and where a pick is no block.
@@ -276,26 +274,37 @@ impl Kernels {
             return unsafe { avx512::scan_picks(blocks, picks, query, threshold, from, staging) };
         }
         let bytes = blocks.groups * 64;
+        let place = |pick: &Pick| (pick.block as usize * bytes, pick.block as usize * BLOCK);
         for (n, pick) in picks.iter().enumerate().skip(from) {
             if staging.len + BLOCK > staging.scores.len() {
                 return n;
             }
-            let block = pick.block as usize;
+            if let Some((code, item)) = picks.get(n + blocks_ahead(bytes)).map(place) {
+                prefetch(&blocks.codes[code..code + bytes]);
+                prefetch(&blocks.scales[item..item + BLOCK]);
+            }
+            let (code, item) = place(pick);
             let one = Blocks {
-                codes: &blocks.codes[block * bytes..(block + 1) * bytes],
-                scales: &blocks.scales[block * BLOCK..(block + 1) * BLOCK],
-                items: (blocks.items - block * BLOCK).min(BLOCK),
-                words: Some(&[u64::from(pick.mask)]),
-                first_slot: blocks.first_slot + (block * BLOCK) as u32,
+                codes: &blocks.codes[code..code + bytes],
+                scales: &blocks.scales[item..item + BLOCK],
+                items: (blocks.items - item).min(BLOCK),
+                first_slot: 0,
                 ..*blocks
             };
-            dispatch!(self, scan(&one, query, threshold, 0, staging));
+            let (mut scores, mut items) = ([0f32; BLOCK], [0u32; BLOCK]);
+            let mut whole = Staging { scores: &mut scores, slots: &mut items, len: 0 };
+            dispatch!(self, scan(&one, query, threshold, 0, &mut whole));
+            let len = whole.len;
+            for (&score, &of_block) in scores[..len].iter().zip(&items).filter(|(_, i)| pick.mask >> **i & 1 == 1) {
+                staging.scores[staging.len] = score;
+                staging.slots[staging.len] = blocks.first_slot + item as u32 + of_block;
+                staging.len += 1;
+            }
         }
         picks.len()
     }
 
-    /// As [`Kernels::scan`] for several queries at once, so that each loaded line is used by up to four of them. The words
-    /// of `blocks` hold for all.
+    /// As [`Kernels::scan`] for several queries at once, so that each loaded line is used by up to four of them.
     ///
     /// # Panics
     /// As [`Kernels::scan`], and where a staging has no room for all blocks.
@@ -417,14 +426,22 @@ fn check(blocks: &Blocks<'_>, query: &Int8Query<'_>) {
     let count = blocks.items.div_ceil(BLOCK);
     assert!(query.rows.iter().all(|row| row.len() == blocks.groups * 4));
     assert!(blocks.codes.len() >= count * blocks.groups * 64 && blocks.scales.len() >= count * BLOCK);
-    assert!(blocks.words.is_none_or(|w| w.len() >= blocks.items.div_ceil(64)));
 }
 
-/// The items of a block that are to be scored, one bit each.
-fn block_mask(blocks: &Blocks<'_>, block: usize) -> u16 {
-    let mask = blocks.words.map_or(u16::MAX, |words| (words[block / 4] >> (block % 4 * 16)) as u16);
-    let left = blocks.items - block * BLOCK;
-    if left >= BLOCK { mask } else { mask & ((1 << left) - 1) }
+/// The items that a block holds, one bit each.
+fn items_of(blocks: &Blocks<'_>, block: usize) -> u16 {
+    match blocks.items - block * BLOCK {
+        left @ 0..BLOCK => (1 << left) - 1,
+        _ => u16::MAX,
+    }
+}
+
+/// Bytes of blocks that are asked for ahead of the one in work.
+const BYTES_AHEAD: usize = 12 << 10;
+
+/// The same in blocks of so many bytes.
+fn blocks_ahead(bytes: usize) -> usize {
+    (BYTES_AHEAD / bytes).clamp(2, 16)
 }
 
 /// The item of the largest score, the first of equal ones, where lane `l` of 16 saw its largest in block `blocks[l]` first.
@@ -433,31 +450,6 @@ fn first_best(scores: &[f32; BLOCK], blocks: &[u32; BLOCK]) -> u32 {
     let item = |lane: usize| blocks[lane] * BLOCK as u32 + lane as u32;
     let better = |a: usize, b: usize| scores[a] > scores[b] || (scores[a] == scores[b] && item(a) < item(b));
     item((1..BLOCK).fold(0, |kept, lane| if better(lane, kept) { lane } else { kept }))
-}
-
-/// Asks the memory for the line at an address, which may be any: a hint without effect on what is computed. The second-level
-/// cache takes it: it can wait for more lines at a time than the first.
-#[inline]
-pub(super) fn ask_for_line(address: *const u8) {
-    // SAFETY: a prefetch changes nothing and faults on no address; SSE is part of x86-64.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(address.cast());
-    }
-    // SAFETY: as above; the intrinsic of this instruction is not stable yet.
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        std::arch::asm!("prfm pldl2keep, [{0}]", in(reg) address, options(readonly, nostack, preserves_flags));
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let _ = address;
-}
-
-/// Asks the memory for the lines of `row`.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-fn ask_for<T>(row: &[T]) {
-    (0..size_of_val(row)).step_by(64).for_each(|at| ask_for_line(row.as_ptr().cast::<u8>().wrapping_add(at)));
 }
 
 #[cfg(test)]

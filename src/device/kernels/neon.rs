@@ -3,7 +3,8 @@
 
 use std::arch::aarch64::*;
 
-use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, block_mask, first_best, portable};
+use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, first_best, items_of, portable};
+use crate::device::memory::prefetch;
 
 /// A number for each of 16 items: four registers of four lanes.
 pub(super) type Sums = [int32x4_t; 4];
@@ -185,16 +186,12 @@ pub(super) unsafe fn scan_by(
         if staging.len + BLOCK > staging.scores.len() {
             return block;
         }
-        let mask = block_mask(blocks, block);
-        if mask == 0 {
-            continue;
-        }
         let (codes, scales) = block_of(blocks, block);
         // SAFETY: the query is as long as the block's codes ask for, checked by the caller; room was checked above.
         unsafe {
             let sums = block_sums(codes, query.rows);
             let first = blocks.first_slot + (block * BLOCK) as u32;
-            stage(scaled(sums, scales, query.scale), mask, first, threshold, staging);
+            stage(scaled(sums, scales, query.scale), items_of(blocks, block), first, threshold, staging);
         }
     }
     count
@@ -368,7 +365,7 @@ macro_rules! dot {
             let row = |slot: u32| &rows[slot as usize * a.len()..(slot as usize + 1) * a.len()];
             for (n, (&slot, out)) in slots.iter().zip(out).enumerate() {
                 if let Some(&next) = slots.get(n + ROWS_AHEAD) {
-                    super::ask_for(row(next));
+                    prefetch(row(next));
                 }
                 // SAFETY: `row` is as long as `a`, and the features are those of this function.
                 *out = unsafe { $name(a, row(slot)) };

@@ -1,6 +1,6 @@
 //! Plain loops: the meaning of every kernel, and what runs where nothing better does.
 
-use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, block_mask};
+use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, items_of};
 
 pub(super) fn block_sums(codes: &[u8], query: &[i8]) -> [i32; BLOCK] {
     let mut sums = [0i32; BLOCK];
@@ -24,7 +24,8 @@ fn block_scores(blocks: &Blocks<'_>, block: usize, query: &Int8Query<'_>) -> [f3
     std::array::from_fn(|i| (high[i] * HIGH + low[i]) * blocks.scales[block * BLOCK + i] * query.scale)
 }
 
-fn stage(scores: &[f32], mask: u16, first_slot: u32, threshold: f32, staging: &mut Staging<'_>) {
+#[inline]
+pub(super) fn stage(scores: &[f32], mask: u16, first_slot: u32, threshold: f32, staging: &mut Staging<'_>) {
     for (i, &score) in scores.iter().enumerate() {
         if mask >> i & 1 == 1 && score >= threshold {
             staging.scores[staging.len] = score;
@@ -46,11 +47,8 @@ pub(super) fn scan(
         if staging.len + BLOCK > staging.scores.len() {
             return block;
         }
-        let mask = block_mask(blocks, block);
-        if mask != 0 {
-            let scores = block_scores(blocks, block, query);
-            stage(&scores, mask, blocks.first_slot + (block * BLOCK) as u32, threshold, staging);
-        }
+        let scores = block_scores(blocks, block, query);
+        stage(&scores, items_of(blocks, block), blocks.first_slot + (block * BLOCK) as u32, threshold, staging);
     }
     count
 }

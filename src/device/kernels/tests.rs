@@ -48,13 +48,12 @@ impl Case {
             scale: 0.01,
         }
     }
-    fn blocks<'a>(&'a self, words: Option<&'a [u64]>) -> Blocks<'a> {
+    fn blocks(&self) -> Blocks<'_> {
         Blocks {
             codes: &self.codes,
             scales: &self.scales,
             groups: self.groups,
             items: self.items,
-            words,
             first_slot: 1000,
             next: &self.codes[self.codes.len() / 2..],
         }
@@ -96,45 +95,35 @@ fn every_kernel_scores_every_width_as_the_layout_says() {
     for dimension in 1..=513 {
         let items = 1 + random.next() as usize % 80;
         let case = Case::random(dimension, items, random);
-        let words: Vec<u64> =
-            (0..items.div_ceil(64)).map(|_| u64::from(random.next()) << 32 | u64::from(random.next())).collect();
-        let zeros = vec![0; words.len()];
+        let count = items.div_ceil(BLOCK);
+        // Blocks in any order and more than once.
+        let picks: Vec<Pick> = (0..count + 2)
+            .map(|n| Pick { block: (n * 7 % count) as u32, mask: random.next() as u16 & random.next() as u16 })
+            .collect();
+        let empty: Vec<Pick> = picks.iter().map(|pick| Pick { mask: 0, ..*pick }).collect();
         for kernels in Kernels::all() {
-            for (words, threshold) in [
-                (None, f32::NEG_INFINITY),
-                (Some(&words), f32::NEG_INFINITY),
-                (Some(&words), case.naive(0, 0)),
-                (Some(&zeros), f32::NEG_INFINITY),
-            ] {
-                let set = |i: usize| words.is_none_or(|w| w[i / 64] >> (i % 64) & 1 == 1);
-                let expected: Vec<(f32, u32)> = (0..items)
-                    .filter(|&i| set(i))
-                    .map(|i| (case.naive(i, 0), 1000 + i as u32))
-                    .filter(|(s, _)| *s >= threshold)
-                    .collect();
-                let blocks = case.blocks(words.map(|w| w.as_slice()));
+            for threshold in [f32::NEG_INFINITY, case.naive(0, 0)] {
+                let expected: Vec<(f32, u32)> =
+                    (0..items).map(|i| (case.naive(i, 0), 1000 + i as u32)).filter(|(s, _)| *s >= threshold).collect();
                 assert_eq!(
-                    scanned(kernels, &blocks, &case.query(0), threshold, 16),
+                    scanned(kernels, &case.blocks(), &case.query(0), threshold, 16),
                     expected,
                     "{} D={dimension} N={items}",
                     kernels.name()
                 );
             }
-            check_picks(kernels, &case, &words, dimension);
-            check_many(kernels, &case, &words, dimension);
+            for (picks, threshold) in
+                [(&picks, f32::NEG_INFINITY), (&picks, case.naive(0, 1)), (&empty, f32::NEG_INFINITY)]
+            {
+                check_picks(kernels, &case, picks, threshold, dimension);
+            }
+            check_many(kernels, &case, dimension);
         }
     }
 }
 
-/// Picked blocks, in any order and more than once, are scored as a scan scores them.
-fn check_picks(kernels: Kernels, case: &Case, words: &[u64], dimension: usize) {
-    let count = case.items.div_ceil(BLOCK);
-    let pick = |n: usize| {
-        let block = n * 7 % count;
-        Pick { block: block as u32, mask: (words[block / 4] >> (block % 4 * 16)) as u16 }
-    };
-    let picks: Vec<Pick> = (0..count + 2).map(pick).collect();
-    let threshold = case.naive(0, 1);
+/// The items of picked blocks are scored as a scan scores them, in the order of the picks.
+fn check_picks(kernels: Kernels, case: &Case, picks: &[Pick], threshold: f32, dimension: usize) {
     let item = |pick: &Pick, i: usize| (pick.mask >> i & 1 == 1).then_some(pick.block as usize * BLOCK + i);
     let expected: Vec<(f32, u32)> = picks
         .iter()
@@ -146,7 +135,7 @@ fn check_picks(kernels: Kernels, case: &Case, words: &[u64], dimension: usize) {
     let (mut found, mut next) = (Vec::new(), 0);
     while next < picks.len() {
         let mut staging = Staging { scores: &mut scores, slots: &mut slots, len: 0 };
-        next = kernels.scan_picks(&case.blocks(None), &picks, &case.query(1), threshold, next, &mut staging);
+        next = kernels.scan_picks(&case.blocks(), picks, &case.query(1), threshold, next, &mut staging);
         let len = staging.len;
         found.extend(scores[..len].iter().copied().zip(slots[..len].iter().copied()));
     }
@@ -154,10 +143,10 @@ fn check_picks(kernels: Kernels, case: &Case, words: &[u64], dimension: usize) {
 }
 
 /// Several queries at once find what each finds alone, and the nearest of a query is the best of what it scores.
-fn check_many(kernels: Kernels, case: &Case, words: &[u64], dimension: usize) {
+fn check_many(kernels: Kernels, case: &Case, dimension: usize) {
     let room = case.items.next_multiple_of(BLOCK) + BLOCK;
     for lanes in 1..=7 {
-        let blocks = case.blocks((lanes % 2 == 0).then_some(words));
+        let blocks = case.blocks();
         let mut rooms = vec![(vec![0f32; room], vec![0u32; room]); lanes];
         let thresholds: Vec<f32> = (0..lanes).map(|n| case.naive(n % case.items, n % 4)).collect();
         let mut all: Vec<Lane<'_>> = rooms
@@ -180,7 +169,7 @@ fn check_many(kernels: Kernels, case: &Case, words: &[u64], dimension: usize) {
         }
     }
     let penalties: Vec<f32> = (0..case.items.next_multiple_of(BLOCK)).map(|i| (i % 5) as f32).collect();
-    let nearest = kernels.nearest4(&case.blocks(None), &penalties, &std::array::from_fn(|n| case.query(n)));
+    let nearest = kernels.nearest4(&case.blocks(), &penalties, &std::array::from_fn(|n| case.query(n)));
     for (n, nearest) in nearest.into_iter().enumerate() {
         let score = |i: usize| case.products(i, n)[0] * case.scales[i] * (0.01 * 128.0) - penalties[i];
         let best = (1..case.items).fold(0, |best, i| if score(i) > score(best) { i } else { best });
@@ -198,10 +187,10 @@ fn the_largest_products_fit_and_the_first_of_equal_items_is_the_nearest() {
             case.queries.iter_mut().flatten().for_each(|row| row.fill(query));
             let expected = case.naive(0, 0);
             for kernels in Kernels::all() {
-                let found = scanned(kernels, &case.blocks(None), &case.query(0), expected, 192);
+                let found = scanned(kernels, &case.blocks(), &case.query(0), expected, 192);
                 let all: Vec<(f32, u32)> = (0..177).map(|i| (expected, 1000 + i)).collect();
                 assert_eq!(found, all, "{} D={dimension} {code} by {query}", kernels.name());
-                check_many(kernels, &case, &[u64::MAX; 3], dimension);
+                check_many(kernels, &case, dimension);
             }
         }
     }
