@@ -383,7 +383,7 @@ fn route_name(plan: &Planned, wanted: &Wanted) -> &'static str {
 
 // Steps 4 to 7: eligible candidates, at least K0 of them where there are as many.
 
-/// Slots that selectors of searches that run together may hold: 8 MB.
+/// Candidates of all searches that run together: their selectors take about 12 bytes for each.
 const TOGETHER_MAX: usize = 1 << 20;
 
 /// Steps 4 and 6 for all requests without a filter, list by list, where they are so many that they share lists.

@@ -279,8 +279,13 @@ fn build_in(
         eligibility = Some((columns, bloom));
     }
     let filter_bytes = eligibility.as_ref().map_or(0, |(_, bloom)| bloom.bytes());
+    let lengths = index.list_lengths();
+    // As Faiss defines it: 1 where all lists are equally long, and so many times the work of a random probe where not.
+    let squares: f64 = lengths.iter().map(|&n| f64::from(n).powi(2)).sum();
+    let imbalance = squares * lengths.len() as f64 / (index.items() as f64).powi(2);
     say(json!({
         "peer": "sterling", "version": env!("CARGO_PKG_VERSION"), "kernel": index.kernel(), "lists": index.lists(),
+        "longest_list": lengths.iter().max(), "imbalance": round(imbalance, 3),
         "build_s": round(build_s, 2), "filter_build_s": round(filter_started.elapsed().as_secs_f64(), 2),
         "bytes_per_item": round((index.bytes() + filter_bytes) as f64 / index.items() as f64, 1),
         "filter_bytes_per_item": round(filter_bytes as f64 / index.items() as f64, 1),
