@@ -383,8 +383,8 @@ fn route_name(plan: &Planned, wanted: &Wanted) -> &'static str {
 
 // Steps 4 to 7: eligible candidates, at least K0 of them where there are as many.
 
-/// Candidates of all searches that run together: their selectors take about 12 bytes for each.
-const TOGETHER_MAX: usize = 1 << 20;
+/// Most candidates of all searches that run together; a selector takes about 34 bytes for each and keeps them.
+const TOGETHER_MAX: usize = 1 << 18;
 
 /// Steps 4 and 6 for all requests without a filter, list by list, where they are so many that they share lists.
 fn search_together(snapshot: &Snapshot, asked: &mut [Asked<'_>], deadline: Deadline, scratch: &mut Scratch) {
@@ -399,6 +399,8 @@ fn search_together(snapshot: &Snapshot, asked: &mut [Asked<'_>], deadline: Deadl
             together.push((one, room));
         }
     }
+    // The largest first: then the first selectors alone grow large, and stay so.
+    together.sort_by_key(|(_, room)| std::cmp::Reverse(*room));
     let probes = together.iter().map(|(one, _)| one.wanted.probes).sum();
     if together.len() < 2 || !index.shares_lists(probes) || deadline.check("probe").is_err() {
         return;

@@ -93,7 +93,7 @@ pub struct Scratch {
     ahead: std::ops::Range<usize>,
     /// The plan whose words are kept, its words where they lie in a plane, and the lists whose words are there.
     keeps: u64,
-    kept: Vec<u64>,
+    pub(super) kept: Vec<u64>,
     has: Vec<bool>,
 }
 
@@ -189,8 +189,10 @@ impl Plan {
     /// those of a plan whose words are kept ([`Scratch::keep`]) are copied from the second time on.
     pub fn words(&self, index: &Index, list: ListId, scratch: &mut Scratch, out: &mut [u64]) {
         let list = list.index();
-        let known = scratch.plan == self.number;
-        scratch.in_a_row = if known && list == scratch.last + 1 { scratch.in_a_row + 1 } else { 0 };
+        if scratch.plan != self.number {
+            (scratch.ahead, scratch.in_a_row) = (0..0, 0);
+        }
+        scratch.in_a_row = if list == scratch.last + 1 { scratch.in_a_row + 1 } else { 0 };
         (scratch.plan, scratch.last) = (self.number, list);
         let keeps = scratch.keeps == self.number;
         if keeps && scratch.has.get(list) == Some(&true) {
@@ -198,12 +200,13 @@ impl Plan {
             out[..kept.len()].copy_from_slice(kept);
             return;
         }
-        if !(known && scratch.ahead.contains(&list)) {
+        if !scratch.ahead.contains(&list) {
             let wanted = if scratch.in_a_row < IN_A_ROW_MIN { 0 } else { AHEAD_WORDS };
-            scratch.ahead = index.lists_within(list, wanted);
-            self.program.run(&self.columns, index, scratch.ahead.clone(), &mut scratch.stack);
+            let lists = index.lists_within(list, wanted);
+            scratch.ahead = 0..0;
+            self.program.run(&self.columns, index, lists.clone(), &mut scratch.stack);
+            scratch.ahead = lists.clone();
             if keeps {
-                let lists = scratch.ahead.clone();
                 let span = index.span(lists.clone());
                 scratch.kept.resize(index.span(0..index.lists()).end, 0);
                 scratch.has.resize(index.lists(), false);

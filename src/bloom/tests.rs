@@ -116,6 +116,12 @@ impl Catalogue {
                 assert!(sweep == 0 || allocated == 0, "{allocated} allocations");
             }
         }
+        if let Some(first) = scratch.kept.first_mut() {
+            *first ^= 1;
+            let mut kept = vec![0; all[0].len()];
+            plan.words(&self.index, ListId(0), scratch, &mut kept);
+            assert_eq!(kept[0], all[0][0] ^ 1, "words were evaluated again");
+        }
         found
     }
 
@@ -237,6 +243,34 @@ fn the_false_positive_rate_falls_with_the_width() {
         assert!((rate - theory).abs() < 0.15 * theory + 0.0005, "{bits} bits: rate {rate}, theory {theory}");
         assert!(rate < before);
         before = rate;
+    }
+}
+
+#[test]
+fn kept_words_stay_those_of_their_plan_whatever_is_asked_between() {
+    let items: Vec<Item> = (0..1000).map(|n| Item { years: vec![i64::from(n % 5)], ..tagged(n % 3) }).collect();
+    let catalogue = catalogue(items, 12, &Options::default());
+    let plan = |text: &str| {
+        let filter = crate::filter::parse(text).unwrap().canonical();
+        Plan::new(&filter, &catalogue.columns, &catalogue.index).unwrap()
+    };
+    let plans = [plan("tag:t1"), plan("NOT tag:t1"), plan("year:3 OR tag:t0")];
+    let mut scratch = Scratch::default();
+    let mut state = 1u64;
+    for _ in 0..4000 {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let (which, kept, first) =
+            ((state >> 40) as usize % 3, (state >> 44) as usize % 6, (state >> 50) as usize % 12);
+        if let Some(plan) = plans.get(kept) {
+            scratch.keep(plan);
+        }
+        for list in (first..12).take(1 + (state >> 60) as usize).map(|list| ListId(list as u32)) {
+            let mut words = vec![u64::MAX; catalogue.index.words(list)];
+            let mut alone = words.clone();
+            plans[which].words(&catalogue.index, list, &mut scratch, &mut words);
+            plans[which].words(&catalogue.index, list, &mut Scratch::default(), &mut alone);
+            assert_eq!(words, alone, "plan {which}, list {list:?}");
+        }
     }
 }
 

@@ -33,11 +33,11 @@ pub(super) struct Scratch {
     pub(super) program: value::Scratch,
 }
 
-/// Lends the thread's memory to `f`. What `f` finds in it is what the last request left.
+/// Lends the thread's memory to `f`. What `f` finds in it is what the last request left; what a panic leaves is dropped.
 pub(super) fn with_scratch<T>(f: impl FnOnce(&mut Scratch) -> T) -> T {
     thread_local!(static SCRATCH: RefCell<Scratch> = RefCell::default());
-    SCRATCH.with(|scratch| match scratch.try_borrow_mut() {
-        Ok(mut scratch) => f(&mut scratch),
-        Err(_) => f(&mut Scratch::default()),
-    })
+    let mut scratch = SCRATCH.take();
+    let made = f(&mut scratch);
+    SCRATCH.set(scratch);
+    made
 }

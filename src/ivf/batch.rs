@@ -6,8 +6,8 @@
 //! 3. Each list is scanned for its queries together.
 //!
 //! Where queries would hardly meet in a list each goes through its own lists instead, best first. Each thread takes a part of
-//! the queries through all steps; where there are fewer queries than threads, several threads share the lists of one. Nothing
-//! else is shared, so that answers do not depend on the number of threads.
+//! the queries through all steps; where there are at most half as many queries as threads, several threads share the lists of
+//! one. Nothing else is shared, so that answers do not depend on the number of threads.
 
 use std::borrow::{Borrow, BorrowMut};
 use std::time::Instant;

@@ -182,6 +182,7 @@ fn seeds(kernels: Kernels, rows: Matrix<'_>, picked: &[u32], count: usize, seed:
     let mut drawn = picked[..a_round].to_vec();
     let mut fresh = 0..a_round;
     let mut nearest = vec![f32::INFINITY; picked.len()];
+    let mut taken: Vec<bool> = (0..picked.len()).map(|n| n < a_round).collect();
     while drawn.len() < count {
         let centroids = Centroids::of_rows(rows, &drawn[fresh.clone()], length);
         let assigned = centroids.assign_all(kernels, rows, Some(picked), &|_| ());
@@ -190,17 +191,20 @@ fn seeds(kernels: Kernels, rows: Matrix<'_>, picked: &[u32], count: usize, seed:
                 nearest.min(distance(rows.row(row as usize), rows.row(drawn[fresh.start + c as usize] as usize)));
         });
         // Times to the first event at rates of the distances: the earliest are a draw without replacement by weight
-        // (Efraimidis and Spirakis 2006). A row that was drawn is at no distance and comes after all others.
+        // (Efraimidis and Spirakis 2006). Rows that were drawn come after all others, also after their own doubles.
         let round_seed = mix(seed, drawn.len() as u64);
-        let time = |(&row, &rate): (&u32, &f32)| {
-            let random = ((mix(round_seed, u64::from(row)) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-            (-random.ln() / f64::from(rate), row)
+        let time = |n: usize| {
+            let random = ((mix(round_seed, u64::from(picked[n])) >> 12) as f64 + 0.5) / (1u64 << 52) as f64;
+            (if taken[n] { f64::INFINITY } else { -random.ln() / f64::from(nearest[n]) }, taken[n], n)
         };
-        let mut times: Vec<(f64, u32)> = picked.iter().zip(&nearest).map(time).collect();
+        let mut times: Vec<(f64, bool, usize)> = (0..picked.len()).map(time).collect();
         let more = a_round.min(count - drawn.len());
-        times.select_nth_unstable_by(more - 1, |a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        times.select_nth_unstable_by(more - 1, |a, b| a.0.total_cmp(&b.0).then((a.1, a.2).cmp(&(b.1, b.2))));
         fresh = drawn.len()..drawn.len() + more;
-        drawn.extend(times[..more].iter().map(|&(_, row)| row));
+        for &(_, _, n) in &times[..more] {
+            taken[n] = true;
+            drawn.push(picked[n]);
+        }
     }
     drawn
 }
