@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::units::{ListId, Slot, TermId};
 
-/// Bytes of a Bloom plane that are asked for ahead of their use; the memory system finds the rest of a long one itself.
-const PREFETCH_BYTES: usize = 256;
+/// Words of a Bloom plane that are asked for ahead of their use; the memory system finds the rest of a long one itself.
+const PREFETCH_WORDS: usize = 32;
 
 /// Planes and posting lists of a snapshot.
 #[derive(Clone, Debug)]
@@ -219,8 +219,7 @@ impl Index {
         let start = self.starts[list.index()] as usize;
         for n in 0..self.hashes.min(width) {
             let plane = &self.bloom[start + hash.position(n, width) * words..][..words];
-            let bytes: &[u8] = bytemuck::cast_slice(plane);
-            prefetch(&bytes[..bytes.len().min(PREFETCH_BYTES)]);
+            prefetch(&plane[..words.min(PREFETCH_WORDS)]);
         }
     }
 

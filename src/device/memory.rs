@@ -1,21 +1,25 @@
 //! What the memory gives: reading scattered rows and doing nothing with them, the ceiling that lookups are measured against.
 
-/// Asks the memory for the lines that hold `run`, as [`prefetch_line`] does.
+/// Asks the memory for the lines that hold `run`, as [`prefetch_range`] does.
 #[inline]
 pub fn prefetch<T>(run: &[T]) {
-    let range = run.as_ptr_range();
-    let mut line = range.start as usize & !63;
-    while line < range.end as usize {
+    prefetch_range(run.as_ptr().cast(), size_of_val(run));
+}
+
+/// Asks the memory for the lines of `bytes` bytes at an address, which may be any, without waiting for them: a hint without
+/// effect on what is computed. They come to the second-level cache, which has more reads under way at once than the first:
+/// scattered rows came 1.6 times faster through it (AMD Zen 4).
+#[inline]
+pub fn prefetch_range(start: *const u8, bytes: usize) {
+    let (mut line, end) = (start as usize & !63, (start as usize).wrapping_add(bytes));
+    while line < end {
         prefetch_line(line as *const u8);
         line += 64;
     }
 }
 
-/// Asks the memory for the line at an address, which may be any, without waiting for it: a hint without effect on what is
-/// computed. It comes to the second-level cache, which has more reads under way at once than the first: scattered rows came
-/// 1.6 times faster through it (AMD Zen 4).
 #[inline]
-pub fn prefetch_line(address: *const u8) {
+fn prefetch_line(address: *const u8) {
     // SAFETY: a prefetch changes nothing and faults on no address; SSE is part of x86-64.
     #[cfg(target_arch = "x86_64")]
     unsafe {

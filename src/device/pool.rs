@@ -16,7 +16,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use crate::device::kernels::Kernels;
-use crate::device::memory::prefetch_line;
+use crate::device::memory::prefetch_range;
 use crate::error::{Error, Result};
 
 #[cfg(target_arch = "x86_64")]
@@ -342,11 +342,7 @@ impl Bags<'_> {
 fn prefetch_row(rows: &Rows<'_>, ids: &[i64], at: usize, span: &Range<usize>) {
     let Some(&id) = ids.get(at) else { return };
     let row = rows.bytes.as_ptr().wrapping_add((id as usize).wrapping_mul(rows.row_bytes));
-    let (mut line, end) = ((row as usize + span.start) & !63, row as usize + span.end);
-    while line < end {
-        prefetch_line(line as *const u8);
-        line += 64;
-    }
+    prefetch_range(row.wrapping_add(span.start), span.len());
 }
 
 /// Asks for the rows that come before the look-ahead of the first id reaches anything.

@@ -83,6 +83,16 @@ struct Part {
     of_list: Vec<usize>,
 }
 
+impl Part {
+    /// Makes room for `count` queries.
+    fn make_room(&mut self, count: usize) {
+        if self.queries.len() < count {
+            self.queries.resize_with(count, Quantized::default);
+            self.coarse.resize_with(count, Selector::new);
+        }
+    }
+}
+
 impl Index {
     /// Searches the best lists of each query. What each finds is what [`Index::search`] finds without words.
     pub fn search_batch(&self, searches: &mut [Search<'_>], batch: &mut Batch) {
@@ -114,8 +124,7 @@ impl Index {
         search.counters = Counters { probe_time: start.elapsed(), ..Counters::default() };
         let (vector, k0) = (search.vector, search.selector.k());
         let scan = |(n, part): (usize, &mut Part)| {
-            part.queries.resize_with(part.queries.len().max(1), Quantized::default);
-            part.coarse.resize_with(part.coarse.len().max(1), Selector::new);
+            part.make_room(1);
             let (query, selector) = (&mut part.queries[0], &mut part.coarse[0]);
             self.quantize(vector, query);
             selector.reset(k0);
@@ -157,10 +166,7 @@ impl Index {
     fn search_by_lists(&self, searches: &mut [Search<'_>], part: &mut Part) {
         let start = Instant::now();
         let count = searches.len();
-        if part.queries.len() < count {
-            part.queries.resize_with(count, Quantized::default);
-            part.coarse.resize_with(count, Selector::new);
-        }
+        part.make_room(count);
         let Part { queries, coarse, search, pairs, of_list } = part;
         for ((one, query), coarse) in searches.iter().zip(&mut *queries).zip(&mut *coarse) {
             self.quantize(one.vector, query);

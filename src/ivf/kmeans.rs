@@ -3,8 +3,8 @@
 //! 1. A sample of the rows is drawn; a hash of the seed and the row decides, so that the same rows come every time.
 //! 2. The first centroids are sampled rows, each drawn with a chance in proportion to its squared distance to those before
 //!    it, as in k-means++ (Arthur and Vassilvitskii 2007); many are drawn a round, as in k-means|| (Bahmani et al. 2012).
-//! 3. Each round assigns every sampled row to the centroid with the largest product (int8 codes on both sides: a round
-//!    moves centroids by far more than the rounding), and takes the mean of each, in f32, normalised.
+//! 3. Each round assigns every sampled row to the centroid with the largest product of int8 codes, less what rounding the
+//!    centroid adds to it along its direction, and takes the mean of each, in f32, normalised.
 //! 4. Lists are balanced as the rounds go: those far below the mean size give up their place, and lists far above it are
 //!    halved into the places. Balance moves centroids, never a row away from its best one.
 //!
@@ -12,7 +12,7 @@
 
 use rayon::prelude::*;
 
-use super::quantize::{Quantized, write_row};
+use super::quantize::{Quantized, read_row, write_row};
 use crate::device::kernels::{BLOCK, Blocks, Kernels};
 use crate::tensor::Matrix;
 
@@ -53,11 +53,10 @@ impl Centroids {
     fn new(rows: Vec<f32>, dimension: usize, length: Option<f32>) -> Self {
         let count = rows.len() / dimension;
         let (codes, scales) = blocked(rows.chunks_exact(dimension).map(Some), dimension, count);
-        let bytes = dimension.div_ceil(4) * 64;
         let penalty = |(n, row): (usize, &[f32])| {
-            let code = |d: usize| f32::from(codes[n / BLOCK * bytes + d / 4 * 64 + n % BLOCK * 4 + d % 4]) - 128.0;
             let square = row.iter().map(|x| x * x).sum::<f32>();
-            let rounding = row.iter().enumerate().map(|(d, x)| x * code(d)).sum::<f32>() * scales[n] - square;
+            let rounded = row.iter().zip(read_row(&codes, dimension, n)).map(|(x, code)| x * code).sum::<f32>();
+            let rounding = rounded * scales[n] - square;
             match length {
                 Some(length) if square > 0.0 => rounding * length / square.sqrt(),
                 Some(_) => 0.0,

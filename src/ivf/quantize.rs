@@ -66,7 +66,19 @@ pub(super) fn write_row(vector: &[f32], lane: usize, block: &mut [u8]) -> f32 {
     let scale = scale(vector, 127.0);
     let inverse = inverse(scale);
     for (d, &x) in vector.iter().enumerate() {
-        block[d / 4 * 4 * BLOCK + lane * 4 + d % 4] = (i16::from(code(x, inverse)) + 128) as u8;
+        block[place(lane, d)] = (i16::from(code(x, inverse)) + 128) as u8;
     }
     if inverse == 0.0 { 0.0 } else { scale }
+}
+
+/// The codes `[D]` that [`write_row`] wrote for a slot, in the blocked codes of all slots.
+pub(super) fn read_row(codes: &[u8], dimension: usize, slot: usize) -> impl Iterator<Item = f32> {
+    let bytes = dimension.div_ceil(4) * 4 * BLOCK;
+    let block = &codes[slot / BLOCK * bytes..][..bytes];
+    (0..dimension).map(move |d| f32::from(block[place(slot % BLOCK, d)]) - 128.0)
+}
+
+/// Where dimension `d` of an item of a block lies in it.
+fn place(lane: usize, d: usize) -> usize {
+    d / 4 * 4 * BLOCK + lane * 4 + d % 4
 }

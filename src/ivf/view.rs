@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use safetensors::Dtype;
 
-use super::quantize::Quantized;
+use super::quantize::{Quantized, read_row};
 use crate::device::buffer::Buffer;
 use crate::device::kernels::{BLOCK, Blocks, Kernels};
 use crate::error::{Error, Result};
@@ -212,12 +212,8 @@ impl Index {
             Rows::F16(rows) => self.kernels.dot_f16(vector, &rows[range]),
             Rows::F32(rows) => self.kernels.dot_f32(vector, &rows[range]),
             Rows::None => {
-                let (block, lane) = (slot.index() / BLOCK, slot.index() % BLOCK);
-                let bytes = self.dimension.div_ceil(4) * 64;
-                let codes = &self.codes[block * bytes..(block + 1) * bytes];
-                let code = |d: usize| f32::from(i16::from(codes[d / 4 * 64 + lane * 4 + d % 4]) - 128);
-                let sum: f32 = vector.iter().enumerate().map(|(d, x)| x * code(d)).sum();
-                sum * self.scales[slot.index()]
+                let codes = read_row(&self.codes, self.dimension, slot.index());
+                vector.iter().zip(codes).map(|(x, code)| x * code).sum::<f32>() * self.scales[slot.index()]
             }
         }
     }
@@ -246,12 +242,8 @@ impl Index {
             Rows::F16(rows) => out.iter_mut().zip(&rows[range]).for_each(|(o, x)| *o = x.to_f32()),
             Rows::F32(rows) => out.copy_from_slice(&rows[range]),
             Rows::None => {
-                let (block, lane) = (slot.index() / BLOCK, slot.index() % BLOCK);
-                let bytes = self.dimension.div_ceil(4) * 64;
-                let codes = &self.codes[block * bytes..(block + 1) * bytes];
-                for (d, out) in out.iter_mut().enumerate() {
-                    *out = f32::from(i16::from(codes[d / 4 * 64 + lane * 4 + d % 4]) - 128) * self.scales[slot.index()];
-                }
+                let codes = read_row(&self.codes, self.dimension, slot.index());
+                out.iter_mut().zip(codes).for_each(|(out, code)| *out = code * self.scales[slot.index()]);
             }
         }
     }
