@@ -5,6 +5,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::time::Duration;
 
 /// What sort of thing went wrong; the part of an error that a program may act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,6 +22,10 @@ pub enum Kind {
     Unsupported,
     /// More than a stated bound allows, such as a full queue; the same request may succeed later.
     Overloaded,
+    /// More work or memory than one request may ask for; it must be split or made smaller.
+    TooCostly,
+    /// What is to be stored or loaded does not fit where it must lie.
+    NoSpace,
     /// The deadline of the request has passed.
     DeadlineExceeded,
     /// The thing exists and cannot serve yet.
@@ -43,6 +48,8 @@ impl Kind {
             Kind::Corrupt => "corrupt",
             Kind::Unsupported => "unsupported",
             Kind::Overloaded => "overloaded",
+            Kind::TooCostly => "too_costly",
+            Kind::NoSpace => "insufficient_storage",
             Kind::DeadlineExceeded => "deadline_exceeded",
             Kind::NotReady => "not_ready",
             Kind::Unavailable => "unavailable",
@@ -70,6 +77,7 @@ pub struct Error {
     kind: Kind,
     message: String,
     offset: Option<usize>,
+    retry_after: Option<Duration>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -90,13 +98,13 @@ macro_rules! constructors {
 impl Error {
     /// An error of the given kind.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Error { kind, message: message.into(), offset: None, source: None }
+        Error { kind, message: message.into(), offset: None, retry_after: None, source: None }
     }
 
     constructors! {
         invalid => Invalid, not_found => NotFound, conflict => Conflict, corrupt => Corrupt, unsupported => Unsupported,
         overloaded => Overloaded, deadline => DeadlineExceeded, not_ready => NotReady, unavailable => Unavailable,
-        internal => Internal,
+        too_costly => TooCostly, no_space => NoSpace, internal => Internal,
     }
 
     /// An operating-system error on the named thing.
@@ -117,6 +125,12 @@ impl Error {
         self
     }
 
+    /// The same error with how long to wait before the same request is worth trying again.
+    pub fn retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
+    }
+
     /// The same error with what caused it, for logs.
     pub fn caused_by(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
@@ -126,6 +140,11 @@ impl Error {
     /// What sort of error this is.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// How long to wait before the same request is worth trying again, where that is known.
+    pub fn retry_wait(&self) -> Option<Duration> {
+        self.retry_after
     }
 
     /// The byte offset in the parsed text, where the error is about a text.

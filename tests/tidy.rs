@@ -14,6 +14,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("limits", 0, &[]),
     ("tensor", 0, &["error"]),
     ("telemetry", 0, &["error"]),
+    ("request", 1, &[]),
     ("wire", 1, &[]),
     ("device", 2, &[]),
     ("files", 2, &["device"]),

@@ -1,0 +1,218 @@
+//! What is asked of a model and what it answers, typed: the language of the pass, the engine, and whatever calls them.
+//!
+//! Nothing here knows JSON: `http` reads and writes that. A request is any of the three [`Request`]s; an [`Answer`] is
+//! columnar, one vector a field, so that a hundred thousand results are a handful of allocations.
+
+use std::collections::BTreeMap;
+
+use crate::units::{ItemId, Slot};
+
+/// What to do where rows of a remote table cannot be had in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OnDegraded {
+    /// Answer with an error.
+    #[default]
+    Fail,
+    /// Go on with each table's default row and say so in the answer.
+    DefaultRows,
+}
+
+/// Who goes first where requests wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    /// Somebody is waiting.
+    #[default]
+    Interactive,
+    /// Takes what interactive requests leave.
+    Batch,
+}
+
+/// The values of one feature as a caller brings them. What they mean, the model's features say: integers may be ids,
+/// categories or numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Values {
+    /// Whole numbers.
+    Integers(Vec<i64>),
+    /// Numbers, one of them at least not whole.
+    Numbers(Vec<f32>),
+    /// Texts.
+    Texts(Vec<String>),
+    /// Ids with a weight each.
+    Weighted {
+        /// The ids.
+        ids: Vec<i64>,
+        /// As many weights.
+        weights: Vec<f32>,
+    },
+}
+
+/// Values by the name of their feature.
+pub type Features = BTreeMap<String, Values>;
+
+/// Who asks: features for the user tower, or the query embedding itself.
+#[derive(Clone, Debug, PartialEq)]
+pub enum User {
+    /// Goes through the user tower.
+    Features(Features),
+    /// `[D]`
+    Vector(Vec<f32>),
+}
+
+/// Asks for the best items of a user.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Retrieve {
+    /// Who asks.
+    pub user: User,
+    /// Which items are eligible; see `docs/FILTERS.md`. Empty means all.
+    pub filter: String,
+    /// Items that are not to be returned.
+    pub exclude: Vec<ItemId>,
+    /// Results, K.
+    pub k: usize,
+    /// Candidates that are reranked, K0; the model's default where it is not given.
+    pub candidates: Option<usize>,
+    /// Lists that are probed, P; the model's default where it is not given.
+    pub probes: Option<usize>,
+    /// Looks at every item in f32 in place of probing.
+    pub exact: bool,
+    /// How candidates are read and told of.
+    pub reading: Reading,
+}
+
+/// Asks for the scores of items that the caller names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rank {
+    /// Who asks.
+    pub user: User,
+    /// The items to score.
+    pub items: Vec<ItemId>,
+    /// How they are read and told of.
+    pub reading: Reading,
+}
+
+/// Asks for the query embedding of features.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Embed {
+    /// Who asks.
+    pub features: Features,
+    /// What to do where rows of a remote table cannot be had in time.
+    pub on_degraded: OnDegraded,
+}
+
+/// How items are read and told of: shared by [`Retrieve`] and [`Rank`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reading {
+    /// Item columns to return.
+    pub columns: Vec<String>,
+    /// Constants of the value model to override.
+    pub constants: BTreeMap<String, f32>,
+    /// Tells what each step did.
+    pub explain: bool,
+    /// What to do where rows of a remote table cannot be had in time.
+    pub on_degraded: OnDegraded,
+}
+
+/// Anything that can be asked of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Request {
+    /// The best items of a user.
+    Retrieve(Retrieve),
+    /// The scores of given items.
+    Rank(Rank),
+    /// A query embedding.
+    Embed(Embed),
+}
+
+impl Retrieve {
+    /// Results of a request that does not say.
+    pub const K_DEFAULT: usize = 20;
+
+    /// A retrieval for a user, all else at its default.
+    pub fn of(user: User) -> Self {
+        Retrieve {
+            user,
+            filter: String::new(),
+            exclude: Vec::new(),
+            k: Retrieve::K_DEFAULT,
+            candidates: None,
+            probes: None,
+            exact: false,
+            reading: Reading::default(),
+        }
+    }
+}
+
+/// What a step of the pass did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepReport {
+    /// The step's name, as `src/pass` lists them.
+    pub name: &'static str,
+    /// Time in microseconds.
+    pub micros: u64,
+    /// Bytes that it read.
+    pub bytes: u64,
+    /// Items (or ids, or lists) that it handled.
+    pub items: u64,
+}
+
+/// How an answer came about.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Explain {
+    /// The steps in their order.
+    pub steps: Vec<StepReport>,
+    /// How eligible items were found: `all`, `none`, `postings`, `words` or `exact`; `""` where none were looked for.
+    pub route: &'static str,
+    /// The filter in canonical form.
+    pub filter: String,
+    /// Estimated share of items that pass the filter.
+    pub pass_rate: f64,
+    /// Lists that were probed.
+    pub probed: u64,
+    /// Items in the probed lists.
+    pub scanned: u64,
+    /// Items of them that passed the filter's words.
+    pub survivors: u64,
+    /// Candidates that were left after verification.
+    pub candidates: u64,
+    /// Items returned.
+    pub returned: u64,
+    /// The kernels in use.
+    pub kernel: &'static str,
+}
+
+/// The best items, best first: field `n` of each vector belongs to the same item.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ranked {
+    /// Where the items lie in the view that answered, `[K]`; columns are read there.
+    pub slots: Vec<Slot>,
+    /// `[K]`
+    pub ids: Vec<ItemId>,
+    /// The value model's scores, by which items are ordered; equal ones by id, `[K]`.
+    pub scores: Vec<f32>,
+    /// The retrieval scores, `[K]`.
+    pub similarities: Vec<f32>,
+    /// Task scores, task after task, `[T, K]`.
+    pub tasks: Vec<f32>,
+    /// Of a [`Rank`]: items that the model does not hold.
+    pub unknown: Vec<ItemId>,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// What was asked for.
+    pub content: Content,
+    /// Ids of remote tables that were answered with default rows.
+    pub degraded_rows: u64,
+    /// Given where it was asked for.
+    pub explain: Option<Explain>,
+}
+
+/// What an answer holds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Content {
+    /// Of a [`Retrieve`] or a [`Rank`].
+    Items(Ranked),
+    /// Of an [`Embed`], `[D]`.
+    Embedding(Vec<f32>),
+}
