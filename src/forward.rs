@@ -27,10 +27,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
-use crate::bloom::{Plan, Route};
 use crate::columns::{Cell, Column};
 use crate::error::{Error, Result};
-use crate::filter;
+use crate::filter::{self, Plan, Route};
 use crate::ivf::{Counters, Probing, Rows, Search};
 use crate::model::Features;
 use crate::overarch::Candidates;

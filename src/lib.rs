@@ -10,7 +10,6 @@
 //! | N | items | T | tasks |
 //! | C | lists (clusters) | K | results |
 
-pub mod bloom;
 pub mod cli;
 pub mod columns;
 pub mod config;

@@ -13,7 +13,7 @@ use crate::files::Tensors;
 use crate::model::{FeatureKind, Package};
 use crate::value::Program;
 use crate::wire::{ColumnInfo, FeatureInfo, ModelInfo, TableInfo};
-use crate::{bloom, ivf};
+use crate::{filter, ivf};
 
 /// A loaded snapshot. Nothing of it changes after the load.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct Snapshot {
     /// The item index.
     pub index: ivf::Index,
     /// Planes and posting lists.
-    pub filter: bloom::Index,
+    pub filter: filter::Index,
     /// Item columns.
     pub columns: Columns,
     /// Which slot holds which item.
@@ -68,7 +68,7 @@ impl Snapshot {
         let columns = Columns::open(&tensors, index.slots())?;
         let ids = Ids::open(&tensors, index.slots(), index.items())?;
         let tensors = Tensors::open(&folder.join(FILTER_FILE))?;
-        let filter = bloom::Index::open(&tensors, index.list_offsets(), index.list_lengths(), columns.terms())?;
+        let filter = filter::Index::open(&tensors, index.list_offsets(), index.list_lengths(), columns.terms())?;
         let says = (manifest.dimension, manifest.items, manifest.slots, manifest.lists);
         let holds = (index.dimension(), index.items(), index.slots(), index.lists());
         if says != holds || package.spec.dimension != manifest.dimension || package.spec.name != manifest.name {

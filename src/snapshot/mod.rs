@@ -5,7 +5,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `index.safetensors` | the item index ([`crate::ivf`]) |
-//! | `filter.safetensors` | planes and posting lists ([`crate::bloom`]) |
+//! | `filter.safetensors` | planes and posting lists ([`crate::filter::index`]) |
 //! | `columns.safetensors` | item columns ([`crate::columns`]) and ids |
 //! | `recipe.toml` | how it was built and the serving defaults |
 //! | `manifest.json` | written last: shapes, provenance, length and hash of every other file |

@@ -24,7 +24,7 @@ use crate::items::{EMBEDDING, ID, Items};
 use crate::model::{FeatureValues, Features, MODEL_FILE, ModelSpec, Package};
 use crate::sparse::Lookup;
 use crate::tensor::Matrix;
-use crate::{bloom, ivf};
+use crate::{filter, ivf};
 
 /// Items that the item tower takes at a time.
 const TOWER_BATCH: usize = 512;
@@ -247,7 +247,7 @@ fn write(
     progress(Stage::Writing, 2, 3);
     let written = Columns::open(&Tensors::open(&folder.join(COLUMNS_FILE))?, built.order.len())?;
     let mut file = TensorFile::new();
-    bloom::encode(&written, &built.list_offsets, &built.list_lengths, &recipe.filter, &mut file)?;
+    filter::encode(&written, &built.list_offsets, &built.list_lengths, &recipe.filter, &mut file)?;
     sums.insert(FILTER_FILE.into(), file.write(&folder.join(FILTER_FILE))?);
     progress(Stage::Writing, 3, 3);
     Ok(())

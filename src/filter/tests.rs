@@ -5,9 +5,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::columns::{self, Columns, ItemColumn, ItemValues};
+use crate::columns::{self, Columns, ItemColumn, ItemValues, Operator};
 use crate::files::{TensorFile, Tensors};
-use crate::filter::{Expr, Leaf, Operator, Test};
 use crate::units::{ListId, Slot};
 
 /// An item as a person would write it down.
@@ -235,7 +234,7 @@ fn the_false_positive_rate_falls_with_the_width() {
         let mut maybes = 0;
         for absent in 0..500 {
             out.fill(u64::MAX);
-            catalogue.index.bloom(ListId(0), TermHash::of(format!("tag\0absent-{absent}").as_bytes()), &mut out);
+            catalogue.index.bloom(ListId(0), index::TermHash::of(format!("tag\0absent-{absent}").as_bytes()), &mut out);
             maybes += out.iter().map(|w| w.count_ones()).sum::<u32>();
         }
         let rate = f64::from(maybes) / (500.0 * 512.0);

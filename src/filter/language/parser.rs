@@ -1,7 +1,8 @@
 //! Tokens to an expression: precedence climbing, OR below AND below NOT, with bounds on length, leaves and depth.
 
+use super::expr::{Expr, Leaf, Test};
 use super::lexer::{Token, tokens};
-use super::{Expr, Leaf, Operator, Test};
+use crate::columns::Operator;
 use crate::error::{Error, Result};
 use crate::limits::{FILTER_BYTES_MAX, FILTER_DEPTH_MAX, FILTER_LEAVES_MAX};
 

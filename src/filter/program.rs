@@ -4,9 +4,8 @@
 //! that a conjunction of leaves is a chain of flat loops over one run, and the leaves that look at single items see only
 //! those that the cheaper ones left. Every run on the stack is 0 outside the items, which makes negation safe.
 
-use super::numbers::Run;
-use super::plan::{Node, Question};
-use super::{Index, TermHash};
+use super::index::{Index, Run, TermHash};
+use super::question::{Node, Question};
 use crate::columns::{Column, Columns, Comparison};
 use crate::units::{ListId, TermId};
 

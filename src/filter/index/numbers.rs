@@ -99,7 +99,7 @@ pub(super) fn encode(all: &[Buckets], file: &mut TensorFile<'_>) -> Result<()> {
 
 /// The buckets of all columns, as they are read.
 #[derive(Clone, Debug)]
-pub(super) struct Numbers {
+pub(in crate::filter) struct Numbers {
     columns: Buffer<u32>,
     /// Where the buckets of each column start, and one past the last.
     starts: Vec<usize>,
@@ -111,20 +111,20 @@ pub(super) struct Numbers {
 /// A comparison along the buckets of its column: the items with `plane` and without `before`, which is absent for the
 /// first bucket. Planes are counted from the first number plane of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
-    pub(super) plane: usize,
-    pub(super) before: Option<usize>,
+pub(in crate::filter) struct Run {
+    pub(in crate::filter) plane: usize,
+    pub(in crate::filter) before: Option<usize>,
 }
 
 /// What the buckets say of a comparison.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Answer {
+pub(in crate::filter) struct Answer {
     /// Items that pass.
-    pub(super) sure: Vec<Run>,
+    pub(in crate::filter) sure: Vec<Run>,
     /// Items that must be looked at.
-    pub(super) unsure: Vec<Run>,
+    pub(in crate::filter) unsure: Vec<Run>,
     /// About how many items pass.
-    pub(super) items: f64,
+    pub(in crate::filter) items: f64,
 }
 
 impl Numbers {
@@ -156,7 +156,7 @@ impl Numbers {
     }
 
     /// What the buckets of a column say of a comparison; `None` for a column without buckets.
-    pub(super) fn answer(&self, column: usize, comparison: &Comparison) -> Option<Answer> {
+    pub(in crate::filter) fn answer(&self, column: usize, comparison: &Comparison) -> Option<Answer> {
         let at = self.columns.binary_search(&u32::try_from(column).ok()?).ok()?;
         let planes = self.starts[at]..self.starts[at + 1];
         let mut answer = Answer::default();

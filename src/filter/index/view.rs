@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::TermHash;
+use super::hash::TermHash;
 use super::numbers::{Numbers, Run};
 use crate::device::buffer::Buffer;
 use crate::device::memory::prefetch;
@@ -21,9 +21,9 @@ pub struct Index {
     /// Where each list starts in an exact plane, in words, and the length of a plane.
     firsts: Vec<u32>,
     /// The plane of all items.
-    pub(super) every: Vec<u64>,
+    pub(in crate::filter) every: Vec<u64>,
     /// The first slot of each word.
-    pub(super) word_slots: Vec<Slot>,
+    pub(in crate::filter) word_slots: Vec<Slot>,
     /// The Bloom planes of each list in turn, and where they start.
     bloom: Buffer<u64>,
     starts: Vec<u64>,
@@ -37,7 +37,7 @@ pub struct Index {
     /// Items up to each term, and over all.
     counted: Vec<u64>,
     exact: Buffer<u32>,
-    pub(super) numbers: Numbers,
+    pub(in crate::filter) numbers: Numbers,
     posting_terms: Buffer<u32>,
     posting_offsets: Buffer<u32>,
     posting_slots: Buffer<u32>,
@@ -140,7 +140,7 @@ impl Index {
         self.planes.bytes() + self.bloom.bytes() + self.posting_slots.bytes()
     }
 
-    pub(super) fn list_end(&self) -> u32 {
+    pub(in crate::filter) fn list_end(&self) -> u32 {
         self.list_offsets.last().copied().unwrap_or(0)
     }
 
@@ -165,23 +165,23 @@ impl Index {
     }
 
     /// Where consecutive lists lie in an exact plane.
-    pub(super) fn span(&self, lists: Range<usize>) -> Range<usize> {
+    pub(in crate::filter) fn span(&self, lists: Range<usize>) -> Range<usize> {
         self.firsts[lists.start] as usize..self.firsts[lists.end] as usize
     }
 
     /// The lists from `first` on that have at most `words` words together, and `first` itself.
-    pub(super) fn lists_within(&self, first: usize, words: usize) -> Range<usize> {
+    pub(in crate::filter) fn lists_within(&self, first: usize, words: usize) -> Range<usize> {
         let end = self.firsts[first].saturating_add(words as u32);
         first..self.firsts.partition_point(|&f| f <= end).saturating_sub(1).max(first + 1)
     }
 
-    pub(super) fn plane(&self, plane: usize, span: Range<usize>) -> &[u64] {
+    pub(in crate::filter) fn plane(&self, plane: usize, span: Range<usize>) -> &[u64] {
         let start = plane * self.every.len();
         &self.planes[start + span.start..start + span.end]
     }
 
     /// The items in any of the runs of buckets, word by word.
-    pub(super) fn runs(&self, runs: &[Run], span: Range<usize>, out: &mut [u64]) {
+    pub(in crate::filter) fn runs(&self, runs: &[Run], span: Range<usize>, out: &mut [u64]) {
         let plane = |n: usize| self.plane(self.exact.len() + n, span.clone());
         out.fill(0);
         for run in runs {
@@ -196,25 +196,25 @@ impl Index {
     }
 
     /// Items of which a value lies in the run of terms; an item with two of them counts twice.
-    pub(super) fn counted(&self, terms: Range<u32>) -> u64 {
+    pub(in crate::filter) fn counted(&self, terms: Range<u32>) -> u64 {
         self.counted[terms.end as usize] - self.counted[terms.start as usize]
     }
 
-    pub(super) fn count(&self, term: TermId) -> u32 {
+    pub(in crate::filter) fn count(&self, term: TermId) -> u32 {
         self.counts[term.index()]
     }
 
-    pub(super) fn exact_plane(&self, term: TermId) -> Option<usize> {
+    pub(in crate::filter) fn exact_plane(&self, term: TermId) -> Option<usize> {
         self.exact.binary_search(&term.0).ok()
     }
 
-    pub(super) fn posting(&self, term: TermId) -> Option<&[u32]> {
+    pub(in crate::filter) fn posting(&self, term: TermId) -> Option<&[u32]> {
         let at = self.posting_terms.binary_search(&term.0).ok()?;
         Some(&self.posting_slots[self.posting_offsets[at] as usize..self.posting_offsets[at + 1] as usize])
     }
 
     /// Asks for the planes that [`Index::bloom`] will read.
-    pub(super) fn prefetch_bloom(&self, list: ListId, hash: TermHash) {
+    pub(in crate::filter) fn prefetch_bloom(&self, list: ListId, hash: TermHash) {
         let (width, words) = (self.widths[list.index()], self.words(list));
         let start = self.starts[list.index()] as usize;
         for n in 0..self.hashes.min(width) {
@@ -224,7 +224,7 @@ impl Index {
     }
 
     /// ANDs into `out` the planes of a term's Bloom positions: bits of items that may have the term.
-    pub(super) fn bloom(&self, list: ListId, hash: TermHash, out: &mut [u64]) {
+    pub(in crate::filter) fn bloom(&self, list: ListId, hash: TermHash, out: &mut [u64]) {
         let width = self.widths[list.index()];
         if width == 0 {
             out.fill(0);

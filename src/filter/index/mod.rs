@@ -1,4 +1,4 @@
-//! The eligibility index: bit planes over the items of each list, and the plan that evaluates a filter on them.
+//! The eligibility index: bit planes over the items of each list, and posting lists of rare terms.
 //!
 //! A *plane* is one bit of every item, 64 items a word. A list of `n` slots has `W = ceil(n / 64)` words a plane, bit `i`
 //! standing for the list's slot `i`; bits of slots without an item are 0.
@@ -16,37 +16,12 @@
 //! Source: the signature layout of SilverTorch (arXiv 2511.14881), with exact planes and posting lists beside it.
 
 mod build;
+mod hash;
 mod numbers;
-mod plan;
-mod program;
 mod view;
 
 pub use build::{Options, encode};
-pub use plan::{Plan, Route, Scratch};
 pub use view::Index;
 
-use xxhash_rust::xxh3::xxh3_128;
-
-/// The two hashes of a term, from which all its bit positions come (Kirsch and Mitzenmacher's double hashing).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TermHash {
-    start: u64,
-    step: u64,
-}
-
-impl TermHash {
-    pub(crate) fn of(key: &[u8]) -> Self {
-        let hash = xxh3_128(key);
-        TermHash { start: hash as u64, step: (hash >> 64) as u64 | 1 }
-    }
-
-    /// Bit position `n` of the term in filters of `width` bits.
-    pub(crate) fn position(self, n: u32, width: u32) -> usize {
-        let hash = self.start.wrapping_add(self.step.wrapping_mul(u64::from(n)));
-        // Multiply and shift: as even as a remainder and without a division.
-        ((u128::from(hash) * u128::from(width)) >> 64) as usize
-    }
-}
-
-#[cfg(test)]
-mod tests;
+pub(super) use hash::TermHash;
+pub(super) use numbers::Run;

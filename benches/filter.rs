@@ -1,16 +1,15 @@
 //! The eligibility index: how often a Bloom plane says "maybe" wrongly, and what a leaf of a filter costs.
 //!
-//! `cargo bench --bench bloom` prints the two tables of `docs/FILTERS.md`. Times are medians of several runs on one thread.
+//! `cargo bench --bench filter` prints the two tables of `docs/FILTERS.md`. Times are medians of several runs on one thread.
 
 #![allow(clippy::unwrap_used)]
 
 use std::io::Write as _;
 use std::time::Instant;
 
-use sterling::bloom::{Index, Options, Plan, Scratch, encode};
 use sterling::columns::{self, Columns, ItemColumn, ItemValues};
 use sterling::files::{TensorFile, Tensors};
-use sterling::filter::parse;
+use sterling::filter::{Index, Options, Plan, Scratch, encode, parse};
 use sterling::units::{ListId, Slot};
 
 const RUNS: usize = 15;

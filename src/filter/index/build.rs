@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::TermHash;
+use super::hash::TermHash;
 use super::numbers::{self, Buckets};
 use crate::columns::Columns;
 use crate::error::{Error, Result};
