@@ -25,7 +25,6 @@ pub mod ivf;
 pub mod limits;
 pub mod model;
 pub mod npy;
-pub mod overarch;
 pub mod request;
 pub mod snapshot;
 pub mod sparse;

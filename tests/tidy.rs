@@ -26,7 +26,6 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("ivf", 3, &["topk"]),
     ("sparse", 3, &[]),
     ("tower", 3, &["sparse"]),
-    ("overarch", 3, &["tower"]),
     ("items", 4, &[]),
     ("model", 4, &["items"]),
     ("snapshot", 4, &["items", "model"]),

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use super::spec::{FeatureKind, FeatureSpec, ModelSpec};
+use super::spec::ModelSpec;
 use crate::sparse;
 use crate::sparse::planner::Workload;
 use crate::sparse::planner::access::Access;
 use crate::sparse::planner::plan::{Constraints, Table};
 use crate::sparse::planner::workload::{BATCH_DEFAULT, SKEW_DEFAULT};
+use crate::tower::{FeatureKind, FeatureSpec};
 
 /// Mean ids of an `ids` feature that nothing is known about.
 const POOLING_GUESS: f64 = 20.0;

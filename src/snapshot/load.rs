@@ -10,7 +10,8 @@ use super::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE};
 use crate::columns::{ColumnKind, Columns};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
-use crate::model::{FeatureKind, Package};
+use crate::model::Package;
+use crate::tower::{FeatureKind, FeatureSpec};
 use crate::value::Program;
 use crate::wire::{ColumnInfo, FeatureInfo, ModelInfo, TableInfo};
 use crate::{filter, ivf};
@@ -104,7 +105,7 @@ impl Snapshot {
     /// What the snapshot is, for people and programs.
     pub fn info(&self) -> ModelInfo {
         let spec = &self.package.spec;
-        let feature = |f: &crate::model::FeatureSpec| FeatureInfo {
+        let feature = |f: &FeatureSpec| FeatureInfo {
             name: f.source().into(),
             kind: match f.kind {
                 FeatureKind::Ids => "ids",

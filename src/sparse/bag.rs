@@ -15,7 +15,8 @@ use crate::sparse::uses::{self, Use};
 pub use crate::wire::OnDegraded;
 
 /// How the rows of a bag become one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Pooling {
     /// Their sum, each times its id's weight where there are weights.
     #[default]

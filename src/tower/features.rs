@@ -55,7 +55,7 @@ impl Tower {
     ///
     /// # Errors
     /// `Invalid` where an input of the graph has no feature, a feature no input, or their widths differ.
-    pub(super) fn new(
+    pub fn new(
         side: &'static str,
         features: &[FeatureSpec],
         tables: &[std::sync::Arc<crate::sparse::Table>],
@@ -65,9 +65,7 @@ impl Tower {
     ) -> Result<Self> {
         let bags: Vec<BagConfig> = features
             .iter()
-            .filter_map(|f| {
-                Some(BagConfig { feature: f.name.clone(), table: f.table.clone()?, pooling: f.pooling.into() })
-            })
+            .filter_map(|f| Some(BagConfig { feature: f.name.clone(), table: f.table.clone()?, pooling: f.pooling }))
             .collect();
         let bags = EmbeddingBagCollection::new(tables.to_vec(), &bags)?;
         for feature in features {
