@@ -17,7 +17,6 @@
 
 mod batch;
 mod build;
-pub mod faiss;
 mod kmeans;
 mod quantize;
 mod search;

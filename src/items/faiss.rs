@@ -25,9 +25,9 @@ use std::path::Path;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::build::Lists;
 use crate::device::map::Map;
 use crate::error::{Error, Result};
+use crate::ivf::Lists;
 use crate::limits;
 
 const METRIC_INNER_PRODUCT: i32 = 0;
