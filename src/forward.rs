@@ -29,13 +29,13 @@ use serde_json::{Map, Value};
 
 use crate::bloom::{Plan, Route};
 use crate::columns::{Cell, Column};
+use crate::embedding::{Lookup, LookupReport, OnDegraded};
 use crate::error::{Error, Result};
 use crate::filter;
 use crate::ivf::{Counters, Probing, Rows, Search};
 use crate::model::Features;
 use crate::overarch::Candidates;
 use crate::snapshot::Snapshot;
-use crate::sparse::{Lookup, LookupReport, OnDegraded};
 use crate::topk::{Selector, unkey};
 use crate::units::{ItemId, Slot};
 use crate::wire::{EmbedRequest, Explain, Item, RankRequest, RetrieveRequest, Retrieved};

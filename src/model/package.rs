@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use super::features::Tower;
 use super::spec::{FeatureSpec, ModelSpec, SIMILARITY};
+use crate::embedding::{Table, Vocabulary};
 use crate::error::{Error, Kind, Result};
 use crate::files::Tensors;
 use crate::overarch::OverArch;
-use crate::sparse::{Table, Vocabulary};
 use crate::tower::Graph;
 use crate::value::Program;
 

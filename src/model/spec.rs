@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::embedding::{self, RowFormat, Unseen};
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::sparse::{self, RowFormat, Unseen};
 
 /// Everything that `model.toml` says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -73,11 +73,11 @@ pub enum Pooling {
     Mean,
 }
 
-impl From<Pooling> for sparse::Pooling {
+impl From<Pooling> for embedding::Pooling {
     fn from(pooling: Pooling) -> Self {
         match pooling {
-            Pooling::Sum => sparse::Pooling::Sum,
-            Pooling::Mean => sparse::Pooling::Mean,
+            Pooling::Sum => embedding::Pooling::Sum,
+            Pooling::Mean => embedding::Pooling::Mean,
         }
     }
 }
@@ -230,6 +230,12 @@ impl Default for ValueSpec {
 }
 
 impl ModelSpec {
+    /// The features of the user tower that read a table.
+    pub fn readers<'a>(&'a self, table: &'a str) -> impl Iterator<Item = &'a FeatureSpec> {
+        let features: &[FeatureSpec] = self.user.as_ref().map_or(&[], |user| &user.features);
+        features.iter().filter(move |f| f.table.as_deref() == Some(table))
+    }
+
     /// Reads `model.toml`.
     ///
     /// # Errors

@@ -18,11 +18,11 @@ use super::recipe::Recipe;
 use super::tables::{self, Remote};
 use super::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE, ids};
 use crate::columns::{self, Columns, ItemColumn, ItemValues};
+use crate::embedding::Lookup;
 use crate::error::{Error, Result};
 use crate::files::{self, Checksum, TensorFile, Tensors};
 use crate::items::{EMBEDDING, ID, Items};
 use crate::model::{FeatureValues, Features, MODEL_FILE, ModelSpec, Package};
-use crate::sparse::Lookup;
 use crate::tensor::Matrix;
 use crate::{bloom, ivf};
 
