@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::spec::{FeatureKind, FeatureSpec};
-use crate::error::{Error, Result};
-use crate::sparse::{
+use crate::embedding::{
     BagConfig, EmbeddingBagCollection, JaggedTensor, KeyedJaggedTensor, KeyedTensor, Lookup, LookupReport,
 };
+use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::tower::{Graph, Input};
 
@@ -58,7 +58,7 @@ impl Tower {
     pub fn new(
         side: &'static str,
         features: &[FeatureSpec],
-        tables: &[std::sync::Arc<crate::sparse::Table>],
+        tables: &[std::sync::Arc<crate::embedding::Table>],
         graph: Graph,
         output: &'static str,
         dimension: usize,
