@@ -28,11 +28,11 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value};
 
 use crate::columns::{Cell, Column};
+use crate::embedding::{Lookup, LookupReport, OnDegraded};
 use crate::error::{Error, Result};
 use crate::filter::{self, Plan, Route};
 use crate::ivf::{Counters, Probing, Rows, Search};
 use crate::snapshot::Snapshot;
-use crate::sparse::{Lookup, LookupReport, OnDegraded};
 use crate::topk::{Selector, unkey};
 use crate::tower::{Candidates, Features};
 use crate::units::{ItemId, Slot};

@@ -129,7 +129,7 @@ impl Snapshot {
             filter: c.is_filterable(),
             distinct: c.dictionary_len(),
         };
-        let table = |t: &std::sync::Arc<crate::sparse::Table>| TableInfo {
+        let table = |t: &std::sync::Arc<crate::embedding::Table>| TableInfo {
             name: t.name().into(),
             rows: t.rows(),
             width: t.width(),

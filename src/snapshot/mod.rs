@@ -19,6 +19,7 @@ mod placement;
 mod publish;
 mod recipe;
 mod tables;
+mod workload;
 
 pub use ids::Ids;
 pub use load::Snapshot;
@@ -27,6 +28,7 @@ pub use placement::{Options as PlacementOptions, Placement};
 pub use publish::{Publish, Stage, Vectors, publish, published};
 pub use recipe::{Recipe, Serving};
 pub use tables::Remote;
+pub use workload::workload;
 
 const INDEX_FILE: &str = "index.safetensors";
 const FILTER_FILE: &str = "filter.safetensors";

@@ -2,11 +2,11 @@
 
 use super::row::{FeatureRow, FeatureValues};
 use super::spec::{FeatureKind, FeatureSpec};
-use crate::error::{Error, Result};
-use crate::request;
-use crate::sparse::{
+use crate::embedding::{
     BagConfig, EmbeddingBagCollection, JaggedTensor, KeyedJaggedTensor, KeyedTensor, Lookup, LookupReport, Vocabulary,
 };
+use crate::error::{Error, Result};
+use crate::request;
 use crate::tensor::Tensor;
 use crate::tower::{Graph, Input, Threads};
 
@@ -29,7 +29,7 @@ impl Tower {
     pub fn new(
         side: &'static str,
         features: &[FeatureSpec],
-        tables: &[std::sync::Arc<crate::sparse::Table>],
+        tables: &[std::sync::Arc<crate::embedding::Table>],
         graph: Graph,
         output: &'static str,
         dimension: usize,

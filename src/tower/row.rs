@@ -1,9 +1,9 @@
 //! The features of one request or item: from values as they were sent to what a tower takes.
 
 use super::spec::{FeatureKind, FeatureSpec};
+use crate::embedding::Vocabulary;
 use crate::error::{Error, Result};
 use crate::request::Values;
-use crate::sparse::Vocabulary;
 
 /// One row of features, checked against a tower: an entry for each of its features.
 #[derive(Clone, Debug, PartialEq)]
