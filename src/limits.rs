@@ -28,6 +28,10 @@ pub const VALUE_BYTES_MAX: usize = 64 * 1024;
 pub const VALUE_DEPTH_MAX: usize = 64;
 /// Largest request body, in bytes.
 pub const BODY_BYTES_MAX: usize = 32 << 20;
+/// Most work of one call, in milliseconds of one core as `pass::Cost` counts them.
+pub const WORK_MS_MAX: u64 = 5_000;
+/// Most memory of one call between its parsing and its answer, in bytes as `pass::Cost` counts them.
+pub const MEMORY_BYTES_MAX: usize = 256 << 20;
 /// Longest time-out that a request may ask for, in milliseconds.
 pub const TIMEOUT_MS_MAX: u64 = 600_000;
 

@@ -12,7 +12,7 @@ use crate::embedding::shard::{ShardedEmbeddingBagCollection, ShardedEmbeddingCol
 use crate::embedding::table::{Source, Table};
 use crate::embedding::uses::{self, Use};
 use crate::error::Result;
-pub use crate::wire::OnDegraded;
+pub use crate::request::OnDegraded;
 
 /// How the rows of a bag become one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

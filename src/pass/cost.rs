@@ -71,8 +71,10 @@ impl Cost {
 
 /// The cost of what was prepared.
 pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
-    let tower = if prepared.brings_features() { view.main().package.user.as_ref().map_or(0, |t| t.weights()) } else { 0 };
-    let mut work_ns = REQUEST_NS + tower as f64 * WEIGHT_NS + prepared.ids() as f64 * view.dimension() as f64 * ROW_NS_A_NUMBER;
+    let tower =
+        if prepared.features().is_some() { view.main().package.user.as_ref().map_or(0, |t| t.weights()) } else { 0 };
+    let mut work_ns =
+        REQUEST_NS + tower as f64 * WEIGHT_NS + prepared.ids() as f64 * view.dimension() as f64 * ROW_NS_A_NUMBER;
     let (candidates, results) = match &prepared.task {
         Task::Embed => (0, 0),
         Task::Rank { slots, .. } => (slots.len(), slots.len()),
@@ -86,7 +88,8 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
     let row = view.dimension() as f64 * ROW_NS_A_NUMBER;
     work_ns += candidates as f64 * (CANDIDATE_NS + row + weights as f64 * WEIGHT_NS);
     work_ns += results as f64 * (RESULT_NS + prepared.reading.columns.len() as f64 * CELL_NS);
-    let memory_bytes = candidates * (CANDIDATE_BYTES + 4 * tasks) + results * (RESULT_BYTES + 4 * tasks) + prepared.bytes();
+    let memory_bytes =
+        candidates * (CANDIDATE_BYTES + 4 * tasks) + results * (RESULT_BYTES + 4 * tasks) + prepared.bytes();
     Cost { work_ns, memory_bytes }
 }
 

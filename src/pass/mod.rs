@@ -30,10 +30,9 @@ mod cpu;
 mod fetch;
 mod prepare;
 mod scratch;
-mod search;
 mod trace;
 
-use std::cell::RefCell;
+use std::sync::Mutex;
 use std::time::Instant;
 
 pub use cost::Cost;
@@ -52,7 +51,7 @@ pub trait Pass: Send {
 }
 
 /// Requests that run together, all prepared for one view.
-pub trait Batch {
+pub trait Batch: Sync {
     /// How many there are.
     fn len(&self) -> usize;
 
@@ -78,7 +77,7 @@ pub trait Batch {
 struct Collected<'a> {
     requests: &'a [Prepared],
     deadline: Option<Instant>,
-    answers: RefCell<Vec<Option<Result<Answer>>>>,
+    answers: Mutex<Vec<Option<Result<Answer>>>>,
 }
 
 impl Batch for Collected<'_> {
@@ -99,13 +98,13 @@ impl Batch for Collected<'_> {
     }
 
     fn answer(&self, n: usize, answer: Result<Answer>) {
-        self.answers.borrow_mut()[n] = Some(answer);
+        lock(&self.answers)[n] = Some(answer);
     }
 }
 
 /// Runs prepared requests of one view and returns their answers in their order.
 pub fn run(pass: &mut dyn Pass, requests: &[Prepared], deadline: Option<Instant>) -> Vec<Result<Answer>> {
-    let batch = Collected { requests, deadline, answers: RefCell::new(requests.iter().map(|_| None).collect()) };
+    let batch = Collected { requests, deadline, answers: Mutex::new(requests.iter().map(|_| None).collect()) };
     pass.run(&batch);
     let unanswered = || Err(Error::internal("the pass left a request unanswered"));
     batch.answers.into_inner().into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()

@@ -4,15 +4,13 @@
 //! and excluded items become slots too (step 3 of the pass), for both depend on the request and the view alone.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::cost::{self, Cost};
 use super::trace::Trace;
-use crate::embedding::KeyedRow;
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::request::{Embed, Features, OnDegraded, Rank, Reading, Request, Retrieve, User};
-use crate::tower::{FeatureRow, Tower};
+use crate::request::{Embed, Features, Rank, Reading, Request, Retrieve, User};
+use crate::tower::{FeatureRow, Pooled};
 use crate::units::{ItemId, Slot};
 use crate::view::{Planned, View};
 
@@ -35,7 +33,7 @@ pub(super) enum Query {
     /// Given, `[D]`.
     Vector(Vec<f32>),
     /// Of the user tower over these; `fetched` where their rows were looked up already.
-    Features { row: FeatureRow, fetched: Option<Result<KeyedRow>> },
+    Features { row: FeatureRow, fetched: Option<Result<Pooled>> },
 }
 
 /// What is asked.
@@ -89,8 +87,7 @@ pub fn prepare(view: &Arc<View>, request: Request) -> Result<Prepared> {
         view.column(column).map_err(|e| e.within("field `columns`"))?;
     }
     let constants = view.value().constants(&reading.constants)?;
-    let mut prepared =
-        Prepared { view: view.clone(), query, task, reading, constants, trace, cost: Cost::default() };
+    let mut prepared = Prepared { view: view.clone(), query, task, reading, constants, trace, cost: Cost::default() };
     prepared.cost = cost::of(view, &prepared);
     prepared.cost.check("the request")?;
     Ok(prepared)
@@ -120,16 +117,16 @@ impl Prepared {
         &self.reading.columns
     }
 
-    pub(super) fn brings_features(&self) -> bool {
-        matches!(self.query, Query::Features { .. })
+    pub(super) fn features(&self) -> Option<&FeatureRow> {
+        match &self.query {
+            Query::Features { row, .. } => Some(row),
+            Query::Vector(_) => None,
+        }
     }
 
     /// Ids of its features.
     pub(super) fn ids(&self) -> usize {
-        match &self.query {
-            Query::Features { row, .. } => row.ids(),
-            Query::Vector(_) => 0,
-        }
+        self.features().map_or(0, FeatureRow::ids)
     }
 
     /// Bytes that it holds while it waits.
@@ -160,9 +157,9 @@ fn check_retrieve(view: &View, request: &Retrieve) -> Result<()> {
     }
     let lists = view.main().index.lists();
     match request.probes {
-        Some(probes) if probes == 0 || probes > lists => Err(Error::invalid(format!(
-            "field `probes`: got {probes}, expected 1 to {lists}, the lists of the index"
-        ))),
+        Some(probes) if probes == 0 || probes > lists => {
+            Err(Error::invalid(format!("field `probes`: got {probes}, expected 1 to {lists}, the lists of the index")))
+        }
         _ => Ok(()),
     }
 }
@@ -228,22 +225,3 @@ fn features_query(view: &View, features: Features) -> Result<Query> {
     };
     Ok(Query::Features { row: tower.read(features).map_err(|e| e.within("field `features`"))?, fetched: None })
 }
-
-/// The user tower with the features of those of `prepared` that bring some and treat missing rows as `on_degraded` says.
-pub(super) fn towered<'a>(
-    prepared: impl Iterator<Item = &'a Prepared>,
-    on_degraded: OnDegraded,
-) -> Option<(&'a Tower, Vec<&'a FeatureRow>)> {
-    let mut tower = None;
-    let mut rows = Vec::new();
-    for one in prepared.filter(|p| p.reading.on_degraded == on_degraded) {
-        if let Query::Features { row, .. } = &one.query {
-            tower = one.view.main().package.user.as_ref();
-            rows.push(row);
-        }
-    }
-    tower.map(|tower| (tower, rows))
-}
-
-#[allow(dead_code)]
-fn unused(_: Instant) {}

@@ -1,13 +1,9 @@
-//! Memory that a worker keeps from request to request: once warm, a pass allocates its answer and nothing else.
+//! Memory that a worker keeps from request to request: once warm, a pass allocates its answer and little else.
 
-use crate::units::Slot;
-use crate::{search, value};
+use crate::value;
 
 #[derive(Default)]
 pub(super) struct Scratch {
-    pub(super) search: search::Scratch,
-    /// Retrieval score and slot of each candidate.
-    pub(super) candidates: Vec<(f32, Slot)>,
     /// Rows of a run of candidates, `[n, D]`.
     pub(super) rows: Vec<f32>,
     /// The snapshot's numeric columns at the candidates, each `[K0]`.

@@ -27,7 +27,12 @@ pub(super) struct Trace {
 
 impl Trace {
     /// Times `f` as a step; `size` says how many items and bytes it handled.
-    pub(super) fn step<T>(&mut self, name: &'static str, f: impl FnOnce() -> T, size: impl FnOnce(&T) -> (u64, u64)) -> T {
+    pub(super) fn step<T>(
+        &mut self,
+        name: &'static str,
+        f: impl FnOnce() -> T,
+        size: impl FnOnce(&T) -> (u64, u64),
+    ) -> T {
         let start = Instant::now();
         let made = f();
         let took = start.elapsed();
@@ -56,13 +61,14 @@ impl Trace {
         }
     }
 
+    /// These steps, and then those of `other`; the metrics know all of them already.
+    pub(super) fn and(&self, other: &Trace) -> Trace {
+        Trace { steps: self.steps.iter().chain(&other.steps).copied().collect() }
+    }
+
     pub(super) fn reports(&self) -> Vec<StepReport> {
-        let report = |s: &Step| StepReport {
-            name: s.name,
-            micros: s.took.as_micros() as u64,
-            bytes: s.bytes,
-            items: s.items,
-        };
+        let report =
+            |s: &Step| StepReport { name: s.name, micros: s.took.as_micros() as u64, bytes: s.bytes, items: s.items };
         self.steps.iter().map(report).collect()
     }
 }

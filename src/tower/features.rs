@@ -3,7 +3,7 @@
 use super::row::{FeatureRow, FeatureValues};
 use super::spec::{FeatureKind, FeatureSpec};
 use crate::embedding::{
-    BagConfig, EmbeddingBagCollection, JaggedTensor, KeyedJaggedTensor, KeyedTensor, Lookup, LookupReport, Vocabulary,
+    BagConfig, EmbeddingBagCollection, JaggedTensor, KeyedJaggedTensor, Lookup, LookupReport, Vocabulary,
 };
 use crate::error::{Error, Result};
 use crate::request;
@@ -19,6 +19,15 @@ pub struct Tower {
     graph: Graph,
     output: &'static str,
     dimension: usize,
+}
+
+/// The pooled embeddings of one row, side by side in the order of the tower's bags.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pooled {
+    /// `[sum of widths]`
+    pub values: Vec<f32>,
+    /// Ids that were answered with default rows.
+    pub degraded_rows: u64,
 }
 
 impl Tower {
@@ -131,38 +140,39 @@ impl Tower {
     ///
     /// # Errors
     /// What the lookup returns.
-    pub fn lookup(&self, rows: &[&FeatureRow], terms: &Lookup) -> Result<(KeyedTensor, LookupReport)> {
+    pub fn lookup(&self, rows: &[&FeatureRow], terms: &Lookup) -> Result<(Vec<Pooled>, LookupReport)> {
         let bagged = self.features.iter().enumerate().filter(|(_, spec)| spec.kind != FeatureKind::Dense);
         let any_weights = rows.iter().flat_map(|r| &r.values).any(FeatureValues::has_weights);
         let jagged = bagged.map(|(n, spec)| Ok((spec.name.clone(), gather_ids(n, rows, any_weights)?)));
         let jagged: Vec<(String, JaggedTensor<i64>)> = jagged.collect::<Result<_>>()?;
         if jagged.is_empty() {
-            return Ok((self.empty(rows.len()), Vec::new()));
+            return Ok((rows.iter().map(|_| Pooled::default()).collect(), Vec::new()));
         }
-        self.bags.lookup(&KeyedJaggedTensor::from_jagged(jagged)?, terms)
-    }
-
-    /// Pooled embeddings of so many rows, all zeros.
-    pub fn empty(&self, rows: usize) -> KeyedTensor {
-        KeyedTensor::zeros(self.bags.layout().clone(), rows)
+        let (pooled, report) = self.bags.lookup(&KeyedJaggedTensor::from_jagged(jagged)?, terms)?;
+        let of_row = |(n, values): (usize, &[f32])| Pooled {
+            values: values.to_vec(),
+            degraded_rows: report.iter().filter_map(|t| t.degraded_of.get(n)).sum(),
+        };
+        Ok((pooled.values().chunks_exact(pooled.width()).enumerate().map(of_row).collect(), report))
     }
 
     /// Runs the graph over rows and their pooled embeddings: `[rows, D]`.
     ///
     /// # Errors
     /// `Internal` where the graph fails or makes something else.
-    pub fn run(&self, rows: &[&FeatureRow], pooled: &KeyedTensor, threads: &Threads) -> Result<Tensor> {
-        let keyed = self.bags.layout().keys().iter().map(|key| {
-            pooled.get(key).map(|t| (key.as_str(), t)).ok_or_else(|| Error::internal(format!("no pooled `{key}`")))
-        });
-        let mut tensors: Vec<(&str, Tensor)> = keyed.collect::<Result<_>>()?;
+    pub fn run(&self, rows: &[(&FeatureRow, &Pooled)], threads: &Threads) -> Result<Tensor> {
+        let layout = self.bags.layout();
+        let mut tensors: Vec<(&str, Tensor)> = Vec::with_capacity(self.features.len());
+        for (k, key) in layout.keys().iter().enumerate() {
+            let columns = layout.columns(k);
+            let values = rows.iter().flat_map(|(_, pooled)| &pooled.values[columns.clone()]).copied().collect();
+            tensors.push((key, Tensor::new(vec![rows.len(), columns.len()], values)?));
+        }
         for (n, spec) in self.features.iter().enumerate().filter(|(_, spec)| spec.kind == FeatureKind::Dense) {
             tensors.push((&spec.name, gather_dense(n, spec, rows)?));
         }
-        let inputs: Vec<Input<'_>> = tensors
-            .iter()
-            .map(|(name, tensor)| Input { name, shape: tensor.shape(), values: tensor.data() })
-            .collect();
+        let inputs: Vec<Input<'_>> =
+            tensors.iter().map(|(name, tensor)| Input { name, shape: tensor.shape(), values: tensor.data() }).collect();
         let made = self.graph.run(&inputs, self.output, threads)?;
         if made.shape() != [rows.len(), self.dimension] {
             return Err(Error::internal(format!(
@@ -197,10 +207,10 @@ fn gather_ids(n: usize, rows: &[&FeatureRow], any_weights: bool) -> Result<Jagge
     JaggedTensor::from_lengths(all, &lengths, all_weights)
 }
 
-fn gather_dense(n: usize, spec: &FeatureSpec, rows: &[&FeatureRow]) -> Result<Tensor> {
+fn gather_dense(n: usize, spec: &FeatureSpec, rows: &[(&FeatureRow, &Pooled)]) -> Result<Tensor> {
     let width = spec.width.unwrap_or(0);
     let mut all = Vec::with_capacity(rows.len() * width);
-    for row in rows {
+    for (row, _) in rows {
         match &row.values[n] {
             FeatureValues::Dense(numbers) => all.extend_from_slice(numbers),
             FeatureValues::Ids { .. } => return Err(Error::internal("ids where a tower takes numbers")),

@@ -129,7 +129,8 @@ impl Graph {
         }
         let (port, id) = find(&self.outputs, output).ok_or_else(|| self.unknown("output", output, &self.outputs))?;
         let failed = |e: &dyn Display| Error::internal(format!("{}: the graph failed: {e}", self.name));
-        let made = guarded(|| self.model.run_n(given, [*id], Some(threads.options()))).map_err(|panic| failed(&panic))?;
+        let made =
+            guarded(|| self.model.run_n(given, [*id], Some(threads.options()))).map_err(|panic| failed(&panic))?;
         let [value] = made.map_err(|e| failed(&e).caused_by(e))?;
         let tensor: rten_tensor::Tensor<f32> =
             value.into_tensor().ok_or_else(|| failed(&format!("output `{output}` is not f32")))?;

@@ -10,7 +10,7 @@ mod row;
 mod spec;
 mod threads;
 
-pub use features::Tower;
+pub use features::{Pooled, Tower};
 pub use graph::{Graph, Input, Port, shown};
 pub use overarch::{Candidates, OverArch, RUN_CANDIDATES};
 pub use row::FeatureRow;
