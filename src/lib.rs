@@ -25,6 +25,7 @@ pub mod ivf;
 pub mod limits;
 pub mod model;
 pub mod npy;
+pub mod publish;
 pub mod request;
 pub mod snapshot;
 pub mod sparse;

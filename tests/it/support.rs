@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use sterling::ivf::Rescore;
-use sterling::snapshot::{Publish, Recipe, Store, publish};
+use sterling::publish::{Publish, publish};
+use sterling::snapshot::{Recipe, Store};
 use sterling::sparse::RowFormat;
 
 pub fn root() -> &'static Path {
