@@ -17,7 +17,8 @@ use serde_json::{Map, Value, json};
 use sterling::engine::{Engine, Loaded, Options, Registry};
 use sterling::forward::{Deadline, retrieve};
 use sterling::http::App;
-use sterling::snapshot::{Placement, Publish, Snapshot, Store, publish};
+use sterling::publish::{Publish, publish};
+use sterling::snapshot::{Placement, Snapshot, Store};
 use sterling::wire::{Explain, RetrieveRequest};
 
 const ROUNDS: usize = 3;

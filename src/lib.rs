@@ -28,6 +28,7 @@ pub mod model;
 pub mod npy;
 pub mod pass;
 pub mod planner;
+pub mod publish;
 pub mod request;
 pub mod search;
 pub mod snapshot;

@@ -34,7 +34,8 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("engine", 6, &[]),
     ("http", 7, &["engine"]),
     ("config", 8, &[]),
-    ("cli", 8, &["config"]),
+    ("publish", 8, &[]),
+    ("cli", 8, &["config", "publish"]),
 ];
 
 fn root() -> &'static Path {

@@ -13,7 +13,8 @@ use super::serve::Server;
 use crate::config::Config;
 use crate::engine::Loaded;
 use crate::error::{Error, Result};
-use crate::snapshot::{self, Store};
+use crate::publish::{self, Publish};
+use crate::snapshot::Store;
 use crate::telemetry;
 use crate::wire::{Item, RankRequest, RetrieveRequest};
 
@@ -51,11 +52,11 @@ impl Demo {
         let config = Config { store: self.store.clone(), listen: self.listen, ..Config::default() };
         let server = Server::bind(&config)?;
         let store = Store::new(&self.store);
-        let name = match snapshot::published(&store, &self.package)? {
+        let name = match publish::published(&store, &self.package)? {
             Some((name, _)) => name,
             None => {
                 let package = Some(self.package.clone());
-                let what = snapshot::Publish { package, ..snapshot::Publish::default() };
+                let what = Publish { package, ..Publish::default() };
                 let (name, version, manifest) = publish(&store, &what)?;
                 say(format_args!(
                     "published {name} version {version}: {} items, {:.1} s",

@@ -12,25 +12,25 @@
 //!
 //! The format is described for other readers in `docs/FORMAT.md`.
 
-mod ids;
+pub mod ids;
 mod load;
 mod manifest;
 mod placement;
-mod publish;
 mod recipe;
-mod tables;
 mod workload;
 
 pub use ids::Ids;
 pub use load::Snapshot;
 pub use manifest::{FORMAT, MANIFEST, Manifest, Provenance, Store, check_name};
 pub use placement::{Options as PlacementOptions, Placement};
-pub use publish::{Publish, Stage, Vectors, publish, published};
 pub use recipe::{Recipe, Serving};
-pub use tables::Remote;
 pub use workload::workload;
 
-const INDEX_FILE: &str = "index.safetensors";
-const FILTER_FILE: &str = "filter.safetensors";
-const COLUMNS_FILE: &str = "columns.safetensors";
-const RECIPE_FILE: &str = "recipe.toml";
+/// The file of the item index.
+pub const INDEX_FILE: &str = "index.safetensors";
+/// The file of the filter's planes and posting lists.
+pub const FILTER_FILE: &str = "filter.safetensors";
+/// The file of item columns and ids.
+pub const COLUMNS_FILE: &str = "columns.safetensors";
+/// The file of the recipe.
+pub const RECIPE_FILE: &str = "recipe.toml";

@@ -69,7 +69,11 @@ impl Recipe {
         Recipe::parse(&text).map_err(|e| e.within(path.display()))
     }
 
-    pub(super) fn to_toml(&self) -> Result<String> {
+    /// The file's text.
+    ///
+    /// # Errors
+    /// `Internal` where it cannot be written.
+    pub fn to_toml(&self) -> Result<String> {
         toml::to_string(self).map_err(|e| Error::internal(format!("recipe: {e}")))
     }
 }

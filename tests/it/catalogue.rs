@@ -1,7 +1,7 @@
 //! Item files that must be refused, each with the place.
 
 use sterling::error::Kind;
-use sterling::snapshot::Vectors;
+use sterling::publish::Vectors;
 
 use crate::support::{put, vectors};
 

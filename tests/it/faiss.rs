@@ -9,7 +9,8 @@ use sterling::error::Kind;
 use sterling::forward::{Deadline, retrieve};
 use sterling::items::faiss::IndexFile;
 use sterling::ivf::{Rescore, Scratch};
-use sterling::snapshot::{Manifest, Placement, Publish, Recipe, Snapshot, Vectors};
+use sterling::publish::{Publish, Vectors};
+use sterling::snapshot::{Manifest, Placement, Recipe, Snapshot};
 use sterling::wire::RetrieveRequest;
 
 use crate::support::{Server, ids, put, root, run};

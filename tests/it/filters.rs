@@ -11,7 +11,8 @@ use sterling::columns::Operator;
 use sterling::filter::{Expr, Leaf, Test, parse};
 use sterling::forward::{Deadline, retrieve};
 use sterling::limits::{FILTER_BYTES_MAX, FILTER_DEPTH_MAX, FILTER_LEAVES_MAX};
-use sterling::snapshot::{Placement, Publish, Recipe, Snapshot, Store, publish};
+use sterling::publish::{Publish, publish};
+use sterling::snapshot::{Placement, Recipe, Snapshot, Store};
 use sterling::wire::{RetrieveRequest, Retrieved};
 
 const PAGE: &str = include_str!("../../docs/FILTERS.md");

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use sterling::embedding::RowFormat;
 use sterling::ivf::Rescore;
-use sterling::snapshot::{Publish, Recipe, Store, publish};
+use sterling::publish::{Publish, publish};
+use sterling::snapshot::{Recipe, Store};
 
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
