@@ -187,7 +187,9 @@ impl<B: Backend> Engine<B> {
             arrived,
             deadline,
         };
-        let held = shared.ledger.hold(cost.memory_bytes).map_err(|error| shared.meters.memory(error))?;
+        // What may pile up leaves half of the memory to others.
+        let may_pile_up = ask.needs_fetch || ask.priority == Priority::Batch;
+        let held = shared.ledger.hold(cost.memory_bytes, may_pile_up).map_err(|error| shared.meters.memory(error))?;
         let mut queue = shared.lock();
         let latest_start = match queue.admit(&ask, arrived) {
             Ok(latest_start) => latest_start,
@@ -283,7 +285,7 @@ impl<B: Backend> Shared<B> {
         let now = Instant::now();
         let free_at = now.duration_since(self.started) + queue.wait(Priority::Interactive, false, now);
         self.free_at_ns.store(u64::try_from(free_at.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-        self.waiting.store(queue.waiting(), Ordering::Relaxed);
+        self.waiting.store(queue.waiting_before(Priority::Interactive), Ordering::Relaxed);
         self.meters.state(queue, &self.ledger);
         if queue.is_idle() {
             self.idle.notify_all();

@@ -26,6 +26,8 @@ pub(super) const WAIT_SHARE: f64 = 0.4;
 const BEHIND_SHARE: f64 = 0.5;
 /// A request is thought to need this much more than predicted.
 const MARGIN: f64 = 1.25;
+/// And so is a batch: its first answer may come with its last.
+const BATCH_MARGIN: f64 = 2.0;
 /// Of the time that interactive requests get while batch requests wait, these get one part in so many.
 const BATCH_PART: u64 = 16;
 /// Waiting requests that are looked at for one batch.
@@ -188,7 +190,12 @@ impl<J> Queue<J> {
 
     /// Requests that wait for a worker.
     pub(super) fn waiting(&self) -> usize {
-        self.lanes.iter().flatten().map(|lane| lane.entries.len()).sum()
+        self.waiting_before(Priority::Batch)
+    }
+
+    /// Requests that wait for a worker and have this priority or a higher one.
+    pub(super) fn waiting_before(&self, priority: Priority) -> usize {
+        self.lanes[..=priority as usize].iter().flatten().map(|lane| lane.entries.len()).sum()
     }
 
     /// Requests whose rows are fetched, or wait for that.
@@ -263,8 +270,8 @@ impl<J> Queue<J> {
         if self.is_closed {
             return Err(Refused::Closed);
         }
-        // Each kind has its own room: a node that hangs fills that of the requests that need it.
-        let before = if ask.needs_fetch { self.fetching() } else { self.waiting() };
+        // A node that hangs fills the room of the requests that need it, batch requests fill their own.
+        let before = if ask.needs_fetch { self.fetching() } else { self.waiting_before(ask.priority) };
         if before >= self.bounds.waiting {
             return Err(Refused::Full(before));
         }
@@ -381,7 +388,7 @@ impl<J> Queue<J> {
             }
             let together = price + entry.ask.price;
             let deadline = tightest.map_or(entry.ask.deadline, |tightest| tightest.min(entry.ask.deadline));
-            let is_late = now + self.pace.predict(together).mul_f64(MARGIN) > deadline;
+            let is_late = now + self.pace.predict(together).mul_f64(BATCH_MARGIN) > deadline;
             if !ids.is_empty() && (together > BATCH_TIME || is_late) {
                 return false;
             }
@@ -439,3 +446,6 @@ fn level(free_s: &[f64], work_s: f64) -> f64 {
     }
     level_s
 }
+
+#[cfg(test)]
+mod tests;

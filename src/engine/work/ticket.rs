@@ -30,22 +30,23 @@ impl Ledger {
         self.closed.store(true, Ordering::Relaxed);
     }
 
-    /// Sets memory aside until the returned [`Held`] is dropped.
+    /// Sets memory aside until the returned [`Held`] is dropped; of half the budget only, where `of_half`.
     ///
     /// # Errors
     /// `TooCostly` where the whole budget would not hold it, `Overloaded` where others hold too much of it now.
-    pub(super) fn hold(self: &Arc<Self>, bytes: u64) -> Result<Held> {
+    pub(super) fn hold(self: &Arc<Self>, bytes: u64, of_half: bool) -> Result<Held> {
         let budget = self.budget_bytes;
         if bytes > budget {
             return Err(Error::too_costly(format!(
                 "the request needs {bytes} bytes of memory, all requests together may hold {budget}"
             )));
         }
-        let add = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= budget);
+        let most = if of_half { (budget / 2).max(bytes) } else { budget };
+        let add = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= most);
         match self.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
             Ok(_) => Ok(Held { ledger: self.clone(), bytes }),
             Err(held) => Err(Error::overloaded(format!(
-                "the request needs {bytes} bytes of memory, others hold {held} of {budget}, try again later"
+                "the request needs {bytes} bytes of memory, others hold {held} of {most}, try again later"
             ))
             .retry_after(Duration::from_millis(100))),
         }
