@@ -6,6 +6,7 @@
 
 mod queue;
 mod registry;
+pub mod work;
 
 use std::time::Instant;
 
