@@ -27,6 +27,7 @@ pub mod limits;
 pub mod model;
 pub mod npy;
 pub mod overarch;
+pub mod registry;
 pub mod request;
 pub mod snapshot;
 pub mod sparse;

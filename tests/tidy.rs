@@ -32,6 +32,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("model", 4, &["items"]),
     ("snapshot", 4, &["items", "model"]),
     ("forward", 5, &[]),
+    ("registry", 5, &[]),
     ("engine", 6, &[]),
     ("http", 7, &["engine"]),
     ("config", 8, &[]),

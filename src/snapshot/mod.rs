@@ -18,14 +18,16 @@ mod manifest;
 mod placement;
 mod publish;
 mod recipe;
+mod store;
 mod tables;
 
 pub use ids::Ids;
 pub use load::Snapshot;
-pub use manifest::{FORMAT, MANIFEST, Manifest, Provenance, Store, check_name};
+pub use manifest::{FORMAT, MANIFEST, Manifest, Provenance};
 pub use placement::{Options as PlacementOptions, Placement};
 pub use publish::{Publish, Stage, Vectors, publish, published};
 pub use recipe::{Recipe, Serving};
+pub use store::{Stamp, Store, check_name};
 pub use tables::Remote;
 
 const INDEX_FILE: &str = "index.safetensors";

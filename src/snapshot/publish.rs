@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use super::manifest::{FORMAT, Manifest, Provenance, Store};
+use super::manifest::{FORMAT, Manifest, Provenance};
 use super::recipe::Recipe;
+use super::store::Store;
 use super::tables::{self, Remote};
 use super::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE, ids};
 use crate::columns::{self, Columns, ItemColumn, ItemValues};

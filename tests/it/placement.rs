@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sterling::device::pool::RowFormat;
-use sterling::engine::Loaded;
+use sterling::engine::Model as _;
 use sterling::error::Kind;
 use sterling::model::Package;
+use sterling::registry::Loaded;
 use sterling::snapshot::{Manifest, Placement, PlacementOptions, Recipe, Snapshot};
 use sterling::sparse::planner::Sharding;
 use sterling::sparse::planner::plan::{Plan, Shard, TablePlan, Tier};
@@ -92,7 +93,7 @@ fn answers(model: &Loaded, users: &[Value]) -> Vec<Vec<(i64, f32)>> {
             serde_json::from_value(request).unwrap()
         })
         .collect();
-    let results = model.model().retrieve(&requests.iter().collect::<Vec<_>>(), deadline);
+    let results = model.snapshot().retrieve(&requests.iter().collect::<Vec<_>>(), deadline);
     results.into_iter().map(|r| r.unwrap().items.iter().map(|i| (i.id, i.score)).collect()).collect()
 }
 
