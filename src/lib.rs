@@ -29,6 +29,7 @@ pub mod npy;
 pub mod pass;
 pub mod planner;
 pub mod publish;
+pub mod registry;
 pub mod request;
 pub mod search;
 pub mod snapshot;

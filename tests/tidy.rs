@@ -31,6 +31,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("model", 4, &["items"]),
     ("snapshot", 4, &["items", "model", "planner"]),
     ("forward", 5, &[]),
+    ("registry", 5, &[]),
     ("engine", 6, &[]),
     ("http", 7, &["engine"]),
     ("config", 8, &[]),

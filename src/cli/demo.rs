@@ -11,7 +11,7 @@ use super::publish::publish;
 use super::say;
 use super::serve::Server;
 use crate::config::Config;
-use crate::engine::Loaded;
+use crate::engine::Model as _;
 use crate::error::{Error, Result};
 use crate::publish::{self, Publish};
 use crate::snapshot::Store;
@@ -67,7 +67,7 @@ impl Demo {
             }
         };
         server.app.registry.refresh();
-        let model = server.app.registry.get(&name, None)?;
+        let model = server.app.registry.get(&name, Which::Active)?;
         for line in self.samples()? {
             show(&model, &line)?;
         }
@@ -108,7 +108,7 @@ fn show(model: &Loaded, line: &Heldout) -> Result<()> {
             explain: false,
             on_degraded: Default::default(),
         };
-        let items = model.model().rank(&request, deadline)?.items;
+        let items = model.snapshot().rank(&request, deadline)?.items;
         Ok(items.iter().take(12).map(name_of).collect::<Vec<_>>().join(" ")
             + if items.len() > 12 { " ..." } else { "" })
     };
@@ -121,7 +121,7 @@ fn show(model: &Loaded, line: &Heldout) -> Result<()> {
         ..RetrieveRequest::for_features(line.features.clone())
     };
     let asked = Instant::now();
-    let mut results = model.model().retrieve(&[&request], deadline);
+    let mut results = model.snapshot().retrieve(&[&request], deadline);
     let found = results.pop().unwrap_or_else(|| Err(Error::internal("no result")))?;
     let marked = |item: &Item| {
         let mark = if line.held.contains(&item.id) { "*" } else { "" };

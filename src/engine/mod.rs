@@ -1,17 +1,14 @@
-//! What keeps models in memory and workers busy.
+//! What keeps workers busy.
 //!
-//! `registry` knows which versions are loaded and which one answers; a swap is one pointer. `queue` bounds what may wait:
-//! requests beyond it are refused at once, those whose deadline passes before a worker takes them are answered without
+//! `queue` bounds what may wait: requests beyond it are refused at once, those whose deadline passes before a worker takes them are answered without
 //! work, and workers take waiting requests of one model together.
 
 mod queue;
-mod registry;
 pub mod work;
 
 use std::time::Instant;
 
 pub use queue::{Engine, Options};
-pub use registry::{Loaded, Registry};
 
 use crate::error::Result;
 use crate::forward::{self, Deadline};

@@ -9,8 +9,9 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-use super::registry::Loaded;
+use super::Model as _;
 use crate::error::{Error, Result};
+use crate::registry::Loaded;
 use crate::wire::{EmbedRequest, RankRequest, RetrieveRequest, Retrieved};
 
 /// How much may wait and how much is taken together.
@@ -218,16 +219,16 @@ fn answer(model: &Loaded, jobs: Vec<Job>) {
                 deadline = deadline.max(Some(job.deadline));
             }
             Work::Rank(request, reply) => {
-                let _ = reply.send(guarded(|| model.model().rank(&request, job.deadline)));
+                let _ = reply.send(guarded(|| model.snapshot().rank(&request, job.deadline)));
             }
             Work::Embed(request, reply) => {
-                let _ = reply.send(guarded(|| model.model().embed(&request, job.deadline)));
+                let _ = reply.send(guarded(|| model.snapshot().embed(&request, job.deadline)));
             }
         }
     }
     let Some(deadline) = deadline else { return };
     let of_all: Vec<&RetrieveRequest> = requests.iter().map(|r| &**r).collect();
-    match guarded(|| Ok(model.model().retrieve(&of_all, deadline))) {
+    match guarded(|| Ok(model.snapshot().retrieve(&of_all, deadline))) {
         Ok(results) => {
             for (reply, result) in replies.into_iter().zip(results) {
                 let _ = reply.send(result);
@@ -238,7 +239,7 @@ fn answer(model: &Loaded, jobs: Vec<Job>) {
             for (reply, request) in replies.into_iter().zip(&of_all) {
                 let alone = guarded(|| {
                     model
-                        .model()
+                        .snapshot()
                         .retrieve(&[*request], deadline)
                         .pop()
                         .unwrap_or_else(|| Err(Error::internal("no result")))

@@ -13,12 +13,12 @@ use futures_util::future::join_all;
 use super::App;
 use super::answer::{Refusal, Timing, json};
 use super::openapi::{RetrieveOneOrMany, RetrievedOneOrMany};
-use crate::engine::Loaded;
 use crate::error::{Error, Kind};
 use crate::limits;
+use crate::registry::{Loaded, VersionState, Which};
 use crate::wire::{
     self, BatchEntry, BatchResponse, EmbedRequest, EmbedResponse, ModelInfo, ModelList, Problem, RankRequest,
-    RetrieveBody, RetrieveResponse, Retrieved, VersionList,
+    RetrieveBody, RetrieveResponse, Retrieved, Served, VersionInfo, VersionList,
 };
 
 /// How long a client may take to send its body.
@@ -31,7 +31,7 @@ pub async fn model_call(State(app): State<Arc<App>>, Path(call): Path<String>, r
     let Some((model, verb)) = call.rsplit_once(':') else {
         return Err(Refusal::method(request.method(), "GET"));
     };
-    dispatch(&app, app.registry.get(model, None)?, verb, request).await
+    dispatch(&app, app.registry.get(model, Which::Active)?, verb, request).await
 }
 
 /// `POST /v1/models/{model}/versions/{version}:{verb}`
@@ -47,10 +47,12 @@ pub async fn version_call(
         ))
     })?;
     match (verb, request.method()) {
-        ("", &Method::GET) => Ok(json(app.registry.get(&model, Some(version))?.info(), Timing::default())),
+        ("", &Method::GET) => {
+            Ok(json(&app.registry.get(&model, Which::Version(version))?.snapshot().info(), Timing::default()))
+        }
         ("", other) => Err(Refusal::method(other, "GET")),
         ("activate", &Method::POST) => activate(app, model, version).await,
-        (_, &Method::POST) => dispatch(&app, app.registry.get(&model, Some(version))?, verb, request).await,
+        (_, &Method::POST) => dispatch(&app, app.registry.get(&model, Which::Version(version))?, verb, request).await,
         (_, other) => Err(Refusal::method(other, "POST")),
     }
 }
@@ -121,14 +123,19 @@ async fn retrieve(app: &App, model: Arc<Loaded>, body: &[u8]) -> Answer {
                 .into_iter()
                 .map(|r| r.map_or_else(|problem| BatchEntry::Problem { problem }, BatchEntry::Answer))
                 .collect();
-            Ok(json(&BatchResponse { served: model.served(), results }, Timing::default()))
+            Ok(json(&BatchResponse { served: served(&model), results }, Timing::default()))
         }
     }
 }
 
+/// What an answer says of the version that made it.
+fn served(model: &Loaded) -> Served {
+    Served { model: model.name().into(), version: model.version(), digest: model.digest().into(), coverage: 1.0 }
+}
+
 fn retrieved(model: &Loaded, result: Retrieved) -> Response {
     let timing = result.explain.as_ref().map(|e| Timing::of(&e.steps)).unwrap_or_default();
-    json(&RetrieveResponse { served: model.served(), result }, timing)
+    json(&RetrieveResponse { served: served(model), result }, timing)
 }
 
 /// Score the items that the request names.
@@ -148,7 +155,7 @@ async fn rank(app: &App, model: Arc<Loaded>, body: &[u8]) -> Answer {
 async fn embed(app: &App, model: Arc<Loaded>, body: &[u8]) -> Answer {
     let request: EmbedRequest = wire::parse(body)?;
     let (embedding, degraded_rows) = app.engine.embed(model.clone(), request).await?;
-    Ok(json(&EmbedResponse { served: model.served(), embedding, degraded_rows }, Timing::default()))
+    Ok(json(&EmbedResponse { served: served(&model), embedding, degraded_rows }, Timing::default()))
 }
 
 /// Let a published version answer unpinned requests; loads it where it is not in memory.
@@ -160,13 +167,13 @@ async fn activate(app: Arc<App>, model: String, version: u64) -> Answer {
     let loaded = tokio::task::spawn_blocking(move || app.registry.activate(&model, version))
         .await
         .map_err(|e| Error::internal(format!("activation: {e}")))??;
-    Ok(json(loaded.info(), Timing::default()))
+    Ok(json(&loaded.snapshot().info(), Timing::default()))
 }
 
 /// The models that are served.
 #[utoipa::path(get, path = "/v1/models", tag = "models", responses((status = 200, body = ModelList)))]
 pub async fn models(State(app): State<Arc<App>>) -> Response {
-    json(&ModelList { models: app.registry.list() }, Timing::default())
+    json(&ModelList { models: app.registry.list().iter().map(|l| l.snapshot().info()).collect() }, Timing::default())
 }
 
 /// The version of a model that answers.
@@ -176,14 +183,20 @@ pub async fn model(State(app): State<Arc<App>>, Path(model): Path<String>, metho
     if model.rsplit_once(':').is_some_and(|(_, verb)| ["retrieve", "rank", "embed"].contains(&verb)) {
         return Err(Refusal::method(&method, "POST"));
     }
-    Ok(json(app.registry.get(&model, None)?.info(), Timing::default()))
+    Ok(json(&app.registry.get(&model, Which::Active)?.snapshot().info(), Timing::default()))
 }
 
 /// The published versions of a model.
 #[utoipa::path(get, path = "/v1/models/{model}/versions", tag = "models", params(("model" = String, Path)),
     responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn versions(State(app): State<Arc<App>>, Path(model): Path<String>) -> Answer {
-    let versions = app.registry.versions(&model)?;
+    let info = |v: VersionState| VersionInfo {
+        version: v.version,
+        active: v.active,
+        loaded: v.loaded,
+        refused: v.refused.map(|r| r.reason),
+    };
+    let versions = app.registry.versions(&model)?.into_iter().map(info).collect();
     Ok(json(&VersionList { model, versions }, Timing::default()))
 }
 

@@ -19,16 +19,17 @@ use axum::response::Html;
 use axum::routing::{any, get};
 use tokio::net::TcpListener;
 
-use crate::engine::{Engine, Registry};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::limits;
+use crate::registry::Registry;
 
 pub use openapi::document as openapi;
 
 /// What handlers share.
 pub struct App {
     /// The models.
-    pub registry: Registry,
+    pub registry: Arc<Registry>,
     /// The workers.
     pub engine: Engine,
     draining: AtomicBool,
@@ -37,7 +38,7 @@ pub struct App {
 impl App {
     /// Models and workers behind one edge.
     pub fn new(registry: Registry, engine: Engine) -> Self {
-        App { registry, engine, draining: AtomicBool::new(false) }
+        App { registry: Arc::new(registry), engine, draining: AtomicBool::new(false) }
     }
 
     fn is_ready(&self) -> bool {

@@ -4,10 +4,10 @@
 //! measurable quantity with its unit last: `_gib` is 2^30 bytes, `_gb_s` is 10^9 bytes a second, which is one byte a nanosecond.
 
 use std::collections::BTreeSet;
-use std::fs;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use crate::device::memory::installed_bytes;
 use crate::embedding::tiers::remote::Survey;
 use crate::error::{Error, Result};
 
@@ -213,8 +213,8 @@ impl Topology {
     /// # Errors
     /// [`crate::error::Kind::Unsupported`] where the system does not state its memory.
     pub fn detect() -> Result<Topology> {
-        let total =
-            dram_bytes().ok_or_else(|| Error::unsupported("this system does not state its memory; give a topology"))?;
+        let total = installed_bytes()
+            .ok_or_else(|| Error::unsupported("this system does not state its memory; give a topology"))?;
         let dram_gib = (total as f64 / GIB * 100.0).floor() / 100.0;
         let reserved_gib = (dram_gib * 10.0).ceil() / 100.0;
         // What a server core of these years reads; `--calibrate` replaces them.
@@ -319,13 +319,4 @@ pub(super) fn parse_toml<T: DeserializeOwned>(text: &str) -> Result<T> {
             None => Error::invalid(message),
         }
     })
-}
-
-/// Memory of the machine, or of the container where that is less.
-fn dram_bytes() -> Option<u64> {
-    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find(|l| l.starts_with("MemTotal:"))?;
-    let total = line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)?;
-    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|t| t.trim().parse::<u64>().ok());
-    Some(limit.map_or(total, |limit| limit.min(total)))
 }

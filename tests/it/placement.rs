@@ -93,7 +93,7 @@ fn answers(model: &Loaded, users: &[Value]) -> Vec<Vec<(i64, f32)>> {
             serde_json::from_value(request).unwrap()
         })
         .collect();
-    let results = model.model().retrieve(&requests.iter().collect::<Vec<_>>(), deadline);
+    let results = model.snapshot().retrieve(&requests.iter().collect::<Vec<_>>(), deadline);
     results.into_iter().map(|r| r.unwrap().items.iter().map(|i| (i.id, i.score)).collect()).collect()
 }
 
