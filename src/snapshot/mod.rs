@@ -5,7 +5,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `index.safetensors` | the item index ([`crate::ivf`]) |
-//! | `filter.safetensors` | planes and posting lists ([`crate::bloom`]) |
+//! | `filter.safetensors` | planes and posting lists ([`crate::filter::index`]) |
 //! | `columns.safetensors` | item columns ([`crate::columns`]) and ids |
 //! | `recipe.toml` | how it was built and the serving defaults |
 //! | `manifest.json` | written last: shapes, provenance, length and hash of every other file |
@@ -19,6 +19,7 @@ mod placement;
 mod publish;
 mod recipe;
 mod tables;
+mod workload;
 
 pub use ids::Ids;
 pub use load::Snapshot;
@@ -27,6 +28,7 @@ pub use placement::{Options as PlacementOptions, Placement, placed};
 pub use publish::{Publish, Stage, Vectors, publish, published};
 pub use recipe::{Recipe, Serving};
 pub use tables::Remote;
+pub use workload::workload;
 
 const INDEX_FILE: &str = "index.safetensors";
 const FILTER_FILE: &str = "filter.safetensors";
