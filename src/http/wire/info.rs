@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::columns::{Column, ColumnKind};
-use crate::model::{FeatureKind, FeatureSpec};
+
+use crate::embedding::Table;
 use crate::snapshot::{Snapshot, placed};
-use crate::sparse::Table;
+use crate::tower::{FeatureKind, FeatureSpec};
 
 /// An item column of a snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
