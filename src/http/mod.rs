@@ -8,6 +8,7 @@ mod answer;
 mod calls;
 mod layers;
 mod openapi;
+pub mod wire;
 
 use std::future::Future;
 use std::sync::Arc;

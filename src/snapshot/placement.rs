@@ -155,7 +155,7 @@ fn read(file: &Path) -> Result<String> {
 }
 
 /// How a table lies, in a few words: its sharding type and the devices of its parts.
-pub(super) fn placed(table: &Table) -> String {
+pub fn placed(table: &Table) -> String {
     match table.source() {
         Source::Host(_) => "whole, in memory".into(),
         Source::Fetched(_) => "whole, fetched".into(),
