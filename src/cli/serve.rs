@@ -12,7 +12,7 @@ use tokio::runtime::Runtime;
 use super::publish::existing;
 use super::say;
 use crate::config::{Config, Flags, TableFlags};
-use crate::engine::Engine;
+use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::http::{self, App};
 use crate::registry::{Options, Registry};
@@ -74,7 +74,7 @@ impl Server {
         let placement = Placement::open(&config.tables)?;
         let options = Options { only: config.model.clone(), ..Options::default() };
         let registry = Registry::new(existing(config.store.clone())?, placement, options);
-        let app = Arc::new(App::new(registry, Engine::start(&config.engine)?));
+        let app = Arc::new(App::new(registry, Engine::start(Passes, &config.engine)?));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()

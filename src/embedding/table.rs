@@ -356,6 +356,15 @@ impl Table {
         }
     }
 
+    /// True where rows are asked for elsewhere than in this process.
+    pub fn is_remote(&self) -> bool {
+        match &self.source {
+            Source::Host(_) => false,
+            Source::Fetched(_) => true,
+            Source::Sharded(shards) => shards.is_remote(),
+        }
+    }
+
     /// [`TableSpec::resolve`].
     pub fn resolve(&self, id: i64) -> (Option<u64>, bool) {
         self.spec.resolve(id)

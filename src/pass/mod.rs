@@ -32,7 +32,7 @@ mod prepare;
 mod scratch;
 mod trace;
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 pub use cost::Cost;
@@ -80,6 +80,13 @@ struct Collected<'a> {
     answers: Mutex<Vec<Option<Result<Answer>>>>,
 }
 
+impl Collected<'_> {
+    fn collected(&self) -> MutexGuard<'_, Vec<Option<Result<Answer>>>> {
+        // Nothing but an answer is put in under the lock.
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Batch for Collected<'_> {
     fn len(&self) -> usize {
         self.requests.len()
@@ -98,7 +105,7 @@ impl Batch for Collected<'_> {
     }
 
     fn answer(&self, n: usize, answer: Result<Answer>) {
-        lock(&self.answers)[n] = Some(answer);
+        self.collected()[n] = Some(answer);
     }
 }
 
@@ -107,5 +114,6 @@ pub fn run(pass: &mut dyn Pass, requests: &[Prepared], deadline: Option<Instant>
     let batch = Collected { requests, deadline, answers: Mutex::new(requests.iter().map(|_| None).collect()) };
     pass.run(&batch);
     let unanswered = || Err(Error::internal("the pass left a request unanswered"));
-    batch.answers.into_inner().into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
+    let answers = std::mem::take(&mut *batch.collected());
+    answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
 }

@@ -1,9 +1,11 @@
 //! What makes a version out of its folder: planned by its manifest first, then loaded.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::error::Result;
 use crate::snapshot::{Manifest, Placement, Snapshot};
+use crate::view::View;
 
 /// What a folder says of its version, before anything else of it is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,14 +36,14 @@ pub trait Loader<T>: Send + Sync {
 }
 
 /// Snapshots, with their tables placed alike.
-impl Loader<Snapshot> for Placement {
+impl Loader<View> for Placement {
     fn declared(&self, folder: &Path) -> Result<Declared> {
         let manifest = Manifest::read(folder)?;
         let memory_bytes = Snapshot::memory_bytes(folder, &manifest, self)?;
         Ok(Declared { digest: manifest.digest(), name: manifest.name, version: manifest.version, memory_bytes })
     }
 
-    fn load(&self, folder: &Path) -> Result<Snapshot> {
-        Snapshot::load(folder, self)
+    fn load(&self, folder: &Path) -> Result<View> {
+        Snapshot::load(folder, self).map(|snapshot| View::new(Arc::new(snapshot)))
     }
 }

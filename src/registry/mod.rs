@@ -29,6 +29,7 @@ use arc_swap::ArcSwap;
 
 use crate::error::{Error, Kind, Result};
 use crate::snapshot::{Snapshot, Stamp, Store, check_name};
+use crate::view::View;
 use entry::{Entry, listed};
 use load::Permits;
 use memory::{Memory, Room};
@@ -38,8 +39,8 @@ pub use loader::{Declared, Loader};
 
 /// One version in memory. Requests hold it while they run.
 #[derive(Debug)]
-pub struct Loaded<T = Snapshot> {
-    snapshot: Arc<T>,
+pub struct Loaded<T = View> {
+    view: Arc<T>,
     name: String,
     version: u64,
     digest: String,
@@ -53,14 +54,15 @@ impl Loaded {
     pub fn new(snapshot: Snapshot) -> Self {
         let (name, version) = (snapshot.manifest.name.clone(), snapshot.manifest.version);
         let digest = snapshot.digest().to_owned();
-        Loaded { snapshot: Arc::new(snapshot), name, version, digest, stamp: None, room: None }
+        let view = Arc::new(View::new(Arc::new(snapshot)));
+        Loaded { view, name, version, digest, stamp: None, room: None }
     }
 }
 
 impl<T> Loaded<T> {
     /// What answers.
-    pub fn snapshot(&self) -> &Arc<T> {
-        &self.snapshot
+    pub fn view(&self) -> &Arc<T> {
+        &self.view
     }
 
     /// The model's name.
@@ -156,7 +158,7 @@ pub type Warm<T> = Arc<dyn Fn(&Loaded<T>) -> Result<()> + Send + Sync>;
 type Entries<T> = BTreeMap<String, Entry<T>>;
 
 /// The models of a store.
-pub struct Registry<T = Snapshot> {
+pub struct Registry<T = View> {
     store: Store,
     loader: Box<dyn Loader<T>>,
     options: Options,

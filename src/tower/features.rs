@@ -3,7 +3,7 @@
 use super::row::{FeatureRow, FeatureValues};
 use super::spec::{FeatureKind, FeatureSpec};
 use crate::embedding::{
-    BagConfig, EmbeddingBagCollection, JaggedTensor, KeyedJaggedTensor, Lookup, LookupReport, Vocabulary,
+    BagConfig, EmbeddingBagCollection, JaggedTensor, KeyedJaggedTensor, Lookup, LookupReport, Table,
 };
 use crate::error::{Error, Result};
 use crate::request;
@@ -114,25 +114,31 @@ impl Tower {
             let values = if is_read_again { sent.get(source).cloned() } else { sent.remove(source) };
             match values {
                 None => Ok(FeatureValues::missing(spec)),
-                Some(values) => FeatureValues::read(spec, self.vocabulary(spec), values)
+                Some(values) => FeatureValues::read(spec, self.table(spec).and_then(|t| t.vocabulary()), values)
                     .map_err(|e| e.within(format!("feature `{source}`"))),
             }
         };
         Ok(FeatureRow { values: self.features.iter().enumerate().map(read).collect::<Result<_>>()? })
     }
 
-    fn vocabulary(&self, spec: &FeatureSpec) -> Option<&Vocabulary> {
-        self.bags.tables().iter().find(|t| Some(t.name()) == spec.table.as_deref())?.vocabulary()
+    fn table(&self, spec: &FeatureSpec) -> Option<&Table> {
+        self.bags.tables().iter().find(|t| Some(t.name()) == spec.table.as_deref()).map(|t| &**t)
     }
 
     /// True where a row asks for rows of a table that must be fetched from another machine.
     pub fn needs_fetch(&self, row: &FeatureRow) -> bool {
-        let is_fetched = |spec: &FeatureSpec| {
-            let table = self.bags.tables().iter().find(|t| Some(t.name()) == spec.table.as_deref());
-            table.is_some_and(|t| t.is_remote())
-        };
+        let is_fetched = |spec: &FeatureSpec| self.table(spec).is_some_and(Table::is_remote);
         let asks = |values: &FeatureValues| matches!(values, FeatureValues::Ids { ids, .. } if !ids.is_empty());
         self.features.iter().zip(&row.values).any(|(spec, values)| asks(values) && is_fetched(spec))
+    }
+
+    /// Bytes of the rows that a row of features asks for.
+    pub fn row_bytes(&self, row: &FeatureRow) -> u64 {
+        let of_feature = |(spec, values): (&FeatureSpec, &FeatureValues)| {
+            let table = self.table(spec).map_or(0, |t| t.spec().row_bytes().unwrap_or(0));
+            (values.ids() * table) as u64
+        };
+        self.features.iter().zip(&row.values).map(of_feature).sum()
     }
 
     /// Looks the ids of all rows up in their tables: one call for all of them. A feature that a row does not bring is an empty

@@ -37,7 +37,7 @@ impl FeatureRow {
 }
 
 impl FeatureValues {
-    fn ids(&self) -> usize {
+    pub(super) fn ids(&self) -> usize {
         match self {
             FeatureValues::Ids { ids, .. } => ids.len(),
             FeatureValues::Dense(_) => 0,

@@ -73,6 +73,11 @@ pub struct ShardedTable {
 }
 
 impl ShardedTable {
+    /// True where a shard's rows are asked for elsewhere than in this process.
+    pub fn is_remote(&self) -> bool {
+        self.shards.iter().any(|shard| shard.table.is_remote())
+    }
+
     /// A table of shards.
     ///
     /// # Errors

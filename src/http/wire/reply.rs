@@ -262,6 +262,14 @@ impl Reply {
         Reply { served, entries, is_list: true, at: Place::Start }
     }
 
+    /// The steps of the answer to a single request that asked for them.
+    pub fn steps(&self) -> &[Step] {
+        match self.entries.as_slice() {
+            [entry] if !self.is_list => entry.steps(),
+            _ => &[],
+        }
+    }
+
     /// True where no piece is left.
     pub fn is_done(&self) -> bool {
         self.at == Place::End
