@@ -279,7 +279,7 @@ fn what_no_worker_takes_in_time_is_refused_and_never_run() {
 fn what_was_begun_and_comes_late_is_told_so() {
     let engine = engine(1);
     let gate = Gate::new();
-    let late = engine.submit(Work { gate: Some(gate.clone()), ..work(1) }, terms(ms(50)));
+    let late = engine.submit(Work { gate: Some(gate.clone()), ..work(1) }, terms(ms(500)));
     assert_eq!(kind(wait(late)), Kind::DeadlineExceeded);
     gate.open();
     is_clean(&engine);
