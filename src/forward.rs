@@ -27,16 +27,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
-use crate::bloom::{Plan, Route};
 use crate::columns::{Cell, Column};
+use crate::embedding::{Lookup, LookupReport, OnDegraded};
 use crate::error::{Error, Result};
-use crate::filter;
+use crate::filter::{self, Plan, Route};
 use crate::ivf::{Counters, Probing, Rows, Search};
-use crate::model::Features;
-use crate::overarch::Candidates;
 use crate::snapshot::Snapshot;
-use crate::sparse::{Lookup, LookupReport, OnDegraded};
 use crate::topk::{Selector, unkey};
+use crate::tower::{Candidates, Features};
 use crate::units::{ItemId, Slot};
 use crate::wire::{EmbedRequest, Explain, Item, RankRequest, RetrieveRequest, Retrieved};
 

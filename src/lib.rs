@@ -10,11 +10,11 @@
 //! | N | items | T | tasks |
 //! | C | lists (clusters) | K | results |
 
-pub mod bloom;
 pub mod cli;
 pub mod columns;
 pub mod config;
 pub mod device;
+pub mod embedding;
 pub mod engine;
 pub mod error;
 pub mod files;
@@ -26,11 +26,10 @@ pub mod ivf;
 pub mod limits;
 pub mod model;
 pub mod npy;
-pub mod overarch;
+pub mod planner;
 pub mod registry;
 pub mod request;
 pub mod snapshot;
-pub mod sparse;
 pub mod telemetry;
 pub mod tensor;
 pub mod topk;

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::say;
+use crate::embedding::tiers::remote::{Cluster, ClusterOptions};
 use crate::error::{Error, Result};
 use crate::snapshot::{self, Recipe, Remote, Stage, Store, Vectors};
-use crate::sparse::tiers::remote::{Cluster, ClusterOptions};
 
 /// Arguments of `sterling publish`.
 #[derive(Debug, clap::Args)]

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use crate::topk::Selector;
 use crate::units::Slot;
-use crate::{bloom, ivf, value};
+use crate::{filter, ivf, value};
 
 #[derive(Default)]
 pub(super) struct Scratch {
@@ -13,7 +13,7 @@ pub(super) struct Scratch {
     /// Of requests that are searched together.
     pub(super) selectors: Vec<Selector>,
     pub(super) batch: ivf::Batch,
-    pub(super) words: bloom::Scratch,
+    pub(super) words: filter::Scratch,
     /// Retrieval score and slot of each candidate.
     pub(super) candidates: Vec<(f32, Slot)>,
     /// Slots that are rescored, ascending, and their scores.

@@ -12,16 +12,17 @@
 //! | lists with a float, all of one length | a dense vector, input of an item tower |
 
 mod builder;
+pub mod faiss;
 mod json;
 mod parquet;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+use self::faiss::IndexFile;
 use crate::columns::ItemColumn;
 use crate::error::{Error, Result};
 use crate::ivf::Lists;
-use crate::ivf::faiss::IndexFile;
 use crate::limits;
 use crate::npy;
 use crate::tensor::Matrix;

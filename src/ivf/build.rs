@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::NO_ITEM;
 use super::kmeans;
-use crate::device::kernels::{BLOCK, Kernels};
+use crate::device::cpu::Kernels;
+use crate::device::cpu::kernels::BLOCK;
 use crate::error::{Error, Result};
 use crate::files::TensorFile;
 use crate::limits;

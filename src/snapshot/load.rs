@@ -10,10 +10,11 @@ use super::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE};
 use crate::columns::{ColumnKind, Columns};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
-use crate::model::{FeatureKind, Package};
+use crate::model::Package;
+use crate::tower::{FeatureKind, FeatureSpec};
 use crate::value::Program;
 use crate::wire::{ColumnInfo, FeatureInfo, ModelInfo, TableInfo};
-use crate::{bloom, ivf};
+use crate::{filter, ivf};
 
 /// A loaded snapshot. Nothing of it changes after the load.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ pub struct Snapshot {
     /// The item index.
     pub index: ivf::Index,
     /// Planes and posting lists.
-    pub filter: bloom::Index,
+    pub filter: filter::Index,
     /// Item columns.
     pub columns: Columns,
     /// Which slot holds which item.
@@ -68,7 +69,7 @@ impl Snapshot {
         let columns = Columns::open(&tensors, index.slots())?;
         let ids = Ids::open(&tensors, index.slots(), index.items())?;
         let tensors = Tensors::open(&folder.join(FILTER_FILE))?;
-        let filter = bloom::Index::open(&tensors, index.list_offsets(), index.list_lengths(), columns.terms())?;
+        let filter = filter::Index::open(&tensors, index.list_offsets(), index.list_lengths(), columns.terms())?;
         let says = (manifest.dimension, manifest.items, manifest.slots, manifest.lists);
         let holds = (index.dimension(), index.items(), index.slots(), index.lists());
         if says != holds || package.spec.dimension != manifest.dimension || package.spec.name != manifest.name {
@@ -112,7 +113,7 @@ impl Snapshot {
     /// What the snapshot is, for people and programs.
     pub fn info(&self) -> ModelInfo {
         let spec = &self.package.spec;
-        let feature = |f: &crate::model::FeatureSpec| FeatureInfo {
+        let feature = |f: &FeatureSpec| FeatureInfo {
             name: f.source().into(),
             kind: match f.kind {
                 FeatureKind::Ids => "ids",
@@ -136,7 +137,7 @@ impl Snapshot {
             filter: c.is_filterable(),
             distinct: c.dictionary_len(),
         };
-        let table = |t: &std::sync::Arc<crate::sparse::Table>| TableInfo {
+        let table = |t: &std::sync::Arc<crate::embedding::Table>| TableInfo {
             name: t.name().into(),
             rows: t.rows(),
             width: t.width(),

@@ -5,7 +5,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `index.safetensors` | the item index ([`crate::ivf`]) |
-//! | `filter.safetensors` | planes and posting lists ([`crate::bloom`]) |
+//! | `filter.safetensors` | planes and posting lists ([`crate::filter::index`]) |
 //! | `columns.safetensors` | item columns ([`crate::columns`]) and ids |
 //! | `recipe.toml` | how it was built and the serving defaults |
 //! | `manifest.json` | written last: shapes, provenance, length and hash of every other file |
@@ -20,6 +20,7 @@ mod publish;
 mod recipe;
 mod store;
 mod tables;
+mod workload;
 
 pub use ids::Ids;
 pub use load::Snapshot;
@@ -29,6 +30,7 @@ pub use publish::{Publish, Stage, Vectors, publish, published};
 pub use recipe::{Recipe, Serving};
 pub use store::{Stamp, Store, check_name};
 pub use tables::Remote;
+pub use workload::workload;
 
 const INDEX_FILE: &str = "index.safetensors";
 const FILTER_FILE: &str = "filter.safetensors";

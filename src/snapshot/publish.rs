@@ -19,13 +19,14 @@ use super::store::Store;
 use super::tables::{self, Remote};
 use super::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE, ids};
 use crate::columns::{self, Columns, ItemColumn, ItemValues};
+use crate::embedding::Lookup;
 use crate::error::{Error, Result};
 use crate::files::{self, Checksum, TensorFile, Tensors};
 use crate::items::{EMBEDDING, ID, Items};
-use crate::model::{FeatureValues, Features, MODEL_FILE, ModelSpec, Package};
-use crate::sparse::Lookup;
+use crate::model::{MODEL_FILE, ModelSpec, Package};
 use crate::tensor::Matrix;
-use crate::{bloom, ivf};
+use crate::tower::{FeatureKind, FeatureSpec, FeatureValues, Features};
+use crate::{filter, ivf};
 
 /// Items that the item tower takes at a time.
 const TOWER_BATCH: usize = 512;
@@ -248,7 +249,7 @@ fn write(
     progress(Stage::Writing, 2, 3);
     let written = Columns::open(&Tensors::open(&folder.join(COLUMNS_FILE))?, built.order.len())?;
     let mut file = TensorFile::new();
-    bloom::encode(&written, &built.list_offsets, &built.list_lengths, &recipe.filter, &mut file)?;
+    filter::encode(&written, &built.list_offsets, &built.list_lengths, &recipe.filter, &mut file)?;
     sums.insert(FILTER_FILE.into(), file.write(&folder.join(FILTER_FILE))?);
     progress(Stage::Writing, 3, 3);
     Ok(())
@@ -287,7 +288,7 @@ fn embed(
 }
 
 /// The features of one item, read from its columns.
-fn features(specs: &[crate::model::FeatureSpec], items: &Items, row: usize) -> Result<Features> {
+fn features(specs: &[FeatureSpec], items: &Items, row: usize) -> Result<Features> {
     let mut features = Features::new();
     for source in specs.iter().map(|s| s.source()) {
         if source == ID {
@@ -300,7 +301,7 @@ fn features(specs: &[crate::model::FeatureSpec], items: &Items, row: usize) -> R
             let range = |offsets: &[u32]| offsets[row] as usize..offsets[row + 1] as usize;
             let values = match &column.values {
                 ItemValues::Texts { offsets, values } => FeatureValues::Categories(values[range(offsets)].to_vec()),
-                ItemValues::Integers { offsets, values } if kinds().any(|k| k == crate::model::FeatureKind::Ids) => {
+                ItemValues::Integers { offsets, values } if kinds().any(|k| k == FeatureKind::Ids) => {
                     FeatureValues::Ids { values: values[range(offsets)].to_vec(), weights: None }
                 }
                 ItemValues::Integers { offsets, values } => {

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::embedding::tiers::remote::{Cluster, TableVersion, delete, load_table};
+use crate::embedding::{RowFormat, Table};
 use crate::error::{Error, Kind, Result};
 use crate::files::{Checksum, TensorFile};
 use crate::model::{ModelSpec, Package};
-use crate::sparse::tiers::remote::{Cluster, TableVersion, delete, load_table};
-use crate::sparse::{RowFormat, Table};
 
 /// The cluster that gets the rows of tables when a version is published.
 #[derive(Clone, Debug)]

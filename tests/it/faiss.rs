@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sterling::error::Kind;
 use sterling::forward::{Deadline, retrieve};
-use sterling::ivf::{Rescore, Scratch, faiss::IndexFile};
+use sterling::items::faiss::IndexFile;
+use sterling::ivf::{Rescore, Scratch};
 use sterling::snapshot::{Manifest, Placement, Publish, Recipe, Snapshot, Vectors};
 use sterling::wire::RetrieveRequest;
 

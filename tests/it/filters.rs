@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
-use sterling::filter::{Expr, Leaf, Operator, Test, parse};
+use sterling::columns::Operator;
+use sterling::filter::{Expr, Leaf, Test, parse};
 use sterling::forward::{Deadline, retrieve};
 use sterling::limits::{FILTER_BYTES_MAX, FILTER_DEPTH_MAX, FILTER_LEAVES_MAX};
 use sterling::snapshot::{Placement, Publish, Recipe, Snapshot, Store, publish};
@@ -120,7 +121,7 @@ fn the_limits_of_the_page_are_the_limits() {
     for limit in [with_comma(FILTER_BYTES_MAX), with_comma(FILTER_LEAVES_MAX), FILTER_DEPTH_MAX.to_string()] {
         assert!(PAGE.contains(&limit), "{limit} is not on the page");
     }
-    for (option, value) in toml::to_string(&sterling::bloom::Options::default()).unwrap().lines().map(|line| {
+    for (option, value) in toml::to_string(&sterling::filter::Options::default()).unwrap().lines().map(|line| {
         let (option, value) = line.split_once(" = ").unwrap();
         (option.to_owned(), value.to_owned())
     }) {
