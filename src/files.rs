@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -125,10 +125,37 @@ impl Checksum {
     }
 }
 
+impl Checksum {
+    /// The checksum of a file, read and not mapped: it may shrink meanwhile.
+    ///
+    /// # Errors
+    /// `NotFound` or `Io` with the path.
+    pub fn of_file(path: &Path) -> Result<Self> {
+        let read = || {
+            let mut file = File::open(path)?;
+            let mut hashed = Hashed { to: std::io::sink(), hash: Xxh3::new(), bytes: 0 };
+            let mut chunk = vec![0; 1 << 20];
+            loop {
+                match file.read(&mut chunk)? {
+                    0 => return Ok(hashed.sum()),
+                    n => hashed.write_all(&chunk[..n])?,
+                }
+            }
+        };
+        read().map_err(|e: std::io::Error| Error::io(path.display(), e))
+    }
+}
+
 struct Hashed<W> {
     to: W,
     hash: Xxh3,
     bytes: u64,
+}
+
+impl<W> Hashed<W> {
+    fn sum(&self) -> Checksum {
+        Checksum { bytes: self.bytes, xxh3: format!("{:032x}", self.hash.digest128()) }
+    }
 }
 
 impl<W: Write> Write for Hashed<W> {
@@ -159,7 +186,7 @@ pub fn write_atomic(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::R
         if let Some(folder) = path.parent() {
             sync_folder(folder)?;
         }
-        Ok(Checksum { bytes: out.bytes, xxh3: format!("{:032x}", out.hash.digest128()) })
+        Ok(out.sum())
     })();
     written.map_err(|e: std::io::Error| {
         let _ = fs::remove_file(&temporary);

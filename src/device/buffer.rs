@@ -7,11 +7,8 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 
-use crate::device::map::Map;
+use crate::device::map::{HUGE_PAGE_BYTES, Map};
 use crate::error::{Error, Result};
-
-/// Buffers of at least this many bytes ask for transparent huge pages: random list reads then miss the TLB 512 times less.
-const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 #[derive(Debug)]
 enum Backing {
@@ -106,6 +103,17 @@ impl<T: Pod> Buffer<T> {
         }
         let offset = self.offset + range.start * size_of::<T>();
         Ok(Buffer { backing: self.backing.clone(), offset, len: range.len(), kind: PhantomData })
+    }
+
+    /// The same numbers in memory of their own, which no change of a file reaches.
+    ///
+    /// # Errors
+    /// As [`Buffer::filled`].
+    pub fn in_memory(&self) -> Result<Self> {
+        match &*self.backing {
+            Backing::Mapped(_) => Buffer::copied(self),
+            Backing::Owned(_) | Backing::Empty => Ok(self.clone()),
+        }
     }
 
     /// The same memory as bytes.

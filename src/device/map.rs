@@ -12,6 +12,9 @@ use std::time::SystemTime;
 
 use crate::error::{Error, Kind, Result};
 
+/// Memory of at least this many bytes asks for transparent huge pages: random reads then miss the TLB 512 times less.
+pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
+
 /// The bytes of a whole file, read-only.
 #[derive(Debug)]
 pub struct Map {
@@ -46,6 +49,11 @@ impl Map {
         }
         let io = |e| Error::io(path.display(), e);
         let mut map = memmap2::MmapMut::map_anon(file.len()).map_err(io)?;
+        if file.len() >= HUGE_PAGE_BYTES {
+            // Refused where the kernel has no huge pages; small pages are slower and as right.
+            #[cfg(target_os = "linux")]
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
         file.read(&mut map).and_then(|()| file.finish()).map_err(|e| e.within(path.display()))?;
         Ok(Map { map: Some(map.make_read_only().map_err(io)?) })
     }
