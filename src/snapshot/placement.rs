@@ -13,9 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::workload::workload;
 use crate::embedding::Table;
 use crate::embedding::place::{TablePlan, Tier};
-use crate::embedding::shard::ShardedTable;
-use crate::embedding::table::Source;
-use crate::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, RemoteTable, TableVersion};
+use crate::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, TableVersion};
 use crate::error::{Error, Result};
 use crate::model::ModelSpec;
 use crate::planner::{self, Plan, Topology};
@@ -142,11 +140,11 @@ impl Placement {
                 let cache_bytes = on_cluster().map(|s| s.cache_bytes).sum::<u64>();
                 let cache_bytes = usize::try_from(cache_bytes).unwrap_or(usize::MAX);
                 let options = RemoteOptions { cache_bytes, timeout: self.timeout };
-                Some(RemoteTable::open_table(cluster, &named, table.spec().clone(), &options)?)
+                Some(Table::on_cluster(cluster, &named, table.spec().clone(), &options)?)
             }
             _ => None,
         };
-        table.in_shards(ShardedTable::planned(table, plan, remote.as_ref())?)
+        table.planned(plan, remote.as_ref())
     }
 }
 
@@ -156,12 +154,7 @@ fn read(file: &Path) -> Result<String> {
 
 /// How a table lies, in a few words: its sharding type and the devices of its parts.
 pub(super) fn placed(table: &Table) -> String {
-    match table.source() {
-        Source::Host(_) => "whole, in memory".into(),
-        Source::Fetched(_) => "whole, fetched".into(),
-        Source::Sharded(shards) => {
-            let parts: Vec<&str> = shards.shards().iter().map(|s| s.device.as_str()).collect();
-            format!("{} on {}", shards.sharding().name(), parts.join(", "))
-        }
-    }
+    let Some(sharding) = table.sharding() else { return "whole, in memory".into() };
+    let parts: Vec<&str> = table.shards().iter().map(|s| s.device.as_str()).collect();
+    format!("{} on {}", sharding.name(), parts.join(", "))
 }

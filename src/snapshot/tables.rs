@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::embedding::tiers::remote::{Cluster, TableVersion, delete, load_table};
+use crate::embedding::tiers::remote::{Cluster, TableVersion, delete};
 use crate::embedding::{RowFormat, Table};
 use crate::error::{Error, Kind, Result};
 use crate::files::{Checksum, TensorFile};
@@ -93,7 +93,7 @@ pub(super) fn load(
     for table in tables {
         let named = TableVersion::new(&spec.name, table.name(), version)?;
         let told = |rows: u64| progress((before + rows) as usize, total as usize);
-        match load_table(&remote.cluster, &named, table, |p| told(p.rows_done)) {
+        match table.load(&remote.cluster, &named, |p| told(p.rows_done)) {
             Ok(_) => loaded.push(named),
             Err(error) => {
                 // Rows of another load under the same version are not ours to remove.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use sterling::device::cpu::pool::RowFormat;
 use sterling::embedding::place::Sharding;
 use sterling::embedding::place::{ShardPlan, TablePlan, Tier};
-use sterling::embedding::tiers::remote::{Cluster, ClusterOptions, TableVersion, load_table};
+use sterling::embedding::tiers::remote::{Cluster, ClusterOptions, TableVersion};
 use sterling::embedding::{BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, Table};
 use sterling::engine::Loaded;
 use sterling::error::Kind;
@@ -115,7 +115,7 @@ fn the_debian_model_answers_alike_wherever_its_tables_lie() {
     let cluster = Cluster::connect(ClusterOptions::new(redis.seeds())).unwrap();
     for table in &tables {
         let named = TableVersion::new("debian", table.name(), version).unwrap();
-        load_table(&cluster, &named, table, |_| {}).unwrap();
+        table.load(&cluster, &named, |_| {}).unwrap();
     }
     for kind in 0..3 {
         let plans = tempfile::tempdir().unwrap();

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use sterling::device::buffer::Buffer;
 use sterling::embedding::place::Sharding;
-use sterling::embedding::shard::{Cut, Shard, ShardedEmbeddingBagCollection, ShardedTable};
+use sterling::embedding::shard::Cut;
 use sterling::embedding::tiers::remote::{
     Cluster, ClusterCounters, ClusterOptions, LoadProgress, LoadReport, ReadFrom, RemoteOptions, RemoteTable,
-    TableShape, TableVersion, delete, load, load_table, versions,
+    TableShape, TableVersion, delete, load, versions,
 };
 use sterling::embedding::tiers::{Fetched, RowSource, RowState};
 use sterling::embedding::{
@@ -269,17 +269,17 @@ fn tables_go_in_and_out_whole(cluster: &Arc<Cluster>) {
     let values: Vec<f32> = (0..rows * width as u64).map(|i| i as f32 * 0.25).collect();
     let host = Table::from_f32("items", width, &values, RowFormat::F16, Unseen::Zero).unwrap();
     let small = TableVersion::new("tests", "small", 1).unwrap();
-    load_table(cluster, &small, &host, |_| {}).unwrap();
+    host.load(cluster, &small, |_| {}).unwrap();
     let spec = TableSpec { name: "items".into(), rows, width, format: RowFormat::F16, unseen: Unseen::Zero };
-    let remote = RemoteTable::open_table(cluster, &small, spec.clone(), &RemoteOptions::default()).unwrap();
+    let remote = Table::on_cluster(cluster, &small, spec.clone(), &RemoteOptions::default()).unwrap();
     assert_eq!(remote.spec(), host.spec());
-    refused(load_table(cluster, &small.at(2), &remote, |_| {}), Kind::Unsupported, &["not in this host's memory"]);
+    refused(remote.load(cluster, &small.at(2), |_| {}), Kind::Unsupported, &["not in this host's memory"]);
     let narrow = TableSpec { width: 15, ..spec };
-    let opened = RemoteTable::open_table(cluster, &small, narrow, &RemoteOptions::default());
+    let opened = Table::on_cluster(cluster, &small, narrow, &RemoteOptions::default());
     refused(opened, Kind::Corrupt, &["rows of 32 bytes, expected 30"]);
     let bytes = Buffer::copied(&[0u8; 32]).unwrap();
     let one = Table::host(TableSpec { rows: 1, ..host.spec().clone() }, bytes).unwrap();
-    refused(load_table(cluster, &small, &one, |_| {}), Kind::Conflict, &["500 rows, expected 1"]);
+    refused(one.load(cluster, &small, |_| {}), Kind::Conflict, &["500 rows, expected 1"]);
     assert!(delete(cluster, &small).unwrap());
 }
 
@@ -288,18 +288,17 @@ fn half_remote_answers_as_whole(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     let values: Vec<f32> = (0..rows * width as u64).map(|i| (i % 97) as f32 * 0.125).collect();
     let host = Table::from_f32("items", width, &values, RowFormat::Int8, Unseen::Zero).unwrap();
     let half = TableVersion::new("tests", "half", 1).unwrap();
-    load_table(cluster, &half, &host, |_| {}).unwrap();
+    host.load(cluster, &half, |_| {}).unwrap();
     let options = RemoteOptions { cache_bytes: 0, timeout: Duration::from_secs(5) };
-    let remote = RemoteTable::open_table(cluster, &half, host.spec().clone(), &options).unwrap();
+    let remote = Table::on_cluster(cluster, &half, host.spec().clone(), &options).unwrap();
     let shard = |rows: Range<u64>, table: &Table, device: &str| {
-        let cut = Cut { rows: rows.clone(), columns: 0..width, copy: 0, device: device.into() };
-        Shard { rows, columns: 0..width, copy: 0, device: device.into(), table: cut.take(table).unwrap() }
+        Cut { rows, columns: 0..width, copy: 0, device: device.into() }.take(table).unwrap()
     };
     let shards = vec![shard(0..rows / 2, &host, "host"), shard(rows / 2..rows, &remote, "cluster")];
-    let halves = ShardedTable::new(host.spec().clone(), Sharding::RowWise, shards).unwrap();
+    let halves = Table::of_shards(host.spec().clone(), Sharding::RowWise, shards).unwrap();
     let bags = [BagConfig { feature: "ids".into(), table: "items".into(), pooling: Pooling::Mean }];
     let whole = EmbeddingBagCollection::new(vec![Arc::new(host)], &bags).unwrap();
-    let halves = ShardedEmbeddingBagCollection::new(vec![Arc::new(halves)], &bags).unwrap();
+    let halves = EmbeddingBagCollection::new(vec![Arc::new(halves)], &bags).unwrap();
     let drawn: Vec<i64> = sample(rows, 200, 11).into_iter().chain([5, 2999, 2999, 7000]).map(|id| id as i64).collect();
     let ids = KeyedJaggedTensor::from_lengths(["ids"], drawn, &[100, 0, 104], None).unwrap();
     let strict = Lookup { deadline: None, on_degraded: OnDegraded::Fail };

@@ -15,7 +15,7 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::embedding::table::TableSpec;
+use crate::embedding::spec::TableSpec;
 use crate::error::{Error, Result};
 
 /// Slots of a Redis or Valkey Cluster.

@@ -24,7 +24,6 @@ use super::cluster::{Cluster, Shared};
 use super::layout::{ChunkLayout, DIGEST_BYTES, TableShape, TableVersion, slot_of};
 use super::manifest::{self, PATIENCE, TableManifest, TableState};
 use super::survey::Memory;
-use crate::embedding::table::{Source, Table};
 use crate::error::{Error, Result};
 
 /// Chunks on their way at a time.
@@ -108,30 +107,6 @@ pub fn load(
     let checksum = checksum.digest();
     store(cluster, named, &TableManifest { state: TableState::Complete, checksum, ..manifest })?;
     Ok(LoadReport { progress: done, checksum, chunks, is_replicated })
-}
-
-/// Loads a table that lies in this process's memory, mapped or owned; see [`load`].
-///
-/// # Errors
-/// As [`load`], and where the table's rows are fetched themselves.
-pub fn load_table(
-    cluster: &Arc<Cluster>,
-    named: &TableVersion,
-    table: &Table,
-    progress: impl FnMut(LoadProgress),
-) -> Result<LoadReport> {
-    let Source::Host(bytes) = table.source() else {
-        return Err(Error::unsupported(format!(
-            "{named}: the rows of `{}` are not in this host's memory",
-            table.name()
-        )));
-    };
-    let shape = TableShape::of(table.spec())?;
-    let copy = |rows: Range<u64>, out: &mut [u8]| {
-        out.copy_from_slice(&bytes[rows.start as usize * shape.row_bytes..][..out.len()]);
-        Ok(())
-    };
-    load(cluster, named, &shape, copy, progress)
 }
 
 /// Removes a table version; true where there was one. Readers that have it open see degraded rows from then on.

@@ -29,14 +29,13 @@ use std::time::{Duration, Instant};
 
 pub use cluster::{Cluster, ClusterCounters, ClusterOptions, NodeHealth, ReadFrom};
 pub use layout::{TableShape, TableVersion};
-pub use load::{LoadProgress, LoadReport, delete, load, load_table};
+pub use load::{LoadProgress, LoadReport, delete, load};
 pub use manifest::{TableManifest, TableState, find, versions};
 pub use slots::Address;
 pub use survey::Survey;
 
 use super::cache::{CacheCounters, RowCache};
 use super::{Fetched, Pending, RowSource, RowState};
-use crate::embedding::table::{Table, TableSpec};
 use crate::error::Result;
 use flight::{Flight, InFlight};
 use layout::{ChunkLayout, checked};
@@ -148,20 +147,6 @@ impl RemoteTable {
             label: named.label().into(),
         };
         Ok(RemoteTable { cluster: cluster.clone(), inner: Arc::new(inner), timeout: options.timeout })
-    }
-
-    /// Opens a version as a table whose rows are fetched from the cluster.
-    ///
-    /// # Errors
-    /// As [`RemoteTable::open`], and where the specification is none.
-    pub fn open_table(
-        cluster: &Arc<Cluster>,
-        named: &TableVersion,
-        spec: TableSpec,
-        options: &RemoteOptions,
-    ) -> Result<Table> {
-        let source = RemoteTable::open(cluster, named, &TableShape::of(&spec)?, options)?;
-        Table::fetched(spec, Arc::new(source))
     }
 
     /// What became of the rows until now.
