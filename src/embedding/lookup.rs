@@ -11,7 +11,7 @@ use super::jagged::{Feature, JaggedTensor, KeyedJaggedTensor};
 use super::keyed::{KeyedTensor, Layout};
 use super::report::{Lookup, LookupReport, TableCounts};
 use super::shard::compute::{self, Travelling};
-use super::shard::input::{self, FeatureBags, Input};
+use super::shard::input::{self, FeatureBags, ShardedInput};
 use super::shard::output;
 use super::table::Table;
 use crate::device::cpu::Kernels;
@@ -252,7 +252,7 @@ struct Started<'a> {
     tables: &'a [Arc<Table>],
     kernels: Kernels,
     terms: Lookup,
-    input: Input<'a>,
+    input: ShardedInput<'a>,
     travelling: Travelling<'a>,
     report: LookupReport,
 }

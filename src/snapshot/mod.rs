@@ -24,7 +24,7 @@ mod workload;
 pub use ids::Ids;
 pub use load::Snapshot;
 pub use manifest::{FORMAT, MANIFEST, Manifest, Provenance, Store, check_name};
-pub use placement::{Options as PlacementOptions, Placement};
+pub use placement::{Placement, PlacementOptions, rows_on_cluster};
 pub use publish::{Publish, Stage, Vectors, publish, published};
 pub use recipe::{Recipe, Serving};
 pub use tables::Remote;

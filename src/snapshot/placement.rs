@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::manifest::Manifest;
 use super::workload::workload;
 use crate::embedding::Table;
 use crate::embedding::place::{TablePlan, Tier};
@@ -21,7 +22,7 @@ use crate::planner::{self, Plan, Topology};
 /// How tables are placed at load. Without a plan, a topology or a cluster they lie whole in memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Options {
+pub struct PlacementOptions {
     /// A plan as `sterling plan --json` prints it; tables that it does not name lie whole in memory.
     pub plan: Option<PathBuf>,
     /// The machines to plan for at each load, where there is no plan; this machine and the cluster where there is none either.
@@ -32,9 +33,9 @@ pub struct Options {
     pub timeout_ms: u64,
 }
 
-impl Default for Options {
+impl Default for PlacementOptions {
     fn default() -> Self {
-        Options { plan: None, topology: None, remote: Vec::new(), timeout_ms: 200 }
+        PlacementOptions { plan: None, topology: None, remote: Vec::new(), timeout_ms: 200 }
     }
 }
 
@@ -64,7 +65,7 @@ impl Placement {
     ///
     /// # Errors
     /// `NotFound` or `Invalid` with the file and what is wrong in it; `Unavailable` where the cluster does not answer.
-    pub fn open(options: &Options) -> Result<Self> {
+    pub fn open(options: &PlacementOptions) -> Result<Self> {
         let cluster = match options.remote.as_slice() {
             [] => None,
             seeds => Some(Cluster::connect(ClusterOptions::new(seeds.iter().cloned()))?),
@@ -89,7 +90,12 @@ impl Placement {
     }
 
     /// The tables of a version, each where it is planned.
-    pub(super) fn place(&self, spec: &ModelSpec, version: u64, tables: Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>> {
+    pub(super) fn place(
+        &self,
+        spec: &ModelSpec,
+        manifest: &Manifest,
+        tables: Vec<Arc<Table>>,
+    ) -> Result<Vec<Arc<Table>>> {
         let planned;
         let plans: &[TablePlan] = match &self.by {
             By::Whole => &[],
@@ -119,12 +125,12 @@ impl Placement {
         }
         let place = |table: Arc<Table>| match plans.iter().find(|p| p.table == table.name()) {
             None => Ok(table),
-            Some(plan) => self.place_table(&spec.name, version, &table, plan).map(Arc::new),
+            Some(plan) => self.place_table(spec, manifest, &table, plan).map(Arc::new),
         };
         tables.into_iter().map(place).collect()
     }
 
-    fn place_table(&self, model: &str, version: u64, table: &Table, plan: &TablePlan) -> Result<Table> {
+    fn place_table(&self, spec: &ModelSpec, manifest: &Manifest, table: &Table, plan: &TablePlan) -> Result<Table> {
         if let Some(part) = plan.shards.iter().find(|s| s.tier.on_gpu()) {
             return Err(Error::unsupported(format!(
                 "table `{}` is planned in the memory of `{}` (tier {}), expected tiers host and remote: this build has no GPU",
@@ -136,7 +142,7 @@ impl Placement {
         let on_cluster = || plan.shards.iter().filter(|s| s.tier == Tier::Remote);
         let remote = match (on_cluster().next(), &self.cluster) {
             (Some(_), Some(cluster)) => {
-                let named = TableVersion::new(model, table.name(), version)?;
+                let named = rows_on_cluster(spec, manifest, table.name())?;
                 let cache_bytes = on_cluster().map(|s| s.cache_bytes).sum::<u64>();
                 let cache_bytes = usize::try_from(cache_bytes).unwrap_or(usize::MAX);
                 let options = RemoteOptions { cache_bytes, timeout: self.timeout };
@@ -150,6 +156,20 @@ impl Placement {
 
 fn read(file: &Path) -> Result<String> {
     std::fs::read_to_string(file).map_err(|e| Error::io(file.display(), e))
+}
+
+/// The name under which a cluster has the rows of a table of a version. The checksum of the file that holds them is part of it, so
+/// that rows which a publication left behind are never taken for those of a later one with the same number.
+///
+/// # Errors
+/// `NotFound` for a table or a file that the version does not have; as [`TableVersion::new`].
+pub fn rows_on_cluster(spec: &ModelSpec, manifest: &Manifest, table: &str) -> Result<TableVersion> {
+    let file = spec.tables.iter().find(|t| t.name == table).map(|t| &t.file);
+    let checksum = file.and_then(|file| manifest.files.get(file));
+    let rows = checksum.and_then(|sum| u64::from_str_radix(sum.xxh3.get(..16)?, 16).ok());
+    let rows =
+        rows.ok_or_else(|| Error::not_found(format!("table `{table}`: the manifest has no checksum of its file")))?;
+    TableVersion::new(&manifest.name, table, manifest.version, rows)
 }
 
 /// How a table lies, in a few words: its sharding type and the devices of its parts.

@@ -137,7 +137,7 @@ pub fn publish(
             seed: what.recipe.index.seed,
             seconds: start.elapsed().as_secs_f64(),
         };
-        let manifest = Manifest {
+        let mut manifest = Manifest {
             format: FORMAT,
             name: spec.name.clone(),
             version,
@@ -150,7 +150,8 @@ pub fn publish(
         };
         if let Some(remote) = &what.remote {
             let told = |done, total| progress(Stage::Loading, done, total);
-            loaded = tables::load(remote, &spec, version, &tables, &told)?;
+            loaded = tables::load(remote, &spec, &manifest, &tables, &told)?;
+            manifest.provenance.seconds = start.elapsed().as_secs_f64();
         }
         manifest.write(folder)
     });

@@ -10,7 +10,7 @@ use sterling::embedding::place::Sharding;
 use sterling::embedding::shard::Cut;
 use sterling::embedding::tiers::remote::{
     Cluster, ClusterCounters, ClusterOptions, LoadProgress, LoadReport, ReadFrom, RemoteOptions, RemoteTable,
-    TableShape, TableVersion, delete, load, versions,
+    TableShape, TableState, TableVersion, delete, find, load, versions,
 };
 use sterling::embedding::tiers::{Fetched, RowSource, RowState};
 use sterling::embedding::{
@@ -52,7 +52,7 @@ fn shape(rows: u64) -> TableShape {
 }
 
 fn named(version: u64) -> TableVersion {
-    TableVersion::new("tests", "items", version).unwrap()
+    TableVersion::new("tests", "items", version, 0).unwrap()
 }
 
 fn options(redis: &RedisCluster) -> ClusterOptions {
@@ -123,6 +123,8 @@ fn what_is_loaded_comes_back_and_nothing_else_does() {
     lost_and_changed_rows_are_degraded(&redis, &cluster);
     tables_go_in_and_out_whole(&cluster);
     half_remote_answers_as_whole(&redis, &cluster);
+    other_rows_of_a_version_lie_beside_it(&cluster);
+    refused_removals_can_be_repeated(&redis, &cluster);
     deleted_versions_are_gone(&redis, &cluster);
 }
 
@@ -154,7 +156,7 @@ fn loading_is_taken_up_and_repeated(cluster: &Arc<Cluster>) {
     assert_eq!(again.checksum, report.checksum);
     refused(load(cluster, &named(1), &shape(ROWS), rows_of(2), |_| {}), Kind::Conflict, &["other rows"]);
     refused(load(cluster, &named(1), &shape(ROWS + 1), rows_of(1), |_| {}), Kind::Conflict, &["230000 rows"]);
-    assert_eq!(versions(cluster, &named(9)).unwrap(), [1]);
+    assert_eq!(versions(cluster, &named(9)).unwrap(), [named(1)]);
 }
 
 fn other_tables_are_refused(cluster: &Arc<Cluster>) {
@@ -164,7 +166,7 @@ fn other_tables_are_refused(cluster: &Arc<Cluster>) {
     refused(open(1, &shape(ROWS - 1)), Kind::Corrupt, &["230000 rows, expected 229999"]);
     let other = TableShape { format: "f32".into(), ..shape(ROWS) };
     refused(open(1, &other), Kind::Corrupt, &["format `int8`, expected `f32`"]);
-    refused(open(2, &shape(ROWS)), Kind::NotFound, &["version 2", "versions there: [1]"]);
+    refused(open(2, &shape(ROWS)), Kind::NotFound, &["version 2", "versions there: 1-0000000000000000"]);
 }
 
 fn batches_cost_one_pipeline_a_node(cluster: &Arc<Cluster>) {
@@ -268,7 +270,7 @@ fn tables_go_in_and_out_whole(cluster: &Arc<Cluster>) {
     let (rows, width) = (500u64, 16);
     let values: Vec<f32> = (0..rows * width as u64).map(|i| i as f32 * 0.25).collect();
     let host = Table::from_f32("items", width, &values, RowFormat::F16, Unseen::Zero).unwrap();
-    let small = TableVersion::new("tests", "small", 1).unwrap();
+    let small = TableVersion::new("tests", "small", 1, 0).unwrap();
     host.load(cluster, &small, |_| {}).unwrap();
     let spec = TableSpec { name: "items".into(), rows, width, format: RowFormat::F16, unseen: Unseen::Zero };
     let remote = Table::on_cluster(cluster, &small, spec.clone(), &RemoteOptions::default()).unwrap();
@@ -287,7 +289,7 @@ fn half_remote_answers_as_whole(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     let (rows, width) = (3000u64, 8);
     let values: Vec<f32> = (0..rows * width as u64).map(|i| (i % 97) as f32 * 0.125).collect();
     let host = Table::from_f32("items", width, &values, RowFormat::Int8, Unseen::Zero).unwrap();
-    let half = TableVersion::new("tests", "half", 1).unwrap();
+    let half = TableVersion::new("tests", "half", 1, 0).unwrap();
     host.load(cluster, &half, |_| {}).unwrap();
     let options = RemoteOptions { cache_bytes: 0, timeout: Duration::from_secs(5) };
     let remote = Table::on_cluster(cluster, &half, host.spec().clone(), &options).unwrap();
@@ -321,13 +323,53 @@ fn half_remote_answers_as_whole(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     assert!(delete(cluster, &half).unwrap());
 }
 
+/// What a publication that was killed has left under a number is no obstacle to the next one with that number.
+fn other_rows_of_a_version_lie_beside_it(cluster: &Arc<Cluster>) {
+    let of_rows = |rows| TableVersion::new("tests", "beside", 1, rows).unwrap();
+    for rows in [3, 4] {
+        load(cluster, &of_rows(rows), &shape(2000), rows_of(rows), |_| {}).unwrap();
+    }
+    assert_eq!(versions(cluster, &of_rows(0)).unwrap(), [of_rows(3), of_rows(4)]);
+    let sampled = sample(2000, 100, 1);
+    for rows in [3, 4] {
+        let table = RemoteTable::open(cluster, &of_rows(rows), &shape(2000), &uncached(5000)).unwrap();
+        assert!(all_hit(&table, &sampled, rows));
+        assert!(delete(cluster, &of_rows(rows)).unwrap());
+    }
+    assert_eq!(versions(cluster, &of_rows(0)).unwrap(), []);
+}
+
+fn refused_removals_can_be_repeated(redis: &RedisCluster, cluster: &Arc<Cluster>) {
+    let kept = TableVersion::new("tests", "kept", 1, 0).unwrap();
+    load(cluster, &kept, &shape(5000), rows_of(1), |_| {}).unwrap();
+    for command in ["unlink", "srem", "del"] {
+        let user = |allow: &str| {
+            let rule = format!("{allow}{command}");
+            redis.primaries().into_iter().for_each(|node| drop(redis.ask(node, &["ACL", "SETUSER", "default", &rule])));
+        };
+        user("-");
+        let refusal = delete(cluster, &kept);
+        user("+");
+        refused(refusal, Kind::Unavailable, &["tests/kept version 1", "NOPERM", command]);
+        let state = find(cluster, &kept).unwrap().map(|m| m.state);
+        assert_eq!(state, Some(TableState::Deleting), "still there to be deleted after {command} was refused");
+    }
+    assert!(delete(cluster, &kept).unwrap());
+    assert!(find(cluster, &kept).unwrap().is_none() && versions(cluster, &kept).unwrap().is_empty());
+    assert_eq!(redis.keys("sterling:{tests/kept/*"), Vec::<String>::new());
+}
+
 fn deleted_versions_are_gone(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     let before = open(cluster, 1, ROWS, &uncached(5000));
     fill(cluster, 2, 5000);
     let second = open(cluster, 2, 5000, &uncached(5000));
     assert!(delete(cluster, &named(1)).unwrap());
     assert!(!delete(cluster, &named(1)).unwrap());
-    refused(RemoteTable::open(cluster, &named(1), &shape(ROWS), &uncached(500)), Kind::NotFound, &["there: [2]"]);
+    refused(
+        RemoteTable::open(cluster, &named(1), &shape(ROWS), &uncached(500)),
+        Kind::NotFound,
+        &["there: 2-0000000000000000"],
+    );
     let rows = sample(5000, 100, 5);
     assert_eq!(hits(&fetch(&before, &rows), &rows, 1), 0);
     assert!(all_hit(&second, &rows, 2));

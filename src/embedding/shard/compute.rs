@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::input::{Distinct, Input, Question};
+use super::input::{Distinct, ShardQuestion, ShardedInput};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::pool::{self, Bags, Pooled, Rows};
 use crate::embedding::report::{Lookup, LookupReport, OnDegraded, TableCounts};
@@ -40,7 +40,11 @@ pub(in crate::embedding) struct Travelling<'a> {
 }
 
 /// Asks for the rows that are fetched, and waits for nothing.
-pub(in crate::embedding) fn ask<'a>(tables: &'a [Arc<Table>], input: &Input<'_>, terms: &Lookup) -> Travelling<'a> {
+pub(in crate::embedding) fn ask<'a>(
+    tables: &'a [Arc<Table>],
+    input: &ShardedInput<'_>,
+    terms: &Lookup,
+) -> Travelling<'a> {
     let mut distinct: Vec<Vec<Option<Distinct>>> = Vec::with_capacity(tables.len());
     let mut legs: Vec<Leg<'a>> = Vec::new();
     for (number, table) in tables.iter().enumerate() {
@@ -65,7 +69,7 @@ pub(in crate::embedding) fn ask<'a>(tables: &'a [Arc<Table>], input: &Input<'_>,
 /// answers with other rows than it was asked for.
 pub(in crate::embedding) fn compute(
     tables: &[Arc<Table>],
-    input: &Input<'_>,
+    input: &ShardedInput<'_>,
     travelling: Travelling<'_>,
     terms: &Lookup,
     kernels: Kernels,
@@ -115,7 +119,7 @@ pub(in crate::embedding) fn compute(
 fn count_states(
     states: &[RowState],
     asked: &Distinct,
-    input: &Input<'_>,
+    input: &ShardedInput<'_>,
     (table, group): (usize, usize),
     counts: &mut TableCounts,
 ) {
@@ -138,14 +142,17 @@ fn count_states(
 }
 
 /// Each shard with its group's number and question.
-fn asked<'a>(table: &'a Table, questions: &'a [Question]) -> impl Iterator<Item = (usize, &'a Question, usize)> {
+fn asked<'a>(
+    table: &'a Table,
+    questions: &'a [ShardQuestion],
+) -> impl Iterator<Item = (usize, &'a ShardQuestion, usize)> {
     let groups = table.groups().iter().zip(questions).enumerate();
-    groups.flat_map(|(number, (group, question)): (usize, (&Group, &Question))| {
+    groups.flat_map(|(number, (group, question)): (usize, (&Group, &ShardQuestion))| {
         group.shards.iter().map(move |shard| (number, question, *shard))
     })
 }
 
-fn pool_rows(kernels: Kernels, rows: &Rows<'_>, question: &Question, ids: &[i64], sums: &mut [f32]) {
+fn pool_rows(kernels: Kernels, rows: &Rows<'_>, question: &ShardQuestion, ids: &[i64], sums: &mut [f32]) {
     let bags = Bags { ids, offsets: question.offsets(), weights: question.weights(), mean: false };
     pool::pool(kernels, rows, &bags, &mut Pooled { data: sums, stride: rows.width(), column: 0 });
 }

@@ -44,7 +44,7 @@ impl FeatureBags<'_> {
 
 /// What the shards of some rows are asked.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(in crate::embedding) struct Question {
+pub(in crate::embedding) struct ShardQuestion {
     rows: Vec<i64>,
     offsets: Vec<usize>,
     weights: Option<Vec<f32>>,
@@ -61,7 +61,7 @@ pub(in crate::embedding) struct Distinct {
     pub(in crate::embedding) places: Vec<i64>,
 }
 
-impl Question {
+impl ShardQuestion {
     /// Rows of the shard, counted from its first, bag after bag.
     pub(in crate::embedding) fn rows(&self) -> &[i64] {
         &self.rows
@@ -94,16 +94,16 @@ impl Question {
 
 /// A batch, told apart by shards.
 #[derive(Debug)]
-pub(in crate::embedding) struct Input<'a> {
+pub(in crate::embedding) struct ShardedInput<'a> {
     pub(in crate::embedding) features: Vec<FeatureBags<'a>>,
     pub(super) examples: usize,
     /// `[tables, groups of the table]`; none for a table that is whole in memory.
-    pub(super) questions: Vec<Vec<Question>>,
+    pub(super) questions: Vec<Vec<ShardQuestion>>,
     /// For each feature which of its table's features it is.
     pub(super) places: Vec<usize>,
 }
 
-impl Input<'_> {
+impl ShardedInput<'_> {
     /// The features that read a table, in order.
     pub(super) fn readers(&self, table: usize) -> impl Iterator<Item = &FeatureBags<'_>> {
         self.features.iter().filter(move |f| f.table == table)
@@ -112,7 +112,7 @@ impl Input<'_> {
     /// What the shards of table number `table` are asked: one question for each set of shards with the same rows, by copy
     /// and then by first row.
     #[cfg(test)]
-    pub(in crate::embedding) fn questions(&self, table: usize) -> &[Question] {
+    pub(in crate::embedding) fn questions(&self, table: usize) -> &[ShardQuestion] {
         &self.questions[table]
     }
 }
@@ -123,8 +123,8 @@ pub(in crate::embedding) fn distribute<'a>(
     features: Vec<FeatureBags<'a>>,
     examples: usize,
     report: &mut LookupReport,
-) -> Input<'a> {
-    let mut questions: Vec<Vec<Question>> = Vec::with_capacity(tables.len());
+) -> ShardedInput<'a> {
+    let mut questions: Vec<Vec<ShardQuestion>> = Vec::with_capacity(tables.len());
     let mut places = vec![0; features.len()];
     for (number, table) in tables.iter().enumerate() {
         if table.host_rows().is_some() {
@@ -133,7 +133,7 @@ pub(in crate::embedding) fn distribute<'a>(
         }
         let readers = || features.iter().enumerate().filter(|(_, f)| f.table == number);
         let weighted = readers().any(|(_, f)| f.weights.is_some());
-        let empty = Question { offsets: vec![0], weights: weighted.then(Vec::new), ..Question::default() };
+        let empty = ShardQuestion { offsets: vec![0], weights: weighted.then(Vec::new), ..ShardQuestion::default() };
         let mut of_table = vec![empty; table.groups().len()];
         for (nth, (feature, bags)) in readers().enumerate() {
             places[feature] = nth;
@@ -143,11 +143,11 @@ pub(in crate::embedding) fn distribute<'a>(
         }
         questions.push(of_table);
     }
-    Input { features, examples, questions, places }
+    ShardedInput { features, examples, questions, places }
 }
 
 /// Adds the bags of one feature to the questions of the groups; the number of unseen ids.
-fn bucketise(table: &Table, feature: &FeatureBags<'_>, questions: &mut [Question]) -> u64 {
+fn bucketise(table: &Table, feature: &FeatureBags<'_>, questions: &mut [ShardQuestion]) -> u64 {
     let (bags, copies) = (feature.offsets.len() - 1, table.copies());
     let mut unseen = 0;
     for copy in 0..copies {

@@ -1,7 +1,7 @@
 //! Step 3: from the sums of the shards to the embeddings of the bags.
 
 use super::compute::Partials;
-use super::input::Input;
+use super::input::ShardedInput;
 use crate::device::cpu::pool::Pooled;
 use crate::embedding::table::Table;
 
@@ -9,7 +9,7 @@ use crate::embedding::table::Table;
 pub(in crate::embedding) fn assemble(
     table: &Table,
     number: usize,
-    input: &Input<'_>,
+    input: &ShardedInput<'_>,
     partials: &Partials,
     out: &mut Pooled<'_>,
 ) {

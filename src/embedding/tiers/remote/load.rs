@@ -119,24 +119,31 @@ pub fn delete(cluster: &Arc<Cluster>, named: &TableVersion) -> Result<bool> {
     store(cluster, named, &TableManifest { state: TableState::Deleting, ..manifest })?;
     let shared = cluster.shared.clone();
     let name = named.clone();
-    cluster.run(async move {
+    let removed = cluster.run(async move {
         for partition in 0..layout.partitions() {
             let mut pipeline = Pipeline::new();
             (0..layout.groups()).for_each(|group| {
                 pipeline.cmd("UNLINK").arg(layout.key(group, partition));
             });
-            shared.on_primary(layout.slot(partition), &pipeline, CHUNK_PATIENCE).await.map_err(|e| e.within(&name))?;
+            obey(&shared, layout.slot(partition), &pipeline, CHUNK_PATIENCE).await?;
         }
+        let key = name.versions_key();
+        let mut pipeline = pipe();
+        pipeline.cmd("SREM").arg(&key).arg(name.tag());
+        obey(&shared, slot_of(&key), &pipeline, PATIENCE).await?;
+        // Last, because without a manifest nobody finds the rest.
         let key = name.manifest_key();
         let mut pipeline = pipe();
         pipeline.cmd("DEL").arg(&key);
-        shared.on_primary(slot_of(&key), &pipeline, PATIENCE).await?;
-        let key = name.versions_key();
-        let mut pipeline = pipe();
-        pipeline.cmd("SREM").arg(&key).arg(name.version());
-        shared.on_primary(slot_of(&key), &pipeline, PATIENCE).await?;
-        Ok(true)
-    })?
+        obey(&shared, slot_of(&key), &pipeline, PATIENCE).await
+    })?;
+    removed.map(|()| true).map_err(|e| e.within(named))
+}
+
+/// Sends commands to the primary of their slot, and makes an error of a reply that is one.
+async fn obey(shared: &Arc<Shared>, slot: u16, pipeline: &Pipeline, patience: Duration) -> Result<()> {
+    let replies = shared.on_primary(slot, pipeline, patience).await?;
+    refuse_errors(shared, slot, &replies).await
 }
 
 /// The manifest of a version that is there in the same shape, or a new one.
@@ -163,14 +170,12 @@ fn store(cluster: &Cluster, named: &TableVersion, manifest: &TableManifest) -> R
         .run(async move {
             let key = name.versions_key();
             let mut pipeline = pipe();
-            pipeline.cmd("SADD").arg(&key).arg(name.version());
-            let replies = shared.on_primary(slot_of(&key), &pipeline, PATIENCE).await?;
-            refuse_errors(&shared, slot_of(&key), &replies).await?;
+            pipeline.cmd("SADD").arg(&key).arg(name.tag());
+            obey(&shared, slot_of(&key), &pipeline, PATIENCE).await?;
             let key = name.manifest_key();
             let mut pipeline = pipe();
             pipeline.cmd("SET").arg(&key).arg(text);
-            let replies = shared.on_primary(slot_of(&key), &pipeline, PATIENCE).await?;
-            refuse_errors(&shared, slot_of(&key), &replies).await
+            obey(&shared, slot_of(&key), &pipeline, PATIENCE).await
         })?
         .map_err(|e| e.within(named))
 }
@@ -285,15 +290,19 @@ async fn all_there(
     Ok(())
 }
 
-/// Waits until a replica of each shard has what its primary has.
+/// Waits until a replica of each shard has what its primary has; a primary without replicas is not waited for.
 async fn replicated(shared: &Arc<Shared>) -> bool {
     let mut all = true;
     for (primary, replicas) in shared.primaries() {
+        if replicas == 0 {
+            all = false;
+            continue;
+        }
         let mut pipeline = pipe();
         pipeline.cmd("WAIT").arg(1).arg(REPLICA_WAIT.as_millis() as u64);
         let waited = tokio::time::timeout(REPLICA_WAIT * 2, primary.ask(&pipeline)).await;
         let acknowledged = matches!(&waited, Ok(Ok(replies)) if matches!(replies[..], [Value::Int(n)] if n > 0));
-        if replicas > 0 && !acknowledged {
+        if !acknowledged {
             tracing::warn!(node = %primary.address, "remote tier: no replica has acknowledged the load");
         }
         all &= acknowledged;
