@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sterling::embedding::place::Sharding;
-use sterling::embedding::shard::{Cut, ShardedEmbeddingBagCollection, ShardedTable};
+use sterling::embedding::shard::Cut;
 use sterling::embedding::{
     BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, RowFormat, Table, Unseen,
 };
@@ -157,8 +157,8 @@ fn shards(out: &mut impl std::io::Write) -> Done {
                 device: "here".into(),
             });
         }
-        let cut = Arc::new(ShardedTable::cut(&table, sharding, &cuts)?);
-        let collection = ShardedEmbeddingBagCollection::new(vec![cut], &bag)?;
+        let cut = Arc::new(table.cut(sharding, &cuts)?);
+        let collection = EmbeddingBagCollection::new(vec![cut], &bag)?;
         let name = format!("{} {}", sharding.name(), rows * columns);
         report(&name, &|batch| drop(std::hint::black_box(collection.lookup(batch, &Lookup::default()))))?;
     }

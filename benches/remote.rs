@@ -101,7 +101,7 @@ fn main() {
     assert!(rows > 2 * HOT_ROWS, "--rows: expected more than {}", 2 * HOT_ROWS);
     let mut redis = RedisCluster::start(5000);
     let cluster = Cluster::connect(ClusterOptions::new(redis.seeds())).expect("the cluster has just been started");
-    let named = TableVersion::new("bench", "rows", 1).expect("plain names");
+    let named = TableVersion::new("bench", "rows", 1, 0).expect("plain names");
     let shape = TableShape { rows, row_bytes, format: "bytes".into() };
     let start = Instant::now();
     let report = load(&cluster, &named, &shape, |r, out| fill(r, out, row_bytes), |_| {}).expect("the table loads");

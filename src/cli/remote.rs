@@ -13,7 +13,8 @@ pub(super) struct Remote {
     /// A node of the cluster, such as redis://10.0.0.1:6379; several may be given
     #[arg(required = true)]
     nodes: Vec<String>,
-    /// Remove the rows of one version of a model; servers that have it open see degraded rows from then on
+    /// Remove the rows of one version of a model, or of one publication of it as the list names them, MODEL/VERSION-ROWS; servers that
+    /// have them open see degraded rows from then on
     #[arg(long, value_name = "MODEL/VERSION")]
     delete: Option<String>,
 }
@@ -23,7 +24,7 @@ impl Remote {
         let cluster = connect(self.nodes)?;
         let tables = cluster.tables()?;
         let Some(asked) = self.delete else {
-            say(format_args!("{:32} {:>7} {:>12} {:>9} {:>10} state", "table", "version", "rows", "row bytes", "MB"))?;
+            say(format_args!("{:32} {:>24} {:>12} {:>9} {:>10} state", "table", "version", "rows", "row bytes", "MB"))?;
             for named in &tables {
                 let Some(m) = find(&cluster, named)? else { continue };
                 let state = match m.state {
@@ -32,9 +33,9 @@ impl Remote {
                     TableState::Deleting => "deleting",
                 };
                 let megabytes = m.rows as f64 * m.row_bytes as f64 / 1e6;
-                let (name, version) = (named.label(), named.version());
+                let (name, version) = (named.label(), named.tag());
                 say(format_args!(
-                    "{name:32} {version:>7} {:>12} {:>9} {megabytes:>10.1} {state}",
+                    "{name:32} {version:>24} {:>12} {:>9} {megabytes:>10.1} {state}",
                     m.rows, m.row_bytes
                 ))?;
             }
@@ -42,11 +43,14 @@ impl Remote {
         };
         let wrong = || Error::invalid(format!("--delete {asked}: expected MODEL/VERSION, such as debian/3"));
         let (model, version) = asked.rsplit_once('/').ok_or_else(wrong)?;
-        let version: u64 = version.parse().map_err(|_| wrong())?;
-        let of_version: Vec<&TableVersion> =
-            tables.iter().filter(|t| t.model() == model && t.version() == version).collect();
+        if version.split('-').next().is_none_or(|number| number.parse::<u64>().is_err()) {
+            return Err(wrong());
+        }
+        let is_meant =
+            |t: &&TableVersion| t.model() == model && (t.tag() == version || t.version().to_string() == version);
+        let of_version: Vec<&TableVersion> = tables.iter().filter(is_meant).collect();
         if of_version.is_empty() {
-            let known: BTreeSet<String> = tables.iter().map(|t| format!("{}/{}", t.model(), t.version())).collect();
+            let known: BTreeSet<String> = tables.iter().map(|t| format!("{}/{}", t.model(), t.tag())).collect();
             return Err(Error::not_found(format!(
                 "the cluster has no rows of {asked}; there are: {}",
                 if known.is_empty() { "none".into() } else { Vec::from_iter(known).join(", ") }
@@ -54,7 +58,7 @@ impl Remote {
         }
         for named in of_version {
             delete(&cluster, named)?;
-            say(format_args!("deleted {} version {version}", named.label()))?;
+            say(format_args!("deleted {} version {}", named.label(), named.tag()))?;
         }
         Ok(())
     }

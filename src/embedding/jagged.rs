@@ -7,7 +7,6 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
 
 /// Runs of values of one feature, one run an example.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,14 +95,6 @@ impl<T: Copy> JaggedTensor<T> {
             out[b * row..][..kept].copy_from_slice(&run[..kept]);
         }
         out
-    }
-}
-
-impl JaggedTensor<f32> {
-    /// [`JaggedTensor::to_padded`] with zeros, as a tensor `[B, length, width]`.
-    pub fn to_padded_tensor(&self, length: usize) -> Tensor {
-        Tensor::new([self.stride(), length, self.width], self.to_padded(length, 0.0))
-            .expect("the shape is that of the run")
     }
 }
 

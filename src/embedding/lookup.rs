@@ -1,18 +1,22 @@
 //! Lookups of all features of a batch in one call.
+//!
+//! A lookup has two phases. *Begin* tells ids apart by the shards that hold their rows and sends for the rows that are fetched; it
+//! waits for nothing. *Finish* pools what lies in memory while those rows travel, then waits for them. The features of a table that is
+//! whole in memory are pooled straight into their place in the output; those of a cut table go the way that [`super::shard`] tells.
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Instant;
 
+use super::jagged::{Feature, JaggedTensor, KeyedJaggedTensor};
+use super::keyed::{KeyedTensor, Layout};
+use super::report::{Lookup, LookupReport, TableCounts};
+use super::shard::compute::{self, Travelling};
+use super::shard::input::{self, FeatureBags, ShardedInput};
+use super::shard::output;
+use super::table::Table;
 use crate::device::cpu::Kernels;
 use crate::device::cpu::pool::{self, Bags, Pooled};
-use crate::embedding::jagged::{Feature, JaggedTensor, KeyedJaggedTensor};
-use crate::embedding::keyed::{KeyedTensor, Layout};
-use crate::embedding::shard::{ShardedEmbeddingBagCollection, ShardedEmbeddingCollection, ShardedTable};
-use crate::embedding::table::{Source, Table};
-use crate::embedding::uses::{self, Use};
-use crate::error::Result;
-pub use crate::request::OnDegraded;
+use crate::error::{Error, Result};
 
 /// How the rows of a bag become one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -45,47 +49,50 @@ pub struct SequenceConfig {
     pub table: String,
 }
 
-/// The terms of one lookup.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Lookup {
-    /// Rows not there by then are degraded.
-    pub deadline: Option<Instant>,
-    /// What that means: the lookup fails, or goes on with zeros in the row's place and counts it.
-    pub on_degraded: OnDegraded,
-}
-
-/// What became of the ids of one table.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TableCounts {
-    /// The table's name.
-    pub table: String,
-    /// Ids looked up.
-    pub ids: u64,
-    /// Those that are no row of the table and met its policy.
-    pub unseen: u64,
-    /// Those whose row is missing at its source.
-    pub unknown: u64,
-    /// Those whose row did not come in time.
-    pub degraded: u64,
-    /// Of each example, those whose row did not come in time; empty where all came.
-    pub degraded_of: Vec<u64>,
-}
-
-/// What became of the ids of a lookup, one entry a table.
-pub type LookupReport = Vec<TableCounts>;
-
 /// The rows of one feature: its key and one run of rows an example.
 pub type Sequence = (String, JaggedTensor<f32>);
 
-/// Pooled lookups over a set of tables.
+/// One feature that reads one of the tables.
+#[derive(Clone, Debug)]
+struct Use {
+    feature: String,
+    /// Its place among the tables.
+    table: usize,
+    pooling: Pooling,
+}
+
+impl Use {
+    fn new(tables: &[Arc<Table>], feature: &str, table: &str, pooling: Pooling) -> Result<Self> {
+        let mut found = tables.iter().enumerate().filter(|(_, t)| t.name() == table).map(|(i, _)| i);
+        let place = match (found.next(), found.next()) {
+            (Some(place), None) => place,
+            (None, _) => return Err(Error::invalid(format!("table `{table}` is not among the tables"))),
+            _ => return Err(Error::invalid(format!("table `{table}` comes twice"))),
+        };
+        Ok(Use { feature: feature.to_owned(), table: place, pooling })
+    }
+
+    /// The ids of the feature.
+    fn of<'a>(&self, ids: &'a KeyedJaggedTensor) -> Result<Feature<'a>> {
+        let key = &self.feature;
+        ids.get(key).ok_or_else(|| Error::invalid(format!("feature `{key}` is missing, got {:?}", ids.keys())))
+    }
+}
+
+/// Pooled lookups over a set of tables, each whole in memory, in shards, or fetched.
 #[derive(Clone, Debug)]
 pub struct EmbeddingBagCollection {
     tables: Vec<Arc<Table>>,
     uses: Vec<Use>,
     layout: Arc<Layout>,
     kernels: Kernels,
-    /// The same over shards, where a table is cut or its rows are fetched.
-    sharded: Option<ShardedEmbeddingBagCollection>,
+}
+
+/// A pooled lookup that has begun: rows that are fetched are on their way.
+pub struct StartedBags<'a> {
+    layout: &'a Arc<Layout>,
+    examples: usize,
+    started: Started<'a>,
 }
 
 impl EmbeddingBagCollection {
@@ -96,15 +103,19 @@ impl EmbeddingBagCollection {
     /// `Invalid` for a table that is not there or comes twice, or a feature that comes twice with the same table;
     /// `Unsupported` where the kernels asked for do not run here.
     pub fn new(tables: Vec<Arc<Table>>, bags: &[BagConfig]) -> Result<Self> {
-        let (uses, layout) = uses::of_bags(tables.iter().map(|t| t.spec()), bags)?;
-        let sharded = in_shards(&tables).map(|t| ShardedEmbeddingBagCollection::new(t, bags)).transpose()?;
-        Ok(EmbeddingBagCollection { tables, uses, layout, kernels: Kernels::detect()?, sharded })
+        let used = |b: &BagConfig| Use::new(&tables, &b.feature, &b.table, b.pooling);
+        let uses: Vec<Use> = bags.iter().map(used).collect::<Result<_>>()?;
+        let keys = bags.iter().map(|b| match bags.iter().filter(|o| o.feature == b.feature).count() {
+            1 => b.feature.clone(),
+            _ => format!("{}@{}", b.feature, b.table),
+        });
+        let layout = Arc::new(Layout::new(keys.collect(), &widths(&tables, &uses))?);
+        Ok(EmbeddingBagCollection { tables, uses, layout, kernels: Kernels::detect()? })
     }
 
     /// The same collection with other kernels.
     pub fn with_kernels(mut self, kernels: Kernels) -> Self {
         self.kernels = kernels;
-        self.sharded = self.sharded.map(|s| s.with_kernels(kernels));
         self
     }
 
@@ -118,31 +129,60 @@ impl EmbeddingBagCollection {
         &self.tables
     }
 
-    /// The pooled embeddings of all examples of `ids`, and what became of the ids.
+    /// The pooled embeddings of all examples of `ids`, and what became of the ids: both phases, one after the other.
     ///
     /// # Errors
-    /// `Invalid` where a feature is missing in `ids`; `Unavailable` or `DeadlineExceeded` where rows could not be fetched and
-    /// the terms refuse that.
+    /// As [`EmbeddingBagCollection::begin`] and [`StartedBags::finish`].
     pub fn lookup(&self, ids: &KeyedJaggedTensor, terms: &Lookup) -> Result<(KeyedTensor, LookupReport)> {
-        if let Some(sharded) = &self.sharded {
-            return sharded.lookup(ids, terms);
-        }
-        let mut out = KeyedTensor::zeros(self.layout.clone(), ids.stride());
-        let mut report = new_report(&self.tables);
-        for (k, used) in self.uses.iter().enumerate() {
-            let feature = used.of(ids)?;
+        self.begin(ids, terms)?.finish()
+    }
+
+    /// True where a row of some id is fetched, so that a lookup may have to wait for another machine.
+    pub fn needs_fetch(&self, ids: &KeyedJaggedTensor) -> bool {
+        let fetches = |used: &Use| {
             let table = &self.tables[used.table];
-            let resolved = resolve(table, &feature, &mut report[used.table]);
-            let bags = Bags {
-                ids: &resolved,
-                offsets: feature.offsets(),
+            table.is_fetched() && ids.get(&used.feature).is_some_and(|f| f.values().iter().any(|&id| table.fetches(id)))
+        };
+        self.uses.iter().any(fetches)
+    }
+
+    /// Begins a lookup: sends for the rows that are fetched and returns at once.
+    ///
+    /// # Errors
+    /// `Invalid` where a feature is missing in `ids`.
+    pub fn begin<'a>(&'a self, ids: &'a KeyedJaggedTensor, terms: &Lookup) -> Result<StartedBags<'a>> {
+        let bags = |used: &Use| {
+            let feature = used.of(ids)?;
+            Ok(FeatureBags {
+                table: used.table,
+                ids: feature.values(),
+                offsets: Cow::Borrowed(feature.offsets()),
                 weights: feature.weights(),
                 mean: used.pooling == Pooling::Mean,
-            };
-            let rows = table.host_rows().expect("without shards all rows are in memory");
-            let (stride, column) = (self.layout.width(), self.layout.columns(k).start);
-            pool::pool(self.kernels, &rows, &bags, &mut Pooled { data: out.values_mut(), stride, column });
-        }
+                examples: None,
+            })
+        };
+        let features = self.uses.iter().map(bags).collect::<Result<_>>()?;
+        let started = Started::new(&self.tables, self.kernels, features, ids.stride(), terms);
+        Ok(StartedBags { layout: &self.layout, examples: ids.stride(), started })
+    }
+}
+
+impl StartedBags<'_> {
+    /// The pooled embeddings of all examples, and what became of the ids.
+    ///
+    /// # Errors
+    /// `Unavailable` or `DeadlineExceeded` where rows could not be fetched and the terms refuse that; `Corrupt` where a source
+    /// answers with other rows than it was asked for.
+    pub fn finish(mut self) -> Result<(KeyedTensor, LookupReport)> {
+        let mut out = KeyedTensor::zeros(self.layout.clone(), self.examples);
+        let (stride, layout) = (self.layout.width(), self.layout);
+        self.started.pool_whole(|number, pool| {
+            pool(&mut Pooled { data: out.values_mut(), stride, column: layout.columns(number).start });
+        });
+        let report = self.started.pool_cut(|number, assemble| {
+            assemble(&mut Pooled { data: out.values_mut(), stride, column: layout.columns(number).start });
+        })?;
         Ok((out, report))
     }
 }
@@ -153,8 +193,6 @@ pub struct EmbeddingCollection {
     tables: Vec<Arc<Table>>,
     uses: Vec<Use>,
     kernels: Kernels,
-    /// As in [`EmbeddingBagCollection`].
-    sharded: Option<ShardedEmbeddingCollection>,
 }
 
 impl EmbeddingCollection {
@@ -163,9 +201,11 @@ impl EmbeddingCollection {
     /// # Errors
     /// As [`EmbeddingBagCollection::new`]; a feature may come once.
     pub fn new(tables: Vec<Arc<Table>>, sequences: &[SequenceConfig]) -> Result<Self> {
-        let uses = uses::of_sequences(tables.iter().map(|t| t.spec()), sequences)?;
-        let sharded = in_shards(&tables).map(|t| ShardedEmbeddingCollection::new(t, sequences)).transpose()?;
-        Ok(EmbeddingCollection { tables, uses, kernels: Kernels::detect()?, sharded })
+        let used = |s: &SequenceConfig| Use::new(&tables, &s.feature, &s.table, Pooling::Sum);
+        let uses: Vec<Use> = sequences.iter().map(used).collect::<Result<_>>()?;
+        // A feature comes once, which a layout of them checks.
+        Layout::new(uses.iter().map(|u| u.feature.clone()).collect(), &widths(&tables, &uses))?;
+        Ok(EmbeddingCollection { tables, uses, kernels: Kernels::detect()? })
     }
 
     /// The tables.
@@ -179,44 +219,97 @@ impl EmbeddingCollection {
     /// # Errors
     /// As [`EmbeddingBagCollection::lookup`].
     pub fn lookup(&self, ids: &KeyedJaggedTensor, terms: &Lookup) -> Result<(Vec<Sequence>, LookupReport)> {
-        if let Some(sharded) = &self.sharded {
-            return sharded.lookup(ids, terms);
-        }
-        let mut report = new_report(&self.tables);
-        let mut found = Vec::with_capacity(self.uses.len());
-        for used in &self.uses {
-            let feature = used.of(ids)?;
-            let table = &self.tables[used.table];
-            let resolved = resolve(table, &feature, &mut report[used.table]);
-            let each: Vec<usize> = (0..=resolved.len()).collect();
-            let rows = table.host_rows().expect("without shards all rows are in memory");
-            let mut values = vec![0f32; resolved.len() * table.width()];
-            let bags = Bags { ids: &resolved, offsets: &each, weights: None, mean: false };
-            pool::pool(self.kernels, &rows, &bags, &mut Pooled { data: &mut values, stride: table.width(), column: 0 });
+        let features: Vec<Feature<'_>> = self.uses.iter().map(|u| u.of(ids)).collect::<Result<_>>()?;
+        let each_id = self.uses.iter().zip(&features).map(|(used, feature)| FeatureBags {
+            table: used.table,
+            ids: feature.values(),
+            offsets: Cow::Owned((0..=feature.values().len()).collect()),
+            weights: None,
+            mean: false,
+            examples: Some(feature.offsets()),
+        });
+        let bags = each_id.collect();
+        let mut started = Started::new(&self.tables, self.kernels, bags, ids.stride(), terms);
+        let width = |number: usize| self.tables[self.uses[number].table].width();
+        let mut values: Vec<Vec<f32>> =
+            features.iter().enumerate().map(|(number, f)| vec![0f32; f.values().len() * width(number)]).collect();
+        started.pool_whole(|number, pool| {
+            pool(&mut Pooled { data: &mut values[number], stride: width(number), column: 0 });
+        });
+        let report = started.pool_cut(|number, assemble| {
+            assemble(&mut Pooled { data: &mut values[number], stride: width(number), column: 0 });
+        })?;
+        let sequence = |(number, values): (usize, Vec<f32>)| {
+            let feature = &features[number];
             let offsets = feature.offsets().iter().map(|o| o - feature.base()).collect();
-            found.push((used.feature.clone(), JaggedTensor::of_rows(values, table.width(), offsets)));
-        }
-        Ok((found, report))
+            (self.uses[number].feature.clone(), JaggedTensor::of_rows(values, width(number), offsets))
+        };
+        Ok((values.into_iter().enumerate().map(sequence).collect(), report))
     }
 }
 
-/// All tables in shards, one where a table is whole; none where every table lies whole in memory.
-fn in_shards(tables: &[Arc<Table>]) -> Option<Vec<Arc<ShardedTable>>> {
-    let shards = |table: &Arc<Table>| match table.source() {
-        Source::Sharded(shards) => shards.clone(),
-        Source::Host(_) | Source::Fetched(_) => Arc::new(ShardedTable::whole(table)),
-    };
-    let whole = tables.iter().all(|t| matches!(t.source(), Source::Host(_)));
-    (!whole).then(|| tables.iter().map(shards).collect())
+/// What a lookup of either kind is between its phases.
+struct Started<'a> {
+    tables: &'a [Arc<Table>],
+    kernels: Kernels,
+    terms: Lookup,
+    input: ShardedInput<'a>,
+    travelling: Travelling<'a>,
+    report: LookupReport,
 }
 
-fn new_report(tables: &[Arc<Table>]) -> LookupReport {
-    tables.iter().map(|t| TableCounts { table: t.name().to_owned(), ..TableCounts::default() }).collect()
+/// Writes the embeddings of one feature to their place.
+type Write<'a> = &'a mut dyn FnMut(&mut Pooled<'_>);
+
+impl<'a> Started<'a> {
+    fn new(
+        tables: &'a [Arc<Table>],
+        kernels: Kernels,
+        features: Vec<FeatureBags<'a>>,
+        examples: usize,
+        terms: &Lookup,
+    ) -> Self {
+        let counts = |t: &Arc<Table>| TableCounts { table: t.name().to_owned(), ..TableCounts::default() };
+        let mut report = tables.iter().map(counts).collect();
+        let input = input::distribute(tables, features, examples, &mut report);
+        let travelling = compute::ask(tables, &input, terms);
+        Started { tables, kernels, terms: *terms, input, travelling, report }
+    }
+
+    /// Pools the features of tables that are whole in memory; `place` is given each one's number and what writes it.
+    fn pool_whole(&mut self, mut place: impl FnMut(usize, Write<'_>)) {
+        for (number, feature) in self.input.features.iter().enumerate() {
+            let table = &self.tables[feature.table];
+            let Some(rows) = table.host_rows() else { continue };
+            let resolved = resolve(table, feature.ids, &mut self.report[feature.table]);
+            let bags = Bags { ids: &resolved, offsets: &feature.offsets, weights: feature.weights, mean: feature.mean };
+            place(number, &mut |out| pool::pool(self.kernels, &rows, &bags, out));
+        }
+    }
+
+    /// Waits for the rows that are fetched and puts together the features of all other tables, as [`Started::pool_whole`] does.
+    fn pool_cut(mut self, mut place: impl FnMut(usize, Write<'_>)) -> Result<LookupReport> {
+        let Started { tables, kernels, terms, ref input, .. } = self;
+        if tables.iter().all(|t| t.host_rows().is_some()) {
+            return Ok(self.report);
+        }
+        let partials = compute::compute(tables, input, self.travelling, &terms, kernels, &mut self.report)?;
+        for (number, feature) in input.features.iter().enumerate() {
+            let table = &tables[feature.table];
+            if table.host_rows().is_none() {
+                place(number, &mut |out| output::assemble(table, number, input, &partials, out));
+            }
+        }
+        Ok(self.report)
+    }
 }
 
-/// The rows that the ids of a feature take, -1 for none. Ids that are all rows are taken as they are.
-fn resolve<'a>(table: &Table, feature: &Feature<'a>, counts: &mut TableCounts) -> Cow<'a, [i64]> {
-    let ids = feature.values();
+fn widths(tables: &[Arc<Table>], uses: &[Use]) -> Vec<usize> {
+    uses.iter().map(|u| tables[u.table].width()).collect()
+}
+
+/// The rows that ids take, -1 for none. Ids that are all rows are taken as they are.
+fn resolve<'a>(table: &Table, ids: &'a [i64], counts: &mut TableCounts) -> Cow<'a, [i64]> {
     counts.ids += ids.len() as u64;
     // A negative id is a large one without its sign; without an early exit the comparison runs in vectors.
     let unseen = ids.iter().filter(|&&id| id as u64 >= table.rows()).count();
@@ -232,7 +325,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::device::cpu::pool::RowFormat;
-    use crate::embedding::table::Unseen;
+    use crate::embedding::spec::Unseen;
 
     #[test]
     fn a_small_collection_pools_by_hand() {

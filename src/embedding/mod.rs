@@ -2,24 +2,30 @@
 //!
 //! Names and meanings are TorchRec's (<https://github.com/meta-pytorch/torchrec>): a [`KeyedJaggedTensor`] carries the ids of
 //! all features of a batch, an [`EmbeddingBagCollection`] turns them into one [`KeyedTensor`], an [`EmbeddingCollection`] into
-//! one [`JaggedTensor`] of rows a feature. A [`Table`] is whole or cut into shards ([`shard`]), each with its
-//! own place ([`tiers`]); [`place`] says as plain data which shard lies where. Where the shards lie changes no answer.
+//! one [`JaggedTensor`] of rows a feature ([`lookup`]). A [`Table`] is in one piece or cut into shards ([`shard`]), each with a
+//! source of its own ([`tiers`]); [`place`] says as plain data which shard lies where. Where the shards lie changes no answer.
+//!
+//! Imports go one way: types of ids and rows, `spec` and `place`, then [`tiers`], [`table`], [`shard`], [`lookup`].
 
 pub mod format;
 pub mod jagged;
 pub mod keyed;
 pub mod lookup;
 pub mod place;
+mod report;
 pub mod shard;
+mod spec;
 pub mod table;
+#[cfg(test)]
+mod tests;
 pub mod tiers;
-mod uses;
+mod vocabulary;
 
 pub use crate::device::cpu::pool::RowFormat;
 pub use jagged::{Feature, JaggedTensor, KeyedJaggedTensor};
 pub use keyed::KeyedTensor;
-pub use lookup::{
-    BagConfig, EmbeddingBagCollection, EmbeddingCollection, Lookup, LookupReport, OnDegraded, Pooling, SequenceConfig,
-    TableCounts,
-};
-pub use table::{Table, TableSpec, Unseen, Vocabulary};
+pub use lookup::{BagConfig, EmbeddingBagCollection, EmbeddingCollection, Pooling, SequenceConfig, StartedBags};
+pub use report::{Lookup, LookupReport, OnDegraded, TableCounts};
+pub use spec::{TableSpec, Unseen};
+pub use table::{Shard, Table};
+pub use vocabulary::Vocabulary;

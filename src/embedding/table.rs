@@ -1,160 +1,59 @@
-//! An embedding table: rows of one width and format, a fate for ids it has not seen, and where its shards lie.
+//! An embedding table: its specification, the shards that hold its rows, and the values of its category.
+//!
+//! A table in one piece is one shard; a cut one is several rectangles (rows x columns), each with a [`Source`] of its own in whatever
+//! tier. The sharding types differ only in which rectangles there are.
 
-use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use safetensors::Dtype;
 
+use super::format::{encode_row, encode_rows};
+use super::place::Sharding;
+use super::spec::{TableSpec, Unseen};
+use super::tiers::remote::{
+    Cluster, LoadProgress, LoadReport, RemoteOptions, RemoteTable, TableShape, TableVersion, load,
+};
+use super::tiers::{RowSource, Source};
+use super::vocabulary::Vocabulary;
 use crate::device::buffer::Buffer;
 use crate::device::cpu::pool::{RowFormat, Rows};
-use crate::embedding::format::{encode_row, encode_rows};
-use crate::embedding::shard::ShardedTable;
-use crate::embedding::tiers::RowSource;
 use crate::error::{Error, Result};
 use crate::files::{TensorFile, Tensors};
 
-/// What becomes of an id that is no row of its table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Unseen {
-    /// It adds nothing to a sum and is a row of zeros in a sequence.
-    #[default]
-    Zero,
-    /// It takes a row chosen by a hash of the id.
-    Hash,
-    /// It takes this row.
-    Row(u64),
-}
-
-impl Unseen {
-    /// Reads `zero`, `hash` or `row:N`.
-    ///
-    /// # Errors
-    /// `Invalid` for anything else.
-    pub fn parse(text: &str) -> Result<Self> {
-        let row = || text.strip_prefix("row:").and_then(|n| n.parse().ok()).map(Unseen::Row);
-        match text {
-            "zero" => Ok(Unseen::Zero),
-            "hash" => Ok(Unseen::Hash),
-            _ => row().ok_or_else(|| Error::invalid(format!("unseen = `{text}`, expected zero, hash or row:N"))),
-        }
-    }
-}
-
-/// What a table is, apart from its bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TableSpec {
-    /// Its name, for errors and reports.
-    pub name: String,
-    /// Number of rows.
-    pub rows: u64,
-    /// Numbers of a row, D.
-    pub width: usize,
-    /// How they are stored.
-    pub format: RowFormat,
-    /// The fate of ids outside `0..rows`.
-    pub unseen: Unseen,
-}
-
-impl TableSpec {
-    /// Bytes of a row.
-    ///
-    /// # Errors
-    /// `Invalid` where the width does not suit the format.
-    pub fn row_bytes(&self) -> Result<usize> {
-        self.format.row_bytes(self.width).map_err(|e| e.within(format!("table `{}`", self.name)))
-    }
-
-    /// The row that an id takes: none where it adds nothing. The flag says that the id was unseen.
-    pub fn resolve(&self, id: i64) -> (Option<u64>, bool) {
-        if (0..self.rows as i64).contains(&id) {
-            return (Some(id as u64), false);
-        }
-        let row = match self.unseen {
-            Unseen::Zero => None,
-            Unseen::Hash => Some(xxhash_rust::xxh3::xxh3_64(&id.to_le_bytes()) % self.rows),
-            Unseen::Row(row) => Some(row),
-        };
-        (row, true)
-    }
-
-    pub(crate) fn checked(self) -> Result<Self> {
-        self.row_bytes()?;
-        let wrong = |what: String| Err(Error::invalid(format!("table `{}`: {what}", self.name)));
-        if self.rows == 0 || i64::try_from(self.rows).is_err() {
-            return wrong(format!("{} rows, expected 1 to {}", self.rows, i64::MAX));
-        }
-        match self.unseen {
-            Unseen::Row(row) if row >= self.rows => {
-                wrong(format!("unseen ids take row {row}, expected one below {}", self.rows))
-            }
-            _ => Ok(self),
-        }
-    }
-}
-
-/// Where the rows of a shard are.
+/// One rectangle of a table.
 #[derive(Clone, Debug)]
-pub enum Source {
-    /// In this process's memory, mapped or owned: `[rows, row_bytes]`.
-    Host(Buffer<u8>),
-    /// Asked for.
-    Fetched(Arc<dyn RowSource>),
-    /// In parts, each with a place of its own.
-    Sharded(Arc<ShardedTable>),
+pub struct Shard {
+    /// The rows of the whole table that it holds.
+    pub rows: Range<u64>,
+    /// The columns of the whole table that it holds.
+    pub columns: Range<usize>,
+    /// Which copy of the whole table it belongs to; 0 where there is one.
+    pub copy: usize,
+    /// The device that answers for it, for errors.
+    pub device: String,
+    /// Its rows.
+    pub source: Source,
 }
 
-/// The values of a category, each with its row.
-#[derive(Clone, Debug, Default)]
-pub struct Vocabulary {
-    rows: HashMap<String, i64>,
-}
-
-impl Vocabulary {
-    /// One value a line; the value's line number, from 0, is its row.
-    ///
-    /// # Errors
-    /// `Invalid` where a value comes twice.
-    pub fn parse(text: &str) -> Result<Self> {
-        let mut rows = HashMap::new();
-        for (row, value) in text.lines().enumerate() {
-            if let Some(first) = rows.insert(value.to_owned(), row as i64) {
-                return Err(Error::invalid(format!(
-                    "vocabulary: `{value}` stands on lines {} and {}, expected once",
-                    first + 1,
-                    row + 1
-                )));
-            }
-        }
-        Ok(Vocabulary { rows })
-    }
-
-    /// Number of values.
-    pub fn len(&self) -> usize {
-        self.rows.len()
-    }
-
-    /// True without values.
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
-    /// The row of a value, if it has one.
-    pub fn row(&self, value: &str) -> Option<i64> {
-        self.rows.get(value).copied()
-    }
-
-    /// The id of a value: its row, or a negative number made from the value, which is unseen in every table and so meets
-    /// the table's policy (two unknown values hash to rows of their own).
-    pub fn id(&self, value: &str) -> i64 {
-        self.row(value).unwrap_or_else(|| xxhash_rust::xxh3::xxh3_64(value.as_bytes()) as i64 | i64::MIN)
-    }
+/// Shards that are asked the same: equal rows of the same copy.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    pub(super) rows: Range<u64>,
+    pub(super) copy: usize,
+    pub(super) shards: Vec<usize>,
 }
 
 /// An embedding table.
 #[derive(Clone, Debug)]
 pub struct Table {
     spec: TableSpec,
-    source: Source,
+    /// None where it is in one piece.
+    sharding: Option<Sharding>,
+    copies: usize,
+    shards: Vec<Shard>,
+    /// By copy, then by first row.
+    groups: Vec<Group>,
     vocabulary: Option<Arc<Vocabulary>>,
 }
 
@@ -164,19 +63,7 @@ impl Table {
     /// # Errors
     /// `Invalid` where the bytes are not those rows.
     pub fn host(spec: TableSpec, bytes: Buffer<u8>) -> Result<Self> {
-        let spec = spec.checked()?;
-        let expected = spec.row_bytes()? as u128 * u128::from(spec.rows);
-        if bytes.len() as u128 != expected {
-            return Err(Error::invalid(format!(
-                "table `{}`: {} bytes, expected {expected} ({} rows of {} in {})",
-                spec.name,
-                bytes.len(),
-                spec.rows,
-                spec.width,
-                spec.format.name()
-            )));
-        }
-        Ok(Table { spec, source: Source::Host(bytes), vocabulary: None })
+        Table::in_one_piece(spec, Source::Host(bytes))
     }
 
     /// A table whose rows are asked for.
@@ -184,29 +71,62 @@ impl Table {
     /// # Errors
     /// `Invalid` where the source's rows are others than the table's.
     pub fn fetched(spec: TableSpec, source: Arc<dyn RowSource>) -> Result<Self> {
-        let spec = spec.checked()?;
-        if source.row_bytes() != spec.row_bytes()? || source.rows() != spec.rows {
-            return Err(Error::invalid(format!(
-                "table `{}`: its source has {} rows of {} bytes, expected {} of {}",
-                spec.name,
-                source.rows(),
-                source.row_bytes(),
-                spec.rows,
-                spec.row_bytes()?
-            )));
-        }
-        Ok(Table { spec, source: Source::Fetched(source), vocabulary: None })
+        Table::in_one_piece(spec, Source::Fetched(source))
     }
 
-    /// The same table, vocabulary included, with its rows in shards.
+    /// A table whose rows are fetched from a cluster that they were [loaded](Table::load) to.
     ///
     /// # Errors
-    /// `Invalid` where the shards are those of another table.
-    pub fn in_shards(&self, shards: ShardedTable) -> Result<Self> {
-        if *shards.spec() != self.spec {
-            return Err(Error::invalid(format!("shards of {:?}, expected those of {:?}", shards.spec(), self.spec)));
+    /// As [`RemoteTable::open`], and where the specification is none.
+    pub fn on_cluster(
+        cluster: &Arc<Cluster>,
+        named: &TableVersion,
+        spec: TableSpec,
+        options: &RemoteOptions,
+    ) -> Result<Self> {
+        let source = RemoteTable::open(cluster, named, &TableShape::of(&spec)?, options)?;
+        Table::fetched(spec, Arc::new(source))
+    }
+
+    fn in_one_piece(spec: TableSpec, source: Source) -> Result<Self> {
+        let spec = spec.checked()?;
+        check_source(&spec, spec.rows, spec.width, &source).map_err(|e| e.within(format!("table `{}`", spec.name)))?;
+        let (rows, columns) = (0..spec.rows, 0..spec.width);
+        let groups = vec![Group { rows: rows.clone(), copy: 0, shards: vec![0] }];
+        let shards = vec![Shard { rows, columns, copy: 0, device: "here".into(), source }];
+        Ok(Table { spec, sharding: None, copies: 1, shards, groups, vocabulary: None })
+    }
+
+    /// A table of shards.
+    ///
+    /// # Errors
+    /// `Invalid` where a shard is not the rectangle it says it is, or the shards of a copy do not cover every number of the table
+    /// exactly once, as ranges of rows each cut into the same way of columns.
+    pub fn of_shards(spec: TableSpec, sharding: Sharding, shards: Vec<Shard>) -> Result<Self> {
+        let spec = spec.checked()?;
+        let place = format!("table `{}`, {}", spec.name, sharding.name());
+        for shard in &shards {
+            check_shard(&spec, shard).map_err(|e| e.within(&place))?;
         }
-        Ok(Table { source: Source::Sharded(Arc::new(shards)), ..self.clone() })
+        let copies = shards.iter().map(|s| s.copy + 1).max().unwrap_or(0);
+        let mut groups: Vec<Group> = Vec::new();
+        for (number, shard) in shards.iter().enumerate() {
+            match groups.iter_mut().find(|g| g.copy == shard.copy && g.rows == shard.rows) {
+                Some(group) => group.shards.push(number),
+                None => groups.push(Group { rows: shard.rows.clone(), copy: shard.copy, shards: vec![number] }),
+            }
+        }
+        groups.sort_by_key(|g| (g.copy, g.rows.start));
+        for copy in 0..copies.max(1) {
+            check_cover(&spec, &shards, groups.iter().filter(|g| g.copy == copy)).map_err(|e| e.within(&place))?;
+        }
+        Ok(Table { spec, sharding: Some(sharding), copies, shards, groups, vocabulary: None })
+    }
+
+    /// The same table, vocabulary included, with its rows in other shards.
+    pub(super) fn in_shards(&self, sharding: Sharding, shards: Vec<Shard>) -> Result<Self> {
+        let vocabulary = self.vocabulary.clone();
+        Ok(Table { vocabulary, ..Table::of_shards(self.spec.clone(), sharding, shards)? })
     }
 
     /// A table from f32 rows `[rows, width]`, stored in `format`.
@@ -226,9 +146,7 @@ impl Table {
     /// this process's memory.
     pub fn converted(&self, format: RowFormat) -> Result<Self> {
         let place = |e: Error| e.within(format!("table `{}`", self.spec.name));
-        let Some(rows) = self.host_rows() else {
-            return Err(place(Error::unsupported("its rows are not in this host's memory")));
-        };
+        let rows = Rows::new(self.spec.format, self.spec.width, self.bytes()?)?;
         let row_bytes = format.row_bytes(self.spec.width).map_err(place)?;
         let mut wide = vec![0f32; self.spec.width];
         let mut stored = Ok(());
@@ -240,7 +158,7 @@ impl Table {
         })?;
         stored?;
         let spec = TableSpec { format, ..self.spec.clone() };
-        Ok(Table { spec, source: Source::Host(bytes), vocabulary: self.vocabulary.clone() })
+        Ok(Table { vocabulary: self.vocabulary.clone(), ..Table::host(spec, bytes)? })
     }
 
     /// Adds the rows as the tensor that [`Table::mapped`] reads.
@@ -248,9 +166,7 @@ impl Table {
     /// # Errors
     /// `Unsupported` for rows that are not in this process's memory; as [`TensorFile::add`].
     pub fn encode<'a>(&'a self, file: &mut TensorFile<'a>) -> Result<()> {
-        let Source::Host(bytes) = &self.source else {
-            return Err(Error::unsupported(format!("table `{}`: its rows are not in memory", self.spec.name)));
-        };
+        let bytes = self.bytes()?;
         let (name, rows) = (self.name(), self.spec.rows as usize);
         let shape = [rows, self.spec.width];
         match self.spec.format {
@@ -336,20 +252,33 @@ impl Table {
         self.spec.rows
     }
 
-    /// Where its rows are.
-    pub fn source(&self) -> &Source {
-        &self.source
+    /// How it is cut; none where it is in one piece.
+    pub fn sharding(&self) -> Option<Sharding> {
+        self.sharding
     }
 
-    /// The same table, whose rows lie in memory of its own where they were those of a mapped file.
-    ///
-    /// # Errors
-    /// `Overloaded` where the memory cannot be had.
-    pub fn in_memory(&self) -> Result<Self> {
-        match &self.source {
-            Source::Host(bytes) => Ok(Table { source: Source::Host(bytes.in_memory()?), ..self.clone() }),
-            Source::Fetched(_) | Source::Sharded(_) => Ok(self.clone()),
-        }
+    /// The parts that hold its rows; one where it is in one piece.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    pub(super) fn copies(&self) -> usize {
+        self.copies
+    }
+
+    pub(super) fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// True where some of its rows are fetched.
+    pub fn is_fetched(&self) -> bool {
+        self.shards.iter().any(Shard::is_fetched)
+    }
+
+    /// True where the row of an id is fetched, or some of its columns are.
+    pub fn fetches(&self, id: i64) -> bool {
+        let Some(row) = self.resolve(id).0 else { return false };
+        self.shards.iter().any(|s| s.is_fetched() && s.rows.contains(&row))
     }
 
     /// The values of its category, if it has one.
@@ -357,23 +286,53 @@ impl Table {
         self.vocabulary.as_deref()
     }
 
-    /// The rows, where they lie in memory.
+    /// The same table, whose rows lie in memory of its own where they were those of a mapped file.
+    ///
+    /// # Errors
+    /// `Overloaded` where the memory cannot be had.
+    pub fn in_memory(&self) -> Result<Self> {
+        let shards = self.shards.iter().cloned().map(Shard::in_memory).collect::<Result<_>>()?;
+        Ok(Table { shards, ..self.clone() })
+    }
+
+    /// True where rows are fetched from elsewhere than this process.
+    pub fn is_remote(&self) -> bool {
+        self.shards.iter().any(Shard::is_fetched)
+    }
+
+    /// The rows, where all of them lie in memory in one piece.
     pub fn host_rows(&self) -> Option<Rows<'_>> {
-        match &self.source {
-            Source::Host(bytes) => {
+        match self.shards.as_slice() {
+            [Shard { source: Source::Host(bytes), .. }] => {
                 Some(Rows::new(self.spec.format, self.spec.width, bytes).expect("checked when the table was made"))
             }
-            Source::Fetched(_) | Source::Sharded(_) => None,
+            _ => None,
         }
     }
 
-    /// True where rows are asked for elsewhere than in this process.
-    pub fn is_remote(&self) -> bool {
-        match &self.source {
-            Source::Host(_) => false,
-            Source::Fetched(_) => true,
-            Source::Sharded(shards) => shards.is_remote(),
-        }
+    fn bytes(&self) -> Result<&[u8]> {
+        let elsewhere =
+            || Error::unsupported(format!("table `{}`: its rows are not in this host's memory", self.name()));
+        self.host_rows().map(|rows| rows.bytes()).ok_or_else(elsewhere)
+    }
+
+    /// Brings its rows to a cluster; see [`load`].
+    ///
+    /// # Errors
+    /// As there, and where the rows are fetched themselves.
+    pub fn load(
+        &self,
+        cluster: &Arc<Cluster>,
+        named: &TableVersion,
+        progress: impl FnMut(LoadProgress),
+    ) -> Result<LoadReport> {
+        let bytes = self.bytes().map_err(|e| e.within(named))?;
+        let shape = TableShape::of(&self.spec)?;
+        let copy = |rows: Range<u64>, out: &mut [u8]| {
+            out.copy_from_slice(&bytes[rows.start as usize * shape.row_bytes..][..out.len()]);
+            Ok(())
+        };
+        load(cluster, named, &shape, copy, progress)
     }
 
     /// [`TableSpec::resolve`].
@@ -385,4 +344,86 @@ impl Table {
 fn bytes_of<T: crate::files::Element>(tensors: &Tensors, name: &str) -> Result<(Buffer<u8>, Vec<usize>)> {
     let (buffer, shape) = tensors.get::<T>(name, 2)?;
     Ok((buffer.into_bytes(), shape))
+}
+
+impl Shard {
+    /// The same rows, in memory of their own where they were those of a mapped file.
+    ///
+    /// # Errors
+    /// `Overloaded` where the memory cannot be had.
+    pub fn in_memory(self) -> Result<Self> {
+        match &self.source {
+            Source::Host(bytes) => Ok(Shard { source: Source::Host(bytes.in_memory()?), ..self }),
+            Source::Fetched(_) => Ok(self),
+        }
+    }
+
+    /// True where its rows are fetched.
+    pub fn is_fetched(&self) -> bool {
+        matches!(self.source, Source::Fetched(_))
+    }
+}
+
+/// Checks that a source holds `rows` rows of `width` numbers of a table.
+fn check_source(spec: &TableSpec, rows: u64, width: usize, source: &Source) -> Result<()> {
+    let row_bytes = spec.format.row_bytes(width)?;
+    let problem = match source {
+        Source::Host(bytes) => {
+            let expected = row_bytes as u128 * u128::from(rows);
+            let format = spec.format.name();
+            (bytes.len() as u128 != expected)
+                .then(|| format!("{} bytes, expected {expected} ({rows} rows of {width} in {format})", bytes.len()))
+        }
+        Source::Fetched(source) => (source.row_bytes() != row_bytes || source.rows() != rows).then(|| {
+            format!(
+                "its source has {} rows of {} bytes, expected {rows} of {row_bytes}",
+                source.rows(),
+                source.row_bytes()
+            )
+        }),
+    };
+    problem.map_or(Ok(()), |problem| Err(Error::invalid(problem)))
+}
+
+fn check_shard(spec: &TableSpec, shard: &Shard) -> Result<()> {
+    let Shard { rows, columns, source, .. } = shard;
+    let place = |e: Error| e.within(format!("shard of rows {rows:?}, columns {columns:?}"));
+    if rows.is_empty() || rows.end > spec.rows || columns.is_empty() || columns.end > spec.width {
+        let what = format!("expected a part of {} rows of {}", spec.rows, spec.width);
+        return Err(place(Error::invalid(what)));
+    }
+    check_source(spec, rows.end - rows.start, columns.len(), source).map_err(place)
+}
+
+/// Checks that the groups of one copy, in the order of their rows, cover all rows, and each of them all columns.
+fn check_cover<'a>(spec: &TableSpec, shards: &[Shard], groups: impl Iterator<Item = &'a Group>) -> Result<()> {
+    let mut row = 0;
+    for group in groups {
+        if group.rows.start != row {
+            let what = if group.rows.start > row { "no shard holds" } else { "two shards hold" };
+            return Err(Error::invalid(format!("{what} row {}, expected one", row.min(group.rows.start))));
+        }
+        row = group.rows.end;
+        let mut columns: Vec<&Range<usize>> = group.shards.iter().map(|s| &shards[*s].columns).collect();
+        columns.sort_by_key(|c| c.start);
+        let mut column = 0;
+        for range in columns {
+            if range.start != column {
+                let what = if range.start > column { "no shard holds" } else { "two shards hold" };
+                let column = column.min(range.start);
+                return Err(Error::invalid(format!("{what} column {column} of rows {:?}, expected one", group.rows)));
+            }
+            column = range.end;
+        }
+        if column != spec.width {
+            return Err(Error::invalid(format!(
+                "no shard holds column {column} of rows {:?}, expected one",
+                group.rows
+            )));
+        }
+    }
+    match row == spec.rows {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("no shard holds row {row}, expected one"))),
+    }
 }

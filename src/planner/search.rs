@@ -50,7 +50,7 @@ pub(super) enum Outcome {
 
 /// Searches with about `work` looks at charges.
 pub(super) fn search(machine: &Machine, tables: &[Vec<Candidate>], work: u64) -> Outcome {
-    let mut search = Search::new(machine, tables, work);
+    let mut search = PlanSearch::new(machine, tables, work);
     let mut starts: Vec<(Score, Vec<Option<Choice>>)> = Vec::new();
     let mut stuck: Option<(usize, usize, Vec<u64>)> = None;
     for order in search.orders() {
@@ -163,7 +163,7 @@ impl Load {
     }
 }
 
-struct Search<'a> {
+struct PlanSearch<'a> {
     tables: &'a [Vec<Candidate>],
     loads: Vec<Load>,
     choices: Vec<Option<Choice>>,
@@ -173,13 +173,13 @@ struct Search<'a> {
     random: u64,
 }
 
-impl<'a> Search<'a> {
+impl<'a> PlanSearch<'a> {
     fn new(machine: &Machine, tables: &'a [Vec<Candidate>], work: u64) -> Self {
         let loads: Vec<Load> = machine.devices.iter().map(Load::new).collect();
         let fastest = |t: &Vec<Candidate>| t.iter().map(micros_of).fold(f64::INFINITY, f64::min);
         let even = tables.iter().map(fastest).sum::<f64>() / loads.len() as f64;
         let choices = vec![None; tables.len()];
-        Search { tables, loads, choices, scale: even.max(1e-6), work_left: work, random: 0x9e37_79b9_7f4a_7c15 }
+        PlanSearch { tables, loads, choices, scale: even.max(1e-6), work_left: work, random: 0x9e37_79b9_7f4a_7c15 }
     }
 
     /// Tables by bytes, and by time, the largest first.

@@ -53,7 +53,7 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
         let files = version_files.write(folder, progress)?;
-        let manifest = Manifest {
+        let mut manifest = Manifest {
             format: FORMAT,
             name: spec.name.clone(),
             version,
@@ -66,7 +66,8 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
         };
         if let Some(remote) = &what.remote {
             let told = |done, total| progress(Stage::Loading, done, total);
-            loaded = remote::load(remote, &spec, version, &tables, &told)?;
+            loaded = remote::load(remote, &spec, &manifest, &tables, &told)?;
+            manifest.provenance.seconds = start.elapsed().as_secs_f64();
         }
         manifest.write(folder)
     });

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::embedding::Table;
-use crate::embedding::tiers::remote::{Cluster, TableVersion, delete, load_table};
+use crate::embedding::tiers::remote::{Cluster, TableVersion, delete};
 use crate::error::{Error, Kind, Result};
 use crate::model::ModelSpec;
+use crate::snapshot::{Manifest, rows_on_cluster};
 
 /// The cluster that gets the rows of tables when a version is published.
 #[derive(Clone, Debug)]
@@ -16,12 +17,12 @@ pub struct Remote {
     pub tables: Vec<String>,
 }
 
-/// Brings the rows of `tables` to the cluster under a version that is about to be published. `progress` is told rows done and
-/// rows in all. What was loaded is removed where a later table cannot be.
+/// Brings the rows of `tables` to the cluster for the version of `manifest`, which is about to be published. `progress` is told
+/// rows done and rows in all. Returns what was written; it is removed again where a later table cannot be loaded.
 pub(super) fn load(
     remote: &Remote,
     spec: &ModelSpec,
-    version: u64,
+    manifest: &Manifest,
     tables: &[Arc<Table>],
     progress: &dyn Fn(usize, usize),
 ) -> Result<Vec<TableVersion>> {
@@ -41,10 +42,11 @@ pub(super) fn load(
     let mut before = 0;
     let mut loaded = Vec::new();
     for table in tables {
-        let named = TableVersion::new(&spec.name, table.name(), version)?;
+        let named = rows_on_cluster(spec, manifest, table.name())?;
         let told = |rows: u64| progress((before + rows) as usize, total as usize);
-        match load_table(&remote.cluster, &named, table, |p| told(p.rows_done)) {
-            Ok(_) => loaded.push(named),
+        match table.load(&remote.cluster, &named, |p| told(p.rows_done)) {
+            // What was there already is perhaps served from another store.
+            Ok(report) => loaded.extend((report.progress.bytes_written > 0).then_some(named)),
             Err(error) => {
                 // Rows of another load under the same version are not ours to remove.
                 loaded.extend((error.kind() != Kind::Conflict).then_some(named));

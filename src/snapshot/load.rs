@@ -49,7 +49,7 @@ impl Snapshot {
     pub fn load(folder: &Path, placement: &Placement) -> Result<Self> {
         let manifest = Manifest::read(folder)?;
         manifest.verify(folder)?;
-        let package = Package::open_placed(folder, |spec, tables| placement.place(spec, manifest.version, tables))?;
+        let package = Package::open_placed(folder, |spec, tables| placement.place(spec, &manifest, tables))?;
         Snapshot::assemble(folder, manifest, package).map_err(|e| e.within(folder.display()))
     }
 

@@ -10,12 +10,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::manifest::Manifest;
 use super::workload::workload;
 use crate::embedding::Table;
 use crate::embedding::place::{TablePlan, Tier};
-use crate::embedding::shard::ShardedTable;
-use crate::embedding::table::Source;
-use crate::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, RemoteTable, TableVersion};
+use crate::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, TableVersion};
 use crate::error::{Error, Result};
 use crate::model::ModelSpec;
 use crate::planner::topology::Host;
@@ -24,7 +23,7 @@ use crate::planner::{self, Plan, Topology};
 /// How tables are placed at load. Without a plan, a topology or a cluster they lie whole in memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Options {
+pub struct PlacementOptions {
     /// A plan as `sterling plan --json` prints it; tables that it does not name lie whole in memory.
     pub plan: Option<PathBuf>,
     /// The machines to plan for at each load, where there is no plan; this machine and the cluster where there is none either.
@@ -35,9 +34,9 @@ pub struct Options {
     pub timeout_ms: u64,
 }
 
-impl Default for Options {
+impl Default for PlacementOptions {
     fn default() -> Self {
-        Options { plan: None, topology: None, remote: Vec::new(), timeout_ms: 200 }
+        PlacementOptions { plan: None, topology: None, remote: Vec::new(), timeout_ms: 200 }
     }
 }
 
@@ -67,7 +66,7 @@ impl Placement {
     ///
     /// # Errors
     /// `NotFound` or `Invalid` with the file and what is wrong in it; `Unavailable` where the cluster does not answer.
-    pub fn open(options: &Options) -> Result<Self> {
+    pub fn open(options: &PlacementOptions) -> Result<Self> {
         let cluster = match options.remote.as_slice() {
             [] => None,
             seeds => Some(Cluster::connect(ClusterOptions::new(seeds.iter().cloned()))?),
@@ -110,7 +109,12 @@ impl Placement {
     }
 
     /// The tables of a version, each where it is planned.
-    pub(super) fn place(&self, spec: &ModelSpec, version: u64, tables: Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>> {
+    pub(super) fn place(
+        &self,
+        spec: &ModelSpec,
+        manifest: &Manifest,
+        tables: Vec<Arc<Table>>,
+    ) -> Result<Vec<Arc<Table>>> {
         let planned;
         let plans: &[TablePlan] = match &self.by {
             By::Whole => &[],
@@ -142,12 +146,12 @@ impl Placement {
             // What no request reads may stay a map of its file.
             None if spec.readers(table.name()).next().is_none() => Ok(table),
             None => table.in_memory().map(Arc::new),
-            Some(plan) => self.place_table(&spec.name, version, &table, plan).map(Arc::new),
+            Some(plan) => self.place_table(spec, manifest, &table, plan).map(Arc::new),
         };
         tables.into_iter().map(place).collect()
     }
 
-    fn place_table(&self, model: &str, version: u64, table: &Table, plan: &TablePlan) -> Result<Table> {
+    fn place_table(&self, spec: &ModelSpec, manifest: &Manifest, table: &Table, plan: &TablePlan) -> Result<Table> {
         if let Some(part) = plan.shards.iter().find(|s| s.tier.on_gpu()) {
             return Err(Error::unsupported(format!(
                 "table `{}` is planned in the memory of `{}` (tier {}), expected tiers host and remote: this build has no GPU",
@@ -159,15 +163,15 @@ impl Placement {
         let on_cluster = || plan.shards.iter().filter(|s| s.tier == Tier::Remote);
         let remote = match (on_cluster().next(), &self.cluster) {
             (Some(_), Some(cluster)) => {
-                let named = TableVersion::new(model, table.name(), version)?;
+                let named = rows_on_cluster(spec, manifest, table.name())?;
                 let cache_bytes = on_cluster().map(|s| s.cache_bytes).sum::<u64>();
                 let cache_bytes = usize::try_from(cache_bytes).unwrap_or(usize::MAX);
                 let options = RemoteOptions { cache_bytes, timeout: self.timeout };
-                Some(RemoteTable::open_table(cluster, &named, table.spec().clone(), &options)?)
+                Some(Table::on_cluster(cluster, &named, table.spec().clone(), &options)?)
             }
             _ => None,
         };
-        table.in_shards(ShardedTable::planned(table, plan, remote.as_ref())?)
+        table.planned(plan, remote.as_ref())
     }
 }
 
@@ -175,14 +179,23 @@ fn read(file: &Path) -> Result<String> {
     std::fs::read_to_string(file).map_err(|e| Error::io(file.display(), e))
 }
 
+/// The name under which a cluster has the rows of a table of a version. The checksum of the file that holds them is part of it, so
+/// that rows which a publication left behind are never taken for those of a later one with the same number.
+///
+/// # Errors
+/// `NotFound` for a table or a file that the version does not have; as [`TableVersion::new`].
+pub fn rows_on_cluster(spec: &ModelSpec, manifest: &Manifest, table: &str) -> Result<TableVersion> {
+    let file = spec.tables.iter().find(|t| t.name == table).map(|t| &t.file);
+    let checksum = file.and_then(|file| manifest.files.get(file));
+    let rows = checksum.and_then(|sum| u64::from_str_radix(sum.xxh3.get(..16)?, 16).ok());
+    let rows =
+        rows.ok_or_else(|| Error::not_found(format!("table `{table}`: the manifest has no checksum of its file")))?;
+    TableVersion::new(&manifest.name, table, manifest.version, rows)
+}
+
 /// How a table lies, in a few words: its sharding type and the devices of its parts.
 pub fn placed(table: &Table) -> String {
-    match table.source() {
-        Source::Host(_) => "whole, in memory".into(),
-        Source::Fetched(_) => "whole, fetched".into(),
-        Source::Sharded(shards) => {
-            let parts: Vec<&str> = shards.shards().iter().map(|s| s.device.as_str()).collect();
-            format!("{} on {}", shards.sharding().name(), parts.join(", "))
-        }
-    }
+    let Some(sharding) = table.sharding() else { return "whole, in memory".into() };
+    let parts: Vec<&str> = table.shards().iter().map(|s| s.device.as_str()).collect();
+    format!("{} on {}", sharding.name(), parts.join(", "))
 }

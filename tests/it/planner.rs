@@ -7,10 +7,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 use sterling::embedding::place::{Sharding, TablePlan, Tier};
-use sterling::embedding::shard::{Cut, Shard, ShardedEmbeddingBagCollection, ShardedTable};
-use sterling::embedding::tiers::remote::{
-    Cluster, ClusterOptions, RemoteOptions, RemoteTable, TableVersion, load_table,
-};
+use sterling::embedding::shard::Cut;
+use sterling::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, TableVersion};
 use sterling::embedding::{
     BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, OnDegraded, Pooling, RowFormat, Table, Unseen,
 };
@@ -162,9 +160,9 @@ fn the_tables_of_the_debian_model_answer_alike_however_they_are_cut() {
         for sharding in Sharding::ALL {
             let planned = planned(&topology, &table, sharding);
             assert_eq!(planned.sharding, sharding);
-            let sharded = Arc::new(ShardedTable::planned(&table, &planned, None).unwrap());
+            let sharded = Arc::new(table.planned(&planned, None).unwrap());
             assert_eq!(sharded.shards().len() > 1, sharding != Sharding::TableWise);
-            let collection = ShardedEmbeddingBagCollection::new(vec![sharded], &bag).unwrap();
+            let collection = EmbeddingBagCollection::new(vec![sharded], &bag).unwrap();
             let (got, _) = collection.lookup(&ids, &Lookup::default()).unwrap();
             let by_rows = matches!(sharding, Sharding::RowWise | Sharding::TableRowWise | Sharding::Grid);
             for (got, expected) in got.values().iter().zip(expected.values()) {
@@ -184,20 +182,15 @@ fn the_debian_model_answers_alike_with_half_a_table_on_a_cluster() {
     let (rows, width) = (table.rows(), table.width());
     let cut = |rows: Range<u64>, device: &str| Cut { rows, columns: 0..width, copy: 0, device: device.into() };
     let [near, far] = [cut(0..rows / 2, "here"), cut(rows / 2..rows, "cluster")];
-    // What lies on the cluster is half of the table, and then all of it.
     let on_cluster = |table: &Table, version: u64| {
-        let named = TableVersion::new("debian", "packages", version).unwrap();
-        load_table(&cluster, &named, table, |_| {}).unwrap();
+        let named = TableVersion::new("debian", "packages", version, 0).unwrap();
+        table.load(&cluster, &named, |_| {}).unwrap();
         let options = RemoteOptions { timeout: Duration::from_secs(10), ..RemoteOptions::default() };
-        RemoteTable::open_table(&cluster, &named, table.spec().clone(), &options).unwrap()
+        Table::on_cluster(&cluster, &named, table.spec().clone(), &options).unwrap()
     };
-    let held = [near.take(&table).unwrap(), on_cluster(&far.take(&table).unwrap(), 1)];
-    let shards = [near, far].into_iter().zip(held).map(|(cut, table)| {
-        let Cut { rows, columns, copy, device } = cut;
-        Shard { rows, columns, copy, device, table }
-    });
-    let half = ShardedTable::new(table.spec().clone(), Sharding::RowWise, shards.collect()).unwrap();
-    let half = ShardedEmbeddingBagCollection::new(vec![Arc::new(half)], &mean_of_installed()).unwrap();
+    let shards = vec![near.take(&table).unwrap(), far.take(&on_cluster(&table, 1)).unwrap()];
+    let half = Table::of_shards(table.spec().clone(), Sharding::RowWise, shards).unwrap();
+    let half = EmbeddingBagCollection::new(vec![Arc::new(half)], &mean_of_installed()).unwrap();
     let all = Arc::new(on_cluster(&table, 2));
     let all = EmbeddingBagCollection::new(vec![all], &mean_of_installed()).unwrap();
     let whole = EmbeddingBagCollection::new(vec![Arc::new(table)], &mean_of_installed()).unwrap();

@@ -3,96 +3,129 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::input::{Distinct, Input, Question};
-use super::{Group, ShardedTable};
+use super::input::{Distinct, ShardQuestion, ShardedInput};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::pool::{self, Bags, Pooled, Rows};
-use crate::embedding::lookup::{Lookup, LookupReport, OnDegraded, TableCounts};
-use crate::embedding::table::Source;
-use crate::embedding::tiers::{Fetched, Pending, RowState};
+use crate::embedding::report::{Lookup, LookupReport, OnDegraded, TableCounts};
+use crate::embedding::table::{Group, Table};
+use crate::embedding::tiers::{Fetched, Pending, RowState, Source};
 use crate::error::{Error, Result};
 
 /// The sums of each shard: `[tables, shards, bags x columns of the shard]`.
-#[derive(Clone, Debug)]
-pub struct Partials {
-    pub(super) values: Vec<Vec<Vec<f32>>>,
+#[derive(Debug)]
+pub(in crate::embedding) struct Partials {
+    values: Vec<Vec<Vec<f32>>>,
 }
 
 impl Partials {
     /// What shard number `shard` of table number `table` answers, `[bags, columns of the shard]`.
-    pub fn of(&self, table: usize, shard: usize) -> &[f32] {
+    pub(super) fn of(&self, table: usize, shard: usize) -> &[f32] {
         &self.values[table][shard]
     }
 }
 
 /// Rows asked of one shard, on their way.
-struct Travelling<'a> {
+struct Leg<'a> {
     table: usize,
+    group: usize,
     shard: usize,
     pending: Box<dyn Pending + 'a>,
 }
 
-pub(super) fn compute(
-    tables: &[Arc<ShardedTable>],
-    input: &Input,
+/// The rows of a batch that are fetched, on their way.
+pub(in crate::embedding) struct Travelling<'a> {
+    /// `[tables, groups of the table]`, where rows are asked for.
+    distinct: Vec<Vec<Option<Distinct>>>,
+    legs: Vec<Leg<'a>>,
+}
+
+/// Asks for the rows that are fetched, and waits for nothing.
+pub(in crate::embedding) fn ask<'a>(
+    tables: &'a [Arc<Table>],
+    input: &ShardedInput<'_>,
     terms: &Lookup,
-    kernels: Kernels,
-) -> Result<(Partials, LookupReport)> {
-    let mut values: Vec<Vec<Vec<f32>>> = tables.iter().map(|t| vec![Vec::new(); t.shards.len()]).collect();
-    let mut report = input.report.clone();
+) -> Travelling<'a> {
     let mut distinct: Vec<Vec<Option<Distinct>>> = Vec::with_capacity(tables.len());
-    let mut travelling: Vec<Travelling<'_>> = Vec::new();
+    let mut legs: Vec<Leg<'a>> = Vec::new();
     for (number, table) in tables.iter().enumerate() {
-        distinct.push(vec![None; table.groups.len()]);
+        let mut of_table = vec![None; table.groups().len()];
         for (group, question, shard) in asked(table, &input.questions[number]) {
-            if let Source::Fetched(source) = table.shards[shard].table.source()
+            if let Source::Fetched(source) = &table.shards()[shard].source
                 && !question.rows().is_empty()
             {
-                let rows = &distinct[number][group].get_or_insert_with(|| question.distinct()).rows;
-                let pending = source.begin(rows.clone(), terms.deadline);
-                travelling.push(Travelling { table: number, shard, pending });
+                let rows = of_table[group].get_or_insert_with(|| question.distinct()).rows.clone();
+                legs.push(Leg { table: number, group, shard, pending: source.begin(rows, terms.deadline) });
             }
         }
+        distinct.push(of_table);
     }
+    Travelling { distinct, legs }
+}
+
+/// The sums of all shards: those in memory first, then those whose rows are waited for. Counts what became of rows.
+///
+/// # Errors
+/// `Unavailable` or `DeadlineExceeded` where rows could not be fetched and the terms refuse that; `Corrupt` where a source
+/// answers with other rows than it was asked for.
+pub(in crate::embedding) fn compute(
+    tables: &[Arc<Table>],
+    input: &ShardedInput<'_>,
+    travelling: Travelling<'_>,
+    terms: &Lookup,
+    kernels: Kernels,
+    report: &mut LookupReport,
+) -> Result<Partials> {
+    let mut values: Vec<Vec<Vec<f32>>> = tables.iter().map(|t| vec![Vec::new(); t.shards().len()]).collect();
     for (number, table) in tables.iter().enumerate() {
         for (_, question, shard) in asked(table, &input.questions[number]) {
-            let width = table.shards[shard].columns.len();
-            let mut sums = vec![0f32; (question.offsets().len() - 1) * width];
-            if let Some(rows) = table.shards[shard].table.host_rows() {
+            let part = &table.shards()[shard];
+            let mut sums = vec![0f32; (question.offsets().len() - 1) * part.columns.len()];
+            if let Source::Host(bytes) = &part.source {
+                let rows = Rows::new(table.spec().format, part.columns.len(), bytes)?;
                 pool_rows(kernels, &rows, question, question.rows(), &mut sums);
             }
             values[number][shard] = sums;
         }
     }
     // The worst that became of each row of each group, over the columns that other shards hold.
-    let mut states: Vec<Vec<Vec<RowState>>> = tables.iter().map(|t| vec![Vec::new(); t.groups.len()]).collect();
-    for Travelling { table: number, shard, pending } in travelling {
+    let mut states: Vec<Vec<Vec<RowState>>> = tables.iter().map(|t| vec![Vec::new(); t.groups().len()]).collect();
+    let Travelling { distinct, legs } = travelling;
+    for Leg { table: number, group, shard, pending } in legs {
         let table = &tables[number];
-        let group = table.groups.iter().position(|g| g.shards.contains(&shard)).expect("every shard is in a group");
+        let part = &table.shards()[shard];
         let asked = distinct[number][group].as_ref().expect("what travels was asked for");
-        let place = || format!("table `{}`, shard on `{}`", table.spec.name, table.shards[shard].device);
-        let fetched = pending.wait().and_then(|f| checked(table, shard, asked, f)).map_err(|e| e.within(place()))?;
+        let place = |e: Error| e.within(format!("table `{}`, shard on `{}`", table.name(), part.device));
+        let row_bytes = table.spec().format.row_bytes(part.columns.len())?;
+        let fetched = pending.wait().and_then(|f| checked(f, asked.rows.len(), row_bytes)).map_err(place)?;
         if terms.on_degraded == OnDegraded::Fail {
-            refuse_degraded(&fetched, terms).map_err(|e| e.within(place()))?;
+            refuse_degraded(&fetched, terms).map_err(place)?;
         }
         let hit = |place: &i64| if fetched.states[*place as usize] == RowState::Hit { *place } else { -1 };
         let places: Vec<i64> = asked.places.iter().map(hit).collect();
-        let rows = Rows::new(table.spec.format, table.shards[shard].columns.len(), &fetched.bytes)?;
+        let rows = Rows::new(table.spec().format, part.columns.len(), &fetched.bytes)?;
         pool_rows(kernels, &rows, &input.questions[number][group], &places, &mut values[number][shard]);
         merge(&mut states[number][group], fetched.states);
     }
     for (number, groups) in states.iter().enumerate() {
         for (group, states) in groups.iter().enumerate().filter(|(_, s)| !s.is_empty()) {
             let asked = distinct[number][group].as_ref().expect("what has states was asked for");
-            count_states(states, asked, &input.questions[number][group], input.examples(), &mut report[number]);
+            count_states(states, asked, input, (number, group), &mut report[number]);
         }
     }
-    Ok((Partials { values }, report))
+    Ok(Partials { values })
 }
 
 /// Counts the ids of a question by what became of their rows.
-fn count_states(states: &[RowState], asked: &Distinct, question: &Question, examples: usize, counts: &mut TableCounts) {
-    let example_of: Vec<usize> = question.bags().iter().flat_map(Clone::clone).collect();
+fn count_states(
+    states: &[RowState],
+    asked: &Distinct,
+    input: &ShardedInput<'_>,
+    (table, group): (usize, usize),
+    counts: &mut TableCounts,
+) {
+    let question = &input.questions[table][group];
+    let bags = question.bags().iter().zip(input.readers(table));
+    let example_of: Vec<usize> = bags.flat_map(|(bags, reader)| bags.clone().map(|bag| reader.example(bag))).collect();
     for (bag, ids) in question.offsets().windows(2).enumerate() {
         for place in &asked.places[ids[0]..ids[1]] {
             match states[*place as usize] {
@@ -100,7 +133,7 @@ fn count_states(states: &[RowState], asked: &Distinct, question: &Question, exam
                 RowState::Unknown => counts.unknown += 1,
                 RowState::Degraded => {
                     counts.degraded += 1;
-                    counts.degraded_of.resize(examples, 0);
+                    counts.degraded_of.resize(input.examples, 0);
                     counts.degraded_of[example_of[bag]] += 1;
                 }
             }
@@ -109,20 +142,22 @@ fn count_states(states: &[RowState], asked: &Distinct, question: &Question, exam
 }
 
 /// Each shard with its group's number and question.
-fn asked<'a>(table: &'a ShardedTable, questions: &'a [Question]) -> impl Iterator<Item = (usize, &'a Question, usize)> {
-    let groups = table.groups.iter().zip(questions).enumerate();
-    groups.flat_map(|(number, (group, question)): (usize, (&Group, &Question))| {
+fn asked<'a>(
+    table: &'a Table,
+    questions: &'a [ShardQuestion],
+) -> impl Iterator<Item = (usize, &'a ShardQuestion, usize)> {
+    let groups = table.groups().iter().zip(questions).enumerate();
+    groups.flat_map(|(number, (group, question)): (usize, (&Group, &ShardQuestion))| {
         group.shards.iter().map(move |shard| (number, question, *shard))
     })
 }
 
-fn pool_rows(kernels: Kernels, rows: &Rows<'_>, question: &Question, ids: &[i64], sums: &mut [f32]) {
+fn pool_rows(kernels: Kernels, rows: &Rows<'_>, question: &ShardQuestion, ids: &[i64], sums: &mut [f32]) {
     let bags = Bags { ids, offsets: question.offsets(), weights: question.weights(), mean: false };
     pool::pool(kernels, rows, &bags, &mut Pooled { data: sums, stride: rows.width(), column: 0 });
 }
 
-fn checked(table: &ShardedTable, shard: usize, asked: &Distinct, fetched: Fetched) -> Result<Fetched> {
-    let (rows, row_bytes) = (asked.rows.len(), table.shards[shard].table.spec().row_bytes()?);
+fn checked(fetched: Fetched, rows: usize, row_bytes: usize) -> Result<Fetched> {
     if fetched.states.len() != rows || fetched.bytes.len() != rows * row_bytes {
         return Err(Error::corrupt(format!(
             "{} states and {} bytes came for {rows} rows of {row_bytes} bytes",

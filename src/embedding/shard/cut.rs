@@ -7,11 +7,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Shard, ShardedTable};
 use crate::device::buffer::Buffer;
 use crate::embedding::place::{ShardPlan, Sharding, TablePlan, Tier};
-use crate::embedding::table::{Source, Table, TableSpec};
-use crate::embedding::tiers::{Fetched, Pending, RowSource};
+use crate::embedding::spec::TableSpec;
+use crate::embedding::table::{Shard, Table};
+use crate::embedding::tiers::{Fetched, Pending, RowSource, Source};
 use crate::error::{Error, Result};
 
 /// Where a shard lies in its table, before its rows are there.
@@ -42,16 +42,11 @@ impl Cut {
         plan.shards.iter().enumerate().map(cut).collect()
     }
 
-    fn shard(&self, table: &Table) -> Result<Shard> {
-        let Cut { rows, columns, copy, device } = self.clone();
-        Ok(Shard { rows, columns, copy, device, table: self.take(table)? })
-    }
-
     /// The part of `table` inside this cut.
     ///
     /// # Errors
     /// `Invalid` where the cut leaves the table or splits a byte of a packed row; `Unsupported` for a table that is cut already.
-    pub fn take(&self, table: &Table) -> Result<Table> {
+    pub fn take(&self, table: &Table) -> Result<Shard> {
         let whole = table.spec();
         let place = || format!("table `{}`, rows {:?}, columns {:?}", whole.name, self.rows, self.columns);
         if self.rows.is_empty() || self.rows.end > whole.rows {
@@ -60,79 +55,78 @@ impl Cut {
         if self.columns.is_empty() || self.columns.end > whole.width {
             return Err(Error::invalid(format!("expected columns of {}", whole.width)).within(place()));
         }
-        let rows = self.rows.end - self.rows.start;
-        let spec = TableSpec { rows, width: self.columns.len(), unseen: Default::default(), ..whole.clone() };
-        let all_columns = self.columns.len() == whole.width;
-        match table.source() {
-            Source::Host(bytes) if all_columns => {
-                let row_bytes = whole.row_bytes()?;
-                let at = |row: u64| row as usize * row_bytes;
-                Table::host(spec, bytes.slice(at(self.rows.start)..at(self.rows.end))?)
+        let [Shard { source, .. }] = table.shards() else {
+            return Err(Error::unsupported("a table that is cut already").within(place()));
+        };
+        let columns = match self.columns.len() == whole.width {
+            true => None,
+            false => Some(ColumnBytes::of(whole, &self.columns).map_err(|e| e.within(place()))?),
+        };
+        let source = self.part_of(source, whole.row_bytes()?, columns)?;
+        let Cut { rows, columns, copy, device } = self.clone();
+        Ok(Shard { rows, columns, copy, device, source })
+    }
+
+    fn part_of(&self, whole: &Source, row_bytes: usize, columns: Option<ColumnBytes>) -> Result<Source> {
+        let at = |row: u64| row as usize * row_bytes;
+        let rows = (self.rows.end - self.rows.start) as usize;
+        Ok(match (whole, columns) {
+            (Source::Host(bytes), None) => Source::Host(bytes.slice(at(self.rows.start)..at(self.rows.end))?),
+            (Source::Host(bytes), Some(columns)) => {
+                let bytes = &bytes[at(self.rows.start)..];
+                Source::Host(Buffer::filled(rows * columns.part_bytes(), |to| columns.copy(bytes, to))?)
             }
-            Source::Host(bytes) => {
-                let columns = Columns::of(whole, &self.columns).map_err(|e| e.within(place()))?;
-                let bytes = &bytes[self.rows.start as usize * columns.row_bytes..];
-                let part_bytes = rows as usize * columns.part_bytes();
-                Table::host(spec, Buffer::filled(part_bytes, |to| columns.copy(bytes, to))?)
+            (Source::Fetched(source), columns) => {
+                Source::Fetched(Arc::new(PartSource { source: source.clone(), rows: self.rows.clone(), columns }))
             }
-            Source::Fetched(source) => {
-                let columns = match all_columns {
-                    true => None,
-                    false => Some(Columns::of(whole, &self.columns).map_err(|e| e.within(place()))?),
-                };
-                Table::fetched(spec, Arc::new(Part { source: source.clone(), rows: self.rows.clone(), columns }))
-            }
-            Source::Sharded(_) => Err(Error::unsupported("a table that is cut already").within(place())),
-        }
+        })
     }
 }
 
-impl ShardedTable {
-    /// A whole table, cut.
+impl Table {
+    /// The same table, vocabulary included, cut.
     ///
     /// # Errors
-    /// As [`Cut::take`] and [`ShardedTable::new`].
-    pub fn cut(table: &Table, sharding: Sharding, cuts: &[Cut]) -> Result<Self> {
-        let shards = cuts.iter().map(|cut| cut.shard(table)).collect::<Result<_>>()?;
-        ShardedTable::new(table.spec().clone(), sharding, shards)
+    /// As [`Cut::take`] and [`Table::of_shards`].
+    pub fn cut(&self, sharding: Sharding, cuts: &[Cut]) -> Result<Self> {
+        self.in_shards(sharding, cuts.iter().map(|cut| cut.take(self)).collect::<Result<_>>()?)
     }
 
-    /// A whole table, cut as planned. Parts planned in memory are copied there, parts planned on the cluster are those of `remote`, the same table there.
+    /// The same table, vocabulary included, cut as planned. Parts planned in memory are copied there, parts planned on the cluster are those of `remote`, the same table there.
     ///
     /// # Errors
-    /// As [`ShardedTable::cut`]; `Invalid` where the plan is about a table of another name or format, or places rows on a
+    /// As [`Table::cut`]; `Invalid` where the plan is about a table of another name or format, or places rows on a
     /// cluster and `remote` is none.
-    pub fn planned(table: &Table, plan: &TablePlan, remote: Option<&Table>) -> Result<Self> {
-        if plan.table != table.name() || plan.format != table.spec().format {
+    pub fn planned(&self, plan: &TablePlan, remote: Option<&Table>) -> Result<Self> {
+        if plan.table != self.name() || plan.format != self.spec().format {
             return Err(Error::invalid(format!(
                 "a plan for table `{}` in {}, expected `{}` in {}",
                 plan.table,
                 plan.format.name(),
-                table.name(),
-                table.spec().format.name()
+                self.name(),
+                self.spec().format.name()
             )));
         }
         let on_cluster = |tier| tier == Tier::Remote;
         let shard = |(part, cut): (&ShardPlan, Cut)| match (on_cluster(part.tier), remote) {
-            (false, _) => cut.shard(table).and_then(|part| Ok(Shard { table: part.table.in_memory()?, ..part })),
-            (true, Some(remote)) => cut.shard(remote),
+            (false, _) => cut.take(self).and_then(Shard::in_memory),
+            (true, Some(remote)) => cut.take(remote),
             (true, None) => Err(Error::invalid(format!("table `{}` is planned on a cluster, got none", plan.table))),
         };
-        let shards = plan.shards.iter().zip(Cut::of_plan(plan)).map(shard).collect::<Result<_>>()?;
-        ShardedTable::new(table.spec().clone(), plan.sharding, shards)
+        self.in_shards(plan.sharding, plan.shards.iter().zip(Cut::of_plan(plan)).map(shard).collect::<Result<_>>()?)
     }
 }
 
 /// Where the bytes of some columns stand in a row.
 #[derive(Clone, Debug)]
-struct Columns {
+struct ColumnBytes {
     row_bytes: usize,
     /// Bytes of scale and bias, which every part of a row keeps.
     head: usize,
     codes: Range<usize>,
 }
 
-impl Columns {
+impl ColumnBytes {
     fn of(whole: &TableSpec, columns: &Range<usize>) -> Result<Self> {
         let format = whole.format;
         if !(columns.start * format.bits()).is_multiple_of(8) {
@@ -142,7 +136,7 @@ impl Columns {
         let head = format.head_bytes();
         let first = head + columns.start * format.bits() / 8;
         let codes = first..first + format.row_bytes(columns.len())? - head;
-        Ok(Columns { row_bytes: whole.row_bytes()?, head, codes })
+        Ok(ColumnBytes { row_bytes: whole.row_bytes()?, head, codes })
     }
 
     fn part_bytes(&self) -> usize {
@@ -160,15 +154,15 @@ impl Columns {
 
 /// Some rows of a source, counted from the first of them, and maybe some of their columns.
 #[derive(Debug)]
-struct Part {
+struct PartSource {
     source: Arc<dyn RowSource>,
     rows: Range<u64>,
-    columns: Option<Columns>,
+    columns: Option<ColumnBytes>,
 }
 
-impl RowSource for Part {
+impl RowSource for PartSource {
     fn row_bytes(&self) -> usize {
-        self.columns.as_ref().map_or_else(|| self.source.row_bytes(), Columns::part_bytes)
+        self.columns.as_ref().map_or_else(|| self.source.row_bytes(), ColumnBytes::part_bytes)
     }
 
     fn rows(&self) -> u64 {
@@ -188,7 +182,7 @@ impl RowSource for Part {
 /// Whole rows on their way, of which some columns are wanted.
 struct Cutting<'a> {
     pending: Box<dyn Pending + 'a>,
-    columns: &'a Columns,
+    columns: &'a ColumnBytes,
 }
 
 impl Pending for Cutting<'_> {

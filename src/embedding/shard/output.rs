@@ -1,31 +1,25 @@
 //! Step 3: from the sums of the shards to the embeddings of the bags.
 
-use super::ShardedTable;
 use super::compute::Partials;
-use super::input::Input;
+use super::input::ShardedInput;
+use crate::device::cpu::pool::Pooled;
+use crate::embedding::table::Table;
 
-/// Where the embeddings of a feature go: bag `b` to `data[b * stride + column ..]`.
-pub(super) struct Target<'a> {
-    pub data: &'a mut [f32],
-    pub stride: usize,
-    pub column: usize,
-}
-
-/// Writes the embeddings of feature number `feature`.
-pub(super) fn assemble(
-    table: &ShardedTable,
-    input: &Input,
+/// Writes the embeddings of feature number `number`.
+pub(in crate::embedding) fn assemble(
+    table: &Table,
+    number: usize,
+    input: &ShardedInput<'_>,
     partials: &Partials,
-    feature: usize,
-    mean: bool,
-    out: &mut Target<'_>,
+    out: &mut Pooled<'_>,
 ) {
-    let (number, nth) = input.places[feature];
-    for (group, question) in table.groups.iter().zip(&input.questions[number]) {
+    let feature = &input.features[number];
+    let nth = input.places[number];
+    for (group, question) in table.groups().iter().zip(&input.questions[feature.table]) {
         let before: usize = question.bags()[..nth].iter().map(ExactSizeIterator::len).sum();
         for &shard in &group.shards {
-            let columns = &table.shards[shard].columns;
-            let sums = partials.of(number, shard)[before * columns.len()..].chunks_exact(columns.len());
+            let columns = &table.shards()[shard].columns;
+            let sums = partials.of(feature.table, shard)[before * columns.len()..].chunks_exact(columns.len());
             for (bag, sum) in question.bags()[nth].clone().zip(sums) {
                 let to = &mut out.data[bag * out.stride + out.column..][columns.clone()];
                 // The first rows are copied, so that a table cut by columns alone keeps the very bits of its sums.
@@ -36,12 +30,12 @@ pub(super) fn assemble(
             }
         }
     }
-    if !mean {
+    if !feature.mean {
         return;
     }
-    for (bag, length) in input.lengths[feature].iter().enumerate().filter(|(_, length)| **length > 1) {
-        let factor = 1.0 / *length as f32;
-        let to = &mut out.data[bag * out.stride + out.column..][..table.spec.width];
+    for (bag, length) in feature.lengths().enumerate().filter(|(_, length)| *length > 1) {
+        let factor = 1.0 / length as f32;
+        let to = &mut out.data[bag * out.stride + out.column..][..table.width()];
         to.iter_mut().for_each(|x| *x *= factor);
     }
 }

@@ -7,9 +7,20 @@ pub mod cache;
 pub mod remote;
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Instant;
 
+use crate::device::buffer::Buffer;
 use crate::error::Result;
+
+/// Where the rows of a shard are.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// In this process's memory, mapped or owned: `[rows, row_bytes]`.
+    Host(Buffer<u8>),
+    /// Asked for.
+    Fetched(Arc<dyn RowSource>),
+}
 
 /// What became of a row that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::formats::*;
-use super::{Bags, Part, Pooled, Rows, prefetch_row};
+use super::{Bags, ColumnRun, Pooled, Rows, prefetch_row};
 
 /// Columns of a register.
 const LANES: usize = 8;
@@ -17,7 +17,7 @@ pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out:
     let mut first = 0;
     while first < rows.width {
         let left = rows.width - first;
-        let mut part = Part { first, columns: left };
+        let mut part = ColumnRun { first, columns: left };
         // SAFETY: this function's conditions, and `part` lies inside the row.
         unsafe {
             match left.div_ceil(LANES) {
@@ -44,7 +44,12 @@ pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out:
 /// # Safety
 /// As [`pool`]; `part` lies inside the row and takes `V` registers.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn group<const F: usize, const V: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out: &mut Pooled<'_>, part: Part) {
+unsafe fn group<const F: usize, const V: usize>(
+    rows: &Rows<'_>,
+    bags: &Bags<'_>,
+    out: &mut Pooled<'_>,
+    part: ColumnRun,
+) {
     let base = rows.bytes.as_ptr();
     let last = part.columns - (V - 1) * LANES;
     let span = part.span(rows.format);

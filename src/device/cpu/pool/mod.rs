@@ -267,12 +267,12 @@ fn pool_as<const F: usize>(isa: Isa, rows: &Rows<'_>, bags: &Bags<'_>, out: &mut
 
 /// The columns that one run over the ids sums.
 #[derive(Clone, Copy)]
-struct Part {
+struct ColumnRun {
     first: usize,
     columns: usize,
 }
 
-impl Part {
+impl ColumnRun {
     /// The bytes of these columns in a row.
     fn span(self, format: RowFormat) -> Range<usize> {
         let at = |column: usize| format.head_bytes() + column * format.bits() / 8;

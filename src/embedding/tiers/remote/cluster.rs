@@ -18,7 +18,7 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Pipeline, Server
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout, timeout_at};
 
-use super::node::Node;
+use super::node::ClusterNode;
 use super::slots::{Address, SlotMap};
 use crate::error::{Error, Result};
 
@@ -147,7 +147,7 @@ impl Cluster {
             view: ArcSwap::from_pointee(View { slots: SlotMap::empty(), shards: Vec::new() }),
             nodes: RwLock::default(),
             refresh: Notify::new(),
-            counters: Counters::default(),
+            counters: ClusterTally::default(),
             turn: AtomicU64::new(0),
         });
         let cluster = Arc::new(Cluster { shared: shared.clone(), runtime: Some(runtime) });
@@ -160,7 +160,7 @@ impl Cluster {
     /// The nodes and the state of their breakers.
     pub fn nodes(&self) -> Vec<NodeHealth> {
         let view = self.shared.view.load();
-        let health = |(rank, node): (usize, &Arc<Node>)| NodeHealth {
+        let health = |(rank, node): (usize, &Arc<ClusterNode>)| NodeHealth {
             address: node.address.clone(),
             is_primary: rank == 0,
             is_open: node.breaker.is_open(),
@@ -171,7 +171,7 @@ impl Cluster {
 
     /// What happened until now.
     pub fn counters(&self) -> ClusterCounters {
-        let Counters { pipelines, redirections, hedges, failures, refreshes } = &self.shared.counters;
+        let ClusterTally { pipelines, redirections, hedges, failures, refreshes } = &self.shared.counters;
         let [pipelines, redirections, hedges, failures, refreshes] =
             [pipelines, redirections, hedges, failures, refreshes].map(|c| c.load(Ordering::Relaxed));
         ClusterCounters { pipelines, redirections, hedges, failures, refreshes }
@@ -207,7 +207,7 @@ fn without_password(seed: &str) -> &str {
 }
 
 #[derive(Debug, Default)]
-struct Counters {
+struct ClusterTally {
     pipelines: AtomicU64,
     redirections: AtomicU64,
     hedges: AtomicU64,
@@ -220,11 +220,11 @@ struct Counters {
 pub(super) struct View {
     pub(super) slots: SlotMap,
     /// By shard, the primary first.
-    pub(super) shards: Vec<Vec<Arc<Node>>>,
+    pub(super) shards: Vec<Vec<Arc<ClusterNode>>>,
 }
 
 /// What became of a pipeline.
-pub(super) enum Asked {
+pub(super) enum PipelineOutcome {
     /// A reply to each command, an error of its own maybe.
     Replies(Vec<Value>),
     /// The connection failed.
@@ -239,49 +239,54 @@ pub(super) struct Shared {
     like: ConnectionInfo,
     seeds: Vec<Address>,
     pub(super) view: ArcSwap<View>,
-    nodes: RwLock<HashMap<Address, Arc<Node>>>,
+    nodes: RwLock<HashMap<Address, Arc<ClusterNode>>>,
     refresh: Notify,
-    counters: Counters,
+    counters: ClusterTally,
     turn: AtomicU64,
 }
 
 impl Shared {
     /// The node at the address, made where it is new.
-    pub(super) fn node(&self, address: &Address) -> Result<Arc<Node>> {
+    pub(super) fn node(&self, address: &Address) -> Result<Arc<ClusterNode>> {
         if let Some(node) = self.nodes.read().unwrap_or_else(PoisonError::into_inner).get(address) {
             return Ok(node.clone());
         }
-        let node = Node::new(address.clone(), &self.like, self.options.connect_timeout)
+        let node = ClusterNode::new(address.clone(), &self.like, self.options.connect_timeout)
             .map_err(|e| Error::invalid(format!("cluster node {address}: {e}")))?;
         let mut nodes = self.nodes.write().unwrap_or_else(PoisonError::into_inner);
         Ok(nodes.entry(address.clone()).or_insert_with(|| Arc::new(node)).clone())
     }
 
     /// Sends a pipeline to one node. Time that ran out counts as the node's failure.
-    pub(super) async fn ask(self: &Arc<Self>, node: &Arc<Node>, pipeline: &Pipeline, deadline: Instant) -> Asked {
+    pub(super) async fn ask(
+        self: &Arc<Self>,
+        node: &Arc<ClusterNode>,
+        pipeline: &Pipeline,
+        deadline: Instant,
+    ) -> PipelineOutcome {
         let start = Instant::now();
         self.counters.pipelines.fetch_add(1, Ordering::Relaxed);
         match timeout_at(deadline.into(), node.ask(pipeline)).await {
             Ok(Ok(replies)) => {
                 node.breaker.success();
-                Asked::Replies(replies)
+                PipelineOutcome::Replies(replies)
             }
             Ok(Err(error)) => {
                 tracing::debug!(node = %node.address, %error, "remote tier: a pipeline failed");
                 self.failed(node);
-                Asked::Lost
+                PipelineOutcome::Lost
             }
             Err(_) => {
                 if start.elapsed() >= PATIENCE_MIN {
                     self.failed(node);
                 }
-                Asked::Late
+                PipelineOutcome::Late
             }
         }
     }
 
     /// Counts a failure of the node; the one that opens its breaker starts the probes.
-    pub(super) fn failed(self: &Arc<Self>, node: &Arc<Node>) {
+    pub(super) fn failed(self: &Arc<Self>, node: &Arc<ClusterNode>) {
         self.counters.failures.fetch_add(1, Ordering::Relaxed);
         self.refresh.notify_one();
         if node.breaker.failure(self.options.breaker_failures) {
@@ -292,7 +297,7 @@ impl Shared {
     }
 
     /// The nodes of a shard in the order in which rows are asked of them.
-    pub(super) fn readers(&self, nodes: &[Arc<Node>]) -> Vec<Arc<Node>> {
+    pub(super) fn readers(&self, nodes: &[Arc<ClusterNode>]) -> Vec<Arc<ClusterNode>> {
         let primary = nodes.first().cloned();
         let replicas = || {
             let turn = self.turn.fetch_add(1, Ordering::Relaxed) as usize;
@@ -323,7 +328,7 @@ impl Shared {
     /// Asks one node after another who owns what, well ones first, until one says.
     pub(super) async fn refresh(self: &Arc<Self>) -> Result<()> {
         let view = self.view.load_full();
-        let mut known: Vec<Arc<Node>> = view.shards.iter().flatten().cloned().collect();
+        let mut known: Vec<Arc<ClusterNode>> = view.shards.iter().flatten().cloned().collect();
         known.sort_by_key(|n| n.breaker.is_open());
         for seed in &self.seeds {
             known.push(self.node(seed)?);
@@ -387,7 +392,7 @@ impl Shared {
     }
 
     /// Pings a node until it answers, then lets requests through again. Ends where the node has left the cluster.
-    async fn probe(self: Arc<Self>, node: Arc<Node>) {
+    async fn probe(self: Arc<Self>, node: Arc<ClusterNode>) {
         let mut ping = pipe();
         ping.cmd("PING");
         let mut pause = self.options.probe_interval;
@@ -447,13 +452,13 @@ impl Shared {
     }
 
     /// The primary of a slot.
-    pub(super) fn primary_of(&self, slot: u16) -> Option<Arc<Node>> {
+    pub(super) fn primary_of(&self, slot: u16) -> Option<Arc<ClusterNode>> {
         let view = self.view.load();
         view.slots.owner(slot).and_then(|s| view.shards[s].first()).cloned()
     }
 
     /// All primaries, each with the number of its replicas.
-    pub(super) fn primaries(&self) -> Vec<(Arc<Node>, usize)> {
+    pub(super) fn primaries(&self) -> Vec<(Arc<ClusterNode>, usize)> {
         self.view.load().shards.iter().filter_map(|nodes| Some((nodes.first()?.clone(), nodes.len() - 1))).collect()
     }
 }

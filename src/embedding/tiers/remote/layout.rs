@@ -4,7 +4,7 @@
 //!   partition `i % partitions`, so that rows that are often used together, such as the head of a table sorted by frequency,
 //!   spread over all nodes.
 //! - The rows of one group and partition are one string value, a *chunk*, under the key
-//!   `sterling:{MODEL/TABLE/VERSION/PARTITION.SALT}:GROUP`. The hash tag keeps a partition in one slot of the cluster, and the
+//!   `sterling:{MODEL/TABLE/VERSION-ROWS/PARTITION.SALT}:GROUP`. The hash tag keeps a partition in one slot of the cluster, and the
 //!   salt is the first number that puts partition `p` of `P` into the `p`-th of `P` equal ranges of slots: every node that
 //!   owns an equal share of slots owns an equal share of rows.
 //! - A chunk is `[rows, row_bytes + 4]` and 8 bytes more: each row is followed by 32 bits of XXH3 of it, the chunk by 64 bits of
@@ -13,9 +13,11 @@
 //! - A chunk fills an allocation class of jemalloc, which Redis and Valkey use, up to the string's own header: 909 rows of
 //!   68 bytes take 72.2 bytes each in the node. A string a row took 144, HugeCTR's hashes 128.
 
+use std::fmt::Write;
+
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::embedding::table::TableSpec;
+use crate::embedding::spec::TableSpec;
 use crate::error::{Error, Result};
 
 /// Slots of a Redis or Valkey Cluster.
@@ -31,22 +33,24 @@ const GROUP_BYTES_MAX: usize = 64 << 20;
 const PARTITIONS_MAX: usize = 256;
 const NAME_BYTES_MAX: usize = 200;
 
-/// One version of one table of one model.
+/// The rows of one version of one table of one model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TableVersion {
     model: String,
     table: String,
     version: u64,
+    rows: u64,
 }
 
 impl TableVersion {
-    /// Names a version of a table.
+    /// Names a version of a table. `rows` tells its rows from others that were brought under the same number, by a publication that
+    /// broke off or from another store: a hash of them or of the file that holds them.
     ///
     /// # Errors
     /// Where a name is empty, longer than 200 bytes or holds anything but ASCII letters, digits, `_`, `-` and `.`, which have
     /// no meaning in a key.
-    pub fn new(model: impl Into<String>, table: impl Into<String>, version: u64) -> Result<Self> {
-        let named = TableVersion { model: model.into(), table: table.into(), version };
+    pub fn new(model: impl Into<String>, table: impl Into<String>, version: u64, rows: u64) -> Result<Self> {
+        let named = TableVersion { model: model.into(), table: table.into(), version, rows };
         for (what, name) in [("model", &named.model), ("table", &named.table)] {
             let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b));
             if name.is_empty() || name.len() > NAME_BYTES_MAX || !plain {
@@ -73,6 +77,17 @@ impl TableVersion {
         &self.model
     }
 
+    /// Version and rows, `VERSION-ROWS`, as keys and operators name them.
+    pub fn tag(&self) -> String {
+        format!("{}-{:016x}", self.version, self.rows)
+    }
+
+    /// The same table with the version and rows of a tag.
+    pub(super) fn tagged(&self, tag: &str) -> Option<Self> {
+        let (version, rows) = tag.split_once('-')?;
+        Some(TableVersion { version: version.parse().ok()?, rows: u64::from_str_radix(rows, 16).ok()?, ..self.clone() })
+    }
+
     /// Model and table, as metrics name them.
     pub fn label(&self) -> String {
         format!("{}/{}", self.model, self.table)
@@ -81,12 +96,11 @@ impl TableVersion {
     /// The version whose manifest has this key.
     pub(super) fn of_manifest_key(key: &str) -> Option<Self> {
         let mut parts = key.strip_prefix("sterling:{")?.strip_suffix("}:manifest")?.split('/');
-        let (model, table, version) = (parts.next()?, parts.next()?, parts.next()?.parse().ok()?);
-        TableVersion::new(model, table, version).ok()
+        TableVersion::new(parts.next()?, parts.next()?, 0, 0).ok()?.tagged(parts.next()?)
     }
 
     pub(super) fn manifest_key(&self) -> String {
-        format!("sterling:{{{}/{}/{}}}:manifest", self.model, self.table, self.version)
+        format!("sterling:{{{}/{}/{}}}:manifest", self.model, self.table, self.tag())
     }
 
     pub(super) fn versions_key(&self) -> String {
@@ -96,7 +110,7 @@ impl TableVersion {
 
 impl std::fmt::Display for TableVersion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "remote table {}/{} version {}", self.model, self.table, self.version)
+        write!(f, "remote table {}/{} version {}", self.model, self.table, self.tag())
     }
 }
 
@@ -123,7 +137,7 @@ impl TableShape {
 
 /// The place of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct RowPlace {
     pub(super) partition: u32,
     pub(super) group: u64,
     /// First byte of the row in its chunk.
@@ -173,8 +187,7 @@ impl ChunkLayout {
             let range = partition * SLOTS / partitions..(partition + 1) * SLOTS / partitions;
             let (prefix, slot) = (0u64..)
                 .map(|salt| {
-                    let TableVersion { model, table, version } = named;
-                    let prefix = format!("sterling:{{{model}/{table}/{version}/{partition}.{salt}}}:");
+                    let prefix = format!("sterling:{{{}/{}/{partition}.{salt}}}:", named.label(), named.tag());
                     let slot = slot_of(&prefix);
                     (prefix, slot)
                 })
@@ -203,10 +216,10 @@ impl ChunkLayout {
         self.rows.div_ceil(self.group_rows())
     }
 
-    pub(super) fn place(&self, row: u64) -> Place {
+    pub(super) fn place(&self, row: u64) -> RowPlace {
         let within = row % self.group_rows();
         let partitions = self.partitions() as u64;
-        Place {
+        RowPlace {
             partition: (within % partitions) as u32,
             group: row / self.group_rows(),
             offset: (within / partitions) as usize * self.stride(),
@@ -220,7 +233,17 @@ impl ChunkLayout {
     }
 
     pub(super) fn key(&self, group: u64, partition: usize) -> String {
-        format!("{}{group}", self.prefixes[partition])
+        let mut key = String::new();
+        self.write_key(&mut key, group, partition);
+        key
+    }
+
+    /// Puts the key of a chunk in the place of what `key` held.
+    pub(super) fn write_key(&self, key: &mut String, group: u64, partition: usize) {
+        key.clear();
+        key.push_str(&self.prefixes[partition]);
+        // Writing to a string does not fail.
+        let _ = write!(key, "{group}");
     }
 
     pub(super) fn slot(&self, partition: usize) -> u16 {
@@ -290,7 +313,7 @@ mod tests {
 
     fn layout_of(rows: u64, row_bytes: usize) -> ChunkLayout {
         let shape = TableShape { rows, row_bytes, format: "int8".into() };
-        let named = TableVersion::new("debian", "packages", 3).unwrap();
+        let named = TableVersion::new("debian", "packages", 3, 0xfeed).unwrap();
         let (rows_per_chunk, partitions) = ChunkLayout::cut(&shape).unwrap();
         ChunkLayout::new(&named, &shape, rows_per_chunk, partitions)
     }
@@ -314,6 +337,17 @@ mod tests {
     }
 
     #[test]
+    fn versions_are_read_back_from_their_keys() {
+        let named = TableVersion::new("debian", "packages-2", 3, 0xfeed).unwrap();
+        assert_eq!(named.to_string(), "remote table debian/packages-2 version 3-000000000000feed");
+        assert_eq!(TableVersion::of_manifest_key(&named.manifest_key()), Some(named.clone()));
+        for wrong in ["sterling:{a/b/3}:manifest", "sterling:{a/b/x-1}:manifest", "sterling:{a/3-1}:manifest", "a"] {
+            assert_eq!(TableVersion::of_manifest_key(wrong), None, "{wrong}");
+        }
+        assert_eq!(named.tagged("7-1"), TableVersion::new("debian", "packages-2", 7, 1).ok());
+    }
+
+    #[test]
     fn chunks_fill_their_allocation_class() {
         for row_bytes in [1, 20, 36, 68, 128, 256, 1032, 4096, 32_768, ROW_BYTES_MAX] {
             let layout = layout_of(100_000_000, row_bytes);
@@ -327,8 +361,8 @@ mod tests {
     #[test]
     fn names_and_shapes_that_cannot_be_stored_are_refused() {
         for name in ["", "a{b", "a}b", "a/b", "a b", "ä", "a:b", &"x".repeat(201)] {
-            assert!(TableVersion::new(name, "t", 1).is_err(), "{name}");
-            assert!(TableVersion::new("m", name, 1).is_err(), "{name}");
+            assert!(TableVersion::new(name, "t", 1, 0).is_err(), "{name}");
+            assert!(TableVersion::new("m", name, 1, 0).is_err(), "{name}");
         }
         for (rows, row_bytes) in [(0, 68), (1, 0), (1, ROW_BYTES_MAX + 1)] {
             assert!(ChunkLayout::cut(&TableShape { rows, row_bytes, format: "f32".into() }).is_err());

@@ -24,7 +24,6 @@ use super::cluster::{Cluster, Shared};
 use super::layout::{ChunkLayout, DIGEST_BYTES, TableShape, TableVersion, slot_of};
 use super::manifest::{self, PATIENCE, TableManifest, TableState};
 use super::survey::Memory;
-use crate::embedding::table::{Source, Table};
 use crate::error::{Error, Result};
 
 /// Chunks on their way at a time.
@@ -110,30 +109,6 @@ pub fn load(
     Ok(LoadReport { progress: done, checksum, chunks, is_replicated })
 }
 
-/// Loads a table that lies in this process's memory, mapped or owned; see [`load`].
-///
-/// # Errors
-/// As [`load`], and where the table's rows are fetched themselves.
-pub fn load_table(
-    cluster: &Arc<Cluster>,
-    named: &TableVersion,
-    table: &Table,
-    progress: impl FnMut(LoadProgress),
-) -> Result<LoadReport> {
-    let Source::Host(bytes) = table.source() else {
-        return Err(Error::unsupported(format!(
-            "{named}: the rows of `{}` are not in this host's memory",
-            table.name()
-        )));
-    };
-    let shape = TableShape::of(table.spec())?;
-    let copy = |rows: Range<u64>, out: &mut [u8]| {
-        out.copy_from_slice(&bytes[rows.start as usize * shape.row_bytes..][..out.len()]);
-        Ok(())
-    };
-    load(cluster, named, &shape, copy, progress)
-}
-
 /// Removes a table version; true where there was one. Readers that have it open see degraded rows from then on.
 ///
 /// # Errors
@@ -144,24 +119,31 @@ pub fn delete(cluster: &Arc<Cluster>, named: &TableVersion) -> Result<bool> {
     store(cluster, named, &TableManifest { state: TableState::Deleting, ..manifest })?;
     let shared = cluster.shared.clone();
     let name = named.clone();
-    cluster.run(async move {
+    let removed = cluster.run(async move {
         for partition in 0..layout.partitions() {
             let mut pipeline = Pipeline::new();
             (0..layout.groups()).for_each(|group| {
                 pipeline.cmd("UNLINK").arg(layout.key(group, partition));
             });
-            shared.on_primary(layout.slot(partition), &pipeline, CHUNK_PATIENCE).await.map_err(|e| e.within(&name))?;
+            obey(&shared, layout.slot(partition), &pipeline, CHUNK_PATIENCE).await?;
         }
+        let key = name.versions_key();
+        let mut pipeline = pipe();
+        pipeline.cmd("SREM").arg(&key).arg(name.tag());
+        obey(&shared, slot_of(&key), &pipeline, PATIENCE).await?;
+        // Last, because without a manifest nobody finds the rest.
         let key = name.manifest_key();
         let mut pipeline = pipe();
         pipeline.cmd("DEL").arg(&key);
-        shared.on_primary(slot_of(&key), &pipeline, PATIENCE).await?;
-        let key = name.versions_key();
-        let mut pipeline = pipe();
-        pipeline.cmd("SREM").arg(&key).arg(name.version());
-        shared.on_primary(slot_of(&key), &pipeline, PATIENCE).await?;
-        Ok(true)
-    })?
+        obey(&shared, slot_of(&key), &pipeline, PATIENCE).await
+    })?;
+    removed.map(|()| true).map_err(|e| e.within(named))
+}
+
+/// Sends commands to the primary of their slot, and makes an error of a reply that is one.
+async fn obey(shared: &Arc<Shared>, slot: u16, pipeline: &Pipeline, patience: Duration) -> Result<()> {
+    let replies = shared.on_primary(slot, pipeline, patience).await?;
+    refuse_errors(shared, slot, &replies).await
 }
 
 /// The manifest of a version that is there in the same shape, or a new one.
@@ -188,14 +170,12 @@ fn store(cluster: &Cluster, named: &TableVersion, manifest: &TableManifest) -> R
         .run(async move {
             let key = name.versions_key();
             let mut pipeline = pipe();
-            pipeline.cmd("SADD").arg(&key).arg(name.version());
-            let replies = shared.on_primary(slot_of(&key), &pipeline, PATIENCE).await?;
-            refuse_errors(&shared, slot_of(&key), &replies).await?;
+            pipeline.cmd("SADD").arg(&key).arg(name.tag());
+            obey(&shared, slot_of(&key), &pipeline, PATIENCE).await?;
             let key = name.manifest_key();
             let mut pipeline = pipe();
             pipeline.cmd("SET").arg(&key).arg(text);
-            let replies = shared.on_primary(slot_of(&key), &pipeline, PATIENCE).await?;
-            refuse_errors(&shared, slot_of(&key), &replies).await
+            obey(&shared, slot_of(&key), &pipeline, PATIENCE).await
         })?
         .map_err(|e| e.within(named))
 }
@@ -310,15 +290,19 @@ async fn all_there(
     Ok(())
 }
 
-/// Waits until a replica of each shard has what its primary has.
+/// Waits until a replica of each shard has what its primary has; a primary without replicas is not waited for.
 async fn replicated(shared: &Arc<Shared>) -> bool {
     let mut all = true;
     for (primary, replicas) in shared.primaries() {
+        if replicas == 0 {
+            all = false;
+            continue;
+        }
         let mut pipeline = pipe();
         pipeline.cmd("WAIT").arg(1).arg(REPLICA_WAIT.as_millis() as u64);
         let waited = tokio::time::timeout(REPLICA_WAIT * 2, primary.ask(&pipeline)).await;
         let acknowledged = matches!(&waited, Ok(Ok(replies)) if matches!(replies[..], [Value::Int(n)] if n > 0));
-        if replicas > 0 && !acknowledged {
+        if !acknowledged {
             tracing::warn!(node = %primary.address, "remote tier: no replica has acknowledged the load");
         }
         all &= acknowledged;

@@ -133,12 +133,12 @@ pub(super) async fn find_async(shared: &Arc<Shared>, named: &TableVersion) -> Re
     }
 }
 
-/// Version numbers of the table that the cluster has something of, in rising order.
+/// The versions of the table that the cluster has something of, in rising order.
 ///
 /// # Errors
 /// Where the cluster does not answer.
-pub fn versions(cluster: &Cluster, named: &TableVersion) -> Result<Vec<u64>> {
-    let (shared, key, named) = (cluster.shared.clone(), named.versions_key(), named.clone());
+pub fn versions(cluster: &Cluster, named: &TableVersion) -> Result<Vec<TableVersion>> {
+    let (shared, key) = (cluster.shared.clone(), named.versions_key());
     let mut question = pipe();
     question.cmd("SMEMBERS").arg(&key);
     let reply = cluster.run(async move { shared.on_primary(slot_of(&key), &question, PATIENCE).await })??.pop();
@@ -147,8 +147,8 @@ pub fn versions(cluster: &Cluster, named: &TableVersion) -> Result<Vec<u64>> {
         Value::Array(members) | Value::Set(members) => members,
         other => return Err(Error::corrupt(format!("{named}: its list of versions is no set but {other:?}"))),
     };
-    let number = |member: &Value| redis::from_redis_value_ref::<u64>(member).ok();
-    let mut versions: Vec<u64> = members.iter().filter_map(number).collect();
+    let version = |member: &Value| named.tagged(&redis::from_redis_value_ref::<String>(member).ok()?);
+    let mut versions: Vec<TableVersion> = members.iter().filter_map(version).collect();
     versions.sort_unstable();
     Ok(versions)
 }
@@ -156,8 +156,8 @@ pub fn versions(cluster: &Cluster, named: &TableVersion) -> Result<Vec<u64>> {
 /// The complete manifest of the version a reader wants.
 pub(super) fn open(cluster: &Cluster, named: &TableVersion, expected: &TableShape) -> Result<TableManifest> {
     let Some(manifest) = find(cluster, named)? else {
-        let others = versions(cluster, named)?;
-        let others = if others.is_empty() { "none".to_owned() } else { format!("{others:?}") };
+        let others: Vec<String> = versions(cluster, named)?.iter().map(TableVersion::tag).collect();
+        let others = if others.is_empty() { "none".to_owned() } else { others.join(", ") };
         return Err(Error::not_found(format!("{named}: not in the cluster; versions there: {others}")));
     };
     match manifest.state {

@@ -29,18 +29,17 @@ use std::time::{Duration, Instant};
 
 pub use cluster::{Cluster, ClusterCounters, ClusterOptions, NodeHealth, ReadFrom};
 pub use layout::{TableShape, TableVersion};
-pub use load::{LoadProgress, LoadReport, delete, load, load_table};
+pub use load::{LoadProgress, LoadReport, delete, load};
 pub use manifest::{TableManifest, TableState, find, versions};
 pub use slots::Address;
 pub use survey::Survey;
 
 use super::cache::{CacheCounters, RowCache};
 use super::{Fetched, Pending, RowSource, RowState};
-use crate::embedding::table::{Table, TableSpec};
 use crate::error::Result;
 use flight::{Flight, InFlight};
-use layout::{ChunkLayout, checked};
-use read::{Ask, Cause, read};
+use layout::{ChunkLayout, RowPlace, checked};
+use read::{Cause, read};
 
 /// Less time than this is not worth another question.
 const RETRY_TIME_MIN: Duration = Duration::from_millis(2);
@@ -88,7 +87,7 @@ pub struct RemoteCounters {
 }
 
 #[derive(Debug, Default)]
-struct Counters {
+struct RemoteTally {
     rows: AtomicU64,
     remote: AtomicU64,
     joined: AtomicU64,
@@ -116,7 +115,7 @@ struct Inner {
     layout: ChunkLayout,
     cache: Option<RowCache>,
     in_flight: InFlight,
-    counters: Counters,
+    counters: RemoteTally,
     /// The value of the metrics' label `table`.
     label: metrics::SharedString,
 }
@@ -144,29 +143,15 @@ impl RemoteTable {
             layout: manifest.layout(named),
             cache,
             in_flight: InFlight::default(),
-            counters: Counters::default(),
+            counters: RemoteTally::default(),
             label: named.label().into(),
         };
         Ok(RemoteTable { cluster: cluster.clone(), inner: Arc::new(inner), timeout: options.timeout })
     }
 
-    /// Opens a version as a table whose rows are fetched from the cluster.
-    ///
-    /// # Errors
-    /// As [`RemoteTable::open`], and where the specification is none.
-    pub fn open_table(
-        cluster: &Arc<Cluster>,
-        named: &TableVersion,
-        spec: TableSpec,
-        options: &RemoteOptions,
-    ) -> Result<Table> {
-        let source = RemoteTable::open(cluster, named, &TableShape::of(&spec)?, options)?;
-        Table::fetched(spec, Arc::new(source))
-    }
-
     /// What became of the rows until now.
     pub fn counters(&self) -> RemoteCounters {
-        let Counters { rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt } =
+        let RemoteTally { rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt } =
             &self.inner.counters;
         let [rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt] =
             [rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt]
@@ -193,8 +178,9 @@ impl RemoteTable {
             let shared = self.cluster.shared.clone();
             let mut leg = Leg { inner: self.inner.clone(), flight: flight.clone(), indices };
             self.cluster.spawn(async move {
-                let asks: Vec<Ask> = leg.indices.iter().map(|&i| leg.inner.ask(leg.flight.rows()[i])).collect();
-                let answers = read(&shared, &asks, leg.flight.deadline).await;
+                let layout = &leg.inner.layout;
+                let places: Vec<RowPlace> = leg.indices.iter().map(|&i| layout.place(leg.flight.rows()[i])).collect();
+                let answers = read(&shared, layout, &places, leg.flight.deadline).await;
                 leg.settle(&answers);
             });
         }
@@ -219,17 +205,6 @@ impl Inner {
         if let Some(cache) = &self.cache {
             let labels = [("table", self.label.clone())];
             metrics::gauge!("sterling_remote_cache_hit_rate", &labels).set(cache.hit_rate());
-        }
-    }
-
-    fn ask(&self, row: u64) -> Ask {
-        let place = self.layout.place(row);
-        let partition = place.partition as usize;
-        Ask {
-            slot: self.layout.slot(partition),
-            key: self.layout.key(place.group, partition),
-            offset: place.offset,
-            bytes: self.layout.stride(),
         }
     }
 

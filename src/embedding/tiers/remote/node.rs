@@ -12,7 +12,7 @@ use super::slots::Address;
 
 /// A node. All requests share one connection, on which they are pipelined.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(super) struct ClusterNode {
     pub(super) address: Address,
     pub(super) breaker: Breaker,
     client: Client,
@@ -21,11 +21,11 @@ pub(super) struct Node {
     connecting: tokio::sync::Mutex<()>,
 }
 
-impl Node {
+impl ClusterNode {
     /// A node at the address, with the user and password of `like`; nothing is sent yet.
     pub(super) fn new(address: Address, like: &ConnectionInfo, connect_timeout: Duration) -> RedisResult<Self> {
         let info = like.clone().set_addr(ConnectionAddr::Tcp(address.host.clone(), address.port));
-        Ok(Node {
+        Ok(ClusterNode {
             address,
             breaker: Breaker::default(),
             client: Client::open(info)?,

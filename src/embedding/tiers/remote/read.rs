@@ -15,21 +15,13 @@ use std::time::{Duration, Instant};
 use redis::{Pipeline, ServerError, ServerErrorKind, Value};
 use tokio::time::sleep;
 
-use super::cluster::{Asked, Shared, View};
-use super::node::Node;
+use super::cluster::{PipelineOutcome, Shared, View};
+use super::layout::{ChunkLayout, RowPlace};
+use super::node::ClusterNode;
 use super::slots::Address;
 
 /// Rounds of a read: enough for a redirection that leads to another, few enough that an outage is told soon.
 const ROUNDS_MAX: u32 = 5;
-
-/// A part of a string value that is asked for.
-#[derive(Clone, Debug)]
-pub(super) struct Ask {
-    pub(super) slot: u16,
-    pub(super) key: String,
-    pub(super) offset: usize,
-    pub(super) bytes: usize,
-}
 
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +36,7 @@ pub(super) enum Cause {
 
 /// Where a round sends a command.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Route {
+enum ReadRoute {
     /// To the owner of its slot, whoever that is then.
     Owner,
     /// To the primary of the owning shard, because a replica did not have the value.
@@ -54,20 +46,25 @@ enum Route {
 }
 
 /// Commands that share a pipeline.
-type Group = (Route, Option<usize>);
+type PipelineKey = (ReadRoute, Option<usize>);
 
 /// A command, and where it goes next.
-type Next = (usize, Route);
+type Next = (usize, ReadRoute);
 
-/// Reads parts of values; the answer to each is as long as asked for, or shorter where the value is.
-pub(super) async fn read(shared: &Arc<Shared>, asks: &[Ask], deadline: Instant) -> Vec<Result<Vec<u8>, Cause>> {
-    let mut reading = Reading { shared, asks, deadline, answers: vec![Err(Cause::Down); asks.len()] };
-    let mut pending: Vec<Next> = (0..asks.len()).map(|index| (index, Route::Owner)).collect();
+/// Reads rows with their checks; the answer to each is as long as that, or shorter where the chunk is.
+pub(super) async fn read(
+    shared: &Arc<Shared>,
+    layout: &ChunkLayout,
+    places: &[RowPlace],
+    deadline: Instant,
+) -> Vec<Result<Vec<u8>, Cause>> {
+    let mut reading = RowRead { shared, layout, places, deadline, answers: vec![Err(Cause::Down); places.len()] };
+    let mut pending: Vec<Next> = (0..places.len()).map(|index| (index, ReadRoute::Owner)).collect();
     for round in 0..ROUNDS_MAX {
         let view = shared.view.load_full();
-        let mut groups: HashMap<Group, Vec<usize>> = HashMap::new();
+        let mut groups: HashMap<PipelineKey, Vec<usize>> = HashMap::new();
         for (index, route) in pending.drain(..) {
-            let shard = view.slots.owner(asks[index].slot).filter(|_| !matches!(route, Route::Moved { .. }));
+            let shard = view.slots.owner(reading.slot(index)).filter(|_| !matches!(route, ReadRoute::Moved { .. }));
             groups.entry((route, shard)).or_default().push(index);
         }
         for (group, indices) in groups {
@@ -76,7 +73,7 @@ pub(super) async fn read(shared: &Arc<Shared>, asks: &[Ask], deadline: Instant) 
         if pending.is_empty() {
             break;
         }
-        if pending.iter().any(|(_, route)| *route == Route::Owner) {
+        if pending.iter().any(|(_, route)| *route == ReadRoute::Owner) {
             let pause = Duration::from_millis(5 << round);
             if Instant::now() + pause >= deadline {
                 break;
@@ -87,32 +84,37 @@ pub(super) async fn read(shared: &Arc<Shared>, asks: &[Ask], deadline: Instant) 
     reading.answers
 }
 
-struct Reading<'a> {
+struct RowRead<'a> {
     shared: &'a Arc<Shared>,
-    asks: &'a [Ask],
+    layout: &'a ChunkLayout,
+    places: &'a [RowPlace],
     deadline: Instant,
     answers: Vec<Result<Vec<u8>, Cause>>,
 }
 
-impl Reading<'_> {
+impl RowRead<'_> {
+    fn slot(&self, index: usize) -> u16 {
+        self.layout.slot(self.places[index].partition as usize)
+    }
+
     /// Sends one group as one pipeline, keeps what came and returns what must be asked again.
-    async fn send(&mut self, view: &View, (route, shard): Group, indices: &[usize]) -> Vec<Next> {
-        let members: &[Arc<Node>] = shard.map_or(&[], |s| &view.shards[s]);
+    async fn send(&mut self, view: &View, (route, shard): PipelineKey, indices: &[usize]) -> Vec<Next> {
+        let members: &[Arc<ClusterNode>] = shard.map_or(&[], |s| &view.shards[s]);
         let nodes = match &route {
-            Route::Owner => self.shared.readers(members),
-            Route::Primary => members.first().cloned().into_iter().collect(),
-            Route::Moved { to, .. } => self.shared.node(to).into_iter().collect(),
+            ReadRoute::Owner => self.shared.readers(members),
+            ReadRoute::Primary => members.first().cloned().into_iter().collect(),
+            ReadRoute::Moved { to, .. } => self.shared.node(to).into_iter().collect(),
         };
-        let asking = matches!(route, Route::Moved { asking: true, .. });
+        let asking = matches!(route, ReadRoute::Moved { asking: true, .. });
         let (node, replies) = match self.ask_nodes(&nodes, &self.pipeline(indices, asking)).await {
             Ok(came) => came,
             Err(Some(cause)) => {
                 indices.iter().for_each(|&i| self.answers[i] = Err(cause));
                 return Vec::new();
             }
-            Err(None) => return indices.iter().map(|&i| (i, Route::Owner)).collect(),
+            Err(None) => return indices.iter().map(|&i| (i, ReadRoute::Owner)).collect(),
         };
-        let is_replica = route == Route::Owner && members.first().is_some_and(|p| p.address != node.address);
+        let is_replica = route == ReadRoute::Owner && members.first().is_some_and(|p| p.address != node.address);
         // Each ASKING has a reply of its own.
         let replies = replies.into_iter().skip(usize::from(asking)).step_by(1 + usize::from(asking));
         indices.iter().zip(replies).filter_map(|(&i, reply)| self.take(i, reply, &node, is_replica)).collect()
@@ -120,18 +122,20 @@ impl Reading<'_> {
 
     fn pipeline(&self, indices: &[usize], asking: bool) -> Pipeline {
         let mut pipeline = Pipeline::with_capacity(indices.len() * (1 + usize::from(asking)));
+        let mut key = String::new();
         for &index in indices {
-            let Ask { key, offset, bytes, .. } = &self.asks[index];
+            let RowPlace { partition, group, offset } = self.places[index];
+            self.layout.write_key(&mut key, group, partition as usize);
             if asking {
                 pipeline.cmd("ASKING");
             }
-            pipeline.cmd("GETRANGE").arg(key).arg(*offset).arg(offset + bytes - 1);
+            pipeline.cmd("GETRANGE").arg(&key).arg(offset).arg(offset + self.layout.stride() - 1);
         }
         pipeline
     }
 
     /// Keeps one reply, or says where the command goes next.
-    fn take(&mut self, index: usize, reply: Value, node: &Node, is_replica: bool) -> Option<Next> {
+    fn take(&mut self, index: usize, reply: Value, node: &ClusterNode, is_replica: bool) -> Option<Next> {
         let came = match reply {
             Value::BulkString(bytes) => bytes,
             Value::Nil => Vec::new(),
@@ -141,26 +145,28 @@ impl Reading<'_> {
                 return None;
             }
         };
-        let short = came.len() < self.asks[index].bytes;
+        let short = came.len() < self.layout.stride();
         self.answers[index] = Ok(came);
-        (short && is_replica).then_some((index, Route::Primary))
+        (short && is_replica).then_some((index, ReadRoute::Primary))
     }
 
-    fn redirect(&mut self, index: usize, error: &ServerError, node: &Node) -> Option<Next> {
+    fn redirect(&mut self, index: usize, error: &ServerError, node: &ClusterNode) -> Option<Next> {
         use ServerErrorKind::{Ask, BusyLoading, ClusterDown, MasterDown, Moved, TryAgain};
         match error.kind() {
             Some(kind @ (Moved | Ask)) => {
                 self.shared.count_redirection();
                 // `MOVED SLOT HOST:PORT`
                 let to = error.details().and_then(|d| Address::parse(d.split(' ').nth(1)?, &node.address));
-                Some((index, to.map_or(Route::Owner, |to| Route::Moved { to, asking: kind == Ask })))
+                Some((index, to.map_or(ReadRoute::Owner, |to| ReadRoute::Moved { to, asking: kind == Ask })))
             }
             Some(BusyLoading | ClusterDown | MasterDown | TryAgain) => {
                 self.shared.ask_for_owners();
-                Some((index, Route::Owner))
+                Some((index, ReadRoute::Owner))
             }
             _ => {
-                tracing::warn!(node = %node.address, key = self.asks[index].key, %error, "remote tier: a read is refused");
+                let RowPlace { partition, group, .. } = self.places[index];
+                let key = self.layout.key(group, partition as usize);
+                tracing::warn!(node = %node.address, key, %error, "remote tier: a read is refused");
                 self.answers[index] = Err(Cause::Refused);
                 None
             }
@@ -170,9 +176,9 @@ impl Reading<'_> {
     /// Asks the first well node, and the next where it fails or is slow; no cause where it is worth another round.
     async fn ask_nodes(
         &self,
-        nodes: &[Arc<Node>],
+        nodes: &[Arc<ClusterNode>],
         pipeline: &Pipeline,
-    ) -> Result<(Arc<Node>, Vec<Value>), Option<Cause>> {
+    ) -> Result<(Arc<ClusterNode>, Vec<Value>), Option<Cause>> {
         let mut well = nodes.iter().filter(|n| !n.breaker.is_open());
         let Some(first) = well.next() else {
             self.shared.ask_for_owners();
@@ -185,7 +191,7 @@ impl Reading<'_> {
         let hedge_after = self.shared.options.hedge_after;
         tokio::select! {
             asked = &mut asked_first => match asked {
-                Asked::Lost => return outcome(second, self.shared.ask(second, pipeline, self.deadline).await),
+                PipelineOutcome::Lost => return outcome(second, self.shared.ask(second, pipeline, self.deadline).await),
                 asked => return outcome(first, asked),
             },
             () = sleep(hedge_after) => self.shared.count_hedge(),
@@ -193,11 +199,11 @@ impl Reading<'_> {
         let mut asked_second = pin!(self.shared.ask(second, pipeline, self.deadline));
         tokio::select! {
             asked = &mut asked_first => match asked {
-                Asked::Replies(replies) => Ok((first.clone(), replies)),
+                PipelineOutcome::Replies(replies) => Ok((first.clone(), replies)),
                 _ => outcome(second, asked_second.await),
             },
             asked = &mut asked_second => match asked {
-                Asked::Replies(replies) => {
+                PipelineOutcome::Replies(replies) => {
                     // The first is dropped unanswered: enough of that, and it is passed by.
                     self.shared.failed(first);
                     Ok((second.clone(), replies))
@@ -208,10 +214,10 @@ impl Reading<'_> {
     }
 }
 
-fn outcome(node: &Arc<Node>, asked: Asked) -> Result<(Arc<Node>, Vec<Value>), Option<Cause>> {
+fn outcome(node: &Arc<ClusterNode>, asked: PipelineOutcome) -> Result<(Arc<ClusterNode>, Vec<Value>), Option<Cause>> {
     match asked {
-        Asked::Replies(replies) => Ok((node.clone(), replies)),
-        Asked::Lost => Err(None),
-        Asked::Late => Err(Some(Cause::Timeout)),
+        PipelineOutcome::Replies(replies) => Ok((node.clone(), replies)),
+        PipelineOutcome::Lost => Err(None),
+        PipelineOutcome::Late => Err(Some(Cause::Timeout)),
     }
 }

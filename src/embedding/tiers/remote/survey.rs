@@ -7,7 +7,7 @@ use redis::{Pipeline, Value, pipe};
 
 use super::cluster::{Cluster, Shared};
 use super::layout::TableVersion;
-use super::node::Node;
+use super::node::ClusterNode;
 use crate::error::{Error, Result};
 
 /// How long a node may take to say what it has.
@@ -39,7 +39,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    pub(super) async fn of(node: &Node) -> Result<Self> {
+    pub(super) async fn of(node: &ClusterNode) -> Result<Self> {
         let mut question = pipe();
         question.cmd("INFO").arg("memory");
         let reply = ask(node, &question).await?.pop();
@@ -72,7 +72,7 @@ impl Cluster {
     }
 }
 
-async fn ask(node: &Node, question: &Pipeline) -> Result<Vec<Value>> {
+async fn ask(node: &ClusterNode, question: &Pipeline) -> Result<Vec<Value>> {
     match tokio::time::timeout(PATIENCE, node.ask(question)).await {
         Ok(Ok(replies)) => Ok(replies),
         Ok(Err(e)) => Err(Error::unavailable(format!("node {}: {e}", node.address))),

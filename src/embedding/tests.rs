@@ -3,17 +3,18 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
-use std::sync::Mutex;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
+use super::place::Sharding;
+use super::shard::Cut;
+use super::shard::input::{Distinct, FeatureBags, distribute};
+use super::tiers::{Fetched, Pending, RowSource, RowState, Source};
 use super::*;
-use crate::embedding::lookup::{EmbeddingBagCollection, EmbeddingCollection, OnDegraded};
-use crate::embedding::table::Unseen;
-use crate::embedding::tiers::{Fetched, Pending, RowSource, RowState};
-use crate::embedding::{RowFormat, Vocabulary};
-use crate::error::Kind;
+use crate::error::{Kind, Result};
 
 /// Rows of a table in memory, given out as a remote source does: each asked for once, some missing, some late.
 #[derive(Debug)]
@@ -59,6 +60,14 @@ impl RowSource for Away {
 fn away(table: &Table, unknown: &[u64], degraded: &[u64]) -> Arc<Away> {
     let (unknown, degraded) = (unknown.iter().copied().collect(), degraded.iter().copied().collect());
     Arc::new(Away { table: table.clone(), unknown, degraded, asked: Mutex::default() })
+}
+
+/// A shard whose rows lie in memory as one whose rows are fetched.
+fn fetched_shard(table: &Table, shard: Shard, degraded: &[u64]) -> Shard {
+    let Source::Host(bytes) = shard.source else { panic!("expected rows in memory") };
+    let (rows, width) = (shard.rows.end - shard.rows.start, shard.columns.len());
+    let part = Table::host(TableSpec { rows, width, unseen: Unseen::Zero, ..table.spec().clone() }, bytes).unwrap();
+    Shard { source: Source::Fetched(away(&part, &[], degraded)), ..shard }
 }
 
 fn fetched(source: &Arc<Away>) -> Table {
@@ -177,13 +186,11 @@ proptest! {
         let by_rows = cuts.iter().any(|c| c.rows.start > 0);
         let shards = cuts.iter().zip(remote.iter().cycle()).map(|(cut, remote)| {
             let part = cut.take(&table).unwrap();
-            let part = if *remote { fetched(&away(&part, &[], &[])) } else { part };
-            let Cut { rows, columns, copy, device } = cut.clone();
-            Shard { rows, columns, copy, device, table: part }
+            if *remote { fetched_shard(&table, part, &[]) } else { part }
         });
-        let sharded = ShardedTable::new(table.spec().clone(), sharding, shards.collect()).unwrap();
+        let sharded = Table::of_shards(table.spec().clone(), sharding, shards.collect()).unwrap();
         let sharded = Arc::new(sharded);
-        let collection = ShardedEmbeddingBagCollection::new(vec![sharded.clone()], &problem.bags()).unwrap();
+        let collection = EmbeddingBagCollection::new(vec![sharded.clone()], &problem.bags()).unwrap();
         let (got, report) = collection.lookup(&ids, &Lookup::default()).unwrap();
         problem.check(&got, &expected, !by_rows)?;
         prop_assert_eq!(&report, &expected_report);
@@ -198,19 +205,27 @@ proptest! {
         // Rows kept apart lie in one shard each: no sum, no rounding.
         let sequence = [SequenceConfig { feature: "a".into(), table: "t".into() }];
         let whole = EmbeddingCollection::new(vec![Arc::new(table)], &sequence).unwrap();
-        let sharded = ShardedEmbeddingCollection::new(vec![sharded], &sequence).unwrap();
+        let sharded = EmbeddingCollection::new(vec![sharded], &sequence).unwrap();
         let terms = Lookup::default();
         prop_assert_eq!(sharded.lookup(&ids, &terms).unwrap(), whole.lookup(&ids, &terms).unwrap());
     }
 
     #[test]
-    fn questions_hold_each_id_once_where_its_row_is(problem in problems(), parts in 1usize..5) {
+    fn questions_hold_each_id_once_where_its_row_is(problem in problems(), parts in 2usize..5) {
         let table = problem.table();
+        prop_assume!(table.rows() > 1);
         let cuts = cuts(table.spec(), Sharding::RowWise, parts);
-        let sharded = Arc::new(ShardedTable::cut(&table, Sharding::RowWise, &cuts).unwrap());
-        let collection = ShardedEmbeddingBagCollection::new(vec![sharded], &problem.bags()).unwrap();
+        let sharded = Arc::new(table.cut(Sharding::RowWise, &cuts).unwrap());
         let ids = problem.ids();
-        let input = collection.input_dist(&ids).unwrap();
+        let bags = ["b", "a"].map(|key| ids.get(key).unwrap()).map(|feature| FeatureBags {
+            table: 0,
+            ids: feature.values(),
+            offsets: feature.offsets().into(),
+            weights: feature.weights(),
+            mean: false,
+            examples: None,
+        });
+        let input = distribute(&[sharded], bags.into(), ids.stride(), &mut vec![TableCounts::default()]);
         let mut bags: Vec<Vec<u64>> = vec![Vec::new(); 2 * ids.stride()];
         for (question, cut) in input.questions(0).iter().zip(&cuts) {
             let Distinct { rows, places } = question.distinct();
@@ -239,9 +254,9 @@ fn numbered(rows: usize) -> Table {
     Table::from_f32("t", 4, &values, RowFormat::F32, Unseen::Zero).unwrap()
 }
 
-fn summed(table: ShardedTable, ids: &[i64], terms: &Lookup) -> Result<(f32, TableCounts)> {
+fn summed(table: Table, ids: &[i64], terms: &Lookup) -> Result<(f32, TableCounts)> {
     let bag = BagConfig { feature: "f".into(), table: "t".into(), pooling: Pooling::Sum };
-    let collection = ShardedEmbeddingBagCollection::new(vec![Arc::new(table)], &[bag])?;
+    let collection = EmbeddingBagCollection::new(vec![Arc::new(table)], &[bag])?;
     let ids = KeyedJaggedTensor::from_lengths(["f"], ids.to_vec(), &[ids.len() as i64], None)?;
     let (out, report) = collection.lookup(&ids, terms)?;
     Ok((out.values()[0], report[0].clone()))
@@ -254,10 +269,10 @@ fn half_of_a_table_away_is_asked_for_once_and_counted() {
     let halves = [table.clone(), fetched(&source)];
     let shard = |part: usize| {
         let rows = part as u64 * 5..part as u64 * 5 + 5;
-        let cut = Cut { rows: rows.clone(), columns: 0..4, copy: 0, device: format!("d{part}") };
-        Shard { rows, columns: 0..4, copy: 0, device: cut.device.clone(), table: cut.take(&halves[part]).unwrap() }
+        let cut = Cut { rows, columns: 0..4, copy: 0, device: format!("d{part}") };
+        cut.take(&halves[part]).unwrap()
     };
-    let sharded = ShardedTable::new(table.spec().clone(), Sharding::RowWise, vec![shard(0), shard(1)]).unwrap();
+    let sharded = Table::of_shards(table.spec().clone(), Sharding::RowWise, vec![shard(0), shard(1)]).unwrap();
     let ids = [1, 9, 9, 6, 7, 7, 8, 2, 40, 9];
     let lenient = Lookup { on_degraded: OnDegraded::DefaultRows, deadline: None };
     let (sum, counts) = summed(sharded.clone(), &ids, &lenient).unwrap();
@@ -279,18 +294,15 @@ fn half_of_a_table_away_is_asked_for_once_and_counted() {
 fn columns_of_one_row_that_differ_in_fate_count_once() {
     let cut = |columns: Range<usize>| Cut { rows: 0..3, columns, copy: 0, device: "d".into() };
     let wide = Table::from_f32("t", 8, &[1.0; 24], RowFormat::F32, Unseen::Zero).unwrap();
-    let shard = |columns: Range<usize>, degraded: &[u64]| {
-        let part = cut(columns.clone()).take(&wide).unwrap();
-        let table = fetched(&away(&part, &[], degraded));
-        Shard { rows: 0..3, columns, copy: 0, device: "d".into(), table }
-    };
+    let shard =
+        |columns: Range<usize>, degraded: &[u64]| fetched_shard(&wide, cut(columns).take(&wide).unwrap(), degraded);
     let shards = vec![shard(0..4, &[1]), shard(4..8, &[1, 2])];
-    let sharded = ShardedTable::new(wide.spec().clone(), Sharding::ColumnWise, shards).unwrap();
+    let sharded = Table::of_shards(wide.spec().clone(), Sharding::ColumnWise, shards).unwrap();
     let lenient = Lookup { on_degraded: OnDegraded::DefaultRows, deadline: None };
     let (_, counts) = summed(sharded.clone(), &[0, 1, 2, 2], &lenient).unwrap();
     assert_eq!(counts.degraded, 3);
     let bag = BagConfig { feature: "f".into(), table: "t".into(), pooling: Pooling::Sum };
-    let collection = ShardedEmbeddingBagCollection::new(vec![Arc::new(sharded)], &[bag]).unwrap();
+    let collection = EmbeddingBagCollection::new(vec![Arc::new(sharded)], &[bag]).unwrap();
     let ids = KeyedJaggedTensor::from_lengths(["f"], vec![0, 1, 2, 2, 0], &[2, 0, 2, 1], None).unwrap();
     assert_eq!(collection.lookup(&ids, &lenient).unwrap().1[0].degraded_of, [1, 0, 2, 0], "each example its own");
 }
@@ -304,15 +316,12 @@ fn columns_of_fetched_rows_are_those_of_the_table() {
         let table = Table::from_f32("t", 8, &values, format, Unseen::Zero).unwrap();
         let there = fetched(&away(&table, &[], &[]));
         let cuts = [0..4, 4..8].map(|columns| Cut { rows: 0..3, columns, copy: 0, device: "d".into() });
-        let sharded = Arc::new(ShardedTable::cut(&there, Sharding::ColumnWise, &cuts).unwrap());
+        let sharded = Arc::new(there.cut(Sharding::ColumnWise, &cuts).unwrap());
         let whole = EmbeddingBagCollection::new(vec![Arc::new(table.clone())], &bags).unwrap();
-        let parts = ShardedEmbeddingBagCollection::new(vec![sharded.clone()], &bags).unwrap();
+        let parts = EmbeddingBagCollection::new(vec![sharded.clone()], &bags).unwrap();
         let lookup = Lookup::default();
         assert_eq!(parts.lookup(&ids, &lookup).unwrap().0.values(), whole.lookup(&ids, &lookup).unwrap().0.values());
-        let twice = table.in_shards(ShardedTable::cut(&there, Sharding::ColumnWise, &cuts).unwrap()).unwrap();
-        assert_eq!(cuts[0].take(&twice).unwrap_err().kind(), Kind::Unsupported, "a table is cut once");
-        let by_name = EmbeddingBagCollection::new(vec![Arc::new(twice)], &bags).unwrap();
-        assert_eq!(by_name.lookup(&ids, &lookup).unwrap().0.values(), whole.lookup(&ids, &lookup).unwrap().0.values());
+        assert_eq!(cuts[0].take(&sharded).unwrap_err().kind(), Kind::Unsupported, "a table is cut once");
     }
 }
 
@@ -332,7 +341,7 @@ fn a_source_that_answers_other_rows_is_corrupt() {
         }
     }
     let table = Table::fetched(numbered(3).spec().clone(), Arc::new(Short)).unwrap();
-    let error = summed(ShardedTable::whole(&table), &[0, 1], &Lookup::default()).unwrap_err();
+    let error = summed(table, &[0, 1], &Lookup::default()).unwrap_err();
     assert_eq!(error.kind(), Kind::Corrupt);
     assert!(error.to_string().contains("1 states and 16 bytes came for 2 rows"), "{error}");
 }
@@ -341,7 +350,7 @@ fn a_source_that_answers_other_rows_is_corrupt() {
 fn shards_that_do_not_cover_their_table_are_refused() {
     let table = Table::from_f32("t", 8, &[1.0; 80], RowFormat::Int4, Unseen::Zero).unwrap();
     let cut = |rows: Range<u64>, columns: Range<usize>| Cut { rows, columns, copy: 0, device: "d".into() };
-    let error = |cuts: &[Cut]| ShardedTable::cut(&table, Sharding::Grid, cuts).unwrap_err().to_string();
+    let error = |cuts: &[Cut]| table.cut(Sharding::Grid, cuts).unwrap_err().to_string();
     for (cuts, part) in [
         (vec![], "no shard holds row 0"),
         (vec![cut(0..9, 0..8)], "no shard holds row 9"),
@@ -360,20 +369,79 @@ fn shards_that_do_not_cover_their_table_are_refused() {
         let e = error(&cuts);
         assert!(e.contains(part) && e.contains("table `t`"), "{cuts:?}: {e}");
     }
-    let shard = Shard { rows: 0..5, columns: 0..8, copy: 0, device: "d".into(), table: table.clone() };
-    let e = ShardedTable::new(table.spec().clone(), Sharding::RowWise, vec![shard]).unwrap_err().to_string();
-    assert!(e.contains("it holds 10 rows of 8 in int4, expected 5 of 8 in int4"), "{e}");
+    let source = cut(0..10, 0..8).take(&table).unwrap().source;
+    let shard = Shard { rows: 0..5, columns: 0..8, copy: 0, device: "d".into(), source };
+    let e = Table::of_shards(table.spec().clone(), Sharding::RowWise, vec![shard]).unwrap_err().to_string();
+    assert!(e.contains("80 bytes, expected 40 (5 rows of 8 in int4)"), "{e}");
     let with_values = table.with_vocabulary(Vocabulary::parse("a\nb").unwrap()).unwrap();
-    assert!(ShardedTable::cut(&with_values, Sharding::TableWise, &[cut(0..10, 0..8)]).is_ok());
+    assert!(with_values.cut(Sharding::TableWise, &[cut(0..10, 0..8)]).is_ok());
 }
 
 #[test]
 fn configurations_that_name_nothing_are_refused() {
-    let whole = Arc::new(ShardedTable::whole(&numbered(3)));
+    let whole = Arc::new(numbered(3));
     let bag = |table: &str| [BagConfig { feature: "f".into(), table: table.into(), pooling: Pooling::Sum }];
-    assert!(ShardedEmbeddingBagCollection::new(vec![whole.clone()], &bag("u")).is_err());
-    assert!(ShardedEmbeddingBagCollection::new(vec![whole.clone(), whole.clone()], &bag("t")).is_err());
-    let collection = ShardedEmbeddingBagCollection::new(vec![whole], &bag("t")).unwrap();
+    assert!(EmbeddingBagCollection::new(vec![whole.clone()], &bag("u")).is_err());
+    assert!(EmbeddingBagCollection::new(vec![whole.clone(), whole.clone()], &bag("t")).is_err());
+    let collection = EmbeddingBagCollection::new(vec![whole], &bag("t")).unwrap();
     let ids = KeyedJaggedTensor::from_lengths(["g"], vec![1], &[1], None).unwrap();
     assert!(collection.lookup(&ids, &Lookup::default()).unwrap_err().to_string().contains("feature `f` is missing"));
+}
+
+#[test]
+fn sequences_count_late_rows_by_example() {
+    let source = away(&numbered(10), &[3], &[7, 8]);
+    let sequence = [SequenceConfig { feature: "f".into(), table: "t".into() }];
+    let collection = EmbeddingCollection::new(vec![Arc::new(fetched(&source))], &sequence).unwrap();
+    let ids =
+        KeyedJaggedTensor::from_lengths(["e", "f"], vec![1, 7, 7, 2, 7, 8, 3, 8], &[1, 0, 0, 1, 0, 6], None).unwrap();
+    let lenient = Lookup { on_degraded: OnDegraded::DefaultRows, deadline: None };
+    let (found, report) = collection.lookup(&ids, &lenient).unwrap();
+    assert_eq!(report[0].degraded_of, [1, 0, 4]);
+    assert_eq!((report[0].degraded_in(2), report[0].degraded_in(9), report[0].unknown), (4, 0, 1));
+    let firsts: Vec<f32> = found[0].1.run(2).chunks(4).map(|row| row[0]).collect();
+    assert_eq!(firsts, [0.0, 2.0, 0.0, 0.0, 0.0, 0.0]);
+}
+
+/// Two tables in memory, and the same with the second one cut in rows, of which the upper half is away.
+fn near_and_mixed() -> ([EmbeddingBagCollection; 2], Arc<Away>) {
+    let first = Table::from_f32("s", 4, &[0.5; 40], RowFormat::F32, Unseen::Zero).unwrap();
+    let second = numbered(10);
+    let source = away(&second, &[], &[]);
+    let cut = |rows: Range<u64>| Cut { rows, columns: 0..4, copy: 0, device: "d".into() };
+    let shards = vec![cut(0..5).take(&second).unwrap(), cut(5..10).take(&fetched(&source)).unwrap()];
+    let mixed = Table::of_shards(second.spec().clone(), Sharding::RowWise, shards).unwrap();
+    let bag = |feature: &str, table: &str| BagConfig {
+        feature: feature.into(),
+        table: table.into(),
+        pooling: if table == "s" { Pooling::Sum } else { Pooling::Mean },
+    };
+    let bags = [bag("a", "t"), bag("b", "s"), bag("b", "t")];
+    let first = Arc::new(first);
+    let collection = |second: Table| EmbeddingBagCollection::new(vec![first.clone(), Arc::new(second)], &bags).unwrap();
+    ([collection(second), collection(mixed)], source)
+}
+
+#[test]
+fn a_collection_mixes_whole_and_cut_tables_and_splits_by_example() {
+    let ([near, mixed], source) = near_and_mixed();
+    let ids = |a: &[i64], b: &[i64]| {
+        let lengths = [a.len() as i64, 0, b.len() as i64, 1];
+        KeyedJaggedTensor::from_lengths(["a", "b"], [a, b, &[2]].concat(), &lengths, None).unwrap()
+    };
+    let here = ids(&[0, 4, 40], &[1]);
+    let away = ids(&[0, 9, 9], &[1, 6]);
+    assert!(!near.needs_fetch(&away) && !mixed.needs_fetch(&here) && mixed.needs_fetch(&away));
+    for batch in [here, away] {
+        let started = mixed.begin(&batch, &Lookup::default()).unwrap();
+        let asked = source.asked.lock().unwrap().clone();
+        assert_eq!(asked.is_empty(), !mixed.needs_fetch(&batch), "what is fetched was sent for by then");
+        let (pooled, report) = started.finish().unwrap();
+        assert_eq!((pooled.clone(), report), near.lookup(&batch, &Lookup::default()).unwrap());
+        let rows = [pooled.example(1), pooled.example(0)];
+        let turned = KeyedTensor::from_examples(mixed.layout().clone(), rows.into_iter());
+        assert_eq!(turned.row("b@t", 0), pooled.row("b@t", 1));
+        assert_eq!(turned.row("a", 1), pooled.row("a", 0));
+    }
+    assert_eq!(*source.asked.lock().unwrap(), [6, 9]);
 }
