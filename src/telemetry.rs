@@ -1,23 +1,37 @@
 //! Logs to stderr and the metrics that `/metrics` shows.
 //!
+//! Times are in seconds, sizes in bytes. Histograms have fixed buckets ([`SECONDS`], [`COUNTS`]): their memory does not
+//! depend on how often they are read, and those of several servers can be added up.
+//!
 //! | metric | kind | meaning |
 //! |---|---|---|
 //! | `sterling_requests_total{call,status}` | counter | answered HTTP requests |
-//! | `sterling_request_seconds{call}` | summary | time from the first byte read to the answer |
-//! | `sterling_queue_seconds` | summary | time a request waited for a worker |
-//! | `sterling_batch_requests` | summary | requests that a worker took together |
-//! | `sterling_step_seconds{step}` | summary | time of each step of the pass |
-//! | `sterling_unseen_ids_total` | counter | ids that no table held |
-//! | `sterling_degraded_rows_total` | counter | rows answered with a default because a remote tier did not |
-//! | `sterling_remote_rows_total{table,outcome}` | counter | rows asked of a remote table, by what came |
-//! | `sterling_remote_cache_hit_rate{table}` | gauge | share of rows that the cache had |
+//! | `sterling_request_seconds{call}` | histogram | time from the header of a request to that of its answer |
+//! | `sterling_connections` | gauge | open connections |
+//! | `sterling_connections_cut_total{reason}` | counter | connections that were closed: `idle`, `header`, `stalled`, `crowded`, `stopping` |
+//! | `sterling_connections_refused_total` | counter | connections beyond the limit while all others were at work |
+//! | `sterling_queue_seconds` | histogram | time a request waited for a worker |
+//! | `sterling_batch_requests` | histogram | requests that a worker took together |
+//! | `sterling_step_seconds{step}` | histogram | time of each step of the pass |
+//! | `sterling_unseen_ids_total{table}` | counter | ids that a table did not hold |
+//! | `sterling_degraded_rows_total{table}` | counter | rows answered with a default because a remote tier did not |
+//! | `sterling_remote_rows_total{remote_table,outcome}` | counter | rows asked of a remote table, by what came |
+//! | `sterling_remote_cache_hit_rate{remote_table}` | gauge | share of rows that the cache had |
 //! | `sterling_model_version{model}` | gauge | the active version |
 //! | `sterling_loads_total{model,outcome}` | counter | snapshots loaded or refused |
 
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;
 
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+
+/// Upper bounds of the buckets of times, in seconds: four to a factor of ten where answers lie.
+const SECONDS: [f64; 21] = [
+    0.00001, 0.000025, 0.00005, 0.0001, 0.000175, 0.00025, 0.0005, 0.001, 0.00175, 0.0025, 0.005, 0.01, 0.0175, 0.025,
+    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
+];
+/// Upper bounds of the buckets of counts.
+const COUNTS: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0, 4096.0];
 
 /// Sends logs to stderr, filtered by `STERLING_LOG` (as `tracing`'s env filter), as JSON where `json` is set. Later calls
 /// change nothing.
@@ -34,7 +48,13 @@ pub fn start_logs(json: bool) {
 pub fn metrics() -> &'static PrometheusHandle {
     static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
     HANDLE.get_or_init(|| {
-        let recorder = PrometheusBuilder::new().build_recorder();
+        let builder = PrometheusBuilder::new().set_buckets(&COUNTS);
+        let times = Matcher::Suffix("_seconds".into());
+        // Refused for an empty list alone.
+        let recorder = match builder.and_then(|b| b.set_buckets_for_metric(times, &SECONDS)) {
+            Ok(builder) => builder.build_recorder(),
+            Err(_) => PrometheusBuilder::new().build_recorder(),
+        };
         let handle = recorder.handle();
         // Another recorder can only be one that a program embedding this library has set; then its metrics are its own.
         let _ = metrics::set_global_recorder(recorder);

@@ -22,6 +22,9 @@ pub trait Model: Send + Sync {
     /// What it is.
     fn info(&self) -> ModelInfo;
 
+    /// What it reads.
+    fn snapshot(&self) -> &Snapshot;
+
     /// Answers requests together, each with its own result.
     fn retrieve(&self, requests: &[&RetrieveRequest], deadline: Instant) -> Vec<Result<Retrieved>>;
 
@@ -41,6 +44,10 @@ pub trait Model: Send + Sync {
 impl Model for Snapshot {
     fn info(&self) -> ModelInfo {
         Snapshot::info(self)
+    }
+
+    fn snapshot(&self) -> &Snapshot {
+        self
     }
 
     fn retrieve(&self, requests: &[&RetrieveRequest], deadline: Instant) -> Vec<Result<Retrieved>> {
