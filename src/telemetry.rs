@@ -23,7 +23,7 @@
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;
 
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
 /// Upper bounds of the buckets of times, in seconds: four to a factor of ten where answers lie.
 const SECONDS: [f64; 21] = [
@@ -48,16 +48,46 @@ pub fn start_logs(json: bool) {
 pub fn metrics() -> &'static PrometheusHandle {
     static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
     HANDLE.get_or_init(|| {
-        let builder = PrometheusBuilder::new().set_buckets(&COUNTS);
-        let times = Matcher::Suffix("_seconds".into());
-        // Refused for an empty list alone.
-        let recorder = match builder.and_then(|b| b.set_buckets_for_metric(times, &SECONDS)) {
-            Ok(builder) => builder.build_recorder(),
-            Err(_) => PrometheusBuilder::new().build_recorder(),
-        };
+        let recorder = recorder();
         let handle = recorder.handle();
         // Another recorder can only be one that a program embedding this library has set; then its metrics are its own.
         let _ = metrics::set_global_recorder(recorder);
         handle
     })
+}
+
+fn recorder() -> PrometheusRecorder {
+    let times = Matcher::Suffix("_seconds".into());
+    let builder = PrometheusBuilder::new().set_buckets(&COUNTS);
+    match builder.and_then(|b| b.set_buckets_for_metric(times, &SECONDS)) {
+        Ok(builder) => builder.build_recorder(),
+        // Refused for an empty list alone, and neither is one.
+        Err(_) => PrometheusBuilder::new().build_recorder(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn histograms_wait_for_no_reader() {
+        let recorder = super::recorder();
+        let handle = recorder.handle();
+        metrics::with_local_recorder(&recorder, || {
+            let record = || {
+                for n in 0..20_000 {
+                    metrics::histogram!("a_seconds", "call" => "x").record(f64::from(n) * 1e-5);
+                    metrics::histogram!("a_requests").record(f64::from(n % 40));
+                }
+            };
+            record();
+            let used = allocation_counter::measure(record);
+            assert!(used.bytes_current < 10_000, "{} bytes stay", used.bytes_current);
+        });
+        let text = handle.render();
+        assert!(
+            text.contains("# TYPE a_seconds histogram") && text.contains("a_seconds_count{call=\"x\"} 40000"),
+            "{text}"
+        );
+        assert!(text.contains("a_requests_bucket{le=\"32\"}"), "{text}");
+    }
 }

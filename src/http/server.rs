@@ -58,15 +58,17 @@ pub async fn serve(
     let end = async {
         let stop = stops.recv().await;
         app.draining.store(true, Ordering::Relaxed);
-        if stop == Some(Stop::Drain) {
-            tokio::time::sleep(Duration::from_millis(options.drain_ms)).await;
+        let delay = if stop == Some(Stop::Drain) { options.drain_ms } else { 0 };
+        match tokio::time::timeout(Duration::from_millis(delay), stops.recv()).await {
+            Ok(Some(_)) => Err(at_once()),
+            _ => Ok(()),
         }
     };
     // Dropping `accept` closes the socket.
     tokio::select! {
         never = accept => match never {},
         never = keep(&connections, options) => match never {},
-        () = end => {}
+        ended = end => ended?,
     }
     closing.send_replace(true);
     let rest = async {
@@ -81,8 +83,12 @@ pub async fn serve(
     tokio::select! {
         never = keep(&connections, options) => match never {},
         all = rest => Ok(all),
-        Some(_) = stops.recv() => Err(Error::unavailable("ended by a second signal before all was answered")),
+        Some(_) = stops.recv() => Err(at_once()),
     }
+}
+
+fn at_once() -> Error {
+    Error::unavailable("ended by a second signal before all was answered")
 }
 
 async fn keep(connections: &Connections, options: &Options) -> Infallible {
