@@ -252,7 +252,7 @@ fn large_replies_come_in_pieces_and_small_ones_whole() {
         stream.get_mut().write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
         assert_eq!(answer(&mut stream).2, b"ok\n");
     }
-    let many = json!({"requests": vec![json!({"vector": [1, 0], "k": 1000}); 20]});
+    let many = json!({"requests": vec![json!({"vector": [1, 0], "k": 1000, "timeout_ms": 60_000}); 20]});
     let results = server.ask(VECTORS, many);
     assert!(results["results"].as_array().unwrap().iter().all(|r| r["items"].as_array().unwrap().len() == 1000));
 }

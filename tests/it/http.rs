@@ -88,7 +88,7 @@ fn bad_requests_are_named_and_the_server_goes_on() {
         (tiny, format!("{{{user}, \"vector\": [1]}}"), 400, "`vector`"),
         (tiny, format!("\u{feff}{{{user}}}"), 400, "not JSON"),
         (tiny, "[".repeat(1 << 20), 400, "body"),
-        (tiny, "{\"features\":".repeat(1 << 16), 400, "invalid type: map"),
+        (tiny, "{\"features\":".repeat(1 << 16), 400, "field `features.features`: unknown field"),
         (tiny, with("\"k\": 1, \"k\": 2"), 400, "duplicate field `k`"),
         (tiny, with(user), 400, "duplicate field `features`"),
         (tiny, with("\"filter\": \"\\ud800\""), 400, "not JSON"),
@@ -159,9 +159,9 @@ fn bad_requests_are_named_and_the_server_goes_on() {
     ];
     for (path, body, status, expected) in &cases {
         let (got, problem) = server.post(path, body);
-        assert_eq!(got, *status, "{path} {body}: {problem}");
+        assert_eq!(got, *status, "{path} {body:.200}: {problem}");
         let detail = problem["detail"].as_str().unwrap();
-        assert!(detail.contains(expected), "{path} {body}: {detail}");
+        assert!(detail.contains(expected), "{path} {body:.200}: {detail}");
         assert_eq!(problem["status"], *status);
         assert!(problem["code"].is_string() && problem["retryable"].is_boolean() && problem["title"].is_string());
     }
@@ -190,7 +190,7 @@ fn broken_connections_and_wrong_headers_are_answered_or_dropped() {
     // No HTTP at all, a header that never ends, a body that ends before its length: closed, or told why.
     assert!(ask("\0\u{1}\u{2}\r\n\r\n", false).starts_with("HTTP/1.1 400"));
     assert!(ask(&format!("GET / HTTP/1.1\r\nx: {}", "y".repeat(1 << 20)), false).starts_with("HTTP/1.1 431"));
-    assert_eq!(ask(&format!("{head}content-length: 500\r\n\r\n{{\"features\""), true), "");
+    assert!(ask(&format!("{head}content-length: 500\r\n\r\n{{\"features\""), true).starts_with("HTTP/1.1 400"));
     assert!(ask(&format!("{head}content-length: 34603008\r\n\r\n{{"), false).starts_with("HTTP/1.1 413"));
     let url = format!("http://{}/v1/models/tiny:retrieve", server.address);
     let wrong = agent().post(&url).header("content-type", "text/csv").send("a,b").unwrap();
