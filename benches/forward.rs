@@ -139,11 +139,13 @@ fn over_http(store: &Store, users: &[Value]) {
     registry.refresh();
     let loaded: Arc<Loaded> = registry.get("debian", Which::Active).unwrap();
     assert_eq!(loaded.name(), "debian");
-    let app = Arc::new(App::new(registry, Engine::start(Passes, &Options::default()).unwrap()));
+    let options = sterling::http::Options::default();
+    let app = Arc::new(App::new(registry, Engine::start(Passes, &Options::default()).unwrap(), &options));
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let url = format!("http://{}/v1/models/debian:retrieve", listener.local_addr().unwrap());
-    runtime.spawn(sterling::http::serve(listener, app, std::future::pending()));
+    let (_never, stops) = tokio::sync::mpsc::unbounded_channel();
+    runtime.spawn(async move { sterling::http::serve(listener, app, &options, stops).await });
     let agent = ureq::Agent::new_with_defaults();
     let mut times = Vec::new();
     for round in 0..=ROUNDS {

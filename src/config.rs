@@ -17,6 +17,15 @@
 //! batch = 32                  # most requests that a worker takes together
 //! workers = 0                 # 0: one a core
 //! timeout_ms = 1000           # of requests that name none
+//! [http]
+//! connections = 0             # most that may be open; 0: as the descriptors allow, up to 16384
+//! header_ms = 10000           # from the first byte of a request to the end of its header
+//! idle_ms = 75000             # between two requests of a connection; longer than that of the load balancer
+//! body_ms = 30000             # a whole body
+//! stall_ms = 15000            # longest pause of a client that sends a body or reads a reply
+//! bodies_mb = 256             # memory for the bodies of all requests, read and parsed
+//! drain_ms = 2000             # after a SIGTERM: /readyz says 503, and requests are still answered
+//! stop_ms = 10000             # then the socket closes, and what runs has this long to end
 //! ```
 //!
 //! A variable joins the path by two underscores: `STERLING_ENGINE__QUEUE=64`.
@@ -28,9 +37,9 @@ use figment::Figment;
 use figment::providers::{Env, Format, Serialized, Toml};
 use serde::{Deserialize, Serialize};
 
-use crate::engine;
 use crate::error::{Error, Result};
 use crate::snapshot::PlacementOptions;
+use crate::{engine, http};
 
 /// The configuration of a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -53,6 +62,8 @@ pub struct Config {
     pub tables: PlacementOptions,
     /// Queue and workers.
     pub engine: engine::Options,
+    /// Bounds of connections, bodies and of the shutdown.
+    pub http: http::Options,
 }
 
 impl Default for Config {
@@ -66,6 +77,7 @@ impl Default for Config {
             memory_mb: None,
             tables: PlacementOptions::default(),
             engine: engine::Options::default(),
+            http: http::Options::default(),
         }
     }
 }
@@ -126,6 +138,7 @@ impl Config {
             .extract()
             .map_err(|e| Error::invalid(format!("configuration: {e}")))?;
         config.engine.check()?;
+        config.http.check()?;
         if config.refresh_ms == 0 {
             return Err(Error::invalid("configuration: refresh_ms: got 0, expected at least 1"));
         }

@@ -1,28 +1,42 @@
 //! Logs to stderr and the metrics that `/metrics` shows.
 //!
+//! Times are in seconds, sizes in bytes. Histograms have fixed buckets ([`SECONDS`], [`COUNTS`]): their memory does not
+//! depend on how often they are read, and those of several servers can be added up.
+//!
 //! | metric | kind | meaning |
 //! |---|---|---|
 //! | `sterling_requests_total{call,status}` | counter | answered HTTP requests |
-//! | `sterling_request_seconds{call}` | summary | time from the first byte read to the answer |
-//! | `sterling_queue_seconds` | summary | time a request waited for a worker |
-//! | `sterling_batch_requests` | summary | requests that a worker took together |
+//! | `sterling_request_seconds{call}` | histogram | time from the header of a request to that of its answer |
+//! | `sterling_connections` | gauge | open connections |
+//! | `sterling_connections_cut_total{reason}` | counter | connections that were closed: `idle`, `header`, `stalled`, `crowded`, `stopping` |
+//! | `sterling_connections_refused_total` | counter | connections beyond the limit while all others were at work |
+//! | `sterling_queue_seconds` | histogram | time a request waited for a worker |
+//! | `sterling_batch_requests` | histogram | requests that a worker took together |
 //! | `sterling_waiting_requests` | gauge | requests that wait for a worker or for their rows |
 //! | `sterling_in_flight_bytes` | gauge | memory that requests hold until they are answered, by their price |
 //! | `sterling_pace` | gauge | time that work takes by the time that its price says, over the last moments |
 //! | `sterling_refused_total{reason}` | counter | requests refused: `deadline` it could not be met, `expired` nor after waiting, `queue`, `memory`, `closing` |
 //! | `sterling_dropped_total` | counter | requests whose caller left before the answer |
-//! | `sterling_step_seconds{step}` | summary | time of each step of the pass |
-//! | `sterling_unseen_ids_total` | counter | ids that no table held |
-//! | `sterling_degraded_rows_total` | counter | rows answered with a default because a remote tier did not |
-//! | `sterling_remote_rows_total{table,outcome}` | counter | rows asked of a remote table, by what came |
-//! | `sterling_remote_cache_hit_rate{table}` | gauge | share of rows that the cache had |
+//! | `sterling_step_seconds{step}` | histogram | time of each step of the pass |
+//! | `sterling_unseen_ids_total{table}` | counter | ids that a table did not hold |
+//! | `sterling_degraded_rows_total{table}` | counter | rows answered with a default because a remote tier did not |
+//! | `sterling_remote_rows_total{remote_table,outcome}` | counter | rows asked of a remote table, by what came |
+//! | `sterling_remote_cache_hit_rate{remote_table}` | gauge | share of rows that the cache had |
 //! | `sterling_model_version{model}` | gauge | the active version |
 //! | `sterling_loads_total{model,outcome}` | counter | snapshots loaded or refused |
 
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;
 
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+
+/// Upper bounds of the buckets of times, in seconds: four to a factor of ten where answers lie.
+const SECONDS: [f64; 21] = [
+    0.00001, 0.000025, 0.00005, 0.0001, 0.000175, 0.00025, 0.0005, 0.001, 0.00175, 0.0025, 0.005, 0.01, 0.0175, 0.025,
+    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
+];
+/// Upper bounds of the buckets of counts.
+const COUNTS: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0, 4096.0];
 
 /// Sends logs to stderr, filtered by `STERLING_LOG` (as `tracing`'s env filter), as JSON where `json` is set. Later calls
 /// change nothing.
@@ -39,10 +53,46 @@ pub fn start_logs(json: bool) {
 pub fn metrics() -> &'static PrometheusHandle {
     static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
     HANDLE.get_or_init(|| {
-        let recorder = PrometheusBuilder::new().build_recorder();
+        let recorder = recorder();
         let handle = recorder.handle();
         // Another recorder can only be one that a program embedding this library has set; then its metrics are its own.
         let _ = metrics::set_global_recorder(recorder);
         handle
     })
+}
+
+fn recorder() -> PrometheusRecorder {
+    let times = Matcher::Suffix("_seconds".into());
+    let builder = PrometheusBuilder::new().set_buckets(&COUNTS);
+    match builder.and_then(|b| b.set_buckets_for_metric(times, &SECONDS)) {
+        Ok(builder) => builder.build_recorder(),
+        // Refused for an empty list alone, and neither is one.
+        Err(_) => PrometheusBuilder::new().build_recorder(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn histograms_wait_for_no_reader() {
+        let recorder = super::recorder();
+        let handle = recorder.handle();
+        metrics::with_local_recorder(&recorder, || {
+            let record = || {
+                for n in 0..20_000 {
+                    metrics::histogram!("a_seconds", "call" => "x").record(f64::from(n) * 1e-5);
+                    metrics::histogram!("a_requests").record(f64::from(n % 40));
+                }
+            };
+            record();
+            let used = allocation_counter::measure(record);
+            assert!(used.bytes_current < 10_000, "{} bytes stay", used.bytes_current);
+        });
+        let text = handle.render();
+        assert!(
+            text.contains("# TYPE a_seconds histogram") && text.contains("a_seconds_count{call=\"x\"} 40000"),
+            "{text}"
+        );
+        assert!(text.contains("a_requests_bucket{le=\"32\"}"), "{text}");
+    }
 }

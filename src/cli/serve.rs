@@ -1,6 +1,5 @@
 //! `sterling serve`.
 
-use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,13 +7,15 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::publish::existing;
 use super::say;
 use crate::config::{Config, Flags, TableFlags};
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
-use crate::http::{self, App};
+use crate::http::{self, App, Stop};
 use crate::registry::{Options, Registry};
 use crate::snapshot::Placement;
 use crate::telemetry;
@@ -65,6 +66,7 @@ pub(super) struct Server {
     runtime: Runtime,
     listener: TcpListener,
     refresh: Duration,
+    http: http::Options,
     pub(super) app: Arc<App>,
 }
 
@@ -79,7 +81,7 @@ impl Server {
             ..Options::default()
         };
         let registry = Registry::new(existing(config.store.clone())?, placement, options);
-        let app = Arc::new(App::new(registry, Engine::start(Passes, &config.engine)?));
+        let app = Arc::new(App::new(registry, Engine::start(Passes, &config.engine)?, &config.http));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()
@@ -87,33 +89,62 @@ impl Server {
         let listener = runtime
             .block_on(TcpListener::bind(config.listen))
             .map_err(|e| Error::io(format!("address {}", config.listen), e))?;
-        Ok(Server { runtime, listener, refresh: Duration::from_millis(config.refresh_ms), app })
+        let refresh = Duration::from_millis(config.refresh_ms);
+        Ok(Server { runtime, listener, refresh, http: config.http.clone(), app })
     }
 
     pub(super) fn address(&self) -> Result<SocketAddr> {
         self.listener.local_addr().map_err(|e| Error::io("the listening socket", e))
     }
 
-    /// Answers until SIGINT or SIGTERM, while new versions are taken in as they are published.
+    /// Answers until a signal ends it, while new versions are taken in as they are published.
     pub(super) fn run(self) -> Result<()> {
-        let stop = self.runtime.block_on(async { stop_signal() })?;
+        let stops = self.runtime.block_on(async { stop_signals() })?;
         self.app.registry.watch(self.refresh)?;
-        self.runtime.block_on(http::serve(self.listener, self.app, stop))?;
-        tracing::info!("stopped");
-        Ok(())
+        let ended = self.runtime.block_on(http::serve(self.listener, self.app.clone(), &self.http, stops));
+        match &ended {
+            Ok(true) => tracing::info!("stopped"),
+            Ok(false) => tracing::warn!("stopped before all was answered"),
+            Err(_) => {}
+        }
+        if !matches!(ended, Ok(true)) {
+            // A pass or a load that nobody waits for may still run, and ends with the process: its threads are not joined.
+            std::mem::forget(self.app);
+        }
+        self.runtime.shutdown_background();
+        ended.map(drop)
     }
 }
 
-fn stop_signal() -> Result<impl Future<Output = ()> + Send + 'static> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let wrong = |e| Error::io("signal handlers", e);
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(wrong)?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(wrong)?;
-    Ok(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
+/// Tells the server of each signal: of SIGTERM and SIGHUP, which orchestrators and a closed terminal send, and of SIGINT, at
+/// which somebody waits.
+fn stop_signals() -> Result<UnboundedReceiver<Stop>> {
+    let (told, stops) = unbounded_channel();
+    for (kind, stop) in [
+        (SignalKind::terminate(), Stop::Drain),
+        (SignalKind::hangup(), Stop::Drain),
+        (SignalKind::interrupt(), Stop::Now),
+    ] {
+        if kind == SignalKind::hangup() && ignores_hangups() {
+            continue;
         }
-        tracing::info!("stopping: what has begun is answered first");
-    })
+        let mut signals = signal(kind).map_err(|e| Error::io("signal handlers", e))?;
+        let told = told.clone();
+        tokio::spawn(async move {
+            while signals.recv().await.is_some() && told.send(stop).is_ok() {
+                tracing::info!(
+                    signal = kind.as_raw_value(),
+                    "stopping: what has begun is answered first, a second signal ends at once"
+                );
+            }
+        });
+    }
+    Ok(stops)
+}
+
+/// True where the process was started to outlive its terminal, as `nohup` does.
+fn ignores_hangups() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }

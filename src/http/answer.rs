@@ -1,39 +1,48 @@
 //! Answers: JSON with the headers that every call carries, and problems.
 
+use axum::body::{Body, Bytes};
 use axum::http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
+use futures_util::stream;
 use serde::Serialize;
 
-use super::wire::{Problem, Step};
-use crate::error::Error;
+use super::wire::{Problem, Reply, Step};
+use crate::error::{Error, Kind};
 
-/// Seconds after which a refused request may be tried again; a queue of bounded length drains well within it.
-const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("1");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// A problem on its way out. Boxed, for answers carry it in `Result`s.
 pub struct Refusal {
     problem: Box<Problem>,
     allow: Option<&'static str>,
+    /// Seconds after which the same request may be tried again.
+    retry_after: Option<u64>,
 }
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        if error.kind() == crate::error::Kind::Internal {
-            tracing::error!(%error, "internal error");
-        }
-        Refusal { problem: Box::new(Problem::from(&error)), allow: None }
+        // A queue of bounded length drains well within a second.
+        let seconds = || error.retry_wait().map_or(1, |wait| wait.as_millis().div_ceil(1000).max(1) as u64);
+        let problem = Box::new(problem(&error));
+        Refusal { retry_after: (problem.status == 503).then(seconds), problem, allow: None }
     }
 }
 
-impl From<Problem> for Refusal {
-    fn from(problem: Problem) -> Self {
-        Refusal { problem: Box::new(problem), allow: None }
+/// What the caller is told of an error; what the server itself must look into goes to the log in full.
+pub fn problem(error: &Error) -> Problem {
+    match error.kind() {
+        Kind::Internal | Kind::Io | Kind::Corrupt => tracing::error!(%error, kind = error.kind().name(), "failed"),
+        Kind::NotReady | Kind::Unavailable | Kind::NoSpace => {
+            tracing::warn!(%error, kind = error.kind().name(), "failed");
+        }
+        _ => tracing::debug!(%error, kind = error.kind().name(), "refused"),
     }
+    Problem::from(error)
 }
 
 impl Refusal {
-    /// A problem of HTTP itself, which no [`crate::error::Kind`] stands for.
+    /// A problem of HTTP itself, which no [`Kind`] stands for.
     pub fn http(status: StatusCode, code: &str, detail: impl Into<String>) -> Self {
         let problem = Problem {
             kind: format!("about:blank#{code}"),
@@ -41,10 +50,10 @@ impl Refusal {
             status: status.as_u16(),
             detail: detail.into(),
             code: code.into(),
-            retryable: false,
+            retryable: status == StatusCode::REQUEST_TIMEOUT,
             offset: None,
         };
-        Refusal::from(problem)
+        Refusal { problem: Box::new(problem), allow: None, retry_after: None }
     }
 
     /// 405, naming what is allowed.
@@ -60,8 +69,8 @@ impl IntoResponse for Refusal {
         let mut response = (status, axum::Json(&*self.problem)).into_response();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            headers.insert(RETRY_AFTER, RETRY_AFTER_SECONDS);
+        if let Some(seconds) = self.retry_after {
+            headers.insert(RETRY_AFTER, seconds.into());
         }
         if let Some(allow) = self.allow {
             headers.insert(ALLOW, HeaderValue::from_static(allow));
@@ -90,9 +99,22 @@ impl Timing {
     }
 }
 
-/// 200 with a JSON body and the times of the steps.
-pub fn json(body: &impl Serialize, timing: Timing) -> Response {
-    let mut response = axum::Json(body).into_response();
+/// 200 with a JSON body.
+pub fn json(body: &impl Serialize) -> Response {
+    axum::Json(body).into_response()
+}
+
+/// 200 with a reply of items: whole where it is small, in pieces that are written as the client reads them where it is not.
+pub fn reply(mut reply: Reply, timing: Timing) -> Response {
+    let first = reply.next().unwrap_or_default();
+    let body = if reply.is_done() {
+        Body::from(first)
+    } else {
+        let pieces =
+            std::iter::once(first).chain(reply).map(|piece| Ok::<_, std::convert::Infallible>(Bytes::from(piece)));
+        Body::from_stream(stream::iter(pieces))
+    };
+    let mut response = ([(CONTENT_TYPE, JSON)], body).into_response();
     response.extensions_mut().insert(timing);
     response
 }

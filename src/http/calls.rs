@@ -1,241 +1,233 @@
 //! The calls, one function each.
 
-use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 
-use axum::body::{Body, Bytes};
-use axum::extract::{FromRequest, Path, Request, State};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{FromRequestParts, Path, Request, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::http::request::Parts;
+use axum::http::{Method, Uri};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
-use futures_util::stream;
+use serde::de::DeserializeOwned;
 
 use super::App;
-use super::answer::{Refusal, Timing, json};
+use super::answer::{Refusal, Timing, json, problem, reply};
 use super::openapi::{RetrieveOneOrMany, RetrievedOneOrMany};
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, ModelInfo, ModelList, Problem, RankRequest, Reply, Retrievals,
-    RetrieveResponse, Served, VersionInfo, VersionList, model_info,
+    RetrieveResponse, Served, Terms, VersionInfo, VersionList,
 };
-use crate::engine::Terms;
+use crate::engine;
 use crate::error::{Error, Kind, Result};
-use crate::limits;
-use crate::pass::{self, Prepared};
+use crate::pass::{self, Cost, Prepared};
 use crate::registry::{Loaded, VersionState, Which};
-use crate::request::{Request as Ask, Retrieve};
+use crate::request::{Answer, Request as Ask, Retrieve};
 
-/// How long a client may take to send its body.
-const BODY_TIME: Duration = Duration::from_secs(30);
+type Outcome = Result<Response, Refusal>;
 
-type Answer = Result<Response, Refusal>;
+const GET: &str = "GET, HEAD";
+const VERBS: [&str; 3] = ["retrieve", "rank", "embed"];
 
-/// `POST /v1/models/{model}:{verb}`
-pub async fn model_call(State(app): State<Arc<App>>, Path(call): Path<String>, request: Request) -> Answer {
-    let Some((model, verb)) = call.rsplit_once(':') else {
-        return Err(Refusal::method(request.method(), "GET"));
-    };
-    dispatch(&app, app.registry.get(model, Which::Active)?, verb, request).await
+/// The names in a path; where they are no text, a problem.
+pub struct Names<T>(T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Names<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        let Path(names) = Path::from_request_parts(parts, state)
+            .await
+            .map_err(|e: PathRejection| Error::invalid(format!("path: {}", e.body_text())))?;
+        Ok(Names(names))
+    }
 }
 
-/// `POST /v1/models/{model}/versions/{version}:{verb}`
+/// `/v1/models/{model}` and `/v1/models/{model}:{verb}`
+pub async fn model_call(State(app): State<Arc<App>>, Names(call): Names<String>, request: Request) -> Outcome {
+    match (call.rsplit_once(':'), request.method()) {
+        (None, &Method::GET | &Method::HEAD) => model(&app, &call),
+        (None, other) => Err(Refusal::method(other, GET)),
+        (Some((model, verb)), _) => {
+            check_verb(verb, request.method())?;
+            dispatch(&app, app.registry.get(model, Which::Active)?, verb, request).await
+        }
+    }
+}
+
+/// `/v1/models/{model}/versions/{version}` and `/v1/models/{model}/versions/{version}:{verb}`
 pub async fn version_call(
     State(app): State<Arc<App>>,
-    Path((model, call)): Path<(String, String)>,
+    Names((model, call)): Names<(String, String)>,
     request: Request,
-) -> Answer {
-    let (version, verb) = call.rsplit_once(':').unwrap_or((&call, ""));
-    let version: u64 = version.parse().map_err(|_| {
-        Error::invalid(format!(
-            "version `{version}`: expected a whole number, as `GET /v1/models/{model}/versions` lists"
-        ))
-    })?;
+) -> Outcome {
+    let (text, verb) = call.rsplit_once(':').unwrap_or((&call, ""));
+    let version = version_number(&model, text)?;
     match (verb, request.method()) {
-        ("", &Method::GET) => Ok(json(&info(&*app.registry.get(&model, Which::Version(version))?), Timing::default())),
-        ("", other) => Err(Refusal::method(other, "GET")),
+        ("", &Method::GET | &Method::HEAD) if !call.ends_with(':') => self::version(&app, &model, version),
+        ("", other) if !call.ends_with(':') => Err(Refusal::method(other, GET)),
         ("activate", &Method::POST) => activate(app, model, version).await,
-        (_, &Method::POST) => dispatch(&app, app.registry.get(&model, Which::Version(version))?, verb, request).await,
-        (_, other) => Err(Refusal::method(other, "POST")),
+        ("activate", other) => Err(Refusal::method(other, "POST")),
+        _ => {
+            check_verb(verb, request.method())?;
+            dispatch(&app, app.registry.get(&model, Which::Version(version))?, verb, request).await
+        }
     }
 }
 
-async fn dispatch(app: &App, model: Arc<Loaded>, verb: &str, request: Request) -> Answer {
+/// A version as it is listed: one number has one text, so that caches and rules for paths are not led around.
+fn version_number(model: &str, text: &str) -> Result<u64> {
+    text.parse().ok().filter(|version: &u64| version.to_string() == text).ok_or_else(|| {
+        Error::invalid(format!("version `{text}`: expected a whole number, as `GET /v1/models/{model}/versions` lists"))
+    })
+}
+
+fn check_verb(verb: &str, method: &Method) -> Result<(), Refusal> {
+    if !VERBS.contains(&verb) {
+        return Err(Error::not_found(format!("call `:{verb}`: expected `:retrieve`, `:rank` or `:embed`")).into());
+    }
+    if method == Method::POST { Ok(()) } else { Err(Refusal::method(method, "POST")) }
+}
+
+async fn dispatch(app: &App, model: Arc<Loaded>, verb: &str, request: Request) -> Outcome {
+    // What cannot be in time need not be read.
+    app.engine.admits(None)?;
+    let body = app.bodies.read(request).await?;
     match verb {
-        "retrieve" => retrieve(app, model, &body(request).await?).await,
-        "rank" => rank(app, model, &body(request).await?).await,
-        "embed" => embed(app, model, &body(request).await?).await,
-        other => Err(Error::not_found(format!("call `:{other}`: expected `:retrieve`, `:rank` or `:embed`")).into()),
+        "retrieve" => retrieve(app, model, &body).await,
+        "rank" => rank(app, model, &body).await,
+        _ => embed(app, model, &body).await,
     }
-}
-
-/// The whole body of a JSON request.
-async fn body(request: Request) -> Result<Bytes, Refusal> {
-    is_json(request.headers())?;
-    match tokio::time::timeout(BODY_TIME, Bytes::from_request(request, &())).await {
-        Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(e)) if e.status() == StatusCode::PAYLOAD_TOO_LARGE => Err(Refusal::http(
-            e.status(),
-            "too_large",
-            format!("body: larger than {} bytes, split it into several requests", limits::BODY_BYTES_MAX),
-        )),
-        Ok(Err(e)) => Err(Error::invalid(format!("body: {}", e.body_text())).into()),
-        Err(_) => Err(Refusal::http(
-            StatusCode::REQUEST_TIMEOUT,
-            "request_timeout",
-            format!("body: not complete after {} s", BODY_TIME.as_secs()),
-        )),
-    }
-}
-
-fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
-    let Some(kind) = headers.get(CONTENT_TYPE) else { return Ok(()) };
-    let essence = kind.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    // curl's `-d` says the form type when nothing else is asked for.
-    if ["application/json", "application/x-www-form-urlencoded"].contains(&essence.as_str()) {
-        return Ok(());
-    }
-    let detail = format!("content type {kind:?}: expected application/json");
-    Err(Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail))
 }
 
 /// Retrieve items for one request, or for each of a list of requests.
-#[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass",
-    params(("model" = String, Path, description = "The model's name; `{model}/versions/{version}` pins a version")),
+#[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body(content = inline(RetrieveOneOrMany)),
     responses((status = 200, body = inline(RetrievedOneOrMany)), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn retrieve(app: &App, model: Arc<Loaded>, body: &[u8]) -> Answer {
+async fn retrieve(app: &App, model: Arc<Loaded>, body: &[u8]) -> Outcome {
     match wire::retrievals(body)? {
         Retrievals::One(request, terms) => {
             let prepared = pass::prepare(model.view(), Ask::Retrieve(*request))?;
-            let entry = items(app, &model, prepared, terms).await?;
-            Ok(reply(Reply::one(served(&model), entry)))
+            Ok(one(&model, items(app, &model, prepared, terms).await?))
         }
         Retrievals::Many(requests) => {
-            let prepare = |request: Result<(Retrieve, wire::Terms)>| {
+            let prepare = |request: Result<(Retrieve, Terms)>| {
                 let (request, terms) = request?;
                 Ok((pass::prepare(model.view(), Ask::Retrieve(request))?, terms))
             };
-            let prepared: Vec<Result<(Prepared, wire::Terms)>> = requests.into_iter().map(prepare).collect();
+            let prepared: Vec<Result<(Prepared, Terms)>> = requests.into_iter().map(prepare).collect();
             let costs = prepared.iter().flatten().map(|(prepared, _)| prepared.cost());
-            costs.fold(pass::Cost::default(), pass::Cost::plus).check("the requests of the body")?;
+            costs.fold(Cost::default(), Cost::plus).check("the requests of the body")?;
             let calls = prepared.into_iter().map(|prepared| async {
                 let (prepared, terms) = prepared?;
                 items(app, &model, prepared, terms).await
             });
-            let results = join_all(calls).await;
+            let mut results = join_all(calls).await;
             // Where nothing was taken in, the whole call was refused, and load balancers must see it.
             let is_refused = |r: &Result<Entry>| r.as_ref().is_err_and(|e| e.kind() == Kind::Overloaded);
-            if results.iter().all(is_refused) {
-                return Err(results
-                    .into_iter()
-                    .find_map(Result::err)
-                    .unwrap_or_else(|| Error::internal("no result"))
-                    .into());
+            if results.iter().all(is_refused)
+                && let Some(Err(error)) = results.pop()
+            {
+                return Err(error.into());
             }
-            let entry = |result: Result<Entry>| result.unwrap_or_else(|e| Problem::from(&e).into());
-            Ok(reply(Reply::many(served(&model), results.into_iter().map(entry).collect())))
+            let entries = results.into_iter().map(|r| r.unwrap_or_else(|e| problem(&e).into())).collect();
+            Ok(reply(Reply::many(served(&model), entries), Timing::default()))
         }
     }
 }
 
-/// Runs what was prepared, and makes its items ready to be written.
-async fn items(app: &App, model: &Loaded, prepared: Prepared, terms: wire::Terms) -> Result<Entry> {
+/// Runs what was prepared, and makes the items of its answer ready to be written.
+async fn items(app: &App, model: &Loaded, prepared: Prepared, terms: Terms) -> Result<Entry> {
     let columns = prepared.columns().to_vec();
-    let answer = app.engine.submit(prepared, engine_terms(terms)).await?;
+    let answer = submit(app, prepared, terms).await?;
     let main = model.view().main();
-    let tasks: Vec<String> = main.package.spec.tasks.iter().map(|task| task.name.clone()).collect();
-    Entry::items(answer, &tasks, &main.columns, &columns)
+    let tasks = main.package.spec.tasks.iter().map(|task| task.name.as_str());
+    Entry::items(answer, tasks, &main.columns, &columns)
 }
 
-fn engine_terms(terms: wire::Terms) -> Terms {
-    Terms { timeout: terms.timeout, priority: terms.priority }
+async fn submit(app: &App, prepared: Prepared, Terms { timeout, priority }: Terms) -> Result<Answer> {
+    app.engine.submit(prepared, engine::Terms { timeout, priority }).await
 }
 
-/// What an answer says of the version that made it.
+fn one(model: &Loaded, entry: Entry) -> Response {
+    let timing = Timing::of(entry.steps());
+    reply(Reply::one(served(model), entry), timing)
+}
+
 fn served(model: &Loaded) -> Served {
     Served { model: model.name().into(), version: model.version(), digest: model.digest().into(), coverage: 1.0 }
 }
 
-/// A reply of items: one piece with its length, or as a stream where there are more.
-fn reply(mut reply: Reply) -> Response {
-    let timing = Timing::of(reply.steps());
-    let first = reply.next().unwrap_or_default();
-    let body = match reply.is_done() {
-        true => Body::from(first),
-        false => Body::from_stream(stream::iter(std::iter::once(first).chain(reply).map(Ok::<_, Infallible>))),
-    };
-    let mut response = ([(CONTENT_TYPE, "application/json")], body).into_response();
-    response.extensions_mut().insert(timing);
-    response
-}
-
 /// Score the items that the request names.
-#[utoipa::path(post, path = "/v1/models/{model}:rank", tag = "pass", params(("model" = String, Path)),
+#[utoipa::path(post, path = "/v1/models/{model}:rank", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body = RankRequest,
     responses((status = 200, body = RetrieveResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn rank(app: &App, model: Arc<Loaded>, body: &[u8]) -> Answer {
+async fn rank(app: &App, model: Arc<Loaded>, body: &[u8]) -> Outcome {
     let (request, terms) = wire::rank(body)?;
     let prepared = pass::prepare(model.view(), Ask::Rank(request))?;
-    let entry = items(app, &model, prepared, terms).await?;
-    Ok(reply(Reply::one(served(&model), entry)))
+    Ok(one(&model, items(app, &model, prepared, terms).await?))
 }
 
 /// The query embedding of a user's features.
-#[utoipa::path(post, path = "/v1/models/{model}:embed", tag = "pass", params(("model" = String, Path)),
+#[utoipa::path(post, path = "/v1/models/{model}:embed", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body = EmbedRequest,
     responses((status = 200, body = EmbedResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn embed(app: &App, model: Arc<Loaded>, body: &[u8]) -> Answer {
+async fn embed(app: &App, model: Arc<Loaded>, body: &[u8]) -> Outcome {
     let (request, terms) = wire::embed(body)?;
-    let prepared = pass::prepare(model.view(), Ask::Embed(request))?;
-    let answer = app.engine.submit(prepared, engine_terms(terms)).await?;
-    Ok(json(&wire::embedding(served(&model), answer)?, Timing::default()))
+    let answer = submit(app, pass::prepare(model.view(), Ask::Embed(request))?, terms).await?;
+    Ok(json(&wire::embedding(served(&model), answer)?))
 }
 
 /// Let a published version answer unpinned requests; loads it where it is not in memory.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:activate", tag = "models",
-    params(("model" = String, Path), ("version" = u64, Path)),
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn activate(app: Arc<App>, model: String, version: u64) -> Answer {
+async fn activate(app: Arc<App>, model: String, version: u64) -> Outcome {
     // Loading reads a whole snapshot: not on a thread that answers others.
-    let loaded = tokio::task::spawn_blocking(move || app.registry.activate(&model, version))
+    let span = tracing::Span::current();
+    let loaded = tokio::task::spawn_blocking(move || span.in_scope(|| app.registry.activate(&model, version)))
         .await
         .map_err(|e| Error::internal(format!("activation: {e}")))??;
-    Ok(json(&info(&loaded), Timing::default()))
+    Ok(json(&info(&loaded)))
 }
 
 fn info(model: &Loaded) -> ModelInfo {
-    model_info(model.view().main())
+    wire::model_info(model.view().main())
 }
 
 /// The models that are served.
 #[utoipa::path(get, path = "/v1/models", tag = "models", responses((status = 200, body = ModelList)))]
 pub async fn models(State(app): State<Arc<App>>) -> Response {
-    json(&ModelList { models: app.registry.list().iter().map(|l| info(l)).collect() }, Timing::default())
+    json(&ModelList { models: app.registry.list().iter().map(|model| info(model)).collect() })
 }
 
 /// The version of a model that answers.
-#[utoipa::path(get, path = "/v1/models/{model}", tag = "models", params(("model" = String, Path)),
+#[utoipa::path(get, path = "/v1/models/{model}", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn model(State(app): State<Arc<App>>, Path(model): Path<String>, method: Method) -> Answer {
-    if model.rsplit_once(':').is_some_and(|(_, verb)| ["retrieve", "rank", "embed"].contains(&verb)) {
-        return Err(Refusal::method(&method, "POST"));
-    }
-    Ok(json(&info(&*app.registry.get(&model, Which::Active)?), Timing::default()))
+fn model(app: &App, model: &str) -> Outcome {
+    Ok(json(&info(&*app.registry.get(model, Which::Active)?)))
+}
+
+/// A version of a model that is in memory.
+#[utoipa::path(get, path = "/v1/models/{model}/versions/{version}", tag = "models",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
+    responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
+fn version(app: &App, model: &str, version: u64) -> Outcome {
+    Ok(json(&info(&*app.registry.get(model, Which::Version(version))?)))
 }
 
 /// The published versions of a model.
-#[utoipa::path(get, path = "/v1/models/{model}/versions", tag = "models", params(("model" = String, Path)),
+#[utoipa::path(get, path = "/v1/models/{model}/versions", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn versions(State(app): State<Arc<App>>, Path(model): Path<String>) -> Answer {
-    let state = |v: VersionState| VersionInfo {
+pub async fn versions(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    let told = |v: VersionState| VersionInfo {
         version: v.version,
         active: v.active,
         loaded: v.loaded,
-        refused: v.refused.map(|r| r.reason),
+        refused: v.refused.map(|refused| wire::without_places(&refused.reason)),
     };
-    let versions = app.registry.versions(&model)?.into_iter().map(state).collect();
-    Ok(json(&VersionList { model, versions }, Timing::default()))
+    let versions = app.registry.versions(&model)?.into_iter().map(told).collect();
+    Ok(json(&VersionList { model, versions }))
 }
 
 /// The process answers.
@@ -257,14 +249,20 @@ pub async fn ready(State(app): State<Arc<App>>) -> Result<&'static str, Refusal>
 /// Metrics in Prometheus' text format.
 #[utoipa::path(get, path = "/metrics", tag = "health", responses((status = 200, body = String)))]
 pub async fn metrics() -> Response {
-    let handle = crate::telemetry::metrics();
-    handle.run_upkeep();
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], handle.render()).into_response()
+    let text = crate::telemetry::metrics().render();
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
 /// This API as OpenAPI 3.1.
+#[utoipa::path(get, path = "/openapi.json", tag = "health", responses((status = 200, body = Object)))]
 pub async fn openapi() -> Response {
-    json(&super::openapi(), Timing::default())
+    json(&super::openapi())
+}
+
+/// A page to try requests on.
+#[utoipa::path(get, path = "/", tag = "health", responses((status = 200, body = String, content_type = "text/html")))]
+pub async fn console() -> axum::response::Html<&'static str> {
+    axum::response::Html(include_str!("console.html"))
 }
 
 /// Answers methods that a route does not have.

@@ -1,28 +1,85 @@
-//! What every call shares: metrics, `Server-Timing`, and a panic that becomes an answer.
+//! What every call shares: an id, metrics, `Server-Timing`, a line in the log, and a panic that becomes an answer.
 
 use std::any::Any;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use axum::body::Body;
-use axum::extract::{MatchedPath, Request};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::header::{CONNECTION, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use tracing::Instrument as _;
 
+use super::App;
 use super::answer::{Refusal, Timing};
 use crate::error::Error;
 
-/// Counts and times the call, and says in `Server-Timing` where the time went.
-pub async fn observe(request: Request, next: Next) -> Response {
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longest id that is taken from a caller, in bytes.
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
+/// Counts and times the call, gives it an id that its lines in the log carry, and says in `Server-Timing` where the time
+/// went.
+pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let call = call_of(&request);
-    let mut response = next.run(request).await;
+    let id = request.headers().get(&REQUEST_ID).filter(|id| is_sane(id)).cloned().unwrap_or_else(new_id);
+    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call);
+    let mut response = next.run(request).instrument(span.clone()).await;
     let took = start.elapsed();
-    let status = response.status().as_u16().to_string();
+    span.in_scope(|| {
+        tracing::debug!(status = response.status().as_u16(), ms = took.as_secs_f64() * 1000.0, "answered")
+    });
+    let status = status_label(response.status().as_u16());
     metrics::counter!("sterling_requests_total", "call" => call, "status" => status).increment(1);
     metrics::histogram!("sterling_request_seconds", "call" => call).record(took.as_secs_f64());
     let timing = response.extensions_mut().remove::<Timing>().unwrap_or_default();
-    response.headers_mut().extend(timing.header(took.as_secs_f64() * 1000.0));
+    let headers = response.headers_mut();
+    headers.extend(timing.header(took.as_secs_f64() * 1000.0));
+    headers.insert(REQUEST_ID, id);
+    if app.draining.load(Ordering::Relaxed) {
+        // So that a client that keeps connections asks its next question elsewhere.
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     response
+}
+
+/// True for ids that can stand in a log: visible ASCII without quotes and the like.
+fn is_sane(id: &HeaderValue) -> bool {
+    let id = id.as_bytes();
+    let is_plain = |c: &u8| c.is_ascii_alphanumeric() || b"-_.:/+=@".contains(c);
+    !id.is_empty() && id.len() <= REQUEST_ID_BYTES_MAX && id.iter().all(is_plain)
+}
+
+/// 64 bits that no other request has, in hexadecimal: a count under a hash that is keyed anew in each process.
+fn new_id() -> HeaderValue {
+    static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let number = KEY.hash_one(COUNT.fetch_add(1, Ordering::Relaxed));
+    HeaderValue::from_str(&format!("{number:016x}")).unwrap_or(HeaderValue::from_static("0"))
+}
+
+/// The label of a status without a text of its own for each request.
+fn status_label(status: u16) -> &'static str {
+    match status {
+        200 => "200",
+        400 => "400",
+        404 => "404",
+        405 => "405",
+        408 => "408",
+        409 => "409",
+        413 => "413",
+        415 => "415",
+        422 => "422",
+        500 => "500",
+        503 => "503",
+        504 => "504",
+        507 => "507",
+        _ => "other",
+    }
 }
 
 /// The label of a call: from a fixed list, so that no caller can make metrics grow.
@@ -37,6 +94,7 @@ fn call_of(request: &Request) -> &'static str {
         Some("/v1/models") => "models",
         Some("/v1/models/{model}") => "model",
         Some("/v1/models/{model}/versions") => "versions",
+        Some("/v1/models/{model}/versions/{version}") => "version",
         Some("/metrics") => "metrics",
         Some("/livez" | "/readyz") => "health",
         _ => "other",
@@ -44,7 +102,33 @@ fn call_of(request: &Request) -> &'static str {
 }
 
 /// The answer to a request whose handler panicked; the server goes on.
-pub fn panicked(_: Box<dyn Any + Send>) -> Response<Body> {
-    Refusal::from(Error::internal("the request broke its handler; this is a defect, the log holds more"))
-        .into_response()
+pub fn panicked(panic: Box<dyn Any + Send>) -> Response<Body> {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    Refusal::from(Error::internal(format!("the handler panicked: {}", text.unwrap_or("no message")))).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn only_plain_ids_are_taken_over() {
+        let long = "a".repeat(129);
+        for (id, sane) in [
+            ("7f3a", true),
+            ("01J9Z-b_c.d:e/f+g=@", true),
+            ("", false),
+            ("a b", false),
+            ("a\"b", false),
+            ("a\tb", false),
+            (&long[..128], true),
+            (&long[..], false),
+        ] {
+            assert_eq!(is_sane(&HeaderValue::from_str(id).unwrap()), sane, "{id}");
+        }
+        assert!(!is_sane(&HeaderValue::from_bytes(b"\xff").unwrap()));
+        assert_ne!(new_id(), new_id());
+        assert_eq!(new_id().len(), 16);
+    }
 }

@@ -1,6 +1,8 @@
 //! The OpenAPI document, made from the types of [`super::wire`]. A golden file holds it, so that a change is seen.
 
 use utoipa::OpenApi as _;
+use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
+use utoipa::openapi::{KnownFormat, ObjectBuilder, Required, SchemaFormat, Type};
 
 use super::calls;
 use super::wire::{BatchResponse, RetrieveRequest, RetrieveResponse};
@@ -15,6 +17,7 @@ pub enum RetrieveOneOrMany {
     /// A list of them.
     Many {
         /// Each answered by itself, in this order.
+        #[schema(min_items = 1, max_items = 1024)]
         requests: Vec<RetrieveRequest>,
     },
 }
@@ -40,17 +43,44 @@ pub enum RetrievedOneOrMany {
         calls::models,
         calls::model,
         calls::versions,
+        calls::version,
         calls::activate,
         calls::live,
         calls::ready,
-        calls::metrics
+        calls::metrics,
+        calls::openapi,
+        calls::console
     )
 )]
 struct Document;
 
 /// The document.
 pub fn document() -> utoipa::openapi::OpenApi {
-    Document::openapi()
+    let mut document = Document::openapi();
+    for verb in ["retrieve", "rank", "embed"] {
+        let item = document.paths.paths.get(&format!("/v1/models/{{model}}:{verb}"));
+        let Some(mut item) = item.cloned() else { continue };
+        item.post = item.post.map(|call| pinned(call, verb));
+        document.paths.paths.insert(format!("/v1/models/{{model}}/versions/{{version}}:{verb}"), item);
+    }
+    document
+}
+
+/// The same call to a version that is in memory, whichever answers other requests.
+fn pinned(mut call: Operation, verb: &str) -> Operation {
+    let number = ObjectBuilder::new()
+        .schema_type(Type::Integer)
+        .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)))
+        .minimum(Some(0));
+    let version = ParameterBuilder::new()
+        .name("version")
+        .parameter_in(ParameterIn::Path)
+        .required(Required::True)
+        .schema(Some(number));
+    call.parameters.get_or_insert_default().push(version.build().into());
+    call.operation_id = Some(format!("{verb}_version"));
+    call.summary = call.summary.map(|summary| format!("{} This version of the model answers.", summary));
+    call
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 
 mod catalogue;
 mod debian;
+mod edge;
 mod faiss;
 mod filters;
 mod http;

@@ -82,6 +82,7 @@ impl Server {
     /// A server with more arguments.
     pub fn start_with(store: &Path, arguments: &[&str]) -> Self {
         let mut command = sterling();
+        command.env("STERLING_HTTP__DRAIN_MS", "0");
         let server =
             Self::spawn(command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store).args(arguments));
         server.wait_ready();
@@ -90,7 +91,12 @@ impl Server {
 
     /// Starts a command that prints where it listens.
     pub fn spawn(command: &mut Command) -> Self {
-        let process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        Self::spawn_logged(command.stderr(Stdio::null()))
+    }
+
+    /// The same with the log where the command says.
+    pub fn spawn_logged(command: &mut Command) -> Self {
+        let process = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut server = Server { process, address: String::new(), said: Vec::new() };
         for line in BufReader::new(server.process.stdout.take().unwrap()).lines() {
             let line = line.unwrap();
@@ -139,9 +145,19 @@ impl Server {
     }
 
     /// Asks the process to end, as an orchestrator does, and returns its exit code.
-    pub fn stop(mut self) -> Option<i32> {
+    pub fn stop(self) -> Option<i32> {
+        self.signal("TERM");
+        self.wait()
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, name: &str) {
         let id = self.process.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap().success());
+    }
+
+    /// Waits for the end of the process and returns its exit code.
+    pub fn wait(mut self) -> Option<i32> {
         self.process.wait().unwrap().code()
     }
 

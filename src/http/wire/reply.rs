@@ -194,7 +194,12 @@ impl Entry {
     ///
     /// # Errors
     /// `Internal` for an answer without items or with a number that JSON has not; `Invalid` for a column that is not there.
-    pub fn items(answer: Answer, tasks: &[String], columns: &Columns, asked: &[String]) -> Result<Self> {
+    pub fn items<'a>(
+        answer: Answer,
+        tasks: impl IntoIterator<Item = &'a str>,
+        columns: &Columns,
+        asked: &[String],
+    ) -> Result<Self> {
         let Content::Items(ranked) = answer.content else {
             return Err(Error::internal("an embedding came in place of items"));
         };
@@ -208,7 +213,7 @@ impl Entry {
             ranked,
             explain: answer.explain.as_ref().map(Explain::from),
             degraded_rows: answer.degraded_rows,
-            task_keys: tasks.iter().map(|name| key(name)).collect(),
+            task_keys: tasks.into_iter().map(key).collect(),
             column_keys: picked.iter().map(|&c| key(names[c])).collect(),
             columns: columns.clone(),
             picked,
@@ -486,8 +491,8 @@ mod tests {
         Answer { content: Content::Items(ranked), degraded_rows: 0, explain: None }
     }
 
-    fn tasks() -> Vec<String> {
-        vec!["click".into(), "b\"uy".into()]
+    fn tasks() -> [&'static str; 2] {
+        ["click", "b\"uy"]
     }
 
     fn text(reply: Reply) -> String {
@@ -498,7 +503,7 @@ mod tests {
     fn items_say_every_number_exactly_and_every_column_by_its_name() {
         let columns = columns(3);
         let asked = ["price".to_owned(), "ti\"tle".into(), "years".into()];
-        let entry = Entry::items(answer(3), &tasks(), &columns, &asked).unwrap();
+        let entry = Entry::items(answer(3), tasks(), &columns, &asked).unwrap();
         let read: RetrieveResponse = serde_json::from_str(&text(Reply::one(served(), entry))).unwrap();
         assert_eq!(read.served, served());
         let Content::Items(ranked) = answer(3).content else { panic!() };
@@ -518,7 +523,7 @@ mod tests {
                 json!({"price": 0.1, "ti\"tle": "t\u{7}\u{fc}0", "years": null}),
             ]
         );
-        let bare = text(Reply::one(served(), Entry::items(answer(1), &[], &columns, &[]).unwrap()));
+        let bare = text(Reply::one(served(), Entry::items(answer(1), [], &columns, &[]).unwrap()));
         let start = "{\"model\":\"shop\",\"version\":7,\"digest\":\"ab\",\"coverage\":1.0,\"items\":[{\"id\":9223372036854775807,";
         assert_eq!(bare, format!("{start}\"score\":-0.3,\"similarity\":-0.3}}]}}"));
     }
@@ -535,8 +540,8 @@ mod tests {
         let problem = Problem::from(&Error::invalid("field `k`: got 0"));
         let entries = vec![
             Entry::from(problem.clone()),
-            Entry::items(explained, &tasks(), &columns, &[]).unwrap(),
-            Entry::items(answer(0), &tasks(), &columns, &["price".into()]).unwrap(),
+            Entry::items(explained, tasks(), &columns, &[]).unwrap(),
+            Entry::items(answer(0), tasks(), &columns, &["price".into()]).unwrap(),
         ];
         assert_eq!(entries[1].steps()[0].micros, 3);
         let read: BatchResponse = serde_json::from_str(&text(Reply::many(served(), entries))).unwrap();
@@ -555,7 +560,7 @@ mod tests {
     #[test]
     fn a_large_reply_comes_in_pieces_of_a_bounded_size() {
         let columns = columns(5000);
-        let entry = Entry::items(answer(5000), &tasks(), &columns, &["ti\"tle".into()]).unwrap();
+        let entry = Entry::items(answer(5000), tasks(), &columns, &["ti\"tle".into()]).unwrap();
         let pieces: Vec<Vec<u8>> = Reply::one(served(), entry).collect();
         assert!(pieces.len() > 5 && pieces.iter().all(|p| p.len() < PIECE_BYTES + 4096));
         let read: RetrieveResponse = serde_json::from_slice(&pieces.concat()).unwrap();
@@ -569,12 +574,12 @@ mod tests {
                 let mut broken = answer(2);
                 let Content::Items(ranked) = &mut broken.content else { panic!() };
                 [&mut ranked.scores, &mut ranked.similarities, &mut ranked.tasks][at][1] = wrong;
-                let error = Entry::items(broken, &tasks(), &columns(2), &[]).unwrap_err();
+                let error = Entry::items(broken, tasks(), &columns(2), &[]).unwrap_err();
                 assert_eq!(error.kind(), Kind::Internal);
             }
             let made = Answer { content: Content::Embedding(vec![0.0, wrong]), degraded_rows: 0, explain: None };
             assert!(embedding(served(), made).is_err());
         }
-        assert!(Entry::items(answer(1), &[], &columns(1), &["colour".into()]).is_err());
+        assert!(Entry::items(answer(1), [], &columns(1), &["colour".into()]).is_err());
     }
 }

@@ -199,11 +199,11 @@ impl Inner {
     /// Adds what became of the rows of one call to the metrics of the process.
     fn export(&self, outcomes: &[(&'static str, u64)]) {
         for &(outcome, rows) in outcomes.iter().filter(|(_, rows)| *rows > 0) {
-            let labels = [("table", self.label.clone()), ("outcome", outcome.into())];
+            let labels = [("remote_table", self.label.clone()), ("outcome", outcome.into())];
             metrics::counter!("sterling_remote_rows_total", &labels).increment(rows);
         }
         if let Some(cache) = &self.cache {
-            let labels = [("table", self.label.clone())];
+            let labels = [("remote_table", self.label.clone())];
             metrics::gauge!("sterling_remote_cache_hit_rate", &labels).set(cache.hit_rate());
         }
     }

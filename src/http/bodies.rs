@@ -1,0 +1,141 @@
+//! Bodies of requests, read within bounds of size, time and of the memory of all of them together.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes, HttpBody as _};
+use axum::extract::Request;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, StatusCode};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::answer::Refusal;
+use super::options::Options;
+use crate::error::{Error, Result};
+use crate::limits::BODY_BYTES_MAX;
+
+/// Memory of a request for each byte of its body: the body itself and the values it is parsed into.
+const MEMORY_FACTOR: usize = 4;
+/// The budget is counted in these.
+const UNIT_BYTES: usize = 1024;
+
+/// The memory of the bodies of all requests.
+#[derive(Debug)]
+pub(super) struct Bodies {
+    budget: Arc<Semaphore>,
+    options: Options,
+}
+
+/// A whole body; its share of the budget is given back with it.
+#[derive(Debug)]
+pub(super) struct Whole {
+    bytes: Bytes,
+    _share: Option<OwnedSemaphorePermit>,
+}
+
+impl std::ops::Deref for Whole {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Bodies {
+    pub(super) fn new(options: &Options) -> Self {
+        let units = (options.bodies_mb << 20) / UNIT_BYTES;
+        Bodies { budget: Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS))), options: options.clone() }
+    }
+
+    /// Reads the whole body of a JSON request.
+    pub(super) async fn read(&self, request: Request) -> Result<Whole, Refusal> {
+        is_json(request.headers())?;
+        let body = request.into_body();
+        let announced = body.size_hint().lower();
+        if announced > BODY_BYTES_MAX as u64 {
+            return Err(too_large());
+        }
+        if units(announced as usize) > self.budget.available_permits() {
+            return Err(self.crowded().into());
+        }
+        match timeout(self.options.body(), self.collect(body)).await {
+            Ok(read) => read,
+            Err(_) => Err(late(format!("body: not complete after {} ms", self.options.body_ms))),
+        }
+    }
+
+    /// Collects what comes, each piece against the budget: bytes that were announced and did not come cost nothing.
+    async fn collect(&self, mut body: Body) -> Result<Whole, Refusal> {
+        let mut share: Option<OwnedSemaphorePermit> = None;
+        let mut first = Bytes::new();
+        let mut all: Vec<u8> = Vec::new();
+        loop {
+            let next = std::future::poll_fn(|cx| std::pin::Pin::new(&mut body).poll_frame(cx));
+            let frame = match timeout(self.options.stall(), next).await {
+                Ok(Some(Ok(frame))) => frame,
+                Ok(Some(Err(e))) => return Err(Error::invalid(format!("body: {e}")).into()),
+                Ok(None) => break,
+                Err(_) => return Err(late(format!("body: nothing came for {} ms", self.options.stall_ms))),
+            };
+            let Ok(data) = frame.into_data() else { continue };
+            let before = all.len() + first.len();
+            if before + data.len() > BODY_BYTES_MAX {
+                return Err(too_large());
+            }
+            self.take(&mut share, units(before + data.len()))?;
+            if before == 0 {
+                first = data;
+            } else {
+                all.extend_from_slice(&std::mem::take(&mut first));
+                all.extend_from_slice(&data);
+            }
+        }
+        let bytes = if all.is_empty() { first } else { all.into() };
+        Ok(Whole { bytes, _share: share })
+    }
+
+    /// Lets a share grow to so many units.
+    fn take(&self, share: &mut Option<OwnedSemaphorePermit>, units: usize) -> Result<()> {
+        let missing = units - share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        if missing == 0 {
+            return Ok(());
+        }
+        let more = self.budget.clone().try_acquire_many_owned(missing as u32).map_err(|_| self.crowded())?;
+        match share {
+            Some(share) => share.merge(more),
+            None => *share = Some(more),
+        }
+        Ok(())
+    }
+
+    fn crowded(&self) -> Error {
+        Error::overloaded(format!(
+            "body: those of other requests fill the {} MiB that there are for them, try again later",
+            self.options.bodies_mb
+        ))
+    }
+}
+
+fn units(bytes: usize) -> usize {
+    (bytes * MEMORY_FACTOR).div_ceil(UNIT_BYTES)
+}
+
+fn too_large() -> Refusal {
+    let detail = format!("body: larger than {BODY_BYTES_MAX} bytes, split it into several requests");
+    Refusal::http(StatusCode::PAYLOAD_TOO_LARGE, "too_large", detail)
+}
+
+fn late(detail: String) -> Refusal {
+    Refusal::http(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail)
+}
+
+fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
+    let Some(kind) = headers.get(CONTENT_TYPE) else { return Ok(()) };
+    let essence = kind.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    // curl's `-d` says the form type when nothing else is asked for.
+    if ["application/json", "application/x-www-form-urlencoded"].contains(&essence.as_str()) {
+        return Ok(());
+    }
+    let detail = format!("content type {kind:?}: expected application/json");
+    Err(Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail))
+}

@@ -1,0 +1,371 @@
+//! Which connections are open, what each is at, and which must go: one keeper looks at all of them a few times a second,
+//! so that no connection needs timers of its own.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{Request, Response};
+use hyper::body::{Frame, SizeHint};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+
+use super::options::Options;
+
+/// No request has begun.
+const IDLE: u8 = 0;
+/// A header has begun and not ended.
+const HEADER: u8 = 1;
+/// A request is read, worked on or answered.
+const BUSY: u8 = 2;
+
+/// One open connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    opened: Instant,
+    stage: AtomicU8,
+    /// Milliseconds after `opened` at which the stage began.
+    since: AtomicU64,
+    /// Milliseconds after `opened` at which the client stopped to read, and one; 0 while it reads.
+    blocked: AtomicU64,
+    cut: Notify,
+}
+
+impl Connection {
+    fn new() -> Self {
+        Connection {
+            opened: Instant::now(),
+            stage: AtomicU8::new(IDLE),
+            since: AtomicU64::new(0),
+            blocked: AtomicU64::new(0),
+            cut: Notify::new(),
+        }
+    }
+
+    fn age(&self) -> u64 {
+        self.opened.elapsed().as_millis() as u64
+    }
+
+    fn enter(&self, stage: u8) {
+        self.since.store(self.age(), Ordering::Relaxed);
+        self.stage.store(stage, Ordering::Relaxed);
+    }
+
+    /// Takes in that bytes came.
+    fn received(&self) {
+        if self.stage.load(Ordering::Relaxed) == IDLE {
+            self.enter(HEADER);
+        }
+    }
+
+    /// Takes in that bytes went out, or that the client does not read.
+    fn sent(&self, flows: bool) {
+        if flows {
+            self.blocked.store(0, Ordering::Relaxed);
+        } else if self.blocked.load(Ordering::Relaxed) == 0 {
+            self.blocked.store(self.age() + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes in that a whole header came; the request ends when the answer's body is dropped.
+    pub(super) fn begin<B>(&self, request: Request<B>) -> Request<B> {
+        self.enter(BUSY);
+        request
+    }
+
+    /// Ready when the connection must go.
+    pub(super) async fn cut(&self) {
+        self.cut.notified().await;
+    }
+
+    /// Why the connection must go, if it must.
+    fn overdue(&self, options: &Options) -> Option<&'static str> {
+        let now = self.age();
+        let stage_ms = now.saturating_sub(self.since.load(Ordering::Relaxed));
+        match (self.blocked.load(Ordering::Relaxed), self.stage.load(Ordering::Relaxed)) {
+            (0, IDLE) => (stage_ms > options.idle_ms).then_some("idle"),
+            (0, HEADER) => (stage_ms > options.header_ms).then_some("header"),
+            (0, _) => None,
+            (blocked, _) => ((now + 1).saturating_sub(blocked) > options.stall_ms).then_some("stalled"),
+        }
+    }
+
+    /// When the connection began to wait for the client's next request, and which stage that is; `None` while it works.
+    fn waits(&self) -> Option<(u8, Instant)> {
+        let stage = self.stage.load(Ordering::Relaxed);
+        let flows = self.blocked.load(Ordering::Relaxed) == 0;
+        let since = std::time::Duration::from_millis(self.since.load(Ordering::Relaxed));
+        (flows && stage != BUSY).then(|| (stage, self.opened + since))
+    }
+
+    fn go(&self, reason: &'static str) {
+        metrics::counter!("sterling_connections_cut_total", "reason" => reason).increment(1);
+        self.cut.notify_one();
+    }
+}
+
+/// All open connections.
+#[derive(Debug)]
+pub(super) struct Connections {
+    open: Mutex<BTreeMap<u64, Arc<Connection>>>,
+    closed: Notify,
+    most: usize,
+}
+
+impl Connections {
+    pub(super) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Connections { open: Mutex::default(), closed: Notify::new(), most })
+    }
+
+    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Connection>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a connection in.
+    pub(super) fn add(self: &Arc<Self>, number: u64) -> Open {
+        let connection = Arc::new(Connection::new());
+        let mut open = self.open();
+        open.insert(number, connection.clone());
+        metrics::gauge!("sterling_connections").set(open.len() as f64);
+        drop(open);
+        Open { connection, number, all: self.clone() }
+    }
+
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.open().len() >= self.most
+    }
+
+    /// Makes room: closes those that have waited for longest for a request of their client, the idle before those with half
+    /// a header. More than one where there are many, for the search looks at all of them. False where none waits.
+    pub(super) fn make_room(&self) -> bool {
+        let open = self.open();
+        let mut waiting: Vec<_> = open.values().filter_map(|c| Some((c.waits()?, c))).collect();
+        waiting.sort_by_key(|(since, _)| *since);
+        let count = (self.most / 64).max(1);
+        waiting.iter().take(count).for_each(|(_, connection)| connection.go("crowded"));
+        !waiting.is_empty()
+    }
+
+    /// Closes what has taken too long.
+    pub(super) fn sweep(&self, options: &Options) {
+        for connection in self.open().values() {
+            if let Some(reason) = connection.overdue(options) {
+                connection.go(reason);
+            }
+        }
+    }
+
+    /// Closes all.
+    pub(super) fn cut_all(&self) -> usize {
+        let open = self.open();
+        open.values().for_each(|connection| connection.go("stopping"));
+        open.len()
+    }
+
+    /// Ready when fewer than `count` are open.
+    pub(super) async fn fewer_than(&self, count: usize) {
+        loop {
+            // Asked for before the look, so that a close between the two is not missed.
+            let closed = self.closed.notified();
+            if self.open().len() < count {
+                return;
+            }
+            closed.await;
+        }
+    }
+}
+
+/// A connection that counts as open while this lives.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) connection: Arc<Connection>,
+    number: u64,
+    all: Arc<Connections>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let mut open = self.all.open();
+        open.remove(&self.number);
+        metrics::gauge!("sterling_connections").set(open.len() as f64);
+        drop(open);
+        self.all.closed.notify_waiters();
+    }
+}
+
+/// A socket that tells its connection what comes and goes.
+#[derive(Debug)]
+pub(super) struct Socket<S> {
+    pub(super) stream: S,
+    pub(super) connection: Arc<Connection>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut this.stream).poll_read(cx, buffer);
+        if buffer.filled().len() > before {
+            this.connection.received();
+        }
+        polled
+    }
+}
+
+impl<S: AsyncWrite + Unpin> Socket<S> {
+    fn told(&self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        self.connection.sent(polled.is_ready());
+        polled
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.stream).poll_write(cx, bytes);
+        this.told(polled)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.stream).poll_write_vectored(cx, parts);
+        this.told(polled)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    }
+}
+
+/// The body of an answer, whose end is the end of the request.
+#[derive(Debug)]
+pub(super) struct Answered {
+    body: Body,
+    connection: Arc<Connection>,
+}
+
+impl Answered {
+    pub(super) fn of(response: Response<Body>, connection: Arc<Connection>) -> Response<Self> {
+        response.map(|body| Answered { body, connection })
+    }
+}
+
+impl HttpBody for Answered {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.get_mut().body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Answered {
+    fn drop(&mut self) {
+        self.connection.enter(IDLE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> Options {
+        Options { idle_ms: 1000, header_ms: 100, stall_ms: 10, ..Options::default() }
+    }
+
+    /// A connection that was opened some time ago and has been in its stage since then.
+    fn aged(stage: u8, ms: u64) -> Connection {
+        let opened = Instant::now() - std::time::Duration::from_millis(ms);
+        Connection { opened, stage: AtomicU8::new(stage), ..Connection::new() }
+    }
+
+    #[test]
+    fn each_stage_has_its_bound() {
+        for (stage, ms, expected) in [
+            (IDLE, 500, None),
+            (IDLE, 1500, Some("idle")),
+            (HEADER, 50, None),
+            (HEADER, 500, Some("header")),
+            (BUSY, 1_000_000, None),
+        ] {
+            assert_eq!(aged(stage, ms).overdue(&options()), expected, "{stage} {ms}");
+        }
+        let slow = aged(BUSY, 1000);
+        slow.blocked.store(500, Ordering::Relaxed);
+        assert_eq!(slow.overdue(&options()), Some("stalled"));
+        slow.sent(true);
+        assert_eq!(slow.overdue(&options()), None);
+        slow.sent(false);
+        assert_eq!(slow.overdue(&options()), None, "it has only just stopped to read");
+        assert!(slow.waits().is_none());
+    }
+
+    #[test]
+    fn a_header_begins_with_the_first_byte_and_ends_with_the_request() {
+        let connection = aged(IDLE, 5000);
+        connection.received();
+        assert_eq!(connection.stage.load(Ordering::Relaxed), HEADER);
+        assert_eq!(connection.overdue(&options()), None, "the header's time begins with its first byte");
+        let began = connection.since.load(Ordering::Relaxed);
+        connection.received();
+        assert_eq!(connection.since.load(Ordering::Relaxed), began, "and not again with each byte");
+        connection.begin(Request::new(()));
+        assert_eq!(connection.stage.load(Ordering::Relaxed), BUSY);
+        connection.received();
+        assert_eq!(connection.stage.load(Ordering::Relaxed), BUSY);
+        let connection = Arc::new(connection);
+        drop(Answered::of(Response::new(Body::empty()), connection.clone()));
+        assert_eq!(connection.stage.load(Ordering::Relaxed), IDLE);
+    }
+
+    #[test]
+    fn room_is_made_of_those_that_wait_for_longest() {
+        let all = Connections::new(4);
+        let made =
+            [(IDLE, 10), (IDLE, 3000), (HEADER, 9000), (BUSY, 90_000)].map(|(stage, ms)| Arc::new(aged(stage, ms)));
+        for (n, connection) in made.iter().enumerate() {
+            all.open().insert(n as u64, connection.clone());
+        }
+        assert!(all.is_full() && all.make_room());
+        let is_cut = |c: &Connection| {
+            let cut = std::pin::pin!(c.cut.notified());
+            cut.poll(&mut Context::from_waker(std::task::Waker::noop())).is_ready()
+        };
+        assert_eq!(made.each_ref().map(|c| is_cut(c)), [false, true, false, false]);
+        all.open().remove(&0);
+        all.open().remove(&1);
+        assert!(all.make_room());
+        assert_eq!(made.each_ref().map(|c| is_cut(c)), [false, false, true, false]);
+        all.open().remove(&2);
+        assert!(!all.make_room(), "what works is not cut");
+    }
+}

@@ -1,0 +1,174 @@
+//! The sockets: who is let in, and how it all ends.
+//!
+//! | signal | what happens |
+//! |---|---|
+//! | the first | `/readyz` says 503; new requests are still answered for `drain_ms`, so that load balancers can look elsewhere |
+//! | after that | the socket closes, idle connections close, each other one after its answer |
+//! | `stop_ms` later | what is still open is cut: half a header, a reply that nobody reads, work that does not end |
+//! | a second signal | all of it at once |
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tower::ServiceExt as _;
+
+use super::App;
+use super::connections::{Answered, Connections, Open, Socket};
+use super::options::Options;
+use crate::error::{Error, Result};
+
+/// How often connections are looked at.
+const SWEEP: Duration = Duration::from_millis(250);
+/// How long nothing is accepted after the system refused to.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Bytes of a connection's buffers: of a header at most, and of replies that wait for their reader.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// What asks the server to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// An orchestrator: those that send requests are given time to look elsewhere.
+    Drain,
+    /// A person at the terminal: nothing new is taken.
+    Now,
+}
+
+/// Serves until `stops` says so, then answers what has begun, within the bounds of `options`. `true` where all of it was
+/// answered.
+///
+/// # Errors
+/// `Unavailable` where a second stop came before all had been answered.
+pub async fn serve(
+    listener: TcpListener,
+    app: Arc<App>,
+    options: &Options,
+    mut stops: mpsc::UnboundedReceiver<Stop>,
+) -> Result<bool> {
+    let connections = Connections::new(options.connections_of(descriptors()));
+    let (closing, _) = watch::channel(false);
+    let router = super::router(app.clone());
+    let accept = accept(listener, router, connections.clone(), closing.clone());
+    let end = async {
+        let stop = stops.recv().await;
+        app.draining.store(true, Ordering::Relaxed);
+        let delay = if stop == Some(Stop::Drain) { options.drain_ms } else { 0 };
+        match tokio::time::timeout(Duration::from_millis(delay), stops.recv()).await {
+            Ok(Some(_)) => Err(at_once()),
+            _ => Ok(()),
+        }
+    };
+    // Dropping `accept` closes the socket.
+    tokio::select! {
+        never = accept => match never {},
+        never = keep(&connections, options) => match never {},
+        ended = end => ended?,
+    }
+    closing.send_replace(true);
+    let rest = async {
+        let done = connections.fewer_than(1);
+        if tokio::time::timeout(Duration::from_millis(options.stop_ms), done).await.is_ok() {
+            return true;
+        }
+        tracing::warn!(connections = connections.cut_all(), "cut: they did not end in time");
+        let _ = tokio::time::timeout(PAUSE, connections.fewer_than(1)).await;
+        false
+    };
+    tokio::select! {
+        never = keep(&connections, options) => match never {},
+        all = rest => Ok(all),
+        Some(_) = stops.recv() => Err(at_once()),
+    }
+}
+
+fn at_once() -> Error {
+    Error::unavailable("ended by a second signal before all was answered")
+}
+
+async fn keep(connections: &Connections, options: &Options) -> Infallible {
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        connections.sweep(options);
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    router: axum::Router,
+    connections: Arc<Connections>,
+    closing: watch::Sender<bool>,
+) -> Infallible {
+    for number in 0.. {
+        // One over the limit is held at most, until the one that made room for it has gone.
+        connections.fewer_than(connections.most() + 1).await;
+        match listener.accept().await {
+            Ok((stream, _)) if connections.is_full() && !connections.make_room() => refuse(&stream),
+            Ok((stream, _)) => {
+                // Without it a reply in pieces waits for acknowledgements; where it cannot be set, it is slow.
+                let _ = stream.set_nodelay(true);
+                tokio::spawn(answer(stream, router.clone(), connections.add(number), closing.subscribe()));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no connection can be accepted");
+                connections.make_room();
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+    std::future::pending().await
+}
+
+/// Tells one connection too many to come again. Nothing is waited for: what does not go out at once is lost.
+fn refuse(stream: &TcpStream) {
+    metrics::counter!("sterling_connections_refused_total").increment(1);
+    let _ = stream.try_write(
+        b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n",
+    );
+}
+
+/// Answers the requests of one connection until either side has had enough.
+async fn answer(stream: TcpStream, router: axum::Router, open: Open, mut closing: watch::Receiver<bool>) {
+    let connection = &open.connection;
+    let service = service_fn(|request: axum::http::Request<hyper::body::Incoming>| {
+        let request = connection.begin(request).map(axum::body::Body::new);
+        let (router, connection) = (router.clone(), connection.clone());
+        async move {
+            let response = router.oneshot(request).await.unwrap_or_else(|never| match never {});
+            Ok::<_, Infallible>(Answered::of(response, connection))
+        }
+    });
+    let socket = TokioIo::new(Socket { stream, connection: connection.clone() });
+    let served = http1::Builder::new().max_buf_size(BUFFER_BYTES).serve_connection(socket, service);
+    let mut served = std::pin::pin!(served);
+    let mut told = false;
+    loop {
+        tokio::select! {
+            // An error is the client's: broken HTTP is answered by hyper, and what is gone needs no answer.
+            _ = served.as_mut() => return,
+            () = connection.cut() => return,
+            _ = closing.wait_for(|closing| *closing), if !told => {
+                told = true;
+                served.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+/// How many descriptors the process may have, after it has asked for as many as it can get.
+fn descriptors() -> u64 {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
+        if setrlimit(Resource::Nofile, raised.clone()).is_ok() {
+            limit = raised;
+        }
+    }
+    limit.current.unwrap_or(u64::MAX)
+}

@@ -1,0 +1,349 @@
+//! The edge under clients that are slow, rude or gone, and its end.
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::{Server, agent, ids, put, sterling, tiny, vectors};
+
+/// A store of `count` items with vectors of two numbers, each with a long title.
+fn catalogue(count: usize, title: usize) -> TempDir {
+    let store = tempfile::tempdir().unwrap();
+    let title = "x".repeat(title);
+    let line =
+        |n| format!("{{\"id\": {n}, \"embedding\": [1, {}], \"attributes\": {{\"title\": \"{title}\"}}}}\n", n + 1);
+    put(store.path(), &vectors(store.path(), &(0..count).map(line).collect::<String>())).unwrap();
+    store
+}
+
+/// A server with these options of `[http]`.
+fn serve(store: &Path, options: &str) -> Server {
+    let config = store.join("sterling.toml");
+    std::fs::write(&config, format!("[http]\n{options}\n")).unwrap();
+    let mut command = sterling();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store).arg("--config").arg(config);
+    let server = Server::spawn(&mut command);
+    server.wait_ready();
+    server
+}
+
+/// A connection on which `text` was sent.
+fn send(server: &Server, text: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(&server.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.write_all(text.as_bytes()).unwrap();
+    stream
+}
+
+/// One answer: its status, its header in lower case, its body.
+fn answer(stream: &mut BufReader<TcpStream>) -> (u16, String, Vec<u8>) {
+    let mut header = String::new();
+    while !header.ends_with("\r\n\r\n") {
+        assert!(stream.read_line(&mut header).unwrap() > 0, "closed after {header:?}");
+    }
+    let header = header.to_ascii_lowercase();
+    let status = header.split(' ').nth(1).unwrap().parse().unwrap();
+    let mut body = Vec::new();
+    match header.split("content-length: ").nth(1) {
+        Some(rest) => {
+            body.resize(rest.lines().next().unwrap().parse().unwrap(), 0);
+            stream.read_exact(&mut body).unwrap();
+        }
+        None => loop {
+            let mut line = String::new();
+            stream.read_line(&mut line).unwrap();
+            let length = usize::from_str_radix(line.trim(), 16).unwrap();
+            let before = body.len();
+            body.resize(before + length + 2, 0);
+            stream.read_exact(&mut body[before..]).unwrap();
+            body.truncate(before + length);
+            if length == 0 {
+                break;
+            }
+        },
+    }
+    (status, header, body)
+}
+
+/// True where the other side has closed; waits for it as long as a read waits.
+fn is_closed(stream: &mut TcpStream) -> bool {
+    match stream.read(&mut [0; 64]) {
+        Ok(bytes) => bytes == 0,
+        Err(e) => matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe),
+    }
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(30), "{what}: not within 30 s");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn metric(server: &Server, line: &str) -> f64 {
+    let text = server.get("/metrics").1;
+    text.lines().find_map(|l| l.strip_prefix(line)?.trim().parse().ok()).unwrap_or(0.0)
+}
+
+const VECTORS: &str = "/v1/models/vectors:retrieve";
+
+fn post(path: &str, body: &str) -> String {
+    format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+#[test]
+fn it_drains_in_steps_and_ends_well() {
+    let store = catalogue(10, 1);
+    let mut server = serve(store.path(), "drain_ms = 1500\nstop_ms = 20000");
+    let request = post(VECTORS, "{\"vector\": [1, 0]}");
+    let mut kept = BufReader::new(send(&server, &request));
+    let (status, header, _) = answer(&mut kept);
+    assert!(status == 200 && !header.contains("connection: close"), "{header}");
+    // A request whose body comes while the server ends.
+    let (first, second) = request.split_at(request.len() - 9);
+    let mut begun = send(&server, first);
+    let idle = send(&server, "");
+    server.signal("TERM");
+    until("503", || server.get("/readyz").0 == 503);
+    assert_eq!(server.get("/livez").0, 200, "new connections are still answered");
+    kept.get_mut().write_all(request.as_bytes()).unwrap();
+    let (status, header, _) = answer(&mut kept);
+    assert!(status == 200 && header.contains("connection: close"), "{header}");
+    until("a closed socket", || TcpStream::connect(&server.address).is_err());
+    assert!(server.is_running(), "a request is not answered yet");
+    begun.write_all(second.as_bytes()).unwrap();
+    let (status, _, body) = answer(&mut BufReader::new(begun));
+    assert_eq!((status, ids(&serde_json::from_slice(&body).unwrap()).len()), (200, 10));
+    assert_eq!(server.wait(), Some(0));
+    drop(idle);
+}
+
+#[test]
+fn what_does_not_end_is_cut_at_the_bound() {
+    let store = catalogue(5000, 2000);
+    let server = serve(store.path(), "drain_ms = 0\nstop_ms = 300\nstall_ms = 600000\nheader_ms = 600000");
+    let silent = send(&server, "");
+    let header = send(&server, "GET /livez HTT");
+    let body = send(&server, "POST /v1/models/vectors:retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{");
+    let reader = send(&server, &post(VECTORS, "{\"vector\": [1, 0], \"k\": 5000, \"columns\": [\"title\"]}"));
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(server.stop(), Some(0));
+    for mut stream in [silent, header, body] {
+        assert!(is_closed(&mut stream));
+    }
+    drop(reader);
+}
+
+#[test]
+fn a_second_signal_ends_at_once_and_a_hangup_drains() {
+    let store = catalogue(10, 1);
+    for first in ["TERM", "INT", "HUP"] {
+        let mut server = serve(store.path(), "drain_ms = 600000\nstop_ms = 600000\nheader_ms = 600000");
+        let half = send(&server, "GET /livez HTT");
+        server.signal(first);
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(server.is_running(), "{first}: it waits for the half header");
+        server.signal("TERM");
+        assert_eq!(server.wait(), Some(1), "{first}");
+        drop(half);
+    }
+}
+
+#[test]
+fn slow_clients_are_cut_and_others_are_answered() {
+    let store = catalogue(5000, 2000);
+    let server = serve(store.path(), "header_ms = 300\nidle_ms = 900\nstall_ms = 400\nbody_ms = 1000");
+    let mut idle = send(&server, "");
+    let mut header = send(&server, "GET /livez HTTP/1.1\r\nhost:");
+    let mut head = BufReader::new(send(
+        &server,
+        "POST /v1/models/vectors:retrieve HTTP/1.1\r\ncontent-length: 9\r\nhost: x\r\n\r\n{",
+    ));
+    let reader = send(&server, &post(VECTORS, "{\"vector\": [1, 0], \"k\": 5000, \"columns\": [\"title\"]}"));
+    assert!(is_closed(&mut header), "half a header");
+    let (status, _, body) = answer(&mut head);
+    let problem: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!((status, problem["code"].as_str()), (408, Some("request_timeout")));
+    assert!(problem["detail"].as_str().unwrap().contains("nothing came for 400 ms"), "{problem}");
+    assert!(is_closed(&mut idle));
+    until("a slow reader", || metric(&server, "sterling_connections_cut_total{reason=\"stalled\"}") == 1.0);
+    // A body that trickles in is complete or is not, in the end.
+    let mut trickle =
+        send(&server, "POST /v1/models/vectors:retrieve HTTP/1.1\r\ncontent-length: 900\r\nhost: x\r\n\r\n");
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(1500) && trickle.write_all(b" ").is_ok() {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let (status, ..) = answer(&mut BufReader::new(trickle));
+    assert_eq!(status, 408);
+    assert_eq!(ids(&server.ask(VECTORS, json!({"vector": [1, 0], "k": 3}))).len(), 3);
+    drop(reader);
+}
+
+#[test]
+fn idle_connections_lock_nobody_out() {
+    let store = catalogue(10, 1);
+    let mut command = Command::new("sh");
+    let script = "ulimit -n 64; exec \"$0\" serve --listen 127.0.0.1:0 --store \"$1\"";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_sterling")]).arg(store.path()).env_remove("STERLING_LOG");
+    let server = Server::spawn(&mut command);
+    server.wait_ready();
+    let mut idle: Vec<TcpStream> = (0..200).map(|_| send(&server, "")).collect();
+    assert_eq!(server.get("/livez"), (200, "ok\n".into()));
+    let halves: Vec<TcpStream> = (0..200).map(|_| send(&server, "GET /livez HT")).collect();
+    assert_eq!(server.get("/livez").0, 200);
+    assert!(is_closed(&mut idle[0]), "the one that was idle for longest");
+    put(store.path(), &vectors(store.path(), "{\"id\": 7, \"embedding\": [1, 0]}\n")).unwrap();
+    until("version 2", || server.ask(VECTORS, json!({"vector": [1, 0]}))["version"] == 2);
+    drop(halves);
+}
+
+#[test]
+fn bodies_share_a_budget() {
+    let store = catalogue(10, 1);
+    let server = serve(store.path(), "bodies_mb = 1");
+    // A quarter of the budget each, for what is parsed takes more than its text.
+    let half = |_| {
+        let head = "POST /v1/models/vectors:retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: 70000\r\n\r\n";
+        send(&server, &format!("{head}{}", " ".repeat(60_000)))
+    };
+    let held: Vec<TcpStream> = (0..4).map(half).collect();
+    let large = format!("{{\"vector\": [1, 0], \"filter\": \"\"{}}}", " ".repeat(50_000));
+    let refused = || agent().post(format!("http://{}{VECTORS}", server.address)).send(&large).unwrap();
+    until("a full budget", || refused().status() == 503);
+    let mut response = refused();
+    assert_eq!(response.headers()["retry-after"], "1");
+    let problem: Value = serde_json::from_str(&response.body_mut().read_to_string().unwrap()).unwrap();
+    assert!(problem["detail"].as_str().unwrap().contains("1 MiB"), "{problem}");
+    assert_eq!((problem["code"].as_str(), problem["retryable"].as_bool()), (Some("overloaded"), Some(true)));
+    drop(held);
+    until("room again", || refused().status() == 200);
+    // What was announced and has not come takes nothing.
+    let announced: Vec<TcpStream> = (0..50)
+        .map(|_| {
+            send(&server, "POST /v1/models/vectors:retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n{")
+        })
+        .collect();
+    assert_eq!(refused().status(), 200);
+    drop(announced);
+}
+
+#[test]
+fn large_replies_come_in_pieces_and_small_ones_whole() {
+    let store = catalogue(3000, 100);
+    let server = serve(store.path(), "");
+    for (k, pieces) in [(3, false), (3000, true)] {
+        let body = format!("{{\"vector\": [1, 0], \"k\": {k}, \"columns\": [\"title\"], \"exact\": true}}");
+        let mut stream = BufReader::new(send(&server, &post(VECTORS, &body)));
+        let (status, header, body) = answer(&mut stream);
+        assert_eq!(status, 200);
+        assert_eq!(header.contains("transfer-encoding: chunked"), pieces, "{header}");
+        let reply: Value = serde_json::from_slice(&body).unwrap();
+        let items = reply["items"].as_array().unwrap();
+        assert_eq!(items.len(), k);
+        assert!(items.iter().all(|i| i["columns"]["title"].as_str().unwrap().len() == 100));
+        // The connection goes on after either.
+        stream.get_mut().write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        assert_eq!(answer(&mut stream).2, b"ok\n");
+    }
+    let many = json!({"requests": vec![json!({"vector": [1, 0], "k": 1000, "timeout_ms": 60_000}); 20]});
+    let results = server.ask(VECTORS, many);
+    assert!(results["results"].as_array().unwrap().iter().all(|r| r["items"].as_array().unwrap().len() == 1000));
+}
+
+#[test]
+fn every_answer_has_an_id_and_every_path_a_problem() {
+    let store = tempfile::tempdir().unwrap();
+    put(store.path(), &tiny()).unwrap();
+    let server = serve(store.path(), "");
+    let ask = |head: &str, id: &str| {
+        let text = format!("{head} HTTP/1.1\r\nhost: x\r\n{id}content-length: 0\r\nconnection: close\r\n\r\n");
+        let mut stream = BufReader::new(send(&server, &text));
+        if head.starts_with("HEAD") {
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            let (header, body) = text.split_once("\r\n\r\n").unwrap();
+            assert_eq!(body, "");
+            return (header[9..12].parse().unwrap(), header.to_ascii_lowercase(), Vec::new());
+        }
+        answer(&mut stream)
+    };
+    let id_of = |header: &str| header.split("x-request-id: ").nth(1).unwrap().lines().next().unwrap().to_owned();
+    assert_eq!(id_of(&ask("GET /livez", "x-request-id: 7f3a-b\r\n").1), "7f3a-b");
+    let made = id_of(&ask("GET /livez", "").1);
+    assert!(made.len() == 16 && made.bytes().all(|b| b.is_ascii_hexdigit()), "{made}");
+    assert_ne!(made, id_of(&ask("GET /livez", "x-request-id: a b\r\n").1), "an id with a space is not taken over");
+    for (head, status, allow) in [
+        ("GET /v1/models/%ff", 400, None),
+        ("POST /v1/models/%ff:retrieve", 400, None),
+        ("GET /v1/models/%ff/versions", 400, None),
+        ("GET /v1/models/tiny/versions/%ff", 400, None),
+        ("GET /v1/models/tiny/versions/01", 400, None),
+        ("GET /v1/models/tiny/versions/+1", 400, None),
+        ("GET /v1/models/tiny/versions/-1", 400, None),
+        ("GET /v1/models/tiny/versions/99999999999999999999", 400, None),
+        ("POST /v1/models/tiny/versions/01:retrieve", 400, None),
+        ("POST /v1/models/tiny/versions/1:recall", 404, None),
+        ("POST /v1/models/tiny/versions/1:", 404, None),
+        ("GET /v1/models/tiny:", 404, None),
+        ("GET /v1/models/tiny:recall", 404, None),
+        ("GET /v1/models/tiny:retrieve", 405, Some("post")),
+        ("PUT /v1/models/tiny:retrieve", 405, Some("post")),
+        ("GET /v1/models/tiny/versions/1:rank", 405, Some("post")),
+        ("GET /v1/models/tiny/versions/1:activate", 405, Some("post")),
+        ("DELETE /v1/models/tiny", 405, Some("get, head")),
+        ("POST /v1/models/tiny/versions/1", 405, Some("get, head")),
+        ("POST /v1/models/tiny/versions", 405, Some("get, head")),
+        ("POST /v1/models", 405, Some("get, head")),
+        ("PATCH /metrics", 405, Some("get, head")),
+        ("GET /v2", 404, None),
+    ] {
+        let (got, header, body) = ask(head, "");
+        assert_eq!(got, status, "{head}: {header}");
+        assert!(header.contains("content-type: application/problem+json"), "{head}: {header}");
+        assert_eq!(header.split("allow: ").nth(1).map(|rest| rest.lines().next().unwrap()), allow, "{head}: {header}");
+        assert_eq!(serde_json::from_slice::<Value>(&body).unwrap()["status"], status);
+        id_of(&header);
+    }
+    for path in
+        ["/livez", "/v1/models", "/v1/models/tiny", "/v1/models/tiny/versions/1", "/metrics", "/openapi.json", "/"]
+    {
+        let (status, header, _) = ask(&format!("HEAD {path}"), "");
+        assert!(status == 200 && header.contains("content-length: "), "{path}: {header}");
+    }
+}
+
+#[test]
+fn the_log_names_requests_and_answers_name_no_folder() {
+    let store = catalogue(10, 1);
+    put(store.path(), &vectors(store.path(), "{\"id\": 7, \"embedding\": [1, 0]}\n")).unwrap();
+    let log = store.path().join("log");
+    let mut command = sterling();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store.path());
+    command.stderr(std::fs::File::create(&log).unwrap());
+    let index = store.path().join("vectors/1/index.safetensors");
+    let bytes = std::fs::read(&index).unwrap();
+    std::fs::write(&index, &bytes[..bytes.len() - 1]).unwrap();
+    let server = Server::spawn_logged(&mut command);
+    server.wait_ready();
+    let mut response = agent()
+        .post(format!("http://{}/v1/models/vectors/versions/1:activate", server.address))
+        .header("x-request-id", "find-me")
+        .send("")
+        .unwrap();
+    assert_eq!((response.status().as_u16(), &response.headers()["x-request-id"]), (500, &"find-me".parse().unwrap()));
+    let text = response.body_mut().read_to_string().unwrap();
+    let folder = store.path().to_str().unwrap();
+    assert!(text.contains("index.safetensors") && !text.contains(folder), "{text}");
+    let versions = server.get("/v1/models/vectors/versions").1;
+    assert!(versions.contains("index.safetensors") && !versions.contains(folder), "{versions}");
+    let log = std::fs::read_to_string(&log).unwrap();
+    let line = log.lines().find(|l| l.contains("find-me")).unwrap();
+    assert!(line.contains("ERROR") && line.contains(folder), "{line}");
+}
