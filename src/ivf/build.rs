@@ -5,13 +5,13 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::NO_ITEM;
 use super::kmeans;
 use crate::device::kernels::{BLOCK, Kernels};
 use crate::error::{Error, Result};
 use crate::files::TensorFile;
 use crate::limits;
 use crate::tensor::Matrix;
+use crate::units::NO_ITEM;
 
 /// The rows that rescore candidates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use crate::error::Kind;
 use crate::files::{TensorFile, Tensors};
 use crate::tensor::Matrix;
 use crate::topk::{Selector, unkey};
-use crate::units::Slot;
+use crate::units::{NO_ITEM, Slot};
 
 /// Clustered unit vectors from a seed.
 pub(super) fn vectors(count: usize, dimension: usize, seed: u64) -> Vec<f32> {
