@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
-use sterling::engine::{Engine, Loaded, Options, Registry};
+use sterling::engine::{Engine, Options};
 use sterling::forward::{Deadline, retrieve};
 use sterling::http::App;
 use sterling::publish::{Publish, publish};
@@ -120,10 +120,10 @@ fn in_batches(snapshot: &Snapshot, users: &[Value]) {
 }
 
 fn over_http(store: &Store, users: &[Value]) {
-    let registry = Registry::new(store.clone(), None, Placement::whole());
+    let registry = Registry::new(store.clone(), Placement::whole(), registry::Options::default());
     registry.refresh();
-    let loaded: Arc<Loaded> = registry.get("debian", None).unwrap();
-    assert_eq!(loaded.info().name, "debian");
+    let loaded: Arc<Loaded> = registry.get("debian", Which::Active).unwrap();
+    assert_eq!(loaded.name(), "debian");
     let app = Arc::new(App::new(registry, Engine::start(&Options::default()).unwrap()));
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::say;
+use crate::embedding::tiers::remote::{Cluster, ClusterOptions};
 use crate::error::{Error, Result};
 use crate::publish::{self, Remote, Stage, Vectors};
 use crate::snapshot::{Manifest, Recipe, Store};
-use crate::sparse::tiers::remote::{Cluster, ClusterOptions};
 
 /// Arguments of `sterling publish`.
 #[derive(Debug, clap::Args)]

@@ -6,7 +6,8 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::kmeans;
-use crate::device::kernels::{BLOCK, Kernels};
+use crate::device::cpu::Kernels;
+use crate::device::cpu::kernels::BLOCK;
 use crate::error::{Error, Result};
 use crate::files::TensorFile;
 use crate::limits;

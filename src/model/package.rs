@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::spec::{ModelSpec, SIMILARITY};
+use crate::embedding::{Table, Vocabulary};
 use crate::error::{Error, Kind, Result};
 use crate::files::Tensors;
-use crate::sparse::{Table, Vocabulary};
 use crate::tower::{FeatureSpec, Graph, OverArch, Tower};
 use crate::value::Program;
 

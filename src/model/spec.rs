@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::embedding::{RowFormat, Unseen};
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::sparse::{RowFormat, Unseen};
 use crate::tower::{FeatureKind, FeatureSpec};
 
 /// Everything that `model.toml` says.
@@ -163,6 +163,12 @@ impl Default for ValueSpec {
 }
 
 impl ModelSpec {
+    /// The features of the user tower that read a table.
+    pub fn readers<'a>(&'a self, table: &'a str) -> impl Iterator<Item = &'a FeatureSpec> {
+        let features: &[FeatureSpec] = self.user.as_ref().map_or(&[], |user| &user.features);
+        features.iter().filter(move |f| f.table.as_deref() == Some(table))
+    }
+
     /// Reads `model.toml`.
     ///
     /// # Errors

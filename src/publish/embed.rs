@@ -2,11 +2,12 @@
 
 use super::request::{Progress, Stage};
 use crate::columns::ItemValues;
+use crate::embedding::Lookup;
 use crate::error::{Error, Result};
 use crate::items::{EMBEDDING, ID, Items};
 use crate::model::{MODEL_FILE, Package};
-use crate::sparse::Lookup;
-use crate::tower::{FeatureKind, FeatureSpec, FeatureValues, Features};
+use crate::request::{Features, Values};
+use crate::tower::{FeatureRow, FeatureSpec, Pooled, Threads};
 
 /// Items that the item tower takes at a time.
 const TOWER_BATCH: usize = 512;
@@ -27,13 +28,19 @@ pub(super) fn embed(package: Option<&Package>, items: &mut Items, progress: &Pro
         }
         return Ok(dense.values);
     };
+    let threads = Threads::new(std::thread::available_parallelism().map_or(1, usize::from));
     let mut vectors = Vec::new();
     for first in (0..items.len()).step_by(TOWER_BATCH) {
         let batch = first..(first + TOWER_BATCH).min(items.len());
-        let features = batch.clone().map(|row| features(tower.features(), items, row)).collect::<Result<Vec<_>>>()?;
         let place = |e: Error| e.within(format!("items {} to {}", batch.start + 1, batch.end));
-        let (pooled, _) = tower.lookup(&features, &Lookup::default()).map_err(place)?;
-        vectors.extend_from_slice(tower.run(&pooled).map_err(place)?.data());
+        let read = |row| {
+            tower.read(features(tower.features(), items, row)?).map_err(|e| e.within(format!("item {}", row + 1)))
+        };
+        let rows = batch.clone().map(read).collect::<Result<Vec<FeatureRow>>>()?;
+        let rows: Vec<&FeatureRow> = rows.iter().collect();
+        let (pooled, _) = tower.lookup(&rows, &Lookup::default()).map_err(place)?;
+        let rows: Vec<(&FeatureRow, &Pooled)> = rows.into_iter().zip(&pooled).collect();
+        vectors.extend_from_slice(tower.run(&rows, &threads).map_err(place)?.data());
         progress(Stage::Embedding, batch.end, items.len());
     }
     Ok(vectors)
@@ -43,30 +50,22 @@ pub(super) fn embed(package: Option<&Package>, items: &mut Items, progress: &Pro
 fn features(specs: &[FeatureSpec], items: &Items, row: usize) -> Result<Features> {
     let mut features = Features::new();
     for source in specs.iter().map(|s| s.source()) {
-        if source == ID {
-            features.insert(source.into(), FeatureValues::Ids { values: vec![items.ids[row]], weights: None });
+        let values = if source == ID {
+            Values::Integers(vec![items.ids[row]])
         } else if let Some(dense) = items.dense.get(source) {
-            let numbers = dense.values[row * dense.width..(row + 1) * dense.width].to_vec();
-            features.insert(source.into(), FeatureValues::Dense(numbers));
+            Values::Numbers(dense.values[row * dense.width..(row + 1) * dense.width].to_vec())
         } else if let Some(column) = items.columns.iter().find(|c| c.name == source) {
-            let kinds = || specs.iter().filter(|s| s.source() == source).map(|s| s.kind);
             let range = |offsets: &[u32]| offsets[row] as usize..offsets[row + 1] as usize;
-            let values = match &column.values {
-                ItemValues::Texts { offsets, values } => FeatureValues::Categories(values[range(offsets)].to_vec()),
-                ItemValues::Integers { offsets, values } if kinds().any(|k| k == FeatureKind::Ids) => {
-                    FeatureValues::Ids { values: values[range(offsets)].to_vec(), weights: None }
-                }
-                ItemValues::Integers { offsets, values } => {
-                    FeatureValues::Categories(values[range(offsets)].iter().map(i64::to_string).collect())
-                }
-                ItemValues::Floats(values) => {
-                    FeatureValues::Dense(vec![if values[row].is_nan() { 0.0 } else { values[row] as f32 }])
-                }
-            };
-            features.insert(source.into(), values);
+            match &column.values {
+                ItemValues::Texts { offsets, values } => Values::Texts(values[range(offsets)].to_vec()),
+                ItemValues::Integers { offsets, values } => Values::Integers(values[range(offsets)].to_vec()),
+                ItemValues::Floats(values) if values[row].is_nan() => Values::Numbers(vec![0.0]),
+                ItemValues::Floats(values) => Values::Numbers(vec![values[row] as f32]),
+            }
         } else {
             return Err(Error::invalid(format!("items: no column `{source}`, which the item tower reads")));
-        }
+        };
+        features.insert(source.into(), values);
     }
     Ok(features)
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::embedding::Table;
+use crate::embedding::tiers::remote::{Cluster, TableVersion, delete, load_table};
 use crate::error::{Error, Kind, Result};
 use crate::model::ModelSpec;
-use crate::sparse::Table;
-use crate::sparse::tiers::remote::{Cluster, TableVersion, delete, load_table};
 
 /// The cluster that gets the rows of tables when a version is published.
 #[derive(Clone, Debug)]

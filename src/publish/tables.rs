@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::embedding::{RowFormat, Table};
 use crate::error::{Error, Result};
 use crate::files::{Checksum, TensorFile};
 use crate::model::{ModelSpec, Package};
-use crate::sparse::{RowFormat, Table};
 
 /// The tables of a package in the formats that a recipe asks for, and `model.toml` as it is with them.
 pub(super) fn converted(

@@ -9,12 +9,12 @@ use super::catalogue::Arranged;
 use super::request::{Progress, Stage};
 use super::tables;
 use crate::columns::{self, Columns};
+use crate::embedding::Table;
 use crate::error::{Error, Result};
 use crate::files::{self, Checksum, TensorFile, Tensors};
 use crate::filter;
 use crate::model::{MODEL_FILE, ModelSpec, Package};
 use crate::snapshot::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE, Recipe, ids};
-use crate::sparse::Table;
 
 /// What the files of a version hold.
 pub(super) struct Version<'a> {

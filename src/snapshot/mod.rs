@@ -17,12 +17,16 @@ mod load;
 mod manifest;
 mod placement;
 mod recipe;
+mod store;
+mod workload;
 
 pub use ids::Ids;
 pub use load::Snapshot;
-pub use manifest::{FORMAT, MANIFEST, Manifest, Provenance, Store, check_name};
-pub use placement::{Options as PlacementOptions, Placement};
+pub use manifest::{FORMAT, MANIFEST, Manifest, Provenance};
+pub use placement::{Options as PlacementOptions, Placement, placed};
 pub use recipe::{Recipe, Serving};
+pub use store::{Stamp, Store, check_name};
+pub use workload::workload;
 
 /// The file of the item index.
 pub const INDEX_FILE: &str = "index.safetensors";

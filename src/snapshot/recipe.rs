@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::embedding::RowFormat;
 use crate::error::{Error, Result};
-use crate::sparse::RowFormat;
 use crate::{filter, ivf, limits};
 
 /// An index recipe, as `indexes/*.toml` hold them.

@@ -1,35 +1,14 @@
-//! From the values that a request or an item brings to an embedding: checked, looked up, run through a tower.
+//! Towers: features looked up in their tables and run through a graph.
 
-use std::collections::BTreeMap;
-
-use serde_json::{Map, Value};
-
+use super::row::{FeatureRow, FeatureValues};
 use super::spec::{FeatureKind, FeatureSpec};
-use crate::error::{Error, Result};
-use crate::sparse::{
-    BagConfig, EmbeddingBagCollection, JaggedTensor, KeyedJaggedTensor, KeyedTensor, Lookup, LookupReport,
+use crate::embedding::{
+    BagConfig, EmbeddingBagCollection, JaggedTensor, KeyedJaggedTensor, Lookup, LookupReport, Table,
 };
+use crate::error::{Error, Result};
+use crate::request;
 use crate::tensor::Tensor;
-use crate::tower::{Graph, Input};
-
-/// The values of one feature.
-#[derive(Clone, Debug, PartialEq)]
-pub enum FeatureValues {
-    /// 64-bit ids, each with a weight where there are weights.
-    Ids {
-        /// The ids.
-        values: Vec<i64>,
-        /// As many weights.
-        weights: Option<Vec<f32>>,
-    },
-    /// Values of a vocabulary; integers as their text.
-    Categories(Vec<String>),
-    /// Numbers.
-    Dense(Vec<f32>),
-}
-
-/// The features of one request or item, by the name of the field that brings them.
-pub type Features = BTreeMap<String, FeatureValues>;
+use crate::tower::{Graph, Input, Threads};
 
 /// A graph with the features it takes and the tables that these are looked up in.
 #[derive(Debug)]
@@ -42,12 +21,13 @@ pub struct Tower {
     dimension: usize,
 }
 
-/// Pooled embeddings and dense features of a batch, ready for the graph.
-#[derive(Debug)]
+/// The pooled embeddings of one row, side by side in the order of the tower's bags.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pooled {
-    rows: usize,
-    pooled: KeyedTensor,
-    dense: Vec<(String, Vec<f32>, usize)>,
+    /// `[sum of widths]`
+    pub values: Vec<f32>,
+    /// Ids that were answered with default rows.
+    pub degraded_rows: u64,
 }
 
 impl Tower {
@@ -58,7 +38,7 @@ impl Tower {
     pub fn new(
         side: &'static str,
         features: &[FeatureSpec],
-        tables: &[std::sync::Arc<crate::sparse::Table>],
+        tables: &[std::sync::Arc<crate::embedding::Table>],
         graph: Graph,
         output: &'static str,
         dimension: usize,
@@ -112,130 +92,101 @@ impl Tower {
         &self.features
     }
 
-    /// Reads the features of a request.
+    /// Numbers of the graph's weights and of one row of what goes into it: about what a row through the tower costs.
+    pub fn weights(&self) -> usize {
+        self.graph.weights() + self.bags.layout().width()
+    }
+
+    /// Reads the features of a request or an item.
     ///
     /// # Errors
     /// `Invalid` with the feature, what came and what was expected.
-    pub fn read(&self, sent: &Map<String, Value>) -> Result<Features> {
-        let mut features = Features::new();
-        for (name, value) in sent {
-            let Some(spec) = self.features.iter().find(|f| f.source() == name) else {
-                let mut known: Vec<&str> = self.features.iter().map(FeatureSpec::source).collect();
-                known.sort_unstable();
-                known.dedup();
-                return Err(Error::invalid(format!(
-                    "field `features`: unknown feature `{name}`, expected some of: {}",
-                    known.join(", ")
-                )));
-            };
-            let values = read_value(spec, value).map_err(|e| e.within(format!("feature `{name}`")))?;
-            features.insert(name.clone(), values);
+    pub fn read(&self, mut sent: request::Features) -> Result<FeatureRow> {
+        if let Some(unknown) = sent.keys().find(|name| self.features.iter().all(|f| f.source() != *name)) {
+            let mut known: Vec<&str> = self.features.iter().map(FeatureSpec::source).collect();
+            known.sort_unstable();
+            known.dedup();
+            return Err(Error::invalid(format!("unknown feature `{unknown}`, expected some of: {}", known.join(", "))));
         }
-        Ok(features)
+        let read = |(n, spec): (usize, &FeatureSpec)| {
+            let source = spec.source();
+            let is_read_again = self.features[n + 1..].iter().any(|f| f.source() == source);
+            let values = if is_read_again { sent.get(source).cloned() } else { sent.remove(source) };
+            match values {
+                None => Ok(FeatureValues::missing(spec)),
+                Some(values) => FeatureValues::read(spec, self.table(spec).and_then(|t| t.vocabulary()), values)
+                    .map_err(|e| e.within(format!("feature `{source}`"))),
+            }
+        };
+        Ok(FeatureRow { values: self.features.iter().enumerate().map(read).collect::<Result<_>>()? })
     }
 
-    /// Looks the features of a batch up in their tables: one call for all of them. A feature that a row does not bring is
-    /// an empty bag, or zeros.
+    fn table(&self, spec: &FeatureSpec) -> Option<&Table> {
+        self.bags.tables().iter().find(|t| Some(t.name()) == spec.table.as_deref()).map(|t| &**t)
+    }
+
+    /// True where a row asks for rows of a table that must be fetched from another machine.
+    pub fn needs_fetch(&self, row: &FeatureRow) -> bool {
+        let is_fetched = |spec: &FeatureSpec| self.table(spec).is_some_and(Table::is_remote);
+        let asks = |values: &FeatureValues| matches!(values, FeatureValues::Ids { ids, .. } if !ids.is_empty());
+        self.features.iter().zip(&row.values).any(|(spec, values)| asks(values) && is_fetched(spec))
+    }
+
+    /// Bytes of the rows that a row of features asks for.
+    pub fn row_bytes(&self, row: &FeatureRow) -> u64 {
+        let of_feature = |(spec, values): (&FeatureSpec, &FeatureValues)| {
+            let table = self.table(spec).map_or(0, |t| t.spec().row_bytes().unwrap_or(0));
+            (values.ids() * table) as u64
+        };
+        self.features.iter().zip(&row.values).map(of_feature).sum()
+    }
+
+    /// Looks the ids of all rows up in their tables: one call for all of them. A feature that a row does not bring is an empty
+    /// bag.
     ///
     /// # Errors
-    /// `Invalid` for values of another kind, too many ids, or numbers that are not finite; what the lookup returns.
-    pub fn lookup(&self, rows: &[Features], terms: &Lookup) -> Result<(Pooled, LookupReport)> {
-        let mut jagged = Vec::new();
-        let mut dense = Vec::new();
-        for spec in &self.features {
-            let wrong = |e: Error| e.within(format!("{}.features `{}`", self.side, spec.source()));
-            match spec.kind {
-                FeatureKind::Dense => {
-                    dense.push((spec.name.clone(), gather_dense(spec, rows).map_err(wrong)?, spec.width.unwrap_or(0)))
-                }
-                _ => jagged.push((spec.name.clone(), self.gather_ids(spec, rows).map_err(wrong)?)),
-            }
-        }
-        let any_weights = jagged.iter().any(|(_, j)| j.weights().is_some());
-        if any_weights {
-            for (_, of_feature) in jagged.iter_mut().filter(|(_, j)| j.weights().is_none()) {
-                let lengths: Vec<i64> = of_feature.lengths().map(|n| n as i64).collect();
-                let values = of_feature.values().to_vec();
-                let ones = vec![1.0; values.len()];
-                *of_feature = JaggedTensor::from_lengths(values, &lengths, Some(ones))?;
-            }
-        }
+    /// What the lookup returns.
+    pub fn lookup(&self, rows: &[&FeatureRow], terms: &Lookup) -> Result<(Vec<Pooled>, LookupReport)> {
+        let bagged = self.features.iter().enumerate().filter(|(_, spec)| spec.kind != FeatureKind::Dense);
+        let any_weights = rows.iter().flat_map(|r| &r.values).any(FeatureValues::has_weights);
+        let jagged = bagged.map(|(n, spec)| Ok((spec.name.clone(), gather_ids(n, rows, any_weights)?)));
+        let jagged: Vec<(String, JaggedTensor<i64>)> = jagged.collect::<Result<_>>()?;
         if jagged.is_empty() {
-            let pooled = KeyedTensor::zeros(self.bags.layout().clone(), rows.len());
-            return Ok((Pooled { rows: rows.len(), pooled, dense }, Vec::new()));
+            return Ok((rows.iter().map(|_| Pooled::default()).collect(), Vec::new()));
         }
-        let ids = KeyedJaggedTensor::from_jagged(jagged)?;
-        let (pooled, report) = self.bags.lookup(&ids, terms)?;
-        Ok((Pooled { rows: rows.len(), pooled, dense }, report))
+        let (pooled, report) = self.bags.lookup(&KeyedJaggedTensor::from_jagged(jagged)?, terms)?;
+        let of_row = |(n, values): (usize, &[f32])| Pooled {
+            values: values.to_vec(),
+            degraded_rows: report.iter().filter_map(|t| t.degraded_of.get(n)).sum(),
+        };
+        Ok((pooled.values().chunks_exact(pooled.width()).enumerate().map(of_row).collect(), report))
     }
 
-    fn gather_ids(&self, spec: &FeatureSpec, rows: &[Features]) -> Result<JaggedTensor<i64>> {
-        let mut values = Vec::new();
-        let mut weights: Option<Vec<f32>> = None;
-        let mut lengths = Vec::with_capacity(rows.len());
-        let table = self.bags.tables().iter().find(|t| Some(t.name()) == spec.table.as_deref());
-        for row in rows {
-            let before = values.len();
-            match (row.get(spec.source()), spec.kind) {
-                (None, _) => {}
-                (Some(FeatureValues::Ids { values: ids, weights: of_ids }), FeatureKind::Ids) => {
-                    values.extend_from_slice(ids);
-                    if of_ids.is_some() || weights.is_some() {
-                        let all = weights.get_or_insert_with(|| vec![1.0; before]);
-                        all.extend_from_slice(of_ids.as_deref().unwrap_or(&[]));
-                        all.resize(values.len(), 1.0);
-                    }
-                }
-                (Some(FeatureValues::Categories(texts)), FeatureKind::Category) => {
-                    let vocabulary = table
-                        .and_then(|t| t.vocabulary())
-                        .ok_or_else(|| Error::internal("a category without a vocabulary"))?;
-                    values.extend(texts.iter().map(|t| vocabulary.id(t)));
-                }
-                (Some(other), kind) => {
-                    return Err(Error::invalid(format!("got {}, expected {}", shown(other), expected(kind))));
-                }
-            }
-            let count = values.len() - before;
-            if count > spec.max_ids {
-                return Err(Error::invalid(format!("got {count} values, expected at most {}", spec.max_ids)));
-            }
-            lengths.push(count as i64);
-        }
-        if let Some(all) = &mut weights {
-            all.resize(values.len(), 1.0);
-        }
-        JaggedTensor::from_lengths(values, &lengths, weights)
-    }
-
-    /// Runs the graph: `[rows, D]`.
+    /// Runs the graph over rows and their pooled embeddings: `[rows, D]`.
     ///
     /// # Errors
     /// `Internal` where the graph fails or makes something else.
-    pub fn run(&self, pooled: &Pooled) -> Result<Tensor> {
-        let keyed: Vec<(&String, Tensor)> = self
-            .bags
-            .layout()
-            .keys()
-            .iter()
-            .map(|key| {
-                pooled.pooled.get(key).map(|t| (key, t)).ok_or_else(|| Error::internal(format!("no pooled `{key}`")))
-            })
-            .collect::<Result<_>>()?;
-        let dense_shapes: Vec<[usize; 2]> = pooled.dense.iter().map(|(_, _, width)| [pooled.rows, *width]).collect();
-        let mut inputs: Vec<Input<'_>> =
-            keyed.iter().map(|(name, t)| Input { name: name.as_str(), shape: t.shape(), values: t.data() }).collect();
-        for ((name, values, _), shape) in pooled.dense.iter().zip(&dense_shapes) {
-            inputs.push(Input { name, shape, values });
+    pub fn run(&self, rows: &[(&FeatureRow, &Pooled)], threads: &Threads) -> Result<Tensor> {
+        let layout = self.bags.layout();
+        let mut tensors: Vec<(&str, Tensor)> = Vec::with_capacity(self.features.len());
+        for (k, key) in layout.keys().iter().enumerate() {
+            let columns = layout.columns(k);
+            let values = rows.iter().flat_map(|(_, pooled)| &pooled.values[columns.clone()]).copied().collect();
+            tensors.push((key, Tensor::new(vec![rows.len(), columns.len()], values)?));
         }
-        let made = self.graph.run(&inputs, self.output)?;
-        if made.shape() != [pooled.rows, self.dimension] {
+        for (n, spec) in self.features.iter().enumerate().filter(|(_, spec)| spec.kind == FeatureKind::Dense) {
+            tensors.push((&spec.name, gather_dense(n, spec, rows)?));
+        }
+        let inputs: Vec<Input<'_>> =
+            tensors.iter().map(|(name, tensor)| Input { name, shape: tensor.shape(), values: tensor.data() }).collect();
+        let made = self.graph.run(&inputs, self.output, threads)?;
+        if made.shape() != [rows.len(), self.dimension] {
             return Err(Error::internal(format!(
                 "{}: `{}` came out as {:?}, expected [{}, {}]",
                 self.graph.name(),
                 self.output,
                 made.shape(),
-                pooled.rows,
+                rows.len(),
                 self.dimension
             )));
         }
@@ -243,91 +194,33 @@ impl Tower {
     }
 }
 
-fn gather_dense(spec: &FeatureSpec, rows: &[Features]) -> Result<Vec<f32>> {
-    let width = spec.width.unwrap_or(0);
-    let mut values = Vec::with_capacity(rows.len() * width);
+/// The ids of feature `n` of all rows; where `any_weights`, ids without one have weight 1.
+fn gather_ids(n: usize, rows: &[&FeatureRow], any_weights: bool) -> Result<JaggedTensor<i64>> {
+    let mut all = Vec::new();
+    let mut all_weights = any_weights.then(Vec::new);
+    let mut lengths = Vec::with_capacity(rows.len());
     for row in rows {
-        match row.get(spec.source()) {
-            None => values.resize(values.len() + width, 0.0),
-            Some(FeatureValues::Dense(numbers)) if numbers.len() == width => {
-                if let Some(x) = numbers.iter().find(|x| !x.is_finite()) {
-                    return Err(Error::invalid(format!("got {x}, expected finite numbers")));
-                }
-                values.extend_from_slice(numbers);
-            }
-            Some(FeatureValues::Dense(numbers)) => {
-                return Err(Error::invalid(format!("got {} numbers, expected {width}", numbers.len())));
-            }
-            Some(other) => {
-                return Err(Error::invalid(format!("got {}, expected {}", shown(other), expected(spec.kind))));
-            }
+        let FeatureValues::Ids { ids, weights } = &row.values[n] else {
+            return Err(Error::internal("numbers where a tower takes ids"));
+        };
+        all.extend_from_slice(ids);
+        lengths.push(ids.len() as i64);
+        if let Some(all_weights) = &mut all_weights {
+            all_weights.extend_from_slice(weights.as_deref().unwrap_or(&[]));
+            all_weights.resize(all.len(), 1.0);
         }
     }
-    Ok(values)
+    JaggedTensor::from_lengths(all, &lengths, all_weights)
 }
 
-fn expected(kind: FeatureKind) -> &'static str {
-    match kind {
-        FeatureKind::Ids => "a list of 64-bit ids, or {\"values\": [..], \"weights\": [..]}",
-        FeatureKind::Category => "a text, an integer, or a list of them",
-        FeatureKind::Dense => "a list of numbers",
-    }
-}
-
-fn shown(values: &FeatureValues) -> &'static str {
-    match values {
-        FeatureValues::Ids { .. } => "ids",
-        FeatureValues::Categories(_) => "categories",
-        FeatureValues::Dense(_) => "numbers",
-    }
-}
-
-fn read_value(spec: &FeatureSpec, value: &Value) -> Result<FeatureValues> {
-    let wrong = |got: &Value| {
-        let mut text = got.to_string();
-        if text.chars().count() > 60 {
-            text = text.chars().take(60).collect::<String>() + "...";
-        }
-        Error::invalid(format!("got {text}, expected {}", expected(spec.kind)))
-    };
-    let list = |value: &Value| match value {
-        Value::Array(list) => list.clone(),
-        one => vec![one.clone()],
-    };
-    let numbers = |value: &Value| {
-        let one = |v: &Value| v.as_f64().map(|x| x as f32).filter(|x| x.is_finite()).ok_or_else(|| wrong(v));
-        list(value).iter().map(one).collect::<Result<Vec<f32>>>()
-    };
-    match spec.kind {
-        FeatureKind::Dense => numbers(value).map(FeatureValues::Dense),
-        FeatureKind::Category => {
-            let text = |v: &Value| match v {
-                Value::String(text) => Ok(text.clone()),
-                Value::Number(n) if n.is_i64() || n.is_u64() => Ok(n.to_string()),
-                other => Err(wrong(other)),
-            };
-            list(value).iter().map(text).collect::<Result<_>>().map(FeatureValues::Categories)
-        }
-        FeatureKind::Ids => {
-            let ids = |value: &Value| {
-                list(value).iter().map(|v| v.as_i64().ok_or_else(|| wrong(v))).collect::<Result<Vec<i64>>>()
-            };
-            let Value::Object(fields) = value else {
-                return Ok(FeatureValues::Ids { values: ids(value)?, weights: None });
-            };
-            if let Some(other) = fields.keys().find(|k| !["values", "weights"].contains(&k.as_str())) {
-                return Err(Error::invalid(format!("unknown field `{other}`, expected {}", expected(spec.kind))));
-            }
-            let values = ids(fields.get("values").ok_or_else(|| wrong(value))?)?;
-            let weights = fields.get("weights").map(numbers).transpose()?;
-            if let Some(weights) = weights.as_ref().filter(|w| w.len() != values.len()) {
-                return Err(Error::invalid(format!(
-                    "got {} weights, expected one for each of {} values",
-                    weights.len(),
-                    values.len()
-                )));
-            }
-            Ok(FeatureValues::Ids { values, weights })
+fn gather_dense(n: usize, spec: &FeatureSpec, rows: &[(&FeatureRow, &Pooled)]) -> Result<Tensor> {
+    let width = spec.width.unwrap_or(0);
+    let mut all = Vec::with_capacity(rows.len() * width);
+    for (row, _) in rows {
+        match &row.values[n] {
+            FeatureValues::Dense(numbers) => all.extend_from_slice(numbers),
+            FeatureValues::Ids { .. } => return Err(Error::internal("ids where a tower takes numbers")),
         }
     }
+    Tensor::new(vec![rows.len(), width], all)
 }

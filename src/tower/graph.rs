@@ -12,6 +12,7 @@ use rten_tensor::prelude::*;
 
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
+use crate::tower::Threads;
 
 /// An input or output of a graph. `None` stands for a size that differs from run to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +29,7 @@ pub struct Graph {
     model: Model,
     inputs: Vec<(Port, NodeId)>,
     outputs: Vec<(Port, NodeId)>,
+    weights: usize,
 }
 
 impl std::fmt::Debug for Graph {
@@ -57,6 +59,7 @@ impl Graph {
     /// # Errors
     /// `Invalid` where the bytes are no ONNX graph or use an operator that the CPU runtime does not have.
     pub fn load(name: &str, bytes: Vec<u8>) -> Result<Self> {
+        let weights = bytes.len() / std::mem::size_of::<f32>();
         let unusable = |e: &dyn Display| Error::invalid(format!("{name}: not a usable ONNX graph: {e}"));
         let loaded = guarded(|| Model::load(bytes)).map_err(|panic| unusable(&panic))?;
         let model = loaded.map_err(|e| unusable(&e).caused_by(e))?;
@@ -66,12 +69,17 @@ impl Graph {
                 .collect()
         };
         let (inputs, outputs) = (ports("input", model.input_ids())?, ports("output", model.output_ids())?);
-        Ok(Graph { name: name.into(), inputs, outputs, model })
+        Ok(Graph { name: name.into(), inputs, outputs, model, weights })
     }
 
     /// The name in errors.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// About how many numbers the graph holds: its file is hardly more than their bytes.
+    pub fn weights(&self) -> usize {
+        self.weights
     }
 
     /// The inputs, in the file's order.
@@ -105,11 +113,11 @@ impl Graph {
         Error::invalid(format!("{}: no {what} `{name}`; it has: {}", self.name, known.join(", ")))
     }
 
-    /// Runs the graph and returns the named output, whose shape is the declared one where the file tells it.
+    /// Runs the graph on `threads` and returns the named output, whose shape is the declared one where the file tells it.
     ///
     /// # Errors
     /// `Invalid` for a missing or unknown input or one of another shape; `Internal` where the runtime fails.
-    pub fn run(&self, inputs: &[Input<'_>], output: &str) -> Result<Tensor> {
+    pub fn run(&self, inputs: &[Input<'_>], output: &str, threads: &Threads) -> Result<Tensor> {
         let given = inputs.iter().map(|input| self.given(input)).collect::<Result<Vec<_>>>()?;
         for (port, _) in &self.inputs {
             let times = match inputs.iter().filter(|i| i.name == port.name).count() {
@@ -121,7 +129,8 @@ impl Graph {
         }
         let (port, id) = find(&self.outputs, output).ok_or_else(|| self.unknown("output", output, &self.outputs))?;
         let failed = |e: &dyn Display| Error::internal(format!("{}: the graph failed: {e}", self.name));
-        let made = guarded(|| self.model.run_n(given, [*id], None)).map_err(|panic| failed(&panic))?;
+        let made =
+            guarded(|| self.model.run_n(given, [*id], Some(threads.options()))).map_err(|panic| failed(&panic))?;
         let [value] = made.map_err(|e| failed(&e).caused_by(e))?;
         let tensor: rten_tensor::Tensor<f32> =
             value.into_tensor().ok_or_else(|| failed(&format!("output `{output}` is not f32")))?;

@@ -6,11 +6,12 @@
 //! | `item` | `[Q, K0, D]` | the candidates' rows, in f32 |
 //! | any other | `[Q, K0]` | the numeric item column of that name |
 //!
-//! Its output `logits` `[Q, K0, T]` becomes task scores through a sigmoid. Candidates are scored in runs of
-//! [`RUN_CANDIDATES`], so that the memory of a run does not grow with K0.
+//! Its output `logits` `[Q, K0, T]` becomes task scores through a sigmoid. Candidates are scored in runs of at
+//! most [`RUN_CANDIDATES`], so that the memory of a request does not grow with K0 times D.
 
 use crate::error::{Error, Result};
-use crate::tower::{Graph, Input};
+use crate::tensor::Tensor;
+use crate::tower::{Graph, Input, Threads};
 
 /// Candidates of one query that a run scores.
 pub const RUN_CANDIDATES: usize = 2048;
@@ -28,14 +29,14 @@ pub struct OverArch {
     dimension: usize,
 }
 
-/// What is scored: one query and its candidates.
+/// What is scored: one query and a run of its candidates, at most [`RUN_CANDIDATES`].
 #[derive(Clone, Copy, Debug)]
 pub struct Candidates<'a> {
     /// `[D]`
     pub query: &'a [f32],
-    /// `[K0, D]`
+    /// Their rows, `[n, D]`.
     pub items: &'a [f32],
-    /// The columns of [`OverArch::columns`], each `[K0]`.
+    /// The columns of [`OverArch::columns`], each `[n]`.
     pub columns: &'a [&'a [f32]],
 }
 
@@ -80,42 +81,41 @@ impl OverArch {
         self.tasks
     }
 
-    /// Writes the task scores of all candidates to `out`, task after task: `[T, K0]`, so that each task is a column.
+    /// About what scoring one candidate costs: the numbers of the graph's weights.
+    pub fn weights(&self) -> usize {
+        self.graph.weights()
+    }
+
+    /// The task scores of a run of candidates, `[n, T]`.
     ///
     /// # Errors
-    /// What the graph's run returns.
-    pub fn score(&self, candidates: &Candidates<'_>, out: &mut [f32]) -> Result<()> {
-        let count = candidates.items.len() / self.dimension;
-        for first in (0..count).step_by(RUN_CANDIDATES) {
-            let run = first..(first + RUN_CANDIDATES).min(count);
-            let items = &candidates.items[run.start * self.dimension..run.end * self.dimension];
-            let query_shape = [1, self.dimension];
-            let item_shape = [1, run.len(), self.dimension];
-            let column_shape = [1, run.len()];
-            let mut inputs = vec![
-                Input { name: QUERY, shape: &query_shape, values: candidates.query },
-                Input { name: ITEM, shape: &item_shape, values: items },
-            ];
-            for (name, column) in self.columns.iter().zip(candidates.columns) {
-                inputs.push(Input { name, shape: &column_shape, values: &column[run.clone()] });
-            }
-            let logits = self.graph.run(&inputs, LOGITS)?;
-            if logits.shape() != [1, run.len(), self.tasks] {
-                return Err(Error::internal(format!(
-                    "{}: `{LOGITS}` came out as {:?}, expected [1, {}, {}]",
-                    self.graph.name(),
-                    logits.shape(),
-                    run.len(),
-                    self.tasks
-                )));
-            }
-            for (n, of_item) in run.zip(logits.data().chunks_exact(self.tasks)) {
-                for (task, logit) in of_item.iter().enumerate() {
-                    out[task * count + n] = 1.0 / (1.0 + (-logit).exp());
-                }
-            }
+    /// What the graph's run returns; `Internal` where a score is not a number.
+    pub fn score(&self, run: &Candidates<'_>, threads: &Threads) -> Result<Tensor> {
+        let count = run.items.len() / self.dimension;
+        let query_shape = [1, self.dimension];
+        let item_shape = [1, count, self.dimension];
+        let column_shape = [1, count];
+        let mut inputs = vec![
+            Input { name: QUERY, shape: &query_shape, values: run.query },
+            Input { name: ITEM, shape: &item_shape, values: run.items },
+        ];
+        for (name, column) in self.columns.iter().zip(run.columns) {
+            inputs.push(Input { name, shape: &column_shape, values: column });
         }
-        Ok(())
+        let logits = self.graph.run(&inputs, LOGITS, threads)?;
+        if logits.shape() != [1, count, self.tasks] {
+            return Err(Error::internal(format!(
+                "{}: `{LOGITS}` came out as {:?}, expected [1, {count}, {}]",
+                self.graph.name(),
+                logits.shape(),
+                self.tasks
+            )));
+        }
+        let scores: Vec<f32> = logits.data().iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect();
+        if scores.iter().any(|score| score.is_nan()) {
+            return Err(Error::internal(format!("{}: `{LOGITS}` holds NaN", self.graph.name())));
+        }
+        Tensor::new(vec![count, self.tasks], scores)
     }
 }
 

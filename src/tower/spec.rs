@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::sparse::Pooling;
+use crate::embedding::Pooling;
 
 /// What a feature's values are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

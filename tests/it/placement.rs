@@ -4,15 +4,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::device::pool::RowFormat;
+use sterling::device::cpu::pool::RowFormat;
+use sterling::embedding::place::Sharding;
+use sterling::embedding::place::{ShardPlan, TablePlan, Tier};
+use sterling::embedding::tiers::remote::{Cluster, ClusterOptions, TableVersion, load_table};
+use sterling::embedding::{BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, Table};
 use sterling::engine::Loaded;
 use sterling::error::Kind;
 use sterling::model::Package;
+use sterling::planner::Plan;
 use sterling::snapshot::{Manifest, Placement, PlacementOptions, Recipe, Snapshot};
-use sterling::sparse::planner::Sharding;
-use sterling::sparse::planner::plan::{Plan, Shard, TablePlan, Tier};
-use sterling::sparse::tiers::remote::{Cluster, ClusterOptions, TableVersion, load_table};
-use sterling::sparse::{BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, Table};
 use sterling::wire::RetrieveRequest;
 
 use crate::debian;
@@ -25,7 +26,7 @@ type Part = ([u64; 2], [u32; 2], Tier);
 
 /// The plan of one table.
 fn planned(table: &Table, sharding: Sharding, parts: &[Part]) -> TablePlan {
-    let shard = |(rows, columns, tier): &Part| Shard {
+    let shard = |(rows, columns, tier): &Part| ShardPlan {
         rows: *rows,
         columns: *columns,
         tier: *tier,
@@ -92,7 +93,7 @@ fn answers(model: &Loaded, users: &[Value]) -> Vec<Vec<(i64, f32)>> {
             serde_json::from_value(request).unwrap()
         })
         .collect();
-    let results = model.model().retrieve(&requests.iter().collect::<Vec<_>>(), deadline);
+    let results = model.snapshot().retrieve(&requests.iter().collect::<Vec<_>>(), deadline);
     results.into_iter().map(|r| r.unwrap().items.iter().map(|i| (i.id, i.score)).collect()).collect()
 }
 

@@ -6,10 +6,10 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use sterling::embedding::RowFormat;
 use sterling::ivf::Rescore;
 use sterling::publish::{Publish, publish};
 use sterling::snapshot::{Recipe, Store};
-use sterling::sparse::RowFormat;
 
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
