@@ -16,8 +16,8 @@ use super::App;
 use super::answer::{Refusal, Timing, json};
 use super::openapi::{RetrieveOneOrMany, RetrievedOneOrMany};
 use super::wire::{
-    self, EmbedRequest, EmbedResponse, Entry, ModelInfo, ModelList, Problem, RankRequest, Reply, RetrieveResponse,
-    Retrievals, Served, VersionInfo, VersionList, model_info,
+    self, EmbedRequest, EmbedResponse, Entry, ModelInfo, ModelList, Problem, RankRequest, Reply, Retrievals,
+    RetrieveResponse, Served, VersionInfo, VersionList, model_info,
 };
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
@@ -52,9 +52,7 @@ pub async fn version_call(
         ))
     })?;
     match (verb, request.method()) {
-        ("", &Method::GET) => {
-            Ok(json(&info(&*app.registry.get(&model, Which::Version(version))?), Timing::default()))
-        }
+        ("", &Method::GET) => Ok(json(&info(&*app.registry.get(&model, Which::Version(version))?), Timing::default())),
         ("", other) => Err(Refusal::method(other, "GET")),
         ("activate", &Method::POST) => activate(app, model, version).await,
         (_, &Method::POST) => dispatch(&app, app.registry.get(&model, Which::Version(version))?, verb, request).await,
@@ -129,7 +127,11 @@ async fn retrieve(app: &App, model: Arc<Loaded>, body: &[u8]) -> Answer {
             // Where nothing was taken in, the whole call was refused, and load balancers must see it.
             let is_refused = |r: &Result<Entry>| r.as_ref().is_err_and(|e| e.kind() == Kind::Overloaded);
             if results.iter().all(is_refused) {
-                return Err(results.into_iter().find_map(Result::err).unwrap_or_else(|| Error::internal("no result")).into());
+                return Err(results
+                    .into_iter()
+                    .find_map(Result::err)
+                    .unwrap_or_else(|| Error::internal("no result"))
+                    .into());
             }
             let entry = |result: Result<Entry>| result.unwrap_or_else(|e| Problem::from(&e).into());
             Ok(reply(Reply::many(served(&model), results.into_iter().map(entry).collect())))
