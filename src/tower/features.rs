@@ -13,7 +13,6 @@ use crate::tower::{Graph, Input, Threads};
 /// A graph with the features it takes and the tables that these are looked up in.
 #[derive(Debug)]
 pub struct Tower {
-    side: &'static str,
     features: Vec<FeatureSpec>,
     bags: EmbeddingBagCollection,
     graph: Graph,
@@ -84,7 +83,7 @@ impl Tower {
                 crate::tower::shown(made.shape.as_deref().unwrap_or(&[]))
             )));
         }
-        Ok(Tower { side, features: features.to_vec(), bags, graph, output, dimension })
+        Ok(Tower { features: features.to_vec(), bags, graph, output, dimension })
     }
 
     /// What the tower takes.

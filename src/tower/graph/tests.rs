@@ -42,7 +42,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, expected: &str) {
 fn graphs_answer_as_onnxruntime_does() {
     let cases: Vec<Case> = serde_json::from_slice(&tiny("cases.json")).unwrap();
     for case in &cases {
-        let made = graph(&case.graph).run(&inputs(&case.inputs), &case.output.name).unwrap();
+        let made = graph(&case.graph).run(&inputs(&case.inputs), &case.output.name, &Threads::new(1)).unwrap();
         assert_eq!(made.shape(), case.output.shape, "{}", case.graph);
         for (got, want) in made.data().iter().zip(&case.output.values) {
             assert!((got - want).abs() <= 1e-5 * want.abs().max(1.0), "{}: {got} is not {want}", case.graph);
@@ -71,6 +71,7 @@ fn no_rows_give_no_rows() {
                 Input { name: "section", shape: &[0, 2], values: &[] },
             ],
             "item",
+            &Threads::new(1),
         )
         .unwrap();
     assert_eq!(made.shape(), [0, 4]);
@@ -96,26 +97,29 @@ fn wrong_inputs_are_refused_with_their_shape() {
     let item = graph("item");
     let package = Input { name: "package", shape: &[2, 4], values: &[0.5; 8] };
     let section = Input { name: "section", shape: &[2, 2], values: &[0.5; 4] };
-    assert!(item.run(&[section, package], "item").is_ok());
-    refused(item.run(&[package], "item"), "item: input `section` is missing");
-    refused(item.run(&[package, section, Input { name: "size", ..section }], "item"), "no input `size`");
-    refused(item.run(&[package, section], "query"), "no output `query`");
+    assert!(item.run(&[section, package], "item", &Threads::new(1)).is_ok());
+    refused(item.run(&[package], "item", &Threads::new(1)), "item: input `section` is missing");
     refused(
-        item.run(&[package, Input { name: "section", shape: &[1, 4], values: &[0.5; 4] }], "item"),
+        item.run(&[package, section, Input { name: "size", ..section }], "item", &Threads::new(1)),
+        "no input `size`",
+    );
+    refused(item.run(&[package, section], "query", &Threads::new(1)), "no output `query`");
+    refused(
+        item.run(&[package, Input { name: "section", shape: &[1, 4], values: &[0.5; 4] }], "item", &Threads::new(1)),
         "item: input `section` has shape [1, 4], expected [?, 2]",
     );
     refused(
-        item.run(&[package, Input { name: "section", shape: &[4], values: &[0.5; 4] }], "item"),
+        item.run(&[package, Input { name: "section", shape: &[4], values: &[0.5; 4] }], "item", &Threads::new(1)),
         "has shape [4], expected [?, 2]",
     );
     refused(
-        item.run(&[package, Input { name: "section", shape: &[2, 2], values: &[0.5; 3] }], "item"),
+        item.run(&[package, Input { name: "section", shape: &[2, 2], values: &[0.5; 3] }], "item", &Threads::new(1)),
         "shape [2, 2] does not hold 3 numbers",
     );
-    refused(item.run(&[package, package, section], "item"), "item: input `package` is given twice");
+    refused(item.run(&[package, package, section], "item", &Threads::new(1)), "item: input `package` is given twice");
     // The rows of the two inputs differ, which only the run can see.
     refused(
-        item.run(&[package, Input { name: "section", shape: &[3, 2], values: &[0.5; 6] }], "item"),
+        item.run(&[package, Input { name: "section", shape: &[3, 2], values: &[0.5; 6] }], "item", &Threads::new(1)),
         "item: the graph failed",
     );
 }
@@ -123,20 +127,24 @@ fn wrong_inputs_are_refused_with_their_shape() {
 #[test]
 fn a_graph_that_cannot_run_says_so() {
     let rows = graph("wrong_rows");
-    assert!(rows.run(&[Input { name: "size", shape: &[3, 3], values: &[1.0; 9] }], "query").is_ok());
-    refused(rows.run(&[Input { name: "size", shape: &[2, 3], values: &[1.0; 6] }], "query"), "the graph failed");
+    assert!(rows.run(&[Input { name: "size", shape: &[3, 3], values: &[1.0; 9] }], "query", &Threads::new(1)).is_ok());
+    refused(
+        rows.run(&[Input { name: "size", shape: &[2, 3], values: &[1.0; 6] }], "query", &Threads::new(1)),
+        "the graph failed",
+    );
 }
 
 #[test]
 fn a_flipped_byte_never_panics() {
     let cases: Vec<Case> = serde_json::from_slice(&tiny("cases.json")).unwrap();
+    let threads = Threads::new(1);
     for case in cases.iter().filter(|c| ["user", "overarch"].contains(&c.graph.as_str())) {
         let whole = tiny(&format!("{}.onnx", case.graph));
         for at in 0..whole.len() {
             let mut bytes = whole.clone();
             bytes[at] ^= 1 << (at % 8);
             if let Ok(graph) = Graph::load("flipped", bytes) {
-                let _ = graph.run(&inputs(&case.inputs), &case.output.name);
+                let _ = graph.run(&inputs(&case.inputs), &case.output.name, &threads);
             }
         }
     }
