@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 use crate::filter::{self, Plan, Route};
-use crate::ivf::{self, Counters, Probing, Rows, Search};
+use crate::ivf::{self, Counters, Probing, Search};
 use crate::topk::{Selector, unkey};
 use crate::units::Slot;
 
@@ -120,7 +120,7 @@ impl Query<'_> {
     /// Candidates that are selected by int8 scores.
     fn room(&self, index: &ivf::Index) -> usize {
         match index.rows() {
-            Rows::None => self.k0,
+            ivf::Rows::None => self.k0,
             _ => self.k0 + self.k0 / 4 + 64,
         }
     }
@@ -292,7 +292,7 @@ impl Catalogue<'_> {
     /// Scores candidates of int8 products by their wide rows, and keeps the best K0. Returns how many were scored.
     fn settle(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> u64 {
         let has_best_scores = query.exact || matches!(query.plan.route(), Route::Slots(_));
-        if has_best_scores || matches!(self.index.rows(), Rows::None) {
+        if has_best_scores || matches!(self.index.rows(), ivf::Rows::None) {
             scratch.candidates.truncate(query.k0);
             return 0;
         }

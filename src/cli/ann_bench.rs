@@ -12,12 +12,12 @@ use std::time::Instant;
 use rayon::prelude::*;
 use serde_json::json;
 
-use crate::cli::say;
+use super::output::say;
 use crate::columns::{self, Columns, ItemColumn, ItemValues};
 use crate::error::{Error, Result};
 use crate::files::{TensorFile, Tensors};
-use crate::filter::{self, Plan};
-use crate::ivf::{self, Index, Rescore, Rows};
+use crate::filter;
+use crate::ivf::{self, Rescore};
 use crate::limits;
 use crate::npy;
 use crate::search::{self, Catalogue, Found, Sink};
@@ -101,7 +101,7 @@ impl Integers {
 
 /// What is measured: the parts of a snapshot that a search looks at.
 struct Subject {
-    index: Index,
+    index: ivf::Index,
     order: Vec<u32>,
     columns: Columns,
     filter: filter::Index,
@@ -268,7 +268,7 @@ fn build_in(folder: &Path, items: Matrix<'_>, attributes: &[ItemColumn], argumen
     let build_s = started.elapsed().as_secs_f64();
     file.write(&path)?;
     drop(file);
-    let index = Index::open(&Tensors::open(&path)?)?;
+    let index = ivf::Index::open(&Tensors::open(&path)?)?;
     let filter_started = Instant::now();
     let path = folder.join("columns.safetensors");
     let mut file = TensorFile::new();
@@ -342,10 +342,10 @@ fn measure(
     seconds.sort_by(f64::total_cmp);
     let percentile = |p: f64| round(1e3 * seconds[((seconds.len() - 1) as f64 * p).round() as usize], 3);
     let kind = match index.rows() {
-        Rows::None => "int8",
-        Rows::Bf16(_) => "int8+bf16",
-        Rows::F16(_) => "int8+f16",
-        Rows::F32(_) => "int8+f32",
+        ivf::Rows::None => "int8",
+        ivf::Rows::Bf16(_) => "int8+bf16",
+        ivf::Rows::F16(_) => "int8+f16",
+        ivf::Rows::F32(_) => "int8+f32",
     };
     say(json!({
         "peer": "sterling", "kind": kind, "kernel": index.kernel(), "lists": index.lists(), "probes": run.probes, "k": run.k,
@@ -369,7 +369,7 @@ impl Searcher {
     fn search(&mut self, subject: &Subject, queries: Matrix<'_>, run: &Run<'_>) -> Result<()> {
         let Subject { index, columns, filter, .. } = subject;
         let expression = run.filter.map_or("", |(_, expression)| expression);
-        let plan = Plan::new(&filter::parse(expression)?.canonical(), columns, filter)?;
+        let plan = filter::Plan::new(&filter::parse(expression)?.canonical(), columns, filter)?;
         let query = |n: usize| search::Query {
             vector: queries.row(n),
             plan: &plan,

@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
+use super::output::say;
 use super::publish::existing;
-use super::say;
 use crate::config::{Config, Flags, TableFlags};
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::device::cpu::Kernels;
-use crate::device::cpu::pool::{self, Bags, Pooled};
+use crate::device::cpu::pool::{self, Bags};
 use crate::embedding::jagged::{Feature, JaggedTensor, KeyedJaggedTensor};
 use crate::embedding::keyed::{KeyedTensor, Layout};
 use crate::embedding::shard::{ShardedEmbeddingBagCollection, ShardedEmbeddingCollection, ShardedTable};
@@ -141,7 +141,7 @@ impl EmbeddingBagCollection {
             };
             let rows = table.host_rows().expect("without shards all rows are in memory");
             let (stride, column) = (self.layout.width(), self.layout.columns(k).start);
-            pool::pool(self.kernels, &rows, &bags, &mut Pooled { data: out.values_mut(), stride, column });
+            pool::pool(self.kernels, &rows, &bags, &mut pool::Pooled { data: out.values_mut(), stride, column });
         }
         Ok((out, report))
     }
@@ -192,7 +192,12 @@ impl EmbeddingCollection {
             let rows = table.host_rows().expect("without shards all rows are in memory");
             let mut values = vec![0f32; resolved.len() * table.width()];
             let bags = Bags { ids: &resolved, offsets: &each, weights: None, mean: false };
-            pool::pool(self.kernels, &rows, &bags, &mut Pooled { data: &mut values, stride: table.width(), column: 0 });
+            pool::pool(
+                self.kernels,
+                &rows,
+                &bags,
+                &mut pool::Pooled { data: &mut values, stride: table.width(), column: 0 },
+            );
             let offsets = feature.offsets().iter().map(|o| o - feature.base()).collect();
             found.push((used.feature.clone(), JaggedTensor::of_rows(values, table.width(), offsets)));
         }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::input::{Distinct, Input, Question};
 use super::{Group, ShardedTable};
 use crate::device::cpu::Kernels;
-use crate::device::cpu::pool::{self, Bags, Pooled, Rows};
+use crate::device::cpu::pool::{self, Bags, Rows};
 use crate::embedding::lookup::{Lookup, LookupReport, OnDegraded, TableCounts};
 use crate::embedding::table::Source;
 use crate::embedding::tiers::{Fetched, Pending, RowState};
@@ -118,7 +118,7 @@ fn asked<'a>(table: &'a ShardedTable, questions: &'a [Question]) -> impl Iterato
 
 fn pool_rows(kernels: Kernels, rows: &Rows<'_>, question: &Question, ids: &[i64], sums: &mut [f32]) {
     let bags = Bags { ids, offsets: question.offsets(), weights: question.weights(), mean: false };
-    pool::pool(kernels, rows, &bags, &mut Pooled { data: sums, stride: rows.width(), column: 0 });
+    pool::pool(kernels, rows, &bags, &mut pool::Pooled { data: sums, stride: rows.width(), column: 0 });
 }
 
 fn checked(table: &ShardedTable, shard: usize, asked: &Distinct, fetched: Fetched) -> Result<Fetched> {
