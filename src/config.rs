@@ -5,6 +5,8 @@
 //! listen = "127.0.0.1:8080"
 //! model = "debian"            # without it, every model of the store
 //! refresh_ms = 1000           # how often the store is looked at for new versions
+//! follow = true               # the newest published version is activated by itself; else `:activate` does it
+//! memory_mb = 8192            # what versions may take together; without it 7/8 of what is free at the start
 //! [tables]                    # where embedding tables lie; without it whole, in this host's memory
 //! plan = "plan.json"          # as `sterling plan --json` printed it
 //! topology = "machines.toml"  # or planned at each load: for these machines
@@ -42,6 +44,11 @@ pub struct Config {
     pub model: Option<String>,
     /// Milliseconds between two looks at the store.
     pub refresh_ms: u64,
+    /// True where the newest published version is activated by itself.
+    pub follow: bool,
+    /// Megabytes (2^20 bytes) of memory that loaded versions may take together; most of what is free at the start where none
+    /// is given.
+    pub memory_mb: Option<u64>,
     /// Where embedding tables lie.
     pub tables: PlacementOptions,
     /// Queue and workers.
@@ -55,6 +62,8 @@ impl Default for Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             model: None,
             refresh_ms: 1000,
+            follow: true,
+            memory_mb: None,
             tables: PlacementOptions::default(),
             engine: engine::Options::default(),
         }

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -145,10 +145,37 @@ impl Checksum {
     }
 }
 
+impl Checksum {
+    /// The checksum of a file, read and not mapped: it may shrink meanwhile.
+    ///
+    /// # Errors
+    /// `NotFound` or `Io` with the path.
+    pub fn of_file(path: &Path) -> Result<Self> {
+        let read = || {
+            let mut file = File::open(path)?;
+            let mut hashed = Hashed { to: std::io::sink(), hash: Xxh3::new(), bytes: 0 };
+            let mut chunk = vec![0; 1 << 20];
+            loop {
+                match file.read(&mut chunk)? {
+                    0 => return Ok(hashed.sum()),
+                    n => hashed.write_all(&chunk[..n])?,
+                }
+            }
+        };
+        read().map_err(|e: std::io::Error| Error::io(path.display(), e))
+    }
+}
+
 struct Hashed<W> {
     to: W,
     hash: Xxh3,
     bytes: u64,
+}
+
+impl<W> Hashed<W> {
+    fn sum(&self) -> Checksum {
+        Checksum { bytes: self.bytes, xxh3: format!("{:032x}", self.hash.digest128()) }
+    }
 }
 
 impl<W: Write> Write for Hashed<W> {
@@ -179,7 +206,7 @@ pub fn write_atomic(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::R
         if let Some(folder) = path.parent() {
             sync_folder(folder)?;
         }
-        Ok(Checksum { bytes: out.bytes, xxh3: format!("{:032x}", out.hash.digest128()) })
+        Ok(out.sum())
     })();
     written.map_err(|e: std::io::Error| {
         let _ = fs::remove_file(&temporary);
@@ -204,7 +231,7 @@ struct Place {
     end: usize,
 }
 
-/// A mapped tensor file.
+/// A tensor file, mapped or in memory.
 #[derive(Clone, Debug)]
 pub struct Tensors {
     name: String,
@@ -213,12 +240,24 @@ pub struct Tensors {
 }
 
 impl Tensors {
-    /// Maps the file and checks its header; the data is not read.
+    /// Maps a file of a store and checks its header; the data is not read.
     ///
     /// # Errors
     /// `NotFound`, `Io`, or `Corrupt` with the path.
     pub fn open(path: &Path) -> Result<Self> {
-        let map = Arc::new(Map::open(path)?);
+        Tensors::of(path, Map::published(path)?)
+    }
+
+    /// Reads a file of anybody else, who may change it meanwhile or later.
+    ///
+    /// # Errors
+    /// As [`Tensors::open`].
+    pub fn read(path: &Path) -> Result<Self> {
+        Tensors::of(path, Map::read(path)?)
+    }
+
+    fn of(path: &Path, map: Map) -> Result<Self> {
+        let map = Arc::new(map);
         let corrupt =
             |e: safetensors::SafeTensorError| Error::corrupt(format!("{}: not a tensor file: {e}", path.display()));
         let (header_bytes, metadata) = SafeTensors::read_metadata(&map).map_err(corrupt)?;
@@ -264,7 +303,8 @@ impl Tensors {
         self.places.get(tensor).ok_or_else(|| Error::corrupt(format!("{}: tensor `{tensor}` is missing", self.name)))
     }
 
-    /// A tensor of the given type and number of dimensions, without a copy, and its shape.
+    /// A tensor of the given type and number of dimensions, and its shape; without a copy where it is aligned, as all are that
+    /// [`TensorFile`] wrote.
     ///
     /// # Errors
     /// `Corrupt` where the name, the type or the number of dimensions differs.

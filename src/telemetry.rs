@@ -6,6 +6,11 @@
 //! | `sterling_request_seconds{call}` | summary | time from the first byte read to the answer |
 //! | `sterling_queue_seconds` | summary | time a request waited for a worker |
 //! | `sterling_batch_requests` | summary | requests that a worker took together |
+//! | `sterling_waiting_requests` | gauge | requests that wait for a worker or for their rows |
+//! | `sterling_in_flight_bytes` | gauge | memory that requests hold until they are answered, by their price |
+//! | `sterling_pace` | gauge | time that work takes by the time that its price says, over the last moments |
+//! | `sterling_refused_total{reason}` | counter | requests refused: `deadline` it could not be met, `expired` nor after waiting, `queue`, `memory`, `closing` |
+//! | `sterling_dropped_total` | counter | requests whose caller left before the answer |
 //! | `sterling_step_seconds{step}` | summary | time of each step of the pass |
 //! | `sterling_unseen_ids_total` | counter | ids that no table held |
 //! | `sterling_degraded_rows_total` | counter | rows answered with a default because a remote tier did not |

@@ -72,7 +72,12 @@ impl Server {
     pub(super) fn bind(config: &Config) -> Result<Self> {
         telemetry::metrics();
         let placement = Placement::open(&config.tables)?;
-        let options = Options { only: config.model.clone(), ..Options::default() };
+        let options = Options {
+            only: config.model.clone(),
+            memory_bytes: config.memory_mb.map(|megabytes| megabytes.saturating_mul(1 << 20)),
+            follow: config.follow,
+            ..Options::default()
+        };
         let registry = Registry::new(existing(config.store.clone())?, placement, options);
         let app = Arc::new(App::new(registry, Engine::start(Passes, &config.engine)?));
         let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -341,6 +341,17 @@ impl Table {
         &self.source
     }
 
+    /// The same table, whose rows lie in memory of its own where they were those of a mapped file.
+    ///
+    /// # Errors
+    /// `Overloaded` where the memory cannot be had.
+    pub fn in_memory(&self) -> Result<Self> {
+        match &self.source {
+            Source::Host(bytes) => Ok(Table { source: Source::Host(bytes.in_memory()?), ..self.clone() }),
+            Source::Fetched(_) | Source::Sharded(_) => Ok(self.clone()),
+        }
+    }
+
     /// The values of its category, if it has one.
     pub fn vocabulary(&self) -> Option<&Vocabulary> {
         self.vocabulary.as_deref()

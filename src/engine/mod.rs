@@ -37,6 +37,7 @@ pub use passes::Passes;
 pub use ticket::Ticket;
 
 use crate::error::{Error, Result};
+use crate::limits::TIMEOUT_MS_MAX;
 use crate::request::Priority;
 use meters::Meters;
 use queue::{Ask, Bounds, Entry, Queue, Refused};
@@ -46,6 +47,10 @@ use ticket::{Ledger, closing, late};
 const FETCHERS: usize = 4;
 /// Least price of a request: nothing is free.
 const PRICE_MIN: Duration = Duration::from_micros(1);
+/// What costs more is refused all the same, whatever it says.
+const PRICE_MAX: Duration = Duration::from_secs(3600);
+/// Longest time-out of a request.
+const TIMEOUT_MAX: Duration = Duration::from_millis(TIMEOUT_MS_MAX);
 
 /// What the workers run.
 ///
@@ -180,12 +185,12 @@ impl<B: Backend> Engine<B> {
         let shared = &self.shared;
         let arrived = Instant::now();
         let cost = shared.backend.cost(&work);
-        let deadline = arrived + terms.timeout.unwrap_or(self.timeout);
+        let deadline = arrived + terms.timeout.unwrap_or(self.timeout).min(TIMEOUT_MAX);
         let ask = Ask {
             priority: terms.priority,
             group: shared.backend.group(&work),
             needs_fetch: shared.backend.needs_fetch(&work),
-            price: cost.time.max(PRICE_MIN),
+            price: cost.time.clamp(PRICE_MIN, PRICE_MAX),
             arrived,
             deadline,
         };
@@ -222,6 +227,8 @@ impl<B: Backend> Drop for Engine<B> {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+        // What a fetch brought back when no worker was there any more.
+        self.shared.drain(Duration::ZERO);
     }
 }
 
@@ -312,6 +319,10 @@ impl<B: Backend> Shared<B> {
         let mut queue = self.lock();
         queue.finish(worker, done, Instant::now());
         self.publish(&queue);
+        if queue.waiting() > 0 {
+            // A dear one may go now, which an idle worker had to leave, and this worker may take another.
+            self.work.notify_one();
+        }
     }
 
     fn fetched(&self, ready: Vec<Entry<JobOf<B>>>, gone: usize) {

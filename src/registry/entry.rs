@@ -104,9 +104,8 @@ impl<T> Entry<T> {
         self.settled.get(&version)?.1.as_deref()
     }
 
-    /// Forgets what was decided on versions that are not published any more.
-    pub(super) fn forget_all_but(&mut self, published: &[u64]) {
-        self.settled.retain(|v, _| published.contains(v));
+    /// Forgets refusals of versions that are not published any more. What was decided is kept: the same bytes may come back.
+    pub(super) fn forget_refusals(&mut self, published: &[u64]) {
         self.refused.retain(|v, _| published.contains(v));
     }
 

@@ -1,6 +1,6 @@
 //! Looking at the store, and loading what is new there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -132,13 +132,15 @@ impl<T: Send + Sync> Registry<T> {
     fn update(&self, name: &str) {
         let gate = self.gate(name);
         let _gate = locked(&gate);
-        if let Some(published) = self.store.versions(name).ok().filter(|versions| !versions.is_empty()) {
-            self.change(name, |entry| entry.forget_all_but(&published));
+        if let Ok(published) = self.store.versions(name) {
+            self.change(name, |entry| entry.forget_refusals(&published));
         }
+        let mut is_found = false;
+        let mut tried = BTreeSet::new();
         for due in self.due(name) {
             // The first of the newest that can be had is enough.
-            if self.take_in(name, &due) && due.follow {
-                break;
+            if !(due.follow && is_found) && tried.insert(due.version) {
+                is_found |= self.take_in(name, &due) && due.follow;
             }
         }
     }
@@ -147,8 +149,8 @@ impl<T: Send + Sync> Registry<T> {
         self.change(name, |entry| entry.gate.clone())
     }
 
-    /// What is worth loading now: versions in memory whose bytes were replaced, then the newest first, down to the first that
-    /// was decided on.
+    /// What is worth loading now: the newest first, down to the first that was decided on, then versions in memory whose bytes
+    /// were replaced.
     fn due(&self, name: &str) -> Vec<Due> {
         let published = match self.store.versions(name) {
             Ok(published) => published,
@@ -163,17 +165,14 @@ impl<T: Send + Sync> Registry<T> {
         let entry = entries.get(name).unwrap_or(&nothing);
         let seen = |version: &u64| Some((*version, self.store.stamp(name, *version)?));
         let mut due = Vec::new();
-        let replaced = entry.loaded.keys().filter(|v| published.contains(v)).filter_map(seen);
-        for (version, stamp) in replaced.filter(|(v, stamp)| !entry.is_current(*v, *stamp)) {
-            due.push(Due { version, stamp, follow: false });
+        if self.options.follow || entry.active.is_none() {
+            let newest = published.iter().rev().filter_map(seen);
+            let newer = newest.take_while(|(version, stamp)| !entry.is_settled(*version, *stamp));
+            due.extend(newer.map(|(version, stamp)| Due { version, stamp, follow: true }));
         }
-        for (version, stamp) in published.iter().rev().filter_map(seen) {
-            if entry.is_settled(version, stamp) || !(self.options.follow || entry.active.is_none()) {
-                break;
-            }
-            due.retain(|d| d.version != version);
-            due.push(Due { version, stamp, follow: true });
-        }
+        let in_memory = published.iter().filter(|v| entry.loaded.contains_key(v)).filter_map(seen);
+        let replaced = in_memory.filter(|(version, stamp)| !entry.is_current(*version, *stamp));
+        due.extend(replaced.map(|(version, stamp)| Due { version, stamp, follow: false }));
         due.retain(|d| !entry.waits(d.version, d.stamp, now));
         due
     }

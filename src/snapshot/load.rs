@@ -10,7 +10,7 @@ use super::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE};
 use crate::columns::{ColumnKind, Columns};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
-use crate::model::Package;
+use crate::model::{MODEL_FILE, ModelSpec, Package};
 use crate::value::Program;
 use crate::{filter, ivf};
 
@@ -40,7 +40,8 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Loads the snapshot in `folder`: the manifest first, then every checksum, then the parts, held against each other.
-    /// Its tables lie where `placement` says.
+    /// Its tables lie where `placement` says. What requests read lies in memory of its own, in huge pages: nobody who writes
+    /// to the files or cuts them off changes an answer or ends the process.
     ///
     /// # Errors
     /// `NotFound` without a manifest; `Corrupt` or `Unsupported` with the file and the reason; where the tables cannot be
@@ -53,7 +54,7 @@ impl Snapshot {
     }
 
     fn assemble(folder: &Path, manifest: Manifest, package: Package) -> Result<Self> {
-        for file in [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, RECIPE_FILE, crate::model::MODEL_FILE] {
+        for file in [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, RECIPE_FILE, MODEL_FILE] {
             if !manifest.files.contains_key(file) {
                 return Err(Error::corrupt(format!("the manifest names no `{file}`")));
             }
@@ -62,11 +63,11 @@ impl Snapshot {
         if let Some(file) = package.files().into_iter().find(|f| !manifest.files.contains_key(f)) {
             return Err(Error::corrupt(format!("the manifest names no `{file}`, which the model needs")));
         }
-        let index = ivf::Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?;
-        let tensors = Tensors::open(&folder.join(COLUMNS_FILE))?;
+        let index = ivf::Index::open(&Tensors::read(&folder.join(INDEX_FILE))?)?;
+        let tensors = Tensors::read(&folder.join(COLUMNS_FILE))?;
         let columns = Columns::open(&tensors, index.slots())?;
         let ids = Ids::open(&tensors, index.slots(), index.items())?;
-        let tensors = Tensors::open(&folder.join(FILTER_FILE))?;
+        let tensors = Tensors::read(&folder.join(FILTER_FILE))?;
         let filter = filter::Index::open(&tensors, index.list_offsets(), index.list_lengths(), columns.terms())?;
         let says = (manifest.dimension, manifest.items, manifest.slots, manifest.lists);
         let holds = (index.dimension(), index.items(), index.slots(), index.lists());
@@ -90,12 +91,25 @@ impl Snapshot {
         Ok(Snapshot { manifest, package, index, filter, columns, ids, value, recipe, numbers, digest })
     }
 
-    /// Bytes of memory that a snapshot takes when it is loaded, as its manifest tells before anything is.
+    /// Bytes of memory that a snapshot takes when it is loaded, as its manifest tells before anything is: its tensor files,
+    /// its columns once more for those that the reranker and the value model read as f32, graphs and other files that are
+    /// parsed four times, its tables as they are placed.
     ///
     /// # Errors
-    /// What is wrong with the files that must be looked at.
-    pub fn memory_bytes(_folder: &Path, manifest: &Manifest, _placement: &Placement) -> Result<u64> {
-        Ok(manifest.bytes())
+    /// What is wrong with `model.toml`.
+    pub fn memory_bytes(folder: &Path, manifest: &Manifest, placement: &Placement) -> Result<u64> {
+        let path = folder.join(MODEL_FILE);
+        let text = std::fs::read_to_string(&path).map_err(|e| Error::io(path.display(), e))?;
+        let spec = ModelSpec::parse(&text).map_err(|e| e.within(path.display()))?;
+        let bytes = |file: &str| manifest.files.get(file).map_or(0, |sum| sum.bytes);
+        let others = manifest.files.keys().filter(|file| spec.tables.iter().all(|t| t.file != **file));
+        let times = |file: &str| match file {
+            COLUMNS_FILE => 2,
+            _ if file.ends_with(".safetensors") => 1,
+            _ => 4,
+        };
+        let others: u64 = others.map(|file| bytes(file).saturating_mul(times(file))).sum();
+        Ok(others.saturating_add(placement.memory_bytes(&spec, bytes)))
     }
 
     /// The digest of the snapshot's bytes.

@@ -7,7 +7,6 @@ use std::path::Path;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::device::map::Map;
 use crate::error::{Error, Kind, Result};
 use crate::files::{self, Checksum};
 
@@ -90,34 +89,31 @@ impl Manifest {
         files::write_atomic(&folder.join(MANIFEST), |out| out.write_all(&text)).map(drop)
     }
 
-    /// Reads every file of the snapshot and holds its length and hash against the manifest.
+    /// Holds the length of every file of the snapshot against the manifest, then reads them and holds their hashes against it.
     ///
     /// # Errors
     /// `Corrupt` naming the first file, in the order of names, that is missing or differs.
     pub fn verify(&self, folder: &Path) -> Result<()> {
+        let missing = |name: &str, e: Error| match e.kind() {
+            Kind::NotFound => Error::corrupt(format!("{}: file `{name}` is missing", folder.display())),
+            _ => e,
+        };
+        let differs =
+            |name: &str, found: String| Error::corrupt(format!("{}: file `{name}` has {found}", folder.display()));
+        // A folder that is being copied is refused before anything is read.
+        for (name, expected) in &self.files {
+            let path = folder.join(name);
+            let about = fs::metadata(&path).map_err(|e| missing(name, Error::io(path.display(), e)))?;
+            if about.len() != expected.bytes {
+                return Err(differs(name, format!("{} bytes, expected {}", about.len(), expected.bytes)));
+            }
+        }
         let check = |(name, expected): (&String, &Checksum)| {
-            let map = Map::open(&folder.join(name)).map_err(|e| match e.kind() {
-                Kind::NotFound => Error::corrupt(format!("{}: file `{name}` is missing", folder.display())),
-                _ => e,
-            })?;
-            if map.len() as u64 != expected.bytes {
-                return Err(Error::corrupt(format!(
-                    "{}: file `{name}` has {} bytes, expected {}",
-                    folder.display(),
-                    map.len(),
-                    expected.bytes
-                )));
+            let found = Checksum::of_file(&folder.join(name)).map_err(|e| missing(name, e))?;
+            match found == *expected {
+                true => Ok(()),
+                false => Err(differs(name, format!("checksum {}, expected {}", found.xxh3, expected.xxh3))),
             }
-            let found = Checksum::of(&map);
-            if found != *expected {
-                return Err(Error::corrupt(format!(
-                    "{}: file `{name}` has checksum {}, expected {}",
-                    folder.display(),
-                    found.xxh3,
-                    expected.xxh3
-                )));
-            }
-            Ok(())
         };
         let results: Vec<Result<()>> = self.files.par_iter().map(check).collect();
         results.into_iter().collect()

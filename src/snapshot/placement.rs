@@ -18,6 +18,7 @@ use crate::embedding::table::Source;
 use crate::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, RemoteTable, TableVersion};
 use crate::error::{Error, Result};
 use crate::model::ModelSpec;
+use crate::planner::topology::Host;
 use crate::planner::{self, Topology};
 
 /// How tables are placed at load. Without a plan, a topology or a cluster they lie whole in memory.
@@ -90,6 +91,24 @@ impl Placement {
         Ok(Placement { by, cluster, timeout: Duration::from_millis(options.timeout_ms) })
     }
 
+    /// Bytes of this host's memory that the tables of a model take at most, by the bytes of their files.
+    pub(super) fn memory_bytes(&self, spec: &ModelSpec, file_bytes: impl Fn(&str) -> u64) -> u64 {
+        let files: BTreeSet<&str> = spec.tables.iter().map(|t| t.file.as_str()).collect();
+        let whole: u64 = files.iter().map(|file| file_bytes(file)).sum();
+        match &self.by {
+            By::Whole => whole,
+            By::Topology(topology) => whole.min(topology.hosts.iter().map(Host::capacity_bytes).sum()),
+            By::Plan(plan) => {
+                let is_planned = |table: &str| plan.tables.iter().any(|p| p.table == table);
+                let planned: BTreeSet<&str> =
+                    spec.tables.iter().filter(|t| is_planned(&t.name)).map(|t| t.file.as_str()).collect();
+                let shards = plan.tables.iter().flat_map(|p| &p.shards);
+                let parts = shards.map(|s| if s.tier == Tier::Remote { s.cache_bytes } else { s.bytes });
+                parts.sum::<u64>() + files.difference(&planned).map(|file| file_bytes(file)).sum::<u64>()
+            }
+        }
+    }
+
     /// The tables of a version, each where it is planned.
     pub(super) fn place(&self, spec: &ModelSpec, version: u64, tables: Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>> {
         let planned;
@@ -120,7 +139,9 @@ impl Placement {
             );
         }
         let place = |table: Arc<Table>| match plans.iter().find(|p| p.table == table.name()) {
-            None => Ok(table),
+            // What no request reads may stay a map of its file.
+            None if spec.readers(table.name()).next().is_none() => Ok(table),
+            None => table.in_memory().map(Arc::new),
             Some(plan) => self.place_table(&spec.name, version, &table, plan).map(Arc::new),
         };
         tables.into_iter().map(place).collect()

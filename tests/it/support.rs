@@ -145,6 +145,11 @@ impl Server {
         self.process.wait().unwrap().code()
     }
 
+    /// The number of the process.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     pub fn is_running(&mut self) -> bool {
         self.process.try_wait().unwrap().is_none()
     }

@@ -97,7 +97,7 @@ impl ShardedTable {
         ShardedTable::new(table.spec().clone(), sharding, shards)
     }
 
-    /// A whole table, cut as planned. Parts planned on the cluster are those of `remote`, the same table there.
+    /// A whole table, cut as planned. Parts planned in memory are copied there, parts planned on the cluster are those of `remote`, the same table there.
     ///
     /// # Errors
     /// As [`ShardedTable::cut`]; `Invalid` where the plan is about a table of another name or format, or places rows on a
@@ -114,7 +114,7 @@ impl ShardedTable {
         }
         let on_cluster = |tier| tier == Tier::Remote;
         let shard = |(part, cut): (&ShardPlan, Cut)| match (on_cluster(part.tier), remote) {
-            (false, _) => cut.shard(table),
+            (false, _) => cut.shard(table).and_then(|part| Ok(Shard { table: part.table.in_memory()?, ..part })),
             (true, Some(remote)) => cut.shard(remote),
             (true, None) => Err(Error::invalid(format!("table `{}` is planned on a cluster, got none", plan.table))),
         };
