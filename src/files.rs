@@ -6,7 +6,6 @@
 //! come first and are all aligned to a cache line; the others follow by falling element size, so that each is aligned to
 //! its elements. [`Tensors`] maps such a file and hands out typed views.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufWriter, Read, Write};
@@ -45,7 +44,24 @@ struct Named<'a> {
     name: String,
     dtype: Dtype,
     shape: Vec<usize>,
-    bytes: Cow<'a, [u8]>,
+    values: Box<dyn Bytes + 'a>,
+}
+
+/// Numbers, borrowed or owned, as the bytes that a file holds.
+trait Bytes {
+    fn bytes(&self) -> &[u8];
+}
+
+impl<T: Element> Bytes for &[T] {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(self)
+    }
+}
+
+impl<T: Element> Bytes for Vec<T> {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(self)
+    }
 }
 
 impl<'a> TensorFile<'a> {
@@ -59,7 +75,7 @@ impl<'a> TensorFile<'a> {
     /// # Errors
     /// `Internal` where the shape does not hold the values or the name is taken.
     pub fn add<T: Element>(&mut self, name: impl Into<String>, shape: &[usize], values: &'a [T]) -> Result<()> {
-        self.push(name.into(), T::DTYPE, shape, values.len(), Cow::Borrowed(bytemuck::cast_slice(values)))
+        self.push::<T>(name.into(), shape, values.len(), Box::new(values))
     }
 
     /// Adds a tensor and keeps its values.
@@ -67,18 +83,23 @@ impl<'a> TensorFile<'a> {
     /// # Errors
     /// As [`TensorFile::add`].
     pub fn add_owned<T: Element>(&mut self, name: impl Into<String>, shape: &[usize], values: Vec<T>) -> Result<()> {
-        let bytes = bytemuck::cast_slice(&values).to_vec();
-        self.push(name.into(), T::DTYPE, shape, values.len(), Cow::Owned(bytes))
+        self.push::<T>(name.into(), shape, values.len(), Box::new(values))
     }
 
-    fn push(&mut self, name: String, dtype: Dtype, shape: &[usize], len: usize, bytes: Cow<'a, [u8]>) -> Result<()> {
+    fn push<T: Element>(
+        &mut self,
+        name: String,
+        shape: &[usize],
+        len: usize,
+        values: Box<dyn Bytes + 'a>,
+    ) -> Result<()> {
         if shape.iter().product::<usize>() != len {
             return Err(Error::internal(format!("tensor {name}: shape {shape:?} does not hold {len} values")));
         }
         if self.tensors.iter().any(|t| t.name == name) {
             return Err(Error::internal(format!("tensor {name} is added twice")));
         }
-        self.tensors.push(Named { name, dtype, shape: shape.to_vec(), bytes });
+        self.tensors.push(Named { name, dtype: T::DTYPE, shape: shape.to_vec(), values });
         Ok(())
     }
 
@@ -88,23 +109,22 @@ impl<'a> TensorFile<'a> {
     /// `Io` with the path.
     pub fn write(&self, path: &Path) -> Result<Checksum> {
         let mut ordered: Vec<&Named<'_>> = self.tensors.iter().collect();
-        ordered
-            .sort_by_key(|t| (!t.bytes.len().is_multiple_of(DATA_ALIGN_BYTES), std::cmp::Reverse(t.dtype.bitsize())));
+        ordered.sort_by_key(|t| {
+            (!t.values.bytes().len().is_multiple_of(DATA_ALIGN_BYTES), std::cmp::Reverse(t.dtype.bitsize()))
+        });
         let mut at = 0usize;
         let mut header = serde_json::Map::new();
-        for Named { name, dtype, shape, bytes } in &ordered {
-            header.insert(
-                name.clone(),
-                serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, at + bytes.len()]}),
-            );
-            at += bytes.len();
+        for Named { name, dtype, shape, values } in &ordered {
+            let end = at + values.bytes().len();
+            header.insert(name.clone(), serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}));
+            at = end;
         }
         let mut text = serde_json::Value::Object(header).to_string().into_bytes();
         text.resize((8 + text.len()).next_multiple_of(DATA_ALIGN_BYTES) - 8, b' ');
         write_atomic(path, |out| {
             out.write_all(&(text.len() as u64).to_le_bytes())?;
             out.write_all(&text)?;
-            ordered.iter().try_for_each(|t| out.write_all(&t.bytes))
+            ordered.iter().try_for_each(|t| out.write_all(t.values.bytes()))
         })
     }
 }

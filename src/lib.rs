@@ -1,7 +1,7 @@
 //! Sterling: index-as-model retrieval.
 //!
 //! One snapshot holds the sparse tables, the dense towers, the item index, the eligibility filter, the reranker, the
-//! value model and the item columns; one forward pass ([`forward`]) answers a request.
+//! value model and the item columns; one forward pass ([`pass`]) answers a request.
 //!
 //! | letter | meaning | letter | meaning |
 //! |---|---|---|---|

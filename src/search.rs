@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 use crate::filter::{self, Plan, Route};
-use crate::ivf::{self, Counters, Probing, Rows, Search};
+use crate::ivf::{self, Counters, Probing, Search};
 use crate::topk::{Selector, unkey};
 use crate::units::Slot;
 
@@ -24,8 +24,8 @@ const TOGETHER_MAX: usize = 1 << 18;
 pub struct Catalogue<'a> {
     /// The item index.
     pub index: &'a ivf::Index,
-    /// Planes and posting lists of its items; without them every plan is [`Route::All`].
-    pub filter: Option<&'a filter::Index>,
+    /// Planes and posting lists of its items.
+    pub filter: &'a filter::Index,
     /// Most lists that a filtered query may probe.
     pub probes_max: usize,
 }
@@ -120,7 +120,7 @@ impl Query<'_> {
     /// Candidates that are selected by int8 scores.
     fn room(&self, index: &ivf::Index) -> usize {
         match index.rows() {
-            Rows::None => self.k0,
+            ivf::Rows::None => self.k0,
             _ => self.k0 + self.k0 / 4 + 64,
         }
     }
@@ -269,13 +269,8 @@ impl Catalogue<'_> {
             let mut words_time = Duration::ZERO;
             let mut fill = |list, out: &mut [u64]| {
                 let start = Instant::now();
-                match self.filter {
-                    Some(filter) => {
-                        query.plan.words(filter, list, words, out);
-                        filter.exclude(list, query.excluded, out);
-                    }
-                    None => every_item(self.index.list_lengths()[list.index()] as usize, out),
-                }
+                query.plan.words(self.filter, list, words, out);
+                self.filter.exclude(list, query.excluded, out);
                 words_time += start.elapsed();
             };
             let counters = self.index.search(query.vector, self.probing(query), Some(&mut fill), selector, room, alone);
@@ -297,7 +292,7 @@ impl Catalogue<'_> {
     /// Scores candidates of int8 products by their wide rows, and keeps the best K0. Returns how many were scored.
     fn settle(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> u64 {
         let has_best_scores = query.exact || matches!(query.plan.route(), Route::Slots(_));
-        if has_best_scores || matches!(self.index.rows(), Rows::None) {
+        if has_best_scores || matches!(self.index.rows(), ivf::Rows::None) {
             scratch.candidates.truncate(query.k0);
             return 0;
         }
@@ -341,12 +336,4 @@ fn verify(query: &Query<'_>, selected: &mut Selector, candidates: &mut Vec<(f32,
     candidates.clear();
     candidates.extend(selected.filter(|(_, slot)| !query.is_excluded(*slot) && (!checked || query.plan.passes(*slot))));
     times.verify += start.elapsed();
-}
-
-/// Sets the bits of a list's items.
-fn every_item(length: usize, words: &mut [u64]) {
-    for (n, word) in words.iter_mut().enumerate() {
-        let items = length.saturating_sub(n * 64).min(64);
-        *word = if items == 64 { u64::MAX } else { (1 << items) - 1 };
-    }
 }

@@ -3,6 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
+/// Stands where the row or the slot of an item is told and there is no item.
+pub const NO_ITEM: u32 = u32::MAX;
+
 macro_rules! unit {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*

@@ -2,10 +2,9 @@
 //!
 //! 1. Items (and attributes) become an index in a temporary folder, through the same build, encode and open as a snapshot.
 //! 2. For each number of results and of probes, and for each filter, all queries run once; the first batch runs twice and
-//!    its first time is thrown away. A filtered query includes parsing and planning its filter.
+//!    its first time is thrown away. Each thread takes a part of a batch through the search that serves ([`crate::search`]),
+//!    with as many candidates as results; parsing and planning the part's filter is included.
 //! 3. Answers are held against the exact ones: recall is the share of the true K that was returned.
-//!
-//! Candidates of an index with rescoring rows are half as many again as the results, and are rescored.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -13,16 +12,16 @@ use std::time::Instant;
 use rayon::prelude::*;
 use serde_json::json;
 
-use crate::cli::say;
+use super::output::say;
 use crate::columns::{self, Columns, ItemColumn, ItemValues};
 use crate::error::{Error, Result};
 use crate::files::{TensorFile, Tensors};
-use crate::filter::{self, Plan, Route};
-use crate::ivf::{self, Index, Probing, Rescore, Rows};
+use crate::filter;
+use crate::ivf::{self, Rescore};
 use crate::limits;
 use crate::npy;
+use crate::search::{self, Catalogue, Found, Sink};
 use crate::tensor::Matrix;
-use crate::topk::{Selector, unkey};
 use crate::units::Slot;
 
 /// Most threads of searches.
@@ -100,21 +99,37 @@ impl Integers {
     }
 }
 
-/// The index and what else a query needs.
+/// What is measured: the parts of a snapshot that a search looks at.
 struct Subject {
-    index: Index,
+    index: ivf::Index,
     order: Vec<u32>,
-    eligibility: Option<(Columns, filter::Index)>,
+    columns: Columns,
+    filter: filter::Index,
 }
 
-/// Memory of one searching thread.
+/// One searching thread: its memory, and what its part of the queries found.
 #[derive(Default)]
 struct Searcher {
-    scratch: ivf::Scratch,
-    words: filter::Scratch,
-    wide: Selector,
-    best: Selector,
-    slots: Vec<Slot>,
+    scratch: search::Scratch,
+    results: Results,
+}
+
+/// The slots that each query of a part found, and what all of them looked at.
+#[derive(Default)]
+struct Results {
+    slots: Vec<Vec<Slot>>,
+    counters: ivf::Counters,
+}
+
+impl Sink for Results {
+    fn is_wanted(&mut self, _: usize) -> bool {
+        true
+    }
+
+    fn found(&mut self, n: usize, found: Found<'_>) {
+        self.slots[n].extend(found.candidates.iter().map(|(_, slot)| *slot));
+        self.counters.add(&found.counters);
+    }
 }
 
 /// One measurement.
@@ -144,10 +159,9 @@ impl AnnBench {
             .num_threads(self.threads)
             .build()
             .map_err(|e| Error::internal(format!("threads: {e}")))?;
-        let mut searchers: Vec<Searcher> = (0..self.batch).map(|_| Searcher::default()).collect();
-        let mut batch = ivf::Batch::new(self.threads);
+        let mut searchers: Vec<Searcher> = (0..self.threads).map(|_| Searcher::default()).collect();
         let mut measure = |run: Run<'_>, truth: &Integers| {
-            pool.install(|| measure(&self, &subject, queries, run, truth, &mut searchers, &mut batch))
+            pool.install(|| measure(&self, &subject, queries, run, truth, &mut searchers))
         };
         for &k in &self.k {
             for &probes in &self.probes {
@@ -213,9 +227,10 @@ fn build(arguments: &AnnBench, width: usize) -> Result<Subject> {
             arguments.queries.display()
         )));
     }
-    let attributes = arguments.attributes.as_deref().map(|path| item_columns(path, rows)).transpose()?;
+    let attributes =
+        arguments.attributes.as_deref().map(|path| item_columns(path, rows)).transpose()?.unwrap_or_default();
     let folder = fresh_folder()?;
-    let subject = build_in(&folder, Matrix::new(&items, cols)?, attributes.as_deref(), arguments);
+    let subject = build_in(&folder, Matrix::new(&items, cols)?, &attributes, arguments);
     // The files stay mapped after they are gone.
     std::fs::remove_dir_all(&folder).map_err(|e| Error::io(folder.display(), e))?;
     subject
@@ -235,12 +250,7 @@ fn fresh_folder() -> Result<PathBuf> {
     }
 }
 
-fn build_in(
-    folder: &Path,
-    items: Matrix<'_>,
-    attributes: Option<&[ItemColumn]>,
-    arguments: &AnnBench,
-) -> Result<Subject> {
+fn build_in(folder: &Path, items: Matrix<'_>, attributes: &[ItemColumn], arguments: &AnnBench) -> Result<Subject> {
     let options = ivf::Options {
         lists: arguments.lists,
         seed: arguments.seed,
@@ -251,34 +261,26 @@ fn build_in(
     let started = Instant::now();
     let mut built = ivf::build(items, &options, &|n| bar.inc(n as u64))?;
     bar.finish_and_clear();
-    if let Some(attributes) = attributes {
-        built.sort_lists(&columns::likeness(attributes, &[], items.rows())?);
-    }
+    built.sort_lists(&columns::likeness(attributes, &[], items.rows())?);
     let path = folder.join("index.safetensors");
     let mut file = TensorFile::new();
     built.encode(items, &mut file)?;
     let build_s = started.elapsed().as_secs_f64();
     file.write(&path)?;
     drop(file);
-    let index = Index::open(&Tensors::open(&path)?)?;
-    let mut eligibility = None;
+    let index = ivf::Index::open(&Tensors::open(&path)?)?;
     let filter_started = Instant::now();
-    if let Some(attributes) = attributes {
-        let path = folder.join("columns.safetensors");
-        let mut file = TensorFile::new();
-        columns::encode(attributes, &built.order, &mut file)?;
-        file.write(&path)?;
-        let columns = Columns::open(&Tensors::open(&path)?, built.order.len())?;
-        let path = folder.join("filter.safetensors");
-        let mut file = TensorFile::new();
-        let options = filter::Options::default();
-        filter::encode(&columns, &built.list_offsets, &built.list_lengths, &options, &mut file)?;
-        file.write(&path)?;
-        let (offsets, lengths) = (index.list_offsets(), index.list_lengths());
-        let index = filter::Index::open(&Tensors::open(&path)?, offsets, lengths, columns.terms())?;
-        eligibility = Some((columns, index));
-    }
-    let filter_bytes = eligibility.as_ref().map_or(0, |(_, index)| index.bytes());
+    let path = folder.join("columns.safetensors");
+    let mut file = TensorFile::new();
+    columns::encode(attributes, &built.order, &mut file)?;
+    file.write(&path)?;
+    let columns = Columns::open(&Tensors::open(&path)?, built.order.len())?;
+    let path = folder.join("filter.safetensors");
+    let mut file = TensorFile::new();
+    filter::encode(&columns, &built.list_offsets, &built.list_lengths, &filter::Options::default(), &mut file)?;
+    file.write(&path)?;
+    let (offsets, lengths) = (index.list_offsets(), index.list_lengths());
+    let filter = filter::Index::open(&Tensors::open(&path)?, offsets, lengths, columns.terms())?;
     let lengths = index.list_lengths();
     // As Faiss defines it: 1 where all lists are equally long, and so many times the work of a random probe where not.
     let squares: f64 = lengths.iter().map(|&n| f64::from(n).powi(2)).sum();
@@ -287,10 +289,10 @@ fn build_in(
         "peer": "sterling", "version": env!("CARGO_PKG_VERSION"), "kernel": index.kernel(), "lists": index.lists(),
         "longest_list": lengths.iter().max(), "imbalance": round(imbalance, 3),
         "build_s": round(build_s, 2), "filter_build_s": round(filter_started.elapsed().as_secs_f64(), 2),
-        "bytes_per_item": round((index.bytes() + filter_bytes) as f64 / index.items() as f64, 1),
-        "filter_bytes_per_item": round(filter_bytes as f64 / index.items() as f64, 1),
+        "bytes_per_item": round((index.bytes() + filter.bytes()) as f64 / index.items() as f64, 1),
+        "filter_bytes_per_item": round(filter.bytes() as f64 / index.items() as f64, 1),
     }))?;
-    Ok(Subject { index, order: built.order, eligibility })
+    Ok(Subject { index, order: built.order, columns, filter })
 }
 
 fn round(x: f64, digits: i32) -> f64 {
@@ -305,7 +307,6 @@ fn measure(
     run: Run<'_>,
     truth: &Integers,
     searchers: &mut [Searcher],
-    batch: &mut ivf::Batch,
 ) -> Result<()> {
     let index = &subject.index;
     let (mut seconds, mut hits, mut total) = (Vec::new(), 0usize, 0usize);
@@ -317,20 +318,20 @@ fn measure(
         let end = (at + size).min(queries.rows());
         let part = Matrix::new(&queries.data()[at * queries.cols()..end * queries.cols()], queries.cols())?;
         let started = Instant::now();
-        let counted = search(subject, part, &run, searchers, batch)?;
+        search(subject, part, &run, searchers)?;
         let took = started.elapsed().as_secs_f64();
         if !warm {
             warm = true;
             continue;
         }
         seconds.push(took);
-        counters.add(&counted);
-        for (query, searcher) in (at..end).zip(&*searchers) {
+        searchers.iter().for_each(|searcher| counters.add(&searcher.results.counters));
+        for (query, slots) in (at..end).zip(searchers.iter().flat_map(|searcher| &searcher.results.slots)) {
             let row = truth.row(query);
             let mut wanted: Vec<i64> = row[..run.k.min(row.len())].iter().copied().filter(|&t| t >= 0).collect();
             wanted.sort_unstable();
             let found = |s: &&Slot| wanted.binary_search(&i64::from(subject.order[s.index()])).is_ok();
-            hits += searcher.slots.iter().filter(found).count();
+            hits += slots.iter().filter(found).count();
             total += wanted.len();
         }
         at = end;
@@ -341,10 +342,10 @@ fn measure(
     seconds.sort_by(f64::total_cmp);
     let percentile = |p: f64| round(1e3 * seconds[((seconds.len() - 1) as f64 * p).round() as usize], 3);
     let kind = match index.rows() {
-        Rows::None => "int8",
-        Rows::Bf16(_) => "int8+bf16",
-        Rows::F16(_) => "int8+f16",
-        Rows::F32(_) => "int8+f32",
+        ivf::Rows::None => "int8",
+        ivf::Rows::Bf16(_) => "int8+bf16",
+        ivf::Rows::F16(_) => "int8+f16",
+        ivf::Rows::F32(_) => "int8+f32",
     };
     say(json!({
         "peer": "sterling", "kind": kind, "kernel": index.kernel(), "lists": index.lists(), "probes": run.probes, "k": run.k,
@@ -356,83 +357,33 @@ fn measure(
     }))
 }
 
-/// Searches a batch; the results of query `n` are left in searcher `n`.
-fn search(
-    subject: &Subject,
-    queries: Matrix<'_>,
-    run: &Run<'_>,
-    searchers: &mut [Searcher],
-    batch: &mut ivf::Batch,
-) -> Result<ivf::Counters> {
-    let rescored = !matches!(subject.index.rows(), Rows::None);
-    let candidates = if rescored { (run.k + run.k / 2).min(limits::CANDIDATES_MAX) } else { run.k };
-    let count = queries.rows();
-    let searchers = &mut searchers[..count];
-    searchers.iter_mut().for_each(|s| s.wide.reset(candidates));
-    let mut counters = ivf::Counters::default();
-    let Some(((_, text), (columns, eligibility))) = run.filter.zip(subject.eligibility.as_ref()) else {
-        let each = searchers.iter_mut().enumerate();
-        let mut searches: Vec<ivf::Search<'_>> =
-            each.map(|(n, s)| ivf::Search::new(queries.row(n), run.probes, &mut s.wide)).collect();
-        subject.index.search_batch(&mut searches, batch);
-        searches.iter().for_each(|s| counters.add(&s.counters));
-        searchers.par_iter_mut().enumerate().for_each(|(n, s)| s.settle(subject, queries.row(n), run.k, None));
-        return Ok(counters);
-    };
-    let one = |(n, searcher): (usize, &mut Searcher)| {
-        let plan = Plan::new(&filter::parse(text)?.canonical(), columns, eligibility)?;
-        Ok(searcher.search(subject, eligibility, &plan, queries.row(n), run, candidates))
-    };
-    let each: Vec<Result<ivf::Counters>> = searchers.par_iter_mut().enumerate().map(one).collect();
-    each.into_iter().try_for_each(|c| c.map(|c| counters.add(&c)))?;
-    Ok(counters)
+/// Searches a batch, each thread a part of it; the parts lie with the searchers, in the order of the queries.
+fn search(subject: &Subject, queries: Matrix<'_>, run: &Run<'_>, searchers: &mut [Searcher]) -> Result<()> {
+    searchers.iter_mut().for_each(|searcher| searcher.results = Results::default());
+    let numbers = queries.rows().div_ceil(searchers.len()) * queries.cols();
+    let parts = queries.data().par_chunks(numbers).zip(searchers);
+    parts.try_for_each(|(part, searcher)| searcher.search(subject, Matrix::new(part, queries.cols())?, run))
 }
 
 impl Searcher {
-    fn search(
-        &mut self,
-        subject: &Subject,
-        eligibility: &filter::Index,
-        plan: &Plan,
-        vector: &[f32],
-        run: &Run<'_>,
-        candidates: usize,
-    ) -> ivf::Counters {
-        let index = &subject.index;
-        let mut probing = Probing { probes: run.probes, probes_max: run.probes, pass_rate: 1.0 };
-        let counters = match plan.route() {
-            Route::Nothing => ivf::Counters::default(),
-            Route::Slots(slots) => index.search_slots(vector, slots, &mut self.wide),
-            Route::All => index.search(vector, probing, None, &mut self.wide, candidates, &mut self.scratch),
-            Route::Words => {
-                // Room for candidates that only a Bloom filter lets through.
-                let candidates = if plan.is_exact() { candidates } else { candidates + candidates / 4 + 16 };
-                self.wide.reset(candidates);
-                (probing.probes_max, probing.pass_rate) = (index.lists(), plan.pass_rate());
-                let scratch = &mut self.words;
-                let mut words = |list, out: &mut [u64]| plan.words(eligibility, list, scratch, out);
-                index.search(vector, probing, Some(&mut words), &mut self.wide, candidates, &mut self.scratch)
-            }
+    fn search(&mut self, subject: &Subject, queries: Matrix<'_>, run: &Run<'_>) -> Result<()> {
+        let Subject { index, columns, filter, .. } = subject;
+        let expression = run.filter.map_or("", |(_, expression)| expression);
+        let plan = filter::Plan::new(&filter::parse(expression)?.canonical(), columns, filter)?;
+        let query = |n: usize| search::Query {
+            vector: queries.row(n),
+            plan: &plan,
+            excluded: &[],
+            k: run.k,
+            k0: run.k.min(index.items()),
+            probes: run.probes,
+            exact: false,
         };
-        self.settle(subject, vector, run.k, Some(plan));
-        counters
-    }
-
-    /// Candidates to results: verified where the filter's words were only an upper bound, rescored where rows are kept.
-    fn settle(&mut self, subject: &Subject, vector: &[f32], k: usize, plan: Option<&Plan>) {
-        let slots = &mut self.slots;
-        slots.clear();
-        slots.extend(self.wide.finish().iter().map(|&key| unkey(key).1));
-        if let Some(plan) = plan.filter(|p| !p.is_exact()) {
-            slots.retain(|&slot| plan.passes(slot));
-        }
-        if !matches!(subject.index.rows(), Rows::None) {
-            self.best.reset(k);
-            subject.index.search_slots(vector, slots, &mut self.best);
-            slots.clear();
-            slots.extend(self.best.finish().iter().map(|&key| unkey(key).1));
-        }
-        slots.truncate(k);
+        let queries: Vec<search::Query<'_>> = (0..queries.rows()).map(query).collect();
+        self.results.slots.resize(queries.len(), Vec::new());
+        let catalogue = Catalogue { index, filter, probes_max: index.lists() };
+        catalogue.search(&queries, &mut self.scratch, &mut self.results);
+        Ok(())
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use serde::Deserialize;
 
+use super::output::say;
 use super::publish::publish;
-use super::say;
 use super::serve::Server;
 use crate::columns::Cell;
 use crate::config::Config;

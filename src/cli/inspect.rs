@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::say;
+use super::output::say;
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::http::wire::{ModelInfo, model_info};

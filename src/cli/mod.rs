@@ -10,6 +10,7 @@
 mod ann_bench;
 mod demo;
 mod inspect;
+mod output;
 mod plan;
 mod publish;
 mod remote;
@@ -20,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::Kind;
 
 /// Index-as-model retrieval: one snapshot, one forward pass, one answer.
 #[derive(Debug, Parser)]
@@ -73,13 +74,5 @@ fn exit_code(kind: Kind) -> u8 {
     match kind {
         Kind::Invalid | Kind::NotFound | Kind::Conflict | Kind::Corrupt | Kind::Unsupported => 2,
         _ => 1,
-    }
-}
-
-/// Writes a line to stdout. A reader that has gone (`sterling inspect | head`) is not a failure.
-fn say(line: impl std::fmt::Display) -> Result<()> {
-    match writeln!(std::io::stdout().lock(), "{line}") {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("stdout", e)),
-        _ => Ok(()),
     }
 }

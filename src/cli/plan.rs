@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::output::say;
 use super::publish::connect;
-use super::say;
 use crate::embedding::Vocabulary;
 use crate::error::{Error, Result};
 use crate::model::Package;

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::say;
+use super::output::say;
 use crate::embedding::tiers::remote::{Cluster, ClusterOptions};
 use crate::error::{Error, Result};
-use crate::publish::{self, Remote, Stage, Vectors};
+use crate::publish::{self, Stage, Vectors};
 use crate::snapshot::{Manifest, Recipe, Store};
 
 /// Arguments of `sterling publish`.
@@ -56,7 +56,7 @@ impl Publish {
             recipe,
             remote: match self.remote.is_empty() {
                 true => None,
-                false => Some(Remote { cluster: connect(self.remote)?, tables: self.remote_table }),
+                false => Some(publish::Remote { cluster: connect(self.remote)?, tables: self.remote_table }),
             },
         };
         let (name, version, manifest) = publish(&Store::new(self.store), &what)?;

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use super::output::say;
 use super::publish::connect;
-use super::say;
 use crate::embedding::tiers::remote::{TableState, TableVersion, delete, find};
 use crate::error::{Error, Result};
 

@@ -10,8 +10,8 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use super::output::say;
 use super::publish::existing;
-use super::say;
 use crate::config::{Config, Flags, TableFlags};
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};

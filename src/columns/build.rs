@@ -38,7 +38,8 @@ pub enum ItemValues {
     Floats(Vec<f64>),
 }
 
-/// Adds the tensors of `columns` to `file`, slot `s` taking the values of item `order[s]`, or none where that is `u32::MAX`.
+/// Adds the tensors of `columns` to `file`, slot `s` taking the values of item `order[s]`, or none where that is
+/// [`NO_ITEM`](crate::units::NO_ITEM).
 ///
 /// # Errors
 /// `Invalid` for two columns of one name.

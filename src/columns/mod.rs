@@ -27,7 +27,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::files::{TensorFile, Tensors};
-    use crate::units::{Slot, TermId};
+    use crate::units::{NO_ITEM, Slot, TermId};
 
     pub(super) fn opened(columns: &[ItemColumn], order: &[u32]) -> Columns {
         let folder = tempfile::tempdir().unwrap();
@@ -62,7 +62,7 @@ mod tests {
             },
             ItemColumn { name: "price".into(), filter: true, values: ItemValues::Floats(vec![9.5, f64::NAN, -1.0]) },
         ];
-        opened(&columns, &[2, u32::MAX, 0, 1])
+        opened(&columns, &[2, NO_ITEM, 0, 1])
     }
 
     #[test]

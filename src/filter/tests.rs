@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::columns::{self, Columns, ItemColumn, ItemValues, Operator};
 use crate::files::{TensorFile, Tensors};
-use crate::units::{ListId, Slot};
+use crate::units::{ListId, NO_ITEM, Slot};
 
 /// An item as a person would write it down.
 #[derive(Clone, Debug, Default)]
@@ -69,7 +69,7 @@ fn catalogue(items: Vec<Item>, lists: usize, options: &Options) -> Catalogue {
         let of_list: Vec<u32> = (list..items.len()).step_by(lists).map(|i| i as u32).collect();
         list_lengths.push(of_list.len() as u32);
         order.extend(of_list);
-        order.resize(order.len().next_multiple_of(16), u32::MAX);
+        order.resize(order.len().next_multiple_of(16), NO_ITEM);
         list_offsets.push(order.len() as u32);
     }
     let folder = tempfile::tempdir().unwrap();
@@ -127,7 +127,7 @@ impl Catalogue {
     fn check(&self, expr: &Expr, scratch: &mut Scratch) {
         let plan = Plan::new(&expr.canonical(), &self.columns, &self.index).unwrap();
         let holds = |slot: &Slot| match self.order[slot.index()] {
-            u32::MAX => false,
+            NO_ITEM => false,
             row => naive(expr, &self.items[row as usize]),
         };
         let truth: Vec<Slot> = (0..self.order.len() as u32).map(Slot).filter(holds).collect();

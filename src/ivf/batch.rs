@@ -5,14 +5,10 @@
 //!    first K0 items come before all others: what follows then meets a threshold and is mostly not kept.
 //! 3. Each list is scanned for its queries together.
 //!
-//! Where queries would hardly meet in a list each goes through its own lists instead, best first. Each thread takes a part of
-//! the queries through all steps; where there are at most half as many queries as threads, several threads share the lists of
-//! one. Nothing else is shared, so that answers do not depend on the number of threads.
+//! Where queries would hardly meet in a list each goes through its own lists instead, best first.
 
 use std::borrow::{Borrow, BorrowMut};
 use std::time::Instant;
-
-use rayon::prelude::*;
 
 use super::quantize::Quantized;
 use super::search::{Counters, Probing, Scratch};
@@ -23,10 +19,6 @@ use crate::units::{ListId, Slot};
 
 /// Blocks that are scanned for all their queries before the next ones: they stay in the second-level cache meanwhile.
 const BLOCKS: usize = 64;
-/// Fewest queries that are worth a thread.
-const PART_MIN: usize = 8;
-/// Fewest lists of a query that are worth a thread.
-const LISTS_MIN: usize = 128;
 /// Probes of all queries for each list of the index from which on queries meet often enough.
 const PROBES_PER_LIST_MIN: f64 = 0.5;
 
@@ -51,29 +43,8 @@ impl<'a> Search<'a> {
 }
 
 /// Memory of batch searches, kept between calls.
-#[derive(Debug)]
-pub struct Batch {
-    parts: Vec<Part>,
-}
-
-impl Default for Batch {
-    /// For one thread.
-    fn default() -> Self {
-        Batch::new(1)
-    }
-}
-
-impl Batch {
-    /// For searches on so many threads of rayon's pool.
-    pub fn new(threads: usize) -> Self {
-        let mut parts = Vec::new();
-        parts.resize_with(threads.max(1), Part::default);
-        Batch { parts }
-    }
-}
-
 #[derive(Debug, Default)]
-struct Part {
+pub struct Batch {
     queries: Vec<Quantized>,
     coarse: Vec<Selector>,
     /// Of the queries that are searched alone, and of lists that have penalties.
@@ -83,7 +54,7 @@ struct Part {
     of_list: Vec<usize>,
 }
 
-impl Part {
+impl Batch {
     /// Makes room for `count` queries.
     fn make_room(&mut self, count: usize) {
         if self.queries.len() < count {
@@ -94,80 +65,29 @@ impl Part {
 }
 
 impl Index {
-    /// Searches the best lists of each query. What each finds is what [`Index::search`] finds without words.
-    pub fn search_batch(&self, searches: &mut [Search<'_>], batch: &mut Batch) {
-        let size = searches.len().div_ceil(batch.parts.len()).max(PART_MIN);
-        let threads_each = batch.parts.len() / searches.len().max(1);
-        if threads_each > 1 {
-            let parts = batch.parts.par_chunks_mut(threads_each);
-            searches.par_iter_mut().zip(parts).for_each(|(search, parts)| self.search_across(search, parts));
-        } else if searches.len() <= size {
-            self.search_part(searches, &mut batch.parts[0]);
-        } else {
-            searches
-                .par_chunks_mut(size)
-                .zip(&mut batch.parts)
-                .for_each(|(part, memory)| self.search_part(part, memory));
-        }
-    }
-
-    /// One search on several threads, each of which takes lists from the best to the worst.
-    fn search_across(&self, search: &mut Search<'_>, parts: &mut [Part]) {
-        let probes = search.probes.clamp(1, self.lists());
-        let count = parts.len().min(probes / LISTS_MIN);
-        let [first, ..] = parts else { return };
-        if count < 2 {
-            return self.search_part(std::slice::from_mut(search), first);
-        }
-        let start = Instant::now();
-        let lists: Vec<ListId> = self.probe(search.vector, probes, &mut first.search).map(|(list, _)| list).collect();
-        search.counters = Counters { probe_time: start.elapsed(), ..Counters::default() };
-        let (vector, k0) = (search.vector, search.selector.k());
-        let scan = |(n, part): (usize, &mut Part)| {
-            part.make_room(1);
-            let (query, selector) = (&mut part.queries[0], &mut part.coarse[0]);
-            self.quantize(vector, query);
-            selector.reset(k0);
-            let mut counters = Counters::default();
-            let mut of_part = lists.iter().copied().skip(n).step_by(count).peekable();
-            while let Some(list) = of_part.next() {
-                self.scan_whole(list, of_part.peek().copied(), query, selector, &mut counters);
-            }
-            selector.shrink();
-            counters
-        };
-        let counters: Vec<Counters> = parts[..count].par_iter_mut().enumerate().map(scan).collect();
-        counters.iter().for_each(|c| search.counters.add(c));
-        for part in &mut parts[..count] {
-            part.coarse[0].finish().iter().for_each(|&key| {
-                let (score, slot) = unkey(key);
-                search.selector.push(score, slot);
-            });
-        }
-    }
-
     /// True where queries that probe so many lists, counted over all of them, meet often enough to go list by list.
     pub fn shares_lists(&self, probes: usize) -> bool {
         probes as f64 >= PROBES_PER_LIST_MIN * self.lists() as f64
     }
 
-    fn search_part(&self, searches: &mut [Search<'_>], part: &mut Part) {
+    /// Searches the best lists of each query. What each finds is what [`Index::search`] finds without words.
+    pub fn search_batch(&self, searches: &mut [Search<'_>], batch: &mut Batch) {
         let probes: usize = searches.iter().map(|s| s.probes.clamp(1, self.lists())).sum();
         if searches.len() > 1 && self.shares_lists(probes) {
-            return self.search_by_lists(searches, part);
+            return self.search_by_lists(searches, batch);
         }
         for Search { vector, probes, selector, counters } in searches {
             let probing = Probing { probes: *probes, probes_max: *probes, pass_rate: 1.0 };
             let k0 = selector.k();
-            *counters = self.search(vector, probing, None, selector, k0, &mut part.search);
+            *counters = self.search(vector, probing, None, selector, k0, &mut batch.search);
         }
     }
 
-    fn search_by_lists(&self, searches: &mut [Search<'_>], part: &mut Part) {
+    fn search_by_lists(&self, searches: &mut [Search<'_>], batch: &mut Batch) {
         let start = Instant::now();
         let count = searches.len();
-        part.make_room(count);
-        let Part { queries, coarse, search, pairs, of_list } = part;
+        batch.make_room(count);
+        let Batch { queries, coarse, search, pairs, of_list } = batch;
         for ((one, query), coarse) in searches.iter().zip(&mut *queries).zip(&mut *coarse) {
             self.quantize(one.vector, query);
             coarse.reset(one.probes.clamp(1, self.lists()));

@@ -5,7 +5,6 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::NO_ITEM;
 use super::kmeans;
 use crate::device::cpu::Kernels;
 use crate::device::cpu::kernels::BLOCK;
@@ -13,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::files::TensorFile;
 use crate::limits;
 use crate::tensor::Matrix;
+use crate::units::NO_ITEM;
 
 /// The rows that rescore candidates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

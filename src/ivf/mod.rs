@@ -27,8 +27,5 @@ pub use build::{Built, Lists, Options, Rescore, build, from_lists, steps};
 pub use search::{Counters, Probing, Scratch, Words};
 pub use view::{Index, Rows};
 
-/// Stands in `order` where a slot holds no item.
-pub const NO_ITEM: u32 = u32::MAX;
-
 #[cfg(test)]
 mod tests;

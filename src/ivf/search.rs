@@ -132,53 +132,89 @@ impl Index {
         k0: usize,
         scratch: &mut Scratch,
     ) -> Counters {
-        let mut counters = Counters::default();
         let probes = probing.probes.clamp(1, self.lists());
-        let Some(words) = words else {
-            if probes == self.lists() {
-                self.quantize(vector, &mut scratch.query);
-                for list in (0..self.lists() as u32).map(ListId) {
-                    self.scan_whole(list, None, &scratch.query, selector, &mut counters);
-                }
-                return counters;
+        let probes_max = probing.probes_max.clamp(probes, self.lists());
+        match words {
+            None => self.search_best(vector, probes, selector, scratch),
+            Some(words)
+                if probes_max == self.lists() && (probes == probes_max || probing.pass_rate <= SCAN_ALL_PASS_RATE) =>
+            {
+                self.search_every(vector, words, selector, scratch)
             }
-            let start = Instant::now();
-            if self.penalties.is_empty() {
-                self.quantize(vector, &mut scratch.query);
-                scratch.coarse.reset(probes);
-                scratch.coarse.scan(self.kernels, &self.centroids(), &scratch.query.view());
-            } else {
-                self.score_lists(vector, scratch);
-                scratch.order(probes);
+            Some(words) => {
+                let probing = Probing { probes, probes_max, ..probing };
+                self.search_on(vector, probing, words, selector, k0, scratch)
             }
-            let Scratch { query, coarse, lists, .. } = scratch;
-            let lists = if self.penalties.is_empty() { coarse.finish() } else { &lists[..probes] };
-            counters.probe_time = start.elapsed();
-            let list = |key: u64| ListId(unkey(key).1.0);
-            for (n, &key) in lists.iter().enumerate() {
-                let next = lists.get(n + 1).map(|&key| list(key));
-                self.scan_whole(list(key), next, query, selector, &mut counters);
-            }
-            return counters;
-        };
-        let most = probing.probes_max.clamp(probes, self.lists());
-        if most == self.lists() && (probes == most || probing.pass_rate <= SCAN_ALL_PASS_RATE) {
+        }
+    }
+
+    /// Scans the best lists, all items of them.
+    fn search_best(&self, vector: &[f32], probes: usize, selector: &mut Selector, scratch: &mut Scratch) -> Counters {
+        let mut counters = Counters::default();
+        if probes == self.lists() {
             self.quantize(vector, &mut scratch.query);
-            for list in 0..self.lists() {
-                self.scan_list(ListId(list as u32), vector, words, selector, scratch, &mut counters);
+            for list in (0..self.lists() as u32).map(ListId) {
+                self.scan_whole(list, None, &scratch.query, selector, &mut counters);
             }
-            self.score_pending(vector, selector, scratch);
             return counters;
         }
+        let start = Instant::now();
+        if self.penalties.is_empty() {
+            self.quantize(vector, &mut scratch.query);
+            scratch.coarse.reset(probes);
+            scratch.coarse.scan(self.kernels, &self.centroids(), &scratch.query.view());
+        } else {
+            self.score_lists(vector, scratch);
+            scratch.order(probes);
+        }
+        let Scratch { query, coarse, lists, .. } = scratch;
+        let lists = if self.penalties.is_empty() { coarse.finish() } else { &lists[..probes] };
+        counters.probe_time = start.elapsed();
+        let list = |key: u64| ListId(unkey(key).1.0);
+        for (n, &key) in lists.iter().enumerate() {
+            let next = lists.get(n + 1).map(|&key| list(key));
+            self.scan_whole(list(key), next, query, selector, &mut counters);
+        }
+        counters
+    }
+
+    /// Scans the survivors of every list.
+    fn search_every(
+        &self,
+        vector: &[f32],
+        words: Words<'_>,
+        selector: &mut Selector,
+        scratch: &mut Scratch,
+    ) -> Counters {
+        let mut counters = Counters::default();
+        self.quantize(vector, &mut scratch.query);
+        for list in (0..self.lists() as u32).map(ListId) {
+            self.scan_list(list, vector, words, selector, scratch, &mut counters);
+        }
+        self.score_pending(vector, selector, scratch);
+        counters
+    }
+
+    /// Scans the survivors of the best lists, and goes on to further lists while that still pays.
+    fn search_on(
+        &self,
+        vector: &[f32],
+        Probing { probes, probes_max, pass_rate }: Probing,
+        words: Words<'_>,
+        selector: &mut Selector,
+        k0: usize,
+        scratch: &mut Scratch,
+    ) -> Counters {
+        let mut counters = Counters::default();
         let start = Instant::now();
         self.score_lists(vector, scratch);
         counters.probe_time = start.elapsed();
         // As many lists as would hold the survivors of `probes` whole ones is where probing on begins to be judged.
-        let first = ((probes as f64 / probing.pass_rate.max(1e-6).sqrt()) as usize).clamp(probes, most);
+        let first = ((probes as f64 / pass_rate.max(1e-6).sqrt()) as usize).clamp(probes, probes_max);
         let mut done = 0;
         let mut chunk = first;
-        while done < most {
-            let end = (done + chunk).min(most);
+        while done < probes_max {
+            let end = (done + chunk).min(probes_max);
             scratch.order(end);
             let before = selector.accepted();
             self.scan_ordered(done..end, vector, words, selector, scratch, &mut counters);

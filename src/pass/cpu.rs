@@ -57,7 +57,7 @@ impl Cpu {
         let main = view.main();
         let catalogue = Catalogue {
             index: &main.index,
-            filter: Some(&main.filter),
+            filter: &main.filter,
             probes_max: main.recipe.serving.probes_max_of(main.index.lists()),
         };
         let (mut searched, mut ranked) = (Vec::new(), Vec::new());

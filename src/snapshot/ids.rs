@@ -2,15 +2,12 @@
 //!
 //! Slot to id is an array. Id to slot is an open-addressing table of slots: an id's hash names a place, the places from
 //! there on are tried until its slot or a free place is found. The table is at most half full, so that an exclude list of
-//! ten thousand ids costs about two cache misses an id. All of it is two tensors: `ids` i64 `[S]` and `id_table` u32 `[2^b]`.
+//! ten thousand ids costs about two cache misses an id. All of it is two tensors: `ids` i64 `[S]` and `id_table` u32 `[2^b]`, [`NO_ITEM`] at its free places.
 
 use crate::device::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::files::{TensorFile, Tensors};
-use crate::units::{ItemId, Slot};
-
-/// Stands in the table where no slot does, and in `order` where a slot holds no item.
-pub const NONE: u32 = u32::MAX;
+use crate::units::{ItemId, NO_ITEM, Slot};
 
 /// The ids of a snapshot.
 #[derive(Clone, Debug, Default)]
@@ -25,18 +22,18 @@ fn place(id: i64, mask: usize) -> usize {
     ((id as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize & mask
 }
 
-/// Adds the tensors of a snapshot whose slot `s` holds the item `ids[order[s]]`, or none where `order[s]` is [`NONE`].
+/// Adds the tensors of a snapshot whose slot `s` holds the item `ids[order[s]]`, or none where `order[s]` is [`NO_ITEM`].
 ///
 /// # Errors
 /// As [`TensorFile::add`].
 pub fn encode(ids: &[i64], order: &[u32], file: &mut TensorFile<'_>) -> Result<()> {
-    let by_slot: Vec<i64> = order.iter().map(|&row| if row == NONE { 0 } else { ids[row as usize] }).collect();
+    let by_slot: Vec<i64> = order.iter().map(|&row| if row == NO_ITEM { 0 } else { ids[row as usize] }).collect();
     // Of at most 2^32 places; `place` keeps 32 bits of the hash.
     let mask = (2 * ids.len().max(1)).next_power_of_two() - 1;
-    let mut table = vec![NONE; mask + 1];
-    for (slot, _) in order.iter().enumerate().filter(|(_, row)| **row != NONE) {
+    let mut table = vec![NO_ITEM; mask + 1];
+    for (slot, _) in order.iter().enumerate().filter(|(_, row)| **row != NO_ITEM) {
         let mut at = place(by_slot[slot], mask);
-        while table[at] != NONE {
+        while table[at] != NO_ITEM {
             at = (at + 1) & mask;
         }
         table[at] = slot as u32;
@@ -53,7 +50,7 @@ impl Ids {
     pub fn open(tensors: &Tensors, slots: usize, items: usize) -> Result<Self> {
         let ids = tensors.vector::<i64>("ids", slots)?;
         let (table, shape) = tensors.get::<u32>("id_table", 1)?;
-        let filled = table.iter().filter(|&&slot| slot != NONE);
+        let filled = table.iter().filter(|&&slot| slot != NO_ITEM);
         let outside = filled.clone().any(|&slot| slot as usize >= slots);
         if !shape[0].is_power_of_two() || outside || filled.count() != items || items >= shape[0] {
             return Err(Error::corrupt(format!(
@@ -80,7 +77,7 @@ impl Ids {
         let mut at = place(item.0, mask);
         loop {
             match self.table[at] {
-                NONE => return None,
+                NO_ITEM => return None,
                 slot if self.ids[slot as usize] == item.0 => return Some(Slot(slot)),
                 _ => at = (at + 1) & mask,
             }
@@ -89,7 +86,7 @@ impl Ids {
 
     /// The slots that hold items, in no order.
     pub fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
-        self.table.iter().filter(|&&slot| slot != NONE).map(|&slot| Slot(slot))
+        self.table.iter().filter(|&&slot| slot != NO_ITEM).map(|&slot| Slot(slot))
     }
 }
 
@@ -113,9 +110,9 @@ mod tests {
         #[test]
         fn every_item_is_found_in_its_slot_and_no_other_is(known: BTreeSet<i64>, others: Vec<i64>) {
             let ids: Vec<i64> = known.iter().copied().collect();
-            let order: Vec<u32> = (0..ids.len() as u32).rev().flat_map(|row| [row, NONE]).collect();
+            let order: Vec<u32> = (0..ids.len() as u32).rev().flat_map(|row| [row, NO_ITEM]).collect();
             let opened = opened(&ids, &order);
-            for (slot, row) in order.iter().enumerate().filter(|(_, row)| **row != NONE) {
+            for (slot, row) in order.iter().enumerate().filter(|(_, row)| **row != NO_ITEM) {
                 prop_assert_eq!(opened.slot(ItemId(ids[*row as usize])), Some(Slot(slot as u32)));
                 prop_assert_eq!(opened.item(Slot(slot as u32)), ItemId(ids[*row as usize]));
             }
@@ -129,7 +126,9 @@ mod tests {
     fn a_table_that_leads_outside_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ids.safetensors");
-        for table in [vec![0u32, 9, NONE, NONE], vec![0, 1, NONE], vec![0, NONE, NONE, NONE], vec![0, 1]] {
+        for table in
+            [vec![0u32, 9, NO_ITEM, NO_ITEM], vec![0, 1, NO_ITEM], vec![0, NO_ITEM, NO_ITEM, NO_ITEM], vec![0, 1]]
+        {
             let mut file = TensorFile::new();
             file.add_owned("ids", &[2], vec![5i64, 6]).unwrap();
             file.add_owned("id_table", &[table.len()], table).unwrap();

@@ -18,7 +18,7 @@ use crate::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, Ta
 use crate::error::{Error, Result};
 use crate::model::ModelSpec;
 use crate::planner::topology::Host;
-use crate::planner::{self, Plan, Topology};
+use crate::planner::{self, Topology};
 
 /// How tables are placed at load. Without a plan, a topology or a cluster they lie whole in memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ pub struct Placement {
 enum By {
     #[default]
     Whole,
-    Plan(Plan),
+    Plan(planner::Plan),
     Topology(Topology),
 }
 

@@ -108,26 +108,6 @@ pub struct Scratch {
 }
 
 impl Program {
-    /// Compiles an expression over the given input names and named constants.
-    ///
-    /// ```
-    /// use std::collections::BTreeMap;
-    /// use sterling::value::{Program, Scratch};
-    /// let constants = BTreeMap::from([("w".to_string(), 0.5)]);
-    /// let program = Program::compile("click + w * buy", &["click", "buy", "price"], &constants)?;
-    /// assert_eq!(program.inputs(), ["click", "buy"]);
-    /// let mut value = [0.0; 2];
-    /// program.evaluate(&[&[1.0, 2.0], &[4.0, 8.0]], &program.constants(&BTreeMap::new())?, &mut Scratch::default(), &mut value);
-    /// assert_eq!(value, [3.0, 6.0]);
-    /// # Ok::<(), sterling::error::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// `Invalid` with the byte offset, what stood there and what was expected.
-    pub fn compile(text: &str, names: &[&str], constants: &BTreeMap<String, f32>) -> Result<Self> {
-        parser::compile(text, names, constants)
-    }
-
     /// The inputs that the expression reads, in the order in which [`Program::evaluate`] takes them.
     pub fn inputs(&self) -> &[String] {
         &self.inputs

@@ -6,20 +6,38 @@ use super::{Binary, Program, Step, Unary, choose};
 use crate::error::{Error, Result};
 use crate::limits::{VALUE_BYTES_MAX, VALUE_DEPTH_MAX};
 
-pub(super) fn compile(text: &str, names: &[&str], constants: &BTreeMap<String, f32>) -> Result<Program> {
-    if text.len() > VALUE_BYTES_MAX {
-        return Err(Error::invalid(format!("value: {} bytes, expected at most {VALUE_BYTES_MAX}", text.len()))
-            .at(VALUE_BYTES_MAX));
+impl Program {
+    /// Compiles an expression over the given input names and named constants.
+    ///
+    /// ```
+    /// use std::collections::BTreeMap;
+    /// use sterling::value::{Program, Scratch};
+    /// let constants = BTreeMap::from([("w".to_string(), 0.5)]);
+    /// let program = Program::compile("click + w * buy", &["click", "buy", "price"], &constants)?;
+    /// assert_eq!(program.inputs(), ["click", "buy"]);
+    /// let mut value = [0.0; 2];
+    /// program.evaluate(&[&[1.0, 2.0], &[4.0, 8.0]], &program.constants(&BTreeMap::new())?, &mut Scratch::default(), &mut value);
+    /// assert_eq!(value, [3.0, 6.0]);
+    /// # Ok::<(), sterling::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `Invalid` with the byte offset, what stood there and what was expected.
+    pub fn compile(text: &str, names: &[&str], constants: &BTreeMap<String, f32>) -> Result<Self> {
+        if text.len() > VALUE_BYTES_MAX {
+            return Err(Error::invalid(format!("value: {} bytes, expected at most {VALUE_BYTES_MAX}", text.len()))
+                .at(VALUE_BYTES_MAX));
+        }
+        check_constants(names, constants)?;
+        let program = Program { steps: Vec::new(), inputs: Vec::new(), constants: constants.clone(), depth: 0 };
+        let mut compiler = Compiler { text, at: 0, nesting: 0, height: 0, names, program };
+        compiler.comparison()?;
+        compiler.skip_space();
+        if compiler.at < text.len() {
+            return Err(compiler.wrong("an operator or the end"));
+        }
+        Ok(compiler.program)
     }
-    check_constants(names, constants)?;
-    let program = Program { steps: Vec::new(), inputs: Vec::new(), constants: constants.clone(), depth: 0 };
-    let mut compiler = Compiler { text, at: 0, nesting: 0, height: 0, names, program };
-    compiler.comparison()?;
-    compiler.skip_space();
-    if compiler.at < text.len() {
-        return Err(compiler.wrong("an operator or the end"));
-    }
-    Ok(compiler.program)
 }
 
 /// A constant that has the name of an input would hide it, and one that is not finite could not be written as JSON.

@@ -117,7 +117,7 @@ fn equal_probes_find_what_faiss_finds() {
                 for search in case.answers["searches"].as_array().unwrap() {
                     asked += 1;
                     let probes = search["probes"].as_u64().unwrap() as usize;
-                    if lists_are_those_of_faiss(&case, &snapshot, query, n, probes) {
+                    if lists_are_those_of_faiss(&case, snapshot, query, n, probes) {
                         same += 1;
                         items_are_those_of_faiss(&case, &view, query, n, search);
                     }

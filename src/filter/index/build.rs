@@ -1,17 +1,21 @@
 //! Planes and posting lists from columns.
 
+use std::ops::RangeInclusive;
+
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::hash::TermHash;
 use super::numbers::{self, Buckets};
-use crate::columns::Columns;
+use crate::columns::{Column, Columns};
 use crate::error::{Error, Result};
 use crate::files::TensorFile;
 use crate::units::{Slot, TermId};
 
 const WIDTH_MAX: u32 = 1 << 20;
 const NUMBER_BUCKETS_MAX: u32 = 1024;
+/// Lists whose bits are in memory a second time, before they lie in their planes.
+const LISTS_AT_ONCE: usize = 256;
 
 /// How the eligibility index is built.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -80,14 +84,6 @@ impl Options {
     }
 }
 
-/// The planes of one list.
-struct ListPlanes {
-    width: u32,
-    bloom: Vec<u64>,
-    planes: Vec<u64>,
-    words: usize,
-}
-
 /// Adds the tensors of the index over `columns`, whose list `l` has the slots `list_offsets[l]..list_offsets[l + 1]` and
 /// its items in the first `list_lengths[l]` of them.
 ///
@@ -101,98 +97,195 @@ pub fn encode(
     file: &mut TensorFile<'_>,
 ) -> Result<()> {
     options.check()?;
-    let items: u64 = list_lengths.iter().map(|&n| u64::from(n)).sum();
-    let slots = move |list: usize| (list_offsets[list]..list_offsets[list] + list_lengths[list]).map(Slot);
-    let lists = list_lengths.len();
+    let slots = ListSlots { offsets: list_offsets, lengths: list_lengths };
+    let counts = term_counts(columns, slots);
+    let exact_min = ((slots.items() as f64 * options.exact_share_min).ceil() as u32).max(1);
+    let rare_max = ((slots.items() as f64 * options.posting_share_max).floor() as u32).min(exact_min - 1);
+    let with_count = |wanted: RangeInclusive<u32>| -> Vec<u32> {
+        (0u32..).zip(&counts).filter(|(_, count)| wanted.contains(count)).map(|(term, _)| term).collect()
+    };
+    let (exact, rare) = (with_count(exact_min..=u32::MAX), with_count(1..=rare_max));
+    let bits = Bits::new(columns, slots, &exact, options);
+    let widths: Vec<u32> = (0..slots.lists()).into_par_iter().map(|list| bits.width(list)).collect();
+    let (planes, bloom) = bits.all(&widths);
+    let (ends, posted) = postings(columns, slots, &rare, &counts);
+    file.add_owned("planes", &[planes.len()], planes)?;
+    file.add_owned("bloom", &[bloom.len()], bloom)?;
+    numbers::encode(&bits.numbered, file)?;
+    file.add_owned("hashes", &[1], vec![options.hashes])?;
+    file.add_owned("widths", &[widths.len()], widths)?;
+    file.add_owned("term_counts", &[counts.len()], counts)?;
+    file.add_owned("exact_terms", &[exact.len()], exact)?;
+    file.add_owned("posting_terms", &[rare.len()], rare)?;
+    file.add_owned("posting_offsets", &[ends.len()], ends)?;
+    file.add_owned("posting_slots", &[posted.len()], posted)
+}
+
+/// Where the items of each list lie.
+#[derive(Clone, Copy)]
+struct ListSlots<'a> {
+    offsets: &'a [u32],
+    lengths: &'a [u32],
+}
+
+impl<'a> ListSlots<'a> {
+    fn lists(self) -> usize {
+        self.lengths.len()
+    }
+
+    fn items(self) -> u64 {
+        self.lengths.iter().map(|&n| u64::from(n)).sum()
+    }
+
+    /// The slots of a list that hold items.
+    fn of(self, list: usize) -> impl Iterator<Item = Slot> + Clone + 'a {
+        (self.offsets[list]..self.offsets[list] + self.lengths[list]).map(Slot)
+    }
+
+    /// The slots of all lists that hold items.
+    fn all(self) -> impl Iterator<Item = Slot> + Clone + 'a {
+        (0..self.lists()).flat_map(move |list| self.of(list))
+    }
+
+    /// Words of a plane of a list.
+    fn words(self, list: usize) -> usize {
+        ((self.offsets[list + 1] - self.offsets[list]) as usize).div_ceil(64)
+    }
+}
+
+/// How many items have each term.
+fn term_counts(columns: &Columns, slots: ListSlots<'_>) -> Vec<u32> {
     let mut counts = vec![0u32; columns.terms()];
-    for term in (0..lists).flat_map(slots).flat_map(|slot| columns.slot_terms(slot)) {
+    for term in slots.all().flat_map(|slot| columns.slot_terms(slot)) {
         counts[term.index()] += 1;
     }
-    let at_least = ((items as f64 * options.exact_share_min).ceil() as u32).max(1);
-    let at_most = (items as f64 * options.posting_share_max).floor() as u32;
-    let exact: Vec<u32> = (0..counts.len() as u32).filter(|&t| counts[t as usize] >= at_least).collect();
-    let rare: Vec<u32> =
-        (0..counts.len() as u32).filter(|&t| (1..=at_most.min(at_least - 1)).contains(&counts[t as usize])).collect();
-    let hashes: Vec<TermHash> = (0..columns.terms() as u32)
-        .into_par_iter()
-        .map(|term| TermHash::of(&columns.term_key(TermId(term)).unwrap_or_default()))
-        .collect();
+    counts
+}
 
-    let numbered: Vec<Buckets> = columns
-        .list()
-        .enumerate()
-        .filter(|(_, column)| {
+/// The slots of each of the `rare` terms: where those of a term start, and one past the last's; the slots, ascending.
+fn postings(columns: &Columns, slots: ListSlots<'_>, rare: &[u32], counts: &[u32]) -> (Vec<u32>, Vec<u32>) {
+    let mut starts = vec![0u32];
+    starts.extend(rare.iter().scan(0, |end, &term| {
+        *end += counts[term as usize];
+        Some(*end)
+    }));
+    let mut next = starts.clone();
+    let mut posted = vec![0u32; starts[rare.len()] as usize];
+    for slot in slots.all() {
+        for term in columns.slot_terms(slot) {
+            if let Ok(at) = rare.binary_search(&term.0) {
+                posted[next[at] as usize] = slot.0;
+                next[at] += 1;
+            }
+        }
+    }
+    (starts, posted)
+}
+
+/// What the bits of an index follow from.
+struct Bits<'a> {
+    columns: &'a Columns,
+    slots: ListSlots<'a>,
+    options: &'a Options,
+    exact: &'a [u32],
+    /// The buckets of the columns that are compared through planes.
+    numbered: Vec<Buckets>,
+    /// Of each term.
+    hashes: Vec<TermHash>,
+}
+
+/// The bits of one list: exact planes, then Bloom planes.
+struct ListBits {
+    planes: Vec<u64>,
+    bloom: Vec<u64>,
+}
+
+impl<'a> Bits<'a> {
+    fn new(columns: &'a Columns, slots: ListSlots<'a>, exact: &'a [u32], options: &'a Options) -> Self {
+        let has_planes = |column: &Column| {
             // A column whose values all have planes is compared through these.
-            let terms = column.first_term().map(|first| first.0..first.0 + column.dictionary_len() as u32);
-            !terms.is_some_and(|mut terms| terms.all(|t| exact.binary_search(&t).is_ok()))
-        })
-        .filter_map(|(n, column)| Buckets::of(n, column, (0..lists).flat_map(slots), options.number_buckets))
-        .collect();
-
-    let build_list = |list: usize| -> ListPlanes {
-        let words = ((list_offsets[list + 1] - list_offsets[list]) as usize).div_ceil(64);
-        let is_exact = |term: &TermId| exact.binary_search(&term.0);
-        let fullest =
-            slots(list).map(|s| columns.slot_terms(s).filter(|t| is_exact(t).is_err()).count()).max().unwrap_or(0);
-        let width = match options.fixed_bits {
-            _ if fullest == 0 => 0,
-            Some(bits) => bits,
-            None => (fullest as u32).saturating_mul(options.bits_per_term).min(WIDTH_MAX).next_multiple_of(8),
+            let mut terms = column.first_term().map(|first| first.0..first.0 + column.dictionary_len() as u32);
+            terms.as_mut().is_some_and(|terms| terms.all(|t| exact.binary_search(&t).is_ok()))
         };
+        let numbered = columns
+            .list()
+            .enumerate()
+            .filter(|(_, column)| !has_planes(column))
+            .filter_map(|(n, column)| Buckets::of(n, column, slots.all(), options.number_buckets))
+            .collect();
+        let hashes = (0..columns.terms() as u32)
+            .into_par_iter()
+            .map(|term| TermHash::of(&columns.term_key(TermId(term)).unwrap_or_default()))
+            .collect();
+        Bits { columns, slots, options, exact, numbered, hashes }
+    }
+
+    fn exact_plane(&self, term: TermId) -> Option<usize> {
+        self.exact.binary_search(&term.0).ok()
+    }
+
+    fn planes(&self) -> usize {
+        self.exact.len() + self.numbered.iter().map(Buckets::len).sum::<usize>()
+    }
+
+    /// Width of a list's Bloom filters: it follows the fullest item.
+    fn width(&self, list: usize) -> u32 {
+        let hashed = |slot| self.columns.slot_terms(slot).filter(|&t| self.exact_plane(t).is_none()).count();
+        match (self.slots.of(list).map(hashed).max().unwrap_or(0), self.options.fixed_bits) {
+            (0, _) => 0,
+            (_, Some(bits)) => bits,
+            (fullest, None) => {
+                (fullest as u32).saturating_mul(self.options.bits_per_term).min(WIDTH_MAX).next_multiple_of(8)
+            }
+        }
+    }
+
+    /// The exact planes, each over all lists, and the Bloom planes of each list in turn.
+    fn all(&self, widths: &[u32]) -> (Vec<u64>, Vec<u64>) {
+        let words: Vec<usize> = (0..widths.len()).map(|list| self.slots.words(list)).collect();
+        let plane_words: usize = words.iter().sum();
+        let mut planes = vec![0u64; self.planes() * plane_words];
+        let mut bloom =
+            Vec::with_capacity(words.iter().zip(widths).map(|(words, &width)| words * width as usize).sum());
+        let mut first = 0;
+        for lists in (0..widths.len()).collect::<Vec<_>>().chunks(LISTS_AT_ONCE) {
+            let built: Vec<ListBits> = lists.par_iter().map(|&list| self.of_list(list, widths[list])).collect();
+            for (&list, bits) in lists.iter().zip(&built) {
+                let count = words[list];
+                for plane in 0..self.planes() {
+                    let at = plane * plane_words + first;
+                    planes[at..at + count].copy_from_slice(&bits.planes[plane * count..][..count]);
+                }
+                bloom.extend_from_slice(&bits.bloom);
+                first += count;
+            }
+        }
+        (planes, bloom)
+    }
+
+    fn of_list(&self, list: usize, width: u32) -> ListBits {
+        let words = self.slots.words(list);
         let mut bloom = vec![0u64; width as usize * words];
-        let mut planes = vec![0u64; (exact.len() + numbered.iter().map(Buckets::len).sum::<usize>()) * words];
-        for (item, slot) in slots(list).enumerate() {
+        let mut planes = vec![0u64; self.planes() * words];
+        for (item, slot) in self.slots.of(list).enumerate() {
             let set = |planes: &mut [u64], plane: usize| planes[plane * words + item / 64] |= 1 << (item % 64);
-            for term in columns.slot_terms(slot) {
-                match is_exact(&term) {
-                    Ok(plane) => set(&mut planes, plane),
-                    Err(_) => {
-                        (0..options.hashes).for_each(|n| set(&mut bloom, hashes[term.index()].position(n, width)));
+            for term in self.columns.slot_terms(slot) {
+                match self.exact_plane(term) {
+                    Some(plane) => set(&mut planes, plane),
+                    None => {
+                        let hash = self.hashes[term.index()];
+                        (0..self.options.hashes).for_each(|n| set(&mut bloom, hash.position(n, width)));
                     }
                 }
             }
-            let mut first = exact.len();
-            for buckets in &numbered {
-                if let Some(place) = columns.at(buckets.column).place(slot) {
+            let mut first = self.exact.len();
+            for buckets in &self.numbered {
+                if let Some(place) = self.columns.at(buckets.column).place(slot) {
                     (buckets.bucket(place)..buckets.len()).for_each(|b| set(&mut planes, first + b));
                 }
                 first += buckets.len();
             }
         }
-        ListPlanes { width, bloom, planes, words }
-    };
-    let built: Vec<ListPlanes> = (0..lists).into_par_iter().map(build_list).collect();
-    let widths: Vec<u32> = built.iter().map(|list| list.width).collect();
-    let bloom: Vec<u64> = built.iter().flat_map(|list| list.bloom.iter().copied()).collect();
-    let plane_count = exact.len() + numbered.iter().map(Buckets::len).sum::<usize>();
-    let planes: Vec<u64> = (0..plane_count)
-        .flat_map(|plane| {
-            built.iter().flat_map(move |list| list.planes[plane * list.words..][..list.words].iter().copied())
-        })
-        .collect();
-    drop(built);
-
-    let mut postings: Vec<Vec<u32>> = vec![Vec::new(); rare.len()];
-    for slot in (0..lists).flat_map(slots) {
-        for term in columns.slot_terms(slot) {
-            if let Ok(at) = rare.binary_search(&term.0) {
-                postings[at].push(slot.0);
-            }
-        }
+        ListBits { planes, bloom }
     }
-    let mut ends = vec![0u32];
-    ends.extend(postings.iter().scan(0, |end, p| {
-        *end += p.len() as u32;
-        Some(*end)
-    }));
-    file.add_owned("planes", &[planes.len()], planes)?;
-    file.add_owned("bloom", &[bloom.len()], bloom)?;
-    numbers::encode(&numbered, file)?;
-    file.add_owned("hashes", &[1], vec![options.hashes])?;
-    file.add_owned("widths", &[lists], widths)?;
-    file.add_owned("term_counts", &[counts.len()], counts)?;
-    file.add_owned("exact_terms", &[exact.len()], exact)?;
-    file.add_owned("posting_terms", &[rare.len()], rare)?;
-    file.add_owned("posting_offsets", &[ends.len()], ends)?;
-    file.add_owned("posting_slots", &[postings.iter().map(Vec::len).sum()], postings.concat())
 }

@@ -10,8 +10,8 @@
 //!
 //! The width `m` differs from list to list: it follows the list's fullest item. A run of lists is a contiguous run of every
 //! exact plane, so that probing one list and sweeping over all are the same flat loops. Terms that few items have keep,
-//! besides, the sorted list of their slots. A [`Plan`] turns a filter into operations on planes (`program`). A Bloom "maybe"
-//! cannot be negated: the words of a plan are an upper bound of the truth, and [`Plan::passes`] decides for each candidate.
+//! besides, the sorted list of their slots. A [`Plan`](super::Plan) turns a filter into operations on planes (`program`). A Bloom "maybe"
+//! cannot be negated: the words of a plan are an upper bound of the truth, and [`Plan::passes`](super::Plan::passes) decides for each candidate.
 //!
 //! Source: the signature layout of SilverTorch (arXiv 2511.14881), with exact planes and posting lists beside it.
 

@@ -1,0 +1,416 @@
+//! Rust source as words and signs, and what the checks read off it: paths, types and functions.
+
+/// A word or sign of a source file, with its line. Comments, texts and lifetimes are left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Token {
+    pub text: String,
+    pub line: usize,
+}
+
+/// A path that a file names: `crate::a::B`, `super::c`, `child::d`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    pub segments: Vec<String>,
+    pub line: usize,
+    /// How many modules written into the file surround it: `super` leaves these first.
+    pub inside: usize,
+    pub kind: Kind,
+    /// True inside a module that only tests have.
+    pub in_tests: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `use a::b;`
+    Use,
+    /// `use a::b as c;`
+    Renamed,
+    /// `pub use a::b;`, however far it is visible.
+    Export,
+    /// `a::b` in code.
+    Inline,
+}
+
+/// A type that a file defines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Type {
+    pub name: String,
+    pub line: usize,
+    /// True where it is `pub` without bounds.
+    pub is_public: bool,
+}
+
+/// What the checks ask of a file.
+#[derive(Debug, Default)]
+pub struct Source {
+    pub paths: Vec<Named>,
+    pub types: Vec<Type>,
+    /// Name, line and number of parameters.
+    pub functions: Vec<(String, usize, usize)>,
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// Where a text that may be raw ends: `r##"..."##` has its marks counted, a plain one its backslashes.
+fn after_text(chars: &[char], quote: usize, marks: Option<usize>) -> usize {
+    let mut at = quote + 1;
+    while at < chars.len() {
+        match (chars[at], marks) {
+            ('\\', None) => at += 1,
+            ('"', None) => return at + 1,
+            ('"', Some(n)) if chars[at + 1..].iter().take(n).filter(|c| **c == '#').count() == n => return at + 1 + n,
+            _ => {}
+        }
+        at += 1;
+    }
+    at
+}
+
+/// Where a comment ends; those between `/*` and `*/` nest.
+fn after_comment(chars: &[char], start: usize) -> usize {
+    let mut at = start + 2;
+    if chars[start + 1] == '/' {
+        while at < chars.len() && chars[at] != '\n' {
+            at += 1;
+        }
+        return at;
+    }
+    let mut depth = 1;
+    while at < chars.len() && depth > 0 {
+        match (chars[at], chars.get(at + 1)) {
+            ('/', Some('*')) => (depth, at) = (depth + 1, at + 2),
+            ('*', Some('/')) => (depth, at) = (depth - 1, at + 2),
+            _ => at += 1,
+        }
+    }
+    at
+}
+
+/// The words and signs of a text.
+pub fn tokens(text: &str) -> Vec<Token> {
+    let chars: Vec<char> = text.chars().collect();
+    let (mut found, mut at, mut line) = (Vec::new(), 0, 1);
+    while at < chars.len() {
+        let (c, next) = (chars[at], chars.get(at + 1).copied());
+        let end = match c {
+            '/' if matches!(next, Some('/' | '*')) => after_comment(&chars, at),
+            '"' => after_text(&chars, at, None),
+            '\'' if next == Some('\\') => {
+                let close = chars[at + 3..].iter().position(|c| *c == '\'').map_or(chars.len(), |n| at + 4 + n);
+                close.min(chars.len())
+            }
+            '\'' if chars.get(at + 2) == Some(&'\'') => at + 3,
+            // A lifetime or a label.
+            '\'' => at + 1 + chars[at + 1..].iter().take_while(|c| is_word(**c)).count(),
+            c if is_word(c) => {
+                let mut end = at + chars[at..].iter().take_while(|c| is_word(**c)).count();
+                let word: String = chars[at..end].iter().collect();
+                let marks = chars[end..].iter().take_while(|c| **c == '#').count();
+                let opens = chars.get(end + marks) == Some(&'"');
+                match word.as_str() {
+                    "r" | "br" | "cr" if opens => end = after_text(&chars, end + marks, Some(marks)),
+                    "b" | "c" if opens && marks == 0 => end = after_text(&chars, end, None),
+                    // A raw name.
+                    "r" if marks == 1 => end += 1,
+                    _ => found.push(Token { text: word, line }),
+                }
+                end
+            }
+            c if c.is_whitespace() => at + 1,
+            c => {
+                let pair: String = [Some(c), next].into_iter().flatten().collect();
+                let sign = if ["::", "->", "=>"].contains(&pair.as_str()) { pair } else { c.to_string() };
+                let end = at + sign.len();
+                found.push(Token { text: sign, line });
+                end
+            }
+        };
+        line += chars[at..end].iter().filter(|c| **c == '\n').count();
+        at = end;
+    }
+    found
+}
+
+/// Reads a file.
+pub fn read(text: &str) -> Source {
+    let mut reader = Reader { tokens: tokens(text), at: 0, blocks: Vec::new(), source: Source::default() };
+    while reader.at < reader.tokens.len() {
+        reader.step();
+    }
+    reader.source
+}
+
+/// What an open brace belongs to.
+#[derive(Clone, Copy, PartialEq)]
+enum Block {
+    Module {
+        of_tests: bool,
+    },
+    /// Types in there are associated ones.
+    Members,
+    Other,
+}
+
+struct Reader {
+    tokens: Vec<Token>,
+    at: usize,
+    blocks: Vec<Block>,
+    source: Source,
+}
+
+impl Reader {
+    fn text(&self, at: usize) -> &str {
+        self.tokens.get(at).map_or("", |token| &token.text)
+    }
+
+    fn before(&self, back: usize) -> &str {
+        self.at.checked_sub(back).map_or("", |at| self.text(at))
+    }
+
+    fn is_name(&self, at: usize) -> bool {
+        self.text(at).starts_with(|c: char| c.is_alphabetic() || c == '_')
+    }
+
+    fn step(&mut self) {
+        match self.text(self.at) {
+            "use" if self.before(1) != "." => self.uses(),
+            "mod" if self.is_name(self.at + 1) && self.text(self.at + 2) == "{" => {
+                let of_tests = self.is_of_tests();
+                self.blocks.push(Block::Module { of_tests });
+                self.at += 3;
+            }
+            "impl" | "trait" if self.is_item() => self.members(),
+            "struct" | "enum" | "union" | "type" if self.is_item() && self.is_name(self.at + 1) => {
+                self.defines();
+                self.at += 2;
+            }
+            "fn" if self.is_name(self.at + 1) => self.function(),
+            "{" => {
+                self.blocks.push(Block::Other);
+                self.at += 1;
+            }
+            "}" => {
+                self.blocks.pop();
+                self.at += 1;
+            }
+            _ if self.is_name(self.at) && self.text(self.at + 1) == "::" && self.before(1) != "::" => self.inline(),
+            _ => self.at += 1,
+        }
+    }
+
+    /// True where an item may stand: not `-> impl Trait`, `&mut impl Trait`, `r.type` or a path.
+    fn is_item(&self) -> bool {
+        ["", ";", "}", "{", "]", ")", "pub", "unsafe", "default"].contains(&self.before(1))
+    }
+
+    fn is_of_tests(&self) -> bool {
+        let marks: Vec<&str> = (1..8).rev().map(|back| self.before(back)).collect();
+        marks.join("").contains("cfg(test)]")
+    }
+
+    fn in_tests(&self) -> bool {
+        self.blocks.contains(&Block::Module { of_tests: true })
+    }
+
+    fn inside(&self) -> usize {
+        self.blocks.iter().filter(|b| matches!(b, Block::Module { .. })).count()
+    }
+
+    fn is_visible(&self) -> bool {
+        self.before(1) == "pub"
+            || self.before(1) == ")" && self.tokens[..self.at].iter().rev().take(8).any(|t| t.text == "pub")
+    }
+
+    fn defines(&mut self) {
+        if self.blocks.contains(&Block::Members) || self.in_tests() || self.blocks.contains(&Block::Other) {
+            return;
+        }
+        let Token { text: name, line } = self.tokens[self.at + 1].clone();
+        let is_public = self.before(1) == "pub";
+        self.source.types.push(Type { name, line, is_public });
+    }
+
+    /// The head of an `impl` or a `trait`, up to its brace; paths in the head are read on the way.
+    fn members(&mut self) {
+        if self.text(self.at) == "trait" {
+            self.defines();
+        }
+        self.at += 1;
+        while self.at < self.tokens.len() && !["{", ";"].contains(&self.text(self.at)) {
+            match self.is_name(self.at) && self.text(self.at + 1) == "::" && self.before(1) != "::" {
+                true => self.inline(),
+                false => self.at += 1,
+            }
+        }
+        if self.text(self.at) == "{" {
+            self.blocks.push(Block::Members);
+        }
+        self.at += 1;
+    }
+
+    fn uses(&mut self) {
+        let kind = if self.is_visible() { Kind::Export } else { Kind::Use };
+        self.at += 1;
+        self.tree(&[], kind);
+    }
+
+    /// A use tree: `a::b`, `a::{b, c::{d, self}, *}`, `a as b`.
+    fn tree(&mut self, above: &[String], kind: Kind) {
+        let mut segments = above.to_vec();
+        let line = self.tokens.get(self.at).map_or(0, |t| t.line);
+        loop {
+            match self.text(self.at) {
+                "::" => self.at += 1,
+                "{" => {
+                    self.at += 1;
+                    while !["}", ";", ""].contains(&self.text(self.at)) {
+                        self.tree(&segments, kind);
+                        if self.text(self.at) == "," {
+                            self.at += 1;
+                        }
+                    }
+                    self.at += 1;
+                    return;
+                }
+                "as" => {
+                    self.at += 2;
+                    let kind = if kind == Kind::Use { Kind::Renamed } else { kind };
+                    return self.names(segments, line, kind);
+                }
+                "self" if !segments.is_empty() => {
+                    self.at += 1;
+                }
+                "," | "}" | ";" | "" => return self.names(segments, line, kind),
+                word => {
+                    segments.push(word.to_owned());
+                    self.at += 1;
+                }
+            }
+        }
+    }
+
+    fn inline(&mut self) {
+        let line = self.tokens[self.at].line;
+        let mut segments = vec![self.text(self.at).to_owned()];
+        self.at += 1;
+        while self.text(self.at) == "::" && self.is_name(self.at + 1) {
+            segments.push(self.text(self.at + 1).to_owned());
+            self.at += 2;
+        }
+        self.names(segments, line, Kind::Inline);
+    }
+
+    fn names(&mut self, segments: Vec<String>, line: usize, kind: Kind) {
+        let (inside, in_tests) = (self.inside(), self.in_tests());
+        self.source.paths.push(Named { segments, line, inside, kind, in_tests });
+    }
+
+    fn function(&mut self) {
+        let Token { text: name, line } = self.tokens[self.at + 1].clone();
+        let mut at = self.at + 2;
+        let mut angles = 0;
+        while at < self.tokens.len() && (angles > 0 || self.text(at) != "(") {
+            angles += i32::from(self.text(at) == "<") - i32::from(self.text(at) == ">");
+            at += 1;
+        }
+        let (mut depth, mut count, mut begun) = (0, 0, false);
+        for token in &self.tokens[at.min(self.tokens.len())..] {
+            match token.text.as_str() {
+                "(" | "[" | "{" | "<" => depth += 1,
+                ")" | "]" | "}" | ">" => depth -= 1,
+                "," if depth == 1 => (count, begun) = (count + usize::from(begun), false),
+                _ => {}
+            }
+            if depth == 0 {
+                break;
+            }
+            begun |= !(depth == 1 && ["(", ","].contains(&token.text.as_str()));
+        }
+        self.source.functions.push((name, line, count + usize::from(begun)));
+        self.at += 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(text: &str) -> Vec<String> {
+        read(text).paths.iter().map(|p| p.segments.join("::")).collect()
+    }
+
+    #[test]
+    fn groups_over_several_lines_are_read() {
+        let text = "use crate::{\n    bloom::{self, Plan},\n    // crate::not\n    ivf as index,\n    wire::*,\n};";
+        assert_eq!(paths(text), ["crate::bloom", "crate::bloom::Plan", "crate::ivf", "crate::wire::*"]);
+        assert_eq!(read(text).paths[1].line, 2);
+        assert_eq!(paths("pub(crate) use crate :: a\n::\nb;"), ["crate::a::b"]);
+        assert_eq!(paths("use {crate::a, super::b::{c::d, e}};"), ["crate::a", "super::b::c::d", "super::b::e"]);
+    }
+
+    #[test]
+    fn relative_paths_are_read_with_the_modules_around_them() {
+        let found = read(
+            "use super::a;\n#[cfg(test)]\nmod tests {\n use super::*;\n fn f() { super::super::b::g() } }\nuse self::c;",
+        );
+        let of = |n: usize| {
+            let Named { segments, inside, in_tests, .. } = &found.paths[n];
+            (segments.join("::"), *inside, *in_tests)
+        };
+        assert_eq!(of(0), ("super::a".into(), 0, false));
+        assert_eq!(of(1), ("super::*".into(), 1, true));
+        assert_eq!(of(2), ("super::super::b::g".into(), 1, true));
+        assert_eq!(of(3), ("self::c".into(), 0, false));
+    }
+
+    #[test]
+    fn paths_in_code_are_read_and_those_in_texts_and_comments_are_not() {
+        let text = r##"
+            //! crate::a
+            /* crate::b /* crate::c */ crate::d */
+            fn f<'a>(x: &'a crate::e::X) -> impl Fn(u8) -> crate::f::Y {
+                let quoted = ('"', '\'', "crate::g \" crate::h", b"crate::i", r#"crate::j " crate::k"#, '\\');
+                macro_of!($crate::l::m, <crate::n::T as crate::o::U>::V)
+            }
+            impl crate::p::Trait for S {}
+        "##;
+        let expected = ["e::X", "f::Y", "l::m", "n::T", "o::U", "p::Trait"].map(|p| format!("crate::{p}"));
+        assert_eq!(paths(text), expected);
+    }
+
+    #[test]
+    fn kinds_of_uses_are_told_apart() {
+        let kinds: Vec<Kind> =
+            read("use a::B; pub use a::C; pub(super) use a::D; use a::E as F; fn f() { a::g(); use a::H; }")
+                .paths
+                .iter()
+                .map(|p| p.kind)
+                .collect();
+        assert_eq!(kinds, [Kind::Use, Kind::Export, Kind::Export, Kind::Renamed, Kind::Inline, Kind::Use]);
+    }
+
+    #[test]
+    fn types_are_those_of_items() {
+        let text = "pub struct A; enum B {} pub(crate) trait C { type D; } impl I for A { type E = u8; }\
+            fn f(x: impl J) -> impl K { struct L; let r = x.r#type; } pub type M = u8; mod tests { pub union N {} }\
+            #[cfg(test)] mod tests { pub struct O; } #[derive(Debug)] pub struct P<T>(T);";
+        let types: Vec<(String, bool)> = read(text).types.into_iter().map(|t| (t.name, t.is_public)).collect();
+        let expected = [("A", true), ("B", false), ("C", false), ("M", true), ("N", true), ("P", true)];
+        assert_eq!(types, expected.map(|(name, is_public)| (name.to_owned(), is_public)));
+    }
+
+    #[test]
+    fn parameters_are_counted_through_nested_types() {
+        for (text, expected) in [
+            ("fn f() {}", 0),
+            ("fn f(&self) {}", 1),
+            ("fn f<const N: usize, T: Fn(u8, u8) -> u8>(a: [T; N], b: (u8, u8),) -> (u8, u8) {}", 2),
+            ("fn f(&mut self, a: impl FnMut(A, B) -> C, b: Map<A, B>, [c, d]: [u8; 2], E { f, g }: E);", 5),
+            ("fn f(a: fn(u8, u8) -> Vec<u8>, b: &dyn Fn(A) -> B) {}", 2),
+        ] {
+            assert_eq!(read(text).functions[0].2, expected, "{text}");
+        }
+    }
+}
