@@ -184,7 +184,7 @@ struct Place {
     end: usize,
 }
 
-/// A mapped tensor file.
+/// A tensor file, mapped or in memory.
 #[derive(Clone, Debug)]
 pub struct Tensors {
     name: String,
@@ -193,12 +193,24 @@ pub struct Tensors {
 }
 
 impl Tensors {
-    /// Maps the file and checks its header; the data is not read.
+    /// Maps a file of a store and checks its header; the data is not read.
     ///
     /// # Errors
     /// `NotFound`, `Io`, or `Corrupt` with the path.
     pub fn open(path: &Path) -> Result<Self> {
-        let map = Arc::new(Map::open(path)?);
+        Tensors::of(path, Map::published(path)?)
+    }
+
+    /// Reads a file of anybody else, who may change it meanwhile or later.
+    ///
+    /// # Errors
+    /// As [`Tensors::open`].
+    pub fn read(path: &Path) -> Result<Self> {
+        Tensors::of(path, Map::read(path)?)
+    }
+
+    fn of(path: &Path, map: Map) -> Result<Self> {
+        let map = Arc::new(map);
         let corrupt =
             |e: safetensors::SafeTensorError| Error::corrupt(format!("{}: not a tensor file: {e}", path.display()));
         let (header_bytes, metadata) = SafeTensors::read_metadata(&map).map_err(corrupt)?;
@@ -244,7 +256,8 @@ impl Tensors {
         self.places.get(tensor).ok_or_else(|| Error::corrupt(format!("{}: tensor `{tensor}` is missing", self.name)))
     }
 
-    /// A tensor of the given type and number of dimensions, without a copy, and its shape.
+    /// A tensor of the given type and number of dimensions, and its shape; without a copy where it is aligned, as all are that
+    /// [`TensorFile`] wrote.
     ///
     /// # Errors
     /// `Corrupt` where the name, the type or the number of dimensions differs.

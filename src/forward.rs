@@ -31,7 +31,7 @@ use crate::bloom::{Plan, Route};
 use crate::columns::{Cell, Column};
 use crate::error::{Error, Result};
 use crate::filter;
-use crate::ivf::{Counters, Probing, Rows, Search};
+use crate::ivf::{Counters, Index, Probing, Rows, Search};
 use crate::model::Features;
 use crate::overarch::Candidates;
 use crate::snapshot::Snapshot;
@@ -190,7 +190,7 @@ fn embed_users(snapshot: &Snapshot, users: &[User<'_>], deadline: Deadline) -> V
     let mut towered: Vec<(usize, Features)> = Vec::new();
     for (n, user) in users.iter().enumerate() {
         queries.push(match (user.vector, user.features, &snapshot.package.user) {
-            (Some(vector), None, _) => given_vector(vector, snapshot.index.dimension()),
+            (Some(vector), None, _) => given_vector(vector, &snapshot.index),
             (None, Some(features), Some(tower)) => match tower.read(features) {
                 Ok(features) => {
                     towered.push((n, features));
@@ -229,13 +229,8 @@ fn embed_users(snapshot: &Snapshot, users: &[User<'_>], deadline: Deadline) -> V
     queries
 }
 
-fn given_vector(vector: &[f32], dimension: usize) -> Result<Query> {
-    if vector.len() != dimension {
-        return Err(Error::invalid(format!("field `vector`: got {} numbers, expected {dimension}", vector.len())));
-    }
-    if let Some(at) = vector.iter().position(|x| !x.is_finite()) {
-        return Err(Error::invalid(format!("field `vector[{at}]`: got {}, expected a finite number", vector[at])));
-    }
+fn given_vector(vector: &[f32], index: &Index) -> Result<Query> {
+    index.check_query(vector).map_err(|e| e.within("field `vector`"))?;
     Ok(Query { vector: vector.to_vec(), degraded_rows: 0, trace: Trace::default() })
 }
 
@@ -258,9 +253,9 @@ fn run_tower(
     let made = trace.step("tower", || tower.run(&pooled))?;
     trace.count(features.len() as u64, 0);
     let degraded_rows = |n: usize| report.iter().filter_map(|t| t.degraded_of.get(n)).sum();
-    let query = |(n, row): (usize, &[f32])| match row.iter().all(|x| x.is_finite()) {
-        true => Ok(Query { vector: row.to_vec(), degraded_rows: degraded_rows(n), trace: trace.clone() }),
-        false => Err(Error::internal("the user tower made a query that is not finite")),
+    let query = |(n, row): (usize, &[f32])| match snapshot.index.check_query(row) {
+        Ok(()) => Ok(Query { vector: row.to_vec(), degraded_rows: degraded_rows(n), trace: trace.clone() }),
+        Err(e) => Err(Error::internal(format!("the query of the user tower: {e}"))),
     };
     made.data().chunks_exact(snapshot.index.dimension()).enumerate().map(query).collect()
 }
@@ -410,7 +405,7 @@ fn search_together(snapshot: &Snapshot, asked: &mut [Asked<'_>], deadline: Deadl
     let each = together.iter().zip(&mut *selectors);
     let mut searches: Vec<Search<'_>> = each
         .map(|((one, room), selector)| {
-            selector.reset(*room);
+            selector.reset_by_id(*room, snapshot.ids.of_slots());
             Search::new(&one.query.vector, one.wanted.probes, selector)
         })
         .collect();
@@ -444,7 +439,7 @@ fn find(snapshot: &Snapshot, asked: &mut Asked<'_>, scratch: &mut Scratch) -> Co
     candidates.clear();
     let is_excluded = |slot: Slot| excluded.binary_search(&slot).is_ok();
     if wanted.exact || matches!(plan.route(), Route::Slots(_)) {
-        selector.reset(wanted.k0);
+        selector.reset_by_id(wanted.k0, snapshot.ids.of_slots());
         let counters = trace.step("scan", || match plan.route() {
             Route::Slots(slots) => {
                 let eligible: Vec<Slot> = slots.iter().copied().filter(|&s| !is_excluded(s)).collect();
@@ -477,7 +472,7 @@ fn find(snapshot: &Snapshot, asked: &mut Asked<'_>, scratch: &mut Scratch) -> Co
             Some((n, counters)) => (counters, &mut selectors[n]),
             None => {
                 let start = Instant::now();
-                selector.reset(unfiltered);
+                selector.reset_by_id(unfiltered, snapshot.ids.of_slots());
                 let counters = index.search(vector, probing, None, selector, unfiltered, search);
                 trace.add_all(search_steps(snapshot, start.elapsed(), Duration::ZERO, &counters));
                 (counters, &mut *selector)
@@ -489,7 +484,7 @@ fn find(snapshot: &Snapshot, asked: &mut Asked<'_>, scratch: &mut Scratch) -> Co
     }
     let mut room = wanted.room(snapshot);
     loop {
-        selector.reset(room);
+        selector.reset_by_id(room, snapshot.ids.of_slots());
         let start = Instant::now();
         let mut words_time = Duration::ZERO;
         let mut fill = |list, out: &mut [u64]| {
@@ -524,7 +519,7 @@ fn rescore(snapshot: &Snapshot, vector: &[f32], k0: usize, trace: &mut Trace, sc
         slots.sort_unstable();
         products.resize(slots.len(), 0.0);
         snapshot.index.products(vector, slots, products);
-        selector.reset(k0);
+        selector.reset_by_id(k0, snapshot.ids.of_slots());
         slots.iter().zip(&*products).for_each(|(&slot, &score)| selector.push(score, Slot(slot)));
         candidates.clear();
         candidates.extend(selector.finish().iter().map(|&key| unkey(key)));

@@ -6,15 +6,19 @@
 
 use std::path::Path;
 
-use crate::device::map::Map;
+use crate::device::map::ForeignFile;
 use crate::error::{Error, Result};
 
-/// The header of a file and where its numbers start.
+/// Longest header; NumPy's own are of some hundred bytes.
+const HEADER_BYTES_MAX: usize = 1 << 16;
+/// Bytes that are read at a time, so that numbers lie in memory once.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// The header of a file.
 struct Header {
     descr: String,
     rows: usize,
     cols: usize,
-    start: usize,
 }
 
 /// The text after `'name':` in a header.
@@ -23,21 +27,28 @@ fn field<'a>(header: &'a str, name: &str) -> Option<&'a str> {
     header[at + name.len() + 2..].trim_start().strip_prefix(':').map(str::trim_start)
 }
 
-fn header(bytes: &[u8]) -> Result<Header> {
+fn header(file: &mut ForeignFile, left: &mut usize) -> Result<Header> {
     let broken = |what: &str| Error::invalid(format!("not a .npy matrix: {what}"));
-    if bytes.len() < 12 || &bytes[..6] != b"\x93NUMPY" {
+    let mut take = |count: usize| {
+        *left = left.checked_sub(count).ok_or_else(|| broken("its header is cut off"))?;
+        let mut bytes = vec![0; count];
+        file.read(&mut bytes).map(|()| bytes)
+    };
+    let start = take(8)?;
+    if !start.starts_with(b"\x93NUMPY") {
         return Err(broken("it does not start with \\x93NUMPY"));
     }
-    let (length, from): (usize, usize) = match bytes[6] {
-        1 => (u16::from_le_bytes([bytes[8], bytes[9]]) as usize, 10),
-        2 | 3 => (u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]) as usize, 12),
+    let length_bytes = match start[6] {
+        1 => 2,
+        2 | 3 => 4,
         other => return Err(broken(&format!("version {other}, expected 1 to 3"))),
     };
-    let text = from
-        .checked_add(length)
-        .and_then(|end| bytes.get(from..end))
-        .and_then(|text| std::str::from_utf8(text).ok())
-        .ok_or_else(|| broken("its header is cut off or no text"))?;
+    let length = take(length_bytes)?.iter().rev().fold(0, |length, &byte| length << 8 | usize::from(byte));
+    if length > HEADER_BYTES_MAX {
+        return Err(broken(&format!("a header of {length} bytes, expected at most {HEADER_BYTES_MAX}")));
+    }
+    let text = take(length)?;
+    let text = std::str::from_utf8(&text).map_err(|_| broken("its header is no text"))?;
     let descr = field(text, "descr")
         .and_then(|t| t.strip_prefix(['\'', '"']))
         .and_then(|t| t.split(['\'', '"']).next())
@@ -51,26 +62,46 @@ fn header(bytes: &[u8]) -> Result<Header> {
         .ok_or_else(|| broken("its header names no `shape`"))?;
     let sizes: Vec<&str> = shape.split(',').map(str::trim).filter(|s| !s.is_empty()).collect();
     match sizes.iter().map(|s| s.parse().ok()).collect::<Option<Vec<usize>>>().as_deref() {
-        Some(&[rows, cols]) => Ok(Header { descr: descr.to_owned(), rows, cols, start: from + length }),
+        Some(&[rows, cols]) => Ok(Header { descr: descr.to_owned(), rows, cols }),
         _ => Err(broken(&format!("shape ({shape}), expected (rows, columns)"))),
     }
 }
 
-/// The numbers of a file, each `N` bytes made into a `T`.
-fn numbers<const N: usize, T>(bytes: &[u8], header: &Header, number: impl Fn([u8; N]) -> T) -> Result<Vec<T>> {
-    let count = header.rows.checked_mul(header.cols).filter(|c| c.checked_mul(N).is_some());
-    let body = &bytes[header.start..];
-    match count {
-        Some(count) if count * N == body.len() => {
-            let (parts, _) = body.as_chunks::<N>();
-            Ok(parts.iter().map(|&part| number(part)).collect())
+/// A file whose header was read.
+struct Body {
+    file: ForeignFile,
+    header: Header,
+    /// Bytes of its numbers.
+    bytes: usize,
+}
+
+impl Body {
+    fn open(path: &Path) -> Result<Self> {
+        let mut file = ForeignFile::open(path)?;
+        let mut bytes = file.len();
+        let header = header(&mut file, &mut bytes).map_err(|e| e.within(path.display()))?;
+        Ok(Body { file, header, bytes })
+    }
+
+    /// The numbers, each `N` bytes made into a `T`.
+    fn numbers<const N: usize, T>(mut self, number: impl Fn([u8; N]) -> T) -> Result<Vec<T>> {
+        let Header { rows, cols, .. } = self.header;
+        let count = rows.checked_mul(cols).filter(|count| count.checked_mul(N) == Some(self.bytes));
+        let Some(count) = count else {
+            return Err(Error::invalid(format!(
+                "{} bytes of numbers, expected {rows} × {cols} of {N} bytes",
+                self.bytes
+            )));
+        };
+        let mut values = Vec::with_capacity(count);
+        let mut chunk = vec![0; CHUNK_BYTES.min(self.bytes)];
+        while values.len() < count {
+            let bytes = CHUNK_BYTES.min((count - values.len()) * N);
+            self.file.read(&mut chunk[..bytes])?;
+            values.extend(chunk[..bytes].as_chunks::<N>().0.iter().map(|&part| number(part)));
         }
-        _ => Err(Error::invalid(format!(
-            "{} bytes of numbers, expected {} × {} of {N} bytes",
-            body.len(),
-            header.rows,
-            header.cols
-        ))),
+        self.file.finish()?;
+        Ok(values)
     }
 }
 
@@ -83,18 +114,12 @@ fn unexpected<T>(header: &Header, expected: &str) -> Result<T> {
 /// # Errors
 /// `NotFound` or `Io`; `Invalid` with the path and what is wrong with the file.
 pub fn read_f32(path: &Path) -> Result<(Vec<f32>, usize, usize)> {
-    let map = Map::open(path)?;
-    let read = || {
-        let header = header(&map)?;
-        let values = match header.descr.as_str() {
-            "<f2" => numbers(&map, &header, |b: [u8; 2]| half::f16::from_le_bytes(b).to_f32())?,
-            "<f4" => numbers(&map, &header, f32::from_le_bytes)?,
-            "<f8" => numbers(&map, &header, |b: [u8; 8]| f64::from_le_bytes(b) as f32)?,
-            _ => return unexpected(&header, "f2, f4 or f8"),
-        };
-        Ok((values, header.rows, header.cols))
-    };
-    read().map_err(|e: Error| e.within(path.display()))
+    read(path, |body| match body.header.descr.as_str() {
+        "<f2" => body.numbers(|b: [u8; 2]| half::f16::from_le_bytes(b).to_f32()),
+        "<f4" => body.numbers(f32::from_le_bytes),
+        "<f8" => body.numbers(|b: [u8; 8]| f64::from_le_bytes(b) as f32),
+        _ => unexpected(&body.header, "f2, f4 or f8"),
+    })
 }
 
 /// Reads a matrix of integers of up to 64 bits: its numbers row after row, its rows and its columns.
@@ -102,21 +127,22 @@ pub fn read_f32(path: &Path) -> Result<(Vec<f32>, usize, usize)> {
 /// # Errors
 /// As [`read_f32`].
 pub fn read_i64(path: &Path) -> Result<(Vec<i64>, usize, usize)> {
-    let map = Map::open(path)?;
-    let read = || {
-        let header = header(&map)?;
-        let values = match header.descr.as_str() {
-            "|i1" => numbers(&map, &header, |b: [u8; 1]| i64::from(i8::from_le_bytes(b)))?,
-            "|u1" => numbers(&map, &header, |b: [u8; 1]| i64::from(b[0]))?,
-            "<i2" => numbers(&map, &header, |b: [u8; 2]| i64::from(i16::from_le_bytes(b)))?,
-            "<i4" => numbers(&map, &header, |b: [u8; 4]| i64::from(i32::from_le_bytes(b)))?,
-            "<u4" => numbers(&map, &header, |b: [u8; 4]| i64::from(u32::from_le_bytes(b)))?,
-            "<i8" => numbers(&map, &header, i64::from_le_bytes)?,
-            _ => return unexpected(&header, "i1, u1, i2, i4, u4 or i8"),
-        };
-        Ok((values, header.rows, header.cols))
-    };
-    read().map_err(|e: Error| e.within(path.display()))
+    read(path, |body| match body.header.descr.as_str() {
+        "|i1" => body.numbers(|b: [u8; 1]| i64::from(i8::from_le_bytes(b))),
+        "|u1" => body.numbers(|b: [u8; 1]| i64::from(b[0])),
+        "<i2" => body.numbers(|b: [u8; 2]| i64::from(i16::from_le_bytes(b))),
+        "<i4" => body.numbers(|b: [u8; 4]| i64::from(i32::from_le_bytes(b))),
+        "<u4" => body.numbers(|b: [u8; 4]| i64::from(u32::from_le_bytes(b))),
+        "<i8" => body.numbers(i64::from_le_bytes),
+        _ => unexpected(&body.header, "i1, u1, i2, i4, u4 or i8"),
+    })
+}
+
+fn read<T>(path: &Path, numbers: impl FnOnce(Body) -> Result<Vec<T>>) -> Result<(Vec<T>, usize, usize)> {
+    let body = Body::open(path)?;
+    let (rows, cols) = (body.header.rows, body.header.cols);
+    let values = numbers(body).map_err(|e| e.within(path.display()))?;
+    Ok((values, rows, cols))
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use super::say;
 use crate::error::{Error, Result};
 use crate::snapshot::{self, Recipe, Remote, Stage, Store, Vectors};
 use crate::sparse::tiers::remote::{Cluster, ClusterOptions};
+use crate::telemetry;
 
 /// Arguments of `sterling publish`.
 #[derive(Debug, clap::Args)]
@@ -46,6 +47,7 @@ pub(super) struct Publish {
 
 impl Publish {
     pub(super) fn run(self) -> Result<()> {
+        telemetry::start_logs(false);
         let recipe = self.index.as_deref().map(Recipe::read).transpose()?.unwrap_or_default();
         let what = snapshot::Publish {
             package: self.package,

@@ -71,7 +71,11 @@ impl Server {
     pub(super) fn bind(config: &Config) -> Result<Self> {
         telemetry::metrics();
         let placement = Placement::open(&config.tables)?;
-        let registry = Registry::new(existing(config.store.clone())?, config.model.clone(), placement);
+        let store = existing(config.store.clone())?;
+        if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {
+            tracing::warn!("model `{model}` has no version in {} yet, waiting for one", config.store.display());
+        }
+        let registry = Registry::new(store, config.model.clone(), placement);
         let app = Arc::new(App::new(registry, Engine::start(&config.engine)?));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()

@@ -72,10 +72,10 @@ impl<T: Pod> Buffer<T> {
         Buffer::filled(values.len(), |to| to.copy_from_slice(values))
     }
 
-    /// `len` numbers of a mapped file, from a byte offset on.
+    /// `len` numbers of a mapped file, from a byte offset on; copied where that does not suit the alignment of `T`.
     ///
     /// # Errors
-    /// `Corrupt` where the range leaves the file or does not suit the alignment of `T`.
+    /// `Corrupt` where the range leaves the file; as [`Buffer::filled`].
     pub fn mapped(map: Arc<Map>, offset_bytes: usize, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<T>()).and_then(|b| b.checked_add(offset_bytes));
         let range = bytes.and_then(|end| map.get(offset_bytes..end)).ok_or_else(|| {
@@ -86,7 +86,7 @@ impl<T: Pod> Buffer<T> {
             ))
         })?;
         if bytemuck::try_cast_slice::<u8, T>(range).is_err() {
-            return Err(Error::corrupt(format!("offset {offset_bytes} is not aligned to {} bytes", align_of::<T>())));
+            return Buffer::filled(len, |to| bytemuck::cast_slice_mut(to).copy_from_slice(range));
         }
         Ok(Buffer { backing: Arc::new(Backing::Mapped(map)), offset: offset_bytes, len, kind: PhantomData })
     }

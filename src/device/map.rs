@@ -1,24 +1,30 @@
-//! Read-only memory maps of whole files.
+//! The bytes of whole files: mapped, where nobody may change them, else read.
+//!
+//! A map shows what the file holds at the moment of each look, and a look beyond the end of a file that has shrunk since ends
+//! the process. So only files that nobody changes are mapped, those of a store. Files of users, which a training job may
+//! be writing, are read, and refused where they changed meanwhile.
 
 use std::fs::File;
+use std::io::Read;
 use std::ops::Deref;
 use std::path::Path;
+use std::time::SystemTime;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 
-/// A whole file, mapped read-only. Snapshot files are written once under a temporary name and renamed, and never
-/// changed afterwards; that is what makes a map of them sound.
+/// The bytes of a whole file, read-only.
 #[derive(Debug)]
 pub struct Map {
     map: Option<memmap2::Mmap>,
 }
 
 impl Map {
-    /// Maps the file at `path`. An empty file is an empty map.
+    /// Maps a file of a store: it was written under another name and renamed, and is never changed afterwards. An empty file
+    /// is an empty map.
     ///
     /// # Errors
     /// `NotFound` or `Io` with the path.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub fn published(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(|e| Error::io(path.display(), e))?;
         if file.metadata().map_err(|e| Error::io(path.display(), e))?.len() == 0 {
             return Ok(Map { map: None });
@@ -28,11 +34,127 @@ impl Map {
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path.display(), e))?;
         Ok(Map { map: Some(map) })
     }
+
+    /// Reads a file of anybody else into memory of its own.
+    ///
+    /// # Errors
+    /// As [`ForeignFile`].
+    pub fn read(path: &Path) -> Result<Self> {
+        let mut file = ForeignFile::open(path)?;
+        if file.len() == 0 {
+            return Ok(Map { map: None });
+        }
+        let io = |e| Error::io(path.display(), e);
+        let mut map = memmap2::MmapMut::map_anon(file.len()).map_err(io)?;
+        file.read(&mut map).and_then(|()| file.finish()).map_err(|e| e.within(path.display()))?;
+        Ok(Map { map: Some(map.make_read_only().map_err(io)?) })
+    }
 }
 
 impl Deref for Map {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         self.map.as_deref().unwrap_or(&[])
+    }
+}
+
+/// A file that others may change while it is read, which is then an error.
+#[derive(Debug)]
+pub struct ForeignFile {
+    file: File,
+    len: usize,
+    modified: Option<SystemTime>,
+}
+
+impl ForeignFile {
+    /// Opens a file, to be read from its start.
+    ///
+    /// # Errors
+    /// `NotFound` or `Io` with the path.
+    pub fn open(path: &Path) -> Result<Self> {
+        let io = |e| Error::io(path.display(), e);
+        let file = File::open(path).map_err(io)?;
+        let metadata = file.metadata().map_err(io)?;
+        Ok(ForeignFile { file, len: metadata.len() as usize, modified: metadata.modified().ok() })
+    }
+
+    /// Bytes of the file when it was opened.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True where it had none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Reads the next bytes.
+    ///
+    /// # Errors
+    /// `Io`, also where the file ends before.
+    pub fn read(&mut self, to: &mut [u8]) -> Result<()> {
+        self.file.read_exact(to).map_err(|e| match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => self.changed(),
+            _ => Error::io("reading", e),
+        })
+    }
+
+    /// Makes sure that what was read is one file and not two halves of two.
+    ///
+    /// # Errors
+    /// `Io` where the file is not what it was when it was opened.
+    pub fn finish(self) -> Result<()> {
+        let now = self.file.metadata().map_err(|e| Error::io("reading", e))?;
+        match now.len() as usize == self.len && now.modified().ok() == self.modified {
+            true => Ok(()),
+            false => Err(self.changed()),
+        }
+    }
+
+    fn changed(&self) -> Error {
+        let found = self.file.metadata().map_or(0, |m| m.len());
+        let what = format!("changed while it was read: it had {} bytes and has {found}", self.len);
+        Error::new(Kind::Io, what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_foreign_file_that_changes_is_an_error() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let changes: [fn(&Path); 3] = [
+            |path| File::options().write(true).open(path).unwrap().set_len(3).unwrap(),
+            |path| File::options().write(true).open(path).unwrap().set_len(30_000).unwrap(),
+            |path| {
+                let file = File::options().write(true).open(path).unwrap();
+                file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+            },
+        ];
+        for change in changes {
+            std::fs::write(file.path(), vec![7; 20_000]).unwrap();
+            let mut foreign = ForeignFile::open(file.path()).unwrap();
+            let mut bytes = vec![0; 10_000];
+            foreign.read(&mut bytes).unwrap();
+            change(file.path());
+            let rest = foreign.read(&mut bytes).and_then(|()| foreign.finish());
+            assert!(rest.unwrap_err().to_string().contains("changed while it was read: it had 20000 bytes"));
+        }
+        std::fs::write(file.path(), vec![7; 20_000]).unwrap();
+        assert_eq!(&*Map::read(file.path()).unwrap(), vec![7; 20_000]);
+        std::fs::write(file.path(), b"").unwrap();
+        assert!(Map::read(file.path()).unwrap().is_empty() && Map::published(file.path()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_was_read_stays_when_the_file_goes() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), vec![7; 1 << 20]).unwrap();
+        let map = Map::read(file.path()).unwrap();
+        file.as_file().set_len(0).unwrap();
+        assert!(map.iter().all(|&byte| byte == 7));
     }
 }

@@ -122,12 +122,12 @@ impl Index {
         let start = Instant::now();
         let lists: Vec<ListId> = self.probe(search.vector, probes, &mut first.search).map(|(list, _)| list).collect();
         search.counters = Counters { probe_time: start.elapsed(), ..Counters::default() };
-        let (vector, k0) = (search.vector, search.selector.k());
+        let (vector, whole) = (search.vector, &*search.selector);
         let scan = |(n, part): (usize, &mut Part)| {
             part.make_room(1);
             let (query, selector) = (&mut part.queries[0], &mut part.coarse[0]);
             self.quantize(vector, query);
-            selector.reset(k0);
+            selector.reset_as(whole);
             let mut counters = Counters::default();
             let mut of_part = lists.iter().copied().skip(n).step_by(count).peekable();
             while let Some(list) = of_part.next() {

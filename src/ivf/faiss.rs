@@ -1,6 +1,6 @@
 //! Index files of Faiss: an inverted file that was built elsewhere, with its lists.
 //!
-//! 1. The file is mapped and walked once. Every length in it is held against the bytes that are left before anything is
+//! 1. The file is read and walked once. Every length in it is held against the bytes that are left before anything is
 //!    allocated by it, and nothing may be left at the end.
 //! 2. Vectors are decoded when they are asked for, in the order that is asked for.
 //!
@@ -35,7 +35,7 @@ const METRIC_L2: i32 = 1;
 /// What lengths may differ by, as a share, where the order of L2 is to be that of inner products.
 const LENGTH_TOLERANCE: f32 = 1e-3;
 
-/// An index file, mapped and checked.
+/// An index file, read and checked.
 #[derive(Debug)]
 pub struct IndexFile {
     map: Map,
@@ -43,13 +43,13 @@ pub struct IndexFile {
 }
 
 impl IndexFile {
-    /// Maps an index file and reads everything but the vectors.
+    /// Reads an index file and makes sense of everything but the vectors.
     ///
     /// # Errors
     /// With the path: `NotFound` or `Io`; `Corrupt` with the byte where the file does not say what it must; `Unsupported`
     /// with the fourcc, the metric or the codec that is not read, and those that are.
     pub fn open(path: &Path) -> Result<Self> {
-        let map = Map::open(path)?;
+        let map = Map::read(path)?;
         let index = Inverted::parse(&map).map_err(|e| e.within(path.display()))?;
         Ok(IndexFile { map, index })
     }

@@ -36,15 +36,16 @@ pub struct Package {
 }
 
 impl Package {
-    /// Opens the package in `folder`.
+    /// Opens the package in `folder`, the files of which somebody may be changing: its tables are read into memory.
     ///
     /// # Errors
     /// `Invalid` or `NotFound` with the file and the field that are wrong.
     pub fn open(folder: &Path) -> Result<Self> {
-        Package::open_placed(folder, |_, tables| Ok(tables))
+        Package::from_folder(folder, Tensors::read, |_, tables| Ok(tables))
     }
 
-    /// Opens the package in `folder`; `place` says where its tables lie, given them whole and mapped.
+    /// Opens the package in the `folder` of a published version; `place` says where its tables lie, given them whole and
+    /// mapped.
     ///
     /// # Errors
     /// As [`Package::open`], and what `place` returns.
@@ -52,15 +53,24 @@ impl Package {
         folder: &Path,
         place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
     ) -> Result<Self> {
+        Package::from_folder(folder, Tensors::open, place)
+    }
+
+    fn from_folder(
+        folder: &Path,
+        tensors: impl Fn(&Path) -> Result<Tensors>,
+        place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
+    ) -> Result<Self> {
         let text = read(folder, MODEL_FILE).map_err(|e| e.within(folder.display()))?;
         let text = String::from_utf8(text).map_err(|_| Error::invalid(format!("{MODEL_FILE}: not UTF-8")))?;
         let spec = ModelSpec::parse(&text).map_err(|e| e.within(folder.join(MODEL_FILE).display()))?;
-        Package::assemble(folder, spec, place).map_err(|e| e.within(folder.display()))
+        Package::assemble(folder, spec, tensors, place).map_err(|e| e.within(folder.display()))
     }
 
     fn assemble(
         folder: &Path,
         spec: ModelSpec,
+        tensors: impl Fn(&Path) -> Result<Tensors>,
         place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
     ) -> Result<Self> {
         if let Some(name) = file_names(&spec).iter().find(|n| n.contains(['/', '\\']) || n.starts_with('.')) {
@@ -69,7 +79,7 @@ impl Package {
             )));
         }
         let tables = spec.tables.iter().map(|table| {
-            let tensors = Tensors::open(&folder.join(&table.file))?;
+            let tensors = tensors(&folder.join(&table.file))?;
             let mut opened = Table::mapped(&tensors, &table.name, table.row_format()?, table.unseen()?)?;
             if let Some(file) = &table.vocabulary {
                 let text =

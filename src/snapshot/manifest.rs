@@ -98,7 +98,7 @@ impl Manifest {
     /// `Corrupt` naming the first file, in the order of names, that is missing or differs.
     pub fn verify(&self, folder: &Path) -> Result<()> {
         let check = |(name, expected): (&String, &Checksum)| {
-            let map = Map::open(&folder.join(name)).map_err(|e| match e.kind() {
+            let map = Map::published(&folder.join(name)).map_err(|e| match e.kind() {
                 Kind::NotFound => Error::corrupt(format!("{}: file `{name}` is missing", folder.display())),
                 _ => e,
             })?;

@@ -104,7 +104,7 @@ pub fn publish(
         (None, Some(name)) => (ModelSpec::embedding_only(name, rows.cols()), Vec::new()),
         (None, None) => return Err(Error::invalid("name: expected one for an embedding-only model")),
     };
-    let kept = keep(&spec, std::mem::take(&mut items.columns)).map_err(|e| e.within(path.display()))?;
+    let kept = keep(&spec, &mut items).map_err(|e| e.within(path.display()))?;
     let names: Vec<&str> =
         kept.iter().filter(|c| !matches!(c.values, ItemValues::Texts { .. })).map(|c| c.name.as_str()).collect();
     if let Some(package) = &package {
@@ -318,8 +318,18 @@ fn features(specs: &[crate::model::FeatureSpec], items: &Items, row: usize) -> R
 }
 
 /// The columns that the snapshot keeps, as the package declares them.
-fn keep(spec: &ModelSpec, columns: Vec<ItemColumn>) -> Result<Vec<ItemColumn>> {
+fn keep(spec: &ModelSpec, items: &mut Items) -> Result<Vec<ItemColumn>> {
+    let columns = std::mem::take(&mut items.columns);
     if spec.item.columns.is_empty() {
+        let read = |name: &str| name == EMBEDDING || spec.item.features.iter().any(|f| f.source() == name);
+        if let Some((name, dense)) = items.dense.iter().find(|(name, _)| !read(name)) {
+            return Err(Error::invalid(format!(
+                "column `{name}`: got vectors of {} numbers, which no item tower reads, expected texts, integers or single \
+                 numbers; leave it out, or name the columns to keep in {MODEL_FILE}",
+                dense.width
+            )));
+        }
+        spec.check_columns(columns.iter().map(|c| c.name.as_str()))?;
         return Ok(columns);
     }
     let mut by_name: BTreeMap<String, ItemColumn> = columns.into_iter().map(|c| (c.name.clone(), c)).collect();

@@ -7,6 +7,7 @@ mod debian;
 mod faiss;
 mod filters;
 mod http;
+mod items;
 mod placement;
 mod planner;
 mod program;
