@@ -41,7 +41,7 @@ impl Map {
     /// As [`ForeignFile`].
     pub fn read(path: &Path) -> Result<Self> {
         let mut file = ForeignFile::open(path)?;
-        if file.len() == 0 {
+        if file.is_empty() {
             return Ok(Map { map: None });
         }
         let io = |e| Error::io(path.display(), e);

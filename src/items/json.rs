@@ -1,7 +1,7 @@
 //! JSON lines, one item a line.
 
 use std::fmt;
-use std::io::BufRead;
+use std::io::{BufRead, ErrorKind};
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
@@ -47,7 +47,12 @@ impl<'de> Deserialize<'de> for Attributes {
 pub(super) fn read(lines: impl BufRead, builder: &mut Builder) -> Result<()> {
     for (number, line) in lines.lines().enumerate() {
         let place = || format!("line {}", number + 1);
-        let line = line.map_err(|e| Error::io(place(), e))?;
+        let line = line.map_err(|e| match e.kind() {
+            ErrorKind::InvalidData | ErrorKind::InvalidInput | ErrorKind::UnexpectedEof => {
+                Error::invalid(e.to_string()).within(place())
+            }
+            _ => Error::io(place(), e),
+        })?;
         // Some editors and Windows programs begin a text with a byte-order mark.
         let line = if number == 0 { line.trim_start_matches('\u{feff}') } else { &line };
         if line.trim().is_empty() {

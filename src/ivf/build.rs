@@ -178,7 +178,7 @@ fn check(rows: Matrix<'_>) -> Result<()> {
     let unfit = |row: usize| unfit(rows.row(row)).map(|at| (row, at));
     match (0..rows.rows()).into_par_iter().find_map_first(unfit) {
         Some((row, at)) => Err(Error::invalid(format!(
-            "index: item {}: number {} of its vector is {}, expected {EXPECTED}",
+            "index: item {}: number {} of its vector is {:e}, expected {EXPECTED}",
             row + 1,
             at + 1,
             rows.row(row)[at]

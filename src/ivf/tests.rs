@@ -435,7 +435,7 @@ fn scores_are_finite_for_everything_that_is_let_in() {
     }
     values[dimension + 1] = most * 1.001;
     let error = build(Matrix::new(&values, dimension).unwrap(), &Options::default(), &|_| ()).unwrap_err().to_string();
-    assert!(error.contains("item 2: number 2 of its vector is 7212"), "{error}");
+    assert!(error.contains("item 2: number 2 of its vector is 7.2"), "{error}");
 }
 
 #[test]

@@ -16,8 +16,7 @@ pub(super) const EXPECTED: &str = "finite numbers between -2^56 and 2^56";
 
 /// Where a vector holds a number that its products might not survive.
 pub(super) fn unfit(vector: &[f32]) -> Option<usize> {
-    // A comparison that NaN fails as well.
-    vector.iter().position(|x| !(x.abs() <= limits::COMPONENT_MAX))
+    vector.iter().position(|x| x.is_nan() || x.abs() > limits::COMPONENT_MAX)
 }
 
 /// The rows that rescore candidates, `[S, D]`.
@@ -128,7 +127,7 @@ impl Index {
             return Err(Error::invalid(format!("got {} numbers, expected {}", vector.len(), self.dimension)));
         }
         match unfit(vector) {
-            Some(at) => Err(Error::invalid(format!("number {}: got {}, expected {EXPECTED}", at + 1, vector[at]))),
+            Some(at) => Err(Error::invalid(format!("number {}: got {:e}, expected {EXPECTED}", at + 1, vector[at]))),
             None => Ok(()),
         }
     }
