@@ -23,9 +23,9 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use figment::Figment;
 use figment::providers::{Format, Serialized, Toml};
-use figment::value::{Dict, Value};
+use figment::value::{Dict, Map, Value};
+use figment::{Figment, Metadata, Profile, Provider};
 use serde::{Deserialize, Serialize};
 
 use crate::engine;
@@ -114,7 +114,7 @@ impl Config {
         let variables =
             std::env::vars_os().filter_map(|(name, text)| name.into_string().ok().zip(text.into_string().ok()));
         let config: Config = sources
-            .merge(Serialized::globals(of_variables(variables)?))
+            .merge(of_variables(variables)?)
             .merge(Serialized::defaults(flags))
             .extract()
             .map_err(|e| Error::invalid(format!("configuration: {}", shown(e))))?;
@@ -130,8 +130,21 @@ const PREFIX: &str = "STERLING_";
 /// Read elsewhere, before there is a configuration.
 const OTHERS: [&str; 3] = ["STERLING_LOG", "STERLING_KERNEL", "STERLING_BLESS"];
 
+/// What variables of the environment say, as a source of the configuration.
+struct Variables(Dict);
+
+impl Provider for Variables {
+    fn metadata(&self) -> Metadata {
+        Metadata::named("the environment's variables")
+    }
+
+    fn data(&self) -> std::result::Result<Map<Profile, Dict>, figment::Error> {
+        Ok(Profile::Default.collect(self.0.clone()))
+    }
+}
+
 /// What the variables of the environment say of the configuration's keys.
-fn of_variables(variables: impl Iterator<Item = (String, String)>) -> Result<Dict> {
+fn of_variables(variables: impl Iterator<Item = (String, String)>) -> Result<Variables> {
     let defaults = Value::serialize(Config::default()).map_err(|e| Error::internal(format!("configuration: {e}")))?;
     let mut said = Dict::new();
     let mut unknown = Vec::new();
@@ -152,7 +165,7 @@ fn of_variables(variables: impl Iterator<Item = (String, String)>) -> Result<Dic
         unknown.sort_unstable();
         tracing::warn!("passed over, as they are no keys of the configuration: {}", unknown.join(", "));
     }
-    Ok(said)
+    Ok(Variables(said))
 }
 
 /// Puts a value at a path of one or two names.
@@ -219,7 +232,7 @@ mod tests {
     fn with_variables(variables: &[(&str, &str)]) -> Result<Config> {
         let pairs = variables.iter().map(|(name, text)| (name.to_string(), text.to_string()));
         let sources = Figment::from(Serialized::defaults(Config::default()));
-        let config = sources.merge(Serialized::globals(of_variables(pairs)?)).extract();
+        let config = sources.merge(of_variables(pairs)?).extract();
         config.map_err(|e| Error::invalid(shown(e)))
     }
 
@@ -242,7 +255,13 @@ mod tests {
         assert_eq!(config.tables.plan.as_deref(), Some(Path::new("1.5")));
         assert_eq!(config.tables.remote, ["redis://a:1", "redis://b:2"]);
         let error = with_variables(&[("STERLING_ENGINE__QUEUE", "many")]).unwrap_err().to_string();
-        assert!(error.contains("engine.queue: ") && error.contains("many") && !error.contains("default"), "{error}");
+        assert!(
+            error.starts_with("engine.queue: ")
+                && error.ends_with("the environment's variables")
+                && error.contains("many")
+                && !error.contains("default"),
+            "{error}"
+        );
     }
 
     #[test]
