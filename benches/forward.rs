@@ -14,19 +14,34 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
-use sterling::engine::{Engine, Loaded, Options, Registry};
-use sterling::forward::{Deadline, retrieve};
+use sterling::engine::{Engine, Options, Passes};
 use sterling::http::App;
-use sterling::snapshot::{Placement, Publish, Snapshot, Store, publish};
-use sterling::wire::{Explain, RetrieveRequest};
+use sterling::http::wire::{Retrievals, retrievals};
+use sterling::pass::{self, Cpu, Prepared};
+use sterling::publish::{Publish, publish};
+use sterling::registry::{self, Loaded, Registry, Which};
+use sterling::request::{Answer, Explain, Request, Retrieve};
+use sterling::snapshot::{Placement, Snapshot, Store};
+use sterling::tower::Threads;
+use sterling::view::View;
 
 const ROUNDS: usize = 3;
 
-fn request(case: &Value, user: &Value) -> RetrieveRequest {
+fn request(case: &Value, user: &Value) -> Retrieve {
     let mut body: Map<String, Value> = case.as_object().unwrap().clone();
     body.insert("features".into(), user["features"].clone());
     body.insert("exclude".into(), user["exclude"].clone());
-    serde_json::from_value(Value::Object(body)).unwrap()
+    match retrievals(Value::Object(body).to_string().as_bytes()).unwrap() {
+        Retrievals::One(request, _) => *request,
+        Retrievals::Many(_) => unreachable!("the body holds one request"),
+    }
+}
+
+/// Prepares and runs requests together, as the server does; returns their answers.
+fn answer(view: &Arc<View>, cpu: &mut Cpu, requests: &[Retrieve]) -> Vec<Answer> {
+    let prepare = |request: &Retrieve| pass::prepare(view, Request::Retrieve(request.clone())).unwrap();
+    let prepared: Vec<Prepared> = requests.iter().map(prepare).collect();
+    pass::run(cpu, &prepared, None).into_iter().map(Result::unwrap).collect()
 }
 
 /// The median and the 99th percentile, in milliseconds.
@@ -52,6 +67,8 @@ fn main() {
     let start = Instant::now();
     let snapshot = Snapshot::load(&store.folder("debian", 1), &Placement::whole()).unwrap();
     println!("load:    {:.3} s, kernel {}\n", start.elapsed().as_secs_f64(), snapshot.index.kernel());
+    let view = Arc::new(View::new(Arc::new(snapshot)));
+    let mut cpu = Cpu::new(Threads::new(1));
 
     let cases = [
         ("defaults (K = 20, K0 = 1000)", json!({})),
@@ -67,14 +84,14 @@ fn main() {
     println!("| request | p50 ms | p99 ms |\n|---|---|---|");
     let mut of_defaults = Vec::new();
     for (name, case) in &cases {
-        let requests: Vec<RetrieveRequest> = users.iter().step_by(4).map(|user| request(case, user)).collect();
+        let requests: Vec<Retrieve> = users.iter().step_by(4).map(|user| request(case, user)).collect();
         let mut times = Vec::new();
         for round in 0..=ROUNDS {
             for request in &requests {
-                let asked = RetrieveRequest { explain: round == ROUNDS, ..request.clone() };
+                let mut asked = request.clone();
+                asked.reading.explain = round == ROUNDS;
                 let start = Instant::now();
-                let deadline = Deadline(start + std::time::Duration::from_secs(60));
-                let answer = retrieve(&snapshot, &[&asked], deadline).pop().unwrap().unwrap();
+                let answer = answer(&view, &mut cpu, &[asked]).remove(0);
                 if round > 0 {
                     times.push(start.elapsed().as_secs_f64() * 1e3);
                 }
@@ -88,11 +105,12 @@ fn main() {
     }
     over_http(&store, &users);
     steps(&of_defaults);
-    in_batches(&snapshot, &users);
+    in_batches(&view, &users);
 }
 
 /// What a request takes in batches of several sizes. K0 = 100 leaves the reranker, which batches do not change, a small part.
-fn in_batches(snapshot: &Snapshot, users: &[Value]) {
+fn in_batches(view: &Arc<View>, users: &[Value]) {
+    let mut cpu = Cpu::new(Threads::new(1));
     const FILTER: &str = "NOT section:libs AND installed_kb < 100 AND NOT architecture:any";
     let cases = [
         ("K0 = 100", json!({"k": 20, "candidates": 100})),
@@ -101,15 +119,13 @@ fn in_batches(snapshot: &Snapshot, users: &[Value]) {
     ];
     println!("\n| requests | batch | median µs a request |\n|---|---|---|");
     for (name, case) in &cases {
-        let requests: Vec<RetrieveRequest> = users.iter().map(|user| request(case, user)).collect();
-        let asked: Vec<&RetrieveRequest> = requests.iter().collect();
+        let requests: Vec<Retrieve> = users.iter().map(|user| request(case, user)).collect();
         for size in [1, 8, 32] {
             let mut times = Vec::new();
             for _ in 0..ROUNDS {
-                for batch in asked.chunks_exact(size) {
+                for batch in requests.chunks_exact(size) {
                     let start = Instant::now();
-                    let deadline = Deadline(start + std::time::Duration::from_secs(60));
-                    retrieve(snapshot, batch, deadline).into_iter().for_each(|answer| drop(answer.unwrap()));
+                    answer(view, &mut cpu, batch);
                     times.push(start.elapsed().as_secs_f64() * 1e6 / size as f64);
                 }
             }
@@ -119,11 +135,11 @@ fn in_batches(snapshot: &Snapshot, users: &[Value]) {
 }
 
 fn over_http(store: &Store, users: &[Value]) {
-    let registry = Registry::new(store.clone(), None, Placement::whole());
+    let registry = Registry::new(store.clone(), Placement::whole(), registry::Options::default());
     registry.refresh();
-    let loaded: Arc<Loaded> = registry.get("debian", None).unwrap();
-    assert_eq!(loaded.info().name, "debian");
-    let app = Arc::new(App::new(registry, Engine::start(&Options::default()).unwrap()));
+    let loaded: Arc<Loaded> = registry.get("debian", Which::Active).unwrap();
+    assert_eq!(loaded.name(), "debian");
+    let app = Arc::new(App::new(registry, Engine::start(Passes, &Options::default()).unwrap()));
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let url = format!("http://{}/v1/models/debian:retrieve", listener.local_addr().unwrap());
@@ -150,7 +166,7 @@ fn steps(explained: &[Explain]) {
     let mut micros: BTreeMap<usize, (String, Vec<f64>, u64, u64)> = BTreeMap::new();
     for explain in explained {
         for (n, step) in explain.steps.iter().enumerate() {
-            let entry = micros.entry(n).or_insert_with(|| (step.name.clone(), Vec::new(), 0, 0));
+            let entry = micros.entry(n).or_insert_with(|| (step.name.to_owned(), Vec::new(), 0, 0));
             entry.1.push(step.micros as f64);
             entry.2 += step.bytes;
             entry.3 += step.items;

@@ -10,7 +10,8 @@ use std::hint::black_box;
 use std::io::Write as _;
 use std::time::Instant;
 
-use sterling::device::kernels::{BLOCK, Blocks, Int8Query, Kernels, Lane, Pick, Staging};
+use sterling::device::cpu::Kernels;
+use sterling::device::cpu::kernels::{BLOCK, Blocks, Int8Query, Lane, Pick, Staging};
 
 const RUNS: usize = 15;
 const DIMENSION: usize = 128;

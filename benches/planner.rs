@@ -7,11 +7,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sterling::sparse::planner::{Sharding, Topology, Workload, calibrate, plan};
-use sterling::sparse::shard::{Cut, ShardedEmbeddingBagCollection, ShardedTable};
-use sterling::sparse::{
+use sterling::embedding::place::Sharding;
+use sterling::embedding::shard::{Cut, ShardedEmbeddingBagCollection, ShardedTable};
+use sterling::embedding::{
     BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, RowFormat, Table, Unseen,
 };
+use sterling::planner::{Topology, Workload, calibrate, plan};
 
 type Done = Result<(), Box<dyn std::error::Error>>;
 

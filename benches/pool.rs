@@ -24,14 +24,14 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use sterling::device::buffer::Buffer;
-use sterling::device::kernels::Kernels;
+use sterling::device::cpu::Kernels;
+use sterling::device::cpu::pool::{Bags, Pooled, RowFormat, Rows, pool};
 use sterling::device::memory::fold_rows;
-use sterling::device::pool::{Bags, Pooled, RowFormat, Rows, pool};
-use sterling::error::{Error, Result};
-use sterling::sparse::format::encode_row;
-use sterling::sparse::{
+use sterling::embedding::format::encode_row;
+use sterling::embedding::{
     BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, Table, TableSpec, Unseen,
 };
+use sterling::error::{Error, Result};
 
 /// Bags of one call.
 const BAGS: usize = 512;

@@ -14,11 +14,11 @@ use std::thread::scope;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use sterling::error::Result;
-use sterling::sparse::tiers::remote::{
+use sterling::embedding::tiers::remote::{
     Cluster, ClusterOptions, ReadFrom, RemoteOptions, RemoteTable, TableShape, TableVersion, load,
 };
-use sterling::sparse::tiers::{RowSource, RowState};
+use sterling::embedding::tiers::{RowSource, RowState};
+use sterling::error::Result;
 
 #[allow(dead_code, clippy::unwrap_used, reason = "the tests use all of it, and end where it fails")]
 #[path = "../tests/it/redis_cluster.rs"]

@@ -137,6 +137,11 @@ impl Error {
         self
     }
 
+    /// The same error for another who ran into it; what caused it stays with the first.
+    pub fn again(&self) -> Error {
+        Error { message: self.message.clone(), source: None, ..*self }
+    }
+
     /// What sort of error this is.
     pub fn kind(&self) -> Kind {
         self.kind

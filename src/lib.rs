@@ -10,30 +10,32 @@
 //! | N | items | T | tasks |
 //! | C | lists (clusters) | K | results |
 
-pub mod bloom;
 pub mod cli;
 pub mod columns;
 pub mod config;
 pub mod device;
+pub mod embedding;
 pub mod engine;
 pub mod error;
 pub mod files;
 pub mod filter;
-pub mod forward;
 pub mod http;
 pub mod items;
 pub mod ivf;
 pub mod limits;
 pub mod model;
 pub mod npy;
-pub mod overarch;
+pub mod pass;
+pub mod planner;
+pub mod publish;
+pub mod registry;
 pub mod request;
+pub mod search;
 pub mod snapshot;
-pub mod sparse;
 pub mod telemetry;
 pub mod tensor;
 pub mod topk;
 pub mod tower;
 pub mod units;
 pub mod value;
-pub mod wire;
+pub mod view;

@@ -12,8 +12,14 @@ pub const CANDIDATES_MAX: usize = 200_000;
 pub const BATCH_REQUESTS_MAX: usize = 1024;
 /// Most ids of one feature of one request.
 pub const FEATURE_IDS_MAX: usize = 100_000;
+/// Most features of one request.
+pub const FEATURES_MAX: usize = 1024;
 /// Most excluded item ids of a request.
 pub const EXCLUDE_MAX: usize = 100_000;
+/// Most item columns that a request may have returned.
+pub const COLUMNS_MAX: usize = 256;
+/// Most constants of the value model that a request may override.
+pub const CONSTANTS_MAX: usize = 256;
 /// Most items of one snapshot; slots are 32-bit.
 pub const ITEMS_MAX: usize = u32::MAX as usize / 2;
 /// Most lists of an index, C.
@@ -30,6 +36,10 @@ pub const VALUE_BYTES_MAX: usize = 64 * 1024;
 pub const VALUE_DEPTH_MAX: usize = 64;
 /// Largest request body, in bytes.
 pub const BODY_BYTES_MAX: usize = 32 << 20;
+/// Most work of one call, in milliseconds of one core as `pass::Cost` counts them.
+pub const WORK_MS_MAX: u64 = 5_000;
+/// Most memory of one call between its parsing and its answer, in bytes as `pass::Cost` counts them.
+pub const MEMORY_BYTES_MAX: usize = 256 << 20;
 /// Longest time-out that a request may ask for, in milliseconds.
 pub const TIMEOUT_MS_MAX: u64 = 600_000;
 

@@ -13,11 +13,11 @@ use std::time::Instant;
 use rayon::prelude::*;
 use serde_json::json;
 
-use crate::bloom::{self, Plan, Route};
 use crate::cli::say;
 use crate::columns::{self, Columns, ItemColumn, ItemValues};
 use crate::error::{Error, Result};
 use crate::files::{TensorFile, Tensors};
+use crate::filter::{self, Plan, Route};
 use crate::ivf::{self, Index, Probing, Rescore, Rows};
 use crate::limits;
 use crate::npy;
@@ -104,14 +104,14 @@ impl Integers {
 struct Subject {
     index: Index,
     order: Vec<u32>,
-    eligibility: Option<(Columns, bloom::Index)>,
+    eligibility: Option<(Columns, filter::Index)>,
 }
 
 /// Memory of one searching thread.
 #[derive(Default)]
 struct Searcher {
     scratch: ivf::Scratch,
-    words: bloom::Scratch,
+    words: filter::Scratch,
     wide: Selector,
     best: Selector,
     slots: Vec<Slot>,
@@ -269,16 +269,16 @@ fn build_in(
         columns::encode(attributes, &built.order, &mut file)?;
         file.write(&path)?;
         let columns = Columns::open(&Tensors::open(&path)?, built.order.len())?;
-        let path = folder.join("bloom.safetensors");
+        let path = folder.join("filter.safetensors");
         let mut file = TensorFile::new();
-        let options = bloom::Options::default();
-        bloom::encode(&columns, &built.list_offsets, &built.list_lengths, &options, &mut file)?;
+        let options = filter::Options::default();
+        filter::encode(&columns, &built.list_offsets, &built.list_lengths, &options, &mut file)?;
         file.write(&path)?;
         let (offsets, lengths) = (index.list_offsets(), index.list_lengths());
-        let bloom = bloom::Index::open(&Tensors::open(&path)?, offsets, lengths, columns.terms())?;
-        eligibility = Some((columns, bloom));
+        let index = filter::Index::open(&Tensors::open(&path)?, offsets, lengths, columns.terms())?;
+        eligibility = Some((columns, index));
     }
-    let filter_bytes = eligibility.as_ref().map_or(0, |(_, bloom)| bloom.bytes());
+    let filter_bytes = eligibility.as_ref().map_or(0, |(_, index)| index.bytes());
     let lengths = index.list_lengths();
     // As Faiss defines it: 1 where all lists are equally long, and so many times the work of a random probe where not.
     let squares: f64 = lengths.iter().map(|&n| f64::from(n).powi(2)).sum();
@@ -370,7 +370,7 @@ fn search(
     let searchers = &mut searchers[..count];
     searchers.iter_mut().for_each(|s| s.wide.reset(candidates));
     let mut counters = ivf::Counters::default();
-    let Some(((_, filter), (columns, bloom))) = run.filter.zip(subject.eligibility.as_ref()) else {
+    let Some(((_, text), (columns, eligibility))) = run.filter.zip(subject.eligibility.as_ref()) else {
         let each = searchers.iter_mut().enumerate();
         let mut searches: Vec<ivf::Search<'_>> =
             each.map(|(n, s)| ivf::Search::new(queries.row(n), run.probes, &mut s.wide)).collect();
@@ -380,8 +380,8 @@ fn search(
         return Ok(counters);
     };
     let one = |(n, searcher): (usize, &mut Searcher)| {
-        let plan = Plan::new(&crate::filter::parse(filter)?.canonical(), columns, bloom)?;
-        Ok(searcher.search(subject, bloom, &plan, queries.row(n), run, candidates))
+        let plan = Plan::new(&filter::parse(text)?.canonical(), columns, eligibility)?;
+        Ok(searcher.search(subject, eligibility, &plan, queries.row(n), run, candidates))
     };
     let each: Vec<Result<ivf::Counters>> = searchers.par_iter_mut().enumerate().map(one).collect();
     each.into_iter().try_for_each(|c| c.map(|c| counters.add(&c)))?;
@@ -392,7 +392,7 @@ impl Searcher {
     fn search(
         &mut self,
         subject: &Subject,
-        bloom: &bloom::Index,
+        eligibility: &filter::Index,
         plan: &Plan,
         vector: &[f32],
         run: &Run<'_>,
@@ -410,7 +410,7 @@ impl Searcher {
                 self.wide.reset(candidates);
                 (probing.probes_max, probing.pass_rate) = (index.lists(), plan.pass_rate());
                 let scratch = &mut self.words;
-                let mut words = |list, out: &mut [u64]| plan.words(bloom, list, scratch, out);
+                let mut words = |list, out: &mut [u64]| plan.words(eligibility, list, scratch, out);
                 index.search(vector, probing, Some(&mut words), &mut self.wide, candidates, &mut self.scratch)
             }
         };

@@ -1,21 +1,29 @@
 //! `sterling demo`: the shortest way from a fresh clone to answers.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
 
 use super::publish::publish;
 use super::say;
 use super::serve::Server;
+use crate::columns::Cell;
 use crate::config::Config;
-use crate::engine::Loaded;
 use crate::error::{Error, Result};
-use crate::snapshot::{self, Store};
+use crate::http::wire::FeatureValue;
+use crate::pass::{self, Cpu};
+use crate::publish::{self, Publish};
+use crate::registry::Which;
+use crate::request::{Content, Request, Retrieve, User};
+use crate::snapshot::Store;
 use crate::telemetry;
-use crate::wire::{Item, RankRequest, RetrieveRequest};
+use crate::tower::Threads;
+use crate::units::{ItemId, Slot};
+use crate::view::View;
 
 /// Users of the held-out set that are shown: names that many readers know.
 const SHOWN: [&str; 3] = ["git", "gnome-music", "jupyter-notebook"];
@@ -38,7 +46,7 @@ pub(super) struct Demo {
 #[derive(Deserialize)]
 struct Heldout {
     user: String,
-    features: Map<String, Value>,
+    features: BTreeMap<String, FeatureValue>,
     exclude: Vec<i64>,
     held: Vec<i64>,
 }
@@ -51,11 +59,11 @@ impl Demo {
         let config = Config { store: self.store.clone(), listen: self.listen, ..Config::default() };
         let server = Server::bind(&config)?;
         let store = Store::new(&self.store);
-        let name = match snapshot::published(&store, &self.package)? {
+        let name = match publish::published(&store, &self.package)? {
             Some((name, _)) => name,
             None => {
                 let package = Some(self.package.clone());
-                let what = snapshot::Publish { package, ..snapshot::Publish::default() };
+                let what = Publish { package, ..Publish::default() };
                 let (name, version, manifest) = publish(&store, &what)?;
                 say(format_args!(
                     "published {name} version {version}: {} items, {:.1} s",
@@ -66,9 +74,9 @@ impl Demo {
             }
         };
         server.app.registry.refresh();
-        let model = server.app.registry.get(&name, None)?;
+        let model = server.app.registry.get(&name, Which::Active)?;
         for line in self.samples()? {
-            show(&model, &line)?;
+            show(model.view(), &line)?;
         }
         let address = server.address()?;
         say(format_args!(
@@ -94,42 +102,35 @@ impl Demo {
 }
 
 /// Prints what a held-out user has, what was taken out, and what the model proposes.
-fn show(model: &Loaded, line: &Heldout) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(60);
+fn show(view: &Arc<View>, line: &Heldout) -> Result<()> {
+    let features = || line.features.iter().map(|(name, value)| (name.clone(), value.0.clone())).collect();
+    let items = |ids: &[i64]| ids.iter().copied().map(ItemId).collect::<Vec<_>>();
     let names = |ids: &[i64]| -> Result<String> {
-        let request = RankRequest {
-            features: Some(line.features.clone()),
-            vector: None,
-            items: ids.to_vec(),
-            columns: vec!["name".into()],
-            constants: Default::default(),
-            timeout_ms: None,
-            explain: false,
-            on_degraded: Default::default(),
-        };
-        let items = model.model().rank(&request, deadline)?.items;
-        Ok(items.iter().take(12).map(name_of).collect::<Vec<_>>().join(" ")
-            + if items.len() > 12 { " ..." } else { "" })
+        let slots: Vec<Slot> = items(ids).into_iter().filter_map(|id| view.slot(id)).collect();
+        let names = slots.iter().take(12).map(|&slot| name(view, slot)).collect::<Result<Vec<_>>>()?.join(" ");
+        Ok(names + if slots.len() > 12 { " ..." } else { "" })
     };
     say(format_args!("\n{} has:      {}", line.user, names(&line.exclude)?))?;
     say(format_args!("taken out:  {}", names(&line.held)?))?;
-    let request = RetrieveRequest {
-        exclude: line.exclude.clone(),
-        k: 10,
-        columns: vec!["name".into()],
-        ..RetrieveRequest::for_features(line.features.clone())
-    };
+    let request = Retrieve { exclude: items(&line.exclude), k: 10, ..Retrieve::of(User::Features(features())) };
     let asked = Instant::now();
-    let mut results = model.model().retrieve(&[&request], deadline);
-    let found = results.pop().unwrap_or_else(|| Err(Error::internal("no result")))?;
-    let marked = |item: &Item| {
-        let mark = if line.held.contains(&item.id) { "*" } else { "" };
-        format!("{}{mark}", name_of(item))
+    let prepared = pass::prepare(view, Request::Retrieve(request))?;
+    let mut answers = pass::run(&mut Cpu::new(Threads::new(1)), &[prepared], None);
+    let answer = answers.pop().unwrap_or_else(|| Err(Error::internal("no answer")))?;
+    let took = asked.elapsed();
+    let Content::Items(found) = answer.content else { return Err(Error::internal("an answer without items")) };
+    let marked = |(id, &slot): (&ItemId, &Slot)| {
+        let mark = if line.held.contains(&id.0) { "*" } else { "" };
+        name(view, slot).map(|name| name + mark)
     };
-    say(format_args!("proposed:   {}", found.items.iter().map(marked).collect::<Vec<_>>().join(" ")))?;
-    say(format_args!("            (* = was taken out; {:.1} ms)", asked.elapsed().as_secs_f64() * 1000.0))
+    let proposed = found.ids.iter().zip(&found.slots).map(marked).collect::<Result<Vec<_>>>()?;
+    say(format_args!("proposed:   {}", proposed.join(" ")))?;
+    say(format_args!("            (* = was taken out; {:.1} ms)", took.as_secs_f64() * 1000.0))
 }
 
-fn name_of(item: &Item) -> &str {
-    item.columns.get("name").and_then(Value::as_str).unwrap_or("?")
+fn name(view: &View, slot: Slot) -> Result<String> {
+    match view.column("name")?.cell(slot) {
+        Cell::Text(text) => Ok(text.to_owned()),
+        _ => Ok("?".into()),
+    }
 }

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use super::say;
 use crate::error::{Error, Result};
 use crate::files::Tensors;
+use crate::http::wire::{ModelInfo, model_info};
 use crate::model::{MODEL_FILE, Package};
 use crate::snapshot::{MANIFEST, Manifest, Placement, Snapshot, Store};
-use crate::wire::ModelInfo;
 
 /// Arguments of `sterling inspect`.
 #[derive(Debug, clap::Args)]
@@ -60,7 +60,7 @@ impl Inspect {
 
     fn snapshot(&self) -> Result<()> {
         let snapshot = Snapshot::load(&self.folder, &Placement::whole())?;
-        let info = snapshot.info();
+        let info = model_info(&snapshot);
         let made = &snapshot.manifest.provenance;
         say(format_args!("{} version {}, digest {}", info.name, info.version, info.digest))?;
         say(format_args!(

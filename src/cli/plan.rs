@@ -8,10 +8,11 @@ use serde_json::Value;
 
 use super::publish::connect;
 use super::say;
+use crate::embedding::Vocabulary;
 use crate::error::{Error, Result};
 use crate::model::Package;
-use crate::sparse::Vocabulary;
-use crate::sparse::planner::{Topology, Workload, calibrate, plan, report};
+use crate::planner::{Topology, Workload, calibrate, plan, report};
+use crate::snapshot::workload;
 
 /// Bytes of the table that a calibration reads: larger than any cache of a CPU of these years.
 const CALIBRATION_BYTES: usize = 1 << 30;
@@ -79,7 +80,7 @@ impl Plan {
             topology.hosts.iter_mut().for_each(|host| constants.apply(host));
         }
         if !self.remote.is_empty() {
-            topology.remote = Some(connect(self.remote.clone())?.topology()?);
+            topology.remote = Some(connect(self.remote.clone())?.survey()?.into());
         }
         if let Some(file) = &self.write_topology {
             fs::write(file, topology.to_toml()?).map_err(|e| Error::io(file.display(), e))?;
@@ -116,7 +117,7 @@ fn read(file: &Path) -> Result<String> {
 /// The tables that the user's side of a model reads, and the vocabulary of each feature that has one.
 fn of_model(folder: &Path) -> Result<(Workload, BTreeMap<String, Vocabulary>)> {
     let package = Package::open(folder)?;
-    let workload = package.spec.workload(&package.tables);
+    let workload = workload(&package.spec, &package.tables);
     if workload.tables.is_empty() {
         return Err(
             Error::invalid("no feature of its user tower reads a table: nothing to plan").within(folder.display())

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::say;
+use crate::embedding::tiers::remote::{Cluster, ClusterOptions};
 use crate::error::{Error, Result};
-use crate::snapshot::{self, Recipe, Remote, Stage, Store, Vectors};
-use crate::sparse::tiers::remote::{Cluster, ClusterOptions};
+use crate::publish::{self, Remote, Stage, Vectors};
+use crate::snapshot::{Manifest, Recipe, Store};
 use crate::telemetry;
 
 /// Arguments of `sterling publish`.
@@ -49,7 +50,7 @@ impl Publish {
     pub(super) fn run(self) -> Result<()> {
         telemetry::start_logs(false);
         let recipe = self.index.as_deref().map(Recipe::read).transpose()?.unwrap_or_default();
-        let what = snapshot::Publish {
+        let what = publish::Publish {
             package: self.package,
             name: self.name,
             items: self.items,
@@ -77,12 +78,12 @@ pub(super) fn connect(nodes: Vec<String>) -> Result<Arc<Cluster>> {
 }
 
 /// Publishes with a progress bar on stderr.
-pub(super) fn publish(store: &Store, what: &snapshot::Publish) -> Result<(String, u64, snapshot::Manifest)> {
+pub(super) fn publish(store: &Store, what: &publish::Publish) -> Result<(String, u64, Manifest)> {
     let bar = Progress::new();
-    let published = snapshot::publish(store, what, &|stage, done, total| bar.show(stage, done, total));
+    let published = publish::publish(store, what, &|stage, done, total| bar.show(stage, done, total));
     bar.bar.finish_and_clear();
     let (name, version) = published?;
-    let manifest = snapshot::Manifest::read(&store.folder(&name, version))?;
+    let manifest = Manifest::read(&store.folder(&name, version))?;
     Ok((name, version, manifest))
 }
 

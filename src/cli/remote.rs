@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::publish::connect;
 use super::say;
+use crate::embedding::tiers::remote::{TableState, TableVersion, delete, find};
 use crate::error::{Error, Result};
-use crate::sparse::tiers::remote::{TableState, TableVersion, delete, find};
 
 /// Arguments of `sterling remote`.
 #[derive(Debug, clap::Args)]

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
@@ -12,9 +12,10 @@ use tokio::runtime::Runtime;
 use super::publish::existing;
 use super::say;
 use crate::config::{Config, Flags, TableFlags};
-use crate::engine::{Engine, Registry};
+use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::http::{self, App};
+use crate::registry::{Options, Registry};
 use crate::snapshot::Placement;
 use crate::telemetry;
 
@@ -75,8 +76,9 @@ impl Server {
         if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {
             tracing::warn!("model `{model}` has no version in {} yet, waiting for one", config.store.display());
         }
-        let registry = Registry::new(store, config.model.clone(), placement);
-        let app = Arc::new(App::new(registry, Engine::start(&config.engine)?));
+        let options = Options { only: config.model.clone(), ..Options::default() };
+        let registry = Registry::new(store, placement, options);
+        let app = Arc::new(App::new(registry, Engine::start(Passes, &config.engine)?));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()
@@ -94,23 +96,11 @@ impl Server {
     /// Answers until SIGINT or SIGTERM, while new versions are taken in as they are published.
     pub(super) fn run(self) -> Result<()> {
         let stop = self.runtime.block_on(async { stop_signal() })?;
-        watch(Arc::downgrade(&self.app), self.refresh)?;
+        self.app.registry.watch(self.refresh)?;
         self.runtime.block_on(http::serve(self.listener, self.app, stop))?;
         tracing::info!("stopped");
         Ok(())
     }
-}
-
-/// Looks at the store again and again, until the server has gone.
-fn watch(app: Weak<App>, every: Duration) -> Result<()> {
-    let look = move || {
-        while let Some(app) = app.upgrade() {
-            app.registry.refresh();
-            drop(app);
-            std::thread::sleep(every);
-        }
-    };
-    std::thread::Builder::new().name("store".into()).spawn(look).map(drop).map_err(|e| Error::io("a thread", e))
 }
 
 fn stop_signal() -> Result<impl Future<Output = ()> + Send + 'static> {

@@ -14,10 +14,12 @@
 
 mod build;
 mod likeness;
+mod operator;
 mod view;
 
 pub use build::{ItemColumn, ItemValues, encode};
 pub use likeness::likeness;
+pub use operator::Operator;
 pub use view::{Cell, Column, ColumnKind, Columns, Comparison};
 
 #[cfg(test)]
@@ -103,7 +105,7 @@ mod tests {
             let test = column.comparison(op, number).unwrap();
             (0..4).filter(|&s| column.compares(&test, Slot(s))).collect::<Vec<_>>()
         };
-        use crate::filter::Operator::*;
+        use Operator::*;
         assert_eq!(holds("year", Less, "7"), [3]);
         assert_eq!(holds("year", LessEqual, "7.5"), [3]);
         assert_eq!(holds("year", GreaterEqual, "7"), [2, 3]);

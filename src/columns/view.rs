@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::operator::Operator;
 use crate::device::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::files::Tensors;
-use crate::filter::Operator;
 use crate::units::{Slot, TermId};
 
 /// What a column holds.

@@ -1,4 +1,26 @@
-//! What the memory gives: reading scattered rows and doing nothing with them, the ceiling that lookups are measured against.
+//! What the memory gives: how much there is, and reading scattered rows and doing nothing with them, the ceiling that lookups
+//! are measured against.
+
+/// Bytes of memory that this machine or its container has installed, where the system says so.
+pub fn installed_bytes() -> Option<u64> {
+    within_container(meminfo("MemTotal:")?)
+}
+
+/// Bytes of memory that a program may still take here, pages of files that can be dropped included.
+pub fn available_bytes() -> Option<u64> {
+    within_container(meminfo("MemAvailable:")?)
+}
+
+fn meminfo(name: &str) -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find(|l| l.starts_with(name))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn within_container(bytes: u64) -> Option<u64> {
+    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|t| t.trim().parse::<u64>().ok());
+    Some(limit.map_or(bytes, |limit| limit.min(bytes)))
+}
 
 /// Asks the memory for the lines that hold `run`, as [`prefetch_range`] does.
 #[inline]

@@ -1,7 +1,9 @@
 //! Where numbers live and where they are worked on. The only folder with `unsafe`.
+//!
+//! [`cpu`] holds the loops of the CPU; [`buffer`] is memory that they read, owned or in a mapped file ([`map`]); [`memory`] asks for
+//! lines ahead.
 
 pub mod buffer;
-pub mod kernels;
+pub mod cpu;
 pub mod map;
 pub mod memory;
-pub mod pool;

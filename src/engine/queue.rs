@@ -1,263 +1,451 @@
-//! The bounded queue and its workers.
+//! Who waits, who goes next, and who is refused: a state machine without a clock, a thread or a lock of its own.
+//!
+//! 1. [`Queue::admit`] predicts when a worker would take a request and refuses what would most likely come late.
+//! 2. [`Queue::push`] puts it in a lane, or first among those whose rows must be fetched ([`Queue::take_fetch`],
+//!    [`Queue::fetched`]).
+//! 3. [`Queue::take`] gives an idle worker a batch: of one lane and one group, no more than its share of what waits, and
+//!    no longer than [`BATCH_TIME`]. What could not be done in time any more comes back apart, to be refused.
+//! 4. [`Queue::finish`] frees the worker and teaches the [`Pace`].
+//!
+//! What decides *who* goes (lanes, batches, shares) rests on prices alone; what is compared with a deadline is the price
+//! times the pace. So a slow minute refuses more, and changes nothing else: it cannot feed on itself.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
-use serde::{Deserialize, Serialize};
-use tokio::sync::oneshot;
+use super::pace::Pace;
+use crate::request::Priority;
 
-use super::registry::Loaded;
-use crate::error::{Error, Result};
-use crate::wire::{EmbedRequest, RankRequest, RetrieveRequest, Retrieved};
+/// Longest batch of more than one request, by price. Whoever comes while all workers run waits that long at least.
+pub(super) const BATCH_TIME: Duration = Duration::from_millis(10);
+/// A request is taken in where its predicted wait is at most this share of the time it has to spare. What the rest is
+/// for: predictions err, and whoever is taken in ought to be answered.
+pub(super) const WAIT_SHARE: f64 = 0.4;
+/// Where the oldest of a lane has used this share of its time, predictions have failed, and the newest go first: the
+/// oldest would each take a worker and come late.
+const BEHIND_SHARE: f64 = 0.5;
+/// A request is thought to need this much more than predicted.
+const MARGIN: f64 = 1.25;
+/// And so is a batch: its first answer may come with its last.
+const BATCH_MARGIN: f64 = 2.0;
+/// Of the time that interactive requests get while batch requests wait, these get one part in so many.
+const BATCH_PART: u64 = 16;
+/// Waiting requests that are looked at for one batch.
+const LOOKED_AT: usize = 256;
+/// A batch that runs longer than predicted is thought to run on for this share of what it took so far.
+const OVERRUN_SHARE: f64 = 0.25;
 
-/// How much may wait and how much is taken together.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Options {
-    /// Requests that may wait; beyond it they are refused.
-    pub queue: usize,
-    /// Most requests that a worker takes together.
-    pub batch: usize,
-    /// Worker threads; 0 means one a core.
-    pub workers: usize,
-    /// Time-out of requests that do not name one, in milliseconds.
-    pub timeout_ms: u64,
+/// What a queue must know of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask {
+    pub(super) priority: Priority,
+    pub(super) group: usize,
+    pub(super) needs_fetch: bool,
+    pub(super) price: Duration,
+    pub(super) arrived: Instant,
+    pub(super) deadline: Instant,
 }
 
-impl Default for Options {
+/// A request in the queue.
+#[derive(Debug)]
+pub(super) struct Entry<J> {
+    pub(super) job: J,
+    pub(super) ask: Ask,
+    pub(super) id: u64,
+    /// A worker that takes it later most likely comes late.
+    pub(super) latest_start: Instant,
+    /// When it could have been taken first.
+    ready: Instant,
+}
+
+impl<J> Entry<J> {
+    pub(super) fn split(self) -> (Entry<()>, J) {
+        let Entry { job, ask, id, latest_start, ready } = self;
+        (Entry { job: (), ask, id, latest_start, ready }, job)
+    }
+}
+
+impl Entry<()> {
+    pub(super) fn join<J>(self, job: J) -> Entry<J> {
+        let Entry { job: (), ask, id, latest_start, ready } = self;
+        Entry { job, ask, id, latest_start, ready }
+    }
+}
+
+/// Why a request is not taken in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Refused {
+    /// Nothing is taken in any more.
+    Closed,
+    /// As many wait as may.
+    Full(usize),
+    /// A worker would take it after `wait`, at most `allowed` would do; it would run for `own`.
+    Late { wait: Duration, allowed: Duration, own: Duration },
+}
+
+/// What a worker gets.
+#[derive(Debug)]
+pub(super) struct Taken<J> {
+    /// To be run, of one group.
+    pub(super) batch: Vec<Entry<J>>,
+    /// To be refused.
+    pub(super) expired: Vec<Entry<J>>,
+}
+
+/// Bounds of a queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    pub(super) waiting: usize,
+    pub(super) batch: usize,
+    pub(super) workers: usize,
+    pub(super) dear: Duration,
+}
+
+/// Requests of one priority that wait for a worker, apart where they must not wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Ready when it came.
+    Direct,
+    /// Ready after rows were fetched. These come in swarms, which must not go before what came meanwhile.
+    Fetched,
+    /// Takes long.
+    Dear,
+}
+
+const KINDS: [Kind; 3] = [Kind::Direct, Kind::Fetched, Kind::Dear];
+
+#[derive(Debug)]
+struct Lane<J> {
+    entries: BTreeMap<u64, Entry<J>>,
+    price: Duration,
+}
+
+impl<J> Default for Lane<J> {
     fn default() -> Self {
-        Options { queue: 1024, batch: 32, workers: 0, timeout_ms: 1000 }
+        Lane { entries: BTreeMap::new(), price: Duration::ZERO }
     }
 }
 
-impl Options {
-    /// Refuses options that cannot work.
-    ///
-    /// # Errors
-    /// `Invalid` with the option, its value and its range.
-    pub fn check(&self) -> Result<()> {
-        for (name, value, most) in [
-            ("queue", self.queue, 1 << 20),
-            ("batch", self.batch, 4096),
-            ("timeout_ms", self.timeout_ms as usize, 600_000),
-        ] {
-            if value == 0 || value > most {
-                return Err(Error::invalid(format!("engine.{name}: got {value}, expected 1 to {most}")));
-            }
-        }
-        if self.workers > 1024 {
-            return Err(Error::invalid(format!("engine.workers: got {}, expected 0 to 1024", self.workers)));
-        }
-        Ok(())
+impl<J> Lane<J> {
+    fn insert(&mut self, entry: Entry<J>) {
+        self.price += entry.ask.price;
+        self.entries.insert(entry.id, entry);
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Entry<J>> {
+        let entry = self.entries.remove(&id)?;
+        self.price -= entry.ask.price;
+        Some(entry)
+    }
+
+    fn oldest(&self) -> Option<&Entry<J>> {
+        self.entries.first_key_value().map(|(_, entry)| entry)
+    }
+
+    fn is_behind(&self, now: Instant) -> bool {
+        self.oldest().is_some_and(|entry| {
+            let time = entry.ask.deadline.saturating_duration_since(entry.ask.arrived);
+            now.saturating_duration_since(entry.ask.arrived) > time.mul_f64(BEHIND_SHARE)
+        })
     }
 }
 
-type Reply<T> = oneshot::Sender<Result<T>>;
-
-enum Work {
-    Retrieve(Box<RetrieveRequest>, Reply<Retrieved>),
-    Rank(Box<RankRequest>, Reply<Retrieved>),
-    Embed(Box<EmbedRequest>, Reply<(Vec<f32>, u64)>),
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    began: Instant,
+    price: Duration,
+    is_dear: bool,
 }
 
-impl Work {
-    fn refuse(self, error: Error) {
-        // A closed channel means that the caller has gone; nobody is left to tell.
-        match self {
-            Work::Retrieve(_, reply) | Work::Rank(_, reply) => drop(reply.send(Err(error))),
-            Work::Embed(_, reply) => drop(reply.send(Err(error))),
+/// Who waits and who runs.
+#[derive(Debug)]
+pub(super) struct Queue<J> {
+    bounds: Bounds,
+    pace: Pace,
+    /// By priority, then kind.
+    lanes: [[Lane<J>; 3]; 2],
+    to_fetch: Lane<J>,
+    in_fetch: usize,
+    running: Vec<Option<Running>>,
+    /// Time that batch requests are owed.
+    owed: Duration,
+    next_id: u64,
+    is_closed: bool,
+}
+
+impl<J> Queue<J> {
+    pub(super) fn new(bounds: Bounds, now: Instant) -> Self {
+        Queue {
+            bounds,
+            pace: Pace::new(now),
+            lanes: Default::default(),
+            to_fetch: Lane::default(),
+            in_fetch: 0,
+            running: vec![None; bounds.workers],
+            owed: Duration::ZERO,
+            next_id: 0,
+            is_closed: false,
         }
     }
-}
 
-struct Job {
-    model: Arc<Loaded>,
-    work: Work,
-    queued: Instant,
-    deadline: Instant,
-}
+    /// Requests that wait for a worker.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting_before(Priority::Batch)
+    }
 
-/// Workers behind a bounded queue. Dropping it answers what waits and ends the workers.
-pub struct Engine {
-    jobs: Option<Sender<Job>>,
-    workers: Vec<JoinHandle<()>>,
-    timeout: Duration,
-}
+    /// Requests that wait for a worker and have this priority or a higher one.
+    pub(super) fn waiting_before(&self, priority: Priority) -> usize {
+        self.lanes[..=priority as usize].iter().flatten().map(|lane| lane.entries.len()).sum()
+    }
 
-impl Engine {
-    /// Starts the workers.
-    ///
-    /// # Errors
-    /// `Invalid` for options that cannot work, `Io` where no thread can be had.
-    pub fn start(options: &Options) -> Result<Self> {
-        options.check()?;
-        let (jobs, waiting) = bounded(options.queue);
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let count = if options.workers == 0 { cores } else { options.workers };
-        let start = |n: usize| {
-            let (waiting, batch) = (waiting.clone(), options.batch);
-            std::thread::Builder::new()
-                .name(format!("pass-{n}"))
-                .spawn(move || work(&waiting, batch))
-                .map_err(|e| Error::io("a worker thread", e))
+    /// Requests whose rows are fetched, or wait for that.
+    pub(super) fn fetching(&self) -> usize {
+        self.to_fetch.entries.len() + self.in_fetch
+    }
+
+    pub(super) fn pace(&self) -> &Pace {
+        &self.pace
+    }
+
+    /// True where nothing waits and nothing runs.
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting() == 0 && self.fetching() == 0 && self.running.iter().all(Option::is_none)
+    }
+
+    /// Workers that requests of a high price may hold at once.
+    fn dear_slots(&self) -> usize {
+        self.bounds.workers.saturating_sub(1).max(1)
+    }
+
+    fn dear_running(&self) -> usize {
+        self.running.iter().flatten().filter(|running| running.is_dear).count()
+    }
+
+    fn is_dear(&self, price: Duration) -> bool {
+        price > self.bounds.dear
+    }
+
+    /// How long a worker is still thought to run, in seconds; 0 for an idle one.
+    fn left_s(&self, running: Option<Running>, now: Instant) -> f64 {
+        running.map_or(0.0, |running| {
+            let ran_s = now.saturating_duration_since(running.began).as_secs_f64();
+            let left_s = self.pace.predict(running.price).as_secs_f64() - ran_s;
+            if left_s > 0.0 { left_s } else { ran_s * OVERRUN_SHARE }
+        })
+    }
+
+    /// How long a request that comes now would wait for a worker.
+    pub(super) fn wait(&self, priority: Priority, is_dear: bool, now: Instant) -> Duration {
+        let ahead = |kinds: &[Kind]| -> f64 {
+            let lanes = self.lanes[..=priority as usize].iter().flatten().zip(KINDS.iter().cycle());
+            let price: Duration = lanes.filter(|(_, kind)| kinds.contains(kind)).map(|(lane, _)| lane.price).sum();
+            self.pace.predict(price).as_secs_f64()
         };
-        let workers = (0..count).map(start).collect::<Result<_>>()?;
-        Ok(Engine { jobs: Some(jobs), workers, timeout: Duration::from_millis(options.timeout_ms) })
+        let (cheap_s, dear_s) = (ahead(&[Kind::Direct, Kind::Fetched]), ahead(&[Kind::Dear]));
+        let mut free_s: Vec<f64> = self.running.iter().map(|running| self.left_s(*running, now)).collect();
+        free_s.sort_unstable_by(f64::total_cmp);
+        // Those of a high price go where those of a high price run, which are the workers that are free last.
+        let slots = self.dear_slots();
+        let dear_each_s = dear_s / slots as f64;
+        let first = free_s.len() - slots;
+        for free in &mut free_s[first..] {
+            *free += dear_each_s;
+        }
+        free_s.sort_unstable_by(f64::total_cmp);
+        let mut wait_s = level(&free_s, cheap_s);
+        let dear_running = self.dear_running();
+        if is_dear && (dear_s > 0.0 || dear_running >= slots) {
+            let dear_left_s: f64 =
+                self.running.iter().filter(|r| r.is_some_and(|r| r.is_dear)).map(|r| self.left_s(*r, now)).sum();
+            wait_s = wait_s.max((dear_left_s + dear_s) / slots as f64);
+        }
+        Duration::try_from_secs_f64(wait_s).unwrap_or(Duration::MAX)
     }
 
-    /// Answers one retrieval.
+    /// Whether a request would be done in time; says when a worker must have taken it.
     ///
     /// # Errors
-    /// What the pass returns, `Overloaded` where the queue is full, `DeadlineExceeded`.
-    pub async fn retrieve(&self, model: Arc<Loaded>, request: RetrieveRequest) -> Result<Retrieved> {
-        request.check()?;
-        let timeout_ms = request.timeout_ms;
-        self.submit(model, timeout_ms, |reply| Work::Retrieve(Box::new(request), reply)).await
+    /// Why it is not to be pushed.
+    pub(super) fn admit(&self, ask: &Ask, now: Instant) -> Result<Instant, Refused> {
+        if self.is_closed {
+            return Err(Refused::Closed);
+        }
+        // A node that hangs fills the room of the requests that need it, batch requests fill their own.
+        let before = if ask.needs_fetch { self.fetching() } else { self.waiting_before(ask.priority) };
+        if before >= self.bounds.waiting {
+            return Err(Refused::Full(before));
+        }
+        let own = self.pace.predict(ask.price).mul_f64(MARGIN);
+        let timeout = ask.deadline.saturating_duration_since(now);
+        let wait = self.wait(ask.priority, self.is_dear(ask.price), now);
+        let Some(spare) = timeout.checked_sub(own) else {
+            // Where nothing else tells whether the pace is still right, this request will.
+            let is_trial = self.pace.is_stale(now) && wait.is_zero();
+            return if is_trial { Ok(ask.deadline) } else { Err(Refused::Late { wait, allowed: Duration::ZERO, own }) };
+        };
+        let allowed = spare.mul_f64(WAIT_SHARE);
+        if wait > allowed {
+            return Err(Refused::Late { wait, allowed, own });
+        }
+        Ok(ask.deadline - own)
     }
 
-    /// Scores given items.
-    ///
-    /// # Errors
-    /// As [`Engine::retrieve`].
-    pub async fn rank(&self, model: Arc<Loaded>, request: RankRequest) -> Result<Retrieved> {
-        request.check()?;
-        let timeout_ms = request.timeout_ms;
-        self.submit(model, timeout_ms, |reply| Work::Rank(Box::new(request), reply)).await
+    /// Takes in a request that [`Queue::admit`] let pass; returns its number.
+    pub(super) fn push(&mut self, job: J, ask: Ask, latest_start: Instant, now: Instant) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        let entry = Entry { job, ask, id, latest_start, ready: now };
+        if ask.needs_fetch {
+            self.to_fetch.insert(entry);
+        } else {
+            self.lane_of(&ask, Kind::Direct).insert(entry);
+        }
+        id
     }
 
-    /// The query embedding of features.
-    ///
-    /// # Errors
-    /// As [`Engine::retrieve`].
-    pub async fn embed(&self, model: Arc<Loaded>, request: EmbedRequest) -> Result<(Vec<f32>, u64)> {
-        crate::wire::check_timeout(request.timeout_ms)?;
-        let timeout_ms = request.timeout_ms;
-        self.submit(model, timeout_ms, |reply| Work::Embed(Box::new(request), reply)).await
+    fn lane_of(&mut self, ask: &Ask, kind: Kind) -> &mut Lane<J> {
+        let kind = if self.is_dear(ask.price) { Kind::Dear } else { kind };
+        &mut self.lanes[ask.priority as usize][kind as usize]
     }
 
-    async fn submit<T>(
-        &self,
-        model: Arc<Loaded>,
-        timeout_ms: Option<u64>,
-        work: impl FnOnce(Reply<T>) -> Work,
-    ) -> Result<T> {
-        let (reply, answer) = oneshot::channel();
-        let queued = Instant::now();
-        let deadline = queued + timeout_ms.map_or(self.timeout, Duration::from_millis);
-        let job = Job { model, work: work(reply), queued, deadline };
-        let jobs = self.jobs.as_ref().ok_or_else(|| Error::not_ready("the server is shutting down"))?;
-        match jobs.try_send(job) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_)) => {
-                return Err(Error::overloaded(format!("{} requests wait already, try again later", jobs.len())));
+    /// All requests of one group whose rows are to be fetched, the oldest one's; empty where none wait.
+    pub(super) fn take_fetch(&mut self) -> Vec<Entry<J>> {
+        let Some(group) = self.to_fetch.oldest().map(|entry| entry.ask.group) else { return Vec::new() };
+        let same = self.to_fetch.entries.values().filter(|entry| entry.ask.group == group);
+        let ids: Vec<u64> = same.map(|entry| entry.id).collect();
+        let entries: Vec<_> = ids.into_iter().filter_map(|id| self.to_fetch.remove(id)).collect();
+        self.in_fetch += entries.len();
+        entries
+    }
+
+    /// Takes back what [`Queue::take_fetch`] gave: those that a worker may take now, and the number of all others.
+    pub(super) fn fetched(&mut self, ready: Vec<Entry<J>>, gone: usize, now: Instant) {
+        self.in_fetch -= ready.len() + gone;
+        for entry in ready {
+            let entry = Entry { ready: now, ..entry };
+            self.lane_of(&entry.ask, Kind::Fetched).insert(entry);
+        }
+    }
+
+    /// A batch for an idle worker; empty where none is to be had now.
+    pub(super) fn take(&mut self, worker: usize, now: Instant) -> Taken<J> {
+        let mut expired = Vec::new();
+        while let Some((priority, kind)) = self.choose() {
+            let batch = self.gather(priority, kind, now, &mut expired);
+            if batch.is_empty() {
+                continue;
             }
-            Err(TrySendError::Disconnected(_)) => return Err(Error::not_ready("the server is shutting down")),
+            let price = batch.iter().map(|entry| entry.ask.price).sum();
+            self.settle(priority, price);
+            self.running[worker] = Some(Running { began: now, price, is_dear: kind == Kind::Dear });
+            return Taken { batch, expired };
         }
-        match tokio::time::timeout_at(deadline.into(), answer).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(Error::internal("the worker ended without an answer")),
-            Err(_) => Err(late(queued, deadline)),
+        Taken { batch: Vec::new(), expired }
+    }
+
+    /// The lane that goes next.
+    fn choose(&self) -> Option<(Priority, Kind)> {
+        let may_be_dear = self.dear_running() < self.dear_slots();
+        let first_of = |priority: Priority| {
+            let lanes = KINDS.into_iter().zip(&self.lanes[priority as usize]);
+            lanes
+                .filter(|(kind, _)| *kind != Kind::Dear || may_be_dear)
+                .filter_map(|(kind, lane)| Some((lane.oldest()?, kind)))
+                .min_by_key(|(oldest, _)| (oldest.ready, oldest.id))
+        };
+        match (first_of(Priority::Interactive), first_of(Priority::Batch)) {
+            (Some(_), Some((oldest, kind))) if self.owed >= oldest.ask.price => Some((Priority::Batch, kind)),
+            (Some((_, kind)), _) => Some((Priority::Interactive, kind)),
+            (None, Some((_, kind))) => Some((Priority::Batch, kind)),
+            (None, None) => None,
         }
+    }
+
+    /// Keeps account of what batch requests are owed.
+    fn settle(&mut self, priority: Priority, price: Duration) {
+        let batch_waits = self.lanes[Priority::Batch as usize].iter().any(|lane| !lane.entries.is_empty());
+        self.owed = match priority {
+            _ if !batch_waits => Duration::ZERO,
+            Priority::Interactive => self.owed + price / BATCH_PART as u32,
+            Priority::Batch => self.owed.saturating_sub(price),
+        };
+    }
+
+    fn gather(&mut self, priority: Priority, kind: Kind, now: Instant, expired: &mut Vec<Entry<J>>) -> Vec<Entry<J>> {
+        let lane = &self.lanes[priority as usize][kind as usize];
+        let share = lane.entries.len().div_ceil(self.bounds.workers).min(self.bounds.batch);
+        let (mut ids, mut expired_ids) = (Vec::new(), Vec::new());
+        let mut group = None;
+        let mut price = Duration::ZERO;
+        let mut tightest: Option<Instant> = None;
+        let mut look = |entry: &Entry<J>| {
+            if now > entry.latest_start {
+                expired_ids.push(entry.id);
+                return true;
+            }
+            if *group.get_or_insert(entry.ask.group) != entry.ask.group {
+                return true;
+            }
+            let together = price + entry.ask.price;
+            let deadline = tightest.map_or(entry.ask.deadline, |tightest| tightest.min(entry.ask.deadline));
+            let is_late = now + self.pace.predict(together).mul_f64(BATCH_MARGIN) > deadline;
+            if !ids.is_empty() && (together > BATCH_TIME || is_late) {
+                return false;
+            }
+            ids.push(entry.id);
+            (price, tightest) = (together, Some(deadline));
+            ids.len() < share
+        };
+        let entries = lane.entries.values();
+        // Stops at the first that ends the batch.
+        let _ = if lane.is_behind(now) {
+            entries.rev().take(LOOKED_AT).all(&mut look)
+        } else {
+            entries.take(LOOKED_AT).all(&mut look)
+        };
+        let lane = &mut self.lanes[priority as usize][kind as usize];
+        expired.extend(expired_ids.into_iter().filter_map(|id| lane.remove(id)));
+        ids.into_iter().filter_map(|id| lane.remove(id)).collect()
+    }
+
+    /// The worker is idle again; `done` is the price of what it answered of its batch.
+    pub(super) fn finish(&mut self, worker: usize, done: Duration, now: Instant) {
+        if let Some(running) = self.running[worker].take() {
+            self.pace.learn(done, now.saturating_duration_since(running.began), now);
+        }
+    }
+
+    /// Takes out a request that nothing has begun; `None` where it is not here any more.
+    pub(super) fn withdraw(&mut self, id: u64) -> Option<Entry<J>> {
+        self.lanes.iter_mut().flatten().chain([&mut self.to_fetch]).find_map(|lane| lane.remove(id))
+    }
+
+    /// Takes nothing in from here on; what waits still gets its worker.
+    pub(super) fn close(&mut self) {
+        self.is_closed = true;
+    }
+
+    /// Takes out all that nothing has begun.
+    pub(super) fn clear(&mut self) -> Vec<Entry<J>> {
+        let lanes = self.lanes.iter_mut().flatten().chain([&mut self.to_fetch]);
+        lanes.flat_map(|lane| std::mem::take(lane).entries.into_values()).collect()
     }
 }
 
-impl Drop for Engine {
-    fn drop(&mut self) {
-        self.jobs = None;
-        for worker in self.workers.drain(..) {
-            let _ = worker.join();
+/// When the earliest of some workers is free after work was shared out among them: each is busy until the time in
+/// `free_s`, ascending, and the work fills them up from below to one level.
+fn level(free_s: &[f64], work_s: f64) -> f64 {
+    let mut sum_s = 0.0;
+    let mut level_s = 0.0;
+    for (n, free) in free_s.iter().enumerate() {
+        if n > 0 && level_s <= *free {
+            break;
         }
+        sum_s += free;
+        level_s = (sum_s + work_s) / (n + 1) as f64;
     }
+    level_s
 }
 
-fn late(queued: Instant, deadline: Instant) -> Error {
-    Error::deadline(format!("no answer within {} ms", deadline.duration_since(queued).as_millis()))
-}
-
-fn work(waiting: &Receiver<Job>, batch: usize) {
-    while let Ok(first) = waiting.recv() {
-        let mut jobs = vec![first];
-        while jobs.len() < batch {
-            match waiting.try_recv() {
-                Ok(job) => jobs.push(job),
-                Err(_) => break,
-            }
-        }
-        metrics::histogram!("sterling_batch_requests").record(jobs.len() as f64);
-        let now = Instant::now();
-        let (ready, expired): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.deadline > now);
-        for job in expired {
-            let error = late(job.queued, job.deadline);
-            job.work.refuse(error);
-        }
-        for job in &ready {
-            metrics::histogram!("sterling_queue_seconds").record(now.duration_since(job.queued).as_secs_f64());
-        }
-        let mut rest = ready;
-        while let Some(model) = rest.first().map(|job| job.model.clone()) {
-            let (same, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(|job| Arc::ptr_eq(&job.model, &model));
-            answer(&model, same);
-            rest = others;
-        }
-    }
-}
-
-fn answer(model: &Loaded, jobs: Vec<Job>) {
-    let mut requests = Vec::new();
-    let mut replies = Vec::new();
-    let mut deadline: Option<Instant> = None;
-    for job in jobs {
-        match job.work {
-            Work::Retrieve(request, reply) => {
-                requests.push(request);
-                replies.push(reply);
-                // Together they are worth waiting for as long as the most patient one is.
-                deadline = deadline.max(Some(job.deadline));
-            }
-            Work::Rank(request, reply) => {
-                let _ = reply.send(guarded(|| model.model().rank(&request, job.deadline)));
-            }
-            Work::Embed(request, reply) => {
-                let _ = reply.send(guarded(|| model.model().embed(&request, job.deadline)));
-            }
-        }
-    }
-    let Some(deadline) = deadline else { return };
-    let of_all: Vec<&RetrieveRequest> = requests.iter().map(|r| &**r).collect();
-    match guarded(|| Ok(model.model().retrieve(&of_all, deadline))) {
-        Ok(results) => {
-            for (reply, result) in replies.into_iter().zip(results) {
-                let _ = reply.send(result);
-            }
-        }
-        // One of them broke the pass: each is tried alone, so that the others are answered.
-        Err(_) => {
-            for (reply, request) in replies.into_iter().zip(&of_all) {
-                let alone = guarded(|| {
-                    model
-                        .model()
-                        .retrieve(&[*request], deadline)
-                        .pop()
-                        .unwrap_or_else(|| Err(Error::internal("no result")))
-                });
-                let _ = reply.send(alone);
-            }
-        }
-    }
-}
-
-/// Runs `f`; a panic becomes an error, and the worker goes on.
-fn guarded<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
-        let what = panic
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or(panic.downcast_ref::<&str>().copied())
-            .unwrap_or("no message");
-        tracing::error!(panic = what, "a request broke the pass");
-        Err(Error::internal("the request broke the pass; this is a defect, the log holds more"))
-    })
-}
+#[cfg(test)]
+mod tests;

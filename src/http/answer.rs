@@ -5,8 +5,8 @@ use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
+use super::wire::{Problem, Step};
 use crate::error::Error;
-use crate::wire::{Problem, Step};
 
 /// Seconds after which a refused request may be tried again; a queue of bounded length drains well within it.
 const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("1");

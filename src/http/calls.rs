@@ -1,25 +1,30 @@
 //! The calls, one function each.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Path, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
+use futures_util::stream;
 
 use super::App;
 use super::answer::{Refusal, Timing, json};
 use super::openapi::{RetrieveOneOrMany, RetrievedOneOrMany};
-use crate::engine::Loaded;
-use crate::error::{Error, Kind};
-use crate::limits;
-use crate::wire::{
-    self, BatchEntry, BatchResponse, EmbedRequest, EmbedResponse, ModelInfo, ModelList, Problem, RankRequest,
-    RetrieveBody, RetrieveResponse, Retrieved, VersionList,
+use super::wire::{
+    self, EmbedRequest, EmbedResponse, Entry, ModelInfo, ModelList, Problem, RankRequest, Reply, Retrievals,
+    RetrieveResponse, Served, VersionInfo, VersionList, model_info,
 };
+use crate::engine::Terms;
+use crate::error::{Error, Kind, Result};
+use crate::limits;
+use crate::pass::{self, Prepared};
+use crate::registry::{Loaded, VersionState, Which};
+use crate::request::{Request as Ask, Retrieve};
 
 /// How long a client may take to send its body.
 const BODY_TIME: Duration = Duration::from_secs(30);
@@ -31,7 +36,7 @@ pub async fn model_call(State(app): State<Arc<App>>, Path(call): Path<String>, r
     let Some((model, verb)) = call.rsplit_once(':') else {
         return Err(Refusal::method(request.method(), "GET"));
     };
-    dispatch(&app, app.registry.get(model, None)?, verb, request).await
+    dispatch(&app, app.registry.get(model, Which::Active)?, verb, request).await
 }
 
 /// `POST /v1/models/{model}/versions/{version}:{verb}`
@@ -47,10 +52,10 @@ pub async fn version_call(
         ))
     })?;
     match (verb, request.method()) {
-        ("", &Method::GET) => Ok(json(app.registry.get(&model, Some(version))?.info(), Timing::default())),
+        ("", &Method::GET) => Ok(json(&info(&*app.registry.get(&model, Which::Version(version))?), Timing::default())),
         ("", other) => Err(Refusal::method(other, "GET")),
         ("activate", &Method::POST) => activate(app, model, version).await,
-        (_, &Method::POST) => dispatch(&app, app.registry.get(&model, Some(version))?, verb, request).await,
+        (_, &Method::POST) => dispatch(&app, app.registry.get(&model, Which::Version(version))?, verb, request).await,
         (_, other) => Err(Refusal::method(other, "POST")),
     }
 }
@@ -100,35 +105,69 @@ fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
     request_body(content = inline(RetrieveOneOrMany)),
     responses((status = 200, body = inline(RetrievedOneOrMany)), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn retrieve(app: &App, model: Arc<Loaded>, body: &[u8]) -> Answer {
-    match wire::parse_retrieve(body)? {
-        RetrieveBody::One(request) => {
-            let result = app.engine.retrieve(model.clone(), *request).await?;
-            Ok(retrieved(&model, result))
+    match wire::retrievals(body)? {
+        Retrievals::One(request, terms) => {
+            let prepared = pass::prepare(model.view(), Ask::Retrieve(*request))?;
+            let entry = items(app, &model, prepared, terms).await?;
+            Ok(reply(Reply::one(served(&model), entry)))
         }
-        RetrieveBody::Many(requests) => {
-            let calls = requests.into_iter().map(|request| async {
-                app.engine.retrieve(model.clone(), request?).await.map_err(|e| Problem::from(&e))
+        Retrievals::Many(requests) => {
+            let prepare = |request: Result<(Retrieve, wire::Terms)>| {
+                let (request, terms) = request?;
+                Ok((pass::prepare(model.view(), Ask::Retrieve(request))?, terms))
+            };
+            let prepared: Vec<Result<(Prepared, wire::Terms)>> = requests.into_iter().map(prepare).collect();
+            let costs = prepared.iter().flatten().map(|(prepared, _)| prepared.cost());
+            costs.fold(pass::Cost::default(), pass::Cost::plus).check("the requests of the body")?;
+            let calls = prepared.into_iter().map(|prepared| async {
+                let (prepared, terms) = prepared?;
+                items(app, &model, prepared, terms).await
             });
             let results = join_all(calls).await;
-            let refused = |r: &Result<Retrieved, Problem>| {
-                r.as_ref().err().filter(|p| p.code == Kind::Overloaded.name()).cloned()
-            };
             // Where nothing was taken in, the whole call was refused, and load balancers must see it.
-            if let Some(problem) = results.iter().map(refused).reduce(|a, b| a.and(b)).flatten() {
-                return Err(problem.into());
+            let is_refused = |r: &Result<Entry>| r.as_ref().is_err_and(|e| e.kind() == Kind::Overloaded);
+            if results.iter().all(is_refused) {
+                return Err(results
+                    .into_iter()
+                    .find_map(Result::err)
+                    .unwrap_or_else(|| Error::internal("no result"))
+                    .into());
             }
-            let results = results
-                .into_iter()
-                .map(|r| r.map_or_else(|problem| BatchEntry::Problem { problem }, BatchEntry::Answer))
-                .collect();
-            Ok(json(&BatchResponse { served: model.served(), results }, Timing::default()))
+            let entry = |result: Result<Entry>| result.unwrap_or_else(|e| Problem::from(&e).into());
+            Ok(reply(Reply::many(served(&model), results.into_iter().map(entry).collect())))
         }
     }
 }
 
-fn retrieved(model: &Loaded, result: Retrieved) -> Response {
-    let timing = result.explain.as_ref().map(|e| Timing::of(&e.steps)).unwrap_or_default();
-    json(&RetrieveResponse { served: model.served(), result }, timing)
+/// Runs what was prepared, and makes its items ready to be written.
+async fn items(app: &App, model: &Loaded, prepared: Prepared, terms: wire::Terms) -> Result<Entry> {
+    let columns = prepared.columns().to_vec();
+    let answer = app.engine.submit(prepared, engine_terms(terms)).await?;
+    let main = model.view().main();
+    let tasks: Vec<String> = main.package.spec.tasks.iter().map(|task| task.name.clone()).collect();
+    Entry::items(answer, &tasks, &main.columns, &columns)
+}
+
+fn engine_terms(terms: wire::Terms) -> Terms {
+    Terms { timeout: terms.timeout, priority: terms.priority }
+}
+
+/// What an answer says of the version that made it.
+fn served(model: &Loaded) -> Served {
+    Served { model: model.name().into(), version: model.version(), digest: model.digest().into(), coverage: 1.0 }
+}
+
+/// A reply of items: one piece with its length, or as a stream where there are more.
+fn reply(mut reply: Reply) -> Response {
+    let timing = Timing::of(reply.steps());
+    let first = reply.next().unwrap_or_default();
+    let body = match reply.is_done() {
+        true => Body::from(first),
+        false => Body::from_stream(stream::iter(std::iter::once(first).chain(reply).map(Ok::<_, Infallible>))),
+    };
+    let mut response = ([(CONTENT_TYPE, "application/json")], body).into_response();
+    response.extensions_mut().insert(timing);
+    response
 }
 
 /// Score the items that the request names.
@@ -136,9 +175,10 @@ fn retrieved(model: &Loaded, result: Retrieved) -> Response {
     request_body = RankRequest,
     responses((status = 200, body = RetrieveResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn rank(app: &App, model: Arc<Loaded>, body: &[u8]) -> Answer {
-    let request: RankRequest = wire::parse(body)?;
-    let result = app.engine.rank(model.clone(), request).await?;
-    Ok(retrieved(&model, result))
+    let (request, terms) = wire::rank(body)?;
+    let prepared = pass::prepare(model.view(), Ask::Rank(request))?;
+    let entry = items(app, &model, prepared, terms).await?;
+    Ok(reply(Reply::one(served(&model), entry)))
 }
 
 /// The query embedding of a user's features.
@@ -146,9 +186,10 @@ async fn rank(app: &App, model: Arc<Loaded>, body: &[u8]) -> Answer {
     request_body = EmbedRequest,
     responses((status = 200, body = EmbedResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn embed(app: &App, model: Arc<Loaded>, body: &[u8]) -> Answer {
-    let request: EmbedRequest = wire::parse(body)?;
-    let (embedding, degraded_rows) = app.engine.embed(model.clone(), request).await?;
-    Ok(json(&EmbedResponse { served: model.served(), embedding, degraded_rows }, Timing::default()))
+    let (request, terms) = wire::embed(body)?;
+    let prepared = pass::prepare(model.view(), Ask::Embed(request))?;
+    let answer = app.engine.submit(prepared, engine_terms(terms)).await?;
+    Ok(json(&wire::embedding(served(&model), answer)?, Timing::default()))
 }
 
 /// Let a published version answer unpinned requests; loads it where it is not in memory.
@@ -160,13 +201,17 @@ async fn activate(app: Arc<App>, model: String, version: u64) -> Answer {
     let loaded = tokio::task::spawn_blocking(move || app.registry.activate(&model, version))
         .await
         .map_err(|e| Error::internal(format!("activation: {e}")))??;
-    Ok(json(loaded.info(), Timing::default()))
+    Ok(json(&info(&loaded), Timing::default()))
+}
+
+fn info(model: &Loaded) -> ModelInfo {
+    model_info(model.view().main())
 }
 
 /// The models that are served.
 #[utoipa::path(get, path = "/v1/models", tag = "models", responses((status = 200, body = ModelList)))]
 pub async fn models(State(app): State<Arc<App>>) -> Response {
-    json(&ModelList { models: app.registry.list() }, Timing::default())
+    json(&ModelList { models: app.registry.list().iter().map(|l| info(l)).collect() }, Timing::default())
 }
 
 /// The version of a model that answers.
@@ -176,14 +221,20 @@ pub async fn model(State(app): State<Arc<App>>, Path(model): Path<String>, metho
     if model.rsplit_once(':').is_some_and(|(_, verb)| ["retrieve", "rank", "embed"].contains(&verb)) {
         return Err(Refusal::method(&method, "POST"));
     }
-    Ok(json(app.registry.get(&model, None)?.info(), Timing::default()))
+    Ok(json(&info(&*app.registry.get(&model, Which::Active)?), Timing::default()))
 }
 
 /// The published versions of a model.
 #[utoipa::path(get, path = "/v1/models/{model}/versions", tag = "models", params(("model" = String, Path)),
     responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn versions(State(app): State<Arc<App>>, Path(model): Path<String>) -> Answer {
-    let versions = app.registry.versions(&model)?;
+    let state = |v: VersionState| VersionInfo {
+        version: v.version,
+        active: v.active,
+        loaded: v.loaded,
+        refused: v.refused.map(|r| r.reason),
+    };
+    let versions = app.registry.versions(&model)?.into_iter().map(state).collect();
     Ok(json(&VersionList { model, versions }, Timing::default()))
 }
 

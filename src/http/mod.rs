@@ -1,6 +1,6 @@
 //! The HTTP edge: bytes in, JSON out, every error a problem of RFC 9457.
 //!
-//! Handlers read a request into the types of [`crate::wire`], hand it to the engine and write the answer; nothing here
+//! Handlers read a request into the types of [`wire`], hand it to the engine and write the answer; nothing here
 //! knows how a pass works. A call is named by a verb after a colon (`/v1/models/debian:retrieve`), which routers do not
 //! split, so `calls` does. `layers` holds what every call shares: limits on the body, metrics, `Server-Timing`.
 
@@ -8,6 +8,7 @@ mod answer;
 mod calls;
 mod layers;
 mod openapi;
+pub mod wire;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -19,25 +20,26 @@ use axum::response::Html;
 use axum::routing::{any, get};
 use tokio::net::TcpListener;
 
-use crate::engine::{Engine, Registry};
+use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::limits;
+use crate::registry::Registry;
 
 pub use openapi::document as openapi;
 
 /// What handlers share.
 pub struct App {
     /// The models.
-    pub registry: Registry,
+    pub registry: Arc<Registry>,
     /// The workers.
-    pub engine: Engine,
+    pub engine: Engine<Passes>,
     draining: AtomicBool,
 }
 
 impl App {
     /// Models and workers behind one edge.
-    pub fn new(registry: Registry, engine: Engine) -> Self {
-        App { registry, engine, draining: AtomicBool::new(false) }
+    pub fn new(registry: Registry, engine: Engine<Passes>) -> Self {
+        App { registry: Arc::new(registry), engine, draining: AtomicBool::new(false) }
     }
 
     fn is_ready(&self) -> bool {

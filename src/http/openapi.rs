@@ -1,14 +1,14 @@
-//! The OpenAPI document, made from the types of [`crate::wire`]. A golden file holds it, so that a change is seen.
+//! The OpenAPI document, made from the types of [`super::wire`]. A golden file holds it, so that a change is seen.
 
 use utoipa::OpenApi as _;
 
 use super::calls;
-use crate::wire::{BatchResponse, RetrieveRequest, RetrieveResponse};
+use super::wire::{BatchResponse, RetrieveRequest, RetrieveResponse};
 
 /// The body of a retrieval.
-#[derive(utoipa::ToSchema, serde::Serialize)]
+#[derive(utoipa::ToSchema, serde::Deserialize)]
 #[serde(untagged)]
-#[expect(dead_code, reason = "a schema of the document, never a value: `wire::parse_retrieve` reads both forms")]
+#[expect(dead_code, reason = "a schema of the document, never a value: `wire::retrievals` reads both forms")]
 pub enum RetrieveOneOrMany {
     /// One request.
     One(Box<RetrieveRequest>),

@@ -16,6 +16,7 @@
 //! No value is changed on the way: what a column cannot keep exactly is an error that names the column and the row.
 
 mod builder;
+pub mod faiss;
 mod json;
 mod parquet;
 
@@ -29,10 +30,10 @@ use flate2::bufread::MultiGzDecoder;
 
 use builder::Builder;
 
+use self::faiss::IndexFile;
 use crate::columns::ItemColumn;
 use crate::error::{Error, Result};
 use crate::ivf::Lists;
-use crate::ivf::faiss::IndexFile;
 use crate::limits;
 use crate::npy;
 use crate::tensor::Matrix;

@@ -17,7 +17,7 @@ use rayon::prelude::*;
 use super::quantize::Quantized;
 use super::search::{Counters, Probing, Scratch};
 use super::view::Index;
-use crate::device::kernels::Blocks;
+use crate::device::cpu::kernels::Blocks;
 use crate::topk::{Selector, unkey};
 use crate::units::{ListId, Slot};
 

@@ -13,7 +13,8 @@
 use rayon::prelude::*;
 
 use super::quantize::{Quantized, read_row, write_row};
-use crate::device::kernels::{BLOCK, Blocks, Kernels};
+use crate::device::cpu::Kernels;
+use crate::device::cpu::kernels::{BLOCK, Blocks};
 use crate::tensor::Matrix;
 
 /// Rounds of drawing the first centroids.

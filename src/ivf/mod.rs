@@ -5,7 +5,7 @@
 //!
 //! | tensor | holds |
 //! |---|---|
-//! | `codes` u8 `[blocks, G, 16, 4]` | int8 rows plus 128, in blocks of 16 items (see [`crate::device::kernels`]) |
+//! | `codes` u8 `[blocks, G, 16, 4]` | int8 rows plus 128, in blocks of 16 items (see [`crate::device::cpu::kernels`]) |
 //! | `scales` f32 `[S]` | what a code of each slot is worth; 0 where a slot holds no item |
 //! | `list_lengths` u32 `[C]` | items of each list; a list takes whole blocks |
 //! | `centroids` f32 `[C, D]` | the centres of the lists |
@@ -17,7 +17,6 @@
 
 mod batch;
 mod build;
-pub mod faiss;
 mod kmeans;
 mod quantize;
 mod search;

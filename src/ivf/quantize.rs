@@ -1,7 +1,7 @@
 //! f32 vectors to codes: one scale a vector, symmetric, so that a product of codes times two scales is the score. Items take
 //! int8; a query takes 15 bits in two rows of int8, so that it adds next to nothing to the items' rounding.
 
-use crate::device::kernels::{BLOCK, Int8Query};
+use crate::device::cpu::kernels::{BLOCK, Int8Query};
 
 /// Codes of a query that make one of its high row.
 const LOW: i32 = 128;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::quantize::Quantized;
 use super::view::{Index, Rows};
-use crate::device::kernels::{BLOCK, Blocks, Pick, Staging};
+use crate::device::cpu::kernels::{BLOCK, Blocks, Pick, Staging};
 use crate::topk::{self, Selector, unkey};
 use crate::units::{ListId, Slot};
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::device::kernels::Kernels;
+use crate::device::cpu::Kernels;
 use crate::error::Kind;
 use crate::files::{TensorFile, Tensors};
 use crate::limits;

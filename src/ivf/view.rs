@@ -5,7 +5,8 @@ use safetensors::Dtype;
 
 use super::quantize::{Quantized, read_row};
 use crate::device::buffer::Buffer;
-use crate::device::kernels::{BLOCK, Blocks, Kernels};
+use crate::device::cpu::Kernels;
+use crate::device::cpu::kernels::{BLOCK, Blocks};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::limits;

@@ -7,13 +7,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::features::Tower;
-use super::spec::{FeatureSpec, ModelSpec, SIMILARITY};
+use super::spec::{ModelSpec, SIMILARITY};
+use crate::embedding::{Table, Vocabulary};
 use crate::error::{Error, Kind, Result};
 use crate::files::Tensors;
-use crate::overarch::OverArch;
-use crate::sparse::{Table, Vocabulary};
-use crate::tower::Graph;
+use crate::tower::{FeatureSpec, Graph, OverArch, Tower};
 use crate::value::Program;
 
 /// The name of the file that declares a model.

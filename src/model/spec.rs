@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::embedding::{RowFormat, Unseen};
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::sparse::{self, RowFormat, Unseen};
+use crate::tower::{FeatureKind, FeatureSpec};
 
 /// Everything that `model.toml` says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -62,26 +63,6 @@ fn zero() -> String {
     "zero".into()
 }
 
-/// How several rows of a feature become one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Pooling {
-    /// Their sum, each times its id's weight where there are weights.
-    #[default]
-    Sum,
-    /// That sum divided by the number of ids.
-    Mean,
-}
-
-impl From<Pooling> for sparse::Pooling {
-    fn from(pooling: Pooling) -> Self {
-        match pooling {
-            Pooling::Sum => sparse::Pooling::Sum,
-            Pooling::Mean => sparse::Pooling::Mean,
-        }
-    }
-}
-
 impl TableSpec {
     /// What an id outside the table becomes.
     ///
@@ -123,54 +104,6 @@ pub struct ItemSpec {
     /// Item columns to keep; none means all of the item file.
     #[serde(default)]
     pub columns: Vec<ColumnSpec>,
-}
-
-/// What a feature's values are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FeatureKind {
-    /// 64-bit ids, pooled from a table.
-    Ids,
-    /// Texts or integers that a table's vocabulary turns into rows, pooled.
-    Category,
-    /// Numbers, taken as they are.
-    Dense,
-}
-
-/// One input of a tower.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FeatureSpec {
-    /// The name of the graph's input.
-    pub name: String,
-    /// What the values are.
-    pub kind: FeatureKind,
-    /// The table of an `ids` or `category` feature.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub table: Option<String>,
-    /// How several rows become one.
-    #[serde(default)]
-    pub pooling: Pooling,
-    /// Most ids of one request or item.
-    #[serde(default = "most_ids")]
-    pub max_ids: usize,
-    /// Numbers of a `dense` feature.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub width: Option<usize>,
-    /// The request field or item column that brings the values, where it is not called like the feature.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub column: Option<String>,
-}
-
-fn most_ids() -> usize {
-    4096
-}
-
-impl FeatureSpec {
-    /// The request field or item column that brings the values.
-    pub fn source(&self) -> &str {
-        self.column.as_deref().unwrap_or(&self.name)
-    }
 }
 
 /// An item column that is kept.
@@ -230,6 +163,12 @@ impl Default for ValueSpec {
 }
 
 impl ModelSpec {
+    /// The features of the user tower that read a table.
+    pub fn readers<'a>(&'a self, table: &'a str) -> impl Iterator<Item = &'a FeatureSpec> {
+        let features: &[FeatureSpec] = self.user.as_ref().map_or(&[], |user| &user.features);
+        features.iter().filter(move |f| f.table.as_deref() == Some(table))
+    }
+
     /// Reads `model.toml`.
     ///
     /// # Errors

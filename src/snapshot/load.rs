@@ -4,16 +4,15 @@ use std::path::Path;
 
 use super::ids::Ids;
 use super::manifest::Manifest;
-use super::placement::{Placement, placed};
+use super::placement::Placement;
 use super::recipe::Recipe;
 use super::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE};
 use crate::columns::{ColumnKind, Columns};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
-use crate::model::{FeatureKind, Package};
+use crate::model::Package;
 use crate::value::Program;
-use crate::wire::{ColumnInfo, FeatureInfo, ModelInfo, TableInfo};
-use crate::{bloom, ivf};
+use crate::{filter, ivf};
 
 /// A loaded snapshot. Nothing of it changes after the load.
 #[derive(Debug)]
@@ -25,7 +24,7 @@ pub struct Snapshot {
     /// The item index.
     pub index: ivf::Index,
     /// Planes and posting lists.
-    pub filter: bloom::Index,
+    pub filter: filter::Index,
     /// Item columns.
     pub columns: Columns,
     /// Which slot holds which item.
@@ -68,7 +67,7 @@ impl Snapshot {
         let columns = Columns::open(&tensors, index.slots())?;
         let ids = Ids::open(&tensors, index.slots(), index.items())?;
         let tensors = Tensors::open(&folder.join(FILTER_FILE))?;
-        let filter = bloom::Index::open(&tensors, index.list_offsets(), index.list_lengths(), columns.terms())?;
+        let filter = filter::Index::open(&tensors, index.list_offsets(), index.list_lengths(), columns.terms())?;
         let says = (manifest.dimension, manifest.items, manifest.slots, manifest.lists);
         let holds = (index.dimension(), index.items(), index.slots(), index.lists());
         if says != holds || package.spec.dimension != manifest.dimension || package.spec.name != manifest.name {
@@ -91,67 +90,16 @@ impl Snapshot {
         Ok(Snapshot { manifest, package, index, filter, columns, ids, value, recipe, numbers, digest })
     }
 
+    /// Bytes of memory that a snapshot takes when it is loaded, as its manifest tells before anything is.
+    ///
+    /// # Errors
+    /// What is wrong with the files that must be looked at.
+    pub fn memory_bytes(_folder: &Path, manifest: &Manifest, _placement: &Placement) -> Result<u64> {
+        Ok(manifest.bytes())
+    }
+
     /// The digest of the snapshot's bytes.
     pub fn digest(&self) -> &str {
         &self.digest
-    }
-
-    /// A numeric column that the reranker or the value model reads, one f32 a slot.
-    pub fn number(&self, name: &str) -> Option<&[f32]> {
-        self.numbers.iter().find(|(n, _)| n == name).map(|(_, values)| values.as_slice())
-    }
-
-    /// What the snapshot is, for people and programs.
-    pub fn info(&self) -> ModelInfo {
-        let spec = &self.package.spec;
-        let feature = |f: &crate::model::FeatureSpec| FeatureInfo {
-            name: f.source().into(),
-            kind: match f.kind {
-                FeatureKind::Ids => "ids",
-                FeatureKind::Category => "category",
-                FeatureKind::Dense => "dense",
-            }
-            .into(),
-            width: f.width,
-        };
-        let mut features: Vec<FeatureInfo> = spec.user.iter().flat_map(|u| &u.features).map(feature).collect();
-        features.sort_by(|a, b| a.name.cmp(&b.name));
-        features.dedup_by(|a, b| a.name == b.name);
-        let column = |c: &crate::columns::Column| ColumnInfo {
-            name: c.name().into(),
-            kind: match c.kind() {
-                ColumnKind::Integers => "integers",
-                ColumnKind::Texts => "texts",
-                ColumnKind::Floats => "floats",
-            }
-            .into(),
-            filter: c.is_filterable(),
-            distinct: c.dictionary_len(),
-        };
-        let table = |t: &std::sync::Arc<crate::sparse::Table>| TableInfo {
-            name: t.name().into(),
-            rows: t.rows(),
-            width: t.width(),
-            format: t.spec().format.name().into(),
-            placed: placed(t),
-        };
-        ModelInfo {
-            name: spec.name.clone(),
-            version: self.manifest.version,
-            digest: self.digest.clone(),
-            description: spec.description.clone(),
-            dimension: spec.dimension,
-            items: self.manifest.items,
-            lists: self.manifest.lists,
-            features,
-            tables: self.package.tables.iter().map(table).collect(),
-            columns: self.columns.list().map(column).collect(),
-            tasks: spec.tasks.iter().map(|t| t.name.clone()).collect(),
-            value: spec.value.expression.clone(),
-            constants: spec.value.constants.clone(),
-            candidates: self.recipe.serving.candidates,
-            probes: self.recipe.serving.probes_of(self.index.lists()),
-            bytes: self.manifest.bytes(),
-        }
     }
 }

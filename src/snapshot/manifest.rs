@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -15,8 +15,6 @@ use crate::files::{self, Checksum};
 pub const FORMAT: u32 = 1;
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
-/// What the folder of an unfinished publication is called, before the number of its process.
-const STAGING: &str = ".publishing-";
 
 /// What a snapshot holds, how large it is and where it came from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -142,128 +140,6 @@ fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '\\']) && name != ".." && name != "."
 }
 
-/// A folder of models, each a folder of versions.
-#[derive(Clone, Debug)]
-pub struct Store {
-    root: PathBuf,
-}
-
-impl Store {
-    /// The store at `root`; the folder need not exist yet.
-    pub fn new(root: impl Into<PathBuf>) -> Self {
-        Store { root: root.into() }
-    }
-
-    /// The folder of the store.
-    pub fn root(&self) -> &Path {
-        &self.root
-    }
-
-    /// The models of the store, sorted. A store that does not exist holds none.
-    ///
-    /// # Errors
-    /// `Io` with the path.
-    pub fn models(&self) -> Result<Vec<String>> {
-        let mut names = Vec::new();
-        for name in names_in(&self.root)? {
-            if !self.versions(&name)?.is_empty() {
-                names.push(name);
-            }
-        }
-        names.sort();
-        Ok(names)
-    }
-
-    /// The published versions of a model, ascending.
-    ///
-    /// # Errors
-    /// `Io` with the path.
-    pub fn versions(&self, model: &str) -> Result<Vec<u64>> {
-        let folder = self.root.join(model);
-        let mut versions: Vec<u64> = names_in(&folder)?
-            .iter()
-            .filter_map(|name| name.parse().ok())
-            .filter(|v: &u64| folder.join(v.to_string()).join(MANIFEST).exists())
-            .collect();
-        versions.sort_unstable();
-        Ok(versions)
-    }
-
-    /// The folder of one version.
-    pub fn folder(&self, model: &str, version: u64) -> PathBuf {
-        self.root.join(model).join(version.to_string())
-    }
-
-    /// Publishes a snapshot that `fill` writes: its files go to a folder that no reader looks at, which is synced and
-    /// then renamed to the next free version. `fill` gets that folder and the version.
-    ///
-    /// # Errors
-    /// What `fill` returns, `Invalid` for a name that cannot be a folder, `Io`. Nothing is published then.
-    pub fn publish(&self, model: &str, fill: impl FnOnce(&Path, u64) -> Result<()>) -> Result<u64> {
-        check_name(model)?;
-        let parent = self.root.join(model);
-        fs::create_dir_all(&parent).map_err(|e| Error::io(parent.display(), e))?;
-        remove_abandoned(&parent)?;
-        let staging = parent.join(format!("{STAGING}{}", std::process::id()));
-        let published = (|| {
-            let _ = fs::remove_dir_all(&staging);
-            fs::create_dir(&staging).map_err(|e| Error::io(staging.display(), e))?;
-            let version = self.versions(model)?.last().map_or(1, |v| v + 1);
-            fill(&staging, version)?;
-            let target = self.folder(model, version);
-            if target.exists() {
-                return Err(Error::conflict(format!("{}: published by somebody else meanwhile", target.display())));
-            }
-            fs::rename(&staging, &target).map_err(|e| Error::io(target.display(), e))?;
-            files::sync_folder(&parent).map_err(|e| Error::io(parent.display(), e))?;
-            Ok(version)
-        })();
-        if published.is_err() {
-            let _ = fs::remove_dir_all(&staging);
-        }
-        published
-    }
-}
-
-/// Removes what publications that were killed have left: folders named by processes that are gone.
-fn remove_abandoned(parent: &Path) -> Result<()> {
-    let processes = Path::new("/proc");
-    if !processes.join("self").exists() {
-        return Ok(());
-    }
-    for name in names_in(parent)? {
-        if let Some(process) = name.strip_prefix(STAGING).filter(|p| !processes.join(p).exists()) {
-            tracing::warn!(process, folder = %parent.join(&name).display(), "removing an unfinished publication");
-            fs::remove_dir_all(parent.join(&name)).map_err(|e| Error::io(parent.join(&name).display(), e))?;
-        }
-    }
-    Ok(())
-}
-
-/// Refuses a model name that cannot stand in a URL path and a folder name.
-///
-/// # Errors
-/// `Invalid` with the name and the rule.
-pub fn check_name(name: &str) -> Result<()> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    if name.is_empty() || name.len() > 128 || name.starts_with('.') || !name.chars().all(allowed) {
-        return Err(Error::invalid(format!(
-            "model name `{name}`: expected 1 to 128 letters, digits, `_`, `-` or `.`, not starting with `.`"
-        )));
-    }
-    Ok(())
-}
-
-fn names_in(folder: &Path) -> Result<Vec<String>> {
-    match fs::read_dir(folder) {
-        Ok(entries) => Ok(entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect()),
-        Err(e) if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
-            Ok(Vec::new())
-        }
-        Err(e) => Err(Error::io(folder.display(), e)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -318,35 +194,6 @@ mod tests {
         for text in ["", "{", "{}", "{\"format\": 1}", "[]", "{\"format\": 1, \"more\": 2}"] {
             fs::write(folder.path().join(MANIFEST), text).unwrap();
             assert_eq!(Manifest::read(folder.path()).unwrap_err().kind(), Kind::Corrupt, "{text}");
-        }
-    }
-
-    #[test]
-    fn publication_is_whole_or_absent_and_counts_up() {
-        let root = tempfile::tempdir().unwrap();
-        let store = Store::new(root.path().join("store"));
-        assert!(store.models().unwrap().is_empty());
-        for expected in [1, 2] {
-            let version = store
-                .publish("m", |folder, version| {
-                    assert_eq!(version, expected);
-                    manifest(folder).write(folder)
-                })
-                .unwrap();
-            assert_eq!(version, expected);
-        }
-        let failed = store.publish("m", |folder, _| {
-            fs::write(folder.join("half"), b"x").unwrap();
-            Err(Error::invalid("no"))
-        });
-        assert!(failed.is_err());
-        assert_eq!(store.versions("m").unwrap(), [1, 2]);
-        assert_eq!(fs::read_dir(root.path().join("store/m")).unwrap().count(), 2, "nothing half-written stays");
-        fs::create_dir(root.path().join("store/m/3")).unwrap();
-        assert_eq!(store.versions("m").unwrap(), [1, 2], "a folder without a manifest is no version");
-        assert_eq!(store.models().unwrap(), ["m"]);
-        for name in ["", "a/b", "..", ".x", "a b", "ü", &"x".repeat(129)] {
-            assert_eq!(store.publish(name, |_, _| Ok(())).unwrap_err().kind(), Kind::Invalid, "{name}");
         }
     }
 }

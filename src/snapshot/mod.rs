@@ -5,30 +5,34 @@
 //! | file | holds |
 //! |---|---|
 //! | `index.safetensors` | the item index ([`crate::ivf`]) |
-//! | `filter.safetensors` | planes and posting lists ([`crate::bloom`]) |
+//! | `filter.safetensors` | planes and posting lists ([`crate::filter::index`]) |
 //! | `columns.safetensors` | item columns ([`crate::columns`]) and ids |
 //! | `recipe.toml` | how it was built and the serving defaults |
 //! | `manifest.json` | written last: shapes, provenance, length and hash of every other file |
 //!
 //! The format is described for other readers in `docs/FORMAT.md`.
 
-mod ids;
+pub mod ids;
 mod load;
 mod manifest;
 mod placement;
-mod publish;
 mod recipe;
-mod tables;
+mod store;
+mod workload;
 
 pub use ids::Ids;
 pub use load::Snapshot;
-pub use manifest::{FORMAT, MANIFEST, Manifest, Provenance, Store, check_name};
-pub use placement::{Options as PlacementOptions, Placement};
-pub use publish::{Publish, Stage, Vectors, publish, published};
+pub use manifest::{FORMAT, MANIFEST, Manifest, Provenance};
+pub use placement::{Options as PlacementOptions, Placement, placed};
 pub use recipe::{Recipe, Serving};
-pub use tables::Remote;
+pub use store::{Stamp, Store, check_name};
+pub use workload::workload;
 
-const INDEX_FILE: &str = "index.safetensors";
-const FILTER_FILE: &str = "filter.safetensors";
-const COLUMNS_FILE: &str = "columns.safetensors";
-const RECIPE_FILE: &str = "recipe.toml";
+/// The file of the item index.
+pub const INDEX_FILE: &str = "index.safetensors";
+/// The file of the filter's planes and posting lists.
+pub const FILTER_FILE: &str = "filter.safetensors";
+/// The file of item columns and ids.
+pub const COLUMNS_FILE: &str = "columns.safetensors";
+/// The file of the recipe.
+pub const RECIPE_FILE: &str = "recipe.toml";

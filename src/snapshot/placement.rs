@@ -10,14 +10,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::workload::workload;
+use crate::embedding::Table;
+use crate::embedding::place::{TablePlan, Tier};
+use crate::embedding::shard::ShardedTable;
+use crate::embedding::table::Source;
+use crate::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, RemoteTable, TableVersion};
 use crate::error::{Error, Result};
 use crate::model::ModelSpec;
-use crate::sparse::Table;
-use crate::sparse::planner::plan::TablePlan;
-use crate::sparse::planner::{self, Plan, Tier, Topology};
-use crate::sparse::shard::ShardedTable;
-use crate::sparse::table::Source;
-use crate::sparse::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, RemoteTable, TableVersion};
+use crate::planner::{self, Plan, Topology};
 
 /// How tables are placed at load. Without a plan, a topology or a cluster they lie whole in memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,7 +82,9 @@ impl Placement {
             (None, Some(file)) => By::Topology(Topology::parse(&read(file)?).map_err(|e| e.within(file.display()))?),
             (None, None) => match &cluster {
                 None => By::Whole,
-                Some(cluster) => By::Topology(Topology { remote: Some(cluster.topology()?), ..Topology::detect()? }),
+                Some(cluster) => {
+                    By::Topology(Topology { remote: Some(cluster.survey()?.into()), ..Topology::detect()? })
+                }
             },
         };
         Ok(Placement { by, cluster, timeout: Duration::from_millis(options.timeout_ms) })
@@ -94,7 +97,7 @@ impl Placement {
             By::Whole => &[],
             By::Plan(plan) => &plan.tables,
             By::Topology(topology) => {
-                let workload = spec.workload(&tables);
+                let workload = workload(spec, &tables);
                 planned = match workload.tables.is_empty() {
                     true => Vec::new(),
                     false => planner::plan(topology, &workload)?.tables,
@@ -152,7 +155,7 @@ fn read(file: &Path) -> Result<String> {
 }
 
 /// How a table lies, in a few words: its sharding type and the devices of its parts.
-pub(super) fn placed(table: &Table) -> String {
+pub fn placed(table: &Table) -> String {
     match table.source() {
         Source::Host(_) => "whole, in memory".into(),
         Source::Fetched(_) => "whole, fetched".into(),

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::embedding::RowFormat;
 use crate::error::{Error, Result};
-use crate::sparse::RowFormat;
-use crate::{bloom, ivf, limits};
+use crate::{filter, ivf, limits};
 
 /// An index recipe, as `indexes/*.toml` hold them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -16,7 +16,7 @@ pub struct Recipe {
     /// Lists, training and rescoring rows.
     pub index: ivf::Options,
     /// Planes and posting lists.
-    pub filter: bloom::Options,
+    pub filter: filter::Options,
     /// The row formats that embedding tables are converted to, by the table's name; other tables stay as they are.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub tables: BTreeMap<String, RowFormat>,
@@ -69,7 +69,11 @@ impl Recipe {
         Recipe::parse(&text).map_err(|e| e.within(path.display()))
     }
 
-    pub(super) fn to_toml(&self) -> Result<String> {
+    /// The file's text.
+    ///
+    /// # Errors
+    /// `Internal` where it cannot be written.
+    pub fn to_toml(&self) -> Result<String> {
         toml::to_string(self).map_err(|e| Error::internal(format!("recipe: {e}")))
     }
 }

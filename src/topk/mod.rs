@@ -11,7 +11,8 @@
 mod sort;
 
 use crate::device::buffer::Buffer;
-use crate::device::kernels::{BLOCK, Blocks, Int8Query, Kernels, Lane, Pick, Staging};
+use crate::device::cpu::Kernels;
+use crate::device::cpu::kernels::{BLOCK, Blocks, Int8Query, Lane, Pick, Staging};
 use crate::units::Slot;
 
 /// Scores beyond K that are kept before a partition, besides a share of K.

@@ -2,7 +2,7 @@
 
 use sterling::error::Kind;
 use sterling::ivf::Rescore;
-use sterling::snapshot::Vectors;
+use sterling::publish::Vectors;
 
 use crate::support::{Server, ids, put, vectors};
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use serde_json::{Value, json};
 
-use sterling::snapshot::Publish;
+use sterling::publish::Publish;
 
 use crate::support::{Server, ids, json as read, put, root, sterling, text, vectors};
 

@@ -2,16 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use sterling::error::Kind;
-use sterling::forward::{Deadline, retrieve};
-use sterling::ivf::{Rescore, Scratch, faiss::IndexFile};
-use sterling::snapshot::{Manifest, Placement, Publish, Recipe, Snapshot, Vectors};
-use sterling::wire::RetrieveRequest;
+use sterling::items::faiss::IndexFile;
+use sterling::ivf::{Rescore, Scratch};
+use sterling::publish::{Publish, Vectors};
+use sterling::snapshot::{Manifest, Placement, Recipe, Snapshot};
+use sterling::view::View;
 
-use crate::support::{Server, ids, put, root, run};
+use crate::support::{Server, ids, put, retrieve, root, run};
 
 const D: usize = 24;
 
@@ -109,7 +110,8 @@ fn ids_and_vectors_are_those_that_faiss_reads() {
 fn equal_probes_find_what_faiss_finds() {
     for case in Case::all() {
         for rescore in [Rescore::F32, Rescore::None] {
-            let snapshot = loaded(&case.path, rescore);
+            let view = Arc::new(View::new(Arc::new(loaded(&case.path, rescore))));
+            let snapshot = view.main();
             let (mut same, mut asked) = (0, 0);
             for (n, query) in floats(&case.answers["queries"]).chunks_exact(D).enumerate() {
                 for search in case.answers["searches"].as_array().unwrap() {
@@ -117,7 +119,7 @@ fn equal_probes_find_what_faiss_finds() {
                     let probes = search["probes"].as_u64().unwrap() as usize;
                     if lists_are_those_of_faiss(&case, &snapshot, query, n, probes) {
                         same += 1;
-                        items_are_those_of_faiss(&case, &snapshot, query, n, search);
+                        items_are_those_of_faiss(&case, &view, query, n, search);
                     }
                 }
             }
@@ -141,15 +143,14 @@ fn lists_are_those_of_faiss(case: &Case, snapshot: &Snapshot, query: &[f32], n: 
 }
 
 /// The items and scores of one search: rows in f32 allow rounding of sums, int8 rows the rounding of codes.
-fn items_are_those_of_faiss(case: &Case, snapshot: &Snapshot, query: &[f32], n: usize, search: &Value) {
+fn items_are_those_of_faiss(case: &Case, view: &Arc<View>, query: &[f32], n: usize, search: &Value) {
+    let snapshot = view.main();
     let k = search["k"].as_u64().unwrap() as usize;
     let place =
         format!("{} query {n}, {} probes, rows {:?}", case.name, search["probes"], snapshot.recipe.index.rescore);
     let request = json!({"vector": query, "k": k, "candidates": 1500, "probes": search["probes"]});
-    let request: RetrieveRequest = serde_json::from_value(request).unwrap();
-    let deadline = Deadline(Instant::now() + Duration::from_secs(60));
-    let found = retrieve(snapshot, &[&request], deadline).pop().unwrap().unwrap();
-    assert_eq!(found.items.len(), k, "{place}");
+    let (found, _) = retrieve(view, &[request]).pop().unwrap().unwrap();
+    assert_eq!(found.ids.len(), k, "{place}");
 
     let exact = |id: i64| product(query, &case.vectors[&id]);
     let size = (product(query, query) * case.vectors.values().map(|v| product(v, v)).fold(0.0, f64::max)).sqrt();
@@ -168,9 +169,9 @@ fn items_are_those_of_faiss(case: &Case, snapshot: &Snapshot, query: &[f32], n: 
         };
         assert!((expected - f64::from(distance)).abs() <= 1e-5 * size, "{place}: {id}: {distance} for {expected}");
     }
-    for item in &found.items {
-        let apart = (f64::from(item.score) - exact(item.id)).abs();
-        assert!(apart <= tolerance(item.id), "{place}: item {} is {apart} off", item.id);
+    for (id, score) in found.ids.iter().zip(&found.scores) {
+        let apart = (f64::from(*score) - exact(id.0)).abs();
+        assert!(apart <= tolerance(id.0), "{place}: item {id} is {apart} off");
     }
     // Under L2 Faiss also counts how far rounding moved a vector's length; its order is ours up to that.
     let lengths = case.vectors.values().map(|v| product(v, v));
@@ -178,7 +179,7 @@ fn items_are_those_of_faiss(case: &Case, snapshot: &Snapshot, query: &[f32], n: 
         "l2" => lengths.clone().fold(0.0, f64::max) - lengths.fold(f64::INFINITY, f64::min),
         _ => 0.0,
     };
-    let ours: BTreeSet<i64> = found.items.iter().map(|i| i.id).collect();
+    let ours: BTreeSet<i64> = found.ids.iter().map(|id| id.0).collect();
     let theirs: BTreeSet<i64> = theirs.into_iter().collect();
     for (a, b) in ours.difference(&theirs).zip(theirs.difference(&ours)) {
         let apart = (exact(*a) - exact(*b)).abs();

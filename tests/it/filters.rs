@@ -2,16 +2,20 @@
 //! catalogues against a naive reading of the items.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
-use sterling::filter::{Expr, Leaf, Operator, Test, parse};
-use sterling::forward::{Deadline, retrieve};
+use sterling::columns::Operator;
+use sterling::filter::{Expr, Leaf, Test, parse};
 use sterling::limits::{FILTER_BYTES_MAX, FILTER_DEPTH_MAX, FILTER_LEAVES_MAX};
-use sterling::snapshot::{Placement, Publish, Recipe, Snapshot, Store, publish};
-use sterling::wire::{RetrieveRequest, Retrieved};
+use sterling::publish::{Publish, publish};
+use sterling::request::{Explain, Ranked};
+use sterling::snapshot::{Placement, Recipe, Snapshot, Store};
+use sterling::view::View;
+
+use crate::support::retrieve;
 
 const PAGE: &str = include_str!("../../docs/FILTERS.md");
 const QUERY: [f32; 4] = [0.4, -0.3, 0.8, 0.2];
@@ -27,7 +31,7 @@ const RECIPES: [&str; 4] = [
 ];
 
 /// A published catalogue; its folder can go, because the files stay mapped.
-fn snapshot(items: &[Value], recipe: &str) -> Snapshot {
+fn snapshot(items: &[Value], recipe: &str) -> Arc<View> {
     let folder = tempfile::tempdir().unwrap();
     let lines: Vec<String> = items
         .iter()
@@ -45,19 +49,21 @@ fn snapshot(items: &[Value], recipe: &str) -> Snapshot {
     let recipe = Recipe::parse(recipe).unwrap();
     let what = Publish { name: Some("test".into()), items: Some(path), recipe, ..Publish::default() };
     let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
-    Snapshot::load(&store.folder(&name, version), &Placement::whole()).unwrap()
+    let snapshot = Snapshot::load(&store.folder(&name, version), &Placement::whole()).unwrap();
+    Arc::new(View::new(Arc::new(snapshot)))
 }
 
-fn ask(snapshot: &Snapshot, fields: Value) -> sterling::error::Result<Retrieved> {
+type Found = (Ranked, Option<Explain>);
+
+fn ask(view: &Arc<View>, fields: Value) -> sterling::error::Result<Found> {
     let mut request = json!({"vector": QUERY, "explain": true});
     request.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    let request: RetrieveRequest = serde_json::from_value(request).unwrap();
-    retrieve(snapshot, &[&request], Deadline(Instant::now() + Duration::from_secs(60))).pop().unwrap()
+    retrieve(view, &[request]).pop().unwrap()
 }
 
-fn ids(retrieved: &Retrieved) -> BTreeSet<i64> {
-    let ids: BTreeSet<i64> = retrieved.items.iter().map(|i| i.id).collect();
-    assert_eq!(ids.len(), retrieved.items.len(), "an item is returned twice");
+fn ids((ranked, _): &Found) -> BTreeSet<i64> {
+    let ids: BTreeSet<i64> = ranked.ids.iter().map(|id| id.0).collect();
+    assert_eq!(ids.len(), ranked.ids.len(), "an item is returned twice");
     ids
 }
 
@@ -120,7 +126,7 @@ fn the_limits_of_the_page_are_the_limits() {
     for limit in [with_comma(FILTER_BYTES_MAX), with_comma(FILTER_LEAVES_MAX), FILTER_DEPTH_MAX.to_string()] {
         assert!(PAGE.contains(&limit), "{limit} is not on the page");
     }
-    for (option, value) in toml::to_string(&sterling::bloom::Options::default()).unwrap().lines().map(|line| {
+    for (option, value) in toml::to_string(&sterling::filter::Options::default()).unwrap().lines().map(|line| {
         let (option, value) = line.split_once(" = ").unwrap();
         (option.to_owned(), value.to_owned())
     }) {
@@ -214,16 +220,16 @@ fn nothing_wrong_is_returned_and_nothing_is_lost() {
             // With room for every item the answer is the truth, however few lists are asked for.
             let found = ask(&snapshot, json!({"filter": text, "k": all, "candidates": all}));
             let found = found.map_err(|e| TestCaseError::fail(format!("{text}: {e}")))?;
-            prop_assert_eq!(&ids(&found), &truth, "{}: {:?}", text, found.explain);
+            prop_assert_eq!(&ids(&found), &truth, "{}: {:?}", text, found.1);
             // With room for few, it is that many of the truth.
             let found = ask(&snapshot, json!({"filter": text, "k": few, "candidates": few})).unwrap();
-            prop_assert_eq!(found.items.len(), truth.len().min(few), "{}: {:?}", text, found.explain);
+            prop_assert_eq!(found.0.ids.len(), truth.len().min(few), "{}: {:?}", text, found.1);
             prop_assert!(ids(&found).is_subset(&truth), "{}", text);
             // What is excluded makes room for what is not.
             let gone: Vec<i64> = truth.iter().copied().filter(|id| id % 2 == 0).collect();
             let left: BTreeSet<i64> = truth.iter().copied().filter(|id| id % 2 != 0).collect();
             let found = ask(&snapshot, json!({"filter": text, "k": few, "candidates": few, "exclude": gone})).unwrap();
-            prop_assert_eq!(found.items.len(), left.len().min(few), "{} and excluded: {:?}", text, found.explain);
+            prop_assert_eq!(found.0.ids.len(), left.len().min(few), "{} and excluded: {:?}", text, found.1);
             prop_assert!(ids(&found).is_subset(&left), "{}", text);
             let found = ask(&snapshot, json!({"filter": text, "k": all, "exact": true, "exclude": gone})).unwrap();
             prop_assert_eq!(ids(&found), left, "{}", text);
@@ -273,23 +279,17 @@ fn a_request_is_answered_in_a_batch_as_it_is_alone() {
     let mut runner = TestRunner::new(Config { cases: 24, failure_persistence: None, ..Config::default() });
     let outcome = runner.run(&(items(), requests(), 0usize..52), |(items, requests, choice)| {
         let snapshot = snapshot(&items, &recipe(choice));
-        let requests: Vec<RetrieveRequest> = requests
-            .into_iter()
-            .map(|mut request| {
-                request["explain"] = true.into();
-                serde_json::from_value(request).unwrap()
-            })
-            .collect();
-        let deadline = Deadline(Instant::now() + Duration::from_secs(60));
-        let together = retrieve(&snapshot, &requests.iter().collect::<Vec<_>>(), deadline);
+        let mut requests = requests;
+        requests.iter_mut().for_each(|request| request["explain"] = true.into());
+        let together = retrieve(&snapshot, &requests);
         for (request, found) in requests.iter().zip(together) {
-            let alone = retrieve(&snapshot, &[request], deadline).pop().unwrap();
+            let alone = retrieve(&snapshot, std::slice::from_ref(request)).pop().unwrap();
             match (found, alone) {
                 (Ok(found), Ok(alone)) => {
-                    prop_assert_eq!(&found.items, &alone.items, "{:?}", request);
-                    let funnel = |of: &Retrieved| {
-                        let e = of.explain.as_ref().unwrap();
-                        (e.route.clone(), e.filter.clone(), e.probed, e.scanned, e.survivors, e.candidates, e.returned)
+                    prop_assert_eq!(&found.0, &alone.0, "{:?}", request);
+                    let funnel = |of: &Found| {
+                        let e = of.1.as_ref().unwrap();
+                        (e.route, e.filter.clone(), e.probed, e.scanned, e.survivors, e.candidates, e.returned)
                     };
                     prop_assert_eq!(funnel(&found), funnel(&alone), "{:?}", request);
                 }

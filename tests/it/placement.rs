@@ -1,31 +1,34 @@
 //! A model's answers do not depend on where its tables lie: whole, cut, quantised, or with rows on a cluster.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::device::pool::RowFormat;
-use sterling::engine::Loaded;
+use sterling::device::cpu::pool::RowFormat;
+use sterling::embedding::place::Sharding;
+use sterling::embedding::place::{ShardPlan, TablePlan, Tier};
+use sterling::embedding::tiers::remote::{Cluster, ClusterOptions, TableVersion, load_table};
+use sterling::embedding::{BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, Table};
 use sterling::error::Kind;
+use sterling::http::wire::{embed, model_info};
 use sterling::model::Package;
+use sterling::planner::Plan;
+use sterling::request::Ranked;
 use sterling::snapshot::{Manifest, Placement, PlacementOptions, Recipe, Snapshot};
-use sterling::sparse::planner::Sharding;
-use sterling::sparse::planner::plan::{Plan, Shard, TablePlan, Tier};
-use sterling::sparse::tiers::remote::{Cluster, ClusterOptions, TableVersion, load_table};
-use sterling::sparse::{BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, Table};
-use sterling::wire::RetrieveRequest;
+use sterling::tower::Threads;
+use sterling::view::View;
 
 use crate::debian;
 use crate::redis_cluster::RedisCluster;
 use crate::remote::alone;
-use crate::support::{Server, ids, loses, put, root, run, tiny, tiny_package};
+use crate::support::{Server, ids, loses, put, retrieve, root, run, tiny, tiny_package};
 
 /// A part of a table: its rows and columns and its tier.
 type Part = ([u64; 2], [u32; 2], Tier);
 
 /// The plan of one table.
 fn planned(table: &Table, sharding: Sharding, parts: &[Part]) -> TablePlan {
-    let shard = |(rows, columns, tier): &Part| Shard {
+    let shard = |(rows, columns, tier): &Part| ShardPlan {
         rows: *rows,
         columns: *columns,
         tier: *tier,
@@ -83,17 +86,13 @@ fn halves(table: &Table) -> [TablePlan; 3] {
     ]
 }
 
-fn answers(model: &Loaded, users: &[Value]) -> Vec<Vec<(i64, f32)>> {
-    let deadline = Instant::now() + Duration::from_secs(120);
-    let requests: Vec<RetrieveRequest> = users
-        .iter()
-        .map(|user| {
-            let request = json!({"features": user["features"], "exclude": user["exclude"], "k": 20});
-            serde_json::from_value(request).unwrap()
-        })
-        .collect();
-    let results = model.model().retrieve(&requests.iter().collect::<Vec<_>>(), deadline);
-    results.into_iter().map(|r| r.unwrap().items.iter().map(|i| (i.id, i.score)).collect()).collect()
+fn answers(snapshot: Snapshot, users: &[Value]) -> Vec<Vec<(i64, f32)>> {
+    let request = |user: &Value| json!({"features": user["features"], "exclude": user["exclude"], "k": 20});
+    let requests: Vec<Value> = users.iter().map(request).collect();
+    let answers = retrieve(&Arc::new(View::new(Arc::new(snapshot))), &requests);
+    let pairs =
+        |(ranked, _): (Ranked, _)| ranked.ids.iter().map(|id| id.0).zip(ranked.scores.iter().copied()).collect();
+    answers.into_iter().map(|answer| pairs(answer.unwrap())).collect()
 }
 
 #[test]
@@ -103,8 +102,7 @@ fn the_debian_model_answers_alike_wherever_its_tables_lie() {
     let folder = debian::store().join("debian/1");
     let version = Manifest::read(&folder).unwrap().version;
     let users: Vec<Value> = debian::heldout().into_iter().step_by(150).collect();
-    let whole = Loaded::new(Snapshot::load(&folder, &Placement::whole()).unwrap());
-    let expected = answers(&whole, &users);
+    let expected = answers(Snapshot::load(&folder, &Placement::whole()).unwrap(), &users);
 
     let package = Package::open(&folder).unwrap();
     let tables: Vec<&Table> =
@@ -120,14 +118,13 @@ fn the_debian_model_answers_alike_wherever_its_tables_lie() {
         let plans = tempfile::tempdir().unwrap();
         let plan = plan_file(plans.path(), tables.iter().map(|t| halves(t)[kind].clone()).collect());
         let snapshot = Snapshot::load(&folder, &placement(plan, redis.seeds())).unwrap();
-        let info = snapshot.info();
+        let info = model_info(&snapshot);
         let placed = &info.tables.iter().find(|t| t.name == "packages").unwrap().placed;
         assert_eq!(
             placed,
             ["column_wise on host0, host0", "row_wise on host0, host0", "row_wise on host0, cluster"][kind]
         );
-        let cut = Loaded::new(snapshot);
-        for (found, expected) in answers(&cut, &users).iter().zip(&expected) {
+        for (found, expected) in answers(snapshot, &users).iter().zip(&expected) {
             assert_eq!(found.len(), expected.len());
             for ((id, score), (expected_id, expected_score)) in found.iter().zip(expected) {
                 assert!((score - expected_score).abs() <= 1e-4, "{placed}: {score}, expected {expected_score}");
@@ -147,9 +144,10 @@ fn quantised_tables_of_the_debian_model_keep_the_stated_error() {
     let tower = package.user.as_ref().unwrap();
     let query = |package: &Package, user: &Value| {
         let tower = package.user.as_ref().unwrap();
-        let features = tower.read(user["features"].as_object().unwrap()).unwrap();
-        let (pooled, _) = tower.lookup(&[features], &Lookup::default()).unwrap();
-        tower.run(&pooled).unwrap().data().to_vec()
+        let body = json!({"features": user["features"]}).to_string();
+        let row = tower.read(embed(body.as_bytes()).unwrap().0.features).unwrap();
+        let (pooled, _) = tower.lookup(&[&row], &Lookup::default()).unwrap();
+        tower.run(&[(&row, &pooled[0])], &Threads::new(1)).unwrap().data().to_vec()
     };
     assert!(tower.features().iter().any(|f| f.name == "installed"));
     let bags = [BagConfig { feature: "installed".into(), table: "packages".into(), pooling: Pooling::Sum }];
@@ -195,7 +193,7 @@ fn a_recipe_converts_tables_and_the_snapshot_says_so() {
     what.recipe.tables = [("packages".to_owned(), RowFormat::Int8)].into();
     put(store.path(), &what).unwrap();
     let snapshot = Snapshot::load(&store.path().join("tiny/1"), &Placement::whole()).unwrap();
-    let formats: Vec<(String, String)> = snapshot.info().tables.into_iter().map(|t| (t.name, t.format)).collect();
+    let formats: Vec<(String, String)> = model_info(&snapshot).tables.into_iter().map(|t| (t.name, t.format)).collect();
     assert_eq!(formats, [("packages".into(), "int8".into()), ("sections".into(), "f16".to_owned())]);
     assert_eq!(snapshot.recipe.tables, what.recipe.tables);
     for (name, format, expected) in [
@@ -270,7 +268,7 @@ fn plans_that_cannot_be_followed_are_refused_with_the_reason() {
     assert!(error.to_string().contains("packages"), "{error}");
     std::fs::write(&small, host.replace("1e-8", "1")).unwrap();
     let planned = Snapshot::load(&folder, &Placement::open(&options).unwrap()).unwrap();
-    assert_eq!(planned.info().tables[0].placed, "table_wise on h");
+    assert_eq!(model_info(&planned).tables[0].placed, "table_wise on h");
 }
 
 #[test]

@@ -6,14 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use sterling::files::Tensors;
-use sterling::sparse::planner::plan::{TablePlan, Tier};
-use sterling::sparse::planner::{Plan, Sharding, Topology, Workload, plan};
-use sterling::sparse::shard::{Cut, Shard, ShardedEmbeddingBagCollection, ShardedTable};
-use sterling::sparse::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, RemoteTable, TableVersion, load_table};
-use sterling::sparse::{
+use sterling::embedding::place::{Sharding, TablePlan, Tier};
+use sterling::embedding::shard::{Cut, Shard, ShardedEmbeddingBagCollection, ShardedTable};
+use sterling::embedding::tiers::remote::{
+    Cluster, ClusterOptions, RemoteOptions, RemoteTable, TableVersion, load_table,
+};
+use sterling::embedding::{
     BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, OnDegraded, Pooling, RowFormat, Table, Unseen,
 };
+use sterling::files::Tensors;
+use sterling::planner::{Plan, Topology, Workload, plan};
 
 use crate::redis_cluster::RedisCluster;
 use crate::remote::alone;

@@ -6,18 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use sterling::device::buffer::Buffer;
-use sterling::error::{Error, Kind, Result};
-use sterling::sparse::planner::Sharding;
-use sterling::sparse::shard::{Cut, Shard, ShardedEmbeddingBagCollection, ShardedTable};
-use sterling::sparse::tiers::remote::{
+use sterling::embedding::place::Sharding;
+use sterling::embedding::shard::{Cut, Shard, ShardedEmbeddingBagCollection, ShardedTable};
+use sterling::embedding::tiers::remote::{
     Cluster, ClusterCounters, ClusterOptions, LoadProgress, LoadReport, ReadFrom, RemoteOptions, RemoteTable,
     TableShape, TableVersion, delete, load, load_table, versions,
 };
-use sterling::sparse::tiers::{Fetched, RowSource, RowState};
-use sterling::sparse::{
+use sterling::embedding::tiers::{Fetched, RowSource, RowState};
+use sterling::embedding::{
     BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, OnDegraded, Pooling, RowFormat, Table, TableSpec,
     Unseen,
 };
+use sterling::error::{Error, Kind, Result};
 
 use crate::redis_cluster::{RedisCluster, wait};
 
@@ -430,7 +430,7 @@ fn killed_primaries_lose_no_call_and_come_back() {
     });
     // One degraded row fails the lookup or is a default row; which one is the request's choice, not the source's.
     assert_eq!(patient.counters().degraded, patient_load.degraded.load(Ordering::Relaxed));
-    let sterling::sparse::tiers::remote::RemoteCounters { late, down, refused, missing, corrupt, .. } =
+    let sterling::embedding::tiers::remote::RemoteCounters { late, down, refused, missing, corrupt, .. } =
         strict.counters();
     assert!(late + down + refused >= strict_load.degraded.load(Ordering::Relaxed), "each has its cause");
     assert_eq!((missing, corrupt), (0, 0), "nothing is lost");

@@ -98,8 +98,10 @@ fn a_new_version_is_taken_in_a_broken_one_is_refused_and_rolling_back_works() {
 
     // Version 3 loses a byte while the server looks elsewhere.
     let staging = tempfile::tempdir().unwrap();
-    put(staging.path(), &vectors(staging.path(), &catalogue(200))).unwrap();
-    let broken = staging.path().join("vectors/1");
+    for _ in 0..3 {
+        put(staging.path(), &vectors(staging.path(), &catalogue(200))).unwrap();
+    }
+    let broken = staging.path().join("vectors/3");
     let index = broken.join("index.safetensors");
     let mut bytes = std::fs::read(&index).unwrap();
     *bytes.last_mut().unwrap() ^= 1;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::Value;
 use sterling::device::buffer::Buffer;
-use sterling::device::kernels::Kernels;
-use sterling::device::pool::Rows;
-use sterling::sparse::format::encode_rows;
-use sterling::sparse::{
+use sterling::device::cpu::Kernels;
+use sterling::device::cpu::pool::Rows;
+use sterling::embedding::format::encode_rows;
+use sterling::embedding::{
     BagConfig, EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor, KeyedTensor, Lookup, Pooling, RowFormat,
     SequenceConfig, Table, TableSpec, Unseen,
 };

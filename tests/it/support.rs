@@ -3,12 +3,19 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use sterling::embedding::RowFormat;
+use sterling::http::wire::{Retrievals, Terms, retrievals};
 use sterling::ivf::Rescore;
-use sterling::snapshot::{Publish, Recipe, Store, publish};
-use sterling::sparse::RowFormat;
+use sterling::pass::{self, Cpu};
+use sterling::publish::{Publish, publish};
+use sterling::request::{Answer, Content, Explain, Ranked, Request, Retrieve};
+use sterling::snapshot::{Recipe, Store};
+use sterling::tower::Threads;
+use sterling::view::View;
 
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -154,6 +161,23 @@ pub fn agent() -> ureq::Agent {
     let config =
         ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(Duration::from_secs(120)));
     config.build().into()
+}
+
+/// Retrievals as their JSON bodies, run together in this process: the items and how they came about.
+pub fn retrieve(view: &Arc<View>, bodies: &[Value]) -> Vec<sterling::error::Result<(Ranked, Option<Explain>)>> {
+    let body = serde_json::json!({"requests": bodies}).to_string();
+    let Retrievals::Many(requests) = retrievals(body.as_bytes()).unwrap() else { panic!("{body}") };
+    let prepare =
+        |request: sterling::error::Result<(Retrieve, Terms)>| pass::prepare(view, Request::Retrieve(request?.0));
+    let mut prepared = Vec::new();
+    let failed: Vec<Option<sterling::error::Error>> =
+        requests.into_iter().map(|request| prepare(request).map(|one| prepared.push(one)).err()).collect();
+    let mut answers = pass::run(&mut Cpu::new(Threads::new(1)), &prepared, None).into_iter();
+    let items = |answer: Answer| match answer.content {
+        Content::Items(ranked) => (ranked, answer.explain),
+        Content::Embedding(_) => panic!("an embedding"),
+    };
+    failed.into_iter().map(|failed| failed.map_or_else(|| answers.next().unwrap().map(items), Err)).collect()
 }
 
 /// The ids of an answer, in their order.

@@ -1,0 +1,117 @@
+//! The CPU: the hot loops, and the instruction set that they use, chosen once.
+//!
+//! | name | needs |
+//! |---|---|
+//! | `avx512` | AVX-512 F, BW, VL, VNNI, and what `avx2` needs |
+//! | `avx2` | AVX2, FMA, F16C |
+//! | `dotprod` | aarch64 with the dot product instructions (Armv8.2 and later) |
+//! | `neon` | aarch64 |
+//! | `portable` | nothing |
+//!
+//! `STERLING_KERNEL` forces one by name. [`Kernels`] is the token of that choice: [`kernels`] are its methods, [`pool`] takes it.
+
+pub mod kernels;
+pub mod pool;
+
+use std::sync::OnceLock;
+
+use crate::error::{Error, Result};
+
+/// The variable that forces an instruction set.
+pub const KERNEL_VARIABLE: &str = "STERLING_KERNEL";
+
+/// The instruction set in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Isa {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "aarch64")]
+    Dotprod,
+}
+
+/// A set of kernels that this machine can run. Only [`Kernels::detect`] and [`Kernels::named`] make one, which is what
+/// makes its calls sound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernels {
+    isa: Isa,
+}
+
+impl Kernels {
+    /// The best kernels of this machine, or those that `STERLING_KERNEL` names.
+    ///
+    /// # Errors
+    /// `Unsupported` where the variable names kernels that do not exist or that this machine cannot run.
+    pub fn detect() -> Result<Kernels> {
+        static FOUND: OnceLock<std::result::Result<Kernels, String>> = OnceLock::new();
+        let found = FOUND.get_or_init(|| match std::env::var(KERNEL_VARIABLE) {
+            Ok(name) => Kernels::named(&name).map_err(|e| format!("{KERNEL_VARIABLE}: {e}")),
+            Err(_) => Ok(Kernels::all().pop().unwrap_or(Kernels { isa: Isa::Portable })),
+        });
+        found.clone().map_err(Error::unsupported)
+    }
+
+    /// The kernels of [`Kernels::detect`]; where the variable names none that runs, which a start refuses, the portable ones.
+    pub fn best() -> Kernels {
+        Kernels::detect().unwrap_or(Kernels { isa: Isa::Portable })
+    }
+
+    /// The kernels of a name.
+    ///
+    /// # Errors
+    /// `Unsupported` for a name that does not exist or that this machine cannot run.
+    pub fn named(name: &str) -> Result<Kernels> {
+        let all = Kernels::all();
+        all.iter().find(|k| k.name() == name).copied().ok_or_else(|| {
+            let known: Vec<&str> = all.iter().map(|k| k.name()).collect();
+            Error::unsupported(format!("kernel `{name}` does not run here, expected one of: {}", known.join(", ")))
+        })
+    }
+
+    /// All kernels that this machine can run, the best one last.
+    pub fn all() -> Vec<Kernels> {
+        let mut all = vec![Kernels { isa: Isa::Portable }];
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 =
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+            if avx2 {
+                all.push(Kernels { isa: Isa::Avx2 });
+            }
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512vnni");
+            if avx2 && avx512 {
+                all.push(Kernels { isa: Isa::Avx512 });
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            all.push(Kernels { isa: Isa::Neon });
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                all.push(Kernels { isa: Isa::Dotprod });
+            }
+        }
+        all
+    }
+
+    /// The name, as `STERLING_KERNEL` takes it.
+    pub fn name(self) -> &'static str {
+        match self.isa {
+            Isa::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Isa::Dotprod => "dotprod",
+        }
+    }
+}

@@ -1,0 +1,467 @@
+//! The client of a Redis or Valkey Cluster: who owns what, one pipeline a node, other nodes where one fails.
+//!
+//! The protocol and the connections are those of the `redis` crate. Its cluster connection is not used, for three reasons: it
+//! redirects a whole pipeline by one command's MOVED, it holds back all requests while it looks for the owners again, and
+//! it knows no breaker, so that one hung node would cost every request its deadline.
+//!
+//! A task asks for the owners again after each failure and redirection, and now and then; another probes nodes whose breaker
+//! is open.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Pipeline, ServerErrorKind, Value, cmd, pipe};
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout, timeout_at};
+
+use super::node::Node;
+use super::slots::{Address, SlotMap};
+use crate::error::{Error, Result};
+
+const REFRESH_PAUSE: Duration = Duration::from_millis(50);
+const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(2);
+/// A shorter wait in vain says more about the caller's deadline than about the node.
+const PATIENCE_MIN: Duration = Duration::from_millis(5);
+
+/// Which node of a shard is asked for rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadFrom {
+    /// The primary alone.
+    Primary,
+    /// The primary, and a replica where it is slow or down.
+    #[default]
+    PrimaryThenReplicas,
+    /// The replicas in turn, and the primary where they are slow or down.
+    ReplicasThenPrimary,
+}
+
+/// How to reach a cluster.
+#[derive(Clone, Debug)]
+pub struct ClusterOptions {
+    /// Some nodes, as `redis://[user:password@]host:port`; the others are found through them.
+    pub seeds: Vec<String>,
+    /// Which node of a shard is asked for rows.
+    pub read_from: ReadFrom,
+    /// How long the first node of a shard has before a second is asked as well.
+    pub hedge_after: Duration,
+    /// How long making a connection, a probe or a question for the owners may take.
+    pub connect_timeout: Duration,
+    /// How often the owners are asked for while all is well.
+    pub refresh_interval: Duration,
+    /// Failures in a row that open a node's breaker.
+    pub breaker_failures: u32,
+    /// Pause before the first probe of a node whose breaker opened; it doubles up to two seconds.
+    pub probe_interval: Duration,
+    /// Threads that send and receive.
+    pub io_threads: usize,
+}
+
+impl ClusterOptions {
+    /// The usual options for a cluster that is reached through `seeds`.
+    pub fn new<S: Into<String>>(seeds: impl IntoIterator<Item = S>) -> Self {
+        ClusterOptions {
+            seeds: seeds.into_iter().map(Into::into).collect(),
+            read_from: ReadFrom::default(),
+            hedge_after: Duration::from_millis(20),
+            connect_timeout: Duration::from_millis(500),
+            refresh_interval: Duration::from_secs(10),
+            breaker_failures: 5,
+            probe_interval: Duration::from_millis(100),
+            io_threads: 2,
+        }
+    }
+}
+
+/// A node as operators see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeHealth {
+    /// Where it listens.
+    pub address: Address,
+    /// True for the primary of a shard.
+    pub is_primary: bool,
+    /// True where its breaker is open: no request goes there.
+    pub is_open: bool,
+    /// How often its breaker has opened.
+    pub openings: u64,
+}
+
+/// What happened between this process and the cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClusterCounters {
+    /// Pipelines sent.
+    pub pipelines: u64,
+    /// Commands that MOVED or ASK sent elsewhere.
+    pub redirections: u64,
+    /// Second nodes asked because the first was slow.
+    pub hedges: u64,
+    /// Pipelines without an answer.
+    pub failures: u64,
+    /// Answers about the owners of slots.
+    pub refreshes: u64,
+}
+
+/// A connected cluster; tables share it.
+#[derive(Debug)]
+pub struct Cluster {
+    pub(super) shared: Arc<Shared>,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Cluster {
+    /// Finds the nodes and their slots.
+    ///
+    /// # Errors
+    /// Where a seed is no address, asks for TLS, or no seed answers as a node of a cluster.
+    pub fn connect(options: ClusterOptions) -> Result<Arc<Self>> {
+        let mut seeds = Vec::new();
+        let mut like = None;
+        for seed in &options.seeds {
+            let info = seed
+                .as_str()
+                .into_connection_info()
+                .map_err(|e| Error::invalid(format!("cluster address {}: {e}", without_password(seed))))?;
+            let ConnectionAddr::Tcp(host, port) = info.addr().clone() else {
+                let seed = without_password(seed);
+                return Err(Error::unsupported(format!(
+                    "cluster address {seed}: expected redis://host:port, without TLS"
+                )));
+            };
+            seeds.push(Address { host, port });
+            like.get_or_insert(info);
+        }
+        let Some(like) = like else { return Err(Error::invalid("cluster: no address given, expected one at least")) };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(options.io_threads.max(1))
+            .thread_name("remote-rows")
+            .enable_all()
+            .build()
+            .map_err(|e| Error::io("threads of the remote tier", e))?;
+        let shared = Arc::new(Shared {
+            options,
+            like,
+            seeds,
+            view: ArcSwap::from_pointee(View { slots: SlotMap::empty(), shards: Vec::new() }),
+            nodes: RwLock::default(),
+            refresh: Notify::new(),
+            counters: Counters::default(),
+            turn: AtomicU64::new(0),
+        });
+        let cluster = Arc::new(Cluster { shared: shared.clone(), runtime: Some(runtime) });
+        let first = shared.clone();
+        cluster.run(async move { first.refresh().await })??;
+        cluster.spawn(shared.keep_fresh());
+        Ok(cluster)
+    }
+
+    /// The nodes and the state of their breakers.
+    pub fn nodes(&self) -> Vec<NodeHealth> {
+        let view = self.shared.view.load();
+        let health = |(rank, node): (usize, &Arc<Node>)| NodeHealth {
+            address: node.address.clone(),
+            is_primary: rank == 0,
+            is_open: node.breaker.is_open(),
+            openings: node.breaker.openings(),
+        };
+        view.shards.iter().flat_map(|nodes| nodes.iter().enumerate().map(health)).collect()
+    }
+
+    /// What happened until now.
+    pub fn counters(&self) -> ClusterCounters {
+        let Counters { pipelines, redirections, hedges, failures, refreshes } = &self.shared.counters;
+        let [pipelines, redirections, hedges, failures, refreshes] =
+            [pipelines, redirections, hedges, failures, refreshes].map(|c| c.load(Ordering::Relaxed));
+        ClusterCounters { pipelines, redirections, hedges, failures, refreshes }
+    }
+
+    /// Runs a future on the tier's own threads and waits for it. Unlike `block_on` this also works on a thread that belongs to
+    /// another runtime.
+    pub(super) fn run<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> Result<T> {
+        let (sender, receiver) = crossbeam_channel::bounded(1);
+        self.spawn(async move {
+            // The receiver waits below until the sender is gone.
+            let _ = sender.send(future.await);
+        });
+        receiver.recv().map_err(|_| Error::internal("a task of the remote tier ended without an answer"))
+    }
+
+    pub(super) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.as_ref().expect("it is only taken on drop").spawn(future);
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // Waiting for the threads is not allowed where the last owner is a task of another runtime.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn without_password(seed: &str) -> &str {
+    seed.rsplit_once('@').map_or(seed, |(_, rest)| rest)
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    pipelines: AtomicU64,
+    redirections: AtomicU64,
+    hedges: AtomicU64,
+    failures: AtomicU64,
+    refreshes: AtomicU64,
+}
+
+/// The owners of slots, with the nodes themselves.
+#[derive(Debug)]
+pub(super) struct View {
+    pub(super) slots: SlotMap,
+    /// By shard, the primary first.
+    pub(super) shards: Vec<Vec<Arc<Node>>>,
+}
+
+/// What became of a pipeline.
+pub(super) enum Asked {
+    /// A reply to each command, an error of its own maybe.
+    Replies(Vec<Value>),
+    /// The connection failed.
+    Lost,
+    /// The time ran out.
+    Late,
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) options: ClusterOptions,
+    like: ConnectionInfo,
+    seeds: Vec<Address>,
+    pub(super) view: ArcSwap<View>,
+    nodes: RwLock<HashMap<Address, Arc<Node>>>,
+    refresh: Notify,
+    counters: Counters,
+    turn: AtomicU64,
+}
+
+impl Shared {
+    /// The node at the address, made where it is new.
+    pub(super) fn node(&self, address: &Address) -> Result<Arc<Node>> {
+        if let Some(node) = self.nodes.read().unwrap_or_else(PoisonError::into_inner).get(address) {
+            return Ok(node.clone());
+        }
+        let node = Node::new(address.clone(), &self.like, self.options.connect_timeout)
+            .map_err(|e| Error::invalid(format!("cluster node {address}: {e}")))?;
+        let mut nodes = self.nodes.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(nodes.entry(address.clone()).or_insert_with(|| Arc::new(node)).clone())
+    }
+
+    /// Sends a pipeline to one node. Time that ran out counts as the node's failure.
+    pub(super) async fn ask(self: &Arc<Self>, node: &Arc<Node>, pipeline: &Pipeline, deadline: Instant) -> Asked {
+        let start = Instant::now();
+        self.counters.pipelines.fetch_add(1, Ordering::Relaxed);
+        match timeout_at(deadline.into(), node.ask(pipeline)).await {
+            Ok(Ok(replies)) => {
+                node.breaker.success();
+                Asked::Replies(replies)
+            }
+            Ok(Err(error)) => {
+                tracing::debug!(node = %node.address, %error, "remote tier: a pipeline failed");
+                self.failed(node);
+                Asked::Lost
+            }
+            Err(_) => {
+                if start.elapsed() >= PATIENCE_MIN {
+                    self.failed(node);
+                }
+                Asked::Late
+            }
+        }
+    }
+
+    /// Counts a failure of the node; the one that opens its breaker starts the probes.
+    pub(super) fn failed(self: &Arc<Self>, node: &Arc<Node>) {
+        self.counters.failures.fetch_add(1, Ordering::Relaxed);
+        self.refresh.notify_one();
+        if node.breaker.failure(self.options.breaker_failures) {
+            tracing::warn!(node = %node.address, "remote tier: the node does not answer, requests pass it by");
+            node.disconnect();
+            tokio::spawn(self.clone().probe(node.clone()));
+        }
+    }
+
+    /// The nodes of a shard in the order in which rows are asked of them.
+    pub(super) fn readers(&self, nodes: &[Arc<Node>]) -> Vec<Arc<Node>> {
+        let primary = nodes.first().cloned();
+        let replicas = || {
+            let turn = self.turn.fetch_add(1, Ordering::Relaxed) as usize;
+            let replicas = nodes.get(1..).unwrap_or_default();
+            let split = turn % replicas.len().max(1);
+            replicas[split..].iter().chain(&replicas[..split]).cloned()
+        };
+        match self.options.read_from {
+            ReadFrom::Primary => primary.into_iter().collect(),
+            ReadFrom::PrimaryThenReplicas => primary.into_iter().chain(replicas()).collect(),
+            ReadFrom::ReplicasThenPrimary => replicas().chain(primary).collect(),
+        }
+    }
+
+    pub(super) fn count_redirection(&self) {
+        self.counters.redirections.fetch_add(1, Ordering::Relaxed);
+        self.refresh.notify_one();
+    }
+
+    pub(super) fn count_hedge(&self) {
+        self.counters.hedges.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn ask_for_owners(&self) {
+        self.refresh.notify_one();
+    }
+
+    /// Asks one node after another who owns what, well ones first, until one says.
+    pub(super) async fn refresh(self: &Arc<Self>) -> Result<()> {
+        let view = self.view.load_full();
+        let mut known: Vec<Arc<Node>> = view.shards.iter().flatten().cloned().collect();
+        known.sort_by_key(|n| n.breaker.is_open());
+        for seed in &self.seeds {
+            known.push(self.node(seed)?);
+        }
+        let mut question = pipe();
+        question.add_command(cmd("CLUSTER").arg("SLOTS").to_owned());
+        let mut last = None;
+        for node in known {
+            let answer = timeout(self.options.connect_timeout, node.ask(&question)).await;
+            let slots = match answer {
+                Ok(Ok(replies)) => match replies.first() {
+                    Some(Value::ServerError(e)) => Err(format!("{} {}", e.code(), e.details().unwrap_or_default())),
+                    reply => SlotMap::parse(reply.unwrap_or(&Value::Nil), &node.address).map_err(|e| e.to_string()),
+                },
+                Ok(Err(e)) => Err(e.to_string()),
+                Err(_) => Err(format!("no answer in {} ms", self.options.connect_timeout.as_millis())),
+            };
+            match slots {
+                Ok(slots) if !slots.shards.is_empty() => return self.adopt(slots),
+                Ok(_) => last = Some(format!("{}: no node owns a slot", node.address)),
+                Err(e) => last = Some(format!("{}: {e}", node.address)),
+            }
+        }
+        let last = last.unwrap_or_default();
+        Err(Error::unavailable(format!("no node of the cluster tells who owns what; the last asked was {last}")))
+    }
+
+    fn adopt(&self, slots: SlotMap) -> Result<()> {
+        self.counters.refreshes.fetch_add(1, Ordering::Relaxed);
+        if self.view.load().slots == slots {
+            return Ok(());
+        }
+        let nodes_of =
+            |shard: &super::slots::NodeGroup| shard.nodes.iter().map(|a| self.node(a)).collect::<Result<_>>();
+        let shards = slots.shards.iter().map(nodes_of).collect::<Result<Vec<Vec<_>>>>()?;
+        let mut nodes = self.nodes.write().unwrap_or_else(PoisonError::into_inner);
+        nodes.retain(|address, _| self.seeds.contains(address) || slots.nodes().any(|n| n == address));
+        drop(nodes);
+        tracing::info!(
+            shards = shards.len(),
+            nodes = slots.nodes().count(),
+            "remote tier: owners of slots have changed"
+        );
+        self.view.store(Arc::new(View { slots, shards }));
+        Ok(())
+    }
+
+    async fn keep_fresh(self: Arc<Self>) {
+        loop {
+            let unwell = self.view.load().shards.iter().flatten().any(|n| n.breaker.is_open());
+            let period = if unwell { self.options.probe_interval } else { self.options.refresh_interval };
+            tokio::select! {
+                () = self.refresh.notified() => {}
+                () = sleep(period) => {}
+            }
+            if let Err(error) = self.refresh().await {
+                tracing::warn!(%error, "remote tier: the owners of slots are not known anew");
+            }
+            sleep(REFRESH_PAUSE).await;
+        }
+    }
+
+    /// Pings a node until it answers, then lets requests through again. Ends where the node has left the cluster.
+    async fn probe(self: Arc<Self>, node: Arc<Node>) {
+        let mut ping = pipe();
+        ping.cmd("PING");
+        let mut pause = self.options.probe_interval;
+        loop {
+            sleep(pause).await;
+            let known = self.nodes.read().unwrap_or_else(PoisonError::into_inner).get(&node.address).cloned();
+            if !known.is_some_and(|n| Arc::ptr_eq(&n, &node)) {
+                return;
+            }
+            let answer = timeout(self.options.connect_timeout, node.ask(&ping)).await;
+            if let Ok(Ok(replies)) = answer
+                && !matches!(replies.first(), None | Some(Value::ServerError(_)))
+            {
+                tracing::info!(node = %node.address, "remote tier: the node answers again");
+                node.breaker.close();
+                self.refresh.notify_one();
+                return;
+            }
+            node.disconnect();
+            pause = (pause * 2).min(PROBE_INTERVAL_MAX);
+        }
+    }
+
+    /// Sends a pipeline whose keys lie in one slot to the slot's primary, again and again until no reply says that the
+    /// cluster is being rearranged. Every command in it must be one that may be repeated.
+    pub(super) async fn on_primary(
+        self: &Arc<Self>,
+        slot: u16,
+        pipeline: &Pipeline,
+        patience: Duration,
+    ) -> Result<Vec<Value>> {
+        let deadline = Instant::now() + patience;
+        let mut pause = Duration::from_millis(20);
+        loop {
+            let view = self.view.load_full();
+            let primary = view.slots.owner(slot).and_then(|s| view.shards[s].first());
+            let problem = match primary {
+                None => format!("no node owns slot {slot}"),
+                Some(node) => match timeout_at(deadline.into(), node.ask(pipeline)).await {
+                    Err(_) => format!("node {} does not answer", node.address),
+                    Ok(Err(e)) => format!("node {}: {e}", node.address),
+                    Ok(Ok(replies)) => match replies.iter().find_map(passing) {
+                        None => return Ok(replies),
+                        Some(problem) => format!("node {}: {problem}", node.address),
+                    },
+                },
+            };
+            if Instant::now() + pause >= deadline {
+                return Err(Error::unavailable(format!("{problem}; gave up after {} ms", patience.as_millis())));
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(500));
+            if let Err(error) = self.refresh().await {
+                tracing::debug!(%error, "remote tier: no owners yet");
+            }
+        }
+    }
+
+    /// The primary of a slot.
+    pub(super) fn primary_of(&self, slot: u16) -> Option<Arc<Node>> {
+        let view = self.view.load();
+        view.slots.owner(slot).and_then(|s| view.shards[s].first()).cloned()
+    }
+
+    /// All primaries, each with the number of its replicas.
+    pub(super) fn primaries(&self) -> Vec<(Arc<Node>, usize)> {
+        self.view.load().shards.iter().filter_map(|nodes| Some((nodes.first()?.clone(), nodes.len() - 1))).collect()
+    }
+}
+
+/// What a reply says, where it speaks of a state of the cluster that will pass.
+fn passing(reply: &Value) -> Option<String> {
+    use ServerErrorKind::{Ask, BusyLoading, ClusterDown, MasterDown, Moved, ReadOnly, TryAgain};
+    let Value::ServerError(error) = reply else { return None };
+    let passes = matches!(error.kind()?, Ask | BusyLoading | ClusterDown | MasterDown | Moved | ReadOnly | TryAgain);
+    passes.then(|| format!("{} {}", error.code(), error.details().unwrap_or_default()))
+}

@@ -1,0 +1,404 @@
+//! Rows in the memory of other machines: a Redis or Valkey Cluster, behind a bounded cache of this host.
+//!
+//! The cluster replicates, fails over and moves slots; this module says where a row lies ([`layout`]), brings rows there
+//! ([`load()`], [`delete`]) and reads them ([`RemoteTable`]). A read goes through these steps:
+//!
+//! 1. Rows that the table does not have are [`RowState::Unknown`] at once; rows in the [cache](super::cache) are copied.
+//! 2. Rows that another call is fetching are awaited with it (single flight); the others are asked for, one pipeline a
+//!    shard, while the caller does something else.
+//! 3. What comes is checked against the row's own 32 bits of hash, seeded with the load and the row's number. A row that
+//!    passes is a hit and is offered to the cache. Anything else, a row that does not come before the deadline included, is
+//!    [`RowState::Degraded`], is counted by its cause, and is never cached.
+//!
+//! What a degraded row means is the caller's policy: the request fails, or goes on with default rows and says so.
+
+mod breaker;
+mod cluster;
+mod flight;
+pub mod layout;
+mod load;
+mod manifest;
+mod node;
+mod read;
+mod slots;
+mod survey;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+pub use cluster::{Cluster, ClusterCounters, ClusterOptions, NodeHealth, ReadFrom};
+pub use layout::{TableShape, TableVersion};
+pub use load::{LoadProgress, LoadReport, delete, load, load_table};
+pub use manifest::{TableManifest, TableState, find, versions};
+pub use slots::Address;
+pub use survey::Survey;
+
+use super::cache::{CacheCounters, RowCache};
+use super::{Fetched, Pending, RowSource, RowState};
+use crate::embedding::table::{Table, TableSpec};
+use crate::error::Result;
+use flight::{Flight, InFlight};
+use layout::{ChunkLayout, checked};
+use read::{Ask, Cause, read};
+
+/// Less time than this is not worth another question.
+const RETRY_TIME_MIN: Duration = Duration::from_millis(2);
+
+/// How a table is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteOptions {
+    /// Memory for rows of this table on this host, overhead included; 0 for no cache.
+    pub cache_bytes: usize,
+    /// The longest that a call waits for rows; its own deadline may come sooner.
+    pub timeout: Duration,
+}
+
+impl Default for RemoteOptions {
+    fn default() -> Self {
+        RemoteOptions { cache_bytes: 256 << 20, timeout: Duration::from_millis(200) }
+    }
+}
+
+/// What became of the rows that were asked for, and why some are degraded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteCounters {
+    /// Rows asked for.
+    pub rows: u64,
+    /// Rows that the cluster brought for the call that asked.
+    pub remote: u64,
+    /// Rows that another call had asked for already.
+    pub joined: u64,
+    /// Rows outside the table.
+    pub unknown: u64,
+    /// Rows that ended degraded, the sum of the causes below and of rows joined in vain.
+    pub degraded: u64,
+    /// Rows whose node did not answer in time.
+    pub late: u64,
+    /// Rows whose shard has no node that takes requests.
+    pub down: u64,
+    /// Rows that the node refuses to read.
+    pub refused: u64,
+    /// Rows whose chunk is not there.
+    pub missing: u64,
+    /// Rows whose bytes are not what was loaded: short, changed, or of another load.
+    pub corrupt: u64,
+    /// The cache in front; its hits are the rest of `rows`.
+    pub cache: CacheCounters,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    rows: AtomicU64,
+    remote: AtomicU64,
+    joined: AtomicU64,
+    unknown: AtomicU64,
+    degraded: AtomicU64,
+    late: AtomicU64,
+    down: AtomicU64,
+    refused: AtomicU64,
+    missing: AtomicU64,
+    corrupt: AtomicU64,
+}
+
+/// One version of a table in the cluster, open for reading.
+#[derive(Debug)]
+pub struct RemoteTable {
+    cluster: Arc<Cluster>,
+    inner: Arc<Inner>,
+    timeout: Duration,
+}
+
+#[derive(Debug)]
+struct Inner {
+    named: TableVersion,
+    load: u64,
+    layout: ChunkLayout,
+    cache: Option<RowCache>,
+    in_flight: InFlight,
+    counters: Counters,
+    /// The value of the metrics' label `table`.
+    label: metrics::SharedString,
+}
+
+impl RemoteTable {
+    /// Opens a version of a table that was loaded completely.
+    ///
+    /// # Errors
+    /// Where the version is not there, not complete, or of another shape than expected; each difference is named. Where the
+    /// cluster does not answer.
+    pub fn open(
+        cluster: &Arc<Cluster>,
+        named: &TableVersion,
+        expected: &TableShape,
+        options: &RemoteOptions,
+    ) -> Result<Self> {
+        let manifest = manifest::open(cluster, named, expected)?;
+        let cache = match options.cache_bytes {
+            0 => None,
+            bytes => Some(RowCache::new(manifest.row_bytes, bytes)?),
+        };
+        let inner = Inner {
+            named: named.clone(),
+            load: manifest.load,
+            layout: manifest.layout(named),
+            cache,
+            in_flight: InFlight::default(),
+            counters: Counters::default(),
+            label: named.label().into(),
+        };
+        Ok(RemoteTable { cluster: cluster.clone(), inner: Arc::new(inner), timeout: options.timeout })
+    }
+
+    /// Opens a version as a table whose rows are fetched from the cluster.
+    ///
+    /// # Errors
+    /// As [`RemoteTable::open`], and where the specification is none.
+    pub fn open_table(
+        cluster: &Arc<Cluster>,
+        named: &TableVersion,
+        spec: TableSpec,
+        options: &RemoteOptions,
+    ) -> Result<Table> {
+        let source = RemoteTable::open(cluster, named, &TableShape::of(&spec)?, options)?;
+        Table::fetched(spec, Arc::new(source))
+    }
+
+    /// What became of the rows until now.
+    pub fn counters(&self) -> RemoteCounters {
+        let Counters { rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt } =
+            &self.inner.counters;
+        let [rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt] =
+            [rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt]
+                .map(|c| c.load(Ordering::Relaxed));
+        let cache = self.inner.cache.as_ref().map(RowCache::counters).unwrap_or_default();
+        RemoteCounters { rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt, cache }
+    }
+
+    /// The cluster it lies in.
+    pub fn cluster(&self) -> &Arc<Cluster> {
+        &self.cluster
+    }
+
+    /// Asks for the flight's rows whose indices are given, one task a shard.
+    fn send(&self, flight: &Arc<Flight>, led: Vec<usize>) {
+        let layout = &self.inner.layout;
+        let view = self.cluster.shared.view.load();
+        let mut shards: Vec<Vec<usize>> = vec![Vec::new(); view.shards.len() + 1];
+        for index in led {
+            let slot = layout.slot(layout.place(flight.rows()[index]).partition as usize);
+            shards[view.slots.owner(slot).unwrap_or(view.shards.len())].push(index);
+        }
+        for indices in shards.into_iter().filter(|i| !i.is_empty()) {
+            let shared = self.cluster.shared.clone();
+            let mut leg = Leg { inner: self.inner.clone(), flight: flight.clone(), indices };
+            self.cluster.spawn(async move {
+                let asks: Vec<Ask> = leg.indices.iter().map(|&i| leg.inner.ask(leg.flight.rows()[i])).collect();
+                let answers = read(&shared, &asks, leg.flight.deadline).await;
+                leg.settle(&answers);
+            });
+        }
+    }
+
+    /// Asks once more, without joining anyone, for rows that other calls with less time gave up.
+    fn retry(&self, degraded: Vec<u64>, deadline: Instant) -> Arc<Flight> {
+        let led = (0..degraded.len()).collect();
+        let flight = Arc::new(Flight::new(degraded, self.inner.layout.row_bytes, deadline));
+        self.send(&flight, led);
+        flight
+    }
+}
+
+impl Inner {
+    /// Adds what became of the rows of one call to the metrics of the process.
+    fn export(&self, outcomes: &[(&'static str, u64)]) {
+        for &(outcome, rows) in outcomes.iter().filter(|(_, rows)| *rows > 0) {
+            let labels = [("table", self.label.clone()), ("outcome", outcome.into())];
+            metrics::counter!("sterling_remote_rows_total", &labels).increment(rows);
+        }
+        if let Some(cache) = &self.cache {
+            let labels = [("table", self.label.clone())];
+            metrics::gauge!("sterling_remote_cache_hit_rate", &labels).set(cache.hit_rate());
+        }
+    }
+
+    fn ask(&self, row: u64) -> Ask {
+        let place = self.layout.place(row);
+        let partition = place.partition as usize;
+        Ask {
+            slot: self.layout.slot(partition),
+            key: self.layout.key(place.group, partition),
+            offset: place.offset,
+            bytes: self.layout.stride(),
+        }
+    }
+
+    /// The row's bytes, where the answer is that row; else the cause is counted.
+    fn accept<'a>(&self, row: u64, answer: &'a Result<Vec<u8>, Cause>) -> Option<&'a [u8]> {
+        let cause = match answer {
+            Ok(came) if came.is_empty() => &self.counters.missing,
+            Ok(came) => match checked(self.load, row, self.layout.row_bytes, came) {
+                Some(bytes) => return Some(bytes),
+                None => &self.counters.corrupt,
+            },
+            Err(Cause::Timeout) => &self.counters.late,
+            Err(Cause::Down) => &self.counters.down,
+            Err(Cause::Refused) => &self.counters.refused,
+        };
+        cause.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+}
+
+/// The rows of a flight that one shard holds. Dropped before its answers came, it gives its rows up.
+struct Leg {
+    inner: Arc<Inner>,
+    flight: Arc<Flight>,
+    indices: Vec<usize>,
+}
+
+impl Leg {
+    fn settle(&mut self, answers: &[Result<Vec<u8>, Cause>]) {
+        let Leg { inner, flight, indices } = self;
+        let accepted: Vec<Option<&[u8]>> =
+            indices.iter().zip(answers).map(|(&i, answer)| inner.accept(flight.rows()[i], answer)).collect();
+        flight.settle(indices.iter().copied().zip(accepted.iter().copied()));
+        let lost = answers.iter().filter(|a| a.is_ok()).count() - accepted.iter().flatten().count();
+        if lost > 0 {
+            tracing::warn!(table = %inner.named, rows = lost, "remote tier: rows are missing or corrupt in the cluster");
+        }
+        for (&index, bytes) in indices.iter().zip(&accepted) {
+            let row = flight.rows()[index];
+            if let (Some(cache), Some(bytes)) = (&inner.cache, bytes) {
+                cache.insert(row, bytes);
+            }
+            inner.in_flight.land(row, flight);
+        }
+        indices.clear();
+    }
+}
+
+impl Drop for Leg {
+    fn drop(&mut self) {
+        self.flight.settle(self.indices.iter().map(|&i| (i, None)));
+        self.indices.iter().for_each(|&i| self.inner.in_flight.land(self.flight.rows()[i], &self.flight));
+    }
+}
+
+impl RowSource for RemoteTable {
+    fn row_bytes(&self) -> usize {
+        self.inner.layout.row_bytes
+    }
+
+    fn rows(&self) -> u64 {
+        self.inner.layout.rows
+    }
+
+    fn begin(&self, rows: Vec<u64>, deadline: Option<Instant>) -> Box<dyn Pending + '_> {
+        let latest = Instant::now() + self.timeout;
+        let deadline = deadline.map_or(latest, |deadline| deadline.min(latest));
+        let Inner { layout, cache, in_flight, counters, .. } = &*self.inner;
+        let row_bytes = layout.row_bytes;
+        counters.rows.fetch_add(rows.len() as u64, Ordering::Relaxed);
+        let mut fetched =
+            Fetched { bytes: vec![0; rows.len() * row_bytes], states: vec![RowState::Degraded; rows.len()] };
+        let (mut missed, mut places) = (Vec::new(), Vec::new());
+        for (place, (&row, out)) in rows.iter().zip(fetched.bytes.chunks_exact_mut(row_bytes)).enumerate() {
+            if row >= layout.rows {
+                fetched.states[place] = RowState::Unknown;
+            } else if cache.as_ref().is_some_and(|c| c.get(row, out)) {
+                fetched.states[place] = RowState::Hit;
+            } else {
+                missed.push(row);
+                places.push(place);
+            }
+        }
+        let flight = Arc::new(Flight::new(missed, row_bytes, deadline));
+        let (mut led, mut joined, mut landed) = (Vec::new(), Vec::new(), 0);
+        if Instant::now() < deadline {
+            for (index, (&row, &place)) in flight.rows().iter().zip(&places).enumerate() {
+                let out = &mut fetched.bytes[place * row_bytes..][..row_bytes];
+                match in_flight.join_or_lead(row, &flight) {
+                    Some(other) => joined.push((index, other)),
+                    // Its flight has landed since the cache was asked: rows enter the cache before they leave the air.
+                    None if cache.as_ref().is_some_and(|c| c.peek(row, out)) => {
+                        flight.settle([(index, Some(&*out))].into_iter());
+                        in_flight.land(row, &flight);
+                        landed += 1;
+                    }
+                    None => led.push(index),
+                }
+            }
+            counters.joined.fetch_add(joined.len() as u64 + landed, Ordering::Relaxed);
+            flight.settle(joined.iter().map(|(index, _)| (*index, None)));
+            self.send(&flight, led);
+        }
+        Box::new(Fetching { table: self, fetched, flight, places, joined, landed, deadline })
+    }
+}
+
+/// A call on its way.
+struct Fetching<'a> {
+    table: &'a RemoteTable,
+    fetched: Fetched,
+    /// The rows that the cache did not have; those also in `joined` are settled elsewhere.
+    flight: Arc<Flight>,
+    /// Where each row of the flight stands in the answer.
+    places: Vec<usize>,
+    joined: Vec<(usize, Arc<Flight>)>,
+    /// How many of the flight's rows another call had brought into the cache by then.
+    landed: u64,
+    deadline: Instant,
+}
+
+impl Fetching<'_> {
+    /// Takes a row out of a flight that has landed.
+    fn take(&mut self, place: usize, from: &Flight, row: u64, until: Instant) -> RowState {
+        let row_bytes = self.table.inner.layout.row_bytes;
+        let out = &mut self.fetched.bytes[place * row_bytes..][..row_bytes];
+        let index = from.index_of(row).expect("a flight is joined for its own rows");
+        let state = from.copy(&from.wait(until), index, out);
+        self.fetched.states[place] = state;
+        state
+    }
+}
+
+impl Pending for Fetching<'_> {
+    fn wait(mut self: Box<Self>) -> Result<Fetched> {
+        let (table, deadline, flight) = (self.table, self.deadline, self.flight.clone());
+        let row_bytes = table.inner.layout.row_bytes;
+        let counters = &table.inner.counters;
+        let answers = flight.wait(deadline);
+        let mut brought = 0;
+        for (index, &place) in self.places.iter().enumerate() {
+            let state = flight.copy(&answers, index, &mut self.fetched.bytes[place * row_bytes..][..row_bytes]);
+            self.fetched.states[place] = state;
+            brought += u64::from(state == RowState::Hit);
+        }
+        drop(answers);
+        counters.remote.fetch_add(brought - self.landed, Ordering::Relaxed);
+
+        let mut given_up = Vec::new();
+        for (index, other) in std::mem::take(&mut self.joined) {
+            let (place, row) = (self.places[index], flight.rows()[index]);
+            let state = self.take(place, &other, row, deadline.min(other.deadline));
+            if state == RowState::Degraded && other.deadline < deadline {
+                given_up.push((place, row));
+            }
+        }
+        if !given_up.is_empty() && Instant::now() + RETRY_TIME_MIN < deadline {
+            let again = table.retry(given_up.iter().map(|(_, row)| *row).collect(), deadline);
+            for (place, row) in given_up {
+                self.take(place, &again, row, deadline);
+            }
+        }
+        let count = |state| self.fetched.states.iter().filter(|s| **s == state).count() as u64;
+        let (unknown, degraded) = (count(RowState::Unknown), count(RowState::Degraded));
+        counters.unknown.fetch_add(unknown, Ordering::Relaxed);
+        counters.degraded.fetch_add(degraded, Ordering::Relaxed);
+        let cached = (self.fetched.states.len() - self.places.len()) as u64 - unknown;
+        let remote = count(RowState::Hit) - cached;
+        table.inner.export(&[("cache", cached), ("remote", remote), ("unknown", unknown), ("degraded", degraded)]);
+        Ok(self.fetched)
+    }
+}

@@ -1,0 +1,74 @@
+//! The pass as what the workers run.
+
+use std::time::{Duration, Instant};
+
+use super::{Backend, Cost, Job};
+use crate::error::Result;
+use crate::pass::{self, Batch, Cpu, Pass, Prepared};
+use crate::request::Answer;
+use crate::tower::Threads;
+
+/// Workers that run passes, each with a device and memory of its own.
+#[derive(Debug)]
+pub struct Passes;
+
+type PassJob = Job<Prepared, Answer>;
+
+impl Backend for Passes {
+    type Work = Prepared;
+    type Answer = Answer;
+    type Worker = Box<dyn Pass>;
+
+    fn worker(&self) -> Self::Worker {
+        // One thread a worker: what the engine's option says bounds the graph runtime too.
+        Box::new(Cpu::new(Threads::new(1)))
+    }
+
+    fn cost(&self, work: &Prepared) -> Cost {
+        let cost = work.cost();
+        Cost { time: Duration::from_nanos(cost.work_ns as u64), memory_bytes: cost.memory_bytes as u64 }
+    }
+
+    fn group(&self, work: &Prepared) -> usize {
+        std::sync::Arc::as_ptr(work.view()) as usize
+    }
+
+    fn needs_fetch(&self, work: &Prepared) -> bool {
+        work.needs_fetch()
+    }
+
+    fn fetch(&self, jobs: &mut [PassJob]) {
+        let deadline = jobs.iter().map(|job| job.ticket.deadline()).max();
+        let mut waiting: Vec<&mut Prepared> =
+            jobs.iter_mut().filter(|job| job.ticket.is_wanted()).map(|job| &mut job.work).collect();
+        pass::fetch(&mut waiting, deadline);
+    }
+
+    fn run(&self, worker: &mut Self::Worker, jobs: &mut [PassJob]) {
+        worker.run(&Jobs(jobs));
+    }
+}
+
+struct Jobs<'a>(&'a [PassJob]);
+
+impl Batch for Jobs<'_> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn prepared(&self, n: usize) -> &Prepared {
+        &self.0[n].work
+    }
+
+    fn deadline(&self, n: usize) -> Option<Instant> {
+        Some(self.0[n].ticket.deadline())
+    }
+
+    fn is_wanted(&self, n: usize) -> bool {
+        self.0[n].ticket.is_wanted()
+    }
+
+    fn answer(&self, n: usize, answer: Result<Answer>) {
+        self.0[n].ticket.answer(answer);
+    }
+}

@@ -1,0 +1,477 @@
+//! The queue under a clock of its own: random histories against a book that forgets nothing, and storms.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const WORKERS: usize = 3;
+
+fn bounds(workers: usize) -> Bounds {
+    Bounds { waiting: 64, batch: 8, workers, dear: Duration::from_millis(20) }
+}
+
+fn ms(ms: f64) -> Duration {
+    Duration::from_secs_f64(ms / 1000.0)
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Push { priority: Priority, group: usize, needs_fetch: bool, price_ms: f64, timeout_ms: f64 },
+    Take(usize),
+    Finish { worker: usize, share: f64 },
+    Fetch,
+    Fetched { keep: usize },
+    Withdraw(usize),
+    Advance { ms: f64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let priority = prop_oneof![3 => Just(Priority::Interactive), 1 => Just(Priority::Batch)];
+    let price_ms = prop_oneof![8 => 0.05..8.0, 1 => 8.0..19.0, 1 => 21.0..200.0];
+    prop_oneof![
+        8 => (priority, 0..3usize, prop::bool::weighted(0.3), price_ms, 1.0..1000.0f64).prop_map(
+            |(priority, group, needs_fetch, price_ms, timeout_ms)| Step::Push { priority, group, needs_fetch, price_ms, timeout_ms }
+        ),
+        6 => (0..WORKERS).prop_map(Step::Take),
+        5 => (0..WORKERS, 0.0..1.0).prop_map(|(worker, share)| Step::Finish { worker, share }),
+        2 => Just(Step::Fetch),
+        2 => (0..9usize).prop_map(|keep| Step::Fetched { keep }),
+        1 => (0..40usize).prop_map(Step::Withdraw),
+        5 => (0.01..30.0).prop_map(|ms| Step::Advance { ms }),
+    ]
+}
+
+/// Where each request is, written down apart from the queue.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum At {
+    Fetch,
+    Fetching,
+    Lane,
+    Running,
+    Gone,
+}
+
+struct Book {
+    queue: Queue<u64>,
+    now: Instant,
+    at: BTreeMap<u64, (At, Ask)>,
+    running: Vec<Vec<u64>>,
+    fetching: Vec<Vec<Entry<u64>>>,
+}
+
+impl Book {
+    fn new() -> Self {
+        let now = Instant::now();
+        Book {
+            queue: Queue::new(bounds(WORKERS), now),
+            now,
+            at: BTreeMap::new(),
+            running: vec![Vec::new(); WORKERS],
+            fetching: Vec::new(),
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Push { priority, group, needs_fetch, price_ms, timeout_ms } => {
+                let (arrived, deadline) = (self.now, self.now + ms(timeout_ms));
+                self.push(Ask { priority, group, needs_fetch, price: ms(price_ms), arrived, deadline });
+            }
+            Step::Take(worker) if self.running[worker].is_empty() => self.take(worker),
+            Step::Finish { worker, share } if !self.running[worker].is_empty() => self.finish(worker, share),
+            Step::Fetch => self.fetch(),
+            Step::Fetched { keep } if !self.fetching.is_empty() => self.fetched(keep),
+            Step::Withdraw(nth) => self.withdraw(nth as u64),
+            Step::Advance { ms: by } => self.now += ms(by),
+            Step::Take(_) | Step::Finish { .. } | Step::Fetched { .. } => {}
+        }
+        self.check();
+    }
+
+    fn push(&mut self, ask: Ask) {
+        let number = self.at.len() as u64;
+        let place = if ask.needs_fetch { At::Fetch } else { At::Lane };
+        let at = match self.queue.admit(&ask, self.now) {
+            Ok(latest_start) => {
+                assert!(latest_start > self.now && latest_start <= ask.deadline);
+                let id = self.queue.push(number, ask, latest_start, self.now);
+                // Refused ones have no number, so that the book numbers what was taken in alone.
+                assert_eq!(id, number);
+                place
+            }
+            Err(_) => return,
+        };
+        self.at.insert(number, (at, ask));
+    }
+
+    fn take(&mut self, worker: usize) {
+        let in_lane: Vec<usize> = self.queue.lanes.iter().flatten().map(|lane| lane.entries.len()).collect();
+        let Taken { batch, expired } = self.queue.take(worker, self.now);
+        for entry in &expired {
+            assert!(self.now > entry.latest_start, "refused although it could be done");
+            assert_eq!(self.at.insert(entry.job, (At::Gone, entry.ask)).unwrap().0, At::Lane);
+        }
+        for entry in &batch {
+            assert!(self.now <= entry.latest_start && self.now < entry.ask.deadline, "run although it comes late");
+            assert_eq!(self.at.insert(entry.job, (At::Running, entry.ask)).unwrap().0, At::Lane);
+        }
+        let Some(first) = batch.first().map(|entry| entry.ask) else {
+            let dear_waits = self.queue.lanes.iter().any(|lanes| lanes[2].entries.len() + expired.len() > 0);
+            let is_blocked = self.queue.dear_running() == self.queue.dear_slots() && dear_waits;
+            assert!(self.queue.waiting() == 0 || is_blocked, "a worker idles while it could run something");
+            return;
+        };
+        assert!(batch.iter().all(|entry| (entry.ask.group, entry.ask.priority) == (first.group, first.priority)));
+        let longest_lane = in_lane.iter().max().unwrap();
+        assert!(batch.len() <= longest_lane.div_ceil(WORKERS).min(8));
+        let price: Duration = batch.iter().map(|entry| entry.ask.price).sum();
+        assert!(batch.len() == 1 || price <= BATCH_TIME, "{price:?} together");
+        self.running[worker] = batch.into_iter().map(|entry| entry.job).collect();
+        assert!(self.queue.dear_running() < WORKERS);
+    }
+
+    fn finish(&mut self, worker: usize, share: f64) {
+        let jobs = std::mem::take(&mut self.running[worker]);
+        let price: Duration = jobs.iter().map(|job| self.at[job].1.price).sum();
+        self.queue.finish(worker, price.mul_f64(share), self.now);
+        for job in jobs {
+            self.at.get_mut(&job).unwrap().0 = At::Gone;
+        }
+    }
+
+    fn fetch(&mut self) {
+        let entries = self.queue.take_fetch();
+        for entry in &entries {
+            assert_eq!(entry.ask.group, entries[0].ask.group);
+            assert_eq!(self.at.insert(entry.job, (At::Fetching, entry.ask)).unwrap().0, At::Fetch);
+        }
+        if let Some(first) = entries.first() {
+            let left = self.queue.to_fetch.entries.values().filter(|entry| entry.ask.group == first.ask.group);
+            assert_eq!(left.count(), 0, "all of a group are fetched together");
+            self.fetching.push(entries);
+        }
+    }
+
+    fn fetched(&mut self, keep: usize) {
+        let mut ready = self.fetching.remove(0);
+        let gone = ready.split_off(keep.min(ready.len()));
+        for entry in &ready {
+            self.at.get_mut(&entry.job).unwrap().0 = At::Lane;
+        }
+        for entry in &gone {
+            self.at.get_mut(&entry.job).unwrap().0 = At::Gone;
+        }
+        self.queue.fetched(ready, gone.len(), self.now);
+    }
+
+    fn withdraw(&mut self, id: u64) {
+        let was = self.at.get(&id).map(|(at, _)| *at);
+        let waits = matches!(was, Some(At::Fetch | At::Lane));
+        let entry = self.queue.withdraw(id);
+        assert_eq!(entry.map(|entry| entry.job), waits.then_some(id));
+        if waits {
+            self.at.get_mut(&id).unwrap().0 = At::Gone;
+        }
+    }
+
+    /// The counters of the queue are those of the book.
+    fn check(&self) {
+        let count = |at: At| self.at.values().filter(|(is, _)| *is == at).count();
+        assert_eq!(self.queue.waiting(), count(At::Lane));
+        assert_eq!(self.queue.fetching(), count(At::Fetch) + count(At::Fetching));
+        assert_eq!(self.queue.running.iter().flatten().count(), self.running.iter().filter(|r| !r.is_empty()).count());
+        for lane in self.queue.lanes.iter().flatten().chain([&self.queue.to_fetch]) {
+            assert_eq!(lane.price, lane.entries.values().map(|entry| entry.ask.price).sum::<Duration>());
+        }
+        // Swarms of fetched ones are let in above the bound of each priority.
+        assert!(self.queue.waiting() <= 3 * 64 && self.queue.fetching() <= 64);
+        let factor = self.queue.pace.factor();
+        assert!(factor.is_finite() && factor > 0.0);
+    }
+
+    /// Lets everything run to its end.
+    fn empty(&mut self) {
+        self.queue.close();
+        let ask = Ask {
+            priority: Priority::Interactive,
+            group: 0,
+            needs_fetch: false,
+            price: ms(1.0),
+            arrived: self.now,
+            deadline: self.now + ms(1000.0),
+        };
+        assert_eq!(self.queue.admit(&ask, self.now), Err(Refused::Closed));
+        for _ in 0..10_000 {
+            self.fetch();
+            while !self.fetching.is_empty() {
+                self.fetched(usize::MAX);
+            }
+            for worker in 0..WORKERS {
+                if self.running[worker].is_empty() {
+                    self.take(worker);
+                } else {
+                    self.finish(worker, 1.0);
+                }
+            }
+            self.now += ms(5.0);
+            self.check();
+            if self.queue.is_idle() {
+                break;
+            }
+        }
+        assert!(self.queue.is_idle(), "something is stuck");
+        assert!(self.at.values().all(|(at, _)| *at == At::Gone), "something is lost");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn nothing_is_lost_doubled_or_run_in_vain(steps in prop::collection::vec(step(), 1..250)) {
+        let mut book = Book::new();
+        for step in &steps {
+            book.step(step);
+        }
+        book.empty();
+    }
+
+    #[test]
+    fn a_pace_follows_what_is_measured_within_a_second(
+        truth in 0.02..50.0f64,
+        price_ms in 0.1..10.0f64,
+        before in prop::collection::vec(0.01..100.0f64, 0..100),
+    ) {
+        let mut now = Instant::now();
+        let mut pace = Pace::new(now);
+        let mut learn = |factor: f64, pace: &mut Pace| {
+            now += ms(price_ms * factor);
+            pace.learn(ms(price_ms), ms(price_ms * factor), now);
+        };
+        for factor in before {
+            learn(factor, &mut pace);
+        }
+        for _ in 0..400 + (1000.0 / (price_ms * truth)) as usize {
+            learn(truth, &mut pace);
+        }
+        prop_assert!((pace.factor() / truth - 1.0).abs() < 0.1, "{} for {truth}", pace.factor());
+    }
+
+    #[test]
+    fn work_is_shared_out_to_one_level(mut free in prop::collection::vec(0.0..10.0f64, 1..9), work in 0.0..50.0f64) {
+        free.sort_unstable_by(f64::total_cmp);
+        let at = level(&free, work);
+        prop_assert!(at >= free[0]);
+        let poured: f64 = free.iter().map(|free| (at - free).max(0.0)).sum();
+        prop_assert!((poured - work).abs() < 1e-9, "{poured} poured of {work}");
+    }
+}
+
+/// A load on workers, run event by event under a clock of its own.
+struct Storm {
+    workers: usize,
+    /// Requests a second of each kind: price, priority, timeout, in milliseconds.
+    loads: Vec<(f64, Load)>,
+    /// How much longer work takes than its price says, by the second.
+    truth: fn(f64) -> f64,
+    seconds: f64,
+}
+
+#[derive(Clone, Copy)]
+struct Load {
+    price_ms: f64,
+    priority: Priority,
+    timeout_ms: f64,
+}
+
+const PLAIN: Load = Load { price_ms: 2.0, priority: Priority::Interactive, timeout_ms: 1000.0 };
+
+#[derive(Clone, Debug, Default)]
+struct Outcome {
+    offered: usize,
+    good: usize,
+    late: usize,
+    refused_at_once: usize,
+    refused_later: usize,
+    /// Times until the answer, sorted.
+    latencies_ms: Vec<f64>,
+}
+
+impl Outcome {
+    fn p99_ms(&self) -> f64 {
+        self.latencies_ms[(self.latencies_ms.len() * 99 / 100).min(self.latencies_ms.len() - 1)]
+    }
+}
+
+/// Numbers that look random and are the same each time.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn exponential(&mut self) -> f64 {
+        -(1.0 - self.roll()).ln()
+    }
+}
+
+impl Storm {
+    fn run(&self) -> Vec<Outcome> {
+        let start = Instant::now();
+        let at = |s: f64| start + Duration::from_secs_f64(s);
+        let mut dice = Dice(7);
+        let mut queue = Queue::new(Bounds { waiting: 4096, ..bounds(self.workers) }, start);
+        let mut outcomes = vec![Outcome::default(); self.loads.len()];
+        let mut next: Vec<f64> = self.loads.iter().map(|(rate, _)| dice.exponential() / rate).collect();
+        let mut busy: Vec<Option<(f64, Vec<Entry<usize>>)>> = (0..self.workers).map(|_| None).collect();
+        loop {
+            let (load, arrival_s) = next.iter().copied().enumerate().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+            let ended = busy.iter().enumerate().filter_map(|(w, b)| Some((w, b.as_ref()?.0)));
+            let ended = ended.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, s)| *s <= arrival_s);
+            let now_s = ended.map_or(arrival_s, |(_, s)| s);
+            let now = at(now_s);
+            if let Some((worker, _)) = ended {
+                let (_, batch) = busy[worker].take().unwrap();
+                queue.finish(worker, batch.iter().map(|entry| entry.ask.price).sum(), now);
+                for entry in batch {
+                    let outcome = &mut outcomes[entry.job];
+                    if now <= entry.ask.deadline {
+                        outcome.good += 1;
+                        outcome.latencies_ms.push(now.duration_since(entry.ask.arrived).as_secs_f64() * 1000.0);
+                    } else {
+                        outcome.late += 1;
+                    }
+                }
+            } else if now_s > self.seconds {
+                break;
+            } else {
+                let (rate, Load { price_ms, priority, timeout_ms }) = self.loads[load];
+                next[load] += dice.exponential() / rate;
+                let (price, deadline) = (ms(price_ms), now + ms(timeout_ms));
+                let ask = Ask { priority, group: 0, needs_fetch: false, price, arrived: now, deadline };
+                outcomes[load].offered += 1;
+                match queue.admit(&ask, now) {
+                    Ok(latest_start) => drop(queue.push(load, ask, latest_start, now)),
+                    Err(_) => outcomes[load].refused_at_once += 1,
+                }
+            }
+            for (worker, slot) in busy.iter_mut().enumerate().filter(|(_, slot)| slot.is_none()) {
+                let Taken { batch, expired } = queue.take(worker, now);
+                for entry in expired {
+                    outcomes[entry.job].refused_later += 1;
+                }
+                if !batch.is_empty() {
+                    let price_s: f64 = batch.iter().map(|entry| entry.ask.price.as_secs_f64()).sum();
+                    let noise = 0.5 + dice.exponential() / 2.0;
+                    *slot = Some((now_s + price_s * (self.truth)(now_s) * noise, batch));
+                }
+            }
+        }
+        for outcome in &mut outcomes {
+            outcome.latencies_ms.sort_unstable_by(f64::total_cmp);
+        }
+        outcomes
+    }
+}
+
+#[test]
+fn overload_costs_no_goodput_and_what_is_taken_in_is_answered_in_time() {
+    for (times, truth, slower) in [
+        (0.9, (|_| 1.0) as fn(f64) -> f64, 1.0),
+        (3.0, |_| 1.0, 1.0),
+        (10.0, |_| 1.0, 1.0),
+        (10.0, |_| 6.0, 6.0),
+        (10.0, |_| 0.2, 0.2),
+    ] {
+        let capacity = 2.0 * 500.0 / slower;
+        let storm = Storm { workers: 2, loads: vec![(capacity * times, PLAIN)], truth, seconds: 20.0 };
+        let outcome = &storm.run()[0];
+        let expected = 20.0 * capacity * f64::min(times, 1.0);
+        assert!(
+            outcome.good as f64 > 0.93 * expected,
+            "{times} times, {slower} slower: {} of {expected}",
+            outcome.good
+        );
+        assert!(outcome.late as f64 <= 0.002 * outcome.good as f64, "{times} times, {slower} slower: {}", outcome.late);
+        assert!(outcome.refused_later as f64 <= 0.02 * outcome.offered as f64, "{}", outcome.refused_later);
+        assert!(outcome.p99_ms() < 800.0, "{times} times, {slower} slower: p99 {} ms", outcome.p99_ms());
+    }
+}
+
+#[test]
+fn a_machine_that_grows_slow_and_fast_again_loses_little() {
+    // Ten times slower for two seconds, every ten.
+    let truth = |s: f64| if s % 10.0 < 2.0 { 10.0 } else { 1.0 };
+    let storm = Storm { workers: 2, loads: vec![(3000.0, PLAIN)], truth, seconds: 40.0 };
+    let outcome = &storm.run()[0];
+    let capacity = 40.0 * 1000.0 * (0.8 + 0.2 * 0.1);
+    assert!(outcome.good as f64 > 0.85 * capacity, "{} of {capacity}", outcome.good);
+    assert!(outcome.late as f64 <= 0.02 * outcome.good as f64, "late {}", outcome.late);
+}
+
+#[test]
+fn short_deadlines_are_kept_or_refused_at_once() {
+    let load = Load { timeout_ms: 25.0, ..PLAIN };
+    let storm = Storm { workers: 2, loads: vec![(3000.0, load)], truth: |_| 1.0, seconds: 20.0 };
+    let outcome = &storm.run()[0];
+    assert!(outcome.good as f64 > 0.8 * 20_000.0, "{}", outcome.good);
+    assert!((outcome.late + outcome.refused_later) as f64 <= 0.02 * outcome.good as f64, "{} late", outcome.late);
+    assert!(outcome.p99_ms() < 25.0);
+}
+
+#[test]
+fn batch_requests_take_what_is_left_and_never_starve() {
+    let batch = Load { price_ms: 8.0, priority: Priority::Batch, timeout_ms: 60_000.0 };
+    for (interactive_per_s, least_share, most_share) in [(1500.0, 0.04, 0.09), (400.0, 0.5, 0.65)] {
+        let loads = vec![(interactive_per_s, PLAIN), (2000.0, batch)];
+        let outcomes = Storm { workers: 2, loads, truth: |_| 1.0, seconds: 20.0 }.run();
+        let share = outcomes[1].good as f64 * 8.0 / (2.0 * 20_000.0);
+        assert!((least_share..most_share).contains(&share), "batch requests had {share} of the time");
+        let interactive = &outcomes[0];
+        assert!(interactive.late == 0 && interactive.good as f64 > 0.9 * 20.0 * f64::min(interactive_per_s, 1000.0));
+    }
+}
+
+#[test]
+fn cheap_requests_keep_their_time_beside_dear_ones() {
+    let dear = Load { price_ms: 900.0, timeout_ms: 10_000.0, ..PLAIN };
+    let alone = Storm { workers: 2, loads: vec![(200.0, PLAIN)], truth: |_| 1.0, seconds: 60.0 }.run();
+    let loads = vec![(200.0, PLAIN), (20.0, dear)];
+    let beside = Storm { workers: 2, loads, truth: |_| 1.0, seconds: 60.0 }.run();
+    assert!(beside[0].offered - beside[0].good < 5, "every cheap one is answered, but for the last");
+    let (alone_ms, beside_ms) = (alone[0].p99_ms(), beside[0].p99_ms());
+    assert!(beside_ms < 3.0 * alone_ms, "p99 {beside_ms} ms beside dear ones, {alone_ms} ms alone");
+    // And the dear ones have the other worker to themselves.
+    assert!(beside[1].good > 40, "{}", beside[1].good);
+}
+
+#[test]
+fn a_wrong_pace_mends_itself_though_all_is_refused() {
+    let start = Instant::now();
+    let mut queue: Queue<()> = Queue::new(bounds(2), start);
+    let mut now = start;
+    // Something made all batches of a second a hundred times slower.
+    for _ in 0..1000 {
+        now += ms(100.0);
+        queue.pace.learn(ms(1.0), ms(100.0), now);
+    }
+    let mut taken_in = 0;
+    for _ in 0..3000 {
+        now += ms(10.0);
+        let (arrived, deadline) = (now, now + ms(20.0));
+        let (priority, price) = (Priority::Interactive, ms(1.0));
+        let ask = Ask { priority, group: 0, needs_fetch: false, price, arrived, deadline };
+        let Ok(latest_start) = queue.admit(&ask, now) else { continue };
+        taken_in += 1;
+        queue.push((), ask, latest_start, now);
+        assert_eq!(queue.take(0, now).batch.len(), 1);
+        queue.finish(0, price, now + price);
+    }
+    assert!(taken_in > 1500, "{taken_in} of 3000 taken in, pace {}", queue.pace.factor());
+}

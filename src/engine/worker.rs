@@ -1,0 +1,114 @@
+//! The threads: workers that run batches, and a few that fetch rows before a request takes a worker.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use super::queue::{Entry, Taken};
+use super::{Backend, Job, JobOf, Shared};
+use crate::error::Error;
+
+/// Runs batches until the engine ends.
+pub(super) fn work<B: Backend>(shared: &Shared<B>, number: usize) {
+    let mut worker = guarded(|| shared.backend.worker());
+    while let Some(batch) = next_batch(shared, number) {
+        let wanted = batch.into_iter().filter(|entry| entry.job.ticket.is_wanted());
+        let (prices, mut jobs): (Vec<Duration>, Vec<_>) = wanted.map(|entry| (entry.ask.price, entry.job)).unzip();
+        shared.meters.took(&jobs);
+        each_that_breaks_alone(&mut jobs, |jobs| {
+            let ran = guarded(|| {
+                let state = worker.get_or_insert_with(|| shared.backend.worker());
+                shared.backend.run(state, jobs);
+            });
+            if ran.is_none() {
+                // What the panic left half done is not to be met again.
+                worker = None;
+            }
+            ran.is_some()
+        });
+        let done = prices.iter().zip(&jobs).filter(|(_, job)| job.ticket.is_answered()).map(|(price, _)| *price).sum();
+        drop(jobs);
+        shared.finish(number, done);
+    }
+}
+
+/// Fetches rows until the engine ends.
+pub(super) fn fetch<B: Backend>(shared: &Shared<B>) {
+    while let Some(entries) = next_fetch(shared) {
+        let taken = entries.len();
+        let wanted = entries.into_iter().filter(|entry| entry.job.ticket.is_wanted());
+        let (frames, mut jobs): (Vec<_>, Vec<_>) = wanted.map(Entry::split).unzip();
+        each_that_breaks_alone(&mut jobs, |jobs| guarded(|| shared.backend.fetch(jobs)).is_some());
+        let fetched = frames.into_iter().zip(jobs).map(|(frame, job)| frame.join(job));
+        let (ready, gone): (Vec<_>, Vec<_>) = fetched.partition(|entry| entry.job.ticket.is_wanted());
+        drop(gone);
+        let gone = taken - ready.len();
+        shared.fetched(ready, gone);
+    }
+}
+
+/// Runs jobs together; where one of them breaks the run, each that is not answered yet runs alone, so that the one is
+/// all that fails.
+fn each_that_breaks_alone<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut [Job<W, A>]) -> bool) {
+    if jobs.is_empty() || run(jobs) {
+        return;
+    }
+    let is_alone = jobs.len() == 1;
+    for job in jobs {
+        if job.ticket.is_wanted() && (is_alone || !run(std::slice::from_mut(job))) {
+            let error = Error::internal("the request broke the pass; this is a defect, the log holds more");
+            job.ticket.answer(Err(error));
+        }
+    }
+}
+
+/// Waits for a batch; `None` where the engine ends.
+fn next_batch<B: Backend>(shared: &Shared<B>, number: usize) -> Option<Vec<Entry<JobOf<B>>>> {
+    loop {
+        let mut queue = shared.lock();
+        let Taken { batch, expired } = loop {
+            let taken = queue.take(number, Instant::now());
+            if !taken.batch.is_empty() || !taken.expired.is_empty() {
+                break taken;
+            }
+            if shared.is_ending() {
+                return None;
+            }
+            queue = shared.wait_for_work(queue);
+        };
+        shared.publish(&queue);
+        drop(queue);
+        for entry in expired {
+            entry.job.ticket.answer(Err(shared.meters.expired(&entry.ask)));
+        }
+        if !batch.is_empty() {
+            return Some(batch);
+        }
+    }
+}
+
+/// Waits for requests whose rows are to be fetched; `None` where the engine ends.
+fn next_fetch<B: Backend>(shared: &Shared<B>) -> Option<Vec<Entry<JobOf<B>>>> {
+    let mut queue = shared.lock();
+    loop {
+        let entries = queue.take_fetch();
+        if !entries.is_empty() {
+            return Some(entries);
+        }
+        if shared.is_ending() {
+            return None;
+        }
+        queue = shared.wait_for_fetch(queue);
+    }
+}
+
+/// Runs `f`; `None` where it panics, and the thread goes on.
+fn guarded<T>(f: impl FnOnce() -> T) -> Option<T> {
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(value) => Some(value),
+        Err(panic) => {
+            let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            tracing::error!(panic = what.unwrap_or("no message"), "a request broke the pass");
+            None
+        }
+    }
+}

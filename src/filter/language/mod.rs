@@ -1,0 +1,18 @@
+//! The filter language: which items are eligible.
+//!
+//! A superset of SilverTorch's expression syntax. Text becomes tokens (`lexer`), tokens an [`Expr`] (`parser`), and that
+//! its canonical form ([`Expr::canonical`]): NOT pushed to the leaves, nested AND and OR flattened, parts sorted and
+//! deduplicated, so that equal filters are equal values. Nothing here knows a catalogue; a plan resolves the leaves.
+//! The grammar, with examples that a test runs, is in `docs/FILTERS.md`.
+
+mod canonical;
+mod expr;
+mod lexer;
+mod parser;
+
+pub use canonical::Canonical;
+pub use expr::{Expr, Leaf, Test};
+pub use parser::parse;
+
+#[cfg(test)]
+mod tests;

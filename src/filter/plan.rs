@@ -1,0 +1,271 @@
+//! A filter made ready for one snapshot: which way to find eligible items, and how.
+//!
+//! 1. Leaves are resolved against the columns: names to columns, values to terms or ranges of codes, unknown values to
+//!    "no item".
+//! 2. The negation-free tree becomes a program over planes (`program`) whose result is an upper bound: a positive leaf is
+//!    exact or Bloom, a negated one is exact where it can be and passes otherwise.
+//! 3. The share of items that pass is estimated from the terms' counts, taken as independent.
+//! 4. Where a conjunction holds a rare term the survivors are found through posting lists, exactly ([`Route::Slots`]).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::index::Index;
+use super::language::Canonical;
+use super::program::Program;
+use super::question::{Node, Question, resolve};
+use crate::columns::{Columns, Comparison};
+use crate::error::Result;
+use crate::units::{ListId, Slot};
+
+/// Posting lists are walked while they hold at most this share of the items, or this many: evaluating words costs about
+/// a nanosecond for a hundred items, walking about fifty for each.
+const POSTING_WALK_SHARE_MAX: f64 = 0.005;
+const POSTING_WALK_MIN: usize = 256;
+/// Lists that are asked for one after another are evaluated so many words ahead; a run of the stack is then 4 KiB.
+const AHEAD_WORDS: usize = 512;
+/// Lists in a row after which the next ones are expected to follow.
+const IN_A_ROW_MIN: u32 = 3;
+
+/// The way to the eligible items.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Route {
+    /// Every item is eligible.
+    All,
+    /// No item is.
+    Nothing,
+    /// These slots are, ascending, and no others: found through posting lists.
+    Slots(Vec<Slot>),
+    /// Evaluate [`Plan::words`] on the lists that are probed.
+    Words,
+}
+
+/// A filter made ready for one snapshot.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    route: Route,
+    root: Node,
+    program: Program,
+    pass_rate: f64,
+    columns: Columns,
+    /// Tells the plans apart whose words a scratch may hold.
+    number: u64,
+}
+
+static PLANS: AtomicU64 = AtomicU64::new(1);
+
+/// Words in use while a plan is evaluated; kept between calls so that nothing is allocated.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    stack: Vec<u64>,
+    /// The plan and the list of the last call, and how many lists came in a row.
+    plan: u64,
+    last: usize,
+    in_a_row: u32,
+    /// The lists whose words are the first of the stack.
+    ahead: std::ops::Range<usize>,
+    /// The plan whose words are kept, its words where they lie in a plane, and the lists whose words are there.
+    keeps: u64,
+    pub(super) kept: Vec<u64>,
+    has: Vec<bool>,
+}
+
+impl Scratch {
+    /// From here on the words of `plan` are kept, so that several searches with it evaluate each list once.
+    pub fn keep(&mut self, plan: &Plan) {
+        if self.keeps != plan.number {
+            self.keeps = plan.number;
+            self.has.clear();
+        }
+    }
+}
+
+impl Plan {
+    /// Plans a filter for a snapshot's columns and index.
+    ///
+    /// # Errors
+    /// `Invalid` with the offset of the term for unknown columns and questions that a column cannot answer.
+    pub fn new(filter: &Canonical, columns: &Columns, index: &Index) -> Result<Self> {
+        let root = resolve(filter, columns)?;
+        let mut plan = Plan {
+            route: Route::Words,
+            pass_rate: pass_rate(&root, columns, index),
+            program: Program::of(&root, columns, index),
+            root,
+            columns: columns.clone(),
+            number: PLANS.fetch_add(1, Ordering::Relaxed),
+        };
+        let most = ((index.items() as f64 * POSTING_WALK_SHARE_MAX) as usize).max(POSTING_WALK_MIN);
+        plan.route = match &plan.root {
+            Node::All => Route::All,
+            Node::Nothing => Route::Nothing,
+            root if walk(root, index).is_some_and(|walked| walked <= most) => {
+                let (mut slots, mut exact) = (Vec::new(), true);
+                collect(root, index, &mut slots, &mut exact);
+                slots.sort_unstable();
+                slots.dedup();
+                if !exact {
+                    slots.retain(|&s| plan.passes(s));
+                }
+                plan.pass_rate = slots.len() as f64 / index.items().max(1) as f64;
+                if slots.is_empty() { Route::Nothing } else { Route::Slots(slots) }
+            }
+            _ => Route::Words,
+        };
+        Ok(plan)
+    }
+
+    /// The way to the eligible items.
+    pub fn route(&self) -> &Route {
+        &self.route
+    }
+
+    /// The estimated share of items that pass, 0 to 1.
+    pub fn pass_rate(&self) -> f64 {
+        self.pass_rate
+    }
+
+    /// True where [`Plan::words`] is the truth and not only an upper bound.
+    pub fn is_exact(&self) -> bool {
+        self.program.is_exact()
+    }
+
+    /// True where the item in the slot satisfies the filter.
+    pub fn passes(&self, slot: Slot) -> bool {
+        self.holds(&self.root, slot)
+    }
+
+    fn holds(&self, node: &Node, slot: Slot) -> bool {
+        match node {
+            Node::All => true,
+            Node::Nothing => false,
+            Node::And(parts) => parts.iter().all(|p| self.holds(p, slot)),
+            Node::Or(parts) => parts.iter().any(|p| self.holds(p, slot)),
+            Node::Literal { question, negated } => {
+                let holds = match question {
+                    Question::Terms { column, terms } => {
+                        let column = self.columns.at(*column);
+                        let codes = column.codes(slot);
+                        terms.iter().any(|&t| column.code(t).is_some_and(|c| codes.binary_search(&c).is_ok()))
+                    }
+                    Question::Compares { column, comparison } => self.columns.at(*column).compares(comparison, slot),
+                };
+                holds != *negated
+            }
+        }
+    }
+
+    /// Evaluates the filter on one list: bit `i` of `out` (`[W]`, `W` = [`Index::words`]) is set for every item `i` of the
+    /// list that passes, and for some that do not where the plan is not exact. Bits past the list's items are 0.
+    ///
+    /// Lists that are asked for in their order are evaluated many at a time, which a sweep over all of them profits from;
+    /// those of a plan whose words are kept ([`Scratch::keep`]) are copied from the second time on.
+    pub fn words(&self, index: &Index, list: ListId, scratch: &mut Scratch, out: &mut [u64]) {
+        let list = list.index();
+        if scratch.plan != self.number {
+            (scratch.ahead, scratch.in_a_row) = (0..0, 0);
+        }
+        scratch.in_a_row = if list == scratch.last + 1 { scratch.in_a_row + 1 } else { 0 };
+        (scratch.plan, scratch.last) = (self.number, list);
+        let keeps = scratch.keeps == self.number;
+        if keeps && scratch.has.get(list) == Some(&true) {
+            let kept = &scratch.kept[index.span(list..list + 1)];
+            out[..kept.len()].copy_from_slice(kept);
+            return;
+        }
+        if !scratch.ahead.contains(&list) {
+            let wanted = if scratch.in_a_row < IN_A_ROW_MIN { 0 } else { AHEAD_WORDS };
+            let lists = index.lists_within(list, wanted);
+            scratch.ahead = 0..0;
+            self.program.run(&self.columns, index, lists.clone(), &mut scratch.stack);
+            scratch.ahead = lists.clone();
+            if keeps {
+                let span = index.span(lists.clone());
+                scratch.kept.resize(index.span(0..index.lists()).end, 0);
+                scratch.has.resize(index.lists(), false);
+                scratch.kept[span.clone()].copy_from_slice(&scratch.stack[..span.len()]);
+                scratch.has[lists].fill(true);
+            }
+        }
+        let start = index.span(scratch.ahead.start..list).len();
+        let words = index.words(ListId(list as u32));
+        out[..words].copy_from_slice(&scratch.stack[start..start + words]);
+    }
+}
+
+/// Two plans of one snapshot that ask the same.
+impl PartialEq for Plan {
+    fn eq(&self, other: &Self) -> bool {
+        self.root == other.root
+    }
+}
+
+/// The share of items that pass, with terms taken as independent.
+fn pass_rate(node: &Node, columns: &Columns, index: &Index) -> f64 {
+    let items = index.items().max(1) as f64;
+    let rate = match node {
+        Node::All => 1.0,
+        Node::Nothing => 0.0,
+        Node::And(parts) => parts.iter().map(|p| pass_rate(p, columns, index)).product(),
+        Node::Or(parts) => 1.0 - parts.iter().map(|p| 1.0 - pass_rate(p, columns, index)).product::<f64>(),
+        Node::Literal { question, negated } => {
+            let rate = match question {
+                Question::Terms { terms, .. } => {
+                    1.0 - terms.iter().map(|&t| 1.0 - f64::from(index.count(t)) / items).product::<f64>()
+                }
+                Question::Compares { column, comparison } => compared(*column, comparison, columns, index) / items,
+            };
+            if *negated { 1.0 - rate } else { rate }
+        }
+    };
+    rate.clamp(0.0, 1.0)
+}
+
+/// About how many items a comparison holds for.
+fn compared(number: usize, comparison: &Comparison, columns: &Columns, index: &Index) -> f64 {
+    if let Some(answer) = index.numbers.answer(number, comparison) {
+        return answer.items;
+    }
+    let column = columns.at(number);
+    match (comparison, column.first_term()) {
+        (Comparison::Codes(ranges), Some(first)) => {
+            ranges.iter().map(|r| index.counted(first.0 + r.start..first.0 + r.end) as f64).sum()
+        }
+        _ => {
+            // A sample of a thousand slots tells a share to within a few hundredths.
+            let slots = index.list_end();
+            let sampled = (0..slots).step_by((slots / 1024).max(1) as usize);
+            let held = sampled.clone().filter(|&s| column.compares(comparison, Slot(s))).count();
+            held as f64 / sampled.count().max(1) as f64 * index.items() as f64
+        }
+    }
+}
+
+/// How many slots of posting lists hold all eligible ones; `None` where no posting lists do.
+fn walk(node: &Node, index: &Index) -> Option<usize> {
+    match node {
+        Node::Nothing => Some(0),
+        Node::Literal { question: Question::Terms { terms, .. }, negated: false } => {
+            terms.iter().map(|&t| index.posting(t).map(<[u32]>::len)).sum()
+        }
+        Node::And(parts) => parts.iter().filter_map(|p| walk(p, index)).min(),
+        Node::Or(parts) => parts.iter().map(|p| walk(p, index)).sum(),
+        _ => None,
+    }
+}
+
+/// Adds the slots that [`walk`] counted, in no order; `exact` becomes false where some may not be eligible.
+fn collect(node: &Node, index: &Index, slots: &mut Vec<Slot>, exact: &mut bool) {
+    match node {
+        Node::Literal { question: Question::Terms { terms, .. }, negated: false } => {
+            terms.iter().filter_map(|&t| index.posting(t)).for_each(|p| slots.extend(p.iter().copied().map(Slot)));
+        }
+        Node::And(parts) => {
+            *exact = false;
+            if let Some((_, part)) = parts.iter().filter_map(|p| Some((walk(p, index)?, p))).min_by_key(|(n, _)| *n) {
+                collect(part, index, slots, exact);
+            }
+        }
+        Node::Or(parts) => parts.iter().for_each(|p| collect(p, index, slots, exact)),
+        _ => {}
+    }
+}

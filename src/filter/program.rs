@@ -1,0 +1,328 @@
+//! The postfix program of a plan, and its evaluation over runs of lists.
+//!
+//! The stack holds runs of words. A leaf does not push: it narrows the run on top (`Keep`, `Bloom`, `Number`, `Compare`), so
+//! that a conjunction of leaves is a chain of flat loops over one run, and the leaves that look at single items see only
+//! those that the cheaper ones left. Every run on the stack is 0 outside the items, which makes negation safe.
+
+use super::index::{Index, Run, TermHash};
+use super::question::{Node, Question};
+use crate::columns::{Column, Columns, Comparison};
+use crate::units::{ListId, TermId};
+
+/// Integer comparisons that cover at most this many values, all of them frequent, are answered from the values' planes.
+const VALUE_PLANES_MAX: usize = 64;
+/// Lists whose Bloom planes are on their way from memory while one is evaluated.
+const BLOOM_AHEAD: usize = 4;
+/// Words of a comparison that are answered at a time.
+const BUCKET_WORDS: usize = 16;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Pushes every item.
+    Every,
+    /// Pushes no item.
+    None,
+    /// Pushes a plane or its opposite.
+    Push { plane: usize, negated: bool },
+    /// ANDs a plane or its opposite.
+    Keep { plane: usize, negated: bool },
+    /// ORs a plane.
+    Add { plane: usize },
+    /// ANDs the planes of a term's Bloom positions.
+    Bloom { hash: TermHash },
+    /// ANDs a comparison that buckets answer.
+    Number { sure: Vec<Run>, unsure: Vec<Run>, column: usize, comparison: Comparison, negated: bool },
+    /// ANDs a comparison that is made for each item.
+    Compare { column: usize, comparison: Comparison, negated: bool },
+    /// Pops a run and ANDs it.
+    And,
+    /// Pops a run and ORs it.
+    Or,
+}
+
+/// A compiled filter.
+#[derive(Clone, Debug)]
+pub(super) struct Program {
+    steps: Vec<Step>,
+    depth: usize,
+    exact: bool,
+}
+
+/// What a leaf costs beside the others of a conjunction; cheap ones go first.
+fn rank(node: &Node, index: &Index) -> u8 {
+    match node {
+        Node::All | Node::Nothing => 0,
+        Node::Literal { question: Question::Terms { terms, .. }, negated } => match terms.as_slice() {
+            [one] if index.exact_plane(*one).is_some() => 0,
+            [_] => 4,
+            _ if *negated => 1,
+            _ => 3,
+        },
+        Node::Literal { question: Question::Compares { column, comparison }, .. } => {
+            if index.numbers.answer(*column, comparison).is_some() { 2 } else { 5 }
+        }
+        Node::And(_) | Node::Or(_) => 3,
+    }
+}
+
+impl Program {
+    pub(super) fn of(root: &Node, columns: &Columns, index: &Index) -> Self {
+        let mut program = Program { steps: Vec::new(), depth: 0, exact: true };
+        Compiler { program: &mut program, columns, index, height: 0 }.push(root);
+        program
+    }
+
+    /// True where the words are the truth and not only an upper bound.
+    pub(super) fn is_exact(&self) -> bool {
+        self.exact
+    }
+
+    /// Evaluates the program over consecutive lists; their words are then the first of `stack`.
+    pub(super) fn run(&self, columns: &Columns, index: &Index, lists: std::ops::Range<usize>, stack: &mut Vec<u64>) {
+        let span = index.span(lists.clone());
+        let words = span.len();
+        if stack.len() < self.depth * words {
+            stack.resize(self.depth * words, 0);
+        }
+        let mut height = 0;
+        for step in &self.steps {
+            match step {
+                Step::Every | Step::None | Step::Push { .. } => height += 1,
+                Step::And | Step::Or => height -= 1,
+                _ => {}
+            }
+            let top = (height - 1) * words;
+            let (run, above) = stack[top..].split_at_mut(words);
+            match step {
+                Step::Every => run.copy_from_slice(&index.every[span.clone()]),
+                Step::None => run.fill(0),
+                Step::Push { plane, negated: false } => run.copy_from_slice(index.plane(*plane, span.clone())),
+                Step::Push { plane, negated: true } => {
+                    let pairs = index.every[span.clone()].iter().zip(index.plane(*plane, span.clone()));
+                    run.iter_mut().zip(pairs).for_each(|(to, (every, plane))| *to = every & !plane);
+                }
+                Step::Keep { plane, negated } => {
+                    let plane = index.plane(*plane, span.clone());
+                    match negated {
+                        false => run.iter_mut().zip(plane).for_each(|(r, p)| *r &= p),
+                        true => run.iter_mut().zip(plane).for_each(|(r, p)| *r &= !p),
+                    }
+                }
+                Step::Add { plane } => {
+                    run.iter_mut().zip(index.plane(*plane, span.clone())).for_each(|(r, p)| *r |= p);
+                }
+                Step::And => run.iter_mut().zip(&above[..words]).for_each(|(r, a)| *r &= a),
+                Step::Or => run.iter_mut().zip(&above[..words]).for_each(|(r, a)| *r |= a),
+                Step::Bloom { hash } => {
+                    let mut at = 0;
+                    for list in lists.clone() {
+                        if list + BLOOM_AHEAD < lists.end {
+                            index.prefetch_bloom(ListId((list + BLOOM_AHEAD) as u32), *hash);
+                        }
+                        let list = ListId(list as u32);
+                        let end = at + index.words(list);
+                        index.bloom(list, *hash, &mut run[at..end]);
+                        at = end;
+                    }
+                }
+                Step::Number { sure, unsure, column, comparison, negated } => {
+                    let looked = Looked { column: columns.at(*column), comparison, negated: *negated };
+                    looked.narrow_through(index, sure, unsure, span.start, run);
+                }
+                Step::Compare { column, comparison, negated } => {
+                    let looked = Looked { column: columns.at(*column), comparison, negated: *negated };
+                    for (n, word) in run.iter_mut().enumerate() {
+                        *word = looked.holding(index, span.start + n, *word);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A comparison that looks at items.
+struct Looked<'a> {
+    column: &'a Column,
+    comparison: &'a Comparison,
+    negated: bool,
+}
+
+impl Looked<'_> {
+    /// Those of the `asked` items of a word for which the comparison, or its opposite, holds.
+    fn holding(&self, index: &Index, word: usize, asked: u64) -> u64 {
+        if asked == 0 {
+            return 0;
+        }
+        let holding = self.column.holding(self.comparison, index.word_slots[word], asked);
+        if self.negated { asked & !holding } else { holding }
+    }
+
+    /// ANDs the comparison into the words from `first` on, with the buckets that pass whole and those that are looked into.
+    fn narrow_through(&self, index: &Index, sure: &[Run], unsure: &[Run], first: usize, run: &mut [u64]) {
+        let flip = if self.negated { u64::MAX } else { 0 };
+        let (mut passing, mut open) = ([0; BUCKET_WORDS], [0; BUCKET_WORDS]);
+        for (n, words) in run.chunks_mut(BUCKET_WORDS).enumerate() {
+            let at = first + n * BUCKET_WORDS..first + n * BUCKET_WORDS + words.len();
+            index.runs(sure, at.clone(), &mut passing[..words.len()]);
+            index.runs(unsure, at.clone(), &mut open[..words.len()]);
+            for (((word, passing), open), at) in words.iter_mut().zip(passing).zip(open).zip(at) {
+                *word = *word & (passing ^ flip) & !open | self.holding(index, at, *word & open);
+            }
+        }
+    }
+}
+
+struct Compiler<'a> {
+    program: &'a mut Program,
+    columns: &'a Columns,
+    index: &'a Index,
+    height: usize,
+}
+
+impl Compiler<'_> {
+    fn emit(&mut self, step: Step) {
+        match step {
+            Step::Every | Step::None | Step::Push { .. } => self.height += 1,
+            Step::And | Step::Or => self.height -= 1,
+            _ => {}
+        }
+        self.program.depth = self.program.depth.max(self.height);
+        self.program.steps.push(step);
+    }
+
+    /// Leaves the run of a node on top of the stack.
+    fn push(&mut self, node: &Node) {
+        match node {
+            Node::All => self.emit(Step::Every),
+            Node::Nothing => self.emit(Step::None),
+            Node::Literal { question, negated: false } => match self.terms(question) {
+                Some(terms) => self.push_any(&terms),
+                None => {
+                    self.emit(Step::Every);
+                    self.narrow(node);
+                }
+            },
+            Node::Literal { question, .. } => {
+                let plane = match self.terms(question).as_deref() {
+                    Some([one]) => self.index.exact_plane(*one),
+                    _ => None,
+                };
+                match plane {
+                    Some(plane) => self.emit(Step::Push { plane, negated: true }),
+                    None => {
+                        self.emit(Step::Every);
+                        self.narrow(node);
+                    }
+                }
+            }
+            Node::And(parts) => {
+                let mut parts: Vec<&Node> = parts.iter().collect();
+                parts.sort_by_key(|p| rank(p, self.index));
+                for (n, part) in parts.into_iter().enumerate() {
+                    if n == 0 { self.push(part) } else { self.narrow(part) }
+                }
+            }
+            Node::Or(parts) => {
+                for (n, part) in parts.iter().enumerate() {
+                    if n == 0 { self.push(part) } else { self.widen(part) }
+                }
+            }
+        }
+    }
+
+    /// Pushes the items that have one of the terms.
+    fn push_any(&mut self, terms: &[TermId]) {
+        for (n, &term) in terms.iter().enumerate() {
+            match self.index.exact_plane(term) {
+                Some(plane) if n == 0 => self.emit(Step::Push { plane, negated: false }),
+                Some(plane) => self.emit(Step::Add { plane }),
+                None => {
+                    self.emit(Step::Every);
+                    self.bloom(term);
+                    if n > 0 {
+                        self.emit(Step::Or);
+                    }
+                }
+            }
+        }
+        if terms.is_empty() {
+            self.emit(Step::None);
+        }
+    }
+
+    fn bloom(&mut self, term: TermId) {
+        self.program.exact = false;
+        let hash = TermHash::of(&self.columns.term_key(term).unwrap_or_default());
+        self.emit(Step::Bloom { hash });
+    }
+
+    /// ANDs a node into the run on top.
+    fn narrow(&mut self, node: &Node) {
+        let Node::Literal { question, negated } = node else {
+            if *node != Node::All {
+                self.push(node);
+                self.emit(Step::And);
+            }
+            return;
+        };
+        match (self.terms(question), question) {
+            (Some(terms), _) if *negated => {
+                // Every term must be absent; those without an exact plane say nothing here and are checked later.
+                for term in terms {
+                    match self.index.exact_plane(term) {
+                        Some(plane) => self.emit(Step::Keep { plane, negated: true }),
+                        None => self.program.exact = false,
+                    }
+                }
+            }
+            (Some(terms), _) => match terms.as_slice() {
+                [one] => match self.index.exact_plane(*one) {
+                    Some(plane) => self.emit(Step::Keep { plane, negated: false }),
+                    None => self.bloom(*one),
+                },
+                many => {
+                    self.push_any(many);
+                    self.emit(Step::And);
+                }
+            },
+            (None, Question::Compares { column, comparison }) => {
+                let (column, comparison, negated) = (*column, comparison.clone(), *negated);
+                self.emit(match self.index.numbers.answer(column, &comparison) {
+                    Some(answer) => {
+                        Step::Number { sure: answer.sure, unsure: answer.unsure, column, comparison, negated }
+                    }
+                    None => Step::Compare { column, comparison, negated },
+                });
+            }
+            (None, Question::Terms { .. }) => {}
+        }
+    }
+
+    /// ORs a node into the run on top.
+    fn widen(&mut self, node: &Node) {
+        if let Node::Literal { question, negated: false } = node
+            && let Some(terms) = self.terms(question)
+            && let Some(planes) = terms.iter().map(|&t| self.index.exact_plane(t)).collect::<Option<Vec<_>>>()
+        {
+            planes.into_iter().for_each(|plane| self.emit(Step::Add { plane }));
+            return;
+        }
+        self.push(node);
+        self.emit(Step::Or);
+    }
+
+    /// The terms that answer a question: those it asks for, or the few frequent values that a comparison covers.
+    fn terms(&self, question: &Question) -> Option<Vec<TermId>> {
+        match question {
+            Question::Terms { terms, .. } => Some(terms.clone()),
+            Question::Compares { column, comparison: Comparison::Codes(ranges) } => {
+                let first = self.columns.at(*column).first_term()?;
+                let covered: usize = ranges.iter().map(ExactSizeIterator::len).sum();
+                let terms = || ranges.iter().cloned().flatten().map(|code| TermId(first.0 + code));
+                (covered <= VALUE_PLANES_MAX && terms().all(|t| self.index.exact_plane(t).is_some()))
+                    .then(|| terms().collect())
+            }
+            Question::Compares { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! What is said of models, versions and their parts.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::columns::{Column, ColumnKind};
+
+use crate::embedding::Table;
+use crate::snapshot::{Snapshot, placed};
+use crate::tower::{FeatureKind, FeatureSpec};
+
+/// An item column of a snapshot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ColumnInfo {
+    /// The name.
+    pub name: String,
+    /// `integers`, `texts` or `floats`.
+    pub kind: String,
+    /// True where filters may ask about it.
+    pub filter: bool,
+    /// Distinct values of a category.
+    pub distinct: usize,
+}
+
+/// A feature that requests may bring.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct FeatureInfo {
+    /// The name in requests.
+    pub name: String,
+    /// `ids`, `category` or `dense`.
+    pub kind: String,
+    /// Numbers of a dense feature.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub width: Option<usize>,
+}
+
+/// A loaded version of a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ModelInfo {
+    /// The name.
+    pub name: String,
+    /// The version that answers unpinned requests.
+    pub version: u64,
+    /// The digest of the snapshot's bytes.
+    pub digest: String,
+    /// What it answers.
+    pub description: String,
+    /// Width of queries and items, D.
+    pub dimension: usize,
+    /// Items, N.
+    pub items: usize,
+    /// Lists, C.
+    pub lists: usize,
+    /// Features of requests; none means that they bring a vector.
+    pub features: Vec<FeatureInfo>,
+    /// Embedding tables.
+    pub tables: Vec<TableInfo>,
+    /// Item columns.
+    pub columns: Vec<ColumnInfo>,
+    /// Tasks of the reranker.
+    pub tasks: Vec<String>,
+    /// The value model.
+    pub value: String,
+    /// Its constants.
+    pub constants: BTreeMap<String, f32>,
+    /// Default number of candidates, K0.
+    pub candidates: usize,
+    /// Default number of probed lists, P.
+    pub probes: usize,
+    /// Bytes of the snapshot.
+    pub bytes: u64,
+}
+
+/// An embedding table of a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct TableInfo {
+    /// Its name.
+    pub name: String,
+    /// Its rows.
+    pub rows: u64,
+    /// Numbers of a row.
+    pub width: usize,
+    /// How they are stored.
+    pub format: String,
+    /// Where they lie on this server.
+    pub placed: String,
+}
+
+/// The loaded models.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ModelList {
+    /// One entry a model.
+    pub models: Vec<ModelInfo>,
+}
+
+/// The state of one published version.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VersionInfo {
+    /// The version.
+    pub version: u64,
+    /// True for the one that answers unpinned requests.
+    pub active: bool,
+    /// True where it is in memory.
+    pub loaded: bool,
+    /// Why it was refused, where it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+}
+
+/// The published versions of a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VersionList {
+    /// The model.
+    pub model: String,
+    /// Ascending.
+    pub versions: Vec<VersionInfo>,
+}
+
+/// What a snapshot is, for people and programs.
+pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
+    let spec = &snapshot.package.spec;
+    let mut features: Vec<FeatureInfo> = spec.user.iter().flat_map(|u| &u.features).map(feature).collect();
+    features.sort_by(|a, b| a.name.cmp(&b.name));
+    features.dedup_by(|a, b| a.name == b.name);
+    ModelInfo {
+        name: spec.name.clone(),
+        version: snapshot.manifest.version,
+        digest: snapshot.digest().into(),
+        description: spec.description.clone(),
+        dimension: spec.dimension,
+        items: snapshot.manifest.items,
+        lists: snapshot.manifest.lists,
+        features,
+        tables: snapshot.package.tables.iter().map(|t| table(t)).collect(),
+        columns: snapshot.columns.list().map(column).collect(),
+        tasks: spec.tasks.iter().map(|t| t.name.clone()).collect(),
+        value: spec.value.expression.clone(),
+        constants: spec.value.constants.clone(),
+        candidates: snapshot.recipe.serving.candidates,
+        probes: snapshot.recipe.serving.probes_of(snapshot.index.lists()),
+        bytes: snapshot.manifest.bytes(),
+    }
+}
+
+fn feature(spec: &FeatureSpec) -> FeatureInfo {
+    let kind = match spec.kind {
+        FeatureKind::Ids => "ids",
+        FeatureKind::Category => "category",
+        FeatureKind::Dense => "dense",
+    };
+    FeatureInfo { name: spec.source().into(), kind: kind.into(), width: spec.width }
+}
+
+fn column(column: &Column) -> ColumnInfo {
+    let kind = match column.kind() {
+        ColumnKind::Integers => "integers",
+        ColumnKind::Texts => "texts",
+        ColumnKind::Floats => "floats",
+    };
+    ColumnInfo {
+        name: column.name().into(),
+        kind: kind.into(),
+        filter: column.is_filterable(),
+        distinct: column.dictionary_len(),
+    }
+}
+
+fn table(table: &Table) -> TableInfo {
+    TableInfo {
+        name: table.name().into(),
+        rows: table.rows(),
+        width: table.width(),
+        format: table.spec().format.name().into(),
+        placed: placed(table),
+    }
+}

@@ -1,0 +1,105 @@
+//! What a request will cost, from its numbers alone, before anything of it is done.
+//!
+//! The model counts what each step touches and multiplies by nanoseconds of one core of a server of 2023; the engine scales
+//! it by what it measures. It need not be exact: it orders requests, adds them up and bounds them. Constants are those of
+//! `docs/BENCHMARKS.md` (steps of the Debian model) and `docs/INDEX.md` (probed items).
+
+use super::prepare::{Prepared, Search, Task};
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::view::View;
+
+/// Nanoseconds of a byte of int8 codes that is scanned, and of a list that is probed, times its width.
+const SCAN_NS_A_BYTE: f64 = 0.05;
+/// Nanoseconds of a number of a wide row: read at random for rescoring, or one after the other by an exact scan.
+const ROW_NS_A_NUMBER: f64 = 0.4;
+const EXACT_NS_A_NUMBER: f64 = 0.15;
+/// Nanoseconds of an excluded item, of a candidate that is verified, selected, valued and sorted, and of a returned one.
+const EXCLUDE_NS: f64 = 100.0;
+const CANDIDATE_NS: f64 = 150.0;
+const RESULT_NS: f64 = 300.0;
+const CELL_NS: f64 = 60.0;
+/// Nanoseconds of a weight of a graph, for each row that goes through it.
+const WEIGHT_NS: f64 = 0.05;
+/// What a request costs whatever it asks: parsing, queueing, the user tower of a small model.
+const REQUEST_NS: f64 = 100_000.0;
+
+/// Bytes of a candidate in the memory of a worker: selectors, slots, scores, values.
+const CANDIDATE_BYTES: usize = 96;
+/// Bytes of a returned item besides its tasks.
+const RESULT_BYTES: usize = 24;
+
+/// What a request costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Nanoseconds on one core of the machine that the model's constants were measured on.
+    pub work_ns: f64,
+    /// Bytes of memory that it takes from when it is taken in until it is answered, besides its view.
+    pub memory_bytes: usize,
+}
+
+impl Cost {
+    /// The cost of two together.
+    pub fn plus(self, other: Cost) -> Cost {
+        Cost {
+            work_ns: self.work_ns + other.work_ns,
+            memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
+        }
+    }
+
+    /// Refuses what is more than one call may ask for.
+    ///
+    /// # Errors
+    /// `TooCostly` with the cost and the bound.
+    pub fn check(self, call: &str) -> Result<()> {
+        let (work_ms, work_ms_max) = ((self.work_ns / 1e6).ceil() as u64, limits::WORK_MS_MAX);
+        if work_ms > work_ms_max {
+            return Err(Error::too_costly(format!(
+                "{call}: about {work_ms} ms of one core by its candidates, results and scanned items, expected at most {work_ms_max}"
+            )));
+        }
+        if self.memory_bytes > limits::MEMORY_BYTES_MAX {
+            return Err(Error::too_costly(format!(
+                "{call}: about {} bytes of memory by its candidates and results, expected at most {}",
+                self.memory_bytes,
+                limits::MEMORY_BYTES_MAX
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The cost of what was prepared.
+pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
+    let tower =
+        if prepared.features().is_some() { view.main().package.user.as_ref().map_or(0, |t| t.weights()) } else { 0 };
+    let mut work_ns =
+        REQUEST_NS + tower as f64 * WEIGHT_NS + prepared.ids() as f64 * view.dimension() as f64 * ROW_NS_A_NUMBER;
+    let (candidates, results) = match &prepared.task {
+        Task::Embed => (0, 0),
+        Task::Rank { slots, .. } => (slots.len(), slots.len()),
+        Task::Retrieve(search) => {
+            work_ns += search_ns(view, search);
+            (search.k0, search.k.min(search.k0))
+        }
+    };
+    let tasks = view.overarch().map_or(0, |o| o.tasks());
+    let weights = view.overarch().map_or(0, |o| o.weights());
+    let row = view.dimension() as f64 * ROW_NS_A_NUMBER;
+    work_ns += candidates as f64 * (CANDIDATE_NS + row + weights as f64 * WEIGHT_NS);
+    work_ns += results as f64 * (RESULT_NS + prepared.reading.columns.len() as f64 * CELL_NS);
+    let memory_bytes =
+        candidates * (CANDIDATE_BYTES + 4 * tasks) + results * (RESULT_BYTES + 4 * tasks) + prepared.bytes();
+    Cost { work_ns, memory_bytes }
+}
+
+fn search_ns(view: &View, search: &Search) -> f64 {
+    let index = &view.main().index;
+    let (items, lists, dimension) = (index.items() as f64, index.lists() as f64, index.dimension() as f64);
+    let excluded = search.excluded.len() as f64 * EXCLUDE_NS;
+    if search.exact {
+        return excluded + items * dimension * EXACT_NS_A_NUMBER;
+    }
+    let probed = items * search.probes as f64 / lists.max(1.0);
+    excluded + (lists + probed) * dimension * SCAN_NS_A_BYTE
+}

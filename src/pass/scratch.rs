@@ -1,0 +1,19 @@
+//! Memory that a worker keeps from request to request: once warm, a pass allocates its answer and little else.
+
+use crate::value;
+
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Rows of a run of candidates, `[n, D]`.
+    pub(super) rows: Vec<f32>,
+    /// The snapshot's numeric columns at the candidates, each `[K0]`.
+    pub(super) columns: Vec<Vec<f32>>,
+    /// `[T, K0]`
+    pub(super) tasks: Vec<f32>,
+    /// `[K0]`
+    pub(super) similarity: Vec<f32>,
+    /// `[K0]`
+    pub(super) values: Vec<f32>,
+    pub(super) order: Vec<u32>,
+    pub(super) program: value::Scratch,
+}

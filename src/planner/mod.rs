@@ -1,0 +1,80 @@
+//! Decides where the rows of each table lie: which tier, cut how, on which devices.
+//!
+//! As TorchRec's planner: a [`topology`] (capacities, bandwidths, latencies) and a [`workload`] (tables, pooling, skew, what is
+//! allowed) go in, a [`Plan`] comes out, with what each table and device was estimated to cost and why. `enumerate`
+//! lists every placement that a table's constraints allow, `cost` estimates each (bytes, microseconds), `search` picks
+//! one for each table so that the slowest device is as fast as possible and none overflows. The constants of a topology are
+//! measured by [`calibrate`]. The grammar of the two TOML files and the formulas stand in `docs/PLANNER.md`.
+
+pub mod access;
+pub mod calibrate;
+mod cost;
+mod enumerate;
+mod explain;
+pub mod plan;
+pub mod report;
+mod search;
+#[cfg(test)]
+mod tests;
+pub mod topology;
+pub mod workload;
+
+pub use plan::Plan;
+pub use topology::Topology;
+pub use workload::Workload;
+
+use crate::error::{Error, Result};
+use cost::Machine;
+use enumerate::Candidate;
+use search::Outcome;
+
+/// What a plan may cost to find.
+#[derive(Clone, Copy)]
+struct Bounds {
+    /// Looks at charges before a search stops to improve.
+    work: u64,
+    /// Charges of all candidates together.
+    charges: usize,
+}
+
+/// About two seconds of one core, and two gigabytes.
+const BOUNDS: Bounds = Bounds { work: 60_000_000, charges: 10_000_000 };
+
+/// The placement of all tables whose slowest device is fastest, as far as the search finds it.
+///
+/// The same input has the same plan, on any machine.
+///
+/// # Errors
+/// [`crate::error::Kind::Invalid`] where the tables cannot fit, naming what is missing where, or where a table allows nothing that the
+/// topology offers.
+pub fn plan(topology: &Topology, workload: &Workload) -> Result<Plan> {
+    plan_within(topology, workload, BOUNDS)
+}
+
+fn plan_within(topology: &Topology, workload: &Workload, bounds: Bounds) -> Result<Plan> {
+    topology.validate()?;
+    workload.validate()?;
+    let machine = Machine::new(topology, workload.batch);
+    let mut tables: Vec<Vec<Candidate>> = Vec::with_capacity(workload.tables.len());
+    let mut charges = 0;
+    for table in &workload.tables {
+        let found = enumerate::candidates(&machine, table)?;
+        charges +=
+            found.iter().flat_map(|c| &c.units).flat_map(|u| u.sites.iter()).map(|s| s.charges.len()).sum::<usize>();
+        if charges > bounds.charges {
+            return Err(Error::unsupported(format!(
+                "{} tables on {} devices have more placements than can be weighed; allow fewer tiers or sharding types",
+                workload.tables.len(),
+                machine.devices.len()
+            )));
+        }
+        tables.push(found);
+    }
+    explain::refuse_what_cannot_fit(&machine, workload, &tables)?;
+    match search::search(&machine, &tables, bounds.work) {
+        Outcome::Found(choices) => Ok(explain::plan_of(&machine, workload, &tables, &choices)),
+        Outcome::Stuck { table, placed, free_bytes } => {
+            Err(explain::shortfall(&machine, workload, &tables, table, placed, &free_bytes))
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Publishing: package, recipe and items become a version in the store, whole or not at all.
+//!
+//! 1. The package is opened and checked; the items are read (`catalogue`).
+//! 2. Items become vectors: their own column, or the item tower over their features (`embed`).
+//! 3. The vectors are clustered, or keep the lists that they came in, which puts the items into slots.
+//! 4. Columns, ids, planes and rows are written in slot order, tables in their formats; the package's other files are copied
+//!    (`write`).
+//! 5. Rows that are to lie on a cluster are brought there (`remote`).
+//! 6. The manifest is written last, and the folder gets its name.
+
+mod catalogue;
+mod embed;
+mod remote;
+mod request;
+mod tables;
+mod write;
+
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::files::Checksum;
+use crate::model::{ModelSpec, Package};
+use crate::snapshot::{FORMAT, Manifest, Provenance, Store};
+
+pub use remote::Remote;
+pub use request::{Progress, Publish, Stage, Vectors};
+
+/// Publishes a version and returns the model's name and the version's number.
+///
+/// # Errors
+/// What is wrong with the package, the recipe or the items, with the place. The store is then as it was.
+pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result<(String, u64)> {
+    let start = Instant::now();
+    progress(Stage::Reading, 0, 1);
+    let package = what.package.as_deref().map(Package::open).transpose()?;
+    let catalogue = catalogue::read(what, package.as_ref(), progress)?;
+    let (spec, tables) = match (&package, &what.name) {
+        (Some(package), _) => tables::converted(package, &what.recipe.tables)?,
+        (None, Some(name)) => (ModelSpec::embedding_only(name, catalogue.rows()?.cols()), Vec::new()),
+        (None, None) => return Err(Error::invalid("name: expected one for an embedding-only model")),
+    };
+    let provenance = catalogue.provenance(what);
+    let arranged = catalogue.arrange(package.as_ref(), &spec, &what.recipe, progress)?;
+    let version_files = write::Version {
+        package: package.as_ref(),
+        spec: &spec,
+        tables: &tables,
+        arranged: &arranged,
+        recipe: &what.recipe,
+    };
+    let mut loaded = Vec::new();
+    let published = store.publish(&spec.name, |folder, version| {
+        let files = version_files.write(folder, progress)?;
+        let manifest = Manifest {
+            format: FORMAT,
+            name: spec.name.clone(),
+            version,
+            dimension: arranged.rows()?.cols(),
+            items: arranged.ids.len(),
+            slots: arranged.built.order.len(),
+            lists: arranged.built.list_lengths.len(),
+            provenance: Provenance { seconds: start.elapsed().as_secs_f64(), ..provenance },
+            files,
+        };
+        if let Some(remote) = &what.remote {
+            let told = |done, total| progress(Stage::Loading, done, total);
+            loaded = remote::load(remote, &spec, version, &tables, &told)?;
+        }
+        manifest.write(folder)
+    });
+    if let (Err(_), Some(remote)) = (&published, &what.remote) {
+        remote::unload(remote, &loaded);
+    }
+    Ok((spec.name.clone(), published?))
+}
+
+/// The name and newest version of a package's model, where that version was published from the same files.
+///
+/// # Errors
+/// What is wrong with the package, or `Io`.
+pub fn published(store: &Store, package: &Path) -> Result<Option<(String, u64)>> {
+    let package = Package::open(package)?;
+    let name = &package.spec.name;
+    let Some(version) = store.versions(name)?.pop() else { return Ok(None) };
+    let Ok(manifest) = Manifest::read(&store.folder(name, version)) else { return Ok(None) };
+    for file in package.files() {
+        let path = package.folder().join(&file);
+        let bytes = fs::read(&path).map_err(|e| Error::io(path.display(), e))?;
+        if manifest.files.get(&file) != Some(&Checksum::of(&bytes)) {
+            return Ok(None);
+        }
+    }
+    Ok(Some((name.clone(), version)))
+}

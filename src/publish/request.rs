@@ -1,0 +1,54 @@
+//! What is asked of a publication, and what it tells while it runs.
+
+use std::path::{Path, PathBuf};
+
+use super::remote::Remote;
+use crate::snapshot::Recipe;
+
+/// What is published.
+#[derive(Clone, Debug, Default)]
+pub struct Publish {
+    /// The model package; without one the model is embedding-only and called `name`.
+    pub package: Option<PathBuf>,
+    /// The name of an embedding-only model.
+    pub name: Option<String>,
+    /// The item file; a package's own `items.parquet` where it is not given. Not needed with [`Vectors::Faiss`].
+    pub items: Option<PathBuf>,
+    /// Vectors beside the item file.
+    pub vectors: Option<Vectors>,
+    /// How the index is built.
+    pub recipe: Recipe,
+    /// The cluster that gets rows of the tables too.
+    pub remote: Option<Remote>,
+}
+
+/// A file of vectors.
+#[derive(Clone, Debug)]
+pub enum Vectors {
+    /// A `.npy` matrix, one row an item, in the order of the item file.
+    Npy(PathBuf),
+    /// An IVF index that Faiss wrote: its vectors stay in their lists, and an item file adds attributes by id.
+    Faiss(PathBuf),
+}
+
+impl Vectors {
+    pub(super) fn path(&self) -> &Path {
+        match self {
+            Vectors::Npy(path) | Vectors::Faiss(path) => path,
+        }
+    }
+}
+
+/// A part of a publication, for a progress bar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Stage {
+    Reading,
+    Embedding,
+    Clustering,
+    Writing,
+    Loading,
+}
+
+/// Is told the stage, how much of it is done, and its size.
+pub type Progress<'a> = dyn Fn(Stage, usize, usize) + Sync + 'a;

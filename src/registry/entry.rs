@@ -1,0 +1,222 @@
+//! What is known of one model: pure state, changed as a whole.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::{Loaded, Refused, Which};
+use crate::error::{Error, Result};
+use crate::snapshot::Stamp;
+
+/// A version that could not be taken in.
+#[derive(Clone, Debug)]
+pub(super) struct Refusal {
+    pub(super) what: Refused,
+    /// What its folder looked like.
+    pub(super) stamp: Stamp,
+    /// When it is tried again though nothing has changed.
+    pub(super) again: Option<Instant>,
+}
+
+impl Refusal {
+    /// True until the version is worth another try.
+    pub(super) fn waits(&self, stamp: Stamp, now: Instant) -> bool {
+        self.stamp == stamp && self.again.is_none_or(|at| now < at)
+    }
+
+    pub(super) fn told(&self, now: Instant) -> Refused {
+        Refused { retry_in: self.again.map(|at| at.saturating_duration_since(now)), ..self.what.clone() }
+    }
+}
+
+/// One model.
+pub(super) struct Entry<T> {
+    pub(super) loaded: BTreeMap<u64, Arc<Loaded<T>>>,
+    pub(super) active: Option<u64>,
+    /// The one that was active before.
+    previous: Option<u64>,
+    pub(super) labels: BTreeMap<String, u64>,
+    /// Loaded by hand, and not active since.
+    held: BTreeSet<u64>,
+    /// Published versions that were decided on, with the digest where it is known: they are not activated by themselves
+    /// any more. Rolling back stays until something else is published.
+    settled: BTreeMap<u64, (Stamp, Option<String>)>,
+    pub(super) refused: BTreeMap<u64, Refusal>,
+    /// The version that is being loaded.
+    pub(super) loading: Option<u64>,
+    /// Held by who loads a version of this model.
+    pub(super) gate: Arc<Mutex<()>>,
+}
+
+impl<T> Default for Entry<T> {
+    fn default() -> Self {
+        Entry {
+            loaded: BTreeMap::new(),
+            active: None,
+            previous: None,
+            labels: BTreeMap::new(),
+            held: BTreeSet::new(),
+            settled: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            loading: None,
+            gate: Arc::default(),
+        }
+    }
+}
+
+impl<T> Clone for Entry<T> {
+    fn clone(&self) -> Self {
+        Entry {
+            loaded: self.loaded.clone(),
+            active: self.active,
+            previous: self.previous,
+            labels: self.labels.clone(),
+            held: self.held.clone(),
+            settled: self.settled.clone(),
+            refused: self.refused.clone(),
+            loading: self.loading,
+            gate: self.gate.clone(),
+        }
+    }
+}
+
+impl<T> Entry<T> {
+    pub(super) fn is_settled(&self, version: u64, stamp: Stamp) -> bool {
+        self.settled.get(&version).is_some_and(|(at, _)| *at == stamp)
+    }
+
+    /// True where the bytes in memory are those of the folder.
+    pub(super) fn is_current(&self, version: u64, stamp: Stamp) -> bool {
+        self.loaded.get(&version).is_some_and(|l| l.stamp == Some(stamp))
+    }
+
+    pub(super) fn waits(&self, version: u64, stamp: Stamp, now: Instant) -> bool {
+        self.refused.get(&version).is_some_and(|r| r.waits(stamp, now))
+    }
+
+    /// Takes these published versions as decided on.
+    pub(super) fn settle(&mut self, versions: Vec<(u64, Stamp, Option<String>)>) {
+        self.settled.extend(versions.into_iter().map(|(version, stamp, digest)| (version, (stamp, digest))));
+    }
+
+    /// The digest of a published version, where it is known.
+    pub(super) fn settled_digest(&self, version: u64) -> Option<&str> {
+        self.settled.get(&version)?.1.as_deref()
+    }
+
+    /// Forgets what was decided on versions that are not published any more.
+    pub(super) fn forget_all_but(&mut self, published: &[u64]) {
+        self.settled.retain(|v, _| published.contains(v));
+        self.refused.retain(|v, _| published.contains(v));
+    }
+
+    /// True where the version of this digest was not decided on before.
+    pub(super) fn is_news(&self, loaded: &Loaded<T>) -> bool {
+        let settled = self.settled.get(&loaded.version);
+        settled.is_none_or(|(at, digest)| Some(*at) != loaded.stamp && digest.as_deref() != Some(&loaded.digest))
+    }
+
+    /// Puts a version into memory, in the place of one of the same number.
+    pub(super) fn insert(&mut self, loaded: Arc<Loaded<T>>) {
+        self.refused.remove(&loaded.version);
+        self.loaded.insert(loaded.version, loaded);
+    }
+
+    /// Keeps a version in memory until it is unloaded, or another follows it as the active one.
+    pub(super) fn hold(&mut self, version: u64) {
+        if self.active != Some(version) {
+            self.held.insert(version);
+        }
+    }
+
+    /// Lets a version in memory answer.
+    pub(super) fn activate(&mut self, version: u64) {
+        if self.active != Some(version) {
+            self.previous = self.active.replace(version);
+        }
+        self.held.remove(&version);
+        self.drop_idle();
+    }
+
+    /// Drops what has no part to play.
+    fn drop_idle(&mut self) {
+        let Entry { loaded, active, previous, labels, held, .. } = self;
+        loaded.retain(|v, _| {
+            [*active, *previous].contains(&Some(*v)) || held.contains(v) || labels.values().any(|of| of == v)
+        });
+    }
+
+    /// Drops the version before the active one, where nothing else keeps it.
+    pub(super) fn drop_previous(&mut self) {
+        self.previous = None;
+        self.drop_idle();
+    }
+
+    pub(super) fn label(&mut self, label: &str, version: u64) -> Result<()> {
+        self.find(version)?;
+        self.labels.insert(label.to_owned(), version);
+        self.drop_idle();
+        Ok(())
+    }
+
+    pub(super) fn unlabel(&mut self, label: &str) -> Result<()> {
+        self.labelled(label)?;
+        self.labels.remove(label);
+        self.drop_idle();
+        Ok(())
+    }
+
+    pub(super) fn unload(&mut self, version: u64) -> Result<()> {
+        self.find(version)?;
+        if self.active == Some(version) {
+            return Err(Error::conflict(format!("version {version} is the active one, activate another first")));
+        }
+        if let Some((label, _)) = self.labels.iter().find(|(_, of)| **of == version) {
+            return Err(Error::conflict(format!("version {version} has the label `{label}`, move the label first")));
+        }
+        self.held.remove(&version);
+        self.previous = self.previous.filter(|v| *v != version);
+        self.drop_idle();
+        Ok(())
+    }
+
+    pub(super) fn get(&self, which: Which<'_>) -> Result<Arc<Loaded<T>>> {
+        match which {
+            Which::Active => self.active.and_then(|v| self.loaded.get(&v)).cloned().ok_or_else(|| self.not_ready()),
+            Which::Version(version) => self.find(version),
+            Which::Label(label) => self.find(self.labelled(label)?),
+        }
+    }
+
+    fn find(&self, version: u64) -> Result<Arc<Loaded<T>>> {
+        self.loaded.get(&version).cloned().ok_or_else(|| {
+            let known = self.loaded.keys();
+            Error::not_found(format!("version {version} is not in memory; there are: {}", listed(known)))
+        })
+    }
+
+    fn labelled(&self, label: &str) -> Result<u64> {
+        self.labels.get(label).copied().ok_or_else(|| {
+            Error::not_found(format!("no version has the label `{label}`; there are: {}", listed(self.labels.keys())))
+        })
+    }
+
+    fn not_ready(&self) -> Error {
+        match (self.loading, self.refused.values().next_back()) {
+            (Some(version), _) => {
+                Error::not_ready(format!("version {version} is being loaded")).retry_after(Duration::from_secs(1))
+            }
+            (None, Some(_)) => {
+                let reasons: Vec<&str> = self.refused.values().map(|r| r.what.reason.as_str()).collect();
+                Error::not_ready(format!("no version could be loaded: {}", reasons.join("; ")))
+            }
+            (None, None) => Error::not_ready("no version is in memory yet"),
+        }
+    }
+}
+
+/// Names for a message.
+pub(super) fn listed<N: ToString>(names: impl IntoIterator<Item = N>) -> String {
+    let names: Vec<String> = names.into_iter().map(|n| n.to_string()).collect();
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}

@@ -1,0 +1,357 @@
+//! Looking at the store, and loading what is new there.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::entry::{Entry, Refusal, listed};
+use super::memory::Room;
+use super::{Declared, Loaded, Refused, Registry, locked};
+use crate::error::{Error, Kind, Result};
+use crate::snapshot::Stamp;
+
+/// True for failures of a load that time may mend: it is tried again though the folder does not change.
+pub fn is_passing(kind: Kind) -> bool {
+    match kind {
+        Kind::Unavailable | Kind::Io | Kind::NotReady | Kind::DeadlineExceeded | Kind::Overloaded | Kind::NoSpace => {
+            true
+        }
+        Kind::Invalid | Kind::NotFound | Kind::Conflict | Kind::Corrupt | Kind::Unsupported => false,
+        Kind::TooCostly | Kind::Internal => false,
+    }
+}
+
+/// The right to load, of which there are a few.
+pub(super) struct Permits {
+    give: Sender<()>,
+    take: Receiver<()>,
+}
+
+struct Permit<'a>(&'a Sender<()>);
+
+impl Permits {
+    pub(super) fn new(count: usize) -> Self {
+        let (give, take) = bounded(count.max(1));
+        while give.try_send(()).is_ok() {}
+        Permits { give, take }
+    }
+
+    /// Waits for one.
+    fn take(&self) -> Permit<'_> {
+        // Both ends live as long as this value, so that neither can be closed.
+        let _ = self.take.recv();
+        Permit(&self.give)
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.try_send(());
+    }
+}
+
+/// A version that is worth a load, or an activation where its bytes are in memory.
+struct Due {
+    version: u64,
+    stamp: Stamp,
+    /// True for the newest, which is to answer; false where bytes in memory are not those that are published any more.
+    follow: bool,
+}
+
+impl<T: Send + Sync> Registry<T> {
+    /// Takes in what was published since the last look, and returns when that is done. A version that cannot be loaded is
+    /// refused with its reason, and the one before goes on.
+    pub fn refresh(&self) {
+        let names = self.look();
+        std::thread::scope(|scope| names.iter().for_each(|name| drop(scope.spawn(move || self.update(name)))));
+    }
+
+    /// Looks at the store again and again in a thread of its own, as long as the registry lives. Loads run beside it: a slow
+    /// one keeps no other model back.
+    ///
+    /// # Errors
+    /// `Io` where no thread can be had.
+    pub fn watch(self: &Arc<Self>, every: Duration) -> Result<()>
+    where
+        T: 'static,
+    {
+        let registry = Arc::downgrade(self);
+        let look = move || {
+            while let Some(registry) = registry.upgrade() {
+                // A panic costs one look.
+                let names = catch_unwind(AssertUnwindSafe(|| registry.look())).unwrap_or_default();
+                for name in names {
+                    let registry = registry.clone();
+                    let update = move || registry.update(&name);
+                    if let Err(e) = std::thread::Builder::new().name("load".into()).spawn(update) {
+                        tracing::warn!(error = %e, "no thread for a load; it is tried again");
+                    }
+                }
+                drop(registry);
+                std::thread::sleep(every);
+            }
+        };
+        std::thread::Builder::new().name("store".into()).spawn(look).map(drop).map_err(|e| Error::io("a thread", e))
+    }
+
+    /// The models that have something to load and nobody who is at it.
+    fn look(&self) -> Vec<String> {
+        let mut names = match (&self.options.only, self.store.models()) {
+            (Some(only), _) => vec![only.clone()],
+            (None, Ok(models)) => models,
+            (None, Err(e)) => {
+                tracing::warn!(error = %e, "the store cannot be read");
+                return Vec::new();
+            }
+        };
+        self.forget(&names);
+        names.retain(|name| {
+            let gate = self.entries.load().get(name).map(|entry| entry.gate.clone());
+            let is_free = gate.is_none_or(|gate| !matches!(gate.try_lock(), Err(std::sync::TryLockError::WouldBlock)));
+            is_free && !self.due(name).is_empty()
+        });
+        names
+    }
+
+    /// Forgets models of which nothing is in memory and nothing is published.
+    fn forget(&self, published: &[String]) {
+        let is_gone = |name: &String, entry: &Entry<T>| entry.loaded.is_empty() && !published.contains(name);
+        if self.entries.load().iter().any(|(name, entry)| is_gone(name, entry)) {
+            let _guard = locked(&self.changing);
+            let mut entries = BTreeMap::clone(&self.entries.load());
+            entries.retain(|name, entry| !is_gone(name, entry));
+            self.entries.store(Arc::new(entries));
+        }
+    }
+
+    /// Loads what is due of a model, one after the other.
+    fn update(&self, name: &str) {
+        let gate = self.gate(name);
+        let _gate = locked(&gate);
+        if let Some(published) = self.store.versions(name).ok().filter(|versions| !versions.is_empty()) {
+            self.change(name, |entry| entry.forget_all_but(&published));
+        }
+        for due in self.due(name) {
+            // The first of the newest that can be had is enough.
+            if self.take_in(name, &due) && due.follow {
+                break;
+            }
+        }
+    }
+
+    fn gate(&self, name: &str) -> Arc<Mutex<()>> {
+        self.change(name, |entry| entry.gate.clone())
+    }
+
+    /// What is worth loading now: versions in memory whose bytes were replaced, then the newest first, down to the first that
+    /// was decided on.
+    fn due(&self, name: &str) -> Vec<Due> {
+        let published = match self.store.versions(name) {
+            Ok(published) => published,
+            Err(e) => {
+                tracing::warn!(model = name, error = %e, "the store cannot be read");
+                return Vec::new();
+            }
+        };
+        let now = Instant::now();
+        let entries = self.entries.load();
+        let nothing = Entry::default();
+        let entry = entries.get(name).unwrap_or(&nothing);
+        let seen = |version: &u64| Some((*version, self.store.stamp(name, *version)?));
+        let mut due = Vec::new();
+        let replaced = entry.loaded.keys().filter(|v| published.contains(v)).filter_map(seen);
+        for (version, stamp) in replaced.filter(|(v, stamp)| !entry.is_current(*v, *stamp)) {
+            due.push(Due { version, stamp, follow: false });
+        }
+        for (version, stamp) in published.iter().rev().filter_map(seen) {
+            if entry.is_settled(version, stamp) || !(self.options.follow || entry.active.is_none()) {
+                break;
+            }
+            due.retain(|d| d.version != version);
+            due.push(Due { version, stamp, follow: true });
+        }
+        due.retain(|d| !entry.waits(d.version, d.stamp, now));
+        due
+    }
+
+    /// Published versions up to a number, each with its digest where it is known or its manifest says it.
+    pub(super) fn published(&self, name: &str, most: u64) -> Vec<(u64, Stamp, Option<String>)> {
+        let entries = self.entries.load();
+        let known = |version, stamp| {
+            let entry = entries.get(name)?;
+            let settled = entry.settled_digest(version).filter(|_| entry.is_settled(version, stamp));
+            let loaded = entry.loaded.get(&version).filter(|l| l.stamp == Some(stamp)).map(|l| l.digest());
+            settled.or(loaded).map(str::to_owned)
+        };
+        let declared = |version| self.loader.declared(&self.store.folder(name, version)).ok().map(|d| d.digest);
+        let versions = self.store.versions(name).unwrap_or_default().into_iter().filter(|v| *v <= most);
+        versions
+            .filter_map(|version| {
+                let stamp = self.store.stamp(name, version)?;
+                Some((version, stamp, known(version, stamp).or_else(|| declared(version))))
+            })
+            .collect()
+    }
+
+    /// Loads a version that is due, or refuses it. Returns whether it could be had.
+    fn take_in(&self, name: &str, due: &Due) -> bool {
+        if self.is_back(name, due) {
+            let settled = self.published(name, due.version);
+            self.change(name, |entry| entry.settle(settled));
+            return true;
+        }
+        let result = self
+            .in_memory(name, due.version, Some(due.stamp))
+            .map_or_else(|| self.bring(name, due.version, due.stamp), Ok);
+        let Ok(loaded) = result else { return false };
+        let settled = self.published(name, due.version);
+        let is_active = self.change(name, |entry| {
+            let is_news = due.follow && entry.is_news(&loaded);
+            entry.insert(loaded.clone());
+            if is_news {
+                entry.activate(due.version);
+            }
+            entry.settle(settled);
+            is_news
+        });
+        if is_active {
+            self.tell_active(name, &loaded, "loaded and activated");
+        }
+        true
+    }
+
+    /// True where a version that was decided on and is not in memory has other files of the same bytes.
+    fn is_back(&self, name: &str, due: &Due) -> bool {
+        let entries = self.entries.load();
+        let Some(entry) = entries.get(name).filter(|e| !e.loaded.contains_key(&due.version)) else { return false };
+        entry.settled_digest(due.version).is_some_and(|digest| {
+            let declared = self.loader.declared(&self.store.folder(name, due.version));
+            declared.is_ok_and(|d| d.digest == digest)
+        })
+    }
+
+    /// The version as it is published, loaded where it is not in memory; one that is in memory and published no more will do.
+    pub(super) fn current(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
+        let stamp = self.store.stamp(name, version);
+        if let Some(loaded) = self.in_memory(name, version, stamp) {
+            return Ok(loaded);
+        }
+        let known = self.store.versions(name)?;
+        let Some(stamp) = stamp else {
+            self.entry(name, |_| Ok(()))?;
+            return Err(Error::not_found(format!(
+                "version {version} of model `{name}` is not published; there are: {}",
+                listed(known)
+            )));
+        };
+        let gate = self.gate(name);
+        let _gate = locked(&gate);
+        match self.in_memory(name, version, Some(stamp)) {
+            Some(loaded) => Ok(loaded),
+            None => self.bring(name, version, stamp),
+        }
+    }
+
+    fn in_memory(&self, name: &str, version: u64, stamp: Option<Stamp>) -> Option<Arc<Loaded<T>>> {
+        let entries = self.entries.load();
+        let loaded = entries.get(name)?.loaded.get(&version)?;
+        stamp.is_none_or(|stamp| loaded.stamp == Some(stamp)).then(|| loaded.clone())
+    }
+
+    /// Loads a version. Whatever goes wrong is a refusal, a panic too.
+    fn bring(&self, name: &str, version: u64, stamp: Stamp) -> Result<Arc<Loaded<T>>> {
+        let _permit = self.permits.take();
+        self.change(name, |entry| entry.loading = Some(version));
+        let start = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.loaded(name, version, stamp))).unwrap_or_else(|panic| {
+            Err(Error::internal(format!("the load broke: {}; this is a defect", said(&*panic))))
+        });
+        let label = if outcome.is_ok() { "loaded" } else { "refused" };
+        metrics::counter!("sterling_loads_total", "model" => name.to_owned(), "outcome" => label).increment(1);
+        match &outcome {
+            Ok(loaded) => {
+                let seconds = start.elapsed().as_secs_f64();
+                tracing::info!(model = name, version, digest = loaded.digest, seconds, "loaded");
+                self.change(name, |entry| entry.loading = None);
+            }
+            Err(e) => self.refuse(name, version, stamp, e),
+        }
+        outcome
+    }
+
+    fn loaded(&self, name: &str, version: u64, stamp: Stamp) -> Result<Arc<Loaded<T>>> {
+        let folder = self.store.folder(name, version);
+        let declared = self.loader.declared(&folder)?;
+        if (declared.name.as_str(), declared.version) != (name, version) {
+            return Err(Error::corrupt(format!(
+                "{}: its manifest says model `{}` version {}, expected `{name}` version {version}: a version is published \
+                 under its name and number, a copy of its folder is none",
+                folder.display(),
+                declared.name,
+                declared.version
+            )));
+        }
+        let room = self.room(name, &declared)?;
+        let view = Arc::new(self.loader.load(&folder)?);
+        let Declared { name, version, digest, .. } = declared;
+        if self.store.stamp(&name, version) != Some(stamp) {
+            return Err(Error::not_ready(format!("{}: it changed while it was loaded", folder.display())));
+        }
+        let loaded = Loaded { view, name, version, digest, stamp: Some(stamp), room: Some(room) };
+        if let Some(warm) = &self.warm {
+            warm(&loaded).map_err(|e| e.within(format!("{}: warm-up", folder.display())))?;
+        }
+        Ok(Arc::new(loaded))
+    }
+
+    /// Memory for a version: the one before the active one makes room where it must.
+    fn room(&self, name: &str, declared: &Declared) -> Result<Room> {
+        let need = declared.memory_bytes;
+        if let Some(room) = self.memory.take(need) {
+            return Ok(room);
+        }
+        self.change(name, Entry::drop_previous);
+        self.memory.take(need).ok_or_else(|| {
+            let entries = self.entries.load();
+            let loaded = entries.values().flat_map(|e| e.loaded.values());
+            let taken = loaded.map(|l| format!("{} version {} ({} MB)", l.name, l.version, l.memory_bytes() >> 20));
+            Error::no_space(format!(
+                "{name} version {}: needs {} MB of memory, {} of {} MB are free; loaded: {}",
+                declared.version,
+                need.div_ceil(1 << 20),
+                self.memory.free() >> 20,
+                self.memory.limit() >> 20,
+                listed(taken)
+            ))
+        })
+    }
+
+    fn refuse(&self, name: &str, version: u64, stamp: Stamp, error: &Error) {
+        let retry = self.options.retry;
+        self.change(name, |entry| {
+            entry.loading = None;
+            let before = entry.refused.get(&version).filter(|r| r.stamp == stamp).map_or(0, |r| r.what.attempts);
+            let attempts = before.saturating_add(1);
+            let wait = is_passing(error.kind()).then(|| wait(retry, attempts));
+            let what = Refused { kind: error.kind(), reason: error.to_string(), attempts, retry_in: wait };
+            tracing::error!(model = name, version, %error, attempts, retry_in = ?wait, "refused; what answers goes on");
+            entry.refused.insert(version, Refusal { what, stamp, again: wait.map(|wait| Instant::now() + wait) });
+        });
+    }
+}
+
+/// How long to wait after so many failures: twice as long as the time before, up to a bound, and up to a fifth less by
+/// chance, so that servers of one store do not all come back at once.
+fn wait((first, most): (Duration, Duration), attempts: u32) -> Duration {
+    let doubled = first.saturating_mul(1 << attempts.saturating_sub(1).min(20)).min(most);
+    doubled.mul_f64(1.0 - RandomState::new().hash_one(attempts) as f64 / u64::MAX as f64 / 5.0)
+}
+
+/// What a panic said.
+fn said(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
+}

@@ -1,0 +1,363 @@
+//! Steps 4 to 8 of the pass: the best K0 eligible items of each query, by their retrieval score.
+//!
+//! 1. A filter whose survivors are known slots, and an exact search, score those items by their widest rows.
+//! 2. Queries without a filter probe their best lists: together, list by list, where they are so many that they share lists.
+//! 3. Queries with a filter evaluate its words on the lists they probe, and probe on while too few items survive. Queries with
+//!    an equal plan come after one another and share its words.
+//! 4. Candidates are verified: excluded items drop out, and those that only a Bloom bit let through. Where these were too many,
+//!    more of the survivors are looked at.
+//! 5. Candidates of int8 products are scored again by their wide rows. The int8 scores choose who is scored again: some more
+//!    than K0, so that rounding at the edge costs nothing.
+
+use std::time::{Duration, Instant};
+
+use crate::device::buffer::Buffer;
+use crate::filter::{self, Plan, Route};
+use crate::ivf::{self, Counters, Probing, Rows, Search};
+use crate::topk::{Selector, unkey};
+use crate::units::Slot;
+
+/// Most candidates of all searches that run together; a selector takes about 34 bytes for each and keeps them.
+const TOGETHER_MAX: usize = 1 << 18;
+
+/// What is searched.
+#[derive(Clone, Copy, Debug)]
+pub struct Catalogue<'a> {
+    /// The item index.
+    pub index: &'a ivf::Index,
+    /// Planes and posting lists of its items; without them every plan is [`Route::All`].
+    pub filter: Option<&'a filter::Index>,
+    /// The item of each slot, `[S]`: of equal scores the lowest ids are found. Without it those of the lowest slots.
+    pub ids: Option<&'a Buffer<i64>>,
+    /// Most lists that a filtered query may probe.
+    pub probes_max: usize,
+}
+
+/// What one query asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Query<'a> {
+    /// `[D]`
+    pub vector: &'a [f32],
+    /// Which items are eligible.
+    pub plan: &'a Plan,
+    /// Slots that are not, ascending.
+    pub excluded: &'a [Slot],
+    /// Results, K: an unfiltered query that finds fewer probes on.
+    pub k: usize,
+    /// Candidates, K0.
+    pub k0: usize,
+    /// Lists, P.
+    pub probes: usize,
+    /// Looks at every item in f32 in place of probing.
+    pub exact: bool,
+}
+
+/// What a query found.
+#[derive(Debug)]
+pub struct Found<'a> {
+    /// Retrieval score and slot, best first, at most K0.
+    pub candidates: &'a mut Vec<(f32, Slot)>,
+    /// What the search looked at.
+    pub counters: Counters,
+    /// Candidates whose rows were scored again.
+    pub rescored: u64,
+    /// What its steps took.
+    pub times: Times,
+}
+
+/// What the steps of a search took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Times {
+    /// Step 4.
+    pub probe: Duration,
+    /// Step 5.
+    pub words: Duration,
+    /// Step 6.
+    pub scan: Duration,
+    /// Step 7.
+    pub verify: Duration,
+    /// Step 8.
+    pub rescore: Duration,
+}
+
+impl Times {
+    /// Adds what a search took; what it did not take to probe and for words it scanned.
+    fn add_search(&mut self, took: Duration, words: Duration, counters: &Counters) {
+        self.probe += counters.probe_time;
+        self.words += words;
+        self.scan += took.saturating_sub(words + counters.probe_time);
+    }
+}
+
+/// Takes what queries find, in any order.
+pub trait Sink {
+    /// False where query `n` need not be searched any more.
+    fn is_wanted(&mut self, n: usize) -> bool;
+
+    /// Takes what query `n` found.
+    fn found(&mut self, n: usize, found: Found<'_>);
+}
+
+/// Memory of searches, kept between calls.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    selector: Selector,
+    alone: ivf::Scratch,
+    /// Of queries that are searched together.
+    selectors: Vec<Selector>,
+    batch: ivf::Batch,
+    words: filter::Scratch,
+    candidates: Vec<(f32, Slot)>,
+    slots: Vec<u32>,
+    products: Vec<f32>,
+}
+
+/// What a query found together with others: in which of the scratch's selectors, and its share of what they took.
+struct Together {
+    selector: usize,
+    counters: Counters,
+    took: Duration,
+}
+
+impl Query<'_> {
+    /// Candidates that are selected by int8 scores.
+    fn room(&self, index: &ivf::Index) -> usize {
+        match index.rows() {
+            Rows::None => self.k0,
+            _ => self.k0 + self.k0 / 4 + 64,
+        }
+    }
+
+    /// The same without words: some of them may be excluded.
+    fn room_unfiltered(&self, index: &ivf::Index) -> usize {
+        self.room(index) + self.excluded.len()
+    }
+
+    fn is_excluded(&self, slot: Slot) -> bool {
+        self.excluded.binary_search(&slot).is_ok()
+    }
+}
+
+impl Catalogue<'_> {
+    /// Searches all queries and hands `sink` what each found as soon as it is found.
+    pub fn search(&self, queries: &[Query<'_>], scratch: &mut Scratch, sink: &mut dyn Sink) {
+        let mut together: Vec<Option<Together>> = self.search_together(queries, scratch);
+        let mut order: Vec<usize> = (0..queries.len()).collect();
+        let plan = |n: &usize| std::ptr::from_ref(queries[*n].plan);
+        order.sort_by_key(plan);
+        for of_plan in order.chunk_by(|a, b| plan(a) == plan(b)) {
+            if of_plan.len() > 1 {
+                scratch.words.keep(queries[of_plan[0]].plan);
+            }
+            for &n in of_plan {
+                if sink.is_wanted(n) {
+                    let (query, mut times) = (&queries[n], Times::default());
+                    let counters = self.find(query, together[n].take(), scratch, &mut times);
+                    let rescored = self.settle(query, scratch, &mut times);
+                    sink.found(n, Found { candidates: &mut scratch.candidates, counters, rescored, times });
+                }
+            }
+        }
+    }
+
+    /// Steps 4 and 6 for all queries without a filter, list by list, where they are so many that they share lists.
+    fn search_together(&self, queries: &[Query<'_>], scratch: &mut Scratch) -> Vec<Option<Together>> {
+        let mut found: Vec<Option<Together>> = queries.iter().map(|_| None).collect();
+        let mut left = TOGETHER_MAX;
+        let mut taken: Vec<(usize, usize)> = Vec::new();
+        for (n, query) in queries.iter().enumerate() {
+            let room = query.room_unfiltered(self.index);
+            if !query.exact && matches!(query.plan.route(), Route::All) && room <= left {
+                left -= room;
+                taken.push((n, room));
+            }
+        }
+        let probes = taken.iter().map(|(n, _)| queries[*n].probes).sum();
+        if taken.len() < 2 || !self.index.shares_lists(probes) {
+            return found;
+        }
+        // The largest first: then the first selectors alone grow large, and stay so.
+        taken.sort_by_key(|(_, room)| std::cmp::Reverse(*room));
+        let Scratch { selectors, batch, .. } = scratch;
+        selectors.resize_with(taken.len().max(selectors.len()), Selector::new);
+        let start = Instant::now();
+        let each = taken.iter().zip(&mut *selectors);
+        let mut searches: Vec<Search<'_>> = each
+            .map(|((n, room), selector)| {
+                self.begin(selector, *room);
+                Search::new(queries[*n].vector, queries[*n].probes, selector)
+            })
+            .collect();
+        self.index.search_batch(&mut searches, batch);
+        let share = u32::try_from(taken.len()).unwrap_or(u32::MAX);
+        let took = start.elapsed() / share;
+        for (selector, ((n, _), search)) in taken.iter().zip(&searches).enumerate() {
+            let counters = Counters { probe_time: search.counters.probe_time / share, ..search.counters };
+            found[*n] = Some(Together { selector, counters, took });
+        }
+        found
+    }
+
+    /// Fills `scratch.candidates` with verified slots and the scores that chose them, best first.
+    fn find(
+        &self,
+        query: &Query<'_>,
+        together: Option<Together>,
+        scratch: &mut Scratch,
+        times: &mut Times,
+    ) -> Counters {
+        scratch.candidates.clear();
+        match query.plan.route() {
+            Route::Nothing => Counters::default(),
+            Route::Slots(slots) => self.find_slots(query, slots, scratch, times),
+            _ if query.exact => self.find_exact(query, scratch, times),
+            Route::All => {
+                let counters = self.find_unfiltered(query, together, scratch, times);
+                // Without a filter the first P lists do, unless they hold too few: then the pass probes on, as with one.
+                let enough = scratch.candidates.len() >= query.k || counters.lists == self.index.lists() as u64;
+                if enough { counters } else { self.find_filtered(query, scratch, times) }
+            }
+            Route::Words => self.find_filtered(query, scratch, times),
+        }
+    }
+
+    fn find_slots(&self, query: &Query<'_>, slots: &[Slot], scratch: &mut Scratch, times: &mut Times) -> Counters {
+        let start = Instant::now();
+        let eligible: Vec<Slot> = slots.iter().copied().filter(|&slot| !query.is_excluded(slot)).collect();
+        self.begin(&mut scratch.selector, query.k0);
+        let counters = self.index.search_slots(query.vector, &eligible, &mut scratch.selector);
+        scratch.candidates.extend(scratch.selector.finish().iter().map(|&key| unkey(key)));
+        times.scan += start.elapsed();
+        counters
+    }
+
+    fn find_exact(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> Counters {
+        let start = Instant::now();
+        self.begin(&mut scratch.selector, query.k0);
+        let eligible = |slot| query.plan.passes(slot) && !query.is_excluded(slot);
+        let counters = self.index.search_exact(query.vector, eligible, &mut scratch.selector);
+        scratch.candidates.extend(scratch.selector.finish().iter().map(|&key| unkey(key)));
+        times.scan += start.elapsed();
+        counters
+    }
+
+    fn find_unfiltered(
+        &self,
+        query: &Query<'_>,
+        together: Option<Together>,
+        scratch: &mut Scratch,
+        times: &mut Times,
+    ) -> Counters {
+        let Scratch { selector, selectors, alone, candidates, .. } = scratch;
+        let (selector, counters, took) = match together {
+            Some(found) => (&mut selectors[found.selector], found.counters, found.took),
+            None => {
+                let (start, room) = (Instant::now(), query.room_unfiltered(self.index));
+                self.begin(selector, room);
+                let counters = self.index.search(query.vector, self.probing(query), None, selector, room, alone);
+                (&mut *selector, counters, start.elapsed())
+            }
+        };
+        times.add_search(took, Duration::ZERO, &counters);
+        verify(query, selector, candidates, times);
+        counters
+    }
+
+    fn find_filtered(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> Counters {
+        let Scratch { selector, alone, words, candidates, .. } = scratch;
+        let mut room = query.room(self.index);
+        loop {
+            self.begin(selector, room);
+            let start = Instant::now();
+            let mut words_time = Duration::ZERO;
+            let mut fill = |list, out: &mut [u64]| {
+                let start = Instant::now();
+                match self.filter {
+                    Some(filter) => {
+                        query.plan.words(filter, list, words, out);
+                        filter.exclude(list, query.excluded, out);
+                    }
+                    None => every_item(self.index.list_lengths()[list.index()] as usize, out),
+                }
+                words_time += start.elapsed();
+            };
+            let counters = self.index.search(query.vector, self.probing(query), Some(&mut fill), selector, room, alone);
+            times.add_search(start.elapsed(), words_time, &counters);
+            verify(query, selector, candidates, times);
+            // Where "maybe" bits filled the selection and too few of them held, more of the survivors are looked at.
+            let all_seen = counters.survivors <= room as u64;
+            if candidates.len() >= query.k0 || all_seen || query.plan.is_exact() {
+                return counters;
+            }
+            room = (room * 4).min(self.index.items());
+        }
+    }
+
+    /// Selects the `k` best of what follows.
+    fn begin(&self, selector: &mut Selector, k: usize) {
+        match self.ids {
+            Some(ids) => selector.reset_by_id(k, ids),
+            None => selector.reset(k),
+        }
+    }
+
+    fn probing(&self, query: &Query<'_>) -> Probing {
+        Probing { probes: query.probes, probes_max: self.probes_max, pass_rate: query.plan.pass_rate() }
+    }
+
+    /// Scores candidates of int8 products by their wide rows, and keeps the best K0. Returns how many were scored.
+    fn settle(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> u64 {
+        let has_best_scores = query.exact || matches!(query.plan.route(), Route::Slots(_));
+        if has_best_scores || matches!(self.index.rows(), Rows::None) {
+            scratch.candidates.truncate(query.k0);
+            return 0;
+        }
+        let start = Instant::now();
+        let rescored = self.rescore(query.vector, query.k0, scratch);
+        times.rescore += start.elapsed();
+        rescored
+    }
+
+    /// Scores `slots` by their widest rows: best first in the candidates of what is found.
+    pub fn score(&self, vector: &[f32], slots: &[Slot], scratch: &mut Scratch, sink: &mut dyn FnMut(Found<'_>)) {
+        let start = Instant::now();
+        scratch.candidates.clear();
+        scratch.candidates.extend(slots.iter().map(|&slot| (0.0, slot)));
+        let rescored = self.rescore(vector, slots.len(), scratch);
+        let times = Times { rescore: start.elapsed(), ..Times::default() };
+        sink(Found { candidates: &mut scratch.candidates, counters: Counters::default(), rescored, times });
+    }
+
+    /// Scores the candidates with the widest rows, read in their order, and keeps the best K0, best first.
+    fn rescore(&self, vector: &[f32], k0: usize, scratch: &mut Scratch) -> u64 {
+        let Scratch { candidates, selector, slots, products, .. } = scratch;
+        slots.clear();
+        slots.extend(candidates.iter().map(|(_, slot)| slot.0));
+        slots.sort_unstable();
+        products.resize(slots.len(), 0.0);
+        self.index.products(vector, slots, products);
+        self.begin(selector, k0);
+        slots.iter().zip(&*products).for_each(|(&slot, &score)| selector.push(score, Slot(slot)));
+        candidates.clear();
+        candidates.extend(selector.finish().iter().map(|&key| unkey(key)));
+        slots.len() as u64
+    }
+}
+
+/// Step 7: what is selected, less what is excluded or only seemed to pass.
+fn verify(query: &Query<'_>, selected: &mut Selector, candidates: &mut Vec<(f32, Slot)>, times: &mut Times) {
+    let start = Instant::now();
+    let checked = !query.plan.is_exact();
+    let selected = selected.finish().iter().map(|&key| unkey(key));
+    candidates.clear();
+    candidates.extend(selected.filter(|(_, slot)| !query.is_excluded(*slot) && (!checked || query.plan.passes(*slot))));
+    times.verify += start.elapsed();
+}
+
+/// Sets the bits of a list's items.
+fn every_item(length: usize, words: &mut [u64]) {
+    for (n, word) in words.iter_mut().enumerate() {
+        let items = length.saturating_sub(n * 64).min(64);
+        *word = if items == 64 { u64::MAX } else { (1 << items) - 1 };
+    }
+}
