@@ -312,3 +312,32 @@ fn once<'a>(what: &str, names: impl Iterator<Item = &'a String>) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn columns_have_names_of_their_own() {
+        let spec = |columns: &str| {
+            let text = format!(
+                "name = 'm'\ndimension = 2\n[overarch]\ngraph = 'o.onnx'\n[[tasks]]\nname = 'click'\n[value]\nexpression = \
+                 'click'\nconstants = {{ w = 1.0 }}\n{columns}"
+            );
+            ModelSpec::parse(&text)
+        };
+        for (name, meaning) in
+            [("similarity", "the retrieval score"), ("click", "a task"), ("w", "a constant of the value model")]
+        {
+            let expected = format!("column `{name}`: this is {meaning}, expected another name");
+            let error = spec(&format!("[[item.columns]]\nname = '{name}'")).unwrap_err().to_string();
+            assert!(error.contains(&expected), "{error}");
+            let error = spec("").unwrap().check_columns(["price", name].into_iter()).unwrap_err().to_string();
+            assert!(error.contains(&expected), "{error}");
+        }
+        for name in ["price", "max", "and", "if", "Similarity"] {
+            spec(&format!("[[item.columns]]\nname = '{name}'")).unwrap();
+        }
+    }
+}
