@@ -28,13 +28,15 @@
 //! stop_ms = 10000             # then the socket closes, and what runs has this long to end
 //! ```
 //!
-//! A variable joins the path by two underscores: `STERLING_ENGINE__QUEUE=64`.
+//! A variable joins the path by two underscores: `STERLING_ENGINE__QUEUE=64`. Other variables that begin with `STERLING_`
+//! are passed over with a warning: an orchestrator sets some, as Kubernetes does for a service called `sterling`.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use figment::Figment;
-use figment::providers::{Env, Format, Serialized, Toml};
+use figment::providers::{Format, Serialized, Toml};
+use figment::value::{Dict, Map, Value};
+use figment::{Figment, Metadata, Profile, Provider};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -130,13 +132,13 @@ impl Config {
             std::fs::metadata(path).map_err(|e| Error::io(path.display(), e))?;
             sources = sources.merge(Toml::file_exact(path));
         }
-        // `STERLING_LOG` and `STERLING_KERNEL` are read elsewhere, before there is a configuration.
-        let variables = Env::prefixed("STERLING_").ignore(&["log", "kernel", "bless"]).split("__");
+        let variables =
+            std::env::vars_os().filter_map(|(name, text)| name.into_string().ok().zip(text.into_string().ok()));
         let config: Config = sources
-            .merge(variables)
+            .merge(of_variables(variables)?)
             .merge(Serialized::defaults(flags))
             .extract()
-            .map_err(|e| Error::invalid(format!("configuration: {e}")))?;
+            .map_err(|e| Error::invalid(format!("configuration: {}", shown(e))))?;
         config.engine.check()?;
         config.http.check()?;
         if config.refresh_ms == 0 {
@@ -144,6 +146,74 @@ impl Config {
         }
         Ok(config)
     }
+}
+
+const PREFIX: &str = "STERLING_";
+/// Read elsewhere, before there is a configuration.
+const OTHERS: [&str; 3] = ["STERLING_LOG", "STERLING_KERNEL", "STERLING_BLESS"];
+
+/// What variables of the environment say, as a source of the configuration.
+struct Variables(Dict);
+
+impl Provider for Variables {
+    fn metadata(&self) -> Metadata {
+        Metadata::named("the environment's variables")
+    }
+
+    fn data(&self) -> std::result::Result<Map<Profile, Dict>, figment::Error> {
+        Ok(Profile::Default.collect(self.0.clone()))
+    }
+}
+
+/// What the variables of the environment say of the configuration's keys.
+fn of_variables(variables: impl Iterator<Item = (String, String)>) -> Result<Variables> {
+    let defaults = Value::serialize(Config::default()).map_err(|e| Error::internal(format!("configuration: {e}")))?;
+    let mut said = Dict::new();
+    let mut unknown = Vec::new();
+    for (name, text) in variables {
+        let Some(path) = name.strip_prefix(PREFIX).filter(|_| !OTHERS.contains(&name.as_str())) else { continue };
+        let path = path.to_lowercase().replace("__", ".");
+        match defaults.find_ref(&path) {
+            None | Some(Value::Dict(..)) => unknown.push(name),
+            // A text stays what it is, whatever it looks like; what has no default is a text.
+            Some(Value::String(..) | Value::Empty(..)) => insert(&mut said, &path, text.into()),
+            Some(_) => {
+                let value = text.parse().map_err(|e| Error::invalid(format!("configuration: {name}: {e}")))?;
+                insert(&mut said, &path, value);
+            }
+        }
+    }
+    if !unknown.is_empty() {
+        unknown.sort_unstable();
+        tracing::warn!("passed over, as they are no keys of the configuration: {}", unknown.join(", "));
+    }
+    Ok(Variables(said))
+}
+
+/// Puts a value at a path of one or two names.
+fn insert(to: &mut Dict, path: &str, value: Value) {
+    match path.split_once('.') {
+        None => drop(to.insert(path.into(), value)),
+        Some((section, key)) => {
+            let section = to.entry(section.into()).or_insert_with(|| Dict::new().into());
+            if let Value::Dict(_, section) = section {
+                section.insert(key.into(), value);
+            }
+        }
+    }
+}
+
+/// What is wrong with the configuration: the key, what came, what was expected, and the source.
+fn shown(error: figment::Error) -> String {
+    let of_one = |e: figment::Error| {
+        let key = if e.path.is_empty() { String::new() } else { format!("{}: ", e.path.join(".")) };
+        let source = e.metadata.as_ref().map(|from| match &from.source {
+            Some(source) => format!(" in {source}"),
+            None => format!(" in {}", from.name),
+        });
+        format!("{key}{}{}", e.kind, source.unwrap_or_default())
+    };
+    error.into_iter().map(of_one).collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
@@ -178,6 +248,58 @@ mod tests {
             let error = read(text).expect_err(text).to_string();
             assert!(error.contains(expected), "{text}: {error}");
         }
+        assert!(!read("[engine]\nqueue = 'many'").unwrap_err().to_string().contains("default"));
         assert!(Config::read(Some(Path::new("none.toml")), &Flags::default()).is_err());
+    }
+    fn with_variables(variables: &[(&str, &str)]) -> Result<Config> {
+        let pairs = variables.iter().map(|(name, text)| (name.to_string(), text.to_string()));
+        let sources = Figment::from(Serialized::defaults(Config::default()));
+        let config = sources.merge(of_variables(pairs)?).extract();
+        config.map_err(|e| Error::invalid(shown(e)))
+    }
+
+    #[test]
+    fn variables_set_the_keys_that_there_are() {
+        let config = with_variables(&[
+            ("STERLING_MODEL", "123"),
+            ("STERLING_STORE", "true"),
+            ("STERLING_LISTEN", "[::1]:90"),
+            ("STERLING_REFRESH_MS", "5"),
+            ("STERLING_ENGINE__QUEUE", "64"),
+            ("STERLING_ENGINE__BATCH", "8"),
+            ("STERLING_TABLES__PLAN", "1.5"),
+            ("STERLING_TABLES__REMOTE", "[\"redis://a:1\", \"redis://b:2\"]"),
+        ]);
+        let config = config.unwrap();
+        assert_eq!((config.model.as_deref(), config.store.to_str()), (Some("123"), Some("true")));
+        assert_eq!((config.listen.to_string().as_str(), config.refresh_ms), ("[::1]:90", 5));
+        assert_eq!((config.engine.queue, config.engine.batch, config.engine.workers), (64, 8, 0));
+        assert_eq!(config.tables.plan.as_deref(), Some(Path::new("1.5")));
+        assert_eq!(config.tables.remote, ["redis://a:1", "redis://b:2"]);
+        let error = with_variables(&[("STERLING_ENGINE__QUEUE", "many")]).unwrap_err().to_string();
+        assert!(
+            error.starts_with("engine.queue: ")
+                && error.ends_with("the environment's variables")
+                && error.contains("many")
+                && !error.contains("default"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn variables_of_others_change_nothing() {
+        let config = with_variables(&[
+            ("STERLING_SERVICE_HOST", "10.0.0.1"),
+            ("STERLING_SERVICE_PORT", "8080"),
+            ("STERLING_PORT", "tcp://10.0.0.1:8080"),
+            ("STERLING_PORT_8080_TCP", "tcp://10.0.0.1:8080"),
+            ("STERLING_ENGINE", "x"),
+            ("STERLING_ENGINE__", "x"),
+            ("STERLING___QUEUE", "x"),
+            ("STERLING_", "x"),
+            ("STERLING_LOG", "debug"),
+            ("STORE", "elsewhere"),
+        ]);
+        assert_eq!(config.unwrap(), Config::default());
     }
 }

@@ -371,6 +371,23 @@ mod tests {
     }
 
     #[test]
+    fn tensors_of_other_writers_need_not_be_aligned() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.safetensors");
+        for pad in 0..8 {
+            let mut header = "{\"x\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]}}".to_owned();
+            header.extend(std::iter::repeat_n(' ', pad));
+            let values = [1.5f32, -2.0, 1e-30];
+            let length = header.len() as u64;
+            let bytes = [&length.to_le_bytes(), header.as_bytes(), bytemuck::cast_slice(&values)].concat();
+            fs::write(&path, bytes).unwrap();
+            for tensors in [Tensors::open(&path).unwrap(), Tensors::read(&path).unwrap()] {
+                assert_eq!(&*tensors.vector::<f32>("x", 3).unwrap(), values, "{pad} spaces");
+            }
+        }
+    }
+
+    #[test]
     fn broken_files_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.safetensors");

@@ -2,6 +2,8 @@
 
 /// Widest query or item embedding, D.
 pub const DIMENSION_MAX: usize = 8192;
+/// Largest magnitude of a number in a query or an item's vector, 2^56: no product of two vectors leaves f32.
+pub const COMPONENT_MAX: f32 = 7.205_759_4e16;
 /// Most results of a request, K.
 pub const RESULTS_MAX: usize = 100_000;
 /// Most candidates of a request, K0.
@@ -44,3 +46,5 @@ pub const TIMEOUT_MS_MAX: u64 = 600_000;
 const _: () = assert!(RESULTS_MAX <= CANDIDATES_MAX);
 const _: () = assert!(CANDIDATES_MAX <= ITEMS_MAX);
 const _: () = assert!(FILTER_LEAVES_MAX < FILTER_BYTES_MAX);
+// Half of f32's range is left to the rounding of rows and codes.
+const _: () = assert!(DIMENSION_MAX as f64 * COMPONENT_MAX as f64 * COMPONENT_MAX as f64 <= f32::MAX as f64 / 2.0);

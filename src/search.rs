@@ -11,6 +11,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::device::buffer::Buffer;
 use crate::filter::{self, Plan, Route};
 use crate::ivf::{self, Counters, Probing, Search};
 use crate::topk::{Selector, unkey};
@@ -26,6 +27,8 @@ pub struct Catalogue<'a> {
     pub index: &'a ivf::Index,
     /// Planes and posting lists of its items.
     pub filter: &'a filter::Index,
+    /// The item of each slot, `[S]`: of equal scores the lowest ids are found. Without it those of the lowest slots.
+    pub ids: Option<&'a Buffer<i64>>,
     /// Most lists that a filtered query may probe.
     pub probes_max: usize,
 }
@@ -181,7 +184,7 @@ impl Catalogue<'_> {
         let each = taken.iter().zip(&mut *selectors);
         let mut searches: Vec<Search<'_>> = each
             .map(|((n, room), selector)| {
-                selector.reset(*room);
+                self.begin(selector, *room);
                 Search::new(queries[*n].vector, queries[*n].probes, selector)
             })
             .collect();
@@ -221,7 +224,7 @@ impl Catalogue<'_> {
     fn find_slots(&self, query: &Query<'_>, slots: &[Slot], scratch: &mut Scratch, times: &mut Times) -> Counters {
         let start = Instant::now();
         let eligible: Vec<Slot> = slots.iter().copied().filter(|&slot| !query.is_excluded(slot)).collect();
-        scratch.selector.reset(query.k0);
+        self.begin(&mut scratch.selector, query.k0);
         let counters = self.index.search_slots(query.vector, &eligible, &mut scratch.selector);
         scratch.candidates.extend(scratch.selector.finish().iter().map(|&key| unkey(key)));
         times.scan += start.elapsed();
@@ -230,7 +233,7 @@ impl Catalogue<'_> {
 
     fn find_exact(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> Counters {
         let start = Instant::now();
-        scratch.selector.reset(query.k0);
+        self.begin(&mut scratch.selector, query.k0);
         let eligible = |slot| query.plan.passes(slot) && !query.is_excluded(slot);
         let counters = self.index.search_exact(query.vector, eligible, &mut scratch.selector);
         scratch.candidates.extend(scratch.selector.finish().iter().map(|&key| unkey(key)));
@@ -250,7 +253,7 @@ impl Catalogue<'_> {
             Some(found) => (&mut selectors[found.selector], found.counters, found.took),
             None => {
                 let (start, room) = (Instant::now(), query.room_unfiltered(self.index));
-                selector.reset(room);
+                self.begin(selector, room);
                 let counters = self.index.search(query.vector, self.probing(query), None, selector, room, alone);
                 (&mut *selector, counters, start.elapsed())
             }
@@ -264,7 +267,7 @@ impl Catalogue<'_> {
         let Scratch { selector, alone, words, candidates, .. } = scratch;
         let mut room = query.room(self.index);
         loop {
-            selector.reset(room);
+            self.begin(selector, room);
             let start = Instant::now();
             let mut words_time = Duration::ZERO;
             let mut fill = |list, out: &mut [u64]| {
@@ -282,6 +285,14 @@ impl Catalogue<'_> {
                 return counters;
             }
             room = (room * 4).min(self.index.items());
+        }
+    }
+
+    /// Selects the `k` best of what follows.
+    fn begin(&self, selector: &mut Selector, k: usize) {
+        match self.ids {
+            Some(ids) => selector.reset_by_id(k, ids),
+            None => selector.reset(k),
         }
     }
 
@@ -320,7 +331,7 @@ impl Catalogue<'_> {
         slots.sort_unstable();
         products.resize(slots.len(), 0.0);
         self.index.products(vector, slots, products);
-        selector.reset(k0);
+        self.begin(selector, k0);
         slots.iter().zip(&*products).for_each(|(&slot, &score)| selector.push(score, Slot(slot)));
         candidates.clear();
         candidates.extend(selector.finish().iter().map(|&key| unkey(key)));

@@ -29,6 +29,7 @@ use std::io::IsTerminal as _;
 use std::sync::OnceLock;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use tracing_subscriber::EnvFilter;
 
 /// Upper bounds of the buckets of times, in seconds: four to a factor of ten where answers lie.
 const SECONDS: [f64; 21] = [
@@ -38,15 +39,41 @@ const SECONDS: [f64; 21] = [
 /// Upper bounds of the buckets of counts.
 const COUNTS: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0, 4096.0];
 
-/// Sends logs to stderr, filtered by `STERLING_LOG` (as `tracing`'s env filter), as JSON where `json` is set. Later calls
-/// change nothing.
+/// What is logged where `STERLING_LOG` says nothing.
+const FILTER: &str = "info";
+
+/// Sends logs to stderr, filtered by `STERLING_LOG` (as `tracing`'s env filter), as JSON where `json` is set. A filter that
+/// cannot be is not taken, with a warning. Later calls change nothing.
 pub fn start_logs(json: bool) {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("STERLING_LOG").unwrap_or_else(|_| "info".into());
+    let asked = std::env::var("STERLING_LOG").unwrap_or_default();
+    let (filter, wrong) = match filter(&asked) {
+        Ok(filter) => (filter, None),
+        Err(why) => (EnvFilter::new(FILTER), Some(why)),
+    };
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
     let _ = if json { builder.json().try_init() } else { builder.try_init() };
+    if let Some(why) = wrong {
+        tracing::warn!("STERLING_LOG: {why}; logging `{FILTER}`");
+    }
+}
+
+fn filter(text: &str) -> std::result::Result<EnvFilter, String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let text = if text.trim().is_empty() { FILTER } else { text };
+    // A word alone names what is to be traced, so that a mistyped level would silence everything else.
+    let known = |word: &str| {
+        word.is_empty()
+            || word.contains(['=', '['])
+            || LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level))
+            || word.starts_with(env!("CARGO_PKG_NAME"))
+    };
+    match text.split(',').map(str::trim).find(|word| !known(word)) {
+        Some(word) => Err(format!("got `{word}`, expected one of {}, or TARGET=LEVEL", LEVELS.join(", "))),
+        None => EnvFilter::try_new(text).map_err(|e| format!("got `{text}`: {e}")),
+    }
 }
 
 /// The metrics of this process; the first call starts collecting them.
@@ -73,9 +100,11 @@ fn recorder() -> PrometheusRecorder {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn histograms_wait_for_no_reader() {
-        let recorder = super::recorder();
+        let recorder = recorder();
         let handle = recorder.handle();
         metrics::with_local_recorder(&recorder, || {
             let record = || {
@@ -94,5 +123,22 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("a_requests_bucket{le=\"32\"}"), "{text}");
+    }
+
+    #[test]
+    fn filters_that_mean_nothing_are_refused() {
+        for text in
+            ["", " ", "info", "WARN", "sterling=debug,info", "sterling::engine", "tower_http=trace, error", "off"]
+        {
+            assert!(filter(text).is_ok(), "{text}");
+        }
+        for (text, expected) in [
+            ("verbose", "`verbose`, expected one of off"),
+            ("info,inof", "`inof`"),
+            ("sterling=loud", "`sterling=loud`"),
+        ] {
+            let why = filter(text).expect_err(text);
+            assert!(why.contains(expected), "{text}: {why}");
+        }
     }
 }

@@ -381,7 +381,7 @@ impl Searcher {
         };
         let queries: Vec<search::Query<'_>> = (0..queries.rows()).map(query).collect();
         self.results.slots.resize(queries.len(), Vec::new());
-        let catalogue = Catalogue { index, filter, probes_max: index.lists() };
+        let catalogue = Catalogue { index, filter, ids: None, probes_max: index.lists() };
         catalogue.search(&queries, &mut self.scratch, &mut self.results);
         Ok(())
     }

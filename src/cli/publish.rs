@@ -10,6 +10,7 @@ use crate::embedding::tiers::remote::{Cluster, ClusterOptions};
 use crate::error::{Error, Result};
 use crate::publish::{self, Stage, Vectors};
 use crate::snapshot::{Manifest, Recipe, Store};
+use crate::telemetry;
 
 /// Arguments of `sterling publish`.
 #[derive(Debug, clap::Args)]
@@ -47,6 +48,7 @@ pub(super) struct Publish {
 
 impl Publish {
     pub(super) fn run(self) -> Result<()> {
+        telemetry::start_logs(false);
         let recipe = self.index.as_deref().map(Recipe::read).transpose()?.unwrap_or_default();
         let what = publish::Publish {
             package: self.package,

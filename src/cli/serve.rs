@@ -80,7 +80,11 @@ impl Server {
             follow: config.follow,
             ..Options::default()
         };
-        let registry = Registry::new(existing(config.store.clone())?, placement, options);
+        let store = existing(config.store.clone())?;
+        if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {
+            tracing::warn!("model `{model}` has no version in {} yet, waiting for one", config.store.display());
+        }
+        let registry = Registry::new(store, placement, options);
         let app = Arc::new(App::new(registry, Engine::start(Passes, &config.engine)?, &config.http));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Dense, ID, Items};
+use super::{Dense, EMBEDDING, ID, Items};
 use crate::columns::{ItemColumn, ItemValues};
 use crate::error::{Error, Result};
 
@@ -63,13 +63,8 @@ impl Column {
                 Cell::Vector(_) => return Err(self.wrong("a vector", "one on every item or on none")),
             };
         }
-        // A column of whole numbers in which a fraction turns up was a column of numbers all along.
-        if let (Growing::Integers { offsets, values }, Cell::Number(_)) = (&self.values, &cell) {
-            if offsets.windows(2).any(|w| w[1] - w[0] > 1) {
-                return Err(self.wrong("a number", "integers, as before"));
-            }
-            let number = |w: &[u32]| if w[0] == w[1] { f64::NAN } else { values[w[0] as usize] as f64 };
-            self.values = Growing::Floats(offsets.windows(2).map(number).collect());
+        if let (Growing::Integers { .. }, Cell::Number(number)) = (&self.values, &cell) {
+            self.values = self.as_floats(*number)?;
         }
         match (&mut self.values, cell) {
             (Growing::Untyped, _) => {}
@@ -84,9 +79,15 @@ impl Column {
             (Growing::Integers { offsets, .. } | Growing::Texts { offsets, .. }, Cell::Missing) => {
                 offsets.push(offsets[self.items]);
             }
+            (Growing::Floats(_), Cell::Number(v)) if v.is_infinite() => {
+                return Err(self.wrong(&v.to_string(), "a finite number"));
+            }
             (Growing::Floats(values), Cell::Number(v)) => values.push(v),
             (Growing::Floats(values), Cell::Missing) => values.push(f64::NAN),
-            (Growing::Floats(values), Cell::Integers(v)) if v.len() == 1 => values.push(v[0] as f64),
+            (Growing::Floats(values), Cell::Integers(v)) if v.len() == 1 => match exact(v[0]) {
+                Some(number) => values.push(number),
+                None => return Err(self.wrong(&v[0].to_string(), "a number that a float keeps exactly, as before")),
+            },
             (Growing::Vectors(dense), Cell::Integers(v)) if v.len() == dense.width => {
                 dense.values.extend(v.iter().map(|&x| x as f32));
             }
@@ -104,9 +105,34 @@ impl Column {
         Ok(())
     }
 
+    /// The integers so far as floats, for a `number` that is none: a column of whole numbers in which a fraction turns up was
+    /// one of numbers all along, if every one of them is kept.
+    fn as_floats(&self, number: f64) -> Result<Growing> {
+        let Growing::Integers { offsets, values } = &self.values else { return Ok(Growing::Untyped) };
+        let got = format!("a number, {number}");
+        if offsets.windows(2).any(|w| w[1] - w[0] > 1) {
+            return Err(self.wrong(&got, "integers, as before"));
+        }
+        if number.fract() == 0.0 && exact(number as i64) != Some(number) {
+            return Err(self.wrong(&got, "an integer of 64 bits, as before"));
+        }
+        if let Some(large) = values.iter().find(|v| exact(**v).is_none()) {
+            let expected = format!("an integer: no float keeps {large}, which is in the column, exactly");
+            return Err(self.wrong(&got, &expected));
+        }
+        let of_item = |w: &[u32]| if w[0] == w[1] { f64::NAN } else { values[w[0] as usize] as f64 };
+        Ok(Growing::Floats(offsets.windows(2).map(of_item).collect()))
+    }
+
     fn wrong(&self, got: &str, expected: &str) -> Error {
         Error::invalid(format!("column `{}`: got {got}, expected {expected}", self.name))
     }
+}
+
+/// The float that is the integer, where there is one.
+fn exact(integer: i64) -> Option<f64> {
+    let float = integer as f64;
+    (float as i128 == i128::from(integer)).then_some(float)
 }
 
 fn bounded(values: usize) -> Result<u32> {
@@ -145,7 +171,10 @@ impl Builder {
         if self.columns[at].items > item {
             return Err(Error::invalid(format!("column `{name}`: given twice")));
         }
-        self.columns[at].push(cell)
+        self.columns[at].push(match cell {
+            Cell::Integers(numbers) if name == EMBEDDING => Cell::Vector(numbers.iter().map(|&n| n as f32).collect()),
+            cell => cell,
+        })
     }
 
     /// Ends the item: columns it did not name are missing on it.
@@ -154,12 +183,15 @@ impl Builder {
         self.columns.iter_mut().filter(|c| c.items < items).try_for_each(|c| c.push(Cell::Missing))
     }
 
-    /// Everything that was read. Columns without a single value are left out.
+    /// Everything that was read. Columns without a single value are left out, with a note.
     pub(super) fn finish(self) -> Items {
         let mut items = Items { ids: self.ids, ..Items::default() };
         for Column { name, values, .. } in self.columns {
             let values = match values {
-                Growing::Untyped => continue,
+                Growing::Untyped => {
+                    tracing::warn!("column `{name}`: no item has a value, it is left out");
+                    continue;
+                }
                 Growing::Vectors(dense) => {
                     items.dense.insert(name, dense);
                     continue;

@@ -1,42 +1,66 @@
 //! JSON lines, one item a line.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::fmt;
+use std::io::{BufRead, ErrorKind};
 
-use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Value;
 
+use super::EMBEDDING;
 use super::builder::{Builder, Cell};
-use super::{EMBEDDING, Items};
 use crate::error::{Error, Result};
 
-#[derive(Deserialize)]
+#[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
     id: i64,
     #[serde(default)]
     embedding: Option<Vec<f32>>,
     #[serde(default)]
-    attributes: Map<String, Value>,
+    attributes: Attributes,
 }
 
-pub(super) fn read(path: &Path) -> Result<Items> {
-    let file = File::open(path).map_err(|e| Error::io("items", e))?;
-    read_lines(BufReader::with_capacity(1 << 20, file))
+/// The members of an object as they stand there: a map would drop the first of two with one name.
+#[derive(Default)]
+struct Attributes(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Attributes {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = Attributes;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of attributes")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Attributes, A::Error> {
+                let mut attributes = Attributes::default();
+                while let Some(member) = members.next_entry()? {
+                    attributes.0.push(member);
+                }
+                Ok(attributes)
+            }
+        }
+        from.deserialize_map(Members)
+    }
 }
 
-fn read_lines(lines: impl BufRead) -> Result<Items> {
-    let mut builder = Builder::default();
+pub(super) fn read(lines: impl BufRead, builder: &mut Builder) -> Result<()> {
     for (number, line) in lines.lines().enumerate() {
         let place = || format!("line {}", number + 1);
-        let line = line.map_err(|e| Error::io(place(), e))?;
+        let line = line.map_err(|e| match e.kind() {
+            ErrorKind::InvalidData | ErrorKind::InvalidInput | ErrorKind::UnexpectedEof => {
+                Error::invalid(e.to_string()).within(place())
+            }
+            _ => Error::io(place(), e),
+        })?;
+        // Some editors and Windows programs begin a text with a byte-order mark.
+        let line = if number == 0 { line.trim_start_matches('\u{feff}') } else { &line };
         if line.trim().is_empty() {
             continue;
         }
-        read_line(&line, &mut builder).map_err(|e| e.within(place()))?;
+        read_line(line, builder).map_err(|e| e.within(place()))?;
     }
-    Ok(builder.finish())
+    Ok(())
 }
 
 fn read_line(line: &str, builder: &mut Builder) -> Result<()> {
@@ -47,22 +71,31 @@ fn read_line(line: &str, builder: &mut Builder) -> Result<()> {
     if let Some(vector) = line.embedding {
         builder.cell(EMBEDDING, Cell::Vector(vector))?;
     }
-    for (name, value) in line.attributes {
+    for (name, value) in line.attributes.0 {
         let cell = cell(value).map_err(|e| e.within(format!("attribute `{name}`")))?;
         builder.cell(&name, cell)?;
     }
     builder.end_item()
 }
 
+fn number(n: &serde_json::Number) -> Result<Cell> {
+    match (n.as_i64(), n.as_u64(), n.as_f64()) {
+        (Some(integer), ..) => Ok(Cell::Integers(vec![integer])),
+        (None, Some(_), _) | (None, None, None) => {
+            Err(Error::invalid(format!("got {n}, expected an integer of at most {}", i64::MAX)))
+        }
+        // `-0` is parsed as a float, and is a whole number.
+        (None, None, Some(0.0)) => Ok(Cell::Integers(vec![0])),
+        (None, None, Some(float)) => Ok(Cell::Number(float)),
+    }
+}
+
 fn cell(value: Value) -> Result<Cell> {
     let scalar = |v: &Value| match v {
-        Value::Bool(b) => Some(Cell::Texts(vec![b.to_string()])),
-        Value::String(s) => Some(Cell::Texts(vec![s.clone()])),
-        Value::Number(n) => match n.as_i64() {
-            Some(i) => Some(Cell::Integers(vec![i])),
-            None => n.as_f64().map(Cell::Number),
-        },
-        _ => None,
+        Value::Bool(b) => Ok(Some(Cell::Texts(vec![b.to_string()]))),
+        Value::String(s) => Ok(Some(Cell::Texts(vec![s.clone()]))),
+        Value::Number(n) => number(n).map(Some),
+        _ => Ok(None),
     };
     match value {
         Value::Null => Ok(Cell::Missing),
@@ -70,7 +103,7 @@ fn cell(value: Value) -> Result<Cell> {
         Value::Array(values) => {
             let (mut texts, mut integers, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
             for v in &values {
-                match scalar(v) {
+                match scalar(v)? {
                     Some(Cell::Texts(t)) => texts.extend(t),
                     Some(Cell::Integers(i)) => {
                         numbers.push(i[0] as f32);
@@ -88,7 +121,7 @@ fn cell(value: Value) -> Result<Cell> {
             }
         }
         other => {
-            scalar(&other).ok_or_else(|| Error::invalid(format!("got {other}, expected a text, a number or a list")))
+            scalar(&other)?.ok_or_else(|| Error::invalid(format!("got {other}, expected a text, a number or a list")))
         }
     }
 }
@@ -98,9 +131,12 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::columns::ItemValues;
+    use crate::items::Items;
 
     fn parse(text: &str) -> Result<Items> {
-        read_lines(text.as_bytes())
+        let mut builder = Builder::default();
+        read(text.as_bytes(), &mut builder)?;
+        Ok(builder.finish())
     }
 
     #[test]
@@ -163,9 +199,43 @@ mod tests {
                 "line 2: column `embedding`: got a vector, expected one on every item",
             ),
             ("{\"id\": 1, \"attributes\": {\"id\": 3}}", "column `id`"),
+            ("{\"id\": 1, \"id\": 3}", "duplicate field `id`"),
+            ("{\"id\": 1, \"attributes\": {\"a\": 1, \"b\": 2, \"a\": 3}}", "line 1: column `a`: given twice"),
+            (
+                "{\"id\": 1, \"attributes\": {\"a\": 9223372036854775808}}",
+                "line 1: attribute `a`: got 9223372036854775808, expected an integer of at most 9223372036854775807",
+            ),
+            (
+                "{\"id\": 1, \"attributes\": {\"a\": 9007199254740993}}\n{\"id\": 2, \"attributes\": {\"a\": 0.5}}",
+                "line 2: column `a`: got a number, 0.5, expected an integer: no float keeps 9007199254740993",
+            ),
+            (
+                "{\"id\": 1, \"attributes\": {\"a\": 0.5}}\n{\"id\": 2, \"attributes\": {\"a\": 9007199254740993}}",
+                "line 2: column `a`: got 9007199254740993, expected a number that a float keeps exactly",
+            ),
+            (
+                "{\"id\": 1, \"attributes\": {\"a\": 1}}\n{\"id\": 2, \"attributes\": {\"a\": 18446744073709551616}}",
+                "line 2: column `a`: got a number, 18446744073709552000, expected an integer of 64 bits",
+            ),
         ] {
             let error = parse(text).expect_err(text).to_string();
             assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+    #[test]
+    fn numbers_are_kept_to_the_last_digit() {
+        let floats: Vec<f64> = (1..500).map(|n| f64::from(n).sqrt() * 9.334749517884099 - 100.0).collect();
+        let lines: Vec<String> =
+            floats.iter().map(|x| format!("{{\"id\": 1, \"attributes\": {{\"a\": {x:?}}}}}")).collect();
+        match &parse(&lines.join("\n")).unwrap().columns[0].values {
+            ItemValues::Floats(read) => assert_eq!(read, &floats),
+            _ => panic!("not floats"),
+        }
+        let lines = ["-0", "7", "-9223372036854775808", "9223372036854775807", "0.0"];
+        let lines = lines.map(|n| format!("{{\"id\": 1, \"attributes\": {{\"a\": {n}}}}}"));
+        match &parse(&lines.join("\n")).unwrap().columns[0].values {
+            ItemValues::Integers { values, .. } => assert_eq!(values, &[0, 7, i64::MIN, i64::MAX, 0]),
+            _ => panic!("not integers"),
         }
     }
 }

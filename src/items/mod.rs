@@ -1,8 +1,10 @@
 //! Item files: what a user brings to `publish`, read into columns.
 //!
 //! Two forms say the same thing. A JSON line is `{"id": 1, "embedding": [...], "attributes": {"lang": ["en", "fr"],
-//! "year": 2024, "price": 9.5}}`; a Parquet file has `id`, `embedding` and the attributes as flat columns. Vectors may
-//! also stand beside either as a `.npy` matrix with one row an item, in the order of the file, or in an index of Faiss.
+//! "year": 2024, "price": 9.5}}`; a Parquet file has `id`, `embedding` and the attributes as flat columns. A file is what its
+//! first bytes say, JSON lines may be compressed by gzip, and a folder is all its files in the order of their names, as Spark
+//! writes one. Vectors may also stand beside either as a `.npy` matrix with one row an item, in the order of the file, or in
+//! an index of Faiss.
 //!
 //! | values in the file | become |
 //! |---|---|
@@ -10,6 +12,8 @@
 //! | integers and lists of them | a category of integers, also comparable |
 //! | floats | a comparable number, one an item |
 //! | lists with a float, all of one length | a dense vector, input of an item tower |
+//!
+//! No value is changed on the way: what a column cannot keep exactly is an error that names the column and the row.
 
 mod builder;
 pub mod faiss;
@@ -17,7 +21,14 @@ mod json;
 mod parquet;
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use flate2::bufread::MultiGzDecoder;
+
+use builder::Builder;
 
 use self::faiss::IndexFile;
 use crate::columns::ItemColumn;
@@ -63,13 +74,12 @@ pub struct Items {
 }
 
 impl Items {
-    /// Reads an item file (`.parquet`, or JSON lines under any other name) and, where given, vectors from a `.npy` file.
+    /// Reads an item file, Parquet or JSON lines, or a folder of such, and, where given, vectors from a `.npy` file.
     ///
     /// # Errors
     /// Unreadable files, and `Invalid` with the line or row and the column: a missing or repeated id, a ragged or
     /// non-finite vector, a column that changes its type, an empty catalogue.
     pub fn read(path: &Path, vectors: Option<&Path>) -> Result<Self> {
-        let read = if path.extension().is_some_and(|e| e == "parquet") { parquet::read } else { json::read };
         let mut items = read(path).map_err(|e| e.within(path.display()))?;
         if let Some(file) = vectors {
             let (values, rows, width) = npy::read_f32(file)?;
@@ -168,5 +178,53 @@ impl Items {
             }
         }
         Ok(())
+    }
+}
+
+fn read(path: &Path) -> Result<Items> {
+    let mut builder = Builder::default();
+    if path.is_dir() {
+        for part in parts(path)? {
+            let name = part.file_name().unwrap_or_default();
+            read_file(&part, &mut builder).map_err(|e| e.within(name.display()))?;
+        }
+    } else {
+        read_file(path, &mut builder)?;
+    }
+    Ok(builder.finish())
+}
+
+/// The files of a folder that hold items; names that begin with a dot or an underscore are notes of the writer.
+fn parts(folder: &Path) -> Result<Vec<PathBuf>> {
+    let io = |e| Error::io("items", e);
+    let mut parts = Vec::new();
+    for entry in folder.read_dir().map_err(io)? {
+        let path = entry.map_err(io)?.path();
+        let hidden = path
+            .file_name()
+            .is_none_or(|name| name.as_encoded_bytes().starts_with(b".") || name.as_encoded_bytes().starts_with(b"_"));
+        if !hidden && path.is_file() {
+            parts.push(path);
+        }
+    }
+    parts.sort();
+    Ok(parts)
+}
+
+fn read_file(path: &Path, builder: &mut Builder) -> Result<()> {
+    let io = |e| Error::io("items", e);
+    let mut file = BufReader::with_capacity(1 << 20, File::open(path).map_err(io)?);
+    let named_parquet = || {
+        let ending = path.extension().unwrap_or(OsStr::new(""));
+        ["parquet", "pq"].iter().any(|e| ending.eq_ignore_ascii_case(e))
+    };
+    match file.fill_buf().map_err(io)? {
+        [b'P', b'A', b'R', b'1' | b'E', ..] => parquet::read(path, builder),
+        [0x1f, 0x8b, ..] => json::read(BufReader::with_capacity(1 << 20, MultiGzDecoder::new(file)), builder),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+            Err(Error::unsupported("compressed by zstd, expected gzip or plain JSON lines"))
+        }
+        _ if named_parquet() => parquet::read(path, builder),
+        _ => json::read(file, builder),
     }
 }

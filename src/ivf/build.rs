@@ -6,6 +6,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::kmeans;
+use super::view::{EXPECTED, unfit};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::kernels::BLOCK;
 use crate::error::{Error, Result};
@@ -22,11 +23,33 @@ pub enum Rescore {
     None,
     /// bfloat16, 2 D bytes an item.
     Bf16,
-    /// Half precision, 2 D bytes an item.
+    /// Half precision, 2 D bytes an item; f32 where an item's vector leaves the range of half precision.
     #[default]
     F16,
     /// f32, 4 D bytes an item.
     F32,
+}
+
+impl Rescore {
+    /// The rows that hold these vectors: half precision ends at 65,504, and below its smallest normal number, 2^-14, it keeps
+    /// few digits or none. An item all of whose numbers are that small would lose its order, so that f32 is taken instead.
+    fn fitting(self, rows: Matrix<'_>) -> Rescore {
+        let most = |row: usize| rows.row(row).iter().fold(0f32, |most, x| most.max(x.abs()));
+        let leaves = |row: &usize| {
+            let most = most(*row);
+            most != 0.0 && !(f16::MIN_POSITIVE.to_f32()..=f16::MAX.to_f32()).contains(&most)
+        };
+        match (self == Rescore::F16).then(|| (0..rows.rows()).into_par_iter().find_first(leaves)).flatten() {
+            Some(row) => {
+                let (item, most) = (row + 1, most(row));
+                tracing::warn!(
+                    "index.rescore: f32 instead of f16, which does not hold item {item}, whose largest number is {most:e}"
+                );
+                Rescore::F32
+            }
+            None => self,
+        }
+    }
 }
 
 /// How an index is built.
@@ -116,7 +139,8 @@ pub fn build(rows: Matrix<'_>, options: &Options, progress: &(dyn Fn(usize) + Sy
     let sample = lists.saturating_mul(options.sample_per_list);
     let centroids = kmeans::train(kernels, rows, lists, sample, options.iterations, options.seed, progress);
     let of_rows = centroids.assign_all(kernels, rows, None, progress);
-    Ok(arrange(rows.cols(), Lists { centroids: centroids.rows, of_rows, nearest: false }, options.rescore))
+    let lists = Lists { centroids: centroids.rows, of_rows, nearest: false };
+    Ok(arrange(rows.cols(), lists, options.rescore.fitting(rows)))
 }
 
 /// Takes the lists that `rows` `[N, D]` came with as they are.
@@ -127,9 +151,9 @@ pub fn from_lists(rows: Matrix<'_>, lists: Lists, rescore: Rescore) -> Result<Bu
     check(rows)?;
     let centroids = Matrix::new(&lists.centroids, rows.cols())?;
     let count = centroids.rows();
-    if count == 0 || count > limits::LISTS_MAX || !(0..count).all(|c| penalty(centroids.row(c)).is_finite()) {
+    if count == 0 || count > limits::LISTS_MAX || (0..count).any(|c| unfit(centroids.row(c)).is_some()) {
         let most = limits::LISTS_MAX;
-        return Err(Error::invalid(format!("index: {count} centroids, expected 1 to {most} of finite length")));
+        return Err(Error::invalid(format!("index: {count} centroids, expected 1 to {most} of {EXPECTED}")));
     }
     let of_rows = &lists.of_rows;
     if of_rows.is_empty() || of_rows.len() != rows.rows() || of_rows.iter().any(|&list| list as usize >= count) {
@@ -139,7 +163,7 @@ pub fn from_lists(rows: Matrix<'_>, lists: Lists, rescore: Rescore) -> Result<Bu
             rows.rows()
         )));
     }
-    Ok(arrange(rows.cols(), lists, rescore))
+    Ok(arrange(rows.cols(), lists, rescore.fitting(rows)))
 }
 
 fn check(rows: Matrix<'_>) -> Result<()> {
@@ -152,10 +176,16 @@ fn check(rows: Matrix<'_>) -> Result<()> {
             limits::DIMENSION_MAX
         )));
     }
-    if let Some(row) = (0..rows.rows()).into_par_iter().find_first(|&r| rows.row(r).iter().any(|x| !x.is_finite())) {
-        return Err(Error::invalid(format!("index: row {} holds a number that is not finite", row + 1)));
+    let unfit = |row: usize| unfit(rows.row(row)).map(|at| (row, at));
+    match (0..rows.rows()).into_par_iter().find_map_first(unfit) {
+        Some((row, at)) => Err(Error::invalid(format!(
+            "index: item {}: number {} of its vector is {:e}, expected {EXPECTED}",
+            row + 1,
+            at + 1,
+            rows.row(row)[at]
+        ))),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Half the squared length of a centroid: what the nearest one in L2 has the least of, beside the largest product.

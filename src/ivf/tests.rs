@@ -6,6 +6,7 @@ use super::*;
 use crate::device::cpu::Kernels;
 use crate::error::Kind;
 use crate::files::{TensorFile, Tensors};
+use crate::limits;
 use crate::tensor::Matrix;
 use crate::topk::{Selector, unkey};
 use crate::units::{NO_ITEM, Slot};
@@ -246,8 +247,8 @@ fn lists_that_do_not_fit_their_rows_are_refused() {
     for (centroids, of_rows, expected) in [
         (vec![], vec![0; 5], "0 centroids"),
         (vec![0.0; 7], vec![0; 5], "7 numbers do not make rows of 4"),
-        (vec![f32::NAN; 4], vec![0; 5], "of finite length"),
-        (vec![1e30; 4], vec![0; 5], "of finite length"),
+        (vec![f32::NAN; 4], vec![0; 5], "of finite numbers"),
+        (vec![1e30; 4], vec![0; 5], "of finite numbers"),
         (vec![0.0; 8], vec![0; 4], "4 places in 2 lists, expected one for each of 5 rows"),
         (vec![0.0; 8], vec![0, 1, 2, 0, 0], "5 places in 2 lists"),
     ] {
@@ -382,7 +383,7 @@ fn progress_adds_up_to_the_steps() {
 #[test]
 fn odd_catalogues_are_built() {
     for (values, dimension) in
-        [(vec![0.0; 12], 3), (vec![1.0; 80], 2), (vec![5.0], 1), (vec![1e-30, 2e-30, -1e30, 1e30], 1)]
+        [(vec![0.0; 12], 3), (vec![1.0; 80], 2), (vec![5.0], 1), (vec![1e-30, 2e-30, -7e16, 7e16], 1)]
     {
         let rows = Matrix::new(&values, dimension).unwrap();
         let (_, index) = opened(rows, &Options::default());
@@ -392,6 +393,64 @@ fn odd_catalogues_are_built() {
         let probing = Probing { probes: 1000, probes_max: 1000, pass_rate: 1.0 };
         index.search(&query, probing, None, &mut selector, 1000, &mut Scratch::default());
         assert_eq!(selector.finish().len(), rows.rows(), "k beyond the items returns them all");
+    }
+}
+
+#[test]
+fn scores_are_finite_for_everything_that_is_let_in() {
+    let most = limits::COMPONENT_MAX;
+    let dimension = 8192;
+    let mut values = vec![most; 3 * dimension];
+    values[dimension..2 * dimension].iter_mut().for_each(|x| *x = -most);
+    values[2 * dimension..].iter_mut().enumerate().for_each(|(n, x)| *x = if n % 2 == 0 { most } else { 1e-44 });
+    let rows = Matrix::new(&values, dimension).unwrap();
+    for rescore in [Rescore::None, Rescore::Bf16, Rescore::F16, Rescore::F32] {
+        let (_, index) = opened(rows, &Options { rescore, ..Options::default() });
+        for query in [vec![most; dimension], vec![-most; dimension], vec![1e-44; dimension], vec![0.0; dimension]] {
+            index.check_query(&query).unwrap();
+            let mut selector = Selector::new();
+            selector.reset(3);
+            let probing = Probing { probes: 1, probes_max: 1, pass_rate: 1.0 };
+            index.search(&query, probing, None, &mut selector, 3, &mut Scratch::default());
+            let found: Vec<_> = selector.finish().iter().map(|&key| unkey(key)).collect();
+            assert_eq!(found.len(), 3, "{rescore:?}");
+            for (score, slot) in found {
+                assert!(score.is_finite() && index.product(&query, slot).is_finite(), "{rescore:?}: {score}");
+            }
+        }
+        for wrong in [f32::NAN, f32::INFINITY, -3e38, most * 1.001] {
+            let mut query = vec![0.0; dimension];
+            query[7] = wrong;
+            let error = index.check_query(&query).unwrap_err().to_string();
+            assert!(error.contains("number 8: got ") && error.contains("finite"), "{error}");
+        }
+        assert!(index.check_query(&[1.0]).unwrap_err().to_string().contains("got 1 numbers, expected 8192"));
+    }
+    values[dimension + 1] = most * 1.001;
+    let error = build(Matrix::new(&values, dimension).unwrap(), &Options::default(), &|_| ()).unwrap_err().to_string();
+    assert!(error.contains("item 2: number 2 of its vector is 7.2"), "{error}");
+}
+
+#[test]
+fn vectors_beyond_half_precision_keep_their_order() {
+    for (values, fits) in [
+        (vec![1.0, 0.0, 65504.0, 1e-9], true),
+        (vec![0.0, 0.0, 1.0, 2.0], true),
+        (vec![65536.0, 0.0, 1e6, 1.0], false),
+        (vec![3e-8, 0.0, 1e-8, 2e-8], false),
+        (vec![1.0, 1.0, 1.5e-7, 1.6e-7], false),
+    ] {
+        let rows = Matrix::new(&values, 2).unwrap();
+        for rescore in [Rescore::F16, Rescore::F32, Rescore::Bf16] {
+            let (_, index) = opened(rows, &Options { rescore, ..Options::default() });
+            let expected = match (rescore, index.rows()) {
+                (Rescore::F16, Rows::F16(_)) => fits,
+                (Rescore::F16, Rows::F32(_)) => !fits,
+                (Rescore::F32, Rows::F32(_)) | (Rescore::Bf16, Rows::Bf16(_)) => true,
+                _ => false,
+            };
+            assert!(expected, "{values:?} {rescore:?}");
+        }
     }
 }
 
@@ -412,7 +471,7 @@ fn recipes_and_rows_that_cannot_be_are_refused() {
     let mut broken = values.clone();
     broken[21] = f32::NAN;
     let error = build(Matrix::new(&broken, 4).unwrap(), &Options::default(), &|_| ()).unwrap_err();
-    assert!(error.to_string().contains("row 6"), "{error}");
+    assert!(error.to_string().contains("item 6: number 2 of its vector is NaN"), "{error}");
 }
 
 #[test]

@@ -9,7 +9,16 @@ use crate::device::cpu::Kernels;
 use crate::device::cpu::kernels::{BLOCK, Blocks};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
+use crate::limits;
 use crate::units::{ListId, Slot};
+
+/// What the numbers of vectors are to be.
+pub(super) const EXPECTED: &str = "finite numbers between -2^56 and 2^56";
+
+/// Where a vector holds a number that its products might not survive.
+pub(super) fn unfit(vector: &[f32]) -> Option<usize> {
+    vector.iter().position(|x| x.is_nan() || x.abs() > limits::COMPONENT_MAX)
+}
 
 /// The rows that rescore candidates, `[S, D]`.
 #[derive(Clone, Debug)]
@@ -68,8 +77,8 @@ impl Index {
             ));
         }
         let scales = tensors.vector::<f32>("scales", slots)?;
-        if scales.iter().any(|s| !s.is_finite()) || centroids.iter().any(|x| !x.is_finite()) {
-            return Err(corrupt("scales", "a scale or a centroid is not finite".into()));
+        if unfit(&scales).is_some() || unfit(&centroids).is_some() {
+            return Err(corrupt("scales", format!("scales and centroids: expected {EXPECTED}")));
         }
         let penalties = match tensors.has("penalties") {
             true => tensors.vector::<f32>("penalties", lists)?,
@@ -108,6 +117,20 @@ impl Index {
             rows,
             items,
         })
+    }
+
+    /// Refuses a query that is not as wide as the items or whose scores might not be finite.
+    ///
+    /// # Errors
+    /// `Invalid` with what is wrong, but not where the query came from.
+    pub fn check_query(&self, vector: &[f32]) -> Result<()> {
+        if vector.len() != self.dimension {
+            return Err(Error::invalid(format!("got {} numbers, expected {}", vector.len(), self.dimension)));
+        }
+        match unfit(vector) {
+            Some(at) => Err(Error::invalid(format!("number {}: got {:e}, expected {EXPECTED}", at + 1, vector[at]))),
+            None => Ok(()),
+        }
     }
 
     /// The same index with other kernels, for comparisons.

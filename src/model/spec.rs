@@ -216,6 +216,10 @@ impl ModelSpec {
         }
         once("tasks", self.tasks.iter().map(|t| &t.name))?;
         once("item.columns", self.item.columns.iter().map(|c| &c.name))?;
+        self.check_columns(self.item.columns.iter().map(|c| c.name.as_str())).map_err(|e| e.within("item.columns"))?;
+        if self.tasks.iter().any(|t| t.name == SIMILARITY) {
+            return Err(Error::invalid(format!("tasks: `{SIMILARITY}` is the retrieval score, expected another name")));
+        }
         let user = self.user.iter().flat_map(|u| &u.features);
         once("user.features", user.clone().map(|f| &f.name))?;
         once("item.features", self.item.features.iter().map(|f| &f.name))?;
@@ -236,6 +240,25 @@ impl ModelSpec {
                 Err(Error::invalid("tasks are given without overarch, expected the graph that predicts them"))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Refuses item columns with names that mean something else to the value model.
+    ///
+    /// # Errors
+    /// `Invalid` with the name and what it means.
+    pub fn check_columns<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Result<()> {
+        let meaning = |name: &str| match name {
+            SIMILARITY => Some("the retrieval score"),
+            _ if self.tasks.iter().any(|t| t.name == name) => Some("a task"),
+            _ if self.value.constants.contains_key(name) => Some("a constant of the value model"),
+            _ => None,
+        };
+        match names.find_map(|name| Some((name, meaning(name)?))) {
+            Some((name, what)) => {
+                Err(Error::invalid(format!("column `{name}`: this is {what}, expected another name")))
+            }
+            None => Ok(()),
         }
     }
 
@@ -288,4 +311,33 @@ fn once<'a>(what: &str, names: impl Iterator<Item = &'a String>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn columns_have_names_of_their_own() {
+        let spec = |columns: &str| {
+            let text = format!(
+                "name = 'm'\ndimension = 2\n[overarch]\ngraph = 'o.onnx'\n[[tasks]]\nname = 'click'\n[value]\nexpression = \
+                 'click'\nconstants = {{ w = 1.0 }}\n{columns}"
+            );
+            ModelSpec::parse(&text)
+        };
+        for (name, meaning) in
+            [("similarity", "the retrieval score"), ("click", "a task"), ("w", "a constant of the value model")]
+        {
+            let expected = format!("column `{name}`: this is {meaning}, expected another name");
+            let error = spec(&format!("[[item.columns]]\nname = '{name}'")).unwrap_err().to_string();
+            assert!(error.contains(&expected), "{error}");
+            let error = spec("").unwrap().check_columns(["price", name].into_iter()).unwrap_err().to_string();
+            assert!(error.contains(&expected), "{error}");
+        }
+        for name in ["price", "max", "and", "if", "Similarity"] {
+            spec(&format!("[[item.columns]]\nname = '{name}'")).unwrap();
+        }
+    }
 }

@@ -10,6 +10,7 @@ use super::{Batch, Pass};
 use crate::embedding::Lookup;
 use crate::error::{Error, Result};
 use crate::filter::Route;
+use crate::limits::COMPONENT_MAX;
 use crate::request::{Answer, Content, Explain, OnDegraded, Ranked};
 use crate::search::{self, Catalogue, Found, Sink};
 use crate::tower::{Candidates, FeatureRow, Pooled, RUN_CANDIDATES, Threads, Tower};
@@ -58,6 +59,7 @@ impl Cpu {
         let catalogue = Catalogue {
             index: &main.index,
             filter: &main.filter,
+            ids: Some(main.ids.of_slots()),
             probes_max: main.recipe.serving.probes_max_of(main.index.lists()),
         };
         let (mut searched, mut ranked) = (Vec::new(), Vec::new());
@@ -165,9 +167,9 @@ fn lookup(batch: &dyn Batch, tower: &Tower, towered: &[(usize, &FeatureRow)]) ->
 fn run_each(tower: &Tower, rows: &[(&FeatureRow, &Pooled)], threads: &Threads) -> Vec<Result<Vec<f32>>> {
     let run = |rows: &[(&FeatureRow, &Pooled)]| -> Result<Vec<Result<Vec<f32>>>> {
         let made = tower.run(rows, threads)?;
-        let vector = |row: &[f32]| match row.iter().all(|x| x.is_finite()) {
+        let vector = |row: &[f32]| match row.iter().all(|x| x.abs() <= COMPONENT_MAX) {
             true => Ok(row.to_vec()),
-            false => Err(Error::internal("the user tower made a query that is not finite")),
+            false => Err(Error::internal("the user tower made a query that is not finite or too large")),
         };
         Ok(made.data().chunks_exact(made.shape()[1]).map(vector).collect())
     };

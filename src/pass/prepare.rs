@@ -203,17 +203,7 @@ fn query(view: &View, user: User) -> Result<Query> {
     match user {
         User::Features(features) => features_query(view, features),
         User::Vector(vector) => {
-            let dimension = view.dimension();
-            if vector.len() != dimension {
-                return Err(Error::invalid(format!(
-                    "field `vector`: got {} numbers, expected {dimension}",
-                    vector.len()
-                )));
-            }
-            if let Some(at) = vector.iter().position(|x| !x.is_finite()) {
-                let got = vector[at];
-                return Err(Error::invalid(format!("field `vector[{at}]`: got {got}, expected a finite number")));
-            }
+            view.main().index.check_query(&vector).map_err(|e| e.within("field `vector`"))?;
             Ok(Query::Vector(vector))
         }
     }

@@ -8,7 +8,7 @@ use super::embed::embed;
 use super::request::{Progress, Publish, Stage, Vectors};
 use crate::columns::{self, ItemColumn, ItemValues};
 use crate::error::{Error, Result};
-use crate::items::Items;
+use crate::items::{EMBEDDING, Items};
 use crate::ivf;
 use crate::model::{ColumnSpec, MODEL_FILE, ModelSpec, Package};
 use crate::snapshot::{Provenance, Recipe};
@@ -74,7 +74,7 @@ impl Catalogue {
         progress: &Progress<'_>,
     ) -> Result<Arranged> {
         let within = |e: Error| e.within(self.path.display());
-        let columns = keep(spec, std::mem::take(&mut self.items.columns)).map_err(within)?;
+        let columns = keep(spec, &mut self.items).map_err(within)?;
         if let Some(package) = package {
             let numeric = columns.iter().filter(|c| !matches!(c.values, ItemValues::Texts { .. }));
             package.value(&numeric.map(|c| c.name.as_str()).collect::<Vec<_>>())?;
@@ -136,8 +136,18 @@ fn arrange(
 }
 
 /// The columns that the snapshot keeps, as the package declares them.
-fn keep(spec: &ModelSpec, columns: Vec<ItemColumn>) -> Result<Vec<ItemColumn>> {
+fn keep(spec: &ModelSpec, items: &mut Items) -> Result<Vec<ItemColumn>> {
+    let columns = std::mem::take(&mut items.columns);
     if spec.item.columns.is_empty() {
+        let read = |name: &str| name == EMBEDDING || spec.item.features.iter().any(|f| f.source() == name);
+        if let Some((name, dense)) = items.dense.iter().find(|(name, _)| !read(name)) {
+            return Err(Error::invalid(format!(
+                "column `{name}`: got vectors of {} numbers, which no item tower reads, expected texts, integers or single \
+                 numbers; leave it out, or name the columns to keep in {MODEL_FILE}",
+                dense.width
+            )));
+        }
+        spec.check_columns(columns.iter().map(|c| c.name.as_str()))?;
         return Ok(columns);
     }
     let mut by_name: BTreeMap<String, ItemColumn> = columns.into_iter().map(|c| (c.name.clone(), c)).collect();

@@ -71,6 +71,11 @@ impl Ids {
         ItemId(self.ids[slot.index()])
     }
 
+    /// The item of each slot, `[S]`; 0 where a slot holds none.
+    pub fn of_slots(&self) -> &Buffer<i64> {
+        &self.ids
+    }
+
     /// The slot of an item, or `None` where the snapshot does not hold it.
     pub fn slot(&self, item: ItemId) -> Option<Slot> {
         let mask = self.table.len() - 1;

@@ -5,10 +5,12 @@
 //! compare, each kept one O(1) on average, whatever K is.
 //!
 //! A result is one 64-bit key: the score's bits in an order that integers share, then the slot inverted, so that a larger
-//! key is a better result and equal scores rank by lower slot.
+//! key is a better result. Equal scores rank by the lower item id where the selector was given ids, else by the lower slot;
+//! ids are looked up for scores that are equal, which is rare, and for no others.
 
 mod sort;
 
+use crate::device::buffer::Buffer;
 use crate::device::cpu::Kernels;
 use crate::device::cpu::kernels::{BLOCK, Blocks, Int8Query, Lane, Pick, Staging};
 use crate::units::Slot;
@@ -31,6 +33,12 @@ pub fn unkey(key: u64) -> (f32, Slot) {
     (f32::from_bits(bits), Slot(!(key as u32)))
 }
 
+/// What items of one score rank by, the lowest first.
+fn rank(ids: Option<&[i64]>, slot: u32) -> u64 {
+    // Flipping the sign bit makes signed numbers order as unsigned ones.
+    ids.map_or(u64::from(slot), |ids| ids[slot as usize] as u64 ^ 1 << 63)
+}
+
 /// Collects the K best scored slots.
 #[derive(Clone, Debug)]
 pub struct Selector {
@@ -42,6 +50,8 @@ pub struct Selector {
     room: usize,
     threshold: f32,
     accepted: u64,
+    /// The item of each slot, until the result was taken.
+    ids: Option<Buffer<i64>>,
     spare: Vec<f32>,
     keys: Vec<u64>,
     sorting: Vec<u64>,
@@ -65,19 +75,34 @@ impl Selector {
             room: 0,
             threshold: f32::INFINITY,
             accepted: 0,
+            ids: None,
             spare: Vec::new(),
             keys: Vec::new(),
             sorting: Vec::new(),
         }
     }
 
-    /// Forgets everything and selects the `k` best from here on. Keeps its memory.
+    /// Forgets everything and selects the `k` best from here on, of equal scores those with the lowest slots. Keeps its
+    /// memory.
     pub fn reset(&mut self, k: usize) {
+        self.ids = None;
         self.k = k;
         self.len = 0;
         self.accepted = 0;
         self.threshold = if k == 0 { f32::INFINITY } else { f32::NEG_INFINITY };
         self.set_room(k + k / 2 + ROOM_MIN + BLOCK);
+    }
+
+    /// As [`Selector::reset`], but of equal scores those with the lowest ids: `ids` `[S]` has the item of each slot.
+    pub fn reset_by_id(&mut self, k: usize, ids: &Buffer<i64>) {
+        self.reset(k);
+        self.ids = Some(ids.clone());
+    }
+
+    /// As [`Selector::reset`], for a part of what another selector selects from: as many, and equal scores ranked alike.
+    pub fn reset_as(&mut self, other: &Selector) {
+        self.reset(other.k);
+        self.ids.clone_from(&other.ids);
     }
 
     fn set_room(&mut self, room: usize) {
@@ -205,31 +230,33 @@ impl Selector {
         }
     }
 
-    /// Of the items at the threshold itself those with the lowest slots stay, as many as K has room for.
+    /// Of the items at the threshold itself those that rank first stay, as many as K has room for.
     fn drop_ties(&mut self) {
-        let tied = |n: &usize| self.scores[*n] == self.threshold;
-        let slots = &mut self.sorting;
-        slots.clear();
-        slots.extend((0..self.len).filter(tied).map(|n| u64::from(self.slots[n])));
-        let stay = slots.len() - (self.len - self.k);
-        let last = *slots.select_nth_unstable(stay - 1).1 as u32;
+        let Selector { k, scores, slots, len, threshold, ids, sorting, .. } = self;
+        let ids = ids.as_deref();
+        sorting.clear();
+        let tied = scores[..*len].iter().zip(&*slots).filter(|(score, _)| **score == *threshold);
+        sorting.extend(tied.map(|(_, &slot)| rank(ids, slot)));
+        let stay = sorting.len() - (*len - *k);
+        let last = *sorting.select_nth_unstable(stay - 1).1;
         let mut kept = 0;
-        for n in 0..self.len {
-            if self.scores[n] > self.threshold || self.slots[n] <= last {
-                (self.scores[kept], self.slots[kept]) = (self.scores[n], self.slots[n]);
+        for n in 0..*len {
+            if scores[n] > *threshold || rank(ids, slots[n]) <= last {
+                (scores[kept], slots[kept]) = (scores[n], slots[n]);
                 kept += 1;
             }
         }
-        self.len = kept;
+        *len = kept;
     }
 
-    /// The K best, best first.
+    /// The K best, best first. Lets go of the ids.
     pub fn finish(&mut self) -> &[u64] {
         self.shrink();
         self.keys.clear();
         let held = self.scores[..self.len].iter().zip(&self.slots[..self.len]);
         self.keys.extend(held.map(|(&score, &slot)| key(score, Slot(slot))));
-        sort::descending(&mut self.keys, &mut self.sorting);
+        let ids = self.ids.take();
+        sort::descending(&mut self.keys, &mut self.sorting, |key| rank(ids.as_deref(), unkey(key).1.0));
         &self.keys
     }
 }
@@ -264,6 +291,35 @@ mod tests {
             expected.sort_unstable_by(|a, b| b.cmp(a));
             expected.truncate(k);
             prop_assert_eq!(selector.finish(), &expected);
+        }
+
+        #[test]
+        fn equal_scores_rank_by_id(scored in proptest::collection::vec((-3i8..3, 0u16..), 1..3000), k in 1usize..400, parts in 1usize..4) {
+            // Both zeros, ids of both signs in no order of the slots, and slots that come in no order.
+            let score = |n: i8| if n == -1 { -0.0 } else { f32::from(n) };
+            let count = scored.len();
+            let ids: Vec<i64> = (0..count).map(|slot| ((slot * 7919 + 13) % count) as i64).collect();
+            let distinct = ids.iter().collect::<std::collections::BTreeSet<_>>().len() == count;
+            let ids: Vec<i64> = if distinct { ids } else { (0..count as i64).rev().collect() };
+            let ids: Vec<i64> = ids.iter().map(|id| id - count as i64 / 2).collect();
+            let ids = Buffer::copied(&ids).unwrap();
+            let mut slots: Vec<usize> = (0..count).collect();
+            slots.sort_by_key(|&slot| scored[slot].1);
+            let mut selector = Selector::new();
+            selector.reset_by_id(k, &ids);
+            for part in slots.chunks(count.div_ceil(parts)) {
+                let mut of_part = Selector::new();
+                of_part.reset_as(&selector);
+                part.iter().for_each(|&slot| of_part.push(score(scored[slot].0), Slot(slot as u32)));
+                for &key in of_part.finish() {
+                    let (score, slot) = unkey(key);
+                    selector.push(score, slot);
+                }
+            }
+            slots.sort_by(|&a, &b| score(scored[b].0).partial_cmp(&score(scored[a].0)).unwrap().then(ids[a].cmp(&ids[b])));
+            slots.truncate(k);
+            let got: Vec<usize> = selector.finish().iter().map(|&key| unkey(key).1.index()).collect();
+            prop_assert_eq!(got, slots);
         }
     }
 

@@ -2,18 +2,24 @@
 //!
 //! The upper half of a key is an ordered score, and the scores of one result lie close together: about 23 bits of them
 //! differ. Those are sorted by counting, 8 or 11 bits a pass from the lowest; then runs of equal scores, which are rare and
-//! short, are sorted by slot.
+//! short, are sorted by what ranks them.
 
 /// Below this many keys a comparison sort is as fast.
 const RADIX_MIN: usize = 256;
 /// From this many keys on, wider digits save more than their larger counts cost.
 const WIDE_MIN: usize = 4096;
 
-/// Sorts `keys`, the largest first. `spare` is overwritten.
-pub(super) fn descending(keys: &mut Vec<u64>, spare: &mut Vec<u64>) {
-    if keys.len() < RADIX_MIN {
-        return keys.sort_unstable_by(|a, b| b.cmp(a));
+/// Sorts `keys`, the largest score first and of equal scores the lowest `rank`. `spare` is overwritten.
+pub(super) fn descending(keys: &mut Vec<u64>, spare: &mut Vec<u64>, rank: impl Fn(u64) -> u64) {
+    match keys.len() < RADIX_MIN {
+        true => keys.sort_unstable_by_key(|key| std::cmp::Reverse(key >> 32)),
+        false => by_score(keys, spare),
     }
+    let runs = keys.chunk_by_mut(|a, b| a >> 32 == b >> 32).filter(|run| run.len() > 1);
+    runs.for_each(|run| run.sort_unstable_by_key(|&key| rank(key)));
+}
+
+fn by_score(keys: &mut Vec<u64>, spare: &mut Vec<u64>) {
     let (least, most) = keys.iter().fold((u64::MAX, 0), |(l, m), &k| (l.min(k), m.max(k)));
     let (least, most) = ((least >> 32) as u32, (most >> 32) as u32);
     let width = u32::BITS - (most - least).leading_zeros();
@@ -28,9 +34,6 @@ pub(super) fn descending(keys: &mut Vec<u64>, spare: &mut Vec<u64>) {
         }
         std::mem::swap(keys, spare);
     }
-    keys.chunk_by_mut(|a, b| a >> 32 == b >> 32).filter(|run| run.len() > 1).for_each(|run| {
-        run.sort_unstable_by(|a, b| b.cmp(a));
-    });
 }
 
 /// One stable counting sort by a digit of the scores, which count down from the largest: that makes them descend.
@@ -65,7 +68,7 @@ mod tests {
             let mut keys: Vec<u64> = (0..count).map(|_| random()).collect();
             let mut expected = keys.clone();
             expected.sort_unstable_by(|a, b| b.cmp(a));
-            descending(&mut keys, &mut Vec::new());
+            descending(&mut keys, &mut Vec::new(), |key| !key);
             prop_assert_eq!(keys, expected);
         }
     }

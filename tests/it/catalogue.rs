@@ -1,9 +1,10 @@
-//! Item files that must be refused, each with the place.
+//! Item files that must be refused, each with the place, and catalogues in which many items are alike.
 
 use sterling::error::Kind;
+use sterling::ivf::Rescore;
 use sterling::publish::Vectors;
 
-use crate::support::{put, vectors};
+use crate::support::{Server, ids, put, vectors};
 
 #[test]
 fn bad_item_files_are_refused_with_the_place() {
@@ -21,7 +22,7 @@ fn bad_item_files_are_refused_with_the_place() {
         (format!("{one}\n{{\"id\": 2.5, \"embedding\": [1, 2]}}"), "line 2"),
         (format!("{one}\n{{\"id\": 9223372036854775808, \"embedding\": [1, 2]}}"), "line 2"),
         (format!("{one}\n{{\"id\": 2, \"embedding\": [1, null]}}"), "line 2"),
-        (format!("{one}\n{{\"id\": 2, \"embedding\": [1, 1e39]}}"), "finite"),
+        (format!("{one}\n{{\"id\": 2, \"embedding\": [1, 1e39]}}"), "line 2: not an item: number out of range"),
         (format!("{one}\n{{\"id\": 2, \"embedding\": [1, NaN]}}"), "line 2"),
         (format!("{one}\n{{\"id\": 2, \"embedding\": []}}"), "line 2"),
         (format!("{one}\n{{\"id\": 2, \"embedding\": [1, 2], \"colour\": \"red\"}}"), "colour"),
@@ -68,4 +69,48 @@ fn vectors_beside_the_file_must_fit_it() {
     }
     std::fs::write(&npy, [header("2, 2"), numbers(&[1.0, 2.0, 3.0, 4.0])].concat()).unwrap();
     assert_eq!(put(store.path(), &what).unwrap(), 1);
+}
+
+#[test]
+fn equal_scores_are_ordered_by_id_however_they_are_found() {
+    let store = tempfile::tempdir().unwrap();
+    // Ids of both signs in no order, five vectors whose codes are exact, 0 and -0 among the scores.
+    let items: Vec<(i64, [f64; 3], i64)> = (0..3000)
+        .map(|n: i64| {
+            let id = (n * 1009) % 3000 - 1500;
+            let vector = [[1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [-1.0, 0.0, 1.0]];
+            (id, vector[n as usize % 5], id.rem_euclid(7))
+        })
+        .collect();
+    let line = |(id, vector, c): &(i64, [f64; 3], i64)| {
+        let attributes = serde_json::json!({"c": c, "rare": if id % 100 == 0 { "yes" } else { "no" }});
+        serde_json::json!({"id": id, "embedding": vector, "attributes": attributes}).to_string()
+    };
+    let mut what = vectors(store.path(), &items.iter().map(line).collect::<Vec<_>>().join("\n"));
+    let queries = [[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 1.0, 0.0]];
+    let passes = |filter: &str, id: i64, c: i64| match filter {
+        "c:3" => c == 3,
+        "NOT c:3" => c != 3,
+        "rare:yes" => id % 100 == 0,
+        _ => true,
+    };
+    let filters = ["", "c:3", "NOT c:3", "rare:yes"];
+    for (rescore, lists) in [(Rescore::F16, 1), (Rescore::None, 40), (Rescore::F32, 40)] {
+        (what.recipe.index.rescore, what.recipe.index.lists) = (rescore, lists);
+        put(store.path(), &what).unwrap();
+        let server = Server::start(store.path());
+        for (query, filter) in queries.iter().flat_map(|q| filters.map(|f| (q, f))) {
+            let score = |v: &[f64; 3]| v.iter().zip(query).map(|(a, b)| a * b).sum::<f64>();
+            let mut expected: Vec<_> = items.iter().filter(|(id, _, c)| passes(filter, *id, *c)).collect();
+            expected.sort_by(|a, b| score(&b.1).partial_cmp(&score(&a.1)).unwrap().then(a.0.cmp(&b.0)));
+            let expected: Vec<i64> = expected.iter().map(|item| item.0).collect();
+            for (k, candidates, exact) in [(5, 5, false), (5, 5, true), (5, 3000, false), (700, 701, false)] {
+                let body = serde_json::json!({
+                    "vector": query, "filter": filter, "k": k, "candidates": candidates, "exact": exact, "probes": lists,
+                });
+                let got = ids(&server.ask("/v1/models/vectors:retrieve", &body));
+                assert_eq!(got, expected[..k.min(expected.len())], "{rescore:?}: {body}");
+            }
+        }
+    }
 }

@@ -8,6 +8,7 @@ mod edge;
 mod faiss;
 mod filters;
 mod http;
+mod items;
 mod placement;
 mod planner;
 mod program;
