@@ -34,6 +34,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("forward", 5, &[]),
     ("engine", 6, &[]),
     ("http", 7, &["engine"]),
+    ("bench", 7, &[]),
     ("config", 8, &[]),
     ("cli", 8, &["config"]),
 ];
