@@ -12,8 +12,13 @@ import time
 
 from served import STERLING, Server, header, median, quantile, row, store, users
 
-KEPT = {"MALLOC_TRIM_THRESHOLD_": "268435456", "MALLOC_MMAP_THRESHOLD_": "33554432"}
-VARIANTS = {"as it is": {}, "glibc, thresholds": KEPT, "glibc, thresholds, 2 arenas": KEPT | {"MALLOC_ARENA_MAX": "2"}}
+
+
+def thresholds(trim_mb, mmap_mb):
+    return {"MALLOC_TRIM_THRESHOLD_": str(trim_mb << 20), "MALLOC_MMAP_THRESHOLD_": str(mmap_mb << 20)}
+
+
+VARIANTS = {"as it is": {}, "glibc, 64 and 16 MB": thresholds(64, 16), "glibc, 256 and 32 MB": thresholds(256, 32)}
 
 
 def storm(server):

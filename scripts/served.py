@@ -113,7 +113,7 @@ class Server:
     def post(self, path, body, connection=None):
         """Status and parsed answer of a POST; a connection that is given stays open."""
         asked = connection or self.connect()
-        asked.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        asked.request("POST", path, None if body is None else json.dumps(body), {"content-type": "application/json"})
         answer = asked.getresponse()
         status, text = answer.status, answer.read()
         if connection is None:
@@ -148,10 +148,13 @@ def wait(what, is_so, seconds_max=60):
 
 
 def bench(url, *arguments):
-    """The JSON lines of a run of `sterling bench`."""
-    command = [BENCH, "bench", url, "--json", *map(str, arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
+    """The JSON lines of a run of `sterling bench`. A void run ends with 1 and says so in its line."""
+    # Beside a server that takes every core, the generator keeps its schedule only where it goes first.
+    first = ["nice", "-n", "-10"] if os.geteuid() == 0 else []
+    command = [*first, BENCH, "bench", url, "--json", *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if not done.stdout:
+        print(done.stderr, file=sys.stderr)
         sys.exit(f"{' '.join(command)}: exit code {done.returncode}")
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -34,7 +34,7 @@ def two_versions():
 
 
 def activate(server, version, connection=None):
-    status, answer = server.post(f"/v1/models/debian/versions/{version}:activate", {}, connection)
+    status, answer = server.post(f"/v1/models/debian/versions/{version}:activate", None, connection)
     if status != 200:
         raise SystemExit(f"version {version} was not activated: {status} {answer}")
 

@@ -9,6 +9,8 @@ const FOLLOWED: f64 = 0.99;
 const STEP: f64 = 1.5;
 /// ... and how often the gap between the last that it followed and the first that it did not is halved.
 const HALVINGS: usize = 4;
+/// Runs at a rate until one counts.
+const TRIES: usize = 3;
 /// Steps after which a server that follows everything is left alone.
 const STEPS_MAX: usize = 24;
 
@@ -21,18 +23,24 @@ pub struct Peak {
     pub goodput: f64,
 }
 
-/// Looks for the peak of the first class from a rate on; `run` runs a load at a rate. A void run counts as not followed.
+/// Looks for the peak of the first class from a rate on; `run` runs a load at a rate. A rate whose runs are void again and
+/// again counts as not followed.
 ///
 /// # Errors
 /// Those of `run`.
 pub fn find_peak(first: f64, mut run: impl FnMut(f64) -> Result<Report>) -> Result<Peak> {
     let mut peak = Peak { rate: 0.0, goodput: 0.0 };
     let mut follows = |rate: f64| -> Result<bool> {
-        let report = run(rate)?;
-        let class = &report.classes[0];
+        let mut report = run(rate)?;
+        for _ in 1..TRIES {
+            if report.void.is_some() {
+                report = run(rate)?;
+            }
+        }
         if report.void.is_some() {
             return Ok(false);
         }
+        let class = &report.classes[0];
         peak.goodput = peak.goodput.max(class.goodput);
         let follows = class.ok as f64 >= class.requests as f64 * FOLLOWED;
         if follows {
