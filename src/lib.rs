@@ -10,6 +10,7 @@
 //! | N | items | T | tasks |
 //! | C | lists (clusters) | K | results |
 
+pub mod bench;
 pub mod cli;
 pub mod columns;
 pub mod config;

@@ -8,6 +8,7 @@
 //! | 130, 143 | ended by SIGINT or SIGTERM before it was done |
 
 mod ann_bench;
+mod bench;
 mod demo;
 mod inspect;
 mod output;
@@ -41,6 +42,8 @@ enum Command {
     Serve(serve::Serve),
     /// Measure the item index alone on `.npy` files, a JSON line a measurement.
     AnnBench(ann_bench::AnnBench),
+    /// Put load on a running server, an open loop at a set rate, and report what became of it.
+    Bench(bench::Bench),
     /// Show what a store, a snapshot or a model package holds.
     Inspect(inspect::Inspect),
     /// Decide where embedding tables lie: tiers, sharding and devices, with the reasons.
@@ -57,6 +60,7 @@ pub fn run() -> ExitCode {
         Command::Publish(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::AnnBench(command) => command.run(),
+        Command::Bench(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Remote(command) => command.run(),

@@ -41,6 +41,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("registry", 5, &["view"]),
     ("engine", 6, &[]),
     ("http", 7, &["engine"]),
+    ("bench", 7, &[]),
     ("config", 8, &[]),
     ("publish", 8, &[]),
     ("cli", 8, &["config", "publish"]),

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""What a dear request does to the cheap ones beside it: STERLING=... [PEER=...] [SECONDS=20] scripts/bench_neighbours.py
+
+The dearest allowed request is looked for: lists of requests for ever fewer results of all items, until one is answered with 200. Cheap
+requests are timed alone and beside one dear request after another; then the memory after a storm of dear ones is held against before.
+"""
+
+import concurrent.futures
+import os
+import threading
+import time
+
+from served import Server, bench, binaries, finish, header, requests_file, row, seconds, store, users, verdict
+
+RATE = 50
+# The longest list that is tried; a server without bounds takes a minute for 40.
+LIST_MAX = int(os.environ.get("LIST_MAX", 40))
+
+
+def dearest(server):
+    """The body of the dearest request that the server takes, and how long it takes alone."""
+    user = users()[0]
+    for count in (count for count in (40, 16, 8, 4, 2, 1) if count <= LIST_MAX):
+        for k in (60_000, 30_000, 10_000, 3_000, 1_000):
+            one = user | {"k": k, "candidates": k, "columns": ["name", "short", "section", "tags"], "timeout_ms": 600_000}
+            body = {"requests": [one] * count} if count > 1 else one
+            start = time.time()
+            status, answer = server.retrieve(body)
+            if status == 200 and not any("problem" in entry for entry in answer.get("results", [])):
+                return body, f"{count} x k = {k}", time.time() - start
+    raise SystemExit("no dear request is allowed")
+
+
+def measure(name, binary, cheap):
+    with Server(binary, store(binary, name)) as server:
+        load = ["--requests", cheap, "--rate", RATE, "--seconds", seconds(20)]
+        bench(server.url, *load)
+        alone = bench(server.url, *load)[0]["classes"][0]
+        before = server.rss_mb()
+        body, kind, took = dearest(server)
+        stop = threading.Event()
+
+        def ask_on():
+            connection = server.connect(timeout=900)
+            while not stop.is_set():
+                server.retrieve(body, connection)
+
+        asking = threading.Thread(target=ask_on)
+        asking.start()
+        time.sleep(0.5)
+        beside = bench(server.url, *load)[0]["classes"][0]
+        stop.set()
+        asking.join()
+        peak = [server.rss_mb()]
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            storm = [pool.submit(server.retrieve, body) for _ in range(4)]
+            while not all(one.done() for one in storm):
+                peak.append(server.rss_mb())
+                time.sleep(0.1)
+        time.sleep(10)
+        after = server.rss_mb()
+    p99 = lambda found: (found["answered_ms"] or {"p99": float("inf")})["p99"]
+    p50 = lambda found: (found["answered_ms"] or {"p50": float("inf")})["p50"]
+    row(name, kind, took, p50(alone), p99(alone), p50(beside), p99(beside), beside["requests"] - beside["ok"], before, max(peak), after)
+    return p99(alone), p99(beside), beside, before, after
+
+
+def main():
+    cheap = requests_file("cheap", [user | {"candidates": 100, "timeout_ms": 10_000} for user in users()])
+    header("server", "dearest", "its s", "p50 alone", "p99 alone", "p50 beside", "p99 beside", "not answered", "MB before", "MB in the storm", "MB 10 s later")
+    own, *_ = [measure(name, binary, cheap) for name, binary in binaries().items()]
+    alone, beside, found, before, after = own
+    verdict(beside <= 3 * alone, f"p99 of a cheap request beside the dearest {beside:.1f} ms, {beside / alone:.1f} x of alone, expected at most 3 x")
+    verdict(found["ok"] == found["requests"], f"{found['requests'] - found['ok']} cheap requests were not answered in time, expected 0")
+    verdict(after <= 1.2 * before, f"memory after the storm {after:.0f} MB, {after / before:.2f} x of before, expected at most 1.2 x")
+    finish()
+
+
+main()

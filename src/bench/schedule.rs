@@ -1,0 +1,112 @@
+//! When each request is to be sent, fixed before the run: the same seed gives the same load.
+
+use std::time::Duration;
+
+/// How requests follow one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Arrivals {
+    /// Independently of each other, as those of many users do.
+    Poisson,
+    /// At equal distances.
+    Constant,
+}
+
+/// Random numbers of a seed (splitmix64).
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Random(seed)
+    }
+
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    /// At least 0, below 1.
+    pub(super) fn share(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// The times of all requests from the start of the run, in their order.
+pub(super) fn times(arrivals: Arrivals, rate: f64, seconds: f64, seed: u64) -> Vec<Duration> {
+    let mut random = Random::new(seed);
+    let mut times = Vec::with_capacity((rate * seconds) as usize);
+    let mut at = 0.0;
+    while at < seconds {
+        times.push(Duration::from_secs_f64(at));
+        at = match arrivals {
+            // From the count and not from a sum, whose rounding would drift.
+            Arrivals::Constant => times.len() as f64 / rate,
+            Arrivals::Poisson => at - (1.0 - random.share()).ln() / rate,
+        };
+    }
+    times
+}
+
+/// Which of `count` bodies each request sends: all of them in a random order, and again.
+pub(super) fn order(count: usize, seed: u64) -> impl Iterator<Item = usize> {
+    let mut random = Random::new(!seed);
+    let mut order: Vec<usize> = (0..count).collect();
+    for last in (1..count).rev() {
+        order.swap(last, (random.next() % (last as u64 + 1)) as usize);
+    }
+    order.into_iter().cycle()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constant_arrivals_have_equal_distances_and_end_in_time() {
+        for (rate, seconds) in [(10.0, 2.0), (3.0, 10.0), (7000.0, 1.0), (0.5, 6.0)] {
+            let times = times(Arrivals::Constant, rate, seconds, 1);
+            assert_eq!(times.len(), (rate * seconds) as usize);
+            for (n, time) in times.iter().enumerate() {
+                assert!((time.as_secs_f64() - n as f64 / rate).abs() < 1e-8, "{rate}: request {n} at {time:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn poisson_arrivals_have_the_rate_and_the_spread_of_independent_ones() {
+        let (rate, seconds) = (2000.0, 20.0);
+        for seed in 0..5 {
+            let times = times(Arrivals::Poisson, rate, seconds, seed);
+            assert!(times.is_sorted() && times.iter().all(|t| t.as_secs_f64() < seconds));
+            // The count's standard deviation is its root: 200 of 40,000; four of them are allowed.
+            assert!((times.len() as f64 - rate * seconds).abs() < 800.0, "seed {seed}: {} requests", times.len());
+            let gaps: Vec<f64> = times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64() * rate).collect();
+            let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+            let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+            assert!((variance - 1.0).abs() < 0.1, "seed {seed}: variance {variance} of gaps with mean {mean}");
+        }
+    }
+
+    #[test]
+    fn a_seed_gives_one_schedule_and_one_order() {
+        let of = |seed| times(Arrivals::Poisson, 100.0, 3.0, seed);
+        assert_eq!(of(7), of(7));
+        assert_ne!(of(7), of(8));
+        let orders = |seed| order(50, seed).take(120).collect::<Vec<_>>();
+        assert_eq!(orders(7), orders(7));
+        assert_ne!(orders(7), orders(8));
+    }
+
+    #[test]
+    fn every_body_is_sent_before_one_is_sent_again() {
+        for count in [1, 2, 3, 100] {
+            let mut first: Vec<usize> = order(count, 3).take(count).collect();
+            let second: Vec<usize> = order(count, 3).skip(count).take(count).collect();
+            assert_eq!(first, second);
+            first.sort_unstable();
+            assert_eq!(first, (0..count).collect::<Vec<_>>());
+        }
+    }
+}
