@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::say;
+use super::output::say;
 use crate::bench::{self, Arrivals, Body, Class, ClassReport, Load, Report, Target};
 use crate::error::{Error, Result};
 use crate::limits;
