@@ -123,11 +123,14 @@ fn over_http(store: &Store, users: &[Value]) {
     registry.refresh();
     let loaded: Arc<Loaded> = registry.get("debian", None).unwrap();
     assert_eq!(loaded.info().name, "debian");
-    let app = Arc::new(App::new(registry, Engine::start(&Options::default()).unwrap()));
+    let options = sterling::http::Options::default();
+    let app = Arc::new(App::new(registry, Engine::start(&Options::default()).unwrap(), &options));
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let url = format!("http://{}/v1/models/debian:retrieve", listener.local_addr().unwrap());
-    runtime.spawn(sterling::http::serve(listener, app, std::future::pending()));
+    // Nobody stops it: the sender lives as long as the measurement.
+    let (_stop, stops) = tokio::sync::mpsc::unbounded_channel();
+    runtime.spawn(async move { sterling::http::serve(listener, app, &options, stops).await });
     let agent = ureq::Agent::new_with_defaults();
     let mut times = Vec::new();
     for round in 0..=ROUNDS {
