@@ -95,6 +95,7 @@ async fn keep(connections: &Connections, options: &Options) -> Infallible {
     loop {
         tokio::time::sleep(SWEEP).await;
         connections.sweep(options);
+        crate::telemetry::sort_in();
     }
 }
 
