@@ -1,7 +1,8 @@
 //! Logs to stderr and the metrics that `/metrics` shows.
 //!
-//! Times are in seconds, sizes in bytes. Histograms have fixed buckets ([`SECONDS`], [`COUNTS`]): their memory does not
-//! depend on how often they are read, and those of several servers can be added up.
+//! Times are in seconds, sizes in bytes. Histograms have fixed buckets ([`SECONDS`], [`COUNTS`]), so that those of several
+//! servers can be added up. What is recorded waits in memory until it is sorted into them: at each reading, and several
+//! times a second by the server ([`sort_in`]), whether or not anybody reads.
 //!
 //! | metric | kind | meaning |
 //! |---|---|---|
@@ -88,6 +89,11 @@ pub fn metrics() -> &'static PrometheusHandle {
     })
 }
 
+/// Sorts what was recorded into buckets and gives its memory back.
+pub fn sort_in() {
+    metrics().run_upkeep();
+}
+
 fn recorder() -> PrometheusRecorder {
     let times = Matcher::Suffix("_seconds".into());
     let builder = PrometheusBuilder::new().set_buckets(&COUNTS);
@@ -109,13 +115,17 @@ mod tests {
         metrics::with_local_recorder(&recorder, || {
             let record = || {
                 for n in 0..20_000 {
+                    if n % 1000 == 0 {
+                        handle.run_upkeep();
+                    }
                     metrics::histogram!("a_seconds", "call" => "x").record(f64::from(n) * 1e-5);
                     metrics::histogram!("a_requests").record(f64::from(n % 40));
                 }
             };
             record();
             let used = allocation_counter::measure(record);
-            assert!(used.bytes_current < 10_000, "{} bytes stay", used.bytes_current);
+            // Two thousand samples of 8 bytes wait, and what holds them.
+            assert!(used.bytes_current < 100_000, "{} bytes stay", used.bytes_current);
         });
         let text = handle.render();
         assert!(

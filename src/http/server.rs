@@ -95,6 +95,7 @@ async fn keep(connections: &Connections, options: &Options) -> Infallible {
     loop {
         tokio::time::sleep(SWEEP).await;
         connections.sweep(options);
+        crate::telemetry::sort_in();
     }
 }
 
@@ -166,7 +167,7 @@ fn descriptors() -> u64 {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
-        if setrlimit(Resource::Nofile, raised.clone()).is_ok() {
+        if setrlimit(Resource::Nofile, raised).is_ok() {
             limit = raised;
         }
     }
