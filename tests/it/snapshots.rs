@@ -390,6 +390,7 @@ fn a_full_disk_leaves_the_store_as_it_was() {
     free.set_len(free.metadata().unwrap().len() - (64 << 10)).unwrap();
     let (code, _, wrong) = run(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
     let (versions, left) = (whole(&store), leftovers(&store));
+    drop(free);
     std::fs::remove_file(store.join("ballast")).unwrap();
     let again = put(&store, &vectors(folder.path(), &catalogue(100)));
     assert!(mount(&["umount"]).unwrap().status.success());
