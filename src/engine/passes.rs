@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Backend, Cost, Job};
+use super::backend::{Backend, Cost, Job};
 use crate::error::Result;
 use crate::pass::{self, Batch, Cpu, Pass, Prepared};
 use crate::request::Answer;

@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
+use super::engine::FETCHERS;
 use super::*;
-use crate::error::Kind;
+use crate::error::{Kind, Result};
+use crate::request::Priority;
 
 /// Where work waits until a test opens it.
 #[derive(Default)]

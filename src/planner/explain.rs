@@ -3,7 +3,7 @@
 
 use super::cost::{Charge, Machine};
 use super::enumerate::{Candidate, Unit};
-use super::plan::{DeviceKind, DevicePlan, Plan};
+use super::plan::{DevicePlan, Plan};
 use super::report;
 use super::search::{Choice, Load};
 use super::workload::{TableWorkload, Workload};
@@ -262,13 +262,4 @@ fn spread(candidate: &Candidate, loads: &mut [Load]) -> std::result::Result<Vec<
         sites.push(best);
     }
     Ok(sites)
-}
-
-/// What a kind of device is called in a report.
-pub(super) fn kind_name(kind: DeviceKind) -> &'static str {
-    match kind {
-        DeviceKind::Host => "host",
-        DeviceKind::Gpu => "gpu",
-        DeviceKind::Remote => "remote",
-    }
 }

@@ -16,6 +16,17 @@ pub enum DeviceKind {
     Remote,
 }
 
+impl DeviceKind {
+    /// What it is called in a report.
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Host => "host",
+            DeviceKind::Gpu => "gpu",
+            DeviceKind::Remote => "remote",
+        }
+    }
+}
+
 /// What a device holds and does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DevicePlan {

@@ -2,7 +2,6 @@
 
 use std::fmt::Write;
 
-use super::explain::kind_name;
 use super::plan::Plan;
 use crate::embedding::place::{ShardPlan, TablePlan};
 
@@ -67,7 +66,7 @@ fn device_rows(plan: &Plan) -> Vec<Vec<String>> {
         let full = device.bytes as f64 / device.capacity_bytes.max(1) as f64;
         rows.push(vec![
             device.device.clone(),
-            kind_name(device.kind).into(),
+            device.kind.name().into(),
             bytes(device.bytes),
             bytes(device.capacity_bytes),
             format!("{:.0} %", full * 100.0),

@@ -49,15 +49,8 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
 
 /// Circles that are still to be undone: the folder and the entries that need each other.
 const CIRCLES: &[(&str, &[&str])] = &[
-    ("src/device/cpu/kernels", &["avx2", "avx512", "dotprod", "mod", "neon", "portable"]),
-    ("src/device/cpu/pool", &["avx2", "avx512", "mod", "neon"]),
-    ("src/embedding", &["lookup", "shard", "table", "tiers", "uses"]),
-    ("src/embedding/shard", &["compute", "input", "mod", "output"]),
-    ("src/engine", &["meters", "mod", "worker"]),
     ("src/http", &["answer", "calls", "layers", "mod", "openapi", "wire"]),
-    ("src/items", &["builder", "json", "mod", "parquet"]),
     ("src/pass", &["cost", "prepare"]),
-    ("src/planner", &["enumerate", "explain", "report", "search"]),
     ("src/registry", &["entry", "load", "mod"]),
 ];
 
