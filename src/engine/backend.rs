@@ -23,7 +23,7 @@ pub trait Backend: Send + Sync + 'static {
     fn worker(&self) -> Self::Worker;
 
     /// What a request will cost.
-    fn cost(&self, work: &Self::Work) -> Cost;
+    fn cost(&self, work: &Self::Work) -> Estimate;
 
     /// Requests of one group may be run together; those of one version of a model, say.
     fn group(&self, work: &Self::Work) -> usize;
@@ -51,9 +51,9 @@ pub struct Job<W, A> {
 
 pub(super) type JobOf<B> = Job<<B as Backend>::Work, <B as Backend>::Answer>;
 
-/// What a request will cost.
+/// What a request is thought to cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cost {
+pub struct Estimate {
     /// How long one worker is thought to run. Only the proportions must be right: the engine measures by which factor
     /// work takes longer here.
     pub time: Duration,

@@ -26,7 +26,7 @@ mod tests;
 mod ticket;
 mod worker;
 
-pub use backend::{Backend, Cost, Job, Terms};
+pub use backend::{Backend, Estimate, Job, Terms};
 pub use engine::Engine;
 pub use options::Options;
 pub use passes::Passes;

@@ -101,8 +101,8 @@ impl Backend for Fake {
         self.workers_made.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn cost(&self, work: &Work) -> Cost {
-        Cost { time: work.price, memory_bytes: work.bytes }
+    fn cost(&self, work: &Work) -> Estimate {
+        Estimate { time: work.price, memory_bytes: work.bytes }
     }
 
     fn group(&self, work: &Work) -> usize {

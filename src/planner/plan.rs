@@ -48,7 +48,7 @@ pub struct DevicePlan {
 
 /// A placement of all tables, with what it was estimated to cost.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct PlacementPlan {
     /// Requests in the batch that all times are about, on each host.
     pub batch: u32,
     /// Time a batch of the slowest device.
