@@ -75,13 +75,13 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
         if prepared.features().is_some() { view.main().package.user.as_ref().map_or(0, |t| t.weights()) } else { 0 };
     let mut work_ns =
         REQUEST_NS + tower as f64 * WEIGHT_NS + prepared.ids() as f64 * view.dimension() as f64 * ROW_NS_A_NUMBER;
-    let (candidates, results) = match &prepared.task {
-        Task::Embed => (0, 0),
-        Task::Rank { slots, .. } => (slots.len(), slots.len()),
+    let candidates = prepared.candidates();
+    let results = match &prepared.task {
         Task::Retrieve(search) => {
             work_ns += search_ns(view, search);
-            (search.k0, search.k.min(search.k0))
+            search.k.min(candidates)
         }
+        Task::Rank { .. } | Task::Embed => candidates,
     };
     let tasks = view.overarch().map_or(0, |o| o.tasks());
     let weights = view.overarch().map_or(0, |o| o.weights());

@@ -17,6 +17,10 @@ use crate::tower::{Candidates, FeatureRow, Pooled, RUN_CANDIDATES, Threads, Towe
 use crate::units::Slot;
 use crate::view::View;
 
+/// Memory that grew for more candidates than these is given back: those who ask for so many pay for it each time, and no one
+/// else holds it for them.
+const KEPT_CANDIDATES_MAX: usize = 20_000;
+
 /// The pass on a CPU: on one thread, but for graphs, which take as many as they are given.
 pub struct Cpu {
     threads: Threads,
@@ -46,6 +50,10 @@ impl Pass for Cpu {
     fn run(&mut self, batch: &dyn Batch) {
         let threads = self.threads.clone();
         threads.run(|| self.run_here(batch));
+        let most = (0..batch.len()).map(|n| batch.prepared(n).candidates()).max().unwrap_or(0);
+        if most > KEPT_CANDIDATES_MAX {
+            (self.searches, self.scratch) = Default::default();
+        }
     }
 }
 

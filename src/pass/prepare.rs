@@ -112,6 +112,15 @@ impl Prepared {
         }
     }
 
+    /// Candidates that it reranks at most, K0.
+    pub(super) fn candidates(&self) -> usize {
+        match &self.task {
+            Task::Retrieve(search) => search.k0,
+            Task::Rank { slots, .. } => slots.len(),
+            Task::Embed => 0,
+        }
+    }
+
     /// The item columns that its answer tells.
     pub fn columns(&self) -> &[String] {
         &self.reading.columns

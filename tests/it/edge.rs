@@ -209,14 +209,18 @@ fn bodies_share_a_budget() {
     let store = catalogue(10, 1);
     let server = serve(store.path(), "bodies_mb = 1");
     // A quarter of the budget each, for what is parsed takes more than its text.
-    let half = |_| {
+    let half = |()| {
         let head = "POST /v1/models/vectors:retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: 70000\r\n\r\n";
         send(&server, &format!("{head}{}", " ".repeat(60_000)))
     };
-    let held: Vec<TcpStream> = (0..4).map(half).collect();
+    let mut held: Vec<TcpStream> = Vec::new();
     let large = format!("{{\"vector\": [1, 0], \"filter\": \"\"{}}}", " ".repeat(50_000));
     let refused = || agent().post(format!("http://{}{VECTORS}", server.address)).send(&large).unwrap();
-    until("a full budget", || refused().status() == 503);
+    until("a full budget", || {
+        // One that came while another was being read was refused itself.
+        held.push(half(()));
+        refused().status() == 503
+    });
     let mut response = refused();
     assert_eq!(response.headers()["retry-after"], "1");
     let problem: Value = serde_json::from_str(&response.body_mut().read_to_string().unwrap()).unwrap();
