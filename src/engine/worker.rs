@@ -48,8 +48,12 @@ pub(super) fn fetch<B: Backend>(shared: &Shared<B>) {
 }
 
 /// Runs jobs together; where one of them breaks the run, each that is not answered yet runs alone, so that the one is
-/// all that fails.
+/// all that fails. What is logged of a job that runs alone carries the id of its request.
 fn each_that_breaks_alone<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut [Job<W, A>]) -> bool) {
+    let mut run = |jobs: &mut [Job<W, A>]| match jobs {
+        [job] => job.ticket.span().clone().in_scope(|| run(std::slice::from_mut(job))),
+        jobs => run(jobs),
+    };
     if jobs.is_empty() || run(jobs) {
         return;
     }

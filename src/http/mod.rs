@@ -22,6 +22,7 @@ use axum::Router;
 use axum::routing::{any, get};
 
 use crate::engine::{Engine, Passes};
+use crate::error::{Error, Result};
 use crate::registry::Registry;
 
 pub use openapi::document as openapi;
@@ -49,8 +50,11 @@ impl App {
         }
     }
 
-    fn is_ready(&self) -> bool {
-        self.registry.is_ready() && !self.draining.load(Ordering::Relaxed)
+    fn ready(&self) -> Result<()> {
+        if self.draining.load(Ordering::Relaxed) {
+            return Err(Error::not_ready("the server is shutting down"));
+        }
+        self.registry.ready()
     }
 }
 
@@ -62,6 +66,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{model}", any(calls::model_call))
         .route("/v1/models/{model}/versions", get(calls::versions).fallback(only_get()))
         .route("/v1/models/{model}/versions/{version}", any(calls::version_call))
+        .route("/v1/models/{model}/labels", get(calls::labels).fallback(only_get()))
+        .route("/v1/models/{model}/labels/{label}", any(calls::label_call))
         .route("/livez", get(calls::live).fallback(only_get()))
         .route("/readyz", get(calls::ready).fallback(only_get()))
         .route("/metrics", get(calls::metrics).fallback(only_get()))

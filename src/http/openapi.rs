@@ -44,7 +44,12 @@ pub enum RetrievedOneOrMany {
         calls::model,
         calls::versions,
         calls::version,
+        calls::load,
         calls::activate,
+        calls::unload,
+        calls::labels,
+        calls::put_label,
+        calls::delete_label,
         calls::live,
         calls::ready,
         calls::metrics,
@@ -59,27 +64,31 @@ pub fn document() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
     for verb in ["retrieve", "rank", "embed"] {
         let item = document.paths.paths.get(&format!("/v1/models/{{model}}:{verb}"));
-        let Some(mut item) = item.cloned() else { continue };
-        item.post = item.post.map(|call| pinned(call, verb));
-        document.paths.paths.insert(format!("/v1/models/{{model}}/versions/{{version}}:{verb}"), item);
+        let Some(item) = item.cloned() else { continue };
+        let number = ObjectBuilder::new()
+            .schema_type(Type::Integer)
+            .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)))
+            .minimum(Some(0));
+        let text = ObjectBuilder::new().schema_type(Type::String);
+        for (folder, pin, schema, said) in [
+            ("versions", "version", number, "This version of the model answers."),
+            ("labels", "label", text, "The version that the label points to answers."),
+        ] {
+            let mut item = item.clone();
+            item.post = item.post.map(|call| pinned(call, verb, pin, schema, said));
+            document.paths.paths.insert(format!("/v1/models/{{model}}/{folder}/{{{pin}}}:{verb}"), item);
+        }
     }
     document
 }
 
 /// The same call to a version that is in memory, whichever answers other requests.
-fn pinned(mut call: Operation, verb: &str) -> Operation {
-    let number = ObjectBuilder::new()
-        .schema_type(Type::Integer)
-        .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)))
-        .minimum(Some(0));
-    let version = ParameterBuilder::new()
-        .name("version")
-        .parameter_in(ParameterIn::Path)
-        .required(Required::True)
-        .schema(Some(number));
-    call.parameters.get_or_insert_default().push(version.build().into());
-    call.operation_id = Some(format!("{verb}_version"));
-    call.summary = call.summary.map(|summary| format!("{} This version of the model answers.", summary));
+fn pinned(mut call: Operation, verb: &str, pin: &str, schema: ObjectBuilder, said: &str) -> Operation {
+    let pin_in_path =
+        ParameterBuilder::new().name(pin).parameter_in(ParameterIn::Path).required(Required::True).schema(Some(schema));
+    call.parameters.get_or_insert_default().push(pin_in_path.build().into());
+    call.operation_id = Some(format!("{verb}_{pin}"));
+    call.summary = call.summary.map(|summary| format!("{summary} {said}"));
     call
 }
 

@@ -152,7 +152,7 @@ impl<T> Entry<T> {
     }
 
     pub(super) fn label(&mut self, label: &str, version: u64) -> Result<()> {
-        self.find(version)?;
+        self.find(version).map_err(|e| e.within("a label points to a version in memory"))?;
         self.labels.insert(label.to_owned(), version);
         self.drop_idle();
         Ok(())

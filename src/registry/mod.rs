@@ -268,7 +268,7 @@ impl<T: Send + Sync> Registry<T> {
     /// # Errors
     /// `Invalid` for a label that cannot stand in a path, `NotFound` where the version is not in memory.
     pub fn label(&self, name: &str, label: &str, version: u64) -> Result<()> {
-        check_name(label).map_err(|e| e.within("label"))?;
+        check_name("label", label)?;
         self.edit(name, |entry| entry.label(label, version))
     }
 
@@ -290,9 +290,33 @@ impl<T: Send + Sync> Registry<T> {
         self.entries.load().values().filter_map(|entry| entry.get(Which::Active).ok()).collect()
     }
 
-    /// True where at least one model answers.
-    pub fn is_ready(&self) -> bool {
-        self.entries.load().values().any(|entry| entry.active.is_some())
+    /// The labels of a model and the versions that they point to.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown model.
+    pub fn labels(&self, name: &str) -> Result<BTreeMap<String, u64>> {
+        self.entry(name, |entry| Ok(entry.labels.clone()))
+    }
+
+    /// Whether at least one model answers.
+    ///
+    /// # Errors
+    /// `NotReady` with the reason of each model, where none does.
+    pub fn ready(&self) -> Result<()> {
+        let entries = self.entries.load();
+        let waiting = |(name, entry): (&String, &Entry<T>)| match entry.get(Which::Active) {
+            Ok(_) => None,
+            Err(e) => Some(format!("model `{name}`: {e}")),
+        };
+        let reasons: Vec<String> = entries.iter().filter_map(waiting).collect();
+        if reasons.len() < entries.len() {
+            return Ok(());
+        }
+        Err(Error::not_ready(match &self.options.only {
+            _ if !reasons.is_empty() => reasons.join("; "),
+            Some(only) => format!("model `{only}`, the only one to be served, was not found in the store yet"),
+            None => "no model was found in the store yet".into(),
+        }))
     }
 
     /// Every published or loaded version of a model, ascending.

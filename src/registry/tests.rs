@@ -214,7 +214,7 @@ fn a_store_made_anew_is_taken_and_one_that_returns_changes_nothing() {
     let tried = bed.told.tried_in_all();
     fs::rename(&store, &away).unwrap();
     bed.registry.refresh();
-    assert_eq!((bed.active("m"), bed.registry.is_ready()), (is(3, "t3"), true));
+    assert_eq!((bed.active("m"), bed.registry.ready().is_ok()), (is(3, "t3"), true));
     assert_eq!(bed.registry.activate("m", 2).unwrap().version(), 2, "rolling back needs no store");
     fs::rename(&away, &store).unwrap();
     bed.registry.refresh();

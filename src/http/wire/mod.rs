@@ -10,7 +10,10 @@ mod reply;
 mod request;
 mod values;
 
-pub use info::{ColumnInfo, FeatureInfo, ModelInfo, ModelList, TableInfo, VersionInfo, VersionList, model_info};
+pub use info::{
+    ColumnInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList, TableInfo, VersionInfo, VersionList,
+    model_info,
+};
 pub(super) use problem::without_places;
 pub use problem::{Problem, status};
 pub use reply::{
