@@ -49,7 +49,6 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
 
 /// Circles that are still to be undone: the folder and the entries that need each other.
 const CIRCLES: &[(&str, &[&str])] = &[
-    ("src/http", &["answer", "calls", "layers", "mod", "openapi", "wire"]),
     ("src/registry", &["entry", "load", "mod"]),
 ];
 
