@@ -16,9 +16,9 @@ use super::app::App;
 use super::schemas::{RetrieveOneOrMany, RetrievedOneOrMany};
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, LabelList, LabelRequest, ModelInfo, ModelList, Problem, RankRequest,
-    Reply, Retrievals, RetrieveResponse, Served, Terms, VersionInfo, VersionList,
+    Reply, Retrievals, RetrieveResponse, Served, VersionInfo, VersionList,
 };
-use crate::engine;
+use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
 use crate::pass::{self, Cost, Prepared};
 use crate::registry::{Loaded, Registry, VersionState, Which};
@@ -164,8 +164,8 @@ async fn items(app: &App, model: &Loaded, prepared: Prepared, terms: Terms) -> R
     Entry::items(answer, tasks, &main.columns, &columns)
 }
 
-async fn submit(app: &App, prepared: Prepared, Terms { timeout, priority }: Terms) -> Result<Answer> {
-    app.engine.submit(prepared, engine::Terms { timeout, priority }).await
+async fn submit(app: &App, prepared: Prepared, terms: Terms) -> Result<Answer> {
+    app.engine.submit(prepared, terms).await
 }
 
 fn one(model: &Loaded, entry: Entry) -> Response {

@@ -20,5 +20,5 @@ pub use reply::{
     BatchEntry, BatchResponse, EmbedResponse, Entry, Explain, Item, Reply, RetrieveResponse, Retrieved, Served, Step,
     embedding,
 };
-pub use request::{EmbedRequest, RankRequest, Retrievals, RetrieveRequest, Terms, embed, object, rank, retrievals};
+pub use request::{EmbedRequest, RankRequest, Retrievals, RetrieveRequest, embed, object, rank, retrievals};
 pub use values::FeatureValue;
