@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
+use super::engine::FETCHERS;
 use super::*;
-use crate::error::Kind;
+use crate::error::{Kind, Result};
+use crate::request::Priority;
 
 /// Where work waits until a test opens it.
 #[derive(Default)]
@@ -97,8 +101,8 @@ impl Backend for Fake {
         self.workers_made.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn cost(&self, work: &Work) -> Cost {
-        Cost { time: work.price, memory_bytes: work.bytes }
+    fn cost(&self, work: &Work) -> Estimate {
+        Estimate { time: work.price, memory_bytes: work.bytes }
     }
 
     fn group(&self, work: &Work) -> usize {

@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
+use super::batch::{Batch, Pass};
 use super::fetch::lookup_each;
-use super::prepare::{Prepared, Query, Search, Task};
 use super::scratch::Scratch;
 use super::trace::{Step, Trace};
-use super::{Batch, Pass};
+use super::work::{Prepared, Query, Search, Task};
 use crate::error::{Error, Result};
 use crate::filter::Route;
 use crate::limits::COMPONENT_MAX;

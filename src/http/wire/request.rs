@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::values::{FeatureValue, Finite, List, Named};
+use crate::engine::Terms;
 use crate::error::{Error, Result};
 use crate::limits::{
     BATCH_REQUESTS_MAX, CANDIDATES_MAX, COLUMNS_MAX, CONSTANTS_MAX, DIMENSION_MAX, EXCLUDE_MAX, FEATURES_MAX,
@@ -177,15 +178,6 @@ pub struct EmbedRequest {
     #[serde(default, deserialize_with = "on_degraded")]
     #[schema(value_type = OnDegradedName)]
     on_degraded: request::OnDegraded,
-}
-
-/// What a caller says of the waiting, beside what is asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
-    /// How long the answer is worth waiting for; the server's default where it is `None`.
-    pub timeout: Option<Duration>,
-    /// Who goes first.
-    pub priority: Priority,
 }
 
 /// What the body of a retrieval holds.
