@@ -40,7 +40,7 @@ impl<B: Backend> Shared<B> {
             work: Condvar::new(),
             fetch: Condvar::new(),
             idle: Condvar::new(),
-            ledger: Ledger::new(options.memory_mib << 20),
+            ledger: Ledger::new(options.memory_mb << 20),
             meters: Meters::new(),
             started,
             free_at_ns: AtomicU64::new(0),

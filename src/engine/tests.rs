@@ -136,7 +136,7 @@ impl Backend for Fake {
 }
 
 fn engine(workers: usize) -> Engine<Fake> {
-    let options = Options { workers, memory_mib: 1, timeout_ms: 60_000, ..Options::default() };
+    let options = Options { workers, memory_mb: 1, timeout_ms: 60_000, ..Options::default() };
     Engine::start(Fake::default(), &options).unwrap()
 }
 
@@ -473,6 +473,6 @@ fn options_that_cannot_work_are_named() {
     assert!(wrong(Options { workers: 1025, ..Options::default() }).contains("engine.workers: got 1025"));
     assert!(wrong(Options { timeout_ms: 0, ..Options::default() }).contains("engine.timeout_ms: got 0"));
     assert!(wrong(Options { dear_ms: 0, ..Options::default() }).contains("engine.dear_ms: got 0"));
-    assert!(wrong(Options { memory_mib: 0, ..Options::default() }).contains("engine.memory_mib: got 0"));
+    assert!(wrong(Options { memory_mb: 0, ..Options::default() }).contains("engine.memory_mb: got 0"));
     assert!(Options::default().check().is_ok());
 }

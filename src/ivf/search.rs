@@ -43,6 +43,20 @@ pub struct Probing {
     pub pass_rate: f64,
 }
 
+impl Probing {
+    /// About how many of so many lists a search with words looks at.
+    pub fn lists(&self, lists: usize) -> usize {
+        let probes = self.probes.clamp(1, lists);
+        let most = self.probes_max.clamp(probes, lists);
+        if most == lists && self.pass_rate <= SCAN_ALL_PASS_RATE { lists } else { self.first(probes, most) }
+    }
+
+    /// As many lists as would hold the survivors of `probes` whole ones is where probing on begins to be judged.
+    fn first(&self, probes: usize, most: usize) -> usize {
+        ((probes as f64 / self.pass_rate.max(1e-6).sqrt()) as usize).clamp(probes, most)
+    }
+}
+
 /// What a search did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -199,18 +213,18 @@ impl Index {
     fn search_on(
         &self,
         vector: &[f32],
-        Probing { probes, probes_max, pass_rate }: Probing,
+        probing: Probing,
         words: Words<'_>,
         selector: &mut Selector,
         k0: usize,
         scratch: &mut Scratch,
     ) -> Counters {
+        let Probing { probes, probes_max, .. } = probing;
         let mut counters = Counters::default();
         let start = Instant::now();
         self.score_lists(vector, scratch);
         counters.probe_time = start.elapsed();
-        // As many lists as would hold the survivors of `probes` whole ones is where probing on begins to be judged.
-        let first = ((probes as f64 / pass_rate.max(1e-6).sqrt()) as usize).clamp(probes, probes_max);
+        let first = probing.first(probes, probes_max);
         let mut done = 0;
         let mut chunk = first;
         while done < probes_max {

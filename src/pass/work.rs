@@ -36,7 +36,7 @@ impl Cost {
         let (work_ms, work_ms_max) = ((self.work_ns / 1e6).ceil() as u64, limits::WORK_MS_MAX);
         if work_ms > work_ms_max {
             return Err(Error::too_costly(format!(
-                "{call}: about {work_ms} ms of one core by its candidates, results and scanned items, expected at most {work_ms_max}"
+                "{call}: about {work_ms} ms of one core by its filter, candidates, results and scanned items, expected at most {work_ms_max}"
             )));
         }
         if self.memory_bytes > limits::MEMORY_BYTES_MAX {
