@@ -117,3 +117,40 @@ fn guarded<T>(f: impl FnOnce() -> T) -> Option<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::engine::ticket::{Ledger, Ticket};
+
+    #[test]
+    fn what_is_logged_of_a_job_that_breaks_names_its_request() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let log = Arc::new(file.reopen().unwrap());
+        let subscriber = tracing_subscriber::fmt().with_writer(log).with_ansi(false).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            let job = |n: usize| {
+                let _span = tracing::info_span!("request", id = format!("number-{n}")).entered();
+                let held = Ledger::new(1).hold(0, false).unwrap();
+                let later = Instant::now() + Duration::from_secs(60);
+                let (ticket, answer) = Ticket::<()>::new(held, Instant::now(), later);
+                (Job { work: n, ticket }, answer)
+            };
+            for count in [1, 3] {
+                let (mut jobs, _answers): (Vec<_>, Vec<_>) = (0..count).map(job).unzip();
+                let run = |jobs: &mut [Job<usize, ()>]| {
+                    guarded(|| assert!(jobs.iter().all(|job| job.work != 0), "not this one")).is_some()
+                };
+                each_that_breaks_alone(&mut jobs, run);
+            }
+        });
+        let log = std::fs::read_to_string(file.path()).unwrap();
+        let lines: Vec<&str> = log.lines().filter(|line| line.contains("broke the pass")).collect();
+        assert_eq!(lines.len(), 3, "alone, together, and then alone: {log}");
+        assert_eq!(lines.iter().filter(|line| line.contains("number-0")).count(), 2, "{log}");
+        assert!(!log.contains("number-1") && !log.contains("number-2"), "{log}");
+    }
+}
