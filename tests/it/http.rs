@@ -237,6 +237,9 @@ fn the_pages_of_an_operator_are_there() {
     assert_eq!(server.get_json("/v1/models")["models"][0], info);
     assert_eq!(server.get_json("/v1/models/tiny/versions/1"), info);
     let versions = server.get_json("/v1/models/tiny/versions");
-    assert_eq!(versions["versions"], json!([{"version": 1, "active": true, "loaded": true}]));
+    assert_eq!(
+        versions["versions"],
+        json!([{"version": 1, "published": true, "active": true, "loaded": true, "labels": [], "digest": info["digest"]}])
+    );
     assert_eq!(server.stop(), Some(0));
 }
