@@ -8,10 +8,14 @@ use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde::Serialize;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::wire::{Problem, Reply, Step};
 use crate::device::heap;
 use crate::error::{Error, Kind};
+
+/// A part of a budget, given back when it is dropped.
+pub(super) type Share = Option<OwnedSemaphorePermit>;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
@@ -111,7 +115,8 @@ pub fn json(body: &impl Serialize) -> Response {
 const LARGE_REPLY_ITEMS: usize = 20_000;
 
 /// 200 with a reply of items: whole where it is small, in pieces that are written as the client reads them where it is not.
-pub fn reply(mut reply: Reply, timing: Timing) -> Response {
+/// `share` is given back when all of it is written.
+pub fn reply(mut reply: Reply, timing: Timing, share: Share) -> Response {
     let is_large = reply.len() > LARGE_REPLY_ITEMS;
     let first = reply.next().unwrap_or_default();
     let body = if reply.is_done() {
@@ -119,6 +124,7 @@ pub fn reply(mut reply: Reply, timing: Timing) -> Response {
     } else {
         let pieces = std::iter::once(first).chain(reply).map(|piece| Ok::<_, Infallible>(Bytes::from(piece)));
         let end = std::iter::from_fn(move || {
+            let _held = &share;
             is_large.then(heap::announce);
             None
         });

@@ -48,18 +48,17 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
     let row = view.dimension() as f64 * ROW_NS_A_NUMBER;
     work_ns += candidates as f64 * (CANDIDATE_NS + row + weights as f64 * WEIGHT_NS);
     work_ns += results as f64 * (RESULT_NS + prepared.reading.columns.len() as f64 * CELL_NS);
-    let memory_bytes =
-        candidates * (CANDIDATE_BYTES + 4 * tasks) + results * (RESULT_BYTES + 4 * tasks) + prepared.bytes();
-    Cost { work_ns, memory_bytes }
+    let answer_bytes = results * (RESULT_BYTES + 4 * tasks);
+    let memory_bytes = candidates * (CANDIDATE_BYTES + 4 * tasks) + answer_bytes + prepared.bytes();
+    Cost { work_ns, memory_bytes, answer_bytes }
 }
 
 fn search_ns(view: &View, search: &Search) -> f64 {
     let main = view.main();
     let (items, lists) = (main.index.items() as f64, main.index.lists());
     let dimension = main.index.dimension() as f64;
-    let (plan, room) = (&search.planned.plan, search.k0 as f64);
+    let plan = &search.planned.plan;
     let excluded = search.excluded.len() as f64 * EXCLUDE_NS;
-    let verified = if plan.is_exact() { 0.0 } else { room * plan.passes_ns() };
     let searched = match plan.route() {
         Route::Nothing => 0.0,
         Route::Slots(slots) => slots.len() as f64 * dimension * ROW_NS_A_NUMBER,
@@ -69,11 +68,12 @@ fn search_ns(view: &View, search: &Search) -> f64 {
             let probes_max = main.recipe.serving.probes_max_of(lists);
             let probing = Probing { probes: search.probes, probes_max, pass_rate: plan.pass_rate() };
             let probes = probing.lists(lists);
+            let verified = if plan.is_exact() { 0.0 } else { search.k0 as f64 * plan.passes_ns() };
             let words = items * probes as f64 / lists.max(1) as f64 * plan.words_ns();
             words + verified + scan_ns(items * plan.pass_rate(), probes, lists, dimension)
         }
     };
-    excluded + searched
+    excluded + plan.planning_ns() + searched
 }
 
 /// What it takes to score all lists, and so many items of some of them.

@@ -17,6 +17,8 @@ pub struct Cost {
     pub work_ns: f64,
     /// Bytes of memory that it takes from when it is taken in until it is answered, besides its view.
     pub memory_bytes: usize,
+    /// Those of them that its answer takes, until the client has read it.
+    pub answer_bytes: usize,
 }
 
 impl Cost {
@@ -25,6 +27,7 @@ impl Cost {
         Cost {
             work_ns: self.work_ns + other.work_ns,
             memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
+            answer_bytes: self.answer_bytes.saturating_add(other.answer_bytes),
         }
     }
 
