@@ -3,8 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+use super::backend::{Backend, Job, JobOf};
 use super::queue::{Entry, Taken};
-use super::{Backend, Job, JobOf, Shared};
+use super::shared::Shared;
 use crate::error::Error;
 
 /// Runs batches until the engine ends.

@@ -11,14 +11,14 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
 use serde::de::DeserializeOwned;
 
-use super::App;
 use super::answer::{Refusal, Timing, json, problem, reply};
-use super::openapi::{RetrieveOneOrMany, RetrievedOneOrMany};
+use super::app::App;
+use super::schemas::{RetrieveOneOrMany, RetrievedOneOrMany};
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, LabelList, LabelRequest, ModelInfo, ModelList, Problem, RankRequest,
-    Reply, Retrievals, RetrieveResponse, Served, Terms, VersionInfo, VersionList,
+    Reply, Retrievals, RetrieveResponse, Served, VersionInfo, VersionList,
 };
-use crate::engine;
+use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
 use crate::pass::{self, Cost, Prepared};
 use crate::registry::{Loaded, Registry, VersionState, Which};
@@ -164,8 +164,8 @@ async fn items(app: &App, model: &Loaded, prepared: Prepared, terms: Terms) -> R
     Entry::items(answer, tasks, &main.columns, &columns)
 }
 
-async fn submit(app: &App, prepared: Prepared, Terms { timeout, priority }: Terms) -> Result<Answer> {
-    app.engine.submit(prepared, engine::Terms { timeout, priority }).await
+async fn submit(app: &App, prepared: Prepared, terms: Terms) -> Result<Answer> {
+    app.engine.submit(prepared, terms).await
 }
 
 fn one(model: &Loaded, entry: Entry) -> Response {
@@ -346,12 +346,6 @@ pub async fn ready(State(app): State<Arc<App>>) -> Result<&'static str, Refusal>
 pub async fn metrics() -> Response {
     let text = crate::telemetry::metrics().render();
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
-}
-
-/// This API as OpenAPI 3.1.
-#[utoipa::path(get, path = "/openapi.json", tag = "health", responses((status = 200, body = Object)))]
-pub async fn openapi() -> Response {
-    json(&super::openapi())
 }
 
 /// A page to try requests on.

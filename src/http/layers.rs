@@ -13,8 +13,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Instrument as _;
 
-use super::App;
 use super::answer::{Refusal, Timing};
+use super::app::App;
 use crate::error::Error;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

@@ -1,37 +1,12 @@
 //! The OpenAPI document, made from the types of [`super::wire`]. A golden file holds it, so that a change is seen.
 
+use axum::response::Response;
 use utoipa::OpenApi as _;
 use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
 use utoipa::openapi::{KnownFormat, ObjectBuilder, Required, SchemaFormat, Type};
 
+use super::answer::json;
 use super::calls;
-use super::wire::{BatchResponse, RetrieveRequest, RetrieveResponse};
-
-/// The body of a retrieval.
-#[derive(utoipa::ToSchema, serde::Deserialize)]
-#[serde(untagged)]
-#[expect(dead_code, reason = "a schema of the document, never a value: `wire::retrievals` reads both forms")]
-pub enum RetrieveOneOrMany {
-    /// One request.
-    One(Box<RetrieveRequest>),
-    /// A list of them.
-    Many {
-        /// Each answered by itself, in this order.
-        #[schema(min_items = 1, max_items = 1024)]
-        requests: Vec<RetrieveRequest>,
-    },
-}
-
-/// The answer to a retrieval.
-#[derive(utoipa::ToSchema, serde::Serialize)]
-#[serde(untagged)]
-#[expect(dead_code, reason = "a schema of the document, never a value")]
-pub enum RetrievedOneOrMany {
-    /// To one request.
-    One(RetrieveResponse),
-    /// To a list of them.
-    Many(BatchResponse),
-}
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -53,11 +28,17 @@ pub enum RetrievedOneOrMany {
         calls::live,
         calls::ready,
         calls::metrics,
-        calls::openapi,
+        openapi,
         calls::console
     )
 )]
 struct Document;
+
+/// This API as OpenAPI 3.1.
+#[utoipa::path(get, path = "/openapi.json", tag = "health", responses((status = 200, body = Object)))]
+pub async fn openapi() -> Response {
+    json(&document())
+}
 
 /// The document.
 pub fn document() -> utoipa::openapi::OpenApi {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::{Loaded, Refused, Which};
+use super::loaded::{Loaded, Refused, Which};
 use crate::error::{Error, Result};
 use crate::snapshot::Stamp;
 

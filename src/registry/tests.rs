@@ -7,10 +7,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
+use super::permits::locked;
 use super::*;
+use crate::error::{Error, Kind, Result};
+use crate::snapshot::Store;
 
 type Behaviour = dyn Fn(&str, u64, usize) -> Result<()> + Send + Sync;
 
