@@ -13,6 +13,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use super::output::say;
 use super::publish::existing;
 use crate::config::{Config, Flags, TableFlags};
+use crate::device::heap;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::http::{self, App, Stop};
@@ -89,6 +90,7 @@ impl Server {
         let app = Arc::new(App::new(registry, Engine::start(Passes, &config.engine)?, &config.http));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
+            .on_thread_park(heap::give_back)
             .build()
             .map_err(|e| Error::io("the threads of the HTTP edge", e))?;
         let listener = runtime

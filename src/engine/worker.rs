@@ -11,7 +11,7 @@ use crate::error::Error;
 /// Runs batches until the engine ends.
 pub(super) fn work<B: Backend>(shared: &Shared<B>, number: usize) {
     let mut worker = guarded(|| shared.backend.worker());
-    while let Some(batch) = next_batch(shared, number) {
+    while let Some(batch) = next_batch(shared, number, &mut worker) {
         let wanted = batch.into_iter().filter(|entry| entry.job.ticket.is_wanted());
         let (prices, mut jobs): (Vec<Duration>, Vec<_>) = wanted.map(|entry| (entry.ask.price, entry.job)).unzip();
         shared.meters.took(&jobs);
@@ -67,7 +67,12 @@ fn each_that_breaks_alone<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut
 }
 
 /// Waits for a batch; `None` where the engine ends.
-fn next_batch<B: Backend>(shared: &Shared<B>, number: usize) -> Option<Vec<Entry<JobOf<B>>>> {
+fn next_batch<B: Backend>(
+    shared: &Shared<B>,
+    number: usize,
+    worker: &mut Option<B::Worker>,
+) -> Option<Vec<Entry<JobOf<B>>>> {
+    let mut has_rested = false;
     loop {
         let mut queue = shared.lock();
         let Taken { batch, expired } = loop {
@@ -78,7 +83,22 @@ fn next_batch<B: Backend>(shared: &Shared<B>, number: usize) -> Option<Vec<Entry
             if shared.is_ending() {
                 return None;
             }
-            queue = shared.wait_for_work(queue);
+            if has_rested {
+                queue = shared.wait_for_work(queue);
+                continue;
+            }
+            let (woken, is_idle) = shared.wait_for_rest(queue);
+            queue = woken;
+            if is_idle {
+                drop(queue);
+                if let Some(state) = worker.as_mut()
+                    && guarded(|| shared.backend.rest(state)).is_none()
+                {
+                    *worker = None;
+                }
+                has_rested = true;
+                queue = shared.lock();
+            }
         };
         shared.publish(&queue);
         drop(queue);

@@ -13,10 +13,9 @@ use serde::de::DeserializeOwned;
 
 use super::answer::{Refusal, Timing, json, problem, reply};
 use super::app::App;
-use super::schemas::{RetrieveOneOrMany, RetrievedOneOrMany};
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, LabelList, LabelRequest, ModelInfo, ModelList, Problem, RankRequest,
-    Reply, Retrievals, RetrieveResponse, Served, VersionInfo, VersionList,
+    Reply, Retrievals, RetrieveOneOrMany, RetrieveResponse, RetrievedOneOrMany, Served, VersionInfo, VersionList,
 };
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
