@@ -74,6 +74,10 @@ fn bad_requests_are_named_and_the_server_goes_on() {
     let lines = "{\"id\": 1, \"embedding\": [1, 0]}\n{\"id\": 2, \"embedding\": [0, 1]}\n";
     put(store.path(), &vectors(store.path(), lines)).unwrap();
     let mut server = Server::start(store.path());
+    // The server is ready with the first of its models.
+    while server.get("/v1/models").1.matches("\"digest\"").count() < 2 {
+        std::thread::sleep(Duration::from_millis(20));
+    }
     let user = "\"features\": {\"installed\": [1]}";
     let with = |rest: &str| format!("{{{user}, {rest}}}");
     let tiny = "/v1/models/tiny:retrieve";
