@@ -19,6 +19,12 @@ pub trait Backend: Send + Sync + 'static {
     /// What a worker thread keeps from batch to batch.
     type Worker;
 
+    /// Runs all that a worker thread does, on the thread that it is to be done on: the calling one, or one of the backend's
+    /// own, where each change of thread would cost a request.
+    fn host(&self, work: &(dyn Fn() + Sync)) {
+        work();
+    }
+
     /// What a worker thread keeps; called on the thread itself, and again after a panic.
     fn worker(&self) -> Self::Worker;
 

@@ -44,7 +44,9 @@ impl<B: Backend> Engine<B> {
         let shared = Arc::new(Shared::new(backend, options, workers));
         let mut engine = Engine { shared, threads: Vec::new(), workers, timeout: options.timeout() };
         for number in 0..workers {
-            engine.thread(format!("pass-{number}"), move |shared| worker::work(shared, number))?;
+            engine.thread(format!("pass-{number}"), move |shared| {
+                shared.backend.host(&|| worker::work(shared, number))
+            })?;
         }
         for number in 0..FETCHERS {
             engine.thread(format!("fetch-{number}"), worker::fetch)?;

@@ -1,5 +1,6 @@
 //! The pass as what the workers run.
 
+use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use super::backend::{Backend, Estimate, Job};
@@ -12,6 +13,11 @@ use crate::tower::Threads;
 #[derive(Debug)]
 pub struct Passes;
 
+thread_local! {
+    /// The threads that this thread is the one of.
+    static THREADS: RefCell<Option<Threads>> = const { RefCell::new(None) };
+}
+
 type PassJob = Job<Prepared, Answer>;
 
 impl Backend for Passes {
@@ -19,9 +25,18 @@ impl Backend for Passes {
     type Answer = Answer;
     type Worker = Box<dyn Pass>;
 
-    fn worker(&self) -> Self::Worker {
+    fn host(&self, work: &(dyn Fn() + Sync)) {
         // One thread a worker: what the engine's option says bounds the graph runtime too.
-        Box::new(Cpu::new(Threads::new(1)))
+        let threads = Threads::new(1);
+        threads.run(|| {
+            THREADS.set(Some(threads.clone()));
+            work();
+            THREADS.set(None);
+        });
+    }
+
+    fn worker(&self) -> Self::Worker {
+        Box::new(Cpu::new(THREADS.with_borrow(Clone::clone).unwrap_or_else(|| Threads::new(1))))
     }
 
     fn cost(&self, work: &Prepared) -> Estimate {
