@@ -45,7 +45,7 @@ pub trait Backend: Send + Sync + 'static {
     /// left without an answer.
     fn run(&self, worker: &mut Self::Worker, jobs: &mut [Job<Self::Work, Self::Answer>]);
 
-    /// Called once when a worker has had nothing to do for a while.
+    /// Called again and again, about each second, while a worker has nothing to do.
     fn rest(&self, worker: &mut Self::Worker);
 }
 

@@ -11,7 +11,7 @@ use super::queue::{self, Bounds, Entry, Queue, Refused};
 use super::ticket::{Ledger, closing};
 use crate::request::Priority;
 
-/// A worker that had nothing to do for so long is told to rest.
+/// A worker that has nothing to do for so long is told to rest.
 const REST_AFTER: Duration = Duration::from_secs(1);
 
 /// What callers, workers and fetchers share.
@@ -59,11 +59,7 @@ impl<B: Backend> Shared<B> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn wait_for_work<'a>(&self, queue: MutexGuard<'a, Queue<JobOf<B>>>) -> MutexGuard<'a, Queue<JobOf<B>>> {
-        self.work.wait(queue).unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// As [`Shared::wait_for_work`], for [`REST_AFTER`] at most; true where nobody woke the worker by then.
+    /// Waits for work, for [`REST_AFTER`] at most; true where nobody woke the worker by then.
     pub(super) fn wait_for_rest<'a>(
         &self,
         queue: MutexGuard<'a, Queue<JobOf<B>>>,

@@ -72,7 +72,6 @@ fn next_batch<B: Backend>(
     number: usize,
     worker: &mut Option<B::Worker>,
 ) -> Option<Vec<Entry<JobOf<B>>>> {
-    let mut has_rested = false;
     loop {
         let mut queue = shared.lock();
         let Taken { batch, expired } = loop {
@@ -83,10 +82,6 @@ fn next_batch<B: Backend>(
             if shared.is_ending() {
                 return None;
             }
-            if has_rested {
-                queue = shared.wait_for_work(queue);
-                continue;
-            }
             let (woken, is_idle) = shared.wait_for_rest(queue);
             queue = woken;
             if is_idle {
@@ -96,7 +91,6 @@ fn next_batch<B: Backend>(
                 {
                     *worker = None;
                 }
-                has_rested = true;
                 queue = shared.lock();
             }
         };

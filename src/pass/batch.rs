@@ -13,7 +13,7 @@ pub trait Pass: Send {
     /// more are left unanswered.
     fn run(&mut self, batch: &dyn Batch);
 
-    /// Gives memory back that is not needed for long; called when there has been nothing to do for a while.
+    /// Gives memory back that is not needed for long; called about each second while there is nothing to do.
     fn rest(&mut self);
 }
 
