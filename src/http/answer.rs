@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde::Serialize;
 
+use super::bodies::Share;
 use super::wire::{Problem, Reply, Step};
 use crate::error::{Error, Kind};
 
@@ -105,13 +106,16 @@ pub fn json(body: &impl Serialize) -> Response {
 }
 
 /// 200 with a reply of items: whole where it is small, in pieces that are written as the client reads them where it is not.
-pub fn reply(mut reply: Reply, timing: Timing) -> Response {
+/// `share` is given back when all of it is written.
+pub fn reply(mut reply: Reply, timing: Timing, share: Share) -> Response {
     let first = reply.next().unwrap_or_default();
     let body = if reply.is_done() {
         Body::from(first)
     } else {
-        let pieces =
-            std::iter::once(first).chain(reply).map(|piece| Ok::<_, std::convert::Infallible>(Bytes::from(piece)));
+        let pieces = std::iter::once(first).chain(reply).map(move |piece| {
+            let _held = &share;
+            Ok::<_, std::convert::Infallible>(Bytes::from(piece))
+        });
         Body::from_stream(stream::iter(pieces))
     };
     let mut response = ([(CONTENT_TYPE, JSON)], body).into_response();

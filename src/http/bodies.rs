@@ -1,11 +1,16 @@
-//! Bodies of requests, read within bounds of size, time and of the memory of all of them together.
+//! Bodies of requests, read within bounds of size, time and of the memory of all of them together; and the memory of answers.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
-use axum::body::{Body, Bytes, HttpBody as _};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_TYPE, EXPECT};
 use axum::http::{HeaderMap, StatusCode};
+use hyper::body::{Frame, SizeHint};
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
@@ -16,21 +21,82 @@ use crate::limits::BODY_BYTES_MAX;
 
 /// Memory of a request for each byte of its body: the body itself and the values it is parsed into.
 const MEMORY_FACTOR: usize = 4;
+/// Answers that take less are bounded by the number of connections.
+const SMALL_ANSWER_BYTES: usize = 64 << 10;
 /// The budget is counted in these.
 const UNIT_BYTES: usize = 1024;
+
+/// Most of a body that is read although nobody wants it, and how long that may take.
+const UNWANTED_BYTES_MAX: usize = 1 << 20;
+const UNWANTED_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// A body whose rest is read where its request was answered without it: a client that sends first and reads then would find
+/// its connection reset, and the answer lost with it.
+#[derive(Debug)]
+pub(super) struct Inbound(Body);
+
+impl Inbound {
+    pub(super) fn of(request: Request) -> Request {
+        // Who waits for a word before the body sends none after an answer.
+        if request.headers().contains_key(EXPECT) { request } else { request.map(|body| Body::new(Inbound(body))) }
+    }
+}
+
+impl HttpBody for Inbound {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.0).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
+    }
+}
+
+impl Drop for Inbound {
+    fn drop(&mut self) {
+        if self.0.is_end_stream() || self.0.size_hint().lower() > UNWANTED_BYTES_MAX as u64 {
+            return;
+        }
+        let mut rest = std::mem::take(&mut self.0);
+        let read = async move {
+            let mut bytes = 0;
+            while let Some(Ok(frame)) = std::future::poll_fn(|cx| Pin::new(&mut rest).poll_frame(cx)).await {
+                bytes += frame.data_ref().map_or(0, Bytes::len);
+                if bytes > UNWANTED_BYTES_MAX {
+                    break;
+                }
+            }
+        };
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(timeout(UNWANTED_TIME_MAX, read));
+        }
+    }
+}
 
 /// The memory of the bodies of all requests.
 #[derive(Debug)]
 pub(super) struct Bodies {
     budget: Arc<Semaphore>,
+    /// As much again for answers that their readers have not read.
+    answers: Arc<Semaphore>,
     options: Options,
 }
+
+/// A part of a budget, given back when it is dropped.
+pub(super) type Share = Option<OwnedSemaphorePermit>;
 
 /// A whole body; its share of the budget is given back with it.
 #[derive(Debug)]
 pub(super) struct Whole {
     bytes: Bytes,
-    _share: Option<OwnedSemaphorePermit>,
+    _share: Share,
 }
 
 impl std::ops::Deref for Whole {
@@ -44,7 +110,28 @@ impl std::ops::Deref for Whole {
 impl Bodies {
     pub(super) fn new(options: &Options) -> Self {
         let units = (options.bodies_mb << 20) / UNIT_BYTES;
-        Bodies { budget: Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS))), options: options.clone() }
+        let budget = || Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS)));
+        Bodies { budget: budget(), answers: budget(), options: options.clone() }
+    }
+
+    /// Sets memory aside for an answer of so many bytes, before anything is done for it.
+    ///
+    /// # Errors
+    /// `Overloaded` where answers that others have not read yet leave too little.
+    pub(super) fn hold_answer(&self, bytes: usize) -> Result<Share> {
+        if bytes < SMALL_ANSWER_BYTES {
+            return Ok(None);
+        }
+        // One that is larger than the budget needs all of it.
+        let most = (self.options.bodies_mb << 20) / UNIT_BYTES;
+        let units = bytes.div_ceil(UNIT_BYTES).min(most).min(Semaphore::MAX_PERMITS);
+        let share = self.answers.clone().try_acquire_many_owned(units as u32).map_err(|_| {
+            Error::overloaded(format!(
+                "answers that others read slowly fill the {} MiB that there are for them, try again later",
+                self.options.bodies_mb
+            ))
+        })?;
+        Ok(Some(share))
     }
 
     /// Reads the whole body of a JSON request.
@@ -66,7 +153,7 @@ impl Bodies {
 
     /// Collects what comes, each piece against the budget: bytes that were announced and did not come cost nothing.
     async fn collect(&self, mut body: Body) -> Result<Whole, Refusal> {
-        let mut share: Option<OwnedSemaphorePermit> = None;
+        let mut share: Share = None;
         let mut first = Bytes::new();
         let mut all: Vec<u8> = Vec::new();
         loop {
@@ -95,7 +182,7 @@ impl Bodies {
     }
 
     /// Lets a share grow to so many units.
-    fn take(&self, share: &mut Option<OwnedSemaphorePermit>, units: usize) -> Result<()> {
+    fn take(&self, share: &mut Share, units: usize) -> Result<()> {
         let missing = units - share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         if missing == 0 {
             return Ok(());

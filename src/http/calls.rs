@@ -1,6 +1,7 @@
 //! The calls, one function each.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequestParts, Path, Request, State};
@@ -10,9 +11,11 @@ use axum::http::{Method, Uri};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
 use super::App;
 use super::answer::{Refusal, Timing, json, problem, reply};
+use super::bodies::Whole;
 use super::openapi::{RetrieveOneOrMany, RetrievedOneOrMany};
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, ModelInfo, ModelList, Problem, RankRequest, Reply, Retrievals,
@@ -22,11 +25,17 @@ use crate::engine;
 use crate::error::{Error, Kind, Result};
 use crate::pass::{self, Cost, Prepared};
 use crate::registry::{Loaded, VersionState, Which};
-use crate::request::{Answer, Request as Ask, Retrieve};
+use crate::request::{Answer, Request as Ask};
+use crate::view::View;
 
 type Outcome = Result<Response, Refusal>;
 
 const GET: &str = "GET, HEAD";
+/// Bodies from so many bytes on are read and prepared on threads of their own. A filter takes about a tenth of a microsecond
+/// a byte, so that shorter ones hold up whoever else this thread answers for a few milliseconds at most.
+const LONG_BODY_BYTES: usize = 32 << 10;
+/// How long a long body waits for others.
+const LONG_BODY_WAIT: Duration = Duration::from_secs(1);
 const VERBS: [&str; 3] = ["retrieve", "rank", "embed"];
 
 /// The names in a path; where they are no text, a problem.
@@ -94,30 +103,70 @@ async fn dispatch(app: &App, model: Arc<Loaded>, verb: &str, request: Request) -
     app.engine.admits(None)?;
     let body = app.bodies.read(request).await?;
     match verb {
-        "retrieve" => retrieve(app, model, &body).await,
-        "rank" => rank(app, model, &body).await,
-        _ => embed(app, model, &body).await,
+        "retrieve" => retrieve(app, model, body).await,
+        "rank" => rank(app, model, body).await,
+        _ => embed(app, model, body).await,
     }
+}
+
+/// What a body asks for, ready to run.
+enum Asked {
+    One(Prepared, Terms),
+    Many(Vec<Result<(Prepared, Terms)>>),
+}
+
+/// Reads and prepares what a body asks for: here, or, where that takes long, where nobody else waits for it.
+async fn prepare<T: Send + 'static>(
+    app: &App,
+    body: Whole,
+    prepare: impl FnOnce(&[u8]) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    if body.len() < LONG_BODY_BYTES {
+        return prepare(&body);
+    }
+    let crowded = || Error::overloaded("body: other long ones are read before it, try again later");
+    let place = timeout(LONG_BODY_WAIT, app.long_bodies.clone().acquire_owned()).await.map_err(|_| crowded())?;
+    let place = place.map_err(|e| Error::internal(format!("bodies: {e}")))?;
+    let span = tracing::Span::current();
+    let prepared = tokio::task::spawn_blocking(move || {
+        let _place = place;
+        span.in_scope(|| prepare(&body))
+    });
+    prepared.await.map_err(|e| Error::internal(format!("a body broke what reads it: {e}")))?
+}
+
+fn prepare_retrievals(view: &Arc<View>, body: &[u8]) -> Result<Asked> {
+    let requests = match wire::retrievals(body)? {
+        Retrievals::One(request, terms) => {
+            return Ok(Asked::One(pass::prepare(view, Ask::Retrieve(*request))?, terms));
+        }
+        Retrievals::Many(requests) => requests,
+    };
+    let mut cost = Cost::default();
+    let mut asked = Vec::with_capacity(requests.len());
+    for request in requests {
+        let prepared = request.and_then(|(request, terms)| Ok((pass::prepare(view, Ask::Retrieve(request))?, terms)));
+        if let Ok((prepared, _)) = &prepared {
+            // What is too much already need not be added up to its end.
+            cost = cost.plus(prepared.cost());
+            cost.check("the requests of the body")?;
+        }
+        asked.push(prepared);
+    }
+    Ok(Asked::Many(asked))
 }
 
 /// Retrieve items for one request, or for each of a list of requests.
 #[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body(content = inline(RetrieveOneOrMany)),
     responses((status = 200, body = inline(RetrievedOneOrMany)), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn retrieve(app: &App, model: Arc<Loaded>, body: &[u8]) -> Outcome {
-    match wire::retrievals(body)? {
-        Retrievals::One(request, terms) => {
-            let prepared = pass::prepare(model.view(), Ask::Retrieve(*request))?;
-            Ok(one(&model, items(app, &model, prepared, terms).await?))
-        }
-        Retrievals::Many(requests) => {
-            let prepare = |request: Result<(Retrieve, Terms)>| {
-                let (request, terms) = request?;
-                Ok((pass::prepare(model.view(), Ask::Retrieve(request))?, terms))
-            };
-            let prepared: Vec<Result<(Prepared, Terms)>> = requests.into_iter().map(prepare).collect();
+async fn retrieve(app: &App, model: Arc<Loaded>, body: Whole) -> Outcome {
+    let view = model.view().clone();
+    match prepare(app, body, move |body| prepare_retrievals(&view, body)).await? {
+        Asked::One(prepared, terms) => one(app, &model, prepared, terms).await,
+        Asked::Many(prepared) => {
             let costs = prepared.iter().flatten().map(|(prepared, _)| prepared.cost());
-            costs.fold(Cost::default(), Cost::plus).check("the requests of the body")?;
+            let share = app.bodies.hold_answer(costs.fold(Cost::default(), Cost::plus).answer_bytes)?;
             let calls = prepared.into_iter().map(|prepared| async {
                 let (prepared, terms) = prepared?;
                 items(app, &model, prepared, terms).await
@@ -131,7 +180,7 @@ async fn retrieve(app: &App, model: Arc<Loaded>, body: &[u8]) -> Outcome {
                 return Err(error.into());
             }
             let entries = results.into_iter().map(|r| r.unwrap_or_else(|e| problem(&e).into())).collect();
-            Ok(reply(Reply::many(served(&model), entries), Timing::default()))
+            Ok(reply(Reply::many(served(&model), entries), Timing::default(), share))
         }
     }
 }
@@ -149,9 +198,11 @@ async fn submit(app: &App, prepared: Prepared, Terms { timeout, priority }: Term
     app.engine.submit(prepared, engine::Terms { timeout, priority }).await
 }
 
-fn one(model: &Loaded, entry: Entry) -> Response {
+async fn one(app: &App, model: &Loaded, prepared: Prepared, terms: Terms) -> Outcome {
+    let share = app.bodies.hold_answer(prepared.cost().answer_bytes)?;
+    let entry = items(app, model, prepared, terms).await?;
     let timing = Timing::of(entry.steps());
-    reply(Reply::one(served(model), entry), timing)
+    Ok(reply(Reply::one(served(model), entry), timing, share))
 }
 
 fn served(model: &Loaded) -> Served {
@@ -162,19 +213,28 @@ fn served(model: &Loaded) -> Served {
 #[utoipa::path(post, path = "/v1/models/{model}:rank", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body = RankRequest,
     responses((status = 200, body = RetrieveResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn rank(app: &App, model: Arc<Loaded>, body: &[u8]) -> Outcome {
-    let (request, terms) = wire::rank(body)?;
-    let prepared = pass::prepare(model.view(), Ask::Rank(request))?;
-    Ok(one(&model, items(app, &model, prepared, terms).await?))
+async fn rank(app: &App, model: Arc<Loaded>, body: Whole) -> Outcome {
+    let view = model.view().clone();
+    let ranking = move |body: &[u8]| {
+        let (request, terms) = wire::rank(body)?;
+        Ok((pass::prepare(&view, Ask::Rank(request))?, terms))
+    };
+    let (prepared, terms) = prepare(app, body, ranking).await?;
+    one(app, &model, prepared, terms).await
 }
 
 /// The query embedding of a user's features.
 #[utoipa::path(post, path = "/v1/models/{model}:embed", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body = EmbedRequest,
     responses((status = 200, body = EmbedResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn embed(app: &App, model: Arc<Loaded>, body: &[u8]) -> Outcome {
-    let (request, terms) = wire::embed(body)?;
-    let answer = submit(app, pass::prepare(model.view(), Ask::Embed(request))?, terms).await?;
+async fn embed(app: &App, model: Arc<Loaded>, body: Whole) -> Outcome {
+    let view = model.view().clone();
+    let embedding = move |body: &[u8]| {
+        let (request, terms) = wire::embed(body)?;
+        Ok((pass::prepare(&view, Ask::Embed(request))?, terms))
+    };
+    let (prepared, terms) = prepare(app, body, embedding).await?;
+    let answer = submit(app, prepared, terms).await?;
     Ok(json(&wire::embedding(served(&model), answer)?))
 }
 

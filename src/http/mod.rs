@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
 use axum::routing::{any, get};
+use tokio::sync::Semaphore;
 
 use crate::engine::{Engine, Passes};
 use crate::registry::Registry;
@@ -35,16 +36,21 @@ pub struct App {
     /// The workers.
     pub engine: Engine<Passes>,
     bodies: bodies::Bodies,
+    /// Long bodies that may be prepared at once.
+    long_bodies: Arc<Semaphore>,
     draining: AtomicBool,
 }
 
 impl App {
     /// Models and workers behind one edge.
     pub fn new(registry: Registry, engine: Engine<Passes>, options: &Options) -> Self {
+        // Half of the cores that passes use at most: those that wait for answers to short requests come first.
+        let long_bodies = Arc::new(Semaphore::new((engine.workers() / 2).max(1)));
         App {
             registry: Arc::new(registry),
             engine,
             bodies: bodies::Bodies::new(options),
+            long_bodies,
             draining: AtomicBool::new(false),
         }
     }

@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
 
 use super::App;
+use super::bodies::Inbound;
 use super::connections::{Answered, Connections, Open, Socket};
 use super::options::Options;
 use crate::error::{Error, Result};
@@ -137,7 +138,7 @@ fn refuse(stream: &TcpStream) {
 async fn answer(stream: TcpStream, router: axum::Router, open: Open, mut closing: watch::Receiver<bool>) {
     let connection = &open.connection;
     let service = service_fn(|request: axum::http::Request<hyper::body::Incoming>| {
-        let request = connection.begin(request).map(axum::body::Body::new);
+        let request = Inbound::of(connection.begin(request).map(axum::body::Body::new));
         let (router, connection) = (router.clone(), connection.clone());
         async move {
             let response = router.oneshot(request).await.unwrap_or_else(|never| match never {});

@@ -38,6 +38,8 @@ pub struct Cost {
     pub work_ns: f64,
     /// Bytes of memory that it takes from when it is taken in until it is answered, besides its view.
     pub memory_bytes: usize,
+    /// Those of them that its answer takes, until the client has read it.
+    pub answer_bytes: usize,
 }
 
 impl Cost {
@@ -46,6 +48,7 @@ impl Cost {
         Cost {
             work_ns: self.work_ns + other.work_ns,
             memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
+            answer_bytes: self.answer_bytes.saturating_add(other.answer_bytes),
         }
     }
 
@@ -90,18 +93,17 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
     let row = view.dimension() as f64 * ROW_NS_A_NUMBER;
     work_ns += candidates as f64 * (CANDIDATE_NS + row + weights as f64 * WEIGHT_NS);
     work_ns += results as f64 * (RESULT_NS + prepared.reading.columns.len() as f64 * CELL_NS);
-    let memory_bytes =
-        candidates * (CANDIDATE_BYTES + 4 * tasks) + results * (RESULT_BYTES + 4 * tasks) + prepared.bytes();
-    Cost { work_ns, memory_bytes }
+    let answer_bytes = results * (RESULT_BYTES + 4 * tasks);
+    let memory_bytes = candidates * (CANDIDATE_BYTES + 4 * tasks) + answer_bytes + prepared.bytes();
+    Cost { work_ns, memory_bytes, answer_bytes }
 }
 
 fn search_ns(view: &View, search: &Search) -> f64 {
     let main = view.main();
     let (items, lists) = (main.index.items() as f64, main.index.lists());
     let dimension = main.index.dimension() as f64;
-    let (plan, room) = (&search.planned.plan, search.k0 as f64);
+    let plan = &search.planned.plan;
     let excluded = search.excluded.len() as f64 * EXCLUDE_NS;
-    let verified = if plan.is_exact() { 0.0 } else { room * plan.passes_ns() };
     let searched = match plan.route() {
         Route::Nothing => 0.0,
         Route::Slots(slots) => slots.len() as f64 * dimension * ROW_NS_A_NUMBER,
@@ -111,11 +113,12 @@ fn search_ns(view: &View, search: &Search) -> f64 {
             let probes_max = main.recipe.serving.probes_max_of(lists);
             let probing = Probing { probes: search.probes, probes_max, pass_rate: plan.pass_rate() };
             let probes = probing.lists(lists);
+            let verified = if plan.is_exact() { 0.0 } else { search.k0 as f64 * plan.passes_ns() };
             let words = items * probes as f64 / lists.max(1) as f64 * plan.words_ns();
             words + verified + scan_ns(items * plan.pass_rate(), probes, lists, dimension)
         }
     };
-    excluded + searched
+    excluded + plan.planning_ns() + searched
 }
 
 /// What it takes to score all lists, and so many items of some of them.

@@ -351,3 +351,55 @@ fn the_log_names_requests_and_answers_name_no_folder() {
     let line = log.lines().find(|l| l.contains("find-me")).unwrap();
     assert!(line.contains("ERROR") && line.contains(folder), "{line}");
 }
+
+#[test]
+fn a_long_body_is_answered_as_a_short_one() {
+    let store = catalogue(10, 1);
+    let server = serve(store.path(), "");
+    for (verb, body) in [
+        ("retrieve", json!({"vector": [1, 0], "k": 3})),
+        ("retrieve", json!({"requests": [{"vector": [1, 0], "k": 3}, {"vector": [1]}, {"k": 0}]})),
+        ("retrieve", json!({"vector": [1, 0], "filter": "nope:1"})),
+        ("rank", json!({"vector": [1, 0], "items": [3, 4, 99]})),
+        ("embed", json!({"features": {"a": 1}})),
+        ("rank", json!({"vector": [1, 0]})),
+    ] {
+        let path = format!("/v1/models/vectors:{verb}");
+        let (short, long) = (body.to_string(), format!("{body}{}", " ".repeat(100_000)));
+        assert_eq!(server.post(&path, &short), server.post(&path, &long), "{short}");
+    }
+}
+
+#[test]
+fn work_that_filters_bring_is_counted_and_bounded() {
+    let store = tempfile::tempdir().unwrap();
+    let line = |n: usize| {
+        let codes = [n * 4, n * 4 + 1, n * 4 + 2];
+        format!("{{\"id\": {n}, \"embedding\": [1, {n}], \"attributes\": {{\"code\": {codes:?}}}}}\n")
+    };
+    put(store.path(), &vectors(store.path(), &(0..3000).map(line).collect::<String>())).unwrap();
+    let server = serve(store.path(), "");
+    let leaves = |n: usize| (0..n).map(|leaf| format!("code = {}", leaf * 3)).collect::<Vec<_>>().join(" OR ");
+    let asks = |filter: &str| json!({"vector": [1, 0], "exact": true, "k": 1, "filter": filter, "timeout_ms": 60_000});
+    let many = |filter: &str| json!({"requests": vec![asks(filter); 1000]});
+    let long = leaves(1000);
+    assert_eq!(server.ask(VECTORS, asks(&long))["items"].as_array().unwrap().len(), 1);
+    let (status, problem) = server.post(VECTORS, many(&long));
+    assert_eq!((status, problem["code"].as_str()), (422, Some("too_costly")));
+    assert!(problem["detail"].as_str().unwrap().contains("filter"), "{problem}");
+    assert_eq!(server.post(VECTORS, many(&leaves(2))).0, 200);
+}
+
+#[test]
+fn a_refusal_reaches_a_client_that_sends_its_body_first() {
+    let store = catalogue(10, 1);
+    let server = serve(store.path(), "");
+    let body = " ".repeat(900_000);
+    for (path, status) in [("/v1/models/nope:retrieve", 404), ("/nope", 404), ("/v1/models", 405)] {
+        let mut stream = BufReader::new(send(&server, &post(path, &body)));
+        assert_eq!(answer(&mut stream).0, status, "{path}");
+        // All of the body was taken, so that the connection goes on.
+        stream.get_mut().write_all(post(VECTORS, "{\"vector\": [1, 0]}").as_bytes()).unwrap();
+        assert_eq!(answer(&mut stream).0, 200, "{path}");
+    }
+}
