@@ -15,8 +15,10 @@
 //! [engine]
 //! queue = 1024                # requests that may wait
 //! batch = 32                  # most requests that a worker takes together
-//! workers = 0                 # 0: one a core
+//! workers = 0                 # threads of passes, graphs included; 0: one a core
 //! timeout_ms = 1000           # of requests that name none
+//! dear_ms = 20                # requests that cost more leave one worker to the others
+//! memory_mb = 1024            # what requests may hold together until they are answered
 //! [http]
 //! connections = 0             # most that may be open; 0: as the descriptors allow, up to 16384
 //! header_ms = 10000           # from the first byte of a request to the end of its header

@@ -16,7 +16,7 @@ use crate::config::{Config, Flags, TableFlags};
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::http::{self, App, Stop};
-use crate::registry::{Options, Registry};
+use crate::registry::{self, Registry};
 use crate::snapshot::Placement;
 use crate::telemetry;
 
@@ -74,11 +74,11 @@ impl Server {
     pub(super) fn bind(config: &Config) -> Result<Self> {
         telemetry::metrics();
         let placement = Placement::open(&config.tables)?;
-        let options = Options {
+        let options = registry::Options {
             only: config.model.clone(),
             memory_bytes: config.memory_mb.map(|megabytes| megabytes.saturating_mul(1 << 20)),
             follow: config.follow,
-            ..Options::default()
+            ..registry::Options::default()
         };
         let store = existing(config.store.clone())?;
         if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {

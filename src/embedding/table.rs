@@ -295,11 +295,6 @@ impl Table {
         Ok(Table { shards, ..self.clone() })
     }
 
-    /// True where rows are fetched from elsewhere than this process.
-    pub fn is_remote(&self) -> bool {
-        self.shards.iter().any(Shard::is_fetched)
-    }
-
     /// The rows, where all of them lie in memory in one piece.
     pub fn host_rows(&self) -> Option<Rows<'_>> {
         match self.shards.as_slice() {

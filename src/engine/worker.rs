@@ -3,8 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+use super::backend::{Backend, Job, JobOf};
 use super::queue::{Entry, Taken};
-use super::{Backend, Job, JobOf, Shared};
+use super::shared::Shared;
 use crate::error::Error;
 
 /// Runs batches until the engine ends.
@@ -47,8 +48,12 @@ pub(super) fn fetch<B: Backend>(shared: &Shared<B>) {
 }
 
 /// Runs jobs together; where one of them breaks the run, each that is not answered yet runs alone, so that the one is
-/// all that fails.
+/// all that fails. What is logged of a job that runs alone carries the id of its request.
 fn each_that_breaks_alone<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut [Job<W, A>]) -> bool) {
+    let mut run = |jobs: &mut [Job<W, A>]| match jobs {
+        [job] => job.ticket.span().clone().in_scope(|| run(std::slice::from_mut(job))),
+        jobs => run(jobs),
+    };
     if jobs.is_empty() || run(jobs) {
         return;
     }

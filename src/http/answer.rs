@@ -6,10 +6,13 @@ use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde::Serialize;
+use tokio::sync::OwnedSemaphorePermit;
 
-use super::bodies::Share;
 use super::wire::{Problem, Reply, Step};
 use crate::error::{Error, Kind};
+
+/// A part of a budget, given back when it is dropped.
+pub(super) type Share = Option<OwnedSemaphorePermit>;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 

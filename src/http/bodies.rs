@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::answer::Refusal;
+use super::answer::{Refusal, Share};
 use super::options::Options;
 use crate::error::{Error, Result};
 use crate::limits::BODY_BYTES_MAX;
@@ -88,9 +88,6 @@ pub(super) struct Bodies {
     answers: Arc<Semaphore>,
     options: Options,
 }
-
-/// A part of a budget, given back when it is dropped.
-pub(super) type Share = Option<OwnedSemaphorePermit>;
 
 /// A whole body; its share of the budget is given back with it.
 #[derive(Debug)]

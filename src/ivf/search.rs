@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::quantize::Quantized;
-use super::view::{Index, Rows};
+use super::view::{Index, WideRows};
 use crate::device::cpu::kernels::{BLOCK, Blocks, Pick, Staging};
 use crate::topk::{self, Selector, unkey};
 use crate::units::{ListId, Slot};
@@ -325,7 +325,7 @@ impl Index {
         counters.survivors += survivors;
         let blocks = scratch.words.iter().map(|&w| u64::from(blocks_of(w))).sum::<u64>() * self.block_bytes();
         let rows = survivors * self.row_bytes();
-        if matches!(self.rows, Rows::None) || rows * ROW_COST > blocks {
+        if matches!(self.rows, WideRows::None) || rows * ROW_COST > blocks {
             counters.bytes += blocks;
             for (n, &word) in scratch.words.iter().enumerate() {
                 let mut left = word;
@@ -400,9 +400,9 @@ impl Index {
     /// Bytes of the widest row that is kept of an item.
     pub fn row_bytes(&self) -> u64 {
         let width = match &self.rows {
-            Rows::None => 1,
-            Rows::Bf16(_) | Rows::F16(_) => 2,
-            Rows::F32(_) => 4,
+            WideRows::None => 1,
+            WideRows::Bf16(_) | WideRows::F16(_) => 2,
+            WideRows::F32(_) => 4,
         };
         (self.dimension * width) as u64
     }

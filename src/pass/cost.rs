@@ -4,11 +4,9 @@
 //! it by what it measures. It need not be exact: it orders requests, adds them up and bounds them. Constants are those of
 //! `docs/BENCHMARKS.md` (steps of the Debian model) and `docs/INDEX.md` (probed items).
 
-use super::prepare::{Prepared, Search, Task};
-use crate::error::{Error, Result};
+use super::work::{Cost, Prepared, Search, Task};
 use crate::filter::Route;
 use crate::ivf::Probing;
-use crate::limits;
 use crate::view::View;
 
 /// Nanoseconds of a byte of int8 codes that is scanned, and of a list that is probed, times its width.
@@ -30,49 +28,6 @@ const REQUEST_NS: f64 = 100_000.0;
 const CANDIDATE_BYTES: usize = 96;
 /// Bytes of a returned item besides its tasks.
 const RESULT_BYTES: usize = 24;
-
-/// What a request costs.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Cost {
-    /// Nanoseconds on one core of the machine that the model's constants were measured on.
-    pub work_ns: f64,
-    /// Bytes of memory that it takes from when it is taken in until it is answered, besides its view.
-    pub memory_bytes: usize,
-    /// Those of them that its answer takes, until the client has read it.
-    pub answer_bytes: usize,
-}
-
-impl Cost {
-    /// The cost of two together.
-    pub fn plus(self, other: Cost) -> Cost {
-        Cost {
-            work_ns: self.work_ns + other.work_ns,
-            memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
-            answer_bytes: self.answer_bytes.saturating_add(other.answer_bytes),
-        }
-    }
-
-    /// Refuses what is more than one call may ask for.
-    ///
-    /// # Errors
-    /// `TooCostly` with the cost and the bound.
-    pub fn check(self, call: &str) -> Result<()> {
-        let (work_ms, work_ms_max) = ((self.work_ns / 1e6).ceil() as u64, limits::WORK_MS_MAX);
-        if work_ms > work_ms_max {
-            return Err(Error::too_costly(format!(
-                "{call}: about {work_ms} ms of one core by its filter, candidates, results and scanned items, expected at most {work_ms_max}"
-            )));
-        }
-        if self.memory_bytes > limits::MEMORY_BYTES_MAX {
-            return Err(Error::too_costly(format!(
-                "{call}: about {} bytes of memory by its candidates and results, expected at most {}",
-                self.memory_bytes,
-                limits::MEMORY_BYTES_MAX
-            )));
-        }
-        Ok(())
-    }
-}
 
 /// The cost of what was prepared.
 pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {

@@ -2,12 +2,11 @@
 
 use std::time::Instant;
 
+use super::batch::{Batch, Pass};
 use super::fetch::lookup_each;
-use super::prepare::{Prepared, Query, Search, Task};
 use super::scratch::Scratch;
 use super::trace::{Step, Trace};
-use super::{Batch, Pass};
-use crate::embedding::Lookup;
+use super::work::{Prepared, Query, Search, Task};
 use crate::error::{Error, Result};
 use crate::filter::Route;
 use crate::limits::COMPONENT_MAX;
@@ -150,7 +149,7 @@ fn embed<'a>(batch: &'a dyn Batch, view: &View, wanted: &[usize], threads: &Thre
     embedded
 }
 
-/// The pooled embeddings of all rows; those that were not fetched before are looked up now, alike ones together.
+/// The pooled embeddings of all rows; those that were not fetched before are looked up now, together.
 fn lookup(batch: &dyn Batch, tower: &Tower, towered: &[(usize, &FeatureRow)]) -> Vec<Result<Pooled>> {
     let fetched = |&(place, _): &(usize, &FeatureRow)| match &batch.prepared(place).query {
         Query::Features { fetched: Some(Ok(pooled)), .. } => Some(Ok(pooled.clone())),
@@ -158,14 +157,12 @@ fn lookup(batch: &dyn Batch, tower: &Tower, towered: &[(usize, &FeatureRow)]) ->
         _ => None,
     };
     let mut pooled: Vec<Option<Result<Pooled>>> = towered.iter().map(fetched).collect();
-    for on_degraded in [OnDegraded::Fail, OnDegraded::DefaultRows] {
-        let is_alike = |n: &usize| batch.prepared(towered[*n].0).reading.on_degraded == on_degraded;
-        let missing: Vec<usize> = (0..towered.len()).filter(|n| pooled[*n].is_none() && is_alike(n)).collect();
-        let rows: Vec<&FeatureRow> = missing.iter().map(|&n| towered[n].1).collect();
-        let deadline = missing.iter().map(|&n| batch.deadline(towered[n].0)).max().flatten();
-        for (n, found) in missing.into_iter().zip(lookup_each(tower, &rows, &Lookup { deadline, on_degraded })) {
-            pooled[n] = Some(found);
-        }
+    let missing: Vec<usize> = (0..towered.len()).filter(|n| pooled[*n].is_none()).collect();
+    let alike = |n: &usize| (towered[*n].1, batch.prepared(towered[*n].0).reading.on_degraded);
+    let rows: Vec<(&FeatureRow, OnDegraded)> = missing.iter().map(alike).collect();
+    let deadline = missing.iter().map(|&n| batch.deadline(towered[n].0)).max().flatten();
+    for (n, found) in missing.into_iter().zip(lookup_each(tower, &rows, deadline)) {
+        pooled[n] = Some(found);
     }
     let missing = || Err(Error::internal("a row without a lookup"));
     pooled.into_iter().map(|pooled| pooled.unwrap_or_else(missing)).collect()

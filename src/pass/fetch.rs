@@ -3,9 +3,9 @@
 
 use std::time::Instant;
 
-use super::prepare::{Prepared, Query};
+use super::work::{Prepared, Query};
 use crate::embedding::{Lookup, LookupReport};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::request::OnDegraded;
 use crate::tower::{FeatureRow, Pooled, Tower};
 
@@ -15,35 +15,45 @@ use crate::tower::{FeatureRow, Pooled, Tower};
 pub fn fetch(waiting: &mut [&mut Prepared], deadline: Option<Instant>) {
     let Some(view) = waiting.first().map(|prepared| prepared.view.clone()) else { return };
     let Some(tower) = &view.main().package.user else { return };
-    for on_degraded in [OnDegraded::Fail, OnDegraded::DefaultRows] {
-        let alike = |p: &Prepared| p.reading.on_degraded == on_degraded && p.needs_fetch();
-        let mut alike: Vec<&mut Prepared> = waiting.iter_mut().filter(|p| alike(p)).map(|p| &mut **p).collect();
-        let rows: Vec<&FeatureRow> = alike.iter().filter_map(|p| p.features()).collect();
-        let pooled = lookup_each(tower, &rows, &Lookup { deadline, on_degraded });
-        for (prepared, pooled) in alike.iter_mut().zip(pooled) {
-            if let Query::Features { fetched, .. } = &mut prepared.query {
-                *fetched = Some(pooled);
-            }
+    let mut waiting: Vec<&mut Prepared> = waiting.iter_mut().filter(|p| p.needs_fetch()).map(|p| &mut **p).collect();
+    let rows = waiting.iter().filter_map(|p| Some((p.features()?, p.reading.on_degraded))).collect::<Vec<_>>();
+    let pooled = lookup_each(tower, &rows, deadline);
+    for (prepared, pooled) in waiting.iter_mut().zip(pooled) {
+        if let Query::Features { fetched, .. } = &mut prepared.query {
+            *fetched = Some(pooled);
         }
     }
 }
 
-/// The pooled embeddings of each row. All are looked up together; where that fails each is tried alone, so that a row that
-/// cannot be had fails those only that ask for it.
-pub(super) fn lookup_each(tower: &Tower, rows: &[&FeatureRow], terms: &Lookup) -> Vec<Result<Pooled>> {
-    let lookup = |rows: &[&FeatureRow]| {
-        let (pooled, report) = tower.lookup(rows, terms)?;
-        count(&report);
-        Ok(pooled)
-    };
+/// The pooled embeddings of each row of features. All are looked up in one call, where a row of a table that cannot be had is a
+/// default row; requests to which that is a failure fail, and no others.
+pub(super) fn lookup_each(
+    tower: &Tower,
+    rows: &[(&FeatureRow, OnDegraded)],
+    deadline: Option<Instant>,
+) -> Vec<Result<Pooled>> {
     if rows.is_empty() {
         return Vec::new();
     }
-    match lookup(rows) {
-        Ok(pooled) => pooled.into_iter().map(Ok).collect(),
-        Err(e) if rows.len() == 1 => vec![Err(e)],
-        Err(_) => rows.iter().map(|row| lookup(&[*row]).map(|mut pooled| pooled.swap_remove(0))).collect(),
-    }
+    let features: Vec<&FeatureRow> = rows.iter().map(|(row, _)| *row).collect();
+    let terms = Lookup { deadline, on_degraded: OnDegraded::DefaultRows };
+    let pooled = match tower.lookup(&features, &terms) {
+        Ok((pooled, report)) => {
+            count(&report);
+            pooled
+        }
+        Err(e) => return rows.iter().map(|_| Err(e.again())).collect(),
+    };
+    let accept = |(pooled, (row, on_degraded)): (Pooled, &(&FeatureRow, OnDegraded))| match on_degraded {
+        OnDegraded::Fail if pooled.degraded_rows > 0 => {
+            let (degraded, ids) = (pooled.degraded_rows, row.ids());
+            let what = format!("{degraded} of {ids} rows of embedding tables did not come in time");
+            let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            Err(if is_late { Error::deadline(what) } else { Error::unavailable(what) })
+        }
+        _ => Ok(pooled),
+    };
+    pooled.into_iter().zip(rows).map(accept).collect()
 }
 
 fn count(report: &LookupReport) {

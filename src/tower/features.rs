@@ -126,9 +126,13 @@ impl Tower {
 
     /// True where a row asks for rows of a table that must be fetched from another machine.
     pub fn needs_fetch(&self, row: &FeatureRow) -> bool {
-        let is_fetched = |spec: &FeatureSpec| self.table(spec).is_some_and(Table::is_remote);
-        let asks = |values: &FeatureValues| matches!(values, FeatureValues::Ids { ids, .. } if !ids.is_empty());
-        self.features.iter().zip(&row.values).any(|(spec, values)| asks(values) && is_fetched(spec))
+        let fetches = |(spec, values): (&FeatureSpec, &FeatureValues)| match (self.table(spec), values) {
+            (Some(table), FeatureValues::Ids { ids, .. }) => {
+                table.is_fetched() && ids.iter().any(|&id| table.fetches(id))
+            }
+            _ => false,
+        };
+        self.features.iter().zip(&row.values).any(fetches)
     }
 
     /// Bytes of the rows that a row of features asks for.
