@@ -38,6 +38,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Answers requests of one group, in any order, each as soon as it is done. One that is not wanted any more may be
     /// left without an answer.
     fn run(&self, worker: &mut Self::Worker, jobs: &mut [Job<Self::Work, Self::Answer>]);
+
+    /// Called once when a worker has had nothing to do for a while.
+    fn rest(&self, worker: &mut Self::Worker);
 }
 
 /// A request and the way back to its caller.

@@ -47,6 +47,10 @@ impl Backend for Passes {
     fn run(&self, worker: &mut Self::Worker, jobs: &mut [PassJob]) {
         worker.run(&Jobs(jobs));
     }
+
+    fn rest(&self, worker: &mut Self::Worker) {
+        worker.rest();
+    }
 }
 
 struct Jobs<'a>(&'a [PassJob]);

@@ -11,6 +11,9 @@ use super::queue::{self, Bounds, Entry, Queue, Refused};
 use super::ticket::{Ledger, closing};
 use crate::request::Priority;
 
+/// A worker that had nothing to do for so long is told to rest.
+const REST_AFTER: Duration = Duration::from_secs(1);
+
 /// What callers, workers and fetchers share.
 pub(super) struct Shared<B: Backend> {
     pub(super) backend: B,
@@ -58,6 +61,15 @@ impl<B: Backend> Shared<B> {
 
     pub(super) fn wait_for_work<'a>(&self, queue: MutexGuard<'a, Queue<JobOf<B>>>) -> MutexGuard<'a, Queue<JobOf<B>>> {
         self.work.wait(queue).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`Shared::wait_for_work`], for [`REST_AFTER`] at most; true where nobody woke the worker by then.
+    pub(super) fn wait_for_rest<'a>(
+        &self,
+        queue: MutexGuard<'a, Queue<JobOf<B>>>,
+    ) -> (MutexGuard<'a, Queue<JobOf<B>>>, bool) {
+        let (queue, waited) = self.work.wait_timeout(queue, REST_AFTER).unwrap_or_else(PoisonError::into_inner);
+        (queue, waited.timed_out())
     }
 
     pub(super) fn wait_for_fetch<'a>(&self, queue: MutexGuard<'a, Queue<JobOf<B>>>) -> MutexGuard<'a, Queue<JobOf<B>>> {

@@ -90,6 +90,7 @@ struct Fake {
     fetched: Mutex<Vec<Vec<u32>>>,
     batches: Mutex<Vec<usize>>,
     workers_made: AtomicU32,
+    rests: AtomicU32,
 }
 
 impl Backend for Fake {
@@ -107,6 +108,10 @@ impl Backend for Fake {
 
     fn group(&self, work: &Work) -> usize {
         work.group
+    }
+
+    fn rest(&self, (): &mut ()) {
+        self.rests.fetch_add(1, Ordering::SeqCst);
     }
 
     fn needs_fetch(&self, work: &Work) -> bool {
@@ -475,4 +480,13 @@ fn options_that_cannot_work_are_named() {
     assert!(wrong(Options { dear_ms: 0, ..Options::default() }).contains("engine.dear_ms: got 0"));
     assert!(wrong(Options { memory_mb: 0, ..Options::default() }).contains("engine.memory_mb: got 0"));
     assert!(Options::default().check().is_ok());
+}
+
+#[test]
+fn an_idle_worker_rests_once() {
+    let engine = engine(1);
+    let rests = || engine.backend().rests.load(Ordering::SeqCst);
+    until(|| rests() > 0);
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(rests(), 1, "nothing came in between");
 }

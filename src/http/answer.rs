@@ -1,5 +1,7 @@
 //! Answers: JSON with the headers that every call carries, and problems.
 
+use std::convert::Infallible;
+
 use axum::body::{Body, Bytes};
 use axum::http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use axum::http::{HeaderName, StatusCode};
@@ -9,6 +11,7 @@ use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::wire::{Problem, Reply, Step};
+use crate::device::heap;
 use crate::error::{Error, Kind};
 
 /// A part of a budget, given back when it is dropped.
@@ -108,18 +111,26 @@ pub fn json(body: &impl Serialize) -> Response {
     axum::Json(body).into_response()
 }
 
+/// A reply of more items held memory that few others need.
+const LARGE_REPLY_ITEMS: usize = 20_000;
+
 /// 200 with a reply of items: whole where it is small, in pieces that are written as the client reads them where it is not.
 /// `share` is given back when all of it is written.
 pub fn reply(mut reply: Reply, timing: Timing, share: Share) -> Response {
+    let is_large = reply.len() > LARGE_REPLY_ITEMS;
     let first = reply.next().unwrap_or_default();
     let body = if reply.is_done() {
         Body::from(first)
     } else {
         let pieces = std::iter::once(first).chain(reply).map(move |piece| {
             let _held = &share;
-            Ok::<_, std::convert::Infallible>(Bytes::from(piece))
+            Ok::<_, Infallible>(Bytes::from(piece))
         });
-        Body::from_stream(stream::iter(pieces))
+        let end = std::iter::from_fn(move || {
+            is_large.then(heap::announce);
+            None
+        });
+        Body::from_stream(stream::iter(pieces.chain(end)))
     };
     let mut response = ([(CONTENT_TYPE, JSON)], body).into_response();
     response.extensions_mut().insert(timing);

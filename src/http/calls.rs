@@ -16,10 +16,9 @@ use tokio::time::timeout;
 use super::answer::{Refusal, Timing, json, problem, reply};
 use super::app::App;
 use super::bodies::Whole;
-use super::schemas::{RetrieveOneOrMany, RetrievedOneOrMany};
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, LabelList, LabelRequest, ModelInfo, ModelList, Problem, RankRequest,
-    Reply, Retrievals, RetrieveResponse, Served, VersionInfo, VersionList,
+    Reply, Retrievals, RetrieveOneOrMany, RetrieveResponse, RetrievedOneOrMany, Served, VersionInfo, VersionList,
 };
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};

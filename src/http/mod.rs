@@ -14,7 +14,6 @@ mod layers;
 mod openapi;
 mod options;
 mod routes;
-mod schemas;
 mod server;
 pub mod wire;
 

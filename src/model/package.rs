@@ -17,6 +17,9 @@ use crate::value::Program;
 /// The name of the file that declares a model.
 pub const MODEL_FILE: &str = "model.toml";
 
+/// The name of the file of requests that a version must answer before it may serve, where a package has one.
+pub const WARMUP_FILE: &str = "warmup.jsonl";
+
 /// A model package in memory; tables are mapped.
 #[derive(Debug)]
 pub struct Package {
@@ -123,10 +126,11 @@ impl Package {
         self.tables.iter().find(|t| t.name() == name).map(|t| &**t)
     }
 
-    /// The files that serving needs, `model.toml` among them.
+    /// The files that serving needs, `model.toml` among them, and the warm-up where there is one.
     pub fn files(&self) -> BTreeSet<String> {
         let mut names = file_names(&self.spec);
         names.insert(MODEL_FILE.into());
+        names.extend(self.folder.join(WARMUP_FILE).exists().then(|| WARMUP_FILE.into()));
         names
     }
 

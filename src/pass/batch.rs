@@ -12,6 +12,9 @@ pub trait Pass: Send {
     /// Runs the eleven steps for requests of one view and answers each as soon as it is done. Requests that are not wanted any
     /// more are left unanswered.
     fn run(&mut self, batch: &dyn Batch);
+
+    /// Gives memory back that is not needed for long; called when there has been nothing to do for a while.
+    fn rest(&mut self);
 }
 
 /// Requests that run together, all prepared for one view.

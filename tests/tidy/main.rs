@@ -42,6 +42,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("engine", 6, &[]),
     ("http", 7, &["engine"]),
     ("bench", 7, &[]),
+    ("warmup", 7, &["http"]),
     ("config", 8, &[]),
     ("publish", 8, &[]),
     ("cli", 8, &["config", "publish"]),

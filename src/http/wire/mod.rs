@@ -10,6 +10,7 @@ mod problem;
 mod reply;
 mod request;
 mod response;
+mod schemas;
 mod values;
 
 pub use body::{Retrievals, embed, object, rank, retrievals};
@@ -24,4 +25,5 @@ pub use request::{EmbedRequest, RankRequest, RetrieveRequest};
 pub use response::{
     BatchEntry, BatchResponse, EmbedResponse, Explain, Item, RetrieveResponse, Retrieved, Served, Step,
 };
+pub(super) use schemas::{RetrieveOneOrMany, RetrievedOneOrMany};
 pub use values::FeatureValue;

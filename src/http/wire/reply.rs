@@ -107,6 +107,16 @@ impl Reply {
         Reply { served, entries, is_list: true, at: Place::Start }
     }
 
+    /// Items in all of its entries.
+    pub fn len(&self) -> usize {
+        self.entries.iter().filter_map(|entry| entry.0.as_ref().ok()).map(|items| items.ranked.ids.len()).sum()
+    }
+
+    /// True where it tells of no item.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// The steps of the answer to a single request that asked for them.
     pub fn steps(&self) -> &[Step] {
         match self.entries.as_slice() {

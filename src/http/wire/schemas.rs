@@ -1,6 +1,7 @@
 //! Bodies that have two forms, as the OpenAPI document shows them.
 
-use super::wire::{BatchResponse, RetrieveRequest, RetrieveResponse};
+use super::request::RetrieveRequest;
+use super::response::{BatchResponse, RetrieveResponse};
 
 /// The body of a retrieval.
 #[derive(utoipa::ToSchema, serde::Deserialize)]
