@@ -122,7 +122,10 @@ pub fn reply(mut reply: Reply, timing: Timing, share: Share) -> Response {
     let body = if reply.is_done() {
         Body::from(first)
     } else {
-        let pieces = std::iter::once(first).chain(reply).map(|piece| Ok::<_, Infallible>(Bytes::from(piece)));
+        let pieces = std::iter::once(first).chain(reply).map(move |piece| {
+            let _held = &share;
+            Ok::<_, Infallible>(Bytes::from(piece))
+        });
         let end = std::iter::from_fn(move || {
             let _held = &share;
             is_large.then(heap::announce);
