@@ -127,7 +127,6 @@ pub fn reply(mut reply: Reply, timing: Timing, share: Share) -> Response {
             Ok::<_, Infallible>(Bytes::from(piece))
         });
         let end = std::iter::from_fn(move || {
-            let _held = &share;
             is_large.then(heap::announce);
             None
         });
