@@ -1,6 +1,6 @@
 //! Logs to stderr and the metrics that `/metrics` shows.
 //!
-//! Times are in seconds, sizes in bytes. Histograms have fixed buckets ([`SECONDS`], [`COUNTS`]), so that those of several
+//! Times are in seconds, sizes in bytes. Histograms have fixed buckets (`SECONDS`, `COUNTS`), so that those of several
 //! servers can be added up. What is recorded waits in memory until it is sorted into them: at each reading, and several
 //! times a second by the server ([`sort_in`]), whether or not anybody reads.
 //!

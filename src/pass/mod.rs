@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | *prepare* | [`prepare`] | request → typed, checked, priced work, bound to a view; nothing of it can be wrong any more |
 //! | *run* | [`Pass`], [`Cpu`] | the eleven steps over the view, on one device |
-//! | *reply* | whoever gets the [`Answer`] | columns → JSON, Arrow or files |
+//! | *reply* | whoever gets the [`Answer`](crate::request::Answer) | columns → JSON, Arrow or files |
 //!
 //! The eleven steps, of which prepare does the third:
 //!

@@ -3,8 +3,8 @@
 //! Loading, labelling and activating are three things. A version in memory answers those who pin it by its number or by a
 //! label; unpinned requests go to the active one. To activate is to swap one pointer, and waits for nobody's load.
 //!
-//! 1. [`Registry::look`] sees what is published. A version is its name, its number *and* its bytes: what its files look like
-//!    from outside (a [`Stamp`]) tells when to look closer, the digest of its manifest tells what it is.
+//! 1. `Registry::look` sees what is published. A version is its name, its number *and* its bytes: what its files look like
+//!    from outside (a [`Stamp`](crate::snapshot::Stamp)) tells when to look closer, the digest of its manifest tells what it is.
 //! 2. What is new is loaded, a few at a time, each model behind a gate of its own: its folder must be called what its
 //!    manifest says, its memory must be there, the warm-up must hold. The newest then answers, unless an operator has
 //!    decided otherwise since it was published.

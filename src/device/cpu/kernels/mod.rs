@@ -7,7 +7,7 @@
 //!
 //! **Queries of 15 bits.** A query is two rows of int8, `q = 128 high + low`: what rounding to int8 would lose is kept, and
 //! scores are as good as the items' codes. A scan waits for memory, so that the second multiply-add of a line costs nothing
-//! there; [`Kernels::nearest4`], which works out of the cache, takes the high row alone.
+//! there; `Kernels::nearest4`, which works out of the cache, takes the high row alone.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
