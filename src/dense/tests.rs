@@ -1,0 +1,1 @@
+//! Programs against the meaning of their graphs.
