@@ -81,7 +81,6 @@ pub(super) fn import(bytes: &[u8], given: &[Given], output: &str) -> Result<Grap
 fn inputs(given: &[Given]) -> Vec<GraphInput> {
     let one = |size: &Size| if let Size::Fixed(n) = size { *n as usize } else { 1 };
     let input = |g: &Given| GraphInput {
-        name: g.name.clone(),
         side: if g.is_pair { Side::Pair } else { Side::User },
         shape: g.shape.iter().map(one).collect(),
         rows: g.shape.iter().position(|size| *size == Size::Rows),
@@ -231,12 +230,7 @@ impl Importer {
     }
 
     /// The operators that make or move integers, constants among them.
-    fn integers(
-        &mut self,
-        operator: &str,
-        node: &NodeProto,
-        attributes: &mut Attributes<'_>,
-    ) -> Result<Option<Known>> {
+    fn integers(&mut self, operator: &str, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Option<Known>> {
         if operator == "Constant" {
             let tensor = attributes.take("value").and_then(|a| a.t.as_ref());
             return self.tensor(tensor.ok_or_else(|| refused("without a `value`"))?).map(Some);
@@ -244,7 +238,8 @@ impl Importer {
         if operator == "Shape" {
             let id = self.value(node, 0)?;
             let rows = self.graph.values[id].rows;
-            let size = |(axis, &d): (usize, &usize)| if rows == Some(axis) { Size::Rows } else { Size::Fixed(d as i64) };
+            let size =
+                |(axis, &d): (usize, &usize)| if rows == Some(axis) { Size::Rows } else { Size::Fixed(d as i64) };
             return Ok(Some(Known::Integers(self.graph.shape(id).iter().enumerate().map(size).collect(), false)));
         }
         if operator == "Identity" {
@@ -385,14 +380,19 @@ impl Importer {
             "Flatten" => {
                 let axis = place(attributes.integer("axis", 1), shape.len() + 1)?;
                 let sizes = match rows {
-                    Some(r) if r < axis && shape[..axis].iter().product::<usize>() == 1 => [Size::Rows, Size::Fixed(-1)],
+                    Some(r) if r < axis && shape[..axis].iter().product::<usize>() == 1 => {
+                        [Size::Rows, Size::Fixed(-1)]
+                    }
                     None => [Size::Fixed(shape[..axis].iter().product::<usize>() as i64), Size::Fixed(-1)],
                     _ => return Err(refused("candidates flattened with other axes")),
                 };
                 self.reshape(a, &sizes)
             }
             "Reshape" => {
-                attributes.take("allowzero").filter(|a| a.i != Some(0)).map_or(Ok(()), |_| Err(refused("`allowzero`")))?;
+                attributes
+                    .take("allowzero")
+                    .filter(|a| a.i != Some(0))
+                    .map_or(Ok(()), |_| Err(refused("`allowzero`")))?;
                 let sizes = self.sizes(node, 1)?;
                 self.reshape(a, &sizes)
             }

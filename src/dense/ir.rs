@@ -33,7 +33,10 @@ pub(super) type Id = usize;
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     /// Inputs `first..first + count` side by side.
-    Inputs { first: usize, count: usize },
+    Inputs {
+        first: usize,
+        count: usize,
+    },
     Constant(Arc<[f32]>),
     Unary(Unary, Id),
     /// With broadcasting.
@@ -41,7 +44,10 @@ pub(super) enum Op {
     /// Of the last two axes, with broadcasting of those before.
     MatMul(Id, Id),
     /// `[1, columns]`: rows `[1, depth]` times matrices `[depth, columns]`, summed, plus a bias `[columns]`.
-    Linear { parts: Vec<(Id, Id)>, bias: Option<Id> },
+    Linear {
+        parts: Vec<(Id, Id)>,
+        bias: Option<Id>,
+    },
     /// Along the last axis, which stays with size 1.
     Fold(Fold, Id),
     /// Along an axis.
@@ -104,10 +110,9 @@ impl Value {
     }
 }
 
-/// An input: its name, its side and the shape of one row.
+/// An input: its side and the shape of one row.
 #[derive(Clone, Debug)]
 pub(super) struct GraphInput {
-    pub(super) name: String,
     pub(super) side: Side,
     pub(super) shape: Vec<usize>,
     pub(super) rows: Option<usize>,
@@ -134,10 +139,10 @@ impl Graph {
 
     /// A value of an operation whose shapes are known to fit.
     pub(super) fn add(&mut self, op: Op, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
-        let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n > 0);
         let numbers = count.and_then(|n| n.checked_add(self.numbers)).filter(|&n| n <= NUMBERS_MAX);
         self.numbers = numbers.ok_or_else(|| {
-            refused(format!("with a value of shape {shape:?} the graph holds more than {NUMBERS_MAX} numbers"))
+            refused(format!("a value of shape {shape:?}, expected 1 to {NUMBERS_MAX} numbers in all values of a graph"))
         })?;
         let side = match &op {
             Op::Inputs { first, .. } => self.inputs[*first].side,

@@ -59,9 +59,13 @@ impl Program {
         let graph = import::import(bytes, given, output.0)?;
         let value = &graph.values[graph.output];
         let axes = value.shape.iter().enumerate();
-        let made: Vec<Size> = axes.map(|(n, &d)| if value.rows == Some(n) { Size::Rows } else { Size::Fixed(d as i64) }).collect();
+        let made: Vec<Size> =
+            axes.map(|(n, &d)| if value.rows == Some(n) { Size::Rows } else { Size::Fixed(d as i64) }).collect();
         if made != output.1 {
-            return Err(Error::unsupported(format!("output `{}` of shape {made:?}, expected {:?}", output.0, output.1)));
+            return Err(Error::unsupported(format!(
+                "output `{}` of shape {made:?}, expected {:?}",
+                output.0, output.1
+            )));
         }
         Program::of(&graph)
     }

@@ -58,15 +58,48 @@ pub(super) struct Step {
 #[derive(Clone, Debug)]
 pub(super) enum Work {
     /// `runs` rows of each part, of `columns` each.
-    Product { parts: Vec<Factor>, bias: Option<Place>, runs: usize, columns: usize, relu: bool },
+    Product {
+        parts: Vec<Factor>,
+        bias: Option<Place>,
+        runs: usize,
+        columns: usize,
+        relu: bool,
+    },
     /// Products of matrices that differ from row to row: `[m, k]` at each of `left`, `[k, n]` at each of `right`.
-    Matrices { a: Place, b: Place, left: Arc<[u32]>, right: Arc<[u32]>, shape: [usize; 3] },
-    Map1 { f: Unary, a: Place, count: usize },
-    Map2 { f: Binary, a: Operand, b: Operand, outer: usize, inner: usize },
-    Fold { f: Fold, a: Place, runs: usize, count: usize },
+    Matrices {
+        a: Place,
+        b: Place,
+        left: Arc<[u32]>,
+        right: Arc<[u32]>,
+        shape: [usize; 3],
+    },
+    Map1 {
+        f: Unary,
+        a: Place,
+        count: usize,
+    },
+    Map2 {
+        f: Binary,
+        a: Operand,
+        b: Operand,
+        outer: usize,
+        inner: usize,
+    },
+    Fold {
+        f: Fold,
+        a: Place,
+        runs: usize,
+        count: usize,
+    },
     /// Puts parts side by side in runs of so many numbers.
-    Concat { runs: usize, parts: Vec<(Place, usize)> },
-    Pick { a: Place, index: Arc<[u32]> },
+    Concat {
+        runs: usize,
+        parts: Vec<(Place, usize)>,
+    },
+    Pick {
+        a: Place,
+        index: Arc<[u32]>,
+    },
 }
 
 /// A graph as steps.
@@ -231,9 +264,7 @@ impl Planner<'_> {
 
     fn step(&mut self, place: Place, work: Work) {
         let cost = match &work {
-            Work::Product { parts, runs, columns, .. } => {
-                parts.iter().map(|p| p.depth * columns).sum::<usize>() * runs
-            }
+            Work::Product { parts, runs, columns, .. } => parts.iter().map(|p| p.depth * columns).sum::<usize>() * runs,
             Work::Matrices { left, shape: [m, k, n], .. } => left.len() * m * k * n,
             // Steps that wait for memory rather than for arithmetic cost about four multiply-adds a number.
             Work::Map1 { count, .. } => 4 * count,
@@ -266,10 +297,10 @@ impl Planner<'_> {
             return Ok(());
         }
         let place = match &value.op {
-            Op::Constant(numbers) => {
-                Place { memory: Memory::Constant(self.constant(Lines::of(numbers))), offset: 0 }
+            Op::Constant(numbers) => Place { memory: Memory::Constant(self.constant(Lines::of(numbers))), offset: 0 },
+            Op::Inputs { first, .. } if side == Side::Pair => {
+                Place { memory: Memory::Given, offset: self.given[*first] }
             }
-            Op::Inputs { first, .. } if side == Side::Pair => Place { memory: Memory::Given, offset: self.given[*first] },
             Op::Inputs { first, .. } => {
                 let place = self.buffer(side, count);
                 if let Memory::User(buffer) = place.memory {
@@ -311,7 +342,9 @@ impl Planner<'_> {
                 Work::Product { parts, bias, runs: 1, columns, relu: self.is_rectified[id] }
             }
             Op::MatMul(a, b) => self.matmul(id, *a, *b)?,
-            Op::Inputs { .. } | Op::Constant(_) | Op::Reshape(_) => return Err(Error::internal("a value without work")),
+            Op::Inputs { .. } | Op::Constant(_) | Op::Reshape(_) => {
+                return Err(Error::internal("a value without work"));
+            }
         })
     }
 
