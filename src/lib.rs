@@ -41,3 +41,4 @@ pub mod tower;
 pub mod units;
 pub mod value;
 pub mod view;
+pub mod warmup;

@@ -178,7 +178,7 @@ fn a_batch_finds_what_each_of_its_queries_finds() {
 }
 
 fn a_batch_finds_it_in(index: &Index) {
-    let mut batch = Batch::default();
+    let mut batch = BatchScratch::default();
     for (count, probes, k) in
         [(1, 1, 10), (3, 5, 1), (37, 9, 300), (64, 280, 6000), (5, 1000, 50), (1, 270, 300), (2, 400, 7000)]
     {
@@ -316,7 +316,7 @@ fn searches_allocate_nothing_once_they_are_warm() {
     let queries = Matrix::new(&queries, 32).unwrap();
     for rescore in [Rescore::None, Rescore::F16] {
         let (_, index) = opened(rows, &Options { lists: 200, rescore, ..Options::default() });
-        let (mut scratch, mut batch) = (Scratch::default(), Batch::default());
+        let (mut scratch, mut batch) = (Scratch::default(), BatchScratch::default());
         let mut selectors: [Selector; 40] = std::array::from_fn(|_| Selector::new());
         let slots: Vec<Slot> = (0..3000).map(Slot).collect();
         let mut pass = || {
@@ -444,9 +444,9 @@ fn vectors_beyond_half_precision_keep_their_order() {
         for rescore in [Rescore::F16, Rescore::F32, Rescore::Bf16] {
             let (_, index) = opened(rows, &Options { rescore, ..Options::default() });
             let expected = match (rescore, index.rows()) {
-                (Rescore::F16, Rows::F16(_)) => fits,
-                (Rescore::F16, Rows::F32(_)) => !fits,
-                (Rescore::F32, Rows::F32(_)) | (Rescore::Bf16, Rows::Bf16(_)) => true,
+                (Rescore::F16, WideRows::F16(_)) => fits,
+                (Rescore::F16, WideRows::F32(_)) => !fits,
+                (Rescore::F32, WideRows::F32(_)) | (Rescore::Bf16, WideRows::Bf16(_)) => true,
                 _ => false,
             };
             assert!(expected, "{values:?} {rescore:?}");
