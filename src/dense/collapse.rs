@@ -99,7 +99,7 @@ impl Rewriter<'_> {
         let value = self.from.values[id].clone();
         let width = value.count();
         match value.op {
-            Op::Inputs { first, .. } => {
+            Op::Inputs(first) => {
                 let input = self.to.input(first)?;
                 let basis = self.to.reshape(input, vec![1, width], Some(0))?;
                 self.inputs.insert(basis, first);

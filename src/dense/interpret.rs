@@ -14,7 +14,7 @@ pub(super) fn row(graph: &Graph, inputs: &[&[f32]]) -> Vec<f32> {
     let mut made: Vec<Vec<f32>> = Vec::new();
     for value in &graph.values {
         let numbers = match &value.op {
-            Op::Inputs { first, count } => inputs[*first..first + count].concat(),
+            Op::Inputs(first) => inputs[*first..].concat()[..value.count()].to_vec(),
             Op::Constant(numbers) => numbers.to_vec(),
             _ => evaluate(value, graph, &|id| &made[id]),
         };
@@ -30,7 +30,7 @@ fn evaluate<'a>(value: &Value, graph: &Graph, of: &dyn Fn(usize) -> &'a [f32]) -
         positions(&value.shape, &strides).into_iter().map(move |n| of(id)[n as usize])
     };
     match &value.op {
-        Op::Inputs { .. } | Op::Constant(_) => Vec::new(),
+        Op::Inputs(_) | Op::Constant(_) => Vec::new(),
         Op::Unary(f, a) => of(*a).iter().map(|&x| unary(*f, x)).collect(),
         Op::Binary(f, a, b) => spread(*a).zip(spread(*b)).map(|(x, y)| binary(*f, x, y)).collect(),
         Op::MatMul(a, b) => products(value, (shape_of(*a), of(*a)), (shape_of(*b), of(*b))),

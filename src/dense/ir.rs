@@ -32,11 +32,8 @@ pub(super) type Id = usize;
 /// How a value is made.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
-    /// Inputs `first..first + count` side by side.
-    Inputs {
-        first: usize,
-        count: usize,
-    },
+    /// As many inputs as its shape has room for, side by side, from this one on.
+    Inputs(usize),
     Constant(Arc<[f32]>),
     Unary(Unary, Id),
     /// With broadcasting.
@@ -61,7 +58,7 @@ impl Op {
     /// The same over other values.
     pub(super) fn over(&self, of: &mut dyn FnMut(Id) -> Result<Id>) -> Result<Op> {
         Ok(match self {
-            Op::Inputs { .. } | Op::Constant(_) => self.clone(),
+            Op::Inputs(_) | Op::Constant(_) => self.clone(),
             Op::Unary(f, a) => Op::Unary(*f, of(*a)?),
             Op::Fold(f, a) => Op::Fold(*f, of(*a)?),
             Op::Pick(a, index) => Op::Pick(of(*a)?, index.clone()),
@@ -79,7 +76,7 @@ impl Op {
     /// The values that it reads.
     pub(super) fn reads(&self) -> Vec<Id> {
         match self {
-            Op::Inputs { .. } | Op::Constant(_) => Vec::new(),
+            Op::Inputs(_) | Op::Constant(_) => Vec::new(),
             Op::Unary(_, a) | Op::Fold(_, a) | Op::Pick(a, _) | Op::Reshape(a) => vec![*a],
             Op::Binary(_, a, b) | Op::MatMul(a, b) => vec![*a, *b],
             Op::Concat(_, parts) => parts.clone(),
@@ -145,7 +142,7 @@ impl Graph {
             refused(format!("a value of shape {shape:?}, expected 1 to {NUMBERS_MAX} numbers in all values of a graph"))
         })?;
         let side = match &op {
-            Op::Inputs { first, .. } => self.inputs[*first].side,
+            Op::Inputs(first) => self.inputs[*first].side,
             op => op.reads().iter().map(|&id| self.values[id].side).max().unwrap_or(Side::Constant),
         };
         let side = if rows.is_some() { Side::Pair } else { side };
@@ -171,13 +168,13 @@ impl Graph {
     /// Input number `n`.
     pub(super) fn input(&mut self, n: usize) -> Result<Id> {
         let GraphInput { shape, rows, .. } = self.inputs[n].clone();
-        self.add(Op::Inputs { first: n, count: 1 }, shape, rows)
+        self.add(Op::Inputs(n), shape, rows)
     }
 
     /// Inputs of rows side by side, as a row.
     pub(super) fn inputs(&mut self, first: usize, count: usize) -> Result<Id> {
         let width = self.inputs[first..first + count].iter().map(|i| i.shape.iter().product::<usize>()).sum();
-        self.add(Op::Inputs { first, count }, vec![1, width], Some(0))
+        self.add(Op::Inputs(first), vec![1, width], Some(0))
     }
 
     /// A constant.

@@ -234,7 +234,12 @@ impl Planner<'_> {
         }
     }
 
-    fn place(&self, id: Id) -> Result<Place> {
+    /// Where a value lies. Constants come to lie somewhere once they are read as they are: matrices are packed instead.
+    fn place(&mut self, id: Id) -> Result<Place> {
+        if let (None, Some(numbers)) = (self.places[id], self.graph.constant(id)) {
+            let memory = Memory::Constant(self.constant(Lines::of(numbers)));
+            self.places[id] = Some(Place { memory, offset: 0 });
+        }
         self.places[id].ok_or_else(|| Error::internal("a value that is read before it is made"))
     }
 
@@ -297,11 +302,9 @@ impl Planner<'_> {
             return Ok(());
         }
         let place = match &value.op {
-            Op::Constant(numbers) => Place { memory: Memory::Constant(self.constant(Lines::of(numbers))), offset: 0 },
-            Op::Inputs { first, .. } if side == Side::Pair => {
-                Place { memory: Memory::Given, offset: self.given[*first] }
-            }
-            Op::Inputs { first, .. } => {
+            Op::Constant(_) => return Ok(()),
+            Op::Inputs(first) if side == Side::Pair => Place { memory: Memory::Given, offset: self.given[*first] },
+            Op::Inputs(first) => {
                 let place = self.buffer(side, count);
                 if let Memory::User(buffer) = place.memory {
                     let before = self.graph.inputs[..*first].iter().filter(|i| i.side == Side::User).count();
@@ -342,7 +345,7 @@ impl Planner<'_> {
                 Work::Product { parts, bias, runs: 1, columns, relu: self.is_rectified[id] }
             }
             Op::MatMul(a, b) => self.matmul(id, *a, *b)?,
-            Op::Inputs { .. } | Op::Constant(_) | Op::Reshape(_) => {
+            Op::Inputs(_) | Op::Constant(_) | Op::Reshape(_) => {
                 return Err(Error::internal("a value without work"));
             }
         })
@@ -414,7 +417,7 @@ impl Planner<'_> {
                 return Ok(Work::Map2 { f, a: a?, b: b?, outer: 1, inner: count });
             }
         };
-        let operand = |id: Id, n: usize| -> Result<Operand> {
+        let mut operand = |id: Id, n: usize| -> Result<Operand> {
             Ok(Operand { place: self.place(id)?, outer: outer.1[n], inner: inner.1[n] })
         };
         Ok(Work::Map2 { f, a: operand(a, 0)?, b: operand(b, 1)?, outer: outer.0, inner: inner.0 })
