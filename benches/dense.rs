@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sterling::dense::{Given, Program, Scratch, Size};
+use sterling::dense::{Given, RowProgram, Scratch, Size};
 use sterling::device::cpu::Kernels;
 use sterling::device::cpu::dense::{PANEL, Part, Product, Weights, pack};
 use sterling::tower::{Graph, Input, Threads};
@@ -83,7 +83,7 @@ fn main() {
     let mut inputs = vec![given("query", false, &[one, fixed(64)]), given("item", true, &[one, Size::Rows, fixed(64)])];
     inputs.extend(COLUMNS.map(|name| given(name, true, &[one, Size::Rows])));
     let output = [one, Size::Rows, fixed(5)];
-    let program = Program::lower(&read("overarch.onnx"), &inputs, ("logits", &output)).unwrap();
+    let program = RowProgram::lower(&read("overarch.onnx"), &inputs, ("logits", &output)).unwrap();
     let graph = Graph::load("overarch", read("overarch.onnx")).unwrap();
     for count in [100, 1_000, 10_000] {
         let (query, items, column) = (numbers(64), numbers(count * 64), numbers(count));
@@ -110,7 +110,7 @@ fn main() {
     }
 
     let inputs = FEATURES.map(|(name, width)| given(name, true, &[Size::Rows, fixed(width)]));
-    let program = Program::lower(&read("user.onnx"), &inputs, ("query", &[Size::Rows, fixed(64)])).unwrap();
+    let program = RowProgram::lower(&read("user.onnx"), &inputs, ("query", &[Size::Rows, fixed(64)])).unwrap();
     let graph = Graph::load("user", read("user.onnx")).unwrap();
     for users in [1, 8, 32] {
         let values = FEATURES.map(|(_, width)| numbers(users * width));

@@ -3,7 +3,7 @@
 
 use super::plan::{Factor, Memory, Operand, Place, Plan, Step, Work};
 use crate::device::cpu::Kernels;
-use crate::device::cpu::dense::{self as loops, LANES, Lines, PANEL, PARTS_MAX, Part, Product, Target, Weights};
+use crate::device::cpu::dense::{self as loops, LANES, Lines, MapTarget, PANEL, PARTS_MAX, Part, Product, Weights};
 
 /// Rows of a block: four tiles of 14, whose numbers stay in the second-level cache through all steps.
 pub(super) const BLOCK_ROWS: usize = 56;
@@ -108,24 +108,24 @@ impl<'a> Run<'a> {
             }
             Work::Map1 { f, a, count } => {
                 let whole = Operand { place: *a, outer: 0, inner: 1 };
-                let target = Target { numbers: out, stride, rows, outer: 1, inner: *count };
+                let target = MapTarget { numbers: out, stride, rows, outer: 1, inner: *count };
                 let (input, mut target) = (self.operand(&whole), target);
                 self.kernels.map1(*f, &input, &mut target);
             }
             Work::Map2 { f, a, b, outer, inner } => {
                 let (a, b) = (self.operand(a), self.operand(b));
-                let mut target = Target { numbers: out, stride, rows, outer: *outer, inner: *inner };
+                let mut target = MapTarget { numbers: out, stride, rows, outer: *outer, inner: *inner };
                 let is_plain = |o: &loops::Operand<'_>| o.row == stride && o.inner == 1;
                 if *outer == 1 && is_plain(&a) && is_plain(&b) {
                     // One run over the whole block, the room between rows included.
-                    target = Target { inner: (rows - 1) * stride + inner, rows: 1, ..target };
+                    target = MapTarget { inner: (rows - 1) * stride + inner, rows: 1, ..target };
                 }
                 self.kernels.map2(*f, &a, &b, &mut target);
             }
             Work::Fold { f, a, runs, count } => {
                 let (numbers, row) = self.at(*a);
                 let input = loops::Operand { numbers, row, outer: *count, inner: 1 };
-                let mut target = Target { numbers: out, stride, rows, outer: *runs, inner: 1 };
+                let mut target = MapTarget { numbers: out, stride, rows, outer: *runs, inner: 1 };
                 self.kernels.fold(*f, &input, *count, &mut target);
             }
             Work::Concat { runs, parts } => {

@@ -25,7 +25,7 @@ use plan::Plan;
 
 /// A graph that was lowered.
 #[derive(Clone, Debug)]
-pub struct Program {
+pub struct RowProgram {
     kernels: Kernels,
     /// As little as possible once a request.
     straight: Plan,
@@ -50,12 +50,12 @@ impl<'a> Block<'a> {
     }
 }
 
-impl Program {
+impl RowProgram {
     /// Lowers an ONNX graph whose inputs come as `given`; the output is to have this shape.
     ///
     /// # Errors
     /// `Unsupported` with the operator, attribute or shape that programs do not have.
-    pub fn lower(bytes: &[u8], given: &[Given], output: (&str, &[Size])) -> Result<Program> {
+    pub fn lower(bytes: &[u8], given: &[Given], output: (&str, &[Size])) -> Result<RowProgram> {
         let graph = import::import(bytes, given, output.0)?;
         let value = &graph.values[graph.output];
         let axes = value.shape.iter().enumerate();
@@ -67,12 +67,12 @@ impl Program {
                 output.0, output.1
             )));
         }
-        Program::of(&graph)
+        RowProgram::of(&graph)
     }
 
-    fn of(graph: &ir::Graph) -> Result<Program> {
+    fn of(graph: &ir::Graph) -> Result<RowProgram> {
         let pairs = graph.inputs.iter().filter(|input| input.side == ir::Side::Pair);
-        Ok(Program {
+        Ok(RowProgram {
             kernels: Kernels::best(),
             straight: plan::plan(&collapse::collapse(graph, false)?)?,
             collapsed: plan::plan(&collapse::collapse(graph, true)?)?,

@@ -27,7 +27,7 @@ fn near(got: &[f32], want: &[f32], place: &str) {
 }
 
 /// All rows through a program.
-fn run(program: &Program, rows: usize, user: &[&[f32]], row: &dyn Fn(usize) -> Vec<f32>) -> Vec<Vec<f32>> {
+fn run(program: &RowProgram, rows: usize, user: &[&[f32]], row: &dyn Fn(usize) -> Vec<f32>) -> Vec<Vec<f32>> {
     let mut made = Vec::new();
     let fill = &mut |n: usize, given: &mut [f32]| given.copy_from_slice(&row(n));
     let done = &mut |_: usize, count: usize, block: Block<'_>| {
@@ -108,11 +108,11 @@ proptest! {
             interpret::row(&graph, &[&query, &row[..width], &row[width..]])
         }).collect();
         prop_assume!(want.iter().flatten().all(|x| x.is_finite()));
-        let both = Program::of(&graph).unwrap();
+        let both = RowProgram::of(&graph).unwrap();
         for is_eager in [false, true] {
             let plan = if is_eager { both.collapsed.clone() } else { both.straight.clone() };
             for kernels in Kernels::all() {
-                let program = Program { kernels, straight: plan.clone(), collapsed: plan.clone(), ..both.clone() };
+                let program = RowProgram { kernels, straight: plan.clone(), collapsed: plan.clone(), ..both.clone() };
                 let made = run(&program, rows, &[&query], &row);
                 for (n, (got, want)) in made.iter().zip(&want).enumerate() {
                     near(got, want, &format!("{} eager {is_eager} row {n}", kernels.name()));
@@ -157,8 +157,8 @@ fn tiny(name: &str) -> (Vec<u8>, Vec<Given>, (&'static str, Vec<Size>)) {
     (file(&format!("tests/golden/tiny/{name}.onnx")), inputs, output)
 }
 
-fn lower(bytes: &[u8], given: &[Given], output: &(&'static str, Vec<Size>)) -> Result<Program> {
-    Program::lower(bytes, given, (output.0, &output.1))
+fn lower(bytes: &[u8], given: &[Given], output: &(&'static str, Vec<Size>)) -> Result<RowProgram> {
+    RowProgram::lower(bytes, given, (output.0, &output.1))
 }
 
 #[derive(Deserialize)]
@@ -238,19 +238,19 @@ fn what_is_not_in_the_table_is_refused_by_its_name() {
         ("wrong_type", "operator `Cast`"),
     ] {
         let bytes = file(&format!("tests/golden/tiny/{name}.onnx"));
-        let error = Program::lower(&bytes, &size, ("query", &[ROWS, fixed(3)])).unwrap_err().to_string();
+        let error = RowProgram::lower(&bytes, &size, ("query", &[ROWS, fixed(3)])).unwrap_err().to_string();
         assert!(error.contains(expected), "got `{error}`, expected `{expected}`");
     }
     let (bytes, inputs, _) = tiny("user");
-    let error = Program::lower(&bytes, &inputs, ("query", &[ROWS, fixed(5)])).unwrap_err().to_string();
+    let error = RowProgram::lower(&bytes, &inputs, ("query", &[ROWS, fixed(5)])).unwrap_err().to_string();
     assert!(error.contains("output `query`"), "{error}");
-    let error = Program::lower(&bytes, &inputs[..2], ("query", &[ROWS, fixed(4)])).unwrap_err().to_string();
+    let error = RowProgram::lower(&bytes, &inputs[..2], ("query", &[ROWS, fixed(4)])).unwrap_err().to_string();
     assert!(error.contains("input `size`"), "{error}");
     let mut model = ModelProto::parse_buf(&bytes).unwrap();
     let node = &mut model.graph.as_mut().unwrap().node[0];
     let other = AttributeProto { name: Some("axes_of_evil".into()), ..Default::default() };
     node.attribute.push(other);
-    let error = Program::lower(&model.write_buf().unwrap(), &inputs, ("query", &[ROWS, fixed(4)])).unwrap_err();
+    let error = RowProgram::lower(&model.write_buf().unwrap(), &inputs, ("query", &[ROWS, fixed(4)])).unwrap_err();
     assert!(error.to_string().contains("attribute `axes_of_evil`"), "{error}");
 }
 

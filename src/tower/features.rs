@@ -3,7 +3,7 @@
 use super::Scratch;
 use super::row::{FeatureRow, FeatureValues};
 use super::spec::{FeatureKind, FeatureSpec};
-use crate::dense::{Given, Program, Size};
+use crate::dense::{Given, RowProgram, Size};
 use crate::embedding::{
     BagConfig, EmbeddingBagCollection, JaggedTensor, KeyedJaggedTensor, Lookup, LookupReport, Table,
 };
@@ -18,7 +18,7 @@ pub struct Tower {
     features: Vec<FeatureSpec>,
     bags: EmbeddingBagCollection,
     graph: Graph,
-    program: Option<Program>,
+    program: Option<RowProgram>,
     output: &'static str,
     dimension: usize,
 }
@@ -195,7 +195,12 @@ impl Tower {
         }
     }
 
-    fn run_program(&self, program: &Program, rows: &[(&FeatureRow, &Pooled)], scratch: &mut Scratch) -> Result<Tensor> {
+    fn run_program(
+        &self,
+        program: &RowProgram,
+        rows: &[(&FeatureRow, &Pooled)],
+        scratch: &mut Scratch,
+    ) -> Result<Tensor> {
         let layout = self.bags.layout();
         let mut made = Vec::with_capacity(rows.len() * self.dimension);
         let mut fill = |n: usize, mut given: &mut [f32]| {

@@ -11,9 +11,9 @@
 //! most [`RUN_CANDIDATES`] rows. Either way the memory of a request does not grow with K0 times D.
 
 use super::Scratch;
-use crate::dense::{Given, Program, Size};
+use crate::dense::{Given, RowProgram, Size};
 use crate::device::cpu::Kernels;
-use crate::device::cpu::dense::{Operand, Target, Unary};
+use crate::device::cpu::dense::{MapTarget, Operand, Unary};
 use crate::error::{Error, Result};
 use crate::tower::{Graph, Input, Threads};
 
@@ -28,7 +28,7 @@ const LOGITS: &str = "logits";
 #[derive(Debug)]
 pub struct OverArch {
     graph: Graph,
-    program: Option<Program>,
+    program: Option<RowProgram>,
     columns: Vec<String>,
     tasks: usize,
     dimension: usize,
@@ -134,7 +134,7 @@ impl OverArch {
 
     fn run_program(
         &self,
-        program: &Program,
+        program: &RowProgram,
         candidates: &Candidates<'_>,
         scratch: &mut Scratch,
         between: &mut dyn FnMut() -> Result<()>,
@@ -154,7 +154,7 @@ impl OverArch {
                 logits.extend((0..rows).map(|n| block.row(n)[task]));
                 let logits = Operand { numbers: logits, row: 0, outer: 0, inner: 1 };
                 let scores = &mut tasks[task * count + first..][..rows];
-                let mut scores = Target { numbers: scores, stride: rows, rows: 1, outer: 1, inner: rows };
+                let mut scores = MapTarget { numbers: scores, stride: rows, rows: 1, outer: 1, inner: rows };
                 kernels.map1(Unary::Sigmoid, &logits, &mut scores);
             }
             between()

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Binary, Fold, LANES, Operand, PANEL, Product, Target, Unary, maps};
+use super::{Binary, Fold, LANES, MapTarget, Operand, PANEL, Product, Unary, maps};
 
 /// Rows of a tile: 12 of 16 registers hold sums.
 const ROWS_MAX: usize = 6;
@@ -90,20 +90,20 @@ unsafe fn tile<const M: usize>(product: &Product<'_>, out: &mut [f32], stride: u
 /// # Safety
 /// The CPU has AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn map1(f: Unary, input: &Operand<'_>, target: &mut Target<'_>) {
+pub(super) unsafe fn map1(f: Unary, input: &Operand<'_>, target: &mut MapTarget<'_>) {
     maps::map1::<true>(f, input, target);
 }
 
 /// # Safety
 /// As [`map1`].
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut Target<'_>) {
+pub(super) unsafe fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut MapTarget<'_>) {
     maps::map2(f, a, b, target);
 }
 
 /// # Safety
 /// As [`map1`].
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut Target<'_>) {
+pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     maps::fold(f, input, count, target);
 }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Binary, Fold, LANES, Operand, PANEL, Product, Target, Unary, maps};
+use super::{Binary, Fold, LANES, MapTarget, Operand, PANEL, Product, Unary, maps};
 
 /// Rows of a tile: 28 of 32 registers hold sums.
 const ROWS_MAX: usize = 14;
@@ -141,20 +141,20 @@ unsafe fn tile<const M: usize, const V: usize>(product: &Product<'_>, out: *mut 
 /// # Safety
 /// The CPU has AVX-512 F, BW and VL, and FMA.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
-pub(super) unsafe fn map1(f: Unary, input: &Operand<'_>, target: &mut Target<'_>) {
+pub(super) unsafe fn map1(f: Unary, input: &Operand<'_>, target: &mut MapTarget<'_>) {
     maps::map1::<true>(f, input, target);
 }
 
 /// # Safety
 /// As [`map1`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
-pub(super) unsafe fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut Target<'_>) {
+pub(super) unsafe fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut MapTarget<'_>) {
     maps::map2(f, a, b, target);
 }
 
 /// # Safety
 /// As [`map1`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
-pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut Target<'_>) {
+pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     maps::fold(f, input, count, target);
 }

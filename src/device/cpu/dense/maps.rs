@@ -1,6 +1,6 @@
 //! Element-wise work in plain Rust, inlined into a function of each instruction set, which vectorises it.
 
-use super::{Binary, Fold, LANES, Operand, Target, Unary};
+use super::{Binary, Fold, LANES, MapTarget, Operand, Unary};
 
 /// `a * b + c`, in one step where the instruction set has one.
 #[inline(always)]
@@ -32,7 +32,7 @@ fn exp<const FMA: bool>(x: f32) -> f32 {
 }
 
 #[inline(always)]
-fn each(input: &Operand<'_>, target: &mut Target<'_>, f: impl Fn(f32) -> f32) {
+fn each(input: &Operand<'_>, target: &mut MapTarget<'_>, f: impl Fn(f32) -> f32) {
     for r in 0..target.rows {
         for o in 0..target.outer {
             let from = r * input.row + o * input.outer;
@@ -49,7 +49,7 @@ fn each(input: &Operand<'_>, target: &mut Target<'_>, f: impl Fn(f32) -> f32) {
 }
 
 #[inline(always)]
-fn pairs(a: &Operand<'_>, b: &Operand<'_>, target: &mut Target<'_>, f: impl Fn(f32, f32) -> f32) {
+fn pairs(a: &Operand<'_>, b: &Operand<'_>, target: &mut MapTarget<'_>, f: impl Fn(f32, f32) -> f32) {
     for r in 0..target.rows {
         for o in 0..target.outer {
             let (from_a, from_b) = (r * a.row + o * a.outer, r * b.row + o * b.outer);
@@ -86,7 +86,7 @@ fn smaller(x: f32, y: f32) -> f32 {
 }
 
 #[inline(always)]
-pub(super) fn map1<const FMA: bool>(f: Unary, input: &Operand<'_>, target: &mut Target<'_>) {
+pub(super) fn map1<const FMA: bool>(f: Unary, input: &Operand<'_>, target: &mut MapTarget<'_>) {
     match f {
         Unary::Relu => each(input, target, |x| if x < 0.0 { 0.0 } else { x }),
         Unary::Sigmoid => each(input, target, |x| 1.0 / (1.0 + exp::<FMA>(-x))),
@@ -101,7 +101,7 @@ pub(super) fn map1<const FMA: bool>(f: Unary, input: &Operand<'_>, target: &mut 
 }
 
 #[inline(always)]
-pub(super) fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut Target<'_>) {
+pub(super) fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut MapTarget<'_>) {
     match f {
         Binary::Add => pairs(a, b, target, |x, y| x + y),
         Binary::Sub => pairs(a, b, target, |x, y| x - y),
@@ -132,7 +132,7 @@ fn lanes(run: &[f32], first: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
 }
 
 #[inline(always)]
-fn folded(input: &Operand<'_>, count: usize, target: &mut Target<'_>, first: f32, f: impl Fn(f32, f32) -> f32) {
+fn folded(input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>, first: f32, f: impl Fn(f32, f32) -> f32) {
     for r in 0..target.rows {
         for o in 0..target.outer {
             let run = &input.numbers[r * input.row + o * input.outer..][..count];
@@ -142,7 +142,7 @@ fn folded(input: &Operand<'_>, count: usize, target: &mut Target<'_>, first: f32
 }
 
 #[inline(always)]
-pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut Target<'_>) {
+pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     match f {
         Fold::Sum => folded(input, count, target, 0.0, |x, y| x + y),
         Fold::Max => folded(input, count, target, f32::NEG_INFINITY, larger),

@@ -146,7 +146,7 @@ pub struct Operand<'a> {
 
 /// The result of an element-wise step, `[rows, outer, inner]`: a row's runs lie side by side.
 #[derive(Debug)]
-pub struct Target<'a> {
+pub struct MapTarget<'a> {
     /// The numbers.
     pub numbers: &'a mut [f32],
     /// From a row to the next.
@@ -215,7 +215,7 @@ impl Kernels {
     ///
     /// # Panics
     /// Where a slice is shorter than the shapes say.
-    pub fn map1(self, f: Unary, input: &Operand<'_>, target: &mut Target<'_>) {
+    pub fn map1(self, f: Unary, input: &Operand<'_>, target: &mut MapTarget<'_>) {
         dispatch!(self, map1(f, input, target))
     }
 
@@ -223,7 +223,7 @@ impl Kernels {
     ///
     /// # Panics
     /// Where a slice is shorter than the shapes say.
-    pub fn map2(self, f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut Target<'_>) {
+    pub fn map2(self, f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut MapTarget<'_>) {
         dispatch!(self, map2(f, a, b, target))
     }
 
@@ -231,7 +231,7 @@ impl Kernels {
     ///
     /// # Panics
     /// Where a slice is shorter than the shapes say.
-    pub fn fold(self, f: Fold, input: &Operand<'_>, count: usize, target: &mut Target<'_>) {
+    pub fn fold(self, f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
         dispatch!(self, fold(f, input, count, target))
     }
 }

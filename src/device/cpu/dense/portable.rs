@@ -1,6 +1,6 @@
 //! Dense loops without any particular instruction set.
 
-use super::{Binary, Fold, LANES, Operand, PANEL, Product, Target, Unary, maps};
+use super::{Binary, Fold, LANES, MapTarget, Operand, PANEL, Product, Unary, maps};
 
 /// Rows of a tile.
 const ROWS: usize = 4;
@@ -42,14 +42,14 @@ fn tile<const M: usize>(product: &Product<'_>, out: &mut [f32], stride: usize, f
     }
 }
 
-pub(super) fn map1(f: Unary, input: &Operand<'_>, target: &mut Target<'_>) {
+pub(super) fn map1(f: Unary, input: &Operand<'_>, target: &mut MapTarget<'_>) {
     maps::map1::<false>(f, input, target);
 }
 
-pub(super) fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut Target<'_>) {
+pub(super) fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut MapTarget<'_>) {
     maps::map2(f, a, b, target);
 }
 
-pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut Target<'_>) {
+pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     maps::fold(f, input, count, target);
 }

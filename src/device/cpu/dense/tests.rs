@@ -80,7 +80,7 @@ fn functions_are_those_of_the_library() {
             let mut out = vec![0.0; inputs.len()];
             let input = Operand { numbers: &inputs, row: 0, outer: 0, inner: 1 };
             let (stride, inner) = (inputs.len(), inputs.len());
-            let mut target = Target { numbers: &mut out, stride, rows: 1, outer: 1, inner };
+            let mut target = MapTarget { numbers: &mut out, stride, rows: 1, outer: 1, inner };
             kernels.map1(f, &input, &mut target);
             for (&x, &got) in inputs.iter().zip(&out) {
                 let want = want(f64::from(x));
