@@ -10,7 +10,8 @@
 
 use std::collections::HashMap;
 
-use super::ir::{Graph, Id, Op, Side, Value};
+use super::graph::Graph;
+use super::ir::{Id, Op, Side, Value};
 use crate::device::cpu::dense::{Binary, Fold, PARTS_MAX, Unary};
 use crate::error::Result;
 

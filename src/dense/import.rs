@@ -8,7 +8,8 @@ use std::collections::HashMap;
 
 use rten_onnx::onnx::{AttributeProto, DataLocation, DataType, GraphProto, ModelProto, NodeProto, TensorProto};
 
-use super::ir::{Graph, GraphInput, Id, Side, positions, strides};
+use super::graph::Graph;
+use super::ir::{GraphInput, Id, Side, positions, strides};
 use crate::device::cpu::dense::{Binary, Fold, Unary};
 use crate::error::{Error, Result};
 

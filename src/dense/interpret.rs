@@ -1,30 +1,33 @@
 //! The meaning of a graph, without any thought of speed: it folds constants, and the tests hold programs against it.
 
-use super::ir::{Graph, Op, Value, broadcast_strides, positions};
+use super::ir::{Op, Value, broadcast_strides, positions};
 use crate::device::cpu::dense::{Binary, Fold, Unary};
 
 /// The numbers of a value that reads constants alone.
-pub(super) fn value(graph: &Graph, value: &Value) -> Vec<f32> {
-    evaluate(value, graph, &|id| graph.constant(id).unwrap_or(&[]))
+pub(super) fn value(values: &[Value], value: &Value) -> Vec<f32> {
+    evaluate(value, values, &|id| match &values[id].op {
+        Op::Constant(numbers) => numbers,
+        _ => &[],
+    })
 }
 
 /// The output of one row, of the numbers of each input.
 #[cfg(test)]
-pub(super) fn row(graph: &Graph, inputs: &[&[f32]]) -> Vec<f32> {
+pub(super) fn row(values: &[Value], output: usize, inputs: &[&[f32]]) -> Vec<f32> {
     let mut made: Vec<Vec<f32>> = Vec::new();
-    for value in &graph.values {
+    for value in values {
         let numbers = match &value.op {
             Op::Inputs(first) => inputs[*first..].concat()[..value.count()].to_vec(),
             Op::Constant(numbers) => numbers.to_vec(),
-            _ => evaluate(value, graph, &|id| &made[id]),
+            _ => evaluate(value, values, &|id| &made[id]),
         };
         made.push(numbers);
     }
-    made.swap_remove(graph.output)
+    made.swap_remove(output)
 }
 
-fn evaluate<'a>(value: &Value, graph: &Graph, of: &dyn Fn(usize) -> &'a [f32]) -> Vec<f32> {
-    let shape_of = |id: usize| graph.shape(id);
+fn evaluate<'a>(value: &Value, values: &[Value], of: &dyn Fn(usize) -> &'a [f32]) -> Vec<f32> {
+    let shape_of = |id: usize| &values[id].shape[..];
     let spread = |id: usize| {
         let strides = broadcast_strides(shape_of(id), &value.shape);
         positions(&value.shape, &strides).into_iter().map(move |n| of(id)[n as usize])

@@ -1,6 +1,6 @@
 //! Dense graphs as programs: ONNX files lowered to a few kinds of steps that run over blocks of rows.
 //!
-//! 1. `import` reads an ONNX graph as the checked graph of `ir`, whose values know whether they are constant (these are
+//! 1. `import` reads an ONNX graph as the checked graph of `graph` and `ir`, whose values know whether they are constant (these are
 //!    folded), the user's, or a row's. What is not in the operator table of `models/README.md` is refused by its name;
 //!    the caller then leaves the graph to its runtime.
 //! 2. `collapse` turns linear chains into single products, with matrices made of the user once a request where that pays.
@@ -11,6 +11,7 @@
 
 mod collapse;
 mod exec;
+mod graph;
 mod import;
 mod interpret;
 mod ir;
@@ -70,7 +71,7 @@ impl RowProgram {
         RowProgram::of(&graph)
     }
 
-    fn of(graph: &ir::Graph) -> Result<RowProgram> {
+    fn of(graph: &graph::Graph) -> Result<RowProgram> {
         let pairs = graph.inputs.iter().filter(|input| input.side == ir::Side::Pair);
         Ok(RowProgram {
             kernels: Kernels::best(),

@@ -8,7 +8,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::ir::{Graph, Id, Op, Side, broadcast_strides, positions};
+use super::graph::Graph;
+use super::ir::{Id, Op, Side, broadcast_strides, positions};
 use crate::device::cpu::dense::{Binary, Fold, LANES, Lines, PANEL, Unary, pack};
 use crate::error::{Error, Result};
 

@@ -6,7 +6,8 @@ use proptest::prelude::*;
 use rten_onnx::onnx::{AttributeProto, ModelProto};
 use serde::Deserialize;
 
-use super::ir::{Graph, GraphInput, Id, Side};
+use super::graph::Graph;
+use super::ir::{GraphInput, Id, Side};
 use super::*;
 use crate::device::cpu::dense::{Binary, Fold, Unary};
 
@@ -105,7 +106,7 @@ proptest! {
         let row = |n: usize| numbers(width + 1, n);
         let want: Vec<Vec<f32>> = (0..rows).map(|n| {
             let row = row(n);
-            interpret::row(&graph, &[&query, &row[..width], &row[width..]])
+            interpret::row(&graph.values, graph.output, &[&query, &row[..width], &row[width..]])
         }).collect();
         prop_assume!(want.iter().flatten().all(|x| x.is_finite()));
         let both = RowProgram::of(&graph).unwrap();
@@ -225,7 +226,7 @@ fn the_reranker_of_the_demo_collapses_to_three_products_a_row() {
         let row = row(n);
         let mut inputs = vec![&query[..], &row[..64]];
         inputs.extend((64..69).map(|c| &row[c..=c]));
-        near(got, &interpret::row(&graph, &inputs), &format!("row {n}"));
+        near(got, &interpret::row(&graph.values, graph.output, &inputs), &format!("row {n}"));
     }
 }
 

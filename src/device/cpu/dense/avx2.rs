@@ -2,7 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{Binary, Fold, LANES, MapTarget, Operand, PANEL, Product, Unary, maps};
+use super::maps;
+use super::operands::{Binary, Fold, LANES, MapTarget, Operand, PANEL, Product, Unary};
 
 /// Rows of a tile: 12 of 16 registers hold sums.
 const ROWS_MAX: usize = 6;
@@ -12,7 +13,7 @@ const WIDTH: usize = 8;
 const WIDE: usize = LANES / WIDTH;
 
 /// # Safety
-/// The CPU has AVX2 and FMA; the slices are as long as [`super::Kernels::product`] checks.
+/// The CPU has AVX2 and FMA; the slices are as long as `Kernels::product` checks.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn product(product: &Product<'_>, out: &mut [f32], stride: usize) {
     let tiles = product.rows.div_ceil(ROWS_MAX);
@@ -58,7 +59,7 @@ unsafe fn tile<const M: usize>(product: &Product<'_>, out: &mut [f32], stride: u
         for k in 0..part.depth {
             let mut weights = [_mm256_setzero_ps(); WIDE];
             for (v, weights) in weights.iter_mut().enumerate() {
-                // SAFETY: weights reach to the last register of the last row (`super::reach`).
+                // SAFETY: weights reach to the last register of the last row (`super::operands::reach`).
                 *weights = unsafe { _mm256_loadu_ps(columns.add(k * part.weights.row_stride + v * WIDTH)) };
             }
             for (m, sum) in sums.iter_mut().enumerate() {

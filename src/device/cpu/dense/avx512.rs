@@ -2,7 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{Binary, Fold, LANES, MapTarget, Operand, PANEL, Product, Unary, maps};
+use super::maps;
+use super::operands::{Binary, Fold, LANES, MapTarget, Operand, PANEL, Product, Unary};
 
 /// Rows of a tile: 28 of 32 registers hold sums.
 const ROWS_MAX: usize = 14;
@@ -19,7 +20,7 @@ struct Place {
 }
 
 /// # Safety
-/// The CPU has AVX-512 F, BW and VL; the slices are as long as [`super::Kernels::product`] checks.
+/// The CPU has AVX-512 F, BW and VL; the slices are as long as `Kernels::product` checks.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn product(product: &Product<'_>, out: &mut [f32], stride: usize) {
     let registers = product.columns.div_ceil(LANES);
@@ -113,7 +114,7 @@ unsafe fn tile<const M: usize, const V: usize>(product: &Product<'_>, out: *mut 
         for k in 0..part.depth {
             let mut weights = [_mm512_setzero_ps(); V];
             for v in 0..V {
-                // SAFETY: weights reach to the last register of the last row (`super::reach`).
+                // SAFETY: weights reach to the last register of the last row (`super::operands::reach`).
                 weights[v] = unsafe { _mm512_loadu_ps(columns[v].add(k * part.weights.row_stride)) };
             }
             for (m, sum) in sums.iter_mut().enumerate() {

@@ -1,6 +1,6 @@
 //! Element-wise work in plain Rust, inlined into a function of each instruction set, which vectorises it.
 
-use super::{Binary, Fold, LANES, MapTarget, Operand, Unary};
+use super::operands::{Binary, Fold, LANES, MapTarget, Operand, Unary};
 
 /// `a * b + c`, in one step where the instruction set has one.
 #[inline(always)]

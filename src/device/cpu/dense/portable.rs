@@ -1,6 +1,7 @@
 //! Dense loops without any particular instruction set.
 
-use super::{Binary, Fold, LANES, MapTarget, Operand, PANEL, Product, Unary, maps};
+use super::maps;
+use super::operands::{Binary, Fold, LANES, MapTarget, Operand, PANEL, Product, Unary};
 
 /// Rows of a tile.
 const ROWS: usize = 4;
