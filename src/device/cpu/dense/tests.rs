@@ -64,7 +64,8 @@ proptest! {
 fn functions_are_those_of_the_library() {
     let mut inputs: Vec<f32> = (-2000..2000).map(|n| n as f32 / 20.0).collect();
     inputs.extend([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1e-30]);
-    let functions: [(Unary, fn(f64) -> f64); 9] = [
+    type Function = fn(f64) -> f64;
+    let functions: [(Unary, Function); 9] = [
         (Unary::Relu, |x| if x < 0.0 { 0.0 } else { x }),
         (Unary::Sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
         (Unary::Tanh, f64::tanh),
