@@ -14,6 +14,7 @@ pub mod bench;
 pub mod cli;
 pub mod columns;
 pub mod config;
+pub mod dense;
 pub mod device;
 pub mod embedding;
 pub mod engine;

@@ -13,7 +13,7 @@ use crate::filter::Route;
 use crate::limits::COMPONENT_MAX;
 use crate::request::{Answer, Content, Explain, OnDegraded, Ranked};
 use crate::search::{self, Catalogue, Found, Sink};
-use crate::tower::{Candidates, FeatureRow, Pooled, RUN_CANDIDATES, Threads, Tower};
+use crate::tower::{self, Candidates, FeatureRow, Pooled, Threads, Tower};
 use crate::units::Slot;
 use crate::view::View;
 
@@ -76,7 +76,7 @@ impl Cpu {
             probes_max: main.recipe.serving.probes_max_of(main.index.lists()),
         };
         let (mut searched, mut ranked) = (Vec::new(), Vec::new());
-        for asked in embed(batch, &view, &wanted, threads) {
+        for asked in embed(batch, &view, &wanted, threads, &mut scratch.graphs) {
             match &asked.prepared.task {
                 Task::Embed => batch.answer(asked.place, Ok(asked.embedding())),
                 Task::Rank { slots, .. } => ranked.push((asked, slots)),
@@ -114,7 +114,13 @@ fn query<'a>(vector: &'a [f32], search: &'a Search) -> search::Query<'a> {
 // Steps 1 and 2: from features to query embeddings.
 
 /// The requests with their query embeddings; those that have none are answered with the reason.
-fn embed<'a>(batch: &'a dyn Batch, view: &View, wanted: &[usize], threads: &Threads) -> Vec<Asked<'a>> {
+fn embed<'a>(
+    batch: &'a dyn Batch,
+    view: &View,
+    wanted: &[usize],
+    threads: &Threads,
+    graphs: &mut tower::Scratch,
+) -> Vec<Asked<'a>> {
     let mut embedded = Vec::with_capacity(wanted.len());
     let mut towered: Vec<(usize, &FeatureRow)> = Vec::new();
     for &place in wanted {
@@ -141,7 +147,7 @@ fn embed<'a>(batch: &'a dyn Batch, view: &View, wanted: &[usize], threads: &Thre
     }
     let rows: Vec<(&FeatureRow, &Pooled)> = ready.iter().map(|(_, row, pooled)| (*row, pooled)).collect();
     let count = rows.len() as u64;
-    let vectors = trace.step("tower", || run_each(tower, &rows, threads), |_| (count, 0));
+    let vectors = trace.step("tower", || run_each(tower, &rows, threads, graphs), |_| (count, 0));
     for ((place, _, pooled), vector) in ready.iter().zip(vectors) {
         let prepared = batch.prepared(*place);
         match vector {
@@ -175,9 +181,14 @@ fn lookup(batch: &dyn Batch, tower: &Tower, towered: &[(usize, &FeatureRow)]) ->
 }
 
 /// The query embedding of each row: all through the graph together, or, where that fails, each alone.
-fn run_each(tower: &Tower, rows: &[(&FeatureRow, &Pooled)], threads: &Threads) -> Vec<Result<Vec<f32>>> {
-    let run = |rows: &[(&FeatureRow, &Pooled)]| -> Result<Vec<Result<Vec<f32>>>> {
-        let made = tower.run(rows, threads)?;
+fn run_each(
+    tower: &Tower,
+    rows: &[(&FeatureRow, &Pooled)],
+    threads: &Threads,
+    graphs: &mut tower::Scratch,
+) -> Vec<Result<Vec<f32>>> {
+    let mut run = |rows: &[(&FeatureRow, &Pooled)]| -> Result<Vec<Result<Vec<f32>>>> {
+        let made = tower.run(rows, threads, graphs)?;
         let vector = |row: &[f32]| match row.iter().all(|x| x.abs() <= COMPONENT_MAX) {
             true => Ok(row.to_vec()),
             false => Err(Error::internal("the user tower made a query that is not finite or too large")),
@@ -294,35 +305,25 @@ impl Reranker<'_> {
         trace: &mut Trace,
     ) -> Result<()> {
         let mut tasks = std::mem::take(&mut self.scratch.tasks);
-        let mut rows = std::mem::take(&mut self.scratch.rows);
+        let mut graphs = std::mem::take(&mut self.scratch.graphs);
         tasks.clear();
         let mut scored = Ok(());
         if let Some(overarch) = self.view.overarch().filter(|_| !candidates.is_empty()) {
-            let (count, dimension) = (candidates.len(), self.view.dimension());
+            let count = candidates.len();
             tasks.resize(overarch.tasks() * count, 0.0);
             let columns: Vec<&[f32]> = overarch.columns().iter().filter_map(|name| self.column(name)).collect();
-            let mut run = |first: usize| -> Result<()> {
-                let range = first..(first + RUN_CANDIDATES).min(count);
-                if batch.deadline(asked.place).is_some_and(|deadline| Instant::now() >= deadline) {
-                    return Err(late("overarch"));
-                }
-                rows.resize(range.len() * dimension, 0.0);
-                for (row, (_, slot)) in rows.chunks_exact_mut(dimension).zip(&candidates[range.clone()]) {
-                    self.view.main().index.row(*slot, row);
-                }
-                let columns: Vec<&[f32]> = columns.iter().map(|column| &column[range.clone()]).collect();
-                let run = Candidates { query: &asked.vector, items: &rows, columns: &columns };
-                let scores = overarch.score(&run, self.threads)?;
-                for (n, of_item) in range.zip(scores.data().chunks_exact(overarch.tasks())) {
-                    of_item.iter().enumerate().for_each(|(task, &score)| tasks[task * count + n] = score);
-                }
-                Ok(())
+            let row = |n: usize, row: &mut [f32]| self.view.main().index.row(candidates[n].1, row);
+            let run = Candidates { query: &asked.vector, count, row: &row, columns: &columns };
+            let deadline = batch.deadline(asked.place);
+            let mut between = || match deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                true => Err(late("overarch")),
+                false => Ok(()),
             };
-            let bytes = (count * dimension * 4) as u64;
-            let runs = || (0..count).step_by(RUN_CANDIDATES).try_for_each(&mut run);
-            scored = trace.step("overarch", runs, |_| (count as u64, bytes));
+            let bytes = (count * self.view.dimension() * 4) as u64;
+            let run = || overarch.score(&run, self.threads, &mut graphs, &mut between, &mut tasks);
+            scored = trace.step("overarch", run, |_| (count as u64, bytes));
         }
-        (self.scratch.tasks, self.scratch.rows) = (tasks, rows);
+        (self.scratch.tasks, self.scratch.graphs) = (tasks, graphs);
         scored
     }
 

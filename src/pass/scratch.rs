@@ -1,11 +1,12 @@
 //! Memory that a worker keeps from request to request: once warm, a pass allocates its answer and little else.
 
+use crate::tower;
 use crate::value;
 
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Rows of a run of candidates, `[n, D]`.
-    pub(super) rows: Vec<f32>,
+    /// What graphs work in.
+    pub(super) graphs: tower::Scratch,
     /// The snapshot's numeric columns at the candidates, each `[K0]`.
     pub(super) columns: Vec<Vec<f32>>,
     /// `[T, K0]`

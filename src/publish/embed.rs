@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::items::{EMBEDDING, ID, Items};
 use crate::model::{MODEL_FILE, Package};
 use crate::request::{Features, Values};
-use crate::tower::{FeatureRow, FeatureSpec, Pooled, Threads};
+use crate::tower::{self, FeatureRow, FeatureSpec, Pooled, Threads};
 
 /// Items that the item tower takes at a time.
 const TOWER_BATCH: usize = 512;
@@ -29,6 +29,7 @@ pub(super) fn embed(package: Option<&Package>, items: &mut Items, progress: &Pro
         return Ok(dense.values);
     };
     let threads = Threads::new(std::thread::available_parallelism().map_or(1, usize::from));
+    let mut scratch = tower::Scratch::default();
     let mut vectors = Vec::new();
     for first in (0..items.len()).step_by(TOWER_BATCH) {
         let batch = first..(first + TOWER_BATCH).min(items.len());
@@ -40,7 +41,7 @@ pub(super) fn embed(package: Option<&Package>, items: &mut Items, progress: &Pro
         let rows: Vec<&FeatureRow> = rows.iter().collect();
         let (pooled, _) = tower.lookup(&rows, &Lookup::default()).map_err(place)?;
         let rows: Vec<(&FeatureRow, &Pooled)> = rows.into_iter().zip(&pooled).collect();
-        vectors.extend_from_slice(tower.run(&rows, &threads).map_err(place)?.data());
+        vectors.extend_from_slice(tower.run(&rows, &threads, &mut scratch).map_err(place)?.data());
         progress(Stage::Embedding, batch.end, items.len());
     }
     Ok(vectors)

@@ -1,7 +1,9 @@
 //! Towers: features looked up in their tables and run through a graph.
 
+use super::Scratch;
 use super::row::{FeatureRow, FeatureValues};
 use super::spec::{FeatureKind, FeatureSpec};
+use crate::dense::{Given, RowProgram, Size};
 use crate::embedding::{
     BagConfig, EmbeddingBagCollection, JaggedTensor, KeyedJaggedTensor, Lookup, LookupReport, Table,
 };
@@ -16,6 +18,7 @@ pub struct Tower {
     features: Vec<FeatureSpec>,
     bags: EmbeddingBagCollection,
     graph: Graph,
+    program: Option<RowProgram>,
     output: &'static str,
     dimension: usize,
 }
@@ -38,7 +41,7 @@ impl Tower {
         side: &'static str,
         features: &[FeatureSpec],
         tables: &[std::sync::Arc<crate::embedding::Table>],
-        graph: Graph,
+        mut graph: Graph,
         output: &'static str,
         dimension: usize,
     ) -> Result<Self> {
@@ -83,7 +86,18 @@ impl Tower {
                 crate::tower::shown(made.shape.as_deref().unwrap_or(&[]))
             )));
         }
-        Ok(Tower { features: features.to_vec(), bags, graph, output, dimension })
+        let row = |name: &str, width: usize| Given {
+            name: name.into(),
+            is_pair: true,
+            shape: vec![Size::Rows, Size::Fixed(width as i64)],
+        };
+        let layout = bags.layout();
+        let mut given: Vec<Given> =
+            layout.keys().iter().enumerate().map(|(k, key)| row(key, layout.columns(k).len())).collect();
+        let dense = features.iter().filter(|f| f.kind == FeatureKind::Dense);
+        given.extend(dense.map(|f| row(&f.name, f.width.unwrap_or(0))));
+        let program = graph.lower(&given, (output, &[Size::Rows, Size::Fixed(dimension as i64)]));
+        Ok(Tower { features: features.to_vec(), bags, graph, program, output, dimension })
     }
 
     /// What the tower takes.
@@ -165,11 +179,49 @@ impl Tower {
         Ok((pooled.values().chunks_exact(pooled.width()).enumerate().map(of_row).collect(), report))
     }
 
+    /// Whether a program of ours runs, not `rten`.
+    pub fn is_program(&self) -> bool {
+        self.program.is_some()
+    }
+
     /// Runs the graph over rows and their pooled embeddings: `[rows, D]`.
     ///
     /// # Errors
     /// `Internal` where the graph fails or makes something else.
-    pub fn run(&self, rows: &[(&FeatureRow, &Pooled)], threads: &Threads) -> Result<Tensor> {
+    pub fn run(&self, rows: &[(&FeatureRow, &Pooled)], threads: &Threads, scratch: &mut Scratch) -> Result<Tensor> {
+        match &self.program {
+            Some(program) => self.run_program(program, rows, scratch),
+            None => self.run_graph(rows, threads),
+        }
+    }
+
+    fn run_program(
+        &self,
+        program: &RowProgram,
+        rows: &[(&FeatureRow, &Pooled)],
+        scratch: &mut Scratch,
+    ) -> Result<Tensor> {
+        let layout = self.bags.layout();
+        let mut made = Vec::with_capacity(rows.len() * self.dimension);
+        let mut fill = |n: usize, mut given: &mut [f32]| {
+            let (row, pooled) = rows[n];
+            let bagged = (0..layout.keys().len()).map(|k| &pooled.values[layout.columns(k)]);
+            let dense =
+                row.values.iter().filter_map(|v| if let FeatureValues::Dense(x) = v { Some(&x[..]) } else { None });
+            for values in bagged.chain(dense) {
+                let (here, rest) = given.split_at_mut(values.len());
+                here.copy_from_slice(values);
+                given = rest;
+            }
+        };
+        program.run(rows.len(), &[], &mut scratch.program, &mut fill, &mut |_, count, block| {
+            (0..count).for_each(|n| made.extend_from_slice(block.row(n)));
+            Ok(())
+        })?;
+        Tensor::new(vec![rows.len(), self.dimension], made)
+    }
+
+    fn run_graph(&self, rows: &[(&FeatureRow, &Pooled)], threads: &Threads) -> Result<Tensor> {
         let layout = self.bags.layout();
         let mut tensors: Vec<(&str, Tensor)> = Vec::with_capacity(self.features.len());
         for (k, key) in layout.keys().iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Dense graphs: ONNX files run by `rten` on the CPU.
+//! Dense graphs: ONNX files, run by `rten` on the CPU where they are no programs of ours.
 //!
 //! A [`Graph`] knows its inputs and outputs by name and checks every shape before it runs. User and item towers take the
 //! pooled embedding of each feature, `[Q, width]`, under the feature's name; an OverArch takes what [`super::OverArch`] says.
@@ -10,6 +10,7 @@ use rten::{DataType, Dimension, Model, NodeId, ValueOrView, ValueType};
 use rten_tensor::TensorView;
 use rten_tensor::prelude::*;
 
+use crate::dense::{Given, RowProgram, Size};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::tower::Threads;
@@ -30,6 +31,8 @@ pub struct Graph {
     inputs: Vec<(Port, NodeId)>,
     outputs: Vec<(Port, NodeId)>,
     weights: usize,
+    /// The file, until the graph is lowered.
+    source: Vec<u8>,
 }
 
 impl std::fmt::Debug for Graph {
@@ -61,6 +64,7 @@ impl Graph {
     pub fn load(name: &str, bytes: Vec<u8>) -> Result<Self> {
         let weights = bytes.len() / std::mem::size_of::<f32>();
         let unusable = |e: &dyn Display| Error::invalid(format!("{name}: not a usable ONNX graph: {e}"));
+        let source = bytes.clone();
         let loaded = guarded(|| Model::load(bytes)).map_err(|panic| unusable(&panic))?;
         let model = loaded.map_err(|e| unusable(&e).caused_by(e))?;
         let ports = |what: &str, ids: &[NodeId]| -> Result<Vec<_>> {
@@ -69,7 +73,33 @@ impl Graph {
                 .collect()
         };
         let (inputs, outputs) = (ports("input", model.input_ids())?, ports("output", model.output_ids())?);
-        Ok(Graph { name: name.into(), inputs, outputs, model, weights })
+        Ok(Graph { name: name.into(), inputs, outputs, model, weights, source })
+    }
+
+    /// The graph as a program that takes its inputs as `given`; none where it has what programs do not, which the log then names.
+    pub(super) fn lower(&mut self, given: &[Given], output: (&str, &[Size])) -> Option<RowProgram> {
+        let source = std::mem::take(&mut self.source);
+        let fits = |port: &Port, sizes: &[Size]| {
+            let fits = |(own, size): (&Option<usize>, &Size)| match size {
+                Size::Fixed(n) => own.is_none_or(|own| own as i64 == *n),
+                Size::Rows => own.is_none(),
+            };
+            port.shape.as_ref().is_none_or(|own| own.len() == sizes.len() && own.iter().zip(sizes).all(fits))
+        };
+        let lowered = || {
+            if let Some(port) = self.inputs().find(|p| !given.iter().any(|g| g.name == p.name && fits(p, &g.shape))) {
+                let shape = port.shape.as_deref().map_or("?".into(), shown);
+                return Err(Error::unsupported(format!("input `{}` of shape {shape}", port.name)));
+            }
+            RowProgram::lower(&source, given, output)
+        };
+        match guarded(lowered).unwrap_or_else(|panic| Err(Error::unsupported(panic))) {
+            Ok(program) => Some(program),
+            Err(e) => {
+                tracing::info!(graph = self.name, reason = %e, "the graph runs in rten");
+                None
+            }
+        }
     }
 
     /// The name in errors.

@@ -7,12 +7,14 @@ mod features;
 mod graph;
 mod overarch;
 mod row;
+mod scratch;
 mod spec;
 mod threads;
 
 pub use features::{Pooled, Tower};
 pub use graph::{Graph, Input, Port, shown};
-pub use overarch::{Candidates, OverArch, RUN_CANDIDATES};
+pub use overarch::{Candidates, OverArch};
 pub use row::FeatureRow;
+pub use scratch::Scratch;
 pub use spec::{FeatureKind, FeatureSpec};
 pub use threads::Threads;

@@ -6,15 +6,19 @@
 //! | `item` | `[Q, K0, D]` | the candidates' rows, in f32 |
 //! | any other | `[Q, K0]` | the numeric item column of that name |
 //!
-//! Its output `logits` `[Q, K0, T]` becomes task scores through a sigmoid. Candidates are scored in runs of at
-//! most [`RUN_CANDIDATES`], so that the memory of a request does not grow with K0 times D.
+//! Its output `logits` `[Q, K0, T]` becomes task scores through a sigmoid. A graph that is a program of ours ([`crate::dense`])
+//! runs over blocks of candidates, whose rows it takes straight from where they lie; any other runs in `rten` over copies of at
+//! most [`RUN_CANDIDATES`] rows. Either way the memory of a request does not grow with K0 times D.
 
+use super::Scratch;
+use crate::dense::{Given, RowProgram, Size};
+use crate::device::cpu::Kernels;
+use crate::device::cpu::dense::{MapTarget, Operand, Unary};
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
 use crate::tower::{Graph, Input, Threads};
 
-/// Candidates of one query that a run scores.
-pub const RUN_CANDIDATES: usize = 2048;
+/// Candidates of one query that a run of `rten` scores.
+const RUN_CANDIDATES: usize = 2048;
 
 const QUERY: &str = "query";
 const ITEM: &str = "item";
@@ -24,19 +28,22 @@ const LOGITS: &str = "logits";
 #[derive(Debug)]
 pub struct OverArch {
     graph: Graph,
+    program: Option<RowProgram>,
     columns: Vec<String>,
     tasks: usize,
     dimension: usize,
 }
 
-/// What is scored: one query and a run of its candidates, at most [`RUN_CANDIDATES`].
-#[derive(Clone, Copy, Debug)]
+/// What is scored: one query and its candidates.
+#[derive(Clone, Copy)]
 pub struct Candidates<'a> {
     /// `[D]`
     pub query: &'a [f32],
-    /// Their rows, `[n, D]`.
-    pub items: &'a [f32],
-    /// The columns of [`OverArch::columns`], each `[n]`.
+    /// How many.
+    pub count: usize,
+    /// Writes the row `[D]` of a candidate.
+    pub row: &'a dyn Fn(usize, &mut [f32]),
+    /// The columns of [`OverArch::columns`], each `[count]`.
     pub columns: &'a [&'a [f32]],
 }
 
@@ -45,7 +52,7 @@ impl OverArch {
     ///
     /// # Errors
     /// `Invalid` where an input or the output is missing or of another shape.
-    pub fn new(graph: Graph, dimension: usize, tasks: usize) -> Result<Self> {
+    pub fn new(mut graph: Graph, dimension: usize, tasks: usize) -> Result<Self> {
         let place = graph.name().to_owned();
         let check = |port: &crate::tower::Port, rank: usize, last: Option<usize>| {
             let Some(shape) = &port.shape else { return Ok(()) };
@@ -68,7 +75,12 @@ impl OverArch {
             check(port, 2, None)?;
             columns.push(port.name.clone());
         }
-        Ok(OverArch { graph, columns, tasks, dimension })
+        let (d, one) = (Size::Fixed(dimension as i64), Size::Fixed(1));
+        let input = |name: &str, is_pair, shape: &[Size]| Given { name: name.into(), is_pair, shape: shape.to_vec() };
+        let mut given = vec![input(QUERY, false, &[one, d]), input(ITEM, true, &[one, Size::Rows, d])];
+        given.extend(columns.iter().map(|name| input(name, true, &[one, Size::Rows])));
+        let program = graph.lower(&given, (LOGITS, &[one, Size::Rows, Size::Fixed(tasks as i64)]));
+        Ok(OverArch { graph, program, columns, tasks, dimension })
     }
 
     /// The numeric item columns that the graph reads.
@@ -86,36 +98,111 @@ impl OverArch {
         self.graph.weights()
     }
 
-    /// The task scores of a run of candidates, `[n, T]`.
+    /// Whether a program of ours scores, not `rten`.
+    pub fn is_program(&self) -> bool {
+        self.program.is_some()
+    }
+
+    /// Writes the task scores of candidates, `[T, count]`, to `tasks`. `between` is asked before every block of them whether to go
+    /// on.
     ///
     /// # Errors
-    /// What the graph's run returns; `Internal` where a score is not a number.
-    pub fn score(&self, run: &Candidates<'_>, threads: &Threads) -> Result<Tensor> {
-        let count = run.items.len() / self.dimension;
-        let query_shape = [1, self.dimension];
-        let item_shape = [1, count, self.dimension];
-        let column_shape = [1, count];
-        let mut inputs = vec![
-            Input { name: QUERY, shape: &query_shape, values: run.query },
-            Input { name: ITEM, shape: &item_shape, values: run.items },
-        ];
-        for (name, column) in self.columns.iter().zip(run.columns) {
-            inputs.push(Input { name, shape: &column_shape, values: column });
+    /// What the graph's run and `between` return; `Internal` where a score is not a number.
+    pub fn score(
+        &self,
+        candidates: &Candidates<'_>,
+        threads: &Threads,
+        scratch: &mut Scratch,
+        between: &mut dyn FnMut() -> Result<()>,
+        tasks: &mut [f32],
+    ) -> Result<()> {
+        if let Some(name) = self.columns.get(candidates.columns.len()) {
+            return Err(Error::invalid(format!("{}: input `{name}` is missing", self.graph.name())));
         }
-        let logits = self.graph.run(&inputs, LOGITS, threads)?;
-        if logits.shape() != [1, count, self.tasks] {
-            return Err(Error::internal(format!(
-                "{}: `{LOGITS}` came out as {:?}, expected [1, {count}, {}]",
-                self.graph.name(),
-                logits.shape(),
-                self.tasks
-            )));
+        if candidates.count == 0 {
+            return Ok(());
         }
-        let scores: Vec<f32> = logits.data().iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect();
-        if scores.iter().any(|score| score.is_nan()) {
-            return Err(Error::internal(format!("{}: `{LOGITS}` holds NaN", self.graph.name())));
+        match &self.program {
+            Some(program) => self.run_program(program, candidates, scratch, between, tasks)?,
+            None => self.run_graph(candidates, threads, scratch, between, tasks)?,
         }
-        Tensor::new(vec![count, self.tasks], scores)
+        match tasks.iter().any(|score| score.is_nan()) {
+            true => Err(Error::internal(format!("{}: `{LOGITS}` holds NaN", self.graph.name()))),
+            false => Ok(()),
+        }
+    }
+
+    fn run_program(
+        &self,
+        program: &RowProgram,
+        candidates: &Candidates<'_>,
+        scratch: &mut Scratch,
+        between: &mut dyn FnMut() -> Result<()>,
+        tasks: &mut [f32],
+    ) -> Result<()> {
+        let Candidates { query, count, row, columns } = *candidates;
+        let (kernels, logits) = (Kernels::best(), &mut scratch.logits);
+        let mut fill = |n: usize, given: &mut [f32]| {
+            let (item, numbers) = given.split_at_mut(self.dimension);
+            row(n, item);
+            numbers.iter_mut().zip(columns).for_each(|(number, column)| *number = column[n]);
+        };
+        between()?;
+        program.run(count, &[query], &mut scratch.program, &mut fill, &mut |first, rows, block| {
+            for task in 0..self.tasks {
+                logits.clear();
+                logits.extend((0..rows).map(|n| block.row(n)[task]));
+                let logits = Operand { numbers: logits, row: 0, outer: 0, inner: 1 };
+                let scores = &mut tasks[task * count + first..][..rows];
+                let mut scores = MapTarget { numbers: scores, stride: rows, rows: 1, outer: 1, inner: rows };
+                kernels.map1(Unary::Sigmoid, &logits, &mut scores);
+            }
+            between()
+        })
+    }
+
+    fn run_graph(
+        &self,
+        candidates: &Candidates<'_>,
+        threads: &Threads,
+        scratch: &mut Scratch,
+        between: &mut dyn FnMut() -> Result<()>,
+        tasks: &mut [f32],
+    ) -> Result<()> {
+        let count = candidates.count;
+        for first in (0..count).step_by(RUN_CANDIDATES) {
+            between()?;
+            let range = first..(first + RUN_CANDIDATES).min(count);
+            scratch.rows.resize(range.len() * self.dimension, 0.0);
+            let rows = scratch.rows.chunks_exact_mut(self.dimension);
+            rows.zip(range.clone()).for_each(|(row, n)| (candidates.row)(n, row));
+            let shapes = ([1, self.dimension], [1, range.len(), self.dimension], [1, range.len()]);
+            let mut inputs = vec![
+                Input { name: QUERY, shape: &shapes.0, values: candidates.query },
+                Input { name: ITEM, shape: &shapes.1, values: &scratch.rows },
+            ];
+            let columns = self.columns.iter().zip(candidates.columns);
+            inputs.extend(columns.map(|(name, column)| Input {
+                name,
+                shape: &shapes.2,
+                values: &column[range.clone()],
+            }));
+            let logits = self.graph.run(&inputs, LOGITS, threads)?;
+            if logits.shape() != [1, range.len(), self.tasks] {
+                return Err(Error::internal(format!(
+                    "{}: `{LOGITS}` came out as {:?}, expected [1, {}, {}]",
+                    self.graph.name(),
+                    logits.shape(),
+                    range.len(),
+                    self.tasks
+                )));
+            }
+            for (n, of_item) in range.zip(logits.data().chunks_exact(self.tasks)) {
+                let scores = of_item.iter().map(|logit| 1.0 / (1.0 + (-logit).exp()));
+                scores.enumerate().for_each(|(task, score)| tasks[task * count + n] = score);
+            }
+        }
+        Ok(())
     }
 }
 

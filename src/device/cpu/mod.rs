@@ -8,8 +8,10 @@
 //! | `neon` | aarch64 |
 //! | `portable` | nothing |
 //!
-//! `STERLING_KERNEL` forces one by name. [`Kernels`] is the token of that choice: [`kernels`] are its methods, [`pool`] takes it.
+//! `STERLING_KERNEL` forces one by name. [`Kernels`] is the token of that choice: [`kernels`] and [`dense`] are its methods,
+//! [`pool`] takes it.
 
+pub mod dense;
 pub mod kernels;
 pub mod pool;
 

@@ -23,13 +23,20 @@ fn scores_are_the_sigmoids_of_the_graph_whatever_the_number_of_candidates() {
     let (raw, threads) = (graph("overarch"), Threads::new(1));
     let at = |n: usize| ((n * 37 + 11) % 101) as f32 / 50.0 - 1.0;
     let query: Vec<f32> = (0..d).map(|n| at(n + 5)).collect();
-    for count in [0, 1, 3, RUN_CANDIDATES - 1, RUN_CANDIDATES] {
+    assert!(overarch.is_program());
+    // The same graph, run by the library.
+    let by_rten = OverArch { program: None, ..OverArch::new(graph("overarch"), d, tasks).unwrap() };
+    let mut scratch = Scratch::default();
+    for (overarch, count) in
+        [0, 1, 3, 57, RUN_CANDIDATES - 1, RUN_CANDIDATES + 1].into_iter().flat_map(|n| [(&overarch, n), (&by_rten, n)])
+    {
         let items: Vec<f32> = (0..count * d).map(at).collect();
         let popularity: Vec<f32> = (0..count).map(|n| at(n * 3)).collect();
         let columns = [&popularity[..]];
-        let run = Candidates { query: &query, items: &items, columns: &columns };
-        let scores = overarch.score(&run, &threads).unwrap();
-        assert_eq!(scores.shape(), [count, tasks]);
+        let row = |n: usize, row: &mut [f32]| row.copy_from_slice(&items[n * d..(n + 1) * d]);
+        let run = Candidates { query: &query, count, row: &row, columns: &columns };
+        let mut scores = vec![0.0; tasks * count];
+        overarch.score(&run, &threads, &mut scratch, &mut || Ok(()), &mut scores).unwrap();
         for n in (0..count).step_by(53).chain(count.checked_sub(1)) {
             let inputs = [
                 Input { name: "query", shape: &[1, d], values: &query },
@@ -39,7 +46,7 @@ fn scores_are_the_sigmoids_of_the_graph_whatever_the_number_of_candidates() {
             let logits = raw.run(&inputs, "logits", &threads).unwrap();
             for task in 0..tasks {
                 let want = 1.0 / (1.0 + (-logits.data()[task]).exp());
-                let got = scores.data()[n * tasks + task];
+                let got = scores[task * count + n];
                 assert!((got - want).abs() < 1e-5, "{count} candidates, {n}, task {task}: {got} is not {want}");
             }
         }
@@ -62,6 +69,31 @@ fn a_graph_of_another_shape_is_refused() {
 #[test]
 fn a_missing_column_is_named() {
     let overarch = OverArch::new(graph("overarch"), 4, 2).unwrap();
-    let candidates = Candidates { query: &[0.0; 4], items: &[0.0; 8], columns: &[] };
-    refused(overarch.score(&candidates, &Threads::new(1)), "overarch: input `popularity` is missing");
+    let row = |_: usize, row: &mut [f32]| row.fill(0.0);
+    let candidates = Candidates { query: &[0.0; 4], count: 2, row: &row, columns: &[] };
+    let mut scratch = Scratch::default();
+    let scored = overarch.score(&candidates, &Threads::new(1), &mut scratch, &mut || Ok(()), &mut [0.0; 4]);
+    refused(scored, "overarch: input `popularity` is missing");
+}
+
+#[test]
+fn a_score_that_is_no_number_is_an_error_and_a_refusal_between_blocks_ends_the_run() {
+    let overarch = OverArch::new(graph("overarch"), 4, 2).unwrap();
+    let (threads, mut scratch) = (Threads::new(1), Scratch::default());
+    let columns = [&[0.5; 200][..]];
+    let mut scores = vec![0.0; 400];
+    let spoilt = |n: usize, row: &mut [f32]| row.fill(if n == 130 { f32::NAN } else { 0.5 });
+    let candidates = Candidates { query: &[0.5; 4], count: 200, row: &spoilt, columns: &columns };
+    refused(overarch.score(&candidates, &threads, &mut scratch, &mut || Ok(()), &mut scores), "`logits` holds NaN");
+    let whole = |_: usize, row: &mut [f32]| row.fill(0.5);
+    let candidates = Candidates { row: &whole, ..candidates };
+    let mut left = 2;
+    let mut between = || {
+        left -= 1;
+        if left > 0 { Ok(()) } else { Err(Error::deadline("too late")) }
+    };
+    refused(overarch.score(&candidates, &threads, &mut scratch, &mut between, &mut scores), "too late");
+    assert_eq!(left, 0);
+    overarch.score(&candidates, &threads, &mut scratch, &mut || Ok(()), &mut scores).unwrap();
+    assert!(scores.iter().all(|score| (0.0..=1.0).contains(score)));
 }

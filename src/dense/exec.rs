@@ -1,0 +1,185 @@
+//! Runs the steps of a plan: the user's once, those of the rows block after block, so that what a step makes is still near
+//! when the next one reads it.
+
+use super::plan::{Factor, Memory, Operand, Place, Plan, Step, Work};
+use crate::device::cpu::Kernels;
+use crate::device::cpu::dense::{self as loops, LANES, Lines, MapTarget, PANEL, PARTS_MAX, Part, Product, Weights};
+
+/// Rows of a block: four tiles of 14, whose numbers stay in the second-level cache through all steps.
+pub(super) const BLOCK_ROWS: usize = 56;
+
+/// Memory that programs work in, kept by the caller from run to run: once warm, none is allocated.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    user: Vec<Lines>,
+    rows: Vec<Lines>,
+    given: Lines,
+}
+
+fn fit(buffers: &mut Vec<Lines>, counts: impl Iterator<Item = usize>) {
+    for (n, count) in counts.enumerate() {
+        if buffers.len() == n {
+            buffers.push(Lines::default());
+        }
+        grow(&mut buffers[n], count);
+    }
+}
+
+fn grow(lines: &mut Lines, count: usize) {
+    if lines.numbers().len() < count + PANEL {
+        *lines = Lines::new(count);
+    }
+}
+
+/// Runs the user's part. `inputs` are the user's, in their order.
+pub(super) fn start(plan: &Plan, kernels: Kernels, inputs: &[&[f32]], scratch: &mut Scratch) {
+    fit(&mut scratch.user, plan.user_counts.iter().copied());
+    fit(&mut scratch.rows, plan.strides.iter().map(|stride| stride * BLOCK_ROWS));
+    grow(&mut scratch.given, plan.given_stride * BLOCK_ROWS);
+    for &(input, buffer) in &plan.user_inputs {
+        scratch.user[buffer].numbers_mut()[..inputs[input].len()].copy_from_slice(inputs[input]);
+    }
+    for step in &plan.user {
+        let mut out = std::mem::take(&mut scratch.user[step.out]);
+        let run = Run { plan, kernels, scratch, rows: 1 };
+        run.step(step, out.numbers_mut(), plan.user_counts[step.out]);
+        scratch.user[step.out] = out;
+    }
+}
+
+/// The inputs of a block of rows, to be filled, and from a row to the next.
+pub(super) fn given<'a>(plan: &Plan, scratch: &'a mut Scratch) -> (&'a mut [f32], usize) {
+    (scratch.given.numbers_mut(), plan.given_stride)
+}
+
+/// Runs the part of the rows over a filled block; the output with the stride of its rows.
+pub(super) fn block<'a>(plan: &Plan, kernels: Kernels, rows: usize, scratch: &'a mut Scratch) -> (&'a [f32], usize) {
+    for step in &plan.rows {
+        let mut out = std::mem::take(&mut scratch.rows[step.out]);
+        let run = Run { plan, kernels, scratch, rows };
+        run.step(step, out.numbers_mut(), plan.strides[step.out]);
+        scratch.rows[step.out] = out;
+    }
+    match plan.output {
+        Some(Place { memory: Memory::Rows(buffer), offset }) => {
+            (&scratch.rows[buffer].numbers()[offset..], plan.strides[buffer])
+        }
+        Some(Place { offset, .. }) => (&scratch.given.numbers()[offset..], plan.given_stride),
+        None => (&[], 0),
+    }
+}
+
+struct Run<'a> {
+    plan: &'a Plan,
+    kernels: Kernels,
+    scratch: &'a Scratch,
+    rows: usize,
+}
+
+impl<'a> Run<'a> {
+    /// The numbers from a place on, and from a row to the next.
+    fn at(&self, place: Place) -> (&'a [f32], usize) {
+        let (lines, stride) = match place.memory {
+            Memory::Constant(n) => (&self.plan.constants[n], 0),
+            Memory::User(n) => (&self.scratch.user[n], 0),
+            Memory::Rows(n) => (&self.scratch.rows[n], self.plan.strides[n]),
+            Memory::Given => (&self.scratch.given, self.plan.given_stride),
+        };
+        (&lines.numbers()[place.offset..], stride)
+    }
+
+    fn operand(&self, operand: &Operand) -> loops::Operand<'a> {
+        let (numbers, row) = self.at(operand.place);
+        loops::Operand { numbers, row, outer: operand.outer, inner: operand.inner }
+    }
+
+    fn step(&self, step: &Step, out: &mut [f32], stride: usize) {
+        let rows = self.rows;
+        match &step.work {
+            Work::Product { parts, bias, runs, columns, relu } => {
+                let bias = bias.map_or(&[][..], |bias| self.at(bias).0);
+                let shape = Product { rows, columns: *columns, parts: &[], bias, relu: *relu };
+                self.product(parts, &shape, *runs, out, stride);
+            }
+            Work::Matrices { a, b, left, right, shape } => {
+                for row in 0..rows {
+                    self.matrices(*a, *b, (left, right, *shape), row, &mut out[row * stride..]);
+                }
+            }
+            Work::Map1 { f, a, count } => {
+                let whole = Operand { place: *a, outer: 0, inner: 1 };
+                let target = MapTarget { numbers: out, stride, rows, outer: 1, inner: *count };
+                let (input, mut target) = (self.operand(&whole), target);
+                self.kernels.map1(*f, &input, &mut target);
+            }
+            Work::Map2 { f, a, b, outer, inner } => {
+                let (a, b) = (self.operand(a), self.operand(b));
+                let mut target = MapTarget { numbers: out, stride, rows, outer: *outer, inner: *inner };
+                let is_plain = |o: &loops::Operand<'_>| o.row == stride && o.inner == 1;
+                if *outer == 1 && is_plain(&a) && is_plain(&b) {
+                    // One run over the whole block, the room between rows included.
+                    target = MapTarget { inner: (rows - 1) * stride + inner, rows: 1, ..target };
+                }
+                self.kernels.map2(*f, &a, &b, &mut target);
+            }
+            Work::Fold { f, a, runs, count } => {
+                let (numbers, row) = self.at(*a);
+                let input = loops::Operand { numbers, row, outer: *count, inner: 1 };
+                let mut target = MapTarget { numbers: out, stride, rows, outer: *runs, inner: 1 };
+                self.kernels.fold(*f, &input, *count, &mut target);
+            }
+            Work::Concat { runs, parts } => {
+                let width: usize = parts.iter().map(|(_, count)| count).sum();
+                let mut first = 0;
+                for &(place, count) in parts {
+                    let (numbers, row_stride) = self.at(place);
+                    for (row, run) in (0..rows).flat_map(|row| (0..*runs).map(move |run| (row, run))) {
+                        let from = &numbers[row * row_stride + run * count..][..count];
+                        out[row * stride + run * width + first..][..count].copy_from_slice(from);
+                    }
+                    first += count;
+                }
+            }
+            Work::Pick { a, index } => {
+                let (numbers, row_stride) = self.at(*a);
+                for row in 0..rows {
+                    let (from, to) = (&numbers[row * row_stride..], &mut out[row * stride..][..index.len()]);
+                    to.iter_mut().zip(index.iter()).for_each(|(to, &n)| *to = from[n as usize]);
+                }
+            }
+        }
+    }
+
+    fn product(&self, factors: &[Factor], shape: &Product<'_>, runs: usize, out: &mut [f32], stride: usize) {
+        let mut parts = [Part::default(); PARTS_MAX];
+        for run in 0..if self.rows == 1 { 1 } else { runs } {
+            let mut step = stride;
+            for (part, factor) in parts.iter_mut().zip(factors) {
+                let (numbers, row_stride) = self.at(factor.rows);
+                let (weights, _) = self.at(factor.matrix);
+                let Factor { depth, row_stride: of_matrix, panel_stride, .. } = *factor;
+                let weights = Weights { numbers: weights, row_stride: of_matrix, panel_stride };
+                *part = Part { rows: &numbers[run * depth..], stride: row_stride, depth, weights };
+                if self.rows == 1 {
+                    (part.stride, step) = (depth, shape.columns);
+                }
+            }
+            let rows = if self.rows == 1 { runs } else { shape.rows };
+            let product = Product { rows, parts: &parts[..factors.len()], ..*shape };
+            self.kernels.product(&product, &mut out[run * shape.columns..], step);
+        }
+    }
+
+    fn matrices(&self, a: Place, b: Place, shape: (&[u32], &[u32], [usize; 3]), row: usize, out: &mut [f32]) {
+        let (left, right, [m, k, n]) = shape;
+        let ((a, of_a), (b, of_b)) = (self.at(a), self.at(b));
+        for (batch, (&at_a, &at_b)) in left.iter().zip(right).enumerate() {
+            let weights = Weights { numbers: &b[row * of_b + at_b as usize..], row_stride: n, panel_stride: PANEL };
+            let part = Part { rows: &a[row * of_a + at_a as usize..], stride: k, depth: k, weights };
+            let product = Product { rows: m, columns: n, parts: &[part], bias: &[], relu: false };
+            self.kernels.product(&product, &mut out[batch * m * n..], n);
+        }
+    }
+}
+
+const _: () = assert!(BLOCK_ROWS.is_multiple_of(14) && PANEL.is_multiple_of(LANES));

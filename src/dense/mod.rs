@@ -1,0 +1,121 @@
+//! Dense graphs as programs: ONNX files lowered to a few kinds of steps that run over blocks of rows.
+//!
+//! 1. `import` reads an ONNX graph as the checked graph of `graph` and `ir`, whose values know whether they are constant (these are
+//!    folded), the user's, or a row's. What is not in the operator table of `models/README.md` is refused by its name;
+//!    the caller then leaves the graph to its runtime.
+//! 2. `collapse` turns linear chains into single products, with matrices made of the user once a request where that pays.
+//! 3. `plan` gives every value a place and makes steps; `exec` runs them: the user's once, the rows' in blocks that stay in
+//!    the caches through all steps.
+//!
+//! `interpret` is the meaning of a graph: it folds constants, and the tests compare programs with it.
+
+mod collapse;
+mod exec;
+mod graph;
+mod import;
+mod interpret;
+mod ir;
+mod plan;
+
+pub use exec::Scratch;
+pub use import::{Given, Size};
+
+use crate::device::cpu::Kernels;
+use crate::error::{Error, Result};
+use plan::Plan;
+
+/// A graph that was lowered.
+#[derive(Clone, Debug)]
+pub struct RowProgram {
+    kernels: Kernels,
+    /// As little as possible once a request.
+    straight: Plan,
+    /// As little as possible a row.
+    collapsed: Plan,
+    given: usize,
+    width: usize,
+}
+
+/// A block of rows that a program has run over.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<'a> {
+    numbers: &'a [f32],
+    stride: usize,
+    width: usize,
+}
+
+impl<'a> Block<'a> {
+    /// The output of row `n` of the block.
+    pub fn row(&self, n: usize) -> &'a [f32] {
+        &self.numbers[n * self.stride..][..self.width]
+    }
+}
+
+impl RowProgram {
+    /// Lowers an ONNX graph whose inputs come as `given`; the output is to have this shape.
+    ///
+    /// # Errors
+    /// `Unsupported` with the operator, attribute or shape that programs do not have.
+    pub fn lower(bytes: &[u8], given: &[Given], output: (&str, &[Size])) -> Result<RowProgram> {
+        let graph = import::import(bytes, given, output.0)?;
+        let value = &graph.values[graph.output];
+        let axes = value.shape.iter().enumerate();
+        let made: Vec<Size> =
+            axes.map(|(n, &d)| if value.rows == Some(n) { Size::Rows } else { Size::Fixed(d as i64) }).collect();
+        if made != output.1 {
+            return Err(Error::unsupported(format!(
+                "output `{}` of shape {made:?}, expected {:?}",
+                output.0, output.1
+            )));
+        }
+        RowProgram::of(&graph)
+    }
+
+    fn of(graph: &graph::Graph) -> Result<RowProgram> {
+        let pairs = graph.inputs.iter().filter(|input| input.side == ir::Side::Pair);
+        Ok(RowProgram {
+            kernels: Kernels::best(),
+            straight: plan::plan(&collapse::collapse(graph, false)?)?,
+            collapsed: plan::plan(&collapse::collapse(graph, true)?)?,
+            given: pairs.map(|input| input.shape.iter().product::<usize>()).sum(),
+            width: graph.values[graph.output].count(),
+        })
+    }
+
+    /// Numbers of the output of one row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Runs over `rows` rows, block after block. `user` are the user's inputs in their order; `fill` writes the inputs of a row,
+    /// side by side in their order; `done` gets the first row of each block, the rows that it has, and what they became. A failure
+    /// of `done` ends the run.
+    ///
+    /// # Errors
+    /// What `done` returns.
+    pub fn run(
+        &self,
+        rows: usize,
+        user: &[&[f32]],
+        scratch: &mut Scratch,
+        fill: &mut dyn FnMut(usize, &mut [f32]),
+        done: &mut dyn FnMut(usize, usize, Block<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let cost = |plan: &Plan| plan.user_work.saturating_add(plan.row_work.saturating_mul(rows));
+        let plan = if cost(&self.collapsed) < cost(&self.straight) { &self.collapsed } else { &self.straight };
+        exec::start(plan, self.kernels, user, scratch);
+        for first in (0..rows).step_by(exec::BLOCK_ROWS) {
+            let count = exec::BLOCK_ROWS.min(rows - first);
+            let (given, stride) = exec::given(plan, scratch);
+            for n in 0..count {
+                fill(first + n, &mut given[n * stride..][..self.given]);
+            }
+            let (numbers, stride) = exec::block(plan, self.kernels, count, scratch);
+            done(first, count, Block { numbers, stride, width: self.width })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,434 @@
+//! From a graph to steps over buffers.
+//!
+//! 1. What the output does not need is left out.
+//! 2. Each value gets a place: constants among the constants, matrices of products packed; the user's values a buffer each;
+//!    values of rows a buffer of a block, given on to later values once nothing reads it any more.
+//! 3. A product that only a `Relu` reads does it on its way out.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::graph::Graph;
+use super::ir::{Id, Op, Side, broadcast_strides, positions};
+use crate::device::cpu::dense::{Binary, Fold, LANES, Lines, PANEL, Unary, pack};
+use crate::error::{Error, Result};
+
+/// Where numbers lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memory {
+    Constant(usize),
+    User(usize),
+    Rows(usize),
+    /// The inputs of the rows.
+    Given,
+}
+
+/// Numbers from an offset on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) memory: Memory,
+    pub(super) offset: usize,
+}
+
+/// A matrix as a factor of rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Factor {
+    pub(super) rows: Place,
+    pub(super) depth: usize,
+    pub(super) matrix: Place,
+    pub(super) row_stride: usize,
+    pub(super) panel_stride: usize,
+}
+
+/// An operand of an element-wise step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operand {
+    pub(super) place: Place,
+    pub(super) outer: usize,
+    pub(super) inner: usize,
+}
+
+/// A step; its result fills buffer `out`.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    pub(super) out: usize,
+    pub(super) work: Work,
+}
+
+/// What a step does to each row.
+#[derive(Clone, Debug)]
+pub(super) enum Work {
+    /// `runs` rows of each part, of `columns` each.
+    Product {
+        parts: Vec<Factor>,
+        bias: Option<Place>,
+        runs: usize,
+        columns: usize,
+        relu: bool,
+    },
+    /// Products of matrices that differ from row to row: `[m, k]` at each of `left`, `[k, n]` at each of `right`.
+    Matrices {
+        a: Place,
+        b: Place,
+        left: Arc<[u32]>,
+        right: Arc<[u32]>,
+        shape: [usize; 3],
+    },
+    Map1 {
+        f: Unary,
+        a: Place,
+        count: usize,
+    },
+    Map2 {
+        f: Binary,
+        a: Operand,
+        b: Operand,
+        outer: usize,
+        inner: usize,
+    },
+    Fold {
+        f: Fold,
+        a: Place,
+        runs: usize,
+        count: usize,
+    },
+    /// Puts parts side by side in runs of so many numbers.
+    Concat {
+        runs: usize,
+        parts: Vec<(Place, usize)>,
+    },
+    Pick {
+        a: Place,
+        index: Arc<[u32]>,
+    },
+}
+
+/// A graph as steps.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Plan {
+    pub(super) constants: Vec<Lines>,
+    pub(super) user: Vec<Step>,
+    pub(super) rows: Vec<Step>,
+    /// Numbers of each buffer of the user.
+    pub(super) user_counts: Vec<usize>,
+    /// From a row to the next in each buffer of rows.
+    pub(super) strides: Vec<usize>,
+    /// The same in the inputs of the rows.
+    pub(super) given_stride: usize,
+    /// The buffers of the user's inputs that are read, by the number among the user's inputs.
+    pub(super) user_inputs: Vec<(usize, usize)>,
+    pub(super) output: Option<Place>,
+    /// Multiply-adds once a request, and once a row.
+    pub(super) user_work: usize,
+    pub(super) row_work: usize,
+}
+
+/// Makes the steps of a graph.
+///
+/// # Errors
+/// `Unsupported` where the output is the same for all rows.
+pub(super) fn plan(graph: &Graph) -> Result<Plan> {
+    if graph.values[graph.output].side != Side::Pair {
+        return Err(Error::unsupported("an output that is the same for all rows"));
+    }
+    let mut needed = vec![false; graph.values.len()];
+    needed[graph.output] = true;
+    for id in (0..graph.values.len()).rev() {
+        if needed[id] {
+            graph.values[id].op.reads().into_iter().for_each(|read| needed[read] = true);
+        }
+    }
+    let mut planner = Planner {
+        graph,
+        plan: Plan::default(),
+        places: vec![None; graph.values.len()],
+        alias: graph.values.iter().map(|v| if let Op::Reshape(of) = v.op { Some(of) } else { None }).collect(),
+        is_rectified: vec![false; graph.values.len()],
+        last: vec![0; graph.values.len()],
+        readers: vec![0; graph.values.len()],
+        packed: HashMap::new(),
+        free: HashMap::new(),
+        given: Vec::new(),
+    };
+    planner.survey(&needed);
+    planner.rectify(&needed);
+    planner.survey(&needed);
+    for id in (0..graph.values.len()).filter(|&id| needed[id]) {
+        planner.value(id)?;
+        planner.give_back(id, &needed);
+    }
+    planner.plan.output = planner.places[graph.output];
+    Ok(planner.plan)
+}
+
+struct Planner<'a> {
+    graph: &'a Graph,
+    plan: Plan,
+    places: Vec<Option<Place>>,
+    /// The value whose place one takes: of a reshape, and of a `Relu` that its product does.
+    alias: Vec<Option<Id>>,
+    is_rectified: Vec<bool>,
+    /// The last value that reads each one, by way of reshapes too.
+    last: Vec<Id>,
+    readers: Vec<usize>,
+    packed: HashMap<Id, usize>,
+    /// Buffers of rows that nothing reads any more, by their stride.
+    free: HashMap<usize, Vec<usize>>,
+    /// Where each input lies among the inputs of its rows.
+    given: Vec<usize>,
+}
+
+impl Planner<'_> {
+    /// The value whose place one takes in the end.
+    fn root(&self, mut id: Id) -> Id {
+        while let Some(of) = self.alias[id] {
+            id = of;
+        }
+        id
+    }
+
+    /// Finds products that only a `Relu` reads.
+    fn rectify(&mut self, needed: &[bool]) {
+        for id in (0..needed.len()).filter(|&id| needed[id]) {
+            let Op::Unary(Unary::Relu, a) = self.graph.values[id].op else { continue };
+            let root = self.root(a);
+            if matches!(self.graph.values[root].op, Op::Linear { .. }) && self.readers[root] == 1 {
+                self.is_rectified[root] = true;
+                self.alias[id] = Some(a);
+            }
+        }
+    }
+
+    fn survey(&mut self, needed: &[bool]) {
+        self.last.fill(0);
+        self.readers.fill(0);
+        self.given.clear();
+        for id in (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none()) {
+            for read in self.graph.values[id].op.reads() {
+                let root = self.root(read);
+                self.last[root] = id;
+                self.readers[root] += 1;
+            }
+        }
+        let output = self.root(self.graph.output);
+        self.last[output] = usize::MAX;
+        self.readers[output] += 1;
+        let mut offset = 0;
+        for input in &self.graph.inputs {
+            self.given.push(offset);
+            if input.side == Side::Pair {
+                offset += input.shape.iter().product::<usize>();
+            }
+        }
+        self.plan.given_stride = offset.next_multiple_of(LANES);
+    }
+
+    fn give_back(&mut self, id: Id, needed: &[bool]) {
+        for read in self.graph.values[id].op.reads() {
+            let root = self.root(read);
+            if self.alias[id].is_none() && self.last[root] == id && needed[root] {
+                self.last[root] = usize::MAX;
+                if let Some(Place { memory: Memory::Rows(buffer), .. }) = self.places[root] {
+                    self.free.entry(self.plan.strides[buffer]).or_default().push(buffer);
+                }
+            }
+        }
+    }
+
+    /// Where a value lies. Constants come to lie somewhere once they are read as they are: matrices are packed instead.
+    fn place(&mut self, id: Id) -> Result<Place> {
+        if let (None, Some(numbers)) = (self.places[id], self.graph.constant(id)) {
+            let memory = Memory::Constant(self.constant(Lines::of(numbers)));
+            self.places[id] = Some(Place { memory, offset: 0 });
+        }
+        self.places[id].ok_or_else(|| Error::internal("a value that is read before it is made"))
+    }
+
+    fn constant(&mut self, lines: Lines) -> usize {
+        self.plan.constants.push(lines);
+        self.plan.constants.len() - 1
+    }
+
+    /// A buffer for the numbers of a value.
+    fn buffer(&mut self, side: Side, count: usize) -> Place {
+        let memory = match side {
+            Side::Pair => {
+                let stride = count.next_multiple_of(LANES);
+                let buffer = self.free.get_mut(&stride).and_then(Vec::pop).unwrap_or(self.plan.strides.len());
+                if buffer == self.plan.strides.len() {
+                    self.plan.strides.push(stride);
+                }
+                Memory::Rows(buffer)
+            }
+            _ => {
+                self.plan.user_counts.push(count);
+                Memory::User(self.plan.user_counts.len() - 1)
+            }
+        };
+        Place { memory, offset: 0 }
+    }
+
+    fn step(&mut self, place: Place, work: Work) {
+        let cost = match &work {
+            Work::Product { parts, runs, columns, .. } => parts.iter().map(|p| p.depth * columns).sum::<usize>() * runs,
+            Work::Matrices { left, shape: [m, k, n], .. } => left.len() * m * k * n,
+            // Steps that wait for memory rather than for arithmetic cost about four multiply-adds a number.
+            Work::Map1 { count, .. } => 4 * count,
+            Work::Map2 { outer, inner, .. } => 4 * outer * inner,
+            Work::Fold { runs, count, .. } => 4 * runs * count,
+            Work::Concat { runs, parts } => 4 * runs * parts.iter().map(|(_, n)| n).sum::<usize>(),
+            Work::Pick { index, .. } => 16 * index.len(),
+        };
+        match place.memory {
+            Memory::Rows(out) => {
+                self.plan.row_work += cost;
+                self.plan.rows.push(Step { out, work });
+            }
+            Memory::User(out) => {
+                self.plan.user_work += cost;
+                self.plan.user.push(Step { out, work });
+            }
+            Memory::Constant(_) | Memory::Given => {}
+        }
+    }
+
+    fn value(&mut self, id: Id) -> Result<()> {
+        if self.places[id].is_some() {
+            return Ok(());
+        }
+        let value = &self.graph.values[id];
+        let (side, count) = (value.side, value.count());
+        if let Some(of) = self.alias[id] {
+            self.places[id] = Some(self.place(of)?);
+            return Ok(());
+        }
+        let place = match &value.op {
+            Op::Constant(_) => return Ok(()),
+            Op::Inputs(first) if side == Side::Pair => Place { memory: Memory::Given, offset: self.given[*first] },
+            Op::Inputs(first) => {
+                let place = self.buffer(side, count);
+                if let Memory::User(buffer) = place.memory {
+                    let before = self.graph.inputs[..*first].iter().filter(|i| i.side == Side::User).count();
+                    self.plan.user_inputs.push((before, buffer));
+                }
+                place
+            }
+            _ => {
+                let work = self.work(id)?;
+                let place = self.buffer(side, count);
+                self.step(place, work);
+                place
+            }
+        };
+        self.places[id] = Some(place);
+        Ok(())
+    }
+
+    fn work(&mut self, id: Id) -> Result<Work> {
+        let value = &self.graph.values[id];
+        Ok(match &value.op {
+            Op::Unary(f, a) => Work::Map1 { f: *f, a: self.place(*a)?, count: value.count() },
+            Op::Binary(f, a, b) => self.binary(id, *f, *a, *b)?,
+            Op::Fold(f, a) => {
+                let count = self.graph.shape(*a).last().copied().unwrap_or(1);
+                Work::Fold { f: *f, a: self.place(*a)?, runs: value.count(), count }
+            }
+            Op::Concat(axis, parts) => {
+                let inner = |id: Id| self.graph.shape(id)[*axis..].iter().product();
+                let parts = parts.iter().map(|&part| Ok((self.place(part)?, inner(part)))).collect::<Result<_>>()?;
+                Work::Concat { runs: value.shape[..*axis].iter().product(), parts }
+            }
+            Op::Pick(a, index) => Work::Pick { a: self.place(*a)?, index: index.clone() },
+            Op::Linear { parts, bias } => {
+                let columns = value.count();
+                let parts = parts.iter().map(|&(x, m)| self.factor(x, m)).collect::<Result<_>>()?;
+                let bias = bias.map(|bias| self.place(bias)).transpose()?;
+                Work::Product { parts, bias, runs: 1, columns, relu: self.is_rectified[id] }
+            }
+            Op::MatMul(a, b) => self.matmul(id, *a, *b)?,
+            Op::Inputs(_) | Op::Constant(_) | Op::Reshape(_) => {
+                return Err(Error::internal("a value without work"));
+            }
+        })
+    }
+
+    fn factor(&mut self, x: Id, matrix: Id) -> Result<Factor> {
+        let (depth, columns) = (self.graph.shape(matrix)[0], self.graph.shape(matrix)[1]);
+        self.factor_of(x, matrix, depth, columns)
+    }
+
+    fn factor_of(&mut self, x: Id, matrix: Id, depth: usize, columns: usize) -> Result<Factor> {
+        let rows = self.place(x)?;
+        let Some(numbers) = self.graph.constant(matrix) else {
+            return Ok(Factor { rows, depth, matrix: self.place(matrix)?, row_stride: columns, panel_stride: PANEL });
+        };
+        let packed = match self.packed.get(&matrix) {
+            Some(&packed) => packed,
+            None => {
+                let packed = self.constant(pack(numbers, depth, columns));
+                self.packed.insert(matrix, packed);
+                packed
+            }
+        };
+        let matrix = Place { memory: Memory::Constant(packed), offset: 0 };
+        Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: depth * PANEL })
+    }
+
+    fn matmul(&mut self, id: Id, a: Id, b: Id) -> Result<Work> {
+        let (value, left, right) = (&self.graph.values[id], self.graph.shape(a), self.graph.shape(b));
+        let axes = value.shape.len() - 2;
+        let (m, n, k) = (value.shape[axes], value.shape[axes + 1], left[left.len() - 1]);
+        let is_shared = self.graph.values[b].side != Side::Pair && right.iter().product::<usize>() == k * n;
+        if is_shared && k > 0 && n > 0 {
+            let factor = self.factor_of(a, b, k, n)?;
+            let runs = left.iter().product::<usize>() / k;
+            return Ok(Work::Product { parts: vec![factor], bias: None, runs, columns: n, relu: false });
+        }
+        let places = |shape: &[usize], size: usize| -> Arc<[u32]> {
+            let strides = broadcast_strides(&shape[..shape.len() - 2], &value.shape[..axes]);
+            positions(&value.shape[..axes], &strides).into_iter().map(|n| n * size as u32).collect()
+        };
+        let (left, right) = (places(left, m * k), places(right, k * n));
+        Ok(Work::Matrices { a: self.place(a)?, b: self.place(b)?, left, right, shape: [m, k, n] })
+    }
+
+    /// An element-wise step of runs; an operand that is repeated in another way is spread first.
+    fn binary(&mut self, id: Id, f: Binary, a: Id, b: Id) -> Result<Work> {
+        let shape = &self.graph.values[id].shape;
+        let strides = [a, b].map(|operand| broadcast_strides(self.graph.shape(operand), shape));
+        // Axes of size 1 go, neighbours that run on in both operands become one.
+        let mut axes: Vec<(usize, [usize; 2])> = Vec::new();
+        for (n, &size) in shape.iter().enumerate().filter(|(_, size)| **size != 1) {
+            let here = [strides[0][n], strides[1][n]];
+            match axes.last_mut() {
+                Some((before, at)) if (0..2).all(|o| at[o] == here[o] * size) => {
+                    *before *= size;
+                    *at = here;
+                }
+                _ => axes.push((size, here)),
+            }
+        }
+        let (outer, inner) = match axes[..] {
+            [] => ((1, [0, 0]), (1, [0, 0])),
+            [inner] => ((1, [0, 0]), inner),
+            [outer, inner] => (outer, inner),
+            _ => {
+                let count = shape.iter().product();
+                let [a, b] = [(a, 0), (b, 1)].map(|(operand, n)| self.spread(operand, shape, &strides[n]));
+                return Ok(Work::Map2 { f, a: a?, b: b?, outer: 1, inner: count });
+            }
+        };
+        let mut operand = |id: Id, n: usize| -> Result<Operand> {
+            Ok(Operand { place: self.place(id)?, outer: outer.1[n], inner: inner.1[n] })
+        };
+        Ok(Work::Map2 { f, a: operand(a, 0)?, b: operand(b, 1)?, outer: outer.0, inner: inner.0 })
+    }
+
+    fn spread(&mut self, id: Id, shape: &[usize], strides: &[usize]) -> Result<Operand> {
+        let a = self.place(id)?;
+        let index: Arc<[u32]> = positions(shape, strides).into();
+        let place = self.buffer(self.graph.values[id].side.max(Side::User), index.len());
+        self.step(place, Work::Pick { a, index });
+        Ok(Operand { place, outer: 0, inner: 1 })
+    }
+}

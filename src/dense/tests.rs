@@ -1,0 +1,291 @@
+//! Programs against the meaning of their graphs, and graphs that must be refused.
+
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+use rten_onnx::onnx::{AttributeProto, ModelProto};
+use serde::Deserialize;
+
+use super::graph::Graph;
+use super::ir::{GraphInput, Id, Side};
+use super::*;
+use crate::device::cpu::dense::{Binary, Fold, Unary};
+
+fn number(n: usize) -> f32 {
+    ((n * 37 + 11) % 101) as f32 / 50.0 - 1.0
+}
+
+fn numbers(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|n| number(n * 3 + seed * 17)).collect()
+}
+
+fn near(got: &[f32], want: &[f32], place: &str) {
+    let scale = want.iter().fold(1f32, |most, x| most.max(x.abs()));
+    assert_eq!(got.len(), want.len(), "{place}");
+    for (n, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!((got - want).abs() <= 1e-5 * scale, "{place}, number {n}: {got} is not {want}");
+    }
+}
+
+/// All rows through a program.
+fn run(program: &RowProgram, rows: usize, user: &[&[f32]], row: &dyn Fn(usize) -> Vec<f32>) -> Vec<Vec<f32>> {
+    let mut made = Vec::new();
+    let fill = &mut |n: usize, given: &mut [f32]| given.copy_from_slice(&row(n));
+    let done = &mut |_: usize, count: usize, block: Block<'_>| {
+        made.extend((0..count).map(|n| block.row(n).to_vec()));
+        Ok(())
+    };
+    program.run(rows, user, &mut Scratch::default(), fill, done).unwrap();
+    made
+}
+
+/// A step of a random graph: which operation, over which of the values so far, and how wide.
+type Random = (u8, usize, usize, usize);
+
+fn input(side: Side, width: usize) -> GraphInput {
+    let rows = (side == Side::Pair).then_some(1);
+    GraphInput { side, shape: vec![1, 1, width], rows }
+}
+
+/// A graph of a query, a row and a column of random operations, whose numbers stay small.
+fn graph(width: usize, steps: &[Random]) -> Graph {
+    let mut graph = Graph::new(vec![input(Side::User, width), input(Side::Pair, width), input(Side::Pair, 1)]);
+    let mut values: Vec<Id> = (0..3).map(|n| graph.input(n).unwrap()).collect();
+    for &(kind, a, b, size) in steps {
+        let (a, b) = (values[a % values.len()], values[b % values.len()]);
+        let last = *graph.shape(a).last().unwrap();
+        let scale = 1.0 / last as f32;
+        let mut weights = |rows: usize, columns: usize| {
+            let all = numbers(rows * columns, size).iter().map(|x| x * scale).collect();
+            graph.number(vec![rows, columns], all)
+        };
+        let made = match kind % 14 {
+            0..=3 => weights(last, size).and_then(|w| graph.matmul(a, w)),
+            4 => graph.binary(Binary::Add, a, b),
+            5 => graph.binary(Binary::Sub, a, b),
+            6 | 7 => graph.binary(Binary::Mul, a, b),
+            8 => graph.unary([Unary::Relu, Unary::Sigmoid, Unary::Tanh, Unary::Neg, Unary::Abs][size % 5], a),
+            9 => graph.fold([Fold::Sum, Fold::Max, Fold::Min][size % 3], a, &[2]),
+            10 => graph.concat(2, &[a, b, a]),
+            11 => graph.binary([Binary::Max, Binary::Min][size % 2], a, b),
+            // Several rows within a row, turned and multiplied with the matrix that they came from.
+            12 if last.is_multiple_of(2) => (|| {
+                let rows = graph.values[a].rows;
+                let matrix = graph.reshape(a, vec![1, 1, 2, last / 2], rows)?;
+                let turned = graph.transpose(matrix, &[0, 1, 3, 2])?;
+                let product = graph.matmul(matrix, turned)?;
+                let added = graph.binary(Binary::Add, product, turned);
+                let made = added.unwrap_or(product);
+                let width = graph.values[made].count();
+                let made = graph.reshape(made, vec![1, 1, width], rows)?;
+                let share = graph.number(vec![], vec![1.0 / last as f32])?;
+                graph.binary(Binary::Mul, made, share)
+            })(),
+            12 => graph.unary(Unary::Sigmoid, a),
+            _ => weights(1, last).and_then(|w| graph.binary(Binary::Mul, a, w)),
+        };
+        values.extend(made.ok().filter(|&id| graph.values[id].count() <= 400));
+    }
+    let pairs = values.iter().copied().filter(|&id| graph.values[id].side == Side::Pair).collect::<Vec<_>>();
+    let kept: Vec<Id> = pairs.iter().rev().take(3).copied().collect();
+    let all = graph.concat(2, &kept).unwrap();
+    graph.output = graph.unary(Unary::Sigmoid, all).unwrap();
+    graph
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn a_program_says_what_its_graph_says(
+        width in 1usize..130, rows in 1usize..130,
+        steps in prop::collection::vec((any::<u8>(), 0usize..32, 0usize..32, 1usize..130), 1..14),
+    ) {
+        let graph = graph(width, &steps);
+        let query = numbers(width, 5);
+        let row = |n: usize| numbers(width + 1, n);
+        let want: Vec<Vec<f32>> = (0..rows).map(|n| {
+            let row = row(n);
+            interpret::row(&graph.values, graph.output, &[&query, &row[..width], &row[width..]])
+        }).collect();
+        prop_assume!(want.iter().flatten().all(|x| x.is_finite()));
+        let both = RowProgram::of(&graph).unwrap();
+        for is_eager in [false, true] {
+            let plan = if is_eager { both.collapsed.clone() } else { both.straight.clone() };
+            for kernels in Kernels::all() {
+                let program = RowProgram { kernels, straight: plan.clone(), collapsed: plan.clone(), ..both.clone() };
+                let made = run(&program, rows, &[&query], &row);
+                for (n, (got, want)) in made.iter().zip(&want).enumerate() {
+                    near(got, want, &format!("{} eager {is_eager} row {n}", kernels.name()));
+                    let alone = run(&program, 1, &[&query], &|_| row(n));
+                    prop_assert_eq!(&alone[0], got);
+                }
+            }
+        }
+    }
+}
+
+fn file(path: &str) -> Vec<u8> {
+    std::fs::read(format!("{}/{path}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+}
+
+fn given(name: &str, is_pair: bool, shape: &[Size]) -> Given {
+    Given { name: name.into(), is_pair, shape: shape.to_vec() }
+}
+
+const ROWS: Size = Size::Rows;
+
+fn fixed(n: i64) -> Size {
+    Size::Fixed(n)
+}
+
+/// A graph of the tiny package with its inputs.
+fn tiny(name: &str) -> (Vec<u8>, Vec<Given>, (&'static str, Vec<Size>)) {
+    let rows = |name: &str, width: i64| given(name, true, &[ROWS, fixed(width)]);
+    let (inputs, output) = match name {
+        "user" => (vec![rows("installed", 4), rows("section", 2), rows("size", 3)], ("query", vec![ROWS, fixed(4)])),
+        "users" => (vec![rows("installed", 4), rows("section", 2)], ("query", vec![ROWS, fixed(2), fixed(4)])),
+        "item" => (vec![rows("package", 4), rows("section", 2)], ("item", vec![ROWS, fixed(4)])),
+        _ => (
+            vec![
+                given("query", false, &[fixed(1), fixed(4)]),
+                given("item", true, &[fixed(1), ROWS, fixed(4)]),
+                given("popularity", true, &[fixed(1), ROWS]),
+            ],
+            ("logits", vec![fixed(1), ROWS, fixed(2)]),
+        ),
+    };
+    (file(&format!("tests/golden/tiny/{name}.onnx")), inputs, output)
+}
+
+fn lower(bytes: &[u8], given: &[Given], output: &(&'static str, Vec<Size>)) -> Result<RowProgram> {
+    RowProgram::lower(bytes, given, (output.0, &output.1))
+}
+
+#[derive(Deserialize)]
+struct Named {
+    shape: Vec<usize>,
+    values: Vec<f32>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    graph: String,
+    inputs: Vec<Named>,
+    output: Named,
+}
+
+#[test]
+fn the_graphs_of_the_tiny_package_answer_as_onnxruntime_does() {
+    let cases: Vec<Case> = serde_json::from_slice(&file("tests/golden/tiny/cases.json")).unwrap();
+    for case in &cases {
+        let (bytes, inputs, output) = tiny(&case.graph);
+        let program = lower(&bytes, &inputs, &output).unwrap();
+        let is_reranker = case.graph == "overarch";
+        // Of a reranker's case, the first query.
+        let rows = if is_reranker { case.inputs[1].shape[1] } else { case.output.shape[0] };
+        let user: Vec<&[f32]> = if is_reranker { vec![&case.inputs[0].values[..4]] } else { Vec::new() };
+        let pairs = &case.inputs[usize::from(is_reranker)..];
+        let first = if is_reranker { case.inputs[0].shape[0] } else { 1 };
+        let row = |n: usize| {
+            let of = |named: &Named| {
+                let width = named.values.len() / (rows * first);
+                named.values[n * width..(n + 1) * width].to_vec()
+            };
+            pairs.iter().flat_map(of).collect()
+        };
+        for (n, got) in run(&program, rows, &user, &row).iter().enumerate() {
+            near(got, &case.output.values[n * got.len()..(n + 1) * got.len()], &format!("{} row {n}", case.graph));
+        }
+    }
+    assert_eq!(cases.len(), 4);
+}
+
+/// The reranker of the demo with its inputs.
+fn reranker() -> (Vec<u8>, Vec<Given>, (&'static str, Vec<Size>)) {
+    let mut inputs =
+        vec![given("query", false, &[fixed(1), fixed(64)]), given("item", true, &[fixed(1), ROWS, fixed(64)])];
+    for name in ["log_popularity", "log_build", "log_depends", "log_recommends", "log_suggests"] {
+        inputs.push(given(name, true, &[fixed(1), ROWS]));
+    }
+    (file("models/debian/overarch.onnx"), inputs, ("logits", vec![fixed(1), ROWS, fixed(5)]))
+}
+
+#[test]
+fn the_reranker_of_the_demo_collapses_to_three_products_a_row() {
+    let (bytes, inputs, output) = reranker();
+    let program = lower(&bytes, &inputs, &output).unwrap();
+    let products = |plan: &Plan| plan.rows.iter().filter(|s| matches!(s.work, plan::Work::Product { .. })).count();
+    assert_eq!((products(&program.collapsed), program.collapsed.rows.len()), (3, 3));
+    assert!(program.collapsed.row_work * 2 < program.straight.row_work);
+    let graph = import::import(&bytes, &inputs, output.0).unwrap();
+    let query: Vec<f32> = numbers(64, 1).iter().map(|x| x / 8.0).collect();
+    let row = |n: usize| numbers(69, n).iter().map(|x| x / 8.0).collect::<Vec<f32>>();
+    let made = run(&program, 200, &[&query], &row);
+    for (n, got) in made.iter().enumerate() {
+        let row = row(n);
+        let mut inputs = vec![&query[..], &row[..64]];
+        inputs.extend((64..69).map(|c| &row[c..=c]));
+        near(got, &interpret::row(&graph.values, graph.output, &inputs), &format!("row {n}"));
+    }
+}
+
+#[test]
+fn what_is_not_in_the_table_is_refused_by_its_name() {
+    let size = [given("size", true, &[ROWS, fixed(3)])];
+    for (name, expected) in [
+        ("wrong_operator", "operator `Frobnicate`"),
+        ("wrong_rows", "fixes the number of candidates"),
+        ("wrong_type", "operator `Cast`"),
+    ] {
+        let bytes = file(&format!("tests/golden/tiny/{name}.onnx"));
+        let error = RowProgram::lower(&bytes, &size, ("query", &[ROWS, fixed(3)])).unwrap_err().to_string();
+        assert!(error.contains(expected), "got `{error}`, expected `{expected}`");
+    }
+    let (bytes, inputs, _) = tiny("user");
+    let error = RowProgram::lower(&bytes, &inputs, ("query", &[ROWS, fixed(5)])).unwrap_err().to_string();
+    assert!(error.contains("output `query`"), "{error}");
+    let error = RowProgram::lower(&bytes, &inputs[..2], ("query", &[ROWS, fixed(4)])).unwrap_err().to_string();
+    assert!(error.contains("input `size`"), "{error}");
+    let mut model = ModelProto::parse_buf(&bytes).unwrap();
+    let node = &mut model.graph.as_mut().unwrap().node[0];
+    let other = AttributeProto { name: Some("axes_of_evil".into()), ..Default::default() };
+    node.attribute.push(other);
+    let error = RowProgram::lower(&model.write_buf().unwrap(), &inputs, ("query", &[ROWS, fixed(4)])).unwrap_err();
+    assert!(error.to_string().contains("attribute `axes_of_evil`"), "{error}");
+}
+
+#[test]
+fn a_flipped_byte_never_panics() {
+    for name in ["user", "users", "item", "overarch"] {
+        let (whole, inputs, output) = tiny(name);
+        for (at, bit) in (0..whole.len()).flat_map(|at| [(at, at % 8), (at, (at + 3) % 8)]) {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1 << bit;
+            if let Ok(program) = lower(&bytes, &inputs, &output) {
+                run(&program, 3, &[&[0.5; 4]], &|n| numbers(program.given, n));
+            }
+        }
+        for length in 0..whole.len() {
+            let _ = lower(&whole[..length], &inputs, &output);
+        }
+    }
+}
+
+#[test]
+fn once_warm_a_program_allocates_nothing() {
+    let (bytes, inputs, output) = reranker();
+    let program = lower(&bytes, &inputs, &output).unwrap();
+    let mut scratch = Scratch::default();
+    let mut score = |rows: usize| {
+        let mut fill = |n: usize, given: &mut [f32]| given.fill(n as f32 / 1000.0);
+        program.run(rows, &[&[0.1; 64]], &mut scratch, &mut fill, &mut |_, _, _| Ok(())).unwrap();
+    };
+    score(1000);
+    score(5);
+    let allocated = allocation_counter::measure(|| {
+        score(1000);
+        score(5);
+    });
+    assert_eq!(allocated.count_total, 0);
+}

@@ -1,0 +1,110 @@
+//! Dense loops in AVX2: tiles of up to 6 rows and 16 columns.
+
+use std::arch::x86_64::*;
+
+use super::maps;
+use super::operands::{Binary, Fold, LANES, MapTarget, Operand, PANEL, Product, Unary};
+
+/// Rows of a tile: 12 of 16 registers hold sums.
+const ROWS_MAX: usize = 6;
+/// Numbers of a register.
+const WIDTH: usize = 8;
+/// Registers of a tile's columns.
+const WIDE: usize = LANES / WIDTH;
+
+/// # Safety
+/// The CPU has AVX2 and FMA; the slices are as long as `Kernels::product` checks.
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn product(product: &Product<'_>, out: &mut [f32], stride: usize) {
+    let tiles = product.rows.div_ceil(ROWS_MAX);
+    let mut row = 0;
+    for number in 0..tiles {
+        let rows = (product.rows - row).div_ceil(tiles - number);
+        for column in (0..product.columns).step_by(LANES) {
+            // SAFETY: this function's conditions; the tile lies inside the result.
+            unsafe {
+                match rows {
+                    1 => tile::<1>(product, out, stride, row, column),
+                    2 => tile::<2>(product, out, stride, row, column),
+                    3 => tile::<3>(product, out, stride, row, column),
+                    4 => tile::<4>(product, out, stride, row, column),
+                    5 => tile::<5>(product, out, stride, row, column),
+                    _ => tile::<ROWS_MAX>(product, out, stride, row, column),
+                }
+            }
+        }
+        row += rows;
+    }
+}
+
+/// Sums of `M` rows and 16 columns.
+///
+/// # Safety
+/// As [`product`]; the rows and the first column lie inside the result.
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+unsafe fn tile<const M: usize>(product: &Product<'_>, out: &mut [f32], stride: usize, row: usize, column: usize) {
+    let mut sums = [[_mm256_setzero_ps(); WIDE]; M];
+    if !product.bias.is_empty() {
+        for v in 0..WIDE {
+            // SAFETY: a bias holds whole registers for all columns.
+            let bias = unsafe { _mm256_loadu_ps(product.bias.as_ptr().add(column + v * WIDTH)) };
+            sums.iter_mut().for_each(|sum| sum[v] = bias);
+        }
+    }
+    for part in product.parts {
+        let start = column / PANEL * part.weights.panel_stride + column % PANEL;
+        let columns = part.weights.numbers.as_ptr().wrapping_add(start);
+        let rows = part.rows.as_ptr().wrapping_add(row * part.stride);
+        for k in 0..part.depth {
+            let mut weights = [_mm256_setzero_ps(); WIDE];
+            for (v, weights) in weights.iter_mut().enumerate() {
+                // SAFETY: weights reach to the last register of the last row (`super::operands::reach`).
+                *weights = unsafe { _mm256_loadu_ps(columns.add(k * part.weights.row_stride + v * WIDTH)) };
+            }
+            for (m, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: all rows of a part hold `depth` numbers.
+                let x = _mm256_set1_ps(unsafe { *rows.add(m * part.stride + k) });
+                for v in 0..WIDE {
+                    sum[v] = _mm256_fmadd_ps(x, weights[v], sum[v]);
+                }
+            }
+        }
+    }
+    let width = LANES.min(product.columns - column);
+    for (m, sum) in sums.iter().enumerate() {
+        let mut whole = [0f32; LANES];
+        for (v, &sum) in sum.iter().enumerate() {
+            // With the number second, NaN stays NaN.
+            let sum = if product.relu { _mm256_max_ps(_mm256_setzero_ps(), sum) } else { sum };
+            // SAFETY: two registers fill the 16 numbers.
+            unsafe { _mm256_storeu_ps(whole.as_mut_ptr().add(v * WIDTH), sum) };
+        }
+        let first = (row + m) * stride + column;
+        match width {
+            LANES => out[first..first + LANES].copy_from_slice(&whole),
+            _ => out[first..first + width].copy_from_slice(&whole[..width]),
+        }
+    }
+}
+
+/// # Safety
+/// The CPU has AVX2 and FMA.
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn map1(f: Unary, input: &Operand<'_>, target: &mut MapTarget<'_>) {
+    maps::map1::<true>(f, input, target);
+}
+
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut MapTarget<'_>) {
+    maps::map2(f, a, b, target);
+}
+
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
+    maps::fold(f, input, count, target);
+}

@@ -1,0 +1,151 @@
+//! Element-wise work in plain Rust, inlined into a function of each instruction set, which vectorises it.
+
+use super::operands::{Binary, Fold, LANES, MapTarget, Operand, Unary};
+
+/// `a * b + c`, in one step where the instruction set has one.
+#[inline(always)]
+fn multiply_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FMA { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// The exponential function within 2e-7 of its value, relatively: 0 below -87.3, infinite above 88.37; NaN stays NaN.
+#[inline(always)]
+fn exp<const FMA: bool>(x: f32) -> f32 {
+    const LOW: f32 = -87.3;
+    const HIGH: f32 = 88.37;
+    // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
+    const SHIFT: f32 = 12_582_912.0;
+    let inside = if x < LOW { LOW } else { x };
+    let inside = if inside > HIGH { HIGH } else { inside };
+    let shifted = multiply_add::<FMA>(inside, std::f32::consts::LOG2_E, SHIFT);
+    let n = shifted - SHIFT;
+    let r = multiply_add::<FMA>(n, -0.693_145_75, inside);
+    let r = multiply_add::<FMA>(n, -1.428_606_8e-6, r);
+    let mut p = 1.987_569_1e-4;
+    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_65, 0.5] {
+        p = multiply_add::<FMA>(p, r, c);
+    }
+    let e = multiply_add::<FMA>(p * r, r, r + 1.0);
+    let scaled = e * f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
+    let scaled = if x < LOW { 0.0 } else { scaled };
+    if x > HIGH { f32::INFINITY } else { scaled }
+}
+
+#[inline(always)]
+fn each(input: &Operand<'_>, target: &mut MapTarget<'_>, f: impl Fn(f32) -> f32) {
+    for r in 0..target.rows {
+        for o in 0..target.outer {
+            let from = r * input.row + o * input.outer;
+            let out = &mut target.numbers[r * target.stride + o * target.inner..][..target.inner];
+            match input.inner {
+                0 => out.fill(f(input.numbers[from])),
+                _ => {
+                    let run = &input.numbers[from..][..out.len()];
+                    out.iter_mut().zip(run).for_each(|(out, &x)| *out = f(x));
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn pairs(a: &Operand<'_>, b: &Operand<'_>, target: &mut MapTarget<'_>, f: impl Fn(f32, f32) -> f32) {
+    for r in 0..target.rows {
+        for o in 0..target.outer {
+            let (from_a, from_b) = (r * a.row + o * a.outer, r * b.row + o * b.outer);
+            let out = &mut target.numbers[r * target.stride + o * target.inner..][..target.inner];
+            match (a.inner, b.inner) {
+                (0, 0) => out.fill(f(a.numbers[from_a], b.numbers[from_b])),
+                (0, _) => {
+                    let (x, run) = (a.numbers[from_a], &b.numbers[from_b..][..out.len()]);
+                    out.iter_mut().zip(run).for_each(|(out, &y)| *out = f(x, y));
+                }
+                (_, 0) => {
+                    let (run, y) = (&a.numbers[from_a..][..out.len()], b.numbers[from_b]);
+                    out.iter_mut().zip(run).for_each(|(out, &x)| *out = f(x, y));
+                }
+                _ => {
+                    let (left, right) = (&a.numbers[from_a..][..out.len()], &b.numbers[from_b..][..out.len()]);
+                    out.iter_mut().zip(left).zip(right).for_each(|((out, &x), &y)| *out = f(x, y));
+                }
+            }
+        }
+    }
+}
+
+/// The larger number; NaN where one of them is.
+#[inline(always)]
+fn larger(x: f32, y: f32) -> f32 {
+    if x > y || x.is_nan() { x } else { y }
+}
+
+/// The smaller number; NaN where one of them is.
+#[inline(always)]
+fn smaller(x: f32, y: f32) -> f32 {
+    if x < y || x.is_nan() { x } else { y }
+}
+
+#[inline(always)]
+pub(super) fn map1<const FMA: bool>(f: Unary, input: &Operand<'_>, target: &mut MapTarget<'_>) {
+    match f {
+        Unary::Relu => each(input, target, |x| if x < 0.0 { 0.0 } else { x }),
+        Unary::Sigmoid => each(input, target, |x| 1.0 / (1.0 + exp::<FMA>(-x))),
+        Unary::Tanh => each(input, target, f32::tanh),
+        Unary::Exp => each(input, target, exp::<FMA>),
+        Unary::Log => each(input, target, f32::ln),
+        Unary::Sqrt => each(input, target, f32::sqrt),
+        Unary::Abs => each(input, target, f32::abs),
+        Unary::Neg => each(input, target, |x| -x),
+        Unary::Reciprocal => each(input, target, |x| 1.0 / x),
+    }
+}
+
+#[inline(always)]
+pub(super) fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut MapTarget<'_>) {
+    match f {
+        Binary::Add => pairs(a, b, target, |x, y| x + y),
+        Binary::Sub => pairs(a, b, target, |x, y| x - y),
+        Binary::Mul => pairs(a, b, target, |x, y| x * y),
+        Binary::Div => pairs(a, b, target, |x, y| x / y),
+        Binary::Max => pairs(a, b, target, larger),
+        Binary::Min => pairs(a, b, target, smaller),
+    }
+}
+
+/// Folds a run in as many lanes as a register has, and then these.
+#[inline(always)]
+fn lanes(run: &[f32], first: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut kept = [first; LANES];
+    let (whole, rest) = run.as_chunks::<LANES>();
+    for chunk in whole {
+        kept.iter_mut().zip(chunk).for_each(|(kept, &x)| *kept = f(*kept, x));
+    }
+    kept.iter_mut().zip(rest).for_each(|(kept, &x)| *kept = f(*kept, x));
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            kept[lane] = f(kept[lane], kept[lane + width]);
+        }
+        width /= 2;
+    }
+    kept[0]
+}
+
+#[inline(always)]
+fn folded(input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>, first: f32, f: impl Fn(f32, f32) -> f32) {
+    for r in 0..target.rows {
+        for o in 0..target.outer {
+            let run = &input.numbers[r * input.row + o * input.outer..][..count];
+            target.numbers[r * target.stride + o] = lanes(run, first, &f);
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
+    match f {
+        Fold::Sum => folded(input, count, target, 0.0, |x, y| x + y),
+        Fold::Max => folded(input, count, target, f32::NEG_INFINITY, larger),
+        Fold::Min => folded(input, count, target, f32::INFINITY, smaller),
+    }
+}

@@ -1,0 +1,84 @@
+//! The loops of dense programs: products of matrices, and element-wise work on blocks of rows.
+//!
+//! **Products.** `out = parts + bias`, where a part is rows of numbers times a matrix, whose columns lie in panels of
+//! [`PANEL`] (packed once, [`pack`]) or row after row. A tile of up to 14 rows and 32 columns stays in registers through all
+//! parts. Every number is one chain of multiply-adds in the order of the parts and their depth, whatever tile it falls
+//! into: a row's result does not depend on the rows beside it.
+//!
+//! **Element-wise work** is plain Rust, compiled once for each instruction set.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod maps;
+mod operands;
+mod portable;
+
+pub use operands::{
+    Binary, Fold, LANES, Lines, MapTarget, Operand, PANEL, PARTS_MAX, Part, Product, Unary, Weights, pack,
+};
+
+use super::{Isa, Kernels};
+use operands::reach;
+
+macro_rules! dispatch {
+    ($self:ident, $function:ident ( $($argument:expr),* )) => {
+        match $self.isa {
+            // SAFETY: `Kernels` is made only after the features that these functions need were found; the wrapper checked the slices.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { avx512::$function($($argument),*) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { avx2::$function($($argument),*) },
+            _ => portable::$function($($argument),*),
+        }
+    };
+}
+
+impl Kernels {
+    /// Writes a sum of products to `out`, whose rows are `stride` apart; numbers between the columns and the stride stay.
+    ///
+    /// # Panics
+    /// Where a slice is shorter than the shapes say.
+    pub fn product(self, product: &Product<'_>, out: &mut [f32], stride: usize) {
+        let Product { rows, columns, parts, bias, .. } = *product;
+        if rows == 0 || columns == 0 {
+            return;
+        }
+        assert!(stride >= columns && out.len() >= (rows - 1) * stride + columns, "a product longer than its target");
+        assert!(bias.is_empty() || bias.len() >= columns.next_multiple_of(LANES), "a bias shorter than its product");
+        for part in parts.iter().filter(|part| part.depth > 0) {
+            assert!(part.rows.len() >= (rows - 1) * part.stride + part.depth, "rows shorter than their product");
+            assert!(part.weights.numbers.len() >= reach(&part.weights, part.depth, columns), "weights too short");
+        }
+        dispatch!(self, product(product, out, stride))
+    }
+
+    /// Turns every number of `input` into `f` of it.
+    ///
+    /// # Panics
+    /// Where a slice is shorter than the shapes say.
+    pub fn map1(self, f: Unary, input: &Operand<'_>, target: &mut MapTarget<'_>) {
+        dispatch!(self, map1(f, input, target))
+    }
+
+    /// Turns the numbers of `a` and `b` into `f` of them.
+    ///
+    /// # Panics
+    /// Where a slice is shorter than the shapes say.
+    pub fn map2(self, f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut MapTarget<'_>) {
+        dispatch!(self, map2(f, a, b, target))
+    }
+
+    /// Folds each run of `count` numbers of `input` into one; the target's runs are one number long.
+    ///
+    /// # Panics
+    /// Where a slice is shorter than the shapes say.
+    pub fn fold(self, f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
+        dispatch!(self, fold(f, input, count, target))
+    }
+}
+
+#[cfg(test)]
+mod tests;

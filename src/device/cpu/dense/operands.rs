@@ -1,0 +1,163 @@
+//! What dense loops read and write.
+
+/// Columns of a panel.
+pub const PANEL: usize = 32;
+/// Numbers of the widest register, and of a line of memory.
+pub const LANES: usize = 16;
+/// Most parts of a product.
+pub const PARTS_MAX: usize = 4;
+
+/// A line of memory.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+struct Line([f32; LANES]);
+
+/// Numbers from the start of a line on, with at least a line of zeros behind them, so that whole registers can be read.
+#[derive(Clone, Debug, Default)]
+pub struct Lines(Vec<Line>);
+
+impl Lines {
+    /// Room for `count` numbers, all 0.
+    pub fn new(count: usize) -> Self {
+        Lines(vec![bytemuck::Zeroable::zeroed(); count.div_ceil(LANES) + PANEL / LANES])
+    }
+
+    /// A copy of `numbers`.
+    pub fn of(numbers: &[f32]) -> Self {
+        let mut lines = Lines::new(numbers.len());
+        lines.numbers_mut()[..numbers.len()].copy_from_slice(numbers);
+        lines
+    }
+
+    /// All numbers, those behind the last one too.
+    pub fn numbers(&self) -> &[f32] {
+        bytemuck::cast_slice(&self.0)
+    }
+
+    /// All numbers, to be written.
+    pub fn numbers_mut(&mut self) -> &mut [f32] {
+        bytemuck::cast_slice_mut(&mut self.0)
+    }
+}
+
+/// The matrix of a part, `[depth, columns]`: row `k` of panel `p` starts at `p * panel_stride + k * row_stride`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Weights<'a> {
+    /// The numbers, with a register's width behind the last one.
+    pub numbers: &'a [f32],
+    /// From a row to the next.
+    pub row_stride: usize,
+    /// From a panel to the next.
+    pub panel_stride: usize,
+}
+
+/// Rows times a matrix.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Part<'a> {
+    /// The rows, each `[depth]`.
+    pub rows: &'a [f32],
+    /// From a row to the next.
+    pub stride: usize,
+    /// Numbers of a row.
+    pub depth: usize,
+    /// What they are multiplied with.
+    pub weights: Weights<'a>,
+}
+
+/// A sum of products.
+#[derive(Clone, Copy, Debug)]
+pub struct Product<'a> {
+    /// Rows of each part and of the result.
+    pub rows: usize,
+    /// Columns of the result.
+    pub columns: usize,
+    /// What is summed.
+    pub parts: &'a [Part<'a>],
+    /// `[columns]` and a register's width behind, or empty.
+    pub bias: &'a [f32],
+    /// Whether what is negative becomes 0.
+    pub relu: bool,
+}
+
+/// What a number becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Unary {
+    Relu,
+    Sigmoid,
+    Tanh,
+    Exp,
+    Log,
+    Sqrt,
+    Abs,
+    Neg,
+    Reciprocal,
+}
+
+/// What two numbers become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Max,
+    Min,
+}
+
+/// What many numbers become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Fold {
+    Sum,
+    Max,
+    Min,
+}
+
+/// Where the operand of an element-wise step lies: number `[r, o, i]` is at `r * row + o * outer + i * inner`.
+#[derive(Clone, Copy, Debug)]
+pub struct Operand<'a> {
+    /// The numbers.
+    pub numbers: &'a [f32],
+    /// From a row to the next; 0 where all rows share it.
+    pub row: usize,
+    /// From a run to the next; 0 where all runs share it.
+    pub outer: usize,
+    /// 1, or 0 where a run is one number.
+    pub inner: usize,
+}
+
+/// The result of an element-wise step, `[rows, outer, inner]`: a row's runs lie side by side.
+#[derive(Debug)]
+pub struct MapTarget<'a> {
+    /// The numbers.
+    pub numbers: &'a mut [f32],
+    /// From a row to the next.
+    pub stride: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Runs of a row.
+    pub outer: usize,
+    /// Numbers of a run.
+    pub inner: usize,
+}
+
+/// Packs a matrix `[depth, columns]`, row after row, into panels.
+pub fn pack(matrix: &[f32], depth: usize, columns: usize) -> Lines {
+    let mut packed = Lines::new(depth * columns.next_multiple_of(PANEL));
+    for (k, row) in matrix.chunks_exact(columns.max(1)).enumerate().take(depth) {
+        for (p, run) in row.chunks(PANEL).enumerate() {
+            packed.numbers_mut()[(p * depth + k) * PANEL..][..run.len()].copy_from_slice(run);
+        }
+    }
+    packed
+}
+
+/// Where the last register that a product reads of a row of weights ends.
+pub(super) fn reach(weights: &Weights<'_>, depth: usize, columns: usize) -> usize {
+    let (panel, within) = ((columns - 1) / PANEL, (columns - 1) % PANEL);
+    let full = if panel > 0 { (panel - 1) * weights.panel_stride + PANEL } else { 0 };
+    let last = panel * weights.panel_stride + (within + 1).next_multiple_of(LANES);
+    (depth - 1) * weights.row_stride + full.max(last)
+}

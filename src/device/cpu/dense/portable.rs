@@ -1,0 +1,56 @@
+//! Dense loops without any particular instruction set.
+
+use super::maps;
+use super::operands::{Binary, Fold, LANES, MapTarget, Operand, PANEL, Product, Unary};
+
+/// Rows of a tile.
+const ROWS: usize = 4;
+
+pub(super) fn product(product: &Product<'_>, out: &mut [f32], stride: usize) {
+    for first in (0..product.rows).step_by(ROWS) {
+        for column in (0..product.columns).step_by(LANES) {
+            match product.rows - first {
+                1 => tile::<1>(product, out, stride, first, column),
+                2 => tile::<2>(product, out, stride, first, column),
+                3 => tile::<3>(product, out, stride, first, column),
+                _ => tile::<ROWS>(product, out, stride, first, column),
+            }
+        }
+    }
+}
+
+fn tile<const M: usize>(product: &Product<'_>, out: &mut [f32], stride: usize, first: usize, column: usize) {
+    let mut sums = [[0f32; LANES]; M];
+    if !product.bias.is_empty() {
+        sums.iter_mut().for_each(|sum| sum.copy_from_slice(&product.bias[column..column + LANES]));
+    }
+    for part in product.parts {
+        let start = column / PANEL * part.weights.panel_stride + column % PANEL;
+        for k in 0..part.depth {
+            let weights = &part.weights.numbers[start + k * part.weights.row_stride..][..LANES];
+            for (m, sum) in sums.iter_mut().enumerate() {
+                let x = part.rows[(first + m) * part.stride + k];
+                sum.iter_mut().zip(weights).for_each(|(sum, w)| *sum += x * w);
+            }
+        }
+    }
+    let width = LANES.min(product.columns - column);
+    for (m, sum) in sums.iter_mut().enumerate() {
+        if product.relu {
+            sum.iter_mut().for_each(|x| *x = if *x < 0.0 { 0.0 } else { *x });
+        }
+        out[(first + m) * stride + column..][..width].copy_from_slice(&sum[..width]);
+    }
+}
+
+pub(super) fn map1(f: Unary, input: &Operand<'_>, target: &mut MapTarget<'_>) {
+    maps::map1::<false>(f, input, target);
+}
+
+pub(super) fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut MapTarget<'_>) {
+    maps::map2(f, a, b, target);
+}
+
+pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
+    maps::fold(f, input, count, target);
+}

@@ -1,0 +1,13 @@
+//! Memory that graphs work in.
+
+use crate::dense;
+
+/// Memory that the caller keeps from run to run: once warm, a program allocates nothing.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    pub(super) program: dense::Scratch,
+    /// Rows of a run of candidates in `rten`, `[n, D]`.
+    pub(super) rows: Vec<f32>,
+    /// One task's logits of a block.
+    pub(super) logits: Vec<f32>,
+}
