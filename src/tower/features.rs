@@ -10,7 +10,7 @@ use crate::embedding::{
 use crate::error::{Error, Result};
 use crate::request;
 use crate::tensor::Tensor;
-use crate::tower::{Graph, Input, Threads};
+use crate::tower::{Graph, Input, Runs, Threads};
 
 /// A graph with the features it takes and the tables that these are looked up in.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub struct Tower {
     features: Vec<FeatureSpec>,
     bags: EmbeddingBagCollection,
     graph: Graph,
-    program: Option<RowProgram>,
+    runs: Runs,
     output: &'static str,
     dimension: usize,
 }
@@ -96,8 +96,8 @@ impl Tower {
             layout.keys().iter().enumerate().map(|(k, key)| row(key, layout.columns(k).len())).collect();
         let dense = features.iter().filter(|f| f.kind == FeatureKind::Dense);
         given.extend(dense.map(|f| row(&f.name, f.width.unwrap_or(0))));
-        let program = graph.lower(&given, (output, &[Size::Rows, Size::Fixed(dimension as i64)]));
-        Ok(Tower { features: features.to_vec(), bags, graph, program, output, dimension })
+        let runs = graph.lower(&given, (output, &[Size::Rows, Size::Fixed(dimension as i64)]))?;
+        Ok(Tower { features: features.to_vec(), bags, graph, runs, output, dimension })
     }
 
     /// What the tower takes.
@@ -179,9 +179,9 @@ impl Tower {
         Ok((pooled.values().chunks_exact(pooled.width()).enumerate().map(of_row).collect(), report))
     }
 
-    /// Whether a program of ours runs, not `rten`.
-    pub fn is_program(&self) -> bool {
-        self.program.is_some()
+    /// The graph's file, and what runs it.
+    pub fn graph(&self) -> (&str, &Runs) {
+        (self.graph.name(), &self.runs)
     }
 
     /// Runs the graph over rows and their pooled embeddings: `[rows, D]`.
@@ -189,9 +189,9 @@ impl Tower {
     /// # Errors
     /// `Internal` where the graph fails or makes something else.
     pub fn run(&self, rows: &[(&FeatureRow, &Pooled)], threads: &Threads, scratch: &mut Scratch) -> Result<Tensor> {
-        match &self.program {
-            Some(program) => self.run_program(program, rows, scratch),
-            None => self.run_graph(rows, threads),
+        match &self.runs {
+            Runs::Program(program) => self.run_program(program, rows, scratch),
+            Runs::Runtime(_) => self.run_graph(rows, threads),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::dense::{Given, RowProgram, Size};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{MapTarget, Operand, Unary};
 use crate::error::{Error, Result};
-use crate::tower::{Graph, Input, Threads};
+use crate::tower::{Graph, Input, Runs, Threads};
 
 /// Candidates of one query that a run of `rten` scores.
 const RUN_CANDIDATES: usize = 2048;
@@ -28,7 +28,7 @@ const LOGITS: &str = "logits";
 #[derive(Debug)]
 pub struct OverArch {
     graph: Graph,
-    program: Option<RowProgram>,
+    runs: Runs,
     columns: Vec<String>,
     tasks: usize,
     dimension: usize,
@@ -79,8 +79,8 @@ impl OverArch {
         let input = |name: &str, is_pair, shape: &[Size]| Given { name: name.into(), is_pair, shape: shape.to_vec() };
         let mut given = vec![input(QUERY, false, &[one, d]), input(ITEM, true, &[one, Size::Rows, d])];
         given.extend(columns.iter().map(|name| input(name, true, &[one, Size::Rows])));
-        let program = graph.lower(&given, (LOGITS, &[one, Size::Rows, Size::Fixed(tasks as i64)]));
-        Ok(OverArch { graph, program, columns, tasks, dimension })
+        let runs = graph.lower(&given, (LOGITS, &[one, Size::Rows, Size::Fixed(tasks as i64)]))?;
+        Ok(OverArch { graph, runs, columns, tasks, dimension })
     }
 
     /// The numeric item columns that the graph reads.
@@ -98,9 +98,9 @@ impl OverArch {
         self.graph.weights()
     }
 
-    /// Whether a program of ours scores, not `rten`.
-    pub fn is_program(&self) -> bool {
-        self.program.is_some()
+    /// The graph's file, and what runs it.
+    pub fn graph(&self) -> (&str, &Runs) {
+        (self.graph.name(), &self.runs)
     }
 
     /// Writes the task scores of candidates, `[T, count]`, to `tasks`. `between` is asked before every block of them whether to go
@@ -122,9 +122,9 @@ impl OverArch {
         if candidates.count == 0 {
             return Ok(());
         }
-        match &self.program {
-            Some(program) => self.run_program(program, candidates, scratch, between, tasks)?,
-            None => self.run_graph(candidates, threads, scratch, between, tasks)?,
+        match &self.runs {
+            Runs::Program(program) => self.run_program(program, candidates, scratch, between, tasks)?,
+            Runs::Runtime(_) => self.run_graph(candidates, threads, scratch, between, tasks)?,
         }
         match tasks.iter().any(|score| score.is_nan()) {
             true => Err(Error::internal(format!("{}: `{LOGITS}` holds NaN", self.graph.name()))),
