@@ -12,6 +12,9 @@ use crate::request;
 use crate::tensor::Tensor;
 use crate::tower::{Graph, Input, Runs, Threads};
 
+/// Most rows that a run of `rten` takes.
+pub const RUN_ROWS: usize = 512;
+
 /// A graph with the features it takes and the tables that these are looked up in.
 #[derive(Debug)]
 pub struct Tower {
@@ -105,9 +108,13 @@ impl Tower {
         &self.features
     }
 
-    /// Numbers of the graph's weights and of one row of what goes into it: about what a row through the tower costs.
-    pub fn weights(&self) -> usize {
-        self.graph.weights() + self.bags.layout().width()
+    /// What so many rows cost, in multiply-adds and what takes as long: those of the program, or one for each of the graph's
+    /// weights.
+    pub fn work(&self, rows: usize) -> usize {
+        match &self.runs {
+            Runs::Program(program) => program.work(rows),
+            Runs::Runtime(_) => self.graph.weights().saturating_mul(rows),
+        }
     }
 
     /// Reads the features of a request or an item.
@@ -191,7 +198,13 @@ impl Tower {
     pub fn run(&self, rows: &[(&FeatureRow, &Pooled)], threads: &Threads, scratch: &mut Scratch) -> Result<Tensor> {
         match &self.runs {
             Runs::Program(program) => self.run_program(program, rows, scratch),
-            Runs::Runtime(_) => self.run_graph(rows, threads),
+            Runs::Runtime(_) => {
+                let mut made = Vec::with_capacity(rows.len() * self.dimension);
+                for rows in rows.chunks(RUN_ROWS) {
+                    made.extend_from_slice(self.run_graph(rows, threads)?.data());
+                }
+                Tensor::new(vec![rows.len(), self.dimension], made)
+            }
         }
     }
 

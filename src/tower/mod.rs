@@ -12,9 +12,9 @@ mod scratch;
 mod spec;
 mod threads;
 
-pub use features::{Pooled, Tower};
+pub use features::{Pooled, RUN_ROWS, Tower};
 pub use graph::{Graph, Input, Port, Runs, shown};
-pub use overarch::{Candidates, OverArch};
+pub use overarch::{Candidates, OverArch, RUN_CANDIDATES};
 pub use row::FeatureRow;
 pub use scratch::Scratch;
 pub use spec::{FeatureKind, FeatureSpec};
