@@ -62,7 +62,8 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
         let files = version_files.write(folder, progress)?;
-        let graphs = package.iter().flat_map(Package::graphs).map(|(file, runs)| (file.to_owned(), runs.into())).collect();
+        let graphs =
+            package.iter().flat_map(Package::graphs).map(|(file, runs)| (file.to_owned(), runs.into())).collect();
         let mut manifest = Manifest {
             format: FORMAT,
             name: spec.name.clone(),

@@ -186,8 +186,7 @@ impl Graph {
         let port = self.output(output)?;
         let id = self.node(model.output_ids(), &self.outputs, output)?;
         let failed = |e: &dyn Display| Error::internal(format!("{}: the graph failed: {e}", self.name));
-        let made =
-            guarded(|| model.run_n(given, [id], Some(threads.options()))).map_err(|panic| failed(&panic))?;
+        let made = guarded(|| model.run_n(given, [id], Some(threads.options()))).map_err(|panic| failed(&panic))?;
         let [value] = made.map_err(|e| failed(&e).caused_by(e))?;
         let tensor: rten_tensor::Tensor<f32> =
             value.into_tensor().ok_or_else(|| failed(&format!("output `{output}` is not f32")))?;

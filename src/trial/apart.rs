@@ -84,7 +84,8 @@ impl Apart {
         let mut child = command.spawn().map_err(|e| Error::io("a process to try graphs in", e))?;
         let (said, cried) = (hear(child.stdout.take()), hear(child.stderr.take()));
         let ended = self.wait(&mut child)?;
-        let text = |thread: JoinHandle<Vec<u8>>| String::from_utf8_lossy(&thread.join().unwrap_or_default()).into_owned();
+        let text =
+            |thread: JoinHandle<Vec<u8>>| String::from_utf8_lossy(&thread.join().unwrap_or_default()).into_owned();
         self.judge(ended, &text(said), &text(cried))
     }
 

@@ -1,4 +1,5 @@
-//! What a trial runs: towers over rows of features, the reranker over candidates, one, an odd number, and more than a run takes.
+//! What a trial runs: towers over rows of features, the reranker over candidates: one, an even and an
+//! odd number, and more than a run takes.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,14 +12,15 @@ use crate::limits::{CANDIDATES_MAX, COMPONENT_MAX};
 use crate::model::Package;
 use crate::request::{Features, Values};
 use crate::tower::{
-    Candidates, FeatureKind, FeatureRow, FeatureSpec, OverArch, Pooled, RUN_CANDIDATES, RUN_ROWS, Scratch, Threads, Tower,
+    Candidates, FeatureKind, FeatureRow, FeatureSpec, OverArch, Pooled, RUN_CANDIDATES, RUN_ROWS, Scratch, Threads,
+    Tower,
 };
 use crate::units::Slot;
 
 /// Rows that towers are tried with.
-const ROWS: [usize; 3] = [1, 3, RUN_ROWS + 1];
+const ROWS: [usize; 4] = [1, 2, 3, RUN_ROWS + 1];
 /// Candidates that the reranker is tried with.
-const CANDIDATES: [usize; 3] = [1, 57, RUN_CANDIDATES + 1];
+const CANDIDATES: [usize; 4] = [1, 2, 57, RUN_CANDIDATES + 1];
 /// How long the reranker goes on over items as they are published, once it has seen more than a run takes.
 const ITEMS_TIME: Duration = Duration::from_secs(2);
 /// How far a row may lie from what it is alone, of its largest number: sums in another order, no more.
@@ -28,7 +30,9 @@ const TOLERANCE: f32 = 1e-2;
 pub(super) fn run(folder: &Path, told: &dyn Fn(&str)) -> Result<()> {
     let package = Package::open_told(folder, &|file| told(&format!("{file}: read")))?;
     let mut bench = Bench { package: &package, threads: Threads::new(1), scratch: Scratch::default(), told };
-    for (tower, output) in package.user.iter().map(|user| (user, "query")).chain(package.item.iter().map(|i| (i, "item"))) {
+    for (tower, output) in
+        package.user.iter().map(|user| (user, "query")).chain(package.item.iter().map(|i| (i, "item")))
+    {
         bench.tower(tower, output).map_err(|e| wrong(e.within(tower.graph().0)))?;
     }
     package.overarch.as_ref().map_or(Ok(()), |overarch| bench.overarch(overarch))

@@ -84,7 +84,7 @@ fn wrong_files_are_refused_at_load() {
     refused(graph("wrong_operator").runtime().map(drop), "Frobnicate");
     refused(
         Graph::load("wrong", tiny("wrong_type.onnx")),
-        "wrong: output: `query` is tensor(int32), expected tensor(float)",
+        "wrong: output: `query` is tensor(int64), expected tensor(float)",
     );
     let whole = tiny("user.onnx");
     for length in 0..whole.len() {

@@ -121,7 +121,9 @@ fn check_node(
 /// What makes results whose size follows from numbers.
 fn follows_numbers(operator: &str) -> Option<&'static str> {
     match operator {
-        "NonZero" | "Compress" | "Unique" | "NonMaxSuppression" | "StringSplit" => Some("its results follow the numbers"),
+        "NonZero" | "Compress" | "Unique" | "NonMaxSuppression" | "StringSplit" => {
+            Some("its results follow the numbers")
+        }
         "If" | "Loop" | "Scan" | "SequenceMap" => Some("it decides what runs"),
         _ => None,
     }
