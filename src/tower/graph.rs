@@ -45,7 +45,7 @@ pub struct Graph {
 #[derive(Clone, Debug)]
 pub enum Runs {
     /// A program of ours.
-    Program(RowProgram),
+    Program(Box<RowProgram>),
     /// The runtime, for the reason that stood in the way of a program.
     Runtime(String),
 }
@@ -104,7 +104,7 @@ impl Graph {
         match guarded(|| deep(lowered)?).unwrap_or_else(|panic| Err(Error::unsupported(panic))) {
             Ok(program) => {
                 self.source = Vec::new();
-                Ok(Runs::Program(program))
+                Ok(Runs::Program(Box::new(program)))
             }
             Err(e) => {
                 tracing::info!(graph = self.name, reason = %e, "the graph runs in rten");
