@@ -13,7 +13,8 @@ mod spec;
 mod threads;
 
 pub use features::{Pooled, RUN_ROWS, Tower};
-pub use graph::{Graph, Input, Port, Runs, shown};
+pub use graph::{Graph, Input, Runs, shown};
+pub use onnx::Port;
 pub use overarch::{Candidates, OverArch, RUN_CANDIDATES};
 pub use row::FeatureRow;
 pub use scratch::Scratch;
