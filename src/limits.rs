@@ -1,5 +1,7 @@
 //! Every bound of the system in one place, with the relations that must hold between them checked when it compiles.
 
+use std::ops::RangeInclusive;
+
 /// Widest query or item embedding, D.
 pub const DIMENSION_MAX: usize = 8192;
 /// Largest magnitude of a number in a query or an item's vector, 2^56: no product of two vectors leaves f32.
@@ -8,6 +10,8 @@ pub const COMPONENT_MAX: f32 = 7.205_759_4e16;
 pub const RESULTS_MAX: usize = 100_000;
 /// Most candidates of a request, K0.
 pub const CANDIDATES_MAX: usize = 200_000;
+/// Recalls that a request may ask for.
+pub const RECALLS: RangeInclusive<f64> = 0.5..=0.999;
 /// Most requests in one `requests` list.
 pub const BATCH_REQUESTS_MAX: usize = 1024;
 /// Most ids of one feature of one request.

@@ -100,6 +100,6 @@ fn search_ns(view: &View, search: &Search) -> f64 {
     if search.exact {
         return excluded + items * dimension * EXACT_NS_A_NUMBER;
     }
-    let probed = items * search.probes as f64 / lists.max(1.0);
+    let probed = items * search.probes.probes as f64 / lists.max(1.0);
     excluded + (lists + probed) * dimension * SCAN_NS_A_BYTE
 }

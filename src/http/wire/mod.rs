@@ -10,12 +10,15 @@ mod reply;
 mod request;
 mod values;
 
-pub use info::{ColumnInfo, FeatureInfo, ModelInfo, ModelList, TableInfo, VersionInfo, VersionList, model_info};
+pub use info::{
+    CalibrationInfo, ColumnInfo, CurveInfo, FeatureInfo, ModelInfo, ModelList, TableInfo, VersionInfo, VersionList,
+    model_info,
+};
 pub(super) use problem::without_places;
 pub use problem::{Problem, status};
 pub use reply::{
-    BatchEntry, BatchResponse, EmbedResponse, Entry, Explain, Item, Reply, RetrieveResponse, Retrieved, Served, Step,
-    embedding,
+    BatchEntry, BatchResponse, EmbedResponse, Entry, Explain, Item, Probes, Reply, RetrieveResponse, Retrieved, Served,
+    Step, embedding,
 };
 pub use request::{EmbedRequest, RankRequest, Retrievals, RetrieveRequest, Terms, embed, object, rank, retrievals};
 pub use values::FeatureValue;

@@ -73,7 +73,12 @@ pub struct RetrieveRequest {
     #[serde(default)]
     #[schema(minimum = 1, maximum = 200_000)]
     candidates: Option<usize>,
-    /// Lists that are probed, P; the model's default where it is not given.
+    /// The share of the true candidates that is to be found, which chooses the lists that are probed; the model's default
+    /// where it is not given.
+    #[serde(default)]
+    #[schema(minimum = 0.5, maximum = 0.999)]
+    recall: Option<f64>,
+    /// Lists that are probed, P, whatever recall they bring.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 1_048_576)]
     probes: Option<usize>,
@@ -354,6 +359,7 @@ impl RetrieveRequest {
             exclude: items(self.exclude),
             k: self.k,
             candidates: self.candidates,
+            recall: self.recall,
             probes: self.probes,
             exact: self.exact,
             reading,
@@ -448,6 +454,7 @@ mod tests {
             ("exclude", "[-1, 9223372036854775807]"),
             ("k", "7"),
             ("candidates", "70"),
+            ("recall", "0.9"),
             ("probes", "3"),
             ("exact", "true"),
             ("columns", "[\"name\", \"n\\u0061\"]"),
@@ -466,6 +473,7 @@ mod tests {
             exclude: vec![ItemId(-1), ItemId(i64::MAX)],
             k: 7,
             candidates: Some(70),
+            recall: Some(0.9),
             probes: Some(3),
             exact: true,
             reading: Reading {
