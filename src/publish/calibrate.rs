@@ -19,6 +19,8 @@ use crate::units::{ListId, Slot};
 const CANDIDATES: [usize; 4] = [10, 100, 1000, 10_000];
 /// Shares of the items.
 const PASS_RATES: [f64; 5] = [1.0, 0.5, 0.1, 0.01, 0.001];
+/// So many draws of the items of a share take turns, so that none of them alone decides.
+const DRAWS: u64 = 8;
 /// Most queries, and the fewest that items are so many that scans are dear.
 const QUERIES: Range<usize> = 64..256;
 /// Multiplications that all scans together may take, unless that leaves too few queries: some seconds of one core.
@@ -38,9 +40,8 @@ pub(super) struct Queries {
     pub(super) made_of: Vec<Option<Slot>>,
 }
 
-/// The items of a pass rate.
+/// Items of a pass rate.
 struct Share {
-    pass_rate: f64,
     /// Bits of the items, list after list; empty where all pass.
     words: Vec<u64>,
     /// `[C + 1]`: where the words of each list begin.
@@ -86,14 +87,16 @@ pub(super) fn perturbed_items(index: &Index, seed: u64) -> Queries {
 
 /// Measures an index, on all cores.
 pub(super) fn measure(index: &Index, queries: Queries, seed: u64, progress: &Progress<'_>) -> Calibration {
-    let shares: Vec<Share> = PASS_RATES.iter().map(|&pass_rate| Share::draw(index, pass_rate, seed)).collect();
-    let asked: Vec<(&Vec<f32>, Option<Slot>)> = queries.vectors.iter().zip(queries.made_of).collect();
+    let draw = |pass_rate| (0..DRAWS).into_par_iter().map(move |n| Share::draw(index, pass_rate, random(seed, n)));
+    let shares: Vec<Vec<Share>> = PASS_RATES.iter().map(|&pass_rate| draw(pass_rate).collect()).collect();
+    let asked: Vec<_> = queries.vectors.iter().zip(queries.made_of).enumerate().collect();
     let total = asked.len();
     progress(Stage::Calibrating, 0, total);
     let done = std::sync::atomic::AtomicUsize::new(0);
-    let part = |asked: &[(&Vec<f32>, Option<Slot>)]| {
+    let part = |asked: &[(usize, (&Vec<f32>, Option<Slot>))]| {
         let (mut tallies, mut searcher) = (tallies(index, &shares), Searcher::default());
-        for (query, made_of) in asked {
+        for (n, (query, made_of)) in asked {
+            let shares: Vec<&Share> = shares.iter().map(|draws| &draws[n % draws.len()]).collect();
             searcher.add(index, query, *made_of, &shares, &mut tallies);
             progress(Stage::Calibrating, done.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1, total);
         }
@@ -106,7 +109,7 @@ pub(super) fn measure(index: &Index, queries: Queries, seed: u64, progress: &Pro
         sum
     };
     let tallies = parts.into_iter().reduce(sum).unwrap_or_default();
-    let curves = curves(&tallies, &shares, total);
+    let curves = curves(&tallies, total);
     Calibration { source: queries.source, queries: total, targets: TARGETS.to_vec(), curves }
 }
 
@@ -127,8 +130,7 @@ fn bell(random: u64) -> f32 {
 impl Share {
     fn draw(index: &Index, pass_rate: f64, seed: u64) -> Self {
         let lists = index.lists();
-        let mut share =
-            Share { pass_rate, words: Vec::new(), offsets: vec![0], holds: vec![true; lists], items: index.items() };
+        let mut share = Share { words: Vec::new(), offsets: vec![0], holds: vec![true; lists], items: index.items() };
         if pass_rate >= 1.0 {
             return share;
         }
@@ -152,10 +154,10 @@ impl Share {
 }
 
 /// An empty tally of each curve: where no more items pass than are wanted there is nothing to choose.
-fn tallies(index: &Index, shares: &[Share]) -> Vec<Tally> {
+fn tallies(index: &Index, shares: &[Vec<Share>]) -> Vec<Tally> {
     let empty = || vec![0; index.lists()];
     let tally = |k| {
-        let enough = shares.iter().enumerate().filter(move |(_, share)| share.items > k);
+        let enough = shares.iter().enumerate().filter(move |(_, draws)| draws.iter().all(|share| share.items > k));
         enough.map(move |(share, _)| Tally { share, k, hits: empty(), squares: empty() })
     };
     CANDIDATES.into_iter().flat_map(tally).collect()
@@ -177,10 +179,10 @@ impl Tally {
 }
 
 /// The curves of tallies, none of which takes fewer lists than one of fewer candidates or more survivors.
-fn curves(tallies: &[Tally], shares: &[Share], queries: usize) -> Vec<Curve> {
+fn curves(tallies: &[Tally], queries: usize) -> Vec<Curve> {
     let mut curves: Vec<Curve> = Vec::new();
     for tally in tallies {
-        let pass_rate = shares[tally.share].pass_rate;
+        let pass_rate = PASS_RATES[tally.share];
         let below = |c: &&Curve| c.k <= tally.k && c.pass_rate >= pass_rate;
         let points = TARGETS.iter().enumerate().map(|(n, target)| {
             let least = curves.iter().filter(below).map(|c| c.probes[n]).max().unwrap_or(1);
@@ -216,7 +218,7 @@ struct Searcher {
 }
 
 impl Searcher {
-    fn add(&mut self, index: &Index, query: &[f32], made_of: Option<Slot>, shares: &[Share], tallies: &mut [Tally]) {
+    fn add(&mut self, index: &Index, query: &[f32], made_of: Option<Slot>, shares: &[&Share], tallies: &mut [Tally]) {
         let order = index.probe(query, index.lists(), &mut self.scratch).map(|(list, _)| list.0);
         self.order.clear();
         self.order.extend(order);
