@@ -25,7 +25,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use sterling::device::buffer::Buffer;
 use sterling::device::cpu::Kernels;
-use sterling::device::cpu::pool::{Bags, Pooled, RowFormat, Rows, pool};
+use sterling::device::cpu::pool::{BagSums, Bags, RowFormat, Rows, pool};
 use sterling::device::memory::fold_rows;
 use sterling::embedding::format::encode_row;
 use sterling::embedding::{
@@ -147,7 +147,7 @@ fn kernel(rows: &Rows<'_>, ids: &[i64], pooling: usize, name: &str) -> Result<()
     let times = timed(|| {
         for ids in ids.chunks_exact(BAGS * pooling) {
             let bags = Bags { ids, offsets: &offsets, weights: None, mean: false };
-            pool(kernels, rows, &bags, &mut Pooled { data: &mut out, stride: rows.width(), column: 0 });
+            pool(kernels, rows, &bags, &mut BagSums { data: &mut out, stride: rows.width(), column: 0 });
             black_box(&mut out);
         }
     });

@@ -6,7 +6,7 @@
 PACKAGE holds what train_debian.py wrote. Everything is taken as it is stored: tables in f16, graphs as exported, requests from
 heldout.jsonl, features and the value model from model.toml. With DATA (see extract_debian.py) the baselines that need the
 training edges are measured as well, on the split that the seed gives. Writes metrics.json, and with --golden golden.json: answers
-of exact search in f32 that a server of the package must give.
+of exact search in f32 that a server of the package must give; the first of them also as warmup.jsonl, which it checks at each load.
 """
 import argparse
 import json
@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 import debian_data
 from debian_data import recall, top_k, without_history
 
-CANDIDATES, DEPTHS, GOLDEN_USERS = 2000, (20, 100, 1000), 40
+CANDIDATES, DEPTHS, GOLDEN_USERS, WARM_UP_USERS = 2000, (20, 100, 1000), 40, 5
 FUNCTIONS = {
     "min": np.minimum, "max": np.maximum, "clamp": np.clip, "log": np.log, "exp": np.exp, "sqrt": np.sqrt,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "if": np.where,
@@ -127,6 +127,13 @@ def golden_answer(package, request, answer):
     }
 
 
+def warm_up(golden):
+    """A line of warmup.jsonl: the request that a server must answer alike before it may serve the model."""
+    full = golden["full"]
+    request = {name: golden[name] for name in ("features", "exclude")} | {"k": len(full), "candidates": CANDIDATES, "exact": True}
+    return {"request": request, "ids": [item["id"] for item in full], "scores": [item["score"] for item in full], "tolerance": 0.005}
+
+
 def evaluate(folder, data=None, golden=False):
     """Metrics on heldout.jsonl; writes them, and the golden answers where asked."""
     package = Package(folder)
@@ -158,6 +165,8 @@ def evaluate(folder, data=None, golden=False):
         (package.folder / "metrics.json").write_text(json.dumps(report, indent=1) + "\n")
     if golden:
         (package.folder / "golden.json").write_text(json.dumps(golden_answers, separators=(",", ":")) + "\n")
+        lines = [json.dumps(warm_up(answer), separators=(",", ":")) + "\n" for answer in golden_answers[:WARM_UP_USERS]]
+        (package.folder / "warmup.jsonl").write_text("".join(lines))
     if gain <= 0:
         raise SystemExit("the full pass does not beat retrieval: the package is not fit to publish")
     return metrics

@@ -4,7 +4,7 @@
     python train_debian.py DATA OUT [--seed 1]
 
 DATA holds items.parquet, users.parquet and edges.parquet (see extract_debian.py). OUT receives model.toml, user.onnx, item.onnx,
-overarch.onnx, tables.safetensors, the vocabularies, items.parquet, heldout.jsonl, golden.json and metrics.json.
+overarch.onnx, tables.safetensors, the vocabularies, items.parquet, heldout.jsonl, golden.json, warmup.jsonl and metrics.json.
 
 A user is a source package, its history the binary packages it declares; the question is which others belong with them.
 1. Users are split into training, validation and test users (debian_data.py). Everything is chosen on validation users.

@@ -6,7 +6,7 @@
 //! model = "debian"            # without it, every model of the store
 //! refresh_ms = 1000           # how often the store is looked at for new versions
 //! follow = true               # the newest published version is activated by itself; else `:activate` does it
-//! memory_mb = 8192            # what versions may take together; without it 7/8 of what is free at the start
+//! memory_mb = 8192            # what versions may take together; 0: 7/8 of what is free at the start
 //! [tables]                    # where embedding tables lie; without it whole, in this host's memory
 //! plan = "plan.json"          # as `sterling plan --json` printed it
 //! topology = "machines.toml"  # or planned at each load: for these machines
@@ -15,8 +15,10 @@
 //! [engine]
 //! queue = 1024                # requests that may wait
 //! batch = 32                  # most requests that a worker takes together
-//! workers = 0                 # 0: one a core
+//! workers = 0                 # threads of passes, graphs included; 0: one a core
 //! timeout_ms = 1000           # of requests that name none
+//! dear_ms = 20                # requests that cost more leave one worker to the others
+//! memory_mb = 1024            # what requests may hold together until they are answered
 //! [http]
 //! connections = 0             # most that may be open; 0: as the descriptors allow, up to 16384
 //! header_ms = 10000           # from the first byte of a request to the end of its header
@@ -57,9 +59,9 @@ pub struct Config {
     pub refresh_ms: u64,
     /// True where the newest published version is activated by itself.
     pub follow: bool,
-    /// Megabytes (2^20 bytes) of memory that loaded versions may take together; most of what is free at the start where none
-    /// is given.
-    pub memory_mb: Option<u64>,
+    /// Megabytes (2^20 bytes) of memory that loaded versions may take together; 0: most of what is free at the
+    /// start.
+    pub memory_mb: u64,
     /// Where embedding tables lie.
     pub tables: PlacementOptions,
     /// Queue and workers.
@@ -76,7 +78,7 @@ impl Default for Config {
             model: None,
             refresh_ms: 1000,
             follow: true,
-            memory_mb: None,
+            memory_mb: 0,
             tables: PlacementOptions::default(),
             engine: engine::Options::default(),
             http: http::Options::default(),
@@ -265,6 +267,7 @@ mod tests {
             ("STERLING_STORE", "true"),
             ("STERLING_LISTEN", "[::1]:90"),
             ("STERLING_REFRESH_MS", "5"),
+            ("STERLING_MEMORY_MB", "512"),
             ("STERLING_ENGINE__QUEUE", "64"),
             ("STERLING_ENGINE__BATCH", "8"),
             ("STERLING_TABLES__PLAN", "1.5"),
@@ -272,7 +275,7 @@ mod tests {
         ]);
         let config = config.unwrap();
         assert_eq!((config.model.as_deref(), config.store.to_str()), (Some("123"), Some("true")));
-        assert_eq!((config.listen.to_string().as_str(), config.refresh_ms), ("[::1]:90", 5));
+        assert_eq!((config.listen.to_string().as_str(), config.refresh_ms, config.memory_mb), ("[::1]:90", 5, 512));
         assert_eq!((config.engine.queue, config.engine.batch, config.engine.workers), (64, 8, 0));
         assert_eq!(config.tables.plan.as_deref(), Some(Path::new("1.5")));
         assert_eq!(config.tables.remote, ["redis://a:1", "redis://b:2"]);

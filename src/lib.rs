@@ -40,3 +40,4 @@ pub mod tower;
 pub mod units;
 pub mod value;
 pub mod view;
+pub mod warmup;

@@ -1,4 +1,5 @@
-//! Every bound of the system in one place, with the relations that must hold between them checked when it compiles.
+//! The bounds of what a request, a model or a catalogue may ask for, with the relations that must hold between them checked
+//! when it compiles. What bounds one part alone stands in that part.
 
 use std::ops::RangeInclusive;
 

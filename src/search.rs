@@ -107,7 +107,7 @@ pub struct Scratch {
     alone: ivf::Scratch,
     /// Of queries that are searched together.
     selectors: Vec<Selector>,
-    batch: ivf::Batch,
+    batch: ivf::BatchScratch,
     words: filter::Scratch,
     candidates: Vec<(f32, Slot)>,
     slots: Vec<u32>,
@@ -125,7 +125,7 @@ impl Query<'_> {
     /// Candidates that are selected by int8 scores.
     fn room(&self, index: &ivf::Index) -> usize {
         match index.rows() {
-            ivf::Rows::None => self.k0,
+            ivf::WideRows::None => self.k0,
             _ => self.k0 + self.k0 / 4 + 64,
         }
     }
@@ -313,7 +313,7 @@ impl Catalogue<'_> {
     /// Scores candidates of int8 products by their wide rows, and keeps the best K0. Returns how many were scored.
     fn settle(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> u64 {
         let has_best_scores = query.exact || matches!(query.plan.route(), Route::Slots(_));
-        if has_best_scores || matches!(self.index.rows(), ivf::Rows::None) {
+        if has_best_scores || matches!(self.index.rows(), ivf::WideRows::None) {
             scratch.candidates.truncate(query.k0);
             return 0;
         }

@@ -62,6 +62,14 @@ impl View {
         self.main.index.items()
     }
 
+    /// Share of the model's items that a search of this view looks at: all of them, where nothing of the model is left out.
+    pub fn coverage(&self) -> f64 {
+        match self.main.manifest.items {
+            0 => 1.0,
+            items => self.items() as f64 / items as f64,
+        }
+    }
+
     /// Width of queries and items, D.
     pub fn dimension(&self) -> usize {
         self.main.index.dimension()

@@ -342,10 +342,10 @@ fn measure(
     seconds.sort_by(f64::total_cmp);
     let percentile = |p: f64| round(1e3 * seconds[((seconds.len() - 1) as f64 * p).round() as usize], 3);
     let kind = match index.rows() {
-        ivf::Rows::None => "int8",
-        ivf::Rows::Bf16(_) => "int8+bf16",
-        ivf::Rows::F16(_) => "int8+f16",
-        ivf::Rows::F32(_) => "int8+f32",
+        ivf::WideRows::None => "int8",
+        ivf::WideRows::Bf16(_) => "int8+bf16",
+        ivf::WideRows::F16(_) => "int8+f16",
+        ivf::WideRows::F32(_) => "int8+f32",
     };
     say(json!({
         "peer": "sterling", "kind": kind, "kernel": index.kernel(), "lists": index.lists(), "probes": run.probes, "k": run.k,

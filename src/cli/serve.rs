@@ -13,12 +13,14 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use super::output::say;
 use super::publish::existing;
 use crate::config::{Config, Flags, TableFlags};
+use crate::device::heap;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::http::{self, App, Stop};
-use crate::registry::{Options, Registry};
+use crate::registry::{self, Registry};
 use crate::snapshot::Placement;
 use crate::telemetry;
+use crate::warmup;
 
 /// Arguments of `sterling serve`.
 #[derive(Debug, clap::Args)]
@@ -74,20 +76,21 @@ impl Server {
     pub(super) fn bind(config: &Config) -> Result<Self> {
         telemetry::metrics();
         let placement = Placement::open(&config.tables)?;
-        let options = Options {
+        let options = registry::Options {
             only: config.model.clone(),
-            memory_bytes: config.memory_mb.map(|megabytes| megabytes.saturating_mul(1 << 20)),
+            memory_bytes: (config.memory_mb > 0).then(|| config.memory_mb.saturating_mul(1 << 20)),
             follow: config.follow,
-            ..Options::default()
+            ..registry::Options::default()
         };
         let store = existing(config.store.clone())?;
         if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {
             tracing::warn!("model `{model}` has no version in {} yet, waiting for one", config.store.display());
         }
-        let registry = Registry::new(store, placement, options);
+        let registry = Registry::new(store, placement, options).with_warm_up(Arc::new(warmup::check));
         let app = Arc::new(App::new(registry, Engine::start(Passes, &config.engine)?, &config.http));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
+            .on_thread_park(heap::give_back)
             .build()
             .map_err(|e| Error::io("the threads of the HTTP edge", e))?;
         let listener = runtime

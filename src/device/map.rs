@@ -1,8 +1,8 @@
 //! The bytes of whole files: mapped, where nobody may change them, else read.
 //!
 //! A map shows what the file holds at the moment of each look, and a look beyond the end of a file that has shrunk since ends
-//! the process. So only files that nobody changes are mapped, those of a store. Files of users, which a training job may
-//! be writing, are read, and refused where they changed meanwhile.
+//! the process. So only files of a store are mapped, and only while they are copied or looked at: what is served lies in memory
+//! of its own. Files of users, which a training job may be writing, are read, and refused where they changed meanwhile.
 
 use std::fs::File;
 use std::io::Read;

@@ -15,7 +15,7 @@ use super::shard::input::{self, FeatureBags, ShardedInput};
 use super::shard::output;
 use super::table::Table;
 use crate::device::cpu::Kernels;
-use crate::device::cpu::pool::{self, Bags, Pooled};
+use crate::device::cpu::pool::{self, BagSums, Bags};
 use crate::error::{Error, Result};
 
 /// How the rows of a bag become one.
@@ -178,10 +178,10 @@ impl StartedBags<'_> {
         let mut out = KeyedTensor::zeros(self.layout.clone(), self.examples);
         let (stride, layout) = (self.layout.width(), self.layout);
         self.started.pool_whole(|number, pool| {
-            pool(&mut Pooled { data: out.values_mut(), stride, column: layout.columns(number).start });
+            pool(&mut BagSums { data: out.values_mut(), stride, column: layout.columns(number).start });
         });
         let report = self.started.pool_cut(|number, assemble| {
-            assemble(&mut Pooled { data: out.values_mut(), stride, column: layout.columns(number).start });
+            assemble(&mut BagSums { data: out.values_mut(), stride, column: layout.columns(number).start });
         })?;
         Ok((out, report))
     }
@@ -234,10 +234,10 @@ impl EmbeddingCollection {
         let mut values: Vec<Vec<f32>> =
             features.iter().enumerate().map(|(number, f)| vec![0f32; f.values().len() * width(number)]).collect();
         started.pool_whole(|number, pool| {
-            pool(&mut Pooled { data: &mut values[number], stride: width(number), column: 0 });
+            pool(&mut BagSums { data: &mut values[number], stride: width(number), column: 0 });
         });
         let report = started.pool_cut(|number, assemble| {
-            assemble(&mut Pooled { data: &mut values[number], stride: width(number), column: 0 });
+            assemble(&mut BagSums { data: &mut values[number], stride: width(number), column: 0 });
         })?;
         let sequence = |(number, values): (usize, Vec<f32>)| {
             let feature = &features[number];
@@ -259,7 +259,7 @@ struct Started<'a> {
 }
 
 /// Writes the embeddings of one feature to their place.
-type Write<'a> = &'a mut dyn FnMut(&mut Pooled<'_>);
+type Write<'a> = &'a mut dyn FnMut(&mut BagSums<'_>);
 
 impl<'a> Started<'a> {
     fn new(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
-use super::Job;
+use super::backend::Job;
 use super::queue::{Ask, Queue, Refused};
 use super::ticket::{Ledger, closing};
 use crate::error::{Error, Kind};

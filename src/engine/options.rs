@@ -22,13 +22,13 @@ pub struct Options {
     /// Requests whose cost says that they take longer than this, in milliseconds, never hold all workers: one stays free
     /// for the others. With a single worker there is none to spare, and the others wait.
     pub dear_ms: u64,
-    /// Most memory that all requests may hold between them, from when they are taken in until they are answered, in MiB.
-    pub memory_mib: u64,
+    /// Most memory that all requests may hold between them, from when they are taken in until they are answered, in megabytes of 2^20 bytes.
+    pub memory_mb: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { queue: 1024, batch: 32, workers: 0, timeout_ms: 1000, dear_ms: 20, memory_mib: 1024 }
+        Options { queue: 1024, batch: 32, workers: 0, timeout_ms: 1000, dear_ms: 20, memory_mb: 1024 }
     }
 }
 
@@ -44,7 +44,7 @@ impl Options {
             ("workers", self.workers as u64, 0, 1024),
             ("timeout_ms", self.timeout_ms, 1, TIMEOUT_MS_MAX),
             ("dear_ms", self.dear_ms, 1, TIMEOUT_MS_MAX),
-            ("memory_mib", self.memory_mib, 1, 1 << 30),
+            ("memory_mb", self.memory_mb, 1, 1 << 30),
         ] {
             if value < least || value > most {
                 return Err(Error::invalid(format!("engine.{name}: got {value}, expected {least} to {most}")));

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Backend, Cost, Job};
+use super::backend::{Backend, Estimate, Job};
 use crate::error::Result;
 use crate::pass::{self, Batch, Cpu, Pass, Prepared};
 use crate::request::Answer;
@@ -24,9 +24,9 @@ impl Backend for Passes {
         Box::new(Cpu::new(Threads::new(1)))
     }
 
-    fn cost(&self, work: &Prepared) -> Cost {
+    fn cost(&self, work: &Prepared) -> Estimate {
         let cost = work.cost();
-        Cost { time: Duration::from_nanos(cost.work_ns as u64), memory_bytes: cost.memory_bytes as u64 }
+        Estimate { time: Duration::from_nanos(cost.work_ns as u64), memory_bytes: cost.memory_bytes as u64 }
     }
 
     fn group(&self, work: &Prepared) -> usize {
@@ -46,6 +46,10 @@ impl Backend for Passes {
 
     fn run(&self, worker: &mut Self::Worker, jobs: &mut [PassJob]) {
         worker.run(&Jobs(jobs));
+    }
+
+    fn rest(&self, worker: &mut Self::Worker) {
+        worker.rest();
     }
 }
 

@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
+use super::engine::FETCHERS;
 use super::*;
-use crate::error::Kind;
+use crate::error::{Kind, Result};
+use crate::request::Priority;
 
 /// Where work waits until a test opens it.
 #[derive(Default)]
@@ -86,6 +90,7 @@ struct Fake {
     fetched: Mutex<Vec<Vec<u32>>>,
     batches: Mutex<Vec<usize>>,
     workers_made: AtomicU32,
+    rests: AtomicU32,
 }
 
 impl Backend for Fake {
@@ -97,12 +102,16 @@ impl Backend for Fake {
         self.workers_made.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn cost(&self, work: &Work) -> Cost {
-        Cost { time: work.price, memory_bytes: work.bytes }
+    fn cost(&self, work: &Work) -> Estimate {
+        Estimate { time: work.price, memory_bytes: work.bytes }
     }
 
     fn group(&self, work: &Work) -> usize {
         work.group
+    }
+
+    fn rest(&self, (): &mut ()) {
+        self.rests.fetch_add(1, Ordering::SeqCst);
     }
 
     fn needs_fetch(&self, work: &Work) -> bool {
@@ -132,7 +141,7 @@ impl Backend for Fake {
 }
 
 fn engine(workers: usize) -> Engine<Fake> {
-    let options = Options { workers, memory_mib: 1, timeout_ms: 60_000, ..Options::default() };
+    let options = Options { workers, memory_mb: 1, timeout_ms: 60_000, ..Options::default() };
     Engine::start(Fake::default(), &options).unwrap()
 }
 
@@ -469,6 +478,15 @@ fn options_that_cannot_work_are_named() {
     assert!(wrong(Options { workers: 1025, ..Options::default() }).contains("engine.workers: got 1025"));
     assert!(wrong(Options { timeout_ms: 0, ..Options::default() }).contains("engine.timeout_ms: got 0"));
     assert!(wrong(Options { dear_ms: 0, ..Options::default() }).contains("engine.dear_ms: got 0"));
-    assert!(wrong(Options { memory_mib: 0, ..Options::default() }).contains("engine.memory_mib: got 0"));
+    assert!(wrong(Options { memory_mb: 0, ..Options::default() }).contains("engine.memory_mb: got 0"));
     assert!(Options::default().check().is_ok());
+}
+
+#[test]
+fn an_idle_worker_rests_once() {
+    let engine = engine(1);
+    let rests = || engine.backend().rests.load(Ordering::SeqCst);
+    until(|| rests() > 0);
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(rests(), 1, "nothing came in between");
 }

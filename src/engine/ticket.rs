@@ -73,6 +73,8 @@ pub struct Ticket<A> {
     ledger: Arc<Ledger>,
     arrived: Instant,
     deadline: Instant,
+    /// Where the request came in, so that lines of a worker name it.
+    span: tracing::Span,
 }
 
 #[derive(Debug)]
@@ -85,7 +87,16 @@ impl<A> Ticket<A> {
     pub(super) fn new(held: Held, arrived: Instant, deadline: Instant) -> (Self, oneshot::Receiver<Result<A>>) {
         let (reply, answer) = oneshot::channel();
         let ledger = held.ledger.clone();
-        (Ticket { open: Mutex::new(Some(Open { reply, _held: held })), ledger, arrived, deadline }, answer)
+        (
+            Ticket {
+                open: Mutex::new(Some(Open { reply, _held: held })),
+                ledger,
+                arrived,
+                deadline,
+                span: tracing::Span::current(),
+            },
+            answer,
+        )
     }
 
     /// When the answer is of no use any more.
@@ -111,6 +122,10 @@ impl<A> Ticket<A> {
 
     pub(super) fn is_answered(&self) -> bool {
         self.lock().is_none()
+    }
+
+    pub(super) fn span(&self) -> &tracing::Span {
+        &self.span
     }
 
     pub(super) fn arrived(&self) -> Instant {

@@ -3,14 +3,15 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+use super::backend::{Backend, Job, JobOf};
 use super::queue::{Entry, Taken};
-use super::{Backend, Job, JobOf, Shared};
+use super::shared::Shared;
 use crate::error::Error;
 
 /// Runs batches until the engine ends.
 pub(super) fn work<B: Backend>(shared: &Shared<B>, number: usize) {
     let mut worker = guarded(|| shared.backend.worker());
-    while let Some(batch) = next_batch(shared, number) {
+    while let Some(batch) = next_batch(shared, number, &mut worker) {
         let wanted = batch.into_iter().filter(|entry| entry.job.ticket.is_wanted());
         let (prices, mut jobs): (Vec<Duration>, Vec<_>) = wanted.map(|entry| (entry.ask.price, entry.job)).unzip();
         shared.meters.took(&jobs);
@@ -47,8 +48,12 @@ pub(super) fn fetch<B: Backend>(shared: &Shared<B>) {
 }
 
 /// Runs jobs together; where one of them breaks the run, each that is not answered yet runs alone, so that the one is
-/// all that fails.
+/// all that fails. What is logged of a job that runs alone carries the id of its request.
 fn each_that_breaks_alone<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut [Job<W, A>]) -> bool) {
+    let mut run = |jobs: &mut [Job<W, A>]| match jobs {
+        [job] => job.ticket.span().clone().in_scope(|| run(std::slice::from_mut(job))),
+        jobs => run(jobs),
+    };
     if jobs.is_empty() || run(jobs) {
         return;
     }
@@ -62,7 +67,12 @@ fn each_that_breaks_alone<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut
 }
 
 /// Waits for a batch; `None` where the engine ends.
-fn next_batch<B: Backend>(shared: &Shared<B>, number: usize) -> Option<Vec<Entry<JobOf<B>>>> {
+fn next_batch<B: Backend>(
+    shared: &Shared<B>,
+    number: usize,
+    worker: &mut Option<B::Worker>,
+) -> Option<Vec<Entry<JobOf<B>>>> {
+    let mut has_rested = false;
     loop {
         let mut queue = shared.lock();
         let Taken { batch, expired } = loop {
@@ -73,7 +83,22 @@ fn next_batch<B: Backend>(shared: &Shared<B>, number: usize) -> Option<Vec<Entry
             if shared.is_ending() {
                 return None;
             }
-            queue = shared.wait_for_work(queue);
+            if has_rested {
+                queue = shared.wait_for_work(queue);
+                continue;
+            }
+            let (woken, is_idle) = shared.wait_for_rest(queue);
+            queue = woken;
+            if is_idle {
+                drop(queue);
+                if let Some(state) = worker.as_mut()
+                    && guarded(|| shared.backend.rest(state)).is_none()
+                {
+                    *worker = None;
+                }
+                has_rested = true;
+                queue = shared.lock();
+            }
         };
         shared.publish(&queue);
         drop(queue);
@@ -110,5 +135,42 @@ fn guarded<T>(f: impl FnOnce() -> T) -> Option<T> {
             tracing::error!(panic = what.unwrap_or("no message"), "a request broke the pass");
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::engine::ticket::{Ledger, Ticket};
+
+    #[test]
+    fn what_is_logged_of_a_job_that_breaks_names_its_request() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let log = Arc::new(file.reopen().unwrap());
+        let subscriber = tracing_subscriber::fmt().with_writer(log).with_ansi(false).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            let job = |n: usize| {
+                let _span = tracing::info_span!("request", id = format!("number-{n}")).entered();
+                let held = Ledger::new(1).hold(0, false).unwrap();
+                let later = Instant::now() + Duration::from_secs(60);
+                let (ticket, answer) = Ticket::<()>::new(held, Instant::now(), later);
+                (Job { work: n, ticket }, answer)
+            };
+            for count in [1, 3] {
+                let (mut jobs, _answers): (Vec<_>, Vec<_>) = (0..count).map(job).unzip();
+                let run = |jobs: &mut [Job<usize, ()>]| {
+                    guarded(|| assert!(jobs.iter().all(|job| job.work != 0), "not this one")).is_some()
+                };
+                each_that_breaks_alone(&mut jobs, run);
+            }
+        });
+        let log = std::fs::read_to_string(file.path()).unwrap();
+        let lines: Vec<&str> = log.lines().filter(|line| line.contains("broke the pass")).collect();
+        assert_eq!(lines.len(), 3, "alone, together, and then alone: {log}");
+        assert_eq!(lines.iter().filter(|line| line.contains("number-0")).count(), 2, "{log}");
+        assert!(!log.contains("number-1") && !log.contains("number-2"), "{log}");
     }
 }

@@ -21,6 +21,8 @@ use crate::units::{ListId, Slot};
 /// a nanosecond for a hundred items, walking about fifty for each.
 const POSTING_WALK_SHARE_MAX: f64 = 0.005;
 const POSTING_WALK_MIN: usize = 256;
+/// Nanoseconds of asking one item one question.
+const QUESTION_NS: f64 = 5.0;
 /// Lists that are asked for one after another are evaluated so many words ahead; a run of the stack is then 4 KiB.
 const AHEAD_WORDS: usize = 512;
 /// Lists in a row after which the next ones are expected to follow.
@@ -127,6 +129,16 @@ impl Plan {
     /// True where [`Plan::words`] is the truth and not only an upper bound.
     pub fn is_exact(&self) -> bool {
         self.program.is_exact()
+    }
+
+    /// What [`Plan::words`] is thought to take, in nanoseconds of one core for each item.
+    pub fn words_ns(&self) -> f64 {
+        self.program.item_ns()
+    }
+
+    /// What [`Plan::passes`] is thought to take, in nanoseconds of one core.
+    pub fn passes_ns(&self) -> f64 {
+        questions(&self.root) as f64 * QUESTION_NS
     }
 
     /// True where the item in the slot satisfies the filter.
@@ -237,6 +249,16 @@ fn compared(number: usize, comparison: &Comparison, columns: &Columns, index: &I
             let held = sampled.clone().filter(|&s| column.compares(comparison, Slot(s))).count();
             held as f64 / sampled.count().max(1) as f64 * index.items() as f64
         }
+    }
+}
+
+/// How many questions a filter may ask one item.
+fn questions(node: &Node) -> usize {
+    match node {
+        Node::All | Node::Nothing => 0,
+        Node::Literal { question: Question::Terms { terms, .. }, .. } => terms.len(),
+        Node::Literal { question: Question::Compares { .. }, .. } => 1,
+        Node::And(parts) | Node::Or(parts) => parts.iter().map(questions).sum(),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Answers: JSON with the headers that every call carries, and problems.
 
+use std::convert::Infallible;
+
 use axum::body::{Body, Bytes};
 use axum::http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use axum::http::{HeaderName, StatusCode};
@@ -8,6 +10,7 @@ use futures_util::stream;
 use serde::Serialize;
 
 use super::wire::{Problem, Reply, Step};
+use crate::device::heap;
 use crate::error::{Error, Kind};
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -104,15 +107,22 @@ pub fn json(body: &impl Serialize) -> Response {
     axum::Json(body).into_response()
 }
 
+/// A reply of more items held memory that few others need.
+const LARGE_REPLY_ITEMS: usize = 20_000;
+
 /// 200 with a reply of items: whole where it is small, in pieces that are written as the client reads them where it is not.
 pub fn reply(mut reply: Reply, timing: Timing) -> Response {
+    let is_large = reply.len() > LARGE_REPLY_ITEMS;
     let first = reply.next().unwrap_or_default();
     let body = if reply.is_done() {
         Body::from(first)
     } else {
-        let pieces =
-            std::iter::once(first).chain(reply).map(|piece| Ok::<_, std::convert::Infallible>(Bytes::from(piece)));
-        Body::from_stream(stream::iter(pieces))
+        let pieces = std::iter::once(first).chain(reply).map(|piece| Ok::<_, Infallible>(Bytes::from(piece)));
+        let end = std::iter::from_fn(move || {
+            is_large.then(heap::announce);
+            None
+        });
+        Body::from_stream(stream::iter(pieces.chain(end)))
     };
     let mut response = ([(CONTENT_TYPE, JSON)], body).into_response();
     response.extensions_mut().insert(timing);

@@ -11,17 +11,16 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
 use serde::de::DeserializeOwned;
 
-use super::App;
 use super::answer::{Refusal, Timing, json, problem, reply};
-use super::openapi::{RetrieveOneOrMany, RetrievedOneOrMany};
+use super::app::App;
 use super::wire::{
-    self, EmbedRequest, EmbedResponse, Entry, ModelInfo, ModelList, Problem, RankRequest, Reply, Retrievals,
-    RetrieveResponse, Served, Terms, VersionInfo, VersionList,
+    self, EmbedRequest, EmbedResponse, Entry, LabelList, LabelRequest, ModelInfo, ModelList, Problem, RankRequest,
+    Reply, Retrievals, RetrieveOneOrMany, RetrieveResponse, RetrievedOneOrMany, Served, VersionInfo, VersionList,
 };
-use crate::engine;
+use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
 use crate::pass::{self, Cost, Prepared};
-use crate::registry::{Loaded, VersionState, Which};
+use crate::registry::{Loaded, Registry, VersionState, Which};
 use crate::request::{Answer, Request as Ask, Retrieve};
 
 type Outcome = Result<Response, Refusal>;
@@ -66,11 +65,30 @@ pub async fn version_call(
     match (verb, request.method()) {
         ("", &Method::GET | &Method::HEAD) if !call.ends_with(':') => self::version(&app, &model, version),
         ("", other) if !call.ends_with(':') => Err(Refusal::method(other, GET)),
-        ("activate", &Method::POST) => activate(app, model, version).await,
-        ("activate", other) => Err(Refusal::method(other, "POST")),
+        ("load", &Method::POST) => load(&app, model, version).await,
+        ("activate", &Method::POST) => activate(&app, model, version).await,
+        ("unload", &Method::POST) => unload(&app, model, version).await,
+        ("load" | "activate" | "unload", other) => Err(Refusal::method(other, "POST")),
         _ => {
             check_verb(verb, request.method())?;
             dispatch(&app, app.registry.get(&model, Which::Version(version))?, verb, request).await
+        }
+    }
+}
+
+/// `/v1/models/{model}/labels/{label}` and `/v1/models/{model}/labels/{label}:{verb}`
+pub async fn label_call(
+    State(app): State<Arc<App>>,
+    Names((model, call)): Names<(String, String)>,
+    request: Request,
+) -> Outcome {
+    match (call.rsplit_once(':'), request.method()) {
+        (None, &Method::PUT) => put_label(&app, model, call, request).await,
+        (None, &Method::DELETE) => delete_label(&app, model, call).await,
+        (None, other) => Err(Refusal::method(other, "PUT, DELETE")),
+        (Some((label, verb)), method) => {
+            check_verb(verb, method)?;
+            dispatch(&app, app.registry.get(&model, Which::Label(label))?, verb, request).await
         }
     }
 }
@@ -145,8 +163,8 @@ async fn items(app: &App, model: &Loaded, prepared: Prepared, terms: Terms) -> R
     Entry::items(answer, tasks, &main.columns, &columns)
 }
 
-async fn submit(app: &App, prepared: Prepared, Terms { timeout, priority }: Terms) -> Result<Answer> {
-    app.engine.submit(prepared, engine::Terms { timeout, priority }).await
+async fn submit(app: &App, prepared: Prepared, terms: Terms) -> Result<Answer> {
+    app.engine.submit(prepared, terms).await
 }
 
 fn one(model: &Loaded, entry: Entry) -> Response {
@@ -155,7 +173,12 @@ fn one(model: &Loaded, entry: Entry) -> Response {
 }
 
 fn served(model: &Loaded) -> Served {
-    Served { model: model.name().into(), version: model.version(), digest: model.digest().into(), coverage: 1.0 }
+    Served {
+        model: model.name().into(),
+        version: model.version(),
+        digest: model.digest().into(),
+        coverage: model.view().coverage(),
+    }
 }
 
 /// Score the items that the request names.
@@ -182,30 +205,88 @@ async fn embed(app: &App, model: Arc<Loaded>, body: &[u8]) -> Outcome {
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:activate", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn activate(app: Arc<App>, model: String, version: u64) -> Outcome {
-    // Loading reads a whole snapshot: not on a thread that answers others.
-    let span = tracing::Span::current();
-    let loaded = tokio::task::spawn_blocking(move || span.in_scope(|| app.registry.activate(&model, version)))
-        .await
-        .map_err(|e| Error::internal(format!("activation: {e}")))??;
-    Ok(json(&info(&loaded)))
+async fn activate(app: &Arc<App>, model: String, version: u64) -> Outcome {
+    let loaded = manage(app, move |registry| registry.activate(&model, version)).await?;
+    Ok(json(&info(app, &loaded)))
 }
 
-fn info(model: &Loaded) -> ModelInfo {
-    wire::model_info(model.view().main())
+/// Load a published version beside those in memory, and keep it there: for pins, labels and a quick activation.
+#[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:load", tag = "models",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
+    responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
+async fn load(app: &Arc<App>, model: String, version: u64) -> Outcome {
+    let loaded = manage(app, move |registry| registry.load(&model, version)).await?;
+    Ok(json(&info(app, &loaded)))
+}
+
+/// Take a version out of memory that is neither active nor labelled.
+#[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:unload", tag = "models",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
+    responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
+async fn unload(app: &Arc<App>, model: String, version: u64) -> Outcome {
+    let states = manage(app, move |registry| {
+        registry.unload(&model, version)?;
+        Ok((registry.versions(&model)?, model))
+    });
+    let (states, model) = states.await?;
+    Ok(json(&version_list(model, states)))
+}
+
+/// Let a label point to a version in memory.
+#[utoipa::path(put, path = "/v1/models/{model}/labels/{label}", tag = "models", params(("model" = String, Path, description = "The model's name"),
+        ("label" = String, Path, description = "1 to 128 letters, digits, `_`, `-` or `.`, not starting with `.`")),
+    request_body = LabelRequest,
+    responses((status = 200, body = LabelList), (status = "default", body = Problem, content_type = "application/problem+json")))]
+async fn put_label(app: &Arc<App>, model: String, label: String, request: Request) -> Outcome {
+    let body = app.bodies.read(request).await?;
+    let LabelRequest { version } = wire::object(&body)?;
+    let labels = manage(app, move |registry| {
+        registry.label(&model, &label, version)?;
+        Ok(LabelList { labels: registry.labels(&model)?, model })
+    });
+    Ok(json(&labels.await?))
+}
+
+/// Take a label away.
+#[utoipa::path(delete, path = "/v1/models/{model}/labels/{label}", tag = "models",
+    params(("model" = String, Path, description = "The model's name"), ("label" = String, Path)),
+    responses((status = 200, body = LabelList), (status = "default", body = Problem, content_type = "application/problem+json")))]
+async fn delete_label(app: &Arc<App>, model: String, label: String) -> Outcome {
+    let labels = manage(app, move |registry| {
+        registry.unlabel(&model, &label)?;
+        Ok(LabelList { labels: registry.labels(&model)?, model })
+    });
+    Ok(json(&labels.await?))
+}
+
+/// Changes what is in memory on a thread that answers nobody else: a load reads a whole snapshot, and what goes out of memory
+/// takes its time too.
+async fn manage<T: Send + 'static>(
+    app: &Arc<App>,
+    change: impl FnOnce(&Registry) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let (span, registry) = (tracing::Span::current(), app.registry.clone());
+    let changed = tokio::task::spawn_blocking(move || span.in_scope(|| change(&registry)));
+    changed.await.map_err(|e| Error::internal(format!("a change of the registry: {e}")))?
+}
+
+fn info(app: &App, model: &Loaded) -> ModelInfo {
+    let labels = app.registry.labels(model.name()).unwrap_or_default();
+    let labels = labels.into_iter().filter(|(_, version)| *version == model.version()).map(|(label, _)| label);
+    ModelInfo { labels: labels.collect(), memory_bytes: model.memory_bytes(), ..wire::model_info(model.view().main()) }
 }
 
 /// The models that are served.
 #[utoipa::path(get, path = "/v1/models", tag = "models", responses((status = 200, body = ModelList)))]
 pub async fn models(State(app): State<Arc<App>>) -> Response {
-    json(&ModelList { models: app.registry.list().iter().map(|model| info(model)).collect() })
+    json(&ModelList { models: app.registry.list().iter().map(|model| info(&app, model)).collect() })
 }
 
 /// The version of a model that answers.
 #[utoipa::path(get, path = "/v1/models/{model}", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 fn model(app: &App, model: &str) -> Outcome {
-    Ok(json(&info(&*app.registry.get(model, Which::Active)?)))
+    Ok(json(&info(app, &*app.registry.get(model, Which::Active)?)))
 }
 
 /// A version of a model that is in memory.
@@ -213,21 +294,37 @@ fn model(app: &App, model: &str) -> Outcome {
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 fn version(app: &App, model: &str, version: u64) -> Outcome {
-    Ok(json(&info(&*app.registry.get(model, Which::Version(version))?)))
+    Ok(json(&info(app, &*app.registry.get(model, Which::Version(version))?)))
 }
 
 /// The published versions of a model.
 #[utoipa::path(get, path = "/v1/models/{model}/versions", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn versions(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    let states = app.registry.versions(&model)?;
+    Ok(json(&version_list(model, states)))
+}
+
+fn version_list(model: String, states: Vec<VersionState>) -> VersionList {
     let told = |v: VersionState| VersionInfo {
         version: v.version,
+        published: v.published,
         active: v.active,
         loaded: v.loaded,
+        labels: v.labels,
+        digest: v.digest,
+        attempts: v.refused.as_ref().map(|refused| refused.attempts),
+        retry_in_ms: v.refused.as_ref().and_then(|refused| Some(refused.retry_in?.as_millis() as u64)),
         refused: v.refused.map(|refused| wire::without_places(&refused.reason)),
     };
-    let versions = app.registry.versions(&model)?.into_iter().map(told).collect();
-    Ok(json(&VersionList { model, versions }))
+    VersionList { model, versions: states.into_iter().map(told).collect() }
+}
+
+/// The labels of a model.
+#[utoipa::path(get, path = "/v1/models/{model}/labels", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = LabelList), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn labels(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    Ok(json(&LabelList { labels: app.registry.labels(&model)?, model }))
 }
 
 /// The process answers.
@@ -236,14 +333,11 @@ pub async fn live() -> &'static str {
     "ok\n"
 }
 
-/// A model is loaded and the server is not shutting down.
+/// A model is loaded and the server is not shutting down; where not, why.
 #[utoipa::path(get, path = "/readyz", tag = "health", responses((status = 200, body = String), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn ready(State(app): State<Arc<App>>) -> Result<&'static str, Refusal> {
-    if app.is_ready() {
-        Ok("ok\n")
-    } else {
-        Err(Error::not_ready("no model is loaded, or the server is shutting down").into())
-    }
+    app.ready()?;
+    Ok("ok\n")
 }
 
 /// Metrics in Prometheus' text format.
@@ -251,12 +345,6 @@ pub async fn ready(State(app): State<Arc<App>>) -> Result<&'static str, Refusal>
 pub async fn metrics() -> Response {
     let text = crate::telemetry::metrics().render();
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
-}
-
-/// This API as OpenAPI 3.1.
-#[utoipa::path(get, path = "/openapi.json", tag = "health", responses((status = 200, body = Object)))]
-pub async fn openapi() -> Response {
-    json(&super::openapi())
 }
 
 /// A page to try requests on.

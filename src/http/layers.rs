@@ -13,8 +13,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Instrument as _;
 
-use super::App;
 use super::answer::{Refusal, Timing};
+use super::app::App;
 use crate::error::Error;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -85,7 +85,7 @@ fn status_label(status: u16) -> &'static str {
 /// The label of a call: from a fixed list, so that no caller can make metrics grow.
 fn call_of(request: &Request) -> &'static str {
     let path = request.uri().path();
-    for verb in ["retrieve", "rank", "embed", "activate"] {
+    for verb in ["retrieve", "rank", "embed", "activate", "load", "unload"] {
         if path.strip_suffix(verb).is_some_and(|rest| rest.ends_with(':')) {
             return verb;
         }
@@ -95,6 +95,8 @@ fn call_of(request: &Request) -> &'static str {
         Some("/v1/models/{model}") => "model",
         Some("/v1/models/{model}/versions") => "versions",
         Some("/v1/models/{model}/versions/{version}") => "version",
+        Some("/v1/models/{model}/labels") => "labels",
+        Some("/v1/models/{model}/labels/{label}") => "label",
         Some("/metrics") => "metrics",
         Some("/livez" | "/readyz") => "health",
         _ => "other",

@@ -1,37 +1,12 @@
 //! The OpenAPI document, made from the types of [`super::wire`]. A golden file holds it, so that a change is seen.
 
+use axum::response::Response;
 use utoipa::OpenApi as _;
 use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
 use utoipa::openapi::{KnownFormat, ObjectBuilder, Required, SchemaFormat, Type};
 
+use super::answer::json;
 use super::calls;
-use super::wire::{BatchResponse, RetrieveRequest, RetrieveResponse};
-
-/// The body of a retrieval.
-#[derive(utoipa::ToSchema, serde::Deserialize)]
-#[serde(untagged)]
-#[expect(dead_code, reason = "a schema of the document, never a value: `wire::retrievals` reads both forms")]
-pub enum RetrieveOneOrMany {
-    /// One request.
-    One(Box<RetrieveRequest>),
-    /// A list of them.
-    Many {
-        /// Each answered by itself, in this order.
-        #[schema(min_items = 1, max_items = 1024)]
-        requests: Vec<RetrieveRequest>,
-    },
-}
-
-/// The answer to a retrieval.
-#[derive(utoipa::ToSchema, serde::Serialize)]
-#[serde(untagged)]
-#[expect(dead_code, reason = "a schema of the document, never a value")]
-pub enum RetrievedOneOrMany {
-    /// To one request.
-    One(RetrieveResponse),
-    /// To a list of them.
-    Many(BatchResponse),
-}
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -44,42 +19,57 @@ pub enum RetrievedOneOrMany {
         calls::model,
         calls::versions,
         calls::version,
+        calls::load,
         calls::activate,
+        calls::unload,
+        calls::labels,
+        calls::put_label,
+        calls::delete_label,
         calls::live,
         calls::ready,
         calls::metrics,
-        calls::openapi,
+        openapi,
         calls::console
     )
 )]
 struct Document;
+
+/// This API as OpenAPI 3.1.
+#[utoipa::path(get, path = "/openapi.json", tag = "health", responses((status = 200, body = Object)))]
+pub async fn openapi() -> Response {
+    json(&document())
+}
 
 /// The document.
 pub fn document() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
     for verb in ["retrieve", "rank", "embed"] {
         let item = document.paths.paths.get(&format!("/v1/models/{{model}}:{verb}"));
-        let Some(mut item) = item.cloned() else { continue };
-        item.post = item.post.map(|call| pinned(call, verb));
-        document.paths.paths.insert(format!("/v1/models/{{model}}/versions/{{version}}:{verb}"), item);
+        let Some(item) = item.cloned() else { continue };
+        let number = ObjectBuilder::new()
+            .schema_type(Type::Integer)
+            .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)))
+            .minimum(Some(0));
+        let text = ObjectBuilder::new().schema_type(Type::String);
+        for (folder, pin, schema, said) in [
+            ("versions", "version", number, "This version of the model answers."),
+            ("labels", "label", text, "The version that the label points to answers."),
+        ] {
+            let mut item = item.clone();
+            item.post = item.post.map(|call| pinned(call, verb, pin, schema, said));
+            document.paths.paths.insert(format!("/v1/models/{{model}}/{folder}/{{{pin}}}:{verb}"), item);
+        }
     }
     document
 }
 
 /// The same call to a version that is in memory, whichever answers other requests.
-fn pinned(mut call: Operation, verb: &str) -> Operation {
-    let number = ObjectBuilder::new()
-        .schema_type(Type::Integer)
-        .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)))
-        .minimum(Some(0));
-    let version = ParameterBuilder::new()
-        .name("version")
-        .parameter_in(ParameterIn::Path)
-        .required(Required::True)
-        .schema(Some(number));
-    call.parameters.get_or_insert_default().push(version.build().into());
-    call.operation_id = Some(format!("{verb}_version"));
-    call.summary = call.summary.map(|summary| format!("{} This version of the model answers.", summary));
+fn pinned(mut call: Operation, verb: &str, pin: &str, schema: ObjectBuilder, said: &str) -> Operation {
+    let pin_in_path =
+        ParameterBuilder::new().name(pin).parameter_in(ParameterIn::Path).required(Required::True).schema(Some(schema));
+    call.parameters.get_or_insert_default().push(pin_in_path.build().into());
+    call.operation_id = Some(format!("{verb}_{pin}"));
+    call.summary = call.summary.map(|summary| format!("{summary} {said}"));
     call
 }
 

@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
 
-use super::App;
+use super::app::App;
 use super::connections::{Answered, Connections, Open, Socket};
 use super::options::Options;
 use crate::error::{Error, Result};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Dense, EMBEDDING, ID, Items};
+use super::catalogue::{Dense, EMBEDDING, ID, Items};
 use crate::columns::{ItemColumn, ItemValues};
 use crate::error::{Error, Result};
 

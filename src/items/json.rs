@@ -6,8 +6,8 @@ use std::io::{BufRead, ErrorKind};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::EMBEDDING;
 use super::builder::{Builder, Cell};
+use super::catalogue::EMBEDDING;
 use crate::error::{Error, Result};
 
 #[derive(serde::Deserialize)]

@@ -24,7 +24,7 @@ use arrow::util::display::array_value_to_string;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 
 use super::builder::{Builder, Cell};
-use super::{EMBEDDING, ID};
+use super::catalogue::{EMBEDDING, ID};
 use crate::error::{Error, Result};
 
 const BATCH_ROWS: usize = 8192;

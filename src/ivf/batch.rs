@@ -44,7 +44,7 @@ impl<'a> Search<'a> {
 
 /// Memory of batch searches, kept between calls.
 #[derive(Debug, Default)]
-pub struct Batch {
+pub struct BatchScratch {
     queries: Vec<Quantized>,
     coarse: Vec<Selector>,
     /// Of the queries that are searched alone, and of lists that have penalties.
@@ -54,7 +54,7 @@ pub struct Batch {
     of_list: Vec<usize>,
 }
 
-impl Batch {
+impl BatchScratch {
     /// Makes room for `count` queries.
     fn make_room(&mut self, count: usize) {
         if self.queries.len() < count {
@@ -71,23 +71,23 @@ impl Index {
     }
 
     /// Searches the best lists of each query. What each finds is what [`Index::search`] finds without words.
-    pub fn search_batch(&self, searches: &mut [Search<'_>], batch: &mut Batch) {
+    pub fn search_batch(&self, searches: &mut [Search<'_>], batch: &mut BatchScratch) {
         let probes: usize = searches.iter().map(|s| s.probes.clamp(1, self.lists())).sum();
         if searches.len() > 1 && self.shares_lists(probes) {
             return self.search_by_lists(searches, batch);
         }
         for Search { vector, probes, selector, counters } in searches {
-            let probing = Probing::first(*probes, *probes);
+            let probing = Probing::of(*probes, *probes);
             let k0 = selector.k();
             *counters = self.search(vector, probing, None, selector, k0, &mut batch.search);
         }
     }
 
-    fn search_by_lists(&self, searches: &mut [Search<'_>], batch: &mut Batch) {
+    fn search_by_lists(&self, searches: &mut [Search<'_>], batch: &mut BatchScratch) {
         let start = Instant::now();
         let count = searches.len();
         batch.make_room(count);
-        let Batch { queries, coarse, search, pairs, of_list } = batch;
+        let BatchScratch { queries, coarse, search, pairs, of_list } = batch;
         for ((one, query), coarse) in searches.iter().zip(&mut *queries).zip(&mut *coarse) {
             self.quantize(one.vector, query);
             coarse.reset(one.probes.clamp(1, self.lists()));

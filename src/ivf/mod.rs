@@ -22,10 +22,10 @@ mod quantize;
 mod search;
 mod view;
 
-pub use batch::{Batch, Search};
+pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, Options, Rescore, build, from_lists, steps};
 pub use search::{Counters, Probing, Scratch, Words};
-pub use view::{Index, Rows};
+pub use view::{Index, WideRows};
 
 #[cfg(test)]
 mod tests;

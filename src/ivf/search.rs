@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::quantize::Quantized;
-use super::view::{Index, Rows};
+use super::view::{Index, WideRows};
 use crate::device::cpu::kernels::{BLOCK, Blocks, Pick, Staging};
 use crate::topk::{self, Selector, unkey};
 use crate::units::{ListId, Slot};
@@ -51,8 +51,26 @@ pub struct Probing {
 
 impl Probing {
     /// So many lists, of which nothing was measured, and at most these with a filter that lets all pass.
-    pub fn first(probes: usize, probes_max: usize) -> Self {
+    pub fn of(probes: usize, probes_max: usize) -> Self {
         Probing { probes, probes_max, pass_rate: 1.0, recall: None }
+    }
+}
+
+impl Probing {
+    /// About how many of so many lists a search with words looks at.
+    pub fn lists(&self, lists: usize) -> usize {
+        let probes = self.probes.clamp(1, lists);
+        let most = self.probes_max.clamp(probes, lists);
+        match self.recall {
+            Some(_) => probes,
+            None if most == lists && self.pass_rate <= SCAN_ALL_PASS_RATE => lists,
+            None => self.first(probes, most),
+        }
+    }
+
+    /// As many lists as would hold the survivors of `probes` whole ones is where probing on begins to be judged.
+    fn first(&self, probes: usize, most: usize) -> usize {
+        ((probes as f64 / self.pass_rate.max(1e-6).sqrt()) as usize).clamp(probes, most)
     }
 }
 
@@ -216,18 +234,18 @@ impl Index {
     fn search_on(
         &self,
         vector: &[f32],
-        Probing { probes, probes_max, pass_rate, .. }: Probing,
+        probing: Probing,
         words: Words<'_>,
         selector: &mut Selector,
         k0: usize,
         scratch: &mut Scratch,
     ) -> Counters {
+        let Probing { probes, probes_max, .. } = probing;
         let mut counters = Counters::default();
         let start = Instant::now();
         self.score_lists(vector, scratch);
         counters.probe_time = start.elapsed();
-        // As many lists as would hold the survivors of `probes` whole ones is where probing on begins to be judged.
-        let first = ((probes as f64 / pass_rate.max(1e-6).sqrt()) as usize).clamp(probes, probes_max);
+        let first = probing.first(probes, probes_max);
         let mut done = 0;
         let mut chunk = first;
         while done < probes_max {
@@ -385,7 +403,7 @@ impl Index {
         counters.survivors += survivors;
         let blocks = scratch.words.iter().map(|&w| u64::from(blocks_of(w))).sum::<u64>() * self.block_bytes();
         let rows = survivors * self.row_bytes();
-        if matches!(self.rows, Rows::None) || rows * ROW_COST > blocks {
+        if matches!(self.rows, WideRows::None) || rows * ROW_COST > blocks {
             counters.bytes += blocks;
             for (n, &word) in scratch.words.iter().enumerate() {
                 let mut left = word;
@@ -460,9 +478,9 @@ impl Index {
     /// Bytes of the widest row that is kept of an item.
     pub fn row_bytes(&self) -> u64 {
         let width = match &self.rows {
-            Rows::None => 1,
-            Rows::Bf16(_) | Rows::F16(_) => 2,
-            Rows::F32(_) => 4,
+            WideRows::None => 1,
+            WideRows::Bf16(_) | WideRows::F16(_) => 2,
+            WideRows::F32(_) => 4,
         };
         (self.dimension * width) as u64
     }

@@ -92,7 +92,7 @@ fn all_lists_with_rescoring_are_exact_search() {
             for query in queries.chunks_exact(dimension) {
                 let (mut wide, mut exact, mut scratch) = (Selector::new(), Selector::new(), Scratch::default());
                 wide.reset(300);
-                let probing = Probing::first(index.lists(), index.lists());
+                let probing = Probing::of(index.lists(), index.lists());
                 let counters = index.search(query, probing, None, &mut wide, 300, &mut scratch);
                 assert_eq!((counters.items, counters.survivors), (1500, 1500));
                 let candidates = found(&mut wide);
@@ -154,7 +154,7 @@ fn filters_cost_no_recall_with(rescore: Rescore) {
                     out[bit as usize / 64] |= u64::from(passes) << (bit % 64);
                 }
             };
-            let probing = Probing { pass_rate: 1.0 / pass as f64, ..Probing::first(10, 200) };
+            let probing = Probing { pass_rate: 1.0 / pass as f64, ..Probing::of(10, 200) };
             index.search(query, probing, Some(&mut words), &mut filtered, 50, &mut scratch);
             let got = found(&mut filtered);
             assert!(got.iter().all(|s| eligible(s.0)), "an item that does not pass was returned");
@@ -178,7 +178,7 @@ fn a_batch_finds_what_each_of_its_queries_finds() {
 }
 
 fn a_batch_finds_it_in(index: &Index) {
-    let mut batch = Batch::default();
+    let mut batch = BatchScratch::default();
     for (count, probes, k) in
         [(1, 1, 10), (3, 5, 1), (37, 9, 300), (64, 280, 6000), (5, 1000, 50), (1, 270, 300), (2, 400, 7000)]
     {
@@ -198,7 +198,7 @@ fn a_batch_finds_it_in(index: &Index) {
             for (n, selector) in selectors.iter_mut().enumerate() {
                 let (mut one, mut scratch) = (Selector::new(), Scratch::default());
                 one.reset(k);
-                let probing = Probing::first(probes, probes);
+                let probing = Probing::of(probes, probes);
                 let alone = index.search(queries.row(n), probing, None, &mut one, k, &mut scratch);
                 assert_eq!(selector.finish(), one.finish(), "{} {n} of {count}, {probes} probes", kernels.name());
                 let of = |c: &Counters| (c.lists, c.items, c.survivors, c.bytes);
@@ -232,7 +232,7 @@ fn given_lists_are_kept_and_probed_in_the_order_of_their_metric() {
             product(rows.row(query), list) - half
         };
         assert!(found.iter().zip(&expected).all(|(&a, &b)| (score(a) - score(b)).abs() < 0.07), "{nearest} {query}");
-        let (mut few, probing) = (Selector::new(), Probing::first(3, 3));
+        let (mut few, probing) = (Selector::new(), Probing::of(3, 3));
         few.reset(900);
         let counters = index.search(rows.row(query), probing, None, &mut few, 900, &mut scratch);
         let items = found[..3].iter().map(|&l| u64::from(index.list_lengths()[l as usize])).sum::<u64>();
@@ -316,7 +316,7 @@ fn searches_allocate_nothing_once_they_are_warm() {
     let queries = Matrix::new(&queries, 32).unwrap();
     for rescore in [Rescore::None, Rescore::F16] {
         let (_, index) = opened(rows, &Options { lists: 200, rescore, ..Options::default() });
-        let (mut scratch, mut batch) = (Scratch::default(), Batch::default());
+        let (mut scratch, mut batch) = (Scratch::default(), BatchScratch::default());
         let mut selectors: [Selector; 40] = std::array::from_fn(|_| Selector::new());
         let slots: Vec<Slot> = (0..3000).map(Slot).collect();
         let mut pass = || {
@@ -324,7 +324,7 @@ fn searches_allocate_nothing_once_they_are_warm() {
                 for (n, selector) in selectors.iter_mut().enumerate() {
                     let query = queries.row(n);
                     selector.reset(300);
-                    let probing = Probing::first(probes, 200);
+                    let probing = Probing::of(probes, 200);
                     index.search(query, probing, None, selector, 300, &mut scratch);
                     selector.finish();
                     for halvings in [1, 5, 9] {
@@ -390,7 +390,7 @@ fn odd_catalogues_are_built() {
         let mut selector = Selector::new();
         selector.reset(1000);
         let query = vec![1.0; dimension];
-        let probing = Probing::first(1000, 1000);
+        let probing = Probing::of(1000, 1000);
         index.search(&query, probing, None, &mut selector, 1000, &mut Scratch::default());
         assert_eq!(selector.finish().len(), rows.rows(), "k beyond the items returns them all");
     }
@@ -410,7 +410,7 @@ fn scores_are_finite_for_everything_that_is_let_in() {
             index.check_query(&query).unwrap();
             let mut selector = Selector::new();
             selector.reset(3);
-            let probing = Probing::first(1, 1);
+            let probing = Probing::of(1, 1);
             index.search(&query, probing, None, &mut selector, 3, &mut Scratch::default());
             let found: Vec<_> = selector.finish().iter().map(|&key| unkey(key)).collect();
             assert_eq!(found.len(), 3, "{rescore:?}");
@@ -444,9 +444,9 @@ fn vectors_beyond_half_precision_keep_their_order() {
         for rescore in [Rescore::F16, Rescore::F32, Rescore::Bf16] {
             let (_, index) = opened(rows, &Options { rescore, ..Options::default() });
             let expected = match (rescore, index.rows()) {
-                (Rescore::F16, Rows::F16(_)) => fits,
-                (Rescore::F16, Rows::F32(_)) => !fits,
-                (Rescore::F32, Rows::F32(_)) | (Rescore::Bf16, Rows::Bf16(_)) => true,
+                (Rescore::F16, WideRows::F16(_)) => fits,
+                (Rescore::F16, WideRows::F32(_)) => !fits,
+                (Rescore::F32, WideRows::F32(_)) | (Rescore::Bf16, WideRows::Bf16(_)) => true,
                 _ => false,
             };
             assert!(expected, "{values:?} {rescore:?}");

@@ -23,7 +23,7 @@ pub(super) fn unfit(vector: &[f32]) -> Option<usize> {
 /// The rows that rescore candidates, `[S, D]`.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
-pub enum Rows {
+pub enum WideRows {
     None,
     Bf16(Buffer<bf16>),
     F16(Buffer<f16>),
@@ -43,7 +43,7 @@ pub struct Index {
     pub(super) centroid_scales: Vec<f32>,
     /// `[C]`, or empty where lists are probed by inner products alone.
     pub(super) penalties: Buffer<f32>,
-    pub(super) rows: Rows,
+    pub(super) rows: WideRows,
     items: usize,
 }
 
@@ -88,16 +88,16 @@ impl Index {
             return Err(corrupt("penalties", "one is not finite".into()));
         }
         let rows = if !tensors.has("rows") {
-            Rows::None
+            WideRows::None
         } else {
             let (dtype, shape) = tensors.info("rows")?;
             if shape != [slots, dimension] {
                 return Err(corrupt("rows", format!("shape {shape:?}, expected [{slots}, {dimension}]")));
             }
             match dtype {
-                Dtype::BF16 => Rows::Bf16(tensors.get("rows", 2)?.0),
-                Dtype::F16 => Rows::F16(tensors.get("rows", 2)?.0),
-                Dtype::F32 => Rows::F32(tensors.get("rows", 2)?.0),
+                Dtype::BF16 => WideRows::Bf16(tensors.get("rows", 2)?.0),
+                Dtype::F16 => WideRows::F16(tensors.get("rows", 2)?.0),
+                Dtype::F32 => WideRows::F32(tensors.get("rows", 2)?.0),
                 other => return Err(corrupt("rows", format!("type {other:?}, expected BF16, F16 or F32"))),
             }
         };
@@ -175,17 +175,17 @@ impl Index {
     }
 
     /// The rows that rescore.
-    pub fn rows(&self) -> &Rows {
+    pub fn rows(&self) -> &WideRows {
         &self.rows
     }
 
     /// Bytes of everything that serves: codes, scales, rescoring rows and int8 centroids.
     pub fn bytes(&self) -> usize {
         let rows = match &self.rows {
-            Rows::None => 0,
-            Rows::Bf16(r) => r.bytes(),
-            Rows::F16(r) => r.bytes(),
-            Rows::F32(r) => r.bytes(),
+            WideRows::None => 0,
+            WideRows::Bf16(r) => r.bytes(),
+            WideRows::F16(r) => r.bytes(),
+            WideRows::F32(r) => r.bytes(),
         };
         self.codes.bytes()
             + self.scales.bytes()
@@ -232,10 +232,10 @@ impl Index {
     pub fn product(&self, vector: &[f32], slot: Slot) -> f32 {
         let range = slot.index() * self.dimension..(slot.index() + 1) * self.dimension;
         match &self.rows {
-            Rows::Bf16(rows) => self.kernels.dot_bf16(vector, &rows[range]),
-            Rows::F16(rows) => self.kernels.dot_f16(vector, &rows[range]),
-            Rows::F32(rows) => self.kernels.dot_f32(vector, &rows[range]),
-            Rows::None => {
+            WideRows::Bf16(rows) => self.kernels.dot_bf16(vector, &rows[range]),
+            WideRows::F16(rows) => self.kernels.dot_f16(vector, &rows[range]),
+            WideRows::F32(rows) => self.kernels.dot_f32(vector, &rows[range]),
+            WideRows::None => {
                 let codes = read_row(&self.codes, self.dimension, slot.index());
                 vector.iter().zip(codes).map(|(x, code)| x * code).sum::<f32>() * self.scales[slot.index()]
             }
@@ -248,10 +248,10 @@ impl Index {
     /// Where `out` is not as long as `slots`.
     pub fn products(&self, vector: &[f32], slots: &[u32], out: &mut [f32]) {
         match &self.rows {
-            Rows::Bf16(rows) => self.kernels.dots_bf16(vector, rows, slots, out),
-            Rows::F16(rows) => self.kernels.dots_f16(vector, rows, slots, out),
-            Rows::F32(rows) => self.kernels.dots_f32(vector, rows, slots, out),
-            Rows::None => {
+            WideRows::Bf16(rows) => self.kernels.dots_bf16(vector, rows, slots, out),
+            WideRows::F16(rows) => self.kernels.dots_f16(vector, rows, slots, out),
+            WideRows::F32(rows) => self.kernels.dots_f32(vector, rows, slots, out),
+            WideRows::None => {
                 assert_eq!(slots.len(), out.len());
                 out.iter_mut().zip(slots).for_each(|(out, &slot)| *out = self.product(vector, Slot(slot)));
             }
@@ -262,10 +262,10 @@ impl Index {
     pub fn row(&self, slot: Slot, out: &mut [f32]) {
         let range = slot.index() * self.dimension..(slot.index() + 1) * self.dimension;
         match &self.rows {
-            Rows::Bf16(rows) => out.iter_mut().zip(&rows[range]).for_each(|(o, x)| *o = x.to_f32()),
-            Rows::F16(rows) => out.iter_mut().zip(&rows[range]).for_each(|(o, x)| *o = x.to_f32()),
-            Rows::F32(rows) => out.copy_from_slice(&rows[range]),
-            Rows::None => {
+            WideRows::Bf16(rows) => out.iter_mut().zip(&rows[range]).for_each(|(o, x)| *o = x.to_f32()),
+            WideRows::F16(rows) => out.iter_mut().zip(&rows[range]).for_each(|(o, x)| *o = x.to_f32()),
+            WideRows::F32(rows) => out.copy_from_slice(&rows[range]),
+            WideRows::None => {
                 let codes = read_row(&self.codes, self.dimension, slot.index());
                 out.iter_mut().zip(codes).for_each(|(out, code)| *out = code * self.scales[slot.index()]);
             }

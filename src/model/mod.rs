@@ -5,5 +5,7 @@
 mod package;
 mod spec;
 
-pub use package::{MODEL_FILE, Package};
-pub use spec::{ColumnSpec, ItemSpec, ModelSpec, OverArchSpec, SIMILARITY, TableSpec, TaskSpec, UserSpec, ValueSpec};
+pub use package::{MODEL_FILE, Package, WARMUP_FILE};
+pub use spec::{
+    ColumnSpec, DeclaredTable, ItemSpec, ModelSpec, OverArchSpec, SIMILARITY, TaskSpec, UserSpec, ValueSpec,
+};

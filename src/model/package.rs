@@ -2,7 +2,7 @@
 //!
 //! A snapshot's folder is such a package too, with the index beside it, so that publishing and serving read it alike.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,6 +16,9 @@ use crate::value::Program;
 
 /// The name of the file that declares a model.
 pub const MODEL_FILE: &str = "model.toml";
+
+/// The name of the file of requests that a version must answer before it may serve, where a package has one.
+pub const WARMUP_FILE: &str = "warmup.jsonl";
 
 /// A model package in memory; tables are mapped.
 #[derive(Debug)]
@@ -76,9 +79,16 @@ impl Package {
                 "{MODEL_FILE}: file `{name}`, expected a plain name inside the package"
             )));
         }
+        // Several tables may lie in one file, which is opened once.
+        let mut files: BTreeMap<&str, Tensors> = BTreeMap::new();
+        for file in spec.tables.iter().map(|table| table.file.as_str()) {
+            if !files.contains_key(file) {
+                files.insert(file, tensors(&folder.join(file))?);
+            }
+        }
         let tables = spec.tables.iter().map(|table| {
-            let tensors = tensors(&folder.join(&table.file))?;
-            let mut opened = Table::mapped(&tensors, &table.name, table.row_format()?, table.unseen()?)?;
+            let tensors = &files[table.file.as_str()];
+            let mut opened = Table::mapped(tensors, &table.name, table.row_format()?, table.unseen()?)?;
             if let Some(file) = &table.vocabulary {
                 let text =
                     String::from_utf8(read(folder, file)?).map_err(|_| Error::invalid(format!("{file}: not UTF-8")))?;
@@ -116,10 +126,11 @@ impl Package {
         self.tables.iter().find(|t| t.name() == name).map(|t| &**t)
     }
 
-    /// The files that serving needs, `model.toml` among them.
+    /// The files that serving needs, `model.toml` among them, and the warm-up where there is one.
     pub fn files(&self) -> BTreeSet<String> {
         let mut names = file_names(&self.spec);
         names.insert(MODEL_FILE.into());
+        names.extend(self.folder.join(WARMUP_FILE).exists().then(|| WARMUP_FILE.into()));
         names
     }
 

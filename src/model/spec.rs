@@ -22,7 +22,7 @@ pub struct ModelSpec {
     pub dimension: usize,
     /// Sparse embedding tables.
     #[serde(default)]
-    pub tables: Vec<TableSpec>,
+    pub tables: Vec<DeclaredTable>,
     /// The user side; without it requests bring a `vector`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<UserSpec>,
@@ -43,7 +43,7 @@ pub struct ModelSpec {
 /// A sparse embedding table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TableSpec {
+pub struct DeclaredTable {
     /// The name, also of the tensor `[rows, width]`.
     pub name: String,
     /// The `.safetensors` file that holds the tensor.
@@ -63,7 +63,7 @@ fn zero() -> String {
     "zero".into()
 }
 
-impl TableSpec {
+impl DeclaredTable {
     /// What an id outside the table becomes.
     ///
     /// # Errors

@@ -4,9 +4,9 @@
 //! it by what it measures. It need not be exact: it orders requests, adds them up and bounds them. Constants are those of
 //! `docs/BENCHMARKS.md` (steps of the Debian model) and `docs/INDEX.md` (probed items).
 
-use super::prepare::{Prepared, Search, Task};
-use crate::error::{Error, Result};
-use crate::limits;
+use super::work::{Cost, Prepared, Search, Task};
+use crate::filter::Route;
+use crate::ivf::Probing;
 use crate::view::View;
 
 /// Nanoseconds of a byte of int8 codes that is scanned, and of a list that is probed, times its width.
@@ -28,46 +28,6 @@ const REQUEST_NS: f64 = 100_000.0;
 const CANDIDATE_BYTES: usize = 96;
 /// Bytes of a returned item besides its tasks.
 const RESULT_BYTES: usize = 24;
-
-/// What a request costs.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Cost {
-    /// Nanoseconds on one core of the machine that the model's constants were measured on.
-    pub work_ns: f64,
-    /// Bytes of memory that it takes from when it is taken in until it is answered, besides its view.
-    pub memory_bytes: usize,
-}
-
-impl Cost {
-    /// The cost of two together.
-    pub fn plus(self, other: Cost) -> Cost {
-        Cost {
-            work_ns: self.work_ns + other.work_ns,
-            memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
-        }
-    }
-
-    /// Refuses what is more than one call may ask for.
-    ///
-    /// # Errors
-    /// `TooCostly` with the cost and the bound.
-    pub fn check(self, call: &str) -> Result<()> {
-        let (work_ms, work_ms_max) = ((self.work_ns / 1e6).ceil() as u64, limits::WORK_MS_MAX);
-        if work_ms > work_ms_max {
-            return Err(Error::too_costly(format!(
-                "{call}: about {work_ms} ms of one core by its candidates, results and scanned items, expected at most {work_ms_max}"
-            )));
-        }
-        if self.memory_bytes > limits::MEMORY_BYTES_MAX {
-            return Err(Error::too_costly(format!(
-                "{call}: about {} bytes of memory by its candidates and results, expected at most {}",
-                self.memory_bytes,
-                limits::MEMORY_BYTES_MAX
-            )));
-        }
-        Ok(())
-    }
-}
 
 /// The cost of what was prepared.
 pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
@@ -94,12 +54,35 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
 }
 
 fn search_ns(view: &View, search: &Search) -> f64 {
-    let index = &view.main().index;
-    let (items, lists, dimension) = (index.items() as f64, index.lists() as f64, index.dimension() as f64);
+    let main = view.main();
+    let (items, lists) = (main.index.items() as f64, main.index.lists());
+    let dimension = main.index.dimension() as f64;
+    let (plan, room) = (&search.planned.plan, search.k0 as f64);
     let excluded = search.excluded.len() as f64 * EXCLUDE_NS;
-    if search.exact {
-        return excluded + items * dimension * EXACT_NS_A_NUMBER;
-    }
-    let probed = items * search.probes.probes as f64 / lists.max(1.0);
-    excluded + (lists + probed) * dimension * SCAN_NS_A_BYTE
+    let verified = if plan.is_exact() { 0.0 } else { room * plan.passes_ns() };
+    let searched = match plan.route() {
+        Route::Nothing => 0.0,
+        Route::Slots(slots) => slots.len() as f64 * dimension * ROW_NS_A_NUMBER,
+        _ if search.exact => items * (plan.passes_ns() + dimension * EXACT_NS_A_NUMBER),
+        Route::All => scan_ns(items, search.probes.probes, lists, dimension),
+        Route::Words => {
+            let probes_max = main.recipe.serving.probes_max_of(lists);
+            let probing = Probing {
+                probes: search.probes.probes,
+                probes_max,
+                pass_rate: plan.pass_rate(),
+                recall: search.probes.estimate.and(search.probes.target),
+            };
+            let probes = probing.lists(lists);
+            let words = items * probes as f64 / lists.max(1) as f64 * plan.words_ns();
+            words + verified + scan_ns(items * plan.pass_rate(), probes, lists, dimension)
+        }
+    };
+    excluded + searched
+}
+
+/// What it takes to score all lists, and so many items of some of them.
+fn scan_ns(items: f64, probes: usize, lists: usize, dimension: f64) -> f64 {
+    let probed = items * probes as f64 / lists.max(1) as f64;
+    (lists as f64 + probed) * dimension * SCAN_NS_A_BYTE
 }

@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
+use super::batch::{Batch, Pass};
 use super::fetch::lookup_each;
-use super::prepare::{Prepared, Query, Search, Task};
 use super::scratch::Scratch;
 use super::trace::{Step, Trace};
-use super::{Batch, Pass};
+use super::work::{Prepared, Query, Search, Task};
+use crate::device::heap;
 use crate::error::{Error, Result};
 use crate::filter::Route;
 use crate::limits::COMPONENT_MAX;
@@ -52,7 +53,12 @@ impl Pass for Cpu {
         let most = (0..batch.len()).map(|n| batch.prepared(n).candidates()).max().unwrap_or(0);
         if most > KEPT_CANDIDATES_MAX {
             (self.searches, self.scratch) = Default::default();
+            heap::announce();
         }
+    }
+
+    fn rest(&mut self) {
+        self.threads.run(heap::give_back);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use super::prepare::{Prepared, Query};
+use super::work::{Prepared, Query};
 use crate::embedding::{Lookup, LookupReport};
 use crate::error::{Error, Result};
 use crate::request::OnDegraded;

@@ -5,61 +5,15 @@
 
 use std::sync::Arc;
 
-use super::cost::{self, Cost};
+use super::cost;
 use super::trace::Trace;
+use super::work::{Cost, Prepared, Query, Search, Task};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::request::{Embed, Features, Probes, Rank, Reading, Request, Retrieve, User};
 use crate::snapshot::Wanted;
-use crate::tower::{FeatureRow, Pooled};
 use crate::units::{ItemId, Slot};
-use crate::view::{Planned, View};
-
-/// A request that was checked against one view, priced and bound to it.
-#[derive(Debug)]
-pub struct Prepared {
-    pub(super) view: Arc<View>,
-    pub(super) query: Query,
-    pub(super) task: Task,
-    pub(super) reading: Reading,
-    /// The value model's constants with those that the request overrides.
-    pub(super) constants: Vec<f32>,
-    pub(super) trace: Trace,
-    cost: Cost,
-}
-
-/// Where the query embedding comes from.
-#[derive(Debug)]
-pub(super) enum Query {
-    /// Given, `[D]`.
-    Vector(Vec<f32>),
-    /// Of the user tower over these; `fetched` where their rows were looked up already.
-    Features { row: FeatureRow, fetched: Option<Result<Pooled>> },
-}
-
-/// What is asked.
-#[derive(Debug)]
-pub(super) enum Task {
-    Retrieve(Search),
-    /// `slots` ascending, each once.
-    Rank {
-        slots: Vec<Slot>,
-        unknown: Vec<ItemId>,
-    },
-    Embed,
-}
-
-/// What a retrieval asks of the search.
-#[derive(Debug)]
-pub(super) struct Search {
-    pub(super) k: usize,
-    pub(super) k0: usize,
-    pub(super) probes: Probes,
-    pub(super) exact: bool,
-    pub(super) planned: Arc<Planned>,
-    /// Ascending.
-    pub(super) excluded: Vec<Slot>,
-}
+use crate::view::View;
 
 /// Checks a request against a view and makes it ready to run.
 ///
@@ -92,66 +46,6 @@ pub fn prepare(view: &Arc<View>, request: Request) -> Result<Prepared> {
     prepared.cost = cost::of(view, &prepared);
     prepared.cost.check("the request")?;
     Ok(prepared)
-}
-
-impl Prepared {
-    /// The view that answers it.
-    pub fn view(&self) -> &Arc<View> {
-        &self.view
-    }
-
-    /// What it will cost.
-    pub fn cost(&self) -> Cost {
-        self.cost
-    }
-
-    /// True where rows of a cluster must be fetched before it can run without waiting.
-    pub fn needs_fetch(&self) -> bool {
-        match (&self.query, &self.view.main().package.user) {
-            (Query::Features { row, fetched: None }, Some(tower)) => tower.needs_fetch(row),
-            _ => false,
-        }
-    }
-
-    /// Candidates that it reranks at most, K0.
-    pub(super) fn candidates(&self) -> usize {
-        match &self.task {
-            Task::Retrieve(search) => search.k0,
-            Task::Rank { slots, .. } => slots.len(),
-            Task::Embed => 0,
-        }
-    }
-
-    /// The item columns that its answer tells.
-    pub fn columns(&self) -> &[String] {
-        &self.reading.columns
-    }
-
-    pub(super) fn features(&self) -> Option<&FeatureRow> {
-        match &self.query {
-            Query::Features { row, .. } => Some(row),
-            Query::Vector(_) => None,
-        }
-    }
-
-    /// Ids of its features.
-    pub(super) fn ids(&self) -> usize {
-        self.features().map_or(0, FeatureRow::ids)
-    }
-
-    /// Bytes that it holds while it waits.
-    pub(super) fn bytes(&self) -> usize {
-        let query = match &self.query {
-            Query::Vector(vector) => vector.len() * 4,
-            Query::Features { row, .. } => row.bytes(),
-        };
-        let task = match &self.task {
-            Task::Retrieve(search) => search.excluded.len() * 4,
-            Task::Rank { slots, unknown } => slots.len() * 4 + unknown.len() * 8,
-            Task::Embed => 0,
-        };
-        std::mem::size_of::<Prepared>() + query + task
-    }
 }
 
 fn check_retrieve(view: &View, request: &Retrieve) -> Result<()> {

@@ -3,7 +3,7 @@
 
 use super::cost::{Charge, Machine};
 use super::enumerate::{Candidate, Unit};
-use super::plan::{DeviceKind, DevicePlan, Plan};
+use super::plan::{DevicePlan, PlacementPlan};
 use super::report;
 use super::search::{Choice, Load};
 use super::workload::{TableWorkload, Workload};
@@ -95,7 +95,12 @@ pub(super) fn shortfall(
 }
 
 /// The plan of a choice for each table.
-pub(super) fn plan_of(machine: &Machine, workload: &Workload, tables: &[Vec<Candidate>], choices: &[Choice]) -> Plan {
+pub(super) fn plan_of(
+    machine: &Machine,
+    workload: &Workload,
+    tables: &[Vec<Candidate>],
+    choices: &[Choice],
+) -> PlacementPlan {
     let mut loads: Vec<Load> = machine.devices.iter().map(Load::new).collect();
     for (candidates, choice) in tables.iter().zip(choices) {
         charges_of(candidates, choice).for_each(|c| loads[c.device].add(c));
@@ -115,7 +120,7 @@ pub(super) fn plan_of(machine: &Machine, workload: &Workload, tables: &[Vec<Cand
             load * 100.0
         ))
     }));
-    Plan {
+    PlacementPlan {
         batch: workload.batch,
         micros: slowest.micros,
         slowest: slowest.device.clone(),
@@ -262,13 +267,4 @@ fn spread(candidate: &Candidate, loads: &mut [Load]) -> std::result::Result<Vec<
         sites.push(best);
     }
     Ok(sites)
-}
-
-/// What a kind of device is called in a report.
-pub(super) fn kind_name(kind: DeviceKind) -> &'static str {
-    match kind {
-        DeviceKind::Host => "host",
-        DeviceKind::Gpu => "gpu",
-        DeviceKind::Remote => "remote",
-    }
 }

@@ -1,7 +1,7 @@
 //! Decides where the rows of each table lie: which tier, cut how, on which devices.
 //!
 //! As TorchRec's planner: a [`topology`] (capacities, bandwidths, latencies) and a [`workload`] (tables, pooling, skew, what is
-//! allowed) go in, a [`Plan`] comes out, with what each table and device was estimated to cost and why. `enumerate`
+//! allowed) go in, a [`PlacementPlan`] comes out, with what each table and device was estimated to cost and why. `enumerate`
 //! lists every placement that a table's constraints allow, `cost` estimates each (bytes, microseconds), `search` picks
 //! one for each table so that the slowest device is as fast as possible and none overflows. The constants of a topology are
 //! measured by [`calibrate`]. The grammar of the two TOML files and the formulas stand in `docs/PLANNER.md`.
@@ -19,7 +19,7 @@ mod tests;
 pub mod topology;
 pub mod workload;
 
-pub use plan::Plan;
+pub use plan::PlacementPlan;
 pub use topology::Topology;
 pub use workload::Workload;
 
@@ -47,11 +47,11 @@ const BOUNDS: Bounds = Bounds { work: 60_000_000, charges: 10_000_000 };
 /// # Errors
 /// [`crate::error::Kind::Invalid`] where the tables cannot fit, naming what is missing where, or where a table allows nothing that the
 /// topology offers.
-pub fn plan(topology: &Topology, workload: &Workload) -> Result<Plan> {
+pub fn plan(topology: &Topology, workload: &Workload) -> Result<PlacementPlan> {
     plan_within(topology, workload, BOUNDS)
 }
 
-fn plan_within(topology: &Topology, workload: &Workload, bounds: Bounds) -> Result<Plan> {
+fn plan_within(topology: &Topology, workload: &Workload, bounds: Bounds) -> Result<PlacementPlan> {
     topology.validate()?;
     workload.validate()?;
     let machine = Machine::new(topology, workload.batch);

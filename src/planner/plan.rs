@@ -16,6 +16,17 @@ pub enum DeviceKind {
     Remote,
 }
 
+impl DeviceKind {
+    /// What it is called in a report.
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Host => "host",
+            DeviceKind::Gpu => "gpu",
+            DeviceKind::Remote => "remote",
+        }
+    }
+}
+
 /// What a device holds and does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DevicePlan {
@@ -37,7 +48,7 @@ pub struct DevicePlan {
 
 /// A placement of all tables, with what it was estimated to cost.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct PlacementPlan {
     /// Requests in the batch that all times are about, on each host.
     pub batch: u32,
     /// Time a batch of the slowest device.

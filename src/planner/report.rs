@@ -2,8 +2,7 @@
 
 use std::fmt::Write;
 
-use super::explain::kind_name;
-use super::plan::Plan;
+use super::plan::PlacementPlan;
 use crate::embedding::place::{ShardPlan, TablePlan};
 
 /// Shards of one table that are listed one by one; more are summed up.
@@ -31,7 +30,7 @@ pub fn micros(micros: f64) -> String {
 }
 
 /// The whole report.
-pub fn text(plan: &Plan) -> String {
+pub fn text(plan: &PlacementPlan) -> String {
     let mut out = String::new();
     let title = format!("Planner statistics: {} placements weighed", plan.candidates);
     heading(&mut out, &title);
@@ -60,14 +59,14 @@ fn heading(out: &mut String, title: &str) {
     let _ = writeln!(out, "{line}\n--- {title} ---\n{line}");
 }
 
-fn device_rows(plan: &Plan) -> Vec<Vec<String>> {
+fn device_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
     let head = ["Device", "Kind", "Memory", "Of", "Full", "Time a batch", "Load", "Shards"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for device in &plan.devices {
         let full = device.bytes as f64 / device.capacity_bytes.max(1) as f64;
         rows.push(vec![
             device.device.clone(),
-            kind_name(device.kind).into(),
+            device.kind.name().into(),
             bytes(device.bytes),
             bytes(device.capacity_bytes),
             format!("{:.0} %", full * 100.0),
@@ -79,7 +78,7 @@ fn device_rows(plan: &Plan) -> Vec<Vec<String>> {
     rows
 }
 
-fn table_rows(plan: &Plan) -> Vec<Vec<String>> {
+fn table_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
     let head = ["Table", "Tier", "Sharding", "Format", "Shards", "Bytes", "Time a batch", "Cache hits", "Why"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for table in &plan.tables {
@@ -100,7 +99,7 @@ fn table_rows(plan: &Plan) -> Vec<Vec<String>> {
     rows
 }
 
-fn shard_rows(plan: &Plan) -> Vec<Vec<String>> {
+fn shard_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
     let head = ["Table", "Rows", "Columns", "Device", "Backed by", "Bytes", "Cache", "Time a batch"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for table in &plan.tables {

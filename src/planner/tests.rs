@@ -4,7 +4,7 @@
 
 use super::cost::{Charge, Machine};
 use super::enumerate::{Candidate, candidates};
-use super::plan::Plan;
+use super::plan::PlacementPlan;
 use super::search::Load;
 use super::topology::{Gpu, Host, Network, Remote, Topology};
 use super::workload::{Constraints, TableWorkload, Workload};
@@ -172,7 +172,7 @@ impl Brute<'_> {
 }
 
 /// What must hold of every plan: rectangles that tile each table once (or once a copy), sums that add up, no device overfull.
-fn check(plan: &Plan, topology: &Topology, workload: &Workload) {
+fn check(plan: &PlacementPlan, topology: &Topology, workload: &Workload) {
     for (table, planned) in workload.tables.iter().zip(&plan.tables) {
         assert_eq!(table.name, planned.table);
         assert!(table.constraints.sharding.contains(&planned.sharding));

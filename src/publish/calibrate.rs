@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::request::{Progress, Stage};
-use crate::ivf::{Index, Probing, Rows, Scratch};
+use crate::ivf::{Index, Probing, Scratch, WideRows};
 use crate::snapshot::{Calibration, Curve, TARGETS};
 use crate::topk::{Selector, unkey};
 use crate::units::{ListId, Slot};
@@ -39,6 +39,9 @@ pub(super) struct Queries {
     /// The item that each was made of, which is no answer to it, or none.
     pub(super) made_of: Vec<Option<Slot>>,
 }
+
+/// A query, and the item that it was made of.
+type Asked<'a> = (&'a Vec<f32>, Option<Slot>);
 
 /// Items of a pass rate.
 struct Share {
@@ -93,7 +96,7 @@ pub(super) fn measure(index: &Index, queries: Queries, seed: u64, progress: &Pro
     let total = asked.len();
     progress(Stage::Calibrating, 0, total);
     let done = std::sync::atomic::AtomicUsize::new(0);
-    let part = |asked: &[(usize, (&Vec<f32>, Option<Slot>))]| {
+    let part = |asked: &[(usize, Asked<'_>)]| {
         let (mut tallies, mut searcher) = (tallies(index, &shares), Searcher::default());
         for (n, (query, made_of)) in asked {
             let shares: Vec<&Share> = shares.iter().map(|draws| &draws[n % draws.len()]).collect();
@@ -237,7 +240,7 @@ impl Searcher {
     fn find(&mut self, index: &Index, query: &[f32], made_of: Option<Slot>, share: &Share, k: usize) {
         let room = k + 1 + k / 4 + 64;
         self.selector.reset(room);
-        let probing = Probing::first(index.lists(), index.lists());
+        let probing = Probing::of(index.lists(), index.lists());
         let mut fill = |list: ListId, out: &mut [u64]| {
             out.copy_from_slice(&share.words[share.offsets[list.index()]..share.offsets[list.index() + 1]]);
         };
@@ -246,7 +249,7 @@ impl Searcher {
         self.best.clear();
         self.best.extend(self.selector.finish().iter().map(|&key| unkey(key)).map(|(score, slot)| (score, slot.0)));
         self.best.retain(|(_, slot)| Some(Slot(*slot)) != made_of);
-        if !matches!(index.rows(), Rows::None) {
+        if !matches!(index.rows(), WideRows::None) {
             self.slots.clear();
             self.slots.extend(self.best.iter().map(|(_, slot)| *slot));
             self.products.resize(self.slots.len(), 0.0);

@@ -6,8 +6,9 @@
 //! 4. Columns, ids, planes and rows are written in slot order, tables in their formats; the package's other files are copied
 //!    (`write`).
 //! 5. What the files hold is searched with sample queries: how many lists a recall takes (`calibrate`, `queries`).
-//! 6. Rows that are to lie on a cluster are brought there (`remote`).
-//! 7. The manifest is written last, and the folder gets its name.
+//! 6. The version answers the requests that are kept with the package (`crate::warmup`).
+//! 7. Rows that are to lie on a cluster are brought there (`remote`).
+//! 8. The manifest is written last, and the folder gets its name.
 
 mod calibrate;
 mod catalogue;
@@ -25,8 +26,9 @@ use std::time::Instant;
 use crate::error::{Error, Result};
 use crate::files::{self, Checksum, Tensors};
 use crate::ivf;
-use crate::model::{ModelSpec, Package};
-use crate::snapshot::{CALIBRATION_FILE, FORMAT, INDEX_FILE, Manifest, Provenance, Store};
+use crate::model::{ModelSpec, Package, WARMUP_FILE};
+use crate::snapshot::{CALIBRATION_FILE, FORMAT, INDEX_FILE, Manifest, Placement, Provenance, Recipe, Snapshot, Store};
+use crate::warmup;
 
 pub use remote::Remote;
 pub use request::{Progress, Publish, Stage, Vectors};
@@ -75,6 +77,7 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
             provenance: Provenance { seconds: start.elapsed().as_secs_f64(), ..provenance },
             files,
         };
+        answer_warm_up(folder, &mut manifest, &what.recipe)?;
         if let Some(remote) = &what.remote {
             let told = |done, total| progress(Stage::Loading, done, total);
             loaded = remote::load(remote, &spec, &manifest, &tables, &told)?;
@@ -106,6 +109,20 @@ fn calibrated(folder: &Path, what: &Publish, progress: &Progress<'_>) -> Result<
     let calibration = calibrate::measure(&index, queries, seed, progress);
     let text = serde_json::to_vec(&calibration).map_err(|e| Error::internal(format!("calibration: {e}")))?;
     Ok(Some(text))
+}
+
+/// Lets the version in `folder`, whole but for its manifest, answer the requests that are kept with it.
+fn answer_warm_up(folder: &Path, manifest: &mut Manifest, recipe: &Recipe) -> Result<()> {
+    if !manifest.files.contains_key(WARMUP_FILE) {
+        return Ok(());
+    }
+    manifest.write(folder)?;
+    let snapshot = Snapshot::load(folder, &Placement::default())?;
+    let path = folder.join(WARMUP_FILE);
+    let filled = warmup::fill(&warmup::read(&path)?, snapshot, !recipe.is_coarse())?;
+    let sum = files::write_atomic(&path, |out| out.write_all(filled.as_bytes()))?;
+    manifest.files.insert(WARMUP_FILE.into(), sum);
+    Ok(())
 }
 
 /// The name and newest version of a package's model, where that version was published from the same files.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::{Loaded, Refused, Which};
+use super::loaded::{Loaded, Refused, Which};
 use crate::error::{Error, Result};
 use crate::snapshot::Stamp;
 
@@ -152,7 +152,7 @@ impl<T> Entry<T> {
     }
 
     pub(super) fn label(&mut self, label: &str, version: u64) -> Result<()> {
-        self.find(version)?;
+        self.find(version).map_err(|e| e.within("a label points to a version in memory"))?;
         self.labels.insert(label.to_owned(), version);
         self.drop_idle();
         Ok(())

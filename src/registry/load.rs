@@ -6,11 +6,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
-
 use super::entry::{Entry, Refusal, listed};
+use super::loaded::{Loaded, Refused};
+use super::loader::Declared;
 use super::memory::Room;
-use super::{Declared, Loaded, Refused, Registry, locked};
+use super::permits::locked;
+use super::registry::Registry;
 use crate::error::{Error, Kind, Result};
 use crate::snapshot::Stamp;
 
@@ -22,35 +23,6 @@ pub fn is_passing(kind: Kind) -> bool {
         }
         Kind::Invalid | Kind::NotFound | Kind::Conflict | Kind::Corrupt | Kind::Unsupported => false,
         Kind::TooCostly | Kind::Internal => false,
-    }
-}
-
-/// The right to load, of which there are a few.
-pub(super) struct Permits {
-    give: Sender<()>,
-    take: Receiver<()>,
-}
-
-struct Permit<'a>(&'a Sender<()>);
-
-impl Permits {
-    pub(super) fn new(count: usize) -> Self {
-        let (give, take) = bounded(count.max(1));
-        while give.try_send(()).is_ok() {}
-        Permits { give, take }
-    }
-
-    /// Waits for one.
-    fn take(&self) -> Permit<'_> {
-        // Both ends live as long as this value, so that neither can be closed.
-        let _ = self.take.recv();
-        Permit(&self.give)
-    }
-}
-
-impl Drop for Permit<'_> {
-    fn drop(&mut self) {
-        let _ = self.0.try_send(());
     }
 }
 

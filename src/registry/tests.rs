@@ -7,10 +7,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
+use super::permits::locked;
 use super::*;
+use crate::error::{Error, Kind, Result};
+use crate::snapshot::Store;
 
 type Behaviour = dyn Fn(&str, u64, usize) -> Result<()> + Send + Sync;
 
@@ -214,7 +219,7 @@ fn a_store_made_anew_is_taken_and_one_that_returns_changes_nothing() {
     let tried = bed.told.tried_in_all();
     fs::rename(&store, &away).unwrap();
     bed.registry.refresh();
-    assert_eq!((bed.active("m"), bed.registry.is_ready()), (is(3, "t3"), true));
+    assert_eq!((bed.active("m"), bed.registry.ready().is_ok()), (is(3, "t3"), true));
     assert_eq!(bed.registry.activate("m", 2).unwrap().version(), 2, "rolling back needs no store");
     fs::rename(&away, &store).unwrap();
     bed.registry.refresh();

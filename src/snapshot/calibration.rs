@@ -94,7 +94,7 @@ impl Calibration {
                 Some((last_k, _)) => k > last_k && pass_rate == 1.0,
                 None => k > 0 && pass_rate == 1.0,
             };
-            if !follows || !(pass_rate > 0.0 && pass_rate <= 1.0) {
+            if !(follows && pass_rate > 0.0 && pass_rate <= 1.0) {
                 return Err(format!("{place}: expected them by rising k, then by a pass rate that falls from 1"));
             }
             if [curve.probes.len(), curve.recall.len(), curve.low.len()] != [points; 3] {

@@ -52,7 +52,7 @@ pub struct Placement {
 enum By {
     #[default]
     Whole,
-    Plan(planner::Plan),
+    Plan(planner::PlacementPlan),
     Topology(Topology),
 }
 

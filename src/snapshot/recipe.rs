@@ -79,6 +79,11 @@ impl Recipe {
         Recipe::parse(&text).map_err(|e| e.within(path.display()))
     }
 
+    /// True where numbers are stored more coarsely than the package has them, by more than half precision.
+    pub fn is_coarse(&self) -> bool {
+        !self.tables.is_empty() || matches!(self.index.rescore, ivf::Rescore::None | ivf::Rescore::Bf16)
+    }
+
     /// The file's text.
     ///
     /// # Errors

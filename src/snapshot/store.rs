@@ -53,7 +53,9 @@ impl Store {
     /// `Io` with the path.
     pub fn models(&self) -> Result<Vec<String>> {
         let mut names = names_in(&self.root)?;
-        names.retain(|name| check_name(name).is_ok() && self.versions(name).map_or(true, |v| !v.is_empty()));
+        names.retain(|name| {
+            check_name("model name", name).is_ok() && self.versions(name).map_or(true, |v| !v.is_empty())
+        });
         names.sort();
         Ok(names)
     }
@@ -102,7 +104,7 @@ impl Store {
     /// What `fill` returns, `Invalid` for a name that cannot be a folder, `Conflict` where somebody else has put a folder
     /// in the version's place, `Io`. Nothing is published then.
     pub fn publish(&self, model: &str, fill: impl FnOnce(&Path, u64) -> Result<()>) -> Result<u64> {
-        check_name(model)?;
+        check_name("model name", model)?;
         let parent = self.root.join(model);
         fs::create_dir_all(&parent).map_err(|e| Error::io(parent.display(), e))?;
         let (staging, version) = self.begin(model, &parent)?;
@@ -206,15 +208,15 @@ fn number(name: &str) -> Option<u64> {
     if is_canonical { name.parse().ok() } else { None }
 }
 
-/// Refuses a model name that cannot stand in a URL path and a folder name.
+/// Refuses a name that cannot stand in a URL path and a folder name; `what` it is the name of.
 ///
 /// # Errors
 /// `Invalid` with the name and the rule.
-pub fn check_name(name: &str) -> Result<()> {
+pub fn check_name(what: &str, name: &str) -> Result<()> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     if name.is_empty() || name.len() > 128 || name.starts_with('.') || !name.chars().all(allowed) {
         return Err(Error::invalid(format!(
-            "model name `{name}`: expected 1 to 128 letters, digits, `_`, `-` or `.`, not starting with `.`"
+            "{what} `{name}`: expected 1 to 128 letters, digits, `_`, `-` or `.`, not starting with `.`"
         )));
     }
     Ok(())

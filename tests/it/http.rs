@@ -208,13 +208,19 @@ fn the_pages_of_an_operator_are_there() {
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &tiny()).unwrap();
     let server = Server::start(store.path());
+    let scans = || {
+        let metrics = server.get("/metrics").1;
+        let line = metrics.lines().find_map(|line| line.strip_prefix("sterling_step_seconds_count{step=\"scan\"} "));
+        line.map_or(0, |count| count.parse::<u64>().unwrap())
+    };
+    let before = scans();
     server.ask("/v1/models/tiny:retrieve", json!({"features": {"installed": [1]}}));
+    assert_eq!(scans(), before + 1, "those of the warm-up come before");
     assert_eq!(server.get("/livez"), (200, "ok\n".into()));
     let metrics = server.get("/metrics").1;
     for line in [
         "sterling_requests_total{call=\"retrieve\",status=\"200\"} 1",
         "# TYPE sterling_step_seconds histogram",
-        "sterling_step_seconds_count{step=\"scan\"} 1",
         "sterling_request_seconds_bucket{call=\"retrieve\",le=\"+Inf\"} 1",
         "sterling_model_version{model=\"tiny\"} 1",
         "sterling_loads_total{model=\"tiny\",outcome=\"loaded\"} 1",
@@ -232,6 +238,9 @@ fn the_pages_of_an_operator_are_there() {
     assert_eq!(server.get_json("/v1/models")["models"][0], info);
     assert_eq!(server.get_json("/v1/models/tiny/versions/1"), info);
     let versions = server.get_json("/v1/models/tiny/versions");
-    assert_eq!(versions["versions"], json!([{"version": 1, "active": true, "loaded": true}]));
+    assert_eq!(
+        versions["versions"],
+        json!([{"version": 1, "published": true, "active": true, "loaded": true, "labels": [], "digest": info["digest"]}])
+    );
     assert_eq!(server.stop(), Some(0));
 }

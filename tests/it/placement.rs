@@ -12,7 +12,7 @@ use sterling::embedding::{BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, 
 use sterling::error::Kind;
 use sterling::http::wire::{embed, model_info};
 use sterling::model::Package;
-use sterling::planner::Plan;
+use sterling::planner::PlacementPlan;
 use sterling::publish::{Publish, Remote};
 use sterling::request::Ranked;
 use sterling::snapshot::{Manifest, Placement, PlacementOptions, Recipe, Snapshot, rows_on_cluster};
@@ -53,7 +53,7 @@ fn planned(table: &Table, sharding: Sharding, parts: &[Part]) -> TablePlan {
 
 /// A file that holds a plan.
 fn plan_file(folder: &Path, tables: Vec<TablePlan>) -> PathBuf {
-    let plan = Plan {
+    let plan = PlacementPlan {
         batch: 1,
         micros: 0.0,
         slowest: "host0".into(),

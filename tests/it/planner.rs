@@ -13,7 +13,7 @@ use sterling::embedding::{
     BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, OnDegraded, Pooling, RowFormat, Table, Unseen,
 };
 use sterling::files::Tensors;
-use sterling::planner::{Plan, Topology, Workload, plan};
+use sterling::planner::{PlacementPlan, Topology, Workload, plan};
 
 use crate::redis_cluster::RedisCluster;
 use crate::remote::alone;
@@ -80,7 +80,7 @@ fn a_workload_is_planned_and_explained() {
         assert!(said.contains(part), "{part} in\n{said}");
     }
     let (code, json, _) = run(&["plan", "--workload", &workload, "--topology", &topology, "--json"]);
-    let planned: Plan = serde_json::from_str(&json).unwrap();
+    let planned: PlacementPlan = serde_json::from_str(&json).unwrap();
     assert_eq!((code, planned.tables.len(), planned.batch), (0, 2, 64));
     let library = plan(&Topology::parse(TOPOLOGY).unwrap(), &Workload::parse(text).unwrap()).unwrap();
     assert_eq!(json.trim_end(), serde_json::to_string_pretty(&library).unwrap(), "JSON carries the whole plan");

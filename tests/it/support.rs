@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use sterling::embedding::RowFormat;
-use sterling::http::wire::{Retrievals, Terms, retrievals};
+use sterling::engine::Terms;
+use sterling::http::wire::{Retrievals, retrievals};
 use sterling::ivf::Rescore;
 use sterling::pass::{self, Cpu};
 use sterling::publish::{Publish, publish};

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::input::{Distinct, ShardQuestion, ShardedInput};
 use crate::device::cpu::Kernels;
-use crate::device::cpu::pool::{self, Bags, Pooled, Rows};
+use crate::device::cpu::pool::{self, BagSums, Bags, Rows};
 use crate::embedding::report::{Lookup, LookupReport, OnDegraded, TableCounts};
 use crate::embedding::table::{Group, Table};
 use crate::embedding::tiers::{Fetched, Pending, RowState, Source};
@@ -154,7 +154,7 @@ fn asked<'a>(
 
 fn pool_rows(kernels: Kernels, rows: &Rows<'_>, question: &ShardQuestion, ids: &[i64], sums: &mut [f32]) {
     let bags = Bags { ids, offsets: question.offsets(), weights: question.weights(), mean: false };
-    pool::pool(kernels, rows, &bags, &mut Pooled { data: sums, stride: rows.width(), column: 0 });
+    pool::pool(kernels, rows, &bags, &mut BagSums { data: sums, stride: rows.width(), column: 0 });
 }
 
 fn checked(fetched: Fetched, rows: usize, row_bytes: usize) -> Result<Fetched> {

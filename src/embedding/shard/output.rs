@@ -2,7 +2,7 @@
 
 use super::compute::Partials;
 use super::input::ShardedInput;
-use crate::device::cpu::pool::Pooled;
+use crate::device::cpu::pool::BagSums;
 use crate::embedding::table::Table;
 
 /// Writes the embeddings of feature number `number`.
@@ -11,7 +11,7 @@ pub(in crate::embedding) fn assemble(
     number: usize,
     input: &ShardedInput<'_>,
     partials: &Partials,
-    out: &mut Pooled<'_>,
+    out: &mut BagSums<'_>,
 ) {
     let feature = &input.features[number];
     let nth = input.places[number];

@@ -77,6 +77,10 @@ pub struct ModelInfo {
     pub calibration: Option<CalibrationInfo>,
     /// Bytes of the snapshot.
     pub bytes: u64,
+    /// Bytes of memory that are planned for it.
+    pub memory_bytes: u64,
+    /// The labels that point to this version.
+    pub labels: Vec<String>,
 }
 
 /// How many lists a recall takes.
@@ -125,21 +129,51 @@ pub struct ModelList {
     pub models: Vec<ModelInfo>,
 }
 
-/// The state of one published version.
+/// The labels of a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LabelList {
+    /// The model.
+    pub model: String,
+    /// The version that each label points to.
+    pub labels: BTreeMap<String, u64>,
+}
+
+/// Where a label is to point.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LabelRequest {
+    /// A version in memory.
+    pub version: u64,
+}
+
+/// The state of one version, published or in memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VersionInfo {
     /// The version.
     pub version: u64,
+    /// True where the store has it.
+    pub published: bool,
     /// True for the one that answers unpinned requests.
     pub active: bool,
     /// True where it is in memory.
     pub loaded: bool,
-    /// Why it was refused, where it was.
+    /// The labels that point to it.
+    pub labels: Vec<String>,
+    /// The digest of the bytes in memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// Why what the store has of it was refused, where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+    /// Loads that have failed since its folder changed last, where it was refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempts: Option<u32>,
+    /// When it is tried again though its folder does not change; left out where it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_in_ms: Option<u64>,
 }
 
-/// The published versions of a model.
+/// The versions of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VersionList {
     /// The model.
@@ -186,6 +220,8 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
             curves: c.curves.iter().map(curve).collect(),
         }),
         bytes: snapshot.manifest.bytes(),
+        memory_bytes: 0,
+        labels: Vec::new(),
     }
 }
 

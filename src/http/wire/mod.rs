@@ -1,24 +1,29 @@
 //! The JSON of the HTTP API: every public shape, read into the types of [`crate::request`] and written from them. No
 //! other module knows JSON of requests or answers.
 //!
-//! `values` reads feature values and bounded lists, `request` whole requests; `reply` writes answers, a piece at a time;
-//! `info` tells of models and versions; `problem` of errors.
+//! `values` reads feature values and bounded lists, `body` whole bodies, of the types of `request`; `reply` writes the types
+//! of `response`, a piece at a time; `info` tells of models and versions; `problem` of errors.
 
+mod body;
 mod info;
 mod problem;
 mod reply;
 mod request;
+mod response;
+mod schemas;
 mod values;
 
+pub use body::{Retrievals, embed, object, rank, retrievals};
 pub use info::{
-    CalibrationInfo, ColumnInfo, CurveInfo, FeatureInfo, ModelInfo, ModelList, TableInfo, VersionInfo, VersionList,
-    model_info,
+    CalibrationInfo, ColumnInfo, CurveInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList, TableInfo,
+    VersionInfo, VersionList, model_info,
 };
 pub(super) use problem::without_places;
 pub use problem::{Problem, status};
-pub use reply::{
-    BatchEntry, BatchResponse, EmbedResponse, Entry, Explain, Item, Probes, Reply, RetrieveResponse, Retrieved, Served,
-    Step, embedding,
+pub use reply::{Entry, Reply, embedding};
+pub use request::{EmbedRequest, RankRequest, RetrieveRequest};
+pub use response::{
+    BatchEntry, BatchResponse, EmbedResponse, Explain, Item, Probes, RetrieveResponse, Retrieved, Served, Step,
 };
-pub use request::{EmbedRequest, RankRequest, Retrievals, RetrieveRequest, Terms, embed, object, rank, retrievals};
+pub(super) use schemas::{RetrieveOneOrMany, RetrievedOneOrMany};
 pub use values::FeatureValue;

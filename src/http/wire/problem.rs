@@ -80,7 +80,7 @@ fn detail(error: &Error) -> String {
 }
 
 /// A text with folders cut from the names of files, and without addresses of nodes.
-pub(in crate::http) fn without_places(text: &str) -> String {
+pub fn without_places(text: &str) -> String {
     let is_mark = |c: char| c.is_whitespace() || "`'\"()[]<>,;=".contains(c);
     let mut out = String::with_capacity(text.len());
     for piece in text.split_inclusive(is_mark) {

@@ -1,191 +1,13 @@
-//! The JSON of answers, written from columns straight to text, a piece at a time.
-//!
-//! The types here are what `/openapi.json` describes and what a client reads; [`Reply`] writes the same shapes.
+//! Answers written from columns straight to text, a piece at a time, in the shapes of `response`.
 
-use std::collections::BTreeMap;
-
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::ser::{CompactFormatter, Formatter as _};
-use serde_json::{Map, Value};
-use utoipa::ToSchema;
 
 use super::problem::Problem;
+use super::response::{EmbedResponse, Explain, Served, Step};
 use crate::columns::{Cell, Columns};
 use crate::error::{Error, Result};
-use crate::request::{self, Answer, Content, Ranked};
-
-/// One returned item.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Item {
-    /// The item's id.
-    pub id: i64,
-    /// The value model's score, by which items are ordered.
-    pub score: f32,
-    /// The retrieval score.
-    pub similarity: f32,
-    /// Task scores by name.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub tasks: BTreeMap<String, f32>,
-    /// The columns that were asked for.
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
-    #[schema(value_type = Object)]
-    pub columns: Map<String, Value>,
-}
-
-/// What a step of the pass did.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Step {
-    /// The step's name.
-    pub name: String,
-    /// Time in microseconds.
-    pub micros: u64,
-    /// Bytes that it read.
-    pub bytes: u64,
-    /// Items (or ids, or lists) that it handled.
-    pub items: u64,
-}
-
-/// How the number of lists came about.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Probes {
-    /// Lists to probe; more where a filter goes against their order.
-    pub probes: usize,
-    /// The recall that was asked for, where one was.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub target: Option<f64>,
-    /// The recall that was measured there when the version was published, where it was.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub estimate: Option<f64>,
-}
-
-/// How an answer came about.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Explain {
-    /// The steps in their order.
-    pub steps: Vec<Step>,
-    /// How eligible items were found: `all`, `none`, `postings`, `words` or `exact`.
-    pub route: String,
-    /// The filter in canonical form.
-    pub filter: String,
-    /// Estimated share of items that pass the filter.
-    pub pass_rate: f64,
-    /// Of a search by lists: how many were to be probed, and why.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub probes: Option<Probes>,
-    /// Lists that were probed.
-    pub probed: u64,
-    /// Items in the probed lists.
-    pub scanned: u64,
-    /// Items of them that passed the filter's words.
-    pub survivors: u64,
-    /// Candidates that were left after verification.
-    pub candidates: u64,
-    /// Items returned.
-    pub returned: u64,
-    /// The kernels in use.
-    pub kernel: String,
-}
-
-/// The answer to one retrieval.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Retrieved {
-    /// Best first.
-    pub items: Vec<Item>,
-    /// Given where it was asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub explain: Option<Explain>,
-    /// Ids of remote tables that were answered with default rows.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub degraded_rows: u64,
-    /// Of a `:rank` request: items that the snapshot does not hold.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub unknown: Vec<i64>,
-}
-
-/// Which snapshot answered.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Served {
-    /// The model's name.
-    pub model: String,
-    /// The version that answered; one answer never mixes two.
-    pub version: u64,
-    /// The digest of the snapshot's bytes.
-    pub digest: String,
-    /// The share of the items that was there to be searched, 0 to 1.
-    pub coverage: f64,
-}
-
-/// The answer to a single retrieval or ranking.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct RetrieveResponse {
-    /// Which snapshot answered.
-    #[serde(flatten)]
-    pub served: Served,
-    /// The answer.
-    #[serde(flatten)]
-    pub result: Retrieved,
-}
-
-/// One entry of a batch: an answer, or the problem of this one request.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(untagged)]
-pub enum BatchEntry {
-    /// The request failed; the others did not.
-    Problem {
-        /// What was wrong with it.
-        problem: Problem,
-    },
-    /// The request's answer.
-    Answer(Retrieved),
-}
-
-/// The answers to a list of retrievals, in its order.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct BatchResponse {
-    /// Which snapshot answered.
-    #[serde(flatten)]
-    pub served: Served,
-    /// An entry a request.
-    pub results: Vec<BatchEntry>,
-}
-
-/// A query embedding.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct EmbedResponse {
-    /// Which snapshot answered.
-    #[serde(flatten)]
-    pub served: Served,
-    /// `[D]`
-    pub embedding: Vec<f32>,
-    /// Ids of remote tables that were answered with default rows.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub degraded_rows: u64,
-}
-
-fn is_zero(n: &u64) -> bool {
-    *n == 0
-}
-
-impl From<&request::Explain> for Explain {
-    fn from(explain: &request::Explain) -> Self {
-        let step =
-            |s: &request::StepReport| Step { name: s.name.into(), micros: s.micros, bytes: s.bytes, items: s.items };
-        let probes = |p: request::Probes| Probes { probes: p.probes, target: p.target, estimate: p.estimate };
-        Explain {
-            steps: explain.steps.iter().map(step).collect(),
-            route: explain.route.into(),
-            filter: explain.filter.clone(),
-            pass_rate: explain.pass_rate,
-            probes: explain.probes.map(probes),
-            probed: explain.probed,
-            scanned: explain.scanned,
-            survivors: explain.survivors,
-            candidates: explain.candidates,
-            returned: explain.returned,
-            kernel: explain.kernel.into(),
-        }
-    }
-}
+use crate::request::{Answer, Content, Ranked};
 
 /// Bytes after which a piece of a reply is sent.
 const PIECE_BYTES: usize = 64 << 10;
@@ -283,6 +105,16 @@ impl Reply {
     /// The reply to a list of requests.
     pub fn many(served: Served, entries: Vec<Entry>) -> Self {
         Reply { served, entries, is_list: true, at: Place::Start }
+    }
+
+    /// Items in all of its entries.
+    pub fn len(&self) -> usize {
+        self.entries.iter().filter_map(|entry| entry.0.as_ref().ok()).map(|items| items.ranked.ids.len()).sum()
+    }
+
+    /// True where it tells of no item.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// The steps of the answer to a single request that asked for them.
@@ -448,8 +280,9 @@ pub fn embedding(served: Served, answer: Answer) -> Result<EmbedResponse> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use serde_json::json;
+    use serde_json::{Value, json};
 
+    use super::super::response::{BatchEntry, BatchResponse, RetrieveResponse};
     use super::*;
     use crate::columns::{ItemColumn, ItemValues, encode};
     use crate::error::Kind;
@@ -551,7 +384,7 @@ mod tests {
         let columns = columns(2);
         let mut explained = answer(2);
         let step = StepReport { name: "scan", micros: 3, bytes: 4, items: 5 };
-        explained.explain = Some(request::Explain { steps: vec![step], route: "words", ..Default::default() });
+        explained.explain = Some(crate::request::Explain { steps: vec![step], route: "words", ..Default::default() });
         explained.degraded_rows = 2;
         let Content::Items(ranked) = &mut explained.content else { panic!() };
         ranked.unknown = vec![ItemId(-5)];

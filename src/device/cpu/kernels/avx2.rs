@@ -3,7 +3,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, items_of, portable};
+use super::operands::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, items_of};
+use super::portable;
 use crate::device::memory::prefetch;
 
 /// The sums of one block with `R` rows of queries, in halves of 8 items.

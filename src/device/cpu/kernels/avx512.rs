@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Pick, Staging, blocks_ahead, first_best, items_of};
+use super::operands::{BLOCK, Blocks, HIGH, Int8Query, Lane, Pick, Staging, blocks_ahead, first_best, items_of};
 use crate::device::memory::prefetch;
 
 /// Sums of products with a row of a query to numbers.

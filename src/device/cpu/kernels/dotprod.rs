@@ -5,7 +5,7 @@ use std::arch::asm;
 
 use super::neon::{Sums, block_of, four, nearest4_by, scaled, scan_by, signed, stage};
 pub(super) use super::neon::{dot_bf16, dot_f16, dot_f32, dots_bf16, dots_f16, dots_f32, keep, kth, retain};
-use super::{BLOCK, Blocks, Int8Query, Lane, Staging, items_of};
+use super::operands::{BLOCK, Blocks, Int8Query, Lane, Staging, items_of};
 
 /// Adds to each of four sums the products of its four codes. The intrinsic of this instruction is not stable yet.
 #[inline]

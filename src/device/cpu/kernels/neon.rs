@@ -3,7 +3,8 @@
 
 use std::arch::aarch64::*;
 
-use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, first_best, items_of, portable};
+use super::operands::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, first_best, items_of};
+use super::portable;
 use crate::device::memory::prefetch;
 
 /// A number for each of 16 items: four registers of four lanes.

@@ -1,6 +1,6 @@
 //! Plain loops: the meaning of every kernel, and what runs where nothing better does.
 
-use super::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, items_of};
+use super::operands::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, items_of};
 
 pub(super) fn block_sums(codes: &[u8], query: &[i8]) -> [i32; BLOCK] {
     let mut sums = [0i32; BLOCK];

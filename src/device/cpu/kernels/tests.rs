@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::device::cpu::Kernels;
 
 /// A small generator, so that a seed repeats a run everywhere.
 struct Random(u64);

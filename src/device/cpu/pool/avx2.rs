@@ -2,8 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::formats::*;
-use super::{Bags, ColumnRun, Pooled, Rows, prefetch_row};
+use super::bags::{BagSums, Bags, ColumnRun, PREFETCH_ROWS, bag_factor, prefetch_first, prefetch_row};
+use super::rows::Rows;
+use super::rows::formats::*;
 
 /// Columns of a register.
 const LANES: usize = 8;
@@ -13,7 +14,7 @@ const LANES: usize = 8;
 /// # Safety
 /// The CPU has AVX2, FMA and F16C; the conditions of [`super::pool`] hold.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out: &mut Pooled<'_>) {
+pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out: &mut BagSums<'_>) {
     let mut first = 0;
     while first < rows.width {
         let left = rows.width - first;
@@ -47,19 +48,19 @@ pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out:
 unsafe fn group<const F: usize, const V: usize>(
     rows: &Rows<'_>,
     bags: &Bags<'_>,
-    out: &mut Pooled<'_>,
+    out: &mut BagSums<'_>,
     part: ColumnRun,
 ) {
     let base = rows.bytes.as_ptr();
     let last = part.columns - (V - 1) * LANES;
     let span = part.span(rows.format);
-    super::prefetch_first(rows, bags, &span);
+    prefetch_first(rows, bags, &span);
     for bag in 0..bags.offsets.len().saturating_sub(1) {
         let mut sum = [_mm256_setzero_ps(); V];
         // The biases of quantised rows are the same for all columns and are added once, at the end.
         let mut shift = _mm256_setzero_ps();
         for at in bags.range(bag) {
-            prefetch_row(rows, bags.ids, at + super::PREFETCH_ROWS, &span);
+            prefetch_row(rows, bags.ids, at + PREFETCH_ROWS, &span);
             // SAFETY: offsets lie inside ids and weights are one an id (checked in `super::pool`).
             let (id, weight) = unsafe { (*bags.ids.get_unchecked(at), bags.weight_unchecked(at)) };
             if id < 0 {
@@ -81,7 +82,7 @@ unsafe fn group<const F: usize, const V: usize>(
                 *sum = _mm256_fmadd_ps(weight, x, *sum);
             }
         }
-        let factor = _mm256_set1_ps(super::bag_factor(bags, bag));
+        let factor = _mm256_set1_ps(bag_factor(bags, bag));
         let to = &mut out.data[bag * out.stride + out.column + part.first..][..part.columns];
         for (sum, to) in sum.iter().zip(to.chunks_mut(LANES)) {
             let mut whole = [0f32; LANES];

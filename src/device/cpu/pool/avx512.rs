@@ -2,8 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::formats::*;
-use super::{Bags, ColumnRun, Pooled, Rows, prefetch_row};
+use super::bags::{BagSums, Bags, ColumnRun, PREFETCH_ROWS, bag_factor, prefetch_first, prefetch_row};
+use super::rows::Rows;
+use super::rows::formats::*;
 
 /// Columns of a register.
 const LANES: usize = 16;
@@ -13,7 +14,7 @@ const LANES: usize = 16;
 /// # Safety
 /// The CPU has AVX-512 F, BW and VL, and F16C; the conditions of [`super::pool`] hold.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out: &mut Pooled<'_>) {
+pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out: &mut BagSums<'_>) {
     let mut first = 0;
     while first < rows.width {
         let left = rows.width - first;
@@ -54,19 +55,19 @@ pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out:
 unsafe fn group<const F: usize, const V: usize>(
     rows: &Rows<'_>,
     bags: &Bags<'_>,
-    out: &mut Pooled<'_>,
+    out: &mut BagSums<'_>,
     part: ColumnRun,
 ) {
     let base = rows.bytes.as_ptr();
     let last = part.columns - (V - 1) * LANES;
     let span = part.span(rows.format);
-    super::prefetch_first(rows, bags, &span);
+    prefetch_first(rows, bags, &span);
     for bag in 0..bags.offsets.len().saturating_sub(1) {
         let mut sum = [_mm512_setzero_ps(); V];
         // The biases of quantised rows are the same for all columns and are added once, at the end.
         let mut shift = _mm512_setzero_ps();
         for at in bags.range(bag) {
-            prefetch_row(rows, bags.ids, at + super::PREFETCH_ROWS, &span);
+            prefetch_row(rows, bags.ids, at + PREFETCH_ROWS, &span);
             // SAFETY: offsets lie inside ids and weights are one an id (checked in `super::pool`).
             let (id, weight) = unsafe { (*bags.ids.get_unchecked(at), bags.weight_unchecked(at)) };
             if id < 0 {
@@ -88,7 +89,7 @@ unsafe fn group<const F: usize, const V: usize>(
                 *sum = _mm512_fmadd_ps(weight, x, *sum);
             }
         }
-        let factor = _mm512_set1_ps(super::bag_factor(bags, bag));
+        let factor = _mm512_set1_ps(bag_factor(bags, bag));
         let to = out.data[bag * out.stride + out.column + part.first..][..part.columns].as_mut_ptr();
         for (v, sum) in sum.iter().enumerate() {
             let lanes = if v + 1 == V { last } else { LANES };

@@ -1,0 +1,159 @@
+//! What callers, workers and fetchers share: the queue behind its lock, and what is told without it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::backend::{Backend, JobOf};
+use super::meters::Meters;
+use super::options::Options;
+use super::queue::{self, Bounds, Entry, Queue, Refused};
+use super::ticket::{Ledger, closing};
+use crate::request::Priority;
+
+/// A worker that had nothing to do for so long is told to rest.
+const REST_AFTER: Duration = Duration::from_secs(1);
+
+/// What callers, workers and fetchers share.
+pub(super) struct Shared<B: Backend> {
+    pub(super) backend: B,
+    queue: Mutex<Queue<JobOf<B>>>,
+    pub(super) work: Condvar,
+    pub(super) fetch: Condvar,
+    idle: Condvar,
+    pub(super) ledger: Arc<Ledger>,
+    pub(super) meters: Meters,
+    started: Instant,
+    /// When a cheap interactive request would get a worker, in nanoseconds since `started`.
+    free_at_ns: AtomicU64,
+    waiting: AtomicUsize,
+    waiting_max: usize,
+    is_closed: AtomicBool,
+    is_ending: AtomicBool,
+}
+
+impl<B: Backend> Shared<B> {
+    pub(super) fn new(backend: B, options: &Options, workers: usize) -> Self {
+        let started = Instant::now();
+        let dear = Duration::from_millis(options.dear_ms);
+        let bounds = Bounds { waiting: options.queue, batch: options.batch, workers, dear };
+        Shared {
+            backend,
+            queue: Mutex::new(Queue::new(bounds, started)),
+            work: Condvar::new(),
+            fetch: Condvar::new(),
+            idle: Condvar::new(),
+            ledger: Ledger::new(options.memory_mb << 20),
+            meters: Meters::new(),
+            started,
+            free_at_ns: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+            waiting_max: options.queue,
+            is_closed: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Queue<JobOf<B>>> {
+        // No code of a backend runs under the lock, so that no panic of one leaves the queue half changed.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn wait_for_work<'a>(&self, queue: MutexGuard<'a, Queue<JobOf<B>>>) -> MutexGuard<'a, Queue<JobOf<B>>> {
+        self.work.wait(queue).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`Shared::wait_for_work`], for [`REST_AFTER`] at most; true where nobody woke the worker by then.
+    pub(super) fn wait_for_rest<'a>(
+        &self,
+        queue: MutexGuard<'a, Queue<JobOf<B>>>,
+    ) -> (MutexGuard<'a, Queue<JobOf<B>>>, bool) {
+        let (queue, waited) = self.work.wait_timeout(queue, REST_AFTER).unwrap_or_else(PoisonError::into_inner);
+        (queue, waited.timed_out())
+    }
+
+    pub(super) fn wait_for_fetch<'a>(&self, queue: MutexGuard<'a, Queue<JobOf<B>>>) -> MutexGuard<'a, Queue<JobOf<B>>> {
+        self.fetch.wait(queue).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Acquire)
+    }
+
+    /// Tells those who ask without the lock how things stand.
+    pub(super) fn publish(&self, queue: &Queue<JobOf<B>>) {
+        let now = Instant::now();
+        let free_at = now.duration_since(self.started) + queue.wait(Priority::Interactive, false, now);
+        self.free_at_ns.store(u64::try_from(free_at.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.waiting.store(queue.waiting_before(Priority::Interactive), Ordering::Relaxed);
+        self.meters.state(queue, &self.ledger);
+        if queue.is_idle() {
+            self.idle.notify_all();
+        }
+    }
+
+    pub(super) fn admits(&self, timeout: Duration) -> Result<(), Refused> {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(Refused::Closed);
+        }
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        if waiting >= self.waiting_max {
+            return Err(Refused::Full(waiting));
+        }
+        let free_at = Duration::from_nanos(self.free_at_ns.load(Ordering::Relaxed));
+        let wait = free_at.saturating_sub(self.started.elapsed());
+        let allowed = timeout.mul_f64(queue::WAIT_SHARE);
+        if wait > allowed { Err(Refused::Late { wait, allowed, own: Duration::ZERO }) } else { Ok(()) }
+    }
+
+    pub(super) fn finish(&self, worker: usize, done: Duration) {
+        let mut queue = self.lock();
+        queue.finish(worker, done, Instant::now());
+        self.publish(&queue);
+        if queue.waiting() > 0 {
+            // A dear one may go now, which an idle worker had to leave, and this worker may take another.
+            self.work.notify_one();
+        }
+    }
+
+    pub(super) fn fetched(&self, ready: Vec<Entry<JobOf<B>>>, gone: usize) {
+        let mut queue = self.lock();
+        queue.fetched(ready, gone, Instant::now());
+        self.publish(&queue);
+        drop(queue);
+        self.work.notify_all();
+    }
+
+    pub(super) fn withdraw(&self, id: u64) -> Option<Entry<JobOf<B>>> {
+        let mut queue = self.lock();
+        let entry = queue.withdraw(id);
+        if entry.is_some() {
+            self.publish(&queue);
+        }
+        entry
+    }
+
+    pub(super) fn drain(&self, bound: Duration) {
+        self.is_closed.store(true, Ordering::Relaxed);
+        let mut queue = self.lock();
+        queue.close();
+        let waited = self.idle.wait_timeout_while(queue, bound, |queue| !queue.is_idle());
+        let (mut queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let left = queue.clear();
+        self.publish(&queue);
+        drop(queue);
+        self.ledger.close();
+        for entry in left {
+            entry.job.ticket.answer(Err(closing()));
+        }
+    }
+
+    pub(super) fn end(&self) {
+        // Under the lock, so that no thread is between looking and waiting.
+        let queue = self.lock();
+        self.is_ending.store(true, Ordering::Release);
+        drop(queue);
+        self.work.notify_all();
+        self.fetch.notify_all();
+    }
+}

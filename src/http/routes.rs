@@ -1,0 +1,30 @@
+//! Which path leads to which call.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::{any, get};
+
+use super::app::App;
+use super::{calls, layers, openapi};
+
+/// All routes over `app`.
+pub fn router(app: Arc<App>) -> Router {
+    let only_get = || calls::wrong_method("GET, HEAD");
+    Router::new()
+        .route("/v1/models", get(calls::models).fallback(only_get()))
+        .route("/v1/models/{model}", any(calls::model_call))
+        .route("/v1/models/{model}/versions", get(calls::versions).fallback(only_get()))
+        .route("/v1/models/{model}/versions/{version}", any(calls::version_call))
+        .route("/v1/models/{model}/labels", get(calls::labels).fallback(only_get()))
+        .route("/v1/models/{model}/labels/{label}", any(calls::label_call))
+        .route("/livez", get(calls::live).fallback(only_get()))
+        .route("/readyz", get(calls::ready).fallback(only_get()))
+        .route("/metrics", get(calls::metrics).fallback(only_get()))
+        .route("/openapi.json", get(openapi::openapi).fallback(only_get()))
+        .route("/", get(calls::console).fallback(only_get()))
+        .fallback(calls::no_route)
+        .layer(tower_http::catch_panic::CatchPanicLayer::custom(layers::panicked))
+        .layer(axum::middleware::from_fn_with_state(app.clone(), layers::observe))
+        .with_state(app)
+}

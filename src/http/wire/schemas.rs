@@ -1,0 +1,31 @@
+//! Bodies that have two forms, as the OpenAPI document shows them.
+
+use super::request::RetrieveRequest;
+use super::response::{BatchResponse, RetrieveResponse};
+
+/// The body of a retrieval.
+#[derive(utoipa::ToSchema, serde::Deserialize)]
+#[serde(untagged)]
+#[allow(clippy::large_enum_variant)]
+#[expect(dead_code, reason = "a schema of the document, never a value: `wire::retrievals` reads both forms")]
+pub enum RetrieveOneOrMany {
+    /// One request.
+    One(Box<RetrieveRequest>),
+    /// A list of them.
+    Many {
+        /// Each answered by itself, in this order.
+        #[schema(min_items = 1, max_items = 1024)]
+        requests: Vec<RetrieveRequest>,
+    },
+}
+
+/// The answer to a retrieval.
+#[derive(utoipa::ToSchema, serde::Serialize)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "a schema of the document, never a value")]
+pub enum RetrievedOneOrMany {
+    /// To one request.
+    One(RetrieveResponse),
+    /// To a list of them.
+    Many(BatchResponse),
+}

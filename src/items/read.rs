@@ -1,0 +1,127 @@
+//! Finds out what a file is and lets its reader fill the columns.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::builder::Builder;
+use super::catalogue::{Dense, EMBEDDING, Items};
+use super::faiss::IndexFile;
+use super::{json, parquet};
+use crate::error::{Error, Result};
+use crate::ivf::Lists;
+use crate::npy;
+
+impl Items {
+    /// Reads an item file, Parquet or JSON lines, or a folder of such, and, where given, vectors from a `.npy` file.
+    ///
+    /// # Errors
+    /// Unreadable files, and `Invalid` with the line or row and the column: a missing or repeated id, a ragged or
+    /// non-finite vector, a column that changes its type, an empty catalogue.
+    pub fn read(path: &Path, vectors: Option<&Path>) -> Result<Self> {
+        let mut items = read(path).map_err(|e| e.within(path.display()))?;
+        if let Some(file) = vectors {
+            let (values, rows, width) = npy::read_f32(file)?;
+            if rows != items.ids.len() {
+                return Err(Error::invalid(format!(
+                    "{}: {rows} vectors, expected one for each of the {} items of {}",
+                    file.display(),
+                    items.ids.len(),
+                    path.display()
+                )));
+            }
+            items.dense.insert(EMBEDDING.into(), Dense { values, width });
+        }
+        items.check().map_err(|e| e.within(path.display()))?;
+        Ok(items)
+    }
+
+    /// Reads the ids, vectors and lists of an index file of Faiss and, where given, the attributes of an item file, which
+    /// names the same ids in any order. The items are in the order of the item file, else in that of the index.
+    ///
+    /// # Errors
+    /// As [`IndexFile`] and [`Items::read`]; `Invalid` with the id that stands twice in the index, or in one of the two
+    /// alone.
+    pub fn read_faiss(index: &Path, attributes: Option<&Path>) -> Result<(Self, Lists)> {
+        let file = IndexFile::open(index)?;
+        let mut items = match attributes {
+            Some(path) => Items::read(path, None)?,
+            None => Items { ids: file.ids().to_vec(), ..Items::default() },
+        };
+        let mut entries = HashMap::with_capacity(file.ids().len());
+        for (&id, entry) in file.ids().iter().zip(0u32..) {
+            if entries.insert(id, entry).is_some() {
+                return Err(Error::invalid(format!(
+                    "{}: id {id} stands twice, expected each id once",
+                    index.display()
+                )));
+            }
+        }
+        let path = attributes.unwrap_or(index).display();
+        let entry = |id| {
+            let entry = entries.remove(id);
+            entry.ok_or_else(|| Error::invalid(format!("{path}: id {id} is not in {}", index.display())))
+        };
+        let of_rows = items.ids.iter().map(entry).collect::<Result<Vec<u32>>>()?;
+        if let Some(id) = entries.keys().min() {
+            let (index, count) = (index.display(), entries.len());
+            return Err(Error::invalid(format!("{path}: no id {id}, which is in {index}; {count} are missing")));
+        }
+        let values = file.vectors(&of_rows).map_err(|e| e.within(index.display()))?;
+        items.dense.insert(EMBEDDING.into(), Dense { values, width: file.dimension() });
+        items.check().map_err(|e| e.within(path))?;
+        Ok((items, file.lists(&of_rows)))
+    }
+}
+
+fn read(path: &Path) -> Result<Items> {
+    let mut builder = Builder::default();
+    if path.is_dir() {
+        for part in parts(path)? {
+            let name = part.file_name().unwrap_or_default();
+            read_file(&part, &mut builder).map_err(|e| e.within(name.display()))?;
+        }
+    } else {
+        read_file(path, &mut builder)?;
+    }
+    Ok(builder.finish())
+}
+
+/// The files of a folder that hold items; names that begin with a dot or an underscore are notes of the writer.
+fn parts(folder: &Path) -> Result<Vec<PathBuf>> {
+    let io = |e| Error::io("items", e);
+    let mut parts = Vec::new();
+    for entry in folder.read_dir().map_err(io)? {
+        let path = entry.map_err(io)?.path();
+        let hidden = path
+            .file_name()
+            .is_none_or(|name| name.as_encoded_bytes().starts_with(b".") || name.as_encoded_bytes().starts_with(b"_"));
+        if !hidden && path.is_file() {
+            parts.push(path);
+        }
+    }
+    parts.sort();
+    Ok(parts)
+}
+
+fn read_file(path: &Path, builder: &mut Builder) -> Result<()> {
+    let io = |e| Error::io("items", e);
+    let mut file = BufReader::with_capacity(1 << 20, File::open(path).map_err(io)?);
+    let named_parquet = || {
+        let ending = path.extension().unwrap_or(OsStr::new(""));
+        ["parquet", "pq"].iter().any(|e| ending.eq_ignore_ascii_case(e))
+    };
+    match file.fill_buf().map_err(io)? {
+        [b'P', b'A', b'R', b'1' | b'E', ..] => parquet::read(path, builder),
+        [0x1f, 0x8b, ..] => json::read(BufReader::with_capacity(1 << 20, MultiGzDecoder::new(file)), builder),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+            Err(Error::unsupported("compressed by zstd, expected gzip or plain JSON lines"))
+        }
+        _ if named_parquet() => parquet::read(path, builder),
+        _ => json::read(file, builder),
+    }
+}

@@ -1,0 +1,157 @@
+//! What was prepared: all that a device needs to know of a request, checked and priced.
+
+use std::sync::Arc;
+
+use super::trace::Trace;
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::request::{Probes, Reading};
+use crate::tower::{FeatureRow, Pooled};
+use crate::units::{ItemId, Slot};
+use crate::view::{Planned, View};
+
+/// What a request costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Nanoseconds on one core of the machine that the model's constants were measured on.
+    pub work_ns: f64,
+    /// Bytes of memory that it takes from when it is taken in until it is answered, besides its view.
+    pub memory_bytes: usize,
+}
+
+impl Cost {
+    /// The cost of two together.
+    pub fn plus(self, other: Cost) -> Cost {
+        Cost {
+            work_ns: self.work_ns + other.work_ns,
+            memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
+        }
+    }
+
+    /// Refuses what is more than one call may ask for.
+    ///
+    /// # Errors
+    /// `TooCostly` with the cost and the bound.
+    pub fn check(self, call: &str) -> Result<()> {
+        let (work_ms, work_ms_max) = ((self.work_ns / 1e6).ceil() as u64, limits::WORK_MS_MAX);
+        if work_ms > work_ms_max {
+            return Err(Error::too_costly(format!(
+                "{call}: about {work_ms} ms of one core by its filter, candidates, results and scanned items, expected at most {work_ms_max}"
+            )));
+        }
+        if self.memory_bytes > limits::MEMORY_BYTES_MAX {
+            return Err(Error::too_costly(format!(
+                "{call}: about {} bytes of memory by its candidates and results, expected at most {}",
+                self.memory_bytes,
+                limits::MEMORY_BYTES_MAX
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// A request that was checked against one view, priced and bound to it.
+#[derive(Debug)]
+pub struct Prepared {
+    pub(super) view: Arc<View>,
+    pub(super) query: Query,
+    pub(super) task: Task,
+    pub(super) reading: Reading,
+    /// The value model's constants with those that the request overrides.
+    pub(super) constants: Vec<f32>,
+    pub(super) trace: Trace,
+    pub(super) cost: Cost,
+}
+
+/// Where the query embedding comes from.
+#[derive(Debug)]
+pub(super) enum Query {
+    /// Given, `[D]`.
+    Vector(Vec<f32>),
+    /// Of the user tower over these; `fetched` where their rows were looked up already.
+    Features { row: FeatureRow, fetched: Option<Result<Pooled>> },
+}
+
+/// What is asked.
+#[derive(Debug)]
+pub(super) enum Task {
+    Retrieve(Search),
+    /// `slots` ascending, each once.
+    Rank {
+        slots: Vec<Slot>,
+        unknown: Vec<ItemId>,
+    },
+    Embed,
+}
+
+/// What a retrieval asks of the search.
+#[derive(Debug)]
+pub(super) struct Search {
+    pub(super) k: usize,
+    pub(super) k0: usize,
+    pub(super) probes: Probes,
+    pub(super) exact: bool,
+    pub(super) planned: Arc<Planned>,
+    /// Ascending.
+    pub(super) excluded: Vec<Slot>,
+}
+
+impl Prepared {
+    /// The view that answers it.
+    pub fn view(&self) -> &Arc<View> {
+        &self.view
+    }
+
+    /// What it will cost.
+    pub fn cost(&self) -> Cost {
+        self.cost
+    }
+
+    /// True where rows of a cluster must be fetched before it can run without waiting.
+    pub fn needs_fetch(&self) -> bool {
+        match (&self.query, &self.view.main().package.user) {
+            (Query::Features { row, fetched: None }, Some(tower)) => tower.needs_fetch(row),
+            _ => false,
+        }
+    }
+
+    /// Candidates that it reranks at most, K0.
+    pub(super) fn candidates(&self) -> usize {
+        match &self.task {
+            Task::Retrieve(search) => search.k0,
+            Task::Rank { slots, .. } => slots.len(),
+            Task::Embed => 0,
+        }
+    }
+
+    /// The item columns that its answer tells.
+    pub fn columns(&self) -> &[String] {
+        &self.reading.columns
+    }
+
+    pub(super) fn features(&self) -> Option<&FeatureRow> {
+        match &self.query {
+            Query::Features { row, .. } => Some(row),
+            Query::Vector(_) => None,
+        }
+    }
+
+    /// Ids of its features.
+    pub(super) fn ids(&self) -> usize {
+        self.features().map_or(0, FeatureRow::ids)
+    }
+
+    /// Bytes that it holds while it waits.
+    pub(super) fn bytes(&self) -> usize {
+        let query = match &self.query {
+            Query::Vector(vector) => vector.len() * 4,
+            Query::Features { row, .. } => row.bytes(),
+        };
+        let task = match &self.task {
+            Task::Retrieve(search) => search.excluded.len() * 4,
+            Task::Rank { slots, unknown } => slots.len() * 4 + unknown.len() * 8,
+            Task::Embed => 0,
+        };
+        std::mem::size_of::<Prepared>() + query + task
+    }
+}

@@ -1,0 +1,101 @@
+//! Versions in memory, and what is told of those that are not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::memory::Room;
+use crate::error::Kind;
+use crate::snapshot::{Snapshot, Stamp};
+use crate::view::View;
+
+/// One version in memory. Requests hold it while they run.
+#[derive(Debug)]
+pub struct Loaded<T = View> {
+    pub(super) view: Arc<T>,
+    pub(super) name: String,
+    pub(super) version: u64,
+    pub(super) digest: String,
+    /// What its folder looked like when it was loaded.
+    pub(super) stamp: Option<Stamp>,
+    pub(super) room: Option<Room>,
+}
+
+impl Loaded {
+    /// A snapshot that no registry holds.
+    pub fn new(snapshot: Snapshot) -> Self {
+        let (name, version) = (snapshot.manifest.name.clone(), snapshot.manifest.version);
+        let digest = snapshot.digest().to_owned();
+        let view = Arc::new(View::new(Arc::new(snapshot)));
+        Loaded { view, name, version, digest, stamp: None, room: None }
+    }
+}
+
+impl<T> Loaded<T> {
+    /// What answers.
+    pub fn view(&self) -> &Arc<T> {
+        &self.view
+    }
+
+    /// The model's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The version.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The digest of its bytes.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    /// Bytes of memory that were planned for it.
+    pub fn memory_bytes(&self) -> u64 {
+        self.room.as_ref().map_or(0, Room::bytes)
+    }
+}
+
+/// Which version of a model is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which<'a> {
+    /// The active one.
+    Active,
+    /// The one of this number.
+    Version(u64),
+    /// The one that a label points to.
+    Label(&'a str),
+}
+
+/// Why a version was not taken in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// What sort of failure it was.
+    pub kind: Kind,
+    /// The failure.
+    pub reason: String,
+    /// Loads that have failed since the folder changed last.
+    pub attempts: u32,
+    /// When it is tried again though its folder does not change; never, where there is none.
+    pub retry_in: Option<Duration>,
+}
+
+/// The state of one version, published or in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VersionState {
+    /// The version.
+    pub version: u64,
+    /// True where the store has it.
+    pub published: bool,
+    /// True where it is in memory.
+    pub loaded: bool,
+    /// True for the one that answers unpinned requests.
+    pub active: bool,
+    /// The labels that point to it.
+    pub labels: Vec<String>,
+    /// The digest of the bytes in memory.
+    pub digest: Option<String>,
+    /// Why what the store has of it was refused, where it was.
+    pub refused: Option<Refused>,
+}

@@ -1,0 +1,236 @@
+//! The registry as those see it who ask: which version answers, and what operators decide.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+
+use super::entry::{Entry, listed};
+use super::loaded::{Loaded, VersionState, Which};
+use super::loader::Loader;
+use super::memory::Memory;
+use super::permits::{Permits, locked};
+use crate::error::{Error, Result};
+use crate::snapshot::{Store, check_name};
+use crate::view::View;
+
+/// What a registry may do.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The one model to serve, or all of the store.
+    pub only: Option<String>,
+    /// Bytes of memory that versions may take together; most of what is free at the start where none is given.
+    pub memory_bytes: Option<u64>,
+    /// Loads that run side by side.
+    pub loads: usize,
+    /// True where the newest published version is activated by itself.
+    pub follow: bool,
+    /// How long after a passing failure a load is tried again: after the first one, and at most. Between them the wait
+    /// doubles.
+    pub retry: (Duration, Duration),
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let retry = (Duration::from_secs(1), Duration::from_secs(60));
+        Options { only: None, memory_bytes: None, loads: 2, follow: true, retry }
+    }
+}
+
+/// What a version must go through before it may answer.
+pub type Warm<T> = Arc<dyn Fn(&Loaded<T>) -> Result<()> + Send + Sync>;
+
+type Entries<T> = BTreeMap<String, Entry<T>>;
+
+/// The models of a store.
+pub struct Registry<T = View> {
+    pub(super) store: Store,
+    pub(super) loader: Box<dyn Loader<T>>,
+    pub(super) options: Options,
+    pub(super) warm: Option<Warm<T>>,
+    pub(super) memory: Memory,
+    pub(super) permits: Permits,
+    pub(super) entries: ArcSwap<Entries<T>>,
+    /// Held for moments, by who changes the entries.
+    pub(super) changing: Mutex<()>,
+}
+
+impl<T: Send + Sync> Registry<T> {
+    /// A registry of the models of `store`. Nothing is loaded yet.
+    pub fn new(store: Store, loader: impl Loader<T> + 'static, options: Options) -> Self {
+        Registry {
+            store,
+            loader: Box::new(loader),
+            warm: None,
+            memory: Memory::new(options.memory_bytes),
+            permits: Permits::new(options.loads),
+            entries: ArcSwap::default(),
+            changing: Mutex::default(),
+            options,
+        }
+    }
+
+    /// The same registry, whose versions go through `warm` before they may answer; one that fails it is refused.
+    pub fn with_warm_up(mut self, warm: Warm<T>) -> Self {
+        self.warm = Some(warm);
+        self
+    }
+
+    /// Changes what is known of a model, as a whole.
+    pub(super) fn change<R>(&self, name: &str, change: impl FnOnce(&mut Entry<T>) -> R) -> R {
+        let guard = locked(&self.changing);
+        let mut entries = Entries::clone(&self.entries.load());
+        let result = change(entries.entry(name.to_owned()).or_default());
+        let before = self.entries.swap(Arc::new(entries));
+        // What goes out of memory takes its time, and nobody waits for it.
+        drop(guard);
+        drop(before);
+        result
+    }
+
+    /// What is known of a model.
+    ///
+    /// # Errors
+    /// `NotFound` naming the models that there are.
+    pub(super) fn entry<R>(&self, name: &str, read: impl FnOnce(&Entry<T>) -> Result<R>) -> Result<R> {
+        let entries = self.entries.load();
+        match entries.get(name) {
+            Some(entry) => read(entry).map_err(|e| e.within(format!("model `{name}`"))),
+            None => Err(Error::not_found(format!(
+                "model `{name}` is not served here; there are: {}",
+                listed(entries.keys())
+            ))),
+        }
+    }
+
+    /// A version in memory.
+    ///
+    /// # Errors
+    /// `NotFound` naming what there is; `NotReady` where no version of the model could be loaded.
+    pub fn get(&self, name: &str, which: Which<'_>) -> Result<Arc<Loaded<T>>> {
+        self.entry(name, |entry| entry.get(which))
+    }
+
+    /// Loads a published version that is not in memory, and keeps it there. Nothing else changes.
+    ///
+    /// # Errors
+    /// `NotFound` for a version that is not published; the reason where it cannot be loaded.
+    pub fn load(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
+        let loaded = self.current(name, version)?;
+        self.change(name, |entry| {
+            entry.insert(loaded.clone());
+            entry.hold(version);
+        });
+        Ok(loaded)
+    }
+
+    /// Lets a version answer unpinned requests, at once where it is in memory. It stays until another is published.
+    ///
+    /// # Errors
+    /// As [`Registry::load`].
+    pub fn activate(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
+        let loaded = self.current(name, version)?;
+        let settled = self.published(name, u64::MAX);
+        self.change(name, |entry| {
+            entry.insert(loaded.clone());
+            entry.activate(version);
+            entry.settle(settled);
+        });
+        self.tell_active(name, &loaded, "activated");
+        Ok(loaded)
+    }
+
+    /// Takes a version out of memory.
+    ///
+    /// # Errors
+    /// `NotFound` where it is not there, `Conflict` where it is active or has a label.
+    pub fn unload(&self, name: &str, version: u64) -> Result<()> {
+        self.edit(name, |entry| entry.unload(version))
+    }
+
+    /// Lets a label point to a version in memory.
+    ///
+    /// # Errors
+    /// `Invalid` for a label that cannot stand in a path, `NotFound` where the version is not in memory.
+    pub fn label(&self, name: &str, label: &str, version: u64) -> Result<()> {
+        check_name("label", label)?;
+        self.edit(name, |entry| entry.label(label, version))
+    }
+
+    /// Takes a label away.
+    ///
+    /// # Errors
+    /// `NotFound` where there is none of this name.
+    pub fn unlabel(&self, name: &str, label: &str) -> Result<()> {
+        self.edit(name, |entry| entry.unlabel(label))
+    }
+
+    pub(super) fn edit(&self, name: &str, edit: impl FnOnce(&mut Entry<T>) -> Result<()>) -> Result<()> {
+        self.entry(name, |_| Ok(()))?;
+        self.change(name, edit).map_err(|e| e.within(format!("model `{name}`")))
+    }
+
+    /// The active versions of all models.
+    pub fn list(&self) -> Vec<Arc<Loaded<T>>> {
+        self.entries.load().values().filter_map(|entry| entry.get(Which::Active).ok()).collect()
+    }
+
+    /// The labels of a model and the versions that they point to.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown model.
+    pub fn labels(&self, name: &str) -> Result<BTreeMap<String, u64>> {
+        self.entry(name, |entry| Ok(entry.labels.clone()))
+    }
+
+    /// Whether at least one model answers.
+    ///
+    /// # Errors
+    /// `NotReady` with the reason of each model, where none does.
+    pub fn ready(&self) -> Result<()> {
+        let entries = self.entries.load();
+        let waiting = |(name, entry): (&String, &Entry<T>)| match entry.get(Which::Active) {
+            Ok(_) => None,
+            Err(e) => Some(format!("model `{name}`: {e}")),
+        };
+        let reasons: Vec<String> = entries.iter().filter_map(waiting).collect();
+        if reasons.len() < entries.len() {
+            return Ok(());
+        }
+        Err(Error::not_ready(match &self.options.only {
+            _ if !reasons.is_empty() => reasons.join("; "),
+            Some(only) => format!("model `{only}`, the only one to be served, was not found in the store yet"),
+            None => "no model was found in the store yet".into(),
+        }))
+    }
+
+    /// Every published or loaded version of a model, ascending.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown model, `Io` where the store cannot be read.
+    pub fn versions(&self, name: &str) -> Result<Vec<VersionState>> {
+        let published = self.store.versions(name)?;
+        let now = Instant::now();
+        self.entry(name, |entry| {
+            let mut all: Vec<u64> = published.iter().chain(entry.loaded.keys()).copied().collect();
+            all.sort_unstable();
+            all.dedup();
+            let state = |version| VersionState {
+                version,
+                published: published.contains(&version),
+                loaded: entry.loaded.contains_key(&version),
+                active: entry.active == Some(version),
+                labels: entry.labels.iter().filter(|(_, of)| **of == version).map(|(l, _)| l.clone()).collect(),
+                digest: entry.loaded.get(&version).map(|l| l.digest.clone()),
+                refused: entry.refused.get(&version).map(|r| r.told(now)),
+            };
+            Ok(all.into_iter().map(state).collect())
+        })
+    }
+
+    pub(super) fn tell_active(&self, name: &str, loaded: &Loaded<T>, how: &str) {
+        metrics::gauge!("sterling_model_version", "model" => name.to_owned()).set(loaded.version as f64);
+        tracing::info!(model = name, version = loaded.version, digest = loaded.digest, "{how}");
+    }
+}
