@@ -377,6 +377,7 @@ impl Searcher {
             k: run.k,
             k0: run.k.min(index.items()),
             probes: run.probes,
+            recall: None,
             exact: false,
         };
         let queries: Vec<search::Query<'_>> = (0..queries.rows()).map(query).collect();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::output::say;
 use crate::error::{Error, Result};
 use crate::files::Tensors;
-use crate::http::wire::{ModelInfo, model_info};
+use crate::http::wire::{CalibrationInfo, ModelInfo, model_info};
 use crate::model::{MODEL_FILE, Package};
 use crate::snapshot::{MANIFEST, Manifest, Placement, Snapshot, Store};
 
@@ -103,7 +103,11 @@ impl Inspect {
 fn model(info: &ModelInfo) -> Result<()> {
     say(format_args!("{}", info.description))?;
     say(format_args!("items N = {}, dimension D = {}, lists C = {}", info.items, info.dimension, info.lists))?;
-    say(format_args!("defaults: probes P = {}, candidates K0 = {}", info.probes, info.candidates))?;
+    say(format_args!(
+        "defaults: recall {}, probes P = {}, candidates K0 = {}",
+        info.recall, info.probes, info.candidates
+    ))?;
+    info.calibration.iter().try_for_each(calibration)?;
     for feature in &info.features {
         let width = feature.width.map(|w| format!(" [{w}]")).unwrap_or_default();
         say(format_args!("  feature {:20} {}{width}", feature.name, feature.kind))?;
@@ -119,6 +123,19 @@ fn model(info: &ModelInfo) -> Result<()> {
     say(format_args!("  value   {}", info.value))?;
     for (name, value) in &info.constants {
         say(format_args!("          {name} = {value}"))?;
+    }
+    Ok(())
+}
+
+/// A line a curve, a column a target.
+fn calibration(info: &CalibrationInfo) -> Result<()> {
+    let row = |cells: Vec<String>| cells.iter().map(|cell| format!(" {cell:>6}")).collect::<String>();
+    say(format_args!("lists that a recall takes, by {} queries: {}", info.queries, info.source))?;
+    let targets = info.targets.iter().map(f64::to_string).collect();
+    say(format_args!("  {:>6} {:>9} {}", "K0", "pass rate", row(targets)))?;
+    for curve in &info.curves {
+        let probes = curve.probes.iter().map(usize::to_string).collect();
+        say(format_args!("  {:>6} {:>9} {}", curve.k, curve.pass_rate, row(probes)))?;
     }
     Ok(())
 }

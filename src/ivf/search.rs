@@ -23,6 +23,10 @@ pub type Words<'a> = &'a mut dyn FnMut(ListId, &mut [u64]);
 const CHUNKS_PER_PROBES: usize = 2;
 /// Probing on ends when a chunk of lists brought fewer new candidates than this share of K0.
 const YIELD_SHARE_MIN: f64 = 0.005;
+/// Where probes were measured, the same as a share of what the recall lets go.
+const MISSED_SHARE_MIN: f64 = 0.25;
+/// A filter goes against the order of the lists where fewer than this share of the survivors that were expected were found.
+const EXPECTED_SHARE_MIN: f64 = 0.5;
 /// Below this share of passing items every list is scanned: their words cost less than a wrong guess of the lists.
 const SCAN_ALL_PASS_RATE: f64 = 0.03;
 /// What a byte of scattered rows costs beside a byte of blocks, which are read forwards.
@@ -41,6 +45,15 @@ pub struct Probing {
     pub probes_max: usize,
     /// Estimated share of items that pass the filter.
     pub pass_rate: f64,
+    /// The recall that `probes` lists with survivors were measured to reach at this pass rate, where they were.
+    pub recall: Option<f64>,
+}
+
+impl Probing {
+    /// So many lists, of which nothing was measured, and at most these with a filter that lets all pass.
+    pub fn of(probes: usize, probes_max: usize) -> Self {
+        Probing { probes, probes_max, pass_rate: 1.0, recall: None }
+    }
 }
 
 impl Probing {
@@ -48,7 +61,11 @@ impl Probing {
     pub fn lists(&self, lists: usize) -> usize {
         let probes = self.probes.clamp(1, lists);
         let most = self.probes_max.clamp(probes, lists);
-        if most == lists && self.pass_rate <= SCAN_ALL_PASS_RATE { lists } else { self.first(probes, most) }
+        match self.recall {
+            Some(_) => probes,
+            None if most == lists && self.pass_rate <= SCAN_ALL_PASS_RATE => lists,
+            None => self.first(probes, most),
+        }
     }
 
     /// As many lists as would hold the survivors of `probes` whole ones is where probing on begins to be judged.
@@ -135,8 +152,10 @@ impl Index {
 
     /// Searches the best lists of `vector` `[D]` for the candidates of `selector`, whose K0 the caller has set.
     ///
-    /// Without `words` exactly `probes` lists are scanned. With them, all lists are where few items pass; else the search
-    /// probes on beyond `probes` until K0 survivors were found and further lists hardly bring better ones, up to `probes_max`.
+    /// Without `words` exactly `probes` lists are scanned. With them and a recall, `probes` lists that hold survivors are, and
+    /// more where these held fewer than the pass rate lets expect. With words alone, all lists are where few items pass; else the
+    /// search probes on beyond `probes` until K0 survivors were found and further lists hardly bring better ones. `probes_max`
+    /// ends either.
     pub fn search(
         &self,
         vector: &[f32],
@@ -150,14 +169,16 @@ impl Index {
         let probes_max = probing.probes_max.clamp(probes, self.lists());
         match words {
             None => self.search_best(vector, probes, selector, scratch),
-            Some(words)
-                if probes_max == self.lists() && (probes == probes_max || probing.pass_rate <= SCAN_ALL_PASS_RATE) =>
-            {
-                self.search_every(vector, words, selector, scratch)
-            }
             Some(words) => {
+                let is_guess = probing.recall.is_none() && probing.pass_rate <= SCAN_ALL_PASS_RATE;
                 let probing = Probing { probes, probes_max, ..probing };
-                self.search_on(vector, probing, words, selector, k0, scratch)
+                match probing.recall {
+                    _ if probes_max == self.lists() && (probes == probes_max || is_guess) => {
+                        self.search_every(vector, words, selector, scratch)
+                    }
+                    None => self.search_on(vector, probing, words, selector, k0, scratch),
+                    Some(_) => self.search_for(vector, probing, words, selector, k0, scratch),
+                }
             }
         }
     }
@@ -245,6 +266,63 @@ impl Index {
             chunk = (first / CHUNKS_PER_PROBES).max(1);
         }
         counters
+    }
+
+    /// Scans as many lists that hold survivors as were measured to reach the recall, and goes on where the filter goes against
+    /// the order of the lists, while that still brings what the recall would miss.
+    fn search_for(
+        &self,
+        vector: &[f32],
+        Probing { probes, probes_max, pass_rate, recall }: Probing,
+        words: Words<'_>,
+        selector: &mut Selector,
+        k0: usize,
+        scratch: &mut Scratch,
+    ) -> Counters {
+        let mut counters = Counters::default();
+        let start = Instant::now();
+        self.score_lists(vector, scratch);
+        counters.probe_time = start.elapsed();
+        let yield_min = (1.0 - recall.unwrap_or(1.0)) * MISSED_SHARE_MIN * k0 as f64;
+        let (mut done, mut chunk) = (0, probes);
+        loop {
+            let (first, before) = (done == 0, selector.accepted());
+            done = self.scan_holding(done..probes_max, chunk, vector, words, selector, scratch, &mut counters);
+            let (gained, enough) = ((selector.accepted() - before) as f64, counters.survivors >= k0 as u64);
+            let as_expected = counters.survivors as f64 >= pass_rate * EXPECTED_SHARE_MIN * counters.items as f64;
+            let is_worth = first || gained >= yield_min * chunk as f64 / probes as f64;
+            if done == probes_max || enough && (as_expected || !is_worth) {
+                return counters;
+            }
+            if enough {
+                selector.shrink();
+            }
+            chunk = (probes / CHUNKS_PER_PROBES).max(1);
+        }
+    }
+
+    /// Scans lists of a range of the order until `count` of them held survivors. Returns where it ended.
+    #[allow(clippy::too_many_arguments)]
+    fn scan_holding(
+        &self,
+        range: Range<usize>,
+        count: usize,
+        vector: &[f32],
+        words: Words<'_>,
+        selector: &mut Selector,
+        scratch: &mut Scratch,
+        counters: &mut Counters,
+    ) -> usize {
+        let (mut done, mut holding) = (range.start, 0);
+        while holding < count && done < range.end {
+            scratch.order(done + 1);
+            let (list, before) = (ListId(unkey(scratch.lists[done]).1.0), counters.survivors);
+            self.scan_list(list, vector, words, selector, scratch, counters);
+            holding += usize::from(counters.survivors > before);
+            done += 1;
+        }
+        self.score_pending(vector, selector, scratch);
+        done
     }
 
     fn scan_ordered(

@@ -106,7 +106,8 @@ fn query<'a>(vector: &'a [f32], search: &'a Search) -> search::Query<'a> {
         excluded: &search.excluded,
         k: search.k,
         k0: search.k0,
-        probes: search.probes,
+        probes: search.probes.probes,
+        recall: search.probes.estimate.and(search.probes.target),
         exact: search.exact,
     }
 }
@@ -391,6 +392,9 @@ impl Reranker<'_> {
             },
             filter: search.planned.canonical.clone(),
             pass_rate: search.planned.plan.pass_rate(),
+            probes: matches!(search.planned.plan.route(), Route::All | Route::Words)
+                .then_some(search.probes)
+                .filter(|_| !search.exact),
             probed: found.counters.lists,
             scanned: found.counters.items,
             survivors: found.counters.survivors,

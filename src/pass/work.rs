@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::trace::Trace;
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::request::Reading;
+use crate::request::{Probes, Reading};
 use crate::tower::{FeatureRow, Pooled};
 use crate::units::{ItemId, Slot};
 use crate::view::{Planned, View};
@@ -92,7 +92,7 @@ pub(super) enum Task {
 pub(super) struct Search {
     pub(super) k: usize,
     pub(super) k0: usize,
-    pub(super) probes: usize,
+    pub(super) probes: Probes,
     pub(super) exact: bool,
     pub(super) planned: Arc<Planned>,
     /// Ascending.

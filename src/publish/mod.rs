@@ -5,12 +5,15 @@
 //! 3. The vectors are clustered, or keep the lists that they came in, which puts the items into slots.
 //! 4. Columns, ids, planes and rows are written in slot order, tables in their formats; the package's other files are copied
 //!    (`write`).
-//! 5. The version answers the requests that are kept with the package (`crate::warmup`).
-//! 6. Rows that are to lie on a cluster are brought there (`remote`).
-//! 7. The manifest is written last, and the folder gets its name.
+//! 5. What the files hold is searched with sample queries: how many lists a recall takes (`calibrate`, `queries`).
+//! 6. The version answers the requests that are kept with the package (`crate::warmup`).
+//! 7. Rows that are to lie on a cluster are brought there (`remote`).
+//! 8. The manifest is written last, and the folder gets its name.
 
+mod calibrate;
 mod catalogue;
 mod embed;
+mod queries;
 mod remote;
 mod request;
 mod tables;
@@ -21,13 +24,17 @@ use std::path::Path;
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::files::{self, Checksum};
+use crate::files::{self, Checksum, Tensors};
+use crate::ivf;
 use crate::model::{ModelSpec, Package, WARMUP_FILE};
-use crate::snapshot::{FORMAT, Manifest, Placement, Provenance, Recipe, Snapshot, Store};
+use crate::snapshot::{CALIBRATION_FILE, FORMAT, INDEX_FILE, Manifest, Placement, Provenance, Recipe, Snapshot, Store};
 use crate::warmup;
 
 pub use remote::Remote;
 pub use request::{Progress, Publish, Stage, Vectors};
+
+/// Sample requests of a package, a `:retrieve` body a line.
+const QUERIES_FILE: &str = "queries.jsonl";
 
 /// Publishes a version and returns the model's name and the version's number.
 ///
@@ -54,7 +61,11 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
     };
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
-        let files = version_files.write(folder, progress)?;
+        let mut files = version_files.write(folder, progress)?;
+        if let Some(calibration) = calibrated(folder, what, progress)? {
+            let sum = files::write_atomic(&folder.join(CALIBRATION_FILE), |out| out.write_all(&calibration))?;
+            files.insert(CALIBRATION_FILE.into(), sum);
+        }
         let mut manifest = Manifest {
             format: FORMAT,
             name: spec.name.clone(),
@@ -78,6 +89,26 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
         remote::unload(remote, &loaded);
     }
     Ok((spec.name.clone(), published?))
+}
+
+/// The calibration of the version in `folder`, where it has lists to choose from.
+fn calibrated(folder: &Path, what: &Publish, progress: &Progress<'_>) -> Result<Option<Vec<u8>>> {
+    let index = ivf::Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?;
+    if index.lists() < 2 {
+        return Ok(None);
+    }
+    let seed = what.recipe.index.seed;
+    let own = what.package.as_ref().map(|package| package.join(QUERIES_FILE)).filter(|path| path.exists());
+    let queries = match what.queries.as_ref().or(own.as_ref()) {
+        Some(path) => {
+            let package = Package::open_placed(folder, |_, tables| Ok(tables))?;
+            queries::read(path, &package, &index, calibrate::queries_for(&index))?
+        }
+        None => calibrate::perturbed_items(&index, seed),
+    };
+    let calibration = calibrate::measure(&index, queries, seed, progress);
+    let text = serde_json::to_vec(&calibration).map_err(|e| Error::internal(format!("calibration: {e}")))?;
+    Ok(Some(text))
 }
 
 /// Lets the version in `folder`, whole but for its manifest, answer the requests that are kept with it.

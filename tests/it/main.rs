@@ -13,6 +13,7 @@ mod items;
 mod placement;
 mod planner;
 mod program;
+mod recall;
 mod redis_cluster;
 mod registry;
 mod remote;
