@@ -48,8 +48,8 @@ pub struct Query<'a> {
     pub k0: usize,
     /// Lists, P.
     pub probes: usize,
-    /// The recall that they were measured to reach, where they were.
-    pub recall: Option<f64>,
+    /// When a search with a filter ends, where its probes were measured.
+    pub ending: Option<ivf::Ending<'a>>,
     /// Looks at every item in f32 in place of probing.
     pub exact: bool,
 }
@@ -279,7 +279,7 @@ impl Catalogue<'_> {
                 words_time += start.elapsed();
             };
             // Of survivors that are no "maybes" none drops out again.
-            let enough = if query.recall.is_some() && query.plan.is_exact() { query.k0 } else { room };
+            let enough = if query.ending.is_some() && query.plan.is_exact() { query.k0 } else { room };
             let probing = self.probing(query);
             let counters = self.index.search(query.vector, probing, Some(&mut fill), selector, enough, alone);
             times.add_search(start.elapsed(), words_time, &counters);
@@ -301,12 +301,12 @@ impl Catalogue<'_> {
         }
     }
 
-    fn probing(&self, query: &Query<'_>) -> Probing {
+    fn probing<'a>(&self, query: &Query<'a>) -> Probing<'a> {
         Probing {
             probes: query.probes,
             probes_max: self.probes_max,
             pass_rate: query.plan.pass_rate(),
-            recall: query.recall,
+            ending: query.ending,
         }
     }
 

@@ -127,15 +127,19 @@ fn model(info: &ModelInfo) -> Result<()> {
     Ok(())
 }
 
-/// A line a curve, a column a target.
-fn calibration(info: &CalibrationInfo) -> Result<()> {
-    let row = |cells: Vec<String>| cells.iter().map(|cell| format!(" {cell:>6}")).collect::<String>();
-    say(format_args!("lists that a recall takes, by {} queries: {}", info.queries, info.source))?;
+/// A line a curve, a column a target: the lists, and the recall that was measured there at least, with 95 % confidence.
+pub(super) fn calibration(info: &CalibrationInfo) -> Result<()> {
+    let row = |cells: Vec<String>| cells.iter().map(|cell| format!(" {cell:>12}")).collect::<String>();
+    say(format_args!(
+        "calibration {}: lists that a recall takes (and the recall there, at least), by {} queries: {}",
+        info.digest, info.queries, info.source
+    ))?;
     let targets = info.targets.iter().map(f64::to_string).collect();
     say(format_args!("  {:>6} {:>9} {}", "K0", "pass rate", row(targets)))?;
     for curve in &info.curves {
-        let probes = curve.probes.iter().map(usize::to_string).collect();
-        say(format_args!("  {:>6} {:>9} {}", curve.k, curve.pass_rate, row(probes)))?;
+        let points = curve.probes.iter().zip(&curve.low);
+        let points = points.map(|(probes, low)| format!("{probes} ({low:.3})")).collect();
+        say(format_args!("  {:>6} {:>9} {}", curve.k, curve.pass_rate, row(points)))?;
     }
     Ok(())
 }

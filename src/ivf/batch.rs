@@ -10,8 +10,8 @@
 use std::borrow::{Borrow, BorrowMut};
 use std::time::Instant;
 
+use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
-use super::search::{Counters, Probing, Scratch};
 use super::view::Index;
 use crate::device::cpu::kernels::Blocks;
 use crate::topk::{Selector, unkey};

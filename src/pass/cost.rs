@@ -70,7 +70,7 @@ fn search_ns(view: &View, search: &Search) -> f64 {
                 probes: search.probes.probes,
                 probes_max,
                 pass_rate: plan.pass_rate(),
-                recall: search.probes.estimate.and(search.probes.target),
+                ending: search.ending(view),
             };
             let probes = probing.lists(lists);
             let verified = if plan.is_exact() { 0.0 } else { search.k0 as f64 * plan.passes_ns() };

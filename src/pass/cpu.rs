@@ -85,7 +85,7 @@ impl Cpu {
         }
         let traces = searched.iter_mut().map(|(asked, _)| std::mem::take(&mut asked.trace)).collect();
         let queries: Vec<search::Query<'_>> =
-            searched.iter().map(|(asked, search)| query(&asked.vector, search)).collect();
+            searched.iter().map(|(asked, search)| query(&view, &asked.vector, search)).collect();
         let reranker = Reranker { view: &view, threads, scratch };
         let mut replies = Replies { batch, searched: &searched, traces, reranker };
         catalogue.search(&queries, searches, &mut replies);
@@ -99,7 +99,7 @@ impl Cpu {
     }
 }
 
-fn query<'a>(vector: &'a [f32], search: &'a Search) -> search::Query<'a> {
+fn query<'a>(view: &'a View, vector: &'a [f32], search: &'a Search) -> search::Query<'a> {
     search::Query {
         vector,
         plan: &search.planned.plan,
@@ -107,7 +107,7 @@ fn query<'a>(vector: &'a [f32], search: &'a Search) -> search::Query<'a> {
         k: search.k,
         k0: search.k0,
         probes: search.probes.probes,
-        recall: search.probes.estimate.and(search.probes.target),
+        ending: search.ending(view),
         exact: search.exact,
     }
 }

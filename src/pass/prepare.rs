@@ -85,12 +85,13 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
     excluded.sort_unstable();
     let k0 = request.candidates.unwrap_or_else(|| view.main().candidates(request.k)).min(view.items());
     let planned = view.plan(&request.filter)?;
-    let probes = probes(view, request, k0, planned.plan.pass_rate());
-    Ok(Search { k: request.k, k0, probes, exact: request.exact, planned, excluded })
+    let (probes, left) = probes(view, request, k0, planned.plan.pass_rate());
+    Ok(Search { k: request.k, k0, probes, left, exact: request.exact, planned, excluded })
 }
 
-/// The request's number of lists, else what its recall or the recipe's takes, else the recipe's number.
-fn probes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) -> Probes {
+/// The request's number of lists, else what its recall or the recipe's takes, else the recipe's number; and what a search
+/// with a filter may leave ahead, where that was measured.
+fn probes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) -> (Probes, Option<f64>) {
     let main = view.main();
     let (serving, lists) = (&main.recipe.serving, main.index.lists());
     let target = match (request.probes, request.recall) {
@@ -101,11 +102,11 @@ fn probes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) ->
     match (target, &main.calibration) {
         (Some(recall), Some(calibration)) => {
             let chosen = calibration.choose(Wanted { candidates, pass_rate, recall }, view.items(), lists);
-            Probes { probes: chosen.probes, target, estimate: Some(chosen.recall) }
+            (Probes { probes: chosen.probes, target, estimate: Some(chosen.recall) }, Some(chosen.left))
         }
         _ => {
             let probes = request.probes.unwrap_or_else(|| serving.probes_of(lists));
-            Probes { probes, target, estimate: None }
+            (Probes { probes, target, estimate: None }, None)
         }
     }
 }

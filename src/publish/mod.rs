@@ -5,15 +5,14 @@
 //! 3. The vectors are clustered, or keep the lists that they came in, which puts the items into slots.
 //! 4. Columns, ids, planes and rows are written in slot order, tables in their formats; the package's other files are copied
 //!    (`write`).
-//! 5. What the files hold is searched with sample queries: how many lists a recall takes (`calibrate`, `queries`).
+//! 5. What the files hold is searched with sample queries: how many lists a recall takes (`calibrate`).
 //! 6. The version answers the requests that are kept with the package (`crate::warmup`).
 //! 7. Rows that are to lie on a cluster are brought there (`remote`).
 //! 8. The manifest is written last, and the folder gets its name.
 
-mod calibrate;
+pub mod calibrate;
 mod catalogue;
 mod embed;
-mod queries;
 mod remote;
 mod request;
 mod tables;
@@ -24,17 +23,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::files::{self, Checksum, Tensors};
-use crate::ivf;
+use crate::files::{self, Checksum};
 use crate::model::{ModelSpec, Package, WARMUP_FILE};
-use crate::snapshot::{CALIBRATION_FILE, FORMAT, INDEX_FILE, Manifest, Placement, Provenance, Recipe, Snapshot, Store};
+use crate::snapshot::{CALIBRATION_FILE, FORMAT, Manifest, Placement, Provenance, Recipe, Snapshot, Store};
 use crate::warmup;
 
 pub use remote::Remote;
 pub use request::{Progress, Publish, Stage, Vectors};
-
-/// Sample requests of a package, a `:retrieve` body a line.
-const QUERIES_FILE: &str = "queries.jsonl";
 
 /// Publishes a version and returns the model's name and the version's number.
 ///
@@ -62,9 +57,10 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
         let mut files = version_files.write(folder, progress)?;
-        if let Some(calibration) = calibrated(folder, what, progress)? {
-            let sum = files::write_atomic(&folder.join(CALIBRATION_FILE), |out| out.write_all(&calibration))?;
-            files.insert(CALIBRATION_FILE.into(), sum);
+        let told = |done, total| progress(Stage::Calibrating, done, total);
+        let (queries, own) = (what.queries.as_deref(), what.package.as_deref());
+        if let Some(calibration) = calibrate::version(folder, queries, own, &what.recipe, &told)? {
+            files.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
         }
         let mut manifest = Manifest {
             format: FORMAT,
@@ -89,26 +85,6 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
         remote::unload(remote, &loaded);
     }
     Ok((spec.name.clone(), published?))
-}
-
-/// The calibration of the version in `folder`, where it has lists to choose from.
-fn calibrated(folder: &Path, what: &Publish, progress: &Progress<'_>) -> Result<Option<Vec<u8>>> {
-    let index = ivf::Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?;
-    if index.lists() < 2 {
-        return Ok(None);
-    }
-    let seed = what.recipe.index.seed;
-    let own = what.package.as_ref().map(|package| package.join(QUERIES_FILE)).filter(|path| path.exists());
-    let queries = match what.queries.as_ref().or(own.as_ref()) {
-        Some(path) => {
-            let package = Package::open_placed(folder, |_, tables| Ok(tables))?;
-            queries::read(path, &package, &index, calibrate::queries_for(&index))?
-        }
-        None => calibrate::perturbed_items(&index, seed),
-    };
-    let calibration = calibrate::measure(&index, queries, seed, progress);
-    let text = serde_json::to_vec(&calibration).map_err(|e| Error::internal(format!("calibration: {e}")))?;
-    Ok(Some(text))
 }
 
 /// Lets the version in `folder`, whole but for its manifest, answer the requests that are kept with it.

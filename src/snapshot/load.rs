@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::calibration::Calibration;
+use super::calibration::{Calibration, Recalibration};
 use super::ids::Ids;
 use super::manifest::Manifest;
 use super::placement::Placement;
@@ -67,9 +67,12 @@ impl Snapshot {
             return Err(Error::corrupt(format!("the manifest names no `{file}`, which the model needs")));
         }
         let index = ivf::Index::open(&Tensors::read(&folder.join(INDEX_FILE))?)?;
-        let calibration = match manifest.files.contains_key(CALIBRATION_FILE) {
-            true => Some(Calibration::read(&folder.join(CALIBRATION_FILE), index.lists())?),
-            false => None,
+        let calibration = match Recalibration::read(folder, &manifest)? {
+            Some(later) => Some(later),
+            None if manifest.files.contains_key(CALIBRATION_FILE) => {
+                Some(Calibration::read(&folder.join(CALIBRATION_FILE), index.lists())?)
+            }
+            None => None,
         };
         let tensors = Tensors::read(&folder.join(COLUMNS_FILE))?;
         let columns = Columns::open(&tensors, index.slots())?;

@@ -9,6 +9,7 @@
 //! | `columns.safetensors` | item columns ([`crate::columns`]) and ids |
 //! | `recipe.toml` | how it was built and the serving defaults |
 //! | `calibration.json` | how many lists a recall takes; not where there is only one list |
+//! | `recalibration.json` | one that was made again later, named by no manifest: it has its own digest |
 //! | `manifest.json` | written last: shapes, provenance, length and hash of every other file |
 //!
 //! The format is described for other readers in `docs/FORMAT.md`.
@@ -22,7 +23,7 @@ mod recipe;
 mod store;
 mod workload;
 
-pub use calibration::{Calibration, Chosen, Curve, TARGETS, Wanted};
+pub use calibration::{Calibration, Chosen, Curve, RECALIBRATION_FILE, Recalibration, TARGETS, Wanted};
 pub use ids::Ids;
 pub use load::Snapshot;
 pub use manifest::{FORMAT, MANIFEST, Manifest, Provenance};

@@ -169,7 +169,7 @@ fn curves_rise_with_target_candidates_and_rarity() {
     let drawn = Drawn { items: 3_000, width: 8, clusters: 20 };
     let folder = tempfile::tempdir().unwrap();
     let view = drawn.publish(folder.path());
-    let Calibration { source, queries, targets, curves } = view.main().calibration.as_ref().unwrap();
+    let Calibration { source, queries, targets, curves, .. } = view.main().calibration.as_ref().unwrap();
     assert_eq!((source.as_str(), *queries), ("perturbed items", 256));
     assert!(curves.iter().any(|c| c.k == 1000 && c.pass_rate == 0.5) && curves.iter().all(|c| c.k <= 1000));
     for (n, target) in targets.iter().enumerate() {

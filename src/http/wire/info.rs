@@ -8,8 +8,9 @@ use utoipa::ToSchema;
 use crate::columns::{Column, ColumnKind};
 
 use crate::embedding::Table;
+use crate::error::Result;
 use crate::request::Retrieve;
-use crate::snapshot::{Curve, Snapshot, Wanted, placed};
+use crate::snapshot::{Calibration, Curve, Snapshot, Wanted, placed};
 use crate::tower::{FeatureKind, FeatureSpec};
 
 /// An item column of a snapshot.
@@ -86,6 +87,8 @@ pub struct ModelInfo {
 /// How many lists a recall takes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CalibrationInfo {
+    /// One name for what was measured; it changes where a version is calibrated again.
+    pub digest: String,
     /// Where the queries came from that it was measured with.
     pub source: String,
     /// How many there were.
@@ -103,8 +106,12 @@ pub struct CurveInfo {
     pub k: usize,
     /// The share of items that pass the filter.
     pub pass_rate: f64,
-    /// The lists for each target.
+    /// The lists for each target; under a filter those that hold survivors.
     pub probes: Vec<usize>,
+    /// The mean recall that was measured there.
+    pub recall: Vec<f64>,
+    /// What that mean is above with 95 % confidence.
+    pub low: Vec<f64>,
 }
 
 /// An embedding table of a model.
@@ -192,7 +199,6 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
         (&snapshot.recipe.serving, snapshot.index.lists(), snapshot.calibration.as_ref());
     let candidates = snapshot.candidates(Retrieve::K_DEFAULT);
     let wanted = Wanted { candidates, pass_rate: 1.0, recall: serving.recall };
-    let curve = |c: &Curve| CurveInfo { k: c.k, pass_rate: c.pass_rate, probes: c.probes.clone() };
     ModelInfo {
         name: spec.name.clone(),
         version: snapshot.manifest.version,
@@ -213,16 +219,33 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
             Some(calibration) => calibration.choose(wanted, snapshot.index.items(), lists).probes,
             None => serving.probes_of(lists),
         },
-        calibration: calibration.map(|c| CalibrationInfo {
-            source: c.source.clone(),
-            queries: c.queries,
-            targets: c.targets.clone(),
-            curves: c.curves.iter().map(curve).collect(),
-        }),
+        // Numbers have a text always.
+        calibration: calibration.and_then(|c| calibration_info(c).ok()),
         bytes: snapshot.manifest.bytes(),
         memory_bytes: 0,
         labels: Vec::new(),
     }
+}
+
+/// What a calibration is, for people and programs.
+///
+/// # Errors
+/// As [`Calibration::digest`].
+pub fn calibration_info(calibration: &Calibration) -> Result<CalibrationInfo> {
+    let curve = |c: &Curve| CurveInfo {
+        k: c.k,
+        pass_rate: c.pass_rate,
+        probes: c.probes.clone(),
+        recall: c.recall.clone(),
+        low: c.low.clone(),
+    };
+    Ok(CalibrationInfo {
+        digest: calibration.digest()?,
+        source: calibration.source.clone(),
+        queries: calibration.queries,
+        targets: calibration.targets.clone(),
+        curves: calibration.curves.iter().map(curve).collect(),
+    })
 }
 
 fn feature(spec: &FeatureSpec) -> FeatureInfo {
