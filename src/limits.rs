@@ -25,6 +25,8 @@ pub const EXCLUDE_MAX: usize = 100_000;
 pub const COLUMNS_MAX: usize = 256;
 /// Most constants of the value model that a request may override.
 pub const CONSTANTS_MAX: usize = 256;
+/// Most query embeddings that a server keeps of a version.
+pub const RECORDED_MAX: usize = 1024;
 /// Most items of one snapshot; slots are 32-bit.
 pub const ITEMS_MAX: usize = u32::MAX as usize / 2;
 /// Most lists of an index, C.

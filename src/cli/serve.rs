@@ -86,7 +86,8 @@ impl Server {
         if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {
             tracing::warn!("model `{model}` has no version in {} yet, waiting for one", config.store.display());
         }
-        let registry = Registry::new(store, placement, options).with_warm_up(Arc::new(warmup::check));
+        let views = registry::Views { placement, recorded: config.recorded_queries };
+        let registry = Registry::new(store, views, options).with_warm_up(Arc::new(warmup::check));
         let app = Arc::new(App::new(registry, Engine::start(Passes, &config.engine)?, &config.http));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()

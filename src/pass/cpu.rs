@@ -80,7 +80,10 @@ impl Cpu {
             match &asked.prepared.task {
                 Task::Embed => batch.answer(asked.place, Ok(asked.embedding())),
                 Task::Rank { slots, .. } => ranked.push((asked, slots)),
-                Task::Retrieve(search) => searched.push((asked, search)),
+                Task::Retrieve(search) => {
+                    view.record(&asked.vector);
+                    searched.push((asked, search));
+                }
             }
         }
         let traces = searched.iter_mut().map(|(asked, _)| std::mem::take(&mut asked.trace)).collect();

@@ -35,7 +35,26 @@ pub trait Loader<T>: Send + Sync {
     fn load(&self, folder: &Path) -> Result<T>;
 }
 
-/// Snapshots, with their tables placed alike.
+/// Loads snapshots, with their tables placed alike.
+#[derive(Debug)]
+pub struct Views {
+    /// Where the tables lie.
+    pub placement: Placement,
+    /// Query embeddings that each view records; 0 for none.
+    pub recorded: usize,
+}
+
+impl Loader<View> for Views {
+    fn declared(&self, folder: &Path) -> Result<Declared> {
+        self.placement.declared(folder)
+    }
+
+    fn load(&self, folder: &Path) -> Result<View> {
+        self.placement.load(folder).map(|view| view.recording(self.recorded))
+    }
+}
+
+/// Snapshots that record no queries.
 impl Loader<View> for Placement {
     fn declared(&self, folder: &Path) -> Result<Declared> {
         let manifest = Manifest::read(folder)?;

@@ -114,6 +114,13 @@ pub struct CurveInfo {
     pub low: Vec<f64>,
 }
 
+/// A query that was recorded, as a body of `:retrieve`.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct QueryLine<'a> {
+    /// The query embedding, `[D]`.
+    pub vector: &'a [f32],
+}
+
 /// An embedding table of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TableInfo {

@@ -15,8 +15,8 @@ mod values;
 
 pub use body::{Retrievals, embed, object, rank, retrievals};
 pub use info::{
-    CalibrationInfo, ColumnInfo, CurveInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList, TableInfo,
-    VersionInfo, VersionList, calibration_info, model_info,
+    CalibrationInfo, ColumnInfo, CurveInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList, QueryLine,
+    TableInfo, VersionInfo, VersionList, calibration_info, model_info,
 };
 pub(super) use problem::without_places;
 pub use problem::{Problem, status};

@@ -13,8 +13,10 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::ivf::Index;
-use crate::model::Package;
-use crate::snapshot::{Calibration, INDEX_FILE, Manifest, RECIPE_FILE, Recalibration, Recipe, Store};
+use crate::model::{Package, WARMUP_FILE};
+use crate::registry::Loaded;
+use crate::snapshot::{Calibration, INDEX_FILE, Manifest, Placement, RECIPE_FILE, Recalibration, Recipe, Snapshot, Store};
+use crate::warmup;
 
 pub use measure::measure;
 pub use queries::Queries;
@@ -67,6 +69,13 @@ pub fn again(
         return Err(Error::invalid(format!("{}: one list, expected several to choose from", folder.display())));
     };
     let recalibration = Recalibration::of(&manifest, calibration)?;
+    if manifest.files.contains_key(WARMUP_FILE) {
+        let mut snapshot = Snapshot::load(&folder, &Placement::default())?;
+        snapshot.calibration = Some(recalibration.calibration.clone());
+        warmup::check(&Loaded::new(snapshot)).map_err(|e| {
+            e.within(format!("{}: the calibration is not kept, answers of the warm-up would not come out", folder.display()))
+        })?;
+    }
     recalibration.write(&folder)?;
     Ok(recalibration)
 }
