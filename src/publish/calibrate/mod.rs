@@ -15,7 +15,9 @@ use crate::files::Tensors;
 use crate::ivf::Index;
 use crate::model::{Package, WARMUP_FILE};
 use crate::registry::Loaded;
-use crate::snapshot::{Calibration, INDEX_FILE, Manifest, Placement, RECIPE_FILE, Recalibration, Recipe, Snapshot, Store};
+use crate::snapshot::{
+    Calibration, INDEX_FILE, Manifest, Placement, RECIPE_FILE, Recalibration, Recipe, Snapshot, Store,
+};
 use crate::warmup;
 
 pub use measure::measure;
@@ -73,7 +75,10 @@ pub fn again(
         let mut snapshot = Snapshot::load(&folder, &Placement::default())?;
         snapshot.calibration = Some(recalibration.calibration.clone());
         warmup::check(&Loaded::new(snapshot)).map_err(|e| {
-            e.within(format!("{}: the calibration is not kept, answers of the warm-up would not come out", folder.display()))
+            e.within(format!(
+                "{}: the calibration is not kept, answers of the warm-up would not come out",
+                folder.display()
+            ))
         })?;
     }
     recalibration.write(&folder)?;
