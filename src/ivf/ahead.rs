@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 
 /// Score ranges that lists are counted in.
 const BINS: usize = 128;
-/// A filtered search looks ahead after so many lists with survivors, and again when these have grown by this much.
+/// A filtered search looks ahead when its lists have grown by this much since it last did,
 const GROWTH: f64 = 1.25;
+/// or by all lists over this, so that one from afar does not go on for long where it could end.
+const LOOKS: usize = 32;
 /// Lists just scanned that hold so many times the survivors of those ahead, on average, tell more of the next ones.
 const NEIGHBOURS_MIN: f64 = 2.0;
 
@@ -135,9 +137,9 @@ impl Ahead {
     }
 }
 
-/// The number of lists with survivors after which a search looks ahead next.
-pub fn next_look(lists: usize) -> usize {
-    ((lists as f64 * GROWTH) as usize).max(lists + 1)
+/// After how many of all `lists` a search looks ahead next that did so after `done` of them.
+pub fn next_look(done: usize, lists: usize) -> usize {
+    ((done as f64 * GROWTH) as usize).min(done + lists / LOOKS).max(done + 1)
 }
 
 #[cfg(test)]
@@ -188,8 +190,9 @@ mod tests {
     }
 
     #[test]
-    fn looks_are_rarer_the_longer_a_search_goes_on() {
-        let looks: Vec<usize> = std::iter::successors(Some(1), |n| Some(next_look(*n))).take(45).collect();
-        assert!(looks.is_sorted_by(|a, b| a < b) && looks[44] > 10_000 && looks[3] == 4, "{looks:?}");
+    fn looks_are_rarer_the_longer_a_search_goes_on_but_never_rare() {
+        let looks: Vec<usize> = std::iter::successors(Some(1), |n| Some(next_look(*n, 3200))).take(60).collect();
+        assert!(looks.is_sorted_by(|a, b| a < b) && looks[3] == 4 && looks[59] > 3200, "{looks:?}");
+        assert!(looks.windows(2).all(|pair| pair[1] - pair[0] <= 100), "{looks:?}");
     }
 }

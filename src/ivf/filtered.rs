@@ -97,21 +97,20 @@ impl Filtered<'_, '_> {
         let Filtered { index, vector, scratch, .. } = self;
         let lists = scratch.lists.iter().map(|&key| unkey(key));
         scratch.ahead.begin(vector, lists.map(|(score, list)| (score, index.list_lengths()[list.index()])));
-        let (mut done, mut held, mut look) = (0, 0, (probing.probes / FIRST_LOOK).max(1));
+        let (mut done, mut look) = (0, (probing.probes / FIRST_LOOK).max(1));
         let mut before = self.counters;
         while done < probing.probes_max {
             self.scratch.order(done + 1);
-            let ((score, list), survivors) = (unkey(self.scratch.lists[done]), self.counters.survivors);
+            let (score, list) = unkey(self.scratch.lists[done]);
             self.scan_list(ListId(list.0));
             self.scratch.ahead.take(score, self.index.list_lengths()[list.index()]);
-            held += usize::from(self.counters.survivors > survivors);
             done += 1;
-            if held == look {
+            if done == look {
                 self.score_pending();
                 if self.expects_no_more_than(&before, probing.pass_rate, ending) {
                     return;
                 }
-                (before, look) = (self.counters, next_look(look));
+                (before, look) = (self.counters, next_look(look, self.index.lists()));
             }
         }
         self.score_pending();

@@ -10,7 +10,7 @@ use sterling::snapshot::{Calibration, Manifest, Placement, Snapshot};
 use sterling::units::ItemId;
 use sterling::view::View;
 
-use crate::support::{put, retrieve};
+use crate::support::{Server, put, retrieve, run, sterling};
 
 /// Filters that know nothing of the embedding, by about how many pass.
 const FILTERS: [(f64, &[&str]); 4] = [
@@ -270,4 +270,104 @@ fn queries_of_a_file_are_read_or_refused_with_the_line() {
         }
     }
     assert!(put(folder.path(), &what("none.npy")).is_err());
+}
+
+#[test]
+fn a_version_is_calibrated_again_and_keeps_its_digest() {
+    let drawn = Drawn { items: 2_000, width: 8, clusters: 20 };
+    let folder = tempfile::tempdir().unwrap();
+    let before = drawn.publish(folder.path());
+    let (store, queries) = (folder.path().join("store"), folder.path().join("queries.npy"));
+    // From all sides alike, not from the clusters: such queries take more lists.
+    let from_all_sides = Drawn { clusters: 0, ..drawn };
+    std::fs::write(&queries, npy(&from_all_sides.queries())).unwrap();
+    let (store_path, queries) = (store.to_str().unwrap(), queries.to_str().unwrap());
+    let (code, said, errors) = run(&["calibrate", "drawn", "--store", store_path, "--queries", queries]);
+    assert_eq!(code, 0, "{errors}");
+    let folder = store.join("drawn/1");
+    let after = view(&folder);
+    let (old, new) = (before.main().calibration.as_ref().unwrap(), after.main().calibration.as_ref().unwrap());
+    assert_eq!(after.main().digest(), before.main().digest());
+    assert_eq!((new.source.as_str(), new.queries), ("queries.npy", HELD_OUT as usize));
+    assert!(said.contains(&new.digest().unwrap()) && new.digest().unwrap() != old.digest().unwrap(), "{said}");
+    for (a, b) in old.curves.iter().zip(&new.curves) {
+        assert!(b.probes.iter().sum::<usize>() > a.probes.iter().sum(), "{a:?}, {b:?}");
+    }
+    // It is whole, and of this version, or the version is refused with the reason.
+    let path = folder.join("recalibration.json");
+    let good = std::fs::read_to_string(&path).unwrap();
+    let digest = before.main().digest().to_owned();
+    for (from, to, expected) in [
+        (digest.as_str(), "0123456789abcdef", "it belongs to version digest 0123456789abcdef"),
+        ("\"queries\":90", "\"queries\":91", "expected"),
+        ("\"probes\":[", "\"probes\":[0,", "expected"),
+        ("{", "", "recalibration.json"),
+    ] {
+        let broken = good.replacen(from, to, 1);
+        assert_ne!(broken, good);
+        std::fs::write(&path, broken).unwrap();
+        let error = Snapshot::load(&folder, &Placement::whole()).expect_err(to).to_string();
+        assert!(error.contains("recalibration.json") && error.contains(expected), "{to}: {error}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(view(&folder).main().calibration.as_ref().unwrap(), old);
+    for (arguments, expected) in [
+        (["calibrate", "other", "--store", store_path], "model `other`"),
+        (["calibrate", "drawn", "--version=2", "--store"], "value is required"),
+    ] {
+        let (code, _, errors) = run(&arguments);
+        assert!(code == 2 && errors.contains(expected), "{errors}");
+    }
+}
+
+#[test]
+fn a_server_records_queries_where_it_is_told_to_and_they_calibrate() {
+    let drawn = Drawn { items: 600, width: 4, clusters: 0 };
+    let folder = tempfile::tempdir().unwrap();
+    drop(drawn.publish(folder.path()));
+    let store = folder.path().join("store");
+    let store = store.to_str().unwrap();
+    let ask = |server: &Server| {
+        for vector in drawn.queries() {
+            server.ask("/v1/models/drawn:retrieve", json!({"vector": vector}));
+        }
+        server.get("/v1/models/drawn/queries")
+    };
+    let start = |recorded: &str| {
+        let arguments = ["serve", "--listen", "127.0.0.1:0", "--store", store];
+        let server = Server::spawn(sterling().args(arguments).env("STERLING_RECORDED_QUERIES", recorded));
+        server.wait_ready();
+        server
+    };
+    let (code, said) = ask(&start("0"));
+    assert!(code == 404 && said.contains("recorded_queries"), "{code}: {said}");
+    let server = start("32");
+    let (code, lines) = ask(&server);
+    assert_eq!((code, lines.lines().count()), (200, 32));
+    let asked = drawn.queries();
+    let numbers = |line: &str| -> Vec<f32> {
+        let line: Value = serde_json::from_str(line).unwrap();
+        line["vector"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+    };
+    let recorded: Vec<Vec<f32>> = lines.lines().map(numbers).collect();
+    let known = recorded.iter().filter(|query| asked.contains(query)).count();
+    // What the version answered before it was ready is one of its own items.
+    assert!(known >= 31, "{known} of the recorded queries were asked");
+    assert!(recorded.iter().skip(1).any(|query| !asked[..32].contains(query)), "none of the later ones was kept");
+    let path = folder.path().join("recorded.jsonl");
+    std::fs::write(&path, lines).unwrap();
+    let before = server.get_json("/v1/models/drawn");
+    let (code, said, errors) =
+        run(&["calibrate", "drawn", "--store", store, "--queries", path.to_str().unwrap(), "--version", "1"]);
+    assert_eq!(code, 0, "{errors}");
+    // The server takes it in by itself, and the version keeps its digest.
+    let calibrated = (0..200).find_map(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let now = server.get_json("/v1/models/drawn");
+        (now["calibration"]["digest"] != before["calibration"]["digest"]).then_some(now)
+    });
+    let now = calibrated.expect("the server never took in the calibration");
+    assert_eq!(now["digest"], before["digest"]);
+    assert_eq!(now["calibration"]["source"], "recorded.jsonl");
+    assert!(said.contains(now["calibration"]["digest"].as_str().unwrap()), "{said}");
 }

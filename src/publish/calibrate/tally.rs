@@ -63,19 +63,18 @@ impl Tally {
         let (mut held, mut found, mut items, mut survivors) = (0, 0u64, 0u64, 0u64);
         let (mut look, mut before, mut looks) = (1, (0, 0), Vec::new());
         let mut is_open = true;
-        for &(list, score) in walk.order {
+        for (done, &(list, score)) in (1..).zip(walk.order) {
             let (length, passing) = (walk.lengths[list.index()], share.survivors[list.index()]);
             ahead.take(score, length);
             items += u64::from(length);
-            if passing == 0 {
-                continue;
+            if passing > 0 {
+                survivors += u64::from(passing);
+                found += u64::from(walk.hits[list.index()]);
+                self.hits[held] += found;
+                self.squares[held] += found * found;
+                held += 1;
             }
-            survivors += u64::from(passing);
-            found += u64::from(walk.hits[list.index()]);
-            self.hits[held] += found;
-            self.squares[held] += found * found;
-            held += 1;
-            if is_open && held == look {
+            if is_open && done == look {
                 if survivors >= self.k as u64 {
                     let lately = (survivors - before.0) as f64 / (items - before.1).max(1) as f64;
                     let seen = Seen { passing: share.items as f64, survivors, lately };
@@ -84,7 +83,7 @@ impl Tally {
                     is_open = left > LEFT_MIN;
                 }
                 before = (survivors, items);
-                look = next_look(look);
+                look = next_look(look, walk.order.len());
             }
         }
         for place in held..self.hits.len() {
