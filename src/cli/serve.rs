@@ -77,7 +77,8 @@ impl Server {
     pub(super) fn bind(config: &Config) -> Result<Self> {
         telemetry::metrics();
         let placement = Placement::open(&config.tables)?;
-        let loader = Snapshots { placement, trials: Trials::Apart(Apart::of_this_program()?) };
+        let trials = Trials::Apart(Apart::of_this_program()?);
+        let loader = Snapshots { placement, trials, recorded: config.recorded_queries };
         let options = registry::Options {
             only: config.model.clone(),
             memory_bytes: (config.memory_mb > 0).then(|| config.memory_mb.saturating_mul(1 << 20)),
