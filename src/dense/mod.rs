@@ -10,6 +10,7 @@
 //! `interpret` is the meaning of a graph: it folds constants, and the tests compare programs with it.
 
 mod collapse;
+mod device;
 mod exec;
 mod graph;
 mod import;
@@ -17,6 +18,7 @@ mod interpret;
 mod ir;
 mod plan;
 
+pub use device::{DeviceProgram, DeviceRows};
 pub use exec::Scratch;
 pub use import::{Given, Size};
 

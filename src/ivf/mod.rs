@@ -17,6 +17,7 @@
 
 mod batch;
 mod build;
+mod device;
 mod kmeans;
 mod quantize;
 mod search;
@@ -24,6 +25,7 @@ mod view;
 
 pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, Options, Rescore, build, from_lists, steps};
+pub use device::DeviceIndex;
 pub use search::{Counters, Probing, Scratch, Words};
 pub use view::{Index, WideRows};
 

@@ -21,8 +21,10 @@ template <int FORMAT> DEVICE void read4(const u8* row, u32 first, u32 width, boo
     const bool is_quantized = FORMAT >= INT8;
     float scale = 1, bias = 0;
     if (is_quantized) {
-        scale = half_to_float(*(const u16*)row);
-        bias = half_to_float(*(const u16*)(row + 2));
+        // Rows of an odd number of bytes lie at any address.
+        u32 head = is_whole ? __ldg((const u32*)row) : row[0] | row[1] << 8 | row[2] << 16 | (u32)row[3] << 24;
+        scale = half_to_float((u16)head);
+        bias = half_to_float((u16)(head >> 16));
         row += 4;
     }
     // Aligned rows of whole fours are read by one load.
