@@ -47,7 +47,7 @@ def caught(library, tests):
         environment = {"STERLING_EMULATION_LIBRARY": str(library), "STERLING_EMULATION_SEED": str(seed), "PATH": "/usr/bin:/bin"}
         try:
             skipped = ["--skip", "whole_pass", "--skip", "nothing_leaves", "--skip", "two_hundred"]
-            ran = subprocess.run([tests, "--test-threads", "1", *skipped], env=environment, capture_output=True, timeout=90)
+            ran = subprocess.run([tests, "--test-threads", "1", *skipped], env=environment, capture_output=True, timeout=40)
         except subprocess.TimeoutExpired:
             return "hangs"
         if ran.returncode != 0:

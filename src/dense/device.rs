@@ -2,9 +2,7 @@
 
 use super::RowProgram;
 use super::plan::{Memory, Operand, Place, Plan, Step, Work};
-use crate::device::cuda::ops::steps::{
-    self, FactorAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, Runs,
-};
+use crate::device::cuda::ops::steps::{self, FactorAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, Runs};
 use crate::device::cuda::{Array, Device};
 use crate::error::{Error, Result};
 

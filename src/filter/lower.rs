@@ -53,9 +53,7 @@ fn compares(operation: Operation, column: usize, comparison: &Comparison, negate
         Comparison::Codes([first, second]) => {
             FilterStep { comparison: RANGES, x: range(first), y: range(second), ..step }
         }
-        Comparison::Float(operator, number) => {
-            FilterStep { comparison: *operator as u32, x: number.to_bits(), ..step }
-        }
+        Comparison::Float(operator, number) => FilterStep { comparison: *operator as u32, x: number.to_bits(), ..step },
     }
 }
 
@@ -82,7 +80,13 @@ pub(super) fn checks(root: &Node, columns: &Columns, to: &mut WordProgram) {
             to.codes.extend(terms.iter().filter_map(|&term| columns.at(*column).code(term)));
             let count = to.codes.len() as u32 - first;
             let step = FilterStep::plain(Operation::HasTerm);
-            to.checks.push(FilterStep { column: *column as u32, is_negated: u32::from(*negated), first, count, ..step });
+            to.checks.push(FilterStep {
+                column: *column as u32,
+                is_negated: u32::from(*negated),
+                first,
+                count,
+                ..step
+            });
         }
     }
 }

@@ -3,6 +3,7 @@
 //! `graph` runs ONNX files; `spec` is how `model.toml` declares the inputs of a tower; `row` reads values as these
 //! inputs, `features` looks them up and runs the graph ([`Tower`]); `overarch` runs the reranker over candidates ([`OverArch`]).
 
+mod device;
 mod features;
 mod graph;
 mod overarch;
@@ -11,6 +12,7 @@ mod scratch;
 mod spec;
 mod threads;
 
+pub use device::DeviceTower;
 pub use features::{Pooled, Tower};
 pub use graph::{Graph, Input, Port, shown};
 pub use overarch::{Candidates, OverArch};

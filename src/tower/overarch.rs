@@ -98,6 +98,11 @@ impl OverArch {
         self.graph.weights()
     }
 
+    /// The graph as a program, where it is one: its rows are an item's row and then its columns.
+    pub fn program(&self) -> Option<&RowProgram> {
+        self.program.as_ref()
+    }
+
     /// Whether a program of ours scores, not `rten`.
     pub fn is_program(&self) -> bool {
         self.program.is_some()

@@ -63,7 +63,10 @@ fn bags_of_every_format_and_width_are_those_of_the_cpu() {
             pool_on(&device, &table, &bags, &SumsTo { data: &data, stride, column }).unwrap();
             for (at, (got, want)) in data.to_vec().unwrap().iter().zip(&want).enumerate() {
                 let place = (at / stride, at % stride);
-                assert!((got - want).abs() <= 2e-5 * want.abs().max(1.0), "{format:?} {width} {place:?}: {got}, {want}");
+                assert!(
+                    (got - want).abs() <= 2e-5 * want.abs().max(1.0),
+                    "{format:?} {width} {place:?}: {got}, {want}"
+                );
             }
         }
     }

@@ -4,11 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use sterling::device::cuda::Device;
 use sterling::device::cuda::emulated::Emulated;
+use sterling::device::cuda::{Choice, Device};
 
 /// Names a library that was made before.
 const LIBRARY: &str = "STERLING_EMULATION_LIBRARY";
+/// Names a card to run on in place of the emulation.
+const DEVICE: &str = "STERLING_TEST_DEVICE";
 const SEED: &str = "STERLING_EMULATION_SEED";
 
 const PLAIN: [&str; 1] = ["-O1"];
@@ -32,8 +34,11 @@ fn make(name: &str, options: &[&str]) -> PathBuf {
     to
 }
 
-/// An emulated card of its own, on the library that this run made.
+/// The card that `STERLING_TEST_DEVICE` names, else an emulated one of its own, on the library that this run made.
 pub fn device() -> Device {
+    if let Ok(named) = std::env::var(DEVICE) {
+        return named.parse::<Choice>().unwrap().open().unwrap().device.expect("a card");
+    }
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     let library = MADE.get_or_init(|| std::env::var_os(LIBRARY).map_or_else(|| make("plain", &PLAIN), PathBuf::from));
     let seed = std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);

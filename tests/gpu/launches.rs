@@ -12,7 +12,10 @@ fn arrays_that_are_too_short_are_refused_before_a_launch() {
     let (keys, wanted) = (device.copy(&[1u32, 2, 3]).unwrap(), device.copy(&[1u32, 1]).unwrap());
     let scored = Scored { keys: &keys, slots: None, counts: None, stride: 2 };
     let error = top::select(&device, &scored, &Ties::default(), &wanted, 1).unwrap_err();
-    assert!(error.kind() == Kind::Internal && error.to_string().contains("an array of 3, expected at least 4"), "{error}");
+    assert!(
+        error.kind() == Kind::Internal && error.to_string().contains("an array of 3, expected at least 4"),
+        "{error}"
+    );
     let array = device.room::<u32>(2).unwrap();
     assert!(array.write(&[1, 2, 3]).is_err() && array.read(3).is_err());
     assert!(device.room::<u64>(usize::MAX).is_err());

@@ -12,5 +12,6 @@ mod rows;
 mod scan;
 mod steps;
 mod top;
+mod whole_pass;
 mod words;
 mod worth;

@@ -58,7 +58,11 @@ fn rows_of_every_width_are_those_of_the_cpu() {
                 row.extend([prices[slot.index()], 9.0, 9.0]);
                 assert_eq!(out[place * out_stride..][..out_stride], row, "{rescore:?} {dimension}");
             }
-            assert!(out[(q * stride + counts[q] as usize) * out_stride..(q + 1) * stride * out_stride].iter().all(|&x| x == 9.0));
+            assert!(
+                out[(q * stride + counts[q] as usize) * out_stride..(q + 1) * stride * out_stride]
+                    .iter()
+                    .all(|&x| x == 9.0)
+            );
         }
         // No item is longer than the longest, and one is as long.
         let norm = |slot: u32| {
@@ -87,8 +91,12 @@ fn rows_of_every_width_are_those_of_the_cpu() {
         let word_slots = device.copy(&word_slots).unwrap();
         copied.rows().scan(&device, &collection, &vectors_on, &addresses, &word_slots).unwrap();
         let room = collection.room();
-        let scored =
-            Scored { keys: &collection.keys, slots: Some(&collection.slots), counts: Some(&collection.counts), stride: room };
+        let scored = Scored {
+            keys: &collection.keys,
+            slots: Some(&collection.slots),
+            counts: Some(&collection.counts),
+            stride: room,
+        };
         let best = top::select(&device, &scored, &Ties::default(), &collection.wanted, 400).unwrap();
         let best = top::sort(&device, best, &Ties::default()).unwrap();
         let (keys, counts) = (best.keys.to_vec().unwrap(), best.counts.to_vec().unwrap());

@@ -19,8 +19,7 @@ pub fn index(items: usize, dimension: usize, lists: usize, rescore: Rescore, nea
     let mut of_rows = Vec::with_capacity(items);
     for _ in 0..items {
         let list = random.below(lists).min(random.below(lists));
-        let row: Vec<f32> =
-            (0..dimension).map(|d| centroids[list * dimension + d] + 0.4 * random.number()).collect();
+        let row: Vec<f32> = (0..dimension).map(|d| centroids[list * dimension + d] + 0.4 * random.number()).collect();
         values.extend(row);
         of_rows.push(list as u32);
     }
@@ -50,8 +49,7 @@ fn on_cpu(index: &Index, vector: &[f32], probes: usize, k: usize, excluded: &[u3
 
 /// Scores and slots of each query, best first.
 fn selected(device: &Device, from: &Collection, k: usize) -> Vec<Vec<(f32, Slot)>> {
-    let scored =
-        Scored { keys: &from.keys, slots: Some(&from.slots), counts: Some(&from.counts), stride: from.room() };
+    let scored = Scored { keys: &from.keys, slots: Some(&from.slots), counts: Some(&from.counts), stride: from.room() };
     let best = top::select(device, &scored, &Ties::default(), &from.wanted, k).unwrap();
     let best = top::sort(device, best, &Ties::default()).unwrap();
     let (keys, slots) = (best.keys.to_vec().unwrap(), best.slots.to_vec().unwrap());
@@ -78,7 +76,9 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
         vectors[dimension..2 * dimension].fill(0.0);
         let k = 40;
         let excluded: Vec<Vec<u32>> = (0..queries)
-            .map(|q| (0..index.slots() as u32).filter(|s| q % 3 == 1 && s.wrapping_mul(2_654_435_761) % 5 == 0).collect())
+            .map(|q| {
+                (0..index.slots() as u32).filter(|s| q % 3 == 1 && s.wrapping_mul(2_654_435_761) % 5 == 0).collect()
+            })
             .collect();
         let excluded: Vec<&[u32]> = excluded.iter().map(Vec::as_slice).collect();
         let probes = (lists / 3).max(1);
@@ -163,7 +163,8 @@ fn only_eligible_items_are_scanned() {
     // Every item, few, and hardly any.
     let words: Vec<Vec<u64>> = (0..queries)
         .map(|q| {
-            let word = |random: &mut Random| (0..q * 3).fold(u64::MAX, |w, _| w & (random.next() ^ random.next() << 31));
+            let word =
+                |random: &mut Random| (0..q * 3).fold(u64::MAX, |w, _| w & (random.next() ^ random.next() << 31));
             (0..total).map(|_| word(&mut random)).collect()
         })
         .collect();

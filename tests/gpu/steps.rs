@@ -2,7 +2,9 @@
 
 use sterling::dense::{DeviceProgram, Given, RowProgram, Scratch, Size};
 use sterling::device::cpu::Kernels;
-use sterling::device::cpu::dense::{Binary, Fold, Lines, MapTarget, Operand, PANEL, Part, Product, Unary, Weights, pack};
+use sterling::device::cpu::dense::{
+    Binary, Fold, Lines, MapTarget, Operand, PANEL, Part, Product, Unary, Weights, pack,
+};
 use sterling::device::cuda::ops::steps::{self, FactorAt, NumbersAt, ProductTo, RowsOf, Runs};
 use sterling::tower::Graph;
 
@@ -39,11 +41,7 @@ fn products_are_those_of_the_cpu() {
                 rows: &inputs[n],
                 stride: depths[n],
                 depth: depths[n],
-                weights: Weights {
-                    numbers: packed[n].numbers(),
-                    row_stride: PANEL,
-                    panel_stride: PANEL * depths[n],
-                },
+                weights: Weights { numbers: packed[n].numbers(), row_stride: PANEL, panel_stride: PANEL * depths[n] },
             })
             .collect();
         let stride = columns + 2;

@@ -90,7 +90,11 @@ fn words_are_the_truth_for_any_filter() {
     let device = device();
     for (items, lists, options) in [
         (700, 6, Options::default()),
-        (500, 9, Options { exact_share_min: 0.9, number_buckets: 0, hashes: 2, bits_per_term: 2, ..Options::default() }),
+        (
+            500,
+            9,
+            Options { exact_share_min: 0.9, number_buckets: 0, hashes: 2, bits_per_term: 2, ..Options::default() },
+        ),
         (900, 3, Options { exact_share_min: 0.15, number_buckets: 5, ..Options::default() }),
     ] {
         let catalogue = catalogue(items, lists, &options);
@@ -106,9 +110,8 @@ fn words_are_the_truth_for_any_filter() {
             let (words, survivors) = (passing.words.to_vec().unwrap(), passing.survivors.to_vec().unwrap());
             let mut first = 0;
             for list in (0..lists as u32).map(ListId) {
-                let passes = |bit: usize| {
-                    bit < index.length(list) && plan.passes(Slot(index.first_slot(list) + bit as u32))
-                };
+                let passes =
+                    |bit: usize| bit < index.length(list) && plan.passes(Slot(index.first_slot(list) + bit as u32));
                 let want: Vec<u64> = (0..index.words(list))
                     .map(|w| (0..64).filter(|b| passes(w * 64 + b)).fold(0, |word, b| word | 1 << b))
                     .collect();
@@ -144,8 +147,7 @@ fn lists_are_taken_until_they_hold_enough() {
         let (counts, items) = (counts.to_vec().unwrap(), items.to_vec().unwrap());
         for (n, bound) in bounds.iter().enumerate() {
             let sum = |count: u32, of: &[u32]| order[..count as usize].iter().map(|&l| of[l as usize]).sum::<u32>();
-            let want =
-                (bound.least..bound.most).find(|&n| sum(n, &survivors) >= bound.needed).unwrap_or(bound.most);
+            let want = (bound.least..bound.most).find(|&n| sum(n, &survivors) >= bound.needed).unwrap_or(bound.most);
             assert_eq!((counts[n], items[n]), (want, u64::from(sum(want, &lengths))), "{bound:?} of {lists}");
         }
     }

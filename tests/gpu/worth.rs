@@ -33,7 +33,8 @@ fn values_are_those_of_the_cpu_and_the_best_are_told() {
     let price = random.numbers(slots);
     let slot_of: Vec<u32> = (0..queries * stride).map(|_| random.below(slots) as u32).collect();
     let similarity: Vec<f32> = random.numbers(queries * stride);
-    let similarity_keys: Vec<u32> = similarity.iter().map(|&s| (sterling::topk::key(s, Default::default()) >> 32) as u32).collect();
+    let similarity_keys: Vec<u32> =
+        similarity.iter().map(|&s| (sterling::topk::key(s, Default::default()) >> 32) as u32).collect();
     let constants = BTreeMap::from([("v".to_owned(), -0.25), ("w".to_owned(), 0.5)]);
     let of_queries = [[-0.25f32, 0.5], [1.5, 4.0]];
     let on = (

@@ -1,9 +1,7 @@
 //! What is asked of a card, so that another one, or an emulation, can stand in for it.
 
 use std::fmt::Debug;
-use std::sync::Arc;
 
-use super::array::Array;
 use crate::error::Result;
 
 /// One launch of a kernel over a grid of blocks.
@@ -25,6 +23,9 @@ pub struct Launch<'a> {
 pub trait Driver: Send + Sync + Debug {
     /// What it is called.
     fn name(&self) -> String;
+
+    /// What kind of device it is, for explanations.
+    fn kind(&self) -> &'static str;
 
     /// Bytes of its memory that are free, and all of them.
     ///
@@ -79,63 +80,4 @@ pub trait Driver: Send + Sync + Debug {
     /// # Errors
     /// `Internal` where the kernel cannot be launched so, or failed.
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()>;
-}
-
-/// A driver that many share.
-#[derive(Clone, Debug)]
-pub struct Device {
-    driver: Arc<dyn Driver>,
-}
-
-impl Device {
-    /// A device over a driver.
-    pub fn new(driver: impl Driver + 'static) -> Self {
-        Device { driver: Arc::new(driver) }
-    }
-
-    /// The driver.
-    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
-        &self.driver
-    }
-
-    /// What it is called.
-    pub fn name(&self) -> String {
-        self.driver.name()
-    }
-
-    /// Bytes of its memory that are free, and all of them.
-    ///
-    /// # Errors
-    /// As [`Driver::memory`].
-    pub fn memory(&self) -> Result<(u64, u64)> {
-        self.driver.memory()
-    }
-
-    /// A copy of numbers on the device.
-    ///
-    /// # Errors
-    /// As [`Driver::alloc`] and [`Driver::upload`].
-    pub fn copy<T: bytemuck::Pod>(&self, numbers: &[T]) -> Result<Array<T>> {
-        let array = Array::new(self, numbers.len())?;
-        array.write(numbers)?;
-        Ok(array)
-    }
-
-    /// Zeros on the device.
-    ///
-    /// # Errors
-    /// As [`Driver::alloc`].
-    pub fn zeros<T: bytemuck::Pod>(&self, len: usize) -> Result<Array<T>> {
-        let array = Array::new(self, len)?;
-        array.clear()?;
-        Ok(array)
-    }
-
-    /// Room on the device, in which anything may stand.
-    ///
-    /// # Errors
-    /// As [`Driver::alloc`].
-    pub fn room<T: bytemuck::Pod>(&self, len: usize) -> Result<Array<T>> {
-        Array::new(self, len)
-    }
 }

@@ -12,8 +12,7 @@ use libloading::Library;
 use super::driver::{Driver, Launch};
 use crate::error::{Error, Result};
 
-type LaunchFn =
-    unsafe extern "C" fn(*const c_char, *const u32, u32, usize, *const c_void, usize, u64) -> *const c_char;
+type LaunchFn = unsafe extern "C" fn(*const c_char, *const u32, u32, usize, *const c_void, usize, u64) -> *const c_char;
 type AllocFn = unsafe extern "C" fn(usize) -> *mut c_void;
 type FreeFn = unsafe extern "C" fn(*mut c_void);
 
@@ -61,6 +60,10 @@ impl Driver for Emulated {
         "emulated".into()
     }
 
+    fn kind(&self) -> &'static str {
+        "emulated"
+    }
+
     fn memory(&self) -> Result<(u64, u64)> {
         Ok((1 << 33, 1 << 33))
     }
@@ -68,7 +71,11 @@ impl Driver for Emulated {
     fn alloc(&self, bytes: usize) -> Result<u64> {
         // SAFETY: the library allocates like malloc.
         let memory = unsafe { (self.alloc)(bytes) };
-        if memory.is_null() { Err(Error::overloaded(format!("{bytes} bytes cannot be had"))) } else { Ok(memory as u64) }
+        if memory.is_null() {
+            Err(Error::overloaded(format!("{bytes} bytes cannot be had")))
+        } else {
+            Ok(memory as u64)
+        }
     }
 
     unsafe fn free(&self, address: u64) {

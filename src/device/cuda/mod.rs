@@ -7,11 +7,15 @@
 //! Kernels are CUDA C++ that NVRTC compiles at run time for the card ([`sources`]), and g++ for the emulation. What they compute is
 //! what the loops of [`crate::device::cpu`] compute.
 
-pub mod array;
+#[cfg(feature = "cuda")]
+pub mod card;
+pub mod choice;
 pub mod driver;
 pub mod emulated;
+pub mod memory;
 pub mod ops;
 pub mod sources;
 
-pub use array::Array;
-pub use driver::{Device, Driver, Launch};
+pub use choice::{Choice, Chosen};
+pub use driver::{Driver, Launch};
+pub use memory::{Array, Device};

@@ -4,8 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{Shape, address_of, launch, need};
 use crate::device::cpu::pool::RowFormat;
-use crate::device::cuda::array::Array;
-use crate::device::cuda::driver::Device;
+use crate::device::cuda::memory::{Array, Device};
 use crate::error::Result;
 
 /// Rows of one width and format.

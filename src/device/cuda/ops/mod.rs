@@ -23,8 +23,8 @@ pub mod worth;
 
 use bytemuck::Pod;
 
-use super::array::Array;
-use super::driver::{Device, Launch};
+use super::driver::Launch;
+use super::memory::{Array, Device};
 use crate::error::{Error, Result};
 
 /// Blocks along the second and third axis of a grid at most.

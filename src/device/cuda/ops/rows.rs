@@ -4,8 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::scan::{CandidatesArgs, Collection};
 use super::{Shape, address_of, launch, need, parts};
-use crate::device::cuda::array::Array;
-use crate::device::cuda::driver::Device;
+use crate::device::cuda::memory::{Array, Device};
 use crate::error::Result;
 
 /// How the numbers of a row are stored.

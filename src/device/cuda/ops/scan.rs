@@ -3,8 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{Shape, address_of, launch, need, parts};
-use crate::device::cuda::array::Array;
-use crate::device::cuda::driver::Device;
+use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
 
 /// Bins of scores by which a running threshold is found.
@@ -171,7 +170,7 @@ impl Collection {
     /// Writes the codes of the queries `[queries, dimension]`. `norm_max` is the largest norm of an item.
     ///
     /// # Errors
-    /// As [`super::Launch`](crate::device::cuda::Driver::launch); `Internal` for arrays of other lengths.
+    /// `Internal` for arrays of other lengths, or where the launch fails.
     pub fn quantize(&self, device: &Device, vectors: &Array<f32>, dimension: usize, norm_max: f32) -> Result<()> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]
@@ -249,8 +248,7 @@ impl Centroids {
             groups: queries.groups as u32,
         };
         let grid = [parts(blocks, THREADS / 32, count), count, 1];
-        let shape =
-            Shape { kernel: "score_lists", grid, threads: THREADS as u32, shared_bytes: 8 * queries.groups };
+        let shape = Shape { kernel: "score_lists", grid, threads: THREADS as u32, shared_bytes: 8 * queries.groups };
         launch(device, &shape, &arguments)
     }
 }
@@ -312,7 +310,13 @@ impl BlockLists {
     ///
     /// # Errors
     /// As [`Collection::quantize`].
-    pub fn scan(&self, device: &Device, to: &Collection, order: &Order<'_>, eligible: Option<&Eligible<'_>>) -> Result<()> {
+    pub fn scan(
+        &self,
+        device: &Device,
+        to: &Collection,
+        order: &Order<'_>,
+        eligible: Option<&Eligible<'_>>,
+    ) -> Result<()> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]
         struct ScanArgs {
@@ -413,7 +417,8 @@ impl BlockLists {
             lists: self.lists() as u32,
             unused: 0,
         };
-        let shape = |kernel, blocks, threads, shared_bytes| Shape { kernel, grid: [blocks, 1, 1], threads, shared_bytes };
+        let shape =
+            |kernel, blocks, threads, shared_bytes| Shape { kernel, grid: [blocks, 1, 1], threads, shared_bytes };
         launch(device, &shape("count_askers", to.queries, 256, 0), &arguments)?;
         launch(device, &shape("start_askers", 1, 1024, 4 * 32), &arguments)?;
         launch(device, &shape("place_askers", to.queries, 256, 0), &arguments)?;

@@ -4,8 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{Shape, address_of, launch, parts};
 use crate::device::cpu::dense::{Binary, Fold, PARTS_MAX, Unary};
-use crate::device::cuda::array::Array;
-use crate::device::cuda::driver::Device;
+use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
 
 /// Side of a tile of a product.

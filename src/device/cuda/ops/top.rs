@@ -3,8 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{Shape, address_of, launch, need, parts};
-use crate::device::cuda::array::Array;
-use crate::device::cuda::driver::Device;
+use crate::device::cuda::memory::{Array, Device};
 use crate::error::Result;
 
 const DIGITS: usize = 1 << 11;
@@ -111,8 +110,7 @@ pub fn select(device: &Device, from: &Scored<'_>, ties: &Ties<'_>, wanted: &Arra
         stride_out: most as u32,
         map_stride: ties.map.map_or(0, |(_, stride)| stride as u32),
     };
-    let shape =
-        Shape { kernel: "select_top", grid: [rows, 1, 1], threads: 1024, shared_bytes: 4 * (DIGITS + 36 + 4) };
+    let shape = Shape { kernel: "select_top", grid: [rows, 1, 1], threads: 1024, shared_bytes: 4 * (DIGITS + 36 + 4) };
     launch(device, &shape, &arguments)?;
     Ok(best)
 }
@@ -124,7 +122,8 @@ pub fn select(device: &Device, from: &Scored<'_>, ties: &Ties<'_>, wanted: &Arra
 pub fn sort(device: &Device, best: Best, ties: &Ties<'_>) -> Result<Best> {
     let (rows, stride) = (best.counts.len(), best.stride);
     let mut from = best;
-    let mut to = Best { keys: device.room(rows * stride)?, slots: device.room(rows * stride)?, counts: device.room(0)?, stride };
+    let mut to =
+        Best { keys: device.room(rows * stride)?, slots: device.room(rows * stride)?, counts: device.room(0)?, stride };
     let mut run = 0;
     // The first round sorts runs, each further one merges pairs of them.
     while run < stride.max(1) {
@@ -140,8 +139,15 @@ pub fn sort(device: &Device, best: Best, ties: &Ties<'_>) -> Result<Best> {
         };
         let arguments = SortArgs { of, keys: to.keys.address(), slots: to.slots.address(), run: run as u32, unused: 0 };
         let shape = match run {
-            0 => Shape { kernel: "sort_runs", grid: [stride.div_ceil(RUN), rows, 1], threads: 512, shared_bytes: 8 * RUN },
-            _ => Shape { kernel: "merge_runs", grid: [parts(stride, 256, rows), rows, 1], threads: 256, shared_bytes: 0 },
+            0 => Shape {
+                kernel: "sort_runs",
+                grid: [stride.div_ceil(RUN), rows, 1],
+                threads: 512,
+                shared_bytes: 8 * RUN,
+            },
+            _ => {
+                Shape { kernel: "merge_runs", grid: [parts(stride, 256, rows), rows, 1], threads: 256, shared_bytes: 0 }
+            }
         };
         launch(device, &shape, &arguments)?;
         std::mem::swap(&mut from.keys, &mut to.keys);

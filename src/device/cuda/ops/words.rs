@@ -3,8 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{Shape, launch, need};
-use crate::device::cuda::array::Array;
-use crate::device::cuda::driver::Device;
+use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
 
 /// Runs of words on a program's stack at most, and bits on that of its check.

@@ -4,8 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::rows::SlotRows;
 use super::{Shape, address_of, launch, need, parts};
-use crate::device::cuda::array::Array;
-use crate::device::cuda::driver::Device;
+use crate::device::cuda::memory::{Array, Device};
 use crate::error::Result;
 
 const THREADS: usize = 128;
@@ -162,12 +161,7 @@ pub struct Told {
 ///
 /// # Errors
 /// As [`ValueProgram::evaluate`].
-pub fn tell(
-    device: &Device,
-    best: SlotRows<'_>,
-    rated: &Rated<'_>,
-    tasks: (&Array<f32>, usize),
-) -> Result<Told> {
+pub fn tell(device: &Device, best: SlotRows<'_>, rated: &Rated<'_>, tasks: (&Array<f32>, usize)) -> Result<Told> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
     struct ColumnsArgs {

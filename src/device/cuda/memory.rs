@@ -1,4 +1,4 @@
-//! Memory of a device as a run of numbers that is freed with its last owner.
+//! A device that many share, and its memory as runs of numbers, each freed with its owner.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -6,8 +6,72 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 
-use super::driver::{Device, Driver};
+use super::driver::Driver;
 use crate::error::{Error, Result};
+
+/// A driver that many share.
+#[derive(Clone, Debug)]
+pub struct Device {
+    driver: Arc<dyn Driver>,
+}
+
+impl Device {
+    /// A device over a driver.
+    pub fn new(driver: impl Driver + 'static) -> Self {
+        Device { driver: Arc::new(driver) }
+    }
+
+    /// The driver.
+    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> String {
+        self.driver.name()
+    }
+
+    /// What kind of device it is, for explanations.
+    pub fn kind(&self) -> &'static str {
+        self.driver.kind()
+    }
+
+    /// Bytes of its memory that are free, and all of them.
+    ///
+    /// # Errors
+    /// As [`Driver::memory`].
+    pub fn memory(&self) -> Result<(u64, u64)> {
+        self.driver.memory()
+    }
+
+    /// A copy of numbers on the device.
+    ///
+    /// # Errors
+    /// As [`Driver::alloc`] and [`Driver::upload`].
+    pub fn copy<T: bytemuck::Pod>(&self, numbers: &[T]) -> Result<Array<T>> {
+        let array = Array::new(self, numbers.len())?;
+        array.write(numbers)?;
+        Ok(array)
+    }
+
+    /// Zeros on the device.
+    ///
+    /// # Errors
+    /// As [`Driver::alloc`].
+    pub fn zeros<T: bytemuck::Pod>(&self, len: usize) -> Result<Array<T>> {
+        let array = Array::new(self, len)?;
+        array.clear()?;
+        Ok(array)
+    }
+
+    /// Room on the device, in which anything may stand.
+    ///
+    /// # Errors
+    /// As [`Driver::alloc`].
+    pub fn room<T: bytemuck::Pod>(&self, len: usize) -> Result<Array<T>> {
+        Array::new(self, len)
+    }
+}
 
 /// A run of `T` in the memory of a device.
 pub struct Array<T> {
@@ -52,11 +116,20 @@ impl<T: Pod> Array<T> {
     /// # Errors
     /// `Invalid` where there are more than it holds; as [`Driver::upload`].
     pub fn write(&self, numbers: &[T]) -> Result<()> {
-        if numbers.len() > self.len {
+        self.write_at(0, numbers)
+    }
+
+    /// Overwrites numbers from the given one on.
+    ///
+    /// # Errors
+    /// As [`Array::write`].
+    pub fn write_at(&self, first: usize, numbers: &[T]) -> Result<()> {
+        if first.checked_add(numbers.len()).is_none_or(|end| end > self.len) {
             return Err(Error::invalid(format!("{} numbers do not fit an array of {}", numbers.len(), self.len)));
         }
-        // SAFETY: the array has at least as many bytes, checked above, and lives.
-        unsafe { self.driver.upload(self.address, bytemuck::cast_slice(numbers)) }
+        let to = self.address + (first * size_of::<T>()) as u64;
+        // SAFETY: these bytes are the array's, checked above, and it lives.
+        unsafe { self.driver.upload(to, bytemuck::cast_slice(numbers)) }
     }
 
     /// Overwrites all with zeros.
