@@ -4,15 +4,18 @@
 
 mod bench;
 mod catalogue;
+mod contract;
 mod debian;
 mod edge;
 mod faiss;
 mod filters;
 mod http;
 mod items;
+mod packages;
 mod placement;
 mod planner;
 mod program;
+mod queries;
 mod redis_cluster;
 mod registry;
 mod remote;
