@@ -7,10 +7,11 @@ use serde_json::{Value, json};
 use sterling::http::wire::model_info;
 use sterling::pass::{self, Cpu};
 use sterling::request::{Answer, Content, Ranked, Request};
-use sterling::tower::Threads;
+use sterling::tower::{Runs, Threads};
 use sterling::view::View;
 
-use crate::packages::{Made, Onnx, view};
+use crate::onnx::Onnx;
+use crate::packages::{Made, view};
 use crate::support::retrieve;
 
 /// Rows of `items`, of width 3; ids from here on have none.
@@ -226,9 +227,11 @@ fn overarch(is_program: bool) -> Onnx {
         .node("Add", &["similarity", "aged"], "buy0");
     for (n, name) in sums.iter().enumerate() {
         let (sum, before, after) = (format!("sum_{name}"), format!("buy{n}"), format!("buy{}", n + 1));
-        graph = graph
-            .node_with("ReduceSum", &[name, "last"], &sum, &[("keepdims", &[i64::from(n >= 4)])])
-            .node("Add", &[&before, &sum], &after);
+        graph = graph.node_with("ReduceSum", &[name, "last"], &sum, &[("keepdims", &[i64::from(n >= 4)])]).node(
+            "Add",
+            &[&before, &sum],
+            &after,
+        );
     }
     graph = graph.node("Unsqueeze", &["buy6", "two"], "buy");
     graph = match is_program {
@@ -262,7 +265,8 @@ struct User {
 }
 
 fn users() -> Vec<User> {
-    let user = |history: &[i64], age, likes: &[&'static str]| User { history: history.to_vec(), age, likes: likes.to_vec() };
+    let user =
+        |history: &[i64], age, likes: &[&'static str]| User { history: history.to_vec(), age, likes: likes.to_vec() };
     vec![
         user(&[1, 2], 0.5, &["acme"]),
         user(&[], -1.0, &[]),
@@ -321,8 +325,8 @@ fn an_overarch_reads_what_the_package_names() {
     ] {
         let view = package(keep, format, is_program).view().unwrap();
         let overarch = view.overarch().unwrap();
-        assert_eq!(overarch.is_program(), is_program);
-        assert!(view.main().package.user.as_ref().unwrap().is_program());
+        assert_eq!(matches!(overarch.graph().1, Runs::Program(_)), is_program);
+        assert!(matches!(view.main().package.user.as_ref().unwrap().graph().1, Runs::Program(_)));
         for (user, ranked) in users().iter().zip(answers(&view, &bodies(&users()))) {
             assert_eq!(ranked.ids.len(), 9);
             for (n, id) in ranked.ids.iter().enumerate() {
@@ -379,7 +383,7 @@ fn requests_that_do_not_bring_what_is_read_are_refused() {
     let view = package("last", "f16", true).view().unwrap();
     for (body, expected) in [
         (json!({"vector": [1.0, 2.0]}), "field `vector`: the reranker of this model reads features of the user"),
-        (json!({"features": {"history": [0; 9]}}), "feature `history`: got 9 values, expected at most 8"),
+        (json!({"features": {"history": vec![0; 9]}}), "feature `history`: got 9 values, expected at most 8"),
         (json!({"features": {"history": ["a"]}}), "feature `history`: got texts such as \"a\""),
         (json!({"features": {"history": {"values": [1], "weights": [2.0]}}}), "a sequence has no weights"),
         (json!({"features": {"history_mask": [1.0]}}), "unknown feature `history_mask`"),
@@ -465,33 +469,97 @@ fn packages_whose_parts_do_not_fit_are_refused_with_the_field() {
         ("width = 2\nformat", "width = 3\nformat", "item.onnx: output `parts` has shape [?, 2], expected [?, 3]"),
         ("width = 2\nformat", "width = 0\nformat", "item.vectors `parts`: width: got 0"),
         ("width = 2\nformat", "format", "missing field `width`"),
-        ("format = \"f16\"", "format = \"int4\"", "item.vectors `parts`: format: got int4, expected f32, f16, bf16 or int8"),
+        (
+            "format = \"f16\"",
+            "format = \"int4\"",
+            "item.vectors `parts`: format: got int4, expected f32, f16, bf16 or int8",
+        ),
         ("format = \"f16\"", "format = \"f8\"", "unknown variant `f8`"),
         ("column = \"image\"", "column = \"photo\"", "item.vectors `picture`: items: no column `photo` of vectors"),
-        ("width = 3\nformat", "width = 4\nformat", "item.vectors `picture`: column `image`: vectors of 3 numbers, expected 4"),
-        ("name = \"item_brand\"", "name = \"similarity\"", "input `similarity` is one of overarch.features and the retrieval"),
-        ("name = \"item_brand\"", "name = \"picture\"", "input `picture` is one of overarch.features and one of item.vectors"),
+        (
+            "width = 3\nformat",
+            "width = 4\nformat",
+            "item.vectors `picture`: column `image`: vectors of 3 numbers, expected 4",
+        ),
+        (
+            "name = \"item_brand\"",
+            "name = \"similarity\"",
+            "input `similarity` is one of overarch.features and the retrieval",
+        ),
+        (
+            "name = \"item_brand\"",
+            "name = \"picture\"",
+            "input `picture` is one of overarch.features and one of item.vectors",
+        ),
         ("name = \"item_brand\"", "name = \"other\"", "overarch: input `item_brand` is no numeric item column"),
-        ("column = \"brand\"", "column = \"colour\"", "overarch.features `item_brand`: the snapshot keeps no column `colour`"),
+        (
+            "column = \"brand\"",
+            "column = \"colour\"",
+            "overarch.features `item_brand`: the snapshot keeps no column `colour`",
+        ),
         ("column = \"brand\"", "column = \"price\"", "overarch.features `item_brand`: column `price` holds numbers"),
-        ("kind = \"ids\"\ntable = \"items\"\ncolumn = \"id\"\n\n[value]", "kind = \"ids\"\ntable = \"items\"\ncolumn = \"shelf\"\n\n[value]", "overarch.features `item_row`: column `shelf` holds texts"),
+        (
+            "kind = \"ids\"\ntable = \"items\"\ncolumn = \"id\"\n\n[value]",
+            "kind = \"ids\"\ntable = \"items\"\ncolumn = \"shelf\"\n\n[value]",
+            "overarch.features `item_row`: column `shelf` holds texts",
+        ),
         ("pooling = \"mean\"", "pooling = \"none\"\nlength = 3", "overarch.features `item_brand`: a sequence"),
-        ("kind = \"category\"\ntable = \"brands\"\npooling", "kind = \"dense\"\nwidth = 2\npooling", "overarch.features `item_brand`: a dense feature"),
+        (
+            "kind = \"category\"\ntable = \"brands\"\npooling",
+            "kind = \"dense\"\nwidth = 2\npooling",
+            "overarch.features `item_brand`: a dense feature",
+        ),
         ("table = \"brands\"\npooling", "table = \"items\"\npooling", "table `items` has no vocabulary"),
         ("name = \"buy\"", "name = \"bought\"", "value.expression"),
         ("[[item.columns]]\nname = \"price\"\n", "", "overarch: input `price` is no numeric item column"),
         ("graph = \"overarch.onnx\"", "graph = \"user.onnx\"", "user.onnx: no output `logits`"),
-        ("tower = \"user.onnx\"", "tower = \"user.onnx\"\nmerge = \"union\"", "user.merge is given without user.queries"),
+        (
+            "tower = \"user.onnx\"",
+            "tower = \"user.onnx\"\nmerge = \"union\"",
+            "user.merge is given without user.queries",
+        ),
         ("tower = \"user.onnx\"", "tower = \"user.onnx\"\nmerge = \"best\"", "unknown variant `best`"),
-        ("tower = \"user.onnx\"", "tower = \"user.onnx\"\nqueries = [{ name = \"a\" }]", "user.onnx: output `query` has shape [?, 2], expected [?, 1, 2]"),
-        ("tower = \"user.onnx\"", "tower = \"user.onnx\"\nqueries = [{ name = \"a\" }, { name = \"a\" }]", "user.queries: name `a` is empty or given twice"),
-        ("tower = \"user.onnx\"", "tower = \"user.onnx\"\nqueries = [{ name = \"a\", candidates = 0 }]", "user.queries `a`: candidates: got 0"),
-        ("tower = \"user.onnx\"", "tower = \"user.onnx\"\nqueries = [{ name = \"a\", weight = nan }]", "user.queries `a`: weight: got NaN"),
-        ("tower = \"user.onnx\"", "tower = \"user.onnx\"\nqueries = [{ name = \"a\", weight = -1.0 }]", "user.queries `a`: weight: got -1"),
-        ("tower = \"user.onnx\"", "tower = \"user.onnx\"\nqueries = [{ name = \"a\", share = 1 }]", "unknown field `share`"),
+        (
+            "tower = \"user.onnx\"",
+            "tower = \"user.onnx\"\nqueries = [{ name = \"a\" }]",
+            "user.onnx: output `query` has shape [?, 2], expected [?, 1, 2]",
+        ),
+        (
+            "tower = \"user.onnx\"",
+            "tower = \"user.onnx\"\nqueries = [{ name = \"a\" }, { name = \"a\" }]",
+            "user.queries: name `a` is empty or given twice",
+        ),
+        (
+            "tower = \"user.onnx\"",
+            "tower = \"user.onnx\"\nqueries = [{ name = \"a\", candidates = 0 }]",
+            "user.queries `a`: candidates: got 0",
+        ),
+        (
+            "tower = \"user.onnx\"",
+            "tower = \"user.onnx\"\nqueries = [{ name = \"a\", weight = nan }]",
+            "user.queries `a`: weight: got NaN",
+        ),
+        (
+            "tower = \"user.onnx\"",
+            "tower = \"user.onnx\"\nqueries = [{ name = \"a\", weight = -1.0 }]",
+            "user.queries `a`: weight: got -1",
+        ),
+        (
+            "tower = \"user.onnx\"",
+            "tower = \"user.onnx\"\nqueries = [{ name = \"a\", share = 1 }]",
+            "unknown field `share`",
+        ),
     ] {
         let error = changed(from, to);
         assert!(error.contains(expected), "{to}: got `{error}`, expected `{expected}`");
+    }
+    let tables = std::fs::read(package("last", "f16", true).path("tables.safetensors")).unwrap();
+    for file in ["vectors.safetensors", "index.safetensors", "columns.safetensors"] {
+        let made = package("last", "f16", true);
+        std::fs::write(made.path(file), &tables).unwrap();
+        let made = made.text("model.toml", &model("last", "f16").replace("tables.safetensors", file));
+        let error = made.view().map(|_| "published").unwrap_err().to_string();
+        assert!(error.contains(&format!("file `{file}`: a version has one of its own")), "{error}");
     }
     assert_eq!(changed("name = \"seen\"", "name = \"seen2\""), "published");
 }
@@ -513,11 +581,20 @@ fn graphs_that_do_not_fit_are_refused_with_the_input() {
         (small(&[("item", &[-1, -1, 3])]), "overarch.onnx: `item` has shape [?, ?, 3], expected [?, ?, 2]"),
         (small(&[("item", &[-1, 2])]), "overarch.onnx: `item` has shape [?, 2], expected [?, ?, 2]"),
         (small(&[("query", &[-1, 2])]), "overarch.onnx: no input tells of candidates"),
-        (small(&[("item", &[-1, -1, 2]), ("nowhere", &[-1, -1])]), "overarch: input `nowhere` is no numeric item column"),
+        (
+            small(&[("item", &[-1, -1, 2]), ("nowhere", &[-1, -1])]),
+            "overarch: input `nowhere` is no numeric item column",
+        ),
         (small(&[("item", &[-1, -1, 2]), ("brand", &[-1, -1])]), "overarch: input `brand` is no numeric item column"),
         (small(&[("parts", &[-1, -1, 5])]), "overarch.onnx: `parts` has shape [?, ?, 5], expected [?, ?, 2]"),
-        (small(&[("item", &[-1, -1, 2]), ("encoded", &[-1, 9, 2])]), "`encoded` has shape [?, 9, 2], expected [?, 4, 2]"),
-        (small(&[("item", &[-1, -1, 2]), ("similarity", &[-1, -1, 1])]), "`similarity` has shape [?, ?, 1], expected [?, ?]"),
+        (
+            small(&[("item", &[-1, -1, 2]), ("encoded", &[-1, 9, 2])]),
+            "`encoded` has shape [?, 9, 2], expected [?, 4, 2]",
+        ),
+        (
+            small(&[("item", &[-1, -1, 2]), ("similarity", &[-1, -1, 1])]),
+            "`similarity` has shape [?, ?, 1], expected [?, ?]",
+        ),
     ] {
         let error = with("overarch.onnx", graph);
         assert!(error.contains(expected), "got `{error}`, expected `{expected}`");

@@ -2,69 +2,38 @@
 
 use std::path::{Path, PathBuf};
 
-use rten_onnx::onnx::{
-    AttributeProto, AttributeType, DataType, Dimension, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
-    TensorProto, TensorShapeProto, TypeProto, TypeProtoTensor, ValueInfoProto,
-};
+use rten_onnx::onnx::{AttributeProto, AttributeType};
 use sterling::files::TensorFile;
 use sterling::publish::Publish;
 use sterling::snapshot::{Placement, Snapshot, Store};
 use sterling::view::View;
 
+use crate::onnx::{self, Onnx};
 use crate::support::put;
 
-/// A graph that grows node by node; sizes of -1 are left open.
-#[derive(Clone, Default)]
-pub struct Onnx {
-    graph: GraphProto,
+/// The sizes of an input or output, of which those of -1 are left open.
+fn sizes(shape: &[i64]) -> Vec<i64> {
+    shape.iter().map(|&n| n.max(0)).collect()
 }
 
-fn port(name: &str, shape: &[i64]) -> ValueInfoProto {
-    let size = |&n: &i64| Dimension {
-        dim_value: (n >= 0).then_some(n),
-        dim_param: (n < 0).then(|| format!("{name}_open")),
-    };
-    let shape = TensorShapeProto { dim: shape.iter().map(size).collect() };
-    let tensor = TypeProtoTensor { elem_type: Some(DataType::FLOAT), shape: Some(shape) };
-    ValueInfoProto {
-        name: Some(name.into()),
-        r#type: Some(TypeProto { tensor_type: Some(tensor), ..Default::default() }),
-    }
-}
-
+/// A graph that grows node by node.
 impl Onnx {
     pub fn input(mut self, name: &str, shape: &[i64]) -> Self {
-        self.graph.input.push(port(name, shape));
+        self.graph.input.push(onnx::value(name, &sizes(shape)));
         self
     }
 
     pub fn output(mut self, name: &str, shape: &[i64]) -> Self {
-        self.graph.output.push(port(name, shape));
+        self.graph.output.push(onnx::value(name, &sizes(shape)));
         self
     }
 
-    pub fn numbers(mut self, name: &str, shape: &[i64], values: &[f32]) -> Self {
-        let tensor = TensorProto {
-            name: Some(name.into()),
-            dims: shape.to_vec(),
-            data_type: Some(DataType::FLOAT),
-            float_data: values.to_vec(),
-            ..Default::default()
-        };
-        self.graph.initializer.push(tensor);
-        self
+    pub fn numbers(self, name: &str, shape: &[i64], values: &[f32]) -> Self {
+        self.with(&[onnx::floats(name, shape, values)])
     }
 
-    pub fn integers(mut self, name: &str, values: &[i64]) -> Self {
-        let tensor = TensorProto {
-            name: Some(name.into()),
-            dims: vec![values.len() as i64],
-            data_type: Some(DataType::INT64),
-            int64_data: values.to_vec(),
-            ..Default::default()
-        };
-        self.graph.initializer.push(tensor);
-        self
+    pub fn integers(self, name: &str, values: &[i64]) -> Self {
+        self.with(&[onnx::integers(name, values)])
     }
 
     pub fn node(self, operator: &str, inputs: &[&str], output: &str) -> Self {
@@ -87,25 +56,13 @@ impl Onnx {
                 ..Default::default()
             },
         };
-        self.graph.node.push(NodeProto {
-            op_type: Some(operator.into()),
-            input: inputs.iter().map(|&name| name.into()).collect(),
-            output: vec![output.into()],
-            attribute: attributes.iter().map(attribute).collect(),
-            ..Default::default()
-        });
+        self = self.and(&format!("{output} = {operator}({})", inputs.join(", ")));
+        self.graph.node.last_mut().unwrap().attribute = attributes.iter().map(attribute).collect();
         self
     }
 
     pub fn write(self, path: &Path) {
-        let opset = OperatorSetIdProto { domain: None, version: Some(17) };
-        let model = ModelProto {
-            ir_version: Some(8),
-            graph: Some(self.graph),
-            opset_import: vec![opset],
-            ..Default::default()
-        };
-        std::fs::write(path, model.write_buf().unwrap()).unwrap();
+        std::fs::write(path, self.bytes()).unwrap();
     }
 }
 

@@ -10,7 +10,8 @@ use sterling::tower::Threads;
 use sterling::units::ItemId;
 use sterling::view::View;
 
-use crate::packages::{Made, Onnx};
+use crate::onnx::Onnx;
+use crate::packages::Made;
 use crate::support::retrieve;
 
 const ITEMS: i64 = 400;
