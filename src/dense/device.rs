@@ -54,9 +54,9 @@ impl DeviceProgram {
     /// Copies the constants of a program.
     ///
     /// # Errors
-    /// `Unsupported` where the output is no step's; `Overloaded` where the device has not enough memory.
+    /// `Unsupported` where the output is no step's, or there are several; `Overloaded` where the device has not enough memory.
     pub fn copy(device: &Device, program: &RowProgram) -> Result<Self> {
-        let is_made = |plan: &Plan| matches!(plan.output, Some(Place { memory: Memory::Rows(_), offset: 0 }));
+        let is_made = |plan: &Plan| matches!(plan.outputs[..], [Place { memory: Memory::Rows(_), offset: 0 }]);
         if !is_made(&program.straight) || !is_made(&program.collapsed) {
             return Err(Error::unsupported("a graph whose output is one of its inputs"));
         }
@@ -213,8 +213,8 @@ impl Run<'_> {
 
     /// What the program made.
     fn output(mut self) -> Result<DeviceRows> {
-        match self.plan.output {
-            Some(Place { memory: Memory::Rows(n), offset: 0 }) => {
+        match self.plan.outputs[..] {
+            [Place { memory: Memory::Rows(n), offset: 0 }] => {
                 Ok(DeviceRows { numbers: self.buffers.swap_remove(n), stride: self.plan.strides[n] })
             }
             _ => Err(Error::internal("an output that no step makes")),

@@ -98,10 +98,7 @@ impl Display for Text<'_> {
                 writeln!(f, "    {} = {}", name(plan, out), step.work)?;
             }
         }
-        match plan.output {
-            Some(place) => writeln!(f, "  output {place}"),
-            None => Ok(()),
-        }
+        plan.outputs.iter().try_for_each(|place| writeln!(f, "  output {place}"))
     }
 }
 

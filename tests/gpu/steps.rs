@@ -1,6 +1,6 @@
 //! Steps of dense programs against those of the CPU, and whole graphs of the models.
 
-use sterling::dense::{DeviceProgram, Given, RowProgram, Scratch, Size};
+use sterling::dense::{DeviceProgram, Given, Made, RowProgram, Scratch, Size};
 use sterling::device::cpu::Kernels;
 use sterling::device::cpu::dense::{
     Binary, Fold, Lines, MapTarget, Operand, PANEL, Part, Product, Unary, Weights, pack,
@@ -138,8 +138,8 @@ fn graphs_of_rerankers_make_on_a_device_what_they_make_on_the_cpu() {
         let mut inputs = vec![given("query", false, &[one, d]), given("item", true, &[one, Size::Rows, d])];
         let columns = graph.inputs().filter(|p| !["query", "item"].contains(&p.name.as_str()));
         inputs.extend(columns.map(|port| given(&port.name, true, &[one, Size::Rows])));
-        let program =
-            RowProgram::lower(&bytes, &inputs, ("logits", &[one, Size::Rows, Size::Fixed(tasks as i64)])).unwrap();
+        let logits = Made { name: "logits".into(), shape: vec![one, Size::Rows, Size::Fixed(tasks as i64)] };
+        let program = RowProgram::lower(&bytes, &inputs, &[logits]).unwrap();
         let copied = DeviceProgram::copy(&device, &program).unwrap();
         // So few that the one plan is the cheaper one, and so many that the other is.
         for counts in [[3u32, 1], [90, 37]] {
@@ -163,7 +163,7 @@ fn graphs_of_rerankers_make_on_a_device_what_they_make_on_the_cpu() {
                 let mut fill = |n: usize, to: &mut [f32]| to.copy_from_slice(row(n));
                 program
                     .run(count as usize, &[user], &mut Scratch::default(), &mut fill, &mut |_, rows, block| {
-                        (0..rows).for_each(|n| want.extend_from_slice(block.row(n)));
+                        (0..rows).for_each(|n| want.extend_from_slice(block.output(0).row(n)));
                         Ok(())
                     })
                     .unwrap();

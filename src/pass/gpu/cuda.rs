@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::limits::COMPONENT_MAX;
 use crate::pass::batch::{Batch, Pass};
 use crate::pass::cpu::{self, Cpu};
+use crate::pass::embed;
 use crate::pass::scratch::Scratch;
 use crate::pass::work::{Prepared, Query, Task};
 use crate::request::{Answer, Content};
@@ -109,7 +110,7 @@ impl Cuda {
                 Ok(Embedded { degraded_rows: vec![0; requests.len()], requests, vectors })
             }
             _ => {
-                let asked = cpu::embed(batch, view, wanted, &self.threads, &mut self.scratch.graphs);
+                let asked = embed::embed(batch, view, wanted, &self.threads, &mut self.scratch.graphs);
                 let vectors: Vec<f32> = asked.iter().flat_map(|asked| asked.vector.iter().copied()).collect();
                 Ok(Embedded {
                     requests: asked.iter().map(|asked| (asked.place, asked.prepared)).collect(),
@@ -130,7 +131,7 @@ impl Cuda {
             let vector = &vectors[n * dimension..(n + 1) * dimension];
             wrong[n] = !vector.iter().all(|x| x.abs() <= COMPONENT_MAX);
             if wrong[n] {
-                batch.answer(place, Err(Error::internal(cpu::NOT_FINITE)));
+                batch.answer(place, Err(Error::internal(embed::NOT_FINITE)));
             } else if matches!(prepared.task, Task::Embed) {
                 let (content, degraded_rows) = (Content::Embedding(vector.to_vec()), embedded.degraded_rows[n]);
                 batch.answer(place, Ok(Answer { content, degraded_rows, explain: None }));

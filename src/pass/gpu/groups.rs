@@ -53,7 +53,7 @@ pub(super) fn bounds_of(snapshot: &Snapshot, search: &Search) -> (usize, usize) 
 
 /// Candidates that are selected by int8 scores: some more than K0 where wide rows decide between them.
 pub(super) fn selected_of(resident: &Resident, search: &Search) -> usize {
-    if resident.index.has_wide_rows() { search.k0 + search.k0 / 4 + 64 } else { search.k0 }
+    if resident.index.has_wide_rows() { search.k0_alone() + search.k0_alone() / 4 + 64 } else { search.k0_alone() }
 }
 
 impl Group {
@@ -93,12 +93,12 @@ impl Group {
             Task::Rank { slots, .. } => (Way::Named, slots.len(), slots.len()),
             Task::Retrieve(search) => match search.planned.plan.route() {
                 Route::Nothing => (Way::Nothing, 0, 0),
-                Route::Slots(slots) => (Way::Named, slots.len(), search.k0.min(slots.len())),
-                _ if search.exact => (Way::Exact, items, search.k0),
+                Route::Slots(slots) => (Way::Named, slots.len(), search.k0_alone().min(slots.len())),
+                _ if search.exact => (Way::Exact, items, search.k0_alone()),
                 Route::All if index.items_at_least(search.probes.probes) >= search.k + search.excluded.len() => {
-                    (Way::Best, index.items_at_most(search.probes.probes), search.k0)
+                    (Way::Best, index.items_at_most(search.probes.probes), search.k0_alone())
                 }
-                _ => (Way::Enough, index.items_at_most(bounds_of(snapshot, search).1), search.k0),
+                _ => (Way::Enough, index.items_at_most(bounds_of(snapshot, search).1), search.k0_alone()),
             },
         };
         Group { way, requests: vec![n], room, candidates }

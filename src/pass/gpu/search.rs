@@ -113,7 +113,7 @@ impl Searches<'_> {
         for (n, task) in tasks.iter().enumerate() {
             let slots = slots_of(task);
             all[n * stride..][..slots.len()].copy_from_slice(&slots);
-            wanted.push(self.searches[n].map_or(slots.len(), |search| search.k0.min(slots.len())) as u32);
+            wanted.push(self.searches[n].map_or(slots.len(), |search| search.k0_alone().min(slots.len())) as u32);
             counts.push(slots.len() as u32);
         }
         let slots = self.device.copy(&all)?;
@@ -168,7 +168,7 @@ impl Searches<'_> {
         if !self.resident.index.has_wide_rows() {
             return Ok(best);
         }
-        let wanted = self.each(|search| search.k0 as u32)?;
+        let wanted = self.each(|search| search.k0_alone() as u32)?;
         self.rescore(&best.slots, &best.counts, best.stride, &wanted)
     }
 
@@ -242,7 +242,7 @@ impl Searches<'_> {
 
     fn exact(&self, group: &Group) -> Result<(Best, Counters)> {
         let device = self.device;
-        let wanted = self.each(|search| search.k0 as u32)?;
+        let wanted = self.each(|search| search.k0_alone() as u32)?;
         let collected = self.collection(group.room, &wanted)?;
         let (_passing, words, _) = self.words()?;
         let (words, slots) = (device.copy(&words)?, &self.resident.planes.index().word_slots);
