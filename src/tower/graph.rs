@@ -41,6 +41,16 @@ pub enum Runs {
     Runtime(String),
 }
 
+impl Runs {
+    /// The program, where it is one.
+    pub fn program(&self) -> Option<&RowProgram> {
+        match self {
+            Runs::Program(program) => Some(program),
+            Runs::Runtime(_) => None,
+        }
+    }
+}
+
 impl std::fmt::Debug for Graph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Graph")
