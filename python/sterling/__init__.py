@@ -1,0 +1,34 @@
+"""From PyTorch to Sterling and back.
+
+`export` writes trained modules as a model package, `publish` and `serve` run the ``sterling`` program over it, `load_snapshot`
+opens what was published as NumPy arrays. Only `export` needs PyTorch (``pip install 'sterling[export]'``).
+"""
+
+from .errors import ExportError, ProgramError, RequestError, SnapshotError, SterlingError
+from .exporting import Exported, export
+from .features import Category, Column, Dense, Feature, Ids, ItemVector, Query
+from .program import Published, Server, find_program, publish, serve
+from .tables import Table
+
+__all__ = [
+    "Category",
+    "Column",
+    "Dense",
+    "ExportError",
+    "Exported",
+    "Feature",
+    "Ids",
+    "ItemVector",
+    "ProgramError",
+    "Published",
+    "Query",
+    "RequestError",
+    "Server",
+    "SnapshotError",
+    "SterlingError",
+    "Table",
+    "export",
+    "find_program",
+    "publish",
+    "serve",
+]
