@@ -8,6 +8,7 @@ from .errors import ExportError, ProgramError, RequestError, SnapshotError, Ster
 from .exporting import Exported, export
 from .features import Category, Column, Dense, Feature, Ids, ItemVector, Query
 from .program import Published, Server, find_program, publish, serve
+from .snapshot import Index, ItemColumn, Snapshot, load_snapshot
 from .tables import Table
 
 __all__ = [
@@ -18,17 +19,21 @@ __all__ = [
     "Exported",
     "Feature",
     "Ids",
+    "Index",
+    "ItemColumn",
     "ItemVector",
     "ProgramError",
     "Published",
     "Query",
     "RequestError",
     "Server",
+    "Snapshot",
     "SnapshotError",
     "SterlingError",
     "Table",
     "export",
     "find_program",
+    "load_snapshot",
     "publish",
     "serve",
 ]
