@@ -107,12 +107,14 @@ def export(
     except ImportError as e:
         raise ExportError(f"{_MISSING} ({e})") from e
     path = pathlib.Path(path)
-    draft = _Draft(collect(tables), {side: list(some) for side, some in (features or {}).items()}, list(item_vectors), tuple(tasks))
+    by_side = {side: list(some) for side, some in (features or {}).items()}
+    rows: dict[str, Sequence[Mapping[str, Any]]] = {"user": samples, "item": items or ()}
+    draft = _Draft(collect(tables), by_side, list(item_vectors), tuple(tasks), rows)
     draft.check(dimension, queries, user, item, overarch)
     one_of("merge", merge, MERGES)
     draft.towers(user, item, dimension, len(queries))
     if overarch is not None:
-        draft.reranker(overarch, [Column(c).name if isinstance(c, str) else c.name for c in columns], items)
+        draft.reranker(overarch, [c if isinstance(c, str) else c.name for c in columns])
     elif tasks:
         raise ExportError("tasks are given without overarch, expected the module that predicts them")
     draft.used()
@@ -162,8 +164,15 @@ def _place(folder: pathlib.Path, path: pathlib.Path) -> None:
 class _Draft:
     """What is known of a package while it is being made."""
 
-    def __init__(self, tables: dict[str, Table], features: dict[str, list[Feature]], vectors: list[ItemVector], tasks: tuple[str, ...]):
-        self.tables, self.features, self.vectors, self.tasks = tables, features, vectors, tasks
+    def __init__(
+        self,
+        tables: dict[str, Table],
+        features: dict[str, list[Feature]],
+        vectors: list[ItemVector],
+        tasks: tuple[str, ...],
+        rows: dict[str, Sequence[Mapping[str, Any]]],
+    ):
+        self.tables, self.features, self.vectors, self.tasks, self.rows = tables, features, vectors, tasks, rows
         self.user = self.item = self.overarch = None
         self.dimension = 0
 
@@ -202,7 +211,7 @@ class _Draft:
 
         for feature in self.features.get(side, ()):
             if isinstance(feature, Dense) and feature.name == name:
-                return Port(name, (_LEAD[side], feature.width))
+                return Port(name, (_LEAD[side], feature.width), seen=self.numbers(side, feature))
             if isinstance(feature, LookedUp) and name in (feature.name, f"{feature.name}_mask"):
                 width = self.tables[feature.table].weight.shape[1]
                 axes = (_LEAD[side], *((feature.length,) if feature.is_sequence else ()))
@@ -215,6 +224,15 @@ class _Draft:
             self.features.setdefault(side, []).append(Ids(name, fed[0], self.tables[fed[0]].pooling))
             return self.input_of(side, name)
         return None
+
+    def numbers(self, side: str, feature: Dense) -> Any:
+        """What the rows bring for a dense feature, ``[rows, width]``; None without rows."""
+        import torch
+
+        from .reference import dense
+
+        rows = self.rows.get(side, ())
+        return torch.stack([dense(feature, row) for row in rows]) if rows else None
 
     def towers(self, user: Any, item: Any, dimension: int | None, queries: int) -> None:
         for side, module, output in (("user", user, "query"), ("item", item, "item")):
@@ -257,7 +275,7 @@ class _Draft:
             raise ExportError(f"{side}: output `{output}` has shape {list(shape)}, expected {[*lead, 'D']}")
         return graph
 
-    def reranker(self, module: Any, columns: Sequence[str], items: Sequence[Mapping[str, Any]] | None) -> None:
+    def reranker(self, module: Any, columns: Sequence[str]) -> None:
         from .graphs import Port, export_graph, parameters
 
         names = parameters("overarch", module)
@@ -279,26 +297,28 @@ class _Draft:
             port = known.get(name)
             for side in ("overarch", "user"):
                 port = port or self.input_of(side, name)
-            ports.append(port or self.column(name, columns, items))
+            ports.append(port or self.column(name, columns))
         graph = export_graph("overarch", module, ports, "logits", ("Q", "K0"))
         if graph.outputs["logits"] != ("Q", "K0", len(self.tasks)):
             shape = list(graph.outputs["logits"])
             raise ExportError(f"overarch: `logits` has shape {shape}, expected ['Q', 'K0', {len(self.tasks)}] for the tasks {', '.join(self.tasks)}")
         self.overarch = graph
 
-    def column(self, name: str, columns: Sequence[str], items: Sequence[Mapping[str, Any]] | None) -> Any:
+    def column(self, name: str, columns: Sequence[str]) -> Any:
+        import torch
+
         from .graphs import Port
+        from .reference import number
 
         if columns and name not in columns:
             raise ExportError(
                 f"overarch: forward takes `{name}`, which is neither query, item, similarity, a feature, an output of the user tower, an "
                 f"item vector nor one of the columns: {', '.join(columns)}"
             )
-        for row in items or ():
-            given = row.get(name)
-            if given is not None and not isinstance(given, (int, float)) and not hasattr(given, "__float__"):
-                raise ExportError(f"overarch: forward takes the column `{name}`, and item {row.get('id')} has {given!r}, expected a number")
-        return Port(name, ("Q", "K0"))
+        items = self.rows["item"]
+        if items and not any(name in row for row in items):
+            raise ExportError(f"overarch: forward takes `{name}`, which is no column of the items, nor anything else that an OverArch reads")
+        return Port(name, ("Q", "K0"), seen=torch.tensor([number(name, row) for row in items]) if items else None)
 
     def used(self) -> None:
         """Refuses features and tables that nothing reads."""

@@ -14,7 +14,7 @@ import logging
 import pathlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .errors import ExportError
@@ -32,21 +32,27 @@ SIZES = ({"Q": 1, "N": 1, "K0": 1}, {"Q": 1, "N": 3, "K0": 127}, {"Q": 7, "N": 6
 
 @dataclass(frozen=True)
 class Port:
-    """An input: its name and its shape, in which ``Q``, ``N`` and ``K0`` stand for axes of any size. A mask holds zeros and ones."""
+    """An input: its name and its shape, in which ``Q``, ``N`` and ``K0`` stand for axes of any size. A mask holds zeros and ones; ``seen``
+    ``[n, ...]`` are values of the last axes that it takes, any where there are none."""
 
     name: str
     shape: tuple[str | int, ...]
     is_mask: bool = False
+    seen: torch.Tensor | None = field(default=None, repr=False, compare=False)
 
     def at(self, sizes: Mapping[str, int]) -> list[int]:
         """The shape at these sizes."""
         return [sizes[axis] if isinstance(axis, str) else axis for axis in self.shape]
 
     def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
-        """Random values."""
+        """Random values, of those seen where there are some."""
         import torch
 
-        values = torch.randn(self.at(sizes), generator=generator)
+        shape = self.at(sizes)
+        if self.seen is not None:
+            lead = shape[: len(shape) - self.seen.dim() + 1]
+            return self.seen[torch.randint(0, len(self.seen), lead, generator=generator)]
+        values = torch.randn(shape, generator=generator)
         return (values > 0).float() if self.is_mask else values
 
 
@@ -183,7 +189,7 @@ def _checked_outputs(
         if value.dtype != torch.float32:
             raise ExportError(f"{place}: output `{name}` is {str(value.dtype).removeprefix('torch.')}, expected float32")
         if not torch.isfinite(value).all():
-            raise ExportError(f"{place}: output `{name}` is not finite for random inputs")
+            raise ExportError(f"{place}: output `{name}` is not finite for random inputs; samples and items, where given, are what numbers are taken from")
         outputs[name] = (*axes, *value.shape[len(axes) :])
     return outputs
 

@@ -83,7 +83,7 @@ class Reference:
             elif name in item_inputs:
                 given[name] = item_inputs[name][None]
             else:
-                given[name] = torch.tensor([[_number(name, row) for row in items]])
+                given[name] = torch.tensor([[number(name, row) for row in items]])
         logits = self.overarch(**given)["logits"][0]
         return torch.cat([similarity[None], torch.sigmoid(logits).T])
 
@@ -108,7 +108,7 @@ class Reference:
         given: dict[str, torch.Tensor] = {}
         for feature in self.features.get(side, ()):
             if isinstance(feature, Dense):
-                given[feature.name] = torch.stack([_dense(feature, row) for row in rows])
+                given[feature.name] = torch.stack([dense(feature, row) for row in rows])
             elif isinstance(feature, LookedUp) and feature.is_sequence:
                 length = feature.length or 0
                 kept = [self._ids(feature, row)[slice(-length, None) if feature.keep == "last" else slice(length)] for row in rows]
@@ -153,7 +153,8 @@ class Reference:
         return torch.stack(rows) if rows else torch.zeros(0, weight.shape[1])
 
 
-def _dense(feature: Dense, row: Mapping[str, Any]) -> torch.Tensor:
+def dense(feature: Dense, row: Mapping[str, Any]) -> torch.Tensor:
+    """The numbers of a dense feature, ``[width]``."""
     import torch
 
     values = listed(feature, row) or [0.0] * feature.width
@@ -162,10 +163,14 @@ def _dense(feature: Dense, row: Mapping[str, Any]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-def _number(name: str, row: Mapping[str, Any]) -> float:
+def number(name: str, row: Mapping[str, Any]) -> float:
+    """The number of an item's column: 0 where it has none, the smallest of several."""
     value = row.get(name)
-    value = min(value) if isinstance(value, (list, tuple)) else value
-    return 0.0 if value is None else float(value)
+    try:
+        numbers = [float(one) for one in value] if isinstance(value, (list, tuple)) else [] if value is None else [float(value)]
+    except (TypeError, ValueError):
+        raise ExportError(f"overarch: forward takes the column `{name}`, and item {row.get('id')} has {value!r}, expected a number") from None
+    return min(numbers, default=0.0)
 
 
 def _vectors(column: str | None, width: int, rows: Sequence[Mapping[str, Any]]) -> torch.Tensor:

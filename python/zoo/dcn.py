@@ -53,10 +53,10 @@ def make(out: pathlib.Path, program: pathlib.Path | None, overarch: nn.Module | 
         alone, ranked = user(*shop.user_inputs(held)) @ items.T, logits(held, everything)[..., 0]
     figures = {"hit@20 retrieval": hit_rate(alone, shop.next[held]), "hit@20 reranked": hit_rate(ranked, shop.next[held])}
     rows, samples = shop.world.rows(), shop.world.samples([3700, 3701, 3702, 3703], "history", "segment")
-    features = {"user": [sterling.Ids("history", "items", "mean"), sterling.Category("segment", "segments")], "item": shop.item_features()}
+    features = {"user": [sterling.Ids("history", "item", "mean"), sterling.Category("segment", "segment")], "item": shop.item_features()}
     exported = sterling.export(
         out, description=said, user=user, item=item, overarch=overarch, features=features, samples=samples, items=rows,
-        tables=shop.vocabularies("items", "categories", "brands", "segments"), program=program or False,
+        tables=shop.vocabularies("item", "category", "brand", "segment"), program=program or False,
         tasks=["click", "buy"], value="click + w_buy * buy", constants={"w_buy": 1.0},
     )  # fmt: skip
     write_golden(exported, samples, rows, figures)

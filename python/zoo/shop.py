@@ -58,7 +58,7 @@ class Shop:
         torch.manual_seed(seed)
         torch.set_num_threads(1)
         self.world = World(seed)
-        sizes = {"items": (ITEMS, D), "categories": (CATEGORIES, 8), "brands": (BRANDS, 8), "segments": (SEGMENTS, 4)}
+        sizes = {"item": (ITEMS, D), "category": (CATEGORIES, 8), "brand": (BRANDS, 8), "segment": (SEGMENTS, 4)}
         self.tables = nn.ModuleDict({name: nn.Embedding(*size) for name, size in sizes.items()})
         for table in self.tables.values():
             nn.init.normal_(table.weight, std=0.3)
@@ -69,7 +69,7 @@ class Shop:
 
     def vocabularies(self, *names: str) -> dict[str, Any]:
         """These tables as `sterling.export` takes them."""
-        letters = {"categories": "c", "brands": "b", "segments": "s"}
+        letters = {"category": "c", "brand": "b", "segment": "s"}
         tables = {name: self.tables[name] for name in names}
         with_values = {name: sterling.Table(table, vocabulary=[f"{letters[name]}{n}" for n in range(len(table.weight))])
                        for name, table in tables.items() if name in letters}  # fmt: skip
@@ -77,7 +77,7 @@ class Shop:
 
     def user_inputs(self, users: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Of `MeanUser`."""
-        return self.tables["items"](self.history[users]).mean(1), self.tables["segments"](self.segment[users])
+        return self.tables["item"](self.history[users]).mean(1), self.tables["segment"](self.segment[users])
 
     def sequences(self, users: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of the history ``[Q, S, D]`` and its mask; histories are cut at random so that short ones are known too."""
@@ -86,17 +86,17 @@ class Shop:
         # The last `length` items stay, at the front: the end of the history is what the next item follows on.
         at = torch.arange(LENGTH) + LENGTH - lengths
         mask = (at < LENGTH).float()
-        rows = self.tables["items"](self.history[users].gather(1, at.clamp(max=LENGTH - 1)))
+        rows = self.tables["item"](self.history[users].gather(1, at.clamp(max=LENGTH - 1)))
         return rows * mask.unsqueeze(-1), mask
 
     def item_inputs(self) -> tuple[torch.Tensor, ...]:
         """Of `PlainItem`, for all items."""
-        return self.tables["items"].weight, self.tables["categories"](self.category), self.tables["brands"](self.brand)
+        return self.tables["item"].weight, self.tables["category"](self.category), self.tables["brand"](self.brand)
 
     def item_features(self) -> list[sterling.Feature]:
         """What `PlainItem` reads."""
-        category, brand = sterling.Category("category", "categories"), sterling.Category("brand", "brands")
-        return [sterling.Ids("item_id", "items", column="id"), category, brand]
+        category, brand = sterling.Category("category", "category"), sterling.Category("brand", "brand")
+        return [sterling.Ids("item_id", "item", column="id"), category, brand]
 
     def train_towers(self, user: nn.Module, item: nn.Module, inputs: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> None:
         """Cross-entropy of the next item over all items."""
