@@ -63,7 +63,7 @@ def _of_sample(reference: Reference, server: Any, call: str, sample: Mapping[str
 def difference(found: Any, wanted: Any) -> float:
     """The largest difference, relative to the larger of 1 and what is wanted.
 
-    >>> difference([1.0, 110.0], [1.5, 100.0])
+    >>> difference([1.0, 110.0], [0.5, 100.0])
     0.5
     """
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)

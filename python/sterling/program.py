@@ -162,8 +162,10 @@ def _listening(process: subprocess.Popen[str], timeout: float) -> str:
         found.set()
 
     threading.Thread(target=read, daemon=True).start()
-    if not found.wait(timeout) or not said:
-        raise ProgramError(f"did not say in {timeout:g} s where it listens" if process.poll() is None else f"ended with {process.wait()}")
+    if not found.wait(timeout):
+        raise ProgramError(f"did not say in {timeout:g} s where it listens")
+    if not said:
+        raise ProgramError(f"ended with {process.wait()}")
     return said[0]
 
 

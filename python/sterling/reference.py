@@ -100,7 +100,8 @@ class Reference:
             given = self._inputs("item", items)
             made = self.item(**{port.name: given[port.name] for port in self.item.inputs})
         own = {v.name: _vectors(v.column, v.width, items) for v in self.vectors if v.column}
-        return made | own
+        made |= own
+        return made | {v.name: _stored(made[v.name], v.format) for v in self.vectors}
 
     def _inputs(self, side: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         import torch
@@ -171,6 +172,14 @@ def number(name: str, row: Mapping[str, Any]) -> float:
     except (TypeError, ValueError):
         raise ExportError(f"overarch: forward takes the column `{name}`, and item {row.get('id')} has {value!r}, expected a number") from None
     return min(numbers, default=0.0)
+
+
+def _stored(rows: torch.Tensor, format: str) -> torch.Tensor:
+    """Rows as a format keeps them; those in int8 are not rounded here."""
+    import torch
+
+    types = {"f16": torch.float16, "bf16": torch.bfloat16}
+    return rows.to(types[format]).float() if format in types else rows
 
 
 def _vectors(column: str | None, width: int, rows: Sequence[Mapping[str, Any]]) -> torch.Tensor:

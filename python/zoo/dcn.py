@@ -8,7 +8,7 @@ import sterling
 import torch
 from torch import nn
 
-from .shop import D, MeanUser, PlainItem, Shop, fit, hit_rate, mlp, ranking_loss, write_golden
+from .shop import D, MeanUser, PlainItem, Shop, every_item, figures, mlp, train_reranker, write_golden
 
 
 class Cross(nn.Module):
@@ -23,35 +23,28 @@ class Cross(nn.Module):
     def forward(self, query: torch.Tensor, item: torch.Tensor, price: torch.Tensor, popularity: torch.Tensor) -> torch.Tensor:
         user = query.unsqueeze(1).expand_as(item)
         numbers = torch.stack([torch.log(price) - 3, popularity - 4], -1)
-        first = torch.cat([user, item, user * item, numbers], -1)
+        first = torch.cat([user, item, user * item * 4, numbers], -1)
         x = first
         for cross in self.crosses:
             x = first * cross(x) + x
         return self.deep(x)
 
 
-def make(out: pathlib.Path, program: pathlib.Path | None, overarch: nn.Module | None = None, said: str = "Cross network v2 as reranker") -> None:
+def make(out: pathlib.Path, program: pathlib.Path | None, kind: type[nn.Module] = Cross, said: str = "Cross network v2 as reranker") -> None:
     """Trains and exports the model."""
-    shop, user, item, overarch = Shop(), MeanUser(), PlainItem(), overarch or Cross()
+    shop, user, item = Shop(), MeanUser(), PlainItem()
     shop.train_towers(user, item, shop.user_inputs)
+    overarch = kind()
     with torch.no_grad():
         items = item(*shop.item_inputs())
 
-    def logits(users: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            query = user(*shop.user_inputs(users))
-        return overarch(query, items[chosen], shop.price[chosen], shop.popularity[chosen])
+    def given(users: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return user(*shop.user_inputs(users)), items[chosen], shop.price[chosen], shop.popularity[chosen]
 
-    def loss(users: torch.Tensor) -> torch.Tensor:
-        chosen, labels = shop.candidates(users)
-        return ranking_loss(logits(users, chosen), labels)
-
-    fit(loss, overarch.parameters(), 400, 3e-3)
-    held = shop.held_out()
+    train_reranker(shop, overarch, given)
     with torch.no_grad():
-        everything = torch.arange(len(items)).expand(len(held), -1)
-        alone, ranked = user(*shop.user_inputs(held)) @ items.T, logits(held, everything)[..., 0]
-    figures = {"hit@20 retrieval": hit_rate(alone, shop.next[held]), "hit@20 reranked": hit_rate(ranked, shop.next[held])}
+        query = user(*shop.user_inputs(shop.held_out()))
+    found = figures(shop, query, items, lambda users: overarch(*given(users, every_item(users))))
     rows, samples = shop.world.rows(), shop.world.samples([3700, 3701, 3702, 3703], "history", "segment")
     features = {"user": [sterling.Ids("history", "item", "mean"), sterling.Category("segment", "segment")], "item": shop.item_features()}
     exported = sterling.export(
@@ -59,4 +52,4 @@ def make(out: pathlib.Path, program: pathlib.Path | None, overarch: nn.Module | 
         tables=shop.vocabularies("item", "category", "brand", "segment"), program=program or False,
         tasks=["click", "buy"], value="click + w_buy * buy", constants={"w_buy": 1.0},
     )  # fmt: skip
-    write_golden(exported, samples, rows, figures)
+    write_golden(exported, samples, rows, found)

@@ -34,4 +34,4 @@ class DeepFm(nn.Module):
 
 def make(out: pathlib.Path, program: pathlib.Path | None) -> None:
     """Trains and exports the model."""
-    dcn.make(out, program, DeepFm(), "DeepFM as reranker")
+    dcn.make(out, program, DeepFm, "DeepFM as reranker")

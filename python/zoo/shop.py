@@ -17,7 +17,8 @@ from torch import nn
 from .world import BRANDS, CATEGORIES, ITEMS, LENGTH, SEGMENTS, USERS, World
 
 D = 16
-TRAINED = 3600
+# Towers learn from the first users, rerankers from the next, whom the towers have not seen; the rest is held out.
+TOWERS, RERANKERS = 2400, 3600
 GOLDEN_ITEMS = 24
 
 
@@ -106,9 +107,9 @@ class Shop:
             query, items = (first(tower(*given)) for tower, given in ((user, inputs(users)), (item, self.item_inputs())))
             return F.cross_entropy(query @ items.T * temperature.exp(), self.next[users])
 
-        fit(loss, [*user.parameters(), *item.parameters(), *self.tables.parameters(), temperature], 600, 5e-3)
+        fit(loss, [*user.parameters(), *item.parameters(), *self.tables.parameters(), temperature], (0, TOWERS), 600, 5e-3)
 
-    def candidates(self, users: torch.Tensor, count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
+    def candidates(self, users: torch.Tensor, count: int = 100) -> tuple[torch.Tensor, torch.Tensor]:
         """Items to rank ``[Q, count]``, the next one first, and the labels click and buy ``[Q, count, 2]``."""
         others = torch.randint(0, ITEMS, (len(users), count - 1))
         chosen = torch.cat([self.next[users].unsqueeze(1), others], 1)
@@ -117,7 +118,7 @@ class Shop:
 
     def held_out(self) -> torch.Tensor:
         """Users that no training sees."""
-        return torch.arange(TRAINED, USERS)
+        return torch.arange(RERANKERS, USERS)
 
 
 def first(made: Any) -> torch.Tensor:
@@ -125,13 +126,13 @@ def first(made: Any) -> torch.Tensor:
     return next(iter(made.values())) if isinstance(made, dict) else made
 
 
-def fit(loss: Callable[[torch.Tensor], torch.Tensor], parameters: Iterable[nn.Parameter], steps: int, rate: float) -> None:
-    """Adam over random batches of training users, the rate falling to zero."""
+def fit(loss: Callable[[torch.Tensor], torch.Tensor], parameters: Iterable[nn.Parameter], users: tuple[int, int], steps: int, rate: float) -> None:
+    """Adam over random batches of these users, the rate falling to zero."""
     optimiser = torch.optim.Adam(parameters, lr=rate, weight_decay=1e-5)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in range(steps):
         optimiser.zero_grad()
-        loss(torch.randint(0, TRAINED, (256,))).backward()
+        loss(torch.randint(*users, (256,))).backward()
         optimiser.step()
         schedule.step()
 
@@ -145,6 +146,34 @@ def ranking_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def hit_rate(scores: torch.Tensor, wanted: torch.Tensor, k: int = 20) -> float:
     """The share of users whose next item is among the best k of all items."""
     return (scores.topk(k, 1).indices == wanted.unsqueeze(1)).any(1).float().mean().item()
+
+
+def train_reranker(shop: Shop, overarch: nn.Module, given: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]) -> None:
+    """Trains an OverArch on what ``given`` makes of users and their candidates."""
+
+    def loss(users: torch.Tensor) -> torch.Tensor:
+        chosen, labels = shop.candidates(users)
+        with torch.no_grad():
+            inputs = given(users, chosen)
+        return ranking_loss(overarch(*inputs), labels)
+
+    fit(loss, overarch.parameters(), (TOWERS, RERANKERS), 400, 3e-3)
+
+
+@torch.no_grad()
+def figures(shop: Shop, query: torch.Tensor, items: torch.Tensor, logits: Callable[[torch.Tensor], torch.Tensor] | None = None) -> dict[str, float]:
+    """Hit rates of held-out users whose queries are given, before and after a reranker of all items."""
+    held = shop.held_out()
+    found = {"hit@20 retrieval": hit_rate(query @ items.T, shop.next[held])}
+    if logits:
+        ranked = torch.cat([logits(some)[..., 0] for some in held.split(50)])
+        found["hit@20 reranked"] = hit_rate(ranked, shop.next[held])
+    return found
+
+
+def every_item(users: torch.Tensor) -> torch.Tensor:
+    """All items as candidates of each user."""
+    return torch.arange(ITEMS).expand(len(users), -1)
 
 
 def write_golden(exported: sterling.Exported, samples: list[dict[str, Any]], items: list[dict[str, Any]], figures: dict[str, float]) -> None:
