@@ -66,7 +66,8 @@ class Graph:
     outputs: dict[str, tuple[str | int, ...]]
     model: onnx.ModelProto
     difference: float | None
-    """The largest difference to the module in ONNX Runtime over several sizes; None where that is not installed."""
+    """The largest difference to the module in ONNX Runtime over several sizes, relative to the larger of 1 and the value; None where
+    that is not installed."""
 
     def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         """The module's outputs by name."""
@@ -308,7 +309,9 @@ def _difference(place: str, graph: Graph, generator: torch.Generator) -> float |
         for (name, value), got in zip(wanted.items(), found):
             if list(value.shape) != list(got.shape):
                 raise ExportError(f"{place}: `{name}` is {list(got.shape)} in the exported graph, {list(value.shape)} in PyTorch")
-            largest = max(largest, float(abs(value.numpy() - got).max(initial=0)))
+            wanted_values = value.numpy()
+            off = abs(wanted_values - got) / abs(wanted_values).clip(min=1)
+            largest = max(largest, float(off.max(initial=0)))
     return largest
 
 

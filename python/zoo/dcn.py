@@ -8,17 +8,17 @@ import sterling
 import torch
 from torch import nn
 
-from .shop import D, MeanUser, PlainItem, Shop, every_item, figures, mlp, train_reranker, write_golden
+from .shop import D, SAMPLES, MeanUser, PlainItem, Shop, every_item, figures, mlp, train_reranker, write_golden
 
 
 class Cross(nn.Module):
-    """Two cross layers, ``x0 * (W x + b) + x``, then a network on top (the stacked form)."""
+    """Two cross layers, ``x0 * (W x + b) + x``, then a network on top (the stacked form), beside the similarity of retrieval."""
 
     def __init__(self) -> None:
         super().__init__()
         width = 3 * D + 2
         self.crosses = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
-        self.deep = mlp(width, 64, 32, 2)
+        self.deep, self.direct = mlp(width, 64, 32, 2), nn.Parameter(torch.full((2,), 8.0))
 
     def forward(self, query: torch.Tensor, item: torch.Tensor, price: torch.Tensor, popularity: torch.Tensor) -> torch.Tensor:
         user = query.unsqueeze(1).expand_as(item)
@@ -27,7 +27,7 @@ class Cross(nn.Module):
         x = first
         for cross in self.crosses:
             x = first * cross(x) + x
-        return self.deep(x)
+        return self.deep(x) + (user * item).sum(-1, keepdim=True) * self.direct
 
 
 def make(out: pathlib.Path, program: pathlib.Path | None, kind: type[nn.Module] = Cross, said: str = "Cross network v2 as reranker") -> None:
@@ -45,7 +45,7 @@ def make(out: pathlib.Path, program: pathlib.Path | None, kind: type[nn.Module] 
     with torch.no_grad():
         query = user(*shop.user_inputs(shop.held_out()))
     found = figures(shop, query, items, lambda users: overarch(*given(users, every_item(users))))
-    rows, samples = shop.world.rows(), shop.world.samples([3700, 3701, 3702, 3703], "history", "segment")
+    rows, samples = shop.world.rows(), shop.world.samples(SAMPLES, "history", "segment")
     features = {"user": [sterling.Ids("history", "item", "mean"), sterling.Category("segment", "segment")], "item": shop.item_features()}
     exported = sterling.export(
         out, description=said, user=user, item=item, overarch=overarch, features=features, samples=samples, items=rows,

@@ -8,7 +8,7 @@ import sterling
 import torch
 from torch import nn
 
-from .shop import D, MeanUser, PlainItem, Shop, every_item, figures, mlp, train_reranker, write_golden
+from .shop import D, SAMPLES, MeanUser, PlainItem, Shop, every_item, figures, mlp, train_reranker, write_golden
 from .world import LENGTH
 
 
@@ -23,7 +23,7 @@ class TargetAttention(nn.Module):
         super().__init__()
         self.past, self.target, self.product = nn.Linear(D, 16), nn.Linear(D, 16, bias=False), nn.Linear(D, 16, bias=False)
         self.slope, self.weight = nn.PReLU(), nn.Linear(16, 1)
-        self.deep = mlp(5 * D + 2, 64, 32, 2)
+        self.deep, self.direct = mlp(5 * D + 2, 64, 32, 2), nn.Parameter(torch.full((2,), 8.0))
 
     def forward(
         self,
@@ -41,7 +41,8 @@ class TargetAttention(nn.Module):
         interest = weights @ past
         user = query.unsqueeze(1).expand_as(item)
         numbers = torch.stack([torch.log(price) - 3, popularity - 4], -1)
-        return self.deep(torch.cat([user, item, user * item * 4, interest, interest * item_row, numbers], -1))
+        deep = self.deep(torch.cat([user, item, user * item * 4, interest, interest * item_row, numbers], -1))
+        return deep + (user * item).sum(-1, keepdim=True) * self.direct
 
 
 def make(out: pathlib.Path, program: pathlib.Path | None) -> None:
@@ -67,7 +68,7 @@ def make(out: pathlib.Path, program: pathlib.Path | None) -> None:
     with torch.no_grad():
         query = user(*shop.user_inputs(shop.held_out()))
     found = figures(shop, query, items, logits)
-    rows, samples = shop.world.rows(), shop.world.samples([3700, 3701, 3702, 3703], "history", "segment")
+    rows, samples = shop.world.rows(), shop.world.samples(SAMPLES, "history", "segment")
     features = {
         "user": [
             sterling.Ids("history", "item", "mean"),

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .shop import D, TOWERS, MeanUser, PlainItem, Shop, every_item, figures, fit, mlp, write_golden
+from .shop import D, SAMPLES, TOWERS, MeanUser, PlainItem, Shop, every_item, figures, fit, mlp, write_golden
 from .world import ITEMS
 
 USER_PARTS, ITEM_PARTS, WIDTH = 4, 4, 8
@@ -77,7 +77,7 @@ def make(out: pathlib.Path, program: pathlib.Path | None) -> None:
     with torch.no_grad():
         query, items = user(*shop.user_inputs(shop.held_out()))["query"], item(*shop.item_inputs())["item"]
     found = figures(shop, query, items, lambda users: logits(users)[1])
-    rows, samples = shop.world.rows(), shop.world.samples([3700, 3701, 3702, 3703], "history", "segment")
+    rows, samples = shop.world.rows(), shop.world.samples(SAMPLES, "history", "segment")
     features = {"user": [sterling.Ids("history", "item", "mean"), sterling.Category("segment", "segment")], "item": shop.item_features()}
     exported = sterling.export(
         out, description="Mixture of Logits as reranker", user=user, item=item, overarch=overarch, features=features,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .shop import D, PlainItem, Shop, figures, mlp, write_golden
+from .shop import D, SAMPLES, PlainItem, Shop, figures, mlp, write_golden
 from .world import LENGTH
 
 HEADS = 2
@@ -64,7 +64,7 @@ def make(out: pathlib.Path, program: pathlib.Path | None) -> None:
     with torch.no_grad():
         items, rows_of = item(*shop.item_inputs()), shop.tables["item"](shop.history[held])
         found = figures(shop, user(rows_of, torch.ones(len(held), LENGTH)), items)
-    rows, samples = shop.world.rows(), shop.world.samples([3700, 3701, 3702, 3703], "history")
+    rows, samples = shop.world.rows(), shop.world.samples(SAMPLES, "history")
     exported = sterling.export(
         out, description="SASRec as user tower: what comes next after this history?", user=user, item=item,
         features={"user": [sterling.Ids("history", "item", "none", length=LENGTH)], "item": shop.item_features()},

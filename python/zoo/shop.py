@@ -18,8 +18,9 @@ from .world import BRANDS, CATEGORIES, ITEMS, LENGTH, SEGMENTS, USERS, World
 
 D = 16
 # Towers learn from the first users, rerankers from the next, whom the towers have not seen; the rest is held out.
-TOWERS, RERANKERS = 2400, 3600
-GOLDEN_ITEMS = 24
+TOWERS, RERANKERS = 4500, 7000
+# Held-out users whose answers are kept, and of how many items each.
+SAMPLES, GOLDEN_ITEMS = [7100, 7101, 7102, 7103], 24
 
 
 def mlp(*widths: int) -> nn.Sequential:
@@ -128,7 +129,7 @@ def first(made: Any) -> torch.Tensor:
 
 def fit(loss: Callable[[torch.Tensor], torch.Tensor], parameters: Iterable[nn.Parameter], users: tuple[int, int], steps: int, rate: float) -> None:
     """Adam over random batches of these users, the rate falling to zero."""
-    optimiser = torch.optim.Adam(parameters, lr=rate, weight_decay=1e-5)
+    optimiser = torch.optim.Adam(parameters, lr=rate, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in range(steps):
         optimiser.zero_grad()
@@ -157,7 +158,7 @@ def train_reranker(shop: Shop, overarch: nn.Module, given: Callable[[torch.Tenso
             inputs = given(users, chosen)
         return ranking_loss(overarch(*inputs), labels)
 
-    fit(loss, overarch.parameters(), (TOWERS, RERANKERS), 400, 3e-3)
+    fit(loss, overarch.parameters(), (TOWERS, RERANKERS), 250, 3e-3)
 
 
 @torch.no_grad()

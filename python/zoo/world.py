@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-ITEMS, USERS, LENGTH = 400, 4000, 20
+ITEMS, USERS, LENGTH = 400, 8000, 20
 CATEGORIES, BRANDS, SEGMENTS = 8, 16, 4
 
 

@@ -20,3 +20,4 @@ mod snapshots;
 mod sparse;
 mod support;
 mod warmup;
+mod zoo;
