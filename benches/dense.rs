@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sterling::dense::{Given, RowProgram, Scratch, Size};
+use sterling::dense::{Given, Made, RowProgram, Scratch, Size};
 use sterling::device::cpu::Kernels;
 use sterling::device::cpu::dense::{PANEL, Part, Product, Weights, pack};
 use sterling::tower::{Graph, Input, Threads};
@@ -82,8 +82,12 @@ fn main() {
     let given = |name: &str, is_pair, shape: &[Size]| Given { name: name.into(), is_pair, shape: shape.to_vec() };
     let mut inputs = vec![given("query", false, &[one, fixed(64)]), given("item", true, &[one, Size::Rows, fixed(64)])];
     inputs.extend(COLUMNS.map(|name| given(name, true, &[one, Size::Rows])));
-    let output = [one, Size::Rows, fixed(5)];
-    let program = RowProgram::lower(&read("overarch.onnx"), &inputs, ("logits", &output)).unwrap();
+    let program = RowProgram::lower(
+        &read("overarch.onnx"),
+        &inputs,
+        &[Made { name: "logits".into(), shape: vec![one, Size::Rows, fixed(5)] }],
+    )
+    .unwrap();
     let graph = Graph::load("overarch", read("overarch.onnx")).unwrap();
     for count in [100, 1_000, 10_000] {
         let (query, items, column) = (numbers(64), numbers(count * 64), numbers(count));
@@ -100,7 +104,7 @@ fn main() {
                 given[64..].fill(column[n]);
             };
             let mut done = |_: usize, _: usize, block: sterling::dense::Block<'_>| {
-                black_box(block.row(0));
+                black_box(block.output(0).row(0));
                 Ok(())
             };
             program.run(count, &[&query], &mut scratch, &mut fill, &mut done).unwrap();
@@ -110,7 +114,12 @@ fn main() {
     }
 
     let inputs = FEATURES.map(|(name, width)| given(name, true, &[Size::Rows, fixed(width)]));
-    let program = RowProgram::lower(&read("user.onnx"), &inputs, ("query", &[Size::Rows, fixed(64)])).unwrap();
+    let program = RowProgram::lower(
+        &read("user.onnx"),
+        &inputs,
+        &[Made { name: "query".into(), shape: vec![Size::Rows, fixed(64)] }],
+    )
+    .unwrap();
     let graph = Graph::load("user", read("user.onnx")).unwrap();
     for users in [1, 8, 32] {
         let values = FEATURES.map(|(_, width)| numbers(users * width));
@@ -131,7 +140,7 @@ fn main() {
                 }
             };
             let mut done = |_: usize, _: usize, block: sterling::dense::Block<'_>| {
-                black_box(block.row(0));
+                black_box(block.output(0).row(0));
                 Ok(())
             };
             program.run(users, &[], &mut scratch, &mut fill, &mut done).unwrap();

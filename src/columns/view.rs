@@ -305,6 +305,15 @@ impl Column {
         Ok(rank.zip(self.first_term).map(|(rank, first)| TermId(first.0 + rank as u32)))
     }
 
+    /// The value of a code; `Missing` where there is none.
+    pub fn value(&self, code: u32) -> Cell<'_> {
+        match &self.values {
+            Values::Integers(values) => values.get(code as usize).map_or(Cell::Missing, |&n| Cell::Integer(n)),
+            Values::Texts { .. } if (code as usize) < self.dictionary_len() => Cell::Text(self.text(code)),
+            _ => Cell::Missing,
+        }
+    }
+
     fn text(&self, code: u32) -> &str {
         match &self.values {
             Values::Texts { offsets, bytes } => {

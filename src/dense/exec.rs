@@ -52,20 +52,22 @@ pub(super) fn given<'a>(plan: &Plan, scratch: &'a mut Scratch) -> (&'a mut [f32]
     (scratch.given.numbers_mut(), plan.given_stride)
 }
 
-/// Runs the part of the rows over a filled block; the output with the stride of its rows.
-pub(super) fn block<'a>(plan: &Plan, kernels: Kernels, rows: usize, scratch: &'a mut Scratch) -> (&'a [f32], usize) {
+/// Runs the part of the rows over a filled block.
+pub(super) fn block(plan: &Plan, kernels: Kernels, rows: usize, scratch: &mut Scratch) {
     for step in &plan.rows {
         let mut out = std::mem::take(&mut scratch.rows[step.out]);
         let run = Run { plan, kernels, scratch, rows };
         run.step(step, out.numbers_mut(), plan.strides[step.out]);
         scratch.rows[step.out] = out;
     }
-    match plan.output {
-        Some(Place { memory: Memory::Rows(buffer), offset }) => {
-            (&scratch.rows[buffer].numbers()[offset..], plan.strides[buffer])
-        }
-        Some(Place { offset, .. }) => (&scratch.given.numbers()[offset..], plan.given_stride),
-        None => (&[], 0),
+}
+
+/// Output number `n` of the block that ran last, with the stride of its rows.
+pub(super) fn output<'a>(plan: &Plan, n: usize, scratch: &'a Scratch) -> (&'a [f32], usize) {
+    let Place { memory, offset } = plan.outputs[n];
+    match memory {
+        Memory::Rows(buffer) => (&scratch.rows[buffer].numbers()[offset..], plan.strides[buffer]),
+        _ => (&scratch.given.numbers()[offset..], plan.given_stride),
     }
 }
 

@@ -15,7 +15,7 @@ const FOLDED_MAX: usize = 1 << 30;
 pub(super) struct Graph {
     pub(super) inputs: Vec<GraphInput>,
     pub(super) values: Vec<Value>,
-    pub(super) output: Id,
+    pub(super) outputs: Vec<Id>,
     numbers: usize,
 }
 

@@ -36,6 +36,15 @@ pub struct Given {
     pub shape: Vec<Size>,
 }
 
+/// An output as the caller expects it.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// The name in the file.
+    pub name: String,
+    /// Its dimensions.
+    pub shape: Vec<Size>,
+}
+
 /// What a name stands for.
 #[derive(Clone, Debug)]
 enum Known {
@@ -52,7 +61,7 @@ fn refused(what: impl Into<String>) -> Error {
 ///
 /// # Errors
 /// `Unsupported` with the operator, the attribute or the shape that is not in the table.
-pub(super) fn import(bytes: &[u8], given: &[Given], output: &str) -> Result<Graph> {
+pub(super) fn import(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<Graph> {
     let model = ModelProto::parse_buf(bytes).map_err(|e| refused(format!("no ONNX: {e}")))?;
     let standard = |domain: &Option<String>| domain.as_deref().is_none_or(|d| d.is_empty() || d == "ai.onnx");
     let opset = model.opset_import.iter().find(|o| standard(&o.domain)).and_then(|o| o.version).unwrap_or(1);
@@ -72,10 +81,11 @@ pub(super) fn import(bytes: &[u8], given: &[Given], output: &str) -> Result<Grap
             e.within(format!("operator `{operator}`{node}"))
         })?;
     }
-    match importer.known.get(output) {
-        Some(Known::Value(id)) => importer.graph.output = *id,
-        _ => return Err(refused(format!("no output `{output}` of numbers"))),
-    }
+    let id = |output: &Made| match importer.known.get(&output.name) {
+        Some(Known::Value(id)) => Ok(*id),
+        _ => Err(refused(format!("no output `{}` of numbers", output.name))),
+    };
+    importer.graph.outputs = outputs.iter().map(id).collect::<Result<_>>()?;
     Ok(importer.graph)
 }
 

@@ -18,7 +18,7 @@ mod ir;
 mod plan;
 
 pub use exec::Scratch;
-pub use import::{Given, Size};
+pub use import::{Given, Made, Size};
 
 use crate::device::cpu::Kernels;
 use crate::error::{Error, Result};
@@ -33,18 +33,35 @@ pub struct RowProgram {
     /// As little as possible a row.
     collapsed: Plan,
     given: usize,
-    width: usize,
+    /// Numbers of each output of one row.
+    widths: Vec<usize>,
 }
 
 /// A block of rows that a program has run over.
 #[derive(Clone, Copy, Debug)]
 pub struct Block<'a> {
+    program: &'a RowProgram,
+    plan: &'a Plan,
+    scratch: &'a Scratch,
+}
+
+/// An output of the rows of a block.
+#[derive(Clone, Copy, Debug)]
+pub struct Output<'a> {
     numbers: &'a [f32],
     stride: usize,
     width: usize,
 }
 
 impl<'a> Block<'a> {
+    /// Output number `n`, in the order that the program was asked for.
+    pub fn output(&self, n: usize) -> Output<'a> {
+        let (numbers, stride) = exec::output(self.plan, n, self.scratch);
+        Output { numbers, stride, width: self.program.widths[n] }
+    }
+}
+
+impl<'a> Output<'a> {
     /// The output of row `n` of the block.
     pub fn row(&self, n: usize) -> &'a [f32] {
         &self.numbers[n * self.stride..][..self.width]
@@ -52,21 +69,23 @@ impl<'a> Block<'a> {
 }
 
 impl RowProgram {
-    /// Lowers an ONNX graph whose inputs come as `given`; the output is to have this shape.
+    /// Lowers an ONNX graph whose inputs come as `given`; it is to have these outputs.
     ///
     /// # Errors
     /// `Unsupported` with the operator, attribute or shape that programs do not have.
-    pub fn lower(bytes: &[u8], given: &[Given], output: (&str, &[Size])) -> Result<RowProgram> {
-        let graph = import::import(bytes, given, output.0)?;
-        let value = &graph.values[graph.output];
-        let axes = value.shape.iter().enumerate();
-        let made: Vec<Size> =
-            axes.map(|(n, &d)| if value.rows == Some(n) { Size::Rows } else { Size::Fixed(d as i64) }).collect();
-        if made != output.1 {
-            return Err(Error::unsupported(format!(
-                "output `{}` of shape {made:?}, expected {:?}",
-                output.0, output.1
-            )));
+    pub fn lower(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<RowProgram> {
+        let graph = import::import(bytes, given, outputs)?;
+        for (&id, output) in graph.outputs.iter().zip(outputs) {
+            let value = &graph.values[id];
+            let axes = value.shape.iter().enumerate();
+            let made: Vec<Size> =
+                axes.map(|(n, &d)| if value.rows == Some(n) { Size::Rows } else { Size::Fixed(d as i64) }).collect();
+            if made != output.shape {
+                return Err(Error::unsupported(format!(
+                    "output `{}` of shape {made:?}, expected {:?}",
+                    output.name, output.shape
+                )));
+            }
         }
         RowProgram::of(&graph)
     }
@@ -78,13 +97,13 @@ impl RowProgram {
             straight: plan::plan(&collapse::collapse(graph, false)?)?,
             collapsed: plan::plan(&collapse::collapse(graph, true)?)?,
             given: pairs.map(|input| input.shape.iter().product::<usize>()).sum(),
-            width: graph.values[graph.output].count(),
+            widths: graph.outputs.iter().map(|&output| graph.values[output].count()).collect(),
         })
     }
 
-    /// Numbers of the output of one row.
-    pub fn width(&self) -> usize {
-        self.width
+    /// Multiply-adds of one row where there are many of them.
+    pub fn row_work(&self) -> usize {
+        self.collapsed.row_work
     }
 
     /// Runs over `rows` rows, block after block. `user` are the user's inputs in their order; `fill` writes the inputs of a row,
@@ -110,8 +129,8 @@ impl RowProgram {
             for n in 0..count {
                 fill(first + n, &mut given[n * stride..][..self.given]);
             }
-            let (numbers, stride) = exec::block(plan, self.kernels, count, scratch);
-            done(first, count, Block { numbers, stride, width: self.width })?;
+            exec::block(plan, self.kernels, count, scratch);
+            done(first, count, Block { program: self, plan, scratch })?;
         }
         Ok(())
     }

@@ -117,7 +117,8 @@ pub(super) struct Plan {
     pub(super) given_stride: usize,
     /// The buffers of the user's inputs that are read, by the number among the user's inputs.
     pub(super) user_inputs: Vec<(usize, usize)>,
-    pub(super) output: Option<Place>,
+    /// Where each output lies.
+    pub(super) outputs: Vec<Place>,
     /// Multiply-adds once a request, and once a row.
     pub(super) user_work: usize,
     pub(super) row_work: usize,
@@ -128,11 +129,11 @@ pub(super) struct Plan {
 /// # Errors
 /// `Unsupported` where the output is the same for all rows.
 pub(super) fn plan(graph: &Graph) -> Result<Plan> {
-    if graph.values[graph.output].side != Side::Pair {
+    if graph.outputs.iter().any(|&output| graph.values[output].side != Side::Pair) {
         return Err(Error::unsupported("an output that is the same for all rows"));
     }
     let mut needed = vec![false; graph.values.len()];
-    needed[graph.output] = true;
+    graph.outputs.iter().for_each(|&output| needed[output] = true);
     for id in (0..graph.values.len()).rev() {
         if needed[id] {
             graph.values[id].op.reads().into_iter().for_each(|read| needed[read] = true);
@@ -157,7 +158,7 @@ pub(super) fn plan(graph: &Graph) -> Result<Plan> {
         planner.value(id)?;
         planner.give_back(id, &needed);
     }
-    planner.plan.output = planner.places[graph.output];
+    planner.plan.outputs = graph.outputs.iter().map(|&output| planner.place(output)).collect::<Result<_>>()?;
     Ok(planner.plan)
 }
 
@@ -210,9 +211,11 @@ impl Planner<'_> {
                 self.readers[root] += 1;
             }
         }
-        let output = self.root(self.graph.output);
-        self.last[output] = usize::MAX;
-        self.readers[output] += 1;
+        for &output in &self.graph.outputs {
+            let root = self.root(output);
+            self.last[root] = usize::MAX;
+            self.readers[root] += 1;
+        }
         let mut offset = 0;
         for input in &self.graph.inputs {
             self.given.push(offset);

@@ -27,12 +27,13 @@ fn near(got: &[f32], want: &[f32], place: &str) {
     }
 }
 
-/// All rows through a program.
+/// All rows through a program: what each becomes, its outputs side by side.
 fn run(program: &RowProgram, rows: usize, user: &[&[f32]], row: &dyn Fn(usize) -> Vec<f32>) -> Vec<Vec<f32>> {
     let mut made = Vec::new();
     let fill = &mut |n: usize, given: &mut [f32]| given.copy_from_slice(&row(n));
     let done = &mut |_: usize, count: usize, block: Block<'_>| {
-        made.extend((0..count).map(|n| block.row(n).to_vec()));
+        let outputs = |n: usize| (0..program.widths.len()).flat_map(move |o| block.output(o).row(n).to_vec()).collect();
+        made.extend((0..count).map(outputs));
         Ok(())
     };
     program.run(rows, user, &mut Scratch::default(), fill, done).unwrap();
@@ -89,7 +90,8 @@ fn graph(width: usize, steps: &[Random]) -> Graph {
     let pairs = values.iter().copied().filter(|&id| graph.values[id].side == Side::Pair).collect::<Vec<_>>();
     let kept: Vec<Id> = pairs.iter().rev().take(3).copied().collect();
     let all = graph.concat(2, &kept).unwrap();
-    graph.output = graph.unary(Unary::Sigmoid, all).unwrap();
+    graph.outputs = vec![graph.unary(Unary::Sigmoid, all).unwrap()];
+    graph.outputs.extend(kept);
     graph
 }
 
@@ -106,7 +108,8 @@ proptest! {
         let row = |n: usize| numbers(width + 1, n);
         let want: Vec<Vec<f32>> = (0..rows).map(|n| {
             let row = row(n);
-            interpret::row(&graph.values, graph.output, &[&query, &row[..width], &row[width..]])
+            let output = |&id: &Id| interpret::row(&graph.values, id, &[&query, &row[..width], &row[width..]]);
+            graph.outputs.iter().flat_map(output).collect()
         }).collect();
         prop_assume!(want.iter().flatten().all(|x| x.is_finite()));
         let both = RowProgram::of(&graph).unwrap();
@@ -158,8 +161,12 @@ fn tiny(name: &str) -> (Vec<u8>, Vec<Given>, (&'static str, Vec<Size>)) {
     (file(&format!("tests/golden/tiny/{name}.onnx")), inputs, output)
 }
 
+fn made(name: &str, shape: &[Size]) -> Made {
+    Made { name: name.into(), shape: shape.to_vec() }
+}
+
 fn lower(bytes: &[u8], given: &[Given], output: &(&'static str, Vec<Size>)) -> Result<RowProgram> {
-    RowProgram::lower(bytes, given, (output.0, &output.1))
+    RowProgram::lower(bytes, given, &[made(output.0, &output.1)])
 }
 
 #[derive(Deserialize)]
@@ -218,7 +225,7 @@ fn the_reranker_of_the_demo_collapses_to_three_products_a_row() {
     let products = |plan: &Plan| plan.rows.iter().filter(|s| matches!(s.work, plan::Work::Product { .. })).count();
     assert_eq!((products(&program.collapsed), program.collapsed.rows.len()), (3, 3));
     assert!(program.collapsed.row_work * 2 < program.straight.row_work);
-    let graph = import::import(&bytes, &inputs, output.0).unwrap();
+    let graph = import::import(&bytes, &inputs, &[made(output.0, &output.1)]).unwrap();
     let query: Vec<f32> = numbers(64, 1).iter().map(|x| x / 8.0).collect();
     let row = |n: usize| numbers(69, n).iter().map(|x| x / 8.0).collect::<Vec<f32>>();
     let made = run(&program, 200, &[&query], &row);
@@ -226,7 +233,7 @@ fn the_reranker_of_the_demo_collapses_to_three_products_a_row() {
         let row = row(n);
         let mut inputs = vec![&query[..], &row[..64]];
         inputs.extend((64..69).map(|c| &row[c..=c]));
-        near(got, &interpret::row(&graph.values, graph.output, &inputs), &format!("row {n}"));
+        near(got, &interpret::row(&graph.values, graph.outputs[0], &inputs), &format!("row {n}"));
     }
 }
 
@@ -239,19 +246,20 @@ fn what_is_not_in_the_table_is_refused_by_its_name() {
         ("wrong_type", "operator `Cast`"),
     ] {
         let bytes = file(&format!("tests/golden/tiny/{name}.onnx"));
-        let error = RowProgram::lower(&bytes, &size, ("query", &[ROWS, fixed(3)])).unwrap_err().to_string();
+        let error = RowProgram::lower(&bytes, &size, &[made("query", &[ROWS, fixed(3)])]).unwrap_err().to_string();
         assert!(error.contains(expected), "got `{error}`, expected `{expected}`");
     }
     let (bytes, inputs, _) = tiny("user");
-    let error = RowProgram::lower(&bytes, &inputs, ("query", &[ROWS, fixed(5)])).unwrap_err().to_string();
+    let error = RowProgram::lower(&bytes, &inputs, &[made("query", &[ROWS, fixed(5)])]).unwrap_err().to_string();
     assert!(error.contains("output `query`"), "{error}");
-    let error = RowProgram::lower(&bytes, &inputs[..2], ("query", &[ROWS, fixed(4)])).unwrap_err().to_string();
+    let error = RowProgram::lower(&bytes, &inputs[..2], &[made("query", &[ROWS, fixed(4)])]).unwrap_err().to_string();
     assert!(error.contains("input `size`"), "{error}");
     let mut model = ModelProto::parse_buf(&bytes).unwrap();
     let node = &mut model.graph.as_mut().unwrap().node[0];
     let other = AttributeProto { name: Some("axes_of_evil".into()), ..Default::default() };
     node.attribute.push(other);
-    let error = RowProgram::lower(&model.write_buf().unwrap(), &inputs, ("query", &[ROWS, fixed(4)])).unwrap_err();
+    let error =
+        RowProgram::lower(&model.write_buf().unwrap(), &inputs, &[made("query", &[ROWS, fixed(4)])]).unwrap_err();
     assert!(error.to_string().contains("attribute `axes_of_evil`"), "{error}");
 }
 

@@ -32,7 +32,7 @@ const RESULT_BYTES: usize = 24;
 /// The cost of what was prepared.
 pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
     let tower =
-        if prepared.features().is_some() { view.main().package.user.as_ref().map_or(0, |t| t.weights()) } else { 0 };
+        if prepared.features().is_some() { view.main().package.user.as_ref().map_or(0, |t| t.work()) } else { 0 };
     let mut work_ns =
         REQUEST_NS + tower as f64 * WEIGHT_NS + prepared.ids() as f64 * view.dimension() as f64 * ROW_NS_A_NUMBER;
     let candidates = prepared.candidates();
@@ -44,8 +44,10 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
         Task::Rank { .. } | Task::Embed => candidates,
     };
     let tasks = view.overarch().map_or(0, |o| o.tasks());
-    let weights = view.overarch().map_or(0, |o| o.weights());
-    let row = view.dimension() as f64 * ROW_NS_A_NUMBER;
+    let weights = view.overarch().map_or(0, |o| o.work());
+    // The row of a candidate that retrieval scores, and those that the reranker reads besides.
+    let rows = view.overarch().map_or(0, |o| o.row_width()).max(view.dimension());
+    let row = rows as f64 * ROW_NS_A_NUMBER;
     work_ns += candidates as f64 * (CANDIDATE_NS + row + weights as f64 * WEIGHT_NS);
     work_ns += results as f64 * (RESULT_NS + prepared.reading.columns.len() as f64 * CELL_NS);
     let answer_bytes = results * (RESULT_BYTES + 4 * tasks);
@@ -58,6 +60,7 @@ fn search_ns(view: &View, search: &Search) -> f64 {
     let (items, lists) = (main.index.items() as f64, main.index.lists());
     let dimension = main.index.dimension() as f64;
     let plan = &search.planned.plan;
+    let (queries, k0) = (search.k0.len() as f64, search.k0.iter().sum::<usize>() as f64);
     let excluded = search.excluded.len() as f64 * EXCLUDE_NS;
     let searched = match plan.route() {
         Route::Nothing => 0.0,
@@ -68,12 +71,12 @@ fn search_ns(view: &View, search: &Search) -> f64 {
             let probes_max = main.recipe.serving.probes_max_of(lists);
             let probing = Probing { probes: search.probes, probes_max, pass_rate: plan.pass_rate() };
             let probes = probing.lists(lists);
-            let verified = if plan.is_exact() { 0.0 } else { search.k0 as f64 * plan.passes_ns() };
+            let verified = if plan.is_exact() { 0.0 } else { k0 * plan.passes_ns() / queries };
             let words = items * probes as f64 / lists.max(1) as f64 * plan.words_ns();
             words + verified + scan_ns(items * plan.pass_rate(), probes, lists, dimension)
         }
     };
-    excluded + plan.planning_ns() + searched
+    plan.planning_ns() + queries * (excluded + searched)
 }
 
 /// What it takes to score all lists, and so many items of some of them.

@@ -69,7 +69,7 @@ pub struct Prepared {
 /// Where the query embedding comes from.
 #[derive(Debug)]
 pub(super) enum Query {
-    /// Given, `[D]`.
+    /// Given, `[D]` or `[Tq, D]`.
     Vector(Vec<f32>),
     /// Of the user tower over these; `fetched` where their rows were looked up already.
     Features { row: FeatureRow, fetched: Option<Result<Pooled>> },
@@ -91,7 +91,8 @@ pub(super) enum Task {
 #[derive(Debug)]
 pub(super) struct Search {
     pub(super) k: usize,
-    pub(super) k0: usize,
+    /// Candidates of each query of the user; of one query alone, where the model has no several.
+    pub(super) k0: Vec<usize>,
     pub(super) probes: usize,
     pub(super) exact: bool,
     pub(super) planned: Arc<Planned>,
@@ -118,10 +119,10 @@ impl Prepared {
         }
     }
 
-    /// Candidates that it reranks at most, K0.
+    /// Candidates that it reranks at most, K0, of all queries together.
     pub(super) fn candidates(&self) -> usize {
         match &self.task {
-            Task::Retrieve(search) => search.k0,
+            Task::Retrieve(search) => search.k0.iter().sum(),
             Task::Rank { slots, .. } => slots.len(),
             Task::Embed => 0,
         }
@@ -148,7 +149,7 @@ impl Prepared {
     pub(super) fn bytes(&self) -> usize {
         let query = match &self.query {
             Query::Vector(vector) => vector.len() * 4,
-            Query::Features { row, .. } => row.bytes(),
+            Query::Features { row, .. } => row.bytes() + 4 * self.view.main().package.user_numbers(),
         };
         let task = match &self.task {
             Task::Retrieve(search) => search.excluded.len() * 4,

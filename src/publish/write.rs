@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::files::{self, Checksum, TensorFile, Tensors};
 use crate::filter;
 use crate::model::{MODEL_FILE, ModelSpec, Package};
-use crate::snapshot::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE, Recipe, ids};
+use crate::snapshot::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE, Recipe, VECTORS_FILE, candidates, ids};
 
 /// What the files of a version hold.
 pub(super) struct Version<'a> {
@@ -62,6 +62,13 @@ impl Version<'_> {
         let mut file = TensorFile::new();
         filter::encode(&written, &built.list_offsets, &built.list_lengths, &self.recipe.filter, &mut file)?;
         sums.insert(FILTER_FILE.into(), file.write(&folder.join(FILTER_FILE))?);
+        if let Some(package) = self.package.filter(|p| !p.spec.item.vectors.is_empty()) {
+            let kept = &self.arranged.embedded.kept;
+            let tables = candidates::arrange(&package.spec.item.vectors, kept, &built.order)?;
+            let mut file = TensorFile::new();
+            tables.iter().try_for_each(|table| table.encode(&mut file))?;
+            sums.insert(VECTORS_FILE.into(), file.write(&folder.join(VECTORS_FILE))?);
+        }
         progress(Stage::Writing, 3, 3);
         Ok(sums)
     }

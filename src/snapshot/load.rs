@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use super::candidates::CandidateRows;
 use super::ids::Ids;
 use super::manifest::Manifest;
 use super::placement::Placement;
 use super::recipe::Recipe;
-use super::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE};
+use super::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE, VECTORS_FILE};
 use crate::columns::{ColumnKind, Columns};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
@@ -35,6 +36,8 @@ pub struct Snapshot {
     pub recipe: Recipe,
     /// The numeric columns that the reranker and the value model read, one f32 a slot.
     pub numbers: Vec<(String, Vec<f32>)>,
+    /// What the reranker reads of candidates as rows.
+    pub candidates: CandidateRows,
     digest: String,
 }
 
@@ -54,7 +57,8 @@ impl Snapshot {
     }
 
     fn assemble(folder: &Path, manifest: Manifest, package: Package) -> Result<Self> {
-        for file in [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, RECIPE_FILE, MODEL_FILE] {
+        let vectors = (!package.spec.item.vectors.is_empty()).then_some(VECTORS_FILE);
+        for file in [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, RECIPE_FILE, MODEL_FILE].into_iter().chain(vectors) {
             if !manifest.files.contains_key(file) {
                 return Err(Error::corrupt(format!("the manifest names no `{file}`")));
             }
@@ -79,16 +83,19 @@ impl Snapshot {
         }
         let numeric: Vec<&str> = columns.list().filter(|c| c.kind() != ColumnKind::Texts).map(|c| c.name()).collect();
         let value = package.value(&numeric)?;
-        let used = package.overarch.iter().flat_map(|o| o.columns()).chain(value.inputs());
+        let vectors = vectors.map(|file| Tensors::read(&folder.join(file))).transpose()?;
+        let candidates = CandidateRows::open(&package, &columns, &ids, vectors.as_ref())?;
+        let used = package.overarch.iter().flat_map(|o| o.columns());
+        let used = used.chain(value.inputs().iter().map(String::as_str));
         let mut numbers: Vec<(String, Vec<f32>)> = Vec::new();
         for name in used {
             if numbers.iter().all(|(n, _)| n != name) {
                 let column = columns.list().find(|c| c.name() == name);
-                numbers.extend(column.and_then(|c| c.numbers()).map(|values| (name.clone(), values)));
+                numbers.extend(column.and_then(|c| c.numbers()).map(|values| (name.to_owned(), values)));
             }
         }
         let digest = manifest.digest();
-        Ok(Snapshot { manifest, package, index, filter, columns, ids, value, recipe, numbers, digest })
+        Ok(Snapshot { manifest, package, index, filter, columns, ids, value, recipe, numbers, candidates, digest })
     }
 
     /// Bytes of memory that a snapshot takes when it is loaded, as its manifest tells before anything is: its tensor files,

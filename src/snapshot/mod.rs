@@ -7,11 +7,13 @@
 //! | `index.safetensors` | the item index ([`crate::ivf`]) |
 //! | `filter.safetensors` | planes and posting lists ([`crate::filter::index`]) |
 //! | `columns.safetensors` | item columns ([`crate::columns`]) and ids |
+//! | `vectors.safetensors` | tensors that the OverArch reads of each item ([`candidates`]), where the package declares some |
 //! | `recipe.toml` | how it was built and the serving defaults |
 //! | `manifest.json` | written last: shapes, provenance, length and hash of every other file |
 //!
 //! The format is described for other readers in `docs/FORMAT.md`.
 
+pub mod candidates;
 pub mod ids;
 mod load;
 mod manifest;
@@ -20,6 +22,7 @@ mod recipe;
 mod store;
 mod workload;
 
+pub use candidates::CandidateRows;
 pub use ids::Ids;
 pub use load::Snapshot;
 pub use manifest::{FORMAT, MANIFEST, Manifest, Provenance};
@@ -34,5 +37,7 @@ pub const INDEX_FILE: &str = "index.safetensors";
 pub const FILTER_FILE: &str = "filter.safetensors";
 /// The file of item columns and ids.
 pub const COLUMNS_FILE: &str = "columns.safetensors";
+/// The file of tensors that are kept by item, where the package declares some.
+pub const VECTORS_FILE: &str = "vectors.safetensors";
 /// The file of the recipe.
 pub const RECIPE_FILE: &str = "recipe.toml";

@@ -6,11 +6,11 @@
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use rten::{DataType, Dimension, Model, NodeId, ValueOrView, ValueType};
+use rten::{DataType, Dimension, Model, NodeId, Value, ValueOrView, ValueType};
 use rten_tensor::TensorView;
 use rten_tensor::prelude::*;
 
-use crate::dense::{Given, RowProgram, Size};
+use crate::dense::{Given, Made, RowProgram, Size};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::tower::Threads;
@@ -77,7 +77,7 @@ impl Graph {
     }
 
     /// The graph as a program that takes its inputs as `given`; none where it has what programs do not, which the log then names.
-    pub(super) fn lower(&mut self, given: &[Given], output: (&str, &[Size])) -> Option<RowProgram> {
+    pub(super) fn lower(&mut self, given: &[Given], outputs: &[Made]) -> Option<RowProgram> {
         let source = std::mem::take(&mut self.source);
         let fits = |port: &Port, sizes: &[Size]| {
             let fits = |(own, size): (&Option<usize>, &Size)| match size {
@@ -91,7 +91,7 @@ impl Graph {
                 let shape = port.shape.as_deref().map_or("?".into(), shown);
                 return Err(Error::unsupported(format!("input `{}` of shape {shape}", port.name)));
             }
-            RowProgram::lower(&source, given, output)
+            RowProgram::lower(&source, given, outputs)
         };
         match guarded(lowered).unwrap_or_else(|panic| Err(Error::unsupported(panic))) {
             Ok(program) => Some(program),
@@ -143,11 +143,20 @@ impl Graph {
         Error::invalid(format!("{}: no {what} `{name}`; it has: {}", self.name, known.join(", ")))
     }
 
-    /// Runs the graph on `threads` and returns the named output, whose shape is the declared one where the file tells it.
+    /// [`Graph::run_all`] for one output.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run(&self, inputs: &[Input<'_>], output: &str, threads: &Threads) -> Result<Tensor> {
+        let mut made = self.run_all(inputs, &[output], threads)?;
+        made.pop().ok_or_else(|| Error::internal(format!("{}: the graph made no `{output}`", self.name)))
+    }
+
+    /// Runs the graph on `threads` and returns the named outputs, whose shapes are the declared ones where the file tells them.
     ///
     /// # Errors
     /// `Invalid` for a missing or unknown input or one of another shape; `Internal` where the runtime fails.
-    pub fn run(&self, inputs: &[Input<'_>], output: &str, threads: &Threads) -> Result<Tensor> {
+    pub fn run_all(&self, inputs: &[Input<'_>], outputs: &[&str], threads: &Threads) -> Result<Vec<Tensor>> {
         let given = inputs.iter().map(|input| self.given(input)).collect::<Result<Vec<_>>>()?;
         for (port, _) in &self.inputs {
             let times = match inputs.iter().filter(|i| i.name == port.name).count() {
@@ -157,18 +166,23 @@ impl Graph {
             };
             return Err(Error::invalid(format!("{}: input `{}` is {times}", self.name, port.name)));
         }
-        let (port, id) = find(&self.outputs, output).ok_or_else(|| self.unknown("output", output, &self.outputs))?;
+        let wanted = |name: &&str| find(&self.outputs, name).ok_or_else(|| self.unknown("output", name, &self.outputs));
+        let wanted = outputs.iter().map(wanted).collect::<Result<Vec<_>>>()?;
+        let ids: Vec<NodeId> = wanted.iter().map(|(_, id)| *id).collect();
         let failed = |e: &dyn Display| Error::internal(format!("{}: the graph failed: {e}", self.name));
-        let made =
-            guarded(|| self.model.run_n(given, [*id], Some(threads.options()))).map_err(|panic| failed(&panic))?;
-        let [value] = made.map_err(|e| failed(&e).caused_by(e))?;
-        let tensor: rten_tensor::Tensor<f32> =
-            value.into_tensor().ok_or_else(|| failed(&format!("output `{output}` is not f32")))?;
-        let shape = tensor.shape().to_vec();
-        if let Some(expected) = port.shape.as_ref().filter(|s| !fits(s, &shape)) {
-            return Err(failed(&format!("output `{output}` came out as {shape:?}, expected {}", shown(expected))));
-        }
-        Tensor::new(shape, tensor.into_data())
+        let made = guarded(|| self.model.run(given, &ids, Some(threads.options()))).map_err(|panic| failed(&panic))?;
+        let made = made.map_err(|e| failed(&e).caused_by(e))?;
+        let tensor = |(value, (port, _)): (Value, &&(Port, NodeId))| {
+            let name = &port.name;
+            let tensor: rten_tensor::Tensor<f32> =
+                value.into_tensor().ok_or_else(|| failed(&format!("output `{name}` is not f32")))?;
+            let shape = tensor.shape().to_vec();
+            if let Some(expected) = port.shape.as_ref().filter(|s| !fits(s, &shape)) {
+                return Err(failed(&format!("output `{name}` came out as {shape:?}, expected {}", shown(expected))));
+            }
+            Tensor::new(shape, tensor.into_data())
+        };
+        made.into_iter().zip(&wanted).map(tensor).collect()
     }
 
     fn given<'a>(&self, input: &Input<'a>) -> Result<(NodeId, ValueOrView<'a>)> {

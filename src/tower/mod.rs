@@ -1,7 +1,8 @@
 //! Towers: from the values that a request, an item or a candidate brings to what an ONNX graph says of them.
 //!
 //! `graph` runs ONNX files; `spec` is how `model.toml` declares the inputs of a tower; `row` reads values as these
-//! inputs, `features` looks them up and runs the graph ([`Tower`]); `overarch` runs the reranker over candidates ([`OverArch`]).
+//! inputs, `tensors` says what they become, `features` looks them up and runs the graph ([`Tower`]); `overarch` runs the
+//! reranker over candidates ([`OverArch`]).
 
 mod features;
 mod graph;
@@ -9,12 +10,14 @@ mod overarch;
 mod row;
 mod scratch;
 mod spec;
+mod tensors;
 mod threads;
 
-pub use features::{Pooled, Tower};
+pub use features::{Tower, TowerOutput};
 pub use graph::{Graph, Input, Port, shown};
-pub use overarch::{Candidates, OverArch};
+pub use overarch::{Candidates, OverArch, Readable, Whose};
 pub use row::FeatureRow;
 pub use scratch::Scratch;
-pub use spec::{FeatureKind, FeatureSpec};
+pub use spec::{FeatureKind, FeatureSpec, Keep};
+pub use tensors::{FeatureTensor, Pooled};
 pub use threads::Threads;
