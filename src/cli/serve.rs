@@ -90,7 +90,13 @@ impl Server {
         let app = Arc::new(App::new(registry, Engine::start(Passes, &config.engine)?, &config.http));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
-            .on_thread_park(heap::give_back)
+            .on_thread_park({
+                let app = app.clone();
+                move || {
+                    heap::give_back();
+                    std::thread::sleep(app.engine.swarm());
+                }
+            })
             .build()
             .map_err(|e| Error::io("the threads of the HTTP edge", e))?;
         let listener = runtime

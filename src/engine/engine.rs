@@ -80,6 +80,12 @@ impl<B: Backend> Engine<B> {
         self.shared.admits(timeout.unwrap_or(self.timeout)).map_err(|refused| self.shared.meters.refused(refused))
     }
 
+    /// How long whoever reads requests should let them gather: zero but under overload. Each request that is read as soon as
+    /// it comes takes a core from a worker and gives it back, which costs both more than the refusal itself.
+    pub fn swarm(&self) -> Duration {
+        self.shared.swarm(self.timeout)
+    }
+
     /// Takes a request in, or refuses it, at once; the future waits for its answer. Dropping the future is leaving.
     ///
     /// # Errors

@@ -14,6 +14,10 @@ use crate::request::Priority;
 /// A worker that has nothing to do for so long is told to rest.
 const REST_AFTER: Duration = Duration::from_secs(1);
 
+/// How long the sockets are left alone under overload, and the share of a request's time that this may take at most.
+const SWARM_TIME: Duration = Duration::from_millis(1);
+const SWARM_SHARE: f64 = 0.01;
+
 /// What callers, workers and fetchers share.
 pub(super) struct Shared<B: Backend> {
     pub(super) backend: B,
@@ -100,6 +104,15 @@ impl<B: Backend> Shared<B> {
         let wait = free_at.saturating_sub(self.started.elapsed());
         let allowed = timeout.mul_f64(queue::WAIT_SHARE);
         if wait > allowed { Err(Refused::Late { wait, allowed, own: Duration::ZERO }) } else { Ok(()) }
+    }
+
+    /// How long requests may be left in their sockets, so that they are read together: zero, unless so much waits that
+    /// those that come now are refused, or go last.
+    pub(super) fn swarm(&self, timeout: Duration) -> Duration {
+        let free_at = Duration::from_nanos(self.free_at_ns.load(Ordering::Relaxed));
+        let wait = free_at.saturating_sub(self.started.elapsed());
+        let is_crowded = wait > timeout.mul_f64(queue::WAIT_SHARE / 2.0);
+        if is_crowded { SWARM_TIME.min(timeout.mul_f64(SWARM_SHARE)) } else { Duration::ZERO }
     }
 
     pub(super) fn finish(&self, worker: usize, done: Duration) {
