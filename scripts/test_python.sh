@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 environment=target/python
 if [ ! -x "$environment/bin/pytest" ]; then
     "${PYTHON:-python3}" -m venv "$environment"
-    "$environment/bin/pip" install -q --disable-pip-version-check numpy xxhash pytest safetensors
+    "$environment/bin/pip" install -q --disable-pip-version-check numpy xxhash pytest safetensors httpx
 fi
 cargo build --locked --quiet
 cd python

@@ -1,9 +1,10 @@
 """From PyTorch to Sterling and back.
 
 `export` writes trained modules as a model package, `publish` and `serve` run the ``sterling`` program over it, `load_snapshot`
-opens what was published as NumPy arrays. Only `export` needs PyTorch (``pip install 'sterling[export]'``).
+opens what was published as NumPy arrays, `Client` asks a server. Only `export` needs PyTorch (``pip install 'sterling[export]'``).
 """
 
+from .client import Client, Ranked
 from .errors import ExportError, ProgramError, RequestError, SnapshotError, SterlingError
 from .exporting import Exported, export
 from .features import Category, Column, Dense, Feature, Ids, ItemVector, Query
@@ -13,6 +14,7 @@ from .tables import Table
 
 __all__ = [
     "Category",
+    "Client",
     "Column",
     "Dense",
     "ExportError",
@@ -25,6 +27,7 @@ __all__ = [
     "ProgramError",
     "Published",
     "Query",
+    "Ranked",
     "RequestError",
     "Server",
     "Snapshot",

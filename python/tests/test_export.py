@@ -396,11 +396,13 @@ def test_a_model_without_towers_has_a_reranker(tmp_path):
 def test_the_examples_of_the_readme_run(tmp_path, program, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STERLING", str(program))
+    pytest.importorskip("httpx")
     text = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
     blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     scope = {}
     for block in blocks:
         exec(block, scope)
     assert scope["exported"].differences["served"] < 1e-4
+    assert sorted(scope["again"].ids) == sorted(scope["best"].ids)
     assert len(scope["answer"]["items"]) == 5 and scope["vectors"].shape == (1000, 32)
