@@ -51,7 +51,8 @@ fn the_zoo_answers_as_pytorch_does() {
             for (found, wanted) in embedding["embedding"].as_array().unwrap().iter().zip(query) {
                 near(found, wanted, &place);
             }
-            let request = json!({"features": case["features"], "exact": true, "k": 400, "candidates": 400, "timeout_ms": 60000});
+            let request =
+                json!({"features": case["features"], "exact": true, "k": 400, "candidates": 400, "timeout_ms": 60000});
             let answer = call("retrieve", request);
             let found: HashMap<i64, &Value> =
                 answer["items"].as_array().unwrap().iter().map(|item| (item["id"].as_i64().unwrap(), item)).collect();
