@@ -197,6 +197,13 @@ class Snapshot:
         tensors = self._file("columns.safetensors")
         return {entry["name"]: _column(n, entry, tensors) for n, entry in enumerate(json.loads(bytes(tensors["columns"])))}
 
+    @cached_property
+    def item_vectors(self) -> Mapping[str, np.ndarray]:
+        """What is kept of each slot for the OverArch by name ``[S, width]``; int8 rows are decoded to f32 as they are taken."""
+        declared = self.model.get("item", {}).get("vectors", [])
+        kept = {vector["name"]: {"file": "vectors.safetensors"} | _quantised(vector.get("format")) for vector in declared}
+        return _Tables("item vector", kept, self.tensors)
+
     @property
     def filter(self) -> dict[str, np.ndarray]:
         """The tensors of the filter's planes."""
@@ -205,7 +212,7 @@ class Snapshot:
     @cached_property
     def tables(self) -> Mapping[str, np.ndarray]:
         """The embedding tables by name ``[rows, width]``; quantised ones are decoded to f32 as they are taken."""
-        return _Tables({table["name"]: table for table in self.model.get("tables", [])}, self.tensors)
+        return _Tables("table", {table["name"]: table for table in self.model.get("tables", [])}, self.tensors)
 
     @cached_property
     def vocabularies(self) -> dict[str, list[str]]:
@@ -218,6 +225,11 @@ class Snapshot:
         """The ONNX graphs by the name of their file."""
         return {name: (self.folder / name).read_bytes() for name in self.manifest["files"] if name.endswith(".onnx")}
 
+    @property
+    def programs(self) -> dict[str, dict[str, str]]:
+        """What ran each graph when the version was published: ``{"program": digest}``, or ``{"runtime": why}``; empty of older versions."""
+        return self.manifest.get("graphs") or {}
+
     def _file(self, name: str) -> dict[str, np.ndarray]:
         if name not in self.tensors:
             raise SnapshotError(f"{self.folder}: the manifest names no {name}")
@@ -225,14 +237,14 @@ class Snapshot:
 
 
 class _Tables(Mapping[str, np.ndarray]):
-    def __init__(self, declared: dict[str, dict[str, Any]], tensors: dict[str, dict[str, np.ndarray]]):
-        self._declared, self._tensors = declared, tensors
+    def __init__(self, what: str, declared: dict[str, dict[str, Any]], tensors: dict[str, dict[str, np.ndarray]]):
+        self._what, self._declared, self._tensors = what, declared, tensors
 
     def __getitem__(self, name: str) -> np.ndarray:
         entry = self._declared[name]
         stored = self._tensors.get(entry["file"], {}).get(name)
         if stored is None:
-            raise SnapshotError(f"table `{name}`: {entry['file']} holds no tensor of that name")
+            raise SnapshotError(f"{self._what} `{name}`: {entry['file']} holds no tensor of that name")
         return decoded(stored, entry["format"]) if "format" in entry else stored
 
     def __iter__(self) -> Iterator[str]:
@@ -240,6 +252,10 @@ class _Tables(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._declared)
+
+
+def _quantised(format: str | None) -> dict[str, str]:
+    return {"format": format} if format in _CODES else {}
 
 
 def decoded(stored: np.ndarray, format: str) -> np.ndarray:
