@@ -121,7 +121,7 @@ def serve(
     settings: Mapping[str, str] | None = None,
     timeout: float = 60,
 ) -> Server:
-    """Serves a store on a free port and returns once it is ready.
+    """Serves a store on a free port and returns once a model answers: that of ``model`` where one is named, else the first to be loaded.
 
     ``settings`` are ``STERLING_*`` variables of the configuration, such as ``{"STERLING_ENGINE__WORKERS": "1"}``. Raises `ProgramError` with the
     log where the server ends or is not ready after ``timeout`` seconds.

@@ -39,9 +39,9 @@ fn the_zoo_answers_as_pytorch_does() {
         let what = Publish { package: Some(package.clone()), items, recipe: recipe.clone(), ..Publish::default() };
         put(store.path(), &what).unwrap_or_else(|e| panic!("{}: {e}", package.display()));
     }
-    let server = Server::start(store.path());
     for package in &packages {
         let name = package.file_name().unwrap().to_str().unwrap();
+        let server = Server::start_with(store.path(), &["--model", name]);
         let call = |verb: &str, body: Value| server.ask(&format!("/v1/models/{name}:{verb}"), body);
         for (n, case) in read(package.join("golden.json"))["requests"].as_array().unwrap().iter().enumerate() {
             let place = format!("{name}, request {n}");
