@@ -16,6 +16,7 @@ mod plan;
 mod publish;
 mod remote;
 mod serve;
+mod trial;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -50,6 +51,9 @@ enum Command {
     Plan(plan::Plan),
     /// Show whose rows a Redis or Valkey Cluster holds, or remove those of a version.
     Remote(remote::Remote),
+    /// Run the graphs of a package or version within bounds of memory and time, as `publish` and `serve` have it done.
+    #[command(hide = true)]
+    Trial(trial::Trial),
 }
 
 /// Runs the command line of this process.
@@ -64,6 +68,7 @@ pub fn run() -> ExitCode {
         Command::Inspect(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Remote(command) => command.run(),
+        Command::Trial(command) => command.run(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::publish::{self, Stage, Vectors};
 use crate::snapshot::{Manifest, Recipe, Store};
 use crate::telemetry;
+use crate::trial::{Apart, Trials};
 
 /// Arguments of `sterling publish`.
 #[derive(Debug, clap::Args)]
@@ -60,6 +61,7 @@ impl Publish {
                 true => None,
                 false => Some(publish::Remote { cluster: connect(self.remote)?, tables: self.remote_table }),
             },
+            trials: Trials::Apart(Apart::of_this_program()?),
         };
         let (name, version, manifest) = publish(&Store::new(self.store), &what)?;
         say(format_args!(
@@ -68,7 +70,8 @@ impl Publish {
             manifest.lists,
             manifest.bytes() as f64 / 1e6,
             manifest.provenance.seconds,
-        ))
+        ))?;
+        manifest.graphs.iter().flatten().try_for_each(|(file, record)| say(format_args!("  {file} {record}")))
     }
 }
 

@@ -5,8 +5,16 @@ use super::plan::{Factor, Memory, Operand, Place, Plan, Step, Work};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{self as loops, LANES, Lines, MapTarget, PANEL, PARTS_MAX, Part, Product, Weights};
 
-/// Rows of a block: four tiles of 14, whose numbers stay in the second-level cache through all steps.
-pub(super) const BLOCK_ROWS: usize = 56;
+/// Most rows of a block: four tiles of 14.
+const BLOCK_ROWS: usize = 56;
+/// Numbers of all buffers of a block, which are to stay in the second-level cache through all steps.
+const BLOCK_NUMBERS: usize = 1 << 17;
+
+/// Rows of a block of a plan: fewer where each has many numbers, as sequences have.
+pub(super) fn block_rows(plan: &Plan) -> usize {
+    let numbers = plan.strides.iter().sum::<usize>() + plan.given_stride;
+    (BLOCK_NUMBERS / numbers.max(1)).clamp(1, BLOCK_ROWS)
+}
 
 /// Memory that programs work in, kept by the caller from run to run: once warm, none is allocated.
 #[derive(Debug, Default)]
@@ -34,8 +42,9 @@ fn grow(lines: &mut Lines, count: usize) {
 /// Runs the user's part. `inputs` are the user's, in their order.
 pub(super) fn start(plan: &Plan, kernels: Kernels, inputs: &[&[f32]], scratch: &mut Scratch) {
     fit(&mut scratch.user, plan.user_counts.iter().copied());
-    fit(&mut scratch.rows, plan.strides.iter().map(|stride| stride * BLOCK_ROWS));
-    grow(&mut scratch.given, plan.given_stride * BLOCK_ROWS);
+    let block = block_rows(plan);
+    fit(&mut scratch.rows, plan.strides.iter().map(|stride| stride * block));
+    grow(&mut scratch.given, plan.given_stride * block);
     for &(input, buffer) in &plan.user_inputs {
         scratch.user[buffer].numbers_mut()[..inputs[input].len()].copy_from_slice(inputs[input]);
     }

@@ -12,7 +12,7 @@ use super::spec::{ModelSpec, SIMILARITY};
 use crate::embedding::{Table, Vocabulary};
 use crate::error::{Error, Kind, Result};
 use crate::files::Tensors;
-use crate::tower::{FeatureSpec, FeatureTensor, Graph, OverArch, Tower, TowerOutput};
+use crate::tower::{FeatureRow, FeatureSpec, FeatureTensor, Graph, OverArch, Pooled, Runs, Tower, TowerOutput};
 use crate::value::Program;
 
 /// The name of the file that declares a model.
@@ -47,7 +47,15 @@ impl Package {
     /// # Errors
     /// `Invalid` or `NotFound` with the file and the field that are wrong.
     pub fn open(folder: &Path) -> Result<Self> {
-        Package::from_folder(folder, Tensors::read, |_, tables| Ok(tables))
+        Package::from_folder(folder, Tensors::read, |_, tables| Ok(tables), &|_| ())
+    }
+
+    /// Opens the package in `folder` to try it: its tables are mapped, and `told` hears of each graph before it is read.
+    ///
+    /// # Errors
+    /// As [`Package::open`].
+    pub fn open_told(folder: &Path, told: &dyn Fn(&str)) -> Result<Self> {
+        Package::from_folder(folder, Tensors::open, |_, tables| Ok(tables), told)
     }
 
     /// Opens the package in the `folder` of a published version; `place` says where its tables lie, given them whole and
@@ -59,18 +67,19 @@ impl Package {
         folder: &Path,
         place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
     ) -> Result<Self> {
-        Package::from_folder(folder, Tensors::open, place)
+        Package::from_folder(folder, Tensors::open, place, &|_| ())
     }
 
     fn from_folder(
         folder: &Path,
         tensors: impl Fn(&Path) -> Result<Tensors>,
         place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
+        told: &dyn Fn(&str),
     ) -> Result<Self> {
         let text = read(folder, MODEL_FILE).map_err(|e| e.within(folder.display()))?;
         let text = String::from_utf8(text).map_err(|_| Error::invalid(format!("{MODEL_FILE}: not UTF-8")))?;
         let spec = ModelSpec::parse(&text).map_err(|e| e.within(folder.join(MODEL_FILE).display()))?;
-        Package::assemble(folder, spec, tensors, place).map_err(|e| e.within(folder.display()))
+        Package::assemble(folder, spec, tensors, place, told).map_err(|e| e.within(folder.display()))
     }
 
     fn assemble(
@@ -78,6 +87,7 @@ impl Package {
         spec: ModelSpec,
         tensors: impl Fn(&Path) -> Result<Tensors>,
         place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
+        told: &dyn Fn(&str),
     ) -> Result<Self> {
         if let Some(name) = file_names(&spec).iter().find(|n| n.contains(['/', '\\']) || n.starts_with('.')) {
             return Err(Error::invalid(format!(
@@ -102,7 +112,7 @@ impl Package {
             Ok(Arc::new(opened))
         });
         let tables = place(&spec, tables.collect::<Result<_>>()?)?;
-        let Graphs { user, item, overarch } = Graphs::load(folder, &spec, &tables)?;
+        let Graphs { user, item, overarch } = Graphs::load(folder, &spec, &tables, told)?;
         let user_inputs = overarch.iter().flat_map(|o| o.user());
         let user_inputs = user_inputs.filter_map(|r| contract::user_input(&r.name, user.as_ref())).collect();
         let candidate_inputs = overarch.iter().flat_map(|o| o.rows());
@@ -115,9 +125,32 @@ impl Package {
         &self.folder
     }
 
+    /// The files of all graphs, each with what runs it.
+    pub fn graphs(&self) -> impl Iterator<Item = (&str, &Runs)> {
+        let towers = self.user.iter().chain(&self.item).map(Tower::graph);
+        towers.chain(self.overarch.iter().map(OverArch::graph))
+    }
+
     /// True where the OverArch reads what only a request's features tell.
     pub fn needs_features(&self) -> bool {
         self.user_inputs.iter().any(|input| *input != UserInput::Query)
+    }
+
+    /// The tensors of the user that the OverArch reads, in its order, each empty where it is the query; none at all where it reads
+    /// no others. `made` are the outputs of the user tower, of which those that are read are taken.
+    pub fn user_tensors(&self, row: &FeatureRow, pooled: &Pooled, made: &mut [Vec<f32>]) -> Vec<Vec<f32>> {
+        let Some(user) = self.user.as_ref().filter(|_| self.needs_features()) else { return Vec::new() };
+        let tensor = |input: &UserInput| match *input {
+            UserInput::Query => Vec::new(),
+            UserInput::Output(n) => std::mem::take(&mut made[n]),
+            UserInput::Feature(n) => {
+                let tensor = &user.tensors()[n];
+                let mut numbers = vec![0.0; tensor.count()];
+                tensor.write(row, pooled, &mut numbers);
+                numbers
+            }
+        };
+        self.user_inputs.iter().map(tensor).collect()
     }
 
     /// Numbers that a request's features become: the tensors of the user tower and what it makes.
@@ -185,8 +218,11 @@ struct Graphs {
 }
 
 impl Graphs {
-    fn load(folder: &Path, spec: &ModelSpec, tables: &[Arc<Table>]) -> Result<Self> {
-        let graph = |file: &str| Graph::load(file, read(folder, file)?);
+    fn load(folder: &Path, spec: &ModelSpec, tables: &[Arc<Table>], told: &dyn Fn(&str)) -> Result<Self> {
+        let graph = |file: &str| {
+            told(file);
+            Graph::load(file, read(folder, file)?)
+        };
         let tower = |side, graph: Graph, features: &[FeatureSpec], outputs: &[TowerOutput]| {
             let is_used = |t: &&Arc<Table>| features.iter().any(|f| f.table.as_deref() == Some(t.name()));
             let used: Vec<Arc<Table>> = tables.iter().filter(is_used).cloned().collect();

@@ -6,7 +6,7 @@ use super::trace::Trace;
 use super::work::{Prepared, Query};
 use crate::error::{Error, Result};
 use crate::limits::COMPONENT_MAX;
-use crate::model::{Package, UserInput};
+use crate::model::UserInput;
 use crate::request::{Answer, Content, OnDegraded};
 use crate::tensor::Tensor;
 use crate::tower::{self, FeatureRow, Pooled, Threads, Tower};
@@ -87,7 +87,7 @@ pub(super) fn embed<'a>(
         let prepared = batch.prepared(*place);
         match made {
             Ok(mut made) => {
-                let user = user_tensors(package, tower, row, pooled, &mut made);
+                let user = package.user_tensors(row, pooled, &mut made);
                 let (vector, trace) = (made.swap_remove(0), trace.and(&prepared.trace));
                 let degraded_rows = pooled.degraded_rows;
                 embedded.push(Asked { place: *place, prepared, vector, user, degraded_rows, trace });
@@ -96,24 +96,6 @@ pub(super) fn embed<'a>(
         }
     }
     embedded
-}
-
-/// The tensors of the user that the OverArch reads besides the query; none where it reads no others.
-fn user_tensors(package: &Package, tower: &Tower, row: &FeatureRow, pooled: &Pooled, made: &mut Made) -> Vec<Vec<f32>> {
-    if !package.needs_features() {
-        return Vec::new();
-    }
-    let tensor = |input: &UserInput| match *input {
-        UserInput::Query => Vec::new(),
-        UserInput::Output(n) => std::mem::take(&mut made[n]),
-        UserInput::Feature(n) => {
-            let tensor = &tower.tensors()[n];
-            let mut numbers = vec![0.0; tensor.count()];
-            tensor.write(row, pooled, &mut numbers);
-            numbers
-        }
-    };
-    package.user_inputs.iter().map(tensor).collect()
 }
 
 /// What the tables say of all rows; those that were not fetched before are looked up now, together.

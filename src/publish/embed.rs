@@ -7,10 +7,7 @@ use crate::error::{Error, Result};
 use crate::items::{EMBEDDING, ID, Items};
 use crate::model::{MODEL_FILE, Package, VectorSpec};
 use crate::request::{Features, Values};
-use crate::tower::{self, FeatureRow, FeatureSpec, Pooled, Threads, Tower};
-
-/// Items that the item tower takes at a time.
-const TOWER_BATCH: usize = 512;
+use crate::tower::{self, FeatureRow, FeatureSpec, Pooled, RUN_ROWS, Threads, Tower};
 
 /// What is kept of all items, each row after row.
 pub(super) struct Embedded {
@@ -71,8 +68,8 @@ fn run(tower: &Tower, items: &Items, progress: &Progress<'_>) -> Result<Vec<Vec<
     let threads = Threads::new(std::thread::available_parallelism().map_or(1, usize::from));
     let mut scratch = tower::Scratch::default();
     let mut all: Vec<Vec<f32>> = tower.outputs().iter().map(|_| Vec::new()).collect();
-    for first in (0..items.len()).step_by(TOWER_BATCH) {
-        let batch = first..(first + TOWER_BATCH).min(items.len());
+    for first in (0..items.len()).step_by(RUN_ROWS) {
+        let batch = first..(first + RUN_ROWS).min(items.len());
         let place = |e: Error| e.within(format!("items {} to {}", batch.start + 1, batch.end));
         let read = |row| {
             tower.read(features(tower.features(), items, row)?).map_err(|e| e.within(format!("item {}", row + 1)))

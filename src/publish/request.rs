@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::remote::Remote;
 use crate::snapshot::Recipe;
+use crate::trial::Trials;
 
 /// What is published.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +21,8 @@ pub struct Publish {
     pub recipe: Recipe,
     /// The cluster that gets rows of the tables too.
     pub remote: Option<Remote>,
+    /// Where graphs are tried.
+    pub trials: Trials,
 }
 
 /// A file of vectors.
@@ -43,6 +46,7 @@ impl Vectors {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Stage {
+    Trying,
     Reading,
     Embedding,
     Clustering,

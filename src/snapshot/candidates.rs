@@ -109,7 +109,7 @@ impl CandidateRows {
     ///
     /// # Errors
     /// `Corrupt` where a tensor is missing or of another shape; as [`check_features`].
-    pub(super) fn open(package: &Package, columns: &Columns, ids: &Ids, tensors: Option<&Tensors>) -> Result<Self> {
+    pub fn open(package: &Package, columns: &Columns, ids: &Ids, tensors: Option<&Tensors>) -> Result<Self> {
         let kind = |name: &str| columns.list().find(|c| c.name() == name).map(Column::kind);
         check_features(&package.spec, &kind)?;
         let slots = ids.of_slots().len();

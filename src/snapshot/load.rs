@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::candidates::CandidateRows;
 use super::ids::Ids;
-use super::manifest::Manifest;
+use super::manifest::{GraphRecord, Manifest};
 use super::placement::Placement;
 use super::recipe::Recipe;
 use super::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE, VECTORS_FILE};
@@ -92,6 +92,12 @@ impl Snapshot {
             if numbers.iter().all(|(n, _)| n != name) {
                 let column = columns.list().find(|c| c.name() == name);
                 numbers.extend(column.and_then(|c| c.numbers()).map(|values| (name.to_owned(), values)));
+            }
+        }
+        for (file, runs) in package.graphs() {
+            let recorded = manifest.graphs.as_ref().and_then(|graphs| graphs.get(file));
+            if let Some(recorded) = recorded.filter(|recorded| **recorded != GraphRecord::from(runs)) {
+                tracing::info!(graph = file, ?recorded, "the graph runs otherwise than when it was published");
             }
         }
         let digest = manifest.digest();

@@ -25,7 +25,7 @@ mod workload;
 pub use candidates::CandidateRows;
 pub use ids::Ids;
 pub use load::Snapshot;
-pub use manifest::{FORMAT, MANIFEST, Manifest, Provenance};
+pub use manifest::{FORMAT, GraphRecord, MANIFEST, Manifest, PROGRAM, Provenance};
 pub use placement::{Placement, PlacementOptions, placed, rows_on_cluster};
 pub use recipe::{Recipe, Serving};
 pub use store::{Stamp, Store, check_name};

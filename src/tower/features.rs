@@ -14,7 +14,10 @@ use crate::embedding::{
 use crate::error::{Error, Result};
 use crate::request;
 use crate::tensor::Tensor;
-use crate::tower::{Graph, Input, Port, Threads, shown};
+use crate::tower::{Graph, Input, Port, Runs, Threads, shown};
+
+/// Most rows that a run of `rten` takes.
+pub const RUN_ROWS: usize = 512;
 
 /// A graph with the features it takes and the tables that these are looked up in.
 #[derive(Debug)]
@@ -27,7 +30,7 @@ pub struct Tower {
     /// Those that the graph reads, by their place.
     inputs: Vec<usize>,
     graph: Graph,
-    program: Option<RowProgram>,
+    runs: Runs,
     outputs: Vec<TowerOutput>,
 }
 
@@ -113,9 +116,9 @@ impl Tower {
             |&n: &usize| Given { name: tensors[n].name.clone(), is_pair: true, shape: sizes(&tensors[n].shape) };
         let given: Vec<Given> = inputs.iter().map(given).collect();
         let made = outputs.iter().map(|o| Made { name: o.name.clone(), shape: sizes(&o.shape) }).collect::<Vec<_>>();
-        let program = graph.lower(&given, &made);
+        let runs = graph.lower(&given, &made)?;
         let (features, outputs) = (features.to_vec(), outputs.to_vec());
-        Ok(Tower { features, bags, sequences, tensors, inputs, graph, program, outputs })
+        Ok(Tower { features, bags, sequences, tensors, inputs, graph, runs, outputs })
     }
 
     /// What the tower takes.
@@ -146,14 +149,14 @@ impl Tower {
         self.inputs.iter().any(|&n| self.tensors[n].feature == feature)
     }
 
-    /// Numbers that a row through the tower touches: those of the graph's weights or, where it meets each of them many times, its
-    /// multiply-adds; and those that go into it.
-    pub fn work(&self) -> usize {
-        let work = self.program.as_ref().map_or(0, RowProgram::row_work);
-        // A graph of sequences meets its weights at each of their places.
+    /// What so many rows cost, in multiply-adds and what takes as long: those of the program, or one for each of the graph's
+    /// weights, at each place of its sequences.
+    pub fn work(&self, rows: usize) -> usize {
         let places = self.features.iter().filter_map(|f| f.length).max().unwrap_or(1);
-        let weights = self.graph.weights() * if self.program.is_none() { places } else { 1 };
-        weights.max(work) + self.tensors.iter().map(FeatureTensor::count).sum::<usize>()
+        match &self.runs {
+            Runs::Program(program) => program.work(rows),
+            Runs::Runtime(_) => self.graph.weights().saturating_mul(places).saturating_mul(rows),
+        }
     }
 
     /// Reads the features of a request or an item.
@@ -245,9 +248,9 @@ impl Tower {
         if jagged.is_empty() { Ok(None) } else { KeyedJaggedTensor::from_jagged(jagged).map(Some) }
     }
 
-    /// Whether a program of ours runs, not `rten`.
-    pub fn is_program(&self) -> bool {
-        self.program.is_some()
+    /// The graph's file, and what runs it.
+    pub fn graph(&self) -> (&str, &Runs) {
+        (self.graph.name(), &self.runs)
     }
 
     /// Runs the graph over rows and what their tables said: of each output `[rows, ...]`.
@@ -260,10 +263,22 @@ impl Tower {
         threads: &Threads,
         scratch: &mut Scratch,
     ) -> Result<Vec<Tensor>> {
-        match &self.program {
-            Some(program) => self.run_program(program, rows, scratch),
-            None => self.run_graph(rows, threads),
+        let room = |output: &TowerOutput| Vec::with_capacity(rows.len() * output.count());
+        let mut made: Vec<Vec<f32>> = self.outputs.iter().map(room).collect();
+        match &self.runs {
+            Runs::Program(program) => self.run_program(program, rows, scratch, &mut made)?,
+            Runs::Runtime(_) => {
+                for rows in rows.chunks(RUN_ROWS) {
+                    let tensors = self.run_graph(rows, threads)?;
+                    made.iter_mut().zip(&tensors).for_each(|(made, tensor)| made.extend_from_slice(tensor.data()));
+                }
+            }
         }
+        self.outputs
+            .iter()
+            .zip(made)
+            .map(|(output, numbers)| Tensor::new(output.of_rows(rows.len()), numbers))
+            .collect()
     }
 
     fn run_program(
@@ -271,9 +286,8 @@ impl Tower {
         program: &RowProgram,
         rows: &[(&FeatureRow, &Pooled)],
         scratch: &mut Scratch,
-    ) -> Result<Vec<Tensor>> {
-        let room = |output: &TowerOutput| Vec::with_capacity(rows.len() * output.count());
-        let mut made: Vec<Vec<f32>> = self.outputs.iter().map(room).collect();
+        made: &mut [Vec<f32>],
+    ) -> Result<()> {
         let mut fill = |n: usize, mut given: &mut [f32]| {
             let (row, pooled) = rows[n];
             for tensor in self.inputs.iter().map(|&n| &self.tensors[n]) {
@@ -288,12 +302,7 @@ impl Tower {
                 (0..count).for_each(|n| made.extend_from_slice(output.row(n)));
             }
             Ok(())
-        })?;
-        self.outputs
-            .iter()
-            .zip(made)
-            .map(|(output, numbers)| Tensor::new(output.of_rows(rows.len()), numbers))
-            .collect()
+        })
     }
 
     fn run_graph(&self, rows: &[(&FeatureRow, &Pooled)], threads: &Threads) -> Result<Vec<Tensor>> {

@@ -1,11 +1,12 @@
 //! Towers: from the values that a request, an item or a candidate brings to what an ONNX graph says of them.
 //!
-//! `graph` runs ONNX files; `spec` is how `model.toml` declares the inputs of a tower; `row` reads values as these
+//! `onnx` looks at files before anything runs them, `graph` runs them; `spec` is how `model.toml` declares the inputs of a tower; `row` reads values as these
 //! inputs, `tensors` says what they become, `features` looks them up and runs the graph ([`Tower`]); `overarch` runs the
 //! reranker over candidates ([`OverArch`]).
 
 mod features;
 mod graph;
+mod onnx;
 mod overarch;
 mod row;
 mod scratch;
@@ -13,9 +14,9 @@ mod spec;
 mod tensors;
 mod threads;
 
-pub use features::{Tower, TowerOutput};
-pub use graph::{Graph, Input, Port, shown};
-pub use overarch::{Candidates, OverArch, Readable, Whose};
+pub use features::{RUN_ROWS, Tower, TowerOutput};
+pub use graph::{Graph, Input, Port, Runs, shown};
+pub use overarch::{Candidates, OverArch, RUN_CANDIDATES, Readable, Whose};
 pub use row::FeatureRow;
 pub use scratch::Scratch;
 pub use spec::{FeatureKind, FeatureSpec, Keep};

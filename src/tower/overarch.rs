@@ -14,12 +14,12 @@ use super::Scratch;
 use crate::dense::{Given, Made, RowProgram, Size};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{MapTarget, Operand, Unary};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::tensor::Tensor;
-use crate::tower::{Graph, Input, Port, Threads, shown};
+use crate::tower::{Graph, Input, Port, Runs, Threads, shown};
 
-/// Candidates of one query that a run of `rten` scores.
-const RUN_CANDIDATES: usize = 2048;
+/// Most candidates of one query that a run of `rten` scores.
+pub const RUN_CANDIDATES: usize = 2048;
 
 const LOGITS: &str = "logits";
 
@@ -70,7 +70,7 @@ impl Readable {
 #[derive(Debug)]
 pub struct OverArch {
     graph: Graph,
-    program: Option<RowProgram>,
+    runs: Runs,
     user: Vec<Readable>,
     rows: Vec<Readable>,
     /// The inputs that are numbers of candidates.
@@ -120,8 +120,8 @@ impl OverArch {
             )));
         }
         let given: Vec<Given> = user.iter().chain(&rows).chain(&numbers).map(Readable::given).collect();
-        let program = graph.lower(&given, &[Made { name: LOGITS.into(), shape: shape.to_vec() }]);
-        Ok(OverArch { graph, program, user, rows, numbers, tasks })
+        let runs = graph.lower(&given, &[Made { name: LOGITS.into(), shape: shape.to_vec() }])?;
+        Ok(OverArch { graph, runs, user, rows, numbers, tasks })
     }
 
     /// The tensors of the user that the graph reads.
@@ -159,17 +159,19 @@ impl OverArch {
         self.tasks
     }
 
-    /// About what scoring one candidate costs: the numbers of the graph's weights or, where it meets what it reads of the user many
-    /// times, its multiply-adds.
-    pub fn work(&self) -> usize {
-        let user: usize = self.user.iter().filter(|u| u.shape.len() > 1).map(Readable::count).sum();
-        let work = self.program.as_ref().map_or(user, RowProgram::row_work);
-        self.graph.weights().max(work)
+    /// What scoring so many candidates costs, in multiply-adds and what takes as long: those of the program, or one for each of
+    /// the graph's weights and of the numbers of the user's tensors, which may meet each candidate.
+    pub fn work(&self, candidates: usize) -> usize {
+        let user: usize = self.user.iter().filter(|input| input.shape.len() > 1).map(Readable::count).sum();
+        match &self.runs {
+            Runs::Program(program) => program.work(candidates),
+            Runs::Runtime(_) => (self.graph.weights() + user).saturating_mul(candidates),
+        }
     }
 
-    /// Whether a program of ours scores, not `rten`.
-    pub fn is_program(&self) -> bool {
-        self.program.is_some()
+    /// The graph's file, and what runs it.
+    pub fn graph(&self) -> (&str, &Runs) {
+        (self.graph.name(), &self.runs)
     }
 
     /// Writes the task scores of candidates, `[T, count]`, to `tasks`. `between` is asked before every block of them whether to go
@@ -185,6 +187,41 @@ impl OverArch {
         between: &mut dyn FnMut() -> Result<()>,
         tasks: &mut [f32],
     ) -> Result<()> {
+        self.run(candidates, threads, scratch, between, tasks)?;
+        match tasks.iter().any(|score| score.is_nan()) {
+            true => Err(Error::internal(format!("{}: `{LOGITS}` holds NaN", self.graph.name()))),
+            false => Ok(()),
+        }
+    }
+
+    /// The same for a trial: tells whether all logits are finite numbers, of those that it got to where `between` ends it by a
+    /// deadline.
+    ///
+    /// # Errors
+    /// What else the graph's run and `between` return.
+    pub fn try_out(
+        &self,
+        candidates: &Candidates<'_>,
+        threads: &Threads,
+        scratch: &mut Scratch,
+        between: &mut dyn FnMut() -> Result<()>,
+        tasks: &mut [f32],
+    ) -> Result<bool> {
+        scratch.has_finite_logits = true;
+        match self.run(candidates, threads, scratch, between, tasks) {
+            Err(e) if e.kind() != Kind::DeadlineExceeded => Err(e),
+            _ => Ok(scratch.has_finite_logits),
+        }
+    }
+
+    fn run(
+        &self,
+        candidates: &Candidates<'_>,
+        threads: &Threads,
+        scratch: &mut Scratch,
+        between: &mut dyn FnMut() -> Result<()>,
+        tasks: &mut [f32],
+    ) -> Result<()> {
         let missing = |inputs: &[Readable], given: usize| inputs.get(given).map(|input| input.name.clone());
         let missing = missing(&self.user, candidates.user.len()).or(missing(&self.numbers, candidates.numbers.len()));
         if let Some(name) = missing {
@@ -193,13 +230,9 @@ impl OverArch {
         if candidates.count == 0 {
             return Ok(());
         }
-        match &self.program {
-            Some(program) => self.run_program(program, candidates, scratch, between, tasks)?,
-            None => self.run_graph(candidates, threads, scratch, between, tasks)?,
-        }
-        match tasks.iter().any(|score| score.is_nan()) {
-            true => Err(Error::internal(format!("{}: `{LOGITS}` holds NaN", self.graph.name()))),
-            false => Ok(()),
+        match &self.runs {
+            Runs::Program(program) => self.run_program(program, candidates, scratch, between, tasks),
+            Runs::Runtime(_) => self.run_graph(candidates, threads, scratch, between, tasks),
         }
     }
 
@@ -212,7 +245,8 @@ impl OverArch {
         tasks: &mut [f32],
     ) -> Result<()> {
         let Candidates { user, count, row, numbers } = *candidates;
-        let (kernels, logits, width) = (Kernels::best(), &mut scratch.logits, self.row_width());
+        let (kernels, width) = (Kernels::best(), self.row_width());
+        let (logits, has_finite) = (&mut scratch.logits, &mut scratch.has_finite_logits);
         let mut fill = |n: usize, given: &mut [f32]| {
             let (rows, of_candidate) = given.split_at_mut(width);
             row(n, rows);
@@ -224,6 +258,7 @@ impl OverArch {
             for task in 0..self.tasks {
                 logits.clear();
                 logits.extend((0..rows).map(|n| made.row(n)[task]));
+                *has_finite &= logits.iter().all(|logit| logit.is_finite());
                 let logits = Operand { numbers: logits, row: 0, outer: 0, inner: 1 };
                 let scores = &mut tasks[task * count + first..][..rows];
                 let mut scores = MapTarget { numbers: scores, stride: rows, rows: 1, outer: 1, inner: rows };
@@ -247,6 +282,7 @@ impl OverArch {
             let range = first..(first + RUN_CANDIDATES).min(count);
             self.gather(candidates, range.clone(), scratch);
             let logits = self.run_some(candidates, range.clone(), &scratch.rows, threads)?;
+            scratch.has_finite_logits &= logits.data().iter().all(|logit| logit.is_finite());
             for (n, of_item) in range.zip(logits.data().chunks_exact(self.tasks)) {
                 let scores = of_item.iter().map(|logit| 1.0 / (1.0 + (-logit).exp()));
                 scores.enumerate().for_each(|(task, score)| tasks[task * count + n] = score);

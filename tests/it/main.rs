@@ -4,20 +4,25 @@
 
 mod bench;
 mod catalogue;
+mod contract;
 mod debian;
 mod edge;
 mod faiss;
 mod filters;
 mod http;
 mod items;
+mod onnx;
+mod packages;
 mod placement;
 mod planner;
 mod program;
+mod queries;
 mod redis_cluster;
 mod registry;
 mod remote;
 mod snapshots;
 mod sparse;
 mod support;
+mod trial;
 mod warmup;
 mod zoo;
