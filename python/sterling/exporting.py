@@ -211,10 +211,10 @@ class _Draft:
 
         for feature in self.features.get(side, ()):
             if isinstance(feature, Dense) and feature.name == name:
-                return Port(name, (_LEAD[side], feature.width), seen=self.numbers(side, feature))
+                return Port(name, (*_LEAD[side], feature.width), seen=self.numbers(side, feature))
             if isinstance(feature, LookedUp) and name in (feature.name, f"{feature.name}_mask"):
                 width = self.tables[feature.table].weight.shape[1]
-                axes = (_LEAD[side], *((feature.length,) if feature.is_sequence else ()))
+                axes = (*_LEAD[side], *((feature.length,) if feature.is_sequence else ()))
                 if name == feature.name:
                     return Port(name, (*axes, width))
                 if feature.is_sequence:
@@ -238,7 +238,7 @@ class _Draft:
         for side, module, output in (("user", user, "query"), ("item", item, "item")):
             if module is None:
                 continue
-            graph = self.tower(side, module, output, ("Q", queries) if queries and side == "user" else (_LEAD[side],))
+            graph = self.tower(side, module, output, ("Q", queries) if queries and side == "user" else _LEAD[side])
             setattr(self, side, graph)
             width = graph.outputs[output][-1]
             if dimension is not None and width != dimension:
@@ -398,7 +398,7 @@ class _Draft:
         (folder / "model.toml").write_text("# Written by sterling.export.\n" + toml.written(spec), encoding="utf-8")
 
 
-_LEAD = {"user": "Q", "item": "N", "overarch": "Q"}
+_LEAD = {"user": ("Q",), "item": ("N",), "overarch": ("Q", "K0")}
 
 
 def _without_empty(tree: dict[str, Any]) -> dict[str, Any]:
