@@ -248,10 +248,13 @@ impl Importer {
         }
         if operator == "Shape" {
             let id = self.value(node, 0)?;
-            let rows = self.graph.values[id].rows;
+            let (rows, rank) = (self.graph.values[id].rows, self.rank(id) as i64);
             let size =
                 |(axis, &d): (usize, &usize)| if rows == Some(axis) { Size::Rows } else { Size::Fixed(d as i64) };
-            return Ok(Some(Known::Integers(self.graph.shape(id).iter().enumerate().map(size).collect(), false)));
+            let bound = |n: i64| if n < 0 { n.saturating_add(rank) } else { n }.clamp(0, rank) as usize;
+            let (start, end) = (bound(attributes.integer("start", 0)), bound(attributes.integer("end", rank)));
+            let sizes = self.graph.shape(id).iter().enumerate().map(size);
+            return Ok(Some(Known::Integers(sizes.take(end).skip(start).collect(), false)));
         }
         if operator == "Identity" {
             return self.known(node, 0).cloned().map(Some);
@@ -400,11 +403,11 @@ impl Importer {
                 self.reshape(a, &sizes)
             }
             "Reshape" => {
-                attributes
-                    .take("allowzero")
-                    .filter(|a| a.i != Some(0))
-                    .map_or(Ok(()), |_| Err(refused("`allowzero`")))?;
                 let sizes = self.sizes(node, 1)?;
+                // PyTorch always writes it; it says something of sizes of 0 alone.
+                if attributes.integer("allowzero", 0) != 0 && sizes.contains(&Size::Fixed(0)) {
+                    return Err(refused("`allowzero`"));
+                }
                 self.reshape(a, &sizes)
             }
             "Expand" => {
