@@ -40,7 +40,7 @@ pub fn index(items: usize, dimension: usize, lists: usize, rescore: Rescore, nea
 fn on_cpu(index: &Index, vector: &[f32], probes: usize, k: usize, excluded: &[u32]) -> Vec<(f32, Slot)> {
     let mut selector = Selector::new();
     selector.reset(k + excluded.len());
-    let probing = Probing { probes, probes_max: probes, pass_rate: 1.0 };
+    let probing = Probing::of(probes, probes);
     let (room, mut scratch) = (k + excluded.len(), Scratch::default());
     index.search(vector, probing, None, &mut selector, room, &mut scratch);
     let found = selector.finish().iter().map(|&key| unkey(key));

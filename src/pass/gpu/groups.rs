@@ -46,8 +46,8 @@ pub(super) fn search_of(task: &Task) -> Option<&Search> {
 /// How many lists a filtered search takes at least and at most.
 pub(super) fn bounds_of(snapshot: &Snapshot, search: &Search) -> (usize, usize) {
     let lists = snapshot.index.lists();
-    let most = snapshot.recipe.serving.probes_max_of(lists).clamp(search.probes.clamp(1, lists), lists);
-    let probing = Probing { probes: search.probes, probes_max: most, pass_rate: search.planned.plan.pass_rate() };
+    let most = snapshot.recipe.serving.probes_max_of(lists).clamp(search.probes.probes.clamp(1, lists), lists);
+    let probing = Probing { pass_rate: search.planned.plan.pass_rate(), ..Probing::of(search.probes.probes, most) };
     (probing.lists(lists), most)
 }
 
@@ -95,8 +95,8 @@ impl Group {
                 Route::Nothing => (Way::Nothing, 0, 0),
                 Route::Slots(slots) => (Way::Named, slots.len(), search.k0.min(slots.len())),
                 _ if search.exact => (Way::Exact, items, search.k0),
-                Route::All if index.items_at_least(search.probes) >= search.k + search.excluded.len() => {
-                    (Way::Best, index.items_at_most(search.probes), search.k0)
+                Route::All if index.items_at_least(search.probes.probes) >= search.k + search.excluded.len() => {
+                    (Way::Best, index.items_at_most(search.probes.probes), search.k0)
                 }
                 _ => (Way::Enough, index.items_at_most(bounds_of(snapshot, search).1), search.k0),
             },

@@ -186,7 +186,7 @@ impl Searches<'_> {
         let (device, lists) = (self.device, &self.resident.index.lists);
         let wanted = self.each(|search| selected_of(self.resident, search) as u32)?;
         let collected = self.collection(group.room, &wanted)?;
-        let probes = self.each(|search| search.probes.clamp(1, lists.lists()) as u32)?;
+        let probes = self.each(|search| search.probes.probes.clamp(1, lists.lists()) as u32)?;
         let order = self.order(&collected, &probes, false)?;
         let of = Order { order: &order.slots, counts: &order.counts, stride: order.stride };
         let all: usize = probes.iter().map(|&p| p as usize).sum();
