@@ -108,7 +108,8 @@ pub fn run(target: &Target, load: &Load) -> Result<Report> {
     get(target, "/v1/models")?;
     let ticks = processor_ticks();
     let started = Instant::now();
-    let (samples, late, closed_by_server) = local(load.gather(), send(Client::new(target.clone(), load.connections), load))?;
+    let (samples, late, closed_by_server) =
+        local(load.gather(), send(Client::new(target.clone(), load.connections), load))?;
     let cores = ticks
         .zip(processor_ticks())
         .map(|(before, after)| (after - before) / TICKS_PER_SECOND / started.elapsed().as_secs_f64());

@@ -20,6 +20,8 @@ use crate::view::View;
 /// Memory that grew for more candidates than these is given back: those who ask for so many pay for it each time, and no one
 /// else holds it for them.
 const KEPT_CANDIDATES_MAX: usize = 20_000;
+/// What is said of a query embedding that cannot be searched with.
+pub(super) const NOT_FINITE: &str = "the user tower made a query that is not finite or too large";
 
 /// The pass on a CPU: on one thread, but for graphs, which take as many as they are given.
 pub struct Cpu {
@@ -29,13 +31,13 @@ pub struct Cpu {
 }
 
 /// A request with its query embedding, on its way through the pass.
-struct Asked<'a> {
+pub(super) struct Asked<'a> {
     /// Its place in the batch.
-    place: usize,
-    prepared: &'a Prepared,
+    pub(super) place: usize,
+    pub(super) prepared: &'a Prepared,
     /// `[D]`
-    vector: Vec<f32>,
-    degraded_rows: u64,
+    pub(super) vector: Vec<f32>,
+    pub(super) degraded_rows: u64,
     trace: Trace,
 }
 
@@ -80,12 +82,15 @@ impl Cpu {
             match &asked.prepared.task {
                 Task::Embed => batch.answer(asked.place, Ok(asked.embedding())),
                 Task::Rank { slots, .. } => ranked.push((asked, slots)),
-                Task::Retrieve(search) => searched.push((asked, search)),
+                Task::Retrieve(search) => {
+                    view.record(&asked.vector);
+                    searched.push((asked, search));
+                }
             }
         }
         let traces = searched.iter_mut().map(|(asked, _)| std::mem::take(&mut asked.trace)).collect();
         let queries: Vec<search::Query<'_>> =
-            searched.iter().map(|(asked, search)| query(&asked.vector, search)).collect();
+            searched.iter().map(|(asked, search)| query(&view, &asked.vector, search)).collect();
         let reranker = Reranker { view: &view, threads, scratch };
         let mut replies = Replies { batch, searched: &searched, traces, reranker };
         catalogue.search(&queries, searches, &mut replies);
@@ -99,14 +104,26 @@ impl Cpu {
     }
 }
 
-fn query<'a>(vector: &'a [f32], search: &'a Search) -> search::Query<'a> {
+/// How a search finds eligible items, as an explanation says it.
+pub(super) fn route_of(search: &Search) -> &'static str {
+    match (search.exact, search.planned.plan.route()) {
+        (_, Route::Nothing) => "none",
+        (true, _) => "exact",
+        (_, Route::All) => "all",
+        (_, Route::Slots(_)) => "postings",
+        (_, Route::Words) => "words",
+    }
+}
+
+fn query<'a>(view: &'a View, vector: &'a [f32], search: &'a Search) -> search::Query<'a> {
     search::Query {
         vector,
         plan: &search.planned.plan,
         excluded: &search.excluded,
         k: search.k,
         k0: search.k0,
-        probes: search.probes,
+        probes: search.probes.probes,
+        ending: search.ending(view),
         exact: search.exact,
     }
 }
@@ -114,7 +131,7 @@ fn query<'a>(vector: &'a [f32], search: &'a Search) -> search::Query<'a> {
 // Steps 1 and 2: from features to query embeddings.
 
 /// The requests with their query embeddings; those that have none are answered with the reason.
-fn embed<'a>(
+pub(super) fn embed<'a>(
     batch: &'a dyn Batch,
     view: &View,
     wanted: &[usize],
@@ -191,7 +208,7 @@ fn run_each(
         let made = tower.run(rows, threads, graphs)?;
         let vector = |row: &[f32]| match row.iter().all(|x| x.abs() <= COMPONENT_MAX) {
             true => Ok(row.to_vec()),
-            false => Err(Error::internal("the user tower made a query that is not finite or too large")),
+            false => Err(Error::internal(NOT_FINITE)),
         };
         Ok(made.data().chunks_exact(made.shape()[1]).map(vector).collect())
     };
@@ -236,7 +253,7 @@ impl Sink for Replies<'_> {
     }
 }
 
-fn late(before: &str) -> Error {
+pub(super) fn late(before: &str) -> Error {
     Error::deadline(format!("the deadline passed before step `{before}`"))
 }
 
@@ -382,15 +399,12 @@ impl Reranker<'_> {
         };
         let Task::Retrieve(search) = &asked.prepared.task else { return explain };
         Explain {
-            route: match (search.exact, search.planned.plan.route()) {
-                (_, Route::Nothing) => "none",
-                (true, _) => "exact",
-                (_, Route::All) => "all",
-                (_, Route::Slots(_)) => "postings",
-                (_, Route::Words) => "words",
-            },
+            route: route_of(search),
             filter: search.planned.canonical.clone(),
             pass_rate: search.planned.plan.pass_rate(),
+            probes: matches!(search.planned.plan.route(), Route::All | Route::Words)
+                .then_some(search.probes)
+                .filter(|_| !search.exact),
             probed: found.counters.lists,
             scanned: found.counters.items,
             survivors: found.counters.survivors,

@@ -3,6 +3,7 @@
 //! `onnx` looks at files before anything runs them, `graph` runs them; `spec` is how `model.toml` declares the inputs of a tower; `row` reads values as these
 //! inputs, `features` looks them up and runs the graph ([`Tower`]); `overarch` runs the reranker over candidates ([`OverArch`]).
 
+mod device;
 mod features;
 mod graph;
 mod onnx;
@@ -12,8 +13,10 @@ mod scratch;
 mod spec;
 mod threads;
 
+pub use device::DeviceTower;
 pub use features::{Pooled, RUN_ROWS, Tower};
-pub use graph::{Graph, Input, Port, Runs, shown};
+pub use graph::{Graph, Input, Runs, shown};
+pub use onnx::Port;
 pub use overarch::{Candidates, OverArch, RUN_CANDIDATES};
 pub use row::FeatureRow;
 pub use scratch::Scratch;

@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 use crate::columns::Columns;
 use crate::embedding::Lookup;
 use crate::error::{Error, Kind, Result};
-use crate::ivf::Index;
+use crate::ivf;
 use crate::limits::{CANDIDATES_MAX, COMPONENT_MAX};
 use crate::model::Package;
 use crate::request::{Features, Values};
 use crate::tower::{
-    Candidates, FeatureKind, FeatureRow, FeatureSpec, OverArch, Pooled, RUN_CANDIDATES, RUN_ROWS, Scratch, Threads,
-    Tower,
+    self, Candidates, FeatureKind, FeatureRow, FeatureSpec, OverArch, Pooled, RUN_CANDIDATES, RUN_ROWS, Threads, Tower,
 };
 use crate::units::Slot;
 
@@ -29,7 +28,7 @@ const TOLERANCE: f32 = 1e-2;
 /// Runs the graphs of the package in `folder`; `told` hears what comes next.
 pub(super) fn run(folder: &Path, told: &dyn Fn(&str)) -> Result<()> {
     let package = Package::open_told(folder, &|file| told(&format!("{file}: read")))?;
-    let mut bench = Bench { package: &package, threads: Threads::new(1), scratch: Scratch::default(), told };
+    let mut bench = Bench { package: &package, threads: Threads::new(1), scratch: tower::Scratch::default(), told };
     for (tower, output) in
         package.user.iter().map(|user| (user, "query")).chain(package.item.iter().map(|i| (i, "item")))
     {
@@ -43,7 +42,7 @@ pub(super) fn run(folder: &Path, told: &dyn Fn(&str)) -> Result<()> {
 ///
 /// # Errors
 /// `Invalid` where the reranker fails or a logit is no finite number.
-pub fn score_items(package: &Package, index: &Index, columns: &Columns) -> Result<()> {
+pub fn score_items(package: &Package, index: &ivf::Index, columns: &Columns) -> Result<()> {
     let Some(overarch) = &package.overarch else { return Ok(()) };
     let lists = index.list_offsets().iter().zip(index.list_lengths());
     let slots: Vec<Slot> = lists.flat_map(|(&first, &length)| (first..first + length).map(Slot)).collect();
@@ -60,7 +59,7 @@ pub fn score_items(package: &Package, index: &Index, columns: &Columns) -> Resul
     }
     let given = Given { query: &query, count: slots.len(), columns: &numbers };
     let row = |n: usize, row: &mut [f32]| index.row(slots[n], row);
-    let is_finite = given.score(overarch, &row, &Threads::new(1), &mut Scratch::default(), Some(ITEMS_TIME));
+    let is_finite = given.score(overarch, &row, &Threads::new(1), &mut tower::Scratch::default(), Some(ITEMS_TIME));
     match is_finite.map_err(|e| wrong(e.within(format!("{}: {} items", overarch.graph().0, slots.len()))))? {
         true => Ok(()),
         false => Err(Error::invalid(format!(
@@ -81,7 +80,7 @@ fn wrong(error: Error) -> Error {
 struct Bench<'a> {
     package: &'a Package,
     threads: Threads,
-    scratch: Scratch,
+    scratch: tower::Scratch,
     told: &'a dyn Fn(&str),
 }
 
@@ -185,7 +184,7 @@ impl Given<'_> {
         overarch: &OverArch,
         row: &dyn Fn(usize, &mut [f32]),
         threads: &Threads,
-        scratch: &mut Scratch,
+        scratch: &mut tower::Scratch,
         enough: Option<Duration>,
     ) -> Result<bool> {
         let columns: Vec<&[f32]> = self.columns.iter().map(Vec::as_slice).collect();

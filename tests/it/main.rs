@@ -14,6 +14,7 @@ mod onnx;
 mod placement;
 mod planner;
 mod program;
+mod recall;
 mod redis_cluster;
 mod registry;
 mod remote;
