@@ -18,11 +18,12 @@ mod ir;
 mod plan;
 
 pub use exec::Scratch;
-pub use import::{Given, Size};
+pub use import::{Given, Made, Size};
 
 use crate::device::cpu::Kernels;
 use crate::error::{Error, Result};
 use plan::Plan;
+pub use plan::Precision;
 
 /// A graph that was lowered.
 #[derive(Clone, Debug)]
@@ -33,18 +34,35 @@ pub struct RowProgram {
     /// As little as possible a row.
     collapsed: Plan,
     given: usize,
-    width: usize,
+    /// Numbers of each output of one row.
+    widths: Vec<usize>,
 }
 
 /// A block of rows that a program has run over.
 #[derive(Clone, Copy, Debug)]
 pub struct Block<'a> {
+    program: &'a RowProgram,
+    plan: &'a Plan,
+    scratch: &'a Scratch,
+}
+
+/// An output of the rows of a block.
+#[derive(Clone, Copy, Debug)]
+pub struct Output<'a> {
     numbers: &'a [f32],
     stride: usize,
     width: usize,
 }
 
 impl<'a> Block<'a> {
+    /// Output number `n`, in the order that the program was asked for.
+    pub fn output(&self, n: usize) -> Output<'a> {
+        let (numbers, stride) = exec::output(self.plan, n, self.scratch);
+        Output { numbers, stride, width: self.program.widths[n] }
+    }
+}
+
+impl<'a> Output<'a> {
     /// The output of row `n` of the block.
     pub fn row(&self, n: usize) -> &'a [f32] {
         &self.numbers[n * self.stride..][..self.width]
@@ -52,39 +70,50 @@ impl<'a> Block<'a> {
 }
 
 impl RowProgram {
-    /// Lowers an ONNX graph whose inputs come as `given`; the output is to have this shape.
+    /// Lowers an ONNX graph whose inputs come as `given`; it is to have these outputs.
     ///
     /// # Errors
     /// `Unsupported` with the operator, attribute or shape that programs do not have.
-    pub fn lower(bytes: &[u8], given: &[Given], output: (&str, &[Size])) -> Result<RowProgram> {
-        let graph = import::import(bytes, given, output.0)?;
-        let value = &graph.values[graph.output];
-        let axes = value.shape.iter().enumerate();
-        let made: Vec<Size> =
-            axes.map(|(n, &d)| if value.rows == Some(n) { Size::Rows } else { Size::Fixed(d as i64) }).collect();
-        if made != output.1 {
-            return Err(Error::unsupported(format!(
-                "output `{}` of shape {made:?}, expected {:?}",
-                output.0, output.1
-            )));
-        }
-        RowProgram::of(&graph)
+    pub fn lower(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<RowProgram> {
+        RowProgram::lower_in(Precision::F32, bytes, given, outputs)
     }
 
-    fn of(graph: &graph::Graph) -> Result<RowProgram> {
+    /// [`RowProgram::lower`] in a precision; in f32 where the machine has no products of bf16.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn lower_in(precision: Precision, bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<RowProgram> {
+        let graph = import::import(bytes, given, outputs)?;
+        for (&id, output) in graph.outputs.iter().zip(outputs) {
+            let value = &graph.values[id];
+            let axes = value.shape.iter().enumerate();
+            let made: Vec<Size> =
+                axes.map(|(n, &d)| if value.rows == Some(n) { Size::Rows } else { Size::Fixed(d as i64) }).collect();
+            if made != output.shape {
+                return Err(Error::unsupported(format!(
+                    "output `{}` of shape {made:?}, expected {:?}",
+                    output.name, output.shape
+                )));
+            }
+        }
+        RowProgram::of(&graph, precision, Kernels::best())
+    }
+
+    fn of(graph: &graph::Graph, precision: Precision, kernels: Kernels) -> Result<RowProgram> {
+        let precision = if kernels.has_bf16() { precision } else { Precision::F32 };
         let pairs = graph.inputs.iter().filter(|input| input.side == ir::Side::Pair);
         Ok(RowProgram {
-            kernels: Kernels::best(),
-            straight: plan::plan(&collapse::collapse(graph, false)?)?,
-            collapsed: plan::plan(&collapse::collapse(graph, true)?)?,
+            kernels,
+            straight: plan::plan(&collapse::collapse(graph, false)?, precision)?,
+            collapsed: plan::plan(&collapse::collapse(graph, true)?, precision)?,
             given: pairs.map(|input| input.shape.iter().product::<usize>()).sum(),
-            width: graph.values[graph.output].count(),
+            widths: graph.outputs.iter().map(|&output| graph.values[output].count()).collect(),
         })
     }
 
-    /// Numbers of the output of one row.
-    pub fn width(&self) -> usize {
-        self.width
+    /// Multiply-adds of one row where there are many of them.
+    pub fn row_work(&self) -> usize {
+        self.collapsed.row_work
     }
 
     /// Runs over `rows` rows, block after block. `user` are the user's inputs in their order; `fill` writes the inputs of a row,
@@ -104,14 +133,14 @@ impl RowProgram {
         let cost = |plan: &Plan| plan.user_work.saturating_add(plan.row_work.saturating_mul(rows));
         let plan = if cost(&self.collapsed) < cost(&self.straight) { &self.collapsed } else { &self.straight };
         exec::start(plan, self.kernels, user, scratch);
-        for first in (0..rows).step_by(exec::BLOCK_ROWS) {
-            let count = exec::BLOCK_ROWS.min(rows - first);
+        for first in (0..rows).step_by(plan.block_rows) {
+            let count = plan.block_rows.min(rows - first);
             let (given, stride) = exec::given(plan, scratch);
             for n in 0..count {
                 fill(first + n, &mut given[n * stride..][..self.given]);
             }
-            let (numbers, stride) = exec::block(plan, self.kernels, count, scratch);
-            done(first, count, Block { numbers, stride, width: self.width })?;
+            exec::block(plan, self.kernels, count, scratch);
+            done(first, count, Block { program: self, plan, scratch })?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::Scratch;
 use super::row::{FeatureRow, FeatureValues};
 use super::spec::{FeatureKind, FeatureSpec};
-use crate::dense::{Given, RowProgram, Size};
+use crate::dense::{Given, Made, RowProgram, Size};
 use crate::embedding::{
     BagConfig, EmbeddingBagCollection, JaggedTensor, KeyedJaggedTensor, Lookup, LookupReport, Table,
 };
@@ -96,7 +96,8 @@ impl Tower {
             layout.keys().iter().enumerate().map(|(k, key)| row(key, layout.columns(k).len())).collect();
         let dense = features.iter().filter(|f| f.kind == FeatureKind::Dense);
         given.extend(dense.map(|f| row(&f.name, f.width.unwrap_or(0))));
-        let program = graph.lower(&given, (output, &[Size::Rows, Size::Fixed(dimension as i64)]));
+        let made = Made { name: output.into(), shape: vec![Size::Rows, Size::Fixed(dimension as i64)] };
+        let program = graph.lower(&given, &[made]);
         Ok(Tower { features: features.to_vec(), bags, graph, program, output, dimension })
     }
 
@@ -215,7 +216,7 @@ impl Tower {
             }
         };
         program.run(rows.len(), &[], &mut scratch.program, &mut fill, &mut |_, count, block| {
-            (0..count).for_each(|n| made.extend_from_slice(block.row(n)));
+            (0..count).for_each(|n| made.extend_from_slice(block.output(0).row(n)));
             Ok(())
         })?;
         Tensor::new(vec![rows.len(), self.dimension], made)

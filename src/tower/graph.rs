@@ -10,7 +10,7 @@ use rten::{DataType, Dimension, Model, NodeId, ValueOrView, ValueType};
 use rten_tensor::TensorView;
 use rten_tensor::prelude::*;
 
-use crate::dense::{Given, RowProgram, Size};
+use crate::dense::{Given, Made, RowProgram, Size};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::tower::Threads;
@@ -77,7 +77,7 @@ impl Graph {
     }
 
     /// The graph as a program that takes its inputs as `given`; none where it has what programs do not, which the log then names.
-    pub(super) fn lower(&mut self, given: &[Given], output: (&str, &[Size])) -> Option<RowProgram> {
+    pub(super) fn lower(&mut self, given: &[Given], outputs: &[Made]) -> Option<RowProgram> {
         let source = std::mem::take(&mut self.source);
         let fits = |port: &Port, sizes: &[Size]| {
             let fits = |(own, size): (&Option<usize>, &Size)| match size {
@@ -91,7 +91,7 @@ impl Graph {
                 let shape = port.shape.as_deref().map_or("?".into(), shown);
                 return Err(Error::unsupported(format!("input `{}` of shape {shape}", port.name)));
             }
-            RowProgram::lower(&source, given, output)
+            RowProgram::lower(&source, given, outputs)
         };
         match guarded(lowered).unwrap_or_else(|panic| Err(Error::unsupported(panic))) {
             Ok(program) => Some(program),

@@ -11,7 +11,7 @@
 //! most [`RUN_CANDIDATES`] rows. Either way the memory of a request does not grow with K0 times D.
 
 use super::Scratch;
-use crate::dense::{Given, RowProgram, Size};
+use crate::dense::{Given, Made, RowProgram, Size};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{MapTarget, Operand, Unary};
 use crate::error::{Error, Result};
@@ -79,7 +79,8 @@ impl OverArch {
         let input = |name: &str, is_pair, shape: &[Size]| Given { name: name.into(), is_pair, shape: shape.to_vec() };
         let mut given = vec![input(QUERY, false, &[one, d]), input(ITEM, true, &[one, Size::Rows, d])];
         given.extend(columns.iter().map(|name| input(name, true, &[one, Size::Rows])));
-        let program = graph.lower(&given, (LOGITS, &[one, Size::Rows, Size::Fixed(tasks as i64)]));
+        let logits = Made { name: LOGITS.into(), shape: vec![one, Size::Rows, Size::Fixed(tasks as i64)] };
+        let program = graph.lower(&given, &[logits]);
         Ok(OverArch { graph, program, columns, tasks, dimension })
     }
 
@@ -151,7 +152,7 @@ impl OverArch {
         program.run(count, &[query], &mut scratch.program, &mut fill, &mut |first, rows, block| {
             for task in 0..self.tasks {
                 logits.clear();
-                logits.extend((0..rows).map(|n| block.row(n)[task]));
+                logits.extend((0..rows).map(|n| block.output(0).row(n)[task]));
                 let logits = Operand { numbers: logits, row: 0, outer: 0, inner: 1 };
                 let scores = &mut tasks[task * count + first..][..rows];
                 let mut scores = MapTarget { numbers: scores, stride: rows, rows: 1, outer: 1, inner: rows };
