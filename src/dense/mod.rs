@@ -7,6 +7,8 @@
 //! 3. `plan` gives every value a place and makes steps; `exec` runs them: the user's once, the rows' in blocks that stay in
 //!    the caches through all steps.
 //!
+//! `text` writes a program down: what `sterling inspect` prints, and what its digest is of.
+//!
 //! `interpret` is the meaning of a graph: it folds constants, and the tests compare programs with it.
 
 mod collapse;
@@ -16,9 +18,11 @@ mod import;
 mod interpret;
 mod ir;
 mod plan;
+mod text;
 
 pub use exec::Scratch;
 pub use import::{Given, Made, Size};
+pub use text::Figures;
 
 use crate::device::cpu::Kernels;
 use crate::error::{Error, Result};
@@ -36,6 +40,9 @@ pub struct RowProgram {
     given: usize,
     /// Numbers of each output of one row.
     widths: Vec<usize>,
+    figures: [Figures; 2],
+    /// Its plans in f32, which are the same on every machine.
+    text: String,
 }
 
 /// A block of rows that a program has run over.
@@ -100,20 +107,39 @@ impl RowProgram {
     }
 
     fn of(graph: &graph::Graph, precision: Precision, kernels: Kernels) -> Result<RowProgram> {
-        let precision = if kernels.has_bf16() { precision } else { Precision::F32 };
+        let graphs = [collapse::collapse(graph, false)?, collapse::collapse(graph, true)?];
+        let [straight, collapsed] = &graphs;
+        let (mut straight, mut collapsed) =
+            (plan::plan(straight, Precision::F32)?, plan::plan(collapsed, Precision::F32)?);
+        let (figures, text) = ([&straight, &collapsed].map(Figures::of), text::describe(&straight, &collapsed, precision));
+        if precision == Precision::Bf16 && kernels.has_bf16() {
+            (straight, collapsed) = (plan::plan(&graphs[0], precision)?, plan::plan(&graphs[1], precision)?);
+        }
         let pairs = graph.inputs.iter().filter(|input| input.side == ir::Side::Pair);
         Ok(RowProgram {
             kernels,
-            straight: plan::plan(&collapse::collapse(graph, false)?, precision)?,
-            collapsed: plan::plan(&collapse::collapse(graph, true)?, precision)?,
+            straight,
+            collapsed,
             given: pairs.map(|input| input.shape.iter().product::<usize>()).sum(),
             widths: graph.outputs.iter().map(|&output| graph.values[output].count()).collect(),
+            figures,
+            text,
         })
     }
 
     /// Multiply-adds of one row where there are many of them.
     pub fn row_work(&self) -> usize {
         self.collapsed.row_work
+    }
+
+    /// The plan that costs the least for so many rows.
+    fn plan(&self, rows: usize) -> &Plan {
+        if work(&self.collapsed, rows) < work(&self.straight, rows) { &self.collapsed } else { &self.straight }
+    }
+
+    /// What a run over so many rows costs, in multiply-adds and what takes as long as one.
+    pub fn work(&self, rows: usize) -> usize {
+        work(self.plan(rows), rows)
     }
 
     /// Runs over `rows` rows, block after block. `user` are the user's inputs in their order; `fill` writes the inputs of a row,
@@ -130,8 +156,7 @@ impl RowProgram {
         fill: &mut dyn FnMut(usize, &mut [f32]),
         done: &mut dyn FnMut(usize, usize, Block<'_>) -> Result<()>,
     ) -> Result<()> {
-        let cost = |plan: &Plan| plan.user_work.saturating_add(plan.row_work.saturating_mul(rows));
-        let plan = if cost(&self.collapsed) < cost(&self.straight) { &self.collapsed } else { &self.straight };
+        let plan = self.plan(rows);
         exec::start(plan, self.kernels, user, scratch);
         for first in (0..rows).step_by(plan.block_rows) {
             let count = plan.block_rows.min(rows - first);
@@ -144,6 +169,10 @@ impl RowProgram {
         }
         Ok(())
     }
+}
+
+fn work(plan: &Plan, rows: usize) -> usize {
+    plan.user_work.saturating_add(plan.row_work.saturating_mul(rows))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::snapshot::{Manifest, Placement, Snapshot};
+use crate::trial::Trials;
 use crate::view::View;
 
 /// What a folder says of its version, before anything else of it is read.
@@ -35,15 +36,30 @@ pub trait Loader<T>: Send + Sync {
     fn load(&self, folder: &Path) -> Result<T>;
 }
 
-/// Snapshots, with their tables placed alike.
-impl Loader<View> for Placement {
+/// Snapshots, with their tables placed alike. Versions whose graphs this program did not try when they were published are tried
+/// before anything of them is loaded.
+#[derive(Debug, Default)]
+pub struct Snapshots {
+    /// Where tables lie.
+    pub placement: Placement,
+    /// Where graphs are tried.
+    pub trials: Trials,
+    /// Query embeddings that each view records; 0 for none.
+    pub recorded: usize,
+}
+
+impl Loader<View> for Snapshots {
     fn declared(&self, folder: &Path) -> Result<Declared> {
         let manifest = Manifest::read(folder)?;
-        let memory_bytes = Snapshot::memory_bytes(folder, &manifest, self)?;
+        let memory_bytes = Snapshot::memory_bytes(folder, &manifest, &self.placement)?;
         Ok(Declared { digest: manifest.digest(), name: manifest.name, version: manifest.version, memory_bytes })
     }
 
     fn load(&self, folder: &Path) -> Result<View> {
-        Snapshot::load(folder, self).map(|snapshot| View::new(Arc::new(snapshot)))
+        if !Manifest::read(folder)?.is_tried() {
+            self.trials.run(folder).map_err(|e| e.within(folder.display()))?;
+        }
+        let snapshot = Snapshot::load(folder, &self.placement)?;
+        Ok(View::new(Arc::new(snapshot)).recording(self.recorded))
     }
 }

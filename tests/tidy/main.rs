@@ -36,6 +36,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("items", 4, &[]),
     ("model", 4, &["items"]),
     ("snapshot", 4, &["items", "model", "planner"]),
+    ("trial", 4, &["model"]),
     ("search", 4, &[]),
     ("view", 5, &[]),
     ("pass", 5, &["view"]),
