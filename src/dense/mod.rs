@@ -111,7 +111,8 @@ impl RowProgram {
         let [straight, collapsed] = &graphs;
         let (mut straight, mut collapsed) =
             (plan::plan(straight, Precision::F32)?, plan::plan(collapsed, Precision::F32)?);
-        let (figures, text) = ([&straight, &collapsed].map(Figures::of), text::describe(&straight, &collapsed, precision));
+        let (figures, text) =
+            ([&straight, &collapsed].map(Figures::of), text::describe(&straight, &collapsed, precision));
         if precision == Precision::Bf16 && kernels.has_bf16() {
             (straight, collapsed) = (plan::plan(&graphs[0], precision)?, plan::plan(&graphs[1], precision)?);
         }
@@ -125,11 +126,6 @@ impl RowProgram {
             figures,
             text,
         })
-    }
-
-    /// Multiply-adds of one row where there are many of them.
-    pub fn row_work(&self) -> usize {
-        self.collapsed.row_work
     }
 
     /// The plan that costs the least for so many rows.

@@ -10,19 +10,29 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::graph::Graph;
 use super::ir::{Id, Op, Side, broadcast_strides, positions};
 use crate::device::cpu::dense::{Binary, Fold, Form, LANES, Lines, PANEL, Unary, pack, pack_pairs};
 use crate::error::{Error, Result};
 
 /// In which precision products of rows are computed. Their sums, and all else, are in f32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// Factors as they are.
     #[default]
     F32,
     /// Factors rounded to bf16.
     Bf16,
+}
+
+impl Precision {
+    /// Whether it is the one of models that name none.
+    pub fn is_f32(&self) -> bool {
+        *self == Precision::F32
+    }
 }
 
 /// Fewest columns and fewest numbers of depth of a product in bf16: below, rounding its factors costs what it saves.

@@ -109,7 +109,7 @@ impl Package {
         let tables = place(&spec, tables.collect::<Result<_>>()?)?;
         let graph = |file: &str| {
             told(file);
-            Graph::load(file, read(folder, file)?)
+            Ok(Graph::load(file, read(folder, file)?)?.in_precision(spec.precision_of(file)))
         };
         let tower = |side, file: &str, features: &[FeatureSpec], output| {
             let used: Vec<Arc<Table>> = tables

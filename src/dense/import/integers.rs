@@ -6,8 +6,8 @@ use super::known::{Attributes, Extent, Importer, IntegerTensor, Known, fixed, pl
 use crate::device::cpu::dense::Unary;
 use crate::error::Result;
 
-/// Most integers of a `Range`.
-const RANGE_MAX: i64 = 1 << 16;
+/// Most integers that a node makes.
+const INTEGERS_MAX: usize = 1 << 16;
 
 impl Importer {
     /// What a node makes where it makes or moves integers or any constant; none where it works on numbers.
@@ -73,7 +73,10 @@ impl Importer {
             }
             _ => return Err(refused("over integers")),
         };
-        Ok(Some(Known::Integers(made)))
+        match made.extents.len() {
+            0..=INTEGERS_MAX => Ok(Some(Known::Integers(made))),
+            count => Err(refused(format!("{count} integers, expected at most {INTEGERS_MAX}"))),
+        }
     }
 
     fn literal(&mut self, attributes: &mut Attributes<'_>) -> Result<Known> {
@@ -129,7 +132,7 @@ impl Importer {
             Known::Integers(value) => {
                 let shape = fixed(&IntegerTensor::vector(extents))?;
                 let [n] = shape[..] else { return Err(refused("of integers with several axes")) };
-                let n = usize::try_from(n).ok().filter(|&n| n as i64 <= RANGE_MAX);
+                let n = usize::try_from(n).ok().filter(|&n| n <= INTEGERS_MAX);
                 let n = n.ok_or_else(|| refused(format!("of {shape:?} integers")))?;
                 let value = *value.extents.first().ok_or_else(|| refused("without a `value`"))?;
                 Ok(Known::Integers(IntegerTensor::vector(vec![value; n])))
@@ -179,9 +182,9 @@ impl Importer {
         };
         let count =
             end.checked_sub(*start).filter(|_| *step > 0).map(|way| (way.max(0) as u64).div_ceil(*step as u64) as i64);
-        match count.filter(|&n| n <= RANGE_MAX) {
+        match count.filter(|&n| n <= INTEGERS_MAX as i64) {
             Some(count) => Ok(IntegerTensor::vector((0..count).map(|n| Extent::Fixed(start + n * step)).collect())),
-            None => Err(refused(format!("from {start} to {end} by {step}, expected at most {RANGE_MAX} integers"))),
+            None => Err(refused(format!("from {start} to {end} by {step}, expected at most {INTEGERS_MAX} integers"))),
         }
     }
 }
