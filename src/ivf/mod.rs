@@ -18,6 +18,7 @@
 mod ahead;
 mod batch;
 mod build;
+mod device;
 mod filtered;
 mod kmeans;
 mod probing;
@@ -28,6 +29,7 @@ mod view;
 pub use ahead::{Ahead, Ending, Margins, Seen, next_look};
 pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, Options, Rescore, build, from_lists, steps};
+pub use device::DeviceIndex;
 pub use filtered::Words;
 pub use probing::{Counters, Probing, Scratch};
 pub use view::{Index, WideRows};

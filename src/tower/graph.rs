@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::OnceLock;
 
-use rten::{Model, NodeId, ValueOrView};
+use rten::{Model, NodeId, Value, ValueOrView};
 use rten_tensor::TensorView;
 use rten_tensor::prelude::*;
 
@@ -40,6 +40,16 @@ pub enum Runs {
     Program(Box<RowProgram>),
     /// The runtime, for the reason that stood in the way of a program.
     Runtime(String),
+}
+
+impl Runs {
+    /// The program, where it is one.
+    pub fn program(&self) -> Option<&RowProgram> {
+        match self {
+            Runs::Program(program) => Some(program),
+            Runs::Runtime(_) => None,
+        }
+    }
 }
 
 impl std::fmt::Debug for Graph {
@@ -173,11 +183,20 @@ impl Graph {
         Error::invalid(format!("{}: no {what} `{name}`; it has: {}", self.name, known.join(", ")))
     }
 
-    /// Runs the graph on `threads` and returns the named output, whose shape is the declared one where the file tells it.
+    /// [`Graph::run_all`] for one output.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run(&self, inputs: &[Input<'_>], output: &str, threads: &Threads) -> Result<Tensor> {
+        let mut made = self.run_all(inputs, &[output], threads)?;
+        made.pop().ok_or_else(|| Error::internal(format!("{}: the graph made no `{output}`", self.name)))
+    }
+
+    /// Runs the graph on `threads` and returns the named outputs, whose shapes are the declared ones where the file tells them.
     ///
     /// # Errors
     /// `Invalid` for a missing or unknown input or one of another shape; `Internal` where the runtime fails.
-    pub fn run(&self, inputs: &[Input<'_>], output: &str, threads: &Threads) -> Result<Tensor> {
+    pub fn run_all(&self, inputs: &[Input<'_>], outputs: &[&str], threads: &Threads) -> Result<Vec<Tensor>> {
         let model = self.runtime()?;
         let given = inputs.iter().map(|input| self.given(model, input)).collect::<Result<Vec<_>>>()?;
         for port in &self.inputs {
@@ -188,18 +207,23 @@ impl Graph {
             };
             return Err(Error::invalid(format!("{}: input `{}` is {times}", self.name, port.name)));
         }
-        let port = self.output(output)?;
-        let id = self.node(model.output_ids(), &self.outputs, output)?;
+        let ports = outputs.iter().map(|name| self.output(name)).collect::<Result<Vec<_>>>()?;
+        let id = |port: &&Port| self.node(model.output_ids(), &self.outputs, &port.name);
+        let ids = ports.iter().map(id).collect::<Result<Vec<NodeId>>>()?;
         let failed = |e: &dyn Display| Error::internal(format!("{}: the graph failed: {e}", self.name));
-        let made = guarded(|| model.run_n(given, [id], Some(threads.options()))).map_err(|panic| failed(&panic))?;
-        let [value] = made.map_err(|e| failed(&e).caused_by(e))?;
-        let tensor: rten_tensor::Tensor<f32> =
-            value.into_tensor().ok_or_else(|| failed(&format!("output `{output}` is not f32")))?;
-        let shape = tensor.shape().to_vec();
-        if let Some(expected) = port.shape.as_ref().filter(|s| !fits(s, &shape)) {
-            return Err(failed(&format!("output `{output}` came out as {shape:?}, expected {}", shown(expected))));
-        }
-        Tensor::new(shape, tensor.into_data())
+        let made = guarded(|| model.run(given, &ids, Some(threads.options()))).map_err(|panic| failed(&panic))?;
+        let made = made.map_err(|e| failed(&e).caused_by(e))?;
+        let tensor = |(value, port): (Value, &&Port)| {
+            let name = &port.name;
+            let tensor: rten_tensor::Tensor<f32> =
+                value.into_tensor().ok_or_else(|| failed(&format!("output `{name}` is not f32")))?;
+            let shape = tensor.shape().to_vec();
+            if let Some(expected) = port.shape.as_ref().filter(|s| !fits(s, &shape)) {
+                return Err(failed(&format!("output `{name}` came out as {shape:?}, expected {}", shown(expected))));
+            }
+            Tensor::new(shape, tensor.into_data())
+        };
+        made.into_iter().zip(&ports).map(tensor).collect()
     }
 
     /// The runtime's number of an input or output: it keeps them in the file's order.

@@ -4,6 +4,7 @@
 
 mod bench;
 mod catalogue;
+mod contract;
 mod debian;
 mod edge;
 mod faiss;
@@ -11,9 +12,11 @@ mod filters;
 mod http;
 mod items;
 mod onnx;
+mod packages;
 mod placement;
 mod planner;
 mod program;
+mod queries;
 mod recall;
 mod redis_cluster;
 mod registry;

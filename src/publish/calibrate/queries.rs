@@ -120,16 +120,18 @@ fn requests(path: &Path, package: &Package, most: usize) -> Result<Vec<Vec<f32>>
     let text = fs::read_to_string(path).map_err(|e| Error::io("reading", e))?;
     let lines: Vec<&str> = text.lines().collect();
     spread(lines.len(), most)
-        .map(|n| query(lines[n], package).map_err(|e| e.within(format!("line {}", n + 1))))
-        .collect()
+        .map(|n| queries(lines[n], package).map_err(|e| e.within(format!("line {}", n + 1))))
+        .collect::<Result<Vec<_>>>()
+        .map(|queries| queries.concat())
 }
 
-fn query(line: &str, package: &Package) -> Result<Vec<f32>> {
+/// What the body's user asks the index for: one query, or several.
+fn queries(line: &str, package: &Package) -> Result<Vec<Vec<f32>>> {
     let Retrievals::One(request, _) = retrievals(line.as_bytes())? else {
         return Err(Error::invalid("got a list of requests, expected one request a line"));
     };
     let features = match request.user {
-        User::Vector(vector) => return Ok(vector),
+        User::Vector(vector) => return Ok(vec![vector]),
         User::Features(features) => features,
     };
     let Some(tower) = &package.user else {
@@ -139,5 +141,6 @@ fn query(line: &str, package: &Package) -> Result<Vec<f32>> {
     let (pooled, _) = tower.lookup(&[&row], &Lookup::default())?;
     let rows: Vec<(_, &Pooled)> =
         vec![(&row, pooled.first().ok_or_else(|| Error::internal("a row without a lookup"))?)];
-    Ok(tower.run(&rows, &Threads::new(1), &mut Scratch::default())?.data().to_vec())
+    let made = tower.run(&rows, &Threads::new(1), &mut Scratch::default())?;
+    Ok(made[0].data().chunks(package.spec.dimension.max(1)).map(<[f32]>::to_vec).collect())
 }
