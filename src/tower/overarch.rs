@@ -104,7 +104,10 @@ impl OverArch {
         for port in graph.inputs() {
             let number = Readable { name: port.name.clone(), whose: Whose::Candidate, shape: Vec::new() };
             let known = readable.iter().find(|r| r.name == port.name);
-            check(&graph, port, &known.unwrap_or(&number).given().shape)?;
+            match known {
+                Some(known) => check(&graph, port, &known.given().shape)?,
+                None => check_number(&graph, port, readable)?,
+            }
             match known {
                 Some(known) if known.whose == Whose::User => user.push(known.clone()),
                 Some(known) => rows.push(known.clone()),
@@ -347,6 +350,19 @@ impl OverArch {
             ))),
         }
     }
+}
+
+/// Refuses an input that is nothing known and no number of each candidate.
+fn check_number(graph: &Graph, port: &Port, readable: &[Readable]) -> Result<()> {
+    let Some(shape) = port.shape.as_ref().filter(|shape| shape.len() != 2) else { return Ok(()) };
+    let known: Vec<&str> = readable.iter().map(|r| r.name.as_str()).collect();
+    Err(Error::invalid(format!(
+        "{}: input `{}` of shape {} is none of: {}; a numeric item column is [?, ?]",
+        graph.name(),
+        port.name,
+        shown(shape),
+        known.join(", ")
+    )))
 }
 
 /// Refuses an input or output that is not of these sizes but for the number of users and candidates.

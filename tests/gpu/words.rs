@@ -137,7 +137,8 @@ fn lists_are_taken_until_they_hold_enough() {
         let bounds: Vec<Bounds> = [0, 1, all / 3, all, all + 1, u32::MAX]
             .map(|needed| {
                 let most = 1 + random.below(lists) as u32;
-                Bounds { least: 1 + random.below(most as usize) as u32, most, needed }
+                let suffices = if random.below(2) == 0 { needed } else { needed / 2 };
+                Bounds { least: 1 + random.below(most as usize) as u32, most, needed, suffices }
             })
             .to_vec();
         let (survivors_on, lengths_on) = (device.copy(&survivors).unwrap(), device.copy(&lengths).unwrap());
@@ -147,11 +148,13 @@ fn lists_are_taken_until_they_hold_enough() {
         let (counts, items) = (counts.to_vec().unwrap(), items.to_vec().unwrap());
         for (n, bound) in bounds.iter().enumerate() {
             let sum = |count: u32, of: &[u32]| order[..count as usize].iter().map(|&l| of[l as usize]).sum::<u32>();
-            let want = (bound.least..bound.most).find(|&n| sum(n, &survivors) >= bound.needed).unwrap_or(bound.most);
+            let want = (bound.least..bound.most)
+                .find(|&n| sum(n, &survivors) >= if n == bound.least { bound.suffices } else { bound.needed })
+                .unwrap_or(bound.most);
             assert_eq!((counts[n], items[n]), (want, u64::from(sum(want, &lengths))), "{bound:?} of {lists}");
         }
     }
     let empty = device.copy(&[0u32]).unwrap();
-    let wrong = Bounds { least: 1, most: 2, needed: 0 };
+    let wrong = Bounds { least: 1, most: 2, needed: 0, suffices: 0 };
     assert!(cut(&device, (&empty, 1), &device.copy(&[0u64]).unwrap(), &empty, &[wrong]).is_err());
 }

@@ -476,11 +476,7 @@ fn packages_whose_parts_do_not_fit_are_refused_with_the_field() {
         ),
         ("format = \"f16\"", "format = \"f8\"", "unknown variant `f8`"),
         ("column = \"image\"", "column = \"photo\"", "item.vectors `picture`: items: no column `photo` of vectors"),
-        (
-            "width = 3\nformat",
-            "width = 4\nformat",
-            "item.vectors `picture`: column `image`: vectors of 3 numbers, expected 4",
-        ),
+        ("width = 3\nformat", "width = 4\nformat", "overarch.onnx: `picture` has shape [?, ?, 3], expected [?, ?, 4]"),
         (
             "name = \"item_brand\"",
             "name = \"similarity\"",
@@ -491,7 +487,11 @@ fn packages_whose_parts_do_not_fit_are_refused_with_the_field() {
             "name = \"picture\"",
             "input `picture` is one of overarch.features and one of item.vectors",
         ),
-        ("name = \"item_brand\"", "name = \"other\"", "overarch: input `item_brand` is no numeric item column"),
+        (
+            "name = \"item_brand\"",
+            "name = \"other\"",
+            "overarch.onnx: input `item_brand` of shape [?, ?, 2] is none of: query, item, parts, picture, other",
+        ),
         (
             "column = \"brand\"",
             "column = \"colour\"",
@@ -513,6 +513,16 @@ fn packages_whose_parts_do_not_fit_are_refused_with_the_field() {
         ("name = \"buy\"", "name = \"bought\"", "value.expression"),
         ("[[item.columns]]\nname = \"price\"\n", "", "overarch: input `price` is no numeric item column"),
         ("graph = \"overarch.onnx\"", "graph = \"user.onnx\"", "user.onnx: no output `logits`"),
+        (
+            "width = 2\nformat",
+            "width = 2\ncolumn = \"image\"\nformat",
+            "item.vectors `parts`: column `image`: vectors of 3 numbers, expected 2",
+        ),
+        (
+            "name = \"age\"",
+            "name = \"price\"",
+            "overarch: input `price` is a numeric item column and something else, expected one meaning",
+        ),
         (
             "tower = \"user.onnx\"",
             "tower = \"user.onnx\"\nmerge = \"union\"",
@@ -571,6 +581,9 @@ fn graphs_that_do_not_fit_are_refused_with_the_input() {
         Err(error) => error.to_string(),
     };
     let small = |inputs: &[(&str, &[i64])]| {
+        // What else there is of the user is read too, for it is read nowhere else.
+        let of_user: [(&str, &[i64]); 2] = [("age", &[-1, 1]), ("likes", &[-1, 2])];
+        let inputs = [inputs, &of_user[..]].concat();
         let graph = inputs.iter().fold(Onnx::default(), |graph, (name, shape)| graph.input(name, shape));
         graph
             .numbers("weights", &[2, 2], &[1.0; 4])
@@ -593,7 +606,7 @@ fn graphs_that_do_not_fit_are_refused_with_the_input() {
         ),
         (
             small(&[("item", &[-1, -1, 2]), ("similarity", &[-1, -1, 1])]),
-            "`similarity` has shape [?, ?, 1], expected [?, ?]",
+            "input `similarity` of shape [?, ?, 1] is none of",
         ),
     ] {
         let error = with("overarch.onnx", graph);

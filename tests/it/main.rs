@@ -26,3 +26,4 @@ mod sparse;
 mod support;
 mod trial;
 mod warmup;
+mod zoo;

@@ -12,7 +12,7 @@ use sterling::view::View;
 
 use crate::onnx::Onnx;
 use crate::packages::Made;
-use crate::support::retrieve;
+use crate::support::{Server, ids, retrieve};
 
 const ITEMS: i64 = 400;
 const CLICK_CANDIDATES: usize = 30;
@@ -229,4 +229,15 @@ fn ranking_and_embedding_know_all_queries() {
     let info = serde_json::to_value(wire::model_info(view.main())).unwrap();
     assert_eq!(info["merge"], "union");
     assert_eq!(info["queries"][0], json!({"name": "click", "candidates": CLICK_CANDIDATES, "weight": 1.0}));
+}
+
+#[test]
+fn a_server_loads_a_version_of_several_queries_and_answers() {
+    let store = tempfile::tempdir().unwrap();
+    package("union").publish(store.path()).unwrap();
+    let server = Server::start(store.path());
+    let by_features = server.ask("/v1/models/tastes:retrieve", json!({"features": {"taste": TASTES[0]}, "exact": true}));
+    let by_vector = server.ask("/v1/models/tastes:retrieve", json!({"vector": TASTES[0], "exact": true}));
+    assert_eq!(ids(&by_features).len(), 20);
+    assert_eq!(ids(&by_features), ids(&by_vector));
 }

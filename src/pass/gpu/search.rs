@@ -40,6 +40,16 @@ pub(super) struct Counters {
     pub(super) survivors: Option<Array<u32>>,
 }
 
+/// What is eligible for each search, and what holds it.
+#[derive(Default)]
+struct EligibleItems {
+    /// The addresses of words, and of how many items are eligible in each list.
+    words: Vec<u64>,
+    survivors: Vec<u64>,
+    passing: Vec<Passing>,
+    lengths: Vec<Array<u32>>,
+}
+
 /// The searches of a group and what they share.
 struct Searches<'a> {
     device: &'a Device,
@@ -185,7 +195,8 @@ impl Searches<'_> {
         } else {
             lists.scan(device, &collected, &of, None)?;
         }
-        let bounds: Vec<Bounds> = probes.iter().map(|&p| Bounds { least: p, most: p, needed: 0 }).collect();
+        let bounds: Vec<Bounds> =
+            probes.iter().map(|&p| Bounds { least: p, most: p, needed: 0, suffices: 0 }).collect();
         let addresses = device.copy(&vec![lists.lengths.address(); probes.len()])?;
         let (_, items) = cut(device, (&order.slots, order.stride), &addresses, &lists.lengths, &bounds)?;
         let best = self.settle(&collected)?;
@@ -193,30 +204,44 @@ impl Searches<'_> {
         Ok((best, Counters { lists: Some(order.counts), items: Some(items), survivors }))
     }
 
-    /// The words of each search, those of equal plans evaluated once; the addresses of words and of survivors by list.
-    fn words(&self) -> Result<(Vec<Passing>, Vec<u64>, Vec<u64>)> {
-        let (planes, lists) = (&self.resident.planes, &self.resident.index.lists);
-        let (mut passing, mut known) = (Vec::new(), HashMap::new());
-        let (mut words, mut survivors) = (Vec::new(), Vec::new());
-        for plan in
-            self.each(|search| std::ptr::from_ref::<Plan>(&search.planned.plan))?.into_iter().zip(&self.searches)
-        {
-            let (address, Some(search)) = plan else { continue };
-            let evaluated = match (known.get(&address), search.planned.plan.route()) {
+    /// What is eligible for each search; words of equal plans are evaluated once.
+    fn words(&self) -> Result<EligibleItems> {
+        let planes = &self.resident.planes;
+        let mut items = EligibleItems::default();
+        let mut known: HashMap<*const Plan, (u64, u64)> = HashMap::new();
+        for search in self.searches.iter().flatten() {
+            let plan = &search.planned.plan;
+            let addresses = match (known.get(&std::ptr::from_ref(plan)), plan.route()) {
                 (Some(&evaluated), _) => evaluated,
-                (None, Route::All) => (planes.index().every.address(), lists.lengths.address()),
+                (None, Route::All) => {
+                    let lengths = self.device.copy(&self.lengths_without(&search.excluded))?;
+                    let addresses = (planes.index().every.address(), lengths.address());
+                    items.lengths.push(lengths);
+                    addresses
+                }
                 (None, _) => {
-                    let made = planes.evaluate(self.device, search.planned.plan.lower())?;
+                    let made = planes.evaluate(self.device, plan.lower())?;
                     let addresses = (made.words.address(), made.survivors.address());
-                    passing.push(made);
+                    items.passing.push(made);
+                    known.insert(std::ptr::from_ref(plan), addresses);
                     addresses
                 }
             };
-            known.insert(address, evaluated);
-            words.push(evaluated.0);
-            survivors.push(evaluated.1);
+            items.words.push(addresses.0);
+            items.survivors.push(addresses.1);
         }
-        Ok((passing, words, survivors))
+        Ok(items)
+    }
+
+    /// The items of each list that are not excluded.
+    fn lengths_without(&self, excluded: &[Slot]) -> Vec<u32> {
+        let index = &self.snapshot.index;
+        let mut lengths = index.list_lengths().to_vec();
+        for slot in excluded {
+            let list = index.list_offsets().partition_point(|&first| first <= slot.0) - 1;
+            lengths[list] = lengths[list].saturating_sub(1);
+        }
+        lengths
     }
 
     fn enough(&self, group: &Group) -> Result<(Best, Counters)> {
@@ -226,26 +251,28 @@ impl Searches<'_> {
         let bounds = self.each(|search| {
             let (least, most) = bounds_of(self.snapshot, search);
             let selected = selected_of(self.resident, search) * SEEN_PER_SELECTED + search.excluded.len();
-            Bounds { least: least as u32, most: most as u32, needed: selected as u32 }
+            // Without a filter the first lists do, unless they hold too few.
+            let suffices = if matches!(search.planned.plan.route(), Route::All) { search.k } else { selected };
+            Bounds { least: least as u32, most: most as u32, needed: selected as u32, suffices: suffices as u32 }
         })?;
         let most: Vec<u32> = bounds.iter().map(|b| b.most).collect();
         let order = self.order(&collected, &most, true)?;
-        let (_passing, words, survivors) = self.words()?;
-        let (words, survivors) = (device.copy(&words)?, device.copy(&survivors)?);
-        let (counts, items) = cut(device, (&order.slots, order.stride), &survivors, &lists.lengths, &bounds)?;
+        let items = self.words()?;
+        let (words, survivors) = (device.copy(&items.words)?, device.copy(&items.survivors)?);
+        let (counts, scanned) = cut(device, (&order.slots, order.stride), &survivors, &lists.lengths, &bounds)?;
         let of = Order { order: &order.slots, counts: &counts, stride: order.stride };
         let eligible = Eligible { words: &words, firsts: &self.resident.planes.index().firsts };
         lists.scan(device, &collected, &of, Some(&eligible))?;
         let best = self.settle(&collected)?;
-        Ok((best, Counters { lists: Some(counts), items: Some(items), survivors: Some(collected.survivors) }))
+        Ok((best, Counters { lists: Some(counts), items: Some(scanned), survivors: Some(collected.survivors) }))
     }
 
     fn exact(&self, group: &Group) -> Result<(Best, Counters)> {
         let device = self.device;
         let wanted = self.each(|search| search.k0_alone() as u32)?;
         let collected = self.collection(group.room, &wanted)?;
-        let (_passing, words, _) = self.words()?;
-        let (words, slots) = (device.copy(&words)?, &self.resident.planes.index().word_slots);
+        let eligible = self.words()?;
+        let (words, slots) = (device.copy(&eligible.words)?, &self.resident.planes.index().word_slots);
         self.resident.index.rows().scan(device, &collected, &self.vectors, &words, slots)?;
         let stride = collected.room();
         let scored =

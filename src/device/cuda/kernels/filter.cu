@@ -184,7 +184,8 @@ struct CutArgs {
     const u32* order;            // [queries, stride] lists, best first
     const u32* const* survivors; // [queries] eligible items of each list
     const u32* lengths;          // [lists] items
-    // [queries, 3]: lists to take at least and at most, and the items that are to be among them.
+    // [queries, 4]: lists to take at least and at most, the items that are to be among them, and how many the first lists must
+    // hold to be all that are taken.
     const u32* bounds;
     u32* counts; // [queries] lists to take
     u64* items;  // [queries] items of these
@@ -196,7 +197,8 @@ KERNEL(256, cut_lists, CutArgs) {
     u32* sums = (u32*)shared_memory(); // [warps]
     u32* cut = sums + 32;
     u64* items = (u64*)(sums + 34);
-    u32 query = blockIdx.x, least = a.bounds[3 * query], most = a.bounds[3 * query + 1], needed = a.bounds[3 * query + 2];
+    u32 query = blockIdx.x, least = a.bounds[4 * query], most = a.bounds[4 * query + 1];
+    u32 needed = a.bounds[4 * query + 2], suffices = a.bounds[4 * query + 3];
     const u32* survivors = a.survivors[query];
     const u32* order = a.order + (u64)query * a.stride;
     if (threadIdx.x == 0) {
@@ -218,7 +220,7 @@ KERNEL(256, cut_lists, CutArgs) {
             if (w < warp_of()) ahead += sums[w];
             all += sums[w];
         }
-        u32 enough = __ballot_sync(EVERY_LANE, n < most && n + 1 >= least && ahead + sum >= needed);
+        u32 enough = __ballot_sync(EVERY_LANE, n < most && n + 1 >= least && ahead + sum >= (n + 1 == least ? min(needed, suffices) : needed));
         if (enough && lane_of() == 0) atomicMin(cut, begin + warp_of() * 32 + (u32)__ffsll((i64)(u64)enough));
         carried = all;
         __syncthreads();

@@ -224,6 +224,8 @@ pub struct Bounds {
     pub most: u32,
     /// Eligible items that are to be among them.
     pub needed: u32,
+    /// Eligible items that the least number of lists must hold to be all that are taken; no more than `needed` count.
+    pub suffices: u32,
 }
 
 /// How many lists each query scans: the first ones of its order that hold enough of what `survivors` counts, whose addresses it
