@@ -2,6 +2,7 @@
 
 use super::RowProgram;
 use super::plan::{Memory, Operand, Place, Plan, Step, Work};
+use crate::device::cpu::dense::{Binary, Form, Unary};
 use crate::device::cuda::ops::steps::{self, FactorAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, Runs};
 use crate::device::cuda::{Array, Device};
 use crate::error::{Error, Result};
@@ -35,7 +36,10 @@ impl DevicePlan {
         let constants = plan.constants.iter().map(|lines| device.copy(lines.numbers())).collect::<Result<_>>()?;
         let index = |step: &Step| -> Result<Vec<Array<u32>>> {
             match &step.work {
-                Work::Pick { index, .. } => Ok(vec![device.copy(index)?]),
+                Work::Pick { index, run, .. } => {
+                    let each = |&first: &u32| first..first + *run as u32;
+                    Ok(vec![device.copy(&index.iter().flat_map(each).collect::<Vec<_>>())?])
+                }
                 Work::Matrices { left, right, .. } => Ok(vec![device.copy(left)?, device.copy(right)?]),
                 _ => Ok(Vec::new()),
             }
@@ -59,6 +63,14 @@ impl DeviceProgram {
         let is_made = |plan: &Plan| matches!(plan.outputs[..], [Place { memory: Memory::Rows(_), offset: 0 }]);
         if !is_made(&program.straight) || !is_made(&program.collapsed) {
             return Err(Error::unsupported("a graph whose output is one of its inputs"));
+        }
+        let mut steps =
+            [&program.straight, &program.collapsed].into_iter().flat_map(|plan| plan.user.iter().chain(&plan.rows));
+        if let Some(step) = steps.find(|step| !is_known(&step.work)) {
+            return Err(Error::unsupported(format!(
+                "a graph with the step `{}`, which devices do not have",
+                step.work
+            )));
         }
         Ok(DeviceProgram {
             program: program.clone(),
@@ -130,6 +142,17 @@ impl DeviceProgram {
     }
 }
 
+/// Whether devices have what a step does.
+fn is_known(work: &Work) -> bool {
+    match work {
+        Work::Product { factors, .. } => *factors == Form::Single,
+        Work::Narrow { .. } | Work::PackNarrow { .. } => false,
+        Work::Map1 { f, .. } => (*f as u32) <= Unary::Reciprocal as u32,
+        Work::Map2 { f, .. } => (*f as u32) <= Binary::Min as u32,
+        _ => true,
+    }
+}
+
 struct Run<'a> {
     device: &'a Device,
     plan: &'a Plan,
@@ -167,7 +190,7 @@ impl Run<'_> {
     fn step(&self, step: &Step, rows: RowsOf<'_>, out: NumbersAt, indices: &[Array<u32>]) -> Result<()> {
         let (device, missing) = (self.device, || Error::internal("a step without its indices"));
         match &step.work {
-            Work::Product { parts, bias, runs, columns, relu } => {
+            Work::Product { parts, bias, runs, columns, relu, .. } => {
                 let factor = |f: &super::plan::Factor| {
                     FactorAt::new(self.at(f.rows), self.at(f.matrix), f.depth, (f.row_stride, f.panel_stride))
                 };
@@ -203,11 +226,12 @@ impl Run<'_> {
                 }
                 Ok(())
             }
-            Work::Pick { a, index } => {
+            Work::Pick { a, index, run } => {
                 let [copied] = indices else { return Err(missing()) };
-                let placing = Placing { runs: 1, count: index.len(), stride: 0, first: 0 };
+                let placing = Placing { runs: 1, count: index.len() * run, stride: 0, first: 0 };
                 steps::pick(device, rows, self.at(*a), Some(copied), placing, out)
             }
+            Work::Narrow { .. } | Work::PackNarrow { .. } => Err(Error::internal("a step that no device has")),
         }
     }
 

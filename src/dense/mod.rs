@@ -29,6 +29,7 @@ pub use text::Figures;
 use crate::device::cpu::Kernels;
 use crate::error::{Error, Result};
 use plan::Plan;
+pub use plan::Precision;
 
 /// A graph that was lowered.
 #[derive(Clone, Debug)]
@@ -41,6 +42,9 @@ pub struct RowProgram {
     given: usize,
     /// Numbers of each output of one row.
     widths: Vec<usize>,
+    figures: [Figures; 2],
+    /// Its plans in f32, which are the same on every machine.
+    text: String,
 }
 
 /// A block of rows that a program has run over.
@@ -80,6 +84,14 @@ impl RowProgram {
     /// # Errors
     /// `Unsupported` with the operator, attribute or shape that programs do not have.
     pub fn lower(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<RowProgram> {
+        RowProgram::lower_in(Precision::F32, bytes, given, outputs)
+    }
+
+    /// [`RowProgram::lower`] in a precision; in f32 where the machine has no products of bf16.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn lower_in(precision: Precision, bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<RowProgram> {
         let graph = import::import(bytes, given, outputs)?;
         for (&id, output) in graph.outputs.iter().zip(outputs) {
             let value = &graph.values[id];
@@ -93,17 +105,28 @@ impl RowProgram {
                 )));
             }
         }
-        RowProgram::of(&graph)
+        RowProgram::of(&graph, precision, Kernels::best())
     }
 
-    fn of(graph: &graph::Graph) -> Result<RowProgram> {
+    fn of(graph: &graph::Graph, precision: Precision, kernels: Kernels) -> Result<RowProgram> {
+        let graphs = [collapse::collapse(graph, false)?, collapse::collapse(graph, true)?];
+        let [straight, collapsed] = &graphs;
+        let (mut straight, mut collapsed) =
+            (plan::plan(straight, Precision::F32)?, plan::plan(collapsed, Precision::F32)?);
+        let (figures, text) =
+            ([&straight, &collapsed].map(Figures::of), text::describe(&straight, &collapsed, precision));
+        if precision == Precision::Bf16 && kernels.has_bf16() {
+            (straight, collapsed) = (plan::plan(&graphs[0], precision)?, plan::plan(&graphs[1], precision)?);
+        }
         let pairs = graph.inputs.iter().filter(|input| input.side == ir::Side::Pair);
         Ok(RowProgram {
-            kernels: Kernels::best(),
-            straight: plan::plan(&collapse::collapse(graph, false)?)?,
-            collapsed: plan::plan(&collapse::collapse(graph, true)?)?,
+            kernels,
+            straight,
+            collapsed,
             given: pairs.map(|input| input.shape.iter().product::<usize>()).sum(),
             widths: graph.outputs.iter().map(|&output| graph.values[output].count()).collect(),
+            figures,
+            text,
         })
     }
 
@@ -133,9 +156,8 @@ impl RowProgram {
     ) -> Result<()> {
         let plan = self.plan(rows);
         exec::start(plan, self.kernels, user, scratch);
-        let block = exec::block_rows(plan);
-        for first in (0..rows).step_by(block) {
-            let count = block.min(rows - first);
+        for first in (0..rows).step_by(plan.block_rows) {
+            let count = plan.block_rows.min(rows - first);
             let (given, stride) = exec::given(plan, scratch);
             for n in 0..count {
                 fill(first + n, &mut given[n * stride..][..self.given]);

@@ -221,7 +221,7 @@ impl Graphs {
     fn load(folder: &Path, spec: &ModelSpec, tables: &[Arc<Table>], told: &dyn Fn(&str)) -> Result<Self> {
         let graph = |file: &str| {
             told(file);
-            Graph::load(file, read(folder, file)?)
+            Ok(Graph::load(file, read(folder, file)?)?.in_precision(spec.precision_of(file)))
         };
         let tower = |side, graph: Graph, features: &[FeatureSpec], outputs: &[TowerOutput]| {
             let is_used = |t: &&Arc<Table>| features.iter().any(|f| f.table.as_deref() == Some(t.name()));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::dense::Precision;
 use crate::embedding::{RowFormat, Unseen};
 use crate::error::{Error, Result};
 use crate::tower::{FeatureSpec, OverArch};
@@ -19,6 +20,9 @@ pub struct ModelSpec {
     pub description: String,
     /// Width of queries and items, D.
     pub dimension: usize,
+    /// In which precision the graphs of a request compute.
+    #[serde(default, skip_serializing_if = "Precision::is_f32")]
+    pub precision: Precision,
     /// Sparse embedding tables.
     #[serde(default)]
     pub tables: Vec<DeclaredTable>,
@@ -225,6 +229,11 @@ impl Default for ValueSpec {
 }
 
 impl ModelSpec {
+    /// In which precision a graph computes: that of items, which run once, in f32.
+    pub fn precision_of(&self, file: &str) -> Precision {
+        if self.item.tower.as_deref() == Some(file) { Precision::F32 } else { self.precision }
+    }
+
     /// The features of requests that read a table.
     pub fn readers<'a>(&'a self, table: &'a str) -> impl Iterator<Item = &'a FeatureSpec> {
         let features: &[FeatureSpec] = self.user.as_ref().map_or(&[], |user| &user.features);
@@ -260,6 +269,7 @@ impl ModelSpec {
             name: name.into(),
             description: String::new(),
             dimension,
+            precision: Precision::F32,
             tables: Vec::new(),
             user: None,
             item: ItemSpec::default(),

@@ -13,7 +13,7 @@ use rten_tensor::TensorView;
 use rten_tensor::prelude::*;
 
 use super::onnx::{self, Port};
-use crate::dense::{Given, Made, RowProgram, Size};
+use crate::dense::{Given, Made, Precision, RowProgram, Size};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::tower::Threads;
@@ -30,6 +30,7 @@ pub struct Graph {
     /// The file, until it was lowered or the runtime has it.
     source: Vec<u8>,
     runtime: OnceLock<Model>,
+    precision: Precision,
 }
 
 /// What runs a graph.
@@ -80,7 +81,20 @@ impl Graph {
     pub fn load(name: &str, bytes: Vec<u8>) -> Result<Self> {
         let onnx::Ports { inputs, outputs } = onnx::read(&bytes).map_err(|e| e.within(name))?;
         let weights = bytes.len() / std::mem::size_of::<f32>();
-        Ok(Graph { name: name.into(), inputs, outputs, weights, source: bytes, runtime: OnceLock::new() })
+        Ok(Graph {
+            name: name.into(),
+            inputs,
+            outputs,
+            weights,
+            source: bytes,
+            runtime: OnceLock::new(),
+            precision: Precision::F32,
+        })
+    }
+
+    /// The same with the products of its program in a precision. The runtime knows f32 alone.
+    pub fn in_precision(self, precision: Precision) -> Self {
+        Graph { precision, ..self }
     }
 
     /// The graph as a program that takes its inputs as `given`, or, where it has what programs do not, in the runtime.
@@ -100,7 +114,7 @@ impl Graph {
                 let shape = port.shape.as_deref().map_or("?".into(), shown);
                 return Err(Error::unsupported(format!("input `{}` of shape {shape}", port.name)));
             }
-            RowProgram::lower(&self.source, given, outputs)
+            RowProgram::lower_in(self.precision, &self.source, given, outputs)
         };
         match guarded(|| deep(lowered)?).unwrap_or_else(|panic| Err(Error::unsupported(panic))) {
             Ok(program) => {
