@@ -4,9 +4,11 @@
 //! store = "store"
 //! listen = "127.0.0.1:8080"
 //! model = "debian"            # without it, every model of the store
+//! device = "cpu"              # what passes run on: cpu, cuda:N for a card, or auto for one where it works
 //! refresh_ms = 1000           # how often the store is looked at for new versions
 //! follow = true               # the newest published version is activated by itself; else `:activate` does it
 //! memory_mb = 8192            # what versions may take together; 0: 7/8 of what is free at the start
+//! recorded_queries = 0        # query embeddings kept of each version in memory, to calibrate by; up to 1024
 //! [tables]                    # where embedding tables lie; without it whole, in this host's memory
 //! plan = "plan.json"          # as `sterling plan --json` printed it
 //! topology = "machines.toml"  # or planned at each load: for these machines
@@ -41,9 +43,10 @@ use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 use serde::{Deserialize, Serialize};
 
+use crate::device::cuda::Choice;
 use crate::error::{Error, Result};
 use crate::snapshot::PlacementOptions;
-use crate::{engine, http};
+use crate::{engine, http, limits};
 
 /// The configuration of a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,6 +58,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The one model to serve.
     pub model: Option<String>,
+    /// What passes run on: `cpu`, `cuda:N`, or `auto`.
+    pub device: String,
     /// Milliseconds between two looks at the store.
     pub refresh_ms: u64,
     /// True where the newest published version is activated by itself.
@@ -62,6 +67,8 @@ pub struct Config {
     /// Megabytes (2^20 bytes) of memory that loaded versions may take together; 0: most of what is free at the
     /// start.
     pub memory_mb: u64,
+    /// Query embeddings that are kept of each version in memory, for `GET /v1/models/{model}/queries`; 0 for none.
+    pub recorded_queries: usize,
     /// Where embedding tables lie.
     pub tables: PlacementOptions,
     /// Queue and workers.
@@ -76,9 +83,11 @@ impl Default for Config {
             store: "store".into(),
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             model: None,
+            device: "cpu".into(),
             refresh_ms: 1000,
             follow: true,
             memory_mb: 0,
+            recorded_queries: 0,
             tables: PlacementOptions::default(),
             engine: engine::Options::default(),
             http: http::Options::default(),
@@ -98,6 +107,9 @@ pub struct Flags {
     /// As [`Config::model`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// As [`Config::device`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// As [`Config::tables`].
     #[serde(skip_serializing_if = "TableFlags::is_empty")]
     pub tables: TableFlags,
@@ -143,8 +155,16 @@ impl Config {
             .map_err(|e| Error::invalid(format!("configuration: {}", shown(e))))?;
         config.engine.check()?;
         config.http.check()?;
+        config.device.parse::<Choice>().map_err(|e| e.within("configuration"))?;
         if config.refresh_ms == 0 {
             return Err(Error::invalid("configuration: refresh_ms: got 0, expected at least 1"));
+        }
+        if config.recorded_queries > limits::RECORDED_MAX {
+            return Err(Error::invalid(format!(
+                "configuration: recorded_queries: got {}, expected at most {}",
+                config.recorded_queries,
+                limits::RECORDED_MAX
+            )));
         }
         Ok(config)
     }
@@ -245,6 +265,7 @@ mod tests {
             ("[engine]\nqueue = 0", "engine.queue: got 0"),
             ("[engine]\nqueue = 'many'", "queue"),
             ("refresh_ms = 0", "refresh_ms"),
+            ("recorded_queries = 1025", "recorded_queries: got 1025, expected at most 1024"),
             ("[engine", "TOML"),
         ] {
             let error = read(text).expect_err(text).to_string();

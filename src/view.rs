@@ -2,10 +2,12 @@
 //!
 //! Everything that a pass reads of items goes through here, so that a pass does not know where an item lies: today all lie in
 //! the main snapshot, whose position is 0. Filters are planned here too, and an equal filter of requests that are under way at
-//! the same time is planned once.
+//! the same time is planned once. Where a server is told to, a view keeps some of the queries that it was asked, to calibrate by.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use crate::columns::Column;
 use crate::error::Result;
@@ -23,6 +25,16 @@ const PLANS_MIN: usize = 64;
 pub struct View {
     main: Arc<Snapshot>,
     plans: Mutex<Plans>,
+    recorded: Recorded,
+}
+
+/// So many of the query embeddings that a view was asked, each with the same chance (reservoir sampling, Vitter 1985).
+#[derive(Debug, Default)]
+struct Recorded {
+    most: u64,
+    asked: AtomicU64,
+    chance: RandomState,
+    queries: Mutex<Vec<Vec<f32>>>,
 }
 
 /// A filter's plan for one view.
@@ -44,7 +56,35 @@ struct Plans {
 impl View {
     /// The view of a snapshot without updates.
     pub fn new(main: Arc<Snapshot>) -> Self {
-        View { main, plans: Mutex::default() }
+        View { main, plans: Mutex::default(), recorded: Recorded::default() }
+    }
+
+    /// The same view, keeping up to so many of the query embeddings that it will be asked.
+    #[must_use]
+    pub fn recording(self, most: usize) -> Self {
+        View { recorded: Recorded { most: most as u64, ..Recorded::default() }, ..self }
+    }
+
+    /// Takes note of a query embedding `[D]`, where the view records some.
+    pub fn record(&self, query: &[f32]) {
+        let Recorded { most, asked, chance, queries } = &self.recorded;
+        if *most == 0 {
+            return;
+        }
+        let asked = asked.fetch_add(1, Ordering::Relaxed);
+        let place = if asked < *most { asked } else { chance.hash_one(asked) % (asked + 1) };
+        if place < *most {
+            let mut queries = unpoisoned(queries);
+            match queries.get_mut(place as usize) {
+                Some(kept) => kept.copy_from_slice(query),
+                None => queries.push(query.to_vec()),
+            }
+        }
+    }
+
+    /// The query embeddings that were recorded, or `None` where the view records none.
+    pub fn recorded(&self) -> Option<Vec<Vec<f32>>> {
+        (self.recorded.most > 0).then(|| unpoisoned(&self.recorded.queries).clone())
     }
 
     /// The main snapshot.
@@ -124,8 +164,12 @@ impl View {
         Ok(planned)
     }
 
-    fn plans(&self) -> std::sync::MutexGuard<'_, Plans> {
-        // A panic under the lock leaves at most a plan less.
-        self.plans.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn plans(&self) -> MutexGuard<'_, Plans> {
+        unpoisoned(&self.plans)
     }
+}
+
+/// What lies behind a lock: a panic under it leaves at most a plan or a query less.
+fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

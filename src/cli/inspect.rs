@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::output::say;
 use crate::error::{Error, Result};
 use crate::files::Tensors;
-use crate::http::wire::{ModelInfo, model_info};
+use crate::http::wire::{CalibrationInfo, ModelInfo, model_info};
 use crate::model::{MODEL_FILE, Package};
 use crate::snapshot::{GraphRecord, MANIFEST, Manifest, Placement, Snapshot, Store};
 use crate::tower::Runs;
@@ -132,7 +132,11 @@ fn programs(package: &Package, published: Option<&BTreeMap<String, GraphRecord>>
 fn model(info: &ModelInfo) -> Result<()> {
     say(format_args!("{}", info.description))?;
     say(format_args!("items N = {}, dimension D = {}, lists C = {}", info.items, info.dimension, info.lists))?;
-    say(format_args!("defaults: probes P = {}, candidates K0 = {}", info.probes, info.candidates))?;
+    say(format_args!(
+        "defaults: recall {}, probes P = {}, candidates K0 = {}",
+        info.recall, info.probes, info.candidates
+    ))?;
+    info.calibration.iter().try_for_each(calibration)?;
     for feature in &info.features {
         let width = feature.width.map(|w| format!(" [{w}]"));
         let width = width.or(feature.length.map(|s| format!(" [{s}, ...]"))).unwrap_or_default();
@@ -159,6 +163,23 @@ fn model(info: &ModelInfo) -> Result<()> {
     say(format_args!("  value   {}", info.value))?;
     for (name, value) in &info.constants {
         say(format_args!("          {name} = {value}"))?;
+    }
+    Ok(())
+}
+
+/// A line a curve, a column a target: the lists, and the recall that was measured there at least, with 95 % confidence.
+pub(super) fn calibration(info: &CalibrationInfo) -> Result<()> {
+    let row = |cells: Vec<String>| cells.iter().map(|cell| format!(" {cell:>12}")).collect::<String>();
+    say(format_args!(
+        "calibration {}: lists that a recall takes (and the recall there, at least), by {} queries: {}",
+        info.digest, info.queries, info.source
+    ))?;
+    let targets = info.targets.iter().map(f64::to_string).collect();
+    say(format_args!("  {:>6} {:>9} {}", "K0", "pass rate", row(targets)))?;
+    for curve in &info.curves {
+        let points = curve.probes.iter().zip(&curve.low);
+        let points = points.map(|(probes, low)| format!("{probes} ({low:.3})")).collect();
+        say(format_args!("  {:>6} {:>9} {}", curve.k, curve.pass_rate, row(points)))?;
     }
     Ok(())
 }

@@ -9,6 +9,7 @@
 
 mod ann_bench;
 mod bench;
+mod calibrate;
 mod demo;
 mod inspect;
 mod output;
@@ -39,6 +40,8 @@ enum Command {
     Demo(demo::Demo),
     /// Turn a model package, an index recipe and items into a version in the store.
     Publish(publish::Publish),
+    /// Measure again how many lists of a published version a recall takes, with queries like those that are asked.
+    Calibrate(calibrate::Calibrate),
     /// Answer over HTTP from the store's newest versions.
     Serve(serve::Serve),
     /// Measure the item index alone on `.npy` files, a JSON line a measurement.
@@ -62,6 +65,7 @@ pub fn run() -> ExitCode {
     let done = match cli.command {
         Command::Demo(command) => command.run(),
         Command::Publish(command) => command.run(),
+        Command::Calibrate(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::AnnBench(command) => command.run(),
         Command::Bench(command) => command.run(),

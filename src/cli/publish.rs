@@ -35,6 +35,10 @@ pub(super) struct Publish {
     /// The index recipe; indexes/default.toml holds what is used where it is not given
     #[arg(long)]
     index: Option<PathBuf>,
+    /// Queries that tell how many lists a recall takes: vectors as .npy, or a `:retrieve` body a line; the package's
+    /// queries.jsonl where it is not given, else items with some noise
+    #[arg(long, value_name = "FILE")]
+    queries: Option<PathBuf>,
     /// Where versions are published
     #[arg(long, default_value = "store")]
     store: PathBuf,
@@ -56,6 +60,7 @@ impl Publish {
             name: self.name,
             items: self.items,
             vectors: self.vectors.map(Vectors::Npy).or(self.faiss.map(Vectors::Faiss)),
+            queries: self.queries,
             recipe,
             remote: match self.remote.is_empty() {
                 true => None,

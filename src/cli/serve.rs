@@ -13,6 +13,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use super::output::say;
 use super::publish::existing;
 use crate::config::{Config, Flags, TableFlags};
+use crate::device::cuda::Choice;
 use crate::device::heap;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
@@ -47,6 +48,9 @@ pub(super) struct Serve {
     /// A node of the Redis or Valkey Cluster that holds rows of tables; several may be given
     #[arg(long, value_name = "URL")]
     remote: Vec<String>,
+    /// What passes run on: cpu, cuda:N for the card of number N, or auto for a card where one works [default: cpu]
+    #[arg(long)]
+    device: Option<String>,
     /// Log as JSON lines
     #[arg(long)]
     log_json: bool,
@@ -56,7 +60,8 @@ impl Serve {
     pub(super) fn run(self) -> Result<()> {
         telemetry::start_logs(self.log_json);
         let tables = TableFlags { plan: self.plan, topology: self.topology, remote: self.remote };
-        let flags = Flags { store: self.store, listen: self.listen, model: self.model, tables };
+        let (store, listen, model, device) = (self.store, self.listen, self.model, self.device);
+        let flags = Flags { store, listen, model, device, tables };
         let config = Config::read(self.config.as_deref(), &flags)?;
         let server = Server::bind(&config)?;
         say(format_args!("listening on http://{}", server.address()?))?;
@@ -77,7 +82,8 @@ impl Server {
     pub(super) fn bind(config: &Config) -> Result<Self> {
         telemetry::metrics();
         let placement = Placement::open(&config.tables)?;
-        let loader = Snapshots { placement, trials: Trials::Apart(Apart::of_this_program()?) };
+        let trials = Trials::Apart(Apart::of_this_program()?);
+        let loader = Snapshots { placement, trials, recorded: config.recorded_queries };
         let options = registry::Options {
             only: config.model.clone(),
             memory_bytes: (config.memory_mb > 0).then(|| config.memory_mb.saturating_mul(1 << 20)),
@@ -89,7 +95,9 @@ impl Server {
             tracing::warn!("model `{model}` has no version in {} yet, waiting for one", config.store.display());
         }
         let registry = Registry::new(store, loader, options).with_warm_up(Arc::new(warmup::check));
-        let app = Arc::new(App::new(registry, Engine::start(Passes, &config.engine)?, &config.http));
+        let chosen = config.device.parse::<Choice>()?.open()?;
+        tracing::info!(device = %chosen, "passes run here");
+        let app = Arc::new(App::new(registry, Engine::start(Passes::on(&chosen), &config.engine)?, &config.http));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .on_thread_park({

@@ -13,11 +13,13 @@
 //! | `c3.floats` f64 `[S]` | numbers, NaN where missing |
 
 mod build;
+mod device;
 mod likeness;
 mod operator;
 mod view;
 
 pub use build::{ItemColumn, ItemValues, encode};
+pub use device::DeviceColumns;
 pub use likeness::likeness;
 pub use operator::Operator;
 pub use view::{Cell, Column, ColumnKind, Columns, Comparison};

@@ -269,6 +269,19 @@ impl Column {
         }
     }
 
+    /// Where the codes of each slot start, `[S + 1]`, and the codes of all slots.
+    pub(super) fn all_codes(&self) -> (&[u32], &[u32]) {
+        (&self.offsets, &self.codes)
+    }
+
+    /// The numbers of a column that has one a slot, NaN where it is missing.
+    pub(super) fn floats(&self) -> Option<&[f64]> {
+        match &self.values {
+            Values::Floats(values) => Some(values),
+            _ => None,
+        }
+    }
+
     /// The number of the code that a term of this column stands for.
     pub fn code(&self, term: TermId) -> Option<u32> {
         term.0.checked_sub(self.first_term?.0).filter(|code| (*code as usize) < self.dictionary_len())

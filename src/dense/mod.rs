@@ -12,6 +12,7 @@
 //! `interpret` is the meaning of a graph: it folds constants, and the tests compare programs with it.
 
 mod collapse;
+mod device;
 mod exec;
 mod graph;
 mod import;
@@ -20,6 +21,7 @@ mod ir;
 mod plan;
 mod text;
 
+pub use device::{DeviceProgram, DeviceRows};
 pub use exec::Scratch;
 pub use import::{Given, Made, Size};
 pub use text::Figures;

@@ -25,6 +25,7 @@ use super::calls;
         calls::labels,
         calls::put_label,
         calls::delete_label,
+        calls::queries,
         calls::live,
         calls::ready,
         calls::metrics,

@@ -18,6 +18,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{model}/versions/{version}", any(calls::version_call))
         .route("/v1/models/{model}/labels", get(calls::labels).fallback(only_get()))
         .route("/v1/models/{model}/labels/{label}", any(calls::label_call))
+        .route("/v1/models/{model}/queries", get(calls::queries).fallback(only_get()))
         .route("/livez", get(calls::live).fallback(only_get()))
         .route("/readyz", get(calls::ready).fallback(only_get()))
         .route("/metrics", get(calls::metrics).fallback(only_get()))

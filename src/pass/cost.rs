@@ -65,10 +65,15 @@ fn search_ns(view: &View, search: &Search) -> f64 {
         Route::Nothing => 0.0,
         Route::Slots(slots) => slots.len() as f64 * dimension * ROW_NS_A_NUMBER,
         _ if search.exact => items * (plan.passes_ns() + dimension * EXACT_NS_A_NUMBER),
-        Route::All => scan_ns(items, search.probes, lists, dimension),
+        Route::All => scan_ns(items, search.probes.probes, lists, dimension),
         Route::Words => {
             let probes_max = main.recipe.serving.probes_max_of(lists);
-            let probing = Probing { probes: search.probes, probes_max, pass_rate: plan.pass_rate() };
+            let probing = Probing {
+                probes: search.probes.probes,
+                probes_max,
+                pass_rate: plan.pass_rate(),
+                ending: search.ending(view),
+            };
             let probes = probing.lists(lists);
             let verified = if plan.is_exact() { 0.0 } else { k0 * plan.passes_ns() / queries };
             let words = items * probes as f64 / lists.max(1) as f64 * plan.words_ns();

@@ -21,7 +21,6 @@ use crate::view::View;
 /// Memory that grew for more candidates than these is given back: those who ask for so many pay for it each time, and no one
 /// else holds it for them.
 const KEPT_CANDIDATES_MAX: usize = 20_000;
-
 /// The pass on a CPU: on one thread, but for graphs, which take as many as they are given.
 pub struct Cpu {
     threads: Threads,
@@ -70,13 +69,16 @@ impl Cpu {
             match &asked.prepared.task {
                 Task::Embed => batch.answer(asked.place, Ok(asked.embedding())),
                 Task::Rank { slots, .. } => ranked.push((asked, slots)),
-                Task::Retrieve(search) => searched.push((asked, search)),
+                Task::Retrieve(search) => {
+                    asked.vector.chunks_exact(view.dimension()).for_each(|query| view.record(query));
+                    searched.push((asked, search));
+                }
             }
         }
         let width = view.dimension();
         let (mut queries, mut asked_by) = (Vec::new(), Vec::new());
         for (n, (asked, search)) in searched.iter().enumerate() {
-            queries.extend(queries_of(asked, search, width));
+            queries.extend(queries_of(&view, asked, search));
             asked_by.extend((0..search.k0.len()).map(|query| (n, query)));
         }
         let states = searched.iter().map(|(asked, search)| State::new(&asked.trace, search.k0.len())).collect();
@@ -98,15 +100,27 @@ impl Cpu {
     }
 }
 
+/// How a search finds eligible items, as an explanation says it.
+pub(super) fn route_of(search: &Search) -> &'static str {
+    match (search.exact, search.planned.plan.route()) {
+        (_, Route::Nothing) => "none",
+        (true, _) => "exact",
+        (_, Route::All) => "all",
+        (_, Route::Slots(_)) => "postings",
+        (_, Route::Words) => "words",
+    }
+}
+
 /// What a search asks, of each query of the user.
-fn queries_of<'a>(asked: &'a Asked<'_>, search: &'a Search, width: usize) -> impl Iterator<Item = search::Query<'a>> {
-    asked.vector.chunks_exact(width).zip(&search.k0).map(|(vector, &k0)| search::Query {
+fn queries_of<'a>(view: &'a View, asked: &'a Asked<'_>, search: &'a Search) -> impl Iterator<Item = search::Query<'a>> {
+    asked.vector.chunks_exact(view.dimension()).zip(&search.k0).map(|(vector, &k0)| search::Query {
         vector,
         plan: &search.planned.plan,
         excluded: &search.excluded,
         k: search.k,
         k0,
-        probes: search.probes,
+        probes: search.probes.probes,
+        ending: search.ending(view),
         exact: search.exact,
     })
 }
@@ -163,7 +177,7 @@ impl Sink for Replies<'_> {
     }
 }
 
-fn late(before: &str) -> Error {
+pub(super) fn late(before: &str) -> Error {
     Error::deadline(format!("the deadline passed before step `{before}`"))
 }
 
@@ -353,15 +367,12 @@ impl Reranker<'_> {
         };
         let Task::Retrieve(search) = &asked.prepared.task else { return explain };
         Explain {
-            route: match (search.exact, search.planned.plan.route()) {
-                (_, Route::Nothing) => "none",
-                (true, _) => "exact",
-                (_, Route::All) => "all",
-                (_, Route::Slots(_)) => "postings",
-                (_, Route::Words) => "words",
-            },
+            route: route_of(search),
             filter: search.planned.canonical.clone(),
             pass_rate: search.planned.plan.pass_rate(),
+            probes: matches!(search.planned.plan.route(), Route::All | Route::Words)
+                .then_some(search.probes)
+                .filter(|_| !search.exact),
             probed: found.counters.lists,
             scanned: found.counters.items,
             survivors: found.counters.survivors,

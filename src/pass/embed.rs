@@ -12,6 +12,9 @@ use crate::tensor::Tensor;
 use crate::tower::{self, FeatureRow, Pooled, Threads, Tower};
 use crate::view::View;
 
+/// What is said of a query embedding that cannot be searched with.
+pub(super) const NOT_FINITE: &str = "the user tower made a query that is not finite or too large";
+
 /// A request with its query embeddings, on its way through the pass.
 pub(super) struct Asked<'a> {
     /// Its place in the batch.
@@ -134,7 +137,7 @@ fn run_each(
             let made: Made = made.iter().map(output).collect();
             match made[0].iter().all(|x| x.abs() <= COMPONENT_MAX) {
                 true => Ok(made),
-                false => Err(Error::internal("the user tower made a query that is not finite or too large")),
+                false => Err(Error::internal(NOT_FINITE)),
             }
         };
         Ok((0..rows.len()).map(of_row).collect())

@@ -3,7 +3,7 @@
 //! | part | where | does |
 //! |---|---|---|
 //! | *prepare* | [`prepare`] | request → typed, checked, priced work, bound to a view; nothing of it can be wrong any more |
-//! | *run* | [`Pass`], [`Cpu`] | the eleven steps over the view, on one device |
+//! | *run* | [`Pass`], [`Cpu`], [`Cuda`] | the eleven steps over the view, on one device |
 //! | *reply* | whoever gets the [`Answer`](crate::request::Answer) | columns → JSON, Arrow or files |
 //!
 //! The eleven steps, of which prepare does the third:
@@ -32,6 +32,7 @@ mod cost;
 mod cpu;
 mod embed;
 mod fetch;
+mod gpu;
 mod merge;
 mod prepare;
 mod scratch;
@@ -41,5 +42,6 @@ mod work;
 pub use batch::{Batch, Pass, run};
 pub use cpu::Cpu;
 pub use fetch::fetch;
+pub use gpu::{Cuda, Residents};
 pub use prepare::prepare;
 pub use work::{Cost, Prepared};

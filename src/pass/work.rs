@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::trace::Trace;
 use crate::error::{Error, Result};
+use crate::ivf;
 use crate::limits;
-use crate::request::Reading;
+use crate::request::{Probes, Reading};
 use crate::tower::{FeatureRow, Pooled};
 use crate::units::{ItemId, Slot};
 use crate::view::{Planned, View};
@@ -93,11 +94,26 @@ pub(super) struct Search {
     pub(super) k: usize,
     /// Candidates of each query of the user; of one query alone, where the model has no several.
     pub(super) k0: Vec<usize>,
-    pub(super) probes: usize,
+    pub(super) probes: Probes,
+    /// What the search may leave ahead where it has a filter, as a share of K0; none where its probes were not measured.
+    pub(super) left: Option<f64>,
     pub(super) exact: bool,
     pub(super) planned: Arc<Planned>,
     /// Ascending.
     pub(super) excluded: Vec<Slot>,
+}
+
+impl Search {
+    /// Candidates of all queries together.
+    pub(super) fn candidates(&self) -> usize {
+        self.k0.iter().sum()
+    }
+
+    /// When a search with a filter ends, where its probes were measured.
+    pub(super) fn ending<'a>(&self, view: &'a View) -> Option<ivf::Ending<'a>> {
+        let calibration = view.main().calibration.as_ref()?;
+        Some(ivf::Ending { margins: &calibration.margins, left: self.left? })
+    }
 }
 
 impl Prepared {
@@ -122,7 +138,7 @@ impl Prepared {
     /// Candidates that it reranks at most, K0, of all queries together.
     pub(super) fn candidates(&self) -> usize {
         match &self.task {
-            Task::Retrieve(search) => search.k0.iter().sum(),
+            Task::Retrieve(search) => search.candidates(),
             Task::Rank { slots, .. } => slots.len(),
             Task::Embed => 0,
         }

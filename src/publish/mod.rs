@@ -5,10 +5,12 @@
 //! 3. The vectors are clustered, or keep the lists that they came in, which puts the items into slots.
 //! 4. Columns, ids, planes and rows are written in slot order, tables in their formats; the package's other files are copied
 //!    (`write`).
-//! 5. The reranker scores the items, and the version answers the requests that are kept with the package (`crate::warmup`).
-//! 6. Rows that are to lie on a cluster are brought there (`remote`).
-//! 7. The manifest is written last, and the folder gets its name.
+//! 5. What the files hold is searched with sample queries: how many lists a recall takes (`calibrate`).
+//! 6. The reranker scores the items, and the version answers the requests that are kept with the package (`crate::warmup`).
+//! 7. Rows that are to lie on a cluster are brought there (`remote`).
+//! 8. The manifest is written last, and the folder gets its name.
 
+pub mod calibrate;
 mod catalogue;
 mod embed;
 mod remote;
@@ -26,8 +28,8 @@ use crate::files::{self, Checksum, Tensors};
 use crate::ivf;
 use crate::model::{ModelSpec, Package, WARMUP_FILE};
 use crate::snapshot::{
-    COLUMNS_FILE, CandidateRows, FORMAT, INDEX_FILE, Ids, Manifest, Placement, Provenance, Recipe, Snapshot, Store,
-    VECTORS_FILE,
+    CALIBRATION_FILE, COLUMNS_FILE, CandidateRows, FORMAT, INDEX_FILE, Ids, Manifest, Placement, Provenance, Recipe,
+    Snapshot, Store, VECTORS_FILE,
 };
 use crate::trial;
 use crate::warmup;
@@ -64,7 +66,12 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
     };
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
-        let files = version_files.write(folder, progress)?;
+        let mut files = version_files.write(folder, progress)?;
+        let told = |done, total| progress(Stage::Calibrating, done, total);
+        let (queries, own) = (what.queries.as_deref(), what.package.as_deref());
+        if let Some(calibration) = calibrate::version(folder, queries, own, &what.recipe, &told)? {
+            files.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
+        }
         let graphs =
             package.iter().flat_map(Package::graphs).map(|(file, runs)| (file.to_owned(), runs.into())).collect();
         let mut manifest = Manifest {

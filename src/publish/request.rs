@@ -17,6 +17,9 @@ pub struct Publish {
     pub items: Option<PathBuf>,
     /// Vectors beside the item file.
     pub vectors: Option<Vectors>,
+    /// Queries to calibrate with, `.npy` or a `:retrieve` body a line; a package's own `queries.jsonl` where it is not given,
+    /// else perturbed items.
+    pub queries: Option<PathBuf>,
     /// How the index is built.
     pub recipe: Recipe,
     /// The cluster that gets rows of the tables too.
@@ -51,6 +54,7 @@ pub enum Stage {
     Embedding,
     Clustering,
     Writing,
+    Calibrating,
     Loading,
 }
 

@@ -44,6 +44,8 @@ pub struct Snapshots {
     pub placement: Placement,
     /// Where graphs are tried.
     pub trials: Trials,
+    /// Query embeddings that each view records; 0 for none.
+    pub recorded: usize,
 }
 
 impl Loader<View> for Snapshots {
@@ -57,6 +59,7 @@ impl Loader<View> for Snapshots {
         if !Manifest::read(folder)?.is_tried() {
             self.trials.run(folder).map_err(|e| e.within(folder.display()))?;
         }
-        Snapshot::load(folder, &self.placement).map(|snapshot| View::new(Arc::new(snapshot)))
+        let snapshot = Snapshot::load(folder, &self.placement)?;
+        Ok(View::new(Arc::new(snapshot)).recording(self.recorded))
     }
 }

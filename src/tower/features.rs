@@ -183,7 +183,22 @@ impl Tower {
         Ok(FeatureRow { values: self.features.iter().enumerate().map(read).collect::<Result<_>>()? })
     }
 
-    fn table(&self, spec: &FeatureSpec) -> Option<&Table> {
+    /// The graph as a program, where it is one.
+    pub(super) fn program(&self) -> Option<&RowProgram> {
+        self.runs.program()
+    }
+
+    /// The tables that serve it.
+    pub(super) fn tables(&self) -> &[std::sync::Arc<Table>] {
+        self.bags.tables()
+    }
+
+    /// Keys and columns of its bags.
+    pub(super) fn layout(&self) -> &crate::embedding::keyed::Layout {
+        self.bags.layout()
+    }
+
+    pub(super) fn table(&self, spec: &FeatureSpec) -> Option<&Table> {
         self.bags.tables().iter().find(|t| Some(t.name()) == spec.table.as_deref()).map(|t| &**t)
     }
 
@@ -362,7 +377,7 @@ fn is_of(declared: &[Option<usize>], shape: &[usize]) -> bool {
 }
 
 /// The ids of feature `n` of all rows; where `any_weights`, ids without one have weight 1.
-fn gather_ids(n: usize, rows: &[&FeatureRow], any_weights: bool) -> Result<JaggedTensor<i64>> {
+pub(super) fn gather_ids(n: usize, rows: &[&FeatureRow], any_weights: bool) -> Result<JaggedTensor<i64>> {
     let mut all = Vec::new();
     let mut all_weights = any_weights.then(Vec::new);
     let mut lengths = Vec::with_capacity(rows.len());

@@ -12,7 +12,7 @@ use rten::{Model, NodeId, Value, ValueOrView};
 use rten_tensor::TensorView;
 use rten_tensor::prelude::*;
 
-use super::onnx;
+use super::onnx::{self, Port};
 use crate::dense::{Given, Made, RowProgram, Size};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -20,15 +20,6 @@ use crate::tower::Threads;
 
 /// Stack of the thread that reads a graph: runtimes go down it by recursion.
 const STACK_BYTES: usize = 64 << 20;
-
-/// An input or output of a graph. `None` stands for a size that differs from run to run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Port {
-    /// The name in the file.
-    pub name: String,
-    /// Its dimensions, where the file tells them.
-    pub shape: Option<Vec<Option<usize>>>,
-}
 
 /// An ONNX graph of f32 tensors.
 pub struct Graph {
@@ -48,6 +39,16 @@ pub enum Runs {
     Program(Box<RowProgram>),
     /// The runtime, for the reason that stood in the way of a program.
     Runtime(String),
+}
+
+impl Runs {
+    /// The program, where it is one.
+    pub fn program(&self) -> Option<&RowProgram> {
+        match self {
+            Runs::Program(program) => Some(program),
+            Runs::Runtime(_) => None,
+        }
+    }
 }
 
 impl std::fmt::Debug for Graph {

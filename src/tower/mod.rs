@@ -4,6 +4,7 @@
 //! inputs, `tensors` says what they become, `features` looks them up and runs the graph ([`Tower`]); `overarch` runs the
 //! reranker over candidates ([`OverArch`]).
 
+mod device;
 mod features;
 mod graph;
 mod onnx;
@@ -14,8 +15,10 @@ mod spec;
 mod tensors;
 mod threads;
 
+pub use device::DeviceTower;
 pub use features::{RUN_ROWS, Tower, TowerOutput};
-pub use graph::{Graph, Input, Port, Runs, shown};
+pub use graph::{Graph, Input, Runs, shown};
+pub use onnx::Port;
 pub use overarch::{Candidates, OverArch, RUN_CANDIDATES, Readable, Whose};
 pub use row::FeatureRow;
 pub use scratch::Scratch;

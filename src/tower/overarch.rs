@@ -177,6 +177,16 @@ impl OverArch {
         (self.graph.name(), &self.runs)
     }
 
+    /// The graph as a program, where it is one: its rows are an item's row and then its columns.
+    pub fn program(&self) -> Option<&RowProgram> {
+        self.runs.program()
+    }
+
+    /// Whether a program of ours scores, not `rten`.
+    pub fn is_program(&self) -> bool {
+        self.program().is_some()
+    }
+
     /// Writes the task scores of candidates, `[T, count]`, to `tasks`. `between` is asked before every block of them whether to go
     /// on.
     ///

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use crate::columns::Columns;
 use crate::embedding::Lookup;
 use crate::error::{Error, Kind, Result};
-use crate::ivf::Index;
+use crate::ivf;
 use crate::limits::{CANDIDATES_MAX, COMPONENT_MAX};
 use crate::model::{Package, UserInput};
 use crate::request::{Features, Values};
 use crate::tensor::Tensor;
 use crate::tower::{
-    Candidates, FeatureKind, FeatureRow, FeatureSpec, OverArch, Pooled, RUN_CANDIDATES, RUN_ROWS, Readable, Scratch,
+    self, Candidates, FeatureKind, FeatureRow, FeatureSpec, OverArch, Pooled, RUN_CANDIDATES, RUN_ROWS, Readable,
     Threads, Tower, TowerOutput,
 };
 use crate::units::Slot;
@@ -30,7 +30,7 @@ const TOLERANCE: f32 = 1e-2;
 /// Runs the graphs of the package in `folder`; `told` hears what comes next.
 pub(super) fn run(folder: &Path, told: &dyn Fn(&str)) -> Result<()> {
     let package = Package::open_told(folder, &|file| told(&format!("{file}: read")))?;
-    let mut bench = Bench { package: &package, threads: Threads::new(1), scratch: Scratch::default(), told };
+    let mut bench = Bench { package: &package, threads: Threads::new(1), scratch: tower::Scratch::default(), told };
     for tower in package.user.iter().chain(&package.item) {
         bench.tower(tower).map_err(|e| wrong(e.within(tower.graph().0)))?;
     }
@@ -42,7 +42,12 @@ pub(super) fn run(folder: &Path, told: &dyn Fn(&str)) -> Result<()> {
 ///
 /// # Errors
 /// `Invalid` where the reranker fails or a logit is no finite number.
-pub fn score_items(package: &Package, index: &Index, columns: &Columns, rows: &dyn Fn(Slot, &mut [f32])) -> Result<()> {
+pub fn score_items(
+    package: &Package,
+    index: &ivf::Index,
+    columns: &Columns,
+    rows: &dyn Fn(Slot, &mut [f32]),
+) -> Result<()> {
     let Some(overarch) = &package.overarch else { return Ok(()) };
     let lists = index.list_offsets().iter().zip(index.list_lengths());
     let slots: Vec<Slot> = lists.flat_map(|(&first, &length)| (first..first + length).map(Slot)).collect();
@@ -60,7 +65,7 @@ pub fn score_items(package: &Package, index: &Index, columns: &Columns, rows: &d
     if let Some(&slot) = slots.last() {
         index.row(slot, &mut query);
     }
-    let mut bench = Bench { package, threads: Threads::new(1), scratch: Scratch::default(), told: &|_| () };
+    let mut bench = Bench { package, threads: Threads::new(1), scratch: tower::Scratch::default(), told: &|_| () };
     let user = bench.user(&query.repeat(package.spec.queries().len().max(1)))?;
     let given = Given { user: &user, count: slots.len(), numbers: &numbers };
     let row = |n: usize, row: &mut [f32]| rows(slots[n], row);
@@ -85,7 +90,7 @@ fn wrong(error: Error) -> Error {
 struct Bench<'a> {
     package: &'a Package,
     threads: Threads,
-    scratch: Scratch,
+    scratch: tower::Scratch,
     told: &'a dyn Fn(&str),
 }
 
@@ -216,7 +221,7 @@ impl Given<'_> {
         overarch: &OverArch,
         row: &dyn Fn(usize, &mut [f32]),
         threads: &Threads,
-        scratch: &mut Scratch,
+        scratch: &mut tower::Scratch,
         enough: Option<Duration>,
     ) -> Result<bool> {
         let user: Vec<&[f32]> = self.user.iter().map(Vec::as_slice).collect();

@@ -17,6 +17,7 @@ mod placement;
 mod planner;
 mod program;
 mod queries;
+mod recall;
 mod redis_cluster;
 mod registry;
 mod remote;

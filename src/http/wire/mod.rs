@@ -15,15 +15,15 @@ mod values;
 
 pub use body::{Retrievals, embed, object, rank, retrievals};
 pub use info::{
-    ColumnInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList, TableInfo, VersionInfo, VersionList,
-    model_info,
+    CalibrationInfo, ColumnInfo, CurveInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList, QueryLine,
+    TableInfo, VersionInfo, VersionList, calibration_info, model_info,
 };
 pub(super) use problem::without_places;
 pub use problem::{Problem, status};
 pub use reply::{Entry, Reply, embedding};
 pub use request::{EmbedRequest, RankRequest, RetrieveRequest};
 pub use response::{
-    BatchEntry, BatchResponse, EmbedResponse, Explain, Item, RetrieveResponse, Retrieved, Served, Step,
+    BatchEntry, BatchResponse, EmbedResponse, Explain, Item, Probes, RetrieveResponse, Retrieved, Served, Step,
 };
 pub(super) use schemas::{RetrieveOneOrMany, RetrievedOneOrMany};
 pub use values::FeatureValue;

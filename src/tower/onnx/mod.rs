@@ -13,11 +13,19 @@ mod wire;
 
 use rten_onnx::onnx::{DataType, ModelProto, ValueInfoProto};
 
-use super::graph::Port;
 use crate::error::{Error, Result};
 
 /// Largest file, in bytes: ONNX itself ends at twice as many.
 const BYTES_MAX: usize = 1 << 30;
+
+/// An input or output of a graph. `None` stands for a size that differs from run to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// The name in the file.
+    pub name: String,
+    /// Its dimensions, where the file tells them.
+    pub shape: Option<Vec<Option<usize>>>,
+}
 
 /// The inputs and outputs of a file that passed.
 pub(super) struct Ports {
