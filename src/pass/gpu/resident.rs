@@ -8,6 +8,7 @@ use crate::device::cuda::{Array, Device};
 use crate::error::{Error, Result};
 use crate::filter::index::DevicePlanes;
 use crate::ivf::DeviceIndex;
+use crate::model::{CandidateInput, Package, UserInput};
 use crate::snapshot::Snapshot;
 use crate::tower::{DeviceTower, Readable};
 
@@ -46,6 +47,7 @@ impl Resident {
     }
 
     fn copy(device: &Device, snapshot: &Snapshot) -> Result<Self> {
+        check_reads(&snapshot.package)?;
         let (index, numbers) = (&snapshot.index, &snapshot.numbers);
         if !snapshot.package.spec.queries().is_empty() {
             return Err(Error::unsupported("a model of several queries a user"));
@@ -100,6 +102,20 @@ impl Resident {
             value,
             _columns: columns,
         })
+    }
+}
+
+/// Refuses models that read more than the device does: one query, the candidate's row and numeric columns.
+fn check_reads(package: &Package) -> Result<()> {
+    let reranker = package.overarch.as_ref();
+    let reads_query = package.user_inputs == [UserInput::Query];
+    let reads_row = package.candidate_inputs == [CandidateInput::Item];
+    let reads_similarity = reranker.is_some_and(|o| o.numbers().any(|name| name == OverArch::SIMILARITY));
+    match reranker.is_some() && !(reads_query && reads_row && !reads_similarity) || !package.spec.queries().is_empty() {
+        true => {
+            Err(Error::unsupported("a model that reads more than one query, the candidate's row and numeric columns"))
+        }
+        false => Ok(()),
     }
 }
 
