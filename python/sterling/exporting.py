@@ -205,8 +205,8 @@ class _Draft:
         if feature.kind == "category" and self.tables[feature.table].vocabulary is None:
             raise ExportError(f"{place}: table `{feature.table}` has no vocabulary; give Table(weight, vocabulary=[...])")
 
-    def input_of(self, side: str, name: str) -> Any:
-        """The feature of an input, which a collection may feed; None where there is none."""
+    def input_of(self, side: str, name: str, *, is_fed: bool = True) -> Any:
+        """The feature of an input, None where there is none; one that a collection feeds need not be declared where ``is_fed``."""
         from .graphs import Port
 
         for feature in self.features.get(side, ()):
@@ -219,7 +219,7 @@ class _Draft:
                     return Port(name, (*axes, width))
                 if feature.is_sequence:
                     return Port(name, axes, is_mask=True)
-        fed = [table for table in self.tables if name in self.tables[table].features]
+        fed = [table for table in self.tables if is_fed and name in self.tables[table].features]
         if len(fed) == 1:
             self.features.setdefault(side, []).append(Ids(name, fed[0], self.tables[fed[0]].pooling))
             return self.input_of(side, name)
@@ -296,7 +296,8 @@ class _Draft:
         for name in names:
             port = known.get(name)
             for side in ("overarch", "user"):
-                port = port or self.input_of(side, name)
+                # What a collection feeds may be of the user or of the candidates: here it is declared.
+                port = port or self.input_of(side, name, is_fed=False)
             ports.append(port or self.column(name, columns))
         graph = export_graph("overarch", module, ports, "logits", ("Q", "K0"))
         if graph.outputs["logits"] != ("Q", "K0", len(self.tasks)):

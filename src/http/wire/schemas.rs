@@ -25,7 +25,7 @@ pub enum RetrieveOneOrMany {
 #[expect(dead_code, reason = "a schema of the document, never a value")]
 pub enum RetrievedOneOrMany {
     /// To one request.
-    One(RetrieveResponse),
+    One(Box<RetrieveResponse>),
     /// To a list of them.
     Many(BatchResponse),
 }
