@@ -138,7 +138,7 @@ impl Prepared {
     /// Candidates that it reranks at most, K0, of all queries together.
     pub(super) fn candidates(&self) -> usize {
         match &self.task {
-            Task::Retrieve(search) => search.candidates(),
+            Task::Retrieve(search) => search.k0.iter().sum(),
             Task::Rank { slots, .. } => slots.len(),
             Task::Embed => 0,
         }
