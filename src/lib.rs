@@ -24,6 +24,7 @@ pub mod filter;
 pub mod http;
 pub mod items;
 pub mod ivf;
+pub mod journal;
 pub mod limits;
 pub mod model;
 pub mod npy;

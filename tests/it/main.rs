@@ -10,6 +10,7 @@ mod faiss;
 mod filters;
 mod http;
 mod items;
+mod journal;
 mod placement;
 mod planner;
 mod program;

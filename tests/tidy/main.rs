@@ -26,6 +26,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("npy", 2, &["device"]),
     ("value", 3, &[]),
     ("topk", 3, &[]),
+    ("journal", 3, &[]),
     ("columns", 3, &[]),
     ("filter", 3, &["columns"]),
     ("ivf", 3, &["topk"]),
