@@ -21,6 +21,7 @@ pub mod engine;
 pub mod error;
 pub mod files;
 pub mod filter;
+pub mod fresh;
 pub mod http;
 pub mod items;
 pub mod ivf;

@@ -16,6 +16,7 @@ use crate::config::{Config, Flags, TableFlags};
 use crate::device::heap;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
+use crate::fresh::{Feeds, Updating};
 use crate::http::{self, App, Stop};
 use crate::registry::{self, Registry};
 use crate::snapshot::Placement;
@@ -28,6 +29,9 @@ pub(super) struct Serve {
     /// Where versions are published [default: store]
     #[arg(long)]
     store: Option<PathBuf>,
+    /// Take updates of items, and keep their journals in this folder
+    #[arg(long, value_name = "DIR")]
+    updates: Option<PathBuf>,
     /// The address to answer on [default: 127.0.0.1:8080]
     #[arg(long)]
     listen: Option<SocketAddr>,
@@ -55,7 +59,7 @@ impl Serve {
     pub(super) fn run(self) -> Result<()> {
         telemetry::start_logs(self.log_json);
         let tables = TableFlags { plan: self.plan, topology: self.topology, remote: self.remote };
-        let flags = Flags { store: self.store, listen: self.listen, model: self.model, tables };
+        let flags = Flags { store: self.store, updates: self.updates, listen: self.listen, model: self.model, tables };
         let config = Config::read(self.config.as_deref(), &flags)?;
         let server = Server::bind(&config)?;
         say(format_args!("listening on http://{}", server.address()?))?;
@@ -86,8 +90,11 @@ impl Server {
         if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {
             tracing::warn!("model `{model}` has no version in {} yet, waiting for one", config.store.display());
         }
-        let registry = Registry::new(store, placement, options).with_warm_up(Arc::new(warmup::check));
-        let app = Arc::new(App::new(registry, Engine::start(Passes, &config.engine)?, &config.http));
+        let feeds = config.updates.as_ref().map(|folder| Arc::new(Feeds::new(folder)));
+        let loader = Updating { placement, feeds: feeds.clone() };
+        let registry = Registry::new(store, loader, options).with_warm_up(Arc::new(warmup::check));
+        let app = App::new(registry, Engine::start(Passes, &config.engine)?, &config.http);
+        let app = Arc::new(app.with_updates(feeds, Duration::from_millis(config.engine.timeout_ms)));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .on_thread_park(heap::give_back)

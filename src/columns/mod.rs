@@ -15,11 +15,13 @@
 mod build;
 mod likeness;
 mod operator;
+mod stacked;
 mod view;
 
 pub use build::{ItemColumn, ItemValues, encode};
 pub use likeness::likeness;
 pub use operator::Operator;
+pub use stacked::Stacked;
 pub use view::{Cell, Column, ColumnKind, Columns, Comparison};
 
 #[cfg(test)]

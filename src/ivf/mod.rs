@@ -15,6 +15,7 @@
 //! Scores are inner products. Source: IVF with scalar quantisation as in Faiss (arXiv 2401.08281), and the int8
 //! co-design of SilverTorch (arXiv 2511.14881).
 
+mod assign;
 mod batch;
 mod build;
 mod kmeans;
@@ -22,6 +23,7 @@ mod quantize;
 mod search;
 mod view;
 
+pub use assign::Assigner;
 pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, Options, Rescore, build, from_lists, steps};
 pub use search::{Counters, Probing, Scratch, Words};

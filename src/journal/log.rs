@@ -133,8 +133,10 @@ impl Drop for Log {
     fn drop(&mut self) {
         self.waiting = None;
         if let Some(writer) = self.writer.take() {
-            // A panic of the writer was told by the panic itself.
-            let _ = writer.join();
+            // Who is told last may let go of the log, on the writer's own thread. A panic was told by the panic itself.
+            if writer.thread().id() != std::thread::current().id() {
+                let _ = writer.join();
+            }
         }
     }
 }
@@ -159,7 +161,9 @@ fn recover(folder: &Path, options: &LogOptions) -> Result<(State, Box<dyn Tail>,
     for segment in &found {
         if segment.first != next {
             let (path, first) = (segment.path.display(), segment.first);
-            return Err(Error::corrupt(format!("{path}: it begins at position {first}, expected {next}: a segment is missing")));
+            return Err(Error::corrupt(format!(
+                "{path}: it begins at position {first}, expected {next}: a segment is missing"
+            )));
         }
         let mut cursor = Cursor::open(segment)?;
         while cursor.record()?.is_some() {}
@@ -272,7 +276,9 @@ impl Writer {
     /// Makes bytes durable that hold the records up to a position.
     fn write(&mut self, bytes: &[u8], last: u64) -> Result<()> {
         if let Some(why) = &self.poison {
-            return Err(Error::unavailable(format!("journal: takes no more updates until the server is started anew: {why}")));
+            return Err(Error::unavailable(format!(
+                "journal: takes no more updates until the server is started anew: {why}"
+            )));
         }
         if bytes.is_empty() {
             return Ok(());
@@ -336,9 +342,9 @@ fn check(append: &Append, next: u64) -> Result<()> {
         return Err(Error::conflict(format!("position {}, expected {expected}: updates came in between", next - 1)));
     }
     match append.records.iter().map(Vec::len).find(|bytes| !(1..=PAYLOAD_BYTES_MAX).contains(bytes)) {
-        Some(bytes) => Err(Error::invalid(format!(
-            "journal: a record of {bytes} bytes, expected 1 to {PAYLOAD_BYTES_MAX}"
-        ))),
+        Some(bytes) => {
+            Err(Error::invalid(format!("journal: a record of {bytes} bytes, expected 1 to {PAYLOAD_BYTES_MAX}")))
+        }
         None => Ok(()),
     }
 }

@@ -38,7 +38,8 @@ pub(super) fn segments(folder: &Path) -> Result<Vec<Segment>> {
     for entry in std::fs::read_dir(folder).map_err(io)? {
         let path = entry.map_err(io)?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let first = name.strip_suffix(SUFFIX).filter(|digits| digits.len() == 20).and_then(|digits| digits.parse().ok());
+        let first =
+            name.strip_suffix(SUFFIX).filter(|digits| digits.len() == 20).and_then(|digits| digits.parse().ok());
         found.extend(first.map(|first| Segment { first, path: path.clone() }));
     }
     found.sort_by_key(|segment| segment.first);

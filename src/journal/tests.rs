@@ -48,7 +48,8 @@ fn payload(n: u64) -> Vec<u8> {
 
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let named = entries.map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(path).unwrap()));
+    let named =
+        entries.map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(path).unwrap()));
     named.filter(|(name, _)| name.ends_with(".log")).collect()
 }
 

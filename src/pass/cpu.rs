@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::filter::Route;
 use crate::limits::COMPONENT_MAX;
 use crate::request::{Answer, Content, Explain, OnDegraded, Ranked};
-use crate::search::{self, Catalogue, Found, Sink};
+use crate::search::{self, Found, Sink};
 use crate::tower::{self, Candidates, FeatureRow, Pooled, Threads, Tower};
 use crate::units::Slot;
 use crate::view::View;
@@ -68,13 +68,8 @@ impl Cpu {
         let Some(&first) = wanted.first() else { return };
         let view = batch.prepared(first).view().clone();
         let Cpu { threads, searches, scratch } = self;
-        let main = view.main();
-        let catalogue = Catalogue {
-            index: &main.index,
-            filter: &main.filter,
-            ids: Some(main.ids.of_slots()),
-            probes_max: main.recipe.serving.probes_max_of(main.index.lists()),
-        };
+        let parts = view.parts();
+        let catalogue = view.catalogue(&parts);
         let (mut searched, mut ranked) = (Vec::new(), Vec::new());
         for asked in embed(batch, &view, &wanted, threads, &mut scratch.graphs) {
             match &asked.prepared.task {
@@ -103,6 +98,7 @@ fn query<'a>(vector: &'a [f32], search: &'a Search) -> search::Query<'a> {
     search::Query {
         vector,
         plan: &search.planned.plan,
+        beside: &search.planned.beside,
         excluded: &search.excluded,
         k: search.k,
         k0: search.k0,
@@ -282,17 +278,16 @@ impl Reranker<'_> {
 
     /// The snapshot's numeric columns at the candidates.
     fn read_columns(&mut self, candidates: &[(f32, Slot)]) {
-        let numbers = &self.view.main().numbers;
         let columns = &mut self.scratch.columns;
-        columns.resize_with(numbers.len(), Vec::new);
-        for (column, (_, numbers)) in columns.iter_mut().zip(numbers) {
+        columns.resize_with(self.view.numbers().len(), Vec::new);
+        for (number, column) in columns.iter_mut().enumerate() {
             column.clear();
-            column.extend(candidates.iter().map(|(_, slot)| numbers[slot.index()]));
+            self.view.read_numbers(number, candidates.iter().map(|(_, slot)| *slot), column);
         }
     }
 
     fn column(&self, name: &str) -> Option<&[f32]> {
-        let place = self.view.main().numbers.iter().position(|(n, _)| n == name)?;
+        let place = self.view.numbers().position(|n| n == name)?;
         Some(&self.scratch.columns[place])
     }
 
@@ -312,7 +307,7 @@ impl Reranker<'_> {
             let count = candidates.len();
             tasks.resize(overarch.tasks() * count, 0.0);
             let columns: Vec<&[f32]> = overarch.columns().iter().filter_map(|name| self.column(name)).collect();
-            let row = |n: usize, row: &mut [f32]| self.view.main().index.row(candidates[n].1, row);
+            let row = |n: usize, row: &mut [f32]| self.view.row(candidates[n].1, row);
             let run = Candidates { query: &asked.vector, count, row: &row, columns: &columns };
             let deadline = batch.deadline(asked.place);
             let mut between = || match deadline.is_some_and(|deadline| Instant::now() >= deadline) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::snapshot::{Manifest, Placement, Snapshot};
-use crate::view::View;
+use crate::view::Live;
 
 /// What a folder says of its version, before anything else of it is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,14 +36,14 @@ pub trait Loader<T>: Send + Sync {
 }
 
 /// Snapshots, with their tables placed alike.
-impl Loader<View> for Placement {
+impl Loader<Live> for Placement {
     fn declared(&self, folder: &Path) -> Result<Declared> {
         let manifest = Manifest::read(folder)?;
         let memory_bytes = Snapshot::memory_bytes(folder, &manifest, self)?;
         Ok(Declared { digest: manifest.digest(), name: manifest.name, version: manifest.version, memory_bytes })
     }
 
-    fn load(&self, folder: &Path) -> Result<View> {
-        Snapshot::load(folder, self).map(|snapshot| View::new(Arc::new(snapshot)))
+    fn load(&self, folder: &Path) -> Result<Live> {
+        Snapshot::load(folder, self).map(|snapshot| Live::new(Arc::new(snapshot)))
     }
 }

@@ -39,6 +39,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("snapshot", 4, &["items", "model", "planner"]),
     ("search", 4, &[]),
     ("view", 5, &[]),
+    ("fresh", 5, &["view", "registry"]),
     ("pass", 5, &["view"]),
     ("registry", 5, &["view"]),
     ("engine", 6, &[]),
