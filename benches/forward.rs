@@ -135,7 +135,7 @@ fn in_batches(view: &Arc<View>, users: &[Value]) {
 }
 
 fn over_http(store: &Store, users: &[Value]) {
-    let registry = Registry::new(store.clone(), Placement::whole(), registry::Options::default());
+    let registry = Registry::new(store.clone(), registry::Snapshots::default(), registry::Options::default());
     registry.refresh();
     let loaded: Arc<Loaded> = registry.get("debian", Which::Active).unwrap();
     assert_eq!(loaded.name(), "debian");

@@ -8,6 +8,7 @@
 //! refresh_ms = 1000           # how often the store is looked at for new versions
 //! follow = true               # the newest published version is activated by itself; else `:activate` does it
 //! memory_mb = 8192            # what versions may take together; 0: 7/8 of what is free at the start
+//! recorded_queries = 0        # query embeddings kept of each version in memory, to calibrate by; up to 1024
 //! [tables]                    # where embedding tables lie; without it whole, in this host's memory
 //! plan = "plan.json"          # as `sterling plan --json` printed it
 //! topology = "machines.toml"  # or planned at each load: for these machines
@@ -44,7 +45,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::snapshot::PlacementOptions;
-use crate::{engine, http};
+use crate::{engine, http, limits};
 
 /// The configuration of a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -65,6 +66,8 @@ pub struct Config {
     /// Megabytes (2^20 bytes) of memory that loaded versions may take together; 0: most of what is free at the
     /// start.
     pub memory_mb: u64,
+    /// Query embeddings that are kept of each version in memory, for `GET /v1/models/{model}/queries`; 0 for none.
+    pub recorded_queries: usize,
     /// Where embedding tables lie.
     pub tables: PlacementOptions,
     /// Queue and workers.
@@ -83,6 +86,7 @@ impl Default for Config {
             refresh_ms: 1000,
             follow: true,
             memory_mb: 0,
+            recorded_queries: 0,
             tables: PlacementOptions::default(),
             engine: engine::Options::default(),
             http: http::Options::default(),
@@ -152,6 +156,13 @@ impl Config {
         config.http.check()?;
         if config.refresh_ms == 0 {
             return Err(Error::invalid("configuration: refresh_ms: got 0, expected at least 1"));
+        }
+        if config.recorded_queries > limits::RECORDED_MAX {
+            return Err(Error::invalid(format!(
+                "configuration: recorded_queries: got {}, expected at most {}",
+                config.recorded_queries,
+                limits::RECORDED_MAX
+            )));
         }
         Ok(config)
     }
@@ -252,6 +263,7 @@ mod tests {
             ("[engine]\nqueue = 0", "engine.queue: got 0"),
             ("[engine]\nqueue = 'many'", "queue"),
             ("refresh_ms = 0", "refresh_ms"),
+            ("recorded_queries = 1025", "recorded_queries: got 1025, expected at most 1024"),
             ("[engine", "TOML"),
         ] {
             let error = read(text).expect_err(text).to_string();

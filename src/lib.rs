@@ -40,6 +40,7 @@ pub mod telemetry;
 pub mod tensor;
 pub mod topk;
 pub mod tower;
+pub mod trial;
 pub mod units;
 pub mod value;
 pub mod view;

@@ -1,6 +1,8 @@
 //! The bounds of what a request, a model or a catalogue may ask for, with the relations that must hold between them checked
 //! when it compiles. What bounds one part alone stands in that part.
 
+use std::ops::RangeInclusive;
+
 /// Widest query or item embedding, D.
 pub const DIMENSION_MAX: usize = 8192;
 /// Largest magnitude of a number in a query or an item's vector, 2^56: no product of two vectors leaves f32.
@@ -9,6 +11,8 @@ pub const COMPONENT_MAX: f32 = 7.205_759_4e16;
 pub const RESULTS_MAX: usize = 100_000;
 /// Most candidates of a request, K0.
 pub const CANDIDATES_MAX: usize = 200_000;
+/// Recalls that a request may ask for.
+pub const RECALLS: RangeInclusive<f64> = 0.5..=0.999;
 /// Most requests in one `requests` list.
 pub const BATCH_REQUESTS_MAX: usize = 1024;
 /// Most ids of one feature of one request.
@@ -21,6 +25,8 @@ pub const EXCLUDE_MAX: usize = 100_000;
 pub const COLUMNS_MAX: usize = 256;
 /// Most constants of the value model that a request may override.
 pub const CONSTANTS_MAX: usize = 256;
+/// Most query embeddings that a server keeps of a version.
+pub const RECORDED_MAX: usize = 1024;
 /// Most items of one snapshot; slots are 32-bit.
 pub const ITEMS_MAX: usize = u32::MAX as usize / 2;
 /// Most lists of an index, C.

@@ -71,7 +71,9 @@ pub struct Retrieve {
     pub k: usize,
     /// Candidates that are reranked, K0; the model's default where it is not given.
     pub candidates: Option<usize>,
-    /// Lists that are probed, P; the model's default where it is not given.
+    /// The share of the true candidates that is to be found; the model's default where it is not given.
+    pub recall: Option<f64>,
+    /// Lists that are probed, P, in place of a recall.
     pub probes: Option<usize>,
     /// Looks at every item in f32 in place of probing.
     pub exact: bool,
@@ -135,6 +137,7 @@ impl Retrieve {
             exclude: Vec::new(),
             k: Retrieve::K_DEFAULT,
             candidates: None,
+            recall: None,
             probes: None,
             exact: false,
             reading: Reading::default(),
@@ -155,6 +158,17 @@ pub struct StepReport {
     pub items: u64,
 }
 
+/// How the number of lists came about.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Probes {
+    /// Lists to probe; more where a filter goes against their order.
+    pub probes: usize,
+    /// The recall that was asked for, where one was.
+    pub target: Option<f64>,
+    /// The recall that was measured there when the version was published, where it was.
+    pub estimate: Option<f64>,
+}
+
 /// How an answer came about.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Explain {
@@ -166,6 +180,8 @@ pub struct Explain {
     pub filter: String,
     /// Estimated share of items that pass the filter.
     pub pass_rate: f64,
+    /// Of a search by lists: how many were to be probed, and why.
+    pub probes: Option<Probes>,
     /// Lists that were probed.
     pub probed: u64,
     /// Items in the probed lists.

@@ -16,6 +16,11 @@ use crate::error::{Error, Result};
 
 /// The system counts processor time in hundredths of a second, on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
+/// From this rate on, in requests a second, requests are sent and answers are taken together.
+const GATHER_RATE: f64 = 4000.0;
+/// How long they gather. A generator that wakes for each takes the core from a server on the same machine tens of thousands
+/// of times a second; what is measured is longer by this at most, for a request is timed from when it was due.
+const GATHER: Duration = Duration::from_micros(500);
 /// Time to get ready before the first request is due.
 const LEAD: Duration = Duration::from_millis(50);
 
@@ -59,6 +64,11 @@ struct Planned {
 }
 
 impl Load {
+    fn gather(&self) -> Duration {
+        let rate: f64 = self.classes.iter().map(|class| class.rate).sum();
+        if rate < GATHER_RATE { Duration::ZERO } else { GATHER }
+    }
+
     fn schedule(&self) -> Vec<Planned> {
         let of_class = |(class, what): (usize, &Class)| {
             let seed = self.seed.wrapping_add(class as u64);
@@ -71,10 +81,11 @@ impl Load {
     }
 }
 
-/// Runs on a thread of its own what needs one: connections that are not shared.
-fn local<T>(work: impl Future<Output = T>) -> Result<T> {
+/// Runs what needs a thread of its own: connections that are not shared. It looks at them once in `gather` at most.
+fn local<T>(gather: Duration, work: impl Future<Output = T>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .on_thread_park(move || std::thread::sleep(gather))
         .build()
         .map_err(|e| Error::io("the generator's thread", e))?;
     Ok(LocalSet::new().block_on(&runtime, work))
@@ -85,7 +96,7 @@ fn local<T>(work: impl Future<Output = T>) -> Result<T> {
 /// # Errors
 /// `Unavailable` where it does not answer with a JSON document.
 pub fn get(target: &Target, path: &str) -> Result<Value> {
-    local(Client::new(target.clone(), 1).get(path))?
+    local(Duration::ZERO, Client::new(target.clone(), 1).get(path))?
 }
 
 /// Sends the load to the server and reports what became of it.
@@ -97,7 +108,8 @@ pub fn run(target: &Target, load: &Load) -> Result<Report> {
     get(target, "/v1/models")?;
     let ticks = processor_ticks();
     let started = Instant::now();
-    let (samples, late, closed_by_server) = local(send(Client::new(target.clone(), load.connections), load))?;
+    let (samples, late, closed_by_server) =
+        local(load.gather(), send(Client::new(target.clone(), load.connections), load))?;
     let cores = ticks
         .zip(processor_ticks())
         .map(|(before, after)| (after - before) / TICKS_PER_SECOND / started.elapsed().as_secs_f64());
@@ -124,7 +136,7 @@ async fn send(client: Rc<Client>, load: &Load) -> (Vec<Sample>, Vec<Duration>, u
 
     let classes: Rc<[Class]> = load.classes.clone().into();
     let start = Instant::now() + LEAD;
-    let mut due = pace(start, load.schedule());
+    let mut due = pace(start, load.schedule(), load.gather());
     let (mut running, mut samples, mut late) = (JoinSet::new(), Vec::new(), Vec::new());
     while let Some(Planned { at, class, body }) = due.recv().await {
         let due = start + at;
@@ -147,12 +159,15 @@ async fn send(client: Rc<Client>, load: &Load) -> (Vec<Sample>, Vec<Duration>, u
 }
 
 /// Hands out each request when it is due. A thread that sleeps wakes within tens of microseconds; the runtime's timer
-/// knows whole milliseconds only.
-fn pace(start: Instant, planned: Vec<Planned>) -> mpsc::UnboundedReceiver<Planned> {
+/// knows whole milliseconds only. Those that are due within `gather` of one another are handed out together.
+fn pace(start: Instant, planned: Vec<Planned>, gather: Duration) -> mpsc::UnboundedReceiver<Planned> {
     let (send, receive) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
         for request in planned {
-            std::thread::sleep((start + request.at).saturating_duration_since(Instant::now()));
+            let wait = (start + request.at).saturating_duration_since(Instant::now());
+            if !wait.is_zero() {
+                std::thread::sleep(wait.max(gather));
+            }
             if send.send(request).is_err() {
                 break;
             }
@@ -202,7 +217,7 @@ mod tests {
     fn requests_are_handed_out_when_they_are_due_and_not_before() {
         let planned = |n: u64| Planned { at: Duration::from_millis(n * 3), class: 0, body: n as usize };
         let start = Instant::now() + Duration::from_millis(5);
-        let mut due = pace(start, (0..20).map(planned).collect());
+        let mut due = pace(start, (0..20).map(planned).collect(), Duration::ZERO);
         for n in 0..20 {
             let request = due.blocking_recv().unwrap();
             assert_eq!(request.body, n);

@@ -4,7 +4,8 @@
 //! 2. For each number of results and of probes, and for each filter, all queries run once; the first batch runs twice and
 //!    its first time is thrown away. Each thread takes a part of a batch through the search that serves ([`crate::search`]),
 //!    with as many candidates as results; parsing and planning the part's filter is included.
-//! 3. Answers are held against the exact ones: recall is the share of the true K that was returned.
+//! 3. With `--recall` the index is calibrated as a publication does it, and lists are chosen from that by target.
+//! 4. Answers are held against the exact ones: recall is the share of the true K that was returned.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -20,7 +21,9 @@ use crate::filter;
 use crate::ivf::{self, Rescore};
 use crate::limits;
 use crate::npy;
+use crate::publish::calibrate;
 use crate::search::{self, Catalogue, Found, Sink};
+use crate::snapshot::{Calibration, Wanted};
 use crate::tensor::Matrix;
 use crate::units::Slot;
 
@@ -49,6 +52,12 @@ pub(super) struct AnnBench {
     /// Probed lists.
     #[arg(long, value_delimiter = ',', default_value = "8,32")]
     probes: Vec<usize>,
+    /// Recalls that choose the probed lists, besides those of --probes.
+    #[arg(long, value_delimiter = ',')]
+    recall: Vec<f64>,
+    /// Queries to calibrate with, `.npy` `[Q, D]`; items with noise where it is not given.
+    #[arg(long, requires = "recall")]
+    calibrate_queries: Option<PathBuf>,
     /// Results.
     #[arg(long, value_delimiter = ',', default_value = "100,1000")]
     k: Vec<usize>,
@@ -105,6 +114,7 @@ struct Subject {
     order: Vec<u32>,
     columns: Columns,
     filter: filter::Index,
+    calibration: Option<Calibration>,
 }
 
 /// One searching thread: its memory, and what its part of the queries found.
@@ -132,9 +142,16 @@ impl Sink for Results {
     }
 }
 
+/// What says how many lists are probed.
+#[derive(Clone, Copy)]
+enum Asked {
+    Probes(usize),
+    Recall(f64),
+}
+
 /// One measurement.
 struct Run<'a> {
-    probes: usize,
+    asked: Asked,
     k: usize,
     filter: Option<(&'a str, &'a str)>,
 }
@@ -163,16 +180,18 @@ impl AnnBench {
         let mut measure = |run: Run<'_>, truth: &Integers| {
             pool.install(|| measure(&self, &subject, queries, run, truth, &mut searchers))
         };
+        let asked = self.probes.iter().copied().map(Asked::Probes);
+        let asked: Vec<Asked> = asked.chain(self.recall.iter().copied().map(Asked::Recall)).collect();
         for &k in &self.k {
-            for &probes in &self.probes {
-                measure(Run { probes, k, filter: None }, &truth)?;
+            for &asked in &asked {
+                measure(Run { asked, k, filter: None }, &truth)?;
             }
         }
         let k = self.k.iter().copied().max().unwrap_or(FILTERED_MOST).min(FILTERED_MOST);
         for (name, expression) in &filters {
             let truth = Integers::read(&self.truth.with_file_name(format!("truth_{name}.npy")), used)?;
-            for &probes in &self.probes {
-                measure(Run { probes, k, filter: Some((name, expression)) }, &truth)?;
+            for &asked in &asked {
+                measure(Run { asked, k, filter: Some((name, expression)) }, &truth)?;
             }
         }
         Ok(())
@@ -183,6 +202,10 @@ impl AnnBench {
         let single = [("threads", self.threads, THREADS_MAX), ("batch", self.batch, BATCH_MAX)];
         let singles = single.map(|(name, value, most)| (name, vec![value], most));
         let all = several.into_iter().chain(singles.iter().map(|(name, values, most)| (*name, values, *most)));
+        if let Some(recall) = self.recall.iter().find(|recall| !limits::RECALLS.contains(recall)) {
+            let (least, most) = (limits::RECALLS.start(), limits::RECALLS.end());
+            return Err(Error::invalid(format!("--recall: got {recall}, expected {least} to {most}")));
+        }
         for (name, values, most) in all {
             if let Some(value) = values.iter().find(|&&v| v == 0 || v > most) {
                 return Err(Error::invalid(format!("--{name}: got {value}, expected 1 to {most}")));
@@ -292,7 +315,23 @@ fn build_in(folder: &Path, items: Matrix<'_>, attributes: &[ItemColumn], argumen
         "bytes_per_item": round((index.bytes() + filter.bytes()) as f64 / index.items() as f64, 1),
         "filter_bytes_per_item": round(filter.bytes() as f64 / index.items() as f64, 1),
     }))?;
-    Ok(Subject { index, order: built.order, columns, filter })
+    let calibration = if arguments.recall.is_empty() { None } else { Some(calibrated(&index, arguments)?) };
+    Ok(Subject { index, order: built.order, columns, filter, calibration })
+}
+
+/// The calibration of the index, as a publication makes it.
+fn calibrated(index: &ivf::Index, arguments: &AnnBench) -> Result<Calibration> {
+    let started = Instant::now();
+    let queries = match &arguments.calibrate_queries {
+        Some(path) => calibrate::Queries::of_matrix(path, index)?,
+        None => calibrate::Queries::of_items(index, arguments.seed),
+    };
+    let calibration = calibrate::measure(index, queries, arguments.seed, &|_, _| ());
+    say(json!({
+        "calibrate_s": round(started.elapsed().as_secs_f64(), 2), "queries": calibration.queries,
+        "source": calibration.source, "curves": calibration.curves,
+    }))?;
+    Ok(calibration)
 }
 
 fn round(x: f64, digits: i32) -> f64 {
@@ -309,7 +348,7 @@ fn measure(
     searchers: &mut [Searcher],
 ) -> Result<()> {
     let index = &subject.index;
-    let (mut seconds, mut hits, mut total) = (Vec::new(), 0usize, 0usize);
+    let (mut seconds, mut hits, mut total, mut worst) = (Vec::new(), 0usize, 0usize, 1f64);
     let mut counters = ivf::Counters::default();
     let size = arguments.batch;
     let mut at = 0;
@@ -331,11 +370,17 @@ fn measure(
             let mut wanted: Vec<i64> = row[..run.k.min(row.len())].iter().copied().filter(|&t| t >= 0).collect();
             wanted.sort_unstable();
             let found = |s: &&Slot| wanted.binary_search(&i64::from(subject.order[s.index()])).is_ok();
-            hits += slots.iter().filter(found).count();
+            let right = slots.iter().filter(found).count();
+            worst = worst.min(right as f64 / wanted.len().max(1) as f64);
+            hits += right;
             total += wanted.len();
         }
         at = end;
     }
+    let told = match run.asked {
+        Asked::Probes(probes) => (Some(probes), None),
+        Asked::Recall(recall) => (None, Some(recall)),
+    };
     let count = queries.rows();
     let mean = |n: u64| round(n as f64 / count as f64, 1);
     let whole: f64 = seconds.iter().sum();
@@ -348,9 +393,10 @@ fn measure(
         ivf::WideRows::F32(_) => "int8+f32",
     };
     say(json!({
-        "peer": "sterling", "kind": kind, "kernel": index.kernel(), "lists": index.lists(), "probes": run.probes, "k": run.k,
+        "peer": "sterling", "kind": kind, "kernel": index.kernel(), "lists": index.lists(), "probes": told.0, "target": told.1, "k": run.k,
         "threads": arguments.threads, "batch": size, "filter": run.filter.map(|f| f.0), "qps": round(count as f64 / whole, 1),
         "p50_ms": percentile(0.5), "p99_ms": percentile(0.99), "recall": round(hits as f64 / total.max(1) as f64, 4),
+        "worst_recall": round(worst, 4),
         "mask_ms": 0, "bytes_per_item": round(index.bytes() as f64 / index.items() as f64, 1),
         "lists_probed": mean(counters.lists), "items_scanned": mean(counters.items),
         "survivors": mean(counters.survivors), "bytes_read": mean(counters.bytes),
@@ -365,19 +411,37 @@ fn search(subject: &Subject, queries: Matrix<'_>, run: &Run<'_>, searchers: &mut
     parts.try_for_each(|(part, searcher)| searcher.search(subject, Matrix::new(part, queries.cols())?, run))
 }
 
+impl Subject {
+    /// The lists to probe for so many candidates, and when a filtered search ends.
+    fn probing(&self, asked: Asked, candidates: usize, pass_rate: f64) -> Result<(usize, Option<ivf::Ending<'_>>)> {
+        match (asked, &self.calibration) {
+            (Asked::Probes(probes), _) => Ok((probes, None)),
+            (Asked::Recall(recall), Some(calibration)) => {
+                let wanted = Wanted { candidates, pass_rate, recall };
+                let chosen = calibration.choose(wanted, self.index.items(), self.index.lists());
+                Ok((chosen.probes, Some(ivf::Ending { margins: &calibration.margins, left: chosen.left })))
+            }
+            (Asked::Recall(_), None) => Err(Error::internal("a recall without a calibration")),
+        }
+    }
+}
+
 impl Searcher {
     fn search(&mut self, subject: &Subject, queries: Matrix<'_>, run: &Run<'_>) -> Result<()> {
         let Subject { index, columns, filter, .. } = subject;
         let expression = run.filter.map_or("", |(_, expression)| expression);
         let plan = filter::Plan::new(&filter::parse(expression)?.canonical(), columns, filter)?;
+        let k0 = run.k.min(index.items());
+        let (probes, ending) = subject.probing(run.asked, k0, plan.pass_rate())?;
         let query = |n: usize| search::Query {
             vector: queries.row(n),
             plan: &plan,
             beside: &[],
             excluded: &[],
             k: run.k,
-            k0: run.k.min(index.items()),
-            probes: run.probes,
+            k0,
+            probes,
+            ending,
             exact: false,
         };
         let queries: Vec<search::Query<'_>> = (0..queries.rows()).map(query).collect();

@@ -22,6 +22,7 @@ use crate::request::{Content, Request, Retrieve, User};
 use crate::snapshot::Store;
 use crate::telemetry;
 use crate::tower::Threads;
+use crate::trial::{Apart, Trials};
 use crate::units::{ItemId, Slot};
 use crate::view::View;
 
@@ -63,7 +64,8 @@ impl Demo {
             Some((name, _)) => name,
             None => {
                 let package = Some(self.package.clone());
-                let what = Publish { package, ..Publish::default() };
+                let trials = Trials::Apart(Apart::of_this_program()?);
+                let what = Publish { package, trials, ..Publish::default() };
                 let (name, version, manifest) = publish(&store, &what)?;
                 say(format_args!(
                     "published {name} version {version}: {} items, {:.1} s",

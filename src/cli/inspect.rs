@@ -1,13 +1,16 @@
 //! `sterling inspect`.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::output::say;
 use crate::error::{Error, Result};
 use crate::files::Tensors;
-use crate::http::wire::{ModelInfo, model_info};
+use crate::http::wire::{CalibrationInfo, ModelInfo, model_info};
 use crate::model::{MODEL_FILE, Package};
-use crate::snapshot::{MANIFEST, Manifest, Placement, Snapshot, Store};
+use crate::snapshot::{GraphRecord, MANIFEST, Manifest, Placement, Snapshot, Store};
+use crate::tower::Runs;
+use crate::trial::{Apart, Trials};
 
 /// Arguments of `sterling inspect`.
 #[derive(Debug, clap::Args)]
@@ -58,7 +61,15 @@ impl Inspect {
         Ok(())
     }
 
+    /// Graphs of others may end the process: what this program did not publish is tried first.
+    fn try_graphs(&self) -> Result<()> {
+        Trials::Apart(Apart::of_this_program()?).run(&self.folder)
+    }
+
     fn snapshot(&self) -> Result<()> {
+        if !Manifest::read(&self.folder)?.is_tried() {
+            self.try_graphs()?;
+        }
         let snapshot = Snapshot::load(&self.folder, &Placement::whole())?;
         let info = model_info(&snapshot);
         let made = &snapshot.manifest.provenance;
@@ -72,6 +83,7 @@ impl Inspect {
             made.seconds
         ))?;
         model(&info)?;
+        programs(&snapshot.package, snapshot.manifest.graphs.as_ref())?;
         say("\nfiles (every checksum holds)")?;
         for (name, sum) in &snapshot.manifest.files {
             say(format_args!("  {:>12}  {name}", sum.bytes))?;
@@ -87,6 +99,7 @@ impl Inspect {
     }
 
     fn package(&self) -> Result<()> {
+        self.try_graphs()?;
         let package = Package::open(&self.folder)?;
         let spec = &package.spec;
         say(format_args!("model package {}, D = {}: {}", spec.name, spec.dimension, spec.description))?;
@@ -96,14 +109,34 @@ impl Inspect {
         for name in package.files() {
             say(format_args!("  file {name}"))?;
         }
-        say(format_args!("  value {}", spec.value.expression))
+        say(format_args!("  value {}", spec.value.expression))?;
+        programs(&package, None)
     }
+}
+
+/// What runs each graph, step by step, and what ran it when it was published where that was something else.
+fn programs(package: &Package, published: Option<&BTreeMap<String, GraphRecord>>) -> Result<()> {
+    for (file, runs) in package.graphs() {
+        let record = GraphRecord::from(runs);
+        say(format_args!("\ngraph {file} {record}"))?;
+        if let Some(other) = published.and_then(|graphs| graphs.get(file)).filter(|other| **other != record) {
+            say(format_args!("when it was published: {file} {other}"))?;
+        }
+        if let Runs::Program(program) = runs {
+            say(program)?;
+        }
+    }
+    Ok(())
 }
 
 fn model(info: &ModelInfo) -> Result<()> {
     say(format_args!("{}", info.description))?;
     say(format_args!("items N = {}, dimension D = {}, lists C = {}", info.items, info.dimension, info.lists))?;
-    say(format_args!("defaults: probes P = {}, candidates K0 = {}", info.probes, info.candidates))?;
+    say(format_args!(
+        "defaults: recall {}, probes P = {}, candidates K0 = {}",
+        info.recall, info.probes, info.candidates
+    ))?;
+    info.calibration.iter().try_for_each(calibration)?;
     for feature in &info.features {
         let width = feature.width.map(|w| format!(" [{w}]")).unwrap_or_default();
         say(format_args!("  feature {:20} {}{width}", feature.name, feature.kind))?;
@@ -119,6 +152,23 @@ fn model(info: &ModelInfo) -> Result<()> {
     say(format_args!("  value   {}", info.value))?;
     for (name, value) in &info.constants {
         say(format_args!("          {name} = {value}"))?;
+    }
+    Ok(())
+}
+
+/// A line a curve, a column a target: the lists, and the recall that was measured there at least, with 95 % confidence.
+pub(super) fn calibration(info: &CalibrationInfo) -> Result<()> {
+    let row = |cells: Vec<String>| cells.iter().map(|cell| format!(" {cell:>12}")).collect::<String>();
+    say(format_args!(
+        "calibration {}: lists that a recall takes (and the recall there, at least), by {} queries: {}",
+        info.digest, info.queries, info.source
+    ))?;
+    let targets = info.targets.iter().map(f64::to_string).collect();
+    say(format_args!("  {:>6} {:>9} {}", "K0", "pass rate", row(targets)))?;
+    for curve in &info.curves {
+        let points = curve.probes.iter().zip(&curve.low);
+        let points = points.map(|(probes, low)| format!("{probes} ({low:.3})")).collect();
+        say(format_args!("  {:>6} {:>9} {}", curve.k, curve.pass_rate, row(points)))?;
     }
     Ok(())
 }

@@ -9,6 +9,7 @@
 
 mod ann_bench;
 mod bench;
+mod calibrate;
 mod demo;
 mod inspect;
 mod output;
@@ -16,6 +17,7 @@ mod plan;
 mod publish;
 mod remote;
 mod serve;
+mod trial;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -38,6 +40,8 @@ enum Command {
     Demo(demo::Demo),
     /// Turn a model package, an index recipe and items into a version in the store.
     Publish(publish::Publish),
+    /// Measure again how many lists of a published version a recall takes, with queries like those that are asked.
+    Calibrate(calibrate::Calibrate),
     /// Answer over HTTP from the store's newest versions.
     Serve(serve::Serve),
     /// Measure the item index alone on `.npy` files, a JSON line a measurement.
@@ -50,6 +54,9 @@ enum Command {
     Plan(plan::Plan),
     /// Show whose rows a Redis or Valkey Cluster holds, or remove those of a version.
     Remote(remote::Remote),
+    /// Run the graphs of a package or version within bounds of memory and time, as `publish` and `serve` have it done.
+    #[command(hide = true)]
+    Trial(trial::Trial),
 }
 
 /// Runs the command line of this process.
@@ -58,12 +65,14 @@ pub fn run() -> ExitCode {
     let done = match cli.command {
         Command::Demo(command) => command.run(),
         Command::Publish(command) => command.run(),
+        Command::Calibrate(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::AnnBench(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Remote(command) => command.run(),
+        Command::Trial(command) => command.run(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

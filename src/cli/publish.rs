@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::publish::{self, Stage, Vectors};
 use crate::snapshot::{Manifest, Recipe, Store};
 use crate::telemetry;
+use crate::trial::{Apart, Trials};
 
 /// Arguments of `sterling publish`.
 #[derive(Debug, clap::Args)]
@@ -34,6 +35,10 @@ pub(super) struct Publish {
     /// The index recipe; indexes/default.toml holds what is used where it is not given
     #[arg(long)]
     index: Option<PathBuf>,
+    /// Queries that tell how many lists a recall takes: vectors as .npy, or a `:retrieve` body a line; the package's
+    /// queries.jsonl where it is not given, else items with some noise
+    #[arg(long, value_name = "FILE")]
+    queries: Option<PathBuf>,
     /// Where versions are published
     #[arg(long, default_value = "store")]
     store: PathBuf,
@@ -55,11 +60,13 @@ impl Publish {
             name: self.name,
             items: self.items,
             vectors: self.vectors.map(Vectors::Npy).or(self.faiss.map(Vectors::Faiss)),
+            queries: self.queries,
             recipe,
             remote: match self.remote.is_empty() {
                 true => None,
                 false => Some(publish::Remote { cluster: connect(self.remote)?, tables: self.remote_table }),
             },
+            trials: Trials::Apart(Apart::of_this_program()?),
         };
         let (name, version, manifest) = publish(&Store::new(self.store), &what)?;
         say(format_args!(
@@ -68,7 +75,8 @@ impl Publish {
             manifest.lists,
             manifest.bytes() as f64 / 1e6,
             manifest.provenance.seconds,
-        ))
+        ))?;
+        manifest.graphs.iter().flatten().try_for_each(|(file, record)| say(format_args!("  {file} {record}")))
     }
 }
 

@@ -18,9 +18,10 @@ use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feeds, Updating};
 use crate::http::{self, App, Stop};
-use crate::registry::{self, Registry};
+use crate::registry::{self, Registry, Snapshots};
 use crate::snapshot::Placement;
 use crate::telemetry;
+use crate::trial::{Apart, Trials};
 use crate::warmup;
 
 /// Arguments of `sterling serve`.
@@ -80,6 +81,8 @@ impl Server {
     pub(super) fn bind(config: &Config) -> Result<Self> {
         telemetry::metrics();
         let placement = Placement::open(&config.tables)?;
+        let trials = Trials::Apart(Apart::of_this_program()?);
+        let loader = Snapshots { placement, trials, recorded: config.recorded_queries };
         let options = registry::Options {
             only: config.model.clone(),
             memory_bytes: (config.memory_mb > 0).then(|| config.memory_mb.saturating_mul(1 << 20)),
@@ -91,13 +94,19 @@ impl Server {
             tracing::warn!("model `{model}` has no version in {} yet, waiting for one", config.store.display());
         }
         let feeds = config.updates.as_ref().map(|folder| Arc::new(Feeds::new(folder)));
-        let loader = Updating { placement, feeds: feeds.clone() };
+        let loader = Updating { snapshots: loader, feeds: feeds.clone() };
         let registry = Registry::new(store, loader, options).with_warm_up(Arc::new(warmup::check));
         let app = App::new(registry, Engine::start(Passes, &config.engine)?, &config.http);
         let app = Arc::new(app.with_updates(feeds, Duration::from_millis(config.engine.timeout_ms)));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
-            .on_thread_park(heap::give_back)
+            .on_thread_park({
+                let app = app.clone();
+                move || {
+                    heap::give_back();
+                    std::thread::sleep(app.engine.swarm());
+                }
+            })
             .build()
             .map_err(|e| Error::io("the threads of the HTTP edge", e))?;
         let listener = runtime

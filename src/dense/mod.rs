@@ -7,6 +7,8 @@
 //! 3. `plan` gives every value a place and makes steps; `exec` runs them: the user's once, the rows' in blocks that stay in
 //!    the caches through all steps.
 //!
+//! `text` writes a program down: what `sterling inspect` prints, and what its digest is of.
+//!
 //! `interpret` is the meaning of a graph: it folds constants, and the tests compare programs with it.
 
 mod collapse;
@@ -16,9 +18,11 @@ mod import;
 mod interpret;
 mod ir;
 mod plan;
+mod text;
 
 pub use exec::Scratch;
 pub use import::{Given, Size};
+pub use text::Figures;
 
 use crate::device::cpu::Kernels;
 use crate::error::{Error, Result};
@@ -87,6 +91,16 @@ impl RowProgram {
         self.width
     }
 
+    /// The plan that costs the least for so many rows.
+    fn plan(&self, rows: usize) -> &Plan {
+        if work(&self.collapsed, rows) < work(&self.straight, rows) { &self.collapsed } else { &self.straight }
+    }
+
+    /// What a run over so many rows costs, in multiply-adds and what takes as long as one.
+    pub fn work(&self, rows: usize) -> usize {
+        work(self.plan(rows), rows)
+    }
+
     /// Runs over `rows` rows, block after block. `user` are the user's inputs in their order; `fill` writes the inputs of a row,
     /// side by side in their order; `done` gets the first row of each block, the rows that it has, and what they became. A failure
     /// of `done` ends the run.
@@ -101,8 +115,7 @@ impl RowProgram {
         fill: &mut dyn FnMut(usize, &mut [f32]),
         done: &mut dyn FnMut(usize, usize, Block<'_>) -> Result<()>,
     ) -> Result<()> {
-        let cost = |plan: &Plan| plan.user_work.saturating_add(plan.row_work.saturating_mul(rows));
-        let plan = if cost(&self.collapsed) < cost(&self.straight) { &self.collapsed } else { &self.straight };
+        let plan = self.plan(rows);
         exec::start(plan, self.kernels, user, scratch);
         for first in (0..rows).step_by(exec::BLOCK_ROWS) {
             let count = exec::BLOCK_ROWS.min(rows - first);
@@ -115,6 +128,10 @@ impl RowProgram {
         }
         Ok(())
     }
+}
+
+fn work(plan: &Plan, rows: usize) -> usize {
+    plan.user_work.saturating_add(plan.row_work.saturating_mul(rows))
 }
 
 #[cfg(test)]

@@ -2,14 +2,13 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::backend::{Backend, Job, Terms};
 use super::options::Options;
 use super::place::Place;
 use super::queue::Ask;
-use super::shared::Shared;
+use super::shared::{Hand, Life, Shared};
 use super::ticket::Ticket;
 use super::worker;
 use crate::error::{Error, Result};
@@ -18,6 +17,11 @@ use crate::request::Priority;
 
 /// Threads that fetch rows. Each waits for one answer of the cluster at a time.
 pub(super) const FETCHERS: usize = 4;
+/// How often workers are looked after, and how long after the last deadline of its batch one is lost: rten looks at no clock.
+const WATCH: Duration = Duration::from_secs(1);
+const LOST_AFTER: Duration = Duration::from_secs(30);
+/// Workers that are given up at most: each may hold a core and its memory for ever.
+const LOST_MAX: u64 = 16;
 /// Least price of a request: nothing is free.
 const PRICE_MIN: Duration = Duration::from_micros(1);
 /// What costs more is refused all the same, whatever it says.
@@ -28,7 +32,6 @@ const TIMEOUT_MAX: Duration = Duration::from_millis(TIMEOUT_MS_MAX);
 /// Workers behind a queue. Dropping it answers what waits and ends the threads.
 pub struct Engine<B: Backend> {
     pub(super) shared: Arc<Shared<B>>,
-    threads: Vec<JoinHandle<()>>,
     workers: usize,
     timeout: Duration,
 }
@@ -42,23 +45,21 @@ impl<B: Backend> Engine<B> {
         options.check()?;
         let workers = options.worker_count();
         let shared = Arc::new(Shared::new(backend, options, workers));
-        let mut engine = Engine { shared, threads: Vec::new(), workers, timeout: options.timeout() };
+        let engine = Engine { shared, workers, timeout: options.timeout() };
         for number in 0..workers {
-            engine.thread(format!("pass-{number}"), move |shared| {
-                shared.backend.host(&|| worker::work(shared, number))
-            })?;
+            hire(&engine.shared, Life { number, lost_before: 0 })?;
         }
         for number in 0..FETCHERS {
-            engine.thread(format!("fetch-{number}"), worker::fetch)?;
+            start(&engine.shared, format!("fetch-{number}"), None, |shared| worker::fetch(shared))?;
         }
+        start(&engine.shared, "watch".into(), None, |shared| {
+            while !shared.wait_for_end(WATCH) {
+                if let Some(since) = Instant::now().checked_sub(LOST_AFTER) {
+                    replace_lost(shared, since);
+                }
+            }
+        })?;
         Ok(engine)
-    }
-
-    fn thread(&mut self, name: String, run: impl FnOnce(&Shared<B>) + Send + 'static) -> Result<()> {
-        let shared = self.shared.clone();
-        let thread = std::thread::Builder::new().name(name).spawn(move || run(&shared));
-        self.threads.push(thread.map_err(|e| Error::io("a worker thread", e))?);
-        Ok(())
     }
 
     /// What the workers run.
@@ -78,6 +79,12 @@ impl<B: Backend> Engine<B> {
     /// As [`Engine::submit`].
     pub fn admits(&self, timeout: Option<Duration>) -> Result<()> {
         self.shared.admits(timeout.unwrap_or(self.timeout)).map_err(|refused| self.shared.meters.refused(refused))
+    }
+
+    /// How long whoever reads requests should let them gather: zero but under overload. Each request that is read as soon as
+    /// it comes takes a core from a worker and gives it back, which costs both more than the refusal itself.
+    pub fn swarm(&self) -> Duration {
+        self.shared.swarm(self.timeout)
     }
 
     /// Takes a request in, or refuses it, at once; the future waits for its answer. Dropping the future is leaving.
@@ -134,10 +141,50 @@ impl<B: Backend> Drop for Engine<B> {
     fn drop(&mut self) {
         self.shared.drain(Duration::ZERO);
         self.shared.end();
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
+        loop {
+            let hand = self.shared.threads().pop();
+            let Some(Hand { life, thread }) = hand else { break };
+            // What a lost worker waits for may never come.
+            if life.is_none_or(|life| self.shared.is_current(life)) {
+                let _ = thread.join();
+            }
         }
         // What a fetch brought back when no worker was there any more.
         self.shared.drain(Duration::ZERO);
+    }
+}
+
+/// Starts a thread of the engine.
+fn start<B: Backend>(
+    shared: &Arc<Shared<B>>,
+    name: String,
+    life: Option<Life>,
+    run: impl FnOnce(&Arc<Shared<B>>) + Send + 'static,
+) -> Result<()> {
+    let its_own = shared.clone();
+    let thread = std::thread::Builder::new().name(name).spawn(move || run(&its_own));
+    let thread = thread.map_err(|e| Error::io("a thread of the engine", e))?;
+    shared.threads().push(Hand { life, thread });
+    Ok(())
+}
+
+/// Starts a worker.
+fn hire<B: Backend>(shared: &Arc<Shared<B>>, life: Life) -> Result<()> {
+    let name = format!("pass-{}", life.number);
+    start(shared, name, Some(life), move |shared| shared.backend.host(&|| worker::work(shared, life)))
+}
+
+/// Puts others in the place of workers that run what nobody has waited for since `since`: a graph or a device that hangs
+/// costs a thread, not a worker.
+pub(super) fn replace_lost<B: Backend>(shared: &Arc<Shared<B>>, since: Instant) {
+    for life in shared.lose(since, LOST_MAX) {
+        shared.meters.lost();
+        tracing::error!(
+            worker = life.number,
+            "a worker hangs in a request that nobody waits for; another takes its place"
+        );
+        if let Err(error) = hire(shared, life) {
+            tracing::error!(worker = life.number, %error, "there is no thread for another worker");
+        }
     }
 }

@@ -20,6 +20,7 @@ pub(super) struct Meters {
     in_flight: Gauge,
     pace: Gauge,
     left: Counter,
+    lost: Counter,
     refused_queue: Counter,
     refused_deadline: Counter,
     refused_memory: Counter,
@@ -36,12 +37,18 @@ impl Meters {
             in_flight: gauge!("sterling_in_flight_bytes"),
             pace: gauge!("sterling_pace"),
             left: counter!("sterling_dropped_total"),
+            lost: counter!("sterling_lost_workers_total"),
             refused_queue: counter!("sterling_refused_total", "reason" => "queue"),
             refused_deadline: counter!("sterling_refused_total", "reason" => "deadline"),
             refused_memory: counter!("sterling_refused_total", "reason" => "memory"),
             refused_expired: counter!("sterling_refused_total", "reason" => "expired"),
             refused_closing: counter!("sterling_refused_total", "reason" => "closing"),
         }
+    }
+
+    /// A worker was given up.
+    pub(super) fn lost(&self) {
+        self.lost.increment(1);
     }
 
     /// A worker took these together.

@@ -153,6 +153,8 @@ impl<J> Lane<J> {
 #[derive(Clone, Copy, Debug)]
 struct Running {
     began: Instant,
+    /// The latest of the batch.
+    deadline: Instant,
     price: Duration,
     is_dear: bool,
 }
@@ -337,7 +339,8 @@ impl<J> Queue<J> {
             }
             let price = batch.iter().map(|entry| entry.ask.price).sum();
             self.settle(priority, price);
-            self.running[worker] = Some(Running { began: now, price, is_dear: kind == Kind::Dear });
+            let deadline = batch.iter().map(|entry| entry.ask.deadline).max().unwrap_or(now);
+            self.running[worker] = Some(Running { began: now, deadline, price, is_dear: kind == Kind::Dear });
             return Taken { batch, expired };
         }
         Taken { batch: Vec::new(), expired }
@@ -413,6 +416,12 @@ impl<J> Queue<J> {
         if let Some(running) = self.running[worker].take() {
             self.pace.learn(done, now.saturating_duration_since(running.began), now);
         }
+    }
+
+    /// The workers that run what nobody has waited for since `since`, each idle from here on.
+    pub(super) fn lose(&mut self, since: Instant) -> Vec<usize> {
+        let is_lost = |running: &mut Option<Running>| running.take_if(|running| running.deadline < since).is_some();
+        self.running.iter_mut().enumerate().filter_map(|(worker, running)| is_lost(running).then_some(worker)).collect()
     }
 
     /// Takes out a request that nothing has begun; `None` where it is not here any more.

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::backend::{Backend, JobOf};
@@ -13,6 +14,10 @@ use crate::request::Priority;
 
 /// A worker that has nothing to do for so long is told to rest.
 const REST_AFTER: Duration = Duration::from_secs(1);
+
+/// How long the sockets are left alone under overload, and the share of a request's time that this may take at most.
+const SWARM_TIME: Duration = Duration::from_millis(1);
+const SWARM_SHARE: f64 = 0.01;
 
 /// What callers, workers and fetchers share.
 pub(super) struct Shared<B: Backend> {
@@ -30,6 +35,25 @@ pub(super) struct Shared<B: Backend> {
     waiting_max: usize,
     is_closed: AtomicBool,
     is_ending: AtomicBool,
+    ended: Condvar,
+    /// How often each worker was lost; changed under the queue's lock.
+    lives: Vec<AtomicU64>,
+    threads: Mutex<Vec<Hand>>,
+}
+
+/// A worker's thread: its number, and how many it took the place of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Life {
+    pub(super) number: usize,
+    pub(super) lost_before: u64,
+}
+
+/// A thread of the engine.
+#[derive(Debug)]
+pub(super) struct Hand {
+    /// Of a worker.
+    pub(super) life: Option<Life>,
+    pub(super) thread: JoinHandle<()>,
 }
 
 impl<B: Backend> Shared<B> {
@@ -51,6 +75,9 @@ impl<B: Backend> Shared<B> {
             waiting_max: options.queue,
             is_closed: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
+            ended: Condvar::new(),
+            lives: (0..workers).map(|_| AtomicU64::new(0)).collect(),
+            threads: Mutex::new(Vec::new()),
         }
     }
 
@@ -102,9 +129,50 @@ impl<B: Backend> Shared<B> {
         if wait > allowed { Err(Refused::Late { wait, allowed, own: Duration::ZERO }) } else { Ok(()) }
     }
 
-    pub(super) fn finish(&self, worker: usize, done: Duration) {
+    /// How long requests may be left in their sockets, so that they are read together: zero, unless so much waits that
+    /// those that come now are refused, or go last.
+    pub(super) fn swarm(&self, timeout: Duration) -> Duration {
+        let free_at = Duration::from_nanos(self.free_at_ns.load(Ordering::Relaxed));
+        let wait = free_at.saturating_sub(self.started.elapsed());
+        let is_crowded = wait > timeout.mul_f64(queue::WAIT_SHARE / 2.0);
+        if is_crowded { SWARM_TIME.min(timeout.mul_f64(SWARM_SHARE)) } else { Duration::ZERO }
+    }
+
+    /// Waits for the end of the engine, for so long at most; true where it has come.
+    pub(super) fn wait_for_end(&self, most: Duration) -> bool {
+        drop(self.ended.wait_timeout_while(self.lock(), most, |_| !self.is_ending()));
+        self.is_ending()
+    }
+
+    /// False for a worker that was given up.
+    pub(super) fn is_current(&self, life: Life) -> bool {
+        self.lives[life.number].load(Ordering::Relaxed) == life.lost_before
+    }
+
+    /// Gives workers up that run what nobody has waited for since `since`, and names those that take their places. No more
+    /// than `most` are given up in all.
+    pub(super) fn lose(&self, since: Instant, most: u64) -> Vec<Life> {
         let mut queue = self.lock();
-        queue.finish(worker, done, Instant::now());
+        if self.lives.iter().map(|lost| lost.load(Ordering::Relaxed)).sum::<u64>() >= most {
+            return Vec::new();
+        }
+        let lost = queue.lose(since);
+        let next = |number: usize| Life { number, lost_before: self.lives[number].fetch_add(1, Ordering::Relaxed) + 1 };
+        let next: Vec<Life> = lost.into_iter().map(next).collect();
+        self.publish(&queue);
+        next
+    }
+
+    pub(super) fn threads(&self) -> MutexGuard<'_, Vec<Hand>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn finish(&self, life: Life, done: Duration) {
+        let mut queue = self.lock();
+        if !self.is_current(life) {
+            return;
+        }
+        queue.finish(life.number, done, Instant::now());
         self.publish(&queue);
         if queue.waiting() > 0 {
             // A dear one may go now, which an idle worker had to leave, and this worker may take another.
@@ -151,5 +219,6 @@ impl<B: Backend> Shared<B> {
         drop(queue);
         self.work.notify_all();
         self.fetch.notify_all();
+        self.ended.notify_all();
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
-use super::engine::FETCHERS;
+use super::engine::{FETCHERS, replace_lost};
 use super::*;
 use crate::error::{Kind, Result};
 use crate::request::Priority;
@@ -219,6 +219,39 @@ fn a_panic_fails_its_request_and_no_other() {
     assert_eq!(ran, [1000, 0, 1, 2, 3, 4, 4, 5, 6, 7], "what was answered is not run again");
     assert_eq!(engine.backend().workers_made.load(Ordering::SeqCst), 3, "made again after each panic");
     assert_eq!(wait(engine.submit(work(9), Terms::default())).unwrap(), 9);
+}
+
+#[test]
+fn a_worker_that_hangs_is_replaced_and_disturbs_nobody_when_it_comes_back() {
+    let engine = engine(1);
+    let (short, far) = (ms(50), ms(60_000));
+    let hang = |name: u32| {
+        let gate = Gate::new();
+        let asked = Work { gate: Some(gate.clone()), ..work(name) };
+        assert_eq!(kind(wait(engine.submit(asked, terms(short)))), Kind::DeadlineExceeded);
+        gate.wait_for(1);
+        gate
+    };
+    let first = hang(1);
+    replace_lost(&engine.shared, Instant::now() - far);
+    assert!(!engine.shared.lock().is_idle(), "it has time left");
+    replace_lost(&engine.shared, Instant::now());
+    assert_eq!(wait(engine.submit(work(2), Terms::default())).unwrap(), 2);
+    // What comes back finds its place taken, while the other runs.
+    let (gate, held) = blocker(&engine, ms(1));
+    first.open();
+    until(|| engine.shared.ledger.held_bytes() == 1);
+    assert!(!engine.shared.lock().is_idle(), "the one that came back does not end what the other runs");
+    gate.open();
+    wait(held).unwrap();
+    is_clean(&engine);
+    // Not even the end waits for one that never comes back.
+    let _second = hang(3);
+    replace_lost(&engine.shared, Instant::now());
+    assert_eq!(wait(engine.submit(work(4), Terms::default())).unwrap(), 4);
+    let started = Instant::now();
+    drop(engine);
+    assert!(started.elapsed() < Duration::from_secs(10));
 }
 
 #[test]

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use super::backend::{Backend, Job, JobOf};
 use super::queue::{Entry, Taken};
-use super::shared::Shared;
+use super::shared::{Life, Shared};
 use crate::error::Error;
 
-/// Runs batches until the engine ends.
-pub(super) fn work<B: Backend>(shared: &Shared<B>, number: usize) {
+/// Runs batches until the engine ends or gives this worker up.
+pub(super) fn work<B: Backend>(shared: &Shared<B>, life: Life) {
     let mut worker = guarded(|| shared.backend.worker());
-    while let Some(batch) = next_batch(shared, number, &mut worker) {
+    while let Some(batch) = next_batch(shared, life, &mut worker) {
         let wanted = batch.into_iter().filter(|entry| entry.job.ticket.is_wanted());
         let (prices, mut jobs): (Vec<Duration>, Vec<_>) = wanted.map(|entry| (entry.ask.price, entry.job)).unzip();
         shared.meters.took(&jobs);
@@ -28,7 +28,7 @@ pub(super) fn work<B: Backend>(shared: &Shared<B>, number: usize) {
         });
         let done = prices.iter().zip(&jobs).filter(|(_, job)| job.ticket.is_answered()).map(|(price, _)| *price).sum();
         drop(jobs);
-        shared.finish(number, done);
+        shared.finish(life, done);
     }
 }
 
@@ -66,16 +66,19 @@ fn each_that_breaks_alone<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut
     }
 }
 
-/// Waits for a batch; `None` where the engine ends.
+/// Waits for a batch; `None` where the engine ends or gives this worker up.
 fn next_batch<B: Backend>(
     shared: &Shared<B>,
-    number: usize,
+    life: Life,
     worker: &mut Option<B::Worker>,
 ) -> Option<Vec<Entry<JobOf<B>>>> {
     loop {
         let mut queue = shared.lock();
         let Taken { batch, expired } = loop {
-            let taken = queue.take(number, Instant::now());
+            if !shared.is_current(life) {
+                return None;
+            }
+            let taken = queue.take(life.number, Instant::now());
             if !taken.batch.is_empty() || !taken.expired.is_empty() {
                 break taken;
             }

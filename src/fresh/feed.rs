@@ -9,8 +9,8 @@ use super::state::Fresh;
 use super::update::Update;
 use crate::error::{Error, Kind, Result};
 use crate::journal::{Append, Done, Follower, Journal, Log, LogOptions, Record};
-use crate::registry::{Declared, Loader};
-use crate::snapshot::{Manifest, Placement, Snapshot, check_name};
+use crate::registry::{Declared, Loader, Snapshots};
+use crate::snapshot::{Manifest, Snapshot, check_name};
 use crate::view::{Live, Shown};
 
 /// Updates that are applied before they are shown.
@@ -169,19 +169,19 @@ impl Feeds {
 
 /// Loads snapshots that go on with the updates of their model.
 pub struct Updating {
-    /// Where tables lie.
-    pub placement: Placement,
+    /// What loads them.
+    pub snapshots: Snapshots,
     /// The updates; without them snapshots stay as they are.
     pub feeds: Option<Arc<Feeds>>,
 }
 
 impl Loader<Live> for Updating {
     fn declared(&self, folder: &Path) -> Result<Declared> {
-        self.placement.declared(folder)
+        self.snapshots.declared(folder)
     }
 
     fn load(&self, folder: &Path) -> Result<Live> {
-        let live = self.placement.load(folder)?;
+        let live = self.snapshots.load(folder)?;
         let Some(feeds) = &self.feeds else { return Ok(live) };
         let main = live.view().main().clone();
         let Manifest { name, position, .. } = main.manifest.clone();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Bytes;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequestParts, Path, Request, State};
 use axum::http::header::CONTENT_TYPE;
@@ -13,7 +14,7 @@ use futures_util::future::join_all;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use super::answer::{Refusal, Timing, json, problem, reply};
+use super::answer::{Refusal, Share, Timing, json, problem, reply};
 use super::app::App;
 use super::bodies::Whole;
 use super::position::seen;
@@ -388,6 +389,39 @@ fn version_list(model: String, states: Vec<VersionState>) -> VersionList {
     responses((status = 200, body = LabelList), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn labels(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
     Ok(json(&LabelList { labels: app.registry.labels(&model)?, model }))
+}
+
+/// The query embeddings that the server has recorded of the version that answers, each a body of `:retrieve`, one a line: what
+/// `sterling calibrate --queries` reads.
+#[utoipa::path(get, path = "/v1/models/{model}/queries", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = String, content_type = "application/x-ndjson"), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let queries = loaded.view().recorded().ok_or_else(|| {
+        Error::not_found("this server records no queries; `recorded_queries` of its configuration says how many")
+    })?;
+    // A number of text takes three times its four bytes.
+    let share = app.bodies.hold_answer(queries.len() * loaded.view().dimension() * 12)?;
+    let mut lines = Vec::new();
+    for vector in &queries {
+        serde_json::to_writer(&mut lines, &wire::QueryLine { vector })
+            .map_err(|e| Error::internal(format!("queries: {e}")))?;
+        lines.push(b'\n');
+    }
+    let body = Bytes::from_owner(Held { lines, _share: share });
+    Ok(([(CONTENT_TYPE, "application/x-ndjson")], body).into_response())
+}
+
+/// An answer with its share of the memory for answers, until it is sent.
+struct Held {
+    lines: Vec<u8>,
+    _share: Share,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.lines
+    }
 }
 
 /// The process answers.

@@ -29,6 +29,7 @@ use super::{calls, items};
         calls::labels,
         calls::put_label,
         calls::delete_label,
+        calls::queries,
         calls::live,
         calls::ready,
         calls::metrics,

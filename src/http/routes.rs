@@ -22,6 +22,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{model}/items:delete", any(items::delete))
         .route("/v1/models/{model}/items:position", get(items::position).fallback(only_get()))
         .route("/v1/models/{model}/items/{id}", get(items::item).fallback(only_get()))
+        .route("/v1/models/{model}/queries", get(calls::queries).fallback(only_get()))
         .route("/livez", get(calls::live).fallback(only_get()))
         .route("/readyz", get(calls::ready).fallback(only_get()))
         .route("/metrics", get(calls::metrics).fallback(only_get()))

@@ -10,8 +10,8 @@
 use std::borrow::{Borrow, BorrowMut};
 use std::time::Instant;
 
+use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
-use super::search::{Counters, Probing, Scratch};
 use super::view::Index;
 use crate::device::cpu::kernels::Blocks;
 use crate::topk::{Selector, unkey};
@@ -77,7 +77,7 @@ impl Index {
             return self.search_by_lists(searches, batch);
         }
         for Search { vector, probes, selector, counters } in searches {
-            let probing = Probing { probes: *probes, probes_max: *probes, pass_rate: 1.0 };
+            let probing = Probing::of(*probes, *probes);
             let k0 = selector.k();
             *counters = self.search(vector, probing, None, selector, k0, &mut batch.search);
         }

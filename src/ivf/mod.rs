@@ -15,18 +15,23 @@
 //! Scores are inner products. Source: IVF with scalar quantisation as in Faiss (arXiv 2401.08281), and the int8
 //! co-design of SilverTorch (arXiv 2511.14881).
 
+mod ahead;
 mod assign;
 mod batch;
 mod build;
+mod filtered;
 mod kmeans;
+mod probing;
 mod quantize;
 mod search;
 mod view;
 
+pub use ahead::{Ahead, Ending, Margins, Seen, next_look};
 pub use assign::Assigner;
 pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, Options, Rescore, build, from_lists, steps};
-pub use search::{Counters, Probing, Scratch, Words};
+pub use filtered::Words;
+pub use probing::{Counters, Probing, Scratch};
 pub use view::{Index, WideRows};
 
 #[cfg(test)]

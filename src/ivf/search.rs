@@ -1,110 +1,25 @@
-//! Searching: probe, scan, probe on while that still pays, or look at every item.
+//! Searching: probe and scan the best lists, or look at every item.
 //!
 //! Sketch for one query (D = 128, C = 4096): centroids are 0.5 MB of int8 and stay in the second-level cache; P lists of N/C
 //! items are `P N/C D` bytes read once from memory (P = 32, N = 1M: 1 MB, 40 µs at 25 GB/s) and as many multiply-adds,
 //! 64 an instruction. A filter costs `words / 8` bytes a plane and list before that, and saves the blocks without survivors.
-//!
-//! A block is read whole for a single survivor. Where survivors are few and rows that rescore are kept, those rows are read
-//! instead: a tenth of the items touches four fifths of the blocks, 1 KB a survivor, while a row in half precision is 256 B.
 
-use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::filtered::{Filtered, Words};
+use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
 use super::view::{Index, WideRows};
-use crate::device::cpu::kernels::{BLOCK, Blocks, Pick, Staging};
+use crate::device::cpu::kernels::{BLOCK, Blocks, Staging};
 use crate::topk::{self, Selector, unkey};
 use crate::units::{ListId, Slot};
 
-/// Lists whose words survive a filter: fills the words of a list, one bit an item.
-pub type Words<'a> = &'a mut dyn FnMut(ListId, &mut [u64]);
-
-/// After the first P lists, as many again are probed at a time, over this.
-const CHUNKS_PER_PROBES: usize = 2;
-/// Probing on ends when a chunk of lists brought fewer new candidates than this share of K0.
-const YIELD_SHARE_MIN: f64 = 0.005;
-/// Below this share of passing items every list is scanned: their words cost less than a wrong guess of the lists.
-const SCAN_ALL_PASS_RATE: f64 = 0.03;
-/// What a byte of scattered rows costs beside a byte of blocks, which are read forwards.
-const ROW_COST: u64 = 2;
-/// Survivors that are collected before their rows are scored, so that the memory always has some to bring.
+/// Slots whose rows are scored together, so that the memory always has some to bring.
 const ROWS_AT_ONCE: usize = 1024;
-/// The same for blocks that hold survivors.
-const PICKS_AT_ONCE: usize = 512;
-
-/// How many lists a search looks at.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Probing {
-    /// Lists, P; without a filter exactly these.
-    pub probes: usize,
-    /// Most lists that a filtered search may go on to.
-    pub probes_max: usize,
-    /// Estimated share of items that pass the filter.
-    pub pass_rate: f64,
-}
-
-impl Probing {
-    /// About how many of so many lists a search with words looks at.
-    pub fn lists(&self, lists: usize) -> usize {
-        let probes = self.probes.clamp(1, lists);
-        let most = self.probes_max.clamp(probes, lists);
-        if most == lists && self.pass_rate <= SCAN_ALL_PASS_RATE { lists } else { self.first(probes, most) }
-    }
-
-    /// As many lists as would hold the survivors of `probes` whole ones is where probing on begins to be judged.
-    fn first(&self, probes: usize, most: usize) -> usize {
-        ((probes as f64 / self.pass_rate.max(1e-6).sqrt()) as usize).clamp(probes, most)
-    }
-}
-
-/// What a search did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Lists that were looked at.
-    pub lists: u64,
-    /// Items of these lists.
-    pub items: u64,
-    /// Items that passed the filter words and were scored.
-    pub survivors: u64,
-    /// Bytes of codes, scales and words that were read.
-    pub bytes: u64,
-    /// Time that scoring and ordering the lists took.
-    pub probe_time: Duration,
-}
-
-impl Counters {
-    /// Adds what another search did.
-    pub fn add(&mut self, other: &Counters) {
-        self.lists += other.lists;
-        self.items += other.items;
-        self.survivors += other.survivors;
-        self.bytes += other.bytes;
-        self.probe_time += other.probe_time;
-    }
-}
-
-/// Memory of a search, kept between calls.
-#[derive(Debug, Default)]
-pub struct Scratch {
-    query: Quantized,
-    /// All lists, best first as far as they were asked for.
-    lists: Vec<u64>,
-    ordered: usize,
-    scores: Vec<f32>,
-    slots: Vec<u32>,
-    words: Vec<u64>,
-    /// Survivors whose rows are to be scored.
-    pending: Vec<u32>,
-    /// Blocks whose survivors are to be scored.
-    picks: Vec<Pick>,
-    products: Vec<f32>,
-    /// Selects the lists of searches that know how many they want.
-    coarse: Selector,
-}
 
 impl Index {
     /// Scores every centroid. Afterwards `scratch` hands out lists, best first.
-    fn score_lists(&self, vector: &[f32], scratch: &mut Scratch) {
+    pub(super) fn score_lists(&self, vector: &[f32], scratch: &mut Scratch) {
         self.quantize(vector, &mut scratch.query);
         let lists = self.lists();
         scratch.scores.resize(lists.next_multiple_of(BLOCK) + BLOCK, 0.0);
@@ -135,12 +50,14 @@ impl Index {
 
     /// Searches the best lists of `vector` `[D]` for the candidates of `selector`, whose K0 the caller has set.
     ///
-    /// Without `words` exactly `probes` lists are scanned. With them, all lists are where few items pass; else the search
-    /// probes on beyond `probes` until K0 survivors were found and further lists hardly bring better ones, up to `probes_max`.
+    /// Without `words` exactly `probes` lists are scanned. With them and an ending, as many as it takes until the lists ahead
+    /// are expected to hold too little of the best K0. With words alone, all lists are where few items pass; else the search
+    /// probes on beyond `probes` until K0 survivors were found and further lists hardly bring better ones. `probes_max` ends
+    /// either.
     pub fn search(
         &self,
         vector: &[f32],
-        probing: Probing,
+        probing: Probing<'_>,
         words: Option<Words<'_>>,
         selector: &mut Selector,
         k0: usize,
@@ -150,14 +67,10 @@ impl Index {
         let probes_max = probing.probes_max.clamp(probes, self.lists());
         match words {
             None => self.search_best(vector, probes, selector, scratch),
-            Some(words)
-                if probes_max == self.lists() && (probes == probes_max || probing.pass_rate <= SCAN_ALL_PASS_RATE) =>
-            {
-                self.search_every(vector, words, selector, scratch)
-            }
             Some(words) => {
-                let probing = Probing { probes, probes_max, ..probing };
-                self.search_on(vector, probing, words, selector, k0, scratch)
+                let filtered =
+                    Filtered { index: self, vector, words, selector, scratch, counters: Counters::default(), k0 };
+                filtered.run(Probing { probes, probes_max, ..probing })
             }
         }
     }
@@ -190,77 +103,6 @@ impl Index {
             self.scan_whole(list(key), next, query, selector, &mut counters);
         }
         counters
-    }
-
-    /// Scans the survivors of every list.
-    fn search_every(
-        &self,
-        vector: &[f32],
-        words: Words<'_>,
-        selector: &mut Selector,
-        scratch: &mut Scratch,
-    ) -> Counters {
-        let mut counters = Counters::default();
-        self.quantize(vector, &mut scratch.query);
-        for list in (0..self.lists() as u32).map(ListId) {
-            self.scan_list(list, vector, words, selector, scratch, &mut counters);
-        }
-        self.score_pending(vector, selector, scratch);
-        counters
-    }
-
-    /// Scans the survivors of the best lists, and goes on to further lists while that still pays.
-    fn search_on(
-        &self,
-        vector: &[f32],
-        probing: Probing,
-        words: Words<'_>,
-        selector: &mut Selector,
-        k0: usize,
-        scratch: &mut Scratch,
-    ) -> Counters {
-        let Probing { probes, probes_max, .. } = probing;
-        let mut counters = Counters::default();
-        let start = Instant::now();
-        self.score_lists(vector, scratch);
-        counters.probe_time = start.elapsed();
-        let first = probing.first(probes, probes_max);
-        let mut done = 0;
-        let mut chunk = first;
-        while done < probes_max {
-            let end = (done + chunk).min(probes_max);
-            scratch.order(end);
-            let before = selector.accepted();
-            self.scan_ordered(done..end, vector, words, selector, scratch, &mut counters);
-            let gained = selector.accepted() - before;
-            let enough = counters.survivors >= k0 as u64;
-            if done > 0 && enough && (gained as f64) < YIELD_SHARE_MIN * k0 as f64 * chunk as f64 / probes as f64 {
-                break;
-            }
-            done = end;
-            if enough {
-                // The threshold of the K0-th best so far is what later lists must beat.
-                selector.shrink();
-            }
-            chunk = (first / CHUNKS_PER_PROBES).max(1);
-        }
-        counters
-    }
-
-    fn scan_ordered(
-        &self,
-        range: Range<usize>,
-        vector: &[f32],
-        words: Words<'_>,
-        selector: &mut Selector,
-        scratch: &mut Scratch,
-        counters: &mut Counters,
-    ) {
-        for n in range {
-            let list = ListId(unkey(scratch.lists[n]).1.0);
-            self.scan_list(list, vector, words, selector, scratch, counters);
-        }
-        self.score_pending(vector, selector, scratch);
     }
 
     /// The centroids as blocks that are scanned, a list a slot.
@@ -297,69 +139,8 @@ impl Index {
         counters.bytes += length.div_ceil(BLOCK) as u64 * self.block_bytes();
     }
 
-    fn block_bytes(&self) -> u64 {
+    pub(super) fn block_bytes(&self) -> u64 {
         (self.dimension.div_ceil(4) * 64 + BLOCK * 4) as u64
-    }
-
-    /// Leaves the survivors of a list's words to [`Index::score_pending`].
-    fn scan_list(
-        &self,
-        list: ListId,
-        vector: &[f32],
-        words: Words<'_>,
-        selector: &mut Selector,
-        scratch: &mut Scratch,
-        counters: &mut Counters,
-    ) {
-        counters.lists += 1;
-        counters.items += u64::from(self.list_lengths[list.index()]);
-        let first = self.list_offsets[list.index()];
-        let count = ((self.list_offsets[list.index() + 1] - first) as usize).div_ceil(64);
-        scratch.words.resize(count, 0);
-        words(list, &mut scratch.words);
-        counters.bytes += count as u64 * 8;
-        let survivors: u64 = scratch.words.iter().map(|w| u64::from(w.count_ones())).sum();
-        if survivors == 0 {
-            return;
-        }
-        counters.survivors += survivors;
-        let blocks = scratch.words.iter().map(|&w| u64::from(blocks_of(w))).sum::<u64>() * self.block_bytes();
-        let rows = survivors * self.row_bytes();
-        if matches!(self.rows, WideRows::None) || rows * ROW_COST > blocks {
-            counters.bytes += blocks;
-            for (n, &word) in scratch.words.iter().enumerate() {
-                let mut left = word;
-                while left != 0 {
-                    let quarter = left.trailing_zeros() / BLOCK as u32;
-                    let block = first / BLOCK as u32 + n as u32 * 4 + quarter;
-                    scratch.picks.push(Pick { block, mask: (left >> (quarter * BLOCK as u32)) as u16 });
-                    left &= !(u64::from(u16::MAX) << (quarter * BLOCK as u32));
-                }
-            }
-        } else {
-            counters.bytes += rows;
-            for (n, &word) in scratch.words.iter().enumerate() {
-                let mut left = word;
-                while left != 0 {
-                    scratch.pending.push(first + n as u32 * 64 + left.trailing_zeros());
-                    left &= left - 1;
-                }
-            }
-        }
-        if scratch.pending.len() >= ROWS_AT_ONCE || scratch.picks.len() >= PICKS_AT_ONCE {
-            self.score_pending(vector, selector, scratch);
-        }
-    }
-
-    /// Offers the survivors that were left to be scored, in their blocks or by their rows.
-    fn score_pending(&self, vector: &[f32], selector: &mut Selector, scratch: &mut Scratch) {
-        let Scratch { query, pending, picks, products, .. } = scratch;
-        selector.scan_picks(self.kernels, &self.all_blocks(), picks, &query.view());
-        picks.clear();
-        products.resize(pending.len(), 0.0);
-        self.products(vector, pending, products);
-        products.iter().zip(&*pending).for_each(|(&score, &slot)| selector.push(score, Slot(slot)));
-        pending.clear();
     }
 
     /// Offers the given slots, scored as [`Index::product`] does: the way of posting lists.
@@ -405,31 +186,5 @@ impl Index {
             WideRows::F32(_) => 4,
         };
         (self.dimension * width) as u64
-    }
-}
-
-/// The blocks of 16 items that a word has bits in.
-fn blocks_of(word: u64) -> u32 {
-    const FIRSTS: u64 = 0x0001_0001_0001_0001;
-    let halves = word | word >> 8;
-    let quarters = halves | halves >> 4;
-    let pairs = quarters | quarters >> 2;
-    ((pairs | pairs >> 1) & FIRSTS).count_ones()
-}
-
-impl Scratch {
-    /// Brings the first `count` lists into their order.
-    fn order(&mut self, count: usize) {
-        let count = count.min(self.lists.len());
-        if count > self.ordered {
-            let rest = &mut self.lists[self.ordered..];
-            // As many again as there are: a search that probes on comes back for more.
-            let more = (count - self.ordered).max(self.ordered).min(rest.len());
-            if more < rest.len() {
-                rest.select_nth_unstable_by(more - 1, |a, b| b.cmp(a));
-            }
-            rest[..more].sort_unstable_by(|a, b| b.cmp(a));
-            self.ordered += more;
-        }
     }
 }

@@ -92,7 +92,7 @@ fn all_lists_with_rescoring_are_exact_search() {
             for query in queries.chunks_exact(dimension) {
                 let (mut wide, mut exact, mut scratch) = (Selector::new(), Selector::new(), Scratch::default());
                 wide.reset(300);
-                let probing = Probing { probes: index.lists(), probes_max: index.lists(), pass_rate: 1.0 };
+                let probing = Probing::of(index.lists(), index.lists());
                 let counters = index.search(query, probing, None, &mut wide, 300, &mut scratch);
                 assert_eq!((counters.items, counters.survivors), (1500, 1500));
                 let candidates = found(&mut wide);
@@ -154,7 +154,7 @@ fn filters_cost_no_recall_with(rescore: Rescore) {
                     out[bit as usize / 64] |= u64::from(passes) << (bit % 64);
                 }
             };
-            let probing = Probing { probes: 10, probes_max: 200, pass_rate: 1.0 / pass as f64 };
+            let probing = Probing { pass_rate: 1.0 / pass as f64, ..Probing::of(10, 200) };
             index.search(query, probing, Some(&mut words), &mut filtered, 50, &mut scratch);
             let got = found(&mut filtered);
             assert!(got.iter().all(|s| eligible(s.0)), "an item that does not pass was returned");
@@ -198,7 +198,7 @@ fn a_batch_finds_it_in(index: &Index) {
             for (n, selector) in selectors.iter_mut().enumerate() {
                 let (mut one, mut scratch) = (Selector::new(), Scratch::default());
                 one.reset(k);
-                let probing = Probing { probes, probes_max: probes, pass_rate: 1.0 };
+                let probing = Probing::of(probes, probes);
                 let alone = index.search(queries.row(n), probing, None, &mut one, k, &mut scratch);
                 assert_eq!(selector.finish(), one.finish(), "{} {n} of {count}, {probes} probes", kernels.name());
                 let of = |c: &Counters| (c.lists, c.items, c.survivors, c.bytes);
@@ -232,7 +232,7 @@ fn given_lists_are_kept_and_probed_in_the_order_of_their_metric() {
             product(rows.row(query), list) - half
         };
         assert!(found.iter().zip(&expected).all(|(&a, &b)| (score(a) - score(b)).abs() < 0.07), "{nearest} {query}");
-        let (mut few, probing) = (Selector::new(), Probing { probes: 3, probes_max: 3, pass_rate: 1.0 });
+        let (mut few, probing) = (Selector::new(), Probing::of(3, 3));
         few.reset(900);
         let counters = index.search(rows.row(query), probing, None, &mut few, 900, &mut scratch);
         let items = found[..3].iter().map(|&l| u64::from(index.list_lengths()[l as usize])).sum::<u64>();
@@ -324,7 +324,7 @@ fn searches_allocate_nothing_once_they_are_warm() {
                 for (n, selector) in selectors.iter_mut().enumerate() {
                     let query = queries.row(n);
                     selector.reset(300);
-                    let probing = Probing { probes, probes_max: 200, pass_rate: 1.0 };
+                    let probing = Probing::of(probes, 200);
                     index.search(query, probing, None, selector, 300, &mut scratch);
                     selector.finish();
                     for halvings in [1, 5, 9] {
@@ -390,7 +390,7 @@ fn odd_catalogues_are_built() {
         let mut selector = Selector::new();
         selector.reset(1000);
         let query = vec![1.0; dimension];
-        let probing = Probing { probes: 1000, probes_max: 1000, pass_rate: 1.0 };
+        let probing = Probing::of(1000, 1000);
         index.search(&query, probing, None, &mut selector, 1000, &mut Scratch::default());
         assert_eq!(selector.finish().len(), rows.rows(), "k beyond the items returns them all");
     }
@@ -410,7 +410,7 @@ fn scores_are_finite_for_everything_that_is_let_in() {
             index.check_query(&query).unwrap();
             let mut selector = Selector::new();
             selector.reset(3);
-            let probing = Probing { probes: 1, probes_max: 1, pass_rate: 1.0 };
+            let probing = Probing::of(1, 1);
             index.search(&query, probing, None, &mut selector, 3, &mut Scratch::default());
             let found: Vec<_> = selector.finish().iter().map(|&key| unkey(key)).collect();
             assert_eq!(found.len(), 3, "{rescore:?}");

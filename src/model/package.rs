@@ -11,7 +11,7 @@ use super::spec::{ModelSpec, SIMILARITY};
 use crate::embedding::{Table, Vocabulary};
 use crate::error::{Error, Kind, Result};
 use crate::files::Tensors;
-use crate::tower::{FeatureSpec, Graph, OverArch, Tower};
+use crate::tower::{FeatureSpec, Graph, OverArch, Runs, Tower};
 use crate::value::Program;
 
 /// The name of the file that declares a model.
@@ -42,7 +42,15 @@ impl Package {
     /// # Errors
     /// `Invalid` or `NotFound` with the file and the field that are wrong.
     pub fn open(folder: &Path) -> Result<Self> {
-        Package::from_folder(folder, Tensors::read, |_, tables| Ok(tables))
+        Package::from_folder(folder, Tensors::read, |_, tables| Ok(tables), &|_| ())
+    }
+
+    /// Opens the package in `folder` to try it: its tables are mapped, and `told` hears of each graph before it is read.
+    ///
+    /// # Errors
+    /// As [`Package::open`].
+    pub fn open_told(folder: &Path, told: &dyn Fn(&str)) -> Result<Self> {
+        Package::from_folder(folder, Tensors::open, |_, tables| Ok(tables), told)
     }
 
     /// Opens the package in the `folder` of a published version; `place` says where its tables lie, given them whole and
@@ -54,18 +62,19 @@ impl Package {
         folder: &Path,
         place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
     ) -> Result<Self> {
-        Package::from_folder(folder, Tensors::open, place)
+        Package::from_folder(folder, Tensors::open, place, &|_| ())
     }
 
     fn from_folder(
         folder: &Path,
         tensors: impl Fn(&Path) -> Result<Tensors>,
         place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
+        told: &dyn Fn(&str),
     ) -> Result<Self> {
         let text = read(folder, MODEL_FILE).map_err(|e| e.within(folder.display()))?;
         let text = String::from_utf8(text).map_err(|_| Error::invalid(format!("{MODEL_FILE}: not UTF-8")))?;
         let spec = ModelSpec::parse(&text).map_err(|e| e.within(folder.join(MODEL_FILE).display()))?;
-        Package::assemble(folder, spec, tensors, place).map_err(|e| e.within(folder.display()))
+        Package::assemble(folder, spec, tensors, place, told).map_err(|e| e.within(folder.display()))
     }
 
     fn assemble(
@@ -73,6 +82,7 @@ impl Package {
         spec: ModelSpec,
         tensors: impl Fn(&Path) -> Result<Tensors>,
         place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
+        told: &dyn Fn(&str),
     ) -> Result<Self> {
         if let Some(name) = file_names(&spec).iter().find(|n| n.contains(['/', '\\']) || n.starts_with('.')) {
             return Err(Error::invalid(format!(
@@ -97,7 +107,10 @@ impl Package {
             Ok(Arc::new(opened))
         });
         let tables = place(&spec, tables.collect::<Result<_>>()?)?;
-        let graph = |file: &str| Graph::load(file, read(folder, file)?);
+        let graph = |file: &str| {
+            told(file);
+            Graph::load(file, read(folder, file)?)
+        };
         let tower = |side, file: &str, features: &[FeatureSpec], output| {
             let used: Vec<Arc<Table>> = tables
                 .iter()
@@ -119,6 +132,12 @@ impl Package {
     /// The folder.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// The files of all graphs, each with what runs it.
+    pub fn graphs(&self) -> impl Iterator<Item = (&str, &Runs)> {
+        let towers = self.user.iter().chain(&self.item).map(Tower::graph);
+        towers.chain(self.overarch.iter().map(OverArch::graph))
     }
 
     /// The embedding table of this name.

@@ -19,8 +19,8 @@ const EXCLUDE_NS: f64 = 100.0;
 const CANDIDATE_NS: f64 = 150.0;
 const RESULT_NS: f64 = 300.0;
 const CELL_NS: f64 = 60.0;
-/// Nanoseconds of a weight of a graph, for each row that goes through it.
-const WEIGHT_NS: f64 = 0.05;
+/// Nanoseconds of a multiply-add of a graph, or of what takes as long.
+const MULTIPLY_ADD_NS: f64 = 0.02;
 /// What a request costs whatever it asks: parsing, queueing, the user tower of a small model.
 const REQUEST_NS: f64 = 100_000.0;
 
@@ -31,10 +31,9 @@ const RESULT_BYTES: usize = 24;
 
 /// The cost of what was prepared.
 pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
-    let tower =
-        if prepared.features().is_some() { view.main().package.user.as_ref().map_or(0, |t| t.weights()) } else { 0 };
-    let mut work_ns =
-        REQUEST_NS + tower as f64 * WEIGHT_NS + prepared.ids() as f64 * view.dimension() as f64 * ROW_NS_A_NUMBER;
+    let tower = view.main().package.user.as_ref().filter(|_| prepared.features().is_some()).map_or(0, |t| t.work(1));
+    let ids_ns = prepared.ids() as f64 * view.dimension() as f64 * ROW_NS_A_NUMBER;
+    let mut work_ns = REQUEST_NS + tower as f64 * MULTIPLY_ADD_NS + ids_ns;
     let candidates = prepared.candidates();
     let results = match &prepared.task {
         Task::Retrieve(search) => {
@@ -44,9 +43,9 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
         Task::Rank { .. } | Task::Embed => candidates,
     };
     let tasks = view.overarch().map_or(0, |o| o.tasks());
-    let weights = view.overarch().map_or(0, |o| o.weights());
     let row = view.dimension() as f64 * ROW_NS_A_NUMBER;
-    work_ns += candidates as f64 * (CANDIDATE_NS + row + weights as f64 * WEIGHT_NS);
+    work_ns += candidates as f64 * (CANDIDATE_NS + row);
+    work_ns += view.overarch().map_or(0, |o| o.work(candidates)) as f64 * MULTIPLY_ADD_NS;
     work_ns += results as f64 * (RESULT_NS + prepared.reading.columns.len() as f64 * CELL_NS);
     let answer_bytes = results * (RESULT_BYTES + 4 * tasks);
     let memory_bytes = candidates * (CANDIDATE_BYTES + 4 * tasks) + answer_bytes + prepared.bytes();
@@ -63,10 +62,15 @@ fn search_ns(view: &View, search: &Search) -> f64 {
         Route::Nothing => 0.0,
         Route::Slots(slots) => slots.len() as f64 * dimension * ROW_NS_A_NUMBER,
         _ if search.exact => items * (plan.passes_ns() + dimension * EXACT_NS_A_NUMBER),
-        Route::All => scan_ns(items, search.probes, lists, dimension),
+        Route::All => scan_ns(items, search.probes.probes, lists, dimension),
         Route::Words => {
             let probes_max = main.recipe.serving.probes_max_of(lists);
-            let probing = Probing { probes: search.probes, probes_max, pass_rate: plan.pass_rate() };
+            let probing = Probing {
+                probes: search.probes.probes,
+                probes_max,
+                pass_rate: plan.pass_rate(),
+                ending: search.ending(view),
+            };
             let probes = probing.lists(lists);
             let verified = if plan.is_exact() { 0.0 } else { search.k0 as f64 * plan.passes_ns() };
             let words = items * probes as f64 / lists.max(1) as f64 * plan.words_ns();

@@ -75,12 +75,15 @@ impl Cpu {
             match &asked.prepared.task {
                 Task::Embed => batch.answer(asked.place, Ok(asked.embedding())),
                 Task::Rank { slots, .. } => ranked.push((asked, slots)),
-                Task::Retrieve(search) => searched.push((asked, search)),
+                Task::Retrieve(search) => {
+                    view.record(&asked.vector);
+                    searched.push((asked, search));
+                }
             }
         }
         let traces = searched.iter_mut().map(|(asked, _)| std::mem::take(&mut asked.trace)).collect();
         let queries: Vec<search::Query<'_>> =
-            searched.iter().map(|(asked, search)| query(&asked.vector, search)).collect();
+            searched.iter().map(|(asked, search)| query(&view, &asked.vector, search)).collect();
         let reranker = Reranker { view: &view, threads, scratch };
         let mut replies = Replies { batch, searched: &searched, traces, reranker };
         catalogue.search(&queries, searches, &mut replies);
@@ -94,7 +97,7 @@ impl Cpu {
     }
 }
 
-fn query<'a>(vector: &'a [f32], search: &'a Search) -> search::Query<'a> {
+fn query<'a>(view: &'a View, vector: &'a [f32], search: &'a Search) -> search::Query<'a> {
     search::Query {
         vector,
         plan: &search.planned.plan,
@@ -102,7 +105,8 @@ fn query<'a>(vector: &'a [f32], search: &'a Search) -> search::Query<'a> {
         excluded: &search.excluded,
         k: search.k,
         k0: search.k0,
-        probes: search.probes,
+        probes: search.probes.probes,
+        ending: search.ending(view),
         exact: search.exact,
     }
 }
@@ -386,6 +390,9 @@ impl Reranker<'_> {
             },
             filter: search.planned.canonical.clone(),
             pass_rate: search.planned.plan.pass_rate(),
+            probes: matches!(search.planned.plan.route(), Route::All | Route::Words)
+                .then_some(search.probes)
+                .filter(|_| !search.exact),
             probed: found.counters.lists,
             scanned: found.counters.items,
             survivors: found.counters.survivors,

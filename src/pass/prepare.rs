@@ -10,7 +10,8 @@ use super::trace::Trace;
 use super::work::{Cost, Prepared, Query, Search, Task};
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::request::{Embed, Features, Rank, Reading, Request, Retrieve, User};
+use crate::request::{Embed, Features, Probes, Rank, Reading, Request, Retrieve, User};
+use crate::snapshot::Wanted;
 use crate::units::{ItemId, Slot};
 use crate::view::View;
 
@@ -58,6 +59,10 @@ fn check_retrieve(view: &View, request: &Retrieve) -> Result<()> {
             )));
         }
     }
+    if let Some(recall) = request.recall.filter(|recall| !limits::RECALLS.contains(recall)) {
+        let (least, most) = (limits::RECALLS.start(), limits::RECALLS.end());
+        return Err(Error::invalid(format!("field `recall`: got {recall}, expected {least} to {most}")));
+    }
     let lists = view.main().index.lists();
     match request.probes {
         Some(probes) if probes == 0 || probes > lists => {
@@ -76,17 +81,34 @@ fn between(field: &str, value: usize, most: usize) -> Result<()> {
 }
 
 fn search(view: &View, request: &Retrieve) -> Result<Search> {
-    let serving = &view.main().recipe.serving;
     let mut excluded: Vec<Slot> = request.exclude.iter().filter_map(|&id| view.slot(id)).collect();
     excluded.sort_unstable();
-    Ok(Search {
-        k: request.k,
-        k0: request.candidates.unwrap_or(serving.candidates.max(request.k)).min(view.items()),
-        probes: request.probes.unwrap_or_else(|| serving.probes_of(view.main().index.lists())),
-        exact: request.exact,
-        planned: view.plan(&request.filter)?,
-        excluded,
-    })
+    let k0 = request.candidates.unwrap_or_else(|| view.main().candidates(request.k)).min(view.items());
+    let planned = view.plan(&request.filter)?;
+    let (probes, left) = probes(view, request, k0, planned.plan.pass_rate());
+    Ok(Search { k: request.k, k0, probes, left, exact: request.exact, planned, excluded })
+}
+
+/// The request's number of lists, else what its recall or the recipe's takes, else the recipe's number; and what a search
+/// with a filter may leave ahead, where that was measured.
+fn probes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) -> (Probes, Option<f64>) {
+    let main = view.main();
+    let (serving, lists) = (&main.recipe.serving, main.index.lists());
+    let target = match (request.probes, request.recall) {
+        (Some(_), _) => None,
+        (None, Some(recall)) => Some(recall),
+        (None, None) => (serving.probes == 0).then_some(serving.recall),
+    };
+    match (target, &main.calibration) {
+        (Some(recall), Some(calibration)) => {
+            let chosen = calibration.choose(Wanted { candidates, pass_rate, recall }, view.items(), lists);
+            (Probes { probes: chosen.probes, target, estimate: Some(chosen.recall) }, Some(chosen.left))
+        }
+        _ => {
+            let probes = request.probes.unwrap_or_else(|| serving.probes_of(lists));
+            (Probes { probes, target, estimate: None }, None)
+        }
+    }
 }
 
 fn slots(view: &View, items: Vec<ItemId>) -> (Vec<Slot>, Vec<ItemId>) {

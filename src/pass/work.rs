@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::trace::Trace;
 use crate::error::{Error, Result};
+use crate::ivf;
 use crate::limits;
-use crate::request::Reading;
+use crate::request::{Probes, Reading};
 use crate::tower::{FeatureRow, Pooled};
 use crate::units::{ItemId, Slot};
 use crate::view::{Planned, View};
@@ -92,11 +93,21 @@ pub(super) enum Task {
 pub(super) struct Search {
     pub(super) k: usize,
     pub(super) k0: usize,
-    pub(super) probes: usize,
+    pub(super) probes: Probes,
+    /// What the search may leave ahead where it has a filter, as a share of K0; none where its probes were not measured.
+    pub(super) left: Option<f64>,
     pub(super) exact: bool,
     pub(super) planned: Arc<Planned>,
     /// Ascending.
     pub(super) excluded: Vec<Slot>,
+}
+
+impl Search {
+    /// When a search with a filter ends, where its probes were measured.
+    pub(super) fn ending<'a>(&self, view: &'a View) -> Option<ivf::Ending<'a>> {
+        let calibration = view.main().calibration.as_ref()?;
+        Some(ivf::Ending { margins: &calibration.margins, left: self.left? })
+    }
 }
 
 impl Prepared {

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::items::{EMBEDDING, Items};
 use crate::ivf;
 use crate::model::{ColumnSpec, MODEL_FILE, ModelSpec, Package};
-use crate::snapshot::{Provenance, Recipe};
+use crate::snapshot::{PROGRAM, Provenance, Recipe};
 use crate::tensor::Matrix;
 
 /// Items with their vectors, in the order that they came in.
@@ -57,7 +57,7 @@ impl Catalogue {
     pub(super) fn provenance(&self, what: &Publish) -> Provenance {
         let vectors = what.vectors.as_ref().map(Vectors::path).filter(|file| *file != self.path);
         Provenance {
-            program: format!("sterling {}", env!("CARGO_PKG_VERSION")),
+            program: PROGRAM.into(),
             items_file: file_name(&self.path),
             vectors_file: vectors.map(file_name),
             seed: what.recipe.index.seed,

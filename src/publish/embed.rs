@@ -7,10 +7,7 @@ use crate::error::{Error, Result};
 use crate::items::{EMBEDDING, ID, Items};
 use crate::model::{MODEL_FILE, Package};
 use crate::request::{Features, Values};
-use crate::tower::{self, FeatureRow, FeatureSpec, Pooled, Threads};
-
-/// Items that the item tower takes at a time.
-const TOWER_BATCH: usize = 512;
+use crate::tower::{self, FeatureRow, FeatureSpec, Pooled, RUN_ROWS, Threads};
 
 /// The vectors of all items, row after row.
 pub(super) fn embed(package: Option<&Package>, items: &mut Items, progress: &Progress<'_>) -> Result<Vec<f32>> {
@@ -31,8 +28,8 @@ pub(super) fn embed(package: Option<&Package>, items: &mut Items, progress: &Pro
     let threads = Threads::new(std::thread::available_parallelism().map_or(1, usize::from));
     let mut scratch = tower::Scratch::default();
     let mut vectors = Vec::new();
-    for first in (0..items.len()).step_by(TOWER_BATCH) {
-        let batch = first..(first + TOWER_BATCH).min(items.len());
+    for first in (0..items.len()).step_by(RUN_ROWS) {
+        let batch = first..(first + RUN_ROWS).min(items.len());
         let place = |e: Error| e.within(format!("items {} to {}", batch.start + 1, batch.end));
         let read = |row| {
             tower.read(features(tower.features(), items, row)?).map_err(|e| e.within(format!("item {}", row + 1)))

@@ -1,14 +1,16 @@
 //! Publishing: package, recipe and items become a version in the store, whole or not at all.
 //!
-//! 1. The package is opened and checked; the items are read (`catalogue`).
+//! 1. The package's graphs are tried (`crate::trial`); it is opened and checked; the items are read (`catalogue`).
 //! 2. Items become vectors: their own column, or the item tower over their features (`embed`).
 //! 3. The vectors are clustered, or keep the lists that they came in, which puts the items into slots.
 //! 4. Columns, ids, planes and rows are written in slot order, tables in their formats; the package's other files are copied
 //!    (`write`).
-//! 5. The version answers the requests that are kept with the package (`crate::warmup`).
-//! 6. Rows that are to lie on a cluster are brought there (`remote`).
-//! 7. The manifest is written last, and the folder gets its name.
+//! 5. What the files hold is searched with sample queries: how many lists a recall takes (`calibrate`).
+//! 6. The reranker scores the items, and the version answers the requests that are kept with the package (`crate::warmup`).
+//! 7. Rows that are to lie on a cluster are brought there (`remote`).
+//! 8. The manifest is written last, and the folder gets its name.
 
+pub mod calibrate;
 mod catalogue;
 mod embed;
 mod remote;
@@ -20,10 +22,15 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
+use crate::columns::Columns;
 use crate::error::{Error, Result};
-use crate::files::{self, Checksum};
+use crate::files::{self, Checksum, Tensors};
+use crate::ivf;
 use crate::model::{ModelSpec, Package, WARMUP_FILE};
-use crate::snapshot::{FORMAT, Manifest, Placement, Provenance, Recipe, Snapshot, Store};
+use crate::snapshot::{
+    CALIBRATION_FILE, COLUMNS_FILE, FORMAT, INDEX_FILE, Manifest, Placement, Provenance, Recipe, Snapshot, Store,
+};
+use crate::trial;
 use crate::warmup;
 
 pub use remote::Remote;
@@ -35,6 +42,10 @@ pub use request::{Progress, Publish, Stage, Vectors};
 /// What is wrong with the package, the recipe or the items, with the place. The store is then as it was.
 pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result<(String, u64)> {
     let start = Instant::now();
+    if let Some(folder) = &what.package {
+        progress(Stage::Trying, 0, 1);
+        what.trials.run(folder)?;
+    }
     progress(Stage::Reading, 0, 1);
     let package = what.package.as_deref().map(Package::open).transpose()?;
     let catalogue = catalogue::read(what, package.as_ref(), progress)?;
@@ -54,7 +65,14 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
     };
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
-        let files = version_files.write(folder, progress)?;
+        let mut files = version_files.write(folder, progress)?;
+        let told = |done, total| progress(Stage::Calibrating, done, total);
+        let (queries, own) = (what.queries.as_deref(), what.package.as_deref());
+        if let Some(calibration) = calibrate::version(folder, queries, own, &what.recipe, &told)? {
+            files.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
+        }
+        let graphs =
+            package.iter().flat_map(Package::graphs).map(|(file, runs)| (file.to_owned(), runs.into())).collect();
         let mut manifest = Manifest {
             format: FORMAT,
             name: spec.name.clone(),
@@ -66,7 +84,9 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
             position: 0,
             provenance: Provenance { seconds: start.elapsed().as_secs_f64(), ..provenance },
             files,
+            graphs: Some(graphs),
         };
+        package.iter().try_for_each(|package| score_items(package, folder))?;
         answer_warm_up(folder, &mut manifest, &what.recipe)?;
         if let Some(remote) = &what.remote {
             let told = |done, total| progress(Stage::Loading, done, total);
@@ -79,6 +99,13 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
         remote::unload(remote, &loaded);
     }
     Ok((spec.name.clone(), published?))
+}
+
+/// Lets the reranker score the items of the version in `folder`.
+fn score_items(package: &Package, folder: &Path) -> Result<()> {
+    let index = ivf::Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?;
+    let columns = Columns::open(&Tensors::open(&folder.join(COLUMNS_FILE))?, index.slots())?;
+    trial::score_items(package, &index, &columns)
 }
 
 /// Lets the version in `folder`, whole but for its manifest, answer the requests that are kept with it.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::remote::Remote;
 use crate::snapshot::Recipe;
+use crate::trial::Trials;
 
 /// What is published.
 #[derive(Clone, Debug, Default)]
@@ -16,10 +17,15 @@ pub struct Publish {
     pub items: Option<PathBuf>,
     /// Vectors beside the item file.
     pub vectors: Option<Vectors>,
+    /// Queries to calibrate with, `.npy` or a `:retrieve` body a line; a package's own `queries.jsonl` where it is not given,
+    /// else perturbed items.
+    pub queries: Option<PathBuf>,
     /// How the index is built.
     pub recipe: Recipe,
     /// The cluster that gets rows of the tables too.
     pub remote: Option<Remote>,
+    /// Where graphs are tried.
+    pub trials: Trials,
 }
 
 /// A file of vectors.
@@ -43,10 +49,12 @@ impl Vectors {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Stage {
+    Trying,
     Reading,
     Embedding,
     Clustering,
     Writing,
+    Calibrating,
     Loading,
 }
 

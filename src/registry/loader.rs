@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::snapshot::{Manifest, Placement, Snapshot};
-use crate::view::Live;
+use crate::trial::Trials;
+use crate::view::{Live, View};
 
 /// What a folder says of its version, before anything else of it is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,15 +36,30 @@ pub trait Loader<T>: Send + Sync {
     fn load(&self, folder: &Path) -> Result<T>;
 }
 
-/// Snapshots, with their tables placed alike.
-impl Loader<Live> for Placement {
+/// Snapshots, with their tables placed alike. Versions whose graphs this program did not try when they were published are tried
+/// before anything of them is loaded.
+#[derive(Debug, Default)]
+pub struct Snapshots {
+    /// Where tables lie.
+    pub placement: Placement,
+    /// Where graphs are tried.
+    pub trials: Trials,
+    /// Query embeddings that each view records; 0 for none.
+    pub recorded: usize,
+}
+
+impl Loader<Live> for Snapshots {
     fn declared(&self, folder: &Path) -> Result<Declared> {
         let manifest = Manifest::read(folder)?;
-        let memory_bytes = Snapshot::memory_bytes(folder, &manifest, self)?;
+        let memory_bytes = Snapshot::memory_bytes(folder, &manifest, &self.placement)?;
         Ok(Declared { digest: manifest.digest(), name: manifest.name, version: manifest.version, memory_bytes })
     }
 
     fn load(&self, folder: &Path) -> Result<Live> {
-        Snapshot::load(folder, self).map(|snapshot| Live::new(Arc::new(snapshot)))
+        if !Manifest::read(folder)?.is_tried() {
+            self.trials.run(folder).map_err(|e| e.within(folder.display()))?;
+        }
+        let snapshot = Snapshot::load(folder, &self.placement)?;
+        Ok(Live::of(View::new(Arc::new(snapshot)).recording(self.recorded)))
     }
 }

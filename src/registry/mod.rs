@@ -27,5 +27,5 @@ mod tests;
 
 pub use load::is_passing;
 pub use loaded::{Loaded, Refused, VersionState, Which};
-pub use loader::{Declared, Loader};
+pub use loader::{Declared, Loader, Snapshots};
 pub use registry::{Options, Registry, Warm};

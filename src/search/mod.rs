@@ -72,6 +72,8 @@ pub struct Query<'a> {
     pub k0: usize,
     /// Lists, P.
     pub probes: usize,
+    /// When a search with a filter ends, where its probes were measured.
+    pub ending: Option<ivf::Ending<'a>>,
     /// Looks at every item in f32 in place of probing.
     pub exact: bool,
 }
@@ -212,7 +214,8 @@ impl Catalogue<'_> {
             part.take(query.excluded, &mut excluded);
             // Lists that hold too few are made up for by those of the parts that follow, and by the last one's further lists.
             let k = query.k.saturating_sub(merged.len());
-            let of_part = Query { plan, beside: &[], excluded: &excluded, k, ..*query };
+            // What was measured of ends is of the catalogue's own lists: here a search ends where further lists bring little.
+            let of_part = Query { plan, beside: &[], excluded: &excluded, k, ending: None, ..*query };
             counters.add(&part.catalogue.find(&of_part, None, scratch, times));
             rescored += part.catalogue.settle(&of_part, scratch, times);
             merged.extend(scratch.candidates.iter().map(|(score, slot)| (*score, Slot(slot.0 + part.first_slot))));
@@ -374,7 +377,10 @@ impl Catalogue<'_> {
                 }
                 words_time += start.elapsed();
             };
-            let counters = self.index.search(query.vector, self.probing(query), Some(&mut fill), selector, room, alone);
+            // Of survivors that are no "maybes" none drops out again.
+            let enough = if query.ending.is_some() && query.plan.is_exact() { query.k0 } else { room };
+            let probing = self.probing(query);
+            let counters = self.index.search(query.vector, probing, Some(&mut fill), selector, enough, alone);
             times.add_search(start.elapsed(), words_time, &counters);
             self.verify(query, selector, candidates, times);
             // Where "maybe" bits filled the selection and too few of them held, more of the survivors are looked at.
@@ -394,8 +400,13 @@ impl Catalogue<'_> {
         }
     }
 
-    fn probing(&self, query: &Query<'_>) -> Probing {
-        Probing { probes: query.probes, probes_max: self.probes_max, pass_rate: query.plan.pass_rate() }
+    fn probing<'a>(&self, query: &Query<'a>) -> Probing<'a> {
+        Probing {
+            probes: query.probes,
+            probes_max: self.probes_max,
+            pass_rate: query.plan.pass_rate(),
+            ending: query.ending,
+        }
     }
 
     /// Scores candidates of int8 products by their wide rows, and keeps the best K0. Returns how many were scored.

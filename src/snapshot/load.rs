@@ -2,15 +2,16 @@
 
 use std::path::Path;
 
+use super::calibration::{Calibration, Recalibration};
 use super::ids::Ids;
-use super::manifest::Manifest;
+use super::manifest::{GraphRecord, Manifest};
 use super::placement::Placement;
 use super::recipe::Recipe;
-use super::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE};
+use super::{CALIBRATION_FILE, COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE};
 use crate::columns::{ColumnKind, Columns};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
-use crate::model::{MODEL_FILE, ModelSpec, Package};
+use crate::model::{MODEL_FILE, ModelSpec, Package, SIMILARITY};
 use crate::value::Program;
 use crate::{filter, ivf};
 
@@ -33,6 +34,8 @@ pub struct Snapshot {
     pub value: Program,
     /// How it was built and what requests get that do not say.
     pub recipe: Recipe,
+    /// How many lists a recall takes, where that was measured.
+    pub calibration: Option<Calibration>,
     /// The numeric columns that the reranker and the value model read, one f32 a slot.
     pub numbers: Vec<(String, Vec<f32>)>,
     digest: String,
@@ -64,6 +67,13 @@ impl Snapshot {
             return Err(Error::corrupt(format!("the manifest names no `{file}`, which the model needs")));
         }
         let index = ivf::Index::open(&Tensors::read(&folder.join(INDEX_FILE))?)?;
+        let calibration = match Recalibration::read(folder, &manifest)? {
+            Some(later) => Some(later),
+            None if manifest.files.contains_key(CALIBRATION_FILE) => {
+                Some(Calibration::read(&folder.join(CALIBRATION_FILE), index.lists())?)
+            }
+            None => None,
+        };
         let tensors = Tensors::read(&folder.join(COLUMNS_FILE))?;
         let columns = Columns::open(&tensors, index.slots())?;
         let ids = Ids::open(&tensors, index.slots(), index.items())?;
@@ -87,8 +97,14 @@ impl Snapshot {
                 numbers.extend(column.and_then(|c| c.numbers()).map(|values| (name.clone(), values)));
             }
         }
+        for (file, runs) in package.graphs() {
+            let recorded = manifest.graphs.as_ref().and_then(|graphs| graphs.get(file));
+            if let Some(recorded) = recorded.filter(|recorded| **recorded != GraphRecord::from(runs)) {
+                tracing::info!(graph = file, ?recorded, "the graph runs otherwise than when it was published");
+            }
+        }
         let digest = manifest.digest();
-        Ok(Snapshot { manifest, package, index, filter, columns, ids, value, recipe, numbers, digest })
+        Ok(Snapshot { manifest, package, index, filter, columns, ids, value, recipe, calibration, numbers, digest })
     }
 
     /// Bytes of memory that a snapshot takes when it is loaded, as its manifest tells before anything is: its tensor files,
@@ -110,6 +126,12 @@ impl Snapshot {
         };
         let others: u64 = others.map(|file| bytes(file).saturating_mul(times(file))).sum();
         Ok(others.saturating_add(placement.memory_bytes(&spec, bytes)))
+    }
+
+    /// Candidates of a request for `k` items that does not say, K0: no more than it returns where nothing orders them anew.
+    pub fn candidates(&self, k: usize) -> usize {
+        let is_plain = self.package.overarch.is_none() && self.package.spec.value.expression.trim() == SIMILARITY;
+        if is_plain { k } else { self.recipe.serving.candidates.max(k) }
     }
 
     /// The digest of the snapshot's bytes.

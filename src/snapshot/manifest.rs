@@ -1,19 +1,51 @@
 //! `manifest.json`: what a snapshot holds, written last, so that a folder with a manifest is whole.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
+use std::{fmt, fs};
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
 use crate::files::{self, Checksum};
+use crate::tower::Runs;
 
 /// The format this program writes. Every earlier one stays loadable.
 pub const FORMAT: u32 = 1;
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
+
+/// This program, as it names itself in what it publishes.
+pub const PROGRAM: &str = concat!("sterling ", env!("CARGO_PKG_VERSION"));
+
+/// What runs a graph, as it was when the version was published.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GraphRecord {
+    /// A program with this digest.
+    Program(String),
+    /// The runtime, for this reason.
+    Runtime(String),
+}
+
+impl From<&Runs> for GraphRecord {
+    fn from(runs: &Runs) -> Self {
+        match runs {
+            Runs::Program(program) => GraphRecord::Program(program.digest()),
+            Runs::Runtime(reason) => GraphRecord::Runtime(reason.clone()),
+        }
+    }
+}
+
+impl fmt::Display for GraphRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GraphRecord::Program(digest) => write!(f, "is a program, {digest}"),
+            GraphRecord::Runtime(reason) => write!(f, "runs whole in rten: {reason}"),
+        }
+    }
+}
 
 /// What a snapshot holds, how large it is and where it came from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +72,9 @@ pub struct Manifest {
     pub provenance: Provenance,
     /// Every other file of the snapshot with its length and hash.
     pub files: BTreeMap<String, Checksum>,
+    /// What ran each graph when all were tried; none of a version that was published before graphs were tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graphs: Option<BTreeMap<String, GraphRecord>>,
 }
 
 /// Where a snapshot came from.
@@ -122,6 +157,11 @@ impl Manifest {
         results.into_iter().collect()
     }
 
+    /// Whether this program, as it is now, ran all graphs before it published the version.
+    pub fn is_tried(&self) -> bool {
+        self.graphs.is_some() && self.provenance.program == PROGRAM
+    }
+
     /// Bytes of all files but the manifest.
     pub fn bytes(&self) -> u64 {
         self.files.values().map(|f| f.bytes).sum()
@@ -163,6 +203,7 @@ mod tests {
             position: 0,
             provenance,
             files,
+            graphs: None,
         }
     }
 

@@ -8,10 +8,13 @@
 //! | `filter.safetensors` | planes and posting lists ([`crate::filter::index`]) |
 //! | `columns.safetensors` | item columns ([`crate::columns`]) and ids |
 //! | `recipe.toml` | how it was built and the serving defaults |
+//! | `calibration.json` | how many lists a recall takes; not where there is only one list |
+//! | `recalibration.json` | one that was made again later, named by no manifest: it has its own digest |
 //! | `manifest.json` | written last: shapes, provenance, length and hash of every other file |
 //!
 //! The format is described for other readers in `docs/FORMAT.md`.
 
+mod calibration;
 pub mod ids;
 mod load;
 mod manifest;
@@ -20,9 +23,10 @@ mod recipe;
 mod store;
 mod workload;
 
+pub use calibration::{Calibration, Chosen, Curve, RECALIBRATION_FILE, Recalibration, TARGETS, Wanted};
 pub use ids::Ids;
 pub use load::Snapshot;
-pub use manifest::{FORMAT, MANIFEST, Manifest, Provenance};
+pub use manifest::{FORMAT, GraphRecord, MANIFEST, Manifest, PROGRAM, Provenance};
 pub use placement::{Placement, PlacementOptions, placed, rows_on_cluster};
 pub use recipe::{Recipe, Serving};
 pub use store::{Stamp, Store, check_name};
@@ -34,5 +38,7 @@ pub const INDEX_FILE: &str = "index.safetensors";
 pub const FILTER_FILE: &str = "filter.safetensors";
 /// The file of item columns and ids.
 pub const COLUMNS_FILE: &str = "columns.safetensors";
+/// The file of the calibration.
+pub const CALIBRATION_FILE: &str = "calibration.json";
 /// The file of the recipe.
 pub const RECIPE_FILE: &str = "recipe.toml";

@@ -28,7 +28,9 @@ pub struct Recipe {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Serving {
-    /// Lists that are probed, P; 0 takes an eighth of them.
+    /// The share of the true candidates that is to be found; the calibration tells how many lists that takes.
+    pub recall: f64,
+    /// Lists that are probed, P, in place of a recall; 0 for none, and an eighth of the lists without a calibration.
     pub probes: usize,
     /// Lists that a filtered request may probe; 0 means all.
     pub probes_max: usize,
@@ -38,7 +40,7 @@ pub struct Serving {
 
 impl Default for Serving {
     fn default() -> Self {
-        Serving { probes: 0, probes_max: 0, candidates: 1000 }
+        Serving { recall: 0.98, probes: 0, probes_max: 0, candidates: 1000 }
     }
 }
 
@@ -55,6 +57,14 @@ impl Recipe {
             return Err(Error::invalid(format!(
                 "serving.candidates: got {candidates}, expected 1 to {}",
                 limits::CANDIDATES_MAX
+            )));
+        }
+        let (recall, between) = (recipe.serving.recall, limits::RECALLS);
+        if !between.contains(&recall) {
+            return Err(Error::invalid(format!(
+                "serving.recall: got {recall}, expected {} to {}",
+                between.start(),
+                between.end()
             )));
         }
         Ok(recipe)
@@ -84,7 +94,7 @@ impl Recipe {
 }
 
 impl Serving {
-    /// The default number of probes among `lists`.
+    /// The default number of probes among `lists`, where no calibration tells it.
     pub fn probes_of(&self, lists: usize) -> usize {
         if self.probes == 0 { lists.div_ceil(8) } else { self.probes.min(lists) }
     }
@@ -113,6 +123,7 @@ mod tests {
             ("[index]\nlists = -3", "invalid"),
             ("[filter]\nhashes = 0", "filter.hashes: got 0, expected 1 to 32"),
             ("[filter]\nfixed_bits = 0", "filter.fixed_bits: got 0"),
+            ("[serving]\nrecall = 1.0", "serving.recall: got 1, expected 0.5 to 0.999"),
             ("[serving]\ncandidates = 0", "serving.candidates: got 0"),
             ("[tables]\npackages = \"int9\"", "unknown variant `int9`"),
             ("[index]\nrescore = \"f8\"", "unknown variant `f8`"),

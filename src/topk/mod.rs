@@ -230,6 +230,16 @@ impl Selector {
         }
     }
 
+    /// The `k`-th best score so far, for any `k` up to K; `None` while fewer are held.
+    pub fn kth(&mut self, k: usize) -> Option<f32> {
+        if k == 0 || k > self.len {
+            return None;
+        }
+        self.spare.clear();
+        self.spare.extend_from_slice(&self.scores[..self.len]);
+        Some(self.kernels.kth(&mut self.spare, k))
+    }
+
     /// Of the items at the threshold itself those that rank first stay, as many as K has room for.
     fn drop_ties(&mut self) {
         let Selector { k, scores, slots, len, threshold, ids, sorting, .. } = self;

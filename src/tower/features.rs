@@ -10,7 +10,10 @@ use crate::embedding::{
 use crate::error::{Error, Result};
 use crate::request;
 use crate::tensor::Tensor;
-use crate::tower::{Graph, Input, Threads};
+use crate::tower::{Graph, Input, Runs, Threads};
+
+/// Most rows that a run of `rten` takes.
+pub const RUN_ROWS: usize = 512;
 
 /// A graph with the features it takes and the tables that these are looked up in.
 #[derive(Debug)]
@@ -18,7 +21,7 @@ pub struct Tower {
     features: Vec<FeatureSpec>,
     bags: EmbeddingBagCollection,
     graph: Graph,
-    program: Option<RowProgram>,
+    runs: Runs,
     output: &'static str,
     dimension: usize,
 }
@@ -96,8 +99,8 @@ impl Tower {
             layout.keys().iter().enumerate().map(|(k, key)| row(key, layout.columns(k).len())).collect();
         let dense = features.iter().filter(|f| f.kind == FeatureKind::Dense);
         given.extend(dense.map(|f| row(&f.name, f.width.unwrap_or(0))));
-        let program = graph.lower(&given, (output, &[Size::Rows, Size::Fixed(dimension as i64)]));
-        Ok(Tower { features: features.to_vec(), bags, graph, program, output, dimension })
+        let runs = graph.lower(&given, (output, &[Size::Rows, Size::Fixed(dimension as i64)]))?;
+        Ok(Tower { features: features.to_vec(), bags, graph, runs, output, dimension })
     }
 
     /// What the tower takes.
@@ -105,9 +108,13 @@ impl Tower {
         &self.features
     }
 
-    /// Numbers of the graph's weights and of one row of what goes into it: about what a row through the tower costs.
-    pub fn weights(&self) -> usize {
-        self.graph.weights() + self.bags.layout().width()
+    /// What so many rows cost, in multiply-adds and what takes as long: those of the program, or one for each of the graph's
+    /// weights.
+    pub fn work(&self, rows: usize) -> usize {
+        match &self.runs {
+            Runs::Program(program) => program.work(rows),
+            Runs::Runtime(_) => self.graph.weights().saturating_mul(rows),
+        }
     }
 
     /// Reads the features of a request or an item.
@@ -179,9 +186,9 @@ impl Tower {
         Ok((pooled.values().chunks_exact(pooled.width()).enumerate().map(of_row).collect(), report))
     }
 
-    /// Whether a program of ours runs, not `rten`.
-    pub fn is_program(&self) -> bool {
-        self.program.is_some()
+    /// The graph's file, and what runs it.
+    pub fn graph(&self) -> (&str, &Runs) {
+        (self.graph.name(), &self.runs)
     }
 
     /// Runs the graph over rows and their pooled embeddings: `[rows, D]`.
@@ -189,9 +196,15 @@ impl Tower {
     /// # Errors
     /// `Internal` where the graph fails or makes something else.
     pub fn run(&self, rows: &[(&FeatureRow, &Pooled)], threads: &Threads, scratch: &mut Scratch) -> Result<Tensor> {
-        match &self.program {
-            Some(program) => self.run_program(program, rows, scratch),
-            None => self.run_graph(rows, threads),
+        match &self.runs {
+            Runs::Program(program) => self.run_program(program, rows, scratch),
+            Runs::Runtime(_) => {
+                let mut made = Vec::with_capacity(rows.len() * self.dimension);
+                for rows in rows.chunks(RUN_ROWS) {
+                    made.extend_from_slice(self.run_graph(rows, threads)?.data());
+                }
+                Tensor::new(vec![rows.len(), self.dimension], made)
+            }
         }
     }
 

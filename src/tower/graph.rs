@@ -2,37 +2,43 @@
 //!
 //! A [`Graph`] knows its inputs and outputs by name and checks every shape before it runs. User and item towers take the
 //! pooled embedding of each feature, `[Q, width]`, under the feature's name; an OverArch takes what [`super::OverArch`] says.
+//! The runtime sees a file only once it passed `onnx`, and keeps nothing of one that became a program.
 
 use std::fmt::Display;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::OnceLock;
 
-use rten::{DataType, Dimension, Model, NodeId, ValueOrView, ValueType};
+use rten::{Model, NodeId, ValueOrView};
 use rten_tensor::TensorView;
 use rten_tensor::prelude::*;
 
+use super::onnx::{self, Port};
 use crate::dense::{Given, RowProgram, Size};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::tower::Threads;
 
-/// An input or output of a graph. `None` stands for a size that differs from run to run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Port {
-    /// The name in the file.
-    pub name: String,
-    /// Its dimensions, where the file tells them.
-    pub shape: Option<Vec<Option<usize>>>,
-}
+/// Stack of the thread that reads a graph: runtimes go down it by recursion.
+const STACK_BYTES: usize = 64 << 20;
 
-/// A loaded ONNX graph of f32 tensors.
+/// An ONNX graph of f32 tensors.
 pub struct Graph {
     name: String,
-    model: Model,
-    inputs: Vec<(Port, NodeId)>,
-    outputs: Vec<(Port, NodeId)>,
+    inputs: Vec<Port>,
+    outputs: Vec<Port>,
     weights: usize,
-    /// The file, until the graph is lowered.
+    /// The file, until it was lowered or the runtime has it.
     source: Vec<u8>,
+    runtime: OnceLock<Model>,
+}
+
+/// What runs a graph.
+#[derive(Clone, Debug)]
+pub enum Runs {
+    /// A program of ours.
+    Program(Box<RowProgram>),
+    /// The runtime, for the reason that stood in the way of a program.
+    Runtime(String),
 }
 
 impl std::fmt::Debug for Graph {
@@ -57,28 +63,21 @@ pub struct Input<'a> {
 }
 
 impl Graph {
-    /// Loads a graph. `name` stands in errors.
+    /// Reads a graph. `name` stands in errors.
     ///
     /// # Errors
-    /// `Invalid` where the bytes are no ONNX graph or use an operator that the CPU runtime does not have.
+    /// `Invalid` where the bytes are no ONNX graph, or one that nothing should run.
     pub fn load(name: &str, bytes: Vec<u8>) -> Result<Self> {
+        let onnx::Ports { inputs, outputs } = onnx::read(&bytes).map_err(|e| e.within(name))?;
         let weights = bytes.len() / std::mem::size_of::<f32>();
-        let unusable = |e: &dyn Display| Error::invalid(format!("{name}: not a usable ONNX graph: {e}"));
-        let source = bytes.clone();
-        let loaded = guarded(|| Model::load(bytes)).map_err(|panic| unusable(&panic))?;
-        let model = loaded.map_err(|e| unusable(&e).caused_by(e))?;
-        let ports = |what: &str, ids: &[NodeId]| -> Result<Vec<_>> {
-            ids.iter()
-                .map(|id| Ok((port(&model, *id).map_err(|e| e.within(format!("{name}: {what}")))?, *id)))
-                .collect()
-        };
-        let (inputs, outputs) = (ports("input", model.input_ids())?, ports("output", model.output_ids())?);
-        Ok(Graph { name: name.into(), inputs, outputs, model, weights, source })
+        Ok(Graph { name: name.into(), inputs, outputs, weights, source: bytes, runtime: OnceLock::new() })
     }
 
-    /// The graph as a program that takes its inputs as `given`; none where it has what programs do not, which the log then names.
-    pub(super) fn lower(&mut self, given: &[Given], output: (&str, &[Size])) -> Option<RowProgram> {
-        let source = std::mem::take(&mut self.source);
+    /// The graph as a program that takes its inputs as `given`, or, where it has what programs do not, in the runtime.
+    ///
+    /// # Errors
+    /// `Invalid` where it uses an operator that the runtime does not have either.
+    pub(super) fn lower(&mut self, given: &[Given], output: (&str, &[Size])) -> Result<Runs> {
         let fits = |port: &Port, sizes: &[Size]| {
             let fits = |(own, size): (&Option<usize>, &Size)| match size {
                 Size::Fixed(n) => own.is_none_or(|own| own as i64 == *n),
@@ -91,15 +90,32 @@ impl Graph {
                 let shape = port.shape.as_deref().map_or("?".into(), shown);
                 return Err(Error::unsupported(format!("input `{}` of shape {shape}", port.name)));
             }
-            RowProgram::lower(&source, given, output)
+            RowProgram::lower(&self.source, given, output)
         };
-        match guarded(lowered).unwrap_or_else(|panic| Err(Error::unsupported(panic))) {
-            Ok(program) => Some(program),
+        match guarded(|| deep(lowered)?).unwrap_or_else(|panic| Err(Error::unsupported(panic))) {
+            Ok(program) => {
+                self.source = Vec::new();
+                Ok(Runs::Program(Box::new(program)))
+            }
             Err(e) => {
                 tracing::info!(graph = self.name, reason = %e, "the graph runs in rten");
-                None
+                self.runtime()?;
+                self.source = Vec::new();
+                Ok(Runs::Runtime(e.to_string()))
             }
         }
+    }
+
+    /// The graph in the runtime, which reads it when it is asked for first.
+    fn runtime(&self) -> Result<&Model> {
+        if self.runtime.get().is_none() {
+            let unusable = |e: &dyn Display| Error::invalid(format!("{}: not a usable ONNX graph: {e}", self.name));
+            let source = self.source.clone();
+            let loaded = guarded(|| deep(|| Model::load(source))).map_err(|panic| unusable(&panic))??;
+            let model = loaded.map_err(|e| unusable(&e).caused_by(e))?;
+            let _ = self.runtime.set(model);
+        }
+        self.runtime.get().ok_or_else(|| Error::internal("a graph without its runtime"))
     }
 
     /// The name in errors.
@@ -114,12 +130,12 @@ impl Graph {
 
     /// The inputs, in the file's order.
     pub fn inputs(&self) -> impl Iterator<Item = &Port> {
-        self.inputs.iter().map(|(port, _)| port)
+        self.inputs.iter()
     }
 
     /// The outputs, in the file's order.
     pub fn outputs(&self) -> impl Iterator<Item = &Port> {
-        self.outputs.iter().map(|(port, _)| port)
+        self.outputs.iter()
     }
 
     /// An input by its name.
@@ -127,7 +143,7 @@ impl Graph {
     /// # Errors
     /// `Invalid` naming the inputs that there are.
     pub fn input(&self, name: &str) -> Result<&Port> {
-        find(&self.inputs, name).map(|(port, _)| port).ok_or_else(|| self.unknown("input", name, &self.inputs))
+        find(&self.inputs, name).ok_or_else(|| self.unknown("input", name, &self.inputs))
     }
 
     /// An output by its name.
@@ -135,11 +151,11 @@ impl Graph {
     /// # Errors
     /// `Invalid` naming the outputs that there are.
     pub fn output(&self, name: &str) -> Result<&Port> {
-        find(&self.outputs, name).map(|(port, _)| port).ok_or_else(|| self.unknown("output", name, &self.outputs))
+        find(&self.outputs, name).ok_or_else(|| self.unknown("output", name, &self.outputs))
     }
 
-    fn unknown(&self, what: &str, name: &str, of: &[(Port, NodeId)]) -> Error {
-        let known: Vec<&str> = of.iter().map(|(p, _)| p.name.as_str()).collect();
+    fn unknown(&self, what: &str, name: &str, of: &[Port]) -> Error {
+        let known: Vec<&str> = of.iter().map(|port| port.name.as_str()).collect();
         Error::invalid(format!("{}: no {what} `{name}`; it has: {}", self.name, known.join(", ")))
     }
 
@@ -148,8 +164,9 @@ impl Graph {
     /// # Errors
     /// `Invalid` for a missing or unknown input or one of another shape; `Internal` where the runtime fails.
     pub fn run(&self, inputs: &[Input<'_>], output: &str, threads: &Threads) -> Result<Tensor> {
-        let given = inputs.iter().map(|input| self.given(input)).collect::<Result<Vec<_>>>()?;
-        for (port, _) in &self.inputs {
+        let model = self.runtime()?;
+        let given = inputs.iter().map(|input| self.given(model, input)).collect::<Result<Vec<_>>>()?;
+        for port in &self.inputs {
             let times = match inputs.iter().filter(|i| i.name == port.name).count() {
                 0 => "missing",
                 1 => continue,
@@ -157,10 +174,10 @@ impl Graph {
             };
             return Err(Error::invalid(format!("{}: input `{}` is {times}", self.name, port.name)));
         }
-        let (port, id) = find(&self.outputs, output).ok_or_else(|| self.unknown("output", output, &self.outputs))?;
+        let port = self.output(output)?;
+        let id = self.node(model.output_ids(), &self.outputs, output)?;
         let failed = |e: &dyn Display| Error::internal(format!("{}: the graph failed: {e}", self.name));
-        let made =
-            guarded(|| self.model.run_n(given, [*id], Some(threads.options()))).map_err(|panic| failed(&panic))?;
+        let made = guarded(|| model.run_n(given, [id], Some(threads.options()))).map_err(|panic| failed(&panic))?;
         let [value] = made.map_err(|e| failed(&e).caused_by(e))?;
         let tensor: rten_tensor::Tensor<f32> =
             value.into_tensor().ok_or_else(|| failed(&format!("output `{output}` is not f32")))?;
@@ -171,9 +188,16 @@ impl Graph {
         Tensor::new(shape, tensor.into_data())
     }
 
-    fn given<'a>(&self, input: &Input<'a>) -> Result<(NodeId, ValueOrView<'a>)> {
+    /// The runtime's number of an input or output: it keeps them in the file's order.
+    fn node(&self, ids: &[NodeId], ports: &[Port], name: &str) -> Result<NodeId> {
+        let place = ports.iter().position(|port| port.name == name);
+        let id = place.and_then(|place| ids.get(place)).copied();
+        id.ok_or_else(|| Error::internal(format!("{}: the runtime has no `{name}`", self.name)))
+    }
+
+    fn given<'a>(&self, model: &Model, input: &Input<'a>) -> Result<(NodeId, ValueOrView<'a>)> {
         let Input { name, shape, values } = *input;
-        let (port, id) = find(&self.inputs, name).ok_or_else(|| self.unknown("input", name, &self.inputs))?;
+        let port = self.input(name)?;
         if let Some(expected) = port.shape.as_ref().filter(|s| !fits(s, shape)) {
             let place = format!("{}: input `{name}`", self.name);
             return Err(Error::invalid(format!("{place} has shape {shape:?}, expected {}", shown(expected))));
@@ -182,7 +206,7 @@ impl Graph {
             let place = format!("{}: input `{name}`", self.name);
             return Err(Error::internal(format!("{place}: shape {shape:?} does not hold {} numbers", values.len())));
         }
-        Ok((*id, ValueOrView::from(TensorView::from_data(shape, values))))
+        Ok((self.node(model.input_ids(), &self.inputs, name)?, ValueOrView::from(TensorView::from_data(shape, values))))
     }
 }
 
@@ -194,18 +218,17 @@ fn guarded<T>(call: impl FnOnce() -> T) -> std::result::Result<T, String> {
     })
 }
 
-fn port(model: &Model, id: NodeId) -> Result<Port> {
-    let info = model.node_info(id).ok_or_else(|| Error::invalid("is not in the graph"))?;
-    let name = info.name().filter(|n| !n.is_empty()).ok_or_else(|| Error::invalid("has no name"))?.to_owned();
-    if let Some(kind) = info.dtype().filter(|d| *d != ValueType::Tensor(DataType::Float)) {
-        return Err(Error::invalid(format!("`{name}` is {kind}, expected tensor(f32)")));
-    }
-    let size = |d: &Dimension| if let Dimension::Fixed(n) = d { Some(*n) } else { None };
-    Ok(Port { name, shape: info.shape().map(|dimensions| dimensions.iter().map(size).collect()) })
+/// Runs a call in a thread with room for graphs that are deep.
+fn deep<T: Send>(call: impl FnOnce() -> T + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, call);
+        let thread = thread.map_err(|e| Error::io("a thread that reads a graph", e))?;
+        Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })
 }
 
-fn find<'a>(ports: &'a [(Port, NodeId)], name: &str) -> Option<&'a (Port, NodeId)> {
-    ports.iter().find(|(port, _)| port.name == name)
+fn find<'a>(ports: &'a [Port], name: &str) -> Option<&'a Port> {
+    ports.iter().find(|port| port.name == name)
 }
 
 fn fits(expected: &[Option<usize>], got: &[usize]) -> bool {

@@ -14,11 +14,11 @@ use super::Scratch;
 use crate::dense::{Given, RowProgram, Size};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{MapTarget, Operand, Unary};
-use crate::error::{Error, Result};
-use crate::tower::{Graph, Input, Threads};
+use crate::error::{Error, Kind, Result};
+use crate::tower::{Graph, Input, Runs, Threads};
 
-/// Candidates of one query that a run of `rten` scores.
-const RUN_CANDIDATES: usize = 2048;
+/// Most candidates of one query that a run of `rten` scores.
+pub const RUN_CANDIDATES: usize = 2048;
 
 const QUERY: &str = "query";
 const ITEM: &str = "item";
@@ -28,7 +28,7 @@ const LOGITS: &str = "logits";
 #[derive(Debug)]
 pub struct OverArch {
     graph: Graph,
-    program: Option<RowProgram>,
+    runs: Runs,
     columns: Vec<String>,
     tasks: usize,
     dimension: usize,
@@ -79,8 +79,8 @@ impl OverArch {
         let input = |name: &str, is_pair, shape: &[Size]| Given { name: name.into(), is_pair, shape: shape.to_vec() };
         let mut given = vec![input(QUERY, false, &[one, d]), input(ITEM, true, &[one, Size::Rows, d])];
         given.extend(columns.iter().map(|name| input(name, true, &[one, Size::Rows])));
-        let program = graph.lower(&given, (LOGITS, &[one, Size::Rows, Size::Fixed(tasks as i64)]));
-        Ok(OverArch { graph, program, columns, tasks, dimension })
+        let runs = graph.lower(&given, (LOGITS, &[one, Size::Rows, Size::Fixed(tasks as i64)]))?;
+        Ok(OverArch { graph, runs, columns, tasks, dimension })
     }
 
     /// The numeric item columns that the graph reads.
@@ -93,14 +93,18 @@ impl OverArch {
         self.tasks
     }
 
-    /// About what scoring one candidate costs: the numbers of the graph's weights.
-    pub fn weights(&self) -> usize {
-        self.graph.weights()
+    /// What scoring so many candidates costs, in multiply-adds and what takes as long: those of the program, or one for each of
+    /// the graph's weights.
+    pub fn work(&self, candidates: usize) -> usize {
+        match &self.runs {
+            Runs::Program(program) => program.work(candidates),
+            Runs::Runtime(_) => self.graph.weights().saturating_mul(candidates),
+        }
     }
 
-    /// Whether a program of ours scores, not `rten`.
-    pub fn is_program(&self) -> bool {
-        self.program.is_some()
+    /// The graph's file, and what runs it.
+    pub fn graph(&self) -> (&str, &Runs) {
+        (self.graph.name(), &self.runs)
     }
 
     /// Writes the task scores of candidates, `[T, count]`, to `tasks`. `between` is asked before every block of them whether to go
@@ -116,19 +120,50 @@ impl OverArch {
         between: &mut dyn FnMut() -> Result<()>,
         tasks: &mut [f32],
     ) -> Result<()> {
+        self.run(candidates, threads, scratch, between, tasks)?;
+        match tasks.iter().any(|score| score.is_nan()) {
+            true => Err(Error::internal(format!("{}: `{LOGITS}` holds NaN", self.graph.name()))),
+            false => Ok(()),
+        }
+    }
+
+    /// The same for a trial: tells whether all logits are finite numbers, of those that it got to where `between` ends it by a
+    /// deadline.
+    ///
+    /// # Errors
+    /// What else the graph's run and `between` return.
+    pub fn try_out(
+        &self,
+        candidates: &Candidates<'_>,
+        threads: &Threads,
+        scratch: &mut Scratch,
+        between: &mut dyn FnMut() -> Result<()>,
+        tasks: &mut [f32],
+    ) -> Result<bool> {
+        scratch.has_finite_logits = true;
+        match self.run(candidates, threads, scratch, between, tasks) {
+            Err(e) if e.kind() != Kind::DeadlineExceeded => Err(e),
+            _ => Ok(scratch.has_finite_logits),
+        }
+    }
+
+    fn run(
+        &self,
+        candidates: &Candidates<'_>,
+        threads: &Threads,
+        scratch: &mut Scratch,
+        between: &mut dyn FnMut() -> Result<()>,
+        tasks: &mut [f32],
+    ) -> Result<()> {
         if let Some(name) = self.columns.get(candidates.columns.len()) {
             return Err(Error::invalid(format!("{}: input `{name}` is missing", self.graph.name())));
         }
         if candidates.count == 0 {
             return Ok(());
         }
-        match &self.program {
-            Some(program) => self.run_program(program, candidates, scratch, between, tasks)?,
-            None => self.run_graph(candidates, threads, scratch, between, tasks)?,
-        }
-        match tasks.iter().any(|score| score.is_nan()) {
-            true => Err(Error::internal(format!("{}: `{LOGITS}` holds NaN", self.graph.name()))),
-            false => Ok(()),
+        match &self.runs {
+            Runs::Program(program) => self.run_program(program, candidates, scratch, between, tasks),
+            Runs::Runtime(_) => self.run_graph(candidates, threads, scratch, between, tasks),
         }
     }
 
@@ -141,7 +176,7 @@ impl OverArch {
         tasks: &mut [f32],
     ) -> Result<()> {
         let Candidates { query, count, row, columns } = *candidates;
-        let (kernels, logits) = (Kernels::best(), &mut scratch.logits);
+        let (kernels, logits, has_finite) = (Kernels::best(), &mut scratch.logits, &mut scratch.has_finite_logits);
         let mut fill = |n: usize, given: &mut [f32]| {
             let (item, numbers) = given.split_at_mut(self.dimension);
             row(n, item);
@@ -152,6 +187,7 @@ impl OverArch {
             for task in 0..self.tasks {
                 logits.clear();
                 logits.extend((0..rows).map(|n| block.row(n)[task]));
+                *has_finite &= logits.iter().all(|logit| logit.is_finite());
                 let logits = Operand { numbers: logits, row: 0, outer: 0, inner: 1 };
                 let scores = &mut tasks[task * count + first..][..rows];
                 let mut scores = MapTarget { numbers: scores, stride: rows, rows: 1, outer: 1, inner: rows };
@@ -197,6 +233,7 @@ impl OverArch {
                     self.tasks
                 )));
             }
+            scratch.has_finite_logits &= logits.data().iter().all(|logit| logit.is_finite());
             for (n, of_item) in range.zip(logits.data().chunks_exact(self.tasks)) {
                 let scores = of_item.iter().map(|logit| 1.0 / (1.0 + (-logit).exp()));
                 scores.enumerate().for_each(|(task, score)| tasks[task * count + n] = score);

@@ -10,4 +10,6 @@ pub struct Scratch {
     pub(super) rows: Vec<f32>,
     /// One task's logits of a block.
     pub(super) logits: Vec<f32>,
+    /// False once a logit was no finite number.
+    pub(super) has_finite_logits: bool,
 }

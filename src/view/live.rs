@@ -30,7 +30,11 @@ pub struct Shown {
 impl Live {
     /// A snapshot without updates.
     pub fn new(main: Arc<Snapshot>) -> Self {
-        let view = View::new(main);
+        Live::of(View::new(main))
+    }
+
+    /// The snapshot of a view that is shown first.
+    pub fn of(view: View) -> Self {
         let position = watch::Sender::new(view.position());
         Live { shown: Arc::new(Shown { now: ArcSwap::from_pointee(view), position, stalled: ArcSwapOption::empty() }) }
     }
@@ -77,7 +81,7 @@ impl Shown {
     /// As [`Live::show`].
     pub fn show(&self, view: View) {
         let position = view.position();
-        self.now.store(Arc::new(view));
+        self.now.store(Arc::new(view.after(&self.now.load())));
         self.position.send_replace(position);
     }
 

@@ -6,13 +6,16 @@
 //!
 //! A view never changes: an update makes another one, which shares all that is the same. So a request sees one position from its
 //! first step to its answer, and nobody locks anything. Filters are planned here too, and an equal filter of requests that are
-//! under way at the same time is planned once.
+//! under way at the same time is planned once. Where a server is told to, the views of a snapshot keep some of the queries that
+//! they were asked, to calibrate by.
 
 mod live;
 mod segment;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use crate::columns::{Column, Stacked};
 use crate::error::Result;
@@ -38,6 +41,16 @@ pub struct View {
     pieces: Vec<Piece>,
     position: u64,
     plans: Mutex<Plans>,
+    recorded: Arc<Recorded>,
+}
+
+/// So many of the query embeddings that a view was asked, each with the same chance (reservoir sampling, Vitter 1985).
+#[derive(Debug, Default)]
+struct Recorded {
+    most: u64,
+    asked: AtomicU64,
+    chance: RandomState,
+    queries: Mutex<Vec<Vec<f32>>>,
 }
 
 /// A filter's plan for one view.
@@ -84,7 +97,41 @@ impl View {
             Piece { segment, gone, first_slot }
         };
         let pieces = segments.into_iter().map(piece).collect();
-        View { main, gone, pieces, position, plans: Mutex::default() }
+        View { main, gone, pieces, position, plans: Mutex::default(), recorded: Arc::default() }
+    }
+
+    /// The same view, keeping up to so many of the query embeddings that it and those after it will be asked.
+    #[must_use]
+    pub fn recording(self, most: usize) -> Self {
+        View { recorded: Arc::new(Recorded { most: most as u64, ..Recorded::default() }), ..self }
+    }
+
+    /// The same view, which goes on with what an earlier one of the snapshot has recorded.
+    #[must_use]
+    fn after(self, earlier: &View) -> Self {
+        View { recorded: earlier.recorded.clone(), ..self }
+    }
+
+    /// Takes note of a query embedding `[D]`, where the view records some.
+    pub fn record(&self, query: &[f32]) {
+        let Recorded { most, asked, chance, queries } = &*self.recorded;
+        if *most == 0 {
+            return;
+        }
+        let asked = asked.fetch_add(1, Ordering::Relaxed);
+        let place = if asked < *most { asked } else { chance.hash_one(asked) % (asked + 1) };
+        if place < *most {
+            let mut queries = unpoisoned(queries);
+            match queries.get_mut(place as usize) {
+                Some(kept) => kept.copy_from_slice(query),
+                None => queries.push(query.to_vec()),
+            }
+        }
+    }
+
+    /// The query embeddings that were recorded, or `None` where the view records none.
+    pub fn recorded(&self) -> Option<Vec<Vec<f32>>> {
+        (self.recorded.most > 0).then(|| unpoisoned(&self.recorded.queries).clone())
     }
 
     /// The main snapshot.
@@ -250,10 +297,14 @@ impl View {
         Ok(found)
     }
 
-    fn plans(&self) -> std::sync::MutexGuard<'_, Plans> {
-        // A panic under the lock leaves at most a plan less.
-        self.plans.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn plans(&self) -> MutexGuard<'_, Plans> {
+        unpoisoned(&self.plans)
     }
+}
+
+/// What lies behind a lock: a panic under it leaves at most a plan or a query less.
+fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl Piece {

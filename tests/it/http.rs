@@ -112,6 +112,7 @@ fn bad_requests_are_named_and_the_server_goes_on() {
         (tiny, with("\"candidates\": 0"), 400, "field `candidates`: got 0"),
         (tiny, with("\"candidates\": 200001"), 400, "field `candidates`: got 200001"),
         (tiny, with("\"k\": 9, \"candidates\": 3"), 400, "expected at least k = 9"),
+        (tiny, with("\"recall\": 1"), 400, "field `recall`: got 1, expected 0.5 to 0.999"),
         (tiny, with("\"probes\": 0"), 400, "field `probes`: got 0"),
         (tiny, with("\"probes\": 99999"), 400, "field `probes`: got 99999"),
         (tiny, with("\"timeout_ms\": 0"), 400, "field `timeout_ms`: got 0"),

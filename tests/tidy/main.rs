@@ -37,6 +37,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("items", 4, &[]),
     ("model", 4, &["items"]),
     ("snapshot", 4, &["items", "model", "planner"]),
+    ("trial", 4, &["model"]),
     ("search", 4, &[]),
     ("view", 5, &[]),
     ("fresh", 5, &["view", "registry"]),

@@ -196,6 +196,7 @@ mod tests {
             ("exclude", "[-1, 9223372036854775807]"),
             ("k", "7"),
             ("candidates", "70"),
+            ("recall", "0.9"),
             ("probes", "3"),
             ("exact", "true"),
             ("columns", "[\"name\", \"n\\u0061\"]"),
@@ -214,6 +215,7 @@ mod tests {
             exclude: vec![ItemId(-1), ItemId(i64::MAX)],
             k: 7,
             candidates: Some(70),
+            recall: Some(0.9),
             probes: Some(3),
             exact: true,
             reading: Reading {

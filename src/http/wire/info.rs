@@ -8,7 +8,9 @@ use utoipa::ToSchema;
 use crate::columns::{Column, ColumnKind};
 
 use crate::embedding::Table;
-use crate::snapshot::{Snapshot, placed};
+use crate::error::Result;
+use crate::request::Retrieve;
+use crate::snapshot::{Calibration, Curve, Snapshot, Wanted, placed};
 use crate::tower::{FeatureKind, FeatureSpec};
 
 /// An item column of a snapshot.
@@ -65,16 +67,58 @@ pub struct ModelInfo {
     pub value: String,
     /// Its constants.
     pub constants: BTreeMap<String, f32>,
-    /// Default number of candidates, K0.
+    /// Default number of candidates, K0; a request for more items takes as many.
     pub candidates: usize,
-    /// Default number of probed lists, P.
+    /// Default recall.
+    pub recall: f64,
+    /// Default number of probed lists, P, of a request without a filter.
     pub probes: usize,
+    /// How many lists a recall takes, where that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<CalibrationInfo>,
     /// Bytes of the snapshot.
     pub bytes: u64,
     /// Bytes of memory that are planned for it.
     pub memory_bytes: u64,
     /// The labels that point to this version.
     pub labels: Vec<String>,
+}
+
+/// How many lists a recall takes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CalibrationInfo {
+    /// One name for what was measured; it changes where a version is calibrated again.
+    pub digest: String,
+    /// Where the queries came from that it was measured with.
+    pub source: String,
+    /// How many there were.
+    pub queries: usize,
+    /// The recalls that probes are told for.
+    pub targets: Vec<f64>,
+    /// A curve for each number of candidates and pass rate.
+    pub curves: Vec<CurveInfo>,
+}
+
+/// How many lists a recall takes for one number of candidates and one share of eligible items.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CurveInfo {
+    /// Candidates, K0.
+    pub k: usize,
+    /// The share of items that pass the filter.
+    pub pass_rate: f64,
+    /// The lists for each target; under a filter those that hold survivors.
+    pub probes: Vec<usize>,
+    /// The mean recall that was measured there.
+    pub recall: Vec<f64>,
+    /// What that mean is above with 95 % confidence.
+    pub low: Vec<f64>,
+}
+
+/// A query that was recorded, as a body of `:retrieve`.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct QueryLine<'a> {
+    /// The query embedding, `[D]`.
+    pub vector: &'a [f32],
 }
 
 /// An embedding table of a model.
@@ -158,6 +202,10 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
     let mut features: Vec<FeatureInfo> = spec.user.iter().flat_map(|u| &u.features).map(feature).collect();
     features.sort_by(|a, b| a.name.cmp(&b.name));
     features.dedup_by(|a, b| a.name == b.name);
+    let (serving, lists, calibration) =
+        (&snapshot.recipe.serving, snapshot.index.lists(), snapshot.calibration.as_ref());
+    let candidates = snapshot.candidates(Retrieve::K_DEFAULT);
+    let wanted = Wanted { candidates, pass_rate: 1.0, recall: serving.recall };
     ModelInfo {
         name: spec.name.clone(),
         version: snapshot.manifest.version,
@@ -172,12 +220,39 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
         tasks: spec.tasks.iter().map(|t| t.name.clone()).collect(),
         value: spec.value.expression.clone(),
         constants: spec.value.constants.clone(),
-        candidates: snapshot.recipe.serving.candidates,
-        probes: snapshot.recipe.serving.probes_of(snapshot.index.lists()),
+        candidates,
+        recall: serving.recall,
+        probes: match calibration.filter(|_| serving.probes == 0) {
+            Some(calibration) => calibration.choose(wanted, snapshot.index.items(), lists).probes,
+            None => serving.probes_of(lists),
+        },
+        // Numbers have a text always.
+        calibration: calibration.and_then(|c| calibration_info(c).ok()),
         bytes: snapshot.manifest.bytes(),
         memory_bytes: 0,
         labels: Vec::new(),
     }
+}
+
+/// What a calibration is, for people and programs.
+///
+/// # Errors
+/// As [`Calibration::digest`].
+pub fn calibration_info(calibration: &Calibration) -> Result<CalibrationInfo> {
+    let curve = |c: &Curve| CurveInfo {
+        k: c.k,
+        pass_rate: c.pass_rate,
+        probes: c.probes.clone(),
+        recall: c.recall.clone(),
+        low: c.low.clone(),
+    };
+    Ok(CalibrationInfo {
+        digest: calibration.digest()?,
+        source: calibration.source.clone(),
+        queries: calibration.queries,
+        targets: calibration.targets.clone(),
+        curves: calibration.curves.iter().map(curve).collect(),
+    })
 }
 
 fn feature(spec: &FeatureSpec) -> FeatureInfo {

@@ -16,8 +16,8 @@ mod values;
 
 pub use body::{Retrievals, embed, object, rank, retrievals};
 pub use info::{
-    ColumnInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList, TableInfo, VersionInfo, VersionList,
-    model_info,
+    CalibrationInfo, ColumnInfo, CurveInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList, QueryLine,
+    TableInfo, VersionInfo, VersionList, calibration_info, model_info,
 };
 pub use items::{
     DeleteRequest, DeleteResponse, ItemResponse, ItemUpsert, PositionResponse, RefusedItem, UpdateResponse, cell,
@@ -28,7 +28,7 @@ pub use problem::{Problem, status};
 pub use reply::{Entry, Reply, embedding};
 pub use request::{EmbedRequest, RankRequest, RetrieveRequest};
 pub use response::{
-    BatchEntry, BatchResponse, EmbedResponse, Explain, Item, RetrieveResponse, Retrieved, Served, Step,
+    BatchEntry, BatchResponse, EmbedResponse, Explain, Item, Probes, RetrieveResponse, Retrieved, Served, Step,
 };
 pub(super) use schemas::{RetrieveOneOrMany, RetrievedOneOrMany, UpsertRequest};
 pub use values::FeatureValue;

@@ -67,7 +67,12 @@ pub struct RetrieveRequest {
     #[serde(default)]
     #[schema(minimum = 1, maximum = 200_000)]
     candidates: Option<usize>,
-    /// Lists that are probed, P; the model's default where it is not given.
+    /// The share of the true candidates that is to be found, which chooses the lists that are probed; the model's default
+    /// where it is not given.
+    #[serde(default)]
+    #[schema(minimum = 0.5, maximum = 0.999)]
+    recall: Option<f64>,
+    /// Lists that are probed, P, whatever recall they bring.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 1_048_576)]
     probes: Option<usize>,
@@ -191,6 +196,7 @@ impl RetrieveRequest {
             exclude: items(self.exclude),
             k: self.k,
             candidates: self.candidates,
+            recall: self.recall,
             probes: self.probes,
             exact: self.exact,
             reading,

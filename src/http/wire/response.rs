@@ -40,6 +40,19 @@ pub struct Step {
     pub items: u64,
 }
 
+/// How the number of lists came about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Probes {
+    /// Lists to probe; more where a filter goes against their order.
+    pub probes: usize,
+    /// The recall that was asked for, where one was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<f64>,
+    /// The recall that was measured there when the version was published, where it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub estimate: Option<f64>,
+}
+
 /// How an answer came about.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Explain {
@@ -51,6 +64,9 @@ pub struct Explain {
     pub filter: String,
     /// Estimated share of items that pass the filter.
     pub pass_rate: f64,
+    /// Of a search by lists: how many were to be probed, and why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probes: Option<Probes>,
     /// Lists that were probed.
     pub probed: u64,
     /// Items in the probed lists.
@@ -152,11 +168,13 @@ impl From<&request::Explain> for Explain {
     fn from(explain: &request::Explain) -> Self {
         let step =
             |s: &request::StepReport| Step { name: s.name.into(), micros: s.micros, bytes: s.bytes, items: s.items };
+        let probes = |p: request::Probes| Probes { probes: p.probes, target: p.target, estimate: p.estimate };
         Explain {
             steps: explain.steps.iter().map(step).collect(),
             route: explain.route.into(),
             filter: explain.filter.clone(),
             pass_rate: explain.pass_rate,
+            probes: explain.probes.map(probes),
             probed: explain.probed,
             scanned: explain.scanned,
             survivors: explain.survivors,

@@ -7,6 +7,7 @@ use super::response::{BatchResponse, RetrieveResponse};
 /// The body of a retrieval.
 #[derive(utoipa::ToSchema, serde::Deserialize)]
 #[serde(untagged)]
+#[allow(clippy::large_enum_variant)]
 #[expect(dead_code, reason = "a schema of the document, never a value: `wire::retrievals` reads both forms")]
 pub enum RetrieveOneOrMany {
     /// One request.

@@ -23,9 +23,10 @@ fn scores_are_the_sigmoids_of_the_graph_whatever_the_number_of_candidates() {
     let (raw, threads) = (graph("overarch"), Threads::new(1));
     let at = |n: usize| ((n * 37 + 11) % 101) as f32 / 50.0 - 1.0;
     let query: Vec<f32> = (0..d).map(|n| at(n + 5)).collect();
-    assert!(overarch.is_program());
+    assert!(matches!(overarch.graph(), ("overarch", Runs::Program(_))));
     // The same graph, run by the library.
-    let by_rten = OverArch { program: None, ..OverArch::new(graph("overarch"), d, tasks).unwrap() };
+    let runs = Runs::Runtime("to compare".into());
+    let by_rten = OverArch { runs, graph: graph("overarch"), ..OverArch::new(graph("overarch"), d, tasks).unwrap() };
     let mut scratch = Scratch::default();
     for (overarch, count) in
         [0, 1, 3, 57, RUN_CANDIDATES - 1, RUN_CANDIDATES + 1].into_iter().flat_map(|n| [(&overarch, n), (&by_rten, n)])

@@ -1,0 +1,28 @@
+//! `sterling trial`: the other side of `crate::trial`, for this program alone.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::trial::{Bounds, answer};
+
+/// Arguments of `sterling trial`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Trial {
+    /// A model package or a version
+    folder: PathBuf,
+    /// Most memory, beside that of the files
+    #[arg(long)]
+    memory_bytes: u64,
+    /// Most time of a processor
+    #[arg(long)]
+    cpu_seconds: u64,
+}
+
+impl Trial {
+    pub(super) fn run(self) -> Result<()> {
+        let cpu = Duration::from_secs(self.cpu_seconds);
+        let bounds = Bounds { memory_bytes: self.memory_bytes, cpu, ..Bounds::default() };
+        answer(&self.folder, &bounds, &mut std::io::stdout().lock())
+    }
+}

@@ -1,0 +1,208 @@
+//! Searching with a filter: every list, the best ones and on while that pays, or until a measured recall is reached.
+//!
+//! A block is read whole for a single survivor. Where survivors are few and rows that rescore are kept, those rows are read
+//! instead: a tenth of the items touches four fifths of the blocks, 1 KB a survivor, while a row in half precision is 256 B.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use super::ahead::{Ending, Seen, next_look};
+use super::probing::{Counters, Probing, SCAN_ALL_PASS_RATE, Scratch};
+use super::view::{Index, WideRows};
+use crate::device::cpu::kernels::{BLOCK, Pick};
+use crate::topk::{Selector, unkey};
+use crate::units::{ListId, Slot};
+
+/// Lists whose words survive a filter: fills the words of a list, one bit an item.
+pub type Words<'a> = &'a mut dyn FnMut(ListId, &mut [u64]);
+
+/// After the first P lists, as many again are probed at a time, over this.
+const CHUNKS_PER_PROBES: usize = 2;
+/// Probing on ends when a chunk of lists brought fewer new candidates than this share of K0.
+const YIELD_SHARE_MIN: f64 = 0.005;
+/// A search of measured probes looks ahead for the first time after these, over this: some queries need fewer than most.
+const FIRST_LOOK: usize = 4;
+/// What a byte of scattered rows costs beside a byte of blocks, which are read forwards.
+const ROW_COST: u64 = 2;
+/// Survivors that are collected before their rows are scored, so that the memory always has some to bring.
+const ROWS_AT_ONCE: usize = 1024;
+/// The same for blocks that hold survivors.
+const PICKS_AT_ONCE: usize = 512;
+
+/// A search with a filter, under way.
+pub(super) struct Filtered<'a, 'w> {
+    pub(super) index: &'a Index,
+    /// `[D]`
+    pub(super) vector: &'a [f32],
+    pub(super) words: Words<'w>,
+    pub(super) selector: &'a mut Selector,
+    pub(super) scratch: &'a mut Scratch,
+    pub(super) counters: Counters,
+    /// Candidates that are wanted, K0.
+    pub(super) k0: usize,
+}
+
+impl Filtered<'_, '_> {
+    /// Searches until `probing`, whose numbers fit the index, says that it is enough.
+    pub(super) fn run(mut self, probing: Probing<'_>) -> Counters {
+        let lists = self.index.lists();
+        let is_guess = probing.ending.is_none() && probing.pass_rate <= SCAN_ALL_PASS_RATE;
+        match probing.ending {
+            _ if probing.probes_max == lists && (probing.probes == lists || is_guess) => self.every(),
+            None => self.on(probing),
+            Some(ending) => self.until(probing, ending),
+        }
+        self.counters
+    }
+
+    /// Scans the survivors of every list.
+    fn every(&mut self) {
+        self.index.quantize(self.vector, &mut self.scratch.query);
+        for list in (0..self.index.lists() as u32).map(ListId) {
+            self.scan_list(list);
+        }
+        self.score_pending();
+    }
+
+    /// Scans the survivors of the best lists, and goes on to further lists while that still pays.
+    fn on(&mut self, probing: Probing<'_>) {
+        let Probing { probes, probes_max, .. } = probing;
+        self.score_lists();
+        let first = probing.first(probes, probes_max);
+        let mut done = 0;
+        let mut chunk = first;
+        while done < probes_max {
+            let end = (done + chunk).min(probes_max);
+            let before = self.selector.accepted();
+            self.scan_ordered(done..end);
+            let gained = self.selector.accepted() - before;
+            let enough = self.counters.survivors >= self.k0 as u64;
+            let gained_min = YIELD_SHARE_MIN * self.k0 as f64 * chunk as f64 / probes as f64;
+            if done > 0 && enough && (gained as f64) < gained_min {
+                break;
+            }
+            done = end;
+            if enough {
+                // The threshold of the K0-th best so far is what later lists must beat.
+                self.selector.shrink();
+            }
+            chunk = (first / CHUNKS_PER_PROBES).max(1);
+        }
+    }
+
+    /// Scans the best lists until those ahead are expected to hold no more of the best K0 than `ending` leaves. Lists without
+    /// survivors cost their words and count for nothing.
+    fn until(&mut self, probing: Probing<'_>, ending: Ending<'_>) {
+        self.score_lists();
+        let Filtered { index, vector, scratch, .. } = self;
+        let lists = scratch.lists.iter().map(|&key| unkey(key));
+        scratch.ahead.begin(vector, lists.map(|(score, list)| (score, index.list_lengths()[list.index()])));
+        let (mut done, mut look) = (0, (probing.probes / FIRST_LOOK).max(1));
+        let mut before = self.counters;
+        while done < probing.probes_max {
+            self.scratch.order(done + 1);
+            let (score, list) = unkey(self.scratch.lists[done]);
+            self.scan_list(ListId(list.0));
+            self.scratch.ahead.take(score, self.index.list_lengths()[list.index()]);
+            done += 1;
+            if done == look {
+                self.score_pending();
+                if self.expects_no_more_than(&before, probing.pass_rate, ending) {
+                    return;
+                }
+                (before, look) = (self.counters, next_look(look, self.index.lists()));
+            }
+        }
+        self.score_pending();
+    }
+
+    /// True where enough was found, and lists ahead are expected to hold no more of it than `ending` leaves; `before` is what
+    /// was counted at the last look.
+    fn expects_no_more_than(&mut self, before: &Counters, pass_rate: f64, ending: Ending<'_>) -> bool {
+        let Some(threshold) = self.selector.kth(self.k0) else { return false };
+        let lately =
+            (self.counters.survivors - before.survivors) as f64 / (self.counters.items - before.items).max(1) as f64;
+        let passing = pass_rate * self.index.items() as f64;
+        let seen = Seen { passing, survivors: self.counters.survivors, lately };
+        self.scratch.ahead.expected(threshold, seen, ending.margins) <= ending.left * self.k0 as f64
+    }
+
+    fn score_lists(&mut self) {
+        let start = Instant::now();
+        self.index.score_lists(self.vector, self.scratch);
+        self.counters.probe_time = start.elapsed();
+    }
+
+    fn scan_ordered(&mut self, range: Range<usize>) {
+        self.scratch.order(range.end);
+        for n in range {
+            let list = ListId(unkey(self.scratch.lists[n]).1.0);
+            self.scan_list(list);
+        }
+        self.score_pending();
+    }
+
+    /// Leaves the survivors of a list's words to [`Filtered::score_pending`].
+    fn scan_list(&mut self, list: ListId) {
+        let Filtered { index, scratch, counters, .. } = self;
+        counters.lists += 1;
+        counters.items += u64::from(index.list_lengths[list.index()]);
+        let first = index.list_offsets[list.index()];
+        let count = ((index.list_offsets[list.index() + 1] - first) as usize).div_ceil(64);
+        scratch.words.resize(count, 0);
+        (self.words)(list, &mut scratch.words);
+        counters.bytes += count as u64 * 8;
+        let survivors: u64 = scratch.words.iter().map(|w| u64::from(w.count_ones())).sum();
+        if survivors == 0 {
+            return;
+        }
+        counters.survivors += survivors;
+        let blocks = scratch.words.iter().map(|&w| u64::from(blocks_of(w))).sum::<u64>() * index.block_bytes();
+        let rows = survivors * index.row_bytes();
+        if matches!(index.rows, WideRows::None) || rows * ROW_COST > blocks {
+            counters.bytes += blocks;
+            for (n, &word) in scratch.words.iter().enumerate() {
+                let mut left = word;
+                while left != 0 {
+                    let quarter = left.trailing_zeros() / BLOCK as u32;
+                    let block = first / BLOCK as u32 + n as u32 * 4 + quarter;
+                    scratch.picks.push(Pick { block, mask: (left >> (quarter * BLOCK as u32)) as u16 });
+                    left &= !(u64::from(u16::MAX) << (quarter * BLOCK as u32));
+                }
+            }
+        } else {
+            counters.bytes += rows;
+            for (n, &word) in scratch.words.iter().enumerate() {
+                let mut left = word;
+                while left != 0 {
+                    scratch.pending.push(first + n as u32 * 64 + left.trailing_zeros());
+                    left &= left - 1;
+                }
+            }
+        }
+        if scratch.pending.len() >= ROWS_AT_ONCE || scratch.picks.len() >= PICKS_AT_ONCE {
+            self.score_pending();
+        }
+    }
+
+    /// Offers the survivors that were left to be scored, in their blocks or by their rows.
+    fn score_pending(&mut self) {
+        let Filtered { index, vector, selector, scratch, .. } = self;
+        let Scratch { query, pending, picks, products, .. } = &mut **scratch;
+        selector.scan_picks(index.kernels, &index.all_blocks(), picks, &query.view());
+        picks.clear();
+        products.resize(pending.len(), 0.0);
+        index.products(vector, pending, products);
+        products.iter().zip(&*pending).for_each(|(&score, &slot)| selector.push(score, Slot(slot)));
+        pending.clear();
+    }
+}
+
+/// The blocks of 16 items that a word has bits in.
+fn blocks_of(word: u64) -> u32 {
+    const FIRSTS: u64 = 0x0001_0001_0001_0001;
+    let halves = word | word >> 8;
+    let quarters = halves | halves >> 4;
+    let pairs = quarters | quarters >> 2;
+    ((pairs | pairs >> 1) & FIRSTS).count_ones()
+}

@@ -1,0 +1,111 @@
+//! What a search is told, what it counts, and the memory that it keeps.
+
+use std::time::Duration;
+
+use super::ahead::{Ahead, Ending};
+use super::quantize::Quantized;
+use crate::device::cpu::kernels::Pick;
+use crate::topk::Selector;
+
+/// Below this share of passing items every list is scanned: their words cost less than a wrong guess of the lists.
+pub(super) const SCAN_ALL_PASS_RATE: f64 = 0.03;
+
+/// How many lists a search looks at.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Probing<'a> {
+    /// Lists, P; without a filter exactly these.
+    pub probes: usize,
+    /// Most lists that a filtered search may go on to.
+    pub probes_max: usize,
+    /// Estimated share of items that pass the filter.
+    pub pass_rate: f64,
+    /// When a filtered search ends, where `probes` were measured: those are then lists that hold survivors.
+    pub ending: Option<Ending<'a>>,
+}
+
+impl Probing<'_> {
+    /// So many lists, of which nothing was measured, and at most these with a filter that lets all pass.
+    pub fn of(probes: usize, probes_max: usize) -> Self {
+        Probing { probes, probes_max, pass_rate: 1.0, ending: None }
+    }
+
+    /// About how many of so many lists a search with words looks at.
+    pub fn lists(&self, lists: usize) -> usize {
+        let probes = self.probes.clamp(1, lists);
+        let most = self.probes_max.clamp(probes, lists);
+        match self.ending {
+            Some(_) => probes,
+            None if most == lists && self.pass_rate <= SCAN_ALL_PASS_RATE => lists,
+            None => self.first(probes, most),
+        }
+    }
+
+    /// As many lists as would hold the survivors of `probes` whole ones is where probing on begins to be judged.
+    pub(super) fn first(&self, probes: usize, most: usize) -> usize {
+        ((probes as f64 / self.pass_rate.max(1e-6).sqrt()) as usize).clamp(probes, most)
+    }
+}
+
+/// What a search did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Lists that were looked at.
+    pub lists: u64,
+    /// Items of these lists.
+    pub items: u64,
+    /// Items that passed the filter words and were scored.
+    pub survivors: u64,
+    /// Bytes of codes, scales and words that were read.
+    pub bytes: u64,
+    /// Time that scoring and ordering the lists took.
+    pub probe_time: Duration,
+}
+
+impl Counters {
+    /// Adds what another search did.
+    pub fn add(&mut self, other: &Counters) {
+        self.lists += other.lists;
+        self.items += other.items;
+        self.survivors += other.survivors;
+        self.bytes += other.bytes;
+        self.probe_time += other.probe_time;
+    }
+}
+
+/// Memory of a search, kept between calls.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    pub(super) query: Quantized,
+    /// All lists, best first as far as they were asked for.
+    pub(super) lists: Vec<u64>,
+    pub(super) ordered: usize,
+    pub(super) scores: Vec<f32>,
+    pub(super) slots: Vec<u32>,
+    pub(super) words: Vec<u64>,
+    /// Survivors whose rows are to be scored.
+    pub(super) pending: Vec<u32>,
+    /// Blocks whose survivors are to be scored.
+    pub(super) picks: Vec<Pick>,
+    pub(super) products: Vec<f32>,
+    /// The lists that were not scanned yet.
+    pub(super) ahead: Ahead,
+    /// Selects the lists of searches that know how many they want.
+    pub(super) coarse: Selector,
+}
+
+impl Scratch {
+    /// Brings the first `count` lists into their order.
+    pub(super) fn order(&mut self, count: usize) {
+        let count = count.min(self.lists.len());
+        if count > self.ordered {
+            let rest = &mut self.lists[self.ordered..];
+            // As many again as there are: a search that probes on comes back for more.
+            let more = (count - self.ordered).max(self.ordered).min(rest.len());
+            if more < rest.len() {
+                rest.select_nth_unstable_by(more - 1, |a, b| b.cmp(a));
+            }
+            rest[..more].sort_unstable_by(|a, b| b.cmp(a));
+            self.ordered += more;
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Measuring how many lists a recall takes, and when a filtered search may end.
+//!
+//! For each query and pass rate every list is scanned once: where the true best lie in the order of the query's lists tells
+//! the recall of every number of probes at the same time, and what a filtered search would have expected ahead of it whenever
+//! it had looked (`tally`). The truth is what a search of all lists finds, rescored, so that what is measured is the probing.
+//! Items of a pass rate are drawn by a hash of their slots.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rayon::prelude::*;
+
+use super::queries::{Queries, occupied};
+use super::share::{PASS_RATES, Share, random};
+use super::tally::{Tally, Walk, curves, tallies};
+use crate::ivf::{Ahead, Index, Margins, Probing, Scratch, WideRows, Words};
+use crate::snapshot::{Calibration, TARGETS};
+use crate::topk::{Selector, unkey};
+use crate::units::{ListId, Slot};
+
+/// So many draws of the items of a share take turns, so that none of them alone decides.
+const DRAWS: u64 = 8;
+/// Items of which a query tells how far they score above their lists.
+const MARGINS: usize = 4096;
+
+/// A query, and the item that it was made of.
+type Asked<'a> = (&'a Vec<f32>, Option<Slot>);
+
+/// Measures an index, on all cores. `progress` is told how many of how many queries are done.
+pub fn measure(index: &Index, queries: Queries, seed: u64, progress: &(dyn Fn(usize, usize) + Sync)) -> Calibration {
+    let draw = |pass_rate| (0..DRAWS).into_par_iter().map(move |n| Share::draw(index, pass_rate, random(seed, n)));
+    let shares: Vec<Vec<Share>> = PASS_RATES.iter().map(|&pass_rate| draw(pass_rate).collect()).collect();
+    let asked: Vec<_> = queries.vectors.iter().zip(queries.made_of.iter().copied()).enumerate().collect();
+    let total = asked.len();
+    progress(0, total);
+    let margins = margins(index, &queries.vectors, seed);
+    let done = AtomicUsize::new(0);
+    let part = |asked: &[(usize, Asked<'_>)]| {
+        let (mut tallies, mut searcher) = (tallies(index.lists(), &shares), Searcher::default());
+        for (n, (query, made_of)) in asked {
+            let shares: Vec<&Share> = shares.iter().map(|draws| &draws[n % draws.len()]).collect();
+            let asked = Searched { index, query, made_of: *made_of, margins: &margins };
+            searcher.add(&asked, &shares, &mut tallies);
+            progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
+        }
+        tallies
+    };
+    let each = total.div_ceil(rayon::current_num_threads()).max(1);
+    let parts: Vec<Vec<Tally>> = asked.par_chunks(each).map(part).collect();
+    let sum = |mut sum: Vec<Tally>, part: Vec<Tally>| {
+        sum.iter_mut().zip(part).for_each(|(sum, part)| sum.add(part));
+        sum
+    };
+    let tallies = parts.into_iter().reduce(sum).unwrap_or_default();
+    let curves = curves(&tallies, total);
+    Calibration { source: queries.source, queries: total, targets: TARGETS.to_vec(), margins, curves }
+}
+
+/// How far items score above their lists, by a sample of them for each query.
+fn margins(index: &Index, queries: &[Vec<f32>], seed: u64) -> Margins {
+    let slots = occupied(index);
+    let of_query = |(n, query): (usize, &Vec<f32>)| {
+        let (mut scratch, mut scores) = (Scratch::default(), vec![0.0; index.lists()]);
+        index.probe(query, index.lists(), &mut scratch).for_each(|(list, score)| scores[list.index()] = score);
+        let length = query.iter().map(|x| x * x).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
+        let mut drawn: Vec<u32> = (0..MARGINS as u64)
+            .map(|m| slots[random(seed, n as u64 * MARGINS as u64 + m) as usize % slots.len()].0)
+            .collect();
+        drawn.sort_unstable();
+        let mut products = vec![0.0; drawn.len()];
+        index.products(query, &drawn, &mut products);
+        let margin = |(slot, product): (&u32, &f32)| (product - scores[list_of(index, *slot)]) / length;
+        drawn.iter().zip(&products).map(margin).collect::<Vec<f32>>()
+    };
+    Margins::of(queries.par_iter().enumerate().flat_map_iter(of_query).collect())
+}
+
+/// The list that a slot lies in.
+fn list_of(index: &Index, slot: u32) -> usize {
+    index.list_offsets().partition_point(|first| *first <= slot) - 1
+}
+
+/// A query that is measured.
+struct Searched<'a> {
+    index: &'a Index,
+    query: &'a [f32],
+    made_of: Option<Slot>,
+    margins: &'a Margins,
+}
+
+/// The memory of one thread.
+#[derive(Default)]
+struct Searcher {
+    scratch: Scratch,
+    selector: Selector,
+    /// All lists and their scores, best first.
+    order: Vec<(ListId, f32)>,
+    slots: Vec<u32>,
+    products: Vec<f32>,
+    best: Vec<(f32, u32)>,
+    /// Of the best, those in each list, `[C]`.
+    hits: Vec<u32>,
+    ahead: Ahead,
+}
+
+impl Searcher {
+    fn add(&mut self, asked: &Searched<'_>, shares: &[&Share], tallies: &mut [Tally]) {
+        let Searched { index, query, .. } = *asked;
+        self.order.clear();
+        self.order.extend(index.probe(query, index.lists(), &mut self.scratch));
+        for (n, share) in shares.iter().enumerate() {
+            let of_share = |tally: &&mut Tally| tally.share == n;
+            let Some(most) = tallies.iter_mut().filter(of_share).map(|t| t.k).max() else { continue };
+            self.find(asked, share, most);
+            for tally in tallies.iter_mut().filter(of_share) {
+                self.hits.clear();
+                self.hits.resize(index.lists(), 0);
+                self.best.iter().take(tally.k).for_each(|(_, slot)| self.hits[list_of(index, *slot)] += 1);
+                let lengths = index.list_lengths();
+                self.ahead.begin(query, self.order.iter().map(|(list, score)| (*score, lengths[list.index()])));
+                let threshold = self.best.get(tally.k - 1).map_or(f32::MIN, |(score, _)| *score);
+                let walk = Walk { order: &self.order, lengths, hits: &self.hits, margins: asked.margins, threshold };
+                tally.walk(&walk, share, &mut self.ahead);
+            }
+        }
+    }
+
+    /// The best `k` items of the share, best first.
+    fn find(&mut self, asked: &Searched<'_>, share: &Share, k: usize) {
+        let Searched { index, query, made_of, .. } = *asked;
+        let room = k + 1 + k / 4 + 64;
+        self.selector.reset(room);
+        let probing = Probing::of(index.lists(), index.lists());
+        let mut fill = |list: ListId, out: &mut [u64]| {
+            out.copy_from_slice(&share.words[share.offsets[list.index()]..share.offsets[list.index() + 1]]);
+        };
+        let words: Option<Words<'_>> = if share.words.is_empty() { None } else { Some(&mut fill) };
+        index.search(query, probing, words, &mut self.selector, room, &mut self.scratch);
+        self.best.clear();
+        self.best.extend(self.selector.finish().iter().map(|&key| unkey(key)).map(|(score, slot)| (score, slot.0)));
+        self.best.retain(|(_, slot)| Some(Slot(*slot)) != made_of);
+        if !matches!(index.rows(), WideRows::None) {
+            self.slots.clear();
+            self.slots.extend(self.best.iter().map(|(_, slot)| *slot));
+            self.products.resize(self.slots.len(), 0.0);
+            index.products(query, &self.slots, &mut self.products);
+            self.best.iter_mut().zip(&self.products).for_each(|((score, _), product)| *score = *product);
+            self.best.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        }
+        self.best.truncate(k);
+    }
+}

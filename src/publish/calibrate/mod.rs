@@ -1,0 +1,86 @@
+//! Calibration: how many lists a recall takes, by queries like those that will be asked.
+//!
+//! A publication calibrates its version; `sterling calibrate` does it again for one that is published, with other queries, and
+//! keeps the result beside it.
+
+mod measure;
+mod queries;
+mod share;
+mod tally;
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::files::Tensors;
+use crate::ivf::Index;
+use crate::model::{Package, WARMUP_FILE};
+use crate::registry::Loaded;
+use crate::snapshot::{
+    Calibration, INDEX_FILE, Manifest, Placement, RECIPE_FILE, Recalibration, Recipe, Snapshot, Store,
+};
+use crate::warmup;
+
+pub use measure::measure;
+pub use queries::Queries;
+
+/// Sample requests of a package, a `:retrieve` body a line.
+const QUERIES_FILE: &str = "queries.jsonl";
+
+/// Calibrates the version in `folder` with the queries of a file, else with those of the package in `package`, else with
+/// perturbed items; not one whose index has a single list.
+///
+/// # Errors
+/// What is wrong with the queries, with the file and the line.
+pub(super) fn version(
+    folder: &Path,
+    queries: Option<&Path>,
+    package: Option<&Path>,
+    recipe: &Recipe,
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Result<Option<Calibration>> {
+    let index = Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?;
+    if index.lists() < 2 {
+        return Ok(None);
+    }
+    let seed = recipe.index.seed;
+    let own = package.map(|package| package.join(QUERIES_FILE)).filter(|path| path.exists());
+    let queries = match queries.or(own.as_deref()) {
+        Some(path) => Queries::read(path, &Package::open_placed(folder, |_, tables| Ok(tables))?, &index)?,
+        None => Queries::of_items(&index, seed),
+    };
+    Ok(Some(measure(&index, queries, seed, progress)))
+}
+
+/// Calibrates a published version again, with the queries of a file or with perturbed items, and keeps the result beside it:
+/// servers take it in when they look at the store next.
+///
+/// # Errors
+/// `NotFound` where there is no such version, `Invalid` where its index has a single list, what is wrong with the queries, `Io`.
+pub fn again(
+    store: &Store,
+    name: &str,
+    version: u64,
+    queries: Option<&Path>,
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Result<Recalibration> {
+    let folder = store.folder(name, version);
+    let manifest = Manifest::read(&folder)?;
+    manifest.verify(&folder)?;
+    let recipe = Recipe::read(&folder.join(RECIPE_FILE))?;
+    let Some(calibration) = self::version(&folder, queries, None, &recipe, progress)? else {
+        return Err(Error::invalid(format!("{}: one list, expected several to choose from", folder.display())));
+    };
+    let recalibration = Recalibration::of(&manifest, calibration)?;
+    if manifest.files.contains_key(WARMUP_FILE) {
+        let mut snapshot = Snapshot::load(&folder, &Placement::default())?;
+        snapshot.calibration = Some(recalibration.calibration.clone());
+        warmup::check(&Loaded::new(snapshot)).map_err(|e| {
+            e.within(format!(
+                "{}: the calibration is not kept, answers of the warm-up would not come out",
+                folder.display()
+            ))
+        })?;
+    }
+    recalibration.write(&folder)?;
+    Ok(recalibration)
+}

@@ -1,0 +1,143 @@
+//! Queries to calibrate with: vectors, requests that go through the user tower, or items that something random is added to.
+
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
+use super::share::{PASS_RATES, random};
+use crate::embedding::Lookup;
+use crate::error::{Error, Result};
+use crate::http::wire::{Retrievals, retrievals};
+use crate::ivf::Index;
+use crate::model::Package;
+use crate::npy;
+use crate::request::User;
+use crate::tower::{Pooled, Scratch, Threads};
+use crate::units::Slot;
+
+/// Most queries, and the fewest where items are so many that scans are dear.
+const QUERIES: Range<usize> = 64..256;
+/// Multiplications that all scans together may take, unless that leaves too few queries: some seconds of one core.
+const PRODUCTS_MAX: usize = 1 << 37;
+/// Length of what is added to an item that becomes a query, as a share of the item's.
+const PERTURBED_BY: f32 = 0.1;
+
+/// Queries to calibrate with.
+#[derive(Debug)]
+pub struct Queries {
+    /// Where they came from.
+    pub source: String,
+    /// `[Q, D]`
+    pub vectors: Vec<Vec<f32>>,
+    /// The item that each was made of, which is no answer to it, or none.
+    pub(super) made_of: Vec<Option<Slot>>,
+}
+
+impl Queries {
+    /// Reads queries of a file, as many as are worth their time, spread over it: a `.npy` matrix, or bodies of `:retrieve`, one a
+    /// line.
+    ///
+    /// # Errors
+    /// `Invalid` with the file and the line that is no query for this index; `Io`.
+    pub fn read(path: &Path, package: &Package, index: &Index) -> Result<Self> {
+        match path.extension().is_some_and(|e| e == "npy") {
+            true => Queries::of_matrix(path, index),
+            false => Queries::checked(path, requests(path, package, worth(index)), index),
+        }
+    }
+
+    /// Reads queries of a `.npy` matrix.
+    ///
+    /// # Errors
+    /// As [`Queries::read`].
+    pub fn of_matrix(path: &Path, index: &Index) -> Result<Self> {
+        Queries::checked(path, matrix(path, worth(index)), index)
+    }
+
+    fn checked(path: &Path, vectors: Result<Vec<Vec<f32>>>, index: &Index) -> Result<Self> {
+        let vectors = vectors.map_err(|e| e.within(path.display()))?;
+        if vectors.is_empty() {
+            return Err(Error::invalid(format!("{}: no queries, expected one at least", path.display())));
+        }
+        for (n, vector) in vectors.iter().enumerate() {
+            index.check_query(vector).map_err(|e| e.within(format!("{}: query {}", path.display(), n + 1)))?;
+        }
+        let source = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        Ok(Queries { source, made_of: vec![None; vectors.len()], vectors })
+    }
+
+    /// Items that become queries by something random that is added to them.
+    pub fn of_items(index: &Index, seed: u64) -> Self {
+        let slots: Vec<Slot> = occupied(index);
+        let drawn = (0..worth(index) as u64).map(|n| slots[random(seed, n) as usize % slots.len()]);
+        let mut queries = Queries { source: "perturbed items".into(), vectors: Vec::new(), made_of: Vec::new() };
+        for slot in drawn {
+            let mut row = vec![0.0; index.dimension()];
+            index.row(slot, &mut row);
+            let noise: Vec<f32> =
+                (0..row.len() as u64).map(|n| bell(random(seed ^ u64::from(slot.0) << 24, n))).collect();
+            let length = |x: &[f32]| x.iter().map(|x| x * x).sum::<f32>().sqrt();
+            let scale = PERTURBED_BY * length(&row) / length(&noise).max(f32::MIN_POSITIVE);
+            let scale = if scale.is_finite() { scale } else { 0.0 };
+            row.iter_mut().zip(&noise).for_each(|(x, noise)| *x += noise * scale);
+            queries.vectors.push(row);
+            queries.made_of.push(Some(slot));
+        }
+        queries
+    }
+}
+
+/// Most queries that are worth their time for such an index.
+fn worth(index: &Index) -> usize {
+    let scans = index.slots() * index.dimension() * PASS_RATES.len();
+    (PRODUCTS_MAX / scans.max(1)).clamp(QUERIES.start, QUERIES.end).min(index.items())
+}
+
+/// The slots that hold an item.
+pub(super) fn occupied(index: &Index) -> Vec<Slot> {
+    let first = index.list_offsets().iter().zip(index.list_lengths());
+    first.flat_map(|(&first, &length)| (first..first + length).map(Slot)).collect()
+}
+
+/// About normal, from the four quarters of a random number.
+fn bell(random: u64) -> f32 {
+    (0..4).map(|n| (random >> (n * 16) & 0xffff) as f32 / 65_536.0).sum::<f32>() - 2.0
+}
+
+/// `most` numbers below `count`, evenly spread.
+fn spread(count: usize, most: usize) -> impl Iterator<Item = usize> {
+    let taken = count.min(most);
+    (0..taken).map(move |n| n * count / taken)
+}
+
+fn matrix(path: &Path, most: usize) -> Result<Vec<Vec<f32>>> {
+    let (values, rows, width) = npy::read_f32(path)?;
+    Ok(spread(rows, most).map(|row| values[row * width..(row + 1) * width].to_vec()).collect())
+}
+
+/// Bodies of `:retrieve`, one a line.
+fn requests(path: &Path, package: &Package, most: usize) -> Result<Vec<Vec<f32>>> {
+    let text = fs::read_to_string(path).map_err(|e| Error::io("reading", e))?;
+    let lines: Vec<&str> = text.lines().collect();
+    spread(lines.len(), most)
+        .map(|n| query(lines[n], package).map_err(|e| e.within(format!("line {}", n + 1))))
+        .collect()
+}
+
+fn query(line: &str, package: &Package) -> Result<Vec<f32>> {
+    let Retrievals::One(request, _) = retrievals(line.as_bytes())? else {
+        return Err(Error::invalid("got a list of requests, expected one request a line"));
+    };
+    let features = match request.user {
+        User::Vector(vector) => return Ok(vector),
+        User::Features(features) => features,
+    };
+    let Some(tower) = &package.user else {
+        return Err(Error::invalid("field `features`: this model has no user tower, expected `vector`"));
+    };
+    let row = tower.read(features)?;
+    let (pooled, _) = tower.lookup(&[&row], &Lookup::default())?;
+    let rows: Vec<(_, &Pooled)> =
+        vec![(&row, pooled.first().ok_or_else(|| Error::internal("a row without a lookup"))?)];
+    Ok(tower.run(&rows, &Threads::new(1), &mut Scratch::default())?.data().to_vec())
+}

@@ -1,0 +1,162 @@
+//! What queries found after each number of lists, and what curves follow from it.
+
+use super::share::{PASS_RATES, Share};
+use crate::ivf::{Ahead, Margins, Seen, next_look};
+use crate::snapshot::{Curve, TARGETS};
+use crate::units::ListId;
+
+/// Numbers of candidates that are measured.
+const CANDIDATES: [usize; 4] = [10, 100, 1000, 10_000];
+/// The normal deviation that 95 % lie below.
+const ONE_SIDED: f64 = 1.645;
+/// A search that expects less than this share of K0 ahead has nothing left to decide.
+const LEFT_MIN: f64 = 1e-5;
+/// Halvings of the interval that holds the share at which searches may end.
+const HALVINGS: usize = 24;
+
+/// What the queries of a curve found, summed so that no order of them changes it.
+pub(super) struct Tally {
+    /// Which of the pass rates.
+    pub(super) share: usize,
+    pub(super) k: usize,
+    /// `[C]`: of the true best, those in the first so many lists; and the squares.
+    hits: Vec<u64>,
+    squares: Vec<u64>,
+    /// For each query, what it saw each time that it looked ahead.
+    looks: Vec<Vec<Look>>,
+}
+
+/// What a query sees when it looks ahead.
+#[derive(Clone, Copy)]
+struct Look {
+    /// What it expects there, as a share of K.
+    left: f32,
+    /// Those of the true best that it has found.
+    hits: u32,
+}
+
+/// One query's way through all lists.
+pub(super) struct Walk<'a> {
+    /// `[C]`: the lists with their scores, best first.
+    pub(super) order: &'a [(ListId, f32)],
+    /// `[C]`: the items of each list, and those of them that are among the true best.
+    pub(super) lengths: &'a [u32],
+    pub(super) hits: &'a [u32],
+    pub(super) margins: &'a Margins,
+    /// The K-th best score.
+    pub(super) threshold: f32,
+}
+
+/// An empty tally of each curve: where no more items pass than are wanted there is nothing to choose.
+pub(super) fn tallies(lists: usize, shares: &[Vec<Share>]) -> Vec<Tally> {
+    let empty = move || vec![0; lists];
+    let tally = |k| {
+        let enough = shares.iter().enumerate().filter(move |(_, draws)| draws.iter().all(|share| share.items > k));
+        enough.map(move |(share, _)| Tally { share, k, hits: empty(), squares: empty(), looks: Vec::new() })
+    };
+    CANDIDATES.into_iter().flat_map(tally).collect()
+}
+
+impl Tally {
+    /// Adds what a query finds among the items of a share, from list to list. Lists without any count for nothing.
+    pub(super) fn walk(&mut self, walk: &Walk<'_>, share: &Share, ahead: &mut Ahead) {
+        let (mut held, mut found, mut items, mut survivors) = (0, 0u64, 0u64, 0u64);
+        let (mut look, mut before, mut looks) = (1, (0, 0), Vec::new());
+        let mut is_open = true;
+        for (done, &(list, score)) in (1..).zip(walk.order) {
+            let (length, passing) = (walk.lengths[list.index()], share.survivors[list.index()]);
+            ahead.take(score, length);
+            items += u64::from(length);
+            if passing > 0 {
+                survivors += u64::from(passing);
+                found += u64::from(walk.hits[list.index()]);
+                self.hits[held] += found;
+                self.squares[held] += found * found;
+                held += 1;
+            }
+            if is_open && done == look {
+                if survivors >= self.k as u64 {
+                    let lately = (survivors - before.0) as f64 / (items - before.1).max(1) as f64;
+                    let seen = Seen { passing: share.items as f64, survivors, lately };
+                    let left = ahead.expected(walk.threshold, seen, walk.margins) / self.k as f64;
+                    looks.push(Look { left: left as f32, hits: found as u32 });
+                    is_open = left > LEFT_MIN;
+                }
+                before = (survivors, items);
+                look = next_look(look, walk.order.len());
+            }
+        }
+        for place in held..self.hits.len() {
+            self.hits[place] += found;
+            self.squares[place] += found * found;
+        }
+        looks.push(Look { left: 0.0, hits: found as u32 });
+        self.looks.push(looks);
+    }
+
+    pub(super) fn add(&mut self, other: Tally) {
+        self.hits.iter_mut().zip(&other.hits).for_each(|(sum, n)| *sum += n);
+        self.squares.iter_mut().zip(&other.squares).for_each(|(sum, n)| *sum += n);
+        self.looks.extend(other.looks);
+    }
+
+    /// The mean recall after so many lists, and what it is above with 95 % confidence.
+    fn recall(&self, probes: usize, queries: usize) -> (f64, f64) {
+        bounded(self.hits[probes - 1], self.squares[probes - 1], queries, self.k)
+    }
+
+    /// What searches may leave ahead of them, as a share of K, and still reach a recall with 95 % confidence.
+    fn left_for(&self, target: f64) -> f64 {
+        let reaches = |left: f64| {
+            let ends = self.looks.iter().map(|looks| {
+                let end = looks.iter().find(|look| f64::from(look.left) <= left);
+                end.map_or(0, |look| u64::from(look.hits))
+            });
+            let (sum, squares) = ends.fold((0, 0), |(sum, squares), hits| (sum + hits, squares + hits * hits));
+            bounded(sum, squares, self.looks.len(), self.k).1 >= target
+        };
+        let (mut low, mut high) = (LEFT_MIN.ln(), 0.0f64);
+        if !reaches(LEFT_MIN) {
+            return 0.0;
+        }
+        for _ in 0..HALVINGS {
+            let middle = (low + high) / 2.0;
+            if reaches(middle.exp()) { low = middle } else { high = middle }
+        }
+        low.exp()
+    }
+}
+
+/// The mean of the queries' recalls, and what it is above with 95 % confidence.
+fn bounded(hits: u64, squares: u64, queries: usize, k: usize) -> (f64, f64) {
+    let (queries, k) = (queries as f64, k as f64);
+    let mean = hits as f64 / (queries * k);
+    let variance = (squares as f64 / (queries * k * k) - mean * mean).max(0.0);
+    (mean, (mean - ONE_SIDED * (variance / (queries - 1.0).max(1.0)).sqrt()).max(0.0))
+}
+
+/// The curves of tallies, none of which takes fewer lists than one of fewer candidates or more survivors.
+pub(super) fn curves(tallies: &[Tally], queries: usize) -> Vec<Curve> {
+    let mut curves: Vec<Curve> = Vec::new();
+    for tally in tallies {
+        let pass_rate = PASS_RATES[tally.share];
+        let below = |c: &&Curve| c.k <= tally.k && c.pass_rate >= pass_rate;
+        let points = TARGETS.iter().enumerate().map(|(n, target)| {
+            let least = curves.iter().filter(below).map(|c| c.probes[n]).max().unwrap_or(1);
+            let reaches = |probes: &usize| tally.recall(*probes, queries).1 >= *target;
+            let probes = (least..=tally.hits.len()).find(reaches).unwrap_or(tally.hits.len());
+            (probes, tally.recall(probes, queries))
+        });
+        let points: Vec<_> = points.collect();
+        let digits = |x: f64| (x * 1e5).floor() / 1e5;
+        curves.push(Curve {
+            k: tally.k,
+            pass_rate,
+            probes: points.iter().map(|(probes, _)| *probes).collect(),
+            recall: points.iter().map(|(_, (recall, _))| digits(*recall)).collect(),
+            low: points.iter().map(|(_, (_, low))| digits(*low)).collect(),
+            left: TARGETS.iter().map(|target| digits(tally.left_for(*target))).collect(),
+        });
+    }
+    curves
+}

@@ -1,0 +1,355 @@
+//! How many lists a recall takes: measured when a version is published, read for requests that name no number of probes.
+//!
+//! A curve belongs to a number of candidates and to the share of items that pass a filter which knows nothing of the
+//! embedding. Its points are the fewest lists whose recall reaches a target with 95 % confidence; under a filter only lists
+//! that hold survivors count. More candidates and fewer survivors never take fewer lists.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::manifest::Manifest;
+use crate::error::{Error, Kind, Result};
+use crate::files::{self, Checksum};
+use crate::ivf::Margins;
+
+/// The recalls that probes are measured for.
+pub const TARGETS: [f64; 12] = [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999];
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Calibration {
+    /// Where the queries came from.
+    pub source: String,
+    /// How many there were.
+    pub queries: usize,
+    /// The recalls of the points of every curve, rising.
+    pub targets: Vec<f64>,
+    /// How far items score above their lists' centroids: what a filtered search expects of lists ahead follows from it.
+    pub margins: Margins,
+    /// By rising `k`, then by falling `pass_rate`, of which the first is 1.
+    pub curves: Vec<Curve>,
+}
+
+/// Recall against probes for one number of candidates and one pass rate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Curve {
+    /// Candidates whose recall it is.
+    pub k: usize,
+    /// The share of items that are eligible.
+    pub pass_rate: f64,
+    /// The fewest lists for each target.
+    pub probes: Vec<usize>,
+    /// The mean recall at these.
+    pub recall: Vec<f64>,
+    /// What that mean is above with 95 % confidence.
+    pub low: Vec<f64>,
+    /// What a filtered search may expect ahead when it ends, as a share of K0.
+    pub left: Vec<f64>,
+}
+
+/// Probes that were chosen for a target.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Chosen {
+    /// Lists; under a filter those that hold survivors.
+    pub probes: usize,
+    /// The recall that was measured there.
+    pub recall: f64,
+    /// What a filtered search may expect ahead when it ends, as a share of K0.
+    pub left: f64,
+}
+
+/// What a search is asked for: candidates among items, of which a share passes.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// Candidates, K0.
+    pub candidates: usize,
+    /// The estimated share of items that pass.
+    pub pass_rate: f64,
+    /// The share of the true candidates that is to be found.
+    pub recall: f64,
+}
+
+impl Calibration {
+    /// Reads a calibration of an index with `lists` lists.
+    ///
+    /// # Errors
+    /// `Corrupt` with what is wrong.
+    pub fn read(path: &Path, lists: usize) -> Result<Self> {
+        let text = fs::read(path).map_err(|e| Error::io(path.display(), e))?;
+        let corrupt = |what: String| Error::corrupt(format!("{}: {what}", path.display()));
+        let calibration: Calibration = serde_json::from_slice(&text).map_err(|e| corrupt(e.to_string()))?;
+        calibration.check(lists).map_err(corrupt)?;
+        Ok(calibration)
+    }
+
+    /// Writes the calibration to a file.
+    ///
+    /// # Errors
+    /// `Io` with the path.
+    pub fn write(&self, path: &Path) -> Result<Checksum> {
+        let text = self.text()?;
+        files::write_atomic(path, |out| out.write_all(&text))
+    }
+
+    /// One name for what was measured: the hash of its text, 16 hexadecimal digits.
+    ///
+    /// # Errors
+    /// `Internal` where it has no text.
+    pub fn digest(&self) -> Result<String> {
+        Ok(format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&self.text()?)))
+    }
+
+    fn text(&self) -> Result<Vec<u8>> {
+        serde_json::to_vec(self).map_err(|e| Error::internal(format!("calibration: {e}")))
+    }
+
+    fn check(&self, lists: usize) -> Result<(), String> {
+        let share = |x: &f64| (0.0..=1.0).contains(x);
+        if self.targets.is_empty() || !self.targets.iter().all(share) || !self.targets.is_sorted_by(|a, b| a < b) {
+            return Err(format!("targets {:?}, expected rising shares", self.targets));
+        }
+        if self.curves.is_empty() {
+            return Err("no curves, expected one at least".into());
+        }
+        self.margins.check()?;
+        let mut last: Option<(usize, f64)> = None;
+        for curve in &self.curves {
+            let (k, pass_rate, points) = (curve.k, curve.pass_rate, self.targets.len());
+            let place = format!("curve of k = {k} at pass rate {pass_rate}");
+            let follows = match last {
+                Some((last_k, last_rate)) if last_k == k => pass_rate < last_rate,
+                Some((last_k, _)) => k > last_k && pass_rate == 1.0,
+                None => k > 0 && pass_rate == 1.0,
+            };
+            if !(follows && pass_rate > 0.0 && pass_rate <= 1.0) {
+                return Err(format!("{place}: expected them by rising k, then by a pass rate that falls from 1"));
+            }
+            if [curve.probes.len(), curve.recall.len(), curve.low.len(), curve.left.len()] != [points; 4] {
+                return Err(format!("{place}: expected {points} points, as there are targets"));
+            }
+            if !curve.probes.is_sorted() || curve.probes.iter().any(|p| *p == 0 || *p > lists) {
+                return Err(format!("{place}: probes {:?}, expected rising ones of 1 to {lists}", curve.probes));
+            }
+            if !curve.recall.iter().chain(&curve.low).chain(&curve.left).all(share) {
+                return Err(format!("{place}: recall, low and left, expected 0 to 1"));
+            }
+            last = Some((k, pass_rate));
+        }
+        Ok(())
+    }
+
+    /// The probes for what is wanted of an index with so many items and lists.
+    ///
+    /// Between numbers of candidates and between targets the larger one is taken, between pass rates what lies between on a
+    /// logarithmic scale. Beyond the largest number of candidates the same depth is looked up at a lower pass rate: the best
+    /// K of a share R reach as far as the best 10 K of a share 10 R.
+    pub fn choose(&self, wanted: Wanted, items: usize, lists: usize) -> Chosen {
+        let all = Chosen { probes: lists, recall: 1.0, left: 0.0 };
+        let Some(target) = self.targets.iter().position(|t| *t >= wanted.recall) else { return all };
+        let mut rate = wanted.pass_rate.clamp(0.0, 1.0);
+        let last = wanted.candidates as f64 / items.max(1) as f64;
+        if rate <= last {
+            return all;
+        }
+        let most = self.curves.last().map_or(0, |c| c.k);
+        let k = self.curves.iter().map(|c| c.k).find(|k| *k >= wanted.candidates).unwrap_or(most);
+        let deeper = (wanted.candidates as f64 / k.max(1) as f64).max(1.0);
+        rate /= deeper;
+        // Where no more items pass than are wanted, every list is looked at.
+        let end = (last / deeper, all);
+        let curves = self.curves.iter().filter(|c| c.k == k);
+        let point = |c: &Curve| {
+            (c.pass_rate, Chosen { probes: c.probes[target], recall: c.recall[target], left: c.left[target] })
+        };
+        let mut above = end;
+        for below in curves.map(point).chain([end]) {
+            if below.0 <= rate {
+                return if below.0 == rate || above.0 <= below.0 { below.1 } else { between(above, below, rate) };
+            }
+            above = below;
+        }
+        all
+    }
+}
+
+/// The file of a calibration that was made again after the version was published.
+pub const RECALIBRATION_FILE: &str = "recalibration.json";
+
+/// A calibration that was made again after the version was published. It lies beside the version's files and is none of them:
+/// the version keeps its digest, and this has its own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recalibration {
+    /// The digest of the version that it belongs to.
+    pub version_digest: String,
+    /// [`Calibration::digest`]
+    pub digest: String,
+    /// What was measured.
+    pub calibration: Calibration,
+}
+
+impl Recalibration {
+    /// The calibration of the version that has this manifest.
+    ///
+    /// # Errors
+    /// As [`Calibration::digest`].
+    pub fn of(manifest: &Manifest, calibration: Calibration) -> Result<Self> {
+        Ok(Recalibration { version_digest: manifest.digest(), digest: calibration.digest()?, calibration })
+    }
+
+    /// Puts it beside the files of its version, in the place of one that was there.
+    ///
+    /// # Errors
+    /// `Io` with the path.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        let text = serde_json::to_vec(self).map_err(|e| Error::internal(format!("calibration: {e}")))?;
+        files::write_atomic(&folder.join(RECALIBRATION_FILE), |out| out.write_all(&text)).map(drop)
+    }
+
+    /// Reads the one beside the files of a version, where there is one.
+    ///
+    /// # Errors
+    /// `Corrupt` where it is damaged or belongs to other bytes; `Io`.
+    pub fn read(folder: &Path, manifest: &Manifest) -> Result<Option<Calibration>> {
+        let path = folder.join(RECALIBRATION_FILE);
+        let corrupt = |what: String| Error::corrupt(format!("{}: {what}", path.display()));
+        let text = match fs::read(&path).map_err(|e| Error::io(path.display(), e)) {
+            Ok(text) => text,
+            Err(e) if e.kind() == Kind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let read: Recalibration = serde_json::from_slice(&text).map_err(|e| corrupt(e.to_string()))?;
+        if read.version_digest != manifest.digest() {
+            let (found, expected) = (read.version_digest, manifest.digest());
+            return Err(corrupt(format!("it belongs to version digest {found}, expected {expected}")));
+        }
+        if read.digest != read.calibration.digest()? {
+            return Err(corrupt(format!("digest {}, expected {}", read.digest, read.calibration.digest()?)));
+        }
+        read.calibration.check(manifest.lists).map_err(corrupt)?;
+        Ok(Some(read.calibration))
+    }
+}
+
+/// What lies at `rate`, between the points of a higher and of a lower one.
+fn between(above: (f64, Chosen), below: (f64, Chosen), rate: f64) -> Chosen {
+    let share = (above.0 / rate).ln() / (above.0 / below.0).ln();
+    let (from, to) = ((above.1.probes as f64).ln(), (below.1.probes as f64).ln());
+    let probes = (from + (to - from) * share).exp().ceil() as usize;
+    let (least, most) = (above.1.probes.min(below.1.probes), above.1.probes.max(below.1.probes));
+    Chosen {
+        probes: probes.clamp(least, most),
+        recall: above.1.recall.min(below.1.recall),
+        left: above.1.left.min(below.1.left),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn curve(k: usize, pass_rate: f64, probes: [usize; 3]) -> Curve {
+        Curve {
+            k,
+            pass_rate,
+            probes: probes.into(),
+            recall: vec![0.91, 0.96, 0.995],
+            low: vec![0.9, 0.95, 0.99],
+            left: vec![0.1, 0.05, 0.01],
+        }
+    }
+
+    fn measured() -> Calibration {
+        let curves = vec![
+            curve(10, 1.0, [1, 2, 4]),
+            curve(10, 0.1, [2, 5, 20]),
+            curve(10, 0.01, [9, 30, 60]),
+            curve(100, 1.0, [3, 5, 20]),
+            curve(100, 0.1, [10, 40, 70]),
+        ];
+        Calibration {
+            source: "test".into(),
+            queries: 9,
+            targets: vec![0.9, 0.95, 0.99],
+            margins: Margins::of(vec![0.0, 1.0]),
+            curves,
+        }
+    }
+
+    #[test]
+    fn measured_points_are_found_and_the_larger_one_is_taken_between() {
+        let choose = |candidates, pass_rate, recall| {
+            measured().choose(Wanted { candidates, pass_rate, recall }, 10_000, 100).probes
+        };
+        for (candidates, pass_rate, recall, probes) in [
+            (10, 1.0, 0.95, 2),
+            (10, 1.0, 0.94, 2),
+            (11, 1.0, 0.9, 3),
+            (100, 0.1, 0.99, 70),
+            (10, 0.1, 0.9, 2),
+            (10, 0.01, 0.99, 60),
+            (1000, 1.0, 0.95, 40), // as deep as 100 of a tenth
+            (10, 0.001, 0.9, 100), // all ten that pass
+            (100, 0.01, 0.5, 100),
+            (10, 1.0, 0.9999, 100),
+            (20_000, 1.0, 0.5, 100),
+        ] {
+            assert_eq!(choose(candidates, pass_rate, recall), probes, "{candidates} of {pass_rate} at {recall}");
+        }
+        let half = choose(10, 0.5, 0.99);
+        assert!((4..=20).contains(&half), "{half}");
+    }
+
+    proptest! {
+        #[test]
+        fn more_is_never_had_for_less(
+            a in (1usize..20_000, 0.0f64..1.0, 0.5f64..1.0),
+            b in (1usize..20_000, 0.0f64..1.0, 0.5f64..1.0),
+        ) {
+            let choose = |(candidates, pass_rate, recall)| {
+                measured().choose(Wanted { candidates, pass_rate, recall }, 10_000, 100).probes
+            };
+            let least = choose((a.0.min(b.0), a.1.max(b.1), a.2.min(b.2)));
+            prop_assert!(least <= choose((a.0.min(b.0), a.1.max(b.1), a.2.max(b.2))));
+            prop_assert!(least <= choose((a.0.min(b.0), a.1.min(b.1), a.2.min(b.2))));
+        }
+    }
+
+    #[test]
+    fn files_that_cannot_be_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("calibration.json");
+        let read = |text: String| {
+            fs::write(&path, text).unwrap();
+            Calibration::read(&path, 100)
+        };
+        let good = serde_json::to_string(&measured()).unwrap();
+        assert_eq!(read(good.clone()).unwrap(), measured());
+        for (from, to, expected) in [
+            ("[1,2,4]", "[1,2]", "expected 3 points"),
+            ("[1,2,4]", "[1,4,2]", "expected rising ones of 1 to 100"),
+            ("[1,2,4]", "[0,2,4]", "expected rising ones of 1 to 100"),
+            ("[1,2,4]", "[1,2,101]", "expected rising ones of 1 to 100"),
+            ("0.91", "1.91", "expected 0 to 1"),
+            ("\"k\":10,\"pass_rate\":0.1", "\"k\":10,\"pass_rate\":1.0", "by rising k"),
+            ("\"k\":100,\"pass_rate\":1.0", "\"k\":100,\"pass_rate\":0.7", "by rising k"),
+            ("\"pass_rate\":0.01", "\"pass_rate\":-0.01", "by rising k"),
+            ("[0.9,0.95,0.99],\"margins\"", "[0.9,0.9,0.99],\"margins\"", "expected rising shares"),
+            ("\"margins\":[]", "\"margins\":[2,1]", "margins: expected"),
+            ("\"source\"", "\"sauce\"", "unknown field `sauce`"),
+            ("{", "", "calibration.json"),
+        ] {
+            let error = read(good.replacen(from, to, 1)).expect_err(to).to_string();
+            assert!(error.contains(expected), "{to}: {error}");
+        }
+        let error = read(good[..good.find("\"curves\"").unwrap()].to_owned() + "\"curves\":[]}").unwrap_err();
+        assert!(error.to_string().contains("no curves"), "{error}");
+    }
+}

@@ -1,0 +1,204 @@
+//! A trial in a process apart: the same program, told to try a folder, with bounds that the system keeps.
+//!
+//! The child writes a line of JSON before each thing that it does, and one at the end. Where there is none at the end, the last
+//! line says what it was at, and how the process ended says why.
+
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, Signal, setrlimit};
+use serde::{Deserialize, Serialize};
+
+use super::rows;
+use crate::error::{Error, Kind, Result};
+use crate::model::{MODEL_FILE, ModelSpec};
+
+/// How often a trial is looked at.
+const LOOK: Duration = Duration::from_millis(2);
+/// Most bytes that are kept of what a trial writes.
+const SAID_MAX: u64 = 1 << 20;
+/// The signals by which the system ends a process that has used up its time.
+const OUT_OF_TIME: [i32; 2] = [Signal::XCPU.as_raw(), Signal::KILL.as_raw()];
+/// Most characters of a reason.
+const REASON_CHARS: usize = 2_000;
+
+/// What a trial may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Bytes of memory, beside eight times those of the files that are read whole.
+    pub memory_bytes: u64,
+    /// Time of a processor.
+    pub cpu: Duration,
+    /// Time by the clock.
+    pub clock: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Bounds { memory_bytes: 2 << 30, cpu: Duration::from_secs(60), clock: Duration::from_secs(300) }
+    }
+}
+
+/// Tries graphs in processes of this program.
+#[derive(Clone, Debug)]
+pub struct Apart {
+    /// The program, which calls [`answer`] where its first argument is `trial`.
+    pub program: PathBuf,
+    /// What a trial may take.
+    pub bounds: Bounds,
+}
+
+/// A line of a trial.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    At(String),
+    Refused { kind: String, reason: String },
+    Passed,
+}
+
+impl Apart {
+    /// Processes of the program that this one is, also where its file has been replaced since.
+    ///
+    /// # Errors
+    /// `Io` where the system does not tell which that is.
+    pub fn of_this_program() -> Result<Self> {
+        let itself = PathBuf::from("/proc/self/exe");
+        let program = match itself.exists() {
+            true => itself,
+            false => std::env::current_exe().map_err(|e| Error::io("this program's file", e))?,
+        };
+        Ok(Apart { program, bounds: Bounds::default() })
+    }
+
+    pub(super) fn run(&self, folder: &Path) -> Result<()> {
+        let mut command = Command::new(&self.program);
+        command.arg("trial").arg(folder);
+        command.args(["--memory-bytes", &self.bounds.memory_bytes.to_string()]);
+        command.args(["--cpu-seconds", &self.bounds.cpu.as_secs().max(1).to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|e| Error::io("a process to try graphs in", e))?;
+        let (said, cried) = (hear(child.stdout.take()), hear(child.stderr.take()));
+        let ended = self.wait(&mut child)?;
+        let text =
+            |thread: JoinHandle<Vec<u8>>| String::from_utf8_lossy(&thread.join().unwrap_or_default()).into_owned();
+        self.judge(ended, &text(said), &text(cried))
+    }
+
+    /// How the child ended; none where it had to be stopped.
+    fn wait(&self, child: &mut Child) -> Result<Option<ExitStatus>> {
+        let failed = |e| Error::io("a process that tries graphs", e);
+        let started = Instant::now();
+        loop {
+            if let Some(status) = child.try_wait().map_err(failed)? {
+                return Ok(Some(status));
+            }
+            if started.elapsed() > self.bounds.clock {
+                child.kill().and_then(|()| child.wait()).map_err(failed)?;
+                return Ok(None);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn judge(&self, ended: Option<ExitStatus>, said: &str, cried: &str) -> Result<()> {
+        let mut at = "its graphs".to_owned();
+        for line in said.lines() {
+            match serde_json::from_str(line) {
+                Ok(Line::At(place)) => at = place,
+                Ok(Line::Passed) => return Ok(()),
+                Ok(Line::Refused { kind, reason }) => {
+                    let kinds = [Kind::NotFound, Kind::Io, Kind::Corrupt, Kind::Unsupported];
+                    let kind = kinds.into_iter().find(|k| k.name() == kind).unwrap_or(Kind::Invalid);
+                    return Err(Error::new(kind, reason));
+                }
+                Err(_) => {}
+            }
+        }
+        let mut why = self.why(ended, cried);
+        let last = cried.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+        if !last.is_empty() {
+            why = format!("{why}; it said: {}", cut(last));
+        }
+        Err(Error::invalid(format!("{at}: {why}")))
+    }
+
+    fn why(&self, ended: Option<ExitStatus>, cried: &str) -> String {
+        let Bounds { memory_bytes, cpu, clock } = self.bounds;
+        let Some(status) = ended else { return format!("the trial was not done after {} s", clock.as_secs()) };
+        let signal = status.signal();
+        match signal {
+            _ if cried.contains("memory allocation of") => {
+                format!("the trial needs more than {} MB of memory", memory_bytes >> 20)
+            }
+            Some(signal) if OUT_OF_TIME.contains(&signal) => {
+                format!("the trial was not done after {} s of a processor", cpu.as_secs())
+            }
+            Some(signal) => format!("the trial ended by signal {signal}"),
+            None => format!("the trial ended with code {}", status.code().unwrap_or(-1)),
+        }
+    }
+}
+
+/// Reads to the end, and keeps the beginning.
+fn hear(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        if let Some(mut from) = from {
+            // A pipe that breaks tells no more than one that ends.
+            let _ = from.by_ref().take(SAID_MAX).read_to_end(&mut kept);
+            let _ = std::io::copy(&mut from, &mut std::io::sink());
+        }
+        kept
+    })
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(REASON_CHARS).collect()
+}
+
+/// The child's side: bounds this process, tries the graphs of `folder` and says on `out` what came of it.
+///
+/// # Errors
+/// `Io` where the bounds cannot be set or nobody listens.
+pub fn answer(folder: &Path, bounds: &Bounds, out: &mut dyn Write) -> Result<()> {
+    bound(folder, bounds)?;
+    let out = std::cell::RefCell::new(out);
+    let say = |line: &Line| {
+        let text = serde_json::to_string(line).map_err(|e| Error::internal(e.to_string()))?;
+        let mut out = out.borrow_mut();
+        writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|e| Error::io("the trial's report", e))
+    };
+    let tried = rows::run(folder, &|at| drop(say(&Line::At(cut(at)))));
+    match tried {
+        Ok(()) => say(&Line::Passed),
+        Err(e) => say(&Line::Refused { kind: e.kind().name().into(), reason: cut(&e.to_string()) }),
+    }
+}
+
+fn bound(folder: &Path, bounds: &Bounds) -> Result<()> {
+    let files = whole_bytes(folder).unwrap_or(0).saturating_mul(8);
+    let limits = [
+        (Resource::Core, 0),
+        (Resource::Cpu, bounds.cpu.as_secs()),
+        // What the process writes to: tables that are mapped do not count.
+        (Resource::Data, bounds.memory_bytes.saturating_add(files)),
+    ];
+    for (resource, limit) in limits {
+        let limit = Rlimit { current: Some(limit), maximum: Some(limit) };
+        setrlimit(resource, limit).map_err(|e| Error::io("the bounds of a trial", e.into()))?;
+    }
+    Ok(())
+}
+
+/// Bytes of the files of a package that are read whole.
+fn whole_bytes(folder: &Path) -> Option<u64> {
+    let spec = ModelSpec::parse(&std::fs::read_to_string(folder.join(MODEL_FILE)).ok()?).ok()?;
+    let towers = [spec.user.map(|u| u.tower), spec.item.tower, spec.overarch.map(|o| o.graph)];
+    let files = towers.into_iter().flatten().chain(spec.tables.into_iter().filter_map(|t| t.vocabulary));
+    Some(files.filter_map(|file| std::fs::metadata(folder.join(file)).ok()).map(|about| about.len()).sum())
+}

@@ -1,0 +1,45 @@
+//! Trials: every graph of a model runs, at several sizes, before anybody is promised an answer.
+//!
+//! A graph that passes all checks of its file may still fail for some numbers of rows, need more memory than there is, run for
+//! minutes or end the process. So it runs once before it is published, through the code that serves (`rows`):
+//!
+//! 1. In a process apart ([`Trials::Apart`]), whose memory and time are bounded by the system: whatever happens there is a
+//!    refusal with the graph and the number of rows it was at.
+//! 2. Over items as they are published ([`score_items`]), for what only real numbers show.
+//!
+//! That a trial speaks for all requests is due to `crate::tower`: sizes follow from the number of rows alone, and no run of the
+//! runtime takes more rows than were tried. A version that says no such trial, for an older program published it, has it
+//! when it is loaded.
+
+mod apart;
+mod rows;
+
+use std::path::Path;
+
+use crate::error::Result;
+
+pub use apart::{Apart, Bounds, answer};
+pub use rows::score_items;
+
+/// Where graphs are tried.
+#[derive(Clone, Debug, Default)]
+pub enum Trials {
+    /// In this process, which a graph may end: for packages of one's own.
+    #[default]
+    Here,
+    /// In a process apart.
+    Apart(Apart),
+}
+
+impl Trials {
+    /// Runs the graphs of the package or version in `folder`.
+    ///
+    /// # Errors
+    /// `Invalid` with the graph and what it was at; as `crate::model::Package::open`; `Io` where no process can be had.
+    pub fn run(&self, folder: &Path) -> Result<()> {
+        match self {
+            Trials::Here => rows::run(folder, &|_| ()),
+            Trials::Apart(apart) => apart.run(folder),
+        }
+    }
+}

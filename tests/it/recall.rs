@@ -1,0 +1,373 @@
+//! The recall that a request asks for is the recall that it gets, at every size, width and pass rate, and says so.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use sterling::publish::{Publish, Vectors};
+use sterling::snapshot::{Calibration, Manifest, Placement, Snapshot};
+use sterling::units::ItemId;
+use sterling::view::View;
+
+use crate::support::{Server, put, retrieve, run, sterling};
+
+/// Filters that know nothing of the embedding, by about how many pass.
+const FILTERS: [(f64, &[&str]); 4] = [
+    (1.0, &[""]),
+    (0.5, &["half:1", "half:0"]),
+    (0.1, &["tenth:1", "tenth:2", "tenth:3", "tenth:4", "tenth:5"]),
+    (0.01, &["hundredth:1", "hundredth:2", "hundredth:3", "hundredth:4", "hundredth:5", "hundredth:6"]),
+];
+const HELD_OUT: u64 = 90;
+
+/// splitmix64
+fn random(seed: u64) -> u64 {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
+/// About normal.
+fn bell(seed: u64) -> f32 {
+    (0..4).map(|n| random(seed ^ n << 60) as f32 / u64::MAX as f32).sum::<f32>() * 1.7 - 3.4
+}
+
+/// How vectors are drawn: around so many centres, or around none.
+#[derive(Clone, Copy, Debug)]
+struct Drawn {
+    items: usize,
+    width: usize,
+    clusters: u64,
+}
+
+impl Drawn {
+    fn vector(self, n: u64) -> Vec<f32> {
+        let number = |d: u64| {
+            let centre = match self.clusters {
+                0 => 0.0,
+                clusters => 2.0 * bell(random(n ^ 0xabc) % clusters * 1000 + d + (1 << 50)),
+            };
+            centre + bell(n * 1000 + d)
+        };
+        let vector: Vec<f32> = (0..self.width as u64).map(number).collect();
+        let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt();
+        vector.iter().map(|x| x / length).collect()
+    }
+
+    fn queries(self) -> Vec<Vec<f32>> {
+        (0..HELD_OUT).map(|n| self.vector((1 << 40) + n)).collect()
+    }
+
+    /// Publishes it in `store` and returns the version's view.
+    fn publish(self, store: &Path) -> Arc<View> {
+        let rows: Vec<Vec<f32>> = (0..self.items as u64).map(|n| self.vector(n)).collect();
+        let attributes =
+            |n: u64| json!({"half": random(n + 7) % 2, "tenth": random(n + 8) % 10, "hundredth": random(n + 9) % 100});
+        let lines: String =
+            (0..self.items as u64).map(|n| format!("{}\n", json!({"id": n, "attributes": attributes(n)}))).collect();
+        let items = store.join("items.jsonl");
+        std::fs::write(&items, lines).unwrap();
+        let vectors = store.join("vectors.npy");
+        std::fs::write(&vectors, npy(&rows)).unwrap();
+        let (items, vectors) = (Some(items), Some(Vectors::Npy(vectors)));
+        let name = Some("drawn".to_owned());
+        let version = put(&store.join("store"), &Publish { name, items, vectors, ..Publish::default() }).unwrap();
+        view(&store.join(format!("store/drawn/{version}")))
+    }
+}
+
+/// The version in a folder.
+pub fn view(folder: &Path) -> Arc<View> {
+    Arc::new(View::new(Arc::new(Snapshot::load(folder, &Placement::whole()).unwrap())))
+}
+
+fn npy(rows: &[Vec<f32>]) -> Vec<u8> {
+    let shape = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {}), }}", rows.len(), rows[0].len());
+    let header = format!("{shape:<117}\n");
+    let mut bytes = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.extend(rows.iter().flatten().flat_map(|x| x.to_le_bytes()));
+    bytes
+}
+
+/// The share of the true best that requests with `more` fields find, and the probes that they name.
+fn recall(view: &Arc<View>, queries: &[Vec<f32>], k: usize, filters: &[&str], more: &Value) -> (f64, usize) {
+    let body = |(n, query): (usize, &Vec<f32>), exact: bool| {
+        let mut body =
+            json!({"vector": query, "k": k, "filter": filters[n % filters.len()], "exact": exact, "explain": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let ask = |exact| retrieve(view, &queries.iter().enumerate().map(|query| body(query, exact)).collect::<Vec<_>>());
+    let (mut hits, mut wanted, mut probes) = (0, 0, 0);
+    for (found, exact) in ask(false).into_iter().zip(ask(true)) {
+        let (found, explain) = found.unwrap();
+        let exact: HashSet<ItemId> = exact.unwrap().0.ids.into_iter().collect();
+        hits += found.ids.iter().filter(|id| exact.contains(id)).count();
+        wanted += exact.len();
+        probes = explain.unwrap().probes.map_or(0, |p| p.probes);
+    }
+    (hits as f64 / wanted as f64, probes)
+}
+
+#[test]
+fn requests_reach_their_recall_on_queries_that_nobody_measured_with() {
+    for drawn in [
+        Drawn { items: 5_000, width: 8, clusters: 0 },
+        Drawn { items: 5_000, width: 48, clusters: 40 },
+        Drawn { items: 20_000, width: 16, clusters: 300 },
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let view = drawn.publish(folder.path());
+        let lists = view.main().index.lists();
+        for (pass_rate, filters) in FILTERS {
+            for k in [10, 100] {
+                let mut before = 0;
+                for (target, more) in [(0.9, json!({"recall": 0.9})), (0.98, json!({}))] {
+                    let (found, probes) = recall(&view, &drawn.queries(), k, filters, &more);
+                    let place =
+                        format!("{drawn:?}, {pass_rate} pass, k = {k}, {target}: {found} by {probes} of {lists}");
+                    assert!(found >= target - 0.02, "{place}");
+                    assert!(probes >= before && probes <= lists, "{place}");
+                    before = probes;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_filter_that_goes_against_the_order_of_the_lists_loses_little() {
+    let drawn = Drawn { items: 10_000, width: 16, clusters: 100 };
+    let folder = tempfile::tempdir().unwrap();
+    let rows: Vec<Vec<f32>> = (0..drawn.items as u64).map(|n| drawn.vector(n)).collect();
+    let region = |row: &[f32]| i32::from(row[0] > 0.2) - i32::from(row[0] < -0.2);
+    let line = |(n, row): (usize, &Vec<f32>)| {
+        format!("{}\n", json!({"id": n, "attributes": {"region": region(row)}, "embedding": row}))
+    };
+    let items = folder.path().join("items.jsonl");
+    std::fs::write(&items, rows.iter().enumerate().map(line).collect::<String>()).unwrap();
+    let what = Publish { name: Some("drawn".into()), items: Some(items), ..Publish::default() };
+    let version = put(folder.path(), &what).unwrap();
+    let view = view(&folder.path().join(format!("drawn/{version}")));
+    for (asked, from) in [(1, -1), (-1, 1), (1, 1)] {
+        let queries: Vec<Vec<f32>> = drawn.queries().into_iter().filter(|q| region(q) == from).collect();
+        assert!(queries.len() > 5);
+        for query in queries.chunks(1) {
+            let (found, _) = recall(&view, query, 20, &[format!("region:{asked}").as_str()], &json!({}));
+            assert!(found >= 0.9, "region {asked} from {from}: {found}");
+        }
+        let (found, _) = recall(&view, &queries, 20, &[format!("region:{asked}").as_str()], &json!({}));
+        assert!(found >= 0.96, "region {asked} from {from}: {found}");
+    }
+}
+
+#[test]
+fn curves_rise_with_target_candidates_and_rarity() {
+    let drawn = Drawn { items: 3_000, width: 8, clusters: 20 };
+    let folder = tempfile::tempdir().unwrap();
+    let view = drawn.publish(folder.path());
+    let Calibration { source, queries, targets, curves, .. } = view.main().calibration.as_ref().unwrap();
+    assert_eq!((source.as_str(), *queries), ("perturbed items", 256));
+    assert!(curves.iter().any(|c| c.k == 1000 && c.pass_rate == 0.5) && curves.iter().all(|c| c.k <= 1000));
+    for (n, target) in targets.iter().enumerate() {
+        for a in curves {
+            assert!(a.low[n] <= a.recall[n] && a.low[n] >= target - 1e-5, "{a:?}");
+            assert!(n == 0 || a.probes[n - 1] <= a.probes[n], "{a:?}");
+            for b in curves.iter().filter(|b| b.k >= a.k && b.pass_rate <= a.pass_rate) {
+                assert!(a.probes[n] <= b.probes[n], "{a:?}, {b:?}");
+            }
+        }
+    }
+    // The same items and recipe give the same bytes.
+    let other = tempfile::tempdir().unwrap();
+    assert_eq!(view.main().digest(), drawn.publish(other.path()).main().digest());
+}
+
+#[test]
+fn a_version_without_a_calibration_serves_as_before() {
+    let drawn = Drawn { items: 2_000, width: 8, clusters: 20 };
+    let folder = tempfile::tempdir().unwrap();
+    drop(drawn.publish(folder.path()));
+    let version = folder.path().join("store/drawn/1");
+    let mut manifest = Manifest::read(&version).unwrap();
+    assert!(manifest.files.remove("calibration.json").is_some());
+    manifest.write(&version).unwrap();
+    std::fs::remove_file(version.join("calibration.json")).unwrap();
+    let view = view(&version);
+    let lists = view.main().index.lists();
+    for (more, probes, target) in [
+        (json!({}), lists.div_ceil(8), Some(0.98)),
+        (json!({"recall": 0.7}), lists.div_ceil(8), Some(0.7)),
+        (json!({"probes": 3}), 3, None),
+    ] {
+        let mut body = json!({"vector": drawn.vector(1 << 40), "explain": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let told = retrieve(&view, &[body]).remove(0).unwrap().1.unwrap().probes.unwrap();
+        assert_eq!((told.probes, told.target, told.estimate), (probes, target, None), "{more}");
+    }
+}
+
+#[test]
+fn explain_names_the_target_and_probes_given_come_first() {
+    let drawn = Drawn { items: 2_000, width: 8, clusters: 20 };
+    let folder = tempfile::tempdir().unwrap();
+    let view = drawn.publish(folder.path());
+    let told = |more: Value| {
+        let mut body = json!({"vector": drawn.vector(1 << 40), "explain": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        retrieve(&view, &[body]).remove(0).map(|found| found.1.unwrap().probes)
+    };
+    let default = told(json!({})).unwrap().unwrap();
+    assert_eq!(default.target, Some(0.98));
+    assert!(default.estimate.unwrap() >= 0.98);
+    let low = told(json!({"recall": 0.5})).unwrap().unwrap();
+    assert!(low.probes < default.probes && low.estimate.unwrap() >= 0.5);
+    let given = told(json!({"recall": 0.5, "probes": 7})).unwrap().unwrap();
+    assert_eq!((given.probes, given.target, given.estimate), (7, None, None));
+    assert_eq!(told(json!({"exact": true})).unwrap(), None);
+    for wrong in [0.0, 0.49, 0.9991, 1.0, -1.0, 98.0] {
+        let error = told(json!({"recall": wrong})).unwrap_err().to_string();
+        assert!(error.contains(&format!("field `recall`: got {wrong}, expected 0.5 to 0.999")), "{error}");
+    }
+}
+
+#[test]
+fn queries_of_a_file_are_read_or_refused_with_the_line() {
+    let drawn = Drawn { items: 600, width: 4, clusters: 0 };
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let rows: Vec<Vec<f32>> = (0..drawn.items as u64).map(|n| drawn.vector(n)).collect();
+    std::fs::write(path("vectors.npy"), npy(&rows)).unwrap();
+    std::fs::write(path("queries.npy"), npy(&drawn.queries())).unwrap();
+    let lines: String = (0..600).map(|n| format!("{{\"id\": {n}}}\n")).collect();
+    std::fs::write(path("items.jsonl"), lines).unwrap();
+    let what = |queries: &str| Publish {
+        name: Some("drawn".into()),
+        items: Some(path("items.jsonl")),
+        vectors: Some(Vectors::Npy(path("vectors.npy"))),
+        queries: Some(path(queries)),
+        ..Publish::default()
+    };
+    let version = put(folder.path(), &what("queries.npy")).unwrap();
+    let view = view(&folder.path().join(format!("drawn/{version}")));
+    let calibration = view.main().calibration.as_ref().unwrap();
+    assert_eq!((calibration.source.as_str(), calibration.queries), ("queries.npy", HELD_OUT as usize));
+    for (text, expected) in [
+        ("{\"vector\": [1, 2, 3, 4]}\n", ""),
+        ("{\"vector\": [1, 2, 3, 4]}\n{\"vector\": [1, 2]}\n", "query 2: got 2 numbers, expected 4"),
+        ("{\"vector\": [1, 2, 3, 4]}\nno\n", "line 2: body: not JSON"),
+        ("{\"features\": {}}\n", "line 1: field `features`: this model has no user tower"),
+        ("{\"requests\": [{\"vector\": [1, 2, 3, 4]}]}\n", "line 1: got a list of requests"),
+        ("", "no queries"),
+    ] {
+        std::fs::write(path("queries.jsonl"), text).unwrap();
+        match put(folder.path(), &what("queries.jsonl")) {
+            Ok(_) => assert_eq!(expected, "", "{text}"),
+            Err(e) => assert!(!expected.is_empty() && e.to_string().contains(expected), "{text}: {e}"),
+        }
+    }
+    assert!(put(folder.path(), &what("none.npy")).is_err());
+}
+
+#[test]
+fn a_version_is_calibrated_again_and_keeps_its_digest() {
+    let drawn = Drawn { items: 2_000, width: 8, clusters: 20 };
+    let folder = tempfile::tempdir().unwrap();
+    let before = drawn.publish(folder.path());
+    let (store, queries) = (folder.path().join("store"), folder.path().join("queries.npy"));
+    // From all sides alike, not from the clusters: such queries take more lists.
+    let from_all_sides = Drawn { clusters: 0, ..drawn };
+    std::fs::write(&queries, npy(&from_all_sides.queries())).unwrap();
+    let (store_path, queries) = (store.to_str().unwrap(), queries.to_str().unwrap());
+    let (code, said, errors) = run(&["calibrate", "drawn", "--store", store_path, "--queries", queries]);
+    assert_eq!(code, 0, "{errors}");
+    let folder = store.join("drawn/1");
+    let after = view(&folder);
+    let (old, new) = (before.main().calibration.as_ref().unwrap(), after.main().calibration.as_ref().unwrap());
+    assert_eq!(after.main().digest(), before.main().digest());
+    assert_eq!((new.source.as_str(), new.queries), ("queries.npy", HELD_OUT as usize));
+    assert!(said.contains(&new.digest().unwrap()) && new.digest().unwrap() != old.digest().unwrap(), "{said}");
+    for (a, b) in old.curves.iter().zip(&new.curves) {
+        assert!(b.probes.iter().sum::<usize>() > a.probes.iter().sum(), "{a:?}, {b:?}");
+    }
+    // It is whole, and of this version, or the version is refused with the reason.
+    let path = folder.join("recalibration.json");
+    let good = std::fs::read_to_string(&path).unwrap();
+    let digest = before.main().digest().to_owned();
+    for (from, to, expected) in [
+        (digest.as_str(), "0123456789abcdef", "it belongs to version digest 0123456789abcdef"),
+        ("\"queries\":90", "\"queries\":91", "expected"),
+        ("\"probes\":[", "\"probes\":[0,", "expected"),
+        ("{", "", "recalibration.json"),
+    ] {
+        let broken = good.replacen(from, to, 1);
+        assert_ne!(broken, good);
+        std::fs::write(&path, broken).unwrap();
+        let error = Snapshot::load(&folder, &Placement::whole()).expect_err(to).to_string();
+        assert!(error.contains("recalibration.json") && error.contains(expected), "{to}: {error}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(view(&folder).main().calibration.as_ref().unwrap(), old);
+    for (arguments, expected) in [
+        (["calibrate", "other", "--store", store_path], "model `other`"),
+        (["calibrate", "drawn", "--version=2", "--store"], "value is required"),
+    ] {
+        let (code, _, errors) = run(&arguments);
+        assert!(code == 2 && errors.contains(expected), "{errors}");
+    }
+}
+
+#[test]
+fn a_server_records_queries_where_it_is_told_to_and_they_calibrate() {
+    let drawn = Drawn { items: 600, width: 4, clusters: 0 };
+    let folder = tempfile::tempdir().unwrap();
+    drop(drawn.publish(folder.path()));
+    let store = folder.path().join("store");
+    let store = store.to_str().unwrap();
+    let ask = |server: &Server| {
+        for vector in drawn.queries() {
+            server.ask("/v1/models/drawn:retrieve", json!({"vector": vector}));
+        }
+        server.get("/v1/models/drawn/queries")
+    };
+    let start = |recorded: &str| {
+        let arguments = ["serve", "--listen", "127.0.0.1:0", "--store", store];
+        let server = Server::spawn(sterling().args(arguments).env("STERLING_RECORDED_QUERIES", recorded));
+        server.wait_ready();
+        server
+    };
+    let (code, said) = ask(&start("0"));
+    assert!(code == 404 && said.contains("recorded_queries"), "{code}: {said}");
+    let server = start("32");
+    let (code, lines) = ask(&server);
+    assert_eq!((code, lines.lines().count()), (200, 32));
+    let asked = drawn.queries();
+    let numbers = |line: &str| -> Vec<f32> {
+        let line: Value = serde_json::from_str(line).unwrap();
+        line["vector"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+    };
+    let recorded: Vec<Vec<f32>> = lines.lines().map(numbers).collect();
+    let known = recorded.iter().filter(|query| asked.contains(query)).count();
+    // What the version answered before it was ready is one of its own items.
+    assert!(known >= 31, "{known} of the recorded queries were asked");
+    assert!(recorded.iter().skip(1).any(|query| !asked[..32].contains(query)), "none of the later ones was kept");
+    let path = folder.path().join("recorded.jsonl");
+    std::fs::write(&path, lines).unwrap();
+    let before = server.get_json("/v1/models/drawn");
+    let (code, said, errors) =
+        run(&["calibrate", "drawn", "--store", store, "--queries", path.to_str().unwrap(), "--version", "1"]);
+    assert_eq!(code, 0, "{errors}");
+    // The server takes it in by itself, and the version keeps its digest.
+    let calibrated = (0..200).find_map(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let now = server.get_json("/v1/models/drawn");
+        (now["calibration"]["digest"] != before["calibration"]["digest"]).then_some(now)
+    });
+    let now = calibrated.expect("the server never took in the calibration");
+    assert_eq!(now["digest"], before["digest"]);
+    assert_eq!(now["calibration"]["source"], "recorded.jsonl");
+    assert!(said.contains(now["calibration"]["digest"].as_str().unwrap()), "{said}");
+}

@@ -1,0 +1,590 @@
+//! Graphs that cannot serve are refused when they are published, by name, and what serves goes on.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rten_onnx::onnx::{
+    AttributeProto, AttributeType, DataLocation, DataType, NodeProto, StringStringEntryProto, TensorProto,
+    ValueInfoProto,
+};
+use serde_json::{Value, json};
+use sterling::error::Error;
+use sterling::files::Checksum;
+use sterling::snapshot::{GraphRecord, Manifest};
+use sterling::trial::{Apart, Bounds, Trials};
+use tempfile::TempDir;
+
+use crate::onnx::{Onnx, floats, integers, node, typed, value};
+use crate::support::{Server, ids, run, sterling};
+
+const MODEL: &str = "
+name = 'm'
+dimension = 4
+[[tasks]]
+name = 't'
+[overarch]
+graph = 'overarch.onnx'
+[value]
+expression = 't'
+";
+
+const USER: &str = "
+[user]
+tower = 'user.onnx'
+[[user.features]]
+name = 'x'
+kind = 'dense'
+width = 3
+";
+
+const RETRIEVE: &str = "/v1/models/m:retrieve";
+/// An operator that programs do not have.
+const FOREIGN: &str = "sin = Sin(item)";
+
+fn query() -> ValueInfoProto {
+    value("query", &[0, 4])
+}
+
+fn item() -> ValueInfoProto {
+    value("item", &[0, 0, 4])
+}
+
+fn logits() -> ValueInfoProto {
+    value("logits", &[0, 0, 1])
+}
+
+/// A reranker of these nodes.
+fn overarch(nodes: &[&str]) -> Onnx {
+    Onnx::new(&[query(), item()], &[logits()], nodes).with(&[integers("last", &[2]), integers("first", &[0])])
+}
+
+/// The sum of an item's numbers, as a program.
+fn good() -> Onnx {
+    overarch(&["logits = ReduceSum(item, last)"])
+}
+
+/// The same in the runtime, with nodes between.
+fn foreign(nodes: &[&str]) -> Onnx {
+    overarch(&[&[FOREIGN], nodes].concat())
+}
+
+fn user(nodes: &[&str]) -> Onnx {
+    let ways = [1.0, -1.0, 0.5, 0.25, 0.5, 1.0, -0.5, 0.75, 0.25, -0.25, 1.0, 0.5];
+    Onnx::new(&[value("x", &[0, 3])], &[value("query", &[0, 4])], nodes).with(&[floats("w", &[3, 4], &ways)])
+}
+
+struct Folder {
+    folder: TempDir,
+}
+
+impl Folder {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let line = |n: i64| json!({"id": n, "embedding": [n % 7, 1, -1, 0.5], "attributes": {"price": n}}).to_string();
+        std::fs::write(folder.path().join("items.jsonl"), (0..60).map(|n| line(n) + "\n").collect::<String>()).unwrap();
+        std::fs::create_dir(folder.path().join("package")).unwrap();
+        Folder { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn package(&self, model: &str, files: &[(&str, Vec<u8>)]) -> PathBuf {
+        let package = self.path("package");
+        std::fs::write(package.join("model.toml"), model).unwrap();
+        files.iter().for_each(|(name, bytes)| std::fs::write(package.join(name), bytes).unwrap());
+        package
+    }
+
+    /// Publishes as people do: exit code, what it printed, what it said was wrong.
+    fn publish(&self, model: &str, files: &[(&str, Vec<u8>)]) -> (i32, String, String) {
+        let package = self.package(model, files);
+        let [package, items, store] = [package, self.path("items.jsonl"), self.path("store")];
+        let [package, items, store] = [&package, &items, &store].map(|path| path.to_str().unwrap());
+        run(&["publish", package, "--items", items, "--store", store])
+    }
+}
+
+fn big_tensor(dims: &[i64]) -> TensorProto {
+    TensorProto { dims: dims.to_vec(), float_data: Vec::new(), ..floats("w", &[1], &[0.0]) }
+}
+
+/// A node with a graph inside, in which there is one, in which there is one ...
+fn nested(depth: usize) -> Vec<u8> {
+    let field = |key: u8, bytes: &[u8]| {
+        let mut length = bytes.len();
+        let mut out = vec![key << 3 | 2];
+        while length >= 0x80 {
+            out.push(length as u8 | 0x80);
+            length >>= 7;
+        }
+        out.push(length as u8);
+        [&out[..], bytes].concat()
+    };
+    let graph = (0..depth).fold(Vec::new(), |graph, _| field(1, &field(5, &field(6, &graph))));
+    field(7, &graph)
+}
+
+/// Rerankers that nobody can serve, each with what the refusal says.
+fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
+    let whole = good().bytes();
+    let chain = |count: usize| {
+        let mut nodes = vec![node("n0 = Sin(item)")];
+        nodes.extend((1..count).map(|n| node(&format!("n{n} = Sin(n{})", n - 1))));
+        nodes.push(node(&format!("logits = ReduceSum(n{}, last)", count - 1)));
+        let mut graph = good();
+        graph.graph.node = nodes;
+        graph.bytes()
+    };
+    let doubling = |first: &str| {
+        let mut graph = overarch(&[first]);
+        for n in 0..28 {
+            let from = if n == 0 { "sin".to_owned() } else { format!("d{}", n - 1) };
+            graph.graph.node.push(node(&format!("d{n} = Concat({from}, {from})")));
+            graph = graph.attribute("axis", 2);
+        }
+        graph.graph.node.push(node("logits = ReduceSum(d27, last)"));
+        graph.bytes()
+    };
+    let external = TensorProto {
+        data_location: Some(DataLocation::EXTERNAL),
+        external_data: vec![StringStringEntryProto { key: Some("location".into()), value: Some("/dev/zero".into()) }],
+        ..big_tensor(&[4, 1])
+    };
+    let branch = AttributeProto {
+        name: Some("then_branch".into()),
+        g: Some(good().graph),
+        r#type: Some(AttributeType::GRAPH),
+        ..AttributeProto::default()
+    };
+    let mut branching = good();
+    branching.graph.node[0].attribute.push(branch);
+    let mut far = good();
+    far.graph.node.push(NodeProto { domain: Some("com.example".into()), ..node("more = Frobnicate(item)") });
+    far.graph.node[0] = node("logits = ReduceSum(more, last)");
+    far.graph.node.swap(0, 1);
+    let product = |tensor: TensorProto| overarch(&["logits = MatMul(item, w)"]).with(&[tensor]).bytes();
+    let shaped = |output: ValueInfoProto, nodes: &[&str]| {
+        Onnx::new(&[query(), item()], &[output], nodes).with(&[integers("last", &[2])])
+    };
+    let given = |inputs: &[ValueInfoProto]| {
+        Onnx::new(inputs, &[logits()], &["logits = ReduceSum(item, last)"]).with(&[integers("last", &[2])]).bytes()
+    };
+    let sized = |size: &[i64]| integers("size", size);
+    let bad: &[&str] = &["overarch.onnx: "];
+    vec![
+        ("nothing", Vec::new(), &["overarch.onnx: not a usable ONNX graph: a file without a graph"]),
+        ("text", b"no graph at all".to_vec(), &["overarch.onnx: not a usable ONNX graph"]),
+        ("cut off", whole[..whole.len() - 9].to_vec(), &["overarch.onnx", "cut off"]),
+        ("nested", nested(3000), &["overarch.onnx", "a graph within a node"]),
+        ("branches", branching.bytes(), &["a graph within a node (If, Loop, Scan)"]),
+        ("functions", [&whole[..], &[0xca, 1, 0]].concat(), &["functions of its own"]),
+        (
+            "circle",
+            overarch(&["a = Add(b, item)", "b = Relu(a)", "logits = ReduceSum(b, last)"]).bytes(),
+            &["overarch.onnx: node `make_a` (Add): it reads `b`, which no node before it makes"],
+        ),
+        ("long", chain(20_000), &["overarch.onnx: 20001 nodes, expected at most"]),
+        ("deep", chain(5_000), &["(Sin): it stands behind 2048 others"]),
+        (
+            "made twice",
+            overarch(&["a = Relu(item)", "a = Neg(item)", "logits = ReduceSum(a, last)"]).bytes(),
+            &["`make_a` (Neg): `a` is made twice"],
+        ),
+        ("never made", overarch(&["a = Relu(item)"]).bytes(), &["output `logits`: no node makes it"]),
+        ("unknown operator", overarch(&["logits = Frobnicate(item)"]).bytes(), &["overarch.onnx: ", "Frobnicate"]),
+        ("unknown domain", far.bytes(), bad),
+        ("other file", product(external), &["overarch.onnx: constant `w`: its numbers lie in another file"]),
+        (
+            "bomb",
+            product(big_tensor(&[1 << 20, 1 << 20])),
+            &["constant `w`: shape [1048576, 1048576], expected at most"],
+        ),
+        ("bomb that overflows", product(big_tensor(&[1 << 40, 1 << 40])), &["constant `w`: shape"]),
+        ("negative", product(big_tensor(&[-4, 1])), &["constant `w`: shape [-4, 1]"]),
+        ("short", product(floats("w", &[4, 1], &[1.0; 3])), &["constant `w`: 3 numbers for shape [4, 1], expected 4"]),
+        ("NaN weights", product(floats("w", &[4, 1], &[1.0, f32::NAN, 0.0, 0.0])), &["constant `w`: it holds NaN"]),
+        (
+            "infinite weights",
+            product(floats("w", &[4, 1], &[1.0, f32::INFINITY, 0.0, 0.0])),
+            &["overarch.onnx: output `logits` holds NaN or infinity"],
+        ),
+        (
+            "infinite",
+            overarch(&["z = Sub(item, item)", "q = Div(item, z)", "logits = ReduceSum(q, last)"]).bytes(),
+            &["overarch.onnx: output `logits` holds NaN or infinity"],
+        ),
+        (
+            "infinite in rten",
+            foreign(&["z = Sub(sin, sin)", "q = Div(item, z)", "logits = ReduceSum(q, last)"]).bytes(),
+            &["overarch.onnx: output `logits` holds NaN or infinity"],
+        ),
+        (
+            "too large for exp",
+            foreign(&["b = Exp(big)", "q = Mul(sin, b)", "logits = ReduceSum(q, last)"])
+                .with(&[floats("big", &[1], &[200.0])])
+                .bytes(),
+            &["overarch.onnx: output `logits` holds NaN or infinity"],
+        ),
+        ("doubling", doubling(FOREIGN), &["overarch.onnx: ", "memory"]),
+        ("doubling as a program", doubling("sin = Relu(item)"), &["overarch.onnx: ", "memory"]),
+        (
+            "always three",
+            Onnx::new(&[query(), item()], &[logits()], &["logits = Identity(c)"])
+                .with(&[floats("c", &[1, 3, 1], &[0.0; 3])])
+                .bytes(),
+            &["overarch.onnx: ", "`logits`", "came out as [1, 3, 1]"],
+        ),
+        (
+            "one candidate",
+            given(&[query(), value("item", &[1, 1, 4])]),
+            &["overarch.onnx: ", "input `item` has shape [1, 2, 4], expected [1, 1, 4]"],
+        ),
+        (
+            "one query of two",
+            given(&[value("query", &[2, 4]), item()]),
+            &["overarch.onnx: ", "input `query` has shape [1, 4]"],
+        ),
+        (
+            "even candidates",
+            foreign(&[
+                "n = ReduceSum(sin, last)",
+                "p = Pad(n, zeros)",
+                "r = Reshape(p, pairs)",
+                "m = ReduceMax(r)",
+                "logits = Add(n, m)",
+            ])
+            .with(&[integers("zeros", &[0, 0, 0, 0, 1, 0]), integers("pairs", &[-1, 2])])
+            .bytes(),
+            &["overarch.onnx: 2 candidates: overarch.onnx: the graph failed"],
+        ),
+        ("width", given(&[query(), value("item", &[0, 0, 5])]), &["overarch.onnx: `item` has shape [?, ?, 5]"]),
+        (
+            "no item",
+            Onnx::new(&[query()], &[logits()], &["logits = Unsqueeze(query, last)"])
+                .with(&[integers("last", &[2])])
+                .bytes(),
+            &["overarch.onnx: no input `item`; it has: query"],
+        ),
+        (
+            "unknown column",
+            given(&[query(), item(), value("weight", &[0, 0])]),
+            &["input `weight` is no numeric item column"],
+        ),
+        (
+            "integers",
+            given(&[query(), typed("item", DataType::INT64, Some(&[0, 0, 4]))]),
+            &["overarch.onnx: input: `item` is tensor(int64), expected tensor(float)"],
+        ),
+        ("no name", given(&[query(), item(), value("", &[0, 0])]), &["overarch.onnx: input: has no name"]),
+        ("twice", given(&[query(), item(), item()]), &["overarch.onnx: input `item` is given twice"]),
+        (
+            "rank",
+            shaped(value("logits", &[0, 0]), &["logits = ReduceSum(item, last)"]).attribute("keepdims", 0).bytes(),
+            &["overarch.onnx: `logits` has shape [?, ?], expected 3 dimensions"],
+        ),
+        (
+            "undeclared rank",
+            shaped(typed("logits", DataType::FLOAT, None), &["logits = ReduceSum(item, last)"])
+                .attribute("keepdims", 0)
+                .bytes(),
+            &["overarch.onnx: 1 candidates", "`logits` came out as [1, 1], expected [1, 1, 1]"],
+        ),
+        (
+            "whole numbers",
+            shaped(typed("logits", DataType::INT32, Some(&[0, 0, 1])), &["logits = ReduceSum(item, last)"]).bytes(),
+            &["overarch.onnx: output: `logits` is tensor(int32)"],
+        ),
+        (
+            "whole numbers unsaid",
+            shaped(ValueInfoProto { r#type: None, ..logits() }, &["s = ReduceSum(item, last)", "logits = Cast(s)"])
+                .attribute("to", 6)
+                .bytes(),
+            &["overarch.onnx: 1 candidates", "output `logits` is not f32"],
+        ),
+        (
+            "huge ConstantOfShape",
+            foreign(&["c = ConstantOfShape(size)", "logits = ReduceSum(sin, last)"]).with(&[sized(&[1 << 40])]).bytes(),
+            &["node `make_c` (ConstantOfShape): a size of [1099511627776]"],
+        ),
+        (
+            "huge Expand",
+            foreign(&["c = Expand(item, size)", "logits = ReduceSum(c, last)"])
+                .with(&[sized(&[1 << 20, 1 << 20, 4])])
+                .bytes(),
+            &["node `make_c` (Expand): a size of"],
+        ),
+        (
+            "huge ConstantOfShape, computed",
+            foreign(&["s = Concat(size, size)"])
+                .attribute("axis", 0)
+                .and("c = ConstantOfShape(s)")
+                .and("m = ReduceSum(c)")
+                .and("x = Add(sin, m)")
+                .and("logits = ReduceSum(x, last)")
+                .with(&[sized(&[1 << 15])])
+                .bytes(),
+            &["overarch.onnx: ", "memory"],
+        ),
+        (
+            "huge Tile",
+            foreign(&["c = Tile(sin, size)", "logits = ReduceSum(c, last)"]).with(&[sized(&[1, 1, 1 << 27])]).bytes(),
+            &["overarch.onnx: ", "memory"],
+        ),
+        (
+            "sizes from numbers",
+            foreign(&["n = ReduceMax(sin)", "i = Cast(n)"])
+                .attribute("to", 7)
+                .and("c = ConstantOfShape(i)")
+                .and("logits = ReduceSum(item, last)")
+                .bytes(),
+            &["node `make_c` (ConstantOfShape): `i` sets a size and comes from the numbers of an input"],
+        ),
+        (
+            "results that follow numbers",
+            foreign(&["n = NonZero(sin)", "logits = ReduceSum(item, last)"]).bytes(),
+            &["node `make_n` (NonZero): its results follow the numbers"],
+        ),
+    ]
+}
+
+/// User towers that nobody can serve.
+fn towers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
+    let given = |inputs: &[ValueInfoProto]| {
+        let mut tower = user(&["query = MatMul(x, w)"]);
+        tower.graph.input = inputs.to_vec();
+        tower.bytes()
+    };
+    let output = |output: ValueInfoProto| {
+        let mut tower = user(&["query = MatMul(x, w)"]);
+        tower.graph.output = vec![output];
+        tower.bytes()
+    };
+    vec![
+        ("another input", given(&[value("y", &[0, 3])]), &["user.onnx", "reads `x`"]),
+        (
+            "one more input",
+            given(&[value("x", &[0, 3]), value("y", &[0, 3])]),
+            &["user.onnx: input `y` has no feature"],
+        ),
+        (
+            "another width",
+            given(&[value("x", &[0, 5])]),
+            &["user.onnx: input `x` has shape [?, 5], and the feature is [?, 3]"],
+        ),
+        (
+            "one row",
+            given(&[value("x", &[1, 3])]),
+            &["user.onnx: ", "2 rows", "input `x` has shape [2, 3], expected [1, 3]"],
+        ),
+        ("another output", output(value("vector", &[0, 4])), &["user.onnx: ", "vector"]),
+        ("another dimension", output(value("query", &[0, 8])), &["user.onnx: output `query` has shape [?, 8]"]),
+        (
+            "NaN",
+            user(&["p = MatMul(x, w)", "l = Neg(x)", "n = Log(l)", "m = MatMul(n, w)", "query = Add(p, m)"]).bytes(),
+            &["user.onnx: output `query` holds NaN in row 1 of 1"],
+        ),
+        (
+            "too large",
+            user(&["e = Mul(x, huge)", "query = MatMul(e, w)"]).with(&[floats("huge", &[1], &[1e30])]).bytes(),
+            &["user.onnx: output `query` holds"],
+        ),
+        (
+            "mixed rows",
+            user(&["p = MatMul(x, w)", "s = ReduceMax(p, rows)", "query = Sub(p, s)"])
+                .with(&[integers("rows", &[0])])
+                .bytes(),
+            &["user.onnx: output `query` of a row is another one among 3 rows than alone"],
+        ),
+        (
+            "fixed rows",
+            user(&["p = MatMul(x, w)", "r = Reshape(p, whole)", "query = Sin(r)"])
+                .with(&[integers("whole", &[1, 4])])
+                .bytes(),
+            &["user.onnx: 2 rows: user.onnx: the graph failed"],
+        ),
+    ]
+}
+
+fn answer(server: &Server) -> Value {
+    server.ask(RETRIEVE, json!({"vector": [1, 0, 0, 0], "k": 3}))
+}
+
+#[test]
+fn what_cannot_serve_is_refused_by_name_and_the_version_before_goes_on() {
+    let folder = Folder::new();
+    let (code, said, errors) = folder.publish(MODEL, &[("overarch.onnx", good().bytes())]);
+    assert_eq!(code, 0, "{errors}");
+    assert!(said.contains("overarch.onnx is a program, "), "{said}");
+    let server = Server::start(&folder.path("store"));
+    let before = answer(&server);
+    assert_eq!((before["version"].as_u64(), ids(&before).len()), (Some(1), 3));
+
+    let both = format!("{MODEL}{USER}");
+    let rerankers =
+        rerankers().into_iter().map(|(name, bytes, expected)| (name, MODEL, "overarch.onnx", bytes, expected));
+    let towers = towers().into_iter().map(|(name, bytes, expected)| (name, &both[..], "user.onnx", bytes, expected));
+    std::fs::write(folder.path("package").join("overarch.onnx"), good().bytes()).unwrap();
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for (name, model, file, bytes, expected) in towers.chain(rerankers) {
+        count += 1;
+        let (code, said, errors) = folder.publish(model, &[(file, bytes)]);
+        if code != 2
+            || !said.is_empty()
+            || !expected.iter().all(|part| errors.contains(part))
+            || errors.contains("panicked at")
+        {
+            wrong.push(format!("{name}: {code}: {said}{errors}      expected {expected:?}"));
+        }
+    }
+    assert!(wrong.is_empty() && count > 50, "{} of {count}\n{}", wrong.len(), wrong.join("\n"));
+    assert_eq!(
+        std::fs::read_dir(folder.path("store").join("m"))
+            .unwrap()
+            .filter(|e| { e.as_ref().unwrap().file_name().to_str().unwrap().parse::<u64>().is_ok() })
+            .count(),
+        1,
+        "a refused version lies in the store"
+    );
+    let after = answer(&server);
+    assert_eq!((after["version"].as_u64(), ids(&after)), (Some(1), ids(&before)));
+    assert_eq!(server.stop(), Some(0));
+}
+
+/// A version as an older program published it, whose reranker nobody tried.
+fn smuggle(folder: &Folder, number: u64, graph: &[u8]) {
+    let [from, to] = [1, number].map(|n: u64| folder.path("store").join(format!("m/{n}")));
+    let aside = folder.path("aside");
+    std::fs::create_dir(&aside).unwrap();
+    for entry in std::fs::read_dir(&from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), aside.join(entry.file_name())).unwrap();
+    }
+    std::fs::write(aside.join("overarch.onnx"), graph).unwrap();
+    let mut manifest = Manifest::read(&from).unwrap();
+    manifest.files.insert("overarch.onnx".into(), Checksum::of(graph));
+    (manifest.version, manifest.graphs) = (number, None);
+    manifest.write(&aside).unwrap();
+    std::fs::rename(aside, to).unwrap();
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_version_of_an_older_program_is_tried_when_it_is_loaded() {
+    let folder = Folder::new();
+    assert_eq!(folder.publish(MODEL, &[("overarch.onnx", good().bytes())]).0, 0);
+    let server = Server::start(&folder.path("store"));
+    let bomb =
+        foreign(&["c = Tile(sin, size)", "logits = ReduceSum(c, last)"]).with(&[integers("size", &[1, 1, 1 << 27])]);
+    smuggle(&folder, 2, &bomb.bytes());
+    let state = |number: usize| server.get_json("/v1/models/m/versions")["versions"][number - 1].clone();
+    until("the refusal", || state(2)["refused"].is_string());
+    assert!(state(2)["refused"].as_str().unwrap().contains("overarch.onnx: 1 candidates: the trial needs more than"));
+    let (status, said) = server.post("/v1/models/m/versions/2:activate", json!({}));
+    assert!(status >= 400, "{said}");
+    assert_eq!(answer(&server)["version"], 1);
+    let other = overarch(&["n = Neg(item)", "logits = ReduceSum(n, last)"]);
+    smuggle(&folder, 3, &other.bytes());
+    until("version 3", || answer(&server)["version"] == 3);
+    assert_eq!(server.stop(), Some(0));
+}
+
+#[test]
+fn a_trial_that_does_not_end_is_ended() {
+    let folder = Folder::new();
+    let side = 2048;
+    let mut nodes = vec![
+        "a = ConstantOfShape(size)".to_owned(),
+        FOREIGN.to_owned(),
+        "n = ReduceMax(sin)".into(),
+        "m0 = Add(a, n)".into(),
+    ];
+    nodes.extend((1..2000).map(|n| format!("m{n} = MatMul(m{}, m0)", n - 1)));
+    nodes.extend(["s = ReduceMax(m1999)".into(), "x = Add(sin, s)".into(), "logits = ReduceSum(x, last)".into()]);
+    let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    let slow = overarch(&nodes).with(&[integers("size", &[side, side])]);
+    let package = folder.package(MODEL, &[("overarch.onnx", slow.bytes())]);
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_sterling"));
+    let tried = |bounds: Bounds| {
+        Trials::Apart(Apart { program: program.clone(), bounds }).run(&package).unwrap_err().to_string()
+    };
+    let cpu = tried(Bounds { cpu: Duration::from_secs(1), ..Bounds::default() });
+    assert!(cpu.contains("overarch.onnx: 1 candidates: the trial was not done after 1 s of a processor"), "{cpu}");
+    let clock = tried(Bounds { clock: Duration::from_millis(300), ..Bounds::default() });
+    assert!(clock.contains("overarch.onnx: ") && clock.contains("the trial was not done after 0 s"), "{clock}");
+    let missing = Apart { program: "/nowhere".into(), bounds: Bounds::default() };
+    let error: Error = Trials::Apart(missing).run(&package).unwrap_err();
+    assert!(error.to_string().contains("a process to try graphs in"), "{error}");
+}
+
+#[test]
+fn graphs_as_deep_as_they_may_be_are_served() {
+    let folder = Folder::new();
+    for operator in ["Sin", "Relu", "Neg"] {
+        let mut graph = overarch(&["n0 = Relu(item)"]);
+        graph.graph.node.extend((1..2000).map(|n| node(&format!("n{n} = {operator}(n{})", n - 1))));
+        let (code, _, errors) =
+            folder.publish(MODEL, &[("overarch.onnx", graph.and("logits = ReduceSum(n1999, last)").bytes())]);
+        assert_eq!(code, 0, "{operator}: {errors}");
+        let server = Server::start(&folder.path("store"));
+        assert_eq!(ids(&answer(&server)).len(), 3, "{operator}");
+    }
+}
+
+#[test]
+fn programs_are_printed_and_recorded() {
+    let folder = Folder::new();
+    let (code, said, errors) =
+        folder.publish(MODEL, &[("overarch.onnx", foreign(&["logits = ReduceSum(sin, last)"]).bytes())]);
+    assert_eq!(code, 0, "{errors}");
+    assert!(
+        said.contains("overarch.onnx runs whole in rten: ") && said.contains("operator `Sin` `make_sin`"),
+        "{said}"
+    );
+    let both = format!("{MODEL}{USER}");
+    let files = [("overarch.onnx", good().bytes()), ("user.onnx", user(&["query = MatMul(x, w)"]).bytes())];
+    let (code, said, errors) = folder.publish(&both, &files);
+    assert_eq!(code, 0, "{errors}");
+    let version = folder.path("store").join("m/2");
+    let graphs: BTreeMap<String, GraphRecord> = Manifest::read(&version).unwrap().graphs.unwrap();
+    assert_eq!(graphs.len(), 2);
+    for target in [version.as_path(), &folder.path("package")] {
+        let (code, shown, errors) = run(&["inspect", target.to_str().unwrap()]);
+        assert_eq!(code, 0, "{errors}");
+        for (file, record) in &graphs {
+            let GraphRecord::Program(digest) = record else { panic!("{file}: {record}") };
+            assert!(said.contains(&format!("{file} is a program, {digest}")), "{said}");
+            assert!(shown.contains(&format!("graph {file} is a program, {digest}")), "{shown}");
+        }
+        assert!(shown.contains("product in[1, 3] x c0[3, 4]") && shown.contains("24 FLOP"), "{shown}");
+        assert!(!shown.contains("when it was published"), "{shown}");
+    }
+    // A version whose program was another one is served all the same, and inspect tells.
+    let mut manifest = Manifest::read(&version).unwrap();
+    let other = GraphRecord::Program("0123456789abcdef".into());
+    manifest.graphs.as_mut().unwrap().insert("user.onnx".into(), other);
+    manifest.write(&version).unwrap();
+    let (_, shown, _) = run(&["inspect", version.to_str().unwrap()]);
+    assert!(shown.contains("when it was published: user.onnx is a program, 0123456789abcdef"), "{shown}");
+    Server::start(&folder.path("store")).stop();
+}
+
+#[test]
+fn a_trial_tells_itself_apart_from_users() {
+    let output =
+        sterling().args(["trial", "nowhere", "--memory-bytes", "1000000000", "--cpu-seconds", "5"]).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("refused") && said.contains("nowhere"), "{said}");
+    assert!(!String::from_utf8(sterling().arg("--help").output().unwrap().stdout).unwrap().contains("trial"));
+    assert!(Trials::Here.run(Path::new("nowhere")).is_err());
+}
