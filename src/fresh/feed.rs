@@ -1,6 +1,7 @@
 //! The journal of a model, and who follows it.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use super::state::Fresh;
 use super::update::Update;
 use crate::error::{Error, Kind, Result};
 use crate::journal::{Append, Done, Follower, Journal, Log, LogOptions, Record};
-use crate::registry::{Declared, Loader, Snapshots};
+use crate::registry::{Declared, Loader, Snapshots, is_passing};
 use crate::snapshot::{Manifest, Snapshot, check_name};
 use crate::view::{Live, Shown};
 
@@ -199,10 +200,10 @@ fn follow(feed: Arc<Feed>, main: Arc<Snapshot>, live: &Live) -> Result<()> {
         name: main.manifest.name.clone(),
         fresh: Fresh::new(main, position),
         feed,
+        pending: Vec::new(),
     };
     while following.fresh.position() < following.feed.last() {
-        let updates = following.take(Duration::ZERO)?;
-        following.apply(&updates)?;
+        following.advance(Duration::ZERO)?;
     }
     live.show(following.fresh.view()?);
     let shown = live.shared();
@@ -216,33 +217,25 @@ struct Following {
     feed: Arc<Feed>,
     records: Box<dyn Follower>,
     fresh: Fresh,
+    /// What was taken and is not applied yet.
+    pending: Vec<Update>,
 }
 
 impl Following {
     fn run(&mut self, shown: &Weak<Shown>) {
-        let mut step = || -> Result<bool> {
-            let updates = self.take(LINGER)?;
-            let Some(shown) = shown.upgrade() else { return Ok(false) };
-            if !updates.is_empty() {
-                self.apply(&updates)?;
-                let view = self.fresh.view()?;
-                metrics::gauge!("sterling_fresh_items", "model" => self.name.clone()).set(view.fresh_items() as f64);
-                metrics::gauge!("sterling_position", "model" => self.name.clone()).set(view.position() as f64);
-                shown.show(view);
-            }
-            Ok(true)
-        };
         loop {
-            match step() {
+            // A panic costs the updates that follow, which is told, and no answer.
+            let step = catch_unwind(AssertUnwindSafe(|| self.step(shown)));
+            match step.unwrap_or_else(|_| Err(Error::internal("what applies updates broke; this is a defect"))) {
                 Ok(true) => {}
                 Ok(false) => return,
-                // Want of memory passes; what cannot be read stays so, and what is shown stays as it is.
-                Err(e) if e.kind() == Kind::Overloaded => {
-                    tracing::warn!(error = %e, "updates wait");
+                Err(e) if is_passing(e.kind()) => {
+                    tracing::warn!(model = self.name, error = %e, "updates wait");
                     std::thread::sleep(LINGER);
                 }
+                // What is shown stays as it is.
                 Err(e) => {
-                    tracing::error!(error = %e, "updates are followed no more");
+                    tracing::error!(model = self.name, error = %e, "updates are followed no more");
                     shown.upgrade().iter().for_each(|shown| shown.stall(&e));
                     return;
                 }
@@ -250,38 +243,44 @@ impl Following {
         }
     }
 
-    /// The next updates; none where none came in time.
-    fn take(&mut self, wait: Duration) -> Result<Vec<Update>> {
-        let mut updates = Vec::new();
+    /// Applies and shows what comes in a while; false where nobody looks any more.
+    fn step(&mut self, shown: &Weak<Shown>) -> Result<bool> {
+        let is_further = self.advance(LINGER)?;
+        let Some(shown) = shown.upgrade() else { return Ok(false) };
+        if is_further {
+            let view = self.fresh.view()?;
+            metrics::gauge!("sterling_fresh_items", "model" => self.name.clone()).set(view.fresh_items() as f64);
+            metrics::gauge!("sterling_position", "model" => self.name.clone()).set(view.position() as f64);
+            shown.show(view);
+        }
+        Ok(true)
+    }
+
+    /// Applies the next updates; false where none came in time.
+    fn advance(&mut self, wait: Duration) -> Result<bool> {
+        if self.pending.is_empty() {
+            self.take(wait)?;
+        }
+        let before = self.fresh.position();
+        let applied = self.fresh.apply(&self.pending);
+        let is_further = self.fresh.position() > before;
+        self.pending.drain(..(self.fresh.position() - before) as usize);
+        for (position, error) in applied? {
+            metrics::counter!("sterling_updates_refused_total", "model" => self.name.clone()).increment(1);
+            tracing::warn!(model = self.name, position, %error, "an update was passed over");
+        }
+        Ok(is_further)
+    }
+
+    /// Takes the next updates.
+    fn take(&mut self, wait: Duration) -> Result<()> {
         let mut next = self.records.next(wait)?;
         while let Some(Record { position, payload }) = next {
             let update = Update::decode(&payload).map_err(|e| e.within(format!("position {position}")))?;
             self.feed.note(position, &update);
-            updates.push(update);
-            next = if updates.len() < TOGETHER_MAX { self.records.next(Duration::ZERO)? } else { None };
+            self.pending.push(update);
+            next = if self.pending.len() < TOGETHER_MAX { self.records.next(Duration::ZERO)? } else { None };
         }
-        Ok(updates)
-    }
-
-    fn apply(&mut self, updates: &[Update]) -> Result<()> {
-        let before = self.fresh.position();
-        let mut left = updates;
-        loop {
-            match self.fresh.apply(left) {
-                Ok(refused) => {
-                    for (position, error) in refused {
-                        metrics::counter!("sterling_updates_refused_total", "model" => self.name.clone()).increment(1);
-                        tracing::warn!(model = self.name, position, %error, "an update was passed over");
-                    }
-                    return Ok(());
-                }
-                Err(e) if e.kind() == Kind::Overloaded => {
-                    tracing::warn!(error = %e, "updates wait");
-                    left = &updates[(self.fresh.position() - before) as usize..];
-                    std::thread::sleep(LINGER);
-                }
-                Err(e) => return Err(e),
-            }
-        }
+        Ok(())
     }
 }

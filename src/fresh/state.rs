@@ -13,6 +13,7 @@ use crate::embedding::Lookup;
 use crate::error::{Error, Result};
 use crate::ivf::Assigner;
 use crate::limits::COMPONENT_MAX;
+use crate::registry::is_passing;
 use crate::search::Tombstones;
 use crate::snapshot::Snapshot;
 use crate::tensor::Matrix;
@@ -69,13 +70,18 @@ impl Fresh {
     /// can make nothing of, each with the reason: they change nothing.
     ///
     /// # Errors
-    /// Where memory cannot be had; the updates up to [`Fresh::position`] are applied then, and those after it may be tried again.
+    /// Where memory cannot be had, or the item tower's tables do not answer; the updates up to [`Fresh::position`] are applied then, and those after it may be tried again.
     pub fn apply(&mut self, updates: &[Update]) -> Result<Vec<(u64, Error)>> {
         let mut refused = Vec::new();
         let mut vectors = self.embed(updates);
         for (update, vector) in updates.iter().zip(&mut vectors) {
             let position = self.position + 1;
-            let applied = match (update, vector.take()) {
+            let vector = match vector.take() {
+                // What makes vectors does not answer now: the update must not be passed over for that.
+                Some(Err(e)) if is_passing(e.kind()) => return Err(e),
+                vector => vector,
+            };
+            let applied = match (update, vector) {
                 (Update::Put(put), Some(vector)) => vector.and_then(|vector| self.put(put, vector)),
                 (Update::Set { id, attributes }, _) => self.set(*id, attributes),
                 (Update::Delete { id }, _) => {

@@ -19,7 +19,7 @@ use super::wire::{
 };
 use crate::error::{Error, Result};
 use crate::fresh::{Feed, Made, Update};
-use crate::limits::EXCLUDE_MAX;
+use crate::limits::{EXCLUDE_MAX, FRESH_ITEMS};
 use crate::registry::Which;
 use crate::units::ItemId;
 use crate::view::View;
@@ -63,6 +63,13 @@ pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, re
     let (feed, said) = (feed(&app, &model)?, Said::of(&request)?);
     let body = if said.lines { app.bodies.read_lines(request).await? } else { app.bodies.read(request).await? };
     let (view, lines) = (loaded.view(), said.lines);
+    let (fresh, most) = (view.fresh_items(), FRESH_ITEMS.max(view.main().index.items()));
+    if fresh >= most {
+        return Err(Error::no_space(format!(
+            "model `{model}`: {fresh} items lie beside the snapshot, expected fewer than {most}: publish a version with them in it"
+        ))
+        .into());
+    }
     let checked = move |body: &[u8]| {
         let (mut updates, mut refused, mut ids) = (Vec::new(), Vec::new(), BTreeSet::new());
         for (place, item) in wire::upserts(body, lines)?.into_iter().enumerate() {

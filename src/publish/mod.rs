@@ -81,7 +81,7 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
             items: arranged.ids.len(),
             slots: arranged.built.order.len(),
             lists: arranged.built.list_lengths.len(),
-            position: 0,
+            position: what.position,
             provenance: Provenance { seconds: start.elapsed().as_secs_f64(), ..provenance },
             files,
             graphs: Some(graphs),

@@ -209,8 +209,8 @@ fn check(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
     }
 }
 
-/// Random updates, looked at now and then; every so often everything is applied to the snapshot anew, as after a restart.
-fn against_a_map(seed: u64, operations: usize, ids: usize, rescore: Rescore) {
+/// Random updates, up to so many between two looks; every so often everything is applied to the snapshot anew, as after a restart.
+fn against_a_map(seed: u64, operations: usize, ids: usize, most: usize, rescore: Rescore) {
     let random = &mut Random::new(seed);
     let folder = tempfile::tempdir().unwrap();
     let mut items = catalogue(random, 60);
@@ -218,7 +218,7 @@ fn against_a_map(seed: u64, operations: usize, ids: usize, rescore: Rescore) {
     let mut fresh = Fresh::new(main.clone(), 0);
     let mut log: Vec<Vec<u8>> = Vec::new();
     while log.len() < operations {
-        let count = 1 + random.below(40);
+        let count = 1 + random.below(most);
         let updates: Vec<Update> = (0..count).map(|_| happens(random, &mut items, ids)).collect();
         log.extend(updates.iter().map(|update| update.encode().unwrap()));
         assert!(fresh.apply(&updates).unwrap().is_empty());
@@ -235,20 +235,20 @@ fn against_a_map(seed: u64, operations: usize, ids: usize, rescore: Rescore) {
 
 #[test]
 fn every_answer_is_that_of_a_plain_map_at_its_position() {
-    against_a_map(1, 1_200, 250, Rescore::F32);
-    against_a_map(2, 600, 250, Rescore::F16);
+    against_a_map(1, 1_200, 250, 40, Rescore::F32);
+    against_a_map(2, 600, 250, 40, Rescore::F16);
 }
 
 #[test]
 fn many_items_beside_few_are_found_too() {
     // More than the table holds: segments are made and become one.
-    against_a_map(3, 5_000, 4_000, Rescore::Bf16);
+    against_a_map(3, 5_000, 4_000, 300, Rescore::Bf16);
 }
 
 #[test]
 #[ignore = "minutes: scripts/fresh_model.sh"]
 fn a_hundred_thousand_operations_against_a_plain_map() {
-    against_a_map(4, 100_000, 20_000, Rescore::F32);
+    against_a_map(4, 100_000, 20_000, 40, Rescore::F32);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
+use sterling::publish::Publish;
 
 use crate::support::{Server, agent, ids, put, vectors};
 
@@ -99,6 +100,22 @@ fn items_are_found_changed_and_gone_and_stay_so() {
 }
 
 #[test]
+fn a_catalogue_may_become_empty_and_fill_again() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path());
+    let server = serve(folder.path());
+    server.ask(&format!("{ITEMS}:delete"), json!({"ids": [1, 2, 3]}));
+    for filter in ["", "lang:en", "year > 2000"] {
+        for exact in [false, true] {
+            let body = json!({"vector": [1, 0], "filter": filter, "exact": exact});
+            assert_eq!(ids(&found(&server, 3, body)), [0i64; 0], "{filter}");
+        }
+    }
+    upsert(&server, json!([{"id": 1, "embedding": [1, 0], "attributes": {"lang": "en"}}]));
+    assert_eq!(ids(&found(&server, 4, json!({"vector": [1, 0], "filter": "lang:en"}))), [1]);
+}
+
+#[test]
 fn deletes_survive_another_version_and_the_way_back() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path());
@@ -115,6 +132,26 @@ fn deletes_survive_another_version_and_the_way_back() {
     server.ask("/v1/models/vectors/versions/1:activate", json!({}));
     let seen = found(&server, 3, json!({"vector": [1, 2], "k": 100}));
     assert_eq!((seen["version"].as_u64(), ids(&seen)), (Some(1), vec![5, 4, 3, 2]));
+}
+
+#[test]
+fn a_publication_at_a_position_takes_over_from_there() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path());
+    let server = serve(folder.path());
+    server.ask(&format!("{ITEMS}:delete"), json!({"ids": [1]}));
+    upsert(&server, json!([{"id": 2, "set": {"year": 7}}]));
+    // The catalogue says that item 1 is back, and knows of the first update: the second alone is applied to it.
+    let what = Publish { position: 1, ..vectors(folder.path(), LINES) };
+    put(&folder.path().join("store"), &what).unwrap();
+    server.ask("/v1/models/vectors/versions/2:activate", json!({}));
+    assert_eq!(all(&server, 2), [1, 2, 3]);
+    assert_eq!(server.get_json(&format!("{ITEMS}/2"))["attributes"]["year"], 7);
+    // One that claims what was never written is refused.
+    put(&folder.path().join("store"), &Publish { position: 99, ..what }).unwrap();
+    let (status, _) = server.post("/v1/models/vectors/versions/3:activate", json!({}));
+    assert_ne!(status, 200);
+    assert_eq!(all(&server, 2), [1, 2, 3]);
 }
 
 #[test]
