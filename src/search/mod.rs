@@ -43,12 +43,12 @@ pub struct Catalogue<'a> {
     /// Slots whose items are gone, where there are any.
     pub gone: Option<&'a Tombstones>,
     /// Further items, in the order of their slots.
-    pub beside: &'a [Part<'a>],
+    pub beside: &'a [Annex<'a>],
 }
 
 /// Items beside a catalogue.
 #[derive(Clone, Copy, Debug)]
-pub struct Part<'a> {
+pub struct Annex<'a> {
     /// The items; nothing lies beside them again.
     pub catalogue: Catalogue<'a>,
     /// Their slot 0, counted from that of the catalogue that they lie beside.
@@ -477,7 +477,7 @@ impl Catalogue<'_> {
     }
 }
 
-impl Part<'_> {
+impl Annex<'_> {
     /// Those of ascending slots of all parts that are this one's, counted from its own first.
     fn take(&self, slots: &[Slot], own: &mut Vec<Slot>) {
         let from = slots.partition_point(|slot| slot.0 < self.first_slot);

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use crate::columns::{Column, Stacked};
 use crate::error::Result;
 use crate::filter::{self, Plan};
-use crate::search::{Catalogue, Part, Tombstones};
+use crate::search::{Annex, Catalogue, Tombstones};
 use crate::snapshot::Snapshot;
 use crate::tower::OverArch;
 use crate::units::{ItemId, Slot};
@@ -163,12 +163,12 @@ impl View {
     }
 
     /// What lies beside the main snapshot, as it is searched.
-    pub fn parts(&self) -> Vec<Part<'_>> {
+    pub fn parts(&self) -> Vec<Annex<'_>> {
         self.pieces.iter().map(Piece::part).collect()
     }
 
     /// All items as they are searched, given [`View::parts`].
-    pub fn catalogue<'a>(&'a self, parts: &'a [Part<'a>]) -> Catalogue<'a> {
+    pub fn catalogue<'a>(&'a self, parts: &'a [Annex<'a>]) -> Catalogue<'a> {
         Catalogue {
             index: &self.main.index,
             filter: &self.main.filter,
@@ -308,7 +308,7 @@ fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Piece {
-    fn part(&self) -> Part<'_> {
+    fn part(&self) -> Annex<'_> {
         let index = self.segment.index();
         let catalogue = Catalogue {
             index,
@@ -318,6 +318,6 @@ impl Piece {
             gone: Some(&self.gone).filter(|gone| !gone.is_empty()),
             beside: &[],
         };
-        Part { catalogue, first_slot: self.first_slot }
+        Annex { catalogue, first_slot: self.first_slot }
     }
 }
