@@ -1,10 +1,11 @@
-//! The dense part of the Debian model: its reranker and its user tower as programs and in rten, one thread, in turns.
+//! The dense part of the Debian model: its reranker and its user tower as programs in f32 and bf16 and in rten, one thread, in turns.
 //!
-//! `cargo bench --bench dense` prints the table of docs/BENCHMARKS.md; `STERLING_KERNEL` chooses the instruction set;
-//! `python python/bench_dense.py` measures ONNX Runtime beside it.
+//! `cargo bench --bench dense` prints a table; `python python/bench_dense.py` takes turns with ONNX Runtime and prints the one of
+//! docs/BENCHMARKS.md: with `--turns`, a line of input names a case, and the microseconds of a round of it come back.
+//! `STERLING_KERNEL` chooses the instruction set. With `--score FOLDER`, the reranker scores the candidates that `python/evaluate_bf16.py` puts there.
 //!
-//! The bound: multiply-adds. A candidate takes 46,176 of them as the graph is written down and 21,600 once it is collapsed; a
-//! core of Zen 4 does 16 a cycle.
+//! The bound: multiply-adds. A candidate takes 46,176 of them as the graph is written down and 21,600 once it is collapsed, a
+//! request 672,000 for the matrices of its user; a core of Zen 4 does 16 a cycle in f32 and 32 in bf16.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
@@ -12,18 +13,17 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sterling::dense::{Given, RowProgram, Scratch, Size};
+use sterling::dense::{Given, Made, Precision, RowProgram, Scratch, Size};
 use sterling::device::cpu::Kernels;
-use sterling::device::cpu::dense::{PANEL, Part, Product, Weights, pack};
+use sterling::device::cpu::dense::{Form, PANEL, Part, Product, Weights, pack, pack_pairs};
 use sterling::tower::{Graph, Input, Threads};
 
 const COLUMNS: [&str; 5] = ["log_popularity", "log_build", "log_depends", "log_recommends", "log_suggests"];
 const FEATURES: [(&str, usize); 4] = [("installed", 64), ("installed_text", 32), ("section", 16), ("maintainer", 16)];
 const ROUNDS: usize = 9;
-const ROUND: Duration = Duration::from_millis(60);
-/// Multiply-adds a candidate and a user, as the graphs are written down.
-const RERANKER: usize = 46_176;
-const TOWER: usize = 128 * 256 + 256 * 64;
+const ROUND: Duration = Duration::from_millis(40);
+/// Ways to run a graph.
+const WAYS: [&str; 3] = ["rten", "f32", "bf16"];
 
 fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|n| (((n * 37 + 11) % 101) as f32 / 50.0 - 1.0) / 8.0).collect()
@@ -44,99 +44,162 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// The medians of two that take turns.
-fn turns(a: &mut dyn FnMut(), b: &mut dyn FnMut()) -> (f64, f64) {
-    let rounds: Vec<(f64, f64)> = (0..ROUNDS).map(|_| (time(a), time(b))).collect();
-    (median(rounds.iter().map(|r| r.0).collect()), median(rounds.iter().map(|r| r.1).collect()))
-}
-
 /// GFLOP/s of products whose numbers all stay in the first-level cache.
-fn peak() -> f64 {
+fn peak(factors: Form) -> f64 {
     let (rows, depth) = (14, 64);
-    let (left, packed) = (numbers(rows * depth), pack(&numbers(depth * PANEL), depth, PANEL));
+    let left = numbers(rows * depth);
+    let packed = match factors {
+        Form::Single => pack(&numbers(depth * PANEL), depth, PANEL),
+        Form::Pairs => pack_pairs(&numbers(2 * depth * PANEL), 2 * depth, PANEL),
+    };
     let weights = Weights { numbers: packed.numbers(), row_stride: PANEL, panel_stride: depth * PANEL };
     let parts = [Part { rows: &left, stride: depth, depth, weights }];
-    let product = Product { rows, columns: PANEL, parts: &parts, bias: &[], relu: false };
+    let product = Product { rows, columns: PANEL, parts: &parts, factors, ..Product::default() };
     let mut out = vec![0.0; rows * PANEL];
     let rounds = (0..ROUNDS).map(|_| time(&mut || Kernels::best().product(black_box(&product), &mut out, PANEL)));
-    (2 * rows * depth * PANEL) as f64 / median(rounds.collect()) / 1e3
+    let work = 2 * rows * depth * PANEL * if factors == Form::Pairs { 2 } else { 1 };
+    work as f64 / median(rounds.collect()) / 1e3
 }
 
-fn row(name: &str, rten: f64, ours: f64, work: usize, peak: f64) {
-    let speed = 2.0 * work as f64 / ours / 1e3;
-    println!("| {name} | {rten:.1} | {ours:.1} | {:.2} | {speed:.0} | {:.0} % |", rten / ours, 100.0 * speed / peak);
+type Call = Box<dyn FnMut() + Send>;
+
+fn given(name: &str, is_pair: bool, shape: &[Size]) -> Given {
+    Given { name: name.into(), is_pair, shape: shape.to_vec() }
+}
+
+fn fixed(n: usize) -> Size {
+    Size::Fixed(n as i64)
+}
+
+fn read(file: &str) -> Vec<u8> {
+    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/debian").join(file)).unwrap()
+}
+
+/// Runs a program over rows, which come out of `rows`, `width` numbers each.
+fn program(program: RowProgram, rows: Vec<f32>, width: usize, user: Vec<f32>) -> Call {
+    let mut scratch = Scratch::default();
+    Box::new(move || {
+        let mut fill = |n: usize, given: &mut [f32]| given.copy_from_slice(&rows[n * width..][..width]);
+        let mut done = |_: usize, _: usize, block: sterling::dense::Block<'_>| {
+            black_box(block.output(0).row(0));
+            Ok(())
+        };
+        program.run(rows.len() / width, &[&user], &mut scratch, &mut fill, &mut done).unwrap();
+    })
+}
+
+fn lowered_reranker(way: &str) -> RowProgram {
+    let one = Size::Fixed(1);
+    let mut inputs = vec![given("query", false, &[one, fixed(64)]), given("item", true, &[one, Size::Rows, fixed(64)])];
+    inputs.extend(COLUMNS.map(|name| given(name, true, &[one, Size::Rows])));
+    let logits = [Made { name: "logits".into(), shape: vec![one, Size::Rows, fixed(5)] }];
+    RowProgram::lower_in(precision(way), &read("overarch.onnx"), &inputs, &logits).unwrap()
+}
+
+fn reranker(way: &str, count: usize) -> Call {
+    let query = numbers(64);
+    if way == "rten" {
+        let (graph, threads) = (Graph::load("overarch", read("overarch.onnx")).unwrap(), Threads::new(1));
+        let (items, column) = (numbers(count * 64), numbers(count));
+        return Box::new(move || {
+            let (of_query, of_item, of_column) = ([1, 64], [1, count, 64], [1, count]);
+            let mut named = vec![
+                Input { name: "query", shape: &of_query, values: &query },
+                Input { name: "item", shape: &of_item, values: &items },
+            ];
+            named.extend(COLUMNS.map(|name| Input { name, shape: &of_column, values: &column }));
+            drop(black_box(graph.run(&named, "logits", &threads).unwrap()));
+        });
+    }
+    program(lowered_reranker(way), numbers(count * 69), 69, query)
+}
+
+/// Scores `rows.f32` `[Q, K0, 69]` of the users of `queries.f32` `[Q, 64]` in both precisions, each into a file of its name.
+fn score(folder: &Path) {
+    let numbers = |name: &str| -> Vec<f32> {
+        let bytes = std::fs::read(folder.join(name)).unwrap();
+        bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    };
+    let (queries, rows) = (numbers("queries.f32"), numbers("rows.f32"));
+    let count = rows.len() / 69 / (queries.len() / 64);
+    for way in ["f32", "bf16"] {
+        let (program, mut scratch, mut logits) = (lowered_reranker(way), Scratch::default(), Vec::new());
+        for (query, rows) in queries.chunks_exact(64).zip(rows.chunks_exact(count * 69)) {
+            let mut fill = |n: usize, given: &mut [f32]| given.copy_from_slice(&rows[n * 69..][..69]);
+            let mut done = |_: usize, made: usize, block: sterling::dense::Block<'_>| {
+                (0..made).for_each(|n| logits.extend(block.output(0).row(n).iter().flat_map(|x| x.to_le_bytes())));
+                Ok(())
+            };
+            program.run(count, &[query], &mut scratch, &mut fill, &mut done).unwrap();
+        }
+        std::fs::write(folder.join(format!("{way}.logits")), logits).unwrap();
+    }
+}
+
+fn tower(way: &str, users: usize) -> Call {
+    if way == "rten" {
+        let (graph, threads) = (Graph::load("user", read("user.onnx")).unwrap(), Threads::new(1));
+        let values = FEATURES.map(|(_, width)| numbers(users * width));
+        return Box::new(move || {
+            let shapes = FEATURES.map(|(_, width)| [users, width]);
+            let input = |n: usize| Input { name: FEATURES[n].0, shape: &shapes[n], values: &values[n] };
+            let named: Vec<Input<'_>> = (0..FEATURES.len()).map(input).collect();
+            drop(black_box(graph.run(&named, "query", &threads).unwrap()));
+        });
+    }
+    let inputs = FEATURES.map(|(name, width)| given(name, true, &[Size::Rows, fixed(width)]));
+    let query = [Made { name: "query".into(), shape: vec![Size::Rows, fixed(64)] }];
+    let lowered = RowProgram::lower_in(precision(way), &read("user.onnx"), &inputs, &query).unwrap();
+    program(lowered, numbers(users * 128), 128, Vec::new())
+}
+
+fn precision(way: &str) -> Precision {
+    if way == "bf16" { Precision::Bf16 } else { Precision::F32 }
+}
+
+/// All cases by name; `cold` ones read 8 MiB between their calls, whose time is part of theirs.
+fn cases() -> Vec<(String, Call)> {
+    let mut all = Vec::new();
+    for way in WAYS {
+        all.extend([100, 1_000, 10_000].map(|count| (format!("reranker {count} {way}"), reranker(way, count))));
+        all.extend([1, 8, 32].map(|users| (format!("tower {users} {way}"), tower(way, users))));
+        let (mut call, other) = (tower(way, 1), vec![1u8; 8 << 20]);
+        let mut cold = move || {
+            black_box(other.iter().step_by(64).fold(0u8, |sum, x| sum.wrapping_add(*x)));
+            call();
+        };
+        all.push((format!("tower cold {way}"), Box::new(move || cold())));
+    }
+    let other = vec![1u8; 8 << 20];
+    let sweep = move || drop(black_box(other.iter().step_by(64).fold(0u8, |sum, x| sum.wrapping_add(*x))));
+    all.push(("sweep".into(), Box::new(sweep)));
+    all
 }
 
 fn main() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/debian");
-    let read = |file: &str| std::fs::read(folder.join(file)).unwrap();
-    let threads = Threads::new(1);
-    let mut scratch = Scratch::default();
-    let peak = peak();
-    println!("kernels {}, peak {peak:.0} GFLOP/s\n", Kernels::best().name());
-    println!(
-        "| | rten µs | program µs | ratio | GFLOP/s of the graph as written | of the peak |\n|---|---|---|---|---|---|"
-    );
-
-    let (one, fixed) = (Size::Fixed(1), |n: usize| Size::Fixed(n as i64));
-    let given = |name: &str, is_pair, shape: &[Size]| Given { name: name.into(), is_pair, shape: shape.to_vec() };
-    let mut inputs = vec![given("query", false, &[one, fixed(64)]), given("item", true, &[one, Size::Rows, fixed(64)])];
-    inputs.extend(COLUMNS.map(|name| given(name, true, &[one, Size::Rows])));
-    let output = [one, Size::Rows, fixed(5)];
-    let program = RowProgram::lower(&read("overarch.onnx"), &inputs, ("logits", &output)).unwrap();
-    let graph = Graph::load("overarch", read("overarch.onnx")).unwrap();
-    for count in [100, 1_000, 10_000] {
-        let (query, items, column) = (numbers(64), numbers(count * 64), numbers(count));
-        let (of_query, of_item, of_column) = ([1, 64], [1, count, 64], [1, count]);
-        let mut named = vec![
-            Input { name: "query", shape: &of_query, values: &query },
-            Input { name: "item", shape: &of_item, values: &items },
-        ];
-        named.extend(COLUMNS.map(|name| Input { name, shape: &of_column, values: &column }));
-        let mut by_rten = || drop(black_box(graph.run(&named, "logits", &threads).unwrap()));
-        let mut ours = || {
-            let mut fill = |n: usize, given: &mut [f32]| {
-                given[..64].copy_from_slice(&items[n * 64..][..64]);
-                given[64..].fill(column[n]);
-            };
-            let mut done = |_: usize, _: usize, block: sterling::dense::Block<'_>| {
-                black_box(block.row(0));
-                Ok(())
-            };
-            program.run(count, &[&query], &mut scratch, &mut fill, &mut done).unwrap();
-        };
-        let (rten, ours) = threads.run(|| turns(&mut by_rten, &mut ours));
-        row(&format!("reranker, K0 = {count}"), rten, ours, RERANKER * count, peak);
+    if let Some(folder) = std::env::args().skip_while(|argument| argument != "--score").nth(1) {
+        return score(Path::new(&folder));
     }
-
-    let inputs = FEATURES.map(|(name, width)| given(name, true, &[Size::Rows, fixed(width)]));
-    let program = RowProgram::lower(&read("user.onnx"), &inputs, ("query", &[Size::Rows, fixed(64)])).unwrap();
-    let graph = Graph::load("user", read("user.onnx")).unwrap();
-    for users in [1, 8, 32] {
-        let values = FEATURES.map(|(_, width)| numbers(users * width));
-        let shapes = FEATURES.map(|(_, width)| [users, width]);
-        let named: Vec<Input<'_>> = FEATURES
-            .iter()
-            .zip(&values)
-            .zip(&shapes)
-            .map(|(((name, _), values), shape)| Input { name, shape, values })
-            .collect();
-        let mut by_rten = || drop(black_box(graph.run(&named, "query", &threads).unwrap()));
-        let mut ours = || {
-            let mut fill = |n: usize, given: &mut [f32]| {
-                let mut first = 0;
-                for ((_, width), values) in FEATURES.iter().zip(&values) {
-                    given[first..first + width].copy_from_slice(&values[n * width..][..*width]);
-                    first += width;
-                }
-            };
-            let mut done = |_: usize, _: usize, block: sterling::dense::Block<'_>| {
-                black_box(block.row(0));
-                Ok(())
-            };
-            program.run(users, &[], &mut scratch, &mut fill, &mut done).unwrap();
-        };
-        let (rten, ours) = threads.run(|| turns(&mut by_rten, &mut ours));
-        row(&format!("user tower, Q = {users}"), rten, ours, TOWER * users, peak);
+    let (mut cases, threads) = (cases(), Threads::new(1));
+    if std::env::args().any(|argument| argument == "--turns") {
+        println!("{} {:.0} {:.0}", Kernels::best().name(), peak(Form::Single), peak(Form::Pairs));
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            let found = cases.iter_mut().find(|(name, _)| *name == line);
+            let call = &mut found.unwrap_or_else(|| panic!("no case `{line}`")).1;
+            println!("{:.3}", time(call));
+        }
+        return;
+    }
+    let (single, pairs) = (peak(Form::Single), peak(Form::Pairs));
+    println!("kernels {}, peak {single:.0} GFLOP/s in f32, {pairs:.0} in bf16\n", Kernels::best().name());
+    println!("| case | median µs |\n|---|---|");
+    let mut times = vec![Vec::new(); cases.len()];
+    for _ in 0..ROUNDS {
+        for ((_, call), times) in cases.iter_mut().zip(&mut times) {
+            times.push(threads.run(|| time(call)));
+        }
+    }
+    for ((name, _), times) in cases.iter().zip(times) {
+        println!("| {name} | {:.1} |", median(times));
     }
 }

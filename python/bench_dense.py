@@ -1,23 +1,31 @@
-"""ONNX Runtime on the dense part of the Debian model, one thread: beside `cargo bench --bench dense`.
+"""The dense part of the Debian model beside ONNX Runtime, one thread, in turns: prints the table of docs/BENCHMARKS.md.
 
+    cargo bench --bench dense --no-run
     pip install onnxruntime numpy
-    python python/bench_dense.py
+    python python/bench_dense.py [BENCH]
+
+BENCH is the built bench, the newest target/release/deps/dense-* where none is given. A round of each case is timed after the other (rten,
+programs in f32 of AVX-512 and AVX2, in bf16, ONNX Runtime), ROUNDS times over; medians.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 
-FOLDER = Path(__file__).resolve().parent.parent / "models" / "debian"
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "models" / "debian"
 COLUMNS = ["log_popularity", "log_build", "log_depends", "log_recommends", "log_suggests"]
 FEATURES = {"installed": 64, "installed_text": 32, "section": 16, "maintainer": 16}
-ROUNDS = 9
-ROUND_SECONDS = 0.06
+ROUNDS = 11
+ROUND_SECONDS = 0.04
 
 
 def session(file: str) -> onnxruntime.InferenceSession:
@@ -29,34 +37,87 @@ def session(file: str) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(FOLDER / file), options, providers=["CPUExecutionProvider"])
 
 
-def microseconds(graph: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray]) -> float:
-    """The median over the rounds of the mean time of a run, its inputs and output bound beforehand."""
-    binding = graph.io_binding()
-    for name, values in inputs.items():
-        binding.bind_cpu_input(name, values)
-    binding.bind_output(graph.get_outputs()[0].name)
-    rounds = []
-    for _ in range(ROUNDS):
+class Peer:
+    """ONNX Runtime with its inputs and output bound beforehand."""
+
+    def __init__(self, graph: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray]) -> None:
+        self.graph, self.binding = graph, graph.io_binding()
+        for name, values in inputs.items():
+            self.binding.bind_cpu_input(name, values)
+        self.binding.bind_output(graph.get_outputs()[0].name)
+
+    def microseconds(self) -> float:
+        """Of a run, the mean of a round."""
         start, calls = time.perf_counter(), 0
         while time.perf_counter() - start < ROUND_SECONDS:
-            graph.run_with_iobinding(binding)
+            self.graph.run_with_iobinding(self.binding)
             calls += 1
-        rounds.append((time.perf_counter() - start) / calls * 1e6)
-    return statistics.median(rounds)
+        return (time.perf_counter() - start) / calls * 1e6
 
 
-def main() -> None:
+class Bench:
+    """Our bench, told case by case what to time."""
+
+    def __init__(self, path: Path, kernel: str | None) -> None:
+        env = os.environ | ({"STERLING_KERNEL": kernel} if kernel else {})
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([str(path), "--turns"], stdin=pipe, stdout=pipe, text=True, env=env)
+        self.header = self.line()
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def microseconds(self, case: str) -> float:
+        """Of a call, the mean of a round."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(case + "\n")
+        self.process.stdin.flush()
+        return float(self.line())
+
+
+def peers() -> dict[str, Peer]:
+    """ONNX Runtime on each case."""
     random = np.random.default_rng(7)
     numbers = lambda *shape: random.normal(scale=0.1, size=shape).astype(np.float32)  # noqa: E731
-    print(f"onnxruntime {onnxruntime.__version__}, one thread")
     reranker, tower = session("overarch.onnx"), session("user.onnx")
+    all_of = {}
     for count in [100, 1_000, 10_000]:
         inputs = {"query": numbers(1, 64), "item": numbers(1, count, 64)}
         inputs |= {name: numbers(1, count) for name in COLUMNS}
-        print(f"reranker, K0 = {count}: {microseconds(reranker, inputs):.1f} µs")
+        all_of[f"reranker {count}"] = Peer(reranker, inputs)
     for users in [1, 8, 32]:
-        inputs = {name: numbers(users, width) for name, width in FEATURES.items()}
-        print(f"user tower, Q = {users}: {microseconds(tower, inputs):.1f} µs")
+        all_of[f"tower {users}"] = Peer(tower, {name: numbers(users, width) for name, width in FEATURES.items()})
+    return all_of
+
+
+def built() -> Path:
+    """The newest build of the bench."""
+    found = [p for p in (ROOT / "target/release/deps").glob("dense-*") if os.access(p, os.X_OK) and not p.suffix]
+    if not found:
+        sys.exit("no bench is built: cargo bench --bench dense --no-run")
+    return max(found, key=lambda p: p.stat().st_mtime)
+
+
+def main() -> None:
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else built()
+    best, avx2, runtime = Bench(path, None), Bench(path, "avx2"), peers()
+    ways = {
+        "rten": lambda case: best.microseconds(f"{case} rten"),
+        "f32": lambda case: best.microseconds(f"{case} f32"),
+        "f32 in AVX2": lambda case: avx2.microseconds(f"{case} f32"),
+        "bf16": lambda case: best.microseconds(f"{case} bf16"),
+    }
+    print(f"onnxruntime {onnxruntime.__version__}; kernels and peaks in f32 and bf16: {best.header}; {avx2.header}\n")
+    print("| | ONNX Runtime µs |" + "".join(f" {way} µs | x |" for way in ways))
+    print("|---|---|" + "---|---|" * len(ways))
+    for case, peer in runtime.items():
+        rounds = [[peer.microseconds(), *(way(case) for way in ways.values())] for _ in range(ROUNDS)]
+        base, *times = [statistics.median(column) for column in zip(*rounds)]
+        print(f"| {case} | {base:.1f} |" + "".join(f" {own:.1f} | {base / own:.2f} |" for own in times))
+    sweep = statistics.median(best.microseconds("sweep") for _ in range(ROUNDS))
+    cold = {way: statistics.median(best.microseconds(f"tower cold {way}") for _ in range(ROUNDS)) for way in ["rten", "f32", "bf16"]}
+    print("\ntower cold, after 8 MiB of other memory: " + ", ".join(f"{way} {t - sweep:.1f} µs" for way, t in cold.items()))
 
 
 if __name__ == "__main__":

@@ -58,36 +58,51 @@ class Package:
             zero = [0.0] * feature["width"]
             return np.array([zero if v is None else v for v in values], np.float32)
         table, rows = self.tables[feature["table"]], self.rows.get(feature["table"])
-        out = np.zeros((len(values), table.shape[1]), np.float32)
+        length = feature.get("length")
+        out = np.zeros((len(values), *([length] if length else []), table.shape[1]), np.float32)
         for n, value in enumerate(values):
             listed = [] if value is None else value if isinstance(value, list) else [value]
             if feature["kind"] == "category":
-                listed = [rows[v] for v in listed if v in rows]
+                listed = [rows.get(str(v), -1) for v in listed]
+            if length:
+                assert feature["keep"] == "first", "of a long sequence the demo keeps the first values"
+                for place, row in enumerate(listed[:length]):
+                    out[n, place] = table[row] if 0 <= row < len(table) else 0
+                continue
             known = [row for row in listed if 0 <= row < len(table)]
             if known:
                 out[n] = table[known].sum(0) if feature["pooling"] == "sum" else table[known].mean(0)
         return out
 
-    def _run(self, side, values_of):
-        feed = {f["name"]: self._input(f, values_of(f.get("column", f["name"]))) for f in self.spec[side]["features"]}
-        return self.graphs[side].run(None, feed)[0]
+    def _feed(self, side, graph, values_of):
+        """Values of the features of a side that a graph reads."""
+        read = {graph_input.name for graph_input in self.graphs[graph].get_inputs()}
+        features = [feature for feature in self.spec[side]["features"] if feature["name"] in read]
+        return {f["name"]: self._input(f, values_of(f.get("column", f["name"]))) for f in features}
+
+    def _users(self, graph, requests):
+        return self._feed("user", graph, lambda name: [request.get(name) for request in requests])
 
     def queries(self, requests):
         """[Q, D] for the `features` of requests."""
-        return self._run("user", lambda name: [request.get(name) for request in requests])
+        return self.graphs["user"].run(["query"], self._users("user", requests))[0]
 
     def items(self, block=4096):
-        """[N, D]."""
-        count = len(self.columns["id"])
-        return np.concatenate([self._run("item", lambda name: self.columns[name][at : at + block]) for at in range(0, count, block)])
+        """Outputs of the item tower by name, [N, width]: `item`, and the item vectors as they are stored."""
+        names, found = ["item"] + [vector["name"] for vector in self.spec["item"].get("vectors", [])], []
+        for at in range(0, len(self.columns["id"]), block):
+            feed = self._feed("item", "item", lambda name: self.columns[name][at : at + block])
+            found.append(self.graphs["item"].run(names, feed))
+        outputs = dict(zip(names, map(np.concatenate, zip(*found))))
+        return {name: x if name == "item" else x.astype(np.float16).astype(np.float32) for name, x in outputs.items()}
 
-    def logits(self, query, item, candidates):
-        """[Q, K0, T] for queries [Q, D], candidate vectors [Q, K0, D] and candidate items [Q, K0]."""
-        feed = {"query": query, "item": item}
+    def logits(self, requests, query, items, candidates):
+        """[Q, K0, T] for the `features` of requests, their queries [Q, D] and candidate items [Q, K0]."""
+        feed = {"query": query} | {name: vectors[candidates] for name, vectors in items.items()} | self._users("overarch", requests)
         for graph_input in self.graphs["overarch"].get_inputs():
             if graph_input.name not in feed:
                 feed[graph_input.name] = np.asarray(self.columns[graph_input.name], np.float32)[candidates]
-        return self.graphs["overarch"].run(None, feed)[0]
+        return self.graphs["overarch"].run(["logits"], feed)[0]
 
     def value(self, scores, similarity):
         """The value model over task scores [Q, K0, T]; its language is a subset of Python's but for `if`."""
@@ -99,10 +114,11 @@ class Package:
     def answers(self, requests, items):
         """Retrieval and full pass of requests by exact search: queries, candidates and their similarities, the order that the
         value model gives them, values and task scores."""
-        query = self.queries([request["features"] for request in requests])
-        similarity = without_history(query @ items.T, [request["exclude"] for request in requests])
+        features = [request["features"] for request in requests]
+        query = self.queries(features)
+        similarity = without_history(query @ items["item"].T, [request["exclude"] for request in requests])
         candidates = top_k(similarity, CANDIDATES)
-        scores = FUNCTIONS["sigmoid"](self.logits(query, items[candidates], candidates).astype(np.float64))
+        scores = FUNCTIONS["sigmoid"](self.logits(features, query, items, candidates).astype(np.float64))
         similarity = np.take_along_axis(similarity, candidates, 1)
         value = self.value(scores, similarity.astype(np.float64))
         return zip(query, candidates, similarity, np.argsort(-value, 1, kind="stable"), value, scores)

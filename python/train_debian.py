@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains the demo's model on the Debian data and writes the model package.
 
-    python train_debian.py DATA OUT [--seed 1]
+    python train_debian.py DATA OUT [--seed 1] [--threads 2]
 
 DATA holds items.parquet, users.parquet and edges.parquet (see extract_debian.py). OUT receives model.toml, user.onnx, item.onnx,
 overarch.onnx, tables.safetensors, the vocabularies, items.parquet, heldout.jsonl, golden.json, warmup.jsonl and metrics.json.
@@ -10,12 +10,13 @@ A user is a source package, its history the binary packages it declares; the que
 1. Users are split into training, validation and test users (debian_data.py). Everything is chosen on validation users.
 2. Two towers meet in a sampled softmax (in-batch and uniform negatives, corrected for popularity), on four fifths of the training
    users. Every sparse lookup stands outside the graphs: an input is the pooled embedding of the feature of its name.
-3. The OverArch, an MLP with a head per label and one for any label, learns to rank what these towers retrieve for the remaining
-   fifth. Towers remember the users they are trained on (recall@20 of 0.87 instead of 0.67), so a reranker that is trained on those
-   trusts the similarity too much.
-4. The towers are tuned for a few epochs on all training users, which leaves the vectors where the OverArch expects them. Then its
-   heads are calibrated and the value model's weights chosen on validation users.
-5. Everything is exported, read back as stored, and evaluated (evaluate_debian.py).
+3. Two tables of links learn what EASE and item-kNN of the same four fifths say of each pair of packages (debian_links.py).
+4. The OverArch, an attention over the history by these links and an MLP with a head per label and one for any label, learns to rank
+   what the towers retrieve for the remaining fifth. Towers remember the users they are trained on (recall@20 of 0.87 instead of
+   0.67), so a reranker that is trained on those trusts the similarity too much; so it is with links.
+5. Towers and links are tuned for a few epochs on all training users, which leaves the vectors where the OverArch expects them. Then
+   its heads are calibrated and the value model's weights chosen on validation users.
+6. Everything is exported, read back as stored, and evaluated (evaluate_debian.py).
 """
 import argparse
 import json
@@ -38,6 +39,7 @@ from torch import nn
 import debian_data
 import evaluate_debian
 from debian_data import Labels, TASKS, recall
+from debian_links import KERNEL, LENGTH, LINK, Lessons, Links, linked_items, linked_scores, teacher
 
 HEADS = [*TASKS, "related"]
 D, TEXT, CATEGORY, TAG = 64, 32, 16, 32
@@ -98,35 +100,46 @@ class Tower(nn.Module):
         return unit(self.second(torch.relu(self.first(torch.cat(parts, 1)))) + parts[0])
 
 
-class OverArch(nn.Module):
-    """Scores [Q, K0] candidates for every head; the query's share of the first layer is computed once a query.
+class ItemSide(nn.Module):
+    """The item tower, and the item's links as they are."""
 
-    The similarity stands beside the network: an untrained OverArch keeps the order of retrieval.
+    def __init__(self, tower):
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, *inputs):
+        return self.tower(*inputs[:-1]), inputs[-1].clone()
+
+
+class OverArch(nn.Module):
+    """Scores [Q, K0] candidates for every head, by what is known of both and by the candidate's links to each package of the history.
+
+    Similarity and links stand beside the network: an untrained OverArch adds the orders of both.
     """
 
-    def __init__(self, hidden=160, crosses=64):
+    def __init__(self, hidden=96):
         super().__init__()
         self.query, self.item = nn.Linear(D, hidden), nn.Linear(D, hidden, bias=False)
-        self.product, self.numbers = nn.Linear(D, hidden, bias=False), nn.Linear(1 + len(COLUMNS), hidden, bias=False)
-        self.left, self.right = nn.Linear(D, crosses, bias=False), nn.Linear(D, crosses, bias=False)
-        self.cross = nn.Linear(crosses, hidden, bias=False)
-        self.second, self.heads = nn.Linear(hidden, 64), nn.Linear(64, len(HEADS))
-        self.direct = nn.Parameter(torch.full((len(HEADS),), 10.0))
+        self.product, self.numbers = nn.Linear(D, hidden, bias=False), nn.Linear(6 + len(COLUMNS), hidden, bias=False)
+        self.second, self.heads = nn.Linear(hidden, 48), nn.Linear(48, len(HEADS))
+        self.direct = nn.Parameter(torch.tensor([[8.0], [6.0], [3.0]]).repeat(1, len(HEADS)))
         nn.init.constant_(self.heads.bias, -8.0)
         self.dropout = nn.Dropout(0.1)
         self.register_buffer("slope", torch.ones(len(HEADS)))
         self.register_buffer("offset", torch.zeros(len(HEADS)))
 
-    def forward(self, query, item, *columns):
-        user = query.unsqueeze(1)
-        product = user * item
+    def forward(self, query, item, installed_links, link, *columns):
+        product = query.unsqueeze(1) * item
         similarity = product.sum(-1, keepdim=True)
-        numbers = torch.cat([similarity * 8.0] + [column.unsqueeze(-1) for column in columns], -1)
-        crossed = self.left(query).unsqueeze(1) * self.right(item)
-        hidden = self.query(query).unsqueeze(1) + self.item(item) + self.numbers(numbers)
-        hidden = torch.relu(hidden + self.product(product * 8.0) + self.cross(crossed * 8.0))
-        logits = self.heads(self.dropout(torch.relu(self.second(hidden)))) + similarity * self.direct
-        return logits * self.slope + self.offset
+        linked, strongest, count = (part.unsqueeze(-1) for part in linked_scores(installed_links, link))
+        root = torch.sqrt(torch.relu(linked) + 1e-4)
+        known = torch.log(installed_links[..., KERNEL - 1].sum(1) + 1)[:, None, None]
+        numbers = [similarity * 8.0, linked * 4.0, root * 4.0, strongest * 4.0, count, known + 0 * similarity]
+        numbers = torch.cat(numbers + [column.unsqueeze(-1) for column in columns], -1)
+        hidden = self.query(query).unsqueeze(1) + self.item(item) + self.numbers(numbers) + self.product(product * 8.0)
+        hidden = self.dropout(torch.relu(self.second(torch.relu(hidden))))
+        direct = torch.cat([similarity, root, linked], -1) @ self.direct
+        return (self.heads(hidden) + direct) * self.slope + self.offset
 
 
 def text_vectors(items, seed):
@@ -164,7 +177,7 @@ class Model:
         self.tables["texts"] = torch.from_numpy(text_vectors(items, seed))
         self.user = Tower([D, TEXT, CATEGORY, CATEGORY])
         self.item = Tower([D, TEXT, CATEGORY, CATEGORY, CATEGORY, TAG])
-        self.overarch = None
+        self.links = self.overarch = None
 
     def user_inputs(self, users, ids, lengths):
         """Inputs of users that have the given packages, one list after the other."""
@@ -183,6 +196,17 @@ class Model:
     @torch.no_grad()
     def all_items(self):
         return torch.cat([self.item(*self.item_inputs(some)) for some in np.array_split(np.arange(self.data.item_count), 8)])
+
+    def vocabulary_values(self):
+        """Lines of the vocabularies by table; those of the links are package ids."""
+        values = {name: vocabulary.values for name, vocabulary in self.vocabularies.items()}
+        return values | dict.fromkeys(("history_links", "item_links"), self.links.items.tolist())
+
+    def logits(self, queries, histories, candidates, items, columns):
+        """The OverArch for candidates [Q, K0] of users that have `histories` [Q, LENGTH], rows of the links."""
+        links = self.links
+        history, link = links.rows(links.history.detach(), histories), links.rows(links.item.detach(), links.row_of[candidates])
+        return self.overarch(queries, items[candidates], history, link, *columns[candidates].unbind(-1))
 
 
 def popularity_columns(data, edges, users):
@@ -308,7 +332,8 @@ def examples(model, items, users, labels, rng, depth=1000, nearest=128, others=6
         chosen.append(np.take_along_axis(rows, pick, 1))
         wanted.append(np.take_along_axis(truth, pick[..., None], 1).astype(np.uint8))
         counts.append(np.take_along_axis(np.where(related, 0, np.log(stands_for)), pick, 1).astype(np.float32))
-    return queries, *(torch.from_numpy(np.concatenate(part)) for part in (chosen, wanted, counts))
+    padded = torch.from_numpy(model.links.padded(histories))
+    return queries, padded, *(torch.from_numpy(np.concatenate(part)) for part in (chosen, wanted, counts))
 
 
 def with_related(labels):
@@ -320,10 +345,10 @@ def with_related(labels):
 def train_overarch(model, items, columns, users, labels, seed, splits, epochs, batch=256, rate=2e-3):
     """Listwise softmax over the candidates of a user, every user counting the same, with a cross-entropy for the scale."""
     torch.manual_seed(seed)
-    rng, overarch = np.random.default_rng(seed + 1), OverArch()
+    rng, model.overarch = np.random.default_rng(seed + 1), OverArch()
     parts = [examples(model, items, users, labels, rng) for _ in range(splits)]
-    queries, chosen, wanted, counts = (torch.cat(part) for part in zip(*parts))
-    optimiser = torch.optim.AdamW(overarch.parameters(), lr=rate, weight_decay=0.01)
+    queries, histories, chosen, wanted, counts = (torch.cat(part) for part in zip(*parts))
+    optimiser = torch.optim.AdamW(model.overarch.parameters(), lr=rate, weight_decay=0.01)
     steps = epochs * math.ceil(len(queries) / batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps, pct_start=0.1)
     share = torch.tensor([0.125] * len(TASKS) + [0.5])
@@ -331,7 +356,7 @@ def train_overarch(model, items, columns, users, labels, seed, splits, epochs, b
         losses, start = [], time.time()
         for pick in torch.from_numpy(rng.permutation(len(queries))).split(batch):
             candidates, truth = chosen[pick], with_related(wanted[pick])
-            logits = overarch(queries[pick], items[candidates], *columns[candidates].unbind(-1))
+            logits = model.logits(queries[pick], histories[pick], candidates, items, columns)
             count = counts[pick].unsqueeze(-1)
             positives = truth.sum(1)
             listwise = -(F.log_softmax(logits + count, 1) * truth).sum(1) / positives.clamp(min=1)
@@ -344,7 +369,7 @@ def train_overarch(model, items, columns, users, labels, seed, splits, epochs, b
             schedule.step()
             losses.append(loss.item())
         print(f"overarch: epoch {epoch + 1} of {epochs}, loss {np.mean(losses):.4f}, {time.time() - start:.0f} s", flush=True)
-    model.overarch = overarch.eval()
+    model.overarch.eval()
 
 
 class Validation:
@@ -359,8 +384,9 @@ class Validation:
         candidates = torch.from_numpy(self.top)
         self.similarity = (self.queries.unsqueeze(1) * items[candidates]).sum(-1).numpy()
         with torch.no_grad():
-            blocks = zip(self.queries.split(32), candidates.split(32))
-            self.logits = torch.cat([model.overarch(q, items[c], *columns[c].unbind(-1)) for q, c in blocks])
+            histories = torch.from_numpy(model.links.padded(data.histories(users)))
+            blocks = zip(self.queries.split(32), histories.split(32), candidates.split(32))
+            self.logits = torch.cat([model.logits(*block, items, columns) for block in blocks])
 
     def recall(self, value):
         order = np.argsort(-value, 1, kind="stable")
@@ -407,32 +433,33 @@ def choose_weights(validation, scores):
     return weights
 
 
-def export_graph(module, inputs, path, names, output, axes):
+def export_graph(module, inputs, path, names, outputs, pairs=()):
+    """Writes a graph whose first axis is free, and whose second is too where the name is one of `pairs`."""
+    free = {name: {0: "Q", 1: "K0"} if name in pairs else {0: "Q"} for name in (*names, *outputs)}
     torch.onnx.export(
-        module.eval(), inputs, path, input_names=names, output_names=[output], opset_version=17, dynamo=False,
-        dynamic_axes={name: axes for name in names} | {output: axes},
-    )  # fmt: skip
+        module.eval(), inputs, path, input_names=names, output_names=outputs, opset_version=17, dynamo=False, dynamic_axes=free
+    )
     onnx.checker.check_model(onnx.load(path))
 
 
 def export(model, columns, weights, out):
     """Writes graphs, tables (in f16), vocabularies, items, requests and model.toml."""
     data = model.data
-    save_file({name: t.detach().numpy().astype(np.float16) for name, t in model.tables.items()}, out / "tables.safetensors")
-    for name, vocabulary in model.vocabularies.items():
-        (out / f"{name}.txt").write_text("".join(v + "\n" for v in vocabulary.values))
+    tables = model.tables | {"history_links": model.links.history, "item_links": model.links.item}
+    save_file({name: t.detach().numpy().astype(np.float16) for name, t in tables.items()}, out / "tables.safetensors")
+    for name, values in model.vocabulary_values().items():
+        (out / f"{name}.txt").write_text("".join(f"{v}\n" for v in values))
     some = data.test_users[:2]
     bags = Bags(data.histories(some))
     names = ["installed", "installed_text", "section", "maintainer"]
-    export_graph(model.user, tuple(model.user_inputs(some, bags.ids, bags.lengths)), out / "user.onnx", names, "query", {0: "Q"})
-    names = ["id", "text", "section", "maintainer", "multi_arch", "tags"]
-    export_graph(model.item, tuple(model.item_inputs(np.arange(2))), out / "item.onnx", names, "item", {0: "N"})
-    inputs = (torch.zeros(2, D), torch.zeros(2, 3, D), *torch.zeros(len(COLUMNS), 2, 3))
-    torch.onnx.export(
-        model.overarch.eval(), inputs, out / "overarch.onnx", input_names=["query", "item", *COLUMNS], output_names=["logits"],
-        dynamic_axes={"query": {0: "Q"}} | {name: {0: "Q", 1: "K0"} for name in ("item", *COLUMNS, "logits")},
-        opset_version=17, dynamo=False,
-    )  # fmt: skip
+    export_graph(model.user, tuple(model.user_inputs(some, bags.ids, bags.lengths)), out / "user.onnx", names, ["query"])
+    names = ["id", "text", "section", "maintainer", "multi_arch", "tags", "linked"]
+    inputs = (*model.item_inputs(np.arange(2)), torch.zeros(2, LINK))
+    export_graph(ItemSide(model.item), inputs, out / "item.onnx", names, ["item", "link"])
+    inputs = (torch.zeros(2, D), torch.zeros(2, 3, D), torch.zeros(2, LENGTH, LINK), torch.zeros(2, 3, LINK))
+    names = ["query", "item", "installed_links", "link", *COLUMNS]
+    pairs = ("item", "link", *COLUMNS, "logits")
+    export_graph(model.overarch, (*inputs, *torch.zeros(len(COLUMNS), 2, 3)), out / "overarch.onnx", names, ["logits"], pairs)
     kept = ["id", "name", "short", "section", "priority", "architecture", "multi_arch", "maintainer", "size_bucket"]
     items = data.items[kept + ["installed_kb", "tags", "essential"]].copy()
     for n, name in enumerate(COLUMNS):
@@ -453,21 +480,25 @@ def model_toml(model, columns, weights):
         quoted = (f"{k} = {json.dumps(v)}\n" for k, v in fields.items() if v is not None)
         return f"[[{heading}]]\n" + "".join(quoted) + "\n"
 
-    def feature(side, name, kind, table, column=None):
-        return entry(f"{side}.features", name=name, kind=kind, table=table, pooling="sum", max_ids=4096, column=column)
+    def feature(side, name, kind, table, column=None, **sequence):
+        pooling = {"pooling": "none", **sequence} if sequence else {"pooling": "sum"}
+        return entry(f"{side}.features", name=name, kind=kind, table=table, **pooling, max_ids=4096, column=column)
 
     text = '# Written by python/train_debian.py.\nname = "debian"\n'
     text += f'description = "Given the packages I have, which others belong with them?"\ndimension = {D}\n\n'
-    for name in ("packages", "texts", *model.vocabularies):
-        vocabulary = f"{name}.txt" if name in model.vocabularies else None
+    vocabularies = model.vocabulary_values()
+    for name in ("packages", "texts", *vocabularies):
+        vocabulary = f"{name}.txt" if name in vocabularies else None
         text += entry("tables", name=name, file="tables.safetensors", unseen="zero", vocabulary=vocabulary)
     text += '[user]\ntower = "user.onnx"\n\n'
     text += feature("user", "installed", "ids", "packages") + feature("user", "installed_text", "ids", "texts", "installed")
     text += feature("user", "section", "category", "sections") + feature("user", "maintainer", "category", "maintainers")
+    text += feature("user", "installed_links", "category", "history_links", "installed", length=LENGTH, keep="first")
     text += '[item]\ntower = "item.onnx"\n\n'
     text += feature("item", "id", "ids", "packages") + feature("item", "text", "ids", "texts", "id")
     for name, table in (("section", "sections"), ("maintainer", "maintainers"), ("multi_arch", "multi_arch"), ("tags", "tags")):
         text += feature("item", name, "category", table)
+    text += feature("item", "linked", "category", "item_links", "id") + entry("item.vectors", name="link", width=LINK)
     text += "".join(entry("item.columns", name=n, filter=n not in ("name", "short")) for n in columns if n != "id")
     text += "".join(entry("tasks", name=head) for head in HEADS)
     text += '[overarch]\ngraph = "overarch.onnx"\n\n'
@@ -476,18 +507,32 @@ def model_toml(model, columns, weights):
     return text + "".join(f"w_{name} = {weight}\n" for name, weight in weights.items())
 
 
+def learn_links(model, edges, users, items, epochs, rate, seed):
+    """Teaches the links what the edges of some users say; starts them from item vectors where there are none yet."""
+    data = model.data
+    model.links = model.links or Links(linked_items(data.train_edges, data.item_count), items, seed)
+    links = model.links
+    frequency = np.bincount(edges[1], minlength=data.item_count)[links.items]
+    matrix = teacher(edges, len(data.users), links.items)
+    lessons = Lessons(links.row_of, matrix, frequency, data.histories(users), np.random.default_rng(seed))
+    links.learn(lessons, epochs, rate, seed)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--tuning-epochs", type=int, default=2)
+    parser.add_argument("--link-epochs", type=int, default=24)
+    parser.add_argument("--link-tuning-epochs", type=int, default=8)
     parser.add_argument("--splits", type=int, default=4, help="times that each reserved user's packages are split anew")
     parser.add_argument("--overarch-epochs", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     o = parser.parse_args()
     start, seed = time.time(), o.seed
-    torch.set_num_threads(2)
+    torch.set_num_threads(o.threads)
     o.out.mkdir(parents=True, exist_ok=True)
     data = debian_data.load(o.data, seed)
     print(
@@ -502,14 +547,16 @@ def main():
     edges = tuple(part[of_first] for part in data.train_edges)
     TowerTrainer(model, edges, seed).train(o.epochs, (6e-3, 2e-3), temperature)
     items, columns = model.all_items(), torch.from_numpy(popularity_columns(data, edges, len(first)))
+    learn_links(model, edges, first, items, o.link_epochs, 4e-3, seed)
     labels = Labels(data.train_edges, data.item_count)
     train_overarch(model, items, columns, reserved, labels, seed, o.splits, o.overarch_epochs)
-    Validation(model, items, columns).report("towers of four fifths")
+    Validation(model, items, columns).report("towers and links of four fifths")
 
     TowerTrainer(model, data.train_edges, seed + 1).train(o.tuning_epochs, (2e-3, 5e-4), temperature)
+    learn_links(model, data.train_edges, data.train_users, None, o.link_tuning_epochs, 2e-3, seed + 1)
     columns = torch.from_numpy(popularity_columns(data, data.train_edges, len(data.train_users)))
     validation = Validation(model, model.all_items(), columns)
-    validation.report("tuned towers")
+    validation.report("tuned")
     weights = choose_weights(validation, calibrate(model, validation))
     export(model, columns, weights, o.out)
     evaluate_debian.evaluate(o.out, data, golden=True)

@@ -4,14 +4,19 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 need_redis() { ! command -v redis-server >/dev/null; }
-if need_redis && command -v apt-get >/dev/null; then
+need_python() { ! "${PYTHON:-python3}" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+if { need_redis || need_python; } && command -v apt-get >/dev/null; then
     as_root=""
     [ "$(id -u)" = 0 ] || as_root=sudo
     $as_root apt-get update -q
-    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends redis-server
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends redis-server python3-venv
 fi
 if need_redis; then
     echo "redis-server is missing and could not be installed: the tests of the remote tier start it" >&2
+    exit 1
+fi
+if need_python; then
+    echo "Python 3.11 or later with venv is missing and could not be installed: the tests of the Python package need it" >&2
     exit 1
 fi
 
@@ -19,3 +24,4 @@ cargo fmt --check
 cargo clippy --locked --all-targets -- -D warnings
 cargo test --locked
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet
+scripts/test_python.sh

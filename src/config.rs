@@ -5,6 +5,7 @@
 //! updates = "updates"         # takes updates of items and keeps their journals here; without it none are taken
 //! listen = "127.0.0.1:8080"
 //! model = "debian"            # without it, every model of the store
+//! device = "cpu"              # what passes run on: cpu, cuda:N for a card, or auto for one where it works
 //! refresh_ms = 1000           # how often the store is looked at for new versions
 //! follow = true               # the newest published version is activated by itself; else `:activate` does it
 //! memory_mb = 8192            # what versions may take together; 0: 7/8 of what is free at the start
@@ -43,6 +44,7 @@ use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 use serde::{Deserialize, Serialize};
 
+use crate::device::cuda::Choice;
 use crate::error::{Error, Result};
 use crate::snapshot::PlacementOptions;
 use crate::{engine, http, limits};
@@ -59,6 +61,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The one model to serve.
     pub model: Option<String>,
+    /// What passes run on: `cpu`, `cuda:N`, or `auto`.
+    pub device: String,
     /// Milliseconds between two looks at the store.
     pub refresh_ms: u64,
     /// True where the newest published version is activated by itself.
@@ -83,6 +87,7 @@ impl Default for Config {
             updates: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             model: None,
+            device: "cpu".into(),
             refresh_ms: 1000,
             follow: true,
             memory_mb: 0,
@@ -109,6 +114,9 @@ pub struct Flags {
     /// As [`Config::model`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// As [`Config::device`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// As [`Config::tables`].
     #[serde(skip_serializing_if = "TableFlags::is_empty")]
     pub tables: TableFlags,
@@ -154,6 +162,7 @@ impl Config {
             .map_err(|e| Error::invalid(format!("configuration: {}", shown(e))))?;
         config.engine.check()?;
         config.http.check()?;
+        config.device.parse::<Choice>().map_err(|e| e.within("configuration"))?;
         if config.refresh_ms == 0 {
             return Err(Error::invalid("configuration: refresh_ms: got 0, expected at least 1"));
         }

@@ -17,6 +17,14 @@ pub const RECALLS: RangeInclusive<f64> = 0.5..=0.999;
 pub const BATCH_REQUESTS_MAX: usize = 1024;
 /// Most ids of one feature of one request.
 pub const FEATURE_IDS_MAX: usize = 100_000;
+/// Most rows of a sequence, S.
+pub const SEQUENCE_MAX: usize = 16_384;
+/// Most numbers of one tensor of a user or a candidate that a graph reads or makes.
+pub const TENSOR_NUMBERS_MAX: usize = 1 << 20;
+/// Most queries of one user, Tq.
+pub const QUERIES_MAX: usize = 64;
+/// Largest weight of one of several queries, 2^32.
+pub const QUERY_WEIGHT_MAX: f32 = 4_294_967_296.0;
 /// Most features of one request.
 pub const FEATURES_MAX: usize = 1024;
 /// Most excluded item ids of a request.

@@ -54,7 +54,7 @@ pub type Features = BTreeMap<String, Values>;
 pub enum User {
     /// Goes through the user tower.
     Features(Features),
-    /// `[D]`
+    /// `[D]`; of a model of several queries `[Tq, D]`.
     Vector(Vec<f32>),
 }
 
@@ -194,6 +194,24 @@ pub struct Explain {
     pub returned: u64,
     /// The kernels in use.
     pub kernel: &'static str,
+    /// Where a user has several queries, each of them; the numbers above are then their sums, and `candidates` those of all
+    /// together.
+    pub queries: Vec<QueryReport>,
+}
+
+/// What one of several queries of a user found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueryReport {
+    /// Its name in the model.
+    pub name: String,
+    /// Lists that were probed.
+    pub probed: u64,
+    /// Items in the probed lists.
+    pub scanned: u64,
+    /// Items of them that passed the filter's words.
+    pub survivors: u64,
+    /// Candidates that were left after verification.
+    pub candidates: u64,
 }
 
 /// The best items, best first: field `n` of each vector belongs to the same item.
@@ -229,6 +247,6 @@ pub struct Answer {
 pub enum Content {
     /// Of a [`Retrieve`] or a [`Rank`].
     Items(Ranked),
-    /// Of an [`Embed`], `[D]`.
+    /// Of an [`Embed`], `[D]`; of a model of several queries `[Tq, D]`.
     Embedding(Vec<f32>),
 }

@@ -18,6 +18,7 @@
 //! | `sterling_pace` | gauge | time that work takes by the time that its price says, over the last moments |
 //! | `sterling_refused_total{reason}` | counter | requests refused: `deadline` it could not be met, `expired` nor after waiting, `queue`, `memory`, `closing` |
 //! | `sterling_dropped_total` | counter | requests whose caller left before the answer |
+//! | `sterling_lost_workers_total` | counter | workers that hung and were given up |
 //! | `sterling_step_seconds{step}` | histogram | time of each step of the pass, warm-ups included |
 //! | `sterling_unseen_ids_total{table}` | counter | ids that a table did not hold |
 //! | `sterling_degraded_rows_total{table}` | counter | rows answered with a default because a remote tier did not |

@@ -163,20 +163,27 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Sends the vector of an item through every step, so that what cannot run is refused and first requests are not slow.
+/// Sends the vector of an item through every step, so that what cannot run is refused and first requests are not slow. Where
+/// the reranker reads the user, that is a user without features, of whom a model may have nothing to say.
 fn answer_one(view: &Arc<View>) -> Result<()> {
-    let index = &view.main().index;
-    let mut vector = vec![0.0; view.dimension()];
-    if let Some(list) = index.list_lengths().iter().position(|length| *length > 0) {
-        index.row(Slot(index.list_offsets()[list]), &mut vector);
-    }
+    let package = &view.main().package;
     let mut replay = Replay::new(view);
-    replay.run(Request::Retrieve(Retrieve::of(User::Vector(vector))))?;
-    if view.main().package.user.is_some() {
-        let nobody = Embed { features: Features::new(), on_degraded: OnDegraded::DefaultRows };
-        // Of a user without features a model may have nothing to say.
-        if let Err(error) = replay.run(Request::Embed(nobody)) {
-            tracing::warn!(%error, "the user tower does not answer a user without features");
+    if !package.needs_features() {
+        let index = &view.main().index;
+        let mut vector = vec![0.0; view.dimension()];
+        if let Some(list) = index.list_lengths().iter().position(|length| *length > 0) {
+            index.row(Slot(index.list_offsets()[list]), &mut vector);
+        }
+        let vector = vector.repeat(package.spec.queries().len().max(1));
+        replay.run(Request::Retrieve(Retrieve::of(User::Vector(vector))))?;
+    }
+    if package.user.is_some() {
+        let request = match package.needs_features() {
+            true => Request::Retrieve(Retrieve::of(User::Features(Features::new()))),
+            false => Request::Embed(Embed { features: Features::new(), on_degraded: OnDegraded::DefaultRows }),
+        };
+        if let Err(error) = replay.run(request) {
+            tracing::warn!(%error, "a user without features is not answered");
         }
     }
     Ok(())

@@ -138,11 +138,22 @@ fn model(info: &ModelInfo) -> Result<()> {
     ))?;
     info.calibration.iter().try_for_each(calibration)?;
     for feature in &info.features {
-        let width = feature.width.map(|w| format!(" [{w}]")).unwrap_or_default();
+        let width = feature.width.map(|w| format!(" [{w}]"));
+        let width = width.or(feature.length.map(|s| format!(" [{s}, ...]"))).unwrap_or_default();
         say(format_args!("  feature {:20} {}{width}", feature.name, feature.kind))?;
     }
     for table in &info.tables {
         say(format_args!("  table   {:20} {} rows of {} in {}", table.name, table.rows, table.width, table.format))?;
+    }
+    for query in &info.queries {
+        let (merge, weight) = (info.merge.as_deref().unwrap_or_default(), query.weight);
+        say(format_args!("  query   {:20} K0 = {}, weight {weight}, {merge}", query.name, query.candidates))?;
+    }
+    for vector in &info.vectors {
+        say(format_args!("  vector  {:20} {} in {}", vector.name, vector.width, vector.format))?;
+    }
+    for input in &info.inputs {
+        say(format_args!("  input   {:20} of the {} {:?}", input.name, input.whose, input.shape))?;
     }
     for column in &info.columns {
         let filter = if column.filter { "filterable" } else { "returned only" };

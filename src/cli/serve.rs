@@ -13,6 +13,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use super::output::say;
 use super::publish::existing;
 use crate::config::{Config, Flags, TableFlags};
+use crate::device::cuda::Choice;
 use crate::device::heap;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
@@ -51,6 +52,9 @@ pub(super) struct Serve {
     /// A node of the Redis or Valkey Cluster that holds rows of tables; several may be given
     #[arg(long, value_name = "URL")]
     remote: Vec<String>,
+    /// What passes run on: cpu, cuda:N for the card of number N, or auto for a card where one works [default: cpu]
+    #[arg(long)]
+    device: Option<String>,
     /// Log as JSON lines
     #[arg(long)]
     log_json: bool,
@@ -60,7 +64,8 @@ impl Serve {
     pub(super) fn run(self) -> Result<()> {
         telemetry::start_logs(self.log_json);
         let tables = TableFlags { plan: self.plan, topology: self.topology, remote: self.remote };
-        let flags = Flags { store: self.store, updates: self.updates, listen: self.listen, model: self.model, tables };
+        let (store, updates, listen, model, device) = (self.store, self.updates, self.listen, self.model, self.device);
+        let flags = Flags { store, updates, listen, model, device, tables };
         let config = Config::read(self.config.as_deref(), &flags)?;
         let server = Server::bind(&config)?;
         say(format_args!("listening on http://{}", server.address()?))?;
@@ -96,7 +101,9 @@ impl Server {
         let feeds = config.updates.as_ref().map(|folder| Arc::new(Feeds::new(folder)));
         let loader = Updating { snapshots: loader, feeds: feeds.clone() };
         let registry = Registry::new(store, loader, options).with_warm_up(Arc::new(warmup::check));
-        let app = App::new(registry, Engine::start(Passes, &config.engine)?, &config.http);
+        let chosen = config.device.parse::<Choice>()?.open()?;
+        tracing::info!(device = %chosen, "passes run here");
+        let app = App::new(registry, Engine::start(Passes::on(&chosen), &config.engine)?, &config.http);
         let app = Arc::new(app.with_updates(feeds, Duration::from_millis(config.engine.timeout_ms)));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()

@@ -38,6 +38,17 @@ pub enum ItemValues {
     Floats(Vec<f64>),
 }
 
+impl ItemValues {
+    /// What a column of these holds.
+    pub fn kind(&self) -> ColumnKind {
+        match self {
+            ItemValues::Integers { .. } => ColumnKind::Integers,
+            ItemValues::Texts { .. } => ColumnKind::Texts,
+            ItemValues::Floats(_) => ColumnKind::Floats,
+        }
+    }
+}
+
 /// Adds the tensors of `columns` to `file`, slot `s` taking the values of item `order[s]`, or none where that is
 /// [`NO_ITEM`](crate::units::NO_ITEM).
 ///

@@ -13,12 +13,14 @@
 //! | `c3.floats` f64 `[S]` | numbers, NaN where missing |
 
 mod build;
+mod device;
 mod likeness;
 mod operator;
 mod stacked;
 mod view;
 
 pub use build::{ItemColumn, ItemValues, encode};
+pub use device::DeviceColumns;
 pub use likeness::likeness;
 pub use operator::Operator;
 pub use stacked::Stacked;

@@ -280,6 +280,19 @@ impl Column {
         }
     }
 
+    /// Where the codes of each slot start, `[S + 1]`, and the codes of all slots.
+    pub(super) fn all_codes(&self) -> (&[u32], &[u32]) {
+        (&self.offsets, &self.codes)
+    }
+
+    /// The numbers of a column that has one a slot, NaN where it is missing.
+    pub(super) fn floats(&self) -> Option<&[f64]> {
+        match &self.values {
+            Values::Floats(values) => Some(values),
+            _ => None,
+        }
+    }
+
     /// The number of the code that a term of this column stands for.
     pub fn code(&self, term: TermId) -> Option<u32> {
         term.0.checked_sub(self.first_term?.0).filter(|code| (*code as usize) < self.dictionary_len())
@@ -314,6 +327,15 @@ impl Column {
             }
         };
         Ok(rank.zip(self.first_term).map(|(rank, first)| TermId(first.0 + rank as u32)))
+    }
+
+    /// The value of a code; `Missing` where there is none.
+    pub fn value(&self, code: u32) -> Cell<'_> {
+        match &self.values {
+            Values::Integers(values) => values.get(code as usize).map_or(Cell::Missing, |&n| Cell::Integer(n)),
+            Values::Texts { .. } if (code as usize) < self.dictionary_len() => Cell::Text(self.text(code)),
+            _ => Cell::Missing,
+        }
     }
 
     fn text(&self, code: u32) -> &str {

@@ -48,7 +48,7 @@ pub(super) fn collapse(graph: &Graph, is_eager: bool) -> Result<Graph> {
     for id in 0..count {
         rewriter.visit(id)?;
     }
-    rewriter.to.output = rewriter.make(graph.output)?;
+    rewriter.to.outputs = graph.outputs.iter().map(|&output| rewriter.make(output)).collect::<Result<_>>()?;
     Ok(rewriter.to)
 }
 

@@ -5,9 +5,6 @@ use super::plan::{Factor, Memory, Operand, Place, Plan, Step, Work};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{self as loops, LANES, Lines, MapTarget, PANEL, PARTS_MAX, Part, Product, Weights};
 
-/// Rows of a block: four tiles of 14, whose numbers stay in the second-level cache through all steps.
-pub(super) const BLOCK_ROWS: usize = 56;
-
 /// Memory that programs work in, kept by the caller from run to run: once warm, none is allocated.
 #[derive(Debug, Default)]
 pub struct Scratch {
@@ -34,8 +31,8 @@ fn grow(lines: &mut Lines, count: usize) {
 /// Runs the user's part. `inputs` are the user's, in their order.
 pub(super) fn start(plan: &Plan, kernels: Kernels, inputs: &[&[f32]], scratch: &mut Scratch) {
     fit(&mut scratch.user, plan.user_counts.iter().copied());
-    fit(&mut scratch.rows, plan.strides.iter().map(|stride| stride * BLOCK_ROWS));
-    grow(&mut scratch.given, plan.given_stride * BLOCK_ROWS);
+    fit(&mut scratch.rows, plan.strides.iter().map(|stride| stride * plan.block_rows));
+    grow(&mut scratch.given, plan.given_stride * plan.block_rows);
     for &(input, buffer) in &plan.user_inputs {
         scratch.user[buffer].numbers_mut()[..inputs[input].len()].copy_from_slice(inputs[input]);
     }
@@ -52,20 +49,22 @@ pub(super) fn given<'a>(plan: &Plan, scratch: &'a mut Scratch) -> (&'a mut [f32]
     (scratch.given.numbers_mut(), plan.given_stride)
 }
 
-/// Runs the part of the rows over a filled block; the output with the stride of its rows.
-pub(super) fn block<'a>(plan: &Plan, kernels: Kernels, rows: usize, scratch: &'a mut Scratch) -> (&'a [f32], usize) {
+/// Runs the part of the rows over a filled block.
+pub(super) fn block(plan: &Plan, kernels: Kernels, rows: usize, scratch: &mut Scratch) {
     for step in &plan.rows {
         let mut out = std::mem::take(&mut scratch.rows[step.out]);
         let run = Run { plan, kernels, scratch, rows };
         run.step(step, out.numbers_mut(), plan.strides[step.out]);
         scratch.rows[step.out] = out;
     }
-    match plan.output {
-        Some(Place { memory: Memory::Rows(buffer), offset }) => {
-            (&scratch.rows[buffer].numbers()[offset..], plan.strides[buffer])
-        }
-        Some(Place { offset, .. }) => (&scratch.given.numbers()[offset..], plan.given_stride),
-        None => (&[], 0),
+}
+
+/// Output number `n` of the block that ran last, with the stride of its rows.
+pub(super) fn output<'a>(plan: &Plan, n: usize, scratch: &'a Scratch) -> (&'a [f32], usize) {
+    let Place { memory, offset } = plan.outputs[n];
+    match memory {
+        Memory::Rows(buffer) => (&scratch.rows[buffer].numbers()[offset..], plan.strides[buffer]),
+        _ => (&scratch.given.numbers()[offset..], plan.given_stride),
     }
 }
 
@@ -96,12 +95,24 @@ impl<'a> Run<'a> {
     fn step(&self, step: &Step, out: &mut [f32], stride: usize) {
         let rows = self.rows;
         match &step.work {
-            Work::Product { parts, bias, runs, columns, relu } => {
+            Work::Product { parts, bias, runs, columns, relu, factors, result } => {
                 let bias = bias.map_or(&[][..], |bias| self.at(bias).0);
-                let shape = Product { rows, columns: *columns, parts: &[], bias, relu: *relu };
+                let (columns, relu, factors, result) = (*columns, *relu, *factors, *result);
+                let shape = Product { rows, columns, parts: &[], bias, relu, factors, result };
                 self.product(parts, &shape, *runs, out, stride);
             }
+            Work::Narrow { a, count } => {
+                let (numbers, row) = self.at(*a);
+                let input = loops::Operand { numbers, row, outer: 0, inner: 1 };
+                let mut target = MapTarget { numbers: out, stride, rows, outer: 1, inner: *count };
+                self.kernels.narrow(&input, *count, &mut target);
+            }
+            Work::PackNarrow { a, depth, columns } => self.kernels.pack_narrow(self.at(*a).0, *depth, *columns, out),
             Work::Matrices { a, b, left, right, shape } => {
+                let is_shared = !matches!(b.memory, Memory::Rows(_) | Memory::Given);
+                if shape[0] == 1 && is_shared {
+                    return self.rows_by_matrices(*a, *b, (left, right, *shape), out, stride);
+                }
                 for row in 0..rows {
                     self.matrices(*a, *b, (left, right, *shape), row, &mut out[row * stride..]);
                 }
@@ -140,33 +151,48 @@ impl<'a> Run<'a> {
                     first += count;
                 }
             }
-            Work::Pick { a, index } => {
+            Work::Pick { a, index, run } => {
                 let (numbers, row_stride) = self.at(*a);
                 for row in 0..rows {
-                    let (from, to) = (&numbers[row * row_stride..], &mut out[row * stride..][..index.len()]);
-                    to.iter_mut().zip(index.iter()).for_each(|(to, &n)| *to = from[n as usize]);
+                    let (from, to) = (&numbers[row * row_stride..], &mut out[row * stride..][..index.len() * run]);
+                    match *run {
+                        1 => to.iter_mut().zip(index.iter()).for_each(|(to, &n)| *to = from[n as usize]),
+                        run => {
+                            let runs = to.chunks_exact_mut(run).zip(index.iter());
+                            runs.for_each(|(to, &n)| to.copy_from_slice(&from[n as usize..][..run]));
+                        }
+                    }
                 }
             }
         }
     }
 
+    /// `runs` products of each row: all at once where they lie in one run, else those of a row or of a run together, whichever are
+    /// more.
     fn product(&self, factors: &[Factor], shape: &Product<'_>, runs: usize, out: &mut [f32], stride: usize) {
+        let rows = shape.rows;
+        let lies_flat = |factor: &Factor| self.at(factor.rows).1 == runs * factor.depth;
+        let is_flat = runs > 1 && stride == runs * shape.columns && factors.iter().all(lies_flat);
+        let (times, together, by_row) = match (rows == 1 || is_flat, runs > rows) {
+            (true, _) => (1, rows * runs, true),
+            (false, true) => (rows, runs, true),
+            (false, false) => (runs, rows, false),
+        };
         let mut parts = [Part::default(); PARTS_MAX];
-        for run in 0..if self.rows == 1 { 1 } else { runs } {
-            let mut step = stride;
+        for n in 0..times {
             for (part, factor) in parts.iter_mut().zip(factors) {
                 let (numbers, row_stride) = self.at(factor.rows);
                 let (weights, _) = self.at(factor.matrix);
                 let Factor { depth, row_stride: of_matrix, panel_stride, .. } = *factor;
                 let weights = Weights { numbers: weights, row_stride: of_matrix, panel_stride };
-                *part = Part { rows: &numbers[run * depth..], stride: row_stride, depth, weights };
-                if self.rows == 1 {
-                    (part.stride, step) = (depth, shape.columns);
-                }
+                let (first, step) = if by_row { (n * row_stride, depth) } else { (n * depth, row_stride) };
+                *part = Part { rows: &numbers[first..], stride: step, depth, weights };
             }
-            let rows = if self.rows == 1 { runs } else { shape.rows };
-            let product = Product { rows, parts: &parts[..factors.len()], ..*shape };
-            self.kernels.product(&product, &mut out[run * shape.columns..], step);
+            let (first, step) = if by_row { (n * stride, shape.columns) } else { (n * shape.columns, stride) };
+            // One row alone may be written in whole panels.
+            let step = if together == 1 { stride } else { step };
+            let product = Product { rows: together, parts: &parts[..factors.len()], ..*shape };
+            self.kernels.product(&product, &mut out[first..], step);
         }
     }
 
@@ -176,10 +202,29 @@ impl<'a> Run<'a> {
         for (batch, (&at_a, &at_b)) in left.iter().zip(right).enumerate() {
             let weights = Weights { numbers: &b[row * of_b + at_b as usize..], row_stride: n, panel_stride: PANEL };
             let part = Part { rows: &a[row * of_a + at_a as usize..], stride: k, depth: k, weights };
-            let product = Product { rows: m, columns: n, parts: &[part], bias: &[], relu: false };
+            let product = Product { rows: m, columns: n, parts: &[part], ..Product::default() };
             self.kernels.product(&product, &mut out[batch * m * n..], n);
+        }
+    }
+
+    /// The same where `[1, k]` of each row is multiplied with matrices that all rows share.
+    fn rows_by_matrices(
+        &self,
+        a: Place,
+        b: Place,
+        shape: (&[u32], &[u32], [usize; 3]),
+        out: &mut [f32],
+        stride: usize,
+    ) {
+        let (left, right, [_, k, n]) = shape;
+        let ((a, of_a), (b, _)) = (self.at(a), self.at(b));
+        for (batch, (&at_a, &at_b)) in left.iter().zip(right).enumerate() {
+            let weights = Weights { numbers: &b[at_b as usize..], row_stride: n, panel_stride: PANEL };
+            let part = Part { rows: &a[at_a as usize..], stride: of_a, depth: k, weights };
+            let product = Product { rows: self.rows, columns: n, parts: &[part], ..Product::default() };
+            self.kernels.product(&product, &mut out[batch * n..], stride);
         }
     }
 }
 
-const _: () = assert!(BLOCK_ROWS.is_multiple_of(14) && PANEL.is_multiple_of(LANES));
+const _: () = assert!(PANEL.is_multiple_of(LANES));

@@ -6,7 +6,7 @@ use crate::device::cpu::dense::{Binary, Fold, Unary};
 use crate::error::{Error, Result};
 
 /// Most numbers of all values of a graph, at one row.
-const NUMBERS_MAX: usize = 1 << 26;
+pub(super) const NUMBERS_MAX: usize = 1 << 26;
 /// Most multiply-adds of a product of constants.
 const FOLDED_MAX: usize = 1 << 30;
 
@@ -15,7 +15,7 @@ const FOLDED_MAX: usize = 1 << 30;
 pub(super) struct Graph {
     pub(super) inputs: Vec<GraphInput>,
     pub(super) values: Vec<Value>,
-    pub(super) output: Id,
+    pub(super) outputs: Vec<Id>,
     numbers: usize,
 }
 
@@ -94,10 +94,9 @@ impl Graph {
     /// The axis of the rows of two operands of a result of so many axes, which line up at the last one.
     fn common_rows(&self, a: Id, b: Id, axes: usize, last: usize) -> Result<Option<usize>> {
         let from_end = |id: Id| self.values[id].rows.map(|axis| self.shape(id).len() - axis);
+        let size = |id: Id| self.values[id].rows.map(|axis| self.shape(id)[axis]);
         let (of_a, of_b) = (from_end(a), from_end(b));
-        if let (Some(x), Some(y)) = (of_a, of_b)
-            && x != y
-        {
+        if of_a.is_some() && of_b.is_some() && (of_a != of_b || size(a) != size(b)) {
             return Err(refused("two values of candidates that do not line up"));
         }
         let Some(end) = of_a.or(of_b) else { return Ok(None) };

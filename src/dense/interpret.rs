@@ -90,6 +90,14 @@ fn unary(f: Unary, x: f32) -> f32 {
         Unary::Abs => x.abs(),
         Unary::Neg => -x,
         Unary::Reciprocal => 1.0 / x,
+        Unary::Erf => erf(f64::from(x)) as f32,
+        Unary::Gelu => (0.5 * f64::from(x) * (1.0 + erf(f64::from(x) * std::f64::consts::FRAC_1_SQRT_2))) as f32,
+        Unary::Silu => x / (1.0 + (-x).exp()),
+        Unary::Softplus if x.is_nan() => x,
+        Unary::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
+        Unary::Trunc => x.trunc(),
+        Unary::Not => f32::from(u8::from(x == 0.0)),
+        Unary::IsNan => f32::from(u8::from(x.is_nan())),
     }
 }
 
@@ -102,7 +110,37 @@ fn binary(f: Binary, x: f32, y: f32) -> f32 {
         Binary::Max if x > y || x.is_nan() => x,
         Binary::Min if x < y || x.is_nan() => x,
         Binary::Max | Binary::Min => y,
+        Binary::Equal => f32::from(u8::from(x == y)),
+        Binary::Less => f32::from(u8::from(x < y)),
+        Binary::LessOrEqual => f32::from(u8::from(x <= y)),
+        Binary::Keep => {
+            if x == 0.0 {
+                0.0
+            } else {
+                y
+            }
+        }
+        Binary::Drop => {
+            if x == 0.0 {
+                y
+            } else {
+                0.0
+            }
+        }
     }
+}
+
+/// The error function, by its series: all terms are positive.
+fn erf(x: f64) -> f64 {
+    if x.is_nan() || x.abs() > 6.0 {
+        return if x.is_nan() { x } else { x.signum() };
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= 2.0 * x * x / f64::from(2 * n + 1);
+        sum += term;
+    }
+    std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
 }
 
 fn fold(f: Fold, numbers: &[f32]) -> f32 {

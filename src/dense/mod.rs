@@ -12,6 +12,7 @@
 //! `interpret` is the meaning of a graph: it folds constants, and the tests compare programs with it.
 
 mod collapse;
+mod device;
 mod exec;
 mod graph;
 mod import;
@@ -20,13 +21,15 @@ mod ir;
 mod plan;
 mod text;
 
+pub use device::{DeviceProgram, DeviceRows};
 pub use exec::Scratch;
-pub use import::{Given, Size};
+pub use import::{Given, Made, Size};
 pub use text::Figures;
 
 use crate::device::cpu::Kernels;
 use crate::error::{Error, Result};
 use plan::Plan;
+pub use plan::Precision;
 
 /// A graph that was lowered.
 #[derive(Clone, Debug)]
@@ -37,18 +40,38 @@ pub struct RowProgram {
     /// As little as possible a row.
     collapsed: Plan,
     given: usize,
-    width: usize,
+    /// Numbers of each output of one row.
+    widths: Vec<usize>,
+    figures: [Figures; 2],
+    /// Its plans in f32, which are the same on every machine.
+    text: String,
 }
 
 /// A block of rows that a program has run over.
 #[derive(Clone, Copy, Debug)]
 pub struct Block<'a> {
+    program: &'a RowProgram,
+    plan: &'a Plan,
+    scratch: &'a Scratch,
+}
+
+/// An output of the rows of a block.
+#[derive(Clone, Copy, Debug)]
+pub struct Output<'a> {
     numbers: &'a [f32],
     stride: usize,
     width: usize,
 }
 
 impl<'a> Block<'a> {
+    /// Output number `n`, in the order that the program was asked for.
+    pub fn output(&self, n: usize) -> Output<'a> {
+        let (numbers, stride) = exec::output(self.plan, n, self.scratch);
+        Output { numbers, stride, width: self.program.widths[n] }
+    }
+}
+
+impl<'a> Output<'a> {
     /// The output of row `n` of the block.
     pub fn row(&self, n: usize) -> &'a [f32] {
         &self.numbers[n * self.stride..][..self.width]
@@ -56,39 +79,55 @@ impl<'a> Block<'a> {
 }
 
 impl RowProgram {
-    /// Lowers an ONNX graph whose inputs come as `given`; the output is to have this shape.
+    /// Lowers an ONNX graph whose inputs come as `given`; it is to have these outputs.
     ///
     /// # Errors
     /// `Unsupported` with the operator, attribute or shape that programs do not have.
-    pub fn lower(bytes: &[u8], given: &[Given], output: (&str, &[Size])) -> Result<RowProgram> {
-        let graph = import::import(bytes, given, output.0)?;
-        let value = &graph.values[graph.output];
-        let axes = value.shape.iter().enumerate();
-        let made: Vec<Size> =
-            axes.map(|(n, &d)| if value.rows == Some(n) { Size::Rows } else { Size::Fixed(d as i64) }).collect();
-        if made != output.1 {
-            return Err(Error::unsupported(format!(
-                "output `{}` of shape {made:?}, expected {:?}",
-                output.0, output.1
-            )));
-        }
-        RowProgram::of(&graph)
+    pub fn lower(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<RowProgram> {
+        RowProgram::lower_in(Precision::F32, bytes, given, outputs)
     }
 
-    fn of(graph: &graph::Graph) -> Result<RowProgram> {
+    /// [`RowProgram::lower`] in a precision; in f32 where the machine has no products of bf16.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn lower_in(precision: Precision, bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<RowProgram> {
+        let graph = import::import(bytes, given, outputs)?;
+        for (&id, output) in graph.outputs.iter().zip(outputs) {
+            let value = &graph.values[id];
+            let axes = value.shape.iter().enumerate();
+            let made: Vec<Size> =
+                axes.map(|(n, &d)| if value.rows == Some(n) { Size::Rows } else { Size::Fixed(d as i64) }).collect();
+            if made != output.shape {
+                return Err(Error::unsupported(format!(
+                    "output `{}` of shape {made:?}, expected {:?}",
+                    output.name, output.shape
+                )));
+            }
+        }
+        RowProgram::of(&graph, precision, Kernels::best())
+    }
+
+    fn of(graph: &graph::Graph, precision: Precision, kernels: Kernels) -> Result<RowProgram> {
+        let graphs = [collapse::collapse(graph, false)?, collapse::collapse(graph, true)?];
+        let [straight, collapsed] = &graphs;
+        let (mut straight, mut collapsed) =
+            (plan::plan(straight, Precision::F32)?, plan::plan(collapsed, Precision::F32)?);
+        let (figures, text) =
+            ([&straight, &collapsed].map(Figures::of), text::describe(&straight, &collapsed, precision));
+        if precision == Precision::Bf16 && kernels.has_bf16() {
+            (straight, collapsed) = (plan::plan(&graphs[0], precision)?, plan::plan(&graphs[1], precision)?);
+        }
         let pairs = graph.inputs.iter().filter(|input| input.side == ir::Side::Pair);
         Ok(RowProgram {
-            kernels: Kernels::best(),
-            straight: plan::plan(&collapse::collapse(graph, false)?)?,
-            collapsed: plan::plan(&collapse::collapse(graph, true)?)?,
+            kernels,
+            straight,
+            collapsed,
             given: pairs.map(|input| input.shape.iter().product::<usize>()).sum(),
-            width: graph.values[graph.output].count(),
+            widths: graph.outputs.iter().map(|&output| graph.values[output].count()).collect(),
+            figures,
+            text,
         })
-    }
-
-    /// Numbers of the output of one row.
-    pub fn width(&self) -> usize {
-        self.width
     }
 
     /// The plan that costs the least for so many rows.
@@ -117,14 +156,14 @@ impl RowProgram {
     ) -> Result<()> {
         let plan = self.plan(rows);
         exec::start(plan, self.kernels, user, scratch);
-        for first in (0..rows).step_by(exec::BLOCK_ROWS) {
-            let count = exec::BLOCK_ROWS.min(rows - first);
+        for first in (0..rows).step_by(plan.block_rows) {
+            let count = plan.block_rows.min(rows - first);
             let (given, stride) = exec::given(plan, scratch);
             for n in 0..count {
                 fill(first + n, &mut given[n * stride..][..self.given]);
             }
-            let (numbers, stride) = exec::block(plan, self.kernels, count, scratch);
-            done(first, count, Block { numbers, stride, width: self.width })?;
+            exec::block(plan, self.kernels, count, scratch);
+            done(first, count, Block { program: self, plan, scratch })?;
         }
         Ok(())
     }

@@ -4,14 +4,39 @@
 //! 2. Each value gets a place: constants among the constants, matrices of products packed; the user's values a buffer each;
 //!    values of rows a buffer of a block, given on to later values once nothing reads it any more.
 //! 3. A product that only a `Relu` reads does it on its way out.
+//! 4. In [`Precision::Bf16`], wide products of rows take their factors in pairs, and hand pairs on where only such products read
+//!    them. A product that is an output stays in f32: it is small, and what it rounds is the answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::graph::Graph;
 use super::ir::{Id, Op, Side, broadcast_strides, positions};
-use crate::device::cpu::dense::{Binary, Fold, LANES, Lines, PANEL, Unary, pack};
+use crate::device::cpu::dense::{Binary, Fold, Form, LANES, Lines, PANEL, Unary, pack, pack_pairs};
 use crate::error::{Error, Result};
+
+/// In which precision products of rows are computed. Their sums, and all else, are in f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Factors as they are.
+    #[default]
+    F32,
+    /// Factors rounded to bf16.
+    Bf16,
+}
+
+impl Precision {
+    /// Whether it is the one of models that name none.
+    pub fn is_f32(&self) -> bool {
+        *self == Precision::F32
+    }
+}
+
+/// Fewest columns and fewest numbers of depth of a product in bf16: below, rounding its factors costs what it saves.
+const NARROW_MIN: usize = 32;
 
 /// Where numbers lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +90,19 @@ pub(super) enum Work {
         runs: usize,
         columns: usize,
         relu: bool,
+        factors: Form,
+        result: Form,
+    },
+    /// So many numbers of each row as pairs.
+    Narrow {
+        a: Place,
+        count: usize,
+    },
+    /// A matrix of the user, packed in pairs.
+    PackNarrow {
+        a: Place,
+        depth: usize,
+        columns: usize,
     },
     /// Products of matrices that differ from row to row: `[m, k]` at each of `left`, `[k, n]` at each of `right`.
     Matrices {
@@ -97,9 +135,11 @@ pub(super) enum Work {
         runs: usize,
         parts: Vec<(Place, usize)>,
     },
+    /// Runs of so many numbers, each from its place on.
     Pick {
         a: Place,
         index: Arc<[u32]>,
+        run: usize,
     },
 }
 
@@ -117,22 +157,38 @@ pub(super) struct Plan {
     pub(super) given_stride: usize,
     /// The buffers of the user's inputs that are read, by the number among the user's inputs.
     pub(super) user_inputs: Vec<(usize, usize)>,
-    pub(super) output: Option<Place>,
+    /// Where each output lies.
+    pub(super) outputs: Vec<Place>,
     /// Multiply-adds once a request, and once a row.
     pub(super) user_work: usize,
     pub(super) row_work: usize,
+    /// Rows that run through all steps together.
+    pub(super) block_rows: usize,
+}
+
+/// Numbers that the buffers of a block may take together, 192 KiB: they stay in the second-level cache beside the weights.
+const BLOCK_NUMBERS: usize = 48 << 10;
+/// Most rows of a block: four tiles of 14.
+const BLOCK_ROWS_MAX: usize = 56;
+/// Rows of a tile of the widest products.
+const TILE_ROWS: usize = 14;
+
+/// The rows of a block whose buffers take so many numbers a row.
+fn block_rows(numbers: usize) -> usize {
+    let rows = (BLOCK_NUMBERS / numbers.max(1)).clamp(1, BLOCK_ROWS_MAX);
+    if rows > TILE_ROWS { rows / TILE_ROWS * TILE_ROWS } else { rows }
 }
 
 /// Makes the steps of a graph.
 ///
 /// # Errors
 /// `Unsupported` where the output is the same for all rows.
-pub(super) fn plan(graph: &Graph) -> Result<Plan> {
-    if graph.values[graph.output].side != Side::Pair {
+pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
+    if graph.outputs.iter().any(|&output| graph.values[output].side != Side::Pair) {
         return Err(Error::unsupported("an output that is the same for all rows"));
     }
     let mut needed = vec![false; graph.values.len()];
-    needed[graph.output] = true;
+    graph.outputs.iter().for_each(|&output| needed[output] = true);
     for id in (0..graph.values.len()).rev() {
         if needed[id] {
             graph.values[id].op.reads().into_iter().for_each(|read| needed[read] = true);
@@ -149,15 +205,23 @@ pub(super) fn plan(graph: &Graph) -> Result<Plan> {
         packed: HashMap::new(),
         free: HashMap::new(),
         given: Vec::new(),
+        is_narrow: vec![false; graph.values.len()],
+        is_paired: vec![false; graph.values.len()],
+        pairs: HashMap::new(),
     };
     planner.survey(&needed);
     planner.rectify(&needed);
     planner.survey(&needed);
+    if precision == Precision::Bf16 {
+        planner.narrow(&needed);
+    }
     for id in (0..graph.values.len()).filter(|&id| needed[id]) {
         planner.value(id)?;
         planner.give_back(id, &needed);
     }
-    planner.plan.output = planner.places[graph.output];
+    planner.plan.outputs = graph.outputs.iter().map(|&output| planner.place(output)).collect::<Result<_>>()?;
+    let numbers = planner.plan.strides.iter().sum::<usize>() + planner.plan.given_stride;
+    planner.plan.block_rows = block_rows(numbers);
     Ok(planner.plan)
 }
 
@@ -176,6 +240,12 @@ struct Planner<'a> {
     free: HashMap<usize, Vec<usize>>,
     /// Where each input lies among the inputs of its rows.
     given: Vec<usize>,
+    /// Products that take their factors in pairs.
+    is_narrow: Vec<bool>,
+    /// Products whose results are pairs.
+    is_paired: Vec<bool>,
+    /// What was made as pairs: rows and matrices, by the values that they are.
+    pairs: HashMap<Id, Place>,
 }
 
 impl Planner<'_> {
@@ -199,6 +269,31 @@ impl Planner<'_> {
         }
     }
 
+    /// Finds products in bf16, and those of them that only such products read.
+    fn narrow(&mut self, needed: &[bool]) {
+        let outputs: Vec<Id> = self.graph.outputs.iter().map(|&output| self.root(output)).collect();
+        let live = || (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none());
+        for id in live().collect::<Vec<_>>() {
+            let Op::Linear { parts, .. } = &self.graph.values[id].op else { continue };
+            let is_wide = self.graph.values[id].count() >= NARROW_MIN;
+            let is_deep = parts.iter().any(|(_, m)| self.graph.shape(*m)[0] >= NARROW_MIN);
+            self.is_narrow[id] = is_wide && is_deep && !outputs.contains(&id);
+        }
+        let live = || (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none());
+        let mut is_read_alone = self.is_narrow.clone();
+        for reader in live() {
+            let (rows, others): (Vec<Id>, Vec<Id>) = match &self.graph.values[reader].op {
+                Op::Linear { parts, bias } => {
+                    (parts.iter().map(|(x, _)| *x).collect(), parts.iter().map(|(_, m)| *m).chain(*bias).collect())
+                }
+                op => (Vec::new(), op.reads()),
+            };
+            let rows = rows.into_iter().filter(|_| !self.is_narrow[reader]);
+            rows.chain(others).for_each(|id| is_read_alone[self.root(id)] = false);
+        }
+        self.is_paired = is_read_alone;
+    }
+
     fn survey(&mut self, needed: &[bool]) {
         self.last.fill(0);
         self.readers.fill(0);
@@ -210,9 +305,11 @@ impl Planner<'_> {
                 self.readers[root] += 1;
             }
         }
-        let output = self.root(self.graph.output);
-        self.last[output] = usize::MAX;
-        self.readers[output] += 1;
+        for &output in &self.graph.outputs {
+            let root = self.root(output);
+            self.last[root] = usize::MAX;
+            self.readers[root] += 1;
+        }
         let mut offset = 0;
         for input in &self.graph.inputs {
             self.given.push(offset);
@@ -271,13 +368,15 @@ impl Planner<'_> {
     fn step(&mut self, place: Place, work: Work) {
         let cost = match &work {
             Work::Product { parts, runs, columns, .. } => parts.iter().map(|p| p.depth * columns).sum::<usize>() * runs,
+            Work::Narrow { count, .. } => *count,
+            Work::PackNarrow { depth, columns, .. } => depth * columns,
             Work::Matrices { left, shape: [m, k, n], .. } => left.len() * m * k * n,
             // Steps that wait for memory rather than for arithmetic cost about four multiply-adds a number.
             Work::Map1 { count, .. } => 4 * count,
             Work::Map2 { outer, inner, .. } => 4 * outer * inner,
             Work::Fold { runs, count, .. } => 4 * runs * count,
             Work::Concat { runs, parts } => 4 * runs * parts.iter().map(|(_, n)| n).sum::<usize>(),
-            Work::Pick { index, .. } => 16 * index.len(),
+            Work::Pick { index, run, .. } => 16 * index.len() + run,
         };
         match place.memory {
             Memory::Rows(out) => {
@@ -315,7 +414,9 @@ impl Planner<'_> {
             }
             _ => {
                 let work = self.work(id)?;
-                let place = self.buffer(side, count);
+                // Pairs come in whole panels.
+                let room = if self.is_paired[id] { count.next_multiple_of(PANEL) / 2 } else { count };
+                let place = self.buffer(side, room);
                 self.step(place, work);
                 place
             }
@@ -338,12 +439,18 @@ impl Planner<'_> {
                 let parts = parts.iter().map(|&part| Ok((self.place(part)?, inner(part)))).collect::<Result<_>>()?;
                 Work::Concat { runs: value.shape[..*axis].iter().product(), parts }
             }
-            Op::Pick(a, index) => Work::Pick { a: self.place(*a)?, index: index.clone() },
+            Op::Pick(a, index) => self.pick(*a, index)?,
             Op::Linear { parts, bias } => {
                 let columns = value.count();
-                let parts = parts.iter().map(|&(x, m)| self.factor(x, m)).collect::<Result<_>>()?;
+                let form = |is_pairs: bool| if is_pairs { Form::Pairs } else { Form::Single };
+                let (factors, result) = (form(self.is_narrow[id]), form(self.is_paired[id]));
+                let factor = |&(x, m): &(Id, Id)| match factors {
+                    Form::Single => self.factor(x, m),
+                    Form::Pairs => self.narrow_factor(x, m),
+                };
+                let parts = parts.iter().map(factor).collect::<Result<_>>()?;
                 let bias = bias.map(|bias| self.place(bias)).transpose()?;
-                Work::Product { parts, bias, runs: 1, columns, relu: self.is_rectified[id] }
+                Work::Product { parts, bias, runs: 1, columns, relu: self.is_rectified[id], factors, result }
             }
             Op::MatMul(a, b) => self.matmul(id, *a, *b)?,
             Op::Inputs(_) | Op::Constant(_) | Op::Reshape(_) => {
@@ -374,6 +481,51 @@ impl Planner<'_> {
         Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: depth * PANEL })
     }
 
+    /// Rows and matrix of a factor in pairs, which are made where they are not there yet.
+    fn narrow_factor(&mut self, x: Id, matrix: Id) -> Result<Factor> {
+        let (count, columns) = (self.graph.shape(matrix)[0], self.graph.shape(matrix)[1]);
+        let depth = Form::Pairs.room(count);
+        let root = self.root(x);
+        let rows = match self.pairs.get(&root) {
+            _ if self.is_paired[root] => self.place(x)?,
+            Some(&rows) => rows,
+            None => {
+                let a = self.place(x)?;
+                let rows = self.buffer(Side::Pair, depth);
+                self.step(rows, Work::Narrow { a, count });
+                self.pairs.insert(root, rows);
+                rows
+            }
+        };
+        let packed = match (self.pairs.get(&matrix), self.graph.constant(matrix)) {
+            (Some(&packed), _) => packed,
+            (None, Some(numbers)) => {
+                let packed = pack_pairs(numbers, count, columns);
+                Place { memory: Memory::Constant(self.constant(packed)), offset: 0 }
+            }
+            (None, None) => {
+                let a = self.place(matrix)?;
+                let packed = self.buffer(Side::User, depth * columns.next_multiple_of(PANEL));
+                self.step(packed, Work::PackNarrow { a, depth: count, columns });
+                packed
+            }
+        };
+        self.pairs.insert(matrix, packed);
+        Ok(Factor { rows, depth, matrix: packed, row_stride: PANEL, panel_stride: depth * PANEL })
+    }
+
+    /// Numbers from other places: in runs, where they lie side by side there too.
+    fn pick(&mut self, a: Id, index: &Arc<[u32]>) -> Result<Work> {
+        let ends = index.windows(2).position(|two| two[0] + 1 != two[1]).map_or(index.len(), |n| n + 1);
+        let follows = |run: &[u32]| run.windows(2).all(|two| two[0] + 1 == two[1]);
+        let run = match ends > 1 && index.len().is_multiple_of(ends) && index.chunks(ends).all(follows) {
+            true => ends,
+            false => 1,
+        };
+        let index = if run == 1 { index.clone() } else { index.iter().step_by(run).copied().collect() };
+        Ok(Work::Pick { a: self.place(a)?, index, run })
+    }
+
     fn matmul(&mut self, id: Id, a: Id, b: Id) -> Result<Work> {
         let (value, left, right) = (&self.graph.values[id], self.graph.shape(a), self.graph.shape(b));
         let axes = value.shape.len() - 2;
@@ -382,7 +534,16 @@ impl Planner<'_> {
         if is_shared && k > 0 && n > 0 {
             let factor = self.factor_of(a, b, k, n)?;
             let runs = left.iter().product::<usize>() / k;
-            return Ok(Work::Product { parts: vec![factor], bias: None, runs, columns: n, relu: false });
+            let (factors, result) = (Form::Single, Form::Single);
+            return Ok(Work::Product {
+                parts: vec![factor],
+                bias: None,
+                runs,
+                columns: n,
+                relu: false,
+                factors,
+                result,
+            });
         }
         let places = |shape: &[usize], size: usize| -> Arc<[u32]> {
             let strides = broadcast_strides(&shape[..shape.len() - 2], &value.shape[..axes]);
@@ -428,7 +589,7 @@ impl Planner<'_> {
         let a = self.place(id)?;
         let index: Arc<[u32]> = positions(shape, strides).into();
         let place = self.buffer(self.graph.values[id].side.max(Side::User), index.len());
-        self.step(place, Work::Pick { a, index });
+        self.step(place, Work::Pick { a, index, run: 1 });
         Ok(Operand { place, outer: 0, inner: 1 })
     }
 }

@@ -5,7 +5,8 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::RowProgram;
-use super::plan::{Factor, Memory, Operand, Place, Plan, Step, Work};
+use super::plan::{Factor, Memory, Operand, Place, Plan, Precision, Step, Work};
+use crate::device::cpu::dense::Form;
 
 /// What one run over rows takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +22,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    fn of(plan: &Plan) -> Figures {
+    pub(super) fn of(plan: &Plan) -> Figures {
         let flops = |steps: &[Step]| steps.iter().map(|step| flops(&step.work)).sum();
         let bytes = |count: usize| count as u64 * size_of::<f32>() as u64;
         Figures {
@@ -36,7 +37,7 @@ impl Figures {
 impl RowProgram {
     /// What it takes where as little as possible is done once a request, and where as little as possible is done a row.
     pub fn figures(&self) -> [Figures; 2] {
-        [&self.straight, &self.collapsed].map(Figures::of)
+        self.figures
     }
 
     /// One name for its text, 16 hexadecimal digits.
@@ -54,7 +55,9 @@ fn numbers(work: &Work) -> usize {
         Work::Map2 { outer, inner, .. } => outer * inner,
         Work::Fold { runs, .. } => *runs,
         Work::Concat { runs, parts } => runs * parts.iter().map(|(_, count)| count).sum::<usize>(),
-        Work::Pick { index, .. } => index.len(),
+        Work::Pick { index, run, .. } => index.len() * run,
+        Work::Narrow { count, .. } => Form::Pairs.room(*count),
+        Work::PackNarrow { depth, columns, .. } => Form::Pairs.room(*depth) * columns,
     }
 }
 
@@ -64,7 +67,7 @@ fn flops(work: &Work) -> u64 {
         Work::Matrices { shape: [_, k, _], .. } => 2 * numbers(work) * k,
         Work::Map1 { .. } | Work::Map2 { .. } => numbers(work),
         Work::Fold { runs, count, .. } => runs * count,
-        Work::Concat { .. } | Work::Pick { .. } => 0,
+        Work::Concat { .. } | Work::Pick { .. } | Work::Narrow { .. } | Work::PackNarrow { .. } => 0,
     };
     flops as u64
 }
@@ -72,11 +75,20 @@ fn flops(work: &Work) -> u64 {
 impl Display for RowProgram {
     /// The plans one after the other; a single one where both are the same.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let [straight, collapsed] = [&self.straight, &self.collapsed].map(|plan| Text(plan).to_string());
-        if straight == collapsed {
-            return write!(f, "for any number of rows\n{straight}");
-        }
-        write!(f, "for few rows\n{straight}for many rows\n{collapsed}")
+        f.write_str(&self.text)
+    }
+}
+
+/// Two plans, as they are in f32.
+pub(super) fn describe(straight: &Plan, collapsed: &Plan, precision: Precision) -> String {
+    let [straight, collapsed] = [straight, collapsed].map(|plan| Text(plan).to_string());
+    let precision = match precision {
+        Precision::F32 => "",
+        Precision::Bf16 => "wide products in bf16, where the processor has them\n",
+    };
+    match straight == collapsed {
+        true => format!("{precision}for any number of rows\n{straight}"),
+        false => format!("{precision}for few rows\n{straight}for many rows\n{collapsed}"),
     }
 }
 
@@ -98,10 +110,7 @@ impl Display for Text<'_> {
                 writeln!(f, "    {} = {}", name(plan, out), step.work)?;
             }
         }
-        match plan.output {
-            Some(place) => writeln!(f, "  output {place}"),
-            None => Ok(()),
-        }
+        plan.outputs.iter().try_for_each(|place| writeln!(f, "  output {place}"))
     }
 }
 
@@ -139,7 +148,7 @@ impl Display for Operand {
 impl Display for Work {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Work::Product { parts, bias, runs, columns, relu } => {
+            Work::Product { parts, bias, runs, columns, relu, .. } => {
                 write!(f, "product")?;
                 for (n, Factor { rows, depth, matrix, .. }) in parts.iter().enumerate() {
                     let plus = if n == 0 { "" } else { " +" };
@@ -160,10 +169,12 @@ impl Display for Work {
                 write!(f, "concat {runs} of")?;
                 parts.iter().try_for_each(|(part, count)| write!(f, " {part}[{count}]"))
             }
-            Work::Pick { a, index } => {
+            Work::Narrow { a, count } => write!(f, "pairs of {a}[{count}]"),
+            Work::PackNarrow { a, depth, columns } => write!(f, "pairs of {a}[{depth}, {columns}]"),
+            Work::Pick { a, index, run } => {
                 let bytes: Vec<u8> = index.iter().flat_map(|n| n.to_le_bytes()).collect();
                 let order = xxhash_rust::xxh3::xxh3_64(&bytes);
-                write!(f, "pick {a}[{}] in the order {order:016x}", index.len())
+                write!(f, "pick {a}[{}, {run}] in the order {order:016x}", index.len())
             }
         }
     }

@@ -107,28 +107,6 @@ impl KeyedTensor {
         &mut self.values
     }
 
-    /// The embeddings of all keys of one example, `[sum of widths]`.
-    ///
-    /// # Panics
-    /// Where there is no such example.
-    pub fn example(&self, example: usize) -> &[f32] {
-        &self.values[example * self.width()..(example + 1) * self.width()]
-    }
-
-    /// The examples of [`KeyedTensor::example`], put together again in any order.
-    ///
-    /// # Panics
-    /// Where a row is not as wide as the layout.
-    pub fn from_examples<'a>(layout: Arc<Layout>, rows: impl ExactSizeIterator<Item = &'a [f32]>) -> Self {
-        let examples = rows.len();
-        let mut values = Vec::with_capacity(examples * layout.width());
-        for row in rows {
-            assert_eq!(row.len(), layout.width(), "numbers of an example");
-            values.extend_from_slice(row);
-        }
-        KeyedTensor { layout, examples, values }
-    }
-
     /// The columns of a key.
     pub fn columns(&self, key: &str) -> Option<Range<usize>> {
         self.layout.keys.iter().position(|k| k == key).map(|k| self.layout.columns(k))

@@ -27,6 +27,8 @@ pub enum Pooling {
     Sum,
     /// That sum divided by the number of ids (not by the sum of the weights, as TorchRec does it).
     Mean,
+    /// They do not: each keeps its place in a sequence, which is an [`EmbeddingCollection`]'s.
+    None,
 }
 
 /// One pooled feature.
@@ -100,9 +102,12 @@ impl EmbeddingBagCollection {
     /// tables serve becomes `feature@table`.
     ///
     /// # Errors
-    /// `Invalid` for a table that is not there or comes twice, or a feature that comes twice with the same table;
-    /// `Unsupported` where the kernels asked for do not run here.
+    /// `Invalid` for a table that is not there or comes twice, a feature that comes twice with the same table, or one without
+    /// pooling; `Unsupported` where the kernels asked for do not run here.
     pub fn new(tables: Vec<Arc<Table>>, bags: &[BagConfig]) -> Result<Self> {
+        if let Some(bag) = bags.iter().find(|b| b.pooling == Pooling::None) {
+            return Err(Error::invalid(format!("feature `{}` without pooling, expected sum or mean", bag.feature)));
+        }
         let used = |b: &BagConfig| Use::new(&tables, &b.feature, &b.table, b.pooling);
         let uses: Vec<Use> = bags.iter().map(used).collect::<Result<_>>()?;
         let keys = bags.iter().map(|b| match bags.iter().filter(|o| o.feature == b.feature).count() {

@@ -423,7 +423,7 @@ fn near_and_mixed() -> ([EmbeddingBagCollection; 2], Arc<Away>) {
 }
 
 #[test]
-fn a_collection_mixes_whole_and_cut_tables_and_splits_by_example() {
+fn a_collection_mixes_whole_and_cut_tables() {
     let ([near, mixed], source) = near_and_mixed();
     let ids = |a: &[i64], b: &[i64]| {
         let lengths = [a.len() as i64, 0, b.len() as i64, 1];
@@ -438,10 +438,6 @@ fn a_collection_mixes_whole_and_cut_tables_and_splits_by_example() {
         assert_eq!(asked.is_empty(), !mixed.needs_fetch(&batch), "what is fetched was sent for by then");
         let (pooled, report) = started.finish().unwrap();
         assert_eq!((pooled.clone(), report), near.lookup(&batch, &Lookup::default()).unwrap());
-        let rows = [pooled.example(1), pooled.example(0)];
-        let turned = KeyedTensor::from_examples(mixed.layout().clone(), rows.into_iter());
-        assert_eq!(turned.row("b@t", 0), pooled.row("b@t", 1));
-        assert_eq!(turned.row("a", 1), pooled.row("a", 0));
     }
     assert_eq!(*source.asked.lock().unwrap(), [6, 9]);
 }

@@ -1,17 +1,36 @@
 //! The pass as what the workers run.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::backend::{Backend, Estimate, Job};
+use crate::device::cuda::Chosen;
 use crate::error::Result;
-use crate::pass::{self, Batch, Cpu, Pass, Prepared};
+use crate::pass::{self, Batch, Cpu, Cuda, Pass, Prepared, Residents};
 use crate::request::Answer;
 use crate::tower::Threads;
 
-/// Workers that run passes, each with a device and memory of its own.
-#[derive(Debug)]
-pub struct Passes;
+/// Workers that run passes: each with memory of its own, those on a device with the snapshots in its memory shared.
+#[derive(Debug, Default)]
+pub struct Passes {
+    residents: Option<Arc<Residents>>,
+    device: String,
+}
+
+impl Passes {
+    /// Passes on a chosen device.
+    pub fn on(chosen: &Chosen) -> Self {
+        let residents = chosen.device.clone().map(|device| Arc::new(Residents::new(device)));
+        metrics::gauge!("sterling_device_info", "device" => chosen.to_string()).set(1.0);
+        Passes { residents, device: chosen.to_string() }
+    }
+
+    /// The device, with the reason where it is the CPU in place of a card.
+    pub fn device(&self) -> &str {
+        if self.device.is_empty() { "cpu" } else { &self.device }
+    }
+}
 
 thread_local! {
     /// The threads that this thread is the one of.
@@ -48,7 +67,11 @@ impl Backend for Passes {
     }
 
     fn worker(&self) -> Self::Worker {
-        Box::new(Cpu::new(THREADS.with_borrow(Clone::clone).unwrap_or_else(|| Threads::new(1))))
+        let threads = THREADS.with_borrow(Clone::clone).unwrap_or_else(|| Threads::new(1));
+        match &self.residents {
+            Some(residents) => Box::new(Cuda::new(residents.clone(), threads)),
+            None => Box::new(Cpu::new(threads)),
+        }
     }
 
     fn cost(&self, work: &Prepared) -> Estimate {

@@ -6,6 +6,7 @@
 
 pub mod index;
 pub mod language;
+mod lower;
 mod plan;
 mod program;
 mod question;

@@ -11,9 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::index::Index;
 use super::language::Canonical;
+use super::lower;
 use super::program::Program;
 use super::question::{Node, Question, resolve};
 use crate::columns::{Columns, Comparison};
+use crate::device::cuda::ops::words::WordProgram;
 use crate::error::Result;
 use crate::units::{ListId, Slot};
 
@@ -133,6 +135,15 @@ impl Plan {
     /// True where [`Plan::words`] is the truth and not only an upper bound.
     pub fn is_exact(&self) -> bool {
         self.program.is_exact()
+    }
+
+    /// The plan as a program of a device, whose words are the truth: what planes only suspect it looks up.
+    pub fn lower(&self) -> WordProgram {
+        let mut program = lower::words(&self.program);
+        if !self.is_exact() {
+            lower::checks(&self.root, &self.columns, &mut program);
+        }
+        program
     }
 
     /// What [`Plan::words`] is thought to take, in nanoseconds of one core for each item.

@@ -24,7 +24,7 @@ const NUMBER_NS: f64 = 0.5;
 const COMPARE_NS: f64 = 10.0;
 
 #[derive(Clone, Debug)]
-enum Step {
+pub(super) enum Step {
     /// Pushes every item.
     Every,
     /// Pushes no item.
@@ -61,8 +61,8 @@ impl Step {
 /// A compiled filter.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
-    steps: Vec<Step>,
-    depth: usize,
+    pub(super) steps: Vec<Step>,
+    pub(super) depth: usize,
     exact: bool,
 }
 

@@ -183,8 +183,11 @@ impl Loader<Live> for Updating {
 
     fn load(&self, folder: &Path) -> Result<Live> {
         let live = self.snapshots.load(folder)?;
-        let Some(feeds) = &self.feeds else { return Ok(live) };
         let main = live.view().main().clone();
+        // Tensors that are kept by item do not come with updates yet.
+        let Some(feeds) = self.feeds.as_ref().filter(|_| main.package.spec.item.vectors.is_empty()) else {
+            return Ok(live);
+        };
         let Manifest { name, position, .. } = main.manifest.clone();
         let feed = feeds.open(&name, position)?;
         follow(feed, main, &live).map_err(|e| e.within(format!("updates of {name} after position {position}")))?;

@@ -141,6 +141,8 @@ impl Fresh {
             let (pooled, _) = tower.lookup(rows, &Lookup::default())?;
             let pairs: Vec<(&FeatureRow, &Pooled)> = rows.iter().copied().zip(&pooled).collect();
             let made = tower.run(&pairs, threads, graphs)?;
+            // The first output is the item's vector.
+            let made = made.first().ok_or_else(|| Error::internal("the item tower makes nothing"))?;
             Ok(made.data().chunks_exact(made.shape()[1]).map(|row| Ok(row.to_vec())).collect())
         };
         match run(rows) {

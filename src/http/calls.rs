@@ -432,9 +432,9 @@ pub async fn live() -> &'static str {
 
 /// A model is loaded and the server is not shutting down; where not, why.
 #[utoipa::path(get, path = "/readyz", tag = "health", responses((status = 200, body = String), (status = 503, body = Problem, content_type = "application/problem+json")))]
-pub async fn ready(State(app): State<Arc<App>>) -> Result<&'static str, Refusal> {
+pub async fn ready(State(app): State<Arc<App>>) -> Result<String, Refusal> {
     app.ready()?;
-    Ok("ok\n")
+    Ok(format!("ok\ndevice: {}\n", app.engine.backend().device()))
 }
 
 /// Metrics in Prometheus' text format.

@@ -187,6 +187,26 @@ impl Index {
         lists.flat_map(|(&first, &length)| (first..first + length).map(Slot))
     }
 
+    /// The codes of all slots, `[blocks, G, 16, 4]`.
+    pub fn codes(&self) -> &Buffer<u8> {
+        &self.codes
+    }
+
+    /// The scale of each slot, `[S]`.
+    pub fn scales(&self) -> &Buffer<f32> {
+        &self.scales
+    }
+
+    /// The centroids as blocks in which a list is a slot: codes and scales.
+    pub fn centroid_blocks(&self) -> (&[u8], &[f32]) {
+        (&self.centroid_codes, &self.centroid_scales)
+    }
+
+    /// What is taken off each list's score, `[C]`; empty where nothing is.
+    pub fn penalties(&self) -> &Buffer<f32> {
+        &self.penalties
+    }
+
     /// The rows that rescore.
     pub fn rows(&self) -> &WideRows {
         &self.rows

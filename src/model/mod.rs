@@ -1,11 +1,16 @@
 //! The model package: what `models/NAME/` declares, and the parts that a snapshot loads from it.
 //!
-//! `spec` reads `model.toml`; `package` checks that the files exist and fit together.
+//! `spec` is what `model.toml` says and `check` what it must hold to; `contract` says what the graphs read of one another;
+//! `package` checks that the files exist and fit together.
 
+mod check;
+mod contract;
 mod package;
 mod spec;
 
+pub use contract::{CandidateInput, UserInput};
 pub use package::{MODEL_FILE, Package, WARMUP_FILE};
 pub use spec::{
-    ColumnSpec, DeclaredTable, ItemSpec, ModelSpec, OverArchSpec, SIMILARITY, TaskSpec, UserSpec, ValueSpec,
+    ColumnSpec, DeclaredTable, ItemSpec, Merge, ModelSpec, OverArchSpec, QuerySpec, SIMILARITY, TaskSpec, UserSpec,
+    ValueSpec, VectorSpec,
 };

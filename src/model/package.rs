@@ -7,11 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::contract::{self, CandidateInput, UserInput};
 use super::spec::{ModelSpec, SIMILARITY};
 use crate::embedding::{Table, Vocabulary};
 use crate::error::{Error, Kind, Result};
 use crate::files::Tensors;
-use crate::tower::{FeatureSpec, Graph, OverArch, Runs, Tower};
+use crate::tower::{FeatureRow, FeatureSpec, FeatureTensor, Graph, OverArch, Pooled, Runs, Tower, TowerOutput};
 use crate::value::Program;
 
 /// The name of the file that declares a model.
@@ -34,6 +35,10 @@ pub struct Package {
     pub item: Option<Tower>,
     /// The reranker, where there is one.
     pub overarch: Option<OverArch>,
+    /// Where each of [`OverArch::user`] comes from.
+    pub user_inputs: Vec<UserInput>,
+    /// Where each of [`OverArch::rows`] comes from.
+    pub candidate_inputs: Vec<CandidateInput>,
 }
 
 impl Package {
@@ -107,26 +112,12 @@ impl Package {
             Ok(Arc::new(opened))
         });
         let tables = place(&spec, tables.collect::<Result<_>>()?)?;
-        let graph = |file: &str| {
-            told(file);
-            Graph::load(file, read(folder, file)?)
-        };
-        let tower = |side, file: &str, features: &[FeatureSpec], output| {
-            let used: Vec<Arc<Table>> = tables
-                .iter()
-                .filter(|t| features.iter().any(|f| f.table.as_deref() == Some(t.name())))
-                .cloned()
-                .collect();
-            Tower::new(side, features, &used, graph(file)?, output, spec.dimension)
-        };
-        let user = spec.user.as_ref().map(|u| tower("user", &u.tower, &u.features, "query")).transpose()?;
-        let item = spec.item.tower.as_ref().map(|file| tower("item", file, &spec.item.features, "item")).transpose()?;
-        let overarch = spec
-            .overarch
-            .as_ref()
-            .map(|o| OverArch::new(graph(&o.graph)?, spec.dimension, spec.tasks.len()))
-            .transpose()?;
-        Ok(Package { folder: folder.into(), user, item, overarch, spec, tables })
+        let Graphs { user, item, overarch } = Graphs::load(folder, &spec, &tables, told)?;
+        let user_inputs = overarch.iter().flat_map(|o| o.user());
+        let user_inputs = user_inputs.filter_map(|r| contract::user_input(&r.name, user.as_ref())).collect();
+        let candidate_inputs = overarch.iter().flat_map(|o| o.rows());
+        let candidate_inputs = candidate_inputs.filter_map(|r| contract::candidate_input(&r.name, &spec)).collect();
+        Ok(Package { folder: folder.into(), user, item, overarch, user_inputs, candidate_inputs, spec, tables })
     }
 
     /// The folder.
@@ -138,6 +129,35 @@ impl Package {
     pub fn graphs(&self) -> impl Iterator<Item = (&str, &Runs)> {
         let towers = self.user.iter().chain(&self.item).map(Tower::graph);
         towers.chain(self.overarch.iter().map(OverArch::graph))
+    }
+
+    /// True where the OverArch reads what only a request's features tell.
+    pub fn needs_features(&self) -> bool {
+        self.user_inputs.iter().any(|input| *input != UserInput::Query)
+    }
+
+    /// The tensors of the user that the OverArch reads, in its order, each empty where it is the query; none at all where it reads
+    /// no others. `made` are the outputs of the user tower, of which those that are read are taken.
+    pub fn user_tensors(&self, row: &FeatureRow, pooled: &Pooled, made: &mut [Vec<f32>]) -> Vec<Vec<f32>> {
+        let Some(user) = self.user.as_ref().filter(|_| self.needs_features()) else { return Vec::new() };
+        let tensor = |input: &UserInput| match *input {
+            UserInput::Query => Vec::new(),
+            UserInput::Output(n) => std::mem::take(&mut made[n]),
+            UserInput::Feature(n) => {
+                let tensor = &user.tensors()[n];
+                let mut numbers = vec![0.0; tensor.count()];
+                tensor.write(row, pooled, &mut numbers);
+                numbers
+            }
+        };
+        self.user_inputs.iter().map(tensor).collect()
+    }
+
+    /// Numbers that a request's features become: the tensors of the user tower and what it makes.
+    pub fn user_numbers(&self) -> usize {
+        let Some(user) = &self.user else { return 0 };
+        let inputs = user.tensors().iter().map(FeatureTensor::count);
+        inputs.chain(user.outputs().iter().map(TowerOutput::count)).sum()
     }
 
     /// The embedding table of this name.
@@ -158,8 +178,18 @@ impl Package {
     /// # Errors
     /// `Invalid` where the expression is wrong, the OverArch reads a column that is not numeric, or a name is taken twice.
     pub fn value(&self, numeric_columns: &[&str]) -> Result<Program> {
+        let known = self.overarch.iter().flat_map(|o| o.user().iter().chain(o.rows()));
+        if let Some(input) =
+            known.filter(|i| numeric_columns.contains(&i.name.as_str())).find(|i| !is_reserved(&i.name))
+        {
+            return Err(Error::invalid(format!(
+                "overarch: input `{}` is a numeric item column and something else, expected one meaning: give the other \
+                 another name",
+                input.name
+            )));
+        }
         for column in self.overarch.iter().flat_map(|o| o.columns()) {
-            if !numeric_columns.contains(&column.as_str()) {
+            if !numeric_columns.contains(&column) {
                 return Err(Error::invalid(format!(
                     "overarch: input `{column}` is no numeric item column, expected one of: {}",
                     numeric_columns.join(", ")
@@ -178,6 +208,73 @@ impl Package {
         Program::compile(&self.spec.value.expression, &names, &self.spec.value.constants)
             .map_err(|e| e.within(format!("{MODEL_FILE}: value.expression")))
     }
+}
+
+/// The dense parts of a package, joined with what they read.
+struct Graphs {
+    user: Option<Tower>,
+    item: Option<Tower>,
+    overarch: Option<OverArch>,
+}
+
+impl Graphs {
+    fn load(folder: &Path, spec: &ModelSpec, tables: &[Arc<Table>], told: &dyn Fn(&str)) -> Result<Self> {
+        let graph = |file: &str| {
+            told(file);
+            Ok(Graph::load(file, read(folder, file)?)?.in_precision(spec.precision_of(file)))
+        };
+        let tower = |side, graph: Graph, features: &[FeatureSpec], outputs: &[TowerOutput]| {
+            let is_used = |t: &&Arc<Table>| features.iter().any(|f| f.table.as_deref() == Some(t.name()));
+            let used: Vec<Arc<Table>> = tables.iter().filter(is_used).cloned().collect();
+            let tower = Tower::new(side, features, &used, graph, outputs)?;
+            contract::check_tensors(&tower).map_err(|e| e.within(format!("{side}.features")))?;
+            Ok::<_, Error>(tower)
+        };
+        let reranker = spec.overarch.as_ref().map(|o| graph(&o.graph)).transpose()?;
+        let user = match &spec.user {
+            Some(declared) => {
+                let graph = graph(&declared.tower)?;
+                let outputs = contract::user_outputs(spec, &graph, reranker.as_ref())?;
+                Some(tower("user", graph, &declared.features, &outputs)?)
+            }
+            None => None,
+        };
+        let item = match &spec.item.tower {
+            Some(file) => Some(tower("item", graph(file)?, &spec.item.features, &contract::item_outputs(spec))?),
+            None => None,
+        };
+        let width = |table: &str| contract::width_of(tables.iter().map(|t| &**t), table);
+        let overarch = match reranker {
+            Some(graph) => {
+                Some(OverArch::new(graph, &contract::readable(spec, user.as_ref(), &width)?, spec.tasks.len())?)
+            }
+            None => None,
+        };
+        let graphs = Graphs { user, item, overarch };
+        graphs.check_features()?;
+        Ok(graphs)
+    }
+
+    /// Refuses features that no graph reads.
+    fn check_features(&self) -> Result<()> {
+        let by_overarch = |tower: &Tower, feature: &str| {
+            let read = self.overarch.iter().flat_map(|o| o.user());
+            let tensors = read.filter_map(|r| tower.tensors().iter().find(|t| t.name == r.name));
+            tensors.into_iter().any(|t| t.feature == feature)
+        };
+        for (side, tower) in [("user", &self.user), ("item", &self.item)] {
+            for (tower, feature) in tower.iter().flat_map(|t| t.features().iter().map(move |f| (t, &f.name))) {
+                if !tower.reads(feature) && (side == "item" || !by_overarch(tower, feature)) {
+                    tower.input(feature).map_err(|e| e.within(format!("{side}.features `{feature}`")))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_reserved(name: &str) -> bool {
+    [contract::QUERY, contract::ITEM].contains(&name)
 }
 
 fn file_names(spec: &ModelSpec) -> BTreeSet<String> {

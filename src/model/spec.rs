@@ -1,13 +1,13 @@
 //! `model.toml`: features, tables, towers, item columns, tasks and the value model of a package.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::dense::Precision;
 use crate::embedding::{RowFormat, Unseen};
 use crate::error::{Error, Result};
-use crate::limits;
-use crate::tower::{FeatureKind, FeatureSpec};
+use crate::tower::{FeatureSpec, OverArch};
 
 /// Everything that `model.toml` says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,6 +20,9 @@ pub struct ModelSpec {
     pub description: String,
     /// Width of queries and items, D.
     pub dimension: usize,
+    /// In which precision the graphs of a request compute.
+    #[serde(default, skip_serializing_if = "Precision::is_f32")]
+    pub precision: Precision,
     /// Sparse embedding tables.
     #[serde(default)]
     pub tables: Vec<DeclaredTable>,
@@ -85,10 +88,47 @@ impl DeclaredTable {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UserSpec {
-    /// The ONNX file; its output is `query`.
+    /// The ONNX file; its output is `query`, and what else the OverArch reads of it.
     pub tower: String,
-    /// Its inputs.
+    /// How the candidates of several queries become one list; `union` where it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merge: Option<Merge>,
+    /// The queries of a user, in the order of the axis Tq of `query`; none means one, without that axis.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub queries: Vec<QuerySpec>,
+    /// Its inputs, and those of the OverArch that tell of the user.
     pub features: Vec<FeatureSpec>,
+}
+
+/// One of several queries of a user.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuerySpec {
+    /// The name that explanations use.
+    pub name: String,
+    /// Its candidates, K0; what the recipe says where it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub candidates: Option<usize>,
+    /// What its scores are multiplied with before they are merged.
+    #[serde(default = "one")]
+    pub weight: f32,
+}
+
+fn one() -> f32 {
+    1.0
+}
+
+/// How the candidates of several queries become one list, and what their retrieval score is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Merge {
+    /// Those that any query found, with the largest weighted score.
+    #[default]
+    Union,
+    /// Those that every query found, with the sum of the weighted scores.
+    Intersection,
+    /// Those that any query found, with the sum of the weighted scores of all queries.
+    Weighted,
 }
 
 /// The item tower, if any, and the columns that are kept.
@@ -101,9 +141,32 @@ pub struct ItemSpec {
     /// Its inputs.
     #[serde(default)]
     pub features: Vec<FeatureSpec>,
+    /// Tensors that are kept for each item, for the OverArch.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vectors: Vec<VectorSpec>,
     /// Item columns to keep; none means all of the item file.
     #[serde(default)]
     pub columns: Vec<ColumnSpec>,
+}
+
+/// A tensor that is kept for each item.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VectorSpec {
+    /// The name of the OverArch's input, and of the item tower's output where no column brings it.
+    pub name: String,
+    /// Numbers of an item.
+    pub width: usize,
+    /// The column of vectors of the item file that brings it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub column: Option<String>,
+    /// How it is kept: `f32`, `f16`, `bf16` or `int8`.
+    #[serde(default = "half")]
+    pub format: RowFormat,
+}
+
+fn half() -> RowFormat {
+    RowFormat::F16
 }
 
 /// An item column that is kept.
@@ -135,6 +198,9 @@ pub struct TaskSpec {
 pub struct OverArchSpec {
     /// The ONNX file; its output is `logits`.
     pub graph: String,
+    /// Item columns that are looked up in tables, each an input.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub features: Vec<FeatureSpec>,
 }
 
 /// The value model.
@@ -150,7 +216,7 @@ pub struct ValueSpec {
 }
 
 /// The name of the retrieval score in value models.
-pub const SIMILARITY: &str = "similarity";
+pub const SIMILARITY: &str = OverArch::SIMILARITY;
 
 fn similarity() -> String {
     SIMILARITY.into()
@@ -163,20 +229,30 @@ impl Default for ValueSpec {
 }
 
 impl ModelSpec {
-    /// The features of the user tower that read a table.
+    /// In which precision a graph computes: that of items, which run once, in f32.
+    pub fn precision_of(&self, file: &str) -> Precision {
+        if self.item.tower.as_deref() == Some(file) { Precision::F32 } else { self.precision }
+    }
+
+    /// The features of requests that read a table.
     pub fn readers<'a>(&'a self, table: &'a str) -> impl Iterator<Item = &'a FeatureSpec> {
         let features: &[FeatureSpec] = self.user.as_ref().map_or(&[], |user| &user.features);
         features.iter().filter(move |f| f.table.as_deref() == Some(table))
     }
 
-    /// Reads `model.toml`.
-    ///
-    /// # Errors
-    /// `Invalid` with the line, or the field, what came and what was expected.
-    pub fn parse(text: &str) -> Result<Self> {
-        let spec: ModelSpec = toml::from_str(text).map_err(|e| Error::invalid(e.to_string().trim_end().to_owned()))?;
-        spec.check()?;
-        Ok(spec)
+    /// True where candidates are looked up in a table, which must lie whole in memory then.
+    pub fn serves_candidates(&self, table: &str) -> bool {
+        self.overarch.iter().flat_map(|o| &o.features).any(|f| f.table.as_deref() == Some(table))
+    }
+
+    /// The queries of a user by their names; none where there is one without a name.
+    pub fn queries(&self) -> &[QuerySpec] {
+        self.user.as_ref().map_or(&[], |user| &user.queries)
+    }
+
+    /// Numbers of all queries of a user: D, or Tq times D.
+    pub fn query_width(&self) -> usize {
+        self.queries().len().max(1) * self.dimension
     }
 
     /// The file's text.
@@ -193,151 +269,13 @@ impl ModelSpec {
             name: name.into(),
             description: String::new(),
             dimension,
+            precision: Precision::F32,
             tables: Vec::new(),
             user: None,
             item: ItemSpec::default(),
             tasks: Vec::new(),
             overarch: None,
             value: ValueSpec::default(),
-        }
-    }
-
-    fn check(&self) -> Result<()> {
-        if self.dimension == 0 || self.dimension > limits::DIMENSION_MAX {
-            return Err(Error::invalid(format!(
-                "dimension: got {}, expected 1 to {}",
-                self.dimension,
-                limits::DIMENSION_MAX
-            )));
-        }
-        once("tables", self.tables.iter().map(|t| &t.name))?;
-        for table in &self.tables {
-            table.unseen().and(table.row_format()).map_err(|e| e.within(format!("tables `{}`", table.name)))?;
-        }
-        once("tasks", self.tasks.iter().map(|t| &t.name))?;
-        once("item.columns", self.item.columns.iter().map(|c| &c.name))?;
-        self.check_columns(self.item.columns.iter().map(|c| c.name.as_str())).map_err(|e| e.within("item.columns"))?;
-        if self.tasks.iter().any(|t| t.name == SIMILARITY) {
-            return Err(Error::invalid(format!("tasks: `{SIMILARITY}` is the retrieval score, expected another name")));
-        }
-        let user = self.user.iter().flat_map(|u| &u.features);
-        once("user.features", user.clone().map(|f| &f.name))?;
-        once("item.features", self.item.features.iter().map(|f| &f.name))?;
-        for (side, feature) in user.map(|f| ("user", f)).chain(self.item.features.iter().map(|f| ("item", f))) {
-            self.check_feature(feature).map_err(|e| e.within(format!("{side}.features `{}`", feature.name)))?;
-        }
-        if self.item.tower.is_some() && self.item.features.is_empty() {
-            return Err(Error::invalid("item.tower is given without item.features, expected its inputs"));
-        }
-        if self.item.tower.is_none() && !self.item.features.is_empty() {
-            return Err(Error::invalid(
-                "item.features are given without item.tower, expected the graph that takes them",
-            ));
-        }
-        match (&self.overarch, self.tasks.len()) {
-            (Some(_), 0) => Err(Error::invalid("overarch is given without tasks, expected one for each of its logits")),
-            (None, 1..) => {
-                Err(Error::invalid("tasks are given without overarch, expected the graph that predicts them"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Refuses item columns with names that mean something else to the value model.
-    ///
-    /// # Errors
-    /// `Invalid` with the name and what it means.
-    pub fn check_columns<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Result<()> {
-        let meaning = |name: &str| match name {
-            SIMILARITY => Some("the retrieval score"),
-            _ if self.tasks.iter().any(|t| t.name == name) => Some("a task"),
-            _ if self.value.constants.contains_key(name) => Some("a constant of the value model"),
-            _ => None,
-        };
-        match names.find_map(|name| Some((name, meaning(name)?))) {
-            Some((name, what)) => {
-                Err(Error::invalid(format!("column `{name}`: this is {what}, expected another name")))
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn check_feature(&self, feature: &FeatureSpec) -> Result<()> {
-        if feature.max_ids == 0 || feature.max_ids > limits::FEATURE_IDS_MAX {
-            return Err(Error::invalid(format!(
-                "max_ids: got {}, expected 1 to {}",
-                feature.max_ids,
-                limits::FEATURE_IDS_MAX
-            )));
-        }
-        let table = feature.table.as_deref();
-        match (feature.kind, table, feature.width) {
-            (FeatureKind::Dense, Some(_), _) => Err(Error::invalid("a dense feature has no table")),
-            (FeatureKind::Dense, None, Some(width)) if (1..=limits::DIMENSION_MAX).contains(&width) => Ok(()),
-            (FeatureKind::Dense, None, width) => Err(Error::invalid(format!(
-                "width: got {width:?}, expected 1 to {} for a dense feature",
-                limits::DIMENSION_MAX
-            ))),
-            (_, _, Some(_)) => {
-                Err(Error::invalid("width belongs to dense features; the table says how wide this one is"))
-            }
-            (_, None, _) => Err(Error::invalid("table is missing, expected the name of one of [[tables]]")),
-            (kind, Some(name), None) => {
-                let known: Vec<&str> = self.tables.iter().map(|t| t.name.as_str()).collect();
-                let Some(table) = self.tables.iter().find(|t| t.name == name) else {
-                    return Err(Error::invalid(format!(
-                        "table `{name}` is not declared, expected one of: {}",
-                        known.join(", ")
-                    )));
-                };
-                if kind == FeatureKind::Category && table.vocabulary.is_none() {
-                    return Err(Error::invalid(format!(
-                        "table `{name}` has no vocabulary, which a category feature needs"
-                    )));
-                }
-                Ok(())
-            }
-        }
-    }
-}
-
-fn once<'a>(what: &str, names: impl Iterator<Item = &'a String>) -> Result<()> {
-    let mut seen = BTreeSet::new();
-    for name in names {
-        if name.is_empty() || !seen.insert(name) {
-            return Err(Error::invalid(format!(
-                "{what}: name `{name}` is empty or given twice, expected each name once"
-            )));
-        }
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn columns_have_names_of_their_own() {
-        let spec = |columns: &str| {
-            let text = format!(
-                "name = 'm'\ndimension = 2\n[overarch]\ngraph = 'o.onnx'\n[[tasks]]\nname = 'click'\n[value]\nexpression = \
-                 'click'\nconstants = {{ w = 1.0 }}\n{columns}"
-            );
-            ModelSpec::parse(&text)
-        };
-        for (name, meaning) in
-            [("similarity", "the retrieval score"), ("click", "a task"), ("w", "a constant of the value model")]
-        {
-            let expected = format!("column `{name}`: this is {meaning}, expected another name");
-            let error = spec(&format!("[[item.columns]]\nname = '{name}'")).unwrap_err().to_string();
-            assert!(error.contains(&expected), "{error}");
-            let error = spec("").unwrap().check_columns(["price", name].into_iter()).unwrap_err().to_string();
-            assert!(error.contains(&expected), "{error}");
-        }
-        for name in ["price", "max", "and", "if", "Similarity"] {
-            spec(&format!("[[item.columns]]\nname = '{name}'")).unwrap();
         }
     }
 }

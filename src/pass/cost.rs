@@ -43,7 +43,9 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
         Task::Rank { .. } | Task::Embed => candidates,
     };
     let tasks = view.overarch().map_or(0, |o| o.tasks());
-    let row = view.dimension() as f64 * ROW_NS_A_NUMBER;
+    // The row of a candidate that retrieval scores, and those that the reranker reads besides.
+    let rows = view.overarch().map_or(0, |o| o.row_width()).max(view.dimension());
+    let row = rows as f64 * ROW_NS_A_NUMBER;
     work_ns += candidates as f64 * (CANDIDATE_NS + row);
     work_ns += view.overarch().map_or(0, |o| o.work(candidates)) as f64 * MULTIPLY_ADD_NS;
     work_ns += results as f64 * (RESULT_NS + prepared.reading.columns.len() as f64 * CELL_NS);
@@ -57,6 +59,7 @@ fn search_ns(view: &View, search: &Search) -> f64 {
     let (items, lists) = (main.index.items() as f64, main.index.lists());
     let dimension = main.index.dimension() as f64;
     let plan = &search.planned.plan;
+    let (queries, k0) = (search.k0.len() as f64, search.k0.iter().sum::<usize>() as f64);
     let excluded = search.excluded.len() as f64 * EXCLUDE_NS;
     let searched = match plan.route() {
         Route::Nothing => 0.0,
@@ -72,12 +75,12 @@ fn search_ns(view: &View, search: &Search) -> f64 {
                 ending: search.ending(view),
             };
             let probes = probing.lists(lists);
-            let verified = if plan.is_exact() { 0.0 } else { search.k0 as f64 * plan.passes_ns() };
+            let verified = if plan.is_exact() { 0.0 } else { k0 * plan.passes_ns() / queries };
             let words = items * probes as f64 / lists.max(1) as f64 * plan.words_ns();
             words + verified + scan_ns(items * plan.pass_rate(), probes, lists, dimension)
         }
     };
-    excluded + plan.planning_ns() + searched
+    plan.planning_ns() + queries * (excluded + searched)
 }
 
 /// What it takes to score all lists, and so many items of some of them.

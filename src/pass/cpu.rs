@@ -3,40 +3,31 @@
 use std::time::Instant;
 
 use super::batch::{Batch, Pass};
-use super::fetch::lookup_each;
+use super::embed::{Asked, embed};
+use super::merge::{self, Part, Parts};
 use super::scratch::Scratch;
 use super::trace::{Step, Trace};
-use super::work::{Prepared, Query, Search, Task};
+use super::work::{Search, Task};
 use crate::device::heap;
 use crate::error::{Error, Result};
 use crate::filter::Route;
-use crate::limits::COMPONENT_MAX;
-use crate::request::{Answer, Content, Explain, OnDegraded, Ranked};
+use crate::model::{QuerySpec, SIMILARITY};
+use crate::request::{Answer, Content, Explain, QueryReport, Ranked};
 use crate::search::{self, Found, Sink};
-use crate::tower::{self, Candidates, FeatureRow, Pooled, Threads, Tower};
+use crate::tower::{Candidates, Threads};
 use crate::units::Slot;
 use crate::view::View;
 
 /// Memory that grew for more candidates than these is given back: those who ask for so many pay for it each time, and no one
 /// else holds it for them.
 const KEPT_CANDIDATES_MAX: usize = 20_000;
+/// What is said of a query embedding that cannot be searched with.
 
 /// The pass on a CPU: on one thread, but for graphs, which take as many as they are given.
 pub struct Cpu {
     threads: Threads,
     searches: search::Scratch,
     scratch: Scratch,
-}
-
-/// A request with its query embedding, on its way through the pass.
-struct Asked<'a> {
-    /// Its place in the batch.
-    place: usize,
-    prepared: &'a Prepared,
-    /// `[D]`
-    vector: Vec<f32>,
-    degraded_rows: u64,
-    trace: Trace,
 }
 
 impl Cpu {
@@ -76,137 +67,60 @@ impl Cpu {
                 Task::Embed => batch.answer(asked.place, Ok(asked.embedding())),
                 Task::Rank { slots, .. } => ranked.push((asked, slots)),
                 Task::Retrieve(search) => {
-                    view.record(&asked.vector);
+                    asked.vector.chunks_exact(view.dimension()).for_each(|query| view.record(query));
                     searched.push((asked, search));
                 }
             }
         }
-        let traces = searched.iter_mut().map(|(asked, _)| std::mem::take(&mut asked.trace)).collect();
-        let queries: Vec<search::Query<'_>> =
-            searched.iter().map(|(asked, search)| query(&view, &asked.vector, search)).collect();
+        let width = view.dimension();
+        let (mut queries, mut asked_by) = (Vec::new(), Vec::new());
+        for (n, (asked, search)) in searched.iter().enumerate() {
+            queries.extend(queries_of(&view, asked, search));
+            asked_by.extend((0..search.k0.len()).map(|query| (n, query)));
+        }
+        let states = searched.iter().map(|(asked, search)| State::new(&asked.trace, search.k0.len())).collect();
         let reranker = Reranker { view: &view, threads, scratch };
-        let mut replies = Replies { batch, searched: &searched, traces, reranker };
+        let mut replies = Replies { batch, searched: &searched, asked_by, states, reranker };
         catalogue.search(&queries, searches, &mut replies);
         let Replies { mut reranker, .. } = replies;
-        for (mut asked, slots) in ranked.into_iter().filter(|(asked, _)| batch.is_wanted(asked.place)) {
-            let trace = std::mem::take(&mut asked.trace);
-            catalogue.score(&asked.vector, slots, searches, &mut |found| {
-                batch.answer(asked.place, reranker.answer(batch, &asked, trace.clone(), found));
-            });
+        for (asked, slots) in ranked.iter().filter(|(asked, _)| batch.is_wanted(asked.place)) {
+            let queries = asked.vector.chunks_exact(width);
+            let mut state = State::new(&asked.trace, queries.len());
+            for (n, vector) in queries.enumerate() {
+                catalogue.score(vector, slots, searches, &mut |found| {
+                    if let Some(answer) = reranker.found(batch, asked, &mut state, n, found) {
+                        batch.answer(asked.place, answer);
+                    }
+                });
+            }
         }
     }
 }
 
-fn query<'a>(view: &'a View, vector: &'a [f32], search: &'a Search) -> search::Query<'a> {
-    search::Query {
+/// How a search finds eligible items, as an explanation says it.
+pub(super) fn route_of(search: &Search) -> &'static str {
+    match (search.exact, search.planned.plan.route()) {
+        (_, Route::Nothing) => "none",
+        (true, _) => "exact",
+        (_, Route::All) => "all",
+        (_, Route::Slots(_)) => "postings",
+        (_, Route::Words) => "words",
+    }
+}
+
+/// What a search asks, of each query of the user.
+fn queries_of<'a>(view: &'a View, asked: &'a Asked<'_>, search: &'a Search) -> impl Iterator<Item = search::Query<'a>> {
+    asked.vector.chunks_exact(view.dimension()).zip(&search.k0).map(|(vector, &k0)| search::Query {
         vector,
         plan: &search.planned.plan,
         beside: &search.planned.beside,
         excluded: &search.excluded,
         k: search.k,
-        k0: search.k0,
+        k0,
         probes: search.probes.probes,
         ending: search.ending(view),
         exact: search.exact,
-    }
-}
-
-// Steps 1 and 2: from features to query embeddings.
-
-/// The requests with their query embeddings; those that have none are answered with the reason.
-fn embed<'a>(
-    batch: &'a dyn Batch,
-    view: &View,
-    wanted: &[usize],
-    threads: &Threads,
-    graphs: &mut tower::Scratch,
-) -> Vec<Asked<'a>> {
-    let mut embedded = Vec::with_capacity(wanted.len());
-    let mut towered: Vec<(usize, &FeatureRow)> = Vec::new();
-    for &place in wanted {
-        let prepared = batch.prepared(place);
-        match &prepared.query {
-            Query::Features { row, .. } => towered.push((place, row)),
-            Query::Vector(vector) => {
-                let trace = prepared.trace.clone();
-                embedded.push(Asked { place, prepared, vector: vector.clone(), degraded_rows: 0, trace });
-            }
-        }
-    }
-    let Some(tower) = view.main().package.user.as_ref().filter(|_| !towered.is_empty()) else { return embedded };
-    let mut trace = Trace::default();
-    let ids = towered.iter().map(|(_, row)| row.ids() as u64).sum();
-    let bytes = towered.iter().map(|(_, row)| tower.row_bytes(row)).sum();
-    let pooled = trace.step("lookup", || lookup(batch, tower, &towered), |_| (ids, bytes));
-    let mut ready: Vec<(usize, &FeatureRow, Pooled)> = Vec::new();
-    for (&(place, row), pooled) in towered.iter().zip(pooled) {
-        match pooled {
-            Ok(pooled) => ready.push((place, row, pooled)),
-            Err(e) => batch.answer(place, Err(e)),
-        }
-    }
-    let rows: Vec<(&FeatureRow, &Pooled)> = ready.iter().map(|(_, row, pooled)| (*row, pooled)).collect();
-    let count = rows.len() as u64;
-    let vectors = trace.step("tower", || run_each(tower, &rows, threads, graphs), |_| (count, 0));
-    for ((place, _, pooled), vector) in ready.iter().zip(vectors) {
-        let prepared = batch.prepared(*place);
-        match vector {
-            Ok(vector) => {
-                let trace = trace.and(&prepared.trace);
-                embedded.push(Asked { place: *place, prepared, vector, degraded_rows: pooled.degraded_rows, trace });
-            }
-            Err(e) => batch.answer(*place, Err(e)),
-        }
-    }
-    embedded
-}
-
-/// The pooled embeddings of all rows; those that were not fetched before are looked up now, together.
-fn lookup(batch: &dyn Batch, tower: &Tower, towered: &[(usize, &FeatureRow)]) -> Vec<Result<Pooled>> {
-    let fetched = |&(place, _): &(usize, &FeatureRow)| match &batch.prepared(place).query {
-        Query::Features { fetched: Some(Ok(pooled)), .. } => Some(Ok(pooled.clone())),
-        Query::Features { fetched: Some(Err(e)), .. } => Some(Err(e.again())),
-        _ => None,
-    };
-    let mut pooled: Vec<Option<Result<Pooled>>> = towered.iter().map(fetched).collect();
-    let missing: Vec<usize> = (0..towered.len()).filter(|n| pooled[*n].is_none()).collect();
-    let alike = |n: &usize| (towered[*n].1, batch.prepared(towered[*n].0).reading.on_degraded);
-    let rows: Vec<(&FeatureRow, OnDegraded)> = missing.iter().map(alike).collect();
-    let deadline = missing.iter().map(|&n| batch.deadline(towered[n].0)).max().flatten();
-    for (n, found) in missing.into_iter().zip(lookup_each(tower, &rows, deadline)) {
-        pooled[n] = Some(found);
-    }
-    let missing = || Err(Error::internal("a row without a lookup"));
-    pooled.into_iter().map(|pooled| pooled.unwrap_or_else(missing)).collect()
-}
-
-/// The query embedding of each row: all through the graph together, or, where that fails, each alone.
-fn run_each(
-    tower: &Tower,
-    rows: &[(&FeatureRow, &Pooled)],
-    threads: &Threads,
-    graphs: &mut tower::Scratch,
-) -> Vec<Result<Vec<f32>>> {
-    let mut run = |rows: &[(&FeatureRow, &Pooled)]| -> Result<Vec<Result<Vec<f32>>>> {
-        let made = tower.run(rows, threads, graphs)?;
-        let vector = |row: &[f32]| match row.iter().all(|x| x.abs() <= COMPONENT_MAX) {
-            true => Ok(row.to_vec()),
-            false => Err(Error::internal("the user tower made a query that is not finite or too large")),
-        };
-        Ok(made.data().chunks_exact(made.shape()[1]).map(vector).collect())
-    };
-    match run(rows) {
-        Ok(vectors) => vectors,
-        Err(e) if rows.len() <= 1 => rows.iter().map(|_| Err(e.again())).collect(),
-        Err(_) => rows.iter().map(|row| run(&[*row]).and_then(|mut vectors| vectors.swap_remove(0))).collect(),
-    }
-}
-
-impl Asked<'_> {
-    fn embedding(&self) -> Answer {
-        let content = Content::Embedding(self.vector.clone());
-        Answer { content, degraded_rows: self.degraded_rows, explain: None }
-    }
+    })
 }
 
 // Steps 4 to 8 are a search, whose findings come here one by one.
@@ -215,14 +129,36 @@ impl Asked<'_> {
 struct Replies<'a> {
     batch: &'a dyn Batch,
     searched: &'a [(Asked<'a>, &'a Search)],
-    traces: Vec<Trace>,
+    /// Of each query of the search whose it is, by its place among `searched`, and which of that one's.
+    asked_by: Vec<(usize, usize)>,
+    states: Vec<State>,
     reranker: Reranker<'a>,
+}
+
+/// How far a request has come whose queries are searched.
+struct State {
+    trace: Trace,
+    /// Where there are several queries, what they have found.
+    parts: Option<Parts>,
+    is_answered: bool,
+}
+
+impl State {
+    fn new(trace: &Trace, queries: usize) -> Self {
+        let parts = (queries > 1).then(|| Parts::new(queries));
+        State { trace: trace.clone(), parts, is_answered: false }
+    }
 }
 
 impl Sink for Replies<'_> {
     fn is_wanted(&mut self, n: usize) -> bool {
-        let place = self.searched[n].0.place;
+        let (request, _) = self.asked_by[n];
+        let place = self.searched[request].0.place;
+        if self.states[request].is_answered {
+            return false;
+        }
         if self.batch.deadline(place).is_some_and(|deadline| Instant::now() >= deadline) {
+            self.states[request].is_answered = true;
             self.batch.answer(place, Err(late("probe")));
             return false;
         }
@@ -230,13 +166,16 @@ impl Sink for Replies<'_> {
     }
 
     fn found(&mut self, n: usize, found: Found<'_>) {
-        let asked = &self.searched[n].0;
-        let trace = std::mem::take(&mut self.traces[n]);
-        self.batch.answer(asked.place, self.reranker.answer(self.batch, asked, trace, found));
+        let (request, query) = self.asked_by[n];
+        let (asked, state) = (&self.searched[request].0, &mut self.states[request]);
+        if let Some(answer) = self.reranker.found(self.batch, asked, state, query, found) {
+            state.is_answered = true;
+            self.batch.answer(asked.place, answer);
+        }
     }
 }
 
-fn late(before: &str) -> Error {
+pub(super) fn late(before: &str) -> Error {
     Error::deadline(format!("the deadline passed before step `{before}`"))
 }
 
@@ -248,8 +187,41 @@ struct Reranker<'a> {
 }
 
 impl Reranker<'_> {
-    fn answer(&mut self, batch: &dyn Batch, asked: &Asked<'_>, mut trace: Trace, found: Found<'_>) -> Result<Answer> {
-        self.note_search(&mut trace, &found);
+    /// Takes what query `n` of a request found; the request's answer where it was the last one.
+    fn found(
+        &mut self,
+        batch: &dyn Batch,
+        asked: &Asked<'_>,
+        state: &mut State,
+        n: usize,
+        found: Found<'_>,
+    ) -> Option<Result<Answer>> {
+        let Some(parts) = &mut state.parts else {
+            let trace = std::mem::take(&mut state.trace);
+            return Some(self.answer(batch, asked, trace, &found, &[]));
+        };
+        let parts = parts.take(n, &found)?;
+        let mut trace = std::mem::take(&mut state.trace);
+        let (counters, rescored, times) = merge::totals(&parts);
+        let (main, specs) = (self.view.main(), self.view.main().package.spec.queries());
+        let how = main.package.spec.user.as_ref().and_then(|user| user.merge).unwrap_or_default();
+        let id = |slot| self.view.id(slot);
+        let products = |query: &[f32], slots: &[Slot], out: &mut [f32]| self.view.products(query, slots, out);
+        let merged = || merge::merge((how, specs), &parts, &asked.vector, &products, &id);
+        let mut candidates = trace.step("merge", merged, |merged| (merged.len() as u64, 0));
+        let found = Found { candidates: &mut candidates, counters, rescored, times };
+        Some(self.answer(batch, asked, trace, &found, &parts))
+    }
+
+    fn answer(
+        &mut self,
+        batch: &dyn Batch,
+        asked: &Asked<'_>,
+        mut trace: Trace,
+        found: &Found<'_>,
+        parts: &[Part],
+    ) -> Result<Answer> {
+        self.note_search(&mut trace, found);
         let candidates: &[(f32, Slot)] = found.candidates;
         self.read_columns(candidates);
         self.score(batch, asked, candidates, &mut trace)?;
@@ -262,7 +234,7 @@ impl Reranker<'_> {
         };
         let ranked = trace.step("top", || self.top(k, candidates), |_| (0, 0));
         let ranked = Ranked { unknown, ..ranked };
-        let explain = asked.prepared.reading.explain.then(|| self.explain(asked, &trace, &found, &ranked));
+        let explain = asked.prepared.reading.explain.then(|| self.explain(asked, &trace, found, parts, &ranked));
         Ok(Answer { content: Content::Items(ranked), degraded_rows: asked.degraded_rows, explain })
     }
 
@@ -280,7 +252,7 @@ impl Reranker<'_> {
         trace.add(steps.map(|(name, took, items, bytes)| Step { name, took, items, bytes }));
     }
 
-    /// The snapshot's numeric columns at the candidates.
+    /// The retrieval score and the snapshot's numeric columns at the candidates.
     fn read_columns(&mut self, candidates: &[(f32, Slot)]) {
         let columns = &mut self.scratch.columns;
         columns.resize_with(self.view.numbers().len(), Vec::new);
@@ -288,9 +260,14 @@ impl Reranker<'_> {
             column.clear();
             self.view.read_numbers(number, candidates.iter().map(|(_, slot)| *slot), column);
         }
+        self.scratch.similarity.clear();
+        self.scratch.similarity.extend(candidates.iter().map(|(score, _)| *score));
     }
 
     fn column(&self, name: &str) -> Option<&[f32]> {
+        if name == SIMILARITY {
+            return Some(&self.scratch.similarity);
+        }
         let place = self.view.numbers().position(|n| n == name)?;
         Some(&self.scratch.columns[place])
     }
@@ -310,15 +287,17 @@ impl Reranker<'_> {
         if let Some(overarch) = self.view.overarch().filter(|_| !candidates.is_empty()) {
             let count = candidates.len();
             tasks.resize(overarch.tasks() * count, 0.0);
-            let columns: Vec<&[f32]> = overarch.columns().iter().filter_map(|name| self.column(name)).collect();
-            let row = |n: usize, row: &mut [f32]| self.view.row(candidates[n].1, row);
-            let run = Candidates { query: &asked.vector, count, row: &row, columns: &columns };
+            let main = self.view.main();
+            let user = asked.user_tensors(&main.package.user_inputs);
+            let numbers: Vec<&[f32]> = overarch.numbers().filter_map(|name| self.column(name)).collect();
+            let row = |n: usize, row: &mut [f32]| self.view.write_candidate(candidates[n].1, row);
+            let run = Candidates { user: &user, count, row: &row, numbers: &numbers };
             let deadline = batch.deadline(asked.place);
             let mut between = || match deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 true => Err(late("overarch")),
                 false => Ok(()),
             };
-            let bytes = (count * self.view.dimension() * 4) as u64;
+            let bytes = count as u64 * main.candidates.bytes(&main.index);
             let run = || overarch.score(&run, self.threads, &mut graphs, &mut between, &mut tasks);
             scored = trace.step("overarch", run, |_| (count as u64, bytes));
         }
@@ -329,21 +308,18 @@ impl Reranker<'_> {
     /// Step 10: one value a candidate, `[K0]`.
     fn value(&mut self, constants: &[f32], candidates: &[(f32, Slot)]) {
         let mut values = std::mem::take(&mut self.scratch.values);
-        let mut similarity = std::mem::take(&mut self.scratch.similarity);
         let mut program = std::mem::take(&mut self.scratch.program);
         let count = candidates.len();
-        similarity.clear();
-        similarity.extend(candidates.iter().map(|(score, _)| *score));
         values.resize(count, 0.0);
         let names = &self.view.main().package.spec.tasks;
         let input = |name: &String| match names.iter().position(|task| task.name == *name) {
             Some(task) => &self.scratch.tasks[task * count..(task + 1) * count],
-            None => self.column(name).unwrap_or(&similarity),
+            None => self.column(name).unwrap_or(&self.scratch.similarity),
         };
         let model = self.view.value();
         let inputs: Vec<&[f32]> = model.inputs().iter().map(input).collect();
         model.evaluate(&inputs, constants, &mut program, &mut values);
-        (self.scratch.values, self.scratch.similarity, self.scratch.program) = (values, similarity, program);
+        (self.scratch.values, self.scratch.program) = (values, program);
     }
 
     /// Step 11: the best K candidates by value; equal values by the lower item id.
@@ -372,22 +348,24 @@ impl Reranker<'_> {
         }
     }
 
-    fn explain(&self, asked: &Asked<'_>, trace: &Trace, found: &Found<'_>, ranked: &Ranked) -> Explain {
+    fn explain(&self, asked: &Asked<'_>, trace: &Trace, found: &Found<'_>, parts: &[Part], ranked: &Ranked) -> Explain {
+        let report = |(spec, part): (&QuerySpec, &Part)| QueryReport {
+            name: spec.name.clone(),
+            probed: part.counters.lists,
+            scanned: part.counters.items,
+            survivors: part.counters.survivors,
+            candidates: part.candidates.len() as u64,
+        };
         let explain = Explain {
             steps: trace.reports(),
             kernel: self.view.main().index.kernel(),
             returned: ranked.ids.len() as u64,
+            queries: self.view.main().package.spec.queries().iter().zip(parts).map(report).collect(),
             ..Explain::default()
         };
         let Task::Retrieve(search) = &asked.prepared.task else { return explain };
         Explain {
-            route: match (search.exact, search.planned.plan.route()) {
-                (_, Route::Nothing) => "none",
-                (true, _) => "exact",
-                (_, Route::All) => "all",
-                (_, Route::Slots(_)) => "postings",
-                (_, Route::Words) => "words",
-            },
+            route: route_of(search),
             filter: search.planned.canonical.clone(),
             pass_rate: search.planned.plan.pass_rate(),
             probes: matches!(search.planned.plan.route(), Route::All | Route::Words)

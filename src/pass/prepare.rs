@@ -83,9 +83,17 @@ fn between(field: &str, value: usize, most: usize) -> Result<()> {
 fn search(view: &View, request: &Retrieve) -> Result<Search> {
     let mut excluded: Vec<Slot> = request.exclude.iter().filter_map(|&id| view.slot(id)).collect();
     excluded.sort_unstable();
-    let k0 = request.candidates.unwrap_or_else(|| view.main().candidates(request.k)).min(view.items());
+    let k0 = |own: Option<usize>| {
+        let candidates = request.candidates.or(own).unwrap_or_else(|| view.main().candidates(request.k));
+        candidates.max(request.k).min(view.items())
+    };
+    let queries = view.main().package.spec.queries();
+    let k0: Vec<usize> =
+        if queries.is_empty() { vec![k0(None)] } else { queries.iter().map(|q| k0(q.candidates)).collect() };
     let planned = view.plan(&request.filter)?;
-    let (probes, left) = probes(view, request, k0, planned.plan.pass_rate());
+    // What the query of the most candidates takes is enough for the others.
+    let most = k0.iter().copied().max().unwrap_or(0);
+    let (probes, left) = probes(view, request, most, planned.plan.pass_rate());
     Ok(Search { k: request.k, k0, probes, left, exact: request.exact, planned, excluded })
 }
 
@@ -128,9 +136,29 @@ fn query(view: &View, user: User) -> Result<Query> {
     match user {
         User::Features(features) => features_query(view, features),
         User::Vector(vector) => {
-            view.main().index.check_query(&vector).map_err(|e| e.within("field `vector`"))?;
+            check_vector(view, &vector).map_err(|e| e.within("field `vector`"))?;
             Ok(Query::Vector(vector))
         }
+    }
+}
+
+fn check_vector(view: &View, vector: &[f32]) -> Result<()> {
+    let package = &view.main().package;
+    if package.needs_features() {
+        return Err(Error::invalid("the reranker of this model reads features of the user, expected `features`"));
+    }
+    let (queries, width) = (package.spec.queries().len(), view.dimension());
+    if queries > 0 && vector.len() != queries * width {
+        let expected = queries * width;
+        return Err(Error::invalid(format!(
+            "got {} numbers, expected {expected}: {queries} queries of {width}",
+            vector.len()
+        )));
+    }
+    let mut queries = vector.chunks(if queries == 0 { vector.len().max(1) } else { width });
+    match vector.is_empty() {
+        true => view.main().index.check_query(vector),
+        false => queries.try_for_each(|query| view.main().index.check_query(query)),
     }
 }
 

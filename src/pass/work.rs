@@ -70,7 +70,7 @@ pub struct Prepared {
 /// Where the query embedding comes from.
 #[derive(Debug)]
 pub(super) enum Query {
-    /// Given, `[D]`.
+    /// Given, `[D]` or `[Tq, D]`.
     Vector(Vec<f32>),
     /// Of the user tower over these; `fetched` where their rows were looked up already.
     Features { row: FeatureRow, fetched: Option<Result<Pooled>> },
@@ -92,7 +92,8 @@ pub(super) enum Task {
 #[derive(Debug)]
 pub(super) struct Search {
     pub(super) k: usize,
-    pub(super) k0: usize,
+    /// Candidates of each query of the user; of one query alone, where the model has no several.
+    pub(super) k0: Vec<usize>,
     pub(super) probes: Probes,
     /// What the search may leave ahead where it has a filter, as a share of K0; none where its probes were not measured.
     pub(super) left: Option<f64>,
@@ -103,6 +104,11 @@ pub(super) struct Search {
 }
 
 impl Search {
+    /// Candidates of the query, where the user has one alone.
+    pub(super) fn k0_alone(&self) -> usize {
+        self.k0.first().copied().unwrap_or(0)
+    }
+
     /// When a search with a filter ends, where its probes were measured.
     pub(super) fn ending<'a>(&self, view: &'a View) -> Option<ivf::Ending<'a>> {
         let calibration = view.main().calibration.as_ref()?;
@@ -129,10 +135,10 @@ impl Prepared {
         }
     }
 
-    /// Candidates that it reranks at most, K0.
+    /// Candidates that it reranks at most, K0, of all queries together.
     pub(super) fn candidates(&self) -> usize {
         match &self.task {
-            Task::Retrieve(search) => search.k0,
+            Task::Retrieve(search) => search.k0.iter().sum(),
             Task::Rank { slots, .. } => slots.len(),
             Task::Embed => 0,
         }
@@ -159,7 +165,7 @@ impl Prepared {
     pub(super) fn bytes(&self) -> usize {
         let query = match &self.query {
             Query::Vector(vector) => vector.len() * 4,
-            Query::Features { row, .. } => row.bytes(),
+            Query::Features { row, .. } => row.bytes() + 4 * self.view.main().package.user_numbers(),
         };
         let task = match &self.task {
             Task::Retrieve(search) => search.excluded.len() * 4,

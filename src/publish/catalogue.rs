@@ -4,21 +4,21 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::embed::embed;
+use super::embed::{Embedded, embed};
 use super::request::{Progress, Publish, Stage, Vectors};
 use crate::columns::{self, ItemColumn, ItemValues};
 use crate::error::{Error, Result};
 use crate::items::{EMBEDDING, Items};
 use crate::ivf;
 use crate::model::{ColumnSpec, MODEL_FILE, ModelSpec, Package};
-use crate::snapshot::{PROGRAM, Provenance, Recipe};
+use crate::snapshot::{PROGRAM, Provenance, Recipe, candidates};
 use crate::tensor::Matrix;
 
 /// Items with their vectors, in the order that they came in.
 pub(super) struct Catalogue {
     path: PathBuf,
     items: Items,
-    vectors: Vec<f32>,
+    embedded: Embedded,
     lists: Option<ivf::Lists>,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Arranged {
     pub(super) ids: Vec<i64>,
     pub(super) columns: Vec<ItemColumn>,
     pub(super) built: ivf::Built,
-    vectors: Vec<f32>,
+    pub(super) embedded: Embedded,
 }
 
 /// Reads what is published and gives each item its vector.
@@ -43,14 +43,14 @@ pub(super) fn read(what: &Publish, package: Option<&Package>, progress: &Progres
     };
     let (mut items, lists) = read_items(what, &path)?;
     progress(Stage::Reading, 1, 1);
-    let vectors = embed(package, &mut items, progress)?;
-    Ok(Catalogue { path, items, vectors, lists })
+    let embedded = embed(package, &mut items, progress)?;
+    Ok(Catalogue { path, items, embedded, lists })
 }
 
 impl Catalogue {
     /// The vectors, one row an item.
     pub(super) fn rows(&self) -> Result<Matrix<'_>> {
-        rows(&self.vectors, self.items.len())
+        rows(&self.embedded.vectors, self.items.len())
     }
 
     /// Where the items and vectors came from, with how long it took left open.
@@ -78,19 +78,21 @@ impl Catalogue {
         if let Some(package) = package {
             let numeric = columns.iter().filter(|c| !matches!(c.values, ItemValues::Texts { .. }));
             package.value(&numeric.map(|c| c.name.as_str()).collect::<Vec<_>>())?;
+            let kind = |name: &str| columns.iter().find(|c| c.name == name).map(|c| c.values.kind());
+            candidates::check_features(&package.spec, &kind).map_err(within)?;
         }
         let alike = columns::likeness(&columns, &recipe.filter.together, self.items.len()).map_err(within)?;
         let lists = self.lists.take();
         let mut built = arrange(self.rows()?, lists, &recipe.index, progress)?;
         built.sort_lists(&alike);
-        Ok(Arranged { ids: self.items.ids, columns, built, vectors: self.vectors })
+        Ok(Arranged { ids: self.items.ids, columns, built, embedded: self.embedded })
     }
 }
 
 impl Arranged {
     /// The vectors, one row an item, in the order that they came in.
     pub(super) fn rows(&self) -> Result<Matrix<'_>> {
-        rows(&self.vectors, self.ids.len())
+        rows(&self.embedded.vectors, self.ids.len())
     }
 }
 
@@ -139,7 +141,9 @@ fn arrange(
 fn keep(spec: &ModelSpec, items: &mut Items) -> Result<Vec<ItemColumn>> {
     let columns = std::mem::take(&mut items.columns);
     if spec.item.columns.is_empty() {
-        let read = |name: &str| name == EMBEDDING || spec.item.features.iter().any(|f| f.source() == name);
+        let kept = |name: &str| spec.item.vectors.iter().any(|v| v.column.as_deref() == Some(name));
+        let of_tower = |name: &str| spec.item.features.iter().any(|f| f.source() == name);
+        let read = |name: &str| name == EMBEDDING || kept(name) || of_tower(name);
         if let Some((name, dense)) = items.dense.iter().find(|(name, _)| !read(name)) {
             return Err(Error::invalid(format!(
                 "column `{name}`: got vectors of {} numbers, which no item tower reads, expected texts, integers or single \

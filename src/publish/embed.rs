@@ -5,29 +5,69 @@ use crate::columns::ItemValues;
 use crate::embedding::Lookup;
 use crate::error::{Error, Result};
 use crate::items::{EMBEDDING, ID, Items};
-use crate::model::{MODEL_FILE, Package};
+use crate::model::{MODEL_FILE, Package, VectorSpec};
 use crate::request::{Features, Values};
-use crate::tower::{self, FeatureRow, FeatureSpec, Pooled, RUN_ROWS, Threads};
+use crate::tower::{self, FeatureRow, FeatureSpec, Pooled, RUN_ROWS, Threads, Tower};
 
-/// The vectors of all items, row after row.
-pub(super) fn embed(package: Option<&Package>, items: &mut Items, progress: &Progress<'_>) -> Result<Vec<f32>> {
-    let Some(tower) = package.and_then(|p| p.item.as_ref()) else {
-        let dense = items.dense.remove(EMBEDDING).ok_or_else(|| {
-            Error::invalid(format!(
-                "items: no column `{EMBEDDING}` and no vectors beside the file, expected a vector an item"
-            ))
-        })?;
-        if let Some(want) = package.map(|p| p.spec.dimension).filter(|want| *want != dense.width) {
-            return Err(Error::invalid(format!(
-                "items: vectors of {} numbers, expected {want} as {MODEL_FILE} says",
-                dense.width
-            )));
-        }
-        return Ok(dense.values);
+/// What is kept of all items, each row after row.
+pub(super) struct Embedded {
+    /// `[N, D]`
+    pub(super) vectors: Vec<f32>,
+    /// Of each of `[[item.vectors]]`, `[N, width]`.
+    pub(super) kept: Vec<Vec<f32>>,
+}
+
+/// The vectors of all items, and the tensors that the package keeps of them.
+pub(super) fn embed(package: Option<&Package>, items: &mut Items, progress: &Progress<'_>) -> Result<Embedded> {
+    let specs = package.map_or(&[][..], |p| &p.spec.item.vectors);
+    let columns: Vec<Option<Vec<f32>>> = specs.iter().map(|spec| column(spec, items)).collect::<Result<_>>()?;
+    let mut made = match package.and_then(|p| p.item.as_ref()) {
+        Some(tower) => run(tower, items, progress)?.into_iter(),
+        None => vec![given(package, items)?].into_iter(),
     };
+    let vectors = made.next().unwrap_or_default();
+    let kept = columns.into_iter().map(|column| column.or_else(|| made.next()).unwrap_or_default()).collect();
+    Ok(Embedded { vectors, kept })
+}
+
+/// The column of one of `[[item.vectors]]`; none where the item tower makes it.
+fn column(spec: &VectorSpec, items: &Items) -> Result<Option<Vec<f32>>> {
+    let Some(column) = &spec.column else { return Ok(None) };
+    let place = |e: Error| e.within(format!("item.vectors `{}`", spec.name));
+    let dense = items.dense.get(column).ok_or_else(|| {
+        let known: Vec<&str> = items.dense.keys().map(String::as_str).collect();
+        place(Error::invalid(format!("items: no column `{column}` of vectors; there are: {}", known.join(", "))))
+    })?;
+    match dense.width == spec.width {
+        true => Ok(Some(dense.values.clone())),
+        false => Err(place(Error::invalid(format!(
+            "column `{column}`: vectors of {} numbers, expected {}",
+            dense.width, spec.width
+        )))),
+    }
+}
+
+/// The vectors that items bring.
+fn given(package: Option<&Package>, items: &mut Items) -> Result<Vec<f32>> {
+    let dense = items.dense.remove(EMBEDDING).ok_or_else(|| {
+        Error::invalid(format!(
+            "items: no column `{EMBEDDING}` and no vectors beside the file, expected a vector an item"
+        ))
+    })?;
+    if let Some(want) = package.map(|p| p.spec.dimension).filter(|want| *want != dense.width) {
+        return Err(Error::invalid(format!(
+            "items: vectors of {} numbers, expected {want} as {MODEL_FILE} says",
+            dense.width
+        )));
+    }
+    Ok(dense.values)
+}
+
+/// What the item tower makes of all items, output after output.
+fn run(tower: &Tower, items: &Items, progress: &Progress<'_>) -> Result<Vec<Vec<f32>>> {
     let threads = Threads::new(std::thread::available_parallelism().map_or(1, usize::from));
     let mut scratch = tower::Scratch::default();
-    let mut vectors = Vec::new();
+    let mut all: Vec<Vec<f32>> = tower.outputs().iter().map(|_| Vec::new()).collect();
     for first in (0..items.len()).step_by(RUN_ROWS) {
         let batch = first..(first + RUN_ROWS).min(items.len());
         let place = |e: Error| e.within(format!("items {} to {}", batch.start + 1, batch.end));
@@ -38,10 +78,11 @@ pub(super) fn embed(package: Option<&Package>, items: &mut Items, progress: &Pro
         let rows: Vec<&FeatureRow> = rows.iter().collect();
         let (pooled, _) = tower.lookup(&rows, &Lookup::default()).map_err(place)?;
         let rows: Vec<(&FeatureRow, &Pooled)> = rows.into_iter().zip(&pooled).collect();
-        vectors.extend_from_slice(tower.run(&rows, &threads, &mut scratch).map_err(place)?.data());
+        let made = tower.run(&rows, &threads, &mut scratch).map_err(place)?;
+        all.iter_mut().zip(&made).for_each(|(all, made)| all.extend_from_slice(made.data()));
         progress(Stage::Embedding, batch.end, items.len());
     }
-    Ok(vectors)
+    Ok(all)
 }
 
 /// The features of one item, read from its columns.

@@ -28,7 +28,8 @@ use crate::files::{self, Checksum, Tensors};
 use crate::ivf;
 use crate::model::{ModelSpec, Package, WARMUP_FILE};
 use crate::snapshot::{
-    CALIBRATION_FILE, COLUMNS_FILE, FORMAT, INDEX_FILE, Manifest, Placement, Provenance, Recipe, Snapshot, Store,
+    CALIBRATION_FILE, COLUMNS_FILE, CandidateRows, FORMAT, INDEX_FILE, Ids, Manifest, Placement, Provenance, Recipe,
+    Snapshot, Store, VECTORS_FILE,
 };
 use crate::trial;
 use crate::warmup;
@@ -104,8 +105,13 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
 /// Lets the reranker score the items of the version in `folder`.
 fn score_items(package: &Package, folder: &Path) -> Result<()> {
     let index = ivf::Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?;
-    let columns = Columns::open(&Tensors::open(&folder.join(COLUMNS_FILE))?, index.slots())?;
-    trial::score_items(package, &index, &columns)
+    let tensors = Tensors::open(&folder.join(COLUMNS_FILE))?;
+    let columns = Columns::open(&tensors, index.slots())?;
+    let ids = Ids::open(&tensors, index.slots(), index.items())?;
+    let has_vectors = !package.spec.item.vectors.is_empty();
+    let vectors = has_vectors.then(|| Tensors::open(&folder.join(VECTORS_FILE))).transpose()?;
+    let candidates = CandidateRows::open(package, &columns, &ids, vectors.as_ref())?;
+    trial::score_items(package, &index, &columns, &|slot, row| candidates.write(&index, slot, row))
 }
 
 /// Lets the version in `folder`, whole but for its manifest, answer the requests that are kept with it.

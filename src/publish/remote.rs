@@ -34,7 +34,7 @@ pub(super) fn load(
         )));
     }
     let wanted = |table: &&Arc<Table>| match remote.tables.is_empty() {
-        true => spec.readers(table.name()).next().is_some(),
+        true => spec.readers(table.name()).next().is_some() && !spec.serves_candidates(table.name()),
         false => remote.tables.iter().any(|n| n == table.name()),
     };
     let tables: Vec<&Arc<Table>> = tables.iter().filter(wanted).collect();

@@ -14,7 +14,9 @@ use crate::error::{Error, Result};
 use crate::files::{self, Checksum, TensorFile, Tensors};
 use crate::filter;
 use crate::model::{MODEL_FILE, ModelSpec, Package};
-use crate::snapshot::{COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE, Recipe, ids};
+use crate::snapshot::{
+    COLUMNS_FILE, FILTER_FILE, INDEX_FILE, MANIFEST, RECIPE_FILE, Recipe, VECTORS_FILE, candidates, ids,
+};
 
 /// What the files of a version hold.
 pub(super) struct Version<'a> {
@@ -28,6 +30,10 @@ pub(super) struct Version<'a> {
 impl Version<'_> {
     /// Writes every file but the manifest, which names them by their sums.
     pub(super) fn write(&self, folder: &Path, progress: &Progress<'_>) -> Result<BTreeMap<String, Checksum>> {
+        let own = [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, VECTORS_FILE, RECIPE_FILE, MANIFEST];
+        if let Some(name) = self.package.iter().flat_map(|p| p.files()).find(|name| own.contains(&name.as_str())) {
+            return Err(Error::invalid(format!("file `{name}`: a version has one of its own, expected another name")));
+        }
         let mut sums = self.write_index(folder, progress)?;
         for (package, name) in self.package.iter().flat_map(|p| p.files().into_iter().map(move |name| (p, name))) {
             let (from, to) = (package.folder().join(&name), folder.join(&name));
@@ -62,6 +68,13 @@ impl Version<'_> {
         let mut file = TensorFile::new();
         filter::encode(&written, &built.list_offsets, &built.list_lengths, &self.recipe.filter, &mut file)?;
         sums.insert(FILTER_FILE.into(), file.write(&folder.join(FILTER_FILE))?);
+        if let Some(package) = self.package.filter(|p| !p.spec.item.vectors.is_empty()) {
+            let kept = &self.arranged.embedded.kept;
+            let tables = candidates::arrange(&package.spec.item.vectors, kept, &built.order)?;
+            let mut file = TensorFile::new();
+            tables.iter().try_for_each(|table| table.encode(&mut file))?;
+            sums.insert(VECTORS_FILE.into(), file.write(&folder.join(VECTORS_FILE))?);
+        }
         progress(Stage::Writing, 3, 3);
         Ok(sums)
     }

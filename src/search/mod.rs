@@ -107,6 +107,16 @@ pub struct Times {
 }
 
 impl Times {
+    /// Adds what other searches took.
+    pub fn add(&mut self, other: &Times) {
+        let Times { probe, words, scan, verify, rescore } = other;
+        self.probe += *probe;
+        self.words += *words;
+        self.scan += *scan;
+        self.verify += *verify;
+        self.rescore += *rescore;
+    }
+
     /// Adds what a search took; what it did not take to probe and for words it scanned.
     fn add_search(&mut self, took: Duration, words: Duration, counters: &Counters) {
         self.probe += counters.probe_time;

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use super::calibration::{Calibration, Recalibration};
+use super::candidates::CandidateRows;
 use super::ids::Ids;
 use super::manifest::{GraphRecord, Manifest};
 use super::placement::Placement;
 use super::recipe::Recipe;
-use super::{CALIBRATION_FILE, COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE};
+use super::{CALIBRATION_FILE, COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE, VECTORS_FILE};
 use crate::columns::{ColumnKind, Columns};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
@@ -38,6 +39,8 @@ pub struct Snapshot {
     pub calibration: Option<Calibration>,
     /// The numeric columns that the reranker and the value model read, one f32 a slot.
     pub numbers: Vec<(String, Vec<f32>)>,
+    /// What the reranker reads of candidates as rows.
+    pub candidates: CandidateRows,
     digest: String,
 }
 
@@ -57,7 +60,8 @@ impl Snapshot {
     }
 
     fn assemble(folder: &Path, manifest: Manifest, package: Package) -> Result<Self> {
-        for file in [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, RECIPE_FILE, MODEL_FILE] {
+        let vectors = (!package.spec.item.vectors.is_empty()).then_some(VECTORS_FILE);
+        for file in [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, RECIPE_FILE, MODEL_FILE].into_iter().chain(vectors) {
             if !manifest.files.contains_key(file) {
                 return Err(Error::corrupt(format!("the manifest names no `{file}`")));
             }
@@ -89,12 +93,15 @@ impl Snapshot {
         }
         let numeric: Vec<&str> = columns.list().filter(|c| c.kind() != ColumnKind::Texts).map(|c| c.name()).collect();
         let value = package.value(&numeric)?;
-        let used = package.overarch.iter().flat_map(|o| o.columns()).chain(value.inputs());
+        let vectors = vectors.map(|file| Tensors::read(&folder.join(file))).transpose()?;
+        let candidates = CandidateRows::open(&package, &columns, &ids, vectors.as_ref())?;
+        let used = package.overarch.iter().flat_map(|o| o.numbers());
+        let used = used.chain(value.inputs().iter().map(String::as_str));
         let mut numbers: Vec<(String, Vec<f32>)> = Vec::new();
         for name in used {
             if numbers.iter().all(|(n, _)| n != name) {
                 let column = columns.list().find(|c| c.name() == name);
-                numbers.extend(column.and_then(|c| c.numbers()).map(|values| (name.clone(), values)));
+                numbers.extend(column.and_then(|c| c.numbers()).map(|values| (name.to_owned(), values)));
             }
         }
         for (file, runs) in package.graphs() {
@@ -104,7 +111,20 @@ impl Snapshot {
             }
         }
         let digest = manifest.digest();
-        Ok(Snapshot { manifest, package, index, filter, columns, ids, value, recipe, calibration, numbers, digest })
+        Ok(Snapshot {
+            manifest,
+            package,
+            index,
+            filter,
+            columns,
+            ids,
+            value,
+            recipe,
+            calibration,
+            numbers,
+            candidates,
+            digest,
+        })
     }
 
     /// Bytes of memory that a snapshot takes when it is loaded, as its manifest tells before anything is: its tensor files,

@@ -7,6 +7,7 @@
 //! | `index.safetensors` | the item index ([`crate::ivf`]) |
 //! | `filter.safetensors` | planes and posting lists ([`crate::filter::index`]) |
 //! | `columns.safetensors` | item columns ([`crate::columns`]) and ids |
+//! | `vectors.safetensors` | tensors that the OverArch reads of each item ([`candidates`]), where the package declares some |
 //! | `recipe.toml` | how it was built and the serving defaults |
 //! | `calibration.json` | how many lists a recall takes; not where there is only one list |
 //! | `recalibration.json` | one that was made again later, named by no manifest: it has its own digest |
@@ -15,6 +16,7 @@
 //! The format is described for other readers in `docs/FORMAT.md`.
 
 mod calibration;
+pub mod candidates;
 pub mod ids;
 mod load;
 mod manifest;
@@ -24,6 +26,7 @@ mod store;
 mod workload;
 
 pub use calibration::{Calibration, Chosen, Curve, RECALIBRATION_FILE, Recalibration, TARGETS, Wanted};
+pub use candidates::CandidateRows;
 pub use ids::Ids;
 pub use load::Snapshot;
 pub use manifest::{FORMAT, GraphRecord, MANIFEST, Manifest, PROGRAM, Provenance};
@@ -40,5 +43,7 @@ pub const FILTER_FILE: &str = "filter.safetensors";
 pub const COLUMNS_FILE: &str = "columns.safetensors";
 /// The file of the calibration.
 pub const CALIBRATION_FILE: &str = "calibration.json";
+/// The file of tensors that are kept by item, where the package declares some.
+pub const VECTORS_FILE: &str = "vectors.safetensors";
 /// The file of the recipe.
 pub const RECIPE_FILE: &str = "recipe.toml";

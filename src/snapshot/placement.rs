@@ -144,7 +144,11 @@ impl Placement {
         }
         let place = |table: Arc<Table>| match plans.iter().find(|p| p.table == table.name()) {
             // What no request reads may stay a map of its file.
-            None if spec.readers(table.name()).next().is_none() => Ok(table),
+            None if spec.readers(table.name()).next().is_none() && !spec.serves_candidates(table.name()) => Ok(table),
+            Some(_) if spec.serves_candidates(table.name()) => Err(Error::invalid(format!(
+                "table `{}` is planned, but candidates are looked up in it, expected it whole in memory: leave it out of the plan",
+                table.name()
+            ))),
             None => table.in_memory().map(Arc::new),
             Some(plan) => self.place_table(spec, manifest, &table, plan).map(Arc::new),
         };

@@ -12,7 +12,8 @@ use crate::tower::{FeatureKind, FeatureSpec};
 const POOLING_GUESS: f64 = 20.0;
 
 /// What requests to a model ask of its `tables`, with guesses where only requests can tell: 20 ids a feature of kind `ids`, a
-/// Zipf exponent of 0.8. Tables that no feature of the user tower reads are left out.
+/// full sequence, a Zipf exponent of 0.8. Tables that no feature of requests reads are left out, and those that candidates are
+/// looked up in.
 pub fn workload(model: &ModelSpec, tables: &[Arc<Table>]) -> Workload {
     let (mut asked, mut notes) = (Vec::new(), Vec::new());
     for table in tables.iter().map(|t| t.spec()) {
@@ -21,7 +22,16 @@ pub fn workload(model: &ModelSpec, tables: &[Arc<Table>]) -> Workload {
             notes.push(format!("table `{}` is read only when items are published: not planned", table.name));
             continue;
         }
-        let guessed = |f: &&FeatureSpec| if f.kind == FeatureKind::Category { 1.0 } else { POOLING_GUESS };
+        if model.serves_candidates(&table.name) {
+            notes.push(format!("table `{}` is read for each candidate: whole in memory, not planned", table.name));
+            continue;
+        }
+        let guessed = |f: &&FeatureSpec| match f.length {
+            // A sequence is long enough for most of those who have one.
+            Some(length) => length as f64,
+            None if f.kind == FeatureKind::Category => 1.0,
+            None => POOLING_GUESS,
+        };
         asked.push(TableWorkload {
             name: table.name.clone(),
             rows: table.rows,

@@ -1,16 +1,20 @@
 //! Towers: features looked up in their tables and run through a graph.
 
+use std::sync::Arc;
+
 use super::Scratch;
 use super::row::{FeatureRow, FeatureValues};
 use super::spec::{FeatureKind, FeatureSpec};
-use crate::dense::{Given, RowProgram, Size};
+use super::tensors::{FeatureTensor, Pooled};
+use crate::dense::{Given, Made, RowProgram, Size};
 use crate::embedding::{
-    BagConfig, EmbeddingBagCollection, JaggedTensor, KeyedJaggedTensor, Lookup, LookupReport, Table,
+    BagConfig, EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor, Lookup, LookupReport,
+    SequenceConfig, Table,
 };
 use crate::error::{Error, Result};
 use crate::request;
 use crate::tensor::Tensor;
-use crate::tower::{Graph, Input, Runs, Threads};
+use crate::tower::{Graph, Input, Port, Runs, Threads, shown};
 
 /// Most rows that a run of `rten` takes.
 pub const RUN_ROWS: usize = 512;
@@ -20,87 +24,101 @@ pub const RUN_ROWS: usize = 512;
 pub struct Tower {
     features: Vec<FeatureSpec>,
     bags: EmbeddingBagCollection,
+    sequences: EmbeddingCollection,
+    /// All that the features make, whether the graph reads it or not.
+    tensors: Vec<FeatureTensor>,
+    /// Those that the graph reads, by their place.
+    inputs: Vec<usize>,
     graph: Graph,
     runs: Runs,
-    output: &'static str,
-    dimension: usize,
+    outputs: Vec<TowerOutput>,
 }
 
-/// The pooled embeddings of one row, side by side in the order of the tower's bags.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Pooled {
-    /// `[sum of widths]`
-    pub values: Vec<f32>,
-    /// Ids that were answered with default rows.
-    pub degraded_rows: u64,
+/// An output of a tower.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TowerOutput {
+    /// The name in the file.
+    pub name: String,
+    /// Its dimensions after that of the rows.
+    pub shape: Vec<usize>,
+}
+
+impl TowerOutput {
+    /// An output of rows of this shape.
+    pub fn new(name: &str, shape: &[usize]) -> Self {
+        TowerOutput { name: name.into(), shape: shape.to_vec() }
+    }
+
+    /// Numbers of one row.
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    fn of_rows(&self, rows: usize) -> Vec<usize> {
+        std::iter::once(rows).chain(self.shape.iter().copied()).collect()
+    }
 }
 
 impl Tower {
-    /// Joins a graph with its features. `tables` serve the features of kind `ids` and `category`.
+    /// Joins a graph with its features. `tables` serve the features of kind `ids` and `category`; `outputs` are made by each
+    /// run, in their order.
     ///
     /// # Errors
-    /// `Invalid` where an input of the graph has no feature, a feature no input, or their widths differ.
+    /// `Invalid` where an input of the graph has no feature, or shapes of inputs or outputs differ.
     pub fn new(
         side: &'static str,
         features: &[FeatureSpec],
-        tables: &[std::sync::Arc<crate::embedding::Table>],
+        tables: &[Arc<Table>],
         mut graph: Graph,
-        output: &'static str,
-        dimension: usize,
+        outputs: &[TowerOutput],
     ) -> Result<Self> {
-        let bags: Vec<BagConfig> = features
-            .iter()
-            .filter_map(|f| Some(BagConfig { feature: f.name.clone(), table: f.table.clone()?, pooling: f.pooling }))
-            .collect();
-        let bags = EmbeddingBagCollection::new(tables.to_vec(), &bags)?;
-        for feature in features {
-            let port =
-                graph.input(&feature.name).map_err(|e| e.within(format!("{side}.features `{}`", feature.name)))?;
-            let width = match feature.width {
-                Some(width) => width,
-                None => bags
-                    .layout()
-                    .keys()
-                    .iter()
-                    .position(|k| *k == feature.name)
-                    .map_or(0, |k| bags.layout().columns(k).len()),
-            };
-            if port.shape.as_ref().is_some_and(|s| s.len() != 2 || s[1].is_some_and(|w| w != width)) {
+        let (bags, sequences) = collections(features, tables)?;
+        let width = |f: &FeatureSpec| sequences.tables().iter().find(|t| Some(t.name()) == f.table.as_deref());
+        let widths: Vec<usize> =
+            features.iter().filter(|f| f.is_sequence()).map(|f| width(f).map_or(0, |t| t.width())).collect();
+        let tensors = FeatureTensor::of(features, bags.layout(), &widths);
+        for port in graph.inputs() {
+            let Some(tensor) = tensors.iter().find(|t| t.name == port.name) else {
                 return Err(Error::invalid(format!(
-                    "{}: input `{}` has shape {}, and the feature is [?, {width}]",
+                    "{}: input `{}` has no feature in {side}.features",
                     graph.name(),
-                    feature.name,
-                    crate::tower::shown(port.shape.as_deref().unwrap_or(&[]))
+                    port.name
+                )));
+            };
+            if let Some(shape) = port.shape.as_ref().filter(|s| !is_of(s, &tensor.shape)) {
+                return Err(Error::invalid(format!(
+                    "{}: input `{}` has shape {}, and the feature is {}",
+                    graph.name(),
+                    port.name,
+                    shown(shape),
+                    shown(&of_rows(&tensor.shape))
                 )));
             }
         }
-        if let Some(port) = graph.inputs().find(|p| features.iter().all(|f| f.name != p.name)) {
-            return Err(Error::invalid(format!(
-                "{}: input `{}` has no feature in {side}.features",
-                graph.name(),
-                port.name
-            )));
+        let is_read = |n: &usize| graph.inputs().any(|port| port.name == tensors[*n].name);
+        let inputs: Vec<usize> = (0..tensors.len()).filter(is_read).collect();
+        for output in outputs {
+            let made = graph.output(&output.name)?;
+            if let Some(shape) = made.shape.as_ref().filter(|s| !is_of(s, &output.shape)) {
+                return Err(Error::invalid(format!(
+                    "{}: output `{}` has shape {}, expected {}",
+                    graph.name(),
+                    output.name,
+                    shown(shape),
+                    shown(&of_rows(&output.shape))
+                )));
+            }
         }
-        let made = graph.output(output)?;
-        if made.shape.as_ref().is_some_and(|s| s.len() != 2 || s[1].is_some_and(|d| d != dimension)) {
-            return Err(Error::invalid(format!(
-                "{}: output `{output}` has shape {}, expected [?, {dimension}]",
-                graph.name(),
-                crate::tower::shown(made.shape.as_deref().unwrap_or(&[]))
-            )));
-        }
-        let row = |name: &str, width: usize| Given {
-            name: name.into(),
-            is_pair: true,
-            shape: vec![Size::Rows, Size::Fixed(width as i64)],
+        let sizes = |shape: &[usize]| -> Vec<Size> {
+            std::iter::once(Size::Rows).chain(shape.iter().map(|&n| Size::Fixed(n as i64))).collect()
         };
-        let layout = bags.layout();
-        let mut given: Vec<Given> =
-            layout.keys().iter().enumerate().map(|(k, key)| row(key, layout.columns(k).len())).collect();
-        let dense = features.iter().filter(|f| f.kind == FeatureKind::Dense);
-        given.extend(dense.map(|f| row(&f.name, f.width.unwrap_or(0))));
-        let runs = graph.lower(&given, (output, &[Size::Rows, Size::Fixed(dimension as i64)]))?;
-        Ok(Tower { features: features.to_vec(), bags, graph, runs, output, dimension })
+        let given =
+            |&n: &usize| Given { name: tensors[n].name.clone(), is_pair: true, shape: sizes(&tensors[n].shape) };
+        let given: Vec<Given> = inputs.iter().map(given).collect();
+        let made = outputs.iter().map(|o| Made { name: o.name.clone(), shape: sizes(&o.shape) }).collect::<Vec<_>>();
+        let runs = graph.lower(&given, &made)?;
+        let (features, outputs) = (features.to_vec(), outputs.to_vec());
+        Ok(Tower { features, bags, sequences, tensors, inputs, graph, runs, outputs })
     }
 
     /// What the tower takes.
@@ -108,12 +126,36 @@ impl Tower {
         &self.features
     }
 
+    /// All tensors that the features make.
+    pub fn tensors(&self) -> &[FeatureTensor] {
+        &self.tensors
+    }
+
+    /// What a run makes.
+    pub fn outputs(&self) -> &[TowerOutput] {
+        &self.outputs
+    }
+
+    /// The graph's input of a name.
+    ///
+    /// # Errors
+    /// As [`Graph::input`].
+    pub fn input(&self, name: &str) -> Result<&Port> {
+        self.graph.input(name)
+    }
+
+    /// Whether the graph reads anything of a feature.
+    pub fn reads(&self, feature: &str) -> bool {
+        self.inputs.iter().any(|&n| self.tensors[n].feature == feature)
+    }
+
     /// What so many rows cost, in multiply-adds and what takes as long: those of the program, or one for each of the graph's
-    /// weights.
+    /// weights, at each place of its sequences.
     pub fn work(&self, rows: usize) -> usize {
+        let places = self.features.iter().filter_map(|f| f.length).max().unwrap_or(1);
         match &self.runs {
             Runs::Program(program) => program.work(rows),
-            Runs::Runtime(_) => self.graph.weights().saturating_mul(rows),
+            Runs::Runtime(_) => self.graph.weights().saturating_mul(places).saturating_mul(rows),
         }
     }
 
@@ -141,7 +183,22 @@ impl Tower {
         Ok(FeatureRow { values: self.features.iter().enumerate().map(read).collect::<Result<_>>()? })
     }
 
-    fn table(&self, spec: &FeatureSpec) -> Option<&Table> {
+    /// The graph as a program, where it is one.
+    pub(super) fn program(&self) -> Option<&RowProgram> {
+        self.runs.program()
+    }
+
+    /// The tables that serve it.
+    pub(super) fn tables(&self) -> &[std::sync::Arc<Table>] {
+        self.bags.tables()
+    }
+
+    /// Keys and columns of its bags.
+    pub(super) fn layout(&self) -> &crate::embedding::keyed::Layout {
+        self.bags.layout()
+    }
+
+    pub(super) fn table(&self, spec: &FeatureSpec) -> Option<&Table> {
         self.bags.tables().iter().find(|t| Some(t.name()) == spec.table.as_deref()).map(|t| &**t)
     }
 
@@ -165,25 +222,45 @@ impl Tower {
         self.features.iter().zip(&row.values).map(of_feature).sum()
     }
 
-    /// Looks the ids of all rows up in their tables: one call for all of them. A feature that a row does not bring is an empty
-    /// bag.
+    /// Looks the ids of all rows up in their tables: one call for all that are pooled, one for all sequences, whose rows travel
+    /// together where they are fetched. A feature that a row does not bring is an empty bag or sequence.
     ///
     /// # Errors
     /// What the lookup returns.
     pub fn lookup(&self, rows: &[&FeatureRow], terms: &Lookup) -> Result<(Vec<Pooled>, LookupReport)> {
-        let bagged = self.features.iter().enumerate().filter(|(_, spec)| spec.kind != FeatureKind::Dense);
         let any_weights = rows.iter().flat_map(|r| &r.values).any(FeatureValues::has_weights);
-        let jagged = bagged.map(|(n, spec)| Ok((spec.name.clone(), gather_ids(n, rows, any_weights)?)));
-        let jagged: Vec<(String, JaggedTensor<i64>)> = jagged.collect::<Result<_>>()?;
-        if jagged.is_empty() {
-            return Ok((rows.iter().map(|_| Pooled::default()).collect(), Vec::new()));
+        let bag_ids = self.keyed(rows, false, any_weights)?;
+        let sequence_ids = self.keyed(rows, true, false)?;
+        let mut all: Vec<Pooled> = rows.iter().map(|_| Pooled::default()).collect();
+        let mut report = LookupReport::new();
+        let begun = bag_ids.as_ref().map(|ids| self.bags.begin(ids, terms)).transpose()?;
+        if let Some(ids) = &sequence_ids {
+            let (sequences, counts) = self.sequences.lookup(ids, terms)?;
+            for (n, pooled) in all.iter_mut().enumerate() {
+                pooled.sequences = sequences.iter().map(|(_, rows)| rows.run(n).to_vec()).collect();
+            }
+            report.extend(counts);
         }
-        let (pooled, report) = self.bags.lookup(&KeyedJaggedTensor::from_jagged(jagged)?, terms)?;
-        let of_row = |(n, values): (usize, &[f32])| Pooled {
-            values: values.to_vec(),
-            degraded_rows: report.iter().filter_map(|t| t.degraded_of.get(n)).sum(),
-        };
-        Ok((pooled.values().chunks_exact(pooled.width()).enumerate().map(of_row).collect(), report))
+        if let Some(begun) = begun {
+            let (pooled, counts) = begun.finish()?;
+            let values = pooled.values().chunks_exact(pooled.width());
+            all.iter_mut().zip(values).for_each(|(pooled, values)| pooled.values = values.to_vec());
+            report.extend(counts);
+        }
+        for (n, pooled) in all.iter_mut().enumerate() {
+            pooled.degraded_rows = report.iter().filter_map(|t| t.degraded_of.get(n)).sum();
+        }
+        Ok((all, report))
+    }
+
+    /// The ids of all rows: those of sequences, or of the features that are pooled. None where there is no such feature.
+    fn keyed(&self, rows: &[&FeatureRow], are_sequences: bool, any_weights: bool) -> Result<Option<KeyedJaggedTensor>> {
+        let wanted = |spec: &FeatureSpec| spec.kind != FeatureKind::Dense && spec.is_sequence() == are_sequences;
+        let features = self.features.iter().enumerate().filter(|(_, spec)| wanted(spec));
+        let jagged: Vec<(String, JaggedTensor<i64>)> = features
+            .map(|(n, spec)| Ok((spec.name.clone(), gather_ids(n, rows, any_weights)?)))
+            .collect::<Result<_>>()?;
+        if jagged.is_empty() { Ok(None) } else { KeyedJaggedTensor::from_jagged(jagged).map(Some) }
     }
 
     /// The graph's file, and what runs it.
@@ -191,21 +268,32 @@ impl Tower {
         (self.graph.name(), &self.runs)
     }
 
-    /// Runs the graph over rows and their pooled embeddings: `[rows, D]`.
+    /// Runs the graph over rows and what their tables said: of each output `[rows, ...]`.
     ///
     /// # Errors
     /// `Internal` where the graph fails or makes something else.
-    pub fn run(&self, rows: &[(&FeatureRow, &Pooled)], threads: &Threads, scratch: &mut Scratch) -> Result<Tensor> {
+    pub fn run(
+        &self,
+        rows: &[(&FeatureRow, &Pooled)],
+        threads: &Threads,
+        scratch: &mut Scratch,
+    ) -> Result<Vec<Tensor>> {
+        let room = |output: &TowerOutput| Vec::with_capacity(rows.len() * output.count());
+        let mut made: Vec<Vec<f32>> = self.outputs.iter().map(room).collect();
         match &self.runs {
-            Runs::Program(program) => self.run_program(program, rows, scratch),
+            Runs::Program(program) => self.run_program(program, rows, scratch, &mut made)?,
             Runs::Runtime(_) => {
-                let mut made = Vec::with_capacity(rows.len() * self.dimension);
                 for rows in rows.chunks(RUN_ROWS) {
-                    made.extend_from_slice(self.run_graph(rows, threads)?.data());
+                    let tensors = self.run_graph(rows, threads)?;
+                    made.iter_mut().zip(&tensors).for_each(|(made, tensor)| made.extend_from_slice(tensor.data()));
                 }
-                Tensor::new(vec![rows.len(), self.dimension], made)
             }
         }
+        self.outputs
+            .iter()
+            .zip(made)
+            .map(|(output, numbers)| Tensor::new(output.of_rows(rows.len()), numbers))
+            .collect()
     }
 
     fn run_program(
@@ -213,57 +301,83 @@ impl Tower {
         program: &RowProgram,
         rows: &[(&FeatureRow, &Pooled)],
         scratch: &mut Scratch,
-    ) -> Result<Tensor> {
-        let layout = self.bags.layout();
-        let mut made = Vec::with_capacity(rows.len() * self.dimension);
+        made: &mut [Vec<f32>],
+    ) -> Result<()> {
         let mut fill = |n: usize, mut given: &mut [f32]| {
             let (row, pooled) = rows[n];
-            let bagged = (0..layout.keys().len()).map(|k| &pooled.values[layout.columns(k)]);
-            let dense =
-                row.values.iter().filter_map(|v| if let FeatureValues::Dense(x) = v { Some(&x[..]) } else { None });
-            for values in bagged.chain(dense) {
-                let (here, rest) = given.split_at_mut(values.len());
-                here.copy_from_slice(values);
+            for tensor in self.inputs.iter().map(|&n| &self.tensors[n]) {
+                let (here, rest) = given.split_at_mut(tensor.count());
+                tensor.write(row, pooled, here);
                 given = rest;
             }
         };
         program.run(rows.len(), &[], &mut scratch.program, &mut fill, &mut |_, count, block| {
-            (0..count).for_each(|n| made.extend_from_slice(block.row(n)));
+            for (o, made) in made.iter_mut().enumerate() {
+                let output = block.output(o);
+                (0..count).for_each(|n| made.extend_from_slice(output.row(n)));
+            }
             Ok(())
-        })?;
-        Tensor::new(vec![rows.len(), self.dimension], made)
+        })
     }
 
-    fn run_graph(&self, rows: &[(&FeatureRow, &Pooled)], threads: &Threads) -> Result<Tensor> {
-        let layout = self.bags.layout();
-        let mut tensors: Vec<(&str, Tensor)> = Vec::with_capacity(self.features.len());
-        for (k, key) in layout.keys().iter().enumerate() {
-            let columns = layout.columns(k);
-            let values = rows.iter().flat_map(|(_, pooled)| &pooled.values[columns.clone()]).copied().collect();
-            tensors.push((key, Tensor::new(vec![rows.len(), columns.len()], values)?));
-        }
-        for (n, spec) in self.features.iter().enumerate().filter(|(_, spec)| spec.kind == FeatureKind::Dense) {
-            tensors.push((&spec.name, gather_dense(n, spec, rows)?));
-        }
+    fn run_graph(&self, rows: &[(&FeatureRow, &Pooled)], threads: &Threads) -> Result<Vec<Tensor>> {
+        let tensor = |&n: &usize| {
+            let (name, shape) = (&self.tensors[n].name, &self.tensors[n].shape);
+            let mut values = Tensor::zeros([&[rows.len()], &shape[..]].concat());
+            let count = self.tensors[n].count();
+            for ((row, pooled), out) in rows.iter().zip(values.data_mut().chunks_exact_mut(count)) {
+                self.tensors[n].write(row, pooled, out);
+            }
+            (name, values)
+        };
+        let tensors: Vec<(&String, Tensor)> = self.inputs.iter().map(tensor).collect();
         let inputs: Vec<Input<'_>> =
             tensors.iter().map(|(name, tensor)| Input { name, shape: tensor.shape(), values: tensor.data() }).collect();
-        let made = self.graph.run(&inputs, self.output, threads)?;
-        if made.shape() != [rows.len(), self.dimension] {
-            return Err(Error::internal(format!(
-                "{}: `{}` came out as {:?}, expected [{}, {}]",
-                self.graph.name(),
-                self.output,
-                made.shape(),
-                rows.len(),
-                self.dimension
-            )));
+        let names: Vec<&str> = self.outputs.iter().map(|output| output.name.as_str()).collect();
+        let made = self.graph.run_all(&inputs, &names, threads)?;
+        for (made, output) in made.iter().zip(&self.outputs) {
+            if made.shape() != output.of_rows(rows.len()) {
+                return Err(Error::internal(format!(
+                    "{}: `{}` came out as {:?}, expected {:?}",
+                    self.graph.name(),
+                    output.name,
+                    made.shape(),
+                    output.of_rows(rows.len())
+                )));
+            }
         }
         Ok(made)
     }
 }
 
+/// The lookups of features: of those that are pooled, and of sequences.
+fn collections(
+    features: &[FeatureSpec],
+    tables: &[Arc<Table>],
+) -> Result<(EmbeddingBagCollection, EmbeddingCollection)> {
+    let (mut bags, mut sequences) = (Vec::new(), Vec::new());
+    for spec in features {
+        let Some(table) = spec.table.clone() else { continue };
+        let feature = spec.name.clone();
+        match spec.is_sequence() {
+            true => sequences.push(SequenceConfig { feature, table }),
+            false => bags.push(BagConfig { feature, table, pooling: spec.pooling }),
+        }
+    }
+    Ok((EmbeddingBagCollection::new(tables.to_vec(), &bags)?, EmbeddingCollection::new(tables.to_vec(), &sequences)?))
+}
+
+fn of_rows(shape: &[usize]) -> Vec<Option<usize>> {
+    std::iter::once(None).chain(shape.iter().map(|&n| Some(n))).collect()
+}
+
+/// Whether a declared shape is one of rows of this shape.
+fn is_of(declared: &[Option<usize>], shape: &[usize]) -> bool {
+    declared.len() == shape.len() + 1 && declared[1..].iter().zip(shape).all(|(own, n)| own.is_none_or(|own| own == *n))
+}
+
 /// The ids of feature `n` of all rows; where `any_weights`, ids without one have weight 1.
-fn gather_ids(n: usize, rows: &[&FeatureRow], any_weights: bool) -> Result<JaggedTensor<i64>> {
+pub(super) fn gather_ids(n: usize, rows: &[&FeatureRow], any_weights: bool) -> Result<JaggedTensor<i64>> {
     let mut all = Vec::new();
     let mut all_weights = any_weights.then(Vec::new);
     let mut lengths = Vec::with_capacity(rows.len());
@@ -279,16 +393,4 @@ fn gather_ids(n: usize, rows: &[&FeatureRow], any_weights: bool) -> Result<Jagge
         }
     }
     JaggedTensor::from_lengths(all, &lengths, all_weights)
-}
-
-fn gather_dense(n: usize, spec: &FeatureSpec, rows: &[(&FeatureRow, &Pooled)]) -> Result<Tensor> {
-    let width = spec.width.unwrap_or(0);
-    let mut all = Vec::with_capacity(rows.len() * width);
-    for (row, _) in rows {
-        match &row.values[n] {
-            FeatureValues::Dense(numbers) => all.extend_from_slice(numbers),
-            FeatureValues::Ids { .. } => return Err(Error::internal("ids where a tower takes numbers")),
-        }
-    }
-    Tensor::new(vec![rows.len(), width], all)
 }

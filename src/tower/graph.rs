@@ -8,12 +8,12 @@ use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::OnceLock;
 
-use rten::{Model, NodeId, ValueOrView};
+use rten::{Model, NodeId, Value, ValueOrView};
 use rten_tensor::TensorView;
 use rten_tensor::prelude::*;
 
 use super::onnx::{self, Port};
-use crate::dense::{Given, RowProgram, Size};
+use crate::dense::{Given, Made, Precision, RowProgram, Size};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::tower::Threads;
@@ -30,6 +30,7 @@ pub struct Graph {
     /// The file, until it was lowered or the runtime has it.
     source: Vec<u8>,
     runtime: OnceLock<Model>,
+    precision: Precision,
 }
 
 /// What runs a graph.
@@ -39,6 +40,16 @@ pub enum Runs {
     Program(Box<RowProgram>),
     /// The runtime, for the reason that stood in the way of a program.
     Runtime(String),
+}
+
+impl Runs {
+    /// The program, where it is one.
+    pub fn program(&self) -> Option<&RowProgram> {
+        match self {
+            Runs::Program(program) => Some(program),
+            Runs::Runtime(_) => None,
+        }
+    }
 }
 
 impl std::fmt::Debug for Graph {
@@ -70,14 +81,27 @@ impl Graph {
     pub fn load(name: &str, bytes: Vec<u8>) -> Result<Self> {
         let onnx::Ports { inputs, outputs } = onnx::read(&bytes).map_err(|e| e.within(name))?;
         let weights = bytes.len() / std::mem::size_of::<f32>();
-        Ok(Graph { name: name.into(), inputs, outputs, weights, source: bytes, runtime: OnceLock::new() })
+        Ok(Graph {
+            name: name.into(),
+            inputs,
+            outputs,
+            weights,
+            source: bytes,
+            runtime: OnceLock::new(),
+            precision: Precision::F32,
+        })
+    }
+
+    /// The same with the products of its program in a precision. The runtime knows f32 alone.
+    pub fn in_precision(self, precision: Precision) -> Self {
+        Graph { precision, ..self }
     }
 
     /// The graph as a program that takes its inputs as `given`, or, where it has what programs do not, in the runtime.
     ///
     /// # Errors
     /// `Invalid` where it uses an operator that the runtime does not have either.
-    pub(super) fn lower(&mut self, given: &[Given], output: (&str, &[Size])) -> Result<Runs> {
+    pub(super) fn lower(&mut self, given: &[Given], outputs: &[Made]) -> Result<Runs> {
         let fits = |port: &Port, sizes: &[Size]| {
             let fits = |(own, size): (&Option<usize>, &Size)| match size {
                 Size::Fixed(n) => own.is_none_or(|own| own as i64 == *n),
@@ -90,7 +114,7 @@ impl Graph {
                 let shape = port.shape.as_deref().map_or("?".into(), shown);
                 return Err(Error::unsupported(format!("input `{}` of shape {shape}", port.name)));
             }
-            RowProgram::lower(&self.source, given, output)
+            RowProgram::lower_in(self.precision, &self.source, given, outputs)
         };
         match guarded(|| deep(lowered)?).unwrap_or_else(|panic| Err(Error::unsupported(panic))) {
             Ok(program) => {
@@ -159,11 +183,20 @@ impl Graph {
         Error::invalid(format!("{}: no {what} `{name}`; it has: {}", self.name, known.join(", ")))
     }
 
-    /// Runs the graph on `threads` and returns the named output, whose shape is the declared one where the file tells it.
+    /// [`Graph::run_all`] for one output.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run(&self, inputs: &[Input<'_>], output: &str, threads: &Threads) -> Result<Tensor> {
+        let mut made = self.run_all(inputs, &[output], threads)?;
+        made.pop().ok_or_else(|| Error::internal(format!("{}: the graph made no `{output}`", self.name)))
+    }
+
+    /// Runs the graph on `threads` and returns the named outputs, whose shapes are the declared ones where the file tells them.
     ///
     /// # Errors
     /// `Invalid` for a missing or unknown input or one of another shape; `Internal` where the runtime fails.
-    pub fn run(&self, inputs: &[Input<'_>], output: &str, threads: &Threads) -> Result<Tensor> {
+    pub fn run_all(&self, inputs: &[Input<'_>], outputs: &[&str], threads: &Threads) -> Result<Vec<Tensor>> {
         let model = self.runtime()?;
         let given = inputs.iter().map(|input| self.given(model, input)).collect::<Result<Vec<_>>>()?;
         for port in &self.inputs {
@@ -174,18 +207,23 @@ impl Graph {
             };
             return Err(Error::invalid(format!("{}: input `{}` is {times}", self.name, port.name)));
         }
-        let port = self.output(output)?;
-        let id = self.node(model.output_ids(), &self.outputs, output)?;
+        let ports = outputs.iter().map(|name| self.output(name)).collect::<Result<Vec<_>>>()?;
+        let id = |port: &&Port| self.node(model.output_ids(), &self.outputs, &port.name);
+        let ids = ports.iter().map(id).collect::<Result<Vec<NodeId>>>()?;
         let failed = |e: &dyn Display| Error::internal(format!("{}: the graph failed: {e}", self.name));
-        let made = guarded(|| model.run_n(given, [id], Some(threads.options()))).map_err(|panic| failed(&panic))?;
-        let [value] = made.map_err(|e| failed(&e).caused_by(e))?;
-        let tensor: rten_tensor::Tensor<f32> =
-            value.into_tensor().ok_or_else(|| failed(&format!("output `{output}` is not f32")))?;
-        let shape = tensor.shape().to_vec();
-        if let Some(expected) = port.shape.as_ref().filter(|s| !fits(s, &shape)) {
-            return Err(failed(&format!("output `{output}` came out as {shape:?}, expected {}", shown(expected))));
-        }
-        Tensor::new(shape, tensor.into_data())
+        let made = guarded(|| model.run(given, &ids, Some(threads.options()))).map_err(|panic| failed(&panic))?;
+        let made = made.map_err(|e| failed(&e).caused_by(e))?;
+        let tensor = |(value, port): (Value, &&Port)| {
+            let name = &port.name;
+            let tensor: rten_tensor::Tensor<f32> =
+                value.into_tensor().ok_or_else(|| failed(&format!("output `{name}` is not f32")))?;
+            let shape = tensor.shape().to_vec();
+            if let Some(expected) = port.shape.as_ref().filter(|s| !fits(s, &shape)) {
+                return Err(failed(&format!("output `{name}` came out as {shape:?}, expected {}", shown(expected))));
+            }
+            Tensor::new(shape, tensor.into_data())
+        };
+        made.into_iter().zip(&ports).map(tensor).collect()
     }
 
     /// The runtime's number of an input or output: it keeps them in the file's order.

@@ -1,91 +1,160 @@
 //! The reranker: an ONNX graph that sees the user and every candidate.
 //!
-//! | input | shape | holds |
-//! |---|---|---|
-//! | `query` | `[Q, D]` | query embeddings |
-//! | `item` | `[Q, K0, D]` | the candidates' rows, in f32 |
-//! | any other | `[Q, K0]` | the numeric item column of that name |
+//! What it reads it finds by name. Some names stand for tensors of the user, `[Q, ...]`, or for rows of candidates, `[Q, K0, ...]`: the
+//! caller says which ([`Readable`]). All others are numbers of candidates, `[Q, K0]`: the retrieval score
+//! ([`OverArch::SIMILARITY`]) and numeric item columns.
 //!
 //! Its output `logits` `[Q, K0, T]` becomes task scores through a sigmoid. A graph that is a program of ours ([`crate::dense`])
 //! runs over blocks of candidates, whose rows it takes straight from where they lie; any other runs in `rten` over copies of at
-//! most [`RUN_CANDIDATES`] rows. Either way the memory of a request does not grow with K0 times D.
+//! most [`RUN_CANDIDATES`] rows. Either way the memory of a request does not grow with K0 times the width of a row.
+
+use std::ops::Range;
 
 use super::Scratch;
-use crate::dense::{Given, RowProgram, Size};
+use crate::dense::{Given, Made, RowProgram, Size};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{MapTarget, Operand, Unary};
 use crate::error::{Error, Kind, Result};
-use crate::tower::{Graph, Input, Runs, Threads};
+use crate::tensor::Tensor;
+use crate::tower::{Graph, Input, Port, Runs, Threads, shown};
 
 /// Most candidates of one query that a run of `rten` scores.
 pub const RUN_CANDIDATES: usize = 2048;
 
-const QUERY: &str = "query";
-const ITEM: &str = "item";
 const LOGITS: &str = "logits";
+
+/// Whose a tensor is that an OverArch may read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// The user's: the same for all candidates, `[Q, ...]`.
+    User,
+    /// Each candidate's: `[Q, K0, ...]`.
+    Candidate,
+}
+
+/// A tensor that an OverArch may read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Readable {
+    /// The name of the input.
+    pub name: String,
+    /// Whose it is.
+    pub whose: Whose,
+    /// Its dimensions after those of users and candidates.
+    pub shape: Vec<usize>,
+}
+
+impl Readable {
+    /// Numbers of one user or candidate.
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    fn sizes(&self, count: usize) -> Vec<usize> {
+        let ahead: &[usize] = if self.whose == Whose::User { &[1] } else { &[1, count] };
+        [ahead, &self.shape].concat()
+    }
+
+    fn given(&self) -> Given {
+        let is_pair = self.whose == Whose::Candidate;
+        let ahead = [Size::Fixed(1), Size::Rows];
+        let ahead = ahead[..1 + usize::from(is_pair)].iter().copied();
+        Given {
+            name: self.name.clone(),
+            is_pair,
+            shape: ahead.chain(self.shape.iter().map(|&n| Size::Fixed(n as i64))).collect(),
+        }
+    }
+}
 
 /// A reranker with its tasks.
 #[derive(Debug)]
 pub struct OverArch {
     graph: Graph,
     runs: Runs,
-    columns: Vec<String>,
+    user: Vec<Readable>,
+    rows: Vec<Readable>,
+    /// The inputs that are numbers of candidates.
+    numbers: Vec<Readable>,
     tasks: usize,
-    dimension: usize,
 }
 
-/// What is scored: one query and its candidates.
+/// What is scored: one user and the candidates.
 #[derive(Clone, Copy)]
 pub struct Candidates<'a> {
-    /// `[D]`
-    pub query: &'a [f32],
-    /// How many.
+    /// The tensors of [`OverArch::user`], each flat.
+    pub user: &'a [&'a [f32]],
+    /// How many candidates.
     pub count: usize,
-    /// Writes the row `[D]` of a candidate.
+    /// Writes the rows of a candidate, those of [`OverArch::rows`] side by side.
     pub row: &'a dyn Fn(usize, &mut [f32]),
-    /// The columns of [`OverArch::columns`], each `[count]`.
-    pub columns: &'a [&'a [f32]],
+    /// The numbers of [`OverArch::numbers`], each `[count]`.
+    pub numbers: &'a [&'a [f32]],
 }
 
 impl OverArch {
-    /// Takes a graph as reranker for embeddings of width `dimension` and the given number of tasks.
+    /// The name of the retrieval score among the numbers of candidates.
+    pub const SIMILARITY: &'static str = "similarity";
+
+    /// Takes a graph as reranker with the given number of tasks. Its inputs are some of `readable`, or numbers of candidates.
     ///
     /// # Errors
-    /// `Invalid` where an input or the output is missing or of another shape.
-    pub fn new(mut graph: Graph, dimension: usize, tasks: usize) -> Result<Self> {
-        let place = graph.name().to_owned();
-        let check = |port: &crate::tower::Port, rank: usize, last: Option<usize>| {
-            let Some(shape) = &port.shape else { return Ok(()) };
-            let wrong_last = last.zip(shape.last().copied().flatten()).is_some_and(|(want, got)| want != got);
-            if shape.len() != rank || wrong_last {
-                let last = last.map_or("?".into(), |n| n.to_string());
-                return Err(Error::invalid(format!(
-                    "{place}: `{}` has shape {}, expected {rank} dimensions, the last of size {last}",
-                    port.name,
-                    crate::tower::shown(shape)
-                )));
+    /// `Invalid` where an input or the output is of another shape, or nothing of a candidate is read.
+    pub fn new(mut graph: Graph, readable: &[Readable], tasks: usize) -> Result<Self> {
+        let (mut user, mut rows, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
+        for port in graph.inputs() {
+            let number = Readable { name: port.name.clone(), whose: Whose::Candidate, shape: Vec::new() };
+            let known = readable.iter().find(|r| r.name == port.name);
+            match known {
+                Some(known) => check(&graph, port, &known.given().shape)?,
+                None => check_number(&graph, port, readable)?,
             }
-            Ok(())
-        };
-        check(graph.input(QUERY)?, 2, Some(dimension))?;
-        check(graph.input(ITEM)?, 3, Some(dimension))?;
-        check(graph.output(LOGITS)?, 3, Some(tasks))?;
-        let mut columns = Vec::new();
-        for port in graph.inputs().filter(|p| ![QUERY, ITEM].contains(&p.name.as_str())) {
-            check(port, 2, None)?;
-            columns.push(port.name.clone());
+            match known {
+                Some(known) if known.whose == Whose::User => user.push(known.clone()),
+                Some(known) => rows.push(known.clone()),
+                None => numbers.push(number),
+            }
         }
-        let (d, one) = (Size::Fixed(dimension as i64), Size::Fixed(1));
-        let input = |name: &str, is_pair, shape: &[Size]| Given { name: name.into(), is_pair, shape: shape.to_vec() };
-        let mut given = vec![input(QUERY, false, &[one, d]), input(ITEM, true, &[one, Size::Rows, d])];
-        given.extend(columns.iter().map(|name| input(name, true, &[one, Size::Rows])));
-        let runs = graph.lower(&given, (LOGITS, &[one, Size::Rows, Size::Fixed(tasks as i64)]))?;
-        Ok(OverArch { graph, runs, columns, tasks, dimension })
+        let shape = [Size::Fixed(1), Size::Rows, Size::Fixed(tasks as i64)];
+        check(&graph, graph.output(LOGITS)?, &shape)?;
+        if rows.is_empty() && numbers.is_empty() {
+            return Err(Error::invalid(format!(
+                "{}: no input tells of candidates, expected `item` or another",
+                graph.name()
+            )));
+        }
+        let given: Vec<Given> = user.iter().chain(&rows).chain(&numbers).map(Readable::given).collect();
+        let runs = graph.lower(&given, &[Made { name: LOGITS.into(), shape: shape.to_vec() }])?;
+        Ok(OverArch { graph, runs, user, rows, numbers, tasks })
     }
 
-    /// The numeric item columns that the graph reads.
-    pub fn columns(&self) -> &[String] {
-        &self.columns
+    /// The tensors of the user that the graph reads.
+    pub fn user(&self) -> &[Readable] {
+        &self.user
+    }
+
+    /// The rows of candidates that it reads.
+    pub fn rows(&self) -> &[Readable] {
+        &self.rows
+    }
+
+    /// The numbers of candidates that it reads: item columns, and [`OverArch::SIMILARITY`].
+    pub fn numbers(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.numbers.iter().map(|number| number.name.as_str())
+    }
+
+    /// The numeric item columns that it reads.
+    pub fn columns(&self) -> impl Iterator<Item = &str> {
+        self.numbers().filter(|name| *name != OverArch::SIMILARITY)
+    }
+
+    /// All that it reads.
+    pub fn inputs(&self) -> impl Iterator<Item = &Readable> {
+        self.user.iter().chain(&self.rows).chain(&self.numbers)
+    }
+
+    /// Numbers of the rows of a candidate.
+    pub fn row_width(&self) -> usize {
+        self.rows.iter().map(Readable::count).sum()
     }
 
     /// Number of tasks, T.
@@ -94,17 +163,28 @@ impl OverArch {
     }
 
     /// What scoring so many candidates costs, in multiply-adds and what takes as long: those of the program, or one for each of
-    /// the graph's weights.
+    /// the graph's weights and of the numbers of the user's tensors, which may meet each candidate.
     pub fn work(&self, candidates: usize) -> usize {
+        let user: usize = self.user.iter().filter(|input| input.shape.len() > 1).map(Readable::count).sum();
         match &self.runs {
             Runs::Program(program) => program.work(candidates),
-            Runs::Runtime(_) => self.graph.weights().saturating_mul(candidates),
+            Runs::Runtime(_) => (self.graph.weights() + user).saturating_mul(candidates),
         }
     }
 
     /// The graph's file, and what runs it.
     pub fn graph(&self) -> (&str, &Runs) {
         (self.graph.name(), &self.runs)
+    }
+
+    /// The graph as a program, where it is one: its rows are an item's row and then its columns.
+    pub fn program(&self) -> Option<&RowProgram> {
+        self.runs.program()
+    }
+
+    /// Whether a program of ours scores, not `rten`.
+    pub fn is_program(&self) -> bool {
+        self.program().is_some()
     }
 
     /// Writes the task scores of candidates, `[T, count]`, to `tasks`. `between` is asked before every block of them whether to go
@@ -155,7 +235,9 @@ impl OverArch {
         between: &mut dyn FnMut() -> Result<()>,
         tasks: &mut [f32],
     ) -> Result<()> {
-        if let Some(name) = self.columns.get(candidates.columns.len()) {
+        let missing = |inputs: &[Readable], given: usize| inputs.get(given).map(|input| input.name.clone());
+        let missing = missing(&self.user, candidates.user.len()).or(missing(&self.numbers, candidates.numbers.len()));
+        if let Some(name) = missing {
             return Err(Error::invalid(format!("{}: input `{name}` is missing", self.graph.name())));
         }
         if candidates.count == 0 {
@@ -175,18 +257,20 @@ impl OverArch {
         between: &mut dyn FnMut() -> Result<()>,
         tasks: &mut [f32],
     ) -> Result<()> {
-        let Candidates { query, count, row, columns } = *candidates;
-        let (kernels, logits, has_finite) = (Kernels::best(), &mut scratch.logits, &mut scratch.has_finite_logits);
+        let Candidates { user, count, row, numbers } = *candidates;
+        let (kernels, width) = (Kernels::best(), self.row_width());
+        let (logits, has_finite) = (&mut scratch.logits, &mut scratch.has_finite_logits);
         let mut fill = |n: usize, given: &mut [f32]| {
-            let (item, numbers) = given.split_at_mut(self.dimension);
-            row(n, item);
-            numbers.iter_mut().zip(columns).for_each(|(number, column)| *number = column[n]);
+            let (rows, of_candidate) = given.split_at_mut(width);
+            row(n, rows);
+            of_candidate.iter_mut().zip(numbers).for_each(|(number, column)| *number = column[n]);
         };
         between()?;
-        program.run(count, &[query], &mut scratch.program, &mut fill, &mut |first, rows, block| {
+        program.run(count, user, &mut scratch.program, &mut fill, &mut |first, rows, block| {
+            let made = block.output(0);
             for task in 0..self.tasks {
                 logits.clear();
-                logits.extend((0..rows).map(|n| block.row(n)[task]));
+                logits.extend((0..rows).map(|n| made.row(n)[task]));
                 *has_finite &= logits.iter().all(|logit| logit.is_finite());
                 let logits = Operand { numbers: logits, row: 0, outer: 0, inner: 1 };
                 let scores = &mut tasks[task * count + first..][..rows];
@@ -209,30 +293,8 @@ impl OverArch {
         for first in (0..count).step_by(RUN_CANDIDATES) {
             between()?;
             let range = first..(first + RUN_CANDIDATES).min(count);
-            scratch.rows.resize(range.len() * self.dimension, 0.0);
-            let rows = scratch.rows.chunks_exact_mut(self.dimension);
-            rows.zip(range.clone()).for_each(|(row, n)| (candidates.row)(n, row));
-            let shapes = ([1, self.dimension], [1, range.len(), self.dimension], [1, range.len()]);
-            let mut inputs = vec![
-                Input { name: QUERY, shape: &shapes.0, values: candidates.query },
-                Input { name: ITEM, shape: &shapes.1, values: &scratch.rows },
-            ];
-            let columns = self.columns.iter().zip(candidates.columns);
-            inputs.extend(columns.map(|(name, column)| Input {
-                name,
-                shape: &shapes.2,
-                values: &column[range.clone()],
-            }));
-            let logits = self.graph.run(&inputs, LOGITS, threads)?;
-            if logits.shape() != [1, range.len(), self.tasks] {
-                return Err(Error::internal(format!(
-                    "{}: `{LOGITS}` came out as {:?}, expected [1, {}, {}]",
-                    self.graph.name(),
-                    logits.shape(),
-                    range.len(),
-                    self.tasks
-                )));
-            }
+            self.gather(candidates, range.clone(), scratch);
+            let logits = self.run_some(candidates, range.clone(), &scratch.rows, threads)?;
             scratch.has_finite_logits &= logits.data().iter().all(|logit| logit.is_finite());
             for (n, of_item) in range.zip(logits.data().chunks_exact(self.tasks)) {
                 let scores = of_item.iter().map(|logit| 1.0 / (1.0 + (-logit).exp()));
@@ -241,6 +303,88 @@ impl OverArch {
         }
         Ok(())
     }
+
+    /// Copies the rows of some candidates, input after input.
+    fn gather(&self, candidates: &Candidates<'_>, range: Range<usize>, scratch: &mut Scratch) {
+        let Scratch { rows, row, .. } = scratch;
+        rows.resize(range.len() * self.row_width(), 0.0);
+        row.resize(self.row_width(), 0.0);
+        for (place, n) in range.clone().enumerate() {
+            (candidates.row)(n, row);
+            let (mut from, mut to) = (&row[..], &mut rows[..]);
+            for width in self.rows.iter().map(Readable::count) {
+                to[place * width..][..width].copy_from_slice(&from[..width]);
+                (from, to) = (&from[width..], &mut to[range.len() * width..]);
+            }
+        }
+    }
+
+    fn run_some(
+        &self,
+        candidates: &Candidates<'_>,
+        range: Range<usize>,
+        mut rows: &[f32],
+        threads: &Threads,
+    ) -> Result<Tensor> {
+        let shapes: Vec<Vec<usize>> = self.inputs().map(|input| input.sizes(range.len())).collect();
+        let user = candidates.user.iter().copied();
+        let rows = self.rows.iter().map(|input| {
+            let (here, rest) = rows.split_at(input.count() * range.len());
+            rows = rest;
+            here
+        });
+        let numbers = candidates.numbers.iter().map(|column| &column[range.clone()]);
+        let values = user.chain(rows).chain(numbers);
+        let named = self.inputs().zip(&shapes).zip(values);
+        let inputs: Vec<Input<'_>> =
+            named.map(|((input, shape), values)| Input { name: &input.name, shape, values }).collect();
+        let logits = self.graph.run(&inputs, LOGITS, threads)?;
+        match logits.shape() == [1, range.len(), self.tasks] {
+            true => Ok(logits),
+            false => Err(Error::internal(format!(
+                "{}: `{LOGITS}` came out as {:?}, expected [1, {}, {}]",
+                self.graph.name(),
+                logits.shape(),
+                range.len(),
+                self.tasks
+            ))),
+        }
+    }
+}
+
+/// Refuses an input that is nothing known and no number of each candidate.
+fn check_number(graph: &Graph, port: &Port, readable: &[Readable]) -> Result<()> {
+    let Some(shape) = port.shape.as_ref().filter(|shape| shape.len() != 2) else { return Ok(()) };
+    let known: Vec<&str> = readable.iter().map(|r| r.name.as_str()).collect();
+    Err(Error::invalid(format!(
+        "{}: input `{}` of shape {} is none of: {}; a numeric item column is [?, ?]",
+        graph.name(),
+        port.name,
+        shown(shape),
+        known.join(", ")
+    )))
+}
+
+/// Refuses an input or output that is not of these sizes but for the number of users and candidates.
+fn check(graph: &Graph, port: &Port, sizes: &[Size]) -> Result<()> {
+    let Some(declared) = &port.shape else { return Ok(()) };
+    let ahead = if sizes.get(1) == Some(&Size::Rows) { 2 } else { 1 };
+    let wanted = |n: usize, size: &Size| match size {
+        Size::Fixed(size) if n >= ahead => Some(*size as usize),
+        _ => None,
+    };
+    let wanted: Vec<Option<usize>> = sizes.iter().enumerate().map(|(n, size)| wanted(n, size)).collect();
+    let fits = |(own, want): (&Option<usize>, &Option<usize>)| own.zip(*want).is_none_or(|(own, want)| own == want);
+    if declared.len() == wanted.len() && declared.iter().zip(&wanted).all(fits) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{}: `{}` has shape {}, expected {}",
+        graph.name(),
+        port.name,
+        shown(declared),
+        shown(&wanted)
+    )))
 }
 
 #[cfg(test)]

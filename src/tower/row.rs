@@ -1,6 +1,6 @@
 //! The features of one request or item: from values as they were sent to what a tower takes.
 
-use super::spec::{FeatureKind, FeatureSpec};
+use super::spec::{FeatureKind, FeatureSpec, Keep};
 use crate::embedding::Vocabulary;
 use crate::error::{Error, Result};
 use crate::request::Values;
@@ -61,7 +61,12 @@ impl FeatureValues {
     /// # Errors
     /// `Invalid` with what came and what was expected.
     pub(super) fn read(spec: &FeatureSpec, vocabulary: Option<&Vocabulary>, sent: Values) -> Result<Self> {
-        let values = match (spec.kind, sent) {
+        let mut values = match (spec.kind, sent) {
+            (FeatureKind::Ids, Values::Weighted { .. }) if spec.is_sequence() => {
+                return Err(Error::invalid(
+                    "got values with weights, expected a list of 64-bit ids: a sequence has no weights",
+                ));
+            }
             (FeatureKind::Ids, Values::Integers(ids)) => FeatureValues::Ids { ids, weights: None },
             (FeatureKind::Ids, Values::Weighted { ids, weights }) if ids.len() == weights.len() => {
                 FeatureValues::Ids { ids, weights: Some(weights) }
@@ -89,7 +94,20 @@ impl FeatureValues {
             (kind, sent) => return Err(Error::invalid(format!("got {}, expected {}", shown(&sent), expected(kind)))),
         };
         values.check(spec)?;
+        if spec.is_sequence() {
+            values.cut(spec.length.unwrap_or(0), spec.keep.unwrap_or_default());
+        }
         Ok(values)
+    }
+
+    /// Leaves at most `length` ids.
+    fn cut(&mut self, length: usize, keep: Keep) {
+        if let FeatureValues::Ids { ids, .. } = self {
+            match keep {
+                Keep::First => ids.truncate(length),
+                Keep::Last => drop(ids.drain(..ids.len().saturating_sub(length))),
+            }
+        }
     }
 
     fn check(&self, spec: &FeatureSpec) -> Result<()> {

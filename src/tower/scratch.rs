@@ -6,8 +6,10 @@ use crate::dense;
 #[derive(Debug, Default)]
 pub struct Scratch {
     pub(super) program: dense::Scratch,
-    /// Rows of a run of candidates in `rten`, `[n, D]`.
+    /// Rows of a run of candidates in `rten`, input after input, each `[n, width]`.
     pub(super) rows: Vec<f32>,
+    /// The rows of one of them, side by side.
+    pub(super) row: Vec<f32>,
     /// One task's logits of a block.
     pub(super) logits: Vec<f32>,
     /// False once a logit was no finite number.

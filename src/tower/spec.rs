@@ -1,4 +1,4 @@
-//! The inputs of a tower as `model.toml` declares them.
+//! The inputs of a graph as `model.toml` declares them.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,15 +8,26 @@ use crate::embedding::Pooling;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FeatureKind {
-    /// 64-bit ids, pooled from a table.
+    /// 64-bit ids, looked up in a table.
     Ids,
-    /// Texts or integers that a table's vocabulary turns into rows, pooled.
+    /// Texts or integers that a table's vocabulary turns into rows.
     Category,
     /// Numbers, taken as they are.
     Dense,
 }
 
-/// One input of a tower.
+/// Which values of a sequence stay where there are more than it is long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Keep {
+    /// Those at the end.
+    #[default]
+    Last,
+    /// Those at the start.
+    First,
+}
+
+/// One input of a graph.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureSpec {
@@ -27,9 +38,15 @@ pub struct FeatureSpec {
     /// The table of an `ids` or `category` feature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<String>,
-    /// How several rows become one.
+    /// How several rows become one; with `none` the feature is a sequence.
     #[serde(default)]
     pub pooling: Pooling,
+    /// Rows of a sequence, S: longer ones are cut, shorter ones are padded with zeros.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub length: Option<usize>,
+    /// What is left of a sequence that is cut; `last` where it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<Keep>,
     /// Most ids of one request or item.
     #[serde(default = "most_ids")]
     pub max_ids: usize,
@@ -49,5 +66,15 @@ impl FeatureSpec {
     /// The request field or item column that brings the values.
     pub fn source(&self) -> &str {
         self.column.as_deref().unwrap_or(&self.name)
+    }
+
+    /// True where every value keeps a row of its own.
+    pub fn is_sequence(&self) -> bool {
+        self.kind != FeatureKind::Dense && self.pooling == Pooling::None
+    }
+
+    /// The name of the input that says where a sequence has values.
+    pub fn mask(&self) -> String {
+        format!("{}_mask", self.name)
     }
 }

@@ -9,10 +9,12 @@ use crate::embedding::Lookup;
 use crate::error::{Error, Kind, Result};
 use crate::ivf;
 use crate::limits::{CANDIDATES_MAX, COMPONENT_MAX};
-use crate::model::Package;
+use crate::model::{Package, UserInput};
 use crate::request::{Features, Values};
+use crate::tensor::Tensor;
 use crate::tower::{
-    self, Candidates, FeatureKind, FeatureRow, FeatureSpec, OverArch, Pooled, RUN_CANDIDATES, RUN_ROWS, Threads, Tower,
+    self, Candidates, FeatureKind, FeatureRow, FeatureSpec, OverArch, Pooled, RUN_CANDIDATES, RUN_ROWS, Readable,
+    Threads, Tower, TowerOutput,
 };
 use crate::units::Slot;
 
@@ -29,25 +31,31 @@ const TOLERANCE: f32 = 1e-2;
 pub(super) fn run(folder: &Path, told: &dyn Fn(&str)) -> Result<()> {
     let package = Package::open_told(folder, &|file| told(&format!("{file}: read")))?;
     let mut bench = Bench { package: &package, threads: Threads::new(1), scratch: tower::Scratch::default(), told };
-    for (tower, output) in
-        package.user.iter().map(|user| (user, "query")).chain(package.item.iter().map(|i| (i, "item")))
-    {
-        bench.tower(tower, output).map_err(|e| wrong(e.within(tower.graph().0)))?;
+    for tower in package.user.iter().chain(&package.item) {
+        bench.tower(tower).map_err(|e| wrong(e.within(tower.graph().0)))?;
     }
     package.overarch.as_ref().map_or(Ok(()), |overarch| bench.overarch(overarch))
 }
 
 /// Scores items of a version that is about to be published: all of them, up to the most candidates that a request may have.
-/// `folder` holds its index and its columns.
+/// `rows` writes what the reranker reads of the item in a slot as rows.
 ///
 /// # Errors
 /// `Invalid` where the reranker fails or a logit is no finite number.
-pub fn score_items(package: &Package, index: &ivf::Index, columns: &Columns) -> Result<()> {
+pub fn score_items(
+    package: &Package,
+    index: &ivf::Index,
+    columns: &Columns,
+    rows: &dyn Fn(Slot, &mut [f32]),
+) -> Result<()> {
     let Some(overarch) = &package.overarch else { return Ok(()) };
     let lists = index.list_offsets().iter().zip(index.list_lengths());
     let slots: Vec<Slot> = lists.flat_map(|(&first, &length)| (first..first + length).map(Slot)).collect();
     let slots = &slots[..slots.len().min(CANDIDATES_MAX)];
-    let numbers = overarch.columns().iter().map(|name| {
+    let numbers = overarch.numbers().map(|name| {
+        if name == OverArch::SIMILARITY {
+            return Ok(vec![0.5; slots.len()]);
+        }
         let numbers = columns.column(name)?.numbers();
         let numbers = numbers.ok_or_else(|| Error::invalid(format!("column `{name}` has no numbers")))?;
         Ok(slots.iter().map(|slot| numbers[slot.index()]).collect())
@@ -57,9 +65,11 @@ pub fn score_items(package: &Package, index: &ivf::Index, columns: &Columns) -> 
     if let Some(&slot) = slots.last() {
         index.row(slot, &mut query);
     }
-    let given = Given { query: &query, count: slots.len(), columns: &numbers };
-    let row = |n: usize, row: &mut [f32]| index.row(slots[n], row);
-    let is_finite = given.score(overarch, &row, &Threads::new(1), &mut tower::Scratch::default(), Some(ITEMS_TIME));
+    let mut bench = Bench { package, threads: Threads::new(1), scratch: tower::Scratch::default(), told: &|_| () };
+    let user = bench.user(&query.repeat(package.spec.queries().len().max(1)))?;
+    let given = Given { user: &user, count: slots.len(), numbers: &numbers };
+    let row = |n: usize, row: &mut [f32]| rows(slots[n], row);
+    let is_finite = given.score(overarch, &row, &bench.threads, &mut bench.scratch, Some(ITEMS_TIME));
     match is_finite.map_err(|e| wrong(e.within(format!("{}: {} items", overarch.graph().0, slots.len()))))? {
         true => Ok(()),
         false => Err(Error::invalid(format!(
@@ -86,44 +96,28 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// Rows of known and of unknown features, alone and together.
-    fn tower(&mut self, tower: &Tower, output: &str) -> Result<()> {
-        let mut alone: Vec<f32> = Vec::new();
+    fn tower(&mut self, tower: &Tower) -> Result<()> {
+        let mut alone: Vec<Tensor> = Vec::new();
         for count in ROWS {
             (self.told)(&format!("{}: {count} rows", tower.graph().0));
             let rows = (0..count).map(|n| tower.read(self.features(tower.features(), n)));
             let rows: Vec<FeatureRow> = rows.collect::<Result<_>>()?;
-            let vectors = self.vectors(tower, &rows).map_err(|e| e.within(format!("{count} rows")))?;
-            let width = vectors.len() / count;
-            // Of a row without any features a model may have nothing to say.
-            let told = vectors.chunks_exact(width.max(1)).enumerate().filter(|(n, _)| !is_blank(*n));
-            for (n, vector) in told {
-                if let Some(x) = vector.iter().find(|x| x.abs() > COMPONENT_MAX || x.is_nan()) {
-                    return Err(Error::invalid(format!(
-                        "output `{output}` holds {x} in row {} of {count}, expected numbers up to 2^56",
-                        n + 1
-                    )));
-                }
-            }
-            let first = &vectors[..width];
-            let most = first.iter().fold(1e-6, |most: f32, x| most.max(x.abs()));
-            if alone.iter().zip(first).any(|(a, b)| (a - b).abs() > TOLERANCE * most) {
-                return Err(Error::invalid(format!(
-                    "output `{output}` of a row is another one among {count} rows than alone, expected rows that do not mix: \
-                     those of a batch are of different users"
-                )));
+            let made = self.run(tower, &rows).map_err(|e| e.within(format!("{count} rows")))?;
+            for (n, (output, tensor)) in tower.outputs().iter().zip(&made).enumerate() {
+                check_rows(output, tensor, count, alone.get(n))?;
             }
             if count == 1 {
-                alone = first.to_vec();
+                alone = made;
             }
         }
         Ok(())
     }
 
-    fn vectors(&mut self, tower: &Tower, rows: &[FeatureRow]) -> Result<Vec<f32>> {
+    fn run(&mut self, tower: &Tower, rows: &[FeatureRow]) -> Result<Vec<Tensor>> {
         let rows: Vec<&FeatureRow> = rows.iter().collect();
         let (pooled, _) = tower.lookup(&rows, &Lookup::default())?;
         let rows: Vec<(&FeatureRow, &Pooled)> = rows.into_iter().zip(&pooled).collect();
-        Ok(tower.run(&rows, &self.threads, &mut self.scratch)?.into_data())
+        tower.run(&rows, &self.threads, &mut self.scratch)
     }
 
     /// The features of row `n`: known ids, unknown categories, numbers between 0 and 1.
@@ -151,18 +145,36 @@ impl Bench<'_> {
         features
     }
 
+    /// What the reranker reads of a user: this query and, where it reads more, what the tower and the features say of one.
+    fn user(&mut self, query: &[f32]) -> Result<Vec<Vec<f32>>> {
+        let inputs = &self.package.user_inputs;
+        let Some(tower) = self.package.user.as_ref().filter(|_| self.package.needs_features()) else {
+            return Ok(inputs.iter().map(|_| query.to_vec()).collect());
+        };
+        let row = tower.read(self.features(tower.features(), 0))?;
+        let (pooled, _) = tower.lookup(&[&row], &Lookup::default())?;
+        let made = tower.run(&[(&row, &pooled[0])], &self.threads, &mut self.scratch)?;
+        let mut made: Vec<Vec<f32>> = made.into_iter().map(Tensor::into_data).collect();
+        let tensors = self.package.user_tensors(&row, &pooled[0], &mut made);
+        let tensor = |(input, tensor): (&UserInput, Vec<f32>)| match input {
+            UserInput::Query => made[0].clone(),
+            UserInput::Output(_) | UserInput::Feature(_) => tensor,
+        };
+        Ok(inputs.iter().zip(tensors).map(tensor).collect())
+    }
+
     /// Candidates of made-up numbers: whether the graph runs, not what it says of them.
     fn overarch(&mut self, overarch: &OverArch) -> Result<()> {
-        let dimension = self.package.spec.dimension;
-        let query: Vec<f32> = (0..dimension).map(fraction).collect();
+        let of_user = |readable: &Readable| (0..readable.count()).map(fraction).collect();
+        let user: Vec<Vec<f32>> = overarch.user().iter().map(of_user).collect();
         for count in CANDIDATES {
             let file = overarch.graph().0;
             (self.told)(&format!("{file}: {count} candidates"));
-            let columns: Vec<Vec<f32>> = overarch.columns().iter().map(|_| vec![0.5; count]).collect();
+            let numbers: Vec<Vec<f32>> = overarch.numbers().map(|_| vec![0.5; count]).collect();
             let row = |n: usize, row: &mut [f32]| {
                 row.iter_mut().enumerate().for_each(|(place, x)| *x = fraction(n * 17 + place));
             };
-            let given = Given { query: &query, count, columns: &columns };
+            let given = Given { user: &user, count, numbers: &numbers };
             let scored = given.score(overarch, &row, &self.threads, &mut self.scratch, None);
             scored.map_err(|e| wrong(e.within(format!("{file}: {count} candidates"))))?;
         }
@@ -170,11 +182,36 @@ impl Bench<'_> {
     }
 }
 
-/// Candidates of one query, but for their rows.
+/// Refuses an output of so many rows that holds numbers without a bound, or whose first row is another one than `alone`.
+fn check_rows(output: &TowerOutput, made: &Tensor, count: usize, alone: Option<&Tensor>) -> Result<()> {
+    let (name, width) = (&output.name, output.count());
+    // Of a row without any features a model may have nothing to say.
+    let told = made.data().chunks_exact(width.max(1)).enumerate().filter(|(n, _)| !is_blank(*n));
+    for (n, vector) in told {
+        if let Some(x) = vector.iter().find(|x| x.abs() > COMPONENT_MAX || x.is_nan()) {
+            return Err(Error::invalid(format!(
+                "output `{name}` holds {x} in row {} of {count}, expected numbers up to 2^56",
+                n + 1
+            )));
+        }
+    }
+    let first = &made.data()[..width];
+    let most = first.iter().fold(1e-6, |most: f32, x| most.max(x.abs()));
+    let differs = |alone: &Tensor| alone.data().iter().zip(first).any(|(a, b)| (a - b).abs() > TOLERANCE * most);
+    match alone.is_some_and(differs) {
+        true => Err(Error::invalid(format!(
+            "output `{name}` of a row is another one among {count} rows than alone, expected rows that do not mix: those of a \
+             batch are of different users"
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// Candidates of one user, but for their rows.
 struct Given<'a> {
-    query: &'a [f32],
+    user: &'a [Vec<f32>],
     count: usize,
-    columns: &'a [Vec<f32>],
+    numbers: &'a [Vec<f32>],
 }
 
 impl Given<'_> {
@@ -187,8 +224,9 @@ impl Given<'_> {
         scratch: &mut tower::Scratch,
         enough: Option<Duration>,
     ) -> Result<bool> {
-        let columns: Vec<&[f32]> = self.columns.iter().map(Vec::as_slice).collect();
-        let candidates = Candidates { query: self.query, count: self.count, row, columns: &columns };
+        let user: Vec<&[f32]> = self.user.iter().map(Vec::as_slice).collect();
+        let numbers: Vec<&[f32]> = self.numbers.iter().map(Vec::as_slice).collect();
+        let candidates = Candidates { user: &user, count: self.count, row, numbers: &numbers };
         let mut tasks = vec![0.0; overarch.tasks() * self.count];
         let started = Instant::now();
         let mut between = || match enough.is_some_and(|enough| started.elapsed() > enough) {

@@ -208,12 +208,41 @@ impl View {
         }
     }
 
-    /// The row of a slot in f32, `[D]`.
-    pub fn row(&self, slot: Slot, out: &mut [f32]) {
-        match self.piece(slot) {
-            Some((piece, slot)) => piece.segment.index().row(slot, out),
-            None => self.main.index.row(slot, out),
+    /// The products of a vector with the rows of ascending slots.
+    ///
+    /// # Panics
+    /// Where `out` is not as long as `slots`.
+    pub fn products(&self, vector: &[f32], slots: &[Slot], out: &mut [f32]) {
+        let mut from = 0;
+        for part in slots.chunk_by(|a, b| self.first_of(*a) == self.first_of(*b)) {
+            let out = &mut out[from..from + part.len()];
+            let first = self.first_of(part[0]);
+            let index = self.piece(part[0]).map_or(&self.main.index, |(piece, _)| piece.segment.index());
+            let own: Vec<u32> = part.iter().map(|slot| slot.0 - first).collect();
+            index.products(vector, &own, out);
+            from += part.len();
         }
+    }
+
+    /// The first slot of what holds a slot.
+    fn first_of(&self, slot: Slot) -> u32 {
+        self.piece(slot).map_or(0, |(piece, _)| piece.first_slot)
+    }
+
+    /// Writes what the reranker reads of the item in a slot as rows.
+    ///
+    /// # Panics
+    /// Where `out` is shorter than these.
+    pub fn write_candidate(&self, slot: Slot, out: &mut [f32]) {
+        match self.piece(slot) {
+            Some((piece, slot)) => piece.segment.candidates().write(piece.segment.index(), slot, out),
+            None => self.main.candidates.write(&self.main.index, slot, out),
+        }
+    }
+
+    /// True where nothing has changed since the main snapshot was published.
+    pub fn is_bare(&self) -> bool {
+        self.gone.is_empty() && self.pieces.is_empty()
     }
 
     /// The names of the columns that the reranker and the value model read.

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::files::TensorFile;
 use crate::filter;
 use crate::ivf::{self, Assigner};
-use crate::snapshot::{Ids, Snapshot, ids};
+use crate::snapshot::{CandidateRows, Ids, Snapshot, ids};
 use crate::tensor::Matrix;
 use crate::units::{NO_ITEM, Slot};
 
@@ -77,6 +77,7 @@ pub struct Segment {
     filter: filter::Index,
     columns: Columns,
     ids: Ids,
+    candidates: CandidateRows,
     numbers: Vec<Vec<f32>>,
     /// The list of each slot in the main snapshot.
     lists: Vec<u32>,
@@ -86,7 +87,7 @@ impl Segment {
     /// A segment of at least one row; no two have one id.
     ///
     /// # Errors
-    /// `Invalid` for vectors that cannot be searched, `Overloaded` where the memory cannot be had.
+    /// `Corrupt` for a model that keeps further tensors by item; `Invalid` for vectors that cannot be searched, `Overloaded` where the memory cannot be had.
     pub fn build(main: &Snapshot, assigner: &Assigner, rows: &[Row]) -> Result<Self> {
         let vectors: Vec<f32> = rows.iter().flat_map(|row| &row.vector).copied().collect();
         let matrix = Matrix::new(&vectors, main.index.dimension())?;
@@ -112,7 +113,8 @@ impl Segment {
         let numbers = main.numbers.iter().map(|column| number(column).unwrap_or_default()).collect();
         let list = |&row: &u32| if row == NO_ITEM { 0 } else { rows[row as usize].list };
         let lists = built.order.iter().map(list).collect();
-        Ok(Segment { index, filter, columns, ids, numbers, lists })
+        let candidates = CandidateRows::open(&main.package, &columns, &ids, None)?;
+        Ok(Segment { index, filter, columns, ids, candidates, numbers, lists })
     }
 
     /// The item index.
@@ -133,6 +135,11 @@ impl Segment {
     /// Which slot holds which item.
     pub fn ids(&self) -> &Ids {
         &self.ids
+    }
+
+    /// What the reranker reads of candidates as rows.
+    pub fn candidates(&self) -> &CandidateRows {
+        &self.candidates
     }
 
     /// The numeric columns that the reranker and the value model read, in the order of the main snapshot's.

@@ -4,6 +4,7 @@
 
 mod bench;
 mod catalogue;
+mod contract;
 mod debian;
 mod edge;
 mod faiss;
@@ -13,9 +14,11 @@ mod http;
 mod items;
 mod journal;
 mod onnx;
+mod packages;
 mod placement;
 mod planner;
 mod program;
+mod queries;
 mod recall;
 mod redis_cluster;
 mod registry;
@@ -26,3 +29,4 @@ mod support;
 mod trial;
 mod updates;
 mod warmup;
+mod zoo;

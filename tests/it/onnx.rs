@@ -94,7 +94,7 @@ impl Onnx {
 }
 
 /// A graph on its way to a file.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Onnx {
     pub graph: GraphProto,
 }

@@ -148,7 +148,7 @@ fn quantised_tables_of_the_debian_model_keep_the_stated_error() {
         let body = json!({"features": user["features"]}).to_string();
         let row = tower.read(embed(body.as_bytes()).unwrap().0.features).unwrap();
         let (pooled, _) = tower.lookup(&[&row], &Lookup::default()).unwrap();
-        tower.run(&[(&row, &pooled[0])], &Threads::new(1), &mut Default::default()).unwrap().data().to_vec()
+        tower.run(&[(&row, &pooled[0])], &Threads::new(1), &mut Default::default()).unwrap()[0].data().to_vec()
     };
     assert!(tower.features().iter().any(|f| f.name == "installed"));
     let bags = [BagConfig { feature: "installed".into(), table: "packages".into(), pooling: Pooling::Sum }];

@@ -2,6 +2,7 @@
 //!
 //! | name | needs |
 //! |---|---|
+//! | `avx512bf16` | AVX-512 BF16, and what `avx512` needs: products in bf16 are twice as fast as in f32 |
 //! | `avx512` | AVX-512 F, BW, VL, VNNI, and what `avx2` needs |
 //! | `avx2` | AVX2, FMA, F16C |
 //! | `dotprod` | aarch64 with the dot product instructions (Armv8.2 and later) |
@@ -41,9 +42,20 @@ enum Isa {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernels {
     isa: Isa,
+    /// Whether the instruction set has products of bf16.
+    has_bf16: bool,
 }
 
 impl Kernels {
+    fn of(isa: Isa) -> Kernels {
+        Kernels { isa, has_bf16: false }
+    }
+
+    /// Whether products of bf16 are faster than those of f32.
+    pub fn has_bf16(self) -> bool {
+        self.has_bf16
+    }
+
     /// The best kernels of this machine, or those that `STERLING_KERNEL` names.
     ///
     /// # Errors
@@ -52,14 +64,14 @@ impl Kernels {
         static FOUND: OnceLock<std::result::Result<Kernels, String>> = OnceLock::new();
         let found = FOUND.get_or_init(|| match std::env::var(KERNEL_VARIABLE) {
             Ok(name) => Kernels::named(&name).map_err(|e| format!("{KERNEL_VARIABLE}: {e}")),
-            Err(_) => Ok(Kernels::all().pop().unwrap_or(Kernels { isa: Isa::Portable })),
+            Err(_) => Ok(Kernels::all().pop().unwrap_or(Kernels::of(Isa::Portable))),
         });
         found.clone().map_err(Error::unsupported)
     }
 
     /// The kernels of [`Kernels::detect`]; where the variable names none that runs, which a start refuses, the portable ones.
     pub fn best() -> Kernels {
-        Kernels::detect().unwrap_or(Kernels { isa: Isa::Portable })
+        Kernels::detect().unwrap_or(Kernels::of(Isa::Portable))
     }
 
     /// The kernels of a name.
@@ -76,27 +88,30 @@ impl Kernels {
 
     /// All kernels that this machine can run, the best one last.
     pub fn all() -> Vec<Kernels> {
-        let mut all = vec![Kernels { isa: Isa::Portable }];
+        let mut all = vec![Kernels::of(Isa::Portable)];
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 =
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
             if avx2 {
-                all.push(Kernels { isa: Isa::Avx2 });
+                all.push(Kernels::of(Isa::Avx2));
             }
             let avx512 = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512vnni");
             if avx2 && avx512 {
-                all.push(Kernels { isa: Isa::Avx512 });
+                all.push(Kernels::of(Isa::Avx512));
+                if is_x86_feature_detected!("avx512bf16") {
+                    all.push(Kernels { isa: Isa::Avx512, has_bf16: true });
+                }
             }
         }
         #[cfg(target_arch = "aarch64")]
         if std::arch::is_aarch64_feature_detected!("neon") {
-            all.push(Kernels { isa: Isa::Neon });
+            all.push(Kernels::of(Isa::Neon));
             if std::arch::is_aarch64_feature_detected!("dotprod") {
-                all.push(Kernels { isa: Isa::Dotprod });
+                all.push(Kernels::of(Isa::Dotprod));
             }
         }
         all
@@ -108,6 +123,8 @@ impl Kernels {
             Isa::Portable => "portable",
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 if self.has_bf16 => "avx512bf16",
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => "avx512",
             #[cfg(target_arch = "aarch64")]

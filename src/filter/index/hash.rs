@@ -5,8 +5,8 @@ use xxhash_rust::xxh3::xxh3_128;
 /// The two hashes of a term, from which all its bit positions come (Kirsch and Mitzenmacher's double hashing).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::filter) struct TermHash {
-    start: u64,
-    step: u64,
+    pub(in crate::filter) start: u64,
+    pub(in crate::filter) step: u64,
 }
 
 impl TermHash {

@@ -16,11 +16,13 @@
 //! Source: the signature layout of SilverTorch (arXiv 2511.14881), with exact planes and posting lists beside it.
 
 mod build;
+mod device;
 mod hash;
 mod numbers;
 mod view;
 
 pub use build::{Options, encode};
+pub use device::DevicePlanes;
 pub use view::Index;
 
 pub(super) use hash::TermHash;

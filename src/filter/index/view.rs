@@ -135,6 +135,21 @@ impl Index {
         (0..self.lists()).map(|l| self.words(ListId(l as u32))).max().unwrap_or(0)
     }
 
+    /// Where each list starts in an exact plane, in words, and the length of a plane.
+    pub(super) fn list_firsts(&self) -> &[u32] {
+        &self.firsts
+    }
+
+    /// The Bloom planes, where those of each list start, their widths and the positions of a term.
+    pub(super) fn bloom_planes(&self) -> (&[u64], &[u64], &[u32], u32) {
+        (&self.bloom, &self.starts, &self.widths, self.hashes)
+    }
+
+    /// The exact planes, and how many of them are those of terms.
+    pub(super) fn all_planes(&self) -> (&[u64], usize) {
+        (&self.planes, self.exact.len())
+    }
+
     /// Bytes of planes and posting lists.
     pub fn bytes(&self) -> usize {
         self.planes.bytes() + self.bloom.bytes() + self.posting_slots.bytes()

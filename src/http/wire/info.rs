@@ -9,9 +9,10 @@ use crate::columns::{Column, ColumnKind};
 
 use crate::embedding::Table;
 use crate::error::Result;
+use crate::model::{Merge, QuerySpec, VectorSpec};
 use crate::request::Retrieve;
 use crate::snapshot::{Calibration, Curve, Snapshot, Wanted, placed};
-use crate::tower::{FeatureKind, FeatureSpec};
+use crate::tower::{FeatureKind, FeatureSpec, Readable, Whose};
 
 /// An item column of a snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -36,6 +37,42 @@ pub struct FeatureInfo {
     /// Numbers of a dense feature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub width: Option<usize>,
+    /// Values of a sequence that are kept; of more than these the last ones, or the first ones, as the model says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub length: Option<usize>,
+}
+
+/// One of several queries of a user.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct QueryInfo {
+    /// The name.
+    pub name: String,
+    /// Default number of its candidates, K0.
+    pub candidates: usize,
+    /// What its scores are multiplied with before they are merged.
+    pub weight: f32,
+}
+
+/// An input of the reranker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct InputInfo {
+    /// The name.
+    pub name: String,
+    /// `user`: the same for all candidates; `candidate`: each has its own.
+    pub whose: String,
+    /// Its dimensions after those of users and candidates.
+    pub shape: Vec<usize>,
+}
+
+/// A tensor that is kept for each item.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VectorInfo {
+    /// The name.
+    pub name: String,
+    /// Numbers of an item.
+    pub width: usize,
+    /// How they are stored.
+    pub format: String,
 }
 
 /// A loaded version of a model.
@@ -57,8 +94,20 @@ pub struct ModelInfo {
     pub lists: usize,
     /// Features of requests; none means that they bring a vector.
     pub features: Vec<FeatureInfo>,
+    /// The queries of a user, where there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub queries: Vec<QueryInfo>,
+    /// How their candidates become one list: `union`, `intersection` or `weighted`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merge: Option<String>,
     /// Embedding tables.
     pub tables: Vec<TableInfo>,
+    /// Tensors that are kept for each item beside its row of the index.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vectors: Vec<VectorInfo>,
+    /// What the reranker reads.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inputs: Vec<InputInfo>,
     /// Item columns.
     pub columns: Vec<ColumnInfo>,
     /// Tasks of the reranker.
@@ -215,7 +264,11 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
         items: snapshot.manifest.items,
         lists: snapshot.manifest.lists,
         features,
+        queries: spec.queries().iter().map(|q| query(q, snapshot)).collect(),
+        merge: spec.user.as_ref().filter(|u| !u.queries.is_empty()).map(|u| merge(u.merge.unwrap_or_default()).into()),
         tables: snapshot.package.tables.iter().map(|t| table(t)).collect(),
+        vectors: spec.item.vectors.iter().map(vector).collect(),
+        inputs: snapshot.package.overarch.iter().flat_map(|o| o.inputs()).map(input).collect(),
         columns: snapshot.columns.list().map(column).collect(),
         tasks: spec.tasks.iter().map(|t| t.name.clone()).collect(),
         value: spec.value.expression.clone(),
@@ -261,7 +314,32 @@ fn feature(spec: &FeatureSpec) -> FeatureInfo {
         FeatureKind::Category => "category",
         FeatureKind::Dense => "dense",
     };
-    FeatureInfo { name: spec.source().into(), kind: kind.into(), width: spec.width }
+    FeatureInfo { name: spec.source().into(), kind: kind.into(), width: spec.width, length: spec.length }
+}
+
+fn query(spec: &QuerySpec, snapshot: &Snapshot) -> QueryInfo {
+    let candidates = spec.candidates.unwrap_or(snapshot.recipe.serving.candidates);
+    QueryInfo { name: spec.name.clone(), candidates, weight: spec.weight }
+}
+
+fn merge(how: Merge) -> &'static str {
+    match how {
+        Merge::Union => "union",
+        Merge::Intersection => "intersection",
+        Merge::Weighted => "weighted",
+    }
+}
+
+fn vector(spec: &VectorSpec) -> VectorInfo {
+    VectorInfo { name: spec.name.clone(), width: spec.width, format: spec.format.name().into() }
+}
+
+fn input(readable: &Readable) -> InputInfo {
+    let whose = match readable.whose {
+        Whose::User => "user",
+        Whose::Candidate => "candidate",
+    };
+    InputInfo { name: readable.name.clone(), whose: whose.into(), shape: readable.shape.clone() }
 }
 
 fn column(column: &Column) -> ColumnInfo {

@@ -79,6 +79,24 @@ pub struct Explain {
     pub returned: u64,
     /// The kernels in use.
     pub kernel: String,
+    /// Where the model has several queries a user, what each of them found; the numbers above are their sums.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub queries: Vec<QueryFound>,
+}
+
+/// What one of several queries of a user found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct QueryFound {
+    /// Its name in the model.
+    pub name: String,
+    /// Lists that were probed.
+    pub probed: u64,
+    /// Items in the probed lists.
+    pub scanned: u64,
+    /// Items of them that passed the filter's words.
+    pub survivors: u64,
+    /// Candidates that were left after verification.
+    pub candidates: u64,
 }
 
 /// The answer to one retrieval.
@@ -181,6 +199,17 @@ impl From<&request::Explain> for Explain {
             candidates: explain.candidates,
             returned: explain.returned,
             kernel: explain.kernel.into(),
+            queries: explain.queries.iter().map(found).collect(),
         }
+    }
+}
+
+fn found(query: &request::QueryReport) -> QueryFound {
+    QueryFound {
+        name: query.name.clone(),
+        probed: query.probed,
+        scanned: query.scanned,
+        survivors: query.survivors,
+        candidates: query.candidates,
     }
 }

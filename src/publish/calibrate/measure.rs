@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use super::queries::{Queries, occupied};
 use super::share::{PASS_RATES, Share, random};
 use super::tally::{Tally, Walk, curves, tallies};
-use crate::ivf::{Ahead, Index, Margins, Probing, Scratch, WideRows, Words};
+use crate::ivf::{self, Ahead, Margins, Probing, WideRows, Words};
 use crate::snapshot::{Calibration, TARGETS};
 use crate::topk::{Selector, unkey};
 use crate::units::{ListId, Slot};
@@ -26,7 +26,12 @@ const MARGINS: usize = 4096;
 type Asked<'a> = (&'a Vec<f32>, Option<Slot>);
 
 /// Measures an index, on all cores. `progress` is told how many of how many queries are done.
-pub fn measure(index: &Index, queries: Queries, seed: u64, progress: &(dyn Fn(usize, usize) + Sync)) -> Calibration {
+pub fn measure(
+    index: &ivf::Index,
+    queries: Queries,
+    seed: u64,
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Calibration {
     let draw = |pass_rate| (0..DRAWS).into_par_iter().map(move |n| Share::draw(index, pass_rate, random(seed, n)));
     let shares: Vec<Vec<Share>> = PASS_RATES.iter().map(|&pass_rate| draw(pass_rate).collect()).collect();
     let asked: Vec<_> = queries.vectors.iter().zip(queries.made_of.iter().copied()).enumerate().collect();
@@ -56,10 +61,10 @@ pub fn measure(index: &Index, queries: Queries, seed: u64, progress: &(dyn Fn(us
 }
 
 /// How far items score above their lists, by a sample of them for each query.
-fn margins(index: &Index, queries: &[Vec<f32>], seed: u64) -> Margins {
+fn margins(index: &ivf::Index, queries: &[Vec<f32>], seed: u64) -> Margins {
     let slots = occupied(index);
     let of_query = |(n, query): (usize, &Vec<f32>)| {
-        let (mut scratch, mut scores) = (Scratch::default(), vec![0.0; index.lists()]);
+        let (mut scratch, mut scores) = (ivf::Scratch::default(), vec![0.0; index.lists()]);
         index.probe(query, index.lists(), &mut scratch).for_each(|(list, score)| scores[list.index()] = score);
         let length = query.iter().map(|x| x * x).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
         let mut drawn: Vec<u32> = (0..MARGINS as u64)
@@ -75,13 +80,13 @@ fn margins(index: &Index, queries: &[Vec<f32>], seed: u64) -> Margins {
 }
 
 /// The list that a slot lies in.
-fn list_of(index: &Index, slot: u32) -> usize {
+fn list_of(index: &ivf::Index, slot: u32) -> usize {
     index.list_offsets().partition_point(|first| *first <= slot) - 1
 }
 
 /// A query that is measured.
 struct Searched<'a> {
-    index: &'a Index,
+    index: &'a ivf::Index,
     query: &'a [f32],
     made_of: Option<Slot>,
     margins: &'a Margins,
@@ -90,7 +95,7 @@ struct Searched<'a> {
 /// The memory of one thread.
 #[derive(Default)]
 struct Searcher {
-    scratch: Scratch,
+    scratch: ivf::Scratch,
     selector: Selector,
     /// All lists and their scores, best first.
     order: Vec<(ListId, f32)>,

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::files::Tensors;
-use crate::ivf::Index;
+use crate::ivf;
 use crate::model::{Package, WARMUP_FILE};
 use crate::registry::Loaded;
 use crate::snapshot::{
@@ -38,7 +38,7 @@ pub(super) fn version(
     recipe: &Recipe,
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Option<Calibration>> {
-    let index = Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?;
+    let index = ivf::Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?;
     if index.lists() < 2 {
         return Ok(None);
     }

@@ -8,11 +8,11 @@ use super::share::{PASS_RATES, random};
 use crate::embedding::Lookup;
 use crate::error::{Error, Result};
 use crate::http::wire::{Retrievals, retrievals};
-use crate::ivf::Index;
+use crate::ivf;
 use crate::model::Package;
 use crate::npy;
 use crate::request::User;
-use crate::tower::{Pooled, Scratch, Threads};
+use crate::tower::{self, Pooled, Threads};
 use crate::units::Slot;
 
 /// Most queries, and the fewest where items are so many that scans are dear.
@@ -39,7 +39,7 @@ impl Queries {
     ///
     /// # Errors
     /// `Invalid` with the file and the line that is no query for this index; `Io`.
-    pub fn read(path: &Path, package: &Package, index: &Index) -> Result<Self> {
+    pub fn read(path: &Path, package: &Package, index: &ivf::Index) -> Result<Self> {
         match path.extension().is_some_and(|e| e == "npy") {
             true => Queries::of_matrix(path, index),
             false => Queries::checked(path, requests(path, package, worth(index)), index),
@@ -50,11 +50,11 @@ impl Queries {
     ///
     /// # Errors
     /// As [`Queries::read`].
-    pub fn of_matrix(path: &Path, index: &Index) -> Result<Self> {
+    pub fn of_matrix(path: &Path, index: &ivf::Index) -> Result<Self> {
         Queries::checked(path, matrix(path, worth(index)), index)
     }
 
-    fn checked(path: &Path, vectors: Result<Vec<Vec<f32>>>, index: &Index) -> Result<Self> {
+    fn checked(path: &Path, vectors: Result<Vec<Vec<f32>>>, index: &ivf::Index) -> Result<Self> {
         let vectors = vectors.map_err(|e| e.within(path.display()))?;
         if vectors.is_empty() {
             return Err(Error::invalid(format!("{}: no queries, expected one at least", path.display())));
@@ -67,7 +67,7 @@ impl Queries {
     }
 
     /// Items that become queries by something random that is added to them.
-    pub fn of_items(index: &Index, seed: u64) -> Self {
+    pub fn of_items(index: &ivf::Index, seed: u64) -> Self {
         let slots: Vec<Slot> = occupied(index);
         let drawn = (0..worth(index) as u64).map(|n| slots[random(seed, n) as usize % slots.len()]);
         let mut queries = Queries { source: "perturbed items".into(), vectors: Vec::new(), made_of: Vec::new() };
@@ -88,13 +88,13 @@ impl Queries {
 }
 
 /// Most queries that are worth their time for such an index.
-fn worth(index: &Index) -> usize {
+fn worth(index: &ivf::Index) -> usize {
     let scans = index.slots() * index.dimension() * PASS_RATES.len();
     (PRODUCTS_MAX / scans.max(1)).clamp(QUERIES.start, QUERIES.end).min(index.items())
 }
 
 /// The slots that hold an item.
-pub(super) fn occupied(index: &Index) -> Vec<Slot> {
+pub(super) fn occupied(index: &ivf::Index) -> Vec<Slot> {
     let first = index.list_offsets().iter().zip(index.list_lengths());
     first.flat_map(|(&first, &length)| (first..first + length).map(Slot)).collect()
 }
@@ -120,16 +120,18 @@ fn requests(path: &Path, package: &Package, most: usize) -> Result<Vec<Vec<f32>>
     let text = fs::read_to_string(path).map_err(|e| Error::io("reading", e))?;
     let lines: Vec<&str> = text.lines().collect();
     spread(lines.len(), most)
-        .map(|n| query(lines[n], package).map_err(|e| e.within(format!("line {}", n + 1))))
-        .collect()
+        .map(|n| queries(lines[n], package).map_err(|e| e.within(format!("line {}", n + 1))))
+        .collect::<Result<Vec<_>>>()
+        .map(|queries| queries.concat())
 }
 
-fn query(line: &str, package: &Package) -> Result<Vec<f32>> {
+/// What the body's user asks the index for: one query, or several.
+fn queries(line: &str, package: &Package) -> Result<Vec<Vec<f32>>> {
     let Retrievals::One(request, _) = retrievals(line.as_bytes())? else {
         return Err(Error::invalid("got a list of requests, expected one request a line"));
     };
     let features = match request.user {
-        User::Vector(vector) => return Ok(vector),
+        User::Vector(vector) => return Ok(vec![vector]),
         User::Features(features) => features,
     };
     let Some(tower) = &package.user else {
@@ -139,5 +141,6 @@ fn query(line: &str, package: &Package) -> Result<Vec<f32>> {
     let (pooled, _) = tower.lookup(&[&row], &Lookup::default())?;
     let rows: Vec<(_, &Pooled)> =
         vec![(&row, pooled.first().ok_or_else(|| Error::internal("a row without a lookup"))?)];
-    Ok(tower.run(&rows, &Threads::new(1), &mut Scratch::default())?.data().to_vec())
+    let made = tower.run(&rows, &Threads::new(1), &mut tower::Scratch::default())?;
+    Ok(made[0].data().chunks(package.spec.dimension.max(1)).map(<[f32]>::to_vec).collect())
 }

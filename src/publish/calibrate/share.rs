@@ -1,6 +1,6 @@
 //! Items that a filter lets pass which knows nothing of the embedding: drawn by a hash of their slots.
 
-use crate::ivf::Index;
+use crate::ivf;
 
 /// Shares of the items that are drawn.
 pub(super) const PASS_RATES: [f64; 5] = [1.0, 0.5, 0.1, 0.01, 0.001];
@@ -18,7 +18,7 @@ pub(super) struct Share {
 
 impl Share {
     /// Draws a share of the items of an index.
-    pub(super) fn draw(index: &Index, pass_rate: f64, seed: u64) -> Self {
+    pub(super) fn draw(index: &ivf::Index, pass_rate: f64, seed: u64) -> Self {
         let survivors = index.list_lengths().to_vec();
         let mut share = Share { words: Vec::new(), offsets: vec![0], survivors, items: index.items() };
         if pass_rate >= 1.0 {

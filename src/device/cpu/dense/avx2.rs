@@ -108,3 +108,17 @@ pub(super) unsafe fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &
 pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     maps::fold(f, input, count, target);
 }
+
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn narrow(input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
+    maps::narrow(input, count, target);
+}
+
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, out: &mut [f32]) {
+    maps::pack_narrow(matrix, depth, columns, out);
+}

@@ -37,8 +37,8 @@ pub(super) unsafe fn product(product: &Product<'_>, out: &mut [f32], stride: usi
             register += unsafe {
                 match left {
                     WIDE.. if rows <= ROWS_FEW => wide(product, out.as_mut_ptr(), place, rows),
-                    2.. => narrow::<2>(product, out.as_mut_ptr(), place, rows),
-                    _ => narrow::<1>(product, out.as_mut_ptr(), place, rows),
+                    2.. => panel::<2>(product, out.as_mut_ptr(), place, rows),
+                    _ => panel::<1>(product, out.as_mut_ptr(), place, rows),
                 }
             };
         }
@@ -64,7 +64,7 @@ unsafe fn wide(product: &Product<'_>, out: *mut f32, place: Place, rows: usize) 
 /// # Safety
 /// As [`tile`], for a tile of `rows` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn narrow<const V: usize>(product: &Product<'_>, out: *mut f32, place: Place, rows: usize) -> usize {
+unsafe fn panel<const V: usize>(product: &Product<'_>, out: *mut f32, place: Place, rows: usize) -> usize {
     // SAFETY: this function's conditions.
     unsafe {
         match rows {
@@ -158,4 +158,18 @@ pub(super) unsafe fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     maps::fold(f, input, count, target);
+}
+
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+pub(super) unsafe fn narrow(input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
+    maps::narrow(input, count, target);
+}
+
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+pub(super) unsafe fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, out: &mut [f32]) {
+    maps::pack_narrow(matrix, depth, columns, out);
 }

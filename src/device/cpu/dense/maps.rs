@@ -1,6 +1,6 @@
 //! Element-wise work in plain Rust, inlined into a function of each instruction set, which vectorises it.
 
-use super::operands::{Binary, Fold, LANES, MapTarget, Operand, Unary};
+use super::operands::{Binary, Fold, Form, LANES, MapTarget, Operand, Unary, pair, pair_rows};
 
 /// `a * b + c`, in one step where the instruction set has one.
 #[inline(always)]
@@ -29,6 +29,54 @@ fn exp<const FMA: bool>(x: f32) -> f32 {
     let scaled = e * f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
     let scaled = if x < LOW { 0.0 } else { scaled };
     if x > HIGH { f32::INFINITY } else { scaled }
+}
+
+/// `c[0] + c[1] x + c[2] x² ..`
+#[inline(always)]
+fn polynomial<const FMA: bool, const N: usize>(x: f32, c: [f32; N]) -> f32 {
+    let mut sum = 0.0;
+    for c in c.into_iter().rev() {
+        sum = multiply_add::<FMA>(sum, x, c);
+    }
+    sum
+}
+
+/// The hyperbolic tangent within 1e-6 of its value, relatively: its series up to 0.4, beyond by the exponential.
+#[inline(always)]
+fn tanh<const FMA: bool>(x: f32) -> f32 {
+    const SERIES: [f32; 6] = [1.0, -1.0 / 3.0, 2.0 / 15.0, -17.0 / 315.0, 62.0 / 2835.0, -1382.0 / 155_925.0];
+    let size = x.abs();
+    let near = size * polynomial::<FMA, 6>(size * size, SERIES);
+    let far = 1.0 - 2.0 / (exp::<FMA>(2.0 * size) + 1.0);
+    (if size < 0.4 { near } else { far }).copysign(x)
+}
+
+/// The error function within 1e-6 of its value, relatively: its series up to 1, beyond Abramowitz and Stegun 7.1.26.
+#[inline(always)]
+fn erf<const FMA: bool>(x: f32) -> f32 {
+    const SERIES: [f32; 10] = [
+        1.0,
+        -1.0 / 3.0,
+        1.0 / 10.0,
+        -1.0 / 42.0,
+        1.0 / 216.0,
+        -1.0 / 1320.0,
+        1.0 / 9360.0,
+        -1.0 / 75_600.0,
+        1.0 / 685_440.0,
+        -1.0 / 6_894_720.0,
+    ];
+    const TAIL: [f32; 6] = [0.0, 0.254_829_6, -0.284_496_74, 1.421_413_7, -1.453_152, 1.061_405_4];
+    let size = x.abs();
+    let near = size * std::f32::consts::FRAC_2_SQRT_PI * polynomial::<FMA, 10>(size * size, SERIES);
+    let t = 1.0 / multiply_add::<FMA>(0.327_591_1, size, 1.0);
+    let far = 1.0 - polynomial::<FMA, 6>(t, TAIL) * exp::<FMA>(-size * size);
+    (if size < 1.0 { near } else { far }).copysign(x)
+}
+
+#[inline(always)]
+fn truth(holds: bool) -> f32 {
+    if holds { 1.0 } else { 0.0 }
 }
 
 #[inline(always)]
@@ -90,7 +138,16 @@ pub(super) fn map1<const FMA: bool>(f: Unary, input: &Operand<'_>, target: &mut 
     match f {
         Unary::Relu => each(input, target, |x| if x < 0.0 { 0.0 } else { x }),
         Unary::Sigmoid => each(input, target, |x| 1.0 / (1.0 + exp::<FMA>(-x))),
-        Unary::Tanh => each(input, target, f32::tanh),
+        Unary::Tanh => each(input, target, tanh::<FMA>),
+        Unary::Erf => each(input, target, erf::<FMA>),
+        Unary::Gelu => {
+            each(input, target, |x| 0.5 * x * (1.0 + erf::<FMA>(x * std::f32::consts::FRAC_1_SQRT_2)));
+        }
+        Unary::Silu => each(input, target, |x| x / (1.0 + exp::<FMA>(-x))),
+        Unary::Softplus => each(input, target, |x| larger(x, 0.0) + exp::<FMA>(-x.abs()).ln_1p()),
+        Unary::Trunc => each(input, target, f32::trunc),
+        Unary::Not => each(input, target, |x| truth(x == 0.0)),
+        Unary::IsNan => each(input, target, |x| truth(x.is_nan())),
         Unary::Exp => each(input, target, exp::<FMA>),
         Unary::Log => each(input, target, f32::ln),
         Unary::Sqrt => each(input, target, f32::sqrt),
@@ -109,6 +166,11 @@ pub(super) fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut Map
         Binary::Div => pairs(a, b, target, |x, y| x / y),
         Binary::Max => pairs(a, b, target, larger),
         Binary::Min => pairs(a, b, target, smaller),
+        Binary::Equal => pairs(a, b, target, |x, y| truth(x == y)),
+        Binary::Less => pairs(a, b, target, |x, y| truth(x < y)),
+        Binary::LessOrEqual => pairs(a, b, target, |x, y| truth(x <= y)),
+        Binary::Keep => pairs(a, b, target, |x, y| if x == 0.0 { 0.0 } else { y }),
+        Binary::Drop => pairs(a, b, target, |x, y| if x == 0.0 { y } else { 0.0 }),
     }
 }
 
@@ -148,4 +210,23 @@ pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapT
         Fold::Max => folded(input, count, target, f32::NEG_INFINITY, larger),
         Fold::Min => folded(input, count, target, f32::INFINITY, smaller),
     }
+}
+
+/// The numbers of each row as pairs, a zero beside the last one where they are odd.
+#[inline(always)]
+pub(super) fn narrow(input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
+    for r in 0..target.rows {
+        let out = &mut target.numbers[r * target.stride..][..Form::Pairs.room(count)];
+        let (pairs, rest) = input.numbers[r * input.row..][..count].as_chunks::<2>();
+        out.iter_mut().zip(pairs).for_each(|(to, [x, y])| *to = pair(*x, *y));
+        if let (Some(to), [x]) = (out.last_mut(), rest) {
+            *to = pair(*x, 0.0);
+        }
+    }
+}
+
+/// A matrix `[depth, columns]` packed in pairs of rows.
+#[inline(always)]
+pub(super) fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, out: &mut [f32]) {
+    pair_rows(matrix, depth, columns, out);
 }

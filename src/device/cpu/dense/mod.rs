@@ -5,18 +5,24 @@
 //! parts. Every number is one chain of multiply-adds in the order of the parts and their depth, whatever tile it falls
 //! into: a row's result does not depend on the rows beside it.
 //!
+//! **Pairs.** Factors may come in bf16 ([`Form::Pairs`]): a register then holds two rows of 16 columns, and a step of `vdpbf16ps`
+//! does two multiply-adds a lane, with the sums in f32. The result may go out in pairs too, as the next product takes it.
+//!
 //! **Element-wise work** is plain Rust, compiled once for each instruction set.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512bf16;
 mod maps;
 mod operands;
 mod portable;
 
 pub use operands::{
-    Binary, Fold, LANES, Lines, MapTarget, Operand, PANEL, PARTS_MAX, Part, Product, Unary, Weights, pack,
+    Binary, Fold, Form, LANES, Lines, MapTarget, Operand, PANEL, PARTS_MAX, Part, Product, Unary, Weights, pack,
+    pack_pairs,
 };
 
 use super::{Isa, Kernels};
@@ -46,13 +52,44 @@ impl Kernels {
         if rows == 0 || columns == 0 {
             return;
         }
-        assert!(stride >= columns && out.len() >= (rows - 1) * stride + columns, "a product longer than its target");
+        // Pairs are written in whole registers, of which each takes a panel.
+        let (room, read) = match product.result {
+            Form::Single => (columns, columns),
+            Form::Pairs => (columns.next_multiple_of(PANEL) / 2, columns.next_multiple_of(PANEL)),
+        };
+        assert!(stride >= room && out.len() >= (rows - 1) * stride + room, "a product longer than its target");
+        assert!(
+            product.factors == Form::Pairs || product.result == Form::Single,
+            "pairs of a product of single numbers"
+        );
         assert!(bias.is_empty() || bias.len() >= columns.next_multiple_of(LANES), "a bias shorter than its product");
         for part in parts.iter().filter(|part| part.depth > 0) {
             assert!(part.rows.len() >= (rows - 1) * part.stride + part.depth, "rows shorter than their product");
-            assert!(part.weights.numbers.len() >= reach(&part.weights, part.depth, columns), "weights too short");
+            assert!(part.weights.numbers.len() >= reach(&part.weights, part.depth, read), "weights too short");
         }
-        dispatch!(self, product(product, out, stride))
+        match product.factors {
+            Form::Single => dispatch!(self, product(product, out, stride)),
+            // SAFETY: the feature was found; the slices are checked above.
+            #[cfg(target_arch = "x86_64")]
+            Form::Pairs if self.has_bf16 => unsafe { avx512bf16::product(product, out, stride) },
+            Form::Pairs => portable::product_of_pairs(product, out, stride),
+        }
+    }
+
+    /// Turns the first `count` numbers of each row of `input` into pairs.
+    ///
+    /// # Panics
+    /// Where a slice is shorter than the shapes say.
+    pub fn narrow(self, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
+        dispatch!(self, narrow(input, count, target))
+    }
+
+    /// Packs a matrix `[depth, columns]` in pairs of rows, as [`pack_pairs`] does, into `out`.
+    ///
+    /// # Panics
+    /// Where a slice is shorter than the shapes say.
+    pub fn pack_narrow(self, matrix: &[f32], depth: usize, columns: usize, out: &mut [f32]) {
+        dispatch!(self, pack_narrow(matrix, depth, columns, out))
     }
 
     /// Turns every number of `input` into `f` of it.

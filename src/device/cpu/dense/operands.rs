@@ -65,7 +65,7 @@ pub struct Part<'a> {
 }
 
 /// A sum of products.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Product<'a> {
     /// Rows of each part and of the result.
     pub rows: usize,
@@ -77,6 +77,30 @@ pub struct Product<'a> {
     pub bias: &'a [f32],
     /// Whether what is negative becomes 0.
     pub relu: bool,
+    /// In which form the factors come.
+    pub factors: Form,
+    /// In which form the result goes out; in pairs only where the factors are.
+    pub result: Form,
+}
+
+/// In which form numbers lie. A pair takes the room of one number: depths, strides and rows of weights count pairs then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// One after the other, in f32.
+    #[default]
+    Single,
+    /// Two that follow each other along the depth, in bf16, the first one in the lower half.
+    Pairs,
+}
+
+impl Form {
+    /// The room that `count` numbers of a row take.
+    pub fn room(self, count: usize) -> usize {
+        match self {
+            Form::Single => count,
+            Form::Pairs => count.div_ceil(2),
+        }
+    }
 }
 
 /// What a number becomes.
@@ -92,6 +116,19 @@ pub enum Unary {
     Abs,
     Neg,
     Reciprocal,
+    Erf,
+    /// `x (1 + erf(x / √2)) / 2`
+    Gelu,
+    /// `x sigmoid(x)`
+    Silu,
+    /// `log(1 + exp(x))`
+    Softplus,
+    /// Towards 0.
+    Trunc,
+    /// 1 where it is 0, else 0.
+    Not,
+    /// 1 where it is NaN, else 0.
+    IsNan,
 }
 
 /// What two numbers become.
@@ -104,6 +141,16 @@ pub enum Binary {
     Div,
     Max,
     Min,
+    /// 1 or 0.
+    Equal,
+    /// 1 or 0.
+    Less,
+    /// 1 or 0.
+    LessOrEqual,
+    /// The second number where the first is not 0, else 0.
+    Keep,
+    /// The second number where the first is 0, else 0.
+    Drop,
 }
 
 /// What many numbers become.
@@ -152,6 +199,45 @@ pub fn pack(matrix: &[f32], depth: usize, columns: usize) -> Lines {
         }
     }
     packed
+}
+
+/// The nearest bf16, of two the even one; NaN stays NaN.
+#[inline(always)]
+pub(super) fn narrowed(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    if x.is_nan() { (bits >> 16) | 0x40 } else { rounded }
+}
+
+/// Two numbers as a pair.
+#[inline(always)]
+pub(super) fn pair(first: f32, second: f32) -> f32 {
+    f32::from_bits(narrowed(first) | (narrowed(second) << 16))
+}
+
+/// Packs a matrix `[depth, columns]` in pairs of rows, as [`pack`] does rows.
+pub fn pack_pairs(matrix: &[f32], depth: usize, columns: usize) -> Lines {
+    let mut packed = Lines::new(Form::Pairs.room(depth) * columns.next_multiple_of(PANEL));
+    pair_rows(matrix, depth, columns, packed.numbers_mut());
+    packed
+}
+
+/// [`pack_pairs`] into room that is there.
+#[inline(always)]
+pub(super) fn pair_rows(matrix: &[f32], depth: usize, columns: usize, out: &mut [f32]) {
+    let pairs = Form::Pairs.room(depth);
+    for (k, rows) in matrix[..depth * columns].chunks(2 * columns.max(1)).enumerate() {
+        let (first, second) = rows.split_at(columns);
+        for p in 0..columns.div_ceil(PANEL) {
+            let to = &mut out[(p * pairs + k) * PANEL..][..PANEL];
+            let from = &first[p * PANEL..columns.min((p + 1) * PANEL)];
+            match second.get(p * PANEL..p * PANEL + from.len()) {
+                Some(second) => to.iter_mut().zip(from).zip(second).for_each(|((to, &x), &y)| *to = pair(x, y)),
+                None => to.iter_mut().zip(from).for_each(|(to, &x)| *to = pair(x, 0.0)),
+            }
+            to[from.len()..].fill(0.0);
+        }
+    }
 }
 
 /// Where the last register that a product reads of a row of weights ends.

@@ -1,7 +1,7 @@
 //! Dense loops without any particular instruction set.
 
 use super::maps;
-use super::operands::{Binary, Fold, LANES, MapTarget, Operand, PANEL, Product, Unary};
+use super::operands::{Binary, Fold, Form, LANES, MapTarget, Operand, PANEL, Product, Unary, pair};
 
 /// Rows of a tile.
 const ROWS: usize = 4;
@@ -53,4 +53,40 @@ pub(super) fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut Map
 
 pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     maps::fold(f, input, count, target);
+}
+
+pub(super) fn narrow(input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
+    maps::narrow(input, count, target);
+}
+
+pub(super) fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, out: &mut [f32]) {
+    maps::pack_narrow(matrix, depth, columns, out);
+}
+
+/// A product whose factors come in pairs.
+pub(super) fn product_of_pairs(product: &Product<'_>, out: &mut [f32], stride: usize) {
+    let halves = |x: f32| [f32::from_bits(x.to_bits() << 16), f32::from_bits(x.to_bits() & 0xffff_0000)];
+    let sum = |row: usize, column: usize| {
+        let mut sum = product.bias.get(column).copied().unwrap_or(0.0);
+        for part in product.parts {
+            let start = column / PANEL * part.weights.panel_stride + column % PANEL;
+            for k in 0..part.depth {
+                let x = halves(part.rows[row * part.stride + k]);
+                let w = halves(part.weights.numbers[start + k * part.weights.row_stride]);
+                sum += x[0] * w[0] + x[1] * w[1];
+            }
+        }
+        if product.relu && sum < 0.0 { 0.0 } else { sum }
+    };
+    for row in 0..product.rows {
+        match product.result {
+            Form::Single => (0..product.columns).for_each(|column| out[row * stride + column] = sum(row, column)),
+            Form::Pairs => {
+                for n in 0..Form::Pairs.room(product.columns) {
+                    let second = if 2 * n + 1 < product.columns { sum(row, 2 * n + 1) } else { 0.0 };
+                    out[row * stride + n] = pair(sum(row, 2 * n), second);
+                }
+            }
+        }
+    }
 }

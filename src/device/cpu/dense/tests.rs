@@ -32,7 +32,7 @@ proptest! {
             },
         }).collect();
         let bias = Lines::of(&numbers(columns, seed + 3));
-        let product = Product { rows, columns, parts: &parts, bias: bias.numbers(), relu };
+        let product = Product { rows, columns, parts: &parts, bias: bias.numbers(), relu, ..Product::default() };
         for kernels in Kernels::all() {
             let stride = columns + gap;
             let mut out = vec![7.5; rows * stride];
@@ -60,12 +60,106 @@ proptest! {
     }
 }
 
+fn rounded(x: f32) -> f32 {
+    half::bf16::from_f32(x).to_f32()
+}
+
+/// Rows as pairs, `stride` pairs apart.
+fn pairs_of(kernels: Kernels, rows: &[f32], depth: usize, stride: usize) -> Vec<f32> {
+    let count = rows.len() / depth;
+    let mut out = vec![0.0; count * stride];
+    let input = Operand { numbers: rows, row: depth, outer: 0, inner: 1 };
+    let mut target = MapTarget { numbers: &mut out, stride, rows: count, outer: 1, inner: stride };
+    kernels.narrow(&input, depth, &mut target);
+    out
+}
+
+/// The numbers that pairs hold.
+fn halves(pairs: &[f32]) -> Vec<f32> {
+    pairs.iter().flat_map(|x| [x.to_bits() << 16, x.to_bits() & 0xffff_0000].map(f32::from_bits)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn products_of_pairs_are_sums_of_products_of_rounded_numbers(
+        rows in 1usize..40, columns in 1usize..150, depths in prop::collection::vec(1usize..70, 1..4),
+        relu in any::<bool>(), into_pairs in any::<bool>(), seed in 0usize..1000,
+    ) {
+        let inputs: Vec<Vec<f32>> = depths.iter().enumerate().map(|(n, d)| numbers(rows * d, seed + 7 * n)).collect();
+        let matrices: Vec<Vec<f32>> = depths.iter().enumerate().map(|(n, d)| numbers(d * columns, seed + n)).collect();
+        let bias = Lines::of(&numbers(columns, seed + 3));
+        let result = if into_pairs { Form::Pairs } else { Form::Single };
+        let stride = columns.next_multiple_of(PANEL);
+        for kernels in Kernels::all() {
+            let packed: Vec<Lines> = depths.iter().zip(&matrices).map(|(&depth, matrix)| {
+                let mut own = Lines::new(Form::Pairs.room(depth) * stride);
+                kernels.pack_narrow(matrix, depth, columns, own.numbers_mut());
+                assert_eq!(own.numbers(), pack_pairs(matrix, depth, columns).numbers());
+                own
+            }).collect();
+            let pairs: Vec<Vec<f32>> =
+                depths.iter().zip(&inputs).map(|(&d, x)| pairs_of(kernels, x, d, Form::Pairs.room(d))).collect();
+            let parts: Vec<Part<'_>> = (0..depths.len()).map(|n| {
+                let depth = Form::Pairs.room(depths[n]);
+                let weights = Weights { numbers: packed[n].numbers(), row_stride: PANEL, panel_stride: depth * PANEL };
+                Part { rows: &pairs[n], stride: depth, depth, weights }
+            }).collect();
+            let product =
+                Product { rows, columns, parts: &parts, bias: bias.numbers(), relu, factors: Form::Pairs, result };
+            let mut out = vec![7.5; rows * stride];
+            kernels.product(&product, &mut out, stride);
+            for row in 0..rows {
+                let made = &out[row * stride..(row + 1) * stride];
+                let made = if into_pairs { halves(made) } else { made.to_vec() };
+                for column in 0..columns {
+                    let term = |n: usize, k: usize| {
+                        f64::from(rounded(inputs[n][row * depths[n] + k]))
+                            * f64::from(rounded(matrices[n][k * columns + column]))
+                    };
+                    let sum: f64 = (0..depths.len()).flat_map(|n| (0..depths[n]).map(move |k| term(n, k))).sum();
+                    let want = sum + f64::from(bias.numbers()[column]);
+                    let want = if relu { want.max(0.0) } else { want };
+                    let tolerance = if into_pairs { 1e-4 + want.abs() / 256.0 } else { 1e-4 };
+                    let got = f64::from(made[column]);
+                    prop_assert!((got - want).abs() < tolerance, "{}: [{row}, {column}] {got} is not {want}", kernels.name());
+                }
+                if into_pairs {
+                    let end = columns.next_multiple_of(2);
+                    prop_assert!(made[columns..end].iter().all(|&x| x == 0.0));
+                }
+                let alone: Vec<Part<'_>> =
+                    parts.iter().map(|p| Part { rows: &p.rows[row * p.stride..], ..*p }).collect();
+                let mut one = vec![7.5; stride];
+                kernels.product(&Product { rows: 1, parts: &alone, ..product }, &mut one, stride);
+                let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                prop_assert_eq!(bits(&out[row * stride..(row + 1) * stride]), bits(&one));
+            }
+        }
+    }
+}
+
+#[test]
+fn narrow_numbers_are_the_nearest() {
+    let mut inputs = vec![0.0, -0.0, 1.0, f32::MAX, f32::INFINITY, f32::NEG_INFINITY, 1.003_906_3, 1.011_718_8, -3e-39];
+    inputs.extend((0..1000).map(|n| f32::from_bits(0x3f80_0000 + n * 4093)));
+    for kernels in Kernels::all() {
+        let made = halves(&pairs_of(kernels, &inputs, inputs.len(), inputs.len().div_ceil(2)));
+        for (x, got) in inputs.iter().zip(&made) {
+            assert_eq!(got.to_bits(), rounded(*x).to_bits(), "{}: {x}", kernels.name());
+        }
+        let nan = halves(&pairs_of(kernels, &[f32::NAN, f32::from_bits(0x7f80_0001)], 2, 1));
+        assert!(nan.iter().all(|x| x.is_nan()));
+    }
+}
+
 #[test]
 fn functions_are_those_of_the_library() {
     let mut inputs: Vec<f32> = (-2000..2000).map(|n| n as f32 / 20.0).collect();
     inputs.extend([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1e-30]);
     type Function = fn(f64) -> f64;
-    let functions: [(Unary, Function); 9] = [
+    let functions: [(Unary, Function); 14] = [
         (Unary::Relu, |x| if x < 0.0 { 0.0 } else { x }),
         (Unary::Sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
         (Unary::Tanh, f64::tanh),
@@ -75,6 +169,11 @@ fn functions_are_those_of_the_library() {
         (Unary::Abs, f64::abs),
         (Unary::Neg, |x| -x),
         (Unary::Reciprocal, |x| 1.0 / x),
+        (Unary::Softplus, |x| x.max(0.0) + (-x.abs()).exp().ln_1p() + if x.is_nan() { x } else { 0.0 }),
+        (Unary::Silu, |x| if x == f64::NEG_INFINITY { f64::NAN } else { x / (1.0 + (-x).exp()) }),
+        (Unary::Trunc, f64::trunc),
+        (Unary::Not, |x| f64::from(u8::from(x == 0.0))),
+        (Unary::IsNan, |x| f64::from(u8::from(x.is_nan()))),
     ];
     for kernels in Kernels::all() {
         for (f, want) in functions {
@@ -88,7 +187,8 @@ fn functions_are_those_of_the_library() {
                 let near = f64::from(got) == want || (f64::from(got) - want).abs() <= 1e-6 * want.abs() + 1e-37;
                 // Beyond 88.37 the exponential is infinite already.
                 let beyond = f == Unary::Exp && x > 88.37 && got == f32::INFINITY;
-                let below = f == Unary::Sigmoid && x < -88.0 && got.abs() < 1e-37;
+                let below =
+                    [Unary::Sigmoid, Unary::Silu, Unary::Softplus].contains(&f) && x < -87.0 && got.abs() < 1e-35;
                 assert!(near || beyond || below || (got.is_nan() && want.is_nan()), "{f:?}({x}): {got} is not {want}");
             }
         }
@@ -101,6 +201,37 @@ fn weights_that_end_early_are_refused() {
     let numbers = [1.0; 64];
     let weights = Weights { numbers: &numbers, row_stride: 16, panel_stride: 32 };
     let parts = [Part { rows: &numbers, stride: 5, depth: 5, weights }];
-    let product = Product { rows: 1, columns: 16, parts: &parts, bias: &[], relu: false };
+    let product = Product { rows: 1, columns: 16, parts: &parts, ..Product::default() };
     Kernels::best().product(&product, &mut [0.0; 16], 16);
+}
+
+#[test]
+fn the_error_function_is_that_of_its_tables() {
+    let known = [
+        (0.0, 0.0),
+        (1e-4, 1.128_379_163_3e-4),
+        (0.1, 0.112_462_916_0),
+        (0.5, 0.520_499_877_8),
+        (0.999, 0.842_284_865_6),
+        (1.0, 0.842_700_792_9),
+        (1.5, 0.966_105_146_5),
+        (2.0, 0.995_322_265_0),
+        (3.0, 0.999_977_909_5),
+        (9.0, 1.0),
+    ];
+    for kernels in Kernels::all() {
+        for (x, want) in known.into_iter().chain(known.map(|(x, want)| (-x, -want))) {
+            let apply = |f: Unary, x: f32| {
+                let (mut out, inputs) = ([0.0], [x]);
+                let input = Operand { numbers: &inputs, row: 0, outer: 0, inner: 1 };
+                kernels.map1(f, &input, &mut MapTarget { numbers: &mut out, stride: 1, rows: 1, outer: 1, inner: 1 });
+                f64::from(out[0])
+            };
+            let got = apply(Unary::Erf, x as f32);
+            assert!((got - want).abs() <= 1e-6 * want.abs(), "{}: erf({x}) {got} is not {want}", kernels.name());
+            let (wide, got) = (x * std::f64::consts::SQRT_2, apply(Unary::Gelu, (x * std::f64::consts::SQRT_2) as f32));
+            let want = 0.5 * wide * (1.0 + want);
+            assert!((got - want).abs() <= 1e-6 * wide.abs(), "{}: gelu({wide}) {got} is not {want}", kernels.name());
+        }
+    }
 }

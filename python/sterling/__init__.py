@@ -1,0 +1,42 @@
+"""From PyTorch to Sterling and back.
+
+`export` writes trained modules as a model package, `publish` and `serve` run the ``sterling`` program over it, `load_snapshot`
+opens what was published as NumPy arrays, `Client` asks a server. Only `export` needs PyTorch (``pip install 'sterling[export]'``).
+"""
+
+from .client import Client, Ranked
+from .errors import ExportError, ProgramError, RequestError, SnapshotError, SterlingError
+from .exporting import Exported, export
+from .features import Category, Column, Dense, Feature, Ids, ItemVector, Query
+from .program import Published, Server, find_program, publish, serve
+from .snapshot import Index, ItemColumn, Snapshot, load_snapshot
+from .tables import Table
+
+__all__ = [
+    "Category",
+    "Client",
+    "Column",
+    "Dense",
+    "ExportError",
+    "Exported",
+    "Feature",
+    "Ids",
+    "Index",
+    "ItemColumn",
+    "ItemVector",
+    "ProgramError",
+    "Published",
+    "Query",
+    "Ranked",
+    "RequestError",
+    "Server",
+    "Snapshot",
+    "SnapshotError",
+    "SterlingError",
+    "Table",
+    "export",
+    "find_program",
+    "load_snapshot",
+    "publish",
+    "serve",
+]

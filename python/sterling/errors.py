@@ -1,0 +1,32 @@
+"""What goes wrong, each kind under a name of its own. Messages name the thing, what came, and what was expected."""
+
+
+class SterlingError(Exception):
+    """Any error of this package."""
+
+
+class ExportError(SterlingError, ValueError):
+    """A module, a table, a feature or a sample does not make a model package."""
+
+
+class SnapshotError(SterlingError, ValueError):
+    """A published version is not whole, or is of a format that this package does not read."""
+
+
+class ProgramError(SterlingError, RuntimeError):
+    """The ``sterling`` program is missing, refused what it was given, or ended early."""
+
+
+class RequestError(SterlingError):
+    """The server answered with a problem.
+
+    ``status`` is HTTP's, ``code`` and ``retryable`` are the problem's (``docs/API.md``), ``retry_after`` the seconds that the
+    server asks to wait, where it says so.
+    """
+
+    def __init__(self, status: int, problem: dict, retry_after: float | None = None):
+        self.status = status
+        self.code = str(problem.get("code", ""))
+        self.retryable = bool(problem.get("retryable", False))
+        self.retry_after = retry_after
+        super().__init__(f"{status} {self.code}: {problem.get('detail', problem)}")

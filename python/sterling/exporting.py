@@ -1,0 +1,426 @@
+"""From trained PyTorch modules to a model package that ``sterling publish`` takes."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from . import toml
+from .errors import ExportError
+from .features import MERGES, Column, Dense, Feature, Ids, ItemVector, LookedUp, Query, one_of
+from .tables import Table, collect
+
+if TYPE_CHECKING:
+    from .reference import Reference
+
+_MISSING = "torch, onnx, onnxscript and safetensors are needed to export: pip install 'sterling[export]'"
+_OF_CANDIDATES = ("query", "item", "similarity")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A written package.
+
+    ``differences`` holds, for each graph, the largest difference between PyTorch and the exported graph in ONNX Runtime (None where that
+    is not installed); and, where samples, items and the program were there, ``served``: of queries, similarities and task scores
+    between PyTorch and a server. ``reference`` computes in PyTorch what a server must answer.
+    """
+
+    path: pathlib.Path
+    differences: dict[str, float | None]
+    reference: Reference = field(repr=False)
+
+    @property
+    def largest(self) -> float:
+        """The largest difference that was measured."""
+        return max((value for value in self.differences.values() if value is not None), default=0.0)
+
+    def __str__(self) -> str:
+        shown = (f"{name} {'not compared' if value is None else f'{value:.1e}'}" for name, value in self.differences.items())
+        return f"{self.path}: largest differences: {', '.join(shown)}"
+
+
+def export(
+    path: str | pathlib.Path,
+    *,
+    name: str | None = None,
+    description: str = "",
+    user: Any = None,
+    item: Any = None,
+    overarch: Any = None,
+    tables: Any = None,
+    features: Mapping[str, Sequence[Feature]] | None = None,
+    dimension: int | None = None,
+    item_vectors: Sequence[ItemVector] = (),
+    columns: Sequence[Column | str] = (),
+    queries: Sequence[Query] = (),
+    merge: str = "union",
+    tasks: Sequence[str] = (),
+    value: str | None = None,
+    constants: Mapping[str, float] | None = None,
+    samples: Sequence[Mapping[str, Any]] = (),
+    items: Sequence[Mapping[str, Any]] | None = None,
+    tolerance: float = 1e-3,
+    program: str | pathlib.Path | bool | None = None,
+) -> Exported:
+    """Writes a model package to the folder ``path`` and measures how far it is from the modules.
+
+    ``user``, ``item``, ``overarch``
+        ``torch.nn.Module``. The parameters of ``forward`` are the graph's inputs, by name: features (``NAME_mask`` the mask of a
+        sequence) of the towers; for the OverArch ``query`` ``[Q, D]``, ``item`` ``[Q, K0, D]``, and what else ``models/README.md`` lists.
+        They return a tensor, or a mapping of names to tensors: ``query``, ``item`` and ``logits`` ``[Q, K0, tasks]`` with whatever else the
+        OverArch reads. Where forward takes ``*inputs``, they come in the order of the features.
+    ``tables``
+        ``{"name": nn.Embedding | nn.EmbeddingBag | tensor | Table}``, a TorchRec ``EmbeddingBagCollection`` or ``EmbeddingCollection``, or a
+        list of these.
+    ``features``
+        ``{"user": [...], "item": [...], "overarch": [...]}`` of `Ids`, `Category` and `Dense`. What a TorchRec collection feeds
+        need not be repeated: it is taken as `Ids`.
+    ``dimension``
+        D; taken from the towers where there is one.
+    ``columns``
+        Item columns to keep; none keeps all.
+    ``queries``, ``merge``
+        Where ``query`` is ``[Q, Tq, D]``: its rows, and how their candidates become one list.
+    ``tasks``, ``value``, ``constants``
+        Names along the last axis of ``logits``, the expression that orders results (``docs/VALUE_MODEL.md``) and its constants.
+    ``samples``, ``items``
+        Users' features as requests bring them, and items as rows with an ``id``. Items are written as ``items.jsonl``. With
+        both of them the package is also published, served and asked by the ``sterling`` program, if there is one.
+    ``tolerance``
+        The largest difference that is accepted, relative to the larger of 1 and the value.
+    ``program``
+        The ``sterling`` program; None looks for it (``$STERLING``, then ``PATH``), False leaves it out.
+
+    Raises `ExportError`; ``path`` is then as it was before.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+        import safetensors  # noqa: F401
+        import torch  # noqa: F401
+    except ImportError as e:
+        raise ExportError(f"{_MISSING} ({e})") from e
+    path = pathlib.Path(path)
+    by_side = {side: list(some) for side, some in (features or {}).items()}
+    rows: dict[str, Sequence[Mapping[str, Any]]] = {"user": samples, "item": items or ()}
+    draft = _Draft(collect(tables), by_side, list(item_vectors), tuple(tasks), rows)
+    draft.check(dimension, queries, user, item, overarch)
+    one_of("merge", merge, MERGES)
+    draft.towers(user, item, dimension, len(queries))
+    if overarch is not None:
+        draft.reranker(overarch, [c if isinstance(c, str) else c.name for c in columns])
+    elif tasks:
+        raise ExportError("tasks are given without overarch, expected the module that predicts them")
+    draft.used()
+    spec = draft.spec(name or path.name, description, columns, queries, merge, value, constants or {})
+    reference = draft.reference(queries, merge)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made:
+        folder = pathlib.Path(made) / path.name
+        folder.mkdir()
+        draft.write(folder, spec, items)
+        differences = _compared(draft, folder, reference, samples, items, tolerance, program)
+        _place(folder, path)
+    return Exported(path, differences, reference)
+
+
+def _compared(
+    draft: _Draft,
+    folder: pathlib.Path,
+    reference: Reference,
+    samples: Sequence[Mapping[str, Any]],
+    items: Sequence[Mapping[str, Any]] | None,
+    tolerance: float,
+    program: str | pathlib.Path | bool | None,
+) -> dict[str, float | None]:
+    from . import parity
+    from .program import find_program
+
+    differences: dict[str, float | None] = {graph.file: graph.difference for graph in draft.graphs()}
+    if samples:
+        parity.readable(reference, samples)
+    found = None if program is False else find_program(None if program in (None, True) else program, required=program is not None)
+    if found and samples and items:
+        differences["served"] = parity.served(reference, folder, samples, items, found)
+    for what, difference in differences.items():
+        if difference is not None and not difference <= tolerance:
+            raise ExportError(f"{what}: differs from PyTorch by {difference:.2e}, expected at most {tolerance:.0e}")
+    return differences
+
+
+def _place(folder: pathlib.Path, path: pathlib.Path) -> None:
+    """Brings the files of a finished package to its place; what else lies there stays."""
+    path.mkdir(exist_ok=True)
+    for file in sorted(folder.iterdir(), key=lambda file: file.name == "model.toml"):
+        shutil.move(file, path / file.name)
+
+
+class _Draft:
+    """What is known of a package while it is being made."""
+
+    def __init__(
+        self,
+        tables: dict[str, Table],
+        features: dict[str, list[Feature]],
+        vectors: list[ItemVector],
+        tasks: tuple[str, ...],
+        rows: dict[str, Sequence[Mapping[str, Any]]],
+    ):
+        self.tables, self.features, self.vectors, self.tasks, self.rows = tables, features, vectors, tasks, rows
+        self.user = self.item = self.overarch = None
+        self.dimension = 0
+
+    def check(self, dimension: int | None, queries: Sequence[Query], user: Any, item: Any, overarch: Any) -> None:
+        unknown = [side for side in self.features if side not in ("user", "item", "overarch")]
+        if unknown:
+            raise ExportError(f"features of `{unknown[0]}`, expected of user, item or overarch")
+        if user is None and item is None and dimension is None:
+            raise ExportError("dimension is missing, which no tower tells")
+        if user is None and queries:
+            raise ExportError("queries are given without user, expected the tower that makes them")
+        for side, some in self.features.items():
+            names = [feature.name for feature in some]
+            if len(set(names)) != len(names):
+                raise ExportError(f"{side}.features: `{max(names, key=names.count)}` is given twice")
+            for feature in some:
+                self.check_feature(side, feature)
+        for side, module in (("user", user), ("item", item), ("overarch", overarch)):
+            if module is None and self.features.get(side):
+                raise ExportError(f"features of `{side}` are given without {side}, expected the module that reads them")
+
+    def check_feature(self, side: str, feature: Feature) -> None:
+        place = f"{side}.features `{feature.name}`"
+        if side == "overarch" and (isinstance(feature, Dense) or getattr(feature, "is_sequence", False)):
+            raise ExportError(f"{place}: expected pooled ids or categories; the OverArch reads numeric item columns by their name")
+        if not isinstance(feature, LookedUp):
+            return
+        if feature.table not in self.tables:
+            raise ExportError(f"{place}: table `{feature.table}` is not given, expected one of: {', '.join(self.tables) or 'none is'}")
+        if feature.kind == "category" and self.tables[feature.table].vocabulary is None:
+            raise ExportError(f"{place}: table `{feature.table}` has no vocabulary; give Table(weight, vocabulary=[...])")
+
+    def input_of(self, side: str, name: str, *, is_fed: bool = True) -> Any:
+        """The feature of an input, None where there is none; one that a collection feeds need not be declared where ``is_fed``."""
+        from .graphs import Port
+
+        for feature in self.features.get(side, ()):
+            if isinstance(feature, Dense) and feature.name == name:
+                return Port(name, (*_LEAD[side], feature.width), seen=self.numbers(side, feature))
+            if isinstance(feature, LookedUp) and name in (feature.name, f"{feature.name}_mask"):
+                width = self.tables[feature.table].weight.shape[1]
+                axes = (*_LEAD[side], *((feature.length,) if feature.is_sequence else ()))
+                if name == feature.name:
+                    return Port(name, (*axes, width))
+                if feature.is_sequence:
+                    return Port(name, axes, is_mask=True)
+        fed = [table for table in self.tables if is_fed and name in self.tables[table].features]
+        if len(fed) == 1:
+            self.features.setdefault(side, []).append(Ids(name, fed[0], self.tables[fed[0]].pooling))
+            return self.input_of(side, name)
+        return None
+
+    def numbers(self, side: str, feature: Dense) -> Any:
+        """What the rows bring for a dense feature, ``[rows, width]``; None without rows."""
+        import torch
+
+        from .reference import dense
+
+        rows = self.rows.get(side, ())
+        return torch.stack([dense(feature, row) for row in rows]) if rows else None
+
+    def towers(self, user: Any, item: Any, dimension: int | None, queries: int) -> None:
+        for side, module, output in (("user", user, "query"), ("item", item, "item")):
+            if module is None:
+                continue
+            graph = self.tower(side, module, output, ("Q", queries) if queries and side == "user" else _LEAD[side])
+            setattr(self, side, graph)
+            width = graph.outputs[output][-1]
+            if dimension is not None and width != dimension:
+                raise ExportError(f"{side}: `{output}` is {width} wide, expected {dimension}")
+            dimension = width
+        self.dimension = dimension or 0
+        for vector in self.vectors:
+            if vector.column is None and (self.item is None or self.item.outputs.get(vector.name) != ("N", vector.width)):
+                made = {} if self.item is None else self.item.outputs
+                raise ExportError(
+                    f"item vector `{vector.name}`: the item tower makes {made or 'nothing'}, expected `{vector.name}` [N, {vector.width}] "
+                    "among it, or a column of the items"
+                )
+
+    def tower(self, side: str, module: Any, output: str, lead: tuple[Any, ...]) -> Any:
+        from .graphs import export_graph, parameters
+
+        names = parameters(side, module)
+        if names is None:
+            names = [feature.name for feature in self.features.get(side, ())]
+        ports = []
+        for name in names:
+            port = self.input_of(side, name)
+            if port is None:
+                known = ", ".join(feature.name for feature in self.features.get(side, ())) or "none is given"
+                raise ExportError(f"{side}: forward takes `{name}`, which is no feature, expected some of: {known}")
+            ports.append(port)
+        if not ports:
+            raise ExportError(f"{side}: forward takes nothing, expected features")
+        lead_axes = tuple(axis for axis in lead if isinstance(axis, str))
+        graph = export_graph(side, module, ports, output, lead_axes)
+        shape = graph.outputs[output]
+        if len(shape) != len(lead) + 1 or shape[: len(lead)] != lead:
+            raise ExportError(f"{side}: output `{output}` has shape {list(shape)}, expected {[*lead, 'D']}")
+        return graph
+
+    def reranker(self, module: Any, columns: Sequence[str]) -> None:
+        from .graphs import Port, export_graph, parameters
+
+        names = parameters("overarch", module)
+        if names is None:
+            raise ExportError("overarch: forward takes *inputs, expected a parameter for each input: `query`, `item` and others by name")
+        if not self.tasks:
+            raise ExportError("tasks are missing, expected a name for each of the overarch's logits")
+        queries = self.user.outputs["query"] if self.user else ("Q", self.dimension)
+        known: dict[str, Port] = {
+            "query": Port("query", queries),
+            "item": Port("item", ("Q", "K0", self.dimension)),
+            "similarity": Port("similarity", ("Q", "K0")),
+        }
+        known |= {v.name: Port(v.name, ("Q", "K0", v.width)) for v in self.vectors}
+        if self.user:
+            known |= {output: Port(output, shape) for output, shape in self.user.outputs.items() if output != "query"}
+        ports = []
+        for name in names:
+            port = known.get(name)
+            for side in ("overarch", "user"):
+                # What a collection feeds may be of the user or of the candidates: here it is declared.
+                port = port or self.input_of(side, name, is_fed=False)
+            ports.append(port or self.column(name, columns))
+        graph = export_graph("overarch", module, ports, "logits", ("Q", "K0"))
+        if graph.outputs["logits"] != ("Q", "K0", len(self.tasks)):
+            shape = list(graph.outputs["logits"])
+            raise ExportError(f"overarch: `logits` has shape {shape}, expected ['Q', 'K0', {len(self.tasks)}] for the tasks {', '.join(self.tasks)}")
+        self.overarch = graph
+
+    def column(self, name: str, columns: Sequence[str]) -> Any:
+        import torch
+
+        from .graphs import Port
+        from .reference import number
+
+        if columns and name not in columns:
+            raise ExportError(
+                f"overarch: forward takes `{name}`, which is neither query, item, similarity, a feature, an output of the user tower, an "
+                f"item vector nor one of the columns: {', '.join(columns)}"
+            )
+        items = self.rows["item"]
+        if items and not any(name in row for row in items):
+            raise ExportError(f"overarch: forward takes `{name}`, which is no column of the items, nor anything else that an OverArch reads")
+        return Port(name, ("Q", "K0"), seen=torch.tensor([number(name, row) for row in items]) if items else None)
+
+    def used(self) -> None:
+        """Refuses features and tables that nothing reads."""
+        read = {"user": set(), "item": set(), "overarch": set()}
+        for graph, sides in ((self.user, ("user",)), (self.item, ("item",)), (self.overarch, ("overarch", "user"))):
+            for side in sides:
+                read[side] |= {port.name for port in graph.inputs} if graph else set()
+        for side, some in self.features.items():
+            for feature in some:
+                if feature.name not in read[side]:
+                    takes = ", ".join(sorted(read[side])) or "nothing"
+                    raise ExportError(f"{side}.features `{feature.name}`: no graph reads it, which take {takes}")
+        looked = {feature.table for some in self.features.values() for feature in some if isinstance(feature, LookedUp)}
+        for table in self.tables:
+            if table not in looked:
+                raise ExportError(f"table `{table}`: no feature reads it, expected one of user, item or overarch that does")
+
+    def graphs(self) -> list[Any]:
+        return [graph for graph in (self.user, self.item, self.overarch) if graph]
+
+    def spec(
+        self,
+        name: str,
+        description: str,
+        columns: Sequence[Column | str],
+        queries: Sequence[Query],
+        merge: str,
+        value: str | None,
+        constants: Mapping[str, float],
+    ) -> dict[str, Any]:
+        """What ``model.toml`` says."""
+        spec: dict[str, Any] = {"name": name, "description": description, "dimension": self.dimension, "tables": []}
+        for table, what in self.tables.items():
+            vocabulary = {"vocabulary": f"{table}.txt"} if what.vocabulary is not None else {}
+            spec["tables"].append({"name": table, "file": "tables.safetensors", "unseen": what.unseen} | vocabulary)
+        declared = {side: [feature.declared() for feature in some] for side, some in self.features.items()}
+        if self.user:
+            spec["user"] = {"tower": self.user.file} | ({"merge": merge} if queries else {})
+            spec["user"] |= {"queries": [query.declared() for query in queries], "features": declared.get("user", [])}
+        spec["item"] = ({"tower": self.item.file} if self.item else {}) | {"vectors": [vector.declared() for vector in self.vectors]}
+        spec["item"] |= {"features": declared.get("item", [])}
+        spec["item"]["columns"] = [(Column(c) if isinstance(c, str) else c).declared() for c in columns]
+        spec["tasks"] = [{"name": task} for task in self.tasks]
+        if self.overarch:
+            spec["overarch"] = {"graph": self.overarch.file, "features": declared.get("overarch", [])}
+        if value is not None or constants:
+            if value is None:
+                raise ExportError("constants are given without value, expected the expression that names them")
+            spec["value"] = {"expression": value, "constants": {key: float(number) for key, number in constants.items()}}
+        return _without_empty(spec)
+
+    def reference(self, queries: Sequence[Query], merge: str) -> Reference:
+        from .reference import Reference
+
+        return Reference(
+            dimension=self.dimension, tables=self.tables, features=self.features, tasks=self.tasks, user=self.user, item=self.item,
+            overarch=self.overarch, vectors=self.vectors, several=tuple(queries), merge=merge,
+        )  # fmt: skip
+
+    def write(self, folder: pathlib.Path, spec: Mapping[str, Any], items: Sequence[Mapping[str, Any]] | None) -> None:
+        from safetensors.torch import save_file
+
+        from .graphs import save
+
+        for graph in self.graphs():
+            save(graph.model, folder / graph.file)
+        if self.tables:
+            save_file({name: table.weight for name, table in self.tables.items()}, folder / "tables.safetensors")
+            (folder / "tables.safetensors").chmod(0o644)
+        for name, table in self.tables.items():
+            if "/" in name or "\\" in name or name.startswith("."):
+                raise ExportError(f"table `{name}`: expected a name that a file may have")
+            if table.vocabulary is not None:
+                (folder / f"{name}.txt").write_text("".join(f"{value}\n" for value in table.vocabulary), encoding="utf-8", newline="\n")
+        if items is not None:
+            (folder / "items.jsonl").write_text("".join(item_line(row) + "\n" for row in items), encoding="utf-8")
+        (folder / "model.toml").write_text("# Written by sterling.export.\n" + toml.written(spec), encoding="utf-8")
+
+
+_LEAD = {"user": ("Q",), "item": ("N",), "overarch": ("Q", "K0")}
+
+
+def _without_empty(tree: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in tree.items()}
+    return {key: value for key, value in kept.items() if value not in ([], {}, "")}
+
+
+def item_line(row: Mapping[str, Any]) -> str:
+    """An item as a line of an item file (``docs/ITEMS.md``).
+
+    >>> item_line({"id": 7, "embedding": [0.5, 1.0], "brand": "acme"})
+    '{"id":7,"embedding":[0.5,1.0],"attributes":{"brand":"acme"}}'
+    """
+    if "id" not in row:
+        raise ExportError(f"item {dict(row)!r}: no `id`")
+    line: dict[str, Any] = {"id": row["id"]} | ({"embedding": row["embedding"]} if "embedding" in row else {})
+    line["attributes"] = {key: value for key, value in row.items() if key not in ("id", "embedding") and value is not None}
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise ExportError(f"an item holds {value!r}, expected numbers, texts and lists of them")

@@ -1,0 +1,205 @@
+"""The ``sterling`` program from Python: publishing a package, serving a store."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from .errors import ProgramError, RequestError
+
+Path = str | os.PathLike[str]
+
+
+def find_program(program: Path | None = None, *, required: bool = True) -> pathlib.Path | None:
+    """The ``sterling`` program: what is given, else ``$STERLING``, else the one on ``PATH``.
+
+    Raises `ProgramError` where it is ``required`` and there is none.
+    """
+    given = program or os.environ.get("STERLING")
+    found = shutil.which(given or "sterling")
+    if found:
+        return pathlib.Path(found)
+    if given or required:
+        where = f"`{given}` is no program" if given else "there is none on PATH"
+        raise ProgramError(f"the program `sterling` is needed and {where}; `cargo build --release` makes target/release/sterling")
+    return None
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version that was published: it lies in ``folder``, which `load_snapshot` opens."""
+
+    name: str
+    version: int
+    folder: pathlib.Path
+    said: str
+
+
+def publish(package: Path, store: Path, *, items: Path | None = None, index: Path | None = None, program: Path | None = None) -> Published:
+    """Publishes a model package with its items and returns the version.
+
+    ``items`` is an item file (``docs/ITEMS.md``); without it the package's ``items.parquet`` or ``items.jsonl`` is taken. ``index`` is an
+    index recipe. Raises `ProgramError` with what the program said.
+    """
+    package, store = pathlib.Path(package), pathlib.Path(store)
+    if items is None and not (package / "items.parquet").exists() and (package / "items.jsonl").exists():
+        items = package / "items.jsonl"
+    command = [str(find_program(program)), "publish", str(package), "--store", str(store)]
+    command += ["--items", str(items)] if items else []
+    command += ["--index", str(index)] if index else []
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8", errors="replace")
+    found = re.search(r"^published (.+) version (\d+):", done.stdout, re.MULTILINE)
+    if done.returncode != 0 or not found:
+        raise ProgramError(f"{' '.join(command)} ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-4000:]}")
+    name, version = found[1], int(found[2])
+    return Published(name, version, store / name / str(version), done.stdout.strip())
+
+
+class Server:
+    """A running ``sterling serve``; `serve` starts one. It ends with the ``with`` block, or by `close`."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str, log: pathlib.Path):
+        self._process, self.url, self._log = process, url, log
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def log(self) -> str:
+        """What it has logged so far."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def get(self, path: str, *, timeout: float = 60) -> Any:
+        """The JSON of a GET."""
+        return _answer(urllib.request.Request(self.url + path), timeout)
+
+    def post(self, path: str, body: Mapping[str, Any], *, timeout: float = 60) -> Any:
+        """The JSON that answers a body: ``server.post("/v1/models/shop:retrieve", {"vector": [0.5, 1.0]})``.
+
+        Raises `RequestError` with the problem that the server answered.
+        """
+        data = json.dumps(body, allow_nan=False).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        return _answer(request, timeout)
+
+    def close(self) -> None:
+        """Asks the process to end and waits for it; after ten seconds it is killed."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
+        self._log.unlink(missing_ok=True)
+
+
+def serve(
+    store: Path,
+    *,
+    program: Path | None = None,
+    listen: str = "127.0.0.1:0",
+    model: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    timeout: float = 60,
+) -> Server:
+    """Serves a store on a free port and returns once a model answers: that of ``model`` where one is named, else the first to be loaded.
+
+    ``settings`` are ``STERLING_*`` variables of the configuration, such as ``{"STERLING_ENGINE__WORKERS": "1"}``. Raises `ProgramError` with the
+    log where the server ends or is not ready after ``timeout`` seconds.
+    """
+    command = [str(find_program(program)), "serve", "--store", str(store), "--listen", listen]
+    command += ["--model", model] if model else []
+    environment = {"STERLING_HTTP__DRAIN_MS": "0"} | dict(os.environ) | dict(settings or {})
+    environment.pop("STERLING", None)
+    descriptor, log = tempfile.mkstemp(prefix="sterling-", suffix=".log")
+    with os.fdopen(descriptor, "wb") as stderr:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
+    server = Server(process, "", pathlib.Path(log))
+    try:
+        server.url = _listening(process, timeout)
+        _ready(server, process, timeout)
+    except BaseException as e:
+        said = server.log[-4000:].strip()
+        server.close()
+        if isinstance(e, ProgramError):
+            raise ProgramError(f"{' '.join(command)}: {e}: {said}") from e
+        raise
+    return server
+
+
+def _listening(process: subprocess.Popen[str], timeout: float) -> str:
+    """The address that the program prints first; what it prints later is read and dropped, so that it never waits."""
+    assert process.stdout is not None
+    lines, found, said = process.stdout, threading.Event(), []
+
+    def read() -> None:
+        try:
+            for line in lines:
+                if not found.is_set() and (url := re.search(r"http://[^\s/]+", line)):
+                    said.append(url[0])
+                    found.set()
+        except ValueError:
+            pass  # closed while it was read: the server is being ended
+        found.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    if not found.wait(timeout):
+        raise ProgramError(f"did not say in {timeout:g} s where it listens")
+    if not said:
+        raise ProgramError(f"ended with {process.wait()}")
+    return said[0]
+
+
+def _ready(server: Server, process: subprocess.Popen[str], timeout: float) -> None:
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            server.get("/readyz", timeout=5)
+            return
+        except RequestError as e:
+            problem = str(e)
+        except OSError as e:
+            problem = str(e)
+        if process.poll() is not None:
+            raise ProgramError(f"ended with {process.returncode}")
+        if time.monotonic() > end:
+            raise ProgramError(f"is not ready after {timeout:g} s ({problem})")
+        time.sleep(0.02)
+
+
+def _answer(request: urllib.request.Request, timeout: float) -> Any:
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            body = answer.read()
+    except urllib.error.HTTPError as e:
+        with e:
+            text = e.read().decode("utf-8", "replace")
+        try:
+            problem = json.loads(text)
+        except ValueError:
+            problem = {"detail": text}
+        after = e.headers.get("Retry-After", "")
+        raise RequestError(e.code, problem if isinstance(problem, dict) else {"detail": text}, float(after) if after.isdigit() else None) from None
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body.decode("utf-8", "replace")

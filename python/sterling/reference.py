@@ -1,0 +1,191 @@
+"""The whole pass in PyTorch: what a server must answer, computed from the modules that were exported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import ExportError
+from .features import Dense, Feature, ItemVector, LookedUp, Query, listed
+from .graphs import Graph
+from .tables import Table
+
+if TYPE_CHECKING:
+    import torch
+
+_RUN_ITEMS = 4096
+
+
+@dataclass
+class Reference:
+    """A model package's modules and tables, to be asked as a server is.
+
+    Rows are mappings: a user's features as a request brings them, an item's columns as an item file holds them, ``id`` among them.
+    """
+
+    dimension: int
+    tables: Mapping[str, Table]
+    features: Mapping[str, Sequence[Feature]]
+    tasks: Sequence[str] = ()
+    user: Graph | None = None
+    item: Graph | None = None
+    overarch: Graph | None = None
+    vectors: Sequence[ItemVector] = ()
+    several: Sequence[Query] = ()
+    merge: str = "union"
+    _rows: dict[str, dict[str, int]] = field(default_factory=dict, repr=False)
+
+    def queries(self, users: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """Query embeddings ``[users, D]``, or ``[users, Tq, D]``."""
+        return self._user(users)["query"].numpy()
+
+    def items(self, items: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """Item embeddings ``[items, D]``."""
+        return self._item(items)["item"].numpy()
+
+    def scores(self, user: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """``similarity`` of a user and each item, and the score of each task: ``[items]`` each.
+
+        Several queries are merged as where each of them finds every item.
+        """
+        import torch
+
+        made = self._user([user])
+        parts = [self._score(user, made, items[at : at + _RUN_ITEMS]) for at in range(0, len(items), _RUN_ITEMS)]
+        joined = torch.cat(parts, 1)
+        return {name: joined[n].numpy() for n, name in enumerate(("similarity", *self.tasks))}
+
+    def _score(self, user: Mapping[str, Any], made: Mapping[str, torch.Tensor], items: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+        import torch
+
+        vectors = self._item(items)
+        weights = torch.tensor([query.weight for query in self.several] or [1.0])
+        similarity = (made["query"].reshape(-1, self.dimension) @ vectors["item"].T) * weights.unsqueeze(1)
+        similarity = similarity.amax(0) if self.merge == "union" else similarity.sum(0)
+        if self.overarch is None:
+            return similarity[None]
+        user_inputs = self._inputs("user", [user])
+        item_inputs = self._inputs("overarch", items)
+        given = {}
+        for port in self.overarch.inputs:
+            name = port.name
+            if name == "similarity":
+                given[name] = similarity[None]
+            elif name in made:
+                given[name] = made[name]
+            elif name in user_inputs:
+                given[name] = user_inputs[name]
+            elif name in vectors:
+                given[name] = vectors[name][None]
+            elif name in item_inputs:
+                given[name] = item_inputs[name][None]
+            else:
+                given[name] = torch.tensor([[number(name, row) for row in items]])
+        logits = self.overarch(**given)["logits"][0]
+        return torch.cat([similarity[None], torch.sigmoid(logits).T])
+
+    def _user(self, users: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        if self.user is None:
+            raise ExportError("user: this model has no user tower; requests bring a vector")
+        given = self._inputs("user", users)
+        return self.user(**{port.name: given[port.name] for port in self.user.inputs})
+
+    def _item(self, items: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        if self.item is None:
+            made = {"item": _vectors("embedding", self.dimension, items)}
+        else:
+            given = self._inputs("item", items)
+            made = self.item(**{port.name: given[port.name] for port in self.item.inputs})
+        own = {v.name: _vectors(v.column, v.width, items) for v in self.vectors if v.column}
+        made |= own
+        return made | {v.name: _stored(made[v.name], v.format) for v in self.vectors}
+
+    def _inputs(self, side: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        import torch
+
+        given: dict[str, torch.Tensor] = {}
+        for feature in self.features.get(side, ()):
+            if isinstance(feature, Dense):
+                given[feature.name] = torch.stack([dense(feature, row) for row in rows])
+            elif isinstance(feature, LookedUp) and feature.is_sequence:
+                length = feature.length or 0
+                kept = [self._ids(feature, row)[slice(-length, None) if feature.keep == "last" else slice(length)] for row in rows]
+                found = torch.zeros(len(rows), length, self.tables[feature.table].weight.shape[1])
+                mask = torch.zeros(len(rows), length)
+                for n, ids in enumerate(kept):
+                    found[n, : len(ids)] = self._lookup(feature, ids)
+                    mask[n, : len(ids)] = 1
+                given |= {feature.name: found, f"{feature.name}_mask": mask}
+            elif isinstance(feature, LookedUp):
+                given[feature.name] = torch.stack([self._pooled(feature, row) for row in rows])
+        return given
+
+    def _pooled(self, feature: LookedUp, row: Mapping[str, Any]) -> torch.Tensor:
+        import torch
+
+        ids = self._ids(feature, row)
+        found, sent = self._lookup(feature, ids), row.get(feature.source)
+        if isinstance(sent, Mapping) and "weights" in sent:
+            found = found * torch.tensor(sent["weights"], dtype=torch.float32).unsqueeze(1)
+        total = found.sum(0)
+        return total / len(ids) if feature.pooling == "mean" and ids else total
+
+    def _ids(self, feature: LookedUp, row: Mapping[str, Any]) -> list[int]:
+        values = listed(feature, row)
+        if feature.kind == "ids":
+            return values
+        if feature.table not in self._rows:
+            self._rows[feature.table] = {value: n for n, value in enumerate(self.tables[feature.table].vocabulary or ())}
+        return [self._rows[feature.table].get(str(value), -1) for value in values]
+
+    def _lookup(self, feature: LookedUp, ids: Sequence[int]) -> torch.Tensor:
+        import torch
+
+        table = self.tables[feature.table]
+        weight, unseen = table.weight.float(), table.unseen
+        known = [0 <= row < len(weight) for row in ids]
+        if not all(known) and unseen == "hash":
+            raise ExportError(f"feature `{feature.name}`: an id outside table `{feature.table}`, which hashes: not computed here")
+        instead = weight[int(unseen.removeprefix("row:"))] if unseen.startswith("row:") else torch.zeros(weight.shape[1])
+        rows = [weight[row] if is_known else instead for row, is_known in zip(ids, known)]
+        return torch.stack(rows) if rows else torch.zeros(0, weight.shape[1])
+
+
+def dense(feature: Dense, row: Mapping[str, Any]) -> torch.Tensor:
+    """The numbers of a dense feature, ``[width]``."""
+    import torch
+
+    values = listed(feature, row) or [0.0] * feature.width
+    if len(values) != feature.width:
+        raise ExportError(f"feature `{feature.name}`: {len(values)} numbers, expected {feature.width}")
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def number(name: str, row: Mapping[str, Any]) -> float:
+    """The number of an item's column: 0 where it has none, the smallest of several."""
+    value = row.get(name)
+    try:
+        numbers = [float(one) for one in value] if isinstance(value, (list, tuple)) else [] if value is None else [float(value)]
+    except (TypeError, ValueError):
+        raise ExportError(f"overarch: forward takes the column `{name}`, and item {row.get('id')} has {value!r}, expected a number") from None
+    return min(numbers, default=0.0)
+
+
+def _stored(rows: torch.Tensor, format: str) -> torch.Tensor:
+    """Rows as a format keeps them; those in int8 are not rounded here."""
+    import torch
+
+    types = {"f16": torch.float16, "bf16": torch.bfloat16}
+    return rows.to(types[format]).float() if format in types else rows
+
+
+def _vectors(column: str | None, width: int, rows: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    import torch
+
+    for row in rows:
+        if len(row.get(column, ())) != width:
+            raise ExportError(f"item {row.get('id')}: `{column}` has {len(row.get(column, ()))} numbers, expected {width}")
+    return torch.tensor([list(row[column]) for row in rows], dtype=torch.float32)

@@ -1,0 +1,32 @@
+"""What the tests share. Those that need the program take $STERLING or target/debug/sterling, and are skipped without it."""
+
+import pathlib
+
+import pytest
+import sterling
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def program() -> pathlib.Path:
+    built = ROOT / "target/debug/sterling"
+    found = sterling.find_program(required=False) or (built if built.exists() else None)
+    if found is None:
+        pytest.skip("no program `sterling`: give $STERLING or build it")
+    return found
+
+
+@pytest.fixture(scope="session")
+def tiny() -> pathlib.Path:
+    return ROOT / "tests/golden/tiny"
+
+
+@pytest.fixture(scope="session")
+def store(program: pathlib.Path, tiny: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A store with version 1 of the tests' tiny package."""
+    folder = tmp_path_factory.mktemp("store")
+    recipe = folder / "recipe.toml"
+    recipe.write_text('[index]\nrescore = "f32"\n[tables]\npackages = "int8"\n')
+    sterling.publish(tiny, folder / "store", index=recipe, program=program)
+    return folder / "store"

@@ -1,0 +1,408 @@
+"""Modules to packages: what is written, how far it is from PyTorch, and what is refused. Skipped without PyTorch."""
+
+import pathlib
+import random
+import tomllib
+
+import numpy as np
+import pytest
+import sterling
+from sterling import Category, Column, Dense, ExportError, Ids, ItemVector, Query, Table
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+D = 8
+
+
+class User(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6 + 4 + 3, D)
+
+    def forward(self, installed, section, size):
+        return F.normalize(self.layer(torch.cat([installed, section, size], -1)), dim=-1)
+
+
+class Item(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.drop = nn.Linear(6 + 4, D), nn.Dropout(0.5)
+
+    def forward(self, package, section):
+        return F.normalize(self.drop(self.layer(torch.cat([package, section], -1))), dim=-1)
+
+
+class Rank(nn.Module):
+    def __init__(self, tasks=2):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3 * D + 1, 16), nn.LayerNorm(16), nn.Linear(16, tasks)
+
+    def forward(self, query, item, popularity):
+        user = query.unsqueeze(1).expand_as(item)
+        x = torch.cat([user, item, user * item, popularity.unsqueeze(-1)], -1)
+        return self.last(torch.relu(self.norm(self.first(x))))
+
+
+def tables():
+    torch.manual_seed(1)
+    return {
+        "packages": nn.EmbeddingBag(50, 6, mode="sum"),
+        "sections": Table(nn.Embedding(3, 4), vocabulary=["admin", "games", "web"], unseen="row:0"),
+    }
+
+
+def features():
+    return {
+        "user": [Ids("installed", "packages"), Category("section", "sections", "mean"), Dense("size", 3)],
+        "item": [Ids("package", "packages", column="id"), Category("section", "sections")],
+    }
+
+
+def items(count=40):
+    draw = random.Random(1)
+    return [{"id": n, "section": draw.choice(["admin", "games", "new"]), "popularity": draw.random()} for n in range(count)]
+
+
+SAMPLES = [
+    {"installed": [1, 2, 3], "section": ["web", "games", "unknown"], "size": [0.1, 0.2, 0.3]},
+    {"installed": {"values": [4, 99], "weights": [0.5, 2.0]}},
+    {},
+]
+
+
+def export(path, **changes):
+    given = dict(
+        user=User(), item=Item(), overarch=Rank(), tables=tables(), features=features(), tasks=["click", "buy"],
+        value="click + w * buy", constants={"w": 2}, samples=SAMPLES, items=items(), program=False,
+    )  # fmt: skip
+    return sterling.export(path, **given | changes)
+
+
+def refused(tmp_path, said, **changes):
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ExportError, match=said):
+        export(tmp_path / "shop", **changes)
+    assert sorted(tmp_path.iterdir()) == before, "a refused export leaves nothing behind"
+
+
+def test_a_package_is_served_as_pytorch_has_it(tmp_path, program):
+    made = export(tmp_path / "shop", program=program)
+    assert set(made.differences) == {"user.onnx", "item.onnx", "overarch.onnx", "served"}
+    assert made.largest < 1e-4, str(made)
+    spec = tomllib.loads((made.path / "model.toml").read_text())
+    assert (spec["name"], spec["dimension"], spec["value"]["constants"]) == ("shop", D, {"w": 2.0})
+    assert [feature["kind"] for feature in spec["user"]["features"]] == ["ids", "category", "dense"]
+    assert (made.path / "sections.txt").read_text() == "admin\ngames\nweb\n"
+
+
+def test_modules_stay_as_they_were(tmp_path):
+    user = User().train()
+    before = {name: tensor.clone() for name, tensor in user.state_dict().items()}
+    export(tmp_path / "shop", user=user)
+    assert user.training and all((before[name] == tensor).all() for name, tensor in user.state_dict().items())
+
+
+def test_graphs_name_nothing_of_the_machine(tmp_path):
+    made = export(tmp_path / "shop")
+    for file in made.path.glob("*.onnx"):
+        data = file.read_bytes()
+        assert str(pathlib.Path(__file__).parent).encode() not in data and b"stack_trace" not in data and b".py" not in data
+
+
+def test_the_same_modules_give_the_same_bytes(tmp_path):
+    torch.manual_seed(2)
+    user = User()
+    one, other = (export(tmp_path / name, user=user, name="shop", overarch=None, tasks=[], value=None, constants=None) for name in "ab")
+    for file in ("user.onnx", "tables.safetensors", "model.toml"):
+        assert (one.path / file).read_bytes() == (other.path / file).read_bytes()
+
+
+def test_positional_modules_take_the_features_in_their_order(tmp_path):
+    class Positional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = User()
+
+        def forward(self, *inputs):
+            return self.inner(*inputs)
+
+    assert export(tmp_path / "shop", user=Positional()).largest < 1e-4
+
+
+def test_an_export_over_an_older_one_replaces_its_files(tmp_path):
+    export(tmp_path / "shop")
+    (tmp_path / "shop/README.md").write_text("kept")
+    export(tmp_path / "shop", description="newer")
+    assert "newer" in (tmp_path / "shop/model.toml").read_text()
+    assert (tmp_path / "shop/README.md").read_text() == "kept"
+
+
+def test_storage_of_tables(tmp_path):
+    from safetensors.torch import load_file
+
+    weight = torch.randn(5, 6)
+    given = tables() | {"packages": Table(weight.numpy(), storage="f16")}
+    made = export(tmp_path / "shop", tables=given)
+    assert load_file(made.path / "tables.safetensors")["packages"].dtype == torch.float16
+    assert made.reference.tables["packages"].weight.dtype == torch.float16
+    refused(tmp_path, "table `packages`: a number is not finite in f16", tables=given | {"packages": Table(weight * 1e6, storage="f16")})
+
+
+class Sequence(nn.Module):
+    def __init__(self, length=5):
+        super().__init__()
+        self.layer, self.places = nn.Linear(6, 2 * D), nn.Parameter(torch.randn(length, 6))
+
+    def forward(self, history, history_mask):
+        encoded = (history + self.places) * history_mask.unsqueeze(-1)
+        return {"encoded": encoded, "query": self.layer(encoded.sum(1)).reshape(-1, 2, D)}
+
+
+class Wide(nn.Module):
+    """Reads all that an OverArch may read."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6 + 4 + 3 + D + 2, 1)
+
+    def forward(self, query, encoded, history_mask, item, similarity, parts, image, item_section, popularity):
+        attention = torch.softmax(parts @ encoded.transpose(1, 2) + (history_mask.unsqueeze(1) - 1) * 1e4, -1)
+        numbers = torch.stack([similarity, popularity], -1)
+        return self.layer(torch.cat([attention @ encoded, item_section, image, item * query.sum(1, keepdim=True), numbers], -1))
+
+
+class Parts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.item, self.parts = nn.Linear(6, D), nn.Linear(6, 6)
+
+    def forward(self, package):
+        return {"item": self.item(package), "parts": self.parts(package)}
+
+
+def wide(**changes):
+    rows = [row | {"picture": [0.25 * n, -1.0, 0.5]} for n, row in enumerate(items())]
+    return dict(
+        user=Sequence(), item=Parts(), overarch=Wide(), tasks=["click"], value="click", constants=None, items=rows,
+        queries=[Query("one"), Query("two", weight=0.5)], merge="union",
+        item_vectors=[ItemVector("parts", 6), ItemVector("image", 3, column="picture", format="f32")],
+        features={
+            "user": [Ids("history", "packages", "none", length=5)],
+            "item": [Ids("package", "packages", column="id")],
+            "overarch": [Category("item_section", "sections", column="section")],
+        },
+        samples=[{"history": [1, 2, 3, 4, 5, 6, 7]}, {"history": [9]}, {}],
+    ) | changes  # fmt: skip
+
+
+def test_all_that_an_overarch_may_read(tmp_path):
+    made = export(tmp_path / "wide", **wide())
+    assert made.largest < 1e-4
+    spec = tomllib.loads((made.path / "model.toml").read_text())
+    assert [query["name"] for query in spec["user"]["queries"]] == ["one", "two"]
+    assert spec["overarch"]["features"][0]["column"] == "section"
+    assert [vector["name"] for vector in spec["item"]["vectors"]] == ["parts", "image"]
+    user = made.reference._inputs("user", [{"history": [1, 2, 3, 4, 5, 6, 7]}, {"history": [9]}])
+    assert user["history_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]
+    assert (user["history"][0] == made.reference.tables["packages"].weight[3:8]).all()
+    scores = made.reference.scores({"history": [9]}, wide()["items"])
+    assert scores["click"].shape == (40,) and ((scores["click"] > 0) & (scores["click"] < 1)).all()
+
+
+def test_collections_of_torchrec_say_their_features(tmp_path):
+    torchrec = pytest.importorskip("torchrec")
+    bags = torchrec.EmbeddingBagCollection(
+        tables=[
+            torchrec.EmbeddingBagConfig(name="packages", embedding_dim=6, num_embeddings=50, feature_names=["installed", "package"]),
+            torchrec.EmbeddingBagConfig(
+                name="sections", embedding_dim=4, num_embeddings=3, feature_names=["section"], pooling=torchrec.PoolingType.MEAN
+            ),
+        ]
+    )
+    given = {"user": [Dense("size", 3)], "item": [Ids("package", "packages", column="id")]}
+    samples = [{"installed": [1, 2, 3], "section": [0, 2, 2], "size": [0.1, 0.2, 0.3]}]
+    rows = [row | {"section": n % 3} for n, row in enumerate(items())]
+    made = export(tmp_path / "shop", tables=bags, features=given, samples=samples, items=rows)
+    ids = torchrec.KeyedJaggedTensor.from_lengths_sync(
+        keys=["installed", "section", "package"], values=torch.tensor([1, 2, 3, 0, 2, 2]), lengths=torch.tensor([3, 3, 0])
+    )
+    pooled, ours = bags(ids).to_dict(), made.reference._inputs("user", samples)
+    assert torch.allclose(ours["installed"], pooled["installed"]) and torch.allclose(ours["section"], pooled["section"])
+
+
+def test_a_collection_within_a_tower_is_refused(tmp_path):
+    torchrec = pytest.importorskip("torchrec")
+
+    class Inside(User):
+        def __init__(self):
+            super().__init__()
+            self.bags = torchrec.EmbeddingBagCollection(
+                tables=[torchrec.EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=3, feature_names=["f"])]
+            )
+
+    refused(tmp_path, "`bags` is a EmbeddingBagCollection; lookups stand outside the graph", user=Inside())
+
+
+class Fixed(User):
+    def forward(self, installed, section, size):
+        return super().forward(installed, section, size).reshape(5, D)
+
+
+class Branch(User):
+    def forward(self, installed, section, size):
+        return super().forward(installed, section, size) * (2 if installed.sum() > 0 else 1)
+
+
+class Half(User):
+    def forward(self, installed, section, size):
+        return super().forward(installed, section, size).double().sin().float()
+
+
+class Unread(User):
+    def forward(self, installed, section, size):
+        return super().forward(installed, section, size * 0 + 1 if False else torch.ones_like(section[:, :3]))
+
+
+class Infinite(User):
+    def forward(self, installed, section, size):
+        return super().forward(installed, section, size) / 0
+
+
+class Keywords(User):
+    def forward(self, **inputs):
+        return super().forward(**inputs)
+
+
+class Narrow(User):
+    def forward(self, installed, section, size):
+        return super().forward(installed, section, size)[:, :4]
+
+
+class Flat(User):
+    def forward(self, installed, section, size):
+        return super().forward(installed, section, size).sum(0)
+
+
+class Unnamed(User):
+    def forward(self, installed, section, size):
+        return (super().forward(installed, section, size),)
+
+
+class Colour(User):
+    def forward(self, installed, section, colour):
+        return super().forward(installed, section, colour)
+
+
+def nan_user():
+    user = User()
+    user.layer.weight.data[0, 0] = float("nan")
+    return user
+
+
+@pytest.mark.parametrize(
+    ("user", "said"),
+    [
+        (Fixed(), "user: forward fixes the axis Q"),
+        (Branch(), "user: PyTorch cannot export it"),
+        (Half(), "computed in DOUBLE, expected float32"),
+        (Unread(), "user: forward does not read size"),
+        (Infinite(), "output `query` is not finite"),
+        (Keywords(), r"user: forward takes \*\*inputs"),
+        (Narrow(), "`item` is 8 wide, expected 4"),
+        (Flat(), r"output `query` has shape \[8\], expected \[5\] and more"),
+        (Unnamed(), "returned tuple, expected a tensor or a mapping"),
+        (Colour(), "user: forward takes `colour`, which is no feature, expected some of: installed, section, size"),
+        (User().half(), "`layer.weight` is float16, expected float32: call .float()"),
+        (nan_user(), "`layer.weight` holds a number that is not finite"),
+        (lambda installed: installed, "user: got function, expected a torch.nn.Module"),
+        (nn.Linear(3, D), "user: forward takes `input`, which is no feature"),
+    ],
+)
+def test_towers_that_make_no_package(tmp_path, user, said):
+    refused(tmp_path, said, user=user)
+
+
+def with_features(side, *some):
+    return features() | {side: list(some)}
+
+
+USER = features()["user"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"features": with_features("user", *USER, Ids("more", "packages"))}, "user.features `more`: no graph reads it"),
+        ({"features": with_features("user", *USER, USER[0])}, "user.features: `installed` is given twice"),
+        ({"features": with_features("user", Ids("installed", "nothing"), *USER[1:])}, "table `nothing` is not given, expected one of: packages"),
+        ({"features": with_features("user", USER[0], Category("section", "packages"), USER[2])}, "table `packages` has no vocabulary"),
+        ({"features": with_features("user", USER[0], USER[1], Dense("size", 4))}, "feature `size`: 3 numbers, expected 4"),
+        ({"features": features() | {"users": []}}, "features of `users`, expected of user, item or overarch"),
+        ({"features": features() | {"overarch": [Dense("popularity")]}}, "overarch.features `popularity`"),
+        ({"tables": tables() | {"more": nn.Embedding(3, 4)}}, "table `more`: no feature reads it"),
+        ({"tables": tables() | {"packages": nn.EmbeddingBag(50, 6, mode="max")}}, "table `packages`: mode `max`, expected one of: sum, mean"),
+        ({"tables": tables() | {"packages": nn.Embedding(50, 6, max_norm=1)}}, "table `packages`: max_norm"),
+        ({"tables": tables() | {"packages": nn.EmbeddingBag(50, 6, mode="mean", padding_idx=0)}}, "padding_idx 0 with mode `mean`"),
+        ({"tables": tables() | {"packages": nn.Linear(3, 4)}}, "table `packages`: got Linear"),
+        ({"tables": tables() | {"packages": torch.zeros(3)}}, r"weight has shape \[3\], expected \[rows, width\]"),
+        ({"tables": tables() | {"packages": torch.zeros(3, 6, dtype=torch.int64)}}, "weight is int64"),
+        ({"tables": tables() | {"packages": "file"}}, "table `packages`: str is no tensor"),
+        ({"tables": tables() | {"sections": Table(torch.ones(3, 4), vocabulary=list("abcd"))}}, "vocabulary of 4 values for 3 rows"),
+        ({"tables": tables() | {"sections": Table(torch.ones(3, 4), vocabulary=list("aba"))}}, "vocabulary holds `a` twice"),
+        ({"tables": tables() | {"sections": Table(torch.ones(3, 4), vocabulary=["a\nb"])}}, "expected values of one line"),
+        ({"tables": 7}, "tables: got int"),
+        ({"tasks": ["click"]}, r"`logits` has shape \['Q', 'K0', 2\], expected \['Q', 'K0', 1\] for the tasks click"),
+        ({"tasks": []}, "tasks are missing"),
+        ({"overarch": None}, "tasks are given without overarch"),
+        ({"value": None}, "constants are given without value"),
+        ({"constants": {"w": float("nan")}}, "`w`: nan"),
+        ({"columns": ["section"]}, "overarch: forward takes `popularity`, which is neither"),
+        ({"items": [{"id": 1, "section": "admin"}]}, "`popularity`, which is no column of the items"),
+        ({"items": [{"id": 1, "popularity": "high"}]}, "has 'high', expected a number"),
+        ({"items": [{"section": "admin", "popularity": 1}]}, "no `id`"),
+        ({"samples": [{"color": 1}]}, "samples: `color` is no feature of the user, expected some of: installed, section, size"),
+        ({"merge": "all"}, "merge `all`"),
+        ({"dimension": 9}, "`query` is 8 wide, expected 9"),
+        ({"queries": [Query("a"), Query("b")]}, r"output `query` has shape"),
+        ({"item_vectors": [ItemVector("parts", 4)]}, "item vector `parts`: the item tower makes"),
+        ({"tolerance": 0.0}, "differs from PyTorch by"),
+        ({"user": None}, "features of `user` are given without user"),
+        ({"program": "/nowhere/sterling"}, "is no program"),
+    ],
+)
+def test_what_makes_no_package_is_refused_with_its_name(tmp_path, changes, said):
+    kind = sterling.ProgramError if "program" in changes else ExportError
+    with pytest.raises(kind, match=said):
+        export(tmp_path / "shop", **changes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_without_towers_has_a_reranker(tmp_path):
+    rows = [{"id": n, "embedding": np.random.default_rng(n).normal(size=D).tolist(), "popularity": 1.0} for n in range(9)]
+    made = export(tmp_path / "shop", user=None, item=None, dimension=D, features=None, tables=None, samples=(), items=rows,
+                  columns=[Column("popularity", filter=False)])  # fmt: skip
+    spec = tomllib.loads((made.path / "model.toml").read_text())
+    assert "user" not in spec and "tables" not in spec and spec["item"] == {"columns": [{"name": "popularity", "filter": False}]}
+    with pytest.raises(ExportError, match="no user tower"):
+        made.reference.queries([{}])
+    with pytest.raises(ExportError, match="dimension is missing"):
+        export(tmp_path / "other", user=None, item=None, features=None, tables=None)
+
+
+def test_the_examples_of_the_readme_run(tmp_path, program, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STERLING", str(program))
+    pytest.importorskip("httpx")
+    text = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
+    blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
+    assert len(blocks) == 4
+    scope = {}
+    for block in blocks:
+        exec(block, scope)
+    assert scope["exported"].differences["served"] < 1e-4
+    assert sorted(scope["again"].ids) == sorted(scope["best"].ids)
+    assert len(scope["answer"]["items"]) == 5 and scope["vectors"].shape == (1000, 32)

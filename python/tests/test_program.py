@@ -1,0 +1,66 @@
+"""The program from Python: what it is given, what it says, that it ends."""
+
+import os
+import subprocess
+
+import pytest
+import sterling
+
+
+def test_a_store_is_served_and_the_server_ends(store, program):
+    with sterling.serve(store, program=program) as server:
+        answer = server.post("/v1/models/tiny:retrieve", {"features": {"installed": [1, 2]}, "k": 3})
+        assert len(answer["items"]) == 3
+        with pytest.raises(sterling.RequestError, match="unknown feature `colour`") as wrong:
+            server.post("/v1/models/tiny:retrieve", {"features": {"colour": [1]}})
+        assert (wrong.value.status, wrong.value.code, wrong.value.retryable) == (400, "invalid", False)
+        with pytest.raises(sterling.RequestError, match="404"):
+            server.get("/v1/models/nothing")
+        assert "sterling_" in server.get("/metrics")
+        process = server._process
+    assert process.poll() == 0
+    server.close()
+
+
+def test_two_servers_take_two_ports(store, program):
+    with sterling.serve(store, program=program, model="tiny") as one, sterling.serve(store, program=program) as other:
+        assert one.url != other.url
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path, program):
+    with pytest.raises(sterling.ProgramError, match="ended with 2.*nowhere"):
+        sterling.serve(tmp_path / "nowhere", program=program)
+    with pytest.raises(sterling.ProgramError, match="not ready"):
+        (tmp_path / "empty").mkdir()
+        sterling.serve(tmp_path / "empty", program=program, timeout=1)
+
+
+def test_what_publish_refuses_is_told(tmp_path, program):
+    (tmp_path / "model.toml").write_text("name = 'x'\ndimension = 0\n")
+    (tmp_path / "items.jsonl").write_text('{"id": 1}\n')
+    with pytest.raises(sterling.ProgramError, match="dimension: got 0"):
+        sterling.publish(tmp_path, tmp_path / "store", program=program)
+
+
+def test_versions_count_up(store, tiny, program, tmp_path):
+    versions = [sterling.publish(tiny, tmp_path, items=tiny / "items.jsonl", program=program) for _ in range(2)]
+    assert [published.version for published in versions] == [1, 2]
+    assert versions[1].folder == tmp_path / "tiny/2" and sterling.load_snapshot(versions[1].folder).version == 2
+
+
+def test_the_program_is_looked_for_and_missed(monkeypatch, tmp_path, program):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("STERLING", raising=False)
+    assert sterling.find_program(required=False) is None
+    with pytest.raises(sterling.ProgramError, match="none on PATH"):
+        sterling.find_program()
+    with pytest.raises(sterling.ProgramError, match="is no program"):
+        sterling.find_program(tmp_path / "sterling", required=False)
+    monkeypatch.setenv("STERLING", str(program))
+    assert sterling.find_program() == program
+
+
+def test_nothing_but_numpy_is_imported():
+    check = "import sys, sterling; print(sorted({'torch', 'onnx', 'safetensors', 'onnxruntime'} & set(sys.modules)))"
+    done = subprocess.run([os.sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,123 @@
+//! Softmax and normalisations.
+
+use rten_onnx::onnx::NodeProto;
+
+use super::known::{Attributes, Importer, refused};
+use crate::dense::ir::Id;
+use crate::device::cpu::dense::{Binary, Fold, Unary};
+use crate::error::Result;
+
+impl Importer {
+    pub(super) fn norm(
+        &mut self,
+        operator: &str,
+        node: &NodeProto,
+        attributes: &mut Attributes<'_>,
+        a: Id,
+    ) -> Result<Id> {
+        match operator {
+            "LayerNormalization" => self.layer_norm(node, attributes),
+            "RMSNormalization" => self.rms_norm(node, attributes),
+            "BatchNormalization" => self.batch_norm(node, attributes),
+            _ => {
+                let axis = attributes.integer("axis", if self.opset < 13 { 1 } else { -1 });
+                let axis = self.axis(a, axis)?;
+                if self.opset < 13 && axis + 1 != self.rank(a) {
+                    return Err(refused("axis other than the last one before opset 13"));
+                }
+                if operator == "LogSoftmax" {
+                    let sum = self.log_sum_exp(a, &[axis])?;
+                    return self.graph.binary(Binary::Sub, a, sum);
+                }
+                let each = self.exponentials(a, &[axis])?.0;
+                let sum = self.graph.fold(Fold::Sum, each, &[axis])?;
+                self.graph.binary(Binary::Div, each, sum)
+            }
+        }
+    }
+
+    /// The exponentials of what is left of numbers without the largest one along axes, and that one.
+    fn exponentials(&mut self, a: Id, axes: &[usize]) -> Result<(Id, Id)> {
+        let most = self.graph.fold(Fold::Max, a, axes)?;
+        let less = self.graph.binary(Binary::Sub, a, most)?;
+        Ok((self.graph.unary(Unary::Exp, less)?, most))
+    }
+
+    pub(super) fn log_sum_exp(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
+        let (each, most) = self.exponentials(a, axes)?;
+        let sum = self.graph.fold(Fold::Sum, each, axes)?;
+        let log = self.graph.unary(Unary::Log, sum)?;
+        self.graph.binary(Binary::Add, log, most)
+    }
+
+    pub(super) fn mean(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
+        let count: usize = axes.iter().map(|&axis| self.graph.shape(a)[axis]).product();
+        let sum = self.graph.fold(Fold::Sum, a, axes)?;
+        let share = self.scalar(1.0 / count as f32)?;
+        self.graph.binary(Binary::Mul, sum, share)
+    }
+
+    fn layer_norm(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
+        let a = self.value(node, 0)?;
+        let axis = self.axis(a, attributes.integer("axis", -1))?;
+        let axes: Vec<usize> = (axis..self.rank(a)).collect();
+        let mean = self.mean(a, &axes)?;
+        let centred = self.graph.binary(Binary::Sub, a, mean)?;
+        let scaled = self.scaled_by_root(node, attributes, centred, &axes)?;
+        match Importer::has(node, 2) {
+            true => self.graph.binary(Binary::Add, scaled, self.value(node, 2)?),
+            false => Ok(scaled),
+        }
+    }
+
+    fn rms_norm(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
+        let a = self.value(node, 0)?;
+        let axis = self.axis(a, attributes.integer("axis", -1))?;
+        let axes: Vec<usize> = (axis..self.rank(a)).collect();
+        self.scaled_by_root(node, attributes, a, &axes)
+    }
+
+    /// Numbers by the root of the mean of their squares, times the scale of a node.
+    fn scaled_by_root(
+        &mut self,
+        node: &NodeProto,
+        attributes: &mut Attributes<'_>,
+        a: Id,
+        axes: &[usize],
+    ) -> Result<Id> {
+        let epsilon = self.scalar(attributes.float("epsilon", 1e-5))?;
+        attributes.integer("stash_type", 1);
+        let squares = self.graph.binary(Binary::Mul, a, a)?;
+        let variance = self.mean(squares, axes)?;
+        let shifted = self.graph.binary(Binary::Add, variance, epsilon)?;
+        let deviation = self.graph.unary(Unary::Sqrt, shifted)?;
+        let normal = self.graph.binary(Binary::Div, a, deviation)?;
+        self.graph.binary(Binary::Mul, normal, self.value(node, 1)?)
+    }
+
+    /// `a scale / √(variance + epsilon)`, shifted: with running statistics, as they are once trained.
+    fn batch_norm(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
+        attributes.float("momentum", 0.9);
+        if attributes.integer("training_mode", 0) != 0 {
+            return Err(refused("while training"));
+        }
+        let all = (0..5).map(|n| self.value(node, n)).collect::<Result<Vec<_>>>()?;
+        let &[a, scale, bias, mean, variance] = &all[..] else { return Err(refused("without its statistics")) };
+        let epsilon = self.scalar(attributes.float("epsilon", 1e-5))?;
+        let shape = self.graph.shape(a);
+        if shape.len() < 2 || self.rows(a) == Some(1) {
+            return Err(refused(format!("over shape {shape:?}")));
+        }
+        let mut channels = vec![1; shape.len() - 1];
+        channels[0] = shape[1];
+        let shifted = self.graph.binary(Binary::Add, variance, epsilon)?;
+        let deviation = self.graph.unary(Unary::Sqrt, shifted)?;
+        let factor = self.graph.binary(Binary::Div, scale, deviation)?;
+        let back = self.graph.binary(Binary::Mul, mean, factor)?;
+        let offset = self.graph.binary(Binary::Sub, bias, back)?;
+        let factor = self.graph.reshape(factor, channels.clone(), None)?;
+        let offset = self.graph.reshape(offset, channels, None)?;
+        let scaled = self.graph.binary(Binary::Mul, a, factor)?;
+        self.graph.binary(Binary::Add, scaled, offset)
+    }
+}

@@ -1,0 +1,198 @@
+//! The card itself, through NVIDIA's driver and NVRTC, both loaded when they are asked for: a build needs neither.
+//!
+//! Memory comes from the driver's pool and goes back in the order of launches, so that a pass allocates what it needs and waits for
+//! nothing. All that one process asks of a card goes through one stream.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+
+use cudarc::driver::{result, sys};
+use cudarc::nvrtc::{self, CompileOptions};
+
+use super::driver::{Driver, Launch};
+use super::sources::{KERNELS, whole};
+use crate::error::{Error, Result};
+
+/// Oldest cards that the kernels are made for: dp4a, mma of bytes and warp-wide sums.
+const CAPABILITY_MIN: (i32, i32) = (8, 0);
+/// Shared memory of a block that needs no leave.
+const SHARED_BYTES_PLAIN: usize = 48 << 10;
+
+/// A card with the kernels compiled for it.
+pub struct Card {
+    name: String,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    kernels: HashMap<String, sys::CUfunction>,
+}
+
+// SAFETY: contexts, streams and functions are handles that the driver lets any thread use; each call makes the context current first.
+unsafe impl Send for Card {}
+// SAFETY: as above; the driver orders calls of several threads.
+unsafe impl Sync for Card {}
+
+impl std::fmt::Debug for Card {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Card[{}]", self.name)
+    }
+}
+
+/// What the driver says, as an error of ours: once it has failed so, most cards answer nothing any more.
+fn failed(what: &str) -> impl Fn(result::DriverError) -> Error + '_ {
+    move |e| match e.0 {
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::overloaded(format!("{what}: the card has no more memory")),
+        _ => Error::unavailable(format!("{what}: {e}")).caused_by(e),
+    }
+}
+
+impl Card {
+    /// Opens a card by its number and compiles the kernels for it.
+    ///
+    /// # Errors
+    /// `Unavailable` without a driver, NVRTC or such a card; `Unsupported` for a card that is too old; `Internal` where a kernel does
+    /// not compile.
+    pub fn open(number: usize) -> Result<Self> {
+        // SAFETY: looks for the library by its name; loading the driver runs its initialisers alone.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::unavailable("no NVIDIA driver: libcuda.so was not found"));
+        }
+        // SAFETY: as above, for the compiler.
+        if !unsafe { nvrtc::sys::is_culib_present() } {
+            return Err(Error::unavailable("no NVRTC: libnvrtc.so was not found, expected that of CUDA 13"));
+        }
+        result::init().map_err(failed("the NVIDIA driver"))?;
+        let count = result::device::get_count().map_err(failed("the NVIDIA driver"))?;
+        let number = i32::try_from(number).ok().filter(|n| *n < count).ok_or_else(|| {
+            Error::unavailable(format!("cuda:{number}: this machine has {count} cards, counted from 0"))
+        })?;
+        let device = result::device::get(number).map_err(failed("the card"))?;
+        let name = format!("cuda:{number} {}", result::device::get_name(device).map_err(failed("the card"))?);
+        let attribute = |attribute| {
+            // SAFETY: the device is one that the driver gave.
+            unsafe { result::device::get_attribute(device, attribute) }.map_err(failed("the card"))
+        };
+        use sys::CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        };
+        let capability = (attribute(MAJOR)?, attribute(MINOR)?);
+        if capability < CAPABILITY_MIN {
+            let ((major, minor), least) = (capability, CAPABILITY_MIN);
+            return Err(Error::unsupported(format!(
+                "{name}: compute capability {major}.{minor}, expected at least {}.{}",
+                least.0, least.1
+            )));
+        }
+        // SAFETY: the device is one that the driver gave; its first context is kept until the process ends.
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed(&name))?;
+        // SAFETY: the context was made just now.
+        unsafe { result::ctx::set_current(context) }.map_err(failed(&name))?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed(&name))?;
+        let kernels = compile(capability)?;
+        Ok(Card { name, context, stream, kernels })
+    }
+
+    fn here(&self) -> Result<()> {
+        // SAFETY: the context lives as long as the process.
+        unsafe { result::ctx::set_current(self.context) }.map_err(failed(&self.name))
+    }
+}
+
+/// The functions of all kernels, in the current context.
+fn compile(capability: (i32, i32)) -> Result<HashMap<String, sys::CUfunction>> {
+    let mut kernels = HashMap::new();
+    for source in &KERNELS {
+        let wrong = |e: &dyn std::fmt::Display| Error::internal(format!("{}: {e}", source.name));
+        let options =
+            vec![format!("--gpu-architecture=compute_{}{}", capability.0, capability.1), "--std=c++17".into()];
+        let options = CompileOptions { options, name: Some(source.name.into()), ..CompileOptions::default() };
+        let ptx = nvrtc::compile_ptx_with_opts(whole(source), options).map_err(|e| wrong(&e))?;
+        let text = CString::new(ptx.to_src()).map_err(|e| wrong(&e))?;
+        // SAFETY: the text is PTX that ends with a zero, as the driver expects it.
+        let module = unsafe { result::module::load_data(text.as_ptr().cast()) }.map_err(failed(source.name))?;
+        for name in source.kernels() {
+            let named = CString::new(name).map_err(|e| wrong(&e))?;
+            // SAFETY: the module was loaded just now and stays.
+            let function = unsafe { result::module::get_function(module, named) }.map_err(failed(name))?;
+            kernels.insert(name.to_owned(), function);
+        }
+    }
+    Ok(kernels)
+}
+
+impl Driver for Card {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn kind(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn memory(&self) -> Result<(u64, u64)> {
+        self.here()?;
+        let (free, all) = result::mem_get_info().map_err(failed(&self.name))?;
+        Ok((free as u64, all as u64))
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<u64> {
+        self.here()?;
+        // SAFETY: the memory is used in the order of the stream alone.
+        unsafe { result::malloc_async(self.stream, bytes) }.map_err(failed(&self.name))
+    }
+
+    unsafe fn free(&self, address: u64) {
+        if self.here().is_ok() {
+            // SAFETY: the caller's condition; what was launched before runs before. A card that is lost has nothing to free.
+            let _ = unsafe { result::free_async(address, self.stream) };
+        }
+    }
+
+    unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        self.here()?;
+        // SAFETY: the caller's condition; memory that is not pinned is copied aside before the call returns.
+        unsafe { result::memcpy_htod_async(to, from, self.stream) }.map_err(failed(&self.name))
+    }
+
+    unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.here()?;
+        // SAFETY: the caller's condition; `to` is borrowed until the stream has come here.
+        unsafe {
+            result::memcpy_dtoh_async(to, from, self.stream).map_err(failed(&self.name))?;
+            result::stream::synchronize(self.stream).map_err(failed(&self.name))
+        }
+    }
+
+    unsafe fn clear(&self, address: u64, bytes: usize) -> Result<()> {
+        self.here()?;
+        // SAFETY: the caller's condition.
+        unsafe { result::memset_d8_async(address, 0, bytes, self.stream) }.map_err(failed(&self.name))
+    }
+
+    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.here()?;
+        let missing = || Error::internal(format!("there is no kernel `{}`", launch.kernel));
+        let function = *self.kernels.get(launch.kernel).ok_or_else(missing)?;
+        if launch.shared_bytes > SHARED_BYTES_PLAIN {
+            use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST;
+            // SAFETY: the function is of a module that stays.
+            unsafe { result::function::set_function_attribute(function, MOST, launch.shared_bytes as i32) }
+                .map_err(failed(launch.kernel))?;
+        }
+        let [x, y, z] = launch.grid;
+        let mut arguments = [launch.arguments.as_ptr().cast_mut().cast::<c_void>()];
+        let shared_bytes = launch.shared_bytes as u32;
+        // SAFETY: the caller's condition; the driver copies the arguments before the call returns and writes nothing to them.
+        unsafe {
+            result::launch_kernel(
+                function,
+                (x, y, z),
+                (launch.threads, 1, 1),
+                shared_bytes,
+                self.stream,
+                &mut arguments,
+            )
+        }
+        .map_err(failed(launch.kernel))
+    }
+}

@@ -1,0 +1,202 @@
+// The steps of dense programs, over all rows of several requests at a time.
+#include "platform.cuh"
+
+// Numbers of a step: those of a request start `request` after those of the one before, 0 where all share them.
+struct Numbers {
+    float* at;
+    u64 request;
+    u32 row, outer, inner, unused;
+};
+
+DEVICE const float* row_at(const Numbers& of, u32 request, u32 row) {
+    return of.at + request * of.request + (u64)row * of.row;
+}
+
+// A factor of a product: rows of `depth` and a matrix in panels of 32 columns.
+struct Factor {
+    Numbers rows, matrix;
+    u32 depth, row_stride, panel_stride, unused;
+};
+
+struct ProductOfArgs {
+    Factor parts[4];
+    Numbers bias; // a null address where there is none
+    Numbers out;
+    const u32* counts; // [requests] rows of each
+    u32 part_count, runs, columns, is_rectified;
+};
+
+#define TILE 64u
+#define DEPTH 16u
+
+// Sums of products, a tile of 64 x 64 a block: grid (tiles of columns, tiles of rows, requests).
+KERNEL(256, product_of, ProductOfArgs) {
+    float* left = (float*)shared_memory();     // [DEPTH, TILE + 4]
+    float* right = left + DEPTH * (TILE + 4);  // [DEPTH, TILE]
+    u32 request = blockIdx.z, rows = a.counts[request] * a.runs;
+    u32 first_row = blockIdx.y * TILE, first_column = blockIdx.x * TILE;
+    if (first_row >= rows) return;
+    u32 tile_row = threadIdx.x / 16 * 4, tile_column = threadIdx.x % 16 * 4;
+    float sums[4][4] = {};
+    for (u32 p = 0; p < a.part_count; p++) {
+        const Factor& part = a.parts[p];
+        const float* matrix = row_at(part.matrix, request, 0);
+        for (u32 k = 0; k < part.depth; k += DEPTH) {
+            for (u32 n = threadIdx.x; n < DEPTH * TILE; n += blockDim.x) {
+                u32 of_row = n / DEPTH, depth = n % DEPTH, row = first_row + of_row;
+                bool is_inside = row < rows && k + depth < part.depth;
+                const float* from = row_at(part.rows, request, row / a.runs) + (u64)(row % a.runs) * part.depth;
+                left[depth * (TILE + 4) + of_row] = is_inside ? from[k + depth] : 0;
+            }
+            for (u32 n = threadIdx.x; n < DEPTH * TILE; n += blockDim.x) {
+                u32 depth = n / TILE, column = first_column + n % TILE;
+                bool is_inside = column < a.columns && k + depth < part.depth;
+                u64 at = (u64)(column / 32) * part.panel_stride + (u64)(k + depth) * part.row_stride + column % 32;
+                right[n] = is_inside ? matrix[at] : 0;
+            }
+            __syncthreads();
+#pragma unroll
+            for (u32 depth = 0; depth < DEPTH; depth++) {
+                float4 x = *(const float4*)(left + depth * (TILE + 4) + tile_row);
+                float4 w = *(const float4*)(right + depth * TILE + tile_column);
+                float xs[4] = {x.x, x.y, x.z, x.w}, ws[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+#pragma unroll
+                    for (u32 j = 0; j < 4; j++) sums[i][j] = __fmaf_rn(xs[i], ws[j], sums[i][j]);
+                }
+            }
+            __syncthreads();
+        }
+    }
+    const float* bias = a.bias.at ? row_at(a.bias, request, 0) : nullptr;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        u32 row = first_row + tile_row + i;
+        if (row >= rows) continue;
+        float* out = (float*)row_at(a.out, request, row / a.runs) + (u64)(row % a.runs) * a.columns;
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            u32 column = first_column + tile_column + j;
+            if (column >= a.columns) continue;
+            float x = sums[i][j] + (bias ? bias[column] : 0.0f);
+            out[column] = a.is_rectified && x < 0 ? 0 : x;
+        }
+    }
+}
+
+struct MatricesArgs {
+    Numbers left, right, out;
+    const u32* left_at; // [batch] where each matrix starts in a row
+    const u32* right_at;
+    const u32* counts;
+    u32 batch, m, k, n;
+};
+
+// Products of matrices that differ from row to row: grid (parts, requests), a thread a number.
+KERNEL(256, product_of_matrices, MatricesArgs) {
+    u64 each = (u64)a.batch * a.m * a.n, total = each * a.counts[blockIdx.y];
+    for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += (u64)gridDim.x * blockDim.x) {
+        u32 row = (u32)(at / each), within = (u32)(at % each);
+        u32 batch = within / (a.m * a.n), i = within / a.n % a.m, j = within % a.n;
+        const float* left = row_at(a.left, blockIdx.y, row) + a.left_at[batch] + (u64)i * a.k;
+        const float* right = row_at(a.right, blockIdx.y, row) + a.right_at[batch] + j;
+        float sum = 0;
+        for (u32 d = 0; d < a.k; d++) sum = __fmaf_rn(left[d], right[(u64)d * a.n], sum);
+        ((float*)row_at(a.out, blockIdx.y, row))[within] = sum;
+    }
+}
+
+enum UnaryKind { RELU, SIGMOID, TANH, EXP, LOG, SQRT, ABS, NEG, RECIPROCAL };
+enum BinaryKind { SUM_OF, SUB, MUL, DIV, MAX_OF, MIN_OF };
+
+DEVICE float unary(u32 f, float x) {
+    switch (f) {
+    case RELU: return x < 0 ? 0 : x;
+    case SIGMOID: return __fdiv_rn(1.0f, 1.0f + expf(-x));
+    case TANH: return tanhf(x);
+    case EXP: return expf(x);
+    case LOG: return logf(x);
+    case SQRT: return sqrtf(x);
+    case ABS: return fabsf(x);
+    case NEG: return -x;
+    default: return __fdiv_rn(1.0f, x);
+    }
+}
+
+DEVICE float binary(u32 f, float x, float y) {
+    switch (f) {
+    case SUM_OF: return x + y;
+    case SUB: return x - y;
+    case MUL: return x * y;
+    case DIV: return __fdiv_rn(x, y);
+    case MAX_OF: return x > y || x != x ? x : y;
+    default: return x < y || x != x ? x : y;
+    }
+}
+
+struct MapArgs {
+    Numbers first, second; // the second of pairs
+    Numbers out;
+    const u32* counts;
+    u32 function, outer, inner, unused;
+};
+
+DEVICE float operand(const Numbers& of, u32 request, u32 row, u32 outer, u32 inner) {
+    return row_at(of, request, row)[(u64)outer * of.outer + inner * of.inner];
+}
+
+// What each number becomes: grid (parts, requests).
+KERNEL(256, map_one, MapArgs) {
+    u64 each = (u64)a.outer * a.inner, total = each * a.counts[blockIdx.y];
+    for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += (u64)gridDim.x * blockDim.x) {
+        u32 row = (u32)(at / each), within = (u32)(at % each);
+        float x = operand(a.first, blockIdx.y, row, within / a.inner, within % a.inner);
+        ((float*)row_at(a.out, blockIdx.y, row))[within] = unary(a.function, x);
+    }
+}
+
+// What each pair becomes: grid (parts, requests).
+KERNEL(256, map_two, MapArgs) {
+    u64 each = (u64)a.outer * a.inner, total = each * a.counts[blockIdx.y];
+    for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += (u64)gridDim.x * blockDim.x) {
+        u32 row = (u32)(at / each), within = (u32)(at % each);
+        float x = operand(a.first, blockIdx.y, row, within / a.inner, within % a.inner);
+        float y = operand(a.second, blockIdx.y, row, within / a.inner, within % a.inner);
+        ((float*)row_at(a.out, blockIdx.y, row))[within] = binary(a.function, x, y);
+    }
+}
+
+// Sum, maximum or minimum of runs of `inner` numbers, a warp each: grid (parts, requests).
+KERNEL(256, fold_runs, MapArgs) {
+    u32 f = a.function == 0 ? SUM_OF : a.function == 1 ? MAX_OF : MIN_OF;
+    float start = a.function == 0 ? 0.0f : a.function == 1 ? -__uint_as_float(0x7f800000u) : __uint_as_float(0x7f800000u);
+    u64 total = (u64)a.outer * a.counts[blockIdx.y];
+    for (u64 at = (u64)blockIdx.x * warps_of() + warp_of(); at < total; at += (u64)gridDim.x * warps_of()) {
+        u32 row = (u32)(at / a.outer), run = (u32)(at % a.outer);
+        const float* from = row_at(a.first, blockIdx.y, row) + (u64)run * a.inner;
+        float folded = start;
+        for (u32 n = lane_of(); n < a.inner; n += 32) folded = binary(f, folded, from[n]);
+        for (u32 step = 16; step; step >>= 1) folded = binary(f, folded, __shfl_xor_sync(EVERY_LANE, folded, step));
+        if (lane_of() == 0) ((float*)row_at(a.out, blockIdx.y, row))[run] = folded;
+    }
+}
+
+struct PickArgs {
+    Numbers from, out;
+    const u32* index; // number n of a row is number index[n] of it; null: as they lie
+    const u32* counts;
+    // Runs of `count` numbers that come to lie `stride` apart from number `first` on.
+    u32 runs, count, stride, first;
+};
+
+// Transposes, slices, expands, gathers, and puts side by side: grid (parts, requests).
+KERNEL(256, pick, PickArgs) {
+    u64 each = (u64)a.runs * a.count, total = each * a.counts[blockIdx.y];
+    for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += (u64)gridDim.x * blockDim.x) {
+        u32 row = (u32)(at / each), within = (u32)(at % each);
+        float x = row_at(a.from, blockIdx.y, row)[a.index ? a.index[within] : within];
+        u64 place = (u64)(within / a.count) * a.stride + a.first + within % a.count;
+        ((float*)row_at(a.out, blockIdx.y, row))[place] = x;
+    }
+}

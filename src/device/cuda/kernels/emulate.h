@@ -1,0 +1,386 @@
+// Runs kernels on a host processor: what CUDA gives a kernel, for g++ on x86-64.
+//
+// Each thread of a block is a fiber. The threads of a warp, the warps of a block and the blocks of a grid take turns in an
+// order that a seed chooses; threads lose their turn at every shuffle, vote, barrier and now and then at an atomic. Shared
+// memory is filled with a pattern before each block, and allocated for each block, so that an address sanitizer sees what
+// leaves it. What a device would hang or be undefined at is an error that names the kernel: a barrier that not all threads
+// reach, a warp operation whose lanes differ, a shuffle from a lane that takes no part.
+//
+// Not seen here: the order of memory between blocks, races inside a stretch without any of those points (beyond the order
+// of turns), bank conflicts, alignment traps, occupancy, and speed.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <sys/mman.h>
+
+#ifndef __x86_64__
+#error "the emulation switches stacks in the way of x86-64"
+#endif
+
+using std::isfinite;
+
+#define __global__
+#define __device__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __restrict__ __restrict
+
+struct dim3 {
+    unsigned x, y, z;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+
+namespace emu {
+
+enum class State : uint8_t { Ready, AtWarp, AtBlock, Done };
+
+// What a lane brings to an operation of its warp.
+struct Slot {
+    uint64_t words[6];
+};
+
+struct Fiber {
+    void* stack;
+    dim3 index;
+    unsigned lane;
+    State state;
+    uint32_t mask;
+    const char* operation;
+    Slot slot;
+    Fiber* warp;
+};
+
+constexpr size_t STACK_BYTES = 64 << 10;
+constexpr unsigned THREADS_MAX = 1024;
+
+// A block at work. One a host thread.
+struct Machine {
+    dim3 block_dim, grid_dim, block;
+    std::vector<Fiber> fibers;
+    void* scheduler = nullptr;
+    Fiber* current = nullptr;
+    char* stacks = nullptr;
+    void (*body)(const void*) = nullptr;
+    const void* arguments = nullptr;
+    unsigned char* shared = nullptr;
+    size_t shared_bytes = 0;
+    uint64_t seed = 1;
+    std::string failure;
+
+    ~Machine() {
+        if (stacks) munmap(stacks, STACK_BYTES * THREADS_MAX);
+    }
+    unsigned random(unsigned below) {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        return unsigned((seed >> 11) % below);
+    }
+};
+
+extern thread_local Machine* machine;
+extern "C" void emu_switch(void** save, void* load);
+
+inline void rest() { emu_switch(&machine->current->stack, machine->scheduler); }
+
+// Ends the launch with a reason; never returns to the kernel.
+[[noreturn]] inline void fail(const std::string& why) {
+    Machine& m = *machine;
+    if (m.failure.empty()) {
+        char where[96];
+        std::snprintf(where, sizeof where, " (block %u,%u,%u thread %u)", m.block.x, m.block.y, m.block.z,
+                      m.current ? m.current->index.x : 0);
+        m.failure = why + where;
+    }
+    for (;;) rest();
+}
+
+inline void meet(uint32_t mask, const char* operation) {
+    Fiber* me = machine->current;
+    if (!(mask >> me->lane & 1)) fail(std::string(operation) + ": a lane that its mask leaves out");
+    me->state = State::AtWarp;
+    me->mask = mask;
+    me->operation = operation;
+    rest();
+}
+
+template <class T> inline void bring(const T& value) {
+    static_assert(sizeof(T) <= sizeof(Slot), "a slot holds 48 bytes");
+    std::memcpy(&machine->current->slot, &value, sizeof(T));
+}
+template <class T> inline T brought(unsigned lane) {
+    T value;
+    std::memcpy(&value, &machine->current->warp[lane].slot, sizeof(T));
+    return value;
+}
+
+template <class T> inline T shuffle(uint32_t mask, T value, int from, const char* operation) {
+    bring(value);
+    meet(mask, operation);
+    if (from >= 0 && !(mask >> (from & 31) & 1)) fail(std::string(operation) + ": from a lane that takes no part");
+    T got = from < 0 ? value : brought<T>(unsigned(from & 31));
+    // Nobody brings the next value before all have read this one.
+    meet(mask, operation);
+    return got;
+}
+
+// Now and then another thread runs between two atomics.
+inline void perhaps_rest() {
+    if (machine->random(8) == 0) rest();
+}
+
+inline void entry() {
+    machine->body(machine->arguments);
+    machine->current->state = State::Done;
+    for (;;) rest();
+}
+
+// Releases the lanes of a warp that all wait in one operation. Returns whether any were.
+inline bool release_warp(Fiber* warp, unsigned lanes) {
+    Machine& m = *machine;
+    uint32_t waiting = 0;
+    for (unsigned i = 0; i < lanes; i++)
+        if (warp[i].state == State::AtWarp) waiting |= 1u << i;
+    bool any = false;
+    for (unsigned i = 0; i < lanes; i++) {
+        if (warp[i].state != State::AtWarp) continue;
+        uint32_t mask = lanes == 32 ? warp[i].mask : warp[i].mask & ((1u << lanes) - 1);
+        if (mask & ~waiting) continue;
+        for (unsigned j = 0; j < lanes; j++) {
+            if (!(mask >> j & 1)) continue;
+            if (warp[j].mask != warp[i].mask || std::strcmp(warp[j].operation, warp[i].operation) != 0) {
+                m.failure = std::string(warp[i].operation) + " meets " + warp[j].operation + " in one warp";
+                return false;
+            }
+        }
+        for (unsigned j = 0; j < lanes; j++)
+            if (mask >> j & 1) warp[j].state = State::Ready;
+        waiting &= ~mask;
+        any = true;
+    }
+    return any;
+}
+
+inline void run_block() {
+    Machine& m = *machine;
+    unsigned count = m.block_dim.x, warps = (count + 31) / 32;
+    m.fibers.resize(count);
+    for (unsigned i = 0; i < count; i++) {
+        Fiber& f = m.fibers[i];
+        f.index = dim3{i, 0, 0};
+        f.lane = i & 31;
+        f.state = State::Ready;
+        f.operation = "";
+        f.warp = &m.fibers[i & ~31u];
+        void** top = reinterpret_cast<void**>(m.stacks + (size_t(i) + 1) * STACK_BYTES - 64);
+        *--top = nullptr;
+        *--top = reinterpret_cast<void*>(&entry);
+        for (int saved = 0; saved < 6; saved++) *--top = nullptr;
+        f.stack = top;
+    }
+    std::vector<unsigned> order(warps);
+    for (unsigned w = 0; w < warps; w++) order[w] = w;
+    for (;;) {
+        bool moved = false;
+        for (unsigned w = warps; w > 1; w--) std::swap(order[w - 1], order[m.random(w)]);
+        for (unsigned w : order) {
+            Fiber* warp = &m.fibers[w * 32];
+            unsigned lanes = count - w * 32 < 32 ? count - w * 32 : 32;
+            unsigned first = m.random(lanes), backwards = m.random(2);
+            for (unsigned n = 0; n < lanes; n++) {
+                unsigned lane = (n + first) % lanes;
+                Fiber& f = warp[backwards ? lanes - 1 - lane : lane];
+                if (f.state != State::Ready) continue;
+                m.current = &f;
+                emu_switch(&m.scheduler, f.stack);
+                moved = true;
+                if (!m.failure.empty()) return;
+            }
+            moved |= release_warp(warp, lanes);
+            if (!m.failure.empty()) return;
+        }
+        if (moved) continue;
+        unsigned at_barrier = 0, done = 0;
+        for (Fiber& f : m.fibers) {
+            at_barrier += f.state == State::AtBlock;
+            done += f.state == State::Done;
+        }
+        if (done == count) return;
+        if (at_barrier != count) {
+            m.failure = at_barrier ? "a barrier that not all threads of the block reach"
+                                   : "a warp operation that not all of its lanes reach";
+            return;
+        }
+        for (Fiber& f : m.fibers) f.state = State::Ready;
+    }
+}
+
+struct Kernel {
+    void (*body)(const void*);
+    size_t argument_bytes;
+};
+inline std::map<std::string, Kernel>& kernels() {
+    static std::map<std::string, Kernel> all;
+    return all;
+}
+template <class A, void (*K)(const A)> void call(const void* arguments) { K(*static_cast<const A*>(arguments)); }
+template <class A, void (*K)(const A)> struct Registered {
+    explicit Registered(const char* name) { kernels()[name] = Kernel{&call<A, K>, sizeof(A)}; }
+};
+
+} // namespace emu
+
+#define threadIdx (emu::machine->current->index)
+#define blockIdx (emu::machine->block)
+#define blockDim (emu::machine->block_dim)
+#define gridDim (emu::machine->grid_dim)
+
+static inline unsigned char* shared_memory() { return emu::machine->shared; }
+static inline void __syncthreads() {
+    emu::machine->current->state = emu::State::AtBlock;
+    emu::rest();
+}
+static inline void __syncwarp(unsigned mask = ~0u) { emu::meet(mask, "__syncwarp"); }
+static inline void __threadfence() {}
+template <class T> static inline T __shfl_sync(unsigned mask, T value, int from) {
+    return emu::shuffle(mask, value, from & 31, "__shfl_sync");
+}
+template <class T> static inline T __shfl_xor_sync(unsigned mask, T value, int with) {
+    return emu::shuffle(mask, value, int(emu::machine->current->lane) ^ with, "__shfl_xor_sync");
+}
+template <class T> static inline T __shfl_up_sync(unsigned mask, T value, unsigned by) {
+    int lane = int(emu::machine->current->lane);
+    return emu::shuffle(mask, value, lane >= int(by) ? lane - int(by) : -1, "__shfl_up_sync");
+}
+static inline unsigned __ballot_sync(unsigned mask, int vote) {
+    emu::bring(vote != 0 ? 1 : 0);
+    emu::meet(mask, "__ballot_sync");
+    unsigned votes = 0;
+    for (unsigned i = 0; i < 32; i++)
+        if (mask >> i & 1) votes |= unsigned(emu::brought<int>(i)) << i;
+    emu::meet(mask, "__ballot_sync");
+    return votes;
+}
+static inline int __any_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) != 0; }
+static inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
+    emu::bring(value);
+    emu::meet(mask, "__reduce_add_sync");
+    unsigned sum = 0;
+    for (unsigned i = 0; i < 32; i++)
+        if (mask >> i & 1) sum += emu::brought<unsigned>(i);
+    emu::meet(mask, "__reduce_add_sync");
+    return sum;
+}
+
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+static inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+static inline float __uint_as_float(unsigned x) {
+    float f;
+    std::memcpy(&f, &x, 4);
+    return f;
+}
+static inline unsigned __float_as_uint(float f) {
+    unsigned x;
+    std::memcpy(&x, &f, 4);
+    return x;
+}
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
+template <class T> static inline T __ldg(const T* p) { return *p; }
+template <class T> static inline T min(T a, T b) { return a < b ? a : b; }
+template <class T> static inline T max(T a, T b) { return a > b ? a : b; }
+
+template <class T> static inline T atomicAdd(T* p, T value) {
+    emu::perhaps_rest();
+    T old = *p;
+    *p = old + value;
+    return old;
+}
+template <class T> static inline T atomicMax(T* p, T value) {
+    emu::perhaps_rest();
+    T old = *p;
+    if (old < value) *p = value;
+    return old;
+}
+template <class T> static inline T atomicMin(T* p, T value) {
+    emu::perhaps_rest();
+    T old = *p;
+    if (value < old) *p = value;
+    return old;
+}
+template <class T> static inline T atomicOr(T* p, T value) {
+    emu::perhaps_rest();
+    T old = *p;
+    *p = old | value;
+    return old;
+}
+
+// A value that other blocks may be changing.
+template <class T> static inline T fresh(const T* p) {
+    emu::perhaps_rest();
+    return *p;
+}
+
+// Four unsigned by four signed bytes, added to a sum.
+static inline int dot4(unsigned codes, unsigned query, int sum) {
+    for (int i = 0; i < 32; i += 8) sum += int(codes >> i & 0xff) * int(int8_t(query >> i & 0xff));
+    return sum;
+}
+
+// mma.m16n8k32 of unsigned by signed bytes, with the fragments of the PTX manual.
+static inline void mma_u8_s8(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    struct Fragment {
+        unsigned a[4], b[2];
+    } mine;
+    std::memcpy(mine.a, a, sizeof mine.a);
+    std::memcpy(mine.b, b, sizeof mine.b);
+    emu::bring(mine);
+    emu::meet(~0u, "mma.m16n8k32");
+    unsigned group = emu::machine->current->lane >> 2, within = emu::machine->current->lane & 3;
+    for (unsigned i = 0; i < 4; i++) {
+        unsigned upper = i >> 1, column = within * 2 + (i & 1);
+        for (unsigned k = 0; k < 4; k++) {
+            Fragment row = emu::brought<Fragment>(group * 4 + k), col = emu::brought<Fragment>(column * 4 + k);
+            c[i] = dot4(row.a[upper], col.b[0], c[i]);
+            c[i] = dot4(row.a[2 + upper], col.b[1], c[i]);
+        }
+    }
+    emu::meet(~0u, "mma.m16n8k32");
+}
+
+// IEEE half precision to single.
+static inline float half_to_float(unsigned short h) {
+    unsigned sign = unsigned(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
+    if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | mantissa << 13);
+    if (exponent == 0) {
+        float small = float(mantissa) * 5.9604644775390625e-8f;
+        return __uint_as_float(sign | __float_as_uint(small));
+    }
+    return __uint_as_float(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+
+#define KERNEL(threads, name, Arguments)                                                                               \
+    static void name(const Arguments a);                                                                               \
+    static emu::Registered<Arguments, &name> registered_##name(#name);                                                 \
+    static void name(const Arguments a)

@@ -1,0 +1,106 @@
+// All kernels as a shared library for a host processor: `g++ -std=c++17 -O1 -fPIC -shared emulated.cpp`.
+#define STERLING_EMULATED
+#include "scan.cuh"
+
+namespace emu {
+thread_local Machine* machine = nullptr;
+static thread_local std::string failure;
+} // namespace emu
+
+// Saves what a call keeps on the stack, and goes on with another stack.
+__asm__(".text\n"
+        ".globl emu_switch\n"
+        ".type emu_switch,@function\n"
+        "emu_switch:\n"
+        "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
+        "movq %rsp,(%rdi)\n"
+        "movq %rsi,%rsp\n"
+        "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\n"
+        "ret\n");
+
+namespace scan {
+#include "scan.cu"
+}
+namespace top {
+#include "topk.cu"
+}
+namespace bags {
+#include "pool.cu"
+}
+namespace words {
+#include "filter.cu"
+}
+namespace wide {
+#include "rows.cu"
+}
+namespace steps {
+#include "dense.cu"
+}
+namespace worth {
+#include "value.cu"
+}
+
+// Runs a kernel over a grid. Returns null, or why it failed.
+extern "C" const char* emu_launch(const char* name, const unsigned* grid, unsigned threads, size_t shared_bytes,
+                                  const void* arguments, size_t argument_bytes, unsigned long long seed) {
+    auto fails = [&](const std::string& why) {
+        emu::failure = std::string("kernel `") + name + "`: " + why;
+        return emu::failure.c_str();
+    };
+    auto found = emu::kernels().find(name);
+    if (found == emu::kernels().end()) return fails("there is none of this name");
+    if (found->second.argument_bytes != argument_bytes) {
+        return fails("its arguments take " + std::to_string(found->second.argument_bytes) + " bytes, got " +
+                     std::to_string(argument_bytes));
+    }
+    uint64_t blocks = uint64_t(grid[0]) * grid[1] * grid[2];
+    if (blocks == 0 || grid[1] > 65535 || grid[2] > 65535) return fails("a grid that a device refuses");
+    if (threads == 0 || threads > emu::THREADS_MAX || threads % 32 != 0) return fails("a block that a device refuses");
+    if (shared_bytes > 227 * 1024) return fails("more shared memory than a device has");
+    static thread_local emu::Machine machine;
+    if (!machine.stacks) {
+        void* memory = mmap(nullptr, emu::STACK_BYTES * emu::THREADS_MAX, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) return fails("no memory for stacks");
+        machine.stacks = static_cast<char*>(memory);
+    }
+    emu::machine = &machine;
+    machine.block_dim = dim3{threads, 1, 1};
+    machine.grid_dim = dim3{grid[0], grid[1], grid[2]};
+    machine.body = found->second.body;
+    machine.arguments = arguments;
+    machine.shared_bytes = shared_bytes;
+    machine.seed = seed * 0x9E3779B97F4A7C15ull | 1;
+    machine.failure.clear();
+    // Blocks in an order of their own: every so many-th, from one that the seed chooses.
+    uint64_t step = blocks > 2 ? 1 + 2 * machine.random(unsigned(blocks < 4096 ? blocks / 2 : 2048)) : 1;
+    while (true) {
+        uint64_t a = step, b = blocks;
+        while (b) {
+            uint64_t rest = a % b;
+            a = b;
+            b = rest;
+        }
+        if (a == 1) break;
+        step++;
+    }
+    uint64_t at = machine.random(unsigned(blocks < 1u << 30 ? blocks : 1u << 30));
+    for (uint64_t n = 0; n < blocks && machine.failure.empty(); n++, at = (at + step) % blocks) {
+        machine.block = dim3{unsigned(at % grid[0]), unsigned(at / grid[0] % grid[1]), unsigned(at / grid[0] / grid[1])};
+        machine.shared = static_cast<unsigned char*>(aligned_alloc(16, (shared_bytes + 31) / 16 * 16));
+        std::memset(machine.shared, 0xCD, shared_bytes);
+        emu::run_block();
+        free(machine.shared);
+        machine.shared = nullptr;
+    }
+    return machine.failure.empty() ? nullptr : fails(machine.failure);
+}
+
+// Memory of just these bytes, for a sanitizer to see what leaves it.
+extern "C" void* emu_alloc(size_t bytes) {
+    void* memory = malloc(bytes ? bytes : 1);
+    // Not zeros: a kernel that reads what nobody wrote must show.
+    if (memory) std::memset(memory, 0xCD, bytes);
+    return memory;
+}
+extern "C" void emu_free(void* memory) { free(memory); }

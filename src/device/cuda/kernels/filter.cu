@@ -1,0 +1,237 @@
+// Filters: programs over bit planes, 64 items a word and a word a thread; what planes only suspect is looked up; and how many
+// lists of a query hold enough of what is left.
+#include "platform.cuh"
+
+#define NO_PLANE 0xffffffffu
+
+// A step of a program. Those of words stand in `src/filter/program.rs`; those of items push one bit.
+enum Operation {
+    EVERY, NONE, PUSH, KEEP, ADD, BLOOM, NUMBER, COMPARE, AND, OR,
+    HAS_TERM, HOLDS
+};
+
+struct FilterStep {
+    u32 operation, is_negated;
+    u32 plane;  // PUSH, KEEP, ADD
+    u32 column; // NUMBER, COMPARE, HAS_TERM, HOLDS
+    // NUMBER: its runs of planes, sure ones first. HAS_TERM: its codes, ascending.
+    u32 first, count, sure;
+    // Of a comparison: 0 to 5 as in `src/columns/operator.rs`, or 6 for ranges of codes.
+    u32 comparison;
+    // BLOOM: the hash. A comparison: the number, or two ranges [low, high) of codes, low halves first.
+    u64 x, y;
+};
+
+struct FilterColumn {
+    const u32* offsets; // [slots + 1], or null
+    const u32* codes;
+    const double* floats; // [slots], or null
+};
+
+struct FilterArgs {
+    const FilterStep* steps;
+    const FilterStep* checks; // what an item must hold where words are not the truth
+    const u32* runs;          // pairs: a plane, and the one before or NO_PLANE
+    const u32* codes;         // of HAS_TERM
+    const FilterColumn* columns;
+    const u64* planes; // [planes, words]
+    const u64* every;  // [words]
+    const u64* bloom;
+    const u64* bloom_starts; // [lists]
+    const u32* widths;       // [lists]
+    const u32* firsts;       // [lists + 1] first word of each list
+    const u32* word_lists;   // [words]
+    const u32* word_slots;   // [words]
+    u64* out;                // [words]
+    u32* survivors;          // [lists]
+    u32 step_count, check_count, words, hashes;
+};
+
+DEVICE bool number_holds(u32 comparison, double value, double number) {
+    switch (comparison) {
+    case 0: return value < number;
+    case 1: return value <= number;
+    case 2: return value > number;
+    case 3: return value >= number;
+    case 4: return value == number;
+    default: return value < number || value > number;
+    }
+}
+
+DEVICE double number_of(u64 bits) {
+#ifdef STERLING_EMULATED
+    double number;
+    std::memcpy(&number, &bits, 8);
+    return number;
+#else
+    return __longlong_as_double((i64)bits);
+#endif
+}
+
+// Whether a comparison holds for any value of a slot.
+DEVICE bool compares(const FilterStep& step, const FilterColumn& column, u32 slot) {
+    if (step.comparison < 6) return number_holds(step.comparison, column.floats[slot], number_of(step.x));
+    for (u32 n = column.offsets[slot]; n < column.offsets[slot + 1]; n++) {
+        u32 code = column.codes[n];
+        if ((code >= (u32)step.x && code < (u32)(step.x >> 32)) || (code >= (u32)step.y && code < (u32)(step.y >> 32)))
+            return true;
+    }
+    return false;
+}
+
+DEVICE bool has_term(const FilterStep& step, const u32* wanted, const FilterColumn& column, u32 slot) {
+    for (u32 n = column.offsets[slot]; n < column.offsets[slot + 1]; n++) {
+        u32 code = column.codes[n], low = step.first, high = step.first + step.count;
+        while (low < high) {
+            u32 middle = low + (high - low) / 2;
+            if (wanted[middle] < code) low = middle + 1;
+            else high = middle;
+        }
+        if (low < step.first + step.count && wanted[low] == code) return true;
+    }
+    return false;
+}
+
+// Whether an item passes, exactly.
+DEVICE bool passes(const FilterArgs& a, u32 slot) {
+    u64 stack = 0;
+    for (u32 n = 0; n < a.check_count; n++) {
+        const FilterStep& step = a.checks[n];
+        if (step.operation == AND) stack = (stack >> 1 & ~1ull) | (stack & stack >> 1 & 1);
+        else if (step.operation == OR) stack = (stack >> 1 & ~1ull) | ((stack | stack >> 1) & 1);
+        else {
+            bool holds = step.operation == EVERY;
+            if (step.operation == HAS_TERM) holds = has_term(step, a.codes, a.columns[step.column], slot);
+            else if (step.operation == HOLDS) holds = compares(step, a.columns[step.column], slot);
+            stack = stack << 1 | (holds != (step.is_negated != 0));
+        }
+    }
+    return stack & 1;
+}
+
+// The asked items of a word for which a comparison, or its opposite, holds.
+DEVICE u64 holding(const FilterArgs& a, const FilterStep& step, u32 word, u64 asked) {
+    u64 held = 0;
+    for (u64 left = asked; left; left &= left - 1) {
+        u32 bit = __ffsll((i64)left) - 1;
+        if (compares(step, a.columns[step.column], a.word_slots[word] + bit) != (step.is_negated != 0)) held |= 1ull << bit;
+    }
+    return held;
+}
+
+DEVICE u64 run_of(const FilterArgs& a, u32 run, u32 word) {
+    u32 plane = a.runs[2 * run], earlier = a.runs[2 * run + 1];
+    u64 bits = a.planes[(u64)plane * a.words + word];
+    return earlier == NO_PLANE ? bits : bits & ~a.planes[(u64)earlier * a.words + word];
+}
+
+// The eligible items of all words: a thread a word, its stack in shared memory.
+KERNEL(256, filter_words, FilterArgs) {
+    u64* stack = (u64*)shared_memory() + threadIdx.x; // [depth, threads]
+    u32 word = blockIdx.x * blockDim.x + threadIdx.x, height = 0;
+    if (word >= a.words) return;
+    u32 list = a.word_lists[word], first = a.firsts[list], list_words = a.firsts[list + 1] - first;
+    u64 top = 0;
+    for (u32 n = 0; n < a.step_count; n++) {
+        const FilterStep& step = a.steps[n];
+        u64 flip = step.is_negated ? ~0ull : 0;
+        u64 plane = step.plane == NO_PLANE ? 0 : a.planes[(u64)step.plane * a.words + word];
+        switch (step.operation) {
+        case EVERY:
+        case NONE:
+        case PUSH:
+            if (height++ > 0) stack[(height - 2) * blockDim.x] = top;
+            top = step.operation == NONE ? 0 : step.operation == EVERY ? a.every[word] : a.every[word] & (plane ^ flip);
+            break;
+        case KEEP: top &= plane ^ flip; break;
+        case ADD: top |= plane; break;
+        case BLOOM: {
+            u64 width = a.widths[list];
+            if (width == 0) top = 0;
+            for (u32 h = 0; h < a.hashes && top; h++) {
+                u64 position = __umul64hi(step.x + step.y * h, width);
+                top &= a.bloom[a.bloom_starts[list] + position * list_words + (word - first)];
+            }
+            break;
+        }
+        case NUMBER: {
+            u64 sure = 0, open = 0;
+            for (u32 r = 0; r < step.count; r++) {
+                if (r < step.sure) sure |= run_of(a, step.first + r, word);
+                else open |= run_of(a, step.first + r, word);
+            }
+            top = (top & (sure ^ flip) & ~open) | holding(a, step, word, top & open);
+            break;
+        }
+        case COMPARE: top = holding(a, step, word, top); break;
+        case AND:
+        case OR: {
+            u64 below = stack[(--height - 1) * blockDim.x];
+            top = step.operation == AND ? top & below : top | below;
+            break;
+        }
+        }
+    }
+    if (a.check_count) {
+        for (u64 left = top; left; left &= left - 1)
+            if (!passes(a, a.word_slots[word] + (u32)__ffsll((i64)left) - 1)) top &= ~(left & (0 - left));
+    }
+    a.out[word] = top;
+    if (top) atomicAdd(a.survivors + list, (u32)__popcll(top));
+}
+
+struct CutArgs {
+    const u32* order;            // [queries, stride] lists, best first
+    const u32* const* survivors; // [queries] eligible items of each list
+    const u32* lengths;          // [lists] items
+    // [queries, 4]: lists to take at least and at most, the items that are to be among them, and how many the first lists must
+    // hold to be all that are taken.
+    const u32* bounds;
+    u32* counts; // [queries] lists to take
+    u64* items;  // [queries] items of these
+    u32 stride, unused;
+};
+
+// How many lists of each query are scanned: as many as hold enough eligible items. A block a query.
+KERNEL(256, cut_lists, CutArgs) {
+    u32* sums = (u32*)shared_memory(); // [warps]
+    u32* cut = sums + 32;
+    u64* items = (u64*)(sums + 34);
+    u32 query = blockIdx.x, least = a.bounds[4 * query], most = a.bounds[4 * query + 1];
+    u32 needed = a.bounds[4 * query + 2], suffices = a.bounds[4 * query + 3];
+    const u32* survivors = a.survivors[query];
+    const u32* order = a.order + (u64)query * a.stride;
+    if (threadIdx.x == 0) {
+        *cut = most;
+        *items = 0;
+    }
+    __syncthreads();
+    u32 carried = 0;
+    for (u32 begin = 0; begin < most; begin += blockDim.x) {
+        u32 n = begin + threadIdx.x, sum = n < most ? survivors[order[n]] : 0;
+        for (u32 step = 1; step < 32; step <<= 1) {
+            u32 earlier = __shfl_up_sync(EVERY_LANE, sum, step);
+            if (lane_of() >= step) sum += earlier;
+        }
+        if (lane_of() == 31) sums[warp_of()] = sum;
+        __syncthreads();
+        u32 all = carried, ahead = carried;
+        for (u32 w = 0; w < warps_of(); w++) {
+            if (w < warp_of()) ahead += sums[w];
+            all += sums[w];
+        }
+        u32 enough = __ballot_sync(EVERY_LANE, n < most && n + 1 >= least && ahead + sum >= (n + 1 == least ? min(needed, suffices) : needed));
+        if (enough && lane_of() == 0) atomicMin(cut, begin + warp_of() * 32 + (u32)__ffsll((i64)(u64)enough));
+        carried = all;
+        __syncthreads();
+        if (*cut < most) break;
+    }
+    __syncthreads();
+    u32 taken = *cut;
+    if (threadIdx.x == 0) a.counts[query] = taken;
+    u64 mine = 0;
+    for (u32 n = threadIdx.x; n < taken; n += blockDim.x) mine += a.lengths[order[n]];
+    if (mine) atomicAdd(items, mine);
+    __syncthreads();
+    if (threadIdx.x == 0) a.items[query] = *items;
+}

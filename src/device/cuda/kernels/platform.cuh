@@ -1,0 +1,63 @@
+// What all kernels share, and the only place where the device and its emulation differ.
+//
+// Every kernel takes one structure by value, of addresses and 32-bit numbers, that `src/device/cuda/ops` mirrors. Shared
+// memory is dynamic throughout: its size is part of a launch.
+#pragma once
+
+typedef unsigned char u8;
+typedef signed char i8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef int i32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#ifdef STERLING_EMULATED
+#include "emulate.h"
+#else
+extern __shared__ __align__(16) u8 dynamic_shared[];
+static __device__ __forceinline__ u8* shared_memory() { return dynamic_shared; }
+
+// A value that other blocks may be changing.
+template <class T> static __device__ __forceinline__ T fresh(const T* p) { return *(const volatile T*)p; }
+
+// Four unsigned by four signed bytes, added to a sum.
+static __device__ __forceinline__ i32 dot4(u32 codes, u32 query, i32 sum) {
+    i32 result;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(codes), "r"(query), "r"(sum));
+    return result;
+}
+
+// mma.m16n8k32 of unsigned by signed bytes.
+static __device__ __forceinline__ void mma_u8_s8(i32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// IEEE half precision to single.
+static __device__ __forceinline__ float half_to_float(u16 h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+
+#define KERNEL(threads, name, Arguments) extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ Arguments a)
+#endif
+
+#define DEVICE static __device__ __forceinline__
+#define EVERY_LANE 0xffffffffu
+
+DEVICE u32 lane_of() { return threadIdx.x & 31; }
+DEVICE u32 warp_of() { return threadIdx.x >> 5; }
+DEVICE u32 warps_of() { return blockDim.x >> 5; }
+DEVICE u32 lanes_before() { return (1u << lane_of()) - 1; }
+
+DEVICE float bf16_to_float(u16 b) { return __uint_as_float((u32)b << 16); }
+
+// A score as bits that order as scores do; both zeros are one.
+DEVICE u32 ordered(float score) {
+    u32 bits = __float_as_uint(__fadd_rn(score, 0.0f));
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+DEVICE float unordered(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }

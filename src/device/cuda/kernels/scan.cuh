@@ -1,0 +1,133 @@
+// The int8 product of one block of 16 items with one query, and where scored items go.
+#pragma once
+#include "platform.cuh"
+
+// A query in two rows of int8: a number is `scale (128 high + low)`.
+struct QueryHead {
+    float scale;
+    i32 high_correction, low_correction;
+    // Bins a unit of score is worth; see `bin_of`.
+    float bins_per_score;
+};
+
+#define BINS 2048u
+
+// The queries of a launch and the candidates that they collect.
+struct Candidates {
+    // [queries, 2, groups] words of four codes, and their heads.
+    const u32* rows;
+    const QueryHead* heads;
+    // [queries, room] ordered scores and slots, of which `counts` are filled.
+    u32* keys;
+    u32* slots;
+    u32* counts;
+    // [queries, BINS] how many candidates are in each bin of scores, and the bin that a candidate must reach.
+    u32* histogram;
+    u32* bars;
+    // [queries] how many candidates will be selected.
+    const u32* wanted;
+    // Slots that are no candidates, ascending: those of query q from excluded_starts[q] on; [queries + 1].
+    const u32* excluded;
+    const u32* excluded_starts;
+    // [queries] items that were scored.
+    u32* survivors;
+    u32 room;
+    u32 groups;
+    // Candidates of a query after which its bar is raised again.
+    u32 raise_every;
+    u32 unused;
+};
+
+// Bins rise with scores, so that a candidate below the bin of the K-th best is never wanted.
+DEVICE u32 bin_of(float score, float bins_per_score) {
+    float place = fminf(fmaxf(__fmaf_rn(score, bins_per_score, 0.5f * BINS), 0.0f), BINS - 1.0f);
+    return (u32)place;
+}
+
+// Raises the bar of a query to the bin that holds its K-th best candidate so far, if there are as many. A whole warp.
+DEVICE void raise_bar(const Candidates& to, u32 query) {
+    const u32* histogram = to.histogram + (u64)query * BINS;
+    u32 wanted = to.wanted[query], above = 0;
+    for (u32 top = BINS; top > 0; top -= 32) {
+        u32 here = fresh(histogram + top - 1 - lane_of()), upto = here;
+        for (u32 step = 1; step < 32; step <<= 1) {
+            u32 before = __shfl_up_sync(EVERY_LANE, upto, step);
+            if (lane_of() >= step) upto += before;
+        }
+        u32 enough = __ballot_sync(EVERY_LANE, above + upto >= wanted);
+        if (enough) {
+            u32 first = __ffsll((i64)(u64)enough) - 1;
+            if (lane_of() == 0) atomicMax(to.bars + query, top - 1 - first);
+            return;
+        }
+        above += __shfl_sync(EVERY_LANE, upto, 31);
+    }
+}
+
+DEVICE bool is_excluded(const Candidates& to, u32 query, u32 slot) {
+    u32 low = to.excluded_starts[query], end = to.excluded_starts[query + 1], high = end;
+    while (low < high) {
+        u32 middle = low + (high - low) / 2;
+        if (to.excluded[middle] < slot) low = middle + 1;
+        else high = middle;
+    }
+    return low < end && to.excluded[low] == slot;
+}
+
+// Keeps the scored items of the lanes that have one, where they reach the bar. A whole warp, for one query.
+DEVICE void keep(const Candidates& to, u32 query, bool has_one, float score, u32 slot, u32 bar, float bins_per_score) {
+    u32 bin = bin_of(score, bins_per_score);
+    bool kept = has_one && bin >= bar && !is_excluded(to, query, slot);
+    u32 votes = __ballot_sync(EVERY_LANE, kept);
+    if (votes == 0) return;
+    u32 base = 0, count = __popc(votes);
+    if (lane_of() == 0) base = atomicAdd(to.counts + query, count);
+    base = __shfl_sync(EVERY_LANE, base, 0);
+    u32 place = base + __popc(votes & lanes_before());
+    if (kept && place < to.room) {
+        to.keys[(u64)query * to.room + place] = ordered(score);
+        to.slots[(u64)query * to.room + place] = slot;
+        atomicAdd(to.histogram + (u64)query * BINS + bin, 1u);
+    }
+    if (base / to.raise_every != (base + count) / to.raise_every) raise_bar(to, query);
+}
+
+DEVICE float score_of(i32 high, i32 low, const QueryHead& head, float scale) {
+    float dot = __fadd_rn(__fmul_rn((float)(high - head.high_correction), 128.0f), (float)(low - head.low_correction));
+    return __fmul_rn(__fmul_rn(dot, scale), head.scale);
+}
+
+// The item of the block whose sums a lane holds after `block_sums`; lanes 4 apart hold the same.
+DEVICE u32 item_of_lane() { return 4 * (lane_of() & 3) + 2 * (lane_of() >> 4 & 1) + (lane_of() >> 3 & 1); }
+
+// Sums of the products of a block's 16 items with both rows of a query, by a whole warp. Lane l reads items 4 (l % 4) and
+// on of group l / 4, so that each load of a warp is 512 consecutive bytes.
+DEVICE void block_sums(const u8* block, const u32* row, u32 groups, i32& high, i32& low) {
+    i32 sums[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+    for (u32 group = lane_of() >> 2; group < groups; group += 8) {
+        uint4 codes = __ldg((const uint4*)(block + (u64)group * 64) + (lane_of() & 3));
+        u32 query[2] = {row[group], row[groups + group]};
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+            sums[r][0] = dot4(codes.x, query[r], sums[r][0]);
+            sums[r][1] = dot4(codes.y, query[r], sums[r][1]);
+            sums[r][2] = dot4(codes.z, query[r], sums[r][2]);
+            sums[r][3] = dot4(codes.w, query[r], sums[r][3]);
+        }
+    }
+    // Halves are exchanged, so that 8 shuffles do what 24 would: first items, then the rest of the groups.
+    bool is_upper = lane_of() & 16, is_odd = lane_of() & 8;
+    i32 made[2];
+#pragma unroll
+    for (u32 r = 0; r < 2; r++) {
+        i32 first = is_upper ? sums[r][0] : sums[r][2], second = is_upper ? sums[r][1] : sums[r][3];
+        i32 mine = is_upper ? sums[r][2] : sums[r][0], next = is_upper ? sums[r][3] : sums[r][1];
+        mine += __shfl_xor_sync(EVERY_LANE, first, 16);
+        next += __shfl_xor_sync(EVERY_LANE, second, 16);
+        i32 kept = is_odd ? next : mine;
+        kept += __shfl_xor_sync(EVERY_LANE, is_odd ? mine : next, 8);
+        made[r] = kept + __shfl_xor_sync(EVERY_LANE, kept, 4);
+    }
+    high = made[0];
+    low = made[1];
+}

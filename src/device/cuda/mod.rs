@@ -1,0 +1,21 @@
+//! NVIDIA GPUs: memory, launches, and the kernels under `kernels`.
+//!
+//! A [`Driver`] is what a card can do: memory, copies, launches. Beside the card itself there is a
+//! host processor that emulates one ([`emulated`]), on which the tests run every kernel and the launches around them.
+//! [`Array`] is memory of a driver; [`ops`] are the operations, each a checked launch of one kernel or a few.
+//!
+//! Kernels are CUDA C++ that NVRTC compiles at run time for the card ([`sources`]), and g++ for the emulation. What they compute is
+//! what the loops of [`crate::device::cpu`] compute.
+
+#[cfg(feature = "cuda")]
+pub mod card;
+pub mod choice;
+pub mod driver;
+pub mod emulated;
+pub mod memory;
+pub mod ops;
+pub mod sources;
+
+pub use choice::{Choice, Chosen};
+pub use driver::{Driver, Launch};
+pub use memory::{Array, Device};

@@ -1,0 +1,81 @@
+//! The operations of a pass, each a launch of one kernel or a few over arrays whose lengths are checked first.
+//!
+//! A kernel trusts what stands in its arrays: slots, lists, places and offsets that kernels made are in range by the way they are
+//! made, and those that come from the host are checked by whoever uploads them, against the snapshot that they index.
+//!
+//! | file | kernels |
+//! |---|---|
+//! | `scan` | queries to codes, lists scored, lists scanned by dp4a and by tensor cores |
+//! | `top` | the best K, sorted or not |
+//! | `bags` | pooled embedding bags |
+//! | `words` | filter programs, and how many lists they need |
+//! | `rows` | full-width rows: products, the exact scan, what a reranker reads |
+//! | `steps` | dense programs |
+//! | `worth` | the value model, and the columns of the best |
+
+pub mod bags;
+pub mod rows;
+pub mod scan;
+pub mod steps;
+pub mod top;
+pub mod words;
+pub mod worth;
+
+use bytemuck::Pod;
+
+use super::driver::Launch;
+use super::memory::{Array, Device};
+use crate::error::{Error, Result};
+
+/// Blocks along the second and third axis of a grid at most.
+pub const ROWS_MAX: usize = 65_535;
+/// Blocks that are enough to keep a card busy; what there is more to do is done in turns.
+const BLOCKS_ENOUGH: usize = 2048;
+
+/// A launch but for its arguments.
+struct Shape {
+    kernel: &'static str,
+    grid: [usize; 3],
+    threads: u32,
+    shared_bytes: usize,
+}
+
+/// Launches a kernel over its arguments, unless there is nothing to do.
+fn launch<A: Pod>(device: &Device, shape: &Shape, arguments: &A) -> Result<()> {
+    if shape.grid.contains(&0) {
+        return Ok(());
+    }
+    let grid = shape.grid.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+    if shape.grid[1] > ROWS_MAX || shape.grid[2] > ROWS_MAX {
+        return Err(Error::internal(format!("kernel `{}`: a grid of {:?}", shape.kernel, shape.grid)));
+    }
+    let launch = Launch {
+        kernel: shape.kernel,
+        grid,
+        threads: shape.threads,
+        shared_bytes: shape.shared_bytes,
+        arguments: bytemuck::bytes_of(arguments),
+    };
+    // SAFETY: arguments are made in the files beside this one alone: the structure is the kernel's, its addresses are those of arrays
+    // that are borrowed until the launch is queued (memory is given back in the order of launches) and that hold, by the checks
+    // before, what the kernel reads and writes, given indices in range as the module says.
+    unsafe { device.driver().launch(&launch) }
+}
+
+/// Refuses an array that is shorter than an operation needs.
+fn need<T: Pod>(what: &str, array: &Array<T>, len: usize) -> Result<()> {
+    if array.len() < len {
+        return Err(Error::internal(format!("{what}: an array of {}, expected at least {len}", array.len())));
+    }
+    Ok(())
+}
+
+/// Blocks that share out `count` things, `each` at a time, over so many rows of a grid.
+fn parts(count: usize, each: usize, rows: usize) -> usize {
+    count.div_ceil(each.max(1)).clamp(1, (BLOCKS_ENOUGH / rows.max(1)).max(1))
+}
+
+/// The address of an array that may be missing.
+fn address_of<T: Pod>(array: Option<&Array<T>>) -> u64 {
+    array.map_or(0, Array::address)
+}

@@ -1,0 +1,427 @@
+//! Int8 scans and the candidates that they collect.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Shape, address_of, launch, need, parts};
+use crate::device::cuda::memory::{Array, Device};
+use crate::error::{Error, Result};
+
+/// Bins of scores by which a running threshold is found.
+const BINS: usize = 2048;
+/// Threads of a block of the scans, and words of a list that it looks at together.
+const THREADS: usize = 256;
+const CHUNK_WORDS: usize = 256;
+/// Queries that tensor cores score together.
+const TILE_QUERIES: usize = 16;
+
+/// A query's scale and corrections, as kernels read them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct QueryHead {
+    /// What one is worth in the low row.
+    pub scale: f32,
+    /// 128 times the sum of the high row, and of the low row.
+    pub corrections: [i32; 2],
+    bins_per_score: f32,
+}
+
+/// Blocked int8 rows of all lists.
+#[derive(Debug)]
+pub struct BlockLists {
+    /// `[blocks, G, 16, 4]`
+    pub codes: Array<u8>,
+    /// `[slots]`
+    pub scales: Array<f32>,
+    /// First slots, `[lists + 1]`
+    pub offsets: Array<u32>,
+    /// Items, `[lists]`
+    pub lengths: Array<u32>,
+    /// Groups of 4 dimensions, G.
+    pub groups: usize,
+    /// Items of the longest list.
+    pub longest: usize,
+}
+
+/// Queries that are searched together, and the candidates that they collect.
+#[derive(Debug)]
+pub struct Collection {
+    queries: usize,
+    room: usize,
+    groups: usize,
+    raise_every: u32,
+    /// Codes of the queries, `[queries, 2, G]` words.
+    pub codes: Array<u32>,
+    /// `[queries]`
+    pub heads: Array<QueryHead>,
+    /// Ordered scores of candidates, `[queries, room]`.
+    pub keys: Array<u32>,
+    /// Their slots.
+    pub slots: Array<u32>,
+    /// How many, `[queries]`.
+    pub counts: Array<u32>,
+    /// How many will be selected, `[queries]`.
+    pub wanted: Array<u32>,
+    /// Items that were scored, `[queries]`.
+    pub survivors: Array<u32>,
+    histogram: Array<u32>,
+    bars: Array<u32>,
+    excluded: Array<u32>,
+    excluded_starts: Array<u32>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub(super) struct CandidatesArgs {
+    rows: u64,
+    heads: u64,
+    keys: u64,
+    slots: u64,
+    counts: u64,
+    histogram: u64,
+    bars: u64,
+    wanted: u64,
+    excluded: u64,
+    excluded_starts: u64,
+    survivors: u64,
+    room: u32,
+    groups: u32,
+    raise_every: u32,
+    unused: u32,
+}
+
+impl Collection {
+    /// Room for `room` candidates of each query, of which `wanted[q]` will be selected. `excluded[q]` are slots, ascending, that are
+    /// none.
+    ///
+    /// # Errors
+    /// As [`Device::copy`].
+    pub fn new(
+        device: &Device,
+        dimension: usize,
+        room: usize,
+        wanted: &[u32],
+        excluded: &[&[u32]],
+    ) -> Result<Collection> {
+        let (queries, groups) = (wanted.len(), dimension.div_ceil(4));
+        if excluded.len() != queries || room > u32::MAX as usize {
+            return Err(Error::internal(format!("{queries} queries, {} excluded, room for {room}", excluded.len())));
+        }
+        let mut starts = vec![0u32];
+        starts.extend(excluded.iter().scan(0, |end, slots| {
+            *end += slots.len() as u32;
+            Some(*end)
+        }));
+        // Where little is wanted a bar soon pays; raising it costs about as much as keeping a hundred candidates.
+        let raise_every = wanted.iter().copied().max().unwrap_or(0).max(512);
+        Ok(Collection {
+            queries,
+            room,
+            groups,
+            raise_every,
+            codes: device.room(queries * 2 * groups)?,
+            heads: device.room(queries)?,
+            keys: device.room(queries * room)?,
+            slots: device.room(queries * room)?,
+            counts: device.zeros(queries)?,
+            wanted: device.copy(wanted)?,
+            survivors: device.zeros(queries)?,
+            histogram: device.zeros(queries * BINS)?,
+            bars: device.zeros(queries)?,
+            excluded: device.copy(&excluded.concat())?,
+            excluded_starts: device.copy(&starts)?,
+        })
+    }
+
+    /// How many queries.
+    pub fn queries(&self) -> usize {
+        self.queries
+    }
+
+    /// Candidates of a query at most.
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Bytes that a collection takes for each query, beside its candidates.
+    pub fn bytes_a_query(dimension: usize) -> usize {
+        BINS * 4 + dimension.div_ceil(4) * 8 + 64
+    }
+
+    pub(super) fn arguments(&self) -> CandidatesArgs {
+        CandidatesArgs {
+            rows: self.codes.address(),
+            heads: self.heads.address(),
+            keys: self.keys.address(),
+            slots: self.slots.address(),
+            counts: self.counts.address(),
+            histogram: self.histogram.address(),
+            bars: self.bars.address(),
+            wanted: self.wanted.address(),
+            excluded: self.excluded.address(),
+            excluded_starts: self.excluded_starts.address(),
+            survivors: self.survivors.address(),
+            room: self.room as u32,
+            groups: self.groups as u32,
+            raise_every: self.raise_every,
+            unused: 0,
+        }
+    }
+
+    /// Writes the codes of the queries `[queries, dimension]`. `norm_max` is the largest norm of an item.
+    ///
+    /// # Errors
+    /// `Internal` for arrays of other lengths, or where the launch fails.
+    pub fn quantize(&self, device: &Device, vectors: &Array<f32>, dimension: usize, norm_max: f32) -> Result<()> {
+        #[repr(C)]
+        #[derive(Clone, Copy, Pod, Zeroable)]
+        struct QuantizeArgs {
+            vectors: u64,
+            rows: u64,
+            heads: u64,
+            dimension: u32,
+            groups: u32,
+            norm_max: f32,
+            unused: u32,
+        }
+        need("vectors", vectors, self.queries * dimension)?;
+        need("codes of queries", &self.codes, self.queries * 2 * dimension.div_ceil(4))?;
+        let arguments = QuantizeArgs {
+            vectors: vectors.address(),
+            rows: self.codes.address(),
+            heads: self.heads.address(),
+            dimension: dimension as u32,
+            groups: self.groups as u32,
+            norm_max,
+            unused: 0,
+        };
+        let shape = Shape { kernel: "quantize_queries", grid: [self.queries, 1, 1], threads: 128, shared_bytes: 0 };
+        launch(device, &shape, &arguments)
+    }
+}
+
+/// The centroids of an index as blocks, a list a slot.
+#[derive(Debug)]
+pub struct Centroids {
+    /// `[ceil(lists / 16), G, 16, 4]`
+    pub codes: Array<u8>,
+    /// `[lists]`, and up to 16 more
+    pub scales: Array<f32>,
+    /// What is taken off each list's score, `[lists]`.
+    pub penalties: Option<Array<f32>>,
+    /// Lists, C.
+    pub lists: usize,
+}
+
+impl Centroids {
+    /// Writes the ordered score of every list for every query, `[queries, lists]`.
+    ///
+    /// # Errors
+    /// As [`Collection::quantize`].
+    pub fn score(&self, device: &Device, queries: &Collection, keys: &Array<u32>) -> Result<()> {
+        #[repr(C)]
+        #[derive(Clone, Copy, Pod, Zeroable)]
+        struct CentroidArgs {
+            codes: u64,
+            scales: u64,
+            penalties: u64,
+            rows: u64,
+            heads: u64,
+            keys: u64,
+            lists: u32,
+            groups: u32,
+        }
+        let (count, blocks) = (queries.queries, self.lists.div_ceil(16));
+        need("list scores", keys, count * self.lists)?;
+        need("centroid codes", &self.codes, blocks * queries.groups * 64)?;
+        need("centroid scales", &self.scales, self.lists)?;
+        if let Some(penalties) = &self.penalties {
+            need("penalties", penalties, self.lists)?;
+        }
+        let arguments = CentroidArgs {
+            codes: self.codes.address(),
+            scales: self.scales.address(),
+            penalties: address_of(self.penalties.as_ref()),
+            rows: queries.codes.address(),
+            heads: queries.heads.address(),
+            keys: keys.address(),
+            lists: self.lists as u32,
+            groups: queries.groups as u32,
+        };
+        let grid = [parts(blocks, THREADS / 32, count), count, 1];
+        let shape = Shape { kernel: "score_lists", grid, threads: THREADS as u32, shared_bytes: 8 * queries.groups };
+        launch(device, &shape, &arguments)
+    }
+}
+
+/// Lists that each query scans: `order[q, ..counts[q]]`.
+#[derive(Debug)]
+pub struct Order<'a> {
+    /// `[queries, stride]`
+    pub order: &'a Array<u32>,
+    /// `[queries]`
+    pub counts: &'a Array<u32>,
+    /// Lists of a query at most.
+    pub stride: usize,
+}
+
+/// Eligible items of each query.
+#[derive(Debug)]
+pub struct Eligible<'a> {
+    /// The address of each query's words, `[queries]`.
+    pub words: &'a Array<u64>,
+    /// The first word of each list, `[lists + 1]`.
+    pub firsts: &'a Array<u32>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ListsArgs {
+    codes: u64,
+    scales: u64,
+    offsets: u64,
+    lengths: u64,
+}
+
+impl BlockLists {
+    fn arguments(&self) -> ListsArgs {
+        ListsArgs {
+            codes: self.codes.address(),
+            scales: self.scales.address(),
+            offsets: self.offsets.address(),
+            lengths: self.lengths.address(),
+        }
+    }
+
+    /// Lists, C.
+    pub fn lists(&self) -> usize {
+        self.lengths.len()
+    }
+
+    fn check(&self, to: &Collection) -> Result<()> {
+        need("list offsets", &self.offsets, self.lists() + 1)?;
+        need("codes", &self.codes, self.scales.len() / 16 * self.groups * 64)?;
+        if to.groups != self.groups {
+            return Err(Error::internal(format!("queries of {} groups, items of {}", to.groups, self.groups)));
+        }
+        Ok(())
+    }
+
+    /// Scans the lists of each query by itself; where words are given, the eligible items of these lists.
+    ///
+    /// # Errors
+    /// As [`Collection::quantize`].
+    pub fn scan(
+        &self,
+        device: &Device,
+        to: &Collection,
+        order: &Order<'_>,
+        eligible: Option<&Eligible<'_>>,
+    ) -> Result<()> {
+        #[repr(C)]
+        #[derive(Clone, Copy, Pod, Zeroable)]
+        struct ScanArgs {
+            lists: ListsArgs,
+            to: CandidatesArgs,
+            order: u64,
+            counts: u64,
+            words: u64,
+            firsts: u64,
+            stride: u32,
+            unused: u32,
+        }
+        self.check(to)?;
+        need("lists of queries", order.order, to.queries * order.stride)?;
+        need("list counts", order.counts, to.queries)?;
+        if let Some(eligible) = eligible {
+            need("words of queries", eligible.words, to.queries)?;
+            need("first words", eligible.firsts, self.lists() + 1)?;
+        }
+        let arguments = ScanArgs {
+            lists: self.arguments(),
+            to: to.arguments(),
+            order: order.order.address(),
+            counts: order.counts.address(),
+            words: eligible.map_or(0, |e| e.words.address()),
+            firsts: eligible.map_or(0, |e| e.firsts.address()),
+            stride: order.stride as u32,
+            unused: 0,
+        };
+        let grid = [parts(order.stride, 1, to.queries), to.queries, 1];
+        let shared_bytes = 4 * (4 * CHUNK_WORDS + 4 + 2 * self.groups);
+        launch(device, &Shape { kernel: "scan_lists", grid, threads: THREADS as u32, shared_bytes }, &arguments)
+    }
+
+    /// Scans all items of each list for all queries that ask for it, by tensor cores.
+    ///
+    /// # Errors
+    /// As [`Collection::quantize`].
+    pub fn scan_shared(&self, device: &Device, to: &Collection, order: &Order<'_>) -> Result<()> {
+        #[repr(C)]
+        #[derive(Clone, Copy, Pod, Zeroable)]
+        struct SharedScanArgs {
+            lists: ListsArgs,
+            to: CandidatesArgs,
+            starts: u64,
+            askers: u64,
+            list_count: u32,
+            unused: u32,
+        }
+        self.check(to)?;
+        let (starts, askers) = self.invert(device, to, order)?;
+        let arguments = SharedScanArgs {
+            lists: self.arguments(),
+            to: to.arguments(),
+            starts: starts.address(),
+            askers: askers.address(),
+            list_count: self.lists() as u32,
+            unused: 0,
+        };
+        let row_words = self.groups.next_multiple_of(8) + 4;
+        let shape = Shape {
+            kernel: "scan_shared",
+            grid: [parts(self.lists(), 1, 1), 1, 1],
+            threads: THREADS as u32,
+            shared_bytes: 4 * TILE_QUERIES * 2 * row_words,
+        };
+        launch(device, &shape, &arguments)
+    }
+
+    /// The queries of each list: where they start, and they.
+    fn invert(&self, device: &Device, to: &Collection, order: &Order<'_>) -> Result<(Array<u32>, Array<u32>)> {
+        #[repr(C)]
+        #[derive(Clone, Copy, Pod, Zeroable)]
+        struct InvertArgs {
+            order: u64,
+            counts: u64,
+            starts: u64,
+            filled: u64,
+            askers: u64,
+            queries: u32,
+            stride: u32,
+            lists: u32,
+            unused: u32,
+        }
+        need("lists of queries", order.order, to.queries * order.stride)?;
+        need("list counts", order.counts, to.queries)?;
+        let starts = device.zeros(self.lists() + 1)?;
+        let filled = device.zeros::<u32>(self.lists())?;
+        let askers = device.room(to.queries * order.stride)?;
+        let arguments = InvertArgs {
+            order: order.order.address(),
+            counts: order.counts.address(),
+            starts: starts.address(),
+            filled: filled.address(),
+            askers: askers.address(),
+            queries: to.queries as u32,
+            stride: order.stride as u32,
+            lists: self.lists() as u32,
+            unused: 0,
+        };
+        let shape =
+            |kernel, blocks, threads, shared_bytes| Shape { kernel, grid: [blocks, 1, 1], threads, shared_bytes };
+        launch(device, &shape("count_askers", to.queries, 256, 0), &arguments)?;
+        launch(device, &shape("start_askers", 1, 1024, 4 * 32), &arguments)?;
+        launch(device, &shape("place_askers", to.queries, 256, 0), &arguments)?;
+        Ok((starts, askers))
+    }
+}

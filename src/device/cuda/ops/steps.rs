@@ -1,0 +1,307 @@
+//! The steps of dense programs.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Shape, address_of, launch, parts};
+use crate::device::cpu::dense::{Binary, Fold, PARTS_MAX, Unary};
+use crate::device::cuda::memory::{Array, Device};
+use crate::error::{Error, Result};
+
+/// Side of a tile of a product.
+const TILE: usize = 64;
+const DEPTH: usize = 16;
+
+/// Numbers of a step, as kernels read them: number `[request, row, outer, inner]` is so many times each of these after the first.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct NumbersAt {
+    /// Address of the first f32; 0 for none.
+    pub address: u64,
+    /// From a request to the next; 0 where all share them.
+    pub request: u64,
+    /// From a row to the next.
+    pub row: u32,
+    /// From a run to the next.
+    pub outer: u32,
+    /// 1, or 0 where a run is one number.
+    pub inner: u32,
+    unused: u32,
+}
+
+impl NumbersAt {
+    /// Numbers of an array from `offset` on.
+    pub fn of(array: &Array<f32>, offset: usize, request: usize, row: usize) -> Self {
+        let address = array.address() + 4 * offset as u64;
+        NumbersAt { address, request: request as u64, row: row as u32, outer: 0, inner: 1, unused: 0 }
+    }
+
+    /// The same in runs.
+    pub fn runs(self, outer: usize, inner: usize) -> Self {
+        NumbersAt { outer: outer as u32, inner: inner as u32, ..self }
+    }
+}
+
+/// Rows of several requests, `counts[r]` of request `r`.
+#[derive(Clone, Copy, Debug)]
+pub struct RowsOf<'a> {
+    /// `[requests]`
+    pub counts: &'a Array<u32>,
+    /// Rows of a request at most.
+    pub most: usize,
+}
+
+impl RowsOf<'_> {
+    fn requests(&self) -> usize {
+        self.counts.len()
+    }
+}
+
+/// A factor of a product, as kernels read it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct FactorAt {
+    /// Rows of `depth` numbers.
+    pub rows: NumbersAt,
+    /// `[depth, columns]` in panels of 32 columns.
+    pub matrix: NumbersAt,
+    /// Numbers of a row.
+    pub depth: u32,
+    /// From a row of the matrix to the next.
+    pub row_stride: u32,
+    /// From a panel to the next.
+    pub panel_stride: u32,
+    unused: u32,
+}
+
+impl FactorAt {
+    /// A factor.
+    pub fn new(rows: NumbersAt, matrix: NumbersAt, depth: usize, strides: (usize, usize)) -> Self {
+        let (row_stride, panel_stride) = (strides.0 as u32, strides.1 as u32);
+        FactorAt { rows, matrix, depth: depth as u32, row_stride, panel_stride, unused: 0 }
+    }
+}
+
+/// What a product does to its sums.
+#[derive(Clone, Copy, Debug)]
+pub struct ProductTo {
+    /// Added to each row; none at address 0.
+    pub bias: NumbersAt,
+    /// Where rows go, `runs` of `columns` each side by side.
+    pub out: NumbersAt,
+    /// Rows of each part in a row.
+    pub runs: usize,
+    /// Columns.
+    pub columns: usize,
+    /// Whether what is negative becomes 0.
+    pub relu: bool,
+}
+
+/// Rows times matrices, summed.
+///
+/// # Errors
+/// `Internal` for more parts than a product has, or where the launch fails.
+pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &ProductTo) -> Result<()> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct ProductOfArgs {
+        parts: [FactorAt; PARTS_MAX],
+        bias: NumbersAt,
+        out: NumbersAt,
+        counts: u64,
+        part_count: u32,
+        runs: u32,
+        columns: u32,
+        is_rectified: u32,
+    }
+    if parts.len() > PARTS_MAX {
+        return Err(Error::internal(format!("a product of {} parts, expected at most {PARTS_MAX}", parts.len())));
+    }
+    let mut all = [FactorAt::default(); PARTS_MAX];
+    all[..parts.len()].copy_from_slice(parts);
+    let arguments = ProductOfArgs {
+        parts: all,
+        bias: to.bias,
+        out: to.out,
+        counts: rows.counts.address(),
+        part_count: parts.len() as u32,
+        runs: to.runs as u32,
+        columns: to.columns as u32,
+        is_rectified: u32::from(to.relu),
+    };
+    let shape = Shape {
+        kernel: "product_of",
+        grid: [to.columns.div_ceil(TILE), (rows.most * to.runs).div_ceil(TILE), rows.requests()],
+        threads: 256,
+        shared_bytes: 4 * DEPTH * (2 * TILE + 4),
+    };
+    launch(device, &shape, &arguments)
+}
+
+/// Matrices of rows: `[m, k]` at each of `left`, `[k, n]` at each of `right`.
+#[derive(Clone, Copy, Debug)]
+pub struct MatricesAt<'a> {
+    /// The left ones, and where each starts.
+    pub left: (NumbersAt, &'a Array<u32>),
+    /// The right ones.
+    pub right: (NumbersAt, &'a Array<u32>),
+    /// `m`, `k` and `n`.
+    pub shape: [usize; 3],
+}
+
+/// Products of matrices that differ from row to row.
+///
+/// # Errors
+/// As [`product`].
+pub fn matrices(device: &Device, rows: RowsOf<'_>, of: &MatricesAt<'_>, out: NumbersAt) -> Result<()> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct MatricesArgs {
+        left: NumbersAt,
+        right: NumbersAt,
+        out: NumbersAt,
+        left_at: u64,
+        right_at: u64,
+        counts: u64,
+        batch: u32,
+        m: u32,
+        k: u32,
+        n: u32,
+    }
+    let ([m, k, n], batch) = (of.shape, of.left.1.len());
+    let arguments = MatricesArgs {
+        left: of.left.0,
+        right: of.right.0,
+        out,
+        left_at: of.left.1.address(),
+        right_at: of.right.1.address(),
+        counts: rows.counts.address(),
+        batch: batch as u32,
+        m: m as u32,
+        k: k as u32,
+        n: n as u32,
+    };
+    let grid = [parts(rows.most * batch * m * n, 256, rows.requests()), rows.requests(), 1];
+    launch(device, &Shape { kernel: "product_of_matrices", grid, threads: 256, shared_bytes: 0 }, &arguments)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct MapArgs {
+    first: NumbersAt,
+    second: NumbersAt,
+    out: NumbersAt,
+    counts: u64,
+    function: u32,
+    outer: u32,
+    inner: u32,
+    unused: u32,
+}
+
+/// Runs of numbers of a row.
+#[derive(Clone, Copy, Debug)]
+pub struct Runs {
+    /// How many.
+    pub outer: usize,
+    /// Numbers of each.
+    pub inner: usize,
+}
+
+fn map(
+    device: &Device,
+    rows: RowsOf<'_>,
+    kernel: &'static str,
+    runs: Runs,
+    [first, second, out]: [NumbersAt; 3],
+    function: u32,
+) -> Result<()> {
+    let Runs { outer, inner } = runs;
+    let (outer, inner) = (outer as u32, inner as u32);
+    let arguments = MapArgs { first, second, out, counts: rows.counts.address(), function, outer, inner, unused: 0 };
+    let each = if kernel == "fold_runs" { 8 } else { 256 };
+    let count = rows.most * runs.outer * if kernel == "fold_runs" { 1 } else { runs.inner };
+    let grid = [parts(count, each, rows.requests()), rows.requests(), 1];
+    launch(device, &Shape { kernel, grid, threads: 256, shared_bytes: 0 }, &arguments)
+}
+
+/// What each number becomes.
+///
+/// # Errors
+/// As [`product`].
+pub fn map1(device: &Device, rows: RowsOf<'_>, f: Unary, runs: Runs, a: NumbersAt, out: NumbersAt) -> Result<()> {
+    map(device, rows, "map_one", runs, [a, NumbersAt::default(), out], f as u32)
+}
+
+/// What each pair becomes.
+///
+/// # Errors
+/// As [`product`].
+pub fn map2(
+    device: &Device,
+    rows: RowsOf<'_>,
+    f: Binary,
+    runs: Runs,
+    [a, b]: [NumbersAt; 2],
+    out: NumbersAt,
+) -> Result<()> {
+    map(device, rows, "map_two", runs, [a, b, out], f as u32)
+}
+
+/// Folds each run to one number.
+///
+/// # Errors
+/// As [`product`].
+pub fn fold(device: &Device, rows: RowsOf<'_>, f: Fold, runs: Runs, a: NumbersAt, out: NumbersAt) -> Result<()> {
+    map(device, rows, "fold_runs", runs, [a, NumbersAt::default(), out], f as u32)
+}
+
+/// Where picked numbers come to lie: runs of `count`, `stride` apart, from number `first` on.
+#[derive(Clone, Copy, Debug)]
+pub struct Placing {
+    /// Runs.
+    pub runs: usize,
+    /// Numbers of each.
+    pub count: usize,
+    /// From a run to the next.
+    pub stride: usize,
+    /// The first number.
+    pub first: usize,
+}
+
+/// Copies numbers of each row: number `n` is number `index[n]`, or as they lie.
+///
+/// # Errors
+/// As [`product`].
+pub fn pick(
+    device: &Device,
+    rows: RowsOf<'_>,
+    from: NumbersAt,
+    index: Option<&Array<u32>>,
+    placing: Placing,
+    out: NumbersAt,
+) -> Result<()> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct PickArgs {
+        from: NumbersAt,
+        out: NumbersAt,
+        index: u64,
+        counts: u64,
+        runs: u32,
+        count: u32,
+        stride: u32,
+        first: u32,
+    }
+    let Placing { runs, count, stride, first } = placing;
+    let arguments = PickArgs {
+        from,
+        out,
+        index: address_of(index),
+        counts: rows.counts.address(),
+        runs: runs as u32,
+        count: count as u32,
+        stride: stride as u32,
+        first: first as u32,
+    };
+    let grid = [parts(rows.most * runs * count, 256, rows.requests()), rows.requests(), 1];
+    launch(device, &Shape { kernel: "pick", grid, threads: 256, shared_bytes: 0 }, &arguments)
+}

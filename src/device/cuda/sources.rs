@@ -1,0 +1,84 @@
+//! The kernels' texts, as NVRTC compiles them.
+
+/// A file of kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// Its name.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+macro_rules! source {
+    ($name:literal) => {
+        Source { name: $name, text: include_str!(concat!("kernels/", $name)) }
+    };
+}
+
+/// Files that are compiled, each by itself.
+pub const KERNELS: [Source; 7] = [
+    source!("scan.cu"),
+    source!("topk.cu"),
+    source!("pool.cu"),
+    source!("filter.cu"),
+    source!("rows.cu"),
+    source!("dense.cu"),
+    source!("value.cu"),
+];
+
+/// Files that these include.
+pub const HEADERS: [Source; 2] = [source!("platform.cuh"), source!("scan.cuh")];
+
+impl Source {
+    /// The kernels that it defines.
+    pub fn kernels(&self) -> impl Iterator<Item = &'static str> {
+        let named = |line: &'static str| line.strip_prefix("KERNEL(")?.split(", ").nth(1);
+        self.text.lines().filter_map(named)
+    }
+}
+
+/// A file with what it includes in its place.
+pub fn whole(source: &Source) -> String {
+    let mut included = Vec::new();
+    with_headers(source.text, &mut included)
+}
+
+fn with_headers(text: &'static str, included: &mut Vec<&'static str>) -> String {
+    let mut whole = String::with_capacity(2 * text.len());
+    for line in text.lines().filter(|line| *line != "#pragma once") {
+        let named = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"'));
+        match HEADERS.iter().find(|header| Some(header.name) == named) {
+            Some(header) if included.contains(&header.name) => {}
+            Some(header) => {
+                included.push(header.name);
+                whole.push_str(&with_headers(header.text, included));
+            }
+            None => {
+                whole.push_str(line);
+                whole.push('\n');
+            }
+        }
+    }
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_whole_and_name_their_kernels() {
+        let mut all = Vec::new();
+        for source in &KERNELS {
+            let text = whole(source);
+            assert_eq!(text.matches("#define EVERY_LANE").count(), 1, "{}", source.name);
+            assert!(!text.contains("#include \"scan.cuh\"") && !text.contains("#include \"platform.cuh\""));
+            all.extend(source.kernels());
+        }
+        assert!(all.len() >= 30 && all.contains(&"scan_lists") && all.contains(&"pool_int4"), "{all:?}");
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count, "two kernels of one name");
+    }
+}

@@ -1,0 +1,174 @@
+//! The pass itself: embed, group, search, rerank, and the CPU for what is left.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use super::embedded::Embedded;
+use super::groups::Group;
+use super::resident::{Resident, Residents};
+use super::{rerank, search};
+use crate::device::cuda::ops::steps::{self, NumbersAt, Placing, RowsOf};
+use crate::error::{Error, Result};
+use crate::limits::COMPONENT_MAX;
+use crate::pass::batch::{Batch, Pass};
+use crate::pass::cpu::{self, Cpu};
+use crate::pass::embed;
+use crate::pass::scratch::Scratch;
+use crate::pass::work::{Prepared, Query, Task};
+use crate::request::{Answer, Content};
+use crate::tower::{FeatureRow, Threads};
+
+/// The pass on a device, with a pass on the CPU for what the device does not do.
+pub struct Cuda {
+    residents: Arc<Residents>,
+    cpu: Cpu,
+    threads: Threads,
+    scratch: Scratch,
+}
+
+impl Cuda {
+    /// A pass over what `residents` hold; graphs that run on the host take `threads`.
+    pub fn new(residents: Arc<Residents>, threads: Threads) -> Self {
+        Cuda { residents, cpu: Cpu::new(threads.clone()), threads, scratch: Scratch::default() }
+    }
+}
+
+impl Pass for Cuda {
+    fn run(&mut self, batch: &dyn Batch) {
+        let left = Left { batch, answered: (0..batch.len()).map(|_| AtomicBool::new(false)).collect() };
+        if let Err(e) = self.run_here(&left) {
+            tracing::debug!(reason = %e, "the CPU answers");
+            metrics::counter!("sterling_device_fallbacks_total", "kind" => e.kind().name()).increment(1);
+            self.cpu.run(&left);
+        }
+    }
+
+    fn rest(&mut self) {
+        self.cpu.rest();
+    }
+}
+
+impl Cuda {
+    fn run_here(&mut self, batch: &dyn Batch) -> Result<()> {
+        let wanted: Vec<usize> = (0..batch.len()).filter(|&place| batch.is_wanted(place)).collect();
+        let Some(&first) = wanted.first() else { return Ok(()) };
+        let view = batch.prepared(first).view();
+        if !view.is_bare() {
+            return Err(Error::unsupported("items beside the snapshot are searched on the CPU"));
+        }
+        let residents = self.residents.clone();
+        let (resident, device) = (residents.get(view.main())?, residents.device());
+        let start = Instant::now();
+        let embedded = self.embed(batch, &wanted, &resident)?;
+        let wrong = self.answer_embeddings(batch, &embedded)?;
+        let ranked = |n: &usize| !wrong[*n] && !matches!(embedded.requests[*n].1.task, Task::Embed);
+        let ranked: Vec<usize> = (0..embedded.requests.len()).filter(ranked).collect();
+        let snapshot = view.main();
+        let mut groups = Group::all(snapshot, &resident, &embedded, ranked, residents.budget_bytes());
+        groups.sort_by_key(|group| std::cmp::Reverse(group.requests.len()));
+        for group in groups {
+            let late = |n: &usize| batch.deadline(embedded.requests[*n].0).is_some_and(|by| Instant::now() >= by);
+            let (late, group) = group.split(late);
+            for n in late {
+                batch.answer(embedded.requests[n].0, Err(cpu::late("probe")));
+            }
+            if !group.requests.is_empty() {
+                let found = search::search(device, (snapshot, &resident), &embedded, &group)?;
+                rerank::answer(device, (view, &resident), batch, &embedded, (&group, found, start))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Steps 1 and 2.
+    fn embed<'a>(&mut self, batch: &'a dyn Batch, wanted: &[usize], resident: &Resident) -> Result<Embedded<'a>> {
+        let residents = self.residents.clone();
+        let device = residents.device();
+        let is_fetched =
+            |place: &usize| matches!(batch.prepared(*place).query, Query::Features { fetched: Some(_), .. });
+        let view = batch.prepared(wanted[0]).view();
+        match (&resident.tower, &view.main().package.user) {
+            (Some(copied), Some(tower)) if !wanted.iter().any(is_fetched) => {
+                let of = |place: &usize| (*place, batch.prepared(*place));
+                let (towered, given): (Vec<_>, Vec<_>) =
+                    wanted.iter().map(of).partition(|(_, p)| matches!(p.query, Query::Features { .. }));
+                let rows: Vec<&FeatureRow> = towered.iter().filter_map(|(_, p)| p.features()).collect();
+                let dimension = resident.index.dimension();
+                let vectors = device.room((towered.len() + given.len()) * dimension)?;
+                if !rows.is_empty() {
+                    let made = copied.run(device, tower, &rows)?;
+                    let counts = device.copy(&[rows.len() as u32])?;
+                    let of = RowsOf { counts: &counts, most: rows.len() };
+                    let placing = Placing { runs: 1, count: dimension, stride: 0, first: 0 };
+                    let from = NumbersAt::of(&made.numbers, 0, 0, made.stride);
+                    steps::pick(device, of, from, None, placing, NumbersAt::of(&vectors, 0, 0, dimension))?;
+                }
+                for (n, (_, prepared)) in given.iter().enumerate() {
+                    if let Query::Vector(vector) = &prepared.query {
+                        vectors.write_at((rows.len() + n) * dimension, vector)?;
+                    }
+                }
+                let requests: Vec<_> = towered.into_iter().chain(given).collect();
+                Ok(Embedded { degraded_rows: vec![0; requests.len()], requests, vectors })
+            }
+            _ => {
+                let asked = embed::embed(batch, view, wanted, &self.threads, &mut self.scratch.graphs);
+                let vectors: Vec<f32> = asked.iter().flat_map(|asked| asked.vector.iter().copied()).collect();
+                Ok(Embedded {
+                    requests: asked.iter().map(|asked| (asked.place, asked.prepared)).collect(),
+                    vectors: device.copy(&vectors)?,
+                    degraded_rows: asked.iter().map(|asked| asked.degraded_rows).collect(),
+                })
+            }
+        }
+    }
+
+    /// Answers requests that ask for their embedding, and those whose tower made none; tells which these are.
+    fn answer_embeddings(&self, batch: &dyn Batch, embedded: &Embedded<'_>) -> Result<Vec<bool>> {
+        let count = embedded.requests.len();
+        let dimension = embedded.vectors.len() / count.max(1);
+        let vectors = embedded.vectors.to_vec()?;
+        let mut wrong = vec![false; count];
+        for (n, &(place, prepared)) in embedded.requests.iter().enumerate() {
+            let vector = &vectors[n * dimension..(n + 1) * dimension];
+            wrong[n] = !vector.iter().all(|x| x.abs() <= COMPONENT_MAX);
+            if wrong[n] {
+                batch.answer(place, Err(Error::internal(embed::NOT_FINITE)));
+            } else if matches!(prepared.task, Task::Embed) {
+                let (content, degraded_rows) = (Content::Embedding(vector.to_vec()), embedded.degraded_rows[n]);
+                batch.answer(place, Ok(Answer { content, degraded_rows, explain: None }));
+            }
+        }
+        Ok(wrong)
+    }
+}
+
+/// The requests of a batch that have no answer yet.
+struct Left<'a> {
+    batch: &'a dyn Batch,
+    answered: Vec<AtomicBool>,
+}
+
+impl Batch for Left<'_> {
+    fn len(&self) -> usize {
+        self.batch.len()
+    }
+
+    fn prepared(&self, n: usize) -> &Prepared {
+        self.batch.prepared(n)
+    }
+
+    fn deadline(&self, n: usize) -> Option<Instant> {
+        self.batch.deadline(n)
+    }
+
+    fn is_wanted(&self, n: usize) -> bool {
+        !self.answered[n].load(Ordering::Relaxed) && self.batch.is_wanted(n)
+    }
+
+    fn answer(&self, n: usize, answer: Result<Answer>) {
+        self.answered[n].store(true, Ordering::Relaxed);
+        self.batch.answer(n, answer);
+    }
+}

@@ -1,0 +1,165 @@
+//! Steps 9 to 11 for a group, and its answers.
+
+use std::time::Instant;
+
+use super::embedded::Embedded;
+use super::groups::{Group, search_of};
+use super::resident::Resident;
+use super::search::Found;
+use crate::device::cuda::ops::rows::SlotRows;
+use crate::device::cuda::ops::steps::RowsOf;
+use crate::device::cuda::ops::top::{self, Scored, Ties};
+use crate::device::cuda::ops::worth::{Rated, tell};
+use crate::device::cuda::{Array, Device};
+use crate::error::{Error, Result};
+use crate::pass::batch::Batch;
+use crate::pass::cpu::route_of;
+use crate::pass::trace::Step;
+use crate::pass::work::{Prepared, Task};
+use crate::request::{Answer, Content, Explain, Ranked};
+use crate::topk::unkey;
+use crate::units::Slot;
+use crate::view::View;
+
+/// What came back from the device for a group.
+struct Columns {
+    stride: usize,
+    tasks: usize,
+    counts: Vec<u32>,
+    slots: Vec<u32>,
+    values: Vec<u32>,
+    similarities: Vec<u32>,
+    /// `[requests, stride, T]`
+    task_scores: Vec<f32>,
+    bad: Vec<u32>,
+    /// Candidates, lists, items and survivors of each request.
+    looked_at: Vec<[u64; 4]>,
+}
+
+/// Reranks what a group found and answers its requests.
+pub(super) fn answer(
+    device: &Device,
+    (view, resident): (&View, &Resident),
+    batch: &dyn Batch,
+    embedded: &Embedded<'_>,
+    (group, found, start): (&Group, Found, Instant),
+) -> Result<()> {
+    let of = |n: &usize| embedded.requests[*n];
+    let requests: Vec<(usize, &Prepared)> = group.requests.iter().map(of).collect();
+    let columns = rerank(device, resident, &requests, found)?;
+    let took = start.elapsed();
+    for (n, ((place, prepared), &request)) in requests.iter().zip(&group.requests).enumerate() {
+        if columns.bad[n] != 0 {
+            batch.answer(*place, Err(Error::internal("overarch.onnx: `logits` holds NaN")));
+            continue;
+        }
+        let ranked = columns.ranked(n, view, &prepared.task);
+        let mut trace = prepared.trace.clone();
+        let (items, bytes) = (columns.looked_at[n][2], 0);
+        trace.add([Step { name: "device", took, items, bytes }]);
+        let explain = prepared.reading.explain.then(|| Explain {
+            steps: trace.reports(),
+            kernel: device.kind(),
+            ..columns.explain(n, prepared, &ranked)
+        });
+        let degraded_rows = embedded.degraded_rows[request];
+        batch.answer(*place, Ok(Answer { content: Content::Items(ranked), degraded_rows, explain }));
+    }
+    Ok(())
+}
+
+fn rerank(device: &Device, resident: &Resident, requests: &[(usize, &Prepared)], found: Found) -> Result<Columns> {
+    let Found { vectors, best, counters } = found;
+    let (count, stride) = (requests.len(), best.stride);
+    let of = SlotRows { slots: &best.slots, counts: &best.counts, stride };
+    let logits = match &resident.reranker {
+        Some(reranker) if stride > 0 => {
+            let given = reranker.program.given(device, count, stride)?;
+            let out = (&given.numbers, given.stride);
+            resident.index.rows().gather(device, &of, Some(&reranker.columns), out)?;
+            let rows = RowsOf { counts: &best.counts, most: stride };
+            Some(reranker.program.run(device, rows, &[&vectors], given)?)
+        }
+        _ => None,
+    };
+    let constants: Vec<f32> = requests.iter().flat_map(|(_, p)| p.constants.iter().copied()).collect();
+    let constants = device.copy(&constants)?;
+    let logits = logits.as_ref().map(|rows| (&rows.numbers, rows.stride));
+    let rated = Rated { of, similarity: &best.keys, logits };
+    let valued = resident.value.evaluate(device, &rated, &constants)?;
+    let wanted: Vec<u32> = requests.iter().map(|(_, prepared)| results_of(&prepared.task) as u32).collect();
+    let most = (wanted.iter().copied().max().unwrap_or(0) as usize).min(stride);
+    let ties = Ties { ids: Some(&resident.ids), map: Some((&best.slots, stride)) };
+    let scored = Scored { keys: &valued.keys, slots: None, counts: Some(&best.counts), stride };
+    let chosen = top::select(device, &scored, &ties, &device.copy(&wanted)?, most)?;
+    let chosen = top::sort(device, chosen, &ties)?;
+    let tasks = if logits.is_some() { resident.value.tasks } else { 0 };
+    let places = SlotRows { slots: &chosen.slots, counts: &chosen.counts, stride: most };
+    let told = tell(device, places, &rated, (&valued.tasks, tasks))?;
+    let candidates = best.counts.read(count)?;
+    let (lists, survivors) = (read(counters.lists, count)?, read(counters.survivors, count)?);
+    let items = counters.items.map_or(Ok(vec![0; count]), |items| items.read(count))?;
+    let looked_at = |n: usize| [u64::from(candidates[n]), u64::from(lists[n]), items[n], u64::from(survivors[n])];
+    Ok(Columns {
+        stride: most,
+        tasks,
+        counts: chosen.counts.read(count)?,
+        slots: told.slots.to_vec()?,
+        values: chosen.keys.to_vec()?,
+        similarities: told.similarity.to_vec()?,
+        task_scores: told.tasks.to_vec()?,
+        bad: valued.bad.read(count)?,
+        looked_at: (0..count).map(looked_at).collect(),
+    })
+}
+
+fn read(counts: Option<Array<u32>>, count: usize) -> Result<Vec<u32>> {
+    counts.map_or(Ok(vec![0; count]), |counts| counts.read(count))
+}
+
+/// How many results a request gets.
+fn results_of(task: &Task) -> usize {
+    match task {
+        Task::Retrieve(search) => search.k,
+        Task::Rank { slots, .. } => slots.len(),
+        Task::Embed => 0,
+    }
+}
+
+/// The number that a kernel wrote as an ordered one.
+fn number(key: u32) -> f32 {
+    unkey(u64::from(key) << 32).0
+}
+
+impl Columns {
+    fn ranked(&self, n: usize, view: &View, task: &Task) -> Ranked {
+        let places = n * self.stride..n * self.stride + self.counts[n] as usize;
+        let slots: Vec<Slot> = self.slots[places.clone()].iter().map(|&slot| Slot(slot)).collect();
+        let of_task = |task: usize| places.clone().map(move |place| self.task_scores[place * self.tasks + task]);
+        Ranked {
+            ids: slots.iter().map(|&slot| view.id(slot)).collect(),
+            slots,
+            scores: self.values[places.clone()].iter().map(|&key| number(key)).collect(),
+            similarities: self.similarities[places.clone()].iter().map(|&key| number(key)).collect(),
+            tasks: (0..self.tasks).flat_map(of_task).collect(),
+            unknown: if let Task::Rank { unknown, .. } = task { unknown.clone() } else { Vec::new() },
+        }
+    }
+
+    fn explain(&self, n: usize, prepared: &Prepared, ranked: &Ranked) -> Explain {
+        let returned = ranked.ids.len() as u64;
+        let Some(search) = search_of(&prepared.task) else { return Explain { returned, ..Explain::default() } };
+        let [candidates, probed, scanned, survivors] = self.looked_at[n];
+        Explain {
+            route: route_of(search),
+            filter: search.planned.canonical.clone(),
+            pass_rate: search.planned.plan.pass_rate(),
+            probed,
+            scanned,
+            survivors,
+            candidates,
+            returned,
+            ..Explain::default()
+        }
+    }
+}

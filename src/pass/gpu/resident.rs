@@ -1,0 +1,180 @@
+//! Snapshots in the memory of a device: planned before anything is copied, shared by all workers, freed with their version.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::dense::DeviceProgram;
+use crate::device::cuda::ops::worth::{ValueInput, ValueProgram};
+use crate::device::cuda::{Array, Device};
+use crate::error::{Error, Result};
+use crate::filter::index::DevicePlanes;
+use crate::ivf::DeviceIndex;
+use crate::snapshot::Snapshot;
+use crate::tower::{DeviceTower, Readable};
+
+/// Bytes that requests under way may take of a device's memory.
+const BUDGET_BYTES: usize = 1 << 30;
+
+/// A reranker on a device.
+#[derive(Debug)]
+pub(super) struct Reranker {
+    pub(super) program: DeviceProgram,
+    /// The addresses of the columns that it reads.
+    pub(super) columns: Array<u64>,
+}
+
+/// A snapshot in the memory of a device.
+#[derive(Debug)]
+pub(super) struct Resident {
+    pub(super) index: DeviceIndex,
+    pub(super) planes: DevicePlanes,
+    /// The item of each slot.
+    pub(super) ids: Array<i64>,
+    /// None where the tower runs on the host.
+    pub(super) tower: Option<DeviceTower>,
+    pub(super) reranker: Option<Reranker>,
+    pub(super) value: ValueProgram,
+    /// What `reranker` and `value` read by its address.
+    _columns: Vec<Array<f32>>,
+}
+
+impl Resident {
+    /// Bytes that a snapshot takes on a device at least, as its parts say before any of them is copied.
+    fn bytes_of(snapshot: &Snapshot) -> usize {
+        let (index, tables) = (&snapshot.index, snapshot.package.user.as_ref().map_or(0, |_| table_bytes(snapshot)));
+        let columns: usize = snapshot.numbers.iter().map(|(_, numbers)| numbers.len() * 4).sum();
+        index.bytes() + snapshot.filter.bytes() + snapshot.ids.of_slots().bytes() + columns + tables
+    }
+
+    fn copy(device: &Device, snapshot: &Snapshot) -> Result<Self> {
+        let (index, numbers) = (&snapshot.index, &snapshot.numbers);
+        if !snapshot.package.spec.queries().is_empty() {
+            return Err(Error::unsupported("a model of several queries a user"));
+        }
+        let columns = numbers.iter().map(|(_, column)| device.copy(column)).collect::<Result<Vec<Array<f32>>>>()?;
+        let column = |name: &str| numbers.iter().position(|(known, _)| known == name).map(|n| &columns[n]);
+        let reranker = match &snapshot.package.overarch {
+            None => None,
+            Some(overarch) => {
+                let program = overarch
+                    .program()
+                    .ok_or_else(|| Error::unsupported("the reranker's graph is no program of ours"))?;
+                let reads = |found: &[Readable], name: &str| matches!(found, [one] if one.name == name);
+                if !reads(overarch.user(), "query") || !reads(overarch.rows(), "item") {
+                    return Err(Error::unsupported("the reranker reads more than the query, the item and numbers"));
+                }
+                let missing =
+                    |name: &str| Error::unsupported(format!("the reranker reads `{name}`, which is no column"));
+                let address = |name: &str| column(name).map(Array::address).ok_or_else(|| missing(name));
+                let columns = overarch.numbers().map(address).collect::<Result<Vec<u64>>>()?;
+                Some(Reranker { program: DeviceProgram::copy(device, program)?, columns: device.copy(&columns)? })
+            }
+        };
+        let tasks = &snapshot.package.spec.tasks;
+        let input = |name: &String| match (tasks.iter().position(|task| task.name == *name), column(name)) {
+            (Some(task), _) => ValueInput::task(task),
+            (None, Some(column)) => ValueInput::column(column),
+            (None, None) => ValueInput::similarity(),
+        };
+        let program = &snapshot.value;
+        let inputs: Vec<ValueInput> = program.inputs().iter().map(input).collect();
+        let value = ValueProgram {
+            steps: device.copy(&program.lower())?,
+            inputs: device.copy(&inputs)?,
+            constants: program.constants(&std::collections::BTreeMap::new())?.len(),
+            tasks: snapshot.package.overarch.as_ref().map_or(0, |o| o.tasks()),
+            depth: program.depth(),
+        };
+        let tower = match snapshot.package.user.as_ref().map(|tower| DeviceTower::copy(device, tower)) {
+            Some(Err(e)) if e.kind() == crate::error::Kind::Unsupported => {
+                tracing::info!(reason = %e, "the tower runs on the host");
+                None
+            }
+            tower => tower.transpose()?,
+        };
+        Ok(Resident {
+            index: DeviceIndex::copy(device, index)?,
+            planes: DevicePlanes::copy(device, &snapshot.filter, &snapshot.columns)?,
+            ids: device.copy(snapshot.ids.of_slots())?,
+            tower,
+            reranker,
+            value,
+            _columns: columns,
+        })
+    }
+}
+
+fn table_bytes(snapshot: &Snapshot) -> usize {
+    let rows = snapshot.package.tables.iter().filter_map(|table| table.host_rows());
+    rows.map(|rows| rows.bytes().len()).sum()
+}
+
+/// What became of a version's way to the device.
+type Kept = (Weak<Snapshot>, std::result::Result<Arc<Resident>, String>);
+
+/// The snapshots in the memory of one device.
+#[derive(Debug)]
+pub struct Residents {
+    device: Device,
+    kept: Mutex<Vec<Kept>>,
+    budget_bytes: usize,
+}
+
+impl Residents {
+    /// Nothing yet, in the memory of `device`.
+    pub fn new(device: Device) -> Self {
+        Residents { device, kept: Mutex::default(), budget_bytes: BUDGET_BYTES }
+    }
+
+    /// The same with another bound of what requests under way may take of the device's memory. Groups of requests become
+    /// smaller by it, down to one.
+    pub fn with_budget(self, budget_bytes: usize) -> Self {
+        Residents { budget_bytes, ..self }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(super) fn budget_bytes(&self) -> usize {
+        self.budget_bytes
+    }
+
+    /// The snapshot on the device; copied there on the first call. One that does not fit is not tried again.
+    ///
+    /// # Errors
+    /// `Unsupported` or `Overloaded` with the reason why it is not there.
+    pub(super) fn get(&self, snapshot: &Arc<Snapshot>) -> Result<Arc<Resident>> {
+        // A copy that panics leaves nothing behind.
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|(of, _)| of.strong_count() > 0);
+        let is_it = |(of, _): &&Kept| std::ptr::eq(of.as_ptr(), Arc::as_ptr(snapshot));
+        let found = match kept.iter().find(is_it) {
+            Some((_, found)) => found.clone(),
+            None => {
+                let found = self.copy(snapshot).map(Arc::new).map_err(|e| e.to_string());
+                if let Err(reason) = &found {
+                    let name = &snapshot.manifest.name;
+                    tracing::warn!(model = %name, reason, "not on the device, the CPU answers");
+                }
+                kept.push((Arc::downgrade(snapshot), found.clone()));
+                found
+            }
+        };
+        found.map_err(Error::unsupported)
+    }
+
+    fn copy(&self, snapshot: &Arc<Snapshot>) -> Result<Resident> {
+        let needed = Resident::bytes_of(snapshot) + self.budget_bytes;
+        let (free, all) = self.device.memory()?;
+        if needed as u64 > free {
+            let short = needed as u64 - free;
+            return Err(Error::overloaded(format!(
+                "{}: model {} takes about {needed} bytes with what requests take, {free} of {all} are free, {short} are missing",
+                self.device.name(),
+                snapshot.manifest.name,
+            )));
+        }
+        Resident::copy(&self.device, snapshot)
+    }
+}

@@ -1,0 +1,226 @@
+//! What the OverArch reads of candidates as rows: those of the index, tensors that are kept by item, and item columns looked up
+//! in tables. All are taken straight from where they lie, a candidate at a time.
+
+use std::sync::Arc;
+
+use super::ids::Ids;
+use crate::columns::{Cell, Column, ColumnKind, Columns};
+use crate::device::buffer::Buffer;
+use crate::device::cpu::Kernels;
+use crate::device::cpu::pool::{self, BagSums, Bags};
+use crate::embedding::format::encode_row;
+use crate::embedding::{Pooling, Table, TableSpec, Unseen};
+use crate::error::{Error, Result};
+use crate::files::Tensors;
+use crate::items::ID;
+use crate::ivf;
+use crate::model::{CandidateInput, ModelSpec, Package, VectorSpec};
+use crate::tower::{FeatureKind, FeatureSpec, Readable};
+use crate::units::{NO_ITEM, Slot};
+
+/// Codes of one item that are looked up without an allocation.
+const CODES_AT_ONCE: usize = 64;
+
+/// The rows of candidates that an OverArch reads, bound to the tensors of a snapshot.
+#[derive(Debug)]
+pub struct CandidateRows {
+    parts: Vec<Part>,
+    kernels: Kernels,
+}
+
+#[derive(Debug)]
+struct Part {
+    width: usize,
+    lies: Lies,
+}
+
+/// Where the rows of an input lie.
+#[derive(Debug)]
+enum Lies {
+    Index,
+    /// One row a slot.
+    Kept(Table),
+    LookedUp {
+        table: Arc<Table>,
+        values: Keys,
+        mean: bool,
+    },
+}
+
+/// The rows of a table that the values of an item take; -1 for none.
+#[derive(Debug)]
+enum Keys {
+    /// Of its id, `[S]`.
+    Id(Vec<i64>),
+    /// Of each value of a column, by its code.
+    Codes(Column, Vec<i64>),
+}
+
+/// The tensors of `[[item.vectors]]`, each a table of one row a slot: slot `s` holds the row of item `order[s]`, or zeros where
+/// that is [`NO_ITEM`]. `values` are `[N, width]` each.
+///
+/// # Errors
+/// `Invalid` with the item where a row cannot be stored in its format; `Overloaded` where the memory cannot be had.
+pub fn arrange(specs: &[VectorSpec], values: &[Vec<f32>], order: &[u32]) -> Result<Vec<Table>> {
+    let table = |(spec, values): (&VectorSpec, &Vec<f32>)| {
+        let place = |e: Error| e.within(format!("item.vectors `{}`", spec.name));
+        let (format, width, zeros) = (spec.format, spec.width, vec![0.0; spec.width]);
+        let row_bytes = format.row_bytes(width).map_err(place)?;
+        let mut stored = Ok(());
+        let bytes = Buffer::filled(order.len() * row_bytes, |out: &mut [u8]| {
+            stored = out.chunks_exact_mut(row_bytes).zip(order).try_for_each(|(out, &item)| match item {
+                NO_ITEM => encode_row(format, &zeros, out),
+                item => encode_row(format, &values[item as usize * width..][..width], out)
+                    .map_err(|e| place(e.within(format!("item {}", u64::from(item) + 1)))),
+            });
+        })?;
+        stored?;
+        let rows = order.len() as u64;
+        Table::host(TableSpec { name: spec.name.clone(), rows, width, format, unseen: Unseen::Zero }, bytes)
+    };
+    specs.iter().zip(values).map(table).collect()
+}
+
+/// Refuses `[[overarch.features]]` over columns that the items do not have or that hold something else; `column` says what a
+/// column holds.
+///
+/// # Errors
+/// `Invalid` with the feature and the column.
+pub fn check_features(spec: &ModelSpec, column: &dyn Fn(&str) -> Option<ColumnKind>) -> Result<()> {
+    for feature in spec.overarch.iter().flat_map(|o| &o.features).filter(|f| f.source() != ID) {
+        let source = feature.source();
+        let wrong = match (feature.kind, column(source)) {
+            (_, None) => {
+                format!("the snapshot keeps no column `{source}`, expected one of its item columns, or `{ID}`")
+            }
+            (_, Some(ColumnKind::Floats)) => format!("column `{source}` holds numbers, expected integers or texts"),
+            (FeatureKind::Ids, Some(ColumnKind::Texts)) => {
+                format!("column `{source}` holds texts, expected integers for a feature of kind `ids`")
+            }
+            _ => continue,
+        };
+        return Err(Error::invalid(wrong).within(format!("overarch.features `{}`", feature.name)));
+    }
+    Ok(())
+}
+
+impl CandidateRows {
+    /// Binds the inputs of a package's OverArch. `tensors` hold the tables of [`arrange`].
+    ///
+    /// # Errors
+    /// `Corrupt` where a tensor is missing or of another shape; as [`check_features`].
+    pub fn open(package: &Package, columns: &Columns, ids: &Ids, tensors: Option<&Tensors>) -> Result<Self> {
+        let kind = |name: &str| columns.list().find(|c| c.name() == name).map(Column::kind);
+        check_features(&package.spec, &kind)?;
+        let slots = ids.of_slots().len();
+        let rows = package.overarch.iter().flat_map(|o| o.rows());
+        let part = |(input, row): (&CandidateInput, &Readable)| {
+            let lies = match *input {
+                CandidateInput::Item => Lies::Index,
+                CandidateInput::Vector(n) => Lies::Kept(open_kept(&package.spec.item.vectors[n], slots, tensors)?),
+                CandidateInput::Feature(n) => {
+                    let spec = package.spec.overarch.iter().flat_map(|o| &o.features).nth(n);
+                    let spec = spec.ok_or_else(|| Error::internal("an input without its feature"))?;
+                    look_up(spec, package, columns, ids)
+                        .map_err(|e| e.within(format!("overarch.features `{}`", spec.name)))?
+                }
+            };
+            Ok(Part { width: row.count(), lies })
+        };
+        let parts = package.candidate_inputs.iter().zip(rows).map(part).collect::<Result<_>>()?;
+        Ok(CandidateRows { parts, kernels: Kernels::detect()? })
+    }
+
+    /// Bytes that the rows of one candidate take where they lie, about.
+    pub fn bytes(&self, index: &ivf::Index) -> u64 {
+        let of_table = |table: &Table| table.spec().row_bytes().unwrap_or(0) as u64;
+        let bytes = |part: &Part| match &part.lies {
+            Lies::Index => index.row_bytes(),
+            Lies::Kept(table) => of_table(table),
+            Lies::LookedUp { table, .. } => of_table(table),
+        };
+        self.parts.iter().map(bytes).sum()
+    }
+
+    /// Writes the rows of the item in a slot, side by side.
+    ///
+    /// # Panics
+    /// Where `out` is shorter than the rows together.
+    pub fn write(&self, index: &ivf::Index, slot: Slot, mut out: &mut [f32]) {
+        for part in &self.parts {
+            let (here, rest) = out.split_at_mut(part.width);
+            out = rest;
+            match &part.lies {
+                Lies::Index => index.row(slot, here),
+                Lies::Kept(table) => self.pool(table, &[i64::from(slot.0)], false, here),
+                Lies::LookedUp { table, values: Keys::Id(rows), mean } => {
+                    self.pool(table, &rows[slot.index()..=slot.index()], *mean, here);
+                }
+                Lies::LookedUp { table, values: Keys::Codes(column, rows), mean } => {
+                    let codes = column.codes(slot);
+                    let row = |code: &u32| rows[*code as usize];
+                    if codes.len() <= CODES_AT_ONCE {
+                        let mut taken = [0; CODES_AT_ONCE];
+                        taken.iter_mut().zip(codes).for_each(|(taken, code)| *taken = row(code));
+                        self.pool(table, &taken[..codes.len()], *mean, here);
+                    } else {
+                        self.pool(table, &codes.iter().map(row).collect::<Vec<i64>>(), *mean, here);
+                    }
+                }
+            }
+        }
+    }
+
+    fn pool(&self, table: &Table, rows: &[i64], mean: bool, out: &mut [f32]) {
+        let Some(stored) = table.host_rows() else { return out.fill(0.0) };
+        let bags = Bags { ids: rows, offsets: &[0, rows.len()], weights: None, mean };
+        let stride = out.len();
+        pool::pool(self.kernels, &stored, &bags, &mut BagSums { data: out, stride, column: 0 });
+    }
+}
+
+fn open_kept(spec: &VectorSpec, slots: usize, tensors: Option<&Tensors>) -> Result<Table> {
+    let tensors = tensors.ok_or_else(|| Error::corrupt(format!("no file of item vectors with `{}`", spec.name)))?;
+    let quantised = spec.format.is_quantised().then_some(spec.format);
+    let table = Table::mapped(tensors, &spec.name, quantised, Unseen::Zero)?;
+    let found = (table.rows(), table.width(), table.spec().format);
+    if found != (slots as u64, spec.width, spec.format) {
+        return Err(Error::corrupt(format!(
+            "item vectors `{}`: {} rows of {} in {}, expected {slots} of {} in {}",
+            spec.name,
+            found.0,
+            found.1,
+            found.2.name(),
+            spec.width,
+            spec.format.name()
+        )));
+    }
+    Ok(table)
+}
+
+fn look_up(spec: &FeatureSpec, package: &Package, columns: &Columns, ids: &Ids) -> Result<Lies> {
+    let named = spec.table.as_deref().unwrap_or_default();
+    let table = package.tables.iter().find(|t| t.name() == named);
+    let table = table.ok_or_else(|| Error::internal(format!("no table `{named}`")))?.clone();
+    if table.host_rows().is_none() {
+        let what = "candidates are looked up in it, expected it whole in this host's memory";
+        return Err(Error::unsupported(format!("table `{named}`: {what}")));
+    }
+    let row = |id: i64| table.resolve(id).0.map_or(-1, |row| row as i64);
+    let of_text = |text: &str| table.vocabulary().map_or(-1, |v| row(v.id(text)));
+    let is_category = spec.kind == FeatureKind::Category;
+    let of_integer = |n: i64| if is_category { of_text(&n.to_string()) } else { row(n) };
+    let values = match spec.source() {
+        ID => Keys::Id(ids.of_slots().iter().map(|&id| of_integer(id)).collect()),
+        source => {
+            let column = columns.column(source)?;
+            let of_code = |code: u32| match column.value(code) {
+                Cell::Text(text) => of_text(text),
+                Cell::Integer(n) => of_integer(n),
+                _ => -1,
+            };
+            Keys::Codes(column.clone(), (0..column.dictionary_len() as u32).map(of_code).collect())
+        }
+    };
+    Ok(Lies::LookedUp { table, values, mean: spec.pooling == Pooling::Mean })
+}

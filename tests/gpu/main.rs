@@ -1,0 +1,17 @@
+//! The kernels of a GPU and the launches around them, on a host that emulates one: against the loops of the CPU and plain readings.
+//!
+//! `g++` makes a shared library of the kernels, once a run, and once more with sanitizers, under which the same tests run again.
+//! Each launch orders the turns of its threads in another way; `STERLING_EMULATION_SEED` chooses them.
+
+#![allow(clippy::unwrap_used)]
+
+mod bags;
+mod emulation;
+mod launches;
+mod rows;
+mod scan;
+mod steps;
+mod top;
+mod whole_pass;
+mod words;
+mod worth;

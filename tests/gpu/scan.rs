@@ -1,0 +1,199 @@
+//! Scans against those of the CPU, bit for bit: all widths, penalties, words, excluded slots, and queries that share lists.
+
+use sterling::device::cuda::Device;
+use sterling::device::cuda::ops::scan::{Collection, Eligible, Order};
+use sterling::device::cuda::ops::top::{self, Scored, Ties};
+use sterling::files::{TensorFile, Tensors};
+use sterling::ivf::{self, DeviceIndex, Index, Lists, Options, Probing, Rescore, Scratch};
+use sterling::tensor::Matrix;
+use sterling::topk::{Selector, key, unkey};
+use sterling::units::{ListId, Slot};
+
+use crate::emulation::{Random, device};
+
+/// An index over clustered vectors, with lists of very different length.
+pub fn index(items: usize, dimension: usize, lists: usize, rescore: Rescore, nearest: bool) -> (Index, Vec<f32>) {
+    let mut random = Random::new((items * 31 + dimension) as u64);
+    let centroids = random.numbers(lists * dimension);
+    let mut values = Vec::with_capacity(items * dimension);
+    let mut of_rows = Vec::with_capacity(items);
+    for _ in 0..items {
+        let list = random.below(lists).min(random.below(lists));
+        let row: Vec<f32> = (0..dimension).map(|d| centroids[list * dimension + d] + 0.4 * random.number()).collect();
+        values.extend(row);
+        of_rows.push(list as u32);
+    }
+    let rows = Matrix::new(&values, dimension).unwrap();
+    let built = match nearest {
+        true => ivf::from_lists(rows, Lists { centroids, of_rows, nearest }, rescore).unwrap(),
+        false => ivf::build(rows, &Options { lists, rescore, ..Options::default() }, &|_| ()).unwrap(),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("index.safetensors");
+    let mut file = TensorFile::new();
+    built.encode(rows, &mut file).unwrap();
+    file.write(&path).unwrap();
+    (Index::open(&Tensors::open(&path).unwrap()).unwrap(), values)
+}
+
+/// What the CPU finds: scores and slots, best first, without the excluded ones.
+fn on_cpu(index: &Index, vector: &[f32], probes: usize, k: usize, excluded: &[u32]) -> Vec<(f32, Slot)> {
+    let mut selector = Selector::new();
+    selector.reset(k + excluded.len());
+    let probing = Probing::of(probes, probes);
+    let (room, mut scratch) = (k + excluded.len(), Scratch::default());
+    index.search(vector, probing, None, &mut selector, room, &mut scratch);
+    let found = selector.finish().iter().map(|&key| unkey(key));
+    found.filter(|(_, slot)| !excluded.contains(&slot.0)).take(k).collect()
+}
+
+/// Scores and slots of each query, best first.
+fn selected(device: &Device, from: &Collection, k: usize) -> Vec<Vec<(f32, Slot)>> {
+    let scored = Scored { keys: &from.keys, slots: Some(&from.slots), counts: Some(&from.counts), stride: from.room() };
+    let best = top::select(device, &scored, &Ties::default(), &from.wanted, k).unwrap();
+    let best = top::sort(device, best, &Ties::default()).unwrap();
+    let (keys, slots) = (best.keys.to_vec().unwrap(), best.slots.to_vec().unwrap());
+    let counts = best.counts.to_vec().unwrap();
+    let of_query = |q: usize| {
+        let places = q * k..q * k + counts[q] as usize;
+        places.map(|n| (unkey(u64::from(keys[n]) << 32).0, Slot(slots[n]))).collect()
+    };
+    (0..from.queries()).map(of_query).collect()
+}
+
+#[test]
+fn lists_are_scored_and_scanned_as_on_the_cpu() {
+    for (items, dimension, lists, nearest) in
+        [(900, 24, 20, false), (700, 33, 11, true), (1500, 64, 37, false), (400, 128, 9, true), (60, 5, 3, false)]
+    {
+        let (index, values) = index(items, dimension, lists, Rescore::None, nearest);
+        let device = device();
+        let copied = DeviceIndex::copy(&device, &index).unwrap();
+        let mut random = Random::new(items as u64);
+        let queries = 19;
+        let mut vectors: Vec<f32> = random.numbers(queries * dimension);
+        vectors[..dimension].copy_from_slice(&values[..dimension]);
+        vectors[dimension..2 * dimension].fill(0.0);
+        let k = 40;
+        let excluded: Vec<Vec<u32>> = (0..queries)
+            .map(|q| {
+                (0..index.slots() as u32).filter(|s| q % 3 == 1 && s.wrapping_mul(2_654_435_761) % 5 == 0).collect()
+            })
+            .collect();
+        let excluded: Vec<&[u32]> = excluded.iter().map(Vec::as_slice).collect();
+        let probes = (lists / 3).max(1);
+        let room = copied.items_at_most(probes);
+        let wanted = vec![k as u32; queries];
+        let on_device = device.copy(&vectors).unwrap();
+        let collection = |room| {
+            let collection = Collection::new(&device, dimension, room, &wanted, &excluded).unwrap();
+            collection.quantize(&device, &on_device, dimension, copied.norm_max()).unwrap();
+            collection
+        };
+        let by_query = collection(room);
+        // Scores of lists, and their order.
+        let keys = device.room(queries * lists).unwrap();
+        copied.centroids.score(&device, &by_query, &keys).unwrap();
+        let best = device.copy(&vec![probes as u32; queries]).unwrap();
+        let scored = Scored { keys: &keys, slots: None, counts: None, stride: lists };
+        let order = top::select(&device, &scored, &Ties::default(), &best, probes).unwrap();
+        let order = top::sort(&device, order, &Ties::default()).unwrap();
+        let (lists_found, keys_found) = (order.slots.to_vec().unwrap(), order.keys.to_vec().unwrap());
+        for (q, vector) in vectors.chunks_exact(dimension).enumerate() {
+            let mut scratch = Scratch::default();
+            let want: Vec<(ListId, f32)> = index.probe(vector, probes, &mut scratch).collect();
+            let found = (0..probes).map(|n| (ListId(lists_found[q * probes + n]), keys_found[q * probes + n]));
+            let found: Vec<(ListId, f32)> = found.map(|(list, key)| (list, unkey(u64::from(key) << 32).0)).collect();
+            assert_eq!(found, want, "lists of query {q}");
+        }
+        let ordered = Order { order: &order.slots, counts: &order.counts, stride: probes };
+        copied.lists.scan(&device, &by_query, &ordered, None).unwrap();
+        let shared = collection(room);
+        copied.lists.scan_shared(&device, &shared, &ordered).unwrap();
+        let (alone, together) = (selected(&device, &by_query, k), selected(&device, &shared, k));
+        for (q, vector) in vectors.chunks_exact(dimension).enumerate() {
+            let want = on_cpu(&index, vector, probes, k, excluded[q]);
+            assert_eq!(alone[q], want, "query {q} of dimension {dimension}, by itself");
+            assert_eq!(together[q], want, "query {q} of dimension {dimension}, with others");
+        }
+        let survivors = by_query.survivors.to_vec().unwrap();
+        assert_eq!(survivors, shared.survivors.to_vec().unwrap());
+        let of_lists = |q: usize| (0..probes).map(|n| index.list_lengths()[lists_found[q * probes + n] as usize]).sum();
+        assert_eq!(survivors, (0..queries).map(of_lists).collect::<Vec<u32>>());
+        // The running threshold left out what cannot be among the best.
+        let kept: u32 = by_query.counts.to_vec().unwrap().iter().sum();
+        assert!(kept <= survivors.iter().sum());
+    }
+}
+
+#[test]
+fn a_bar_rises_with_the_best_and_never_costs_one() {
+    let (index, _) = index(6000, 16, 4, Rescore::None, true);
+    let device = device();
+    let copied = DeviceIndex::copy(&device, &index).unwrap();
+    let vectors = Random::new(77).numbers(3 * 16);
+    let wanted = [1u32, 5, 600];
+    let collection = Collection::new(&device, 16, index.slots(), &wanted, &[&[], &[], &[]]).unwrap();
+    collection.quantize(&device, &device.copy(&vectors).unwrap(), 16, copied.norm_max()).unwrap();
+    let order = device.copy(&[0u32, 1, 2, 3].repeat(3)).unwrap();
+    let counts = device.copy(&[4u32; 3]).unwrap();
+    copied.lists.scan(&device, &collection, &Order { order: &order, counts: &counts, stride: 4 }, None).unwrap();
+    let kept = collection.counts.to_vec().unwrap();
+    assert!(kept[0] < 3000 && kept[1] < 3000, "of 6000 items {kept:?} were kept");
+    let found = selected(&device, &collection, 600);
+    for (q, vector) in vectors.chunks_exact(16).enumerate() {
+        assert_eq!(found[q], on_cpu(&index, vector, 4, wanted[q] as usize, &[]), "query {q}");
+    }
+}
+
+#[test]
+fn only_eligible_items_are_scanned() {
+    let (index, _) = index(2500, 40, 6, Rescore::None, true);
+    let device = device();
+    let copied = DeviceIndex::copy(&device, &index).unwrap();
+    let (queries, k, dimension) = (3, 50, 40);
+    let vectors = Random::new(5).numbers(queries * dimension);
+    let mut firsts = vec![0u32];
+    for list in 0..index.lists() {
+        let slots = index.list_offsets()[list + 1] - index.list_offsets()[list];
+        firsts.push(firsts[list] + slots.div_ceil(64));
+    }
+    let total = firsts[index.lists()] as usize;
+    let mut random = Random::new(6);
+    // Every item, few, and hardly any.
+    let words: Vec<Vec<u64>> = (0..queries)
+        .map(|q| {
+            let word =
+                |random: &mut Random| (0..q * 3).fold(u64::MAX, |w, _| w & (random.next() ^ random.next() << 31));
+            (0..total).map(|_| word(&mut random)).collect()
+        })
+        .collect();
+    let copies: Vec<_> = words.iter().map(|words| device.copy(words).unwrap()).collect();
+    let addresses: Vec<u64> = copies.iter().map(|copy| copy.address()).collect();
+    let (addresses, firsts_on) = (device.copy(&addresses).unwrap(), device.copy(&firsts).unwrap());
+    let collection = Collection::new(&device, dimension, index.slots(), &[k; 3], &[&[], &[], &[]]).unwrap();
+    collection.quantize(&device, &device.copy(&vectors).unwrap(), dimension, copied.norm_max()).unwrap();
+    let lists: Vec<u32> = (0..index.lists() as u32).rev().collect();
+    let order = device.copy(&lists.repeat(queries)).unwrap();
+    let counts = device.copy(&vec![index.lists() as u32; queries]).unwrap();
+    let ordered = Order { order: &order, counts: &counts, stride: index.lists() };
+    let eligible = Eligible { words: &addresses, firsts: &firsts_on };
+    copied.lists.scan(&device, &collection, &ordered, Some(&eligible)).unwrap();
+    let found = selected(&device, &collection, k as usize);
+    let survivors = collection.survivors.to_vec().unwrap();
+    for (q, vector) in vectors.chunks_exact(dimension).enumerate() {
+        let is_eligible = |slot: Slot| {
+            let list = index.list_offsets().partition_point(|&o| o <= slot.0) - 1;
+            let bit = (slot.0 - index.list_offsets()[list]) as usize;
+            bit < index.list_lengths()[list] as usize
+                && words[q][firsts[list] as usize + bit / 64] >> (bit % 64) & 1 == 1
+        };
+        // Every item of the index by its int8 score, those that are not eligible left out.
+        let all = on_cpu(&index, vector, index.lists(), index.items(), &[]);
+        let mut want: Vec<(f32, Slot)> = all.into_iter().filter(|(_, slot)| is_eligible(*slot)).collect();
+        assert_eq!(survivors[q] as usize, want.len());
+        want.sort_by_key(|&(score, slot)| std::cmp::Reverse(key(score, slot)));
+        want.truncate(k as usize);
+        assert_eq!(found[q], want, "query {q}");
+    }
+}

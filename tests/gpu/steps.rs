@@ -1,0 +1,176 @@
+//! Steps of dense programs against those of the CPU, and whole graphs of the models.
+
+use sterling::dense::{DeviceProgram, Given, Made, RowProgram, Scratch, Size};
+use sterling::device::cpu::Kernels;
+use sterling::device::cpu::dense::{
+    Binary, Fold, Lines, MapTarget, Operand, PANEL, Part, Product, Unary, Weights, pack,
+};
+use sterling::device::cuda::ops::steps::{self, FactorAt, NumbersAt, ProductTo, RowsOf, Runs};
+use sterling::tower::Graph;
+
+use crate::emulation::{Random, device};
+
+fn portable() -> Kernels {
+    Kernels::named("portable").unwrap()
+}
+
+fn close(got: &[f32], want: &[f32], what: &str) {
+    assert_eq!(got.len(), want.len());
+    for (at, (got, want)) in got.iter().zip(want).enumerate() {
+        let is_close = (got - want).abs() <= 3e-5 * want.abs().max(1.0) || got.to_bits() == want.to_bits();
+        assert!(is_close || (got.is_nan() && want.is_nan()), "{what}: number {at} is {got}, expected {want}");
+    }
+}
+
+#[test]
+fn products_are_those_of_the_cpu() {
+    let (device, mut random) = (device(), Random::new(1));
+    for (rows, columns, depths, relu) in [
+        (1, 1, vec![1], false),
+        (70, 33, vec![17, 64], true),
+        (5, 130, vec![3, 1, 40, 9], false),
+        (129, 64, vec![16], true),
+        (64, 5, vec![50], false),
+    ] {
+        let matrices: Vec<Vec<f32>> = depths.iter().map(|depth| random.numbers(depth * columns)).collect();
+        let inputs: Vec<Vec<f32>> = depths.iter().map(|depth| random.numbers(rows * depth)).collect();
+        let packed: Vec<Lines> = depths.iter().zip(&matrices).map(|(d, m)| pack(m, *d, columns)).collect();
+        let bias = Lines::of(&random.numbers(columns));
+        let parts: Vec<Part<'_>> = (0..depths.len())
+            .map(|n| Part {
+                rows: &inputs[n],
+                stride: depths[n],
+                depth: depths[n],
+                weights: Weights { numbers: packed[n].numbers(), row_stride: PANEL, panel_stride: PANEL * depths[n] },
+            })
+            .collect();
+        let stride = columns + 2;
+        let mut want = vec![7f32; rows * stride];
+        let product = Product { rows, columns, parts: &parts, bias: bias.numbers(), relu };
+        portable().product(&product, &mut want, stride);
+
+        // Two requests, the second with fewer rows.
+        let twice = |numbers: &[f32]| device.copy(&numbers.repeat(2)).unwrap();
+        let (inputs_on, packed_on): (Vec<_>, Vec<_>) =
+            inputs.iter().zip(&packed).map(|(i, p)| (twice(i), device.copy(p.numbers()).unwrap())).unzip();
+        let bias_on = device.copy(bias.numbers()).unwrap();
+        let counts = device.copy(&[rows as u32, rows as u32 / 2]).unwrap();
+        let out = device.copy(&vec![7f32; 2 * rows * stride]).unwrap();
+        let factors: Vec<FactorAt> = (0..depths.len())
+            .map(|n| {
+                let depth = depths[n];
+                let rows = NumbersAt::of(&inputs_on[n], 0, rows * depth, depth);
+                FactorAt::new(rows, NumbersAt::of(&packed_on[n], 0, 0, 0), depth, (PANEL, PANEL * depth))
+            })
+            .collect();
+        let to = ProductTo {
+            bias: NumbersAt::of(&bias_on, 0, 0, 0),
+            out: NumbersAt::of(&out, 0, rows * stride, stride),
+            runs: 1,
+            columns,
+            relu,
+        };
+        steps::product(&device, RowsOf { counts: &counts, most: rows }, &factors, &to).unwrap();
+        let got = out.to_vec().unwrap();
+        let half = rows / 2 * stride;
+        close(&got[..rows * stride], &want, "product");
+        close(&got[rows * stride..][..half], &want[..half], "product of the second request");
+        assert!(got[rows * stride + half..].iter().all(|&x| x == 7.0), "rows that are not there");
+    }
+}
+
+#[test]
+fn maps_and_folds_are_those_of_the_cpu() {
+    let (device, mut random) = (device(), Random::new(2));
+    let (rows, outer, inner) = (9, 3, 37);
+    let mut numbers: Vec<f32> = random.numbers(rows * outer * inner).iter().map(|x| x * 9.0).collect();
+    (numbers[3], numbers[50], numbers[77], numbers[100]) = (f32::NAN, 100.0, -100.0, -0.0);
+    let others: Vec<f32> = random.numbers(rows * outer * inner);
+    let (a, b) = (device.copy(&numbers).unwrap(), device.copy(&others).unwrap());
+    let counts = device.copy(&[rows as u32]).unwrap();
+    let of = RowsOf { counts: &counts, most: rows };
+    let row = outer * inner;
+    let operand = |numbers| Operand { numbers, row, outer: inner, inner: 1 };
+    let runs = Runs { outer, inner };
+    use Unary::{Abs, Exp, Log, Neg, Reciprocal, Relu, Sigmoid, Sqrt, Tanh};
+    for f in [Relu, Sigmoid, Tanh, Exp, Log, Sqrt, Abs, Neg, Reciprocal] {
+        let mut want = vec![0f32; numbers.len()];
+        let mut target = MapTarget { numbers: &mut want, stride: row, rows, outer, inner };
+        portable().map1(f, &operand(&numbers), &mut target);
+        let out = device.room(numbers.len()).unwrap();
+        let from = NumbersAt::of(&a, 0, 0, row).runs(inner, 1);
+        steps::map1(&device, of, f, runs, from, NumbersAt::of(&out, 0, 0, row)).unwrap();
+        close(&out.to_vec().unwrap(), &want, &format!("{f:?}"));
+    }
+    for f in [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Max, Binary::Min] {
+        // A run of the second operand is one number of each row.
+        let mut want = vec![0f32; numbers.len()];
+        let single = Operand { numbers: &others[..], row, outer: 1, inner: 0 };
+        let mut target = MapTarget { numbers: &mut want, stride: row, rows, outer, inner };
+        portable().map2(f, &operand(&numbers), &single, &mut target);
+        let out = device.room(numbers.len()).unwrap();
+        let (x, y) = (NumbersAt::of(&a, 0, 0, row).runs(inner, 1), NumbersAt::of(&b, 0, 0, row).runs(1, 0));
+        steps::map2(&device, of, f, runs, [x, y], NumbersAt::of(&out, 0, 0, row)).unwrap();
+        close(&out.to_vec().unwrap(), &want, &format!("{f:?}"));
+    }
+    for f in [Fold::Sum, Fold::Max, Fold::Min] {
+        let mut want = vec![0f32; rows * outer];
+        let mut target = MapTarget { numbers: &mut want, stride: outer, rows, outer, inner: 1 };
+        portable().fold(f, &operand(&numbers), inner, &mut target);
+        let out = device.room(rows * outer).unwrap();
+        steps::fold(&device, of, f, runs, NumbersAt::of(&a, 0, 0, row), NumbersAt::of(&out, 0, 0, outer)).unwrap();
+        close(&out.to_vec().unwrap(), &want, &format!("{f:?}"));
+    }
+}
+
+/// The rerankers of both models for several requests, whose candidates differ in number.
+#[test]
+fn graphs_of_rerankers_make_on_a_device_what_they_make_on_the_cpu() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (device, mut random) = (device(), Random::new(3));
+    for folder in ["models/debian", "tests/golden/tiny"] {
+        let bytes = std::fs::read(root.join(folder).join("overarch.onnx")).unwrap();
+        let graph = Graph::load("overarch.onnx", bytes.clone()).unwrap();
+        let width = |name: &str| graph.input(name).unwrap().shape.as_ref().unwrap().last().unwrap().unwrap();
+        let (dimension, tasks) = (width("query"), graph.output("logits").unwrap().shape.as_ref().unwrap()[2].unwrap());
+        let (d, one) = (Size::Fixed(dimension as i64), Size::Fixed(1));
+        let given = |name: &str, is_pair, shape: &[Size]| Given { name: name.into(), is_pair, shape: shape.to_vec() };
+        let mut inputs = vec![given("query", false, &[one, d]), given("item", true, &[one, Size::Rows, d])];
+        let columns = graph.inputs().filter(|p| !["query", "item"].contains(&p.name.as_str()));
+        inputs.extend(columns.map(|port| given(&port.name, true, &[one, Size::Rows])));
+        let logits = Made { name: "logits".into(), shape: vec![one, Size::Rows, Size::Fixed(tasks as i64)] };
+        let program = RowProgram::lower(&bytes, &inputs, &[logits]).unwrap();
+        let copied = DeviceProgram::copy(&device, &program).unwrap();
+        // So few that the one plan is the cheaper one, and so many that the other is.
+        for counts in [[3u32, 1], [90, 37]] {
+            let most = counts[0] as usize;
+            let users = random.numbers(2 * dimension);
+            let rows = random.numbers(2 * most * (dimension + inputs.len() - 2));
+            let each = dimension + inputs.len() - 2;
+            let given = copied.given(&device, 2, most).unwrap();
+            let mut numbers = vec![f32::NAN; 2 * most * given.stride];
+            for (n, row) in rows.chunks_exact(each).enumerate() {
+                numbers[n * given.stride..][..each].copy_from_slice(row);
+            }
+            given.numbers.write(&numbers).unwrap();
+            let (counts_on, users_on) = (device.copy(&counts).unwrap(), device.copy(&users).unwrap());
+            let made = copied.run(&device, RowsOf { counts: &counts_on, most }, &[&users_on], given).unwrap();
+            let numbers = made.numbers.to_vec().unwrap();
+            for (request, &count) in counts.iter().enumerate() {
+                let user = &users[request * dimension..][..dimension];
+                let row = |n: usize| &rows[(request * most + n) * each..][..each];
+                let mut want = Vec::new();
+                let mut fill = |n: usize, to: &mut [f32]| to.copy_from_slice(row(n));
+                program
+                    .run(count as usize, &[user], &mut Scratch::default(), &mut fill, &mut |_, rows, block| {
+                        (0..rows).for_each(|n| want.extend_from_slice(block.output(0).row(n)));
+                        Ok(())
+                    })
+                    .unwrap();
+                for (n, want) in want.chunks_exact(tasks).enumerate() {
+                    close(&numbers[(request * most + n) * made.stride..][..tasks], want, folder);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Whole passes on an emulated card against those of the CPU: the same snapshot, the same requests.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use serde_json::{Value, json};
+use sterling::error::Kind;
+use sterling::http::wire::{Retrievals, retrievals};
+use sterling::ivf::Rescore;
+use sterling::pass::{self, Cpu, Cuda, Pass, Prepared, Residents};
+use sterling::publish::{Publish, publish, published};
+use sterling::request::{Answer, Content, Embed, Features, Rank, Reading, Request, Values};
+use sterling::snapshot::{Placement, Recipe, Snapshot, Store};
+use sterling::tower::Threads;
+use sterling::units::ItemId;
+use sterling::view::View;
+
+use crate::emulation::{Random, device};
+
+/// Scores whose difference is no more than this may change places: the sums of a card run in another order.
+const TOLERANCE: f32 = 2e-4;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn view_of(store: &Store, name: &str, version: u64) -> Arc<View> {
+    Arc::new(View::new(Arc::new(Snapshot::load(&store.folder(name, version), &Placement::whole()).unwrap())))
+}
+
+/// The Debian model, published once for all test programs and loaded once for all tests of this one.
+fn debian() -> Arc<View> {
+    static LOADED: OnceLock<Arc<View>> = OnceLock::new();
+    LOADED.get_or_init(published_and_loaded).clone()
+}
+
+fn published_and_loaded() -> Arc<View> {
+    let folder: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join("debian-store");
+    std::fs::create_dir_all(&folder).unwrap();
+    let (store, package) = (Store::new(&folder), root().join("models/debian"));
+    let (name, version) = published(&store, &package).unwrap().unwrap_or_else(|| {
+        publish(&store, &Publish { package: Some(package), ..Publish::default() }, &|_, _, _| {}).unwrap()
+    });
+    view_of(&store, &name, version)
+}
+
+fn gpu(budget_bytes: usize) -> Cuda {
+    Cuda::new(Arc::new(Residents::new(device()).with_budget(budget_bytes)), Threads::new(1))
+}
+
+fn prepare(view: &Arc<View>, bodies: &[Value]) -> Vec<Prepared> {
+    let body = json!({"requests": bodies}).to_string();
+    let Retrievals::Many(requests) = retrievals(body.as_bytes()).unwrap() else { panic!("{body}") };
+    let prepare = |request: sterling::error::Result<(_, _)>| pass::prepare(view, Request::Retrieve(request.unwrap().0));
+    requests.into_iter().map(|request| prepare(request).unwrap()).collect()
+}
+
+/// Both answers to each request; that of the card came from the card.
+fn both(view: &Arc<View>, gpu: &mut Cuda, bodies: &[Value]) -> Vec<[Answer; 2]> {
+    let explained: Vec<Value> = bodies
+        .iter()
+        .cloned()
+        .map(|mut body| {
+            body["explain"] = true.into();
+            body
+        })
+        .collect();
+    let prepared = prepare(view, &explained);
+    let answers = |pass: &mut dyn Pass| pass::run(pass, &prepared, None).into_iter().map(|answer| answer.unwrap());
+    let pairs = answers(&mut Cpu::new(Threads::new(1))).zip(answers(gpu)).map(|(cpu, gpu)| [cpu, gpu]);
+    let pairs: Vec<[Answer; 2]> = pairs.collect();
+    for [_, gpu] in &pairs {
+        let kernel = gpu.explain.as_ref().unwrap().kernel;
+        assert!(["emulated", "cuda"].contains(&kernel), "the CPU answered: {kernel}");
+    }
+    pairs
+}
+
+/// The same items in the same order, where scores that are as good as equal may have changed places.
+fn agree(cpu: &Answer, gpu: &Answer, what: &str) {
+    let (Content::Items(cpu), Content::Items(gpu)) = (&cpu.content, &gpu.content) else { panic!("{what}") };
+    assert_eq!(cpu.ids.len(), gpu.ids.len(), "{what}");
+    let near = |a: f32, b: f32| (a - b).abs() <= TOLERANCE * a.abs().max(1.0);
+    for n in 0..cpu.ids.len() {
+        assert!(
+            near(cpu.scores[n], gpu.scores[n]),
+            "{what}: score {n} is {}, expected {}",
+            gpu.scores[n],
+            cpu.scores[n]
+        );
+        match cpu.ids.iter().position(|id| *id == gpu.ids[n]) {
+            Some(at) => {
+                assert!(near(cpu.scores[at], gpu.scores[n]), "{what}: {} at {n}, expected at {at}", gpu.ids[n]);
+                assert!(near(cpu.similarities[at], gpu.similarities[n]), "{what}: similarity {n}");
+                let (all, tasks) = (cpu.ids.len(), cpu.tasks.len() / cpu.ids.len());
+                assert!((0..tasks).all(|t| near(cpu.tasks[t * all + at], gpu.tasks[t * all + n])), "{what}: tasks {n}");
+            }
+            // The last places may be taken by an item that the list has just cut off.
+            None => {
+                let last = cpu.scores[cpu.scores.len() - 1];
+                assert!(near(last, gpu.scores[n]), "{what}: {} at {n} is not in the answer", gpu.ids[n]);
+            }
+        }
+    }
+    assert_eq!(cpu.unknown, gpu.unknown);
+}
+
+fn heldout(every: usize) -> Vec<Value> {
+    let text = std::fs::read_to_string(root().join("models/debian/heldout.jsonl")).unwrap();
+    text.lines().step_by(every).map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn request(user: &Value, more: &Value) -> Value {
+    let mut body = json!({"features": user["features"], "exclude": user["exclude"]});
+    more.as_object().unwrap().iter().for_each(|(key, value)| body[key] = value.clone());
+    body
+}
+
+#[test]
+fn whole_pass_of_debian_answers_as_on_the_cpu() {
+    let view = debian();
+    let mut gpu = gpu(256 << 20);
+    let lists = view.main().index.lists();
+    let users = heldout(97);
+    // Ways that look at the same items on both devices: the best lists, every list, every item, posting lists, none.
+    let alike = [
+        json!({"k": 20}),
+        json!({"k": 1, "candidates": 1}),
+        json!({"k": 100, "candidates": 100, "probes": 3}),
+        json!({"k": 10, "candidates": 3000, "probes": lists / 2}),
+        json!({"k": 50, "probes": lists}),
+        json!({"k": 30, "exact": true, "candidates": 200}),
+        json!({"k": 30, "exact": true, "filter": "section:python AND NOT priority:optional"}),
+        json!({"k": 25, "probes": lists, "filter": "NOT section:python AND installed_kb < 1000"}),
+        json!({"k": 25, "probes": lists, "filter": "section IN (games, zope) OR priority:required"}),
+        json!({"k": 40, "filter": "priority:required"}),
+        json!({"k": 40, "filter": "section:nowhere"}),
+        json!({"k": 15, "constants": {"w_depends": 1.5, "w_similarity": 2.0}}),
+    ];
+    let bodies: Vec<Value> = alike.iter().zip(users.iter().cycle()).map(|(more, user)| request(user, more)).collect();
+    for ([cpu, gpu], body) in both(&view, &mut gpu, &bodies).iter().zip(&bodies) {
+        agree(cpu, gpu, &body.to_string());
+        let (of_cpu, of_gpu) = (cpu.explain.as_ref().unwrap(), gpu.explain.as_ref().unwrap());
+        assert_eq!(
+            (of_cpu.route, &of_cpu.filter, of_cpu.probed),
+            (of_gpu.route, &of_gpu.filter, of_gpu.probed),
+            "{body}"
+        );
+        assert_eq!((of_cpu.scanned, of_cpu.candidates), (of_gpu.scanned, of_gpu.candidates), "{body}");
+    }
+}
+
+#[test]
+fn whole_pass_of_debian_takes_any_number_of_candidates() {
+    let view = debian();
+    let mut gpu = gpu(256 << 20);
+    let users = heldout(211);
+    let bodies = [
+        request(&users[0], &json!({"k": 100_000, "candidates": 200_000, "exact": true})),
+        request(&users[1], &json!({"k": 2000, "candidates": 20_000, "probes": view.main().index.lists()})),
+    ];
+    for ([cpu, gpu], body) in both(&view, &mut gpu, &bodies).iter().zip(&bodies) {
+        agree(cpu, gpu, &body.to_string());
+    }
+}
+
+/// Where a filtered search chooses its lists, devices choose otherwise: it must find as much as the CPU's, and nothing wrong.
+#[test]
+fn whole_pass_of_debian_loses_nothing_behind_filters() {
+    let view = debian();
+    let mut gpu = gpu(256 << 20);
+    let filters = ["section:libs", "NOT priority:optional", "installed_kb > 500 AND architecture:any"];
+    let (mut of_cpu, mut of_gpu, mut wanted) = (0, 0, 0);
+    for (n, user) in heldout(301).iter().enumerate() {
+        let filter = filters[n % filters.len()];
+        let more = json!({"k": 50, "candidates": 100, "filter": filter, "columns": []});
+        let mut exact = more.clone();
+        exact["exact"] = true.into();
+        let answers = both(&view, &mut gpu, &[request(user, &more), request(user, &exact)]);
+        let ids = |answer: &Answer| match &answer.content {
+            Content::Items(ranked) => ranked.ids.iter().copied().collect::<BTreeSet<ItemId>>(),
+            Content::Embedding(_) => panic!("an embedding"),
+        };
+        let best = ids(&answers[1][0]);
+        wanted += best.len();
+        of_cpu += ids(&answers[0][0]).intersection(&best).count();
+        of_gpu += ids(&answers[0][1]).intersection(&best).count();
+        let plan = view.plan(filter).unwrap();
+        let Content::Items(ranked) = &answers[0][1].content else { panic!("an embedding") };
+        assert!(ranked.slots.iter().all(|&slot| plan.plan.passes(slot)), "`{filter}` lets something through");
+        let excluded: Vec<i64> = user["exclude"].as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect();
+        assert!(ranked.ids.iter().all(|id| !excluded.contains(&id.0)));
+    }
+    let (cpu, gpu) = (of_cpu as f64 / wanted as f64, of_gpu as f64 / wanted as f64);
+    assert!(gpu >= cpu - 0.01 && gpu > 0.9, "recall {gpu} on the device, {cpu} on the CPU, of {wanted}");
+}
+
+#[test]
+fn whole_pass_ranks_and_embeds_as_on_the_cpu() {
+    let view = debian();
+    let user = &heldout(151)[2];
+    let features = || -> Features {
+        let ids = user["features"]["installed"].as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect();
+        let text = |name: &str| Values::Texts(vec![user["features"][name].as_str().unwrap().to_owned()]);
+        Features::from_iter([
+            ("installed".to_owned(), Values::Integers(ids)),
+            ("section".to_owned(), text("section")),
+            ("maintainer".to_owned(), text("maintainer")),
+        ])
+    };
+    let items = (0..700).step_by(3).chain([10_000_000]).map(ItemId).collect();
+    let rank = Rank { user: sterling::request::User::Features(features()), items, reading: Reading::default() };
+    let embed = Embed { features: features(), on_degraded: Default::default() };
+    let prepared = [Request::Rank(rank), Request::Embed(embed)].map(|r| pass::prepare(&view, r).unwrap());
+    let of_cpu = pass::run(&mut Cpu::new(Threads::new(1)), &prepared, None);
+    let of_gpu = pass::run(&mut gpu(256 << 20), &prepared, None);
+    let (of_cpu, of_gpu): (Vec<_>, Vec<_>) =
+        of_cpu.into_iter().zip(of_gpu).map(|(a, b)| (a.unwrap(), b.unwrap())).unzip();
+    agree(&of_cpu[0], &of_gpu[0], "rank");
+    let (Content::Embedding(a), Content::Embedding(b)) = (&of_cpu[1].content, &of_gpu[1].content) else { panic!() };
+    assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5), "{a:?} {b:?}");
+}
+
+/// Small catalogues of every kind of row, with vectors as queries and many of them in one batch.
+#[test]
+fn whole_pass_over_vectors_answers_as_on_the_cpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut random = Random::new(8);
+    let (items, dimension) = (1500, 20);
+    let lines: Vec<String> = (0..items)
+        .map(|id| {
+            let shelf = random.below(9);
+            let vector: Vec<f32> =
+                (0..dimension).map(|d| random.number() + if d == shelf { 2.0 } else { 0.0 }).collect();
+            let price = random.below(1000);
+            let attributes = json!({"shelf": format!("s{shelf}"), "price": price});
+            json!({"id": id * 7 - 3000, "embedding": vector, "attributes": attributes}).to_string()
+        })
+        .collect();
+    let path = folder.path().join("items.jsonl");
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    for rescore in [Rescore::None, Rescore::F32, Rescore::F16] {
+        let mut recipe = Recipe::default();
+        (recipe.index.rescore, recipe.index.lists) = (rescore, 40);
+        let store = Store::new(folder.path().join(format!("{rescore:?}")));
+        let what = Publish { name: Some("vectors".into()), items: Some(path.clone()), recipe, ..Publish::default() };
+        let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
+        let view = view_of(&store, &name, version);
+        // Groups of all, and of one request each.
+        for budget in [64 << 20, 1] {
+            let mut gpu = gpu(budget);
+            let bodies: Vec<Value> = (0..24)
+                .map(|n| {
+                    let vector = random.numbers(dimension);
+                    let filter = ["", "shelf:s3", "shelf:s1 OR price < 300", "NOT shelf:s0"][n % 4];
+                    let probes = if n % 4 == 0 { 1 + random.below(40) } else { 40 };
+                    let k = 1 + random.below(60);
+                    let exclude: Vec<i64> = (0..n as i64 * 3).map(|i| i * 7 - 3000).collect();
+                    json!({"vector": vector, "filter": filter, "probes": probes, "k": k, "candidates": k + 40,
+                           "exclude": exclude, "exact": n % 5 == 4})
+                })
+                .collect();
+            for ([cpu, gpu], body) in both(&view, &mut gpu, &bodies).iter().zip(&bodies) {
+                agree(cpu, gpu, &format!("{rescore:?} {budget}: {body}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn whole_pass_that_does_not_fit_is_answered_by_the_cpu() {
+    let view = debian();
+    // The emulated card has 8 GiB, and no other has so much.
+    let residents = Arc::new(Residents::new(device()).with_budget(1 << 50));
+    let prepared = prepare(&view, &[request(&heldout(500)[0], &json!({"k": 5, "explain": true}))]);
+    for _ in 0..2 {
+        let answers = pass::run(&mut Cuda::new(residents.clone(), Threads::new(1)), &prepared, None);
+        let kernel = answers[0].as_ref().unwrap().explain.as_ref().unwrap().kernel;
+        assert!(!["emulated", "cuda"].contains(&kernel), "{kernel}");
+    }
+    let past = Some(std::time::Instant::now());
+    let late = pass::run(&mut gpu(256 << 20), &prepared, past);
+    assert_eq!(late[0].as_ref().unwrap_err().kind(), Kind::DeadlineExceeded);
+}

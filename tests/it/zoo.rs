@@ -1,0 +1,68 @@
+//! The models of the zoo, exported from PyTorch: published, served and held against what PyTorch says.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use sterling::ivf::Rescore;
+use sterling::publish::Publish;
+use sterling::snapshot::Recipe;
+
+use crate::support::{Server, json as read, put, root};
+
+/// Largest difference to PyTorch of a query's number, a similarity or a task's score.
+const TOLERANCE: f64 = 2e-4;
+
+fn packages() -> Vec<PathBuf> {
+    let folders = fs::read_dir(root().join("models")).unwrap().map(|entry| entry.unwrap().path());
+    // The others have no items as JSON lines.
+    let mut found: Vec<PathBuf> = folders.filter(|folder| folder.join("items.jsonl").exists()).collect();
+    found.sort();
+    found
+}
+
+fn near(found: &Value, wanted: &Value, place: &str) {
+    let (found, wanted) = (found.as_f64().unwrap(), wanted.as_f64().unwrap());
+    assert!((found - wanted).abs() <= TOLERANCE, "{place}: {found}, PyTorch says {wanted}");
+}
+
+#[test]
+fn the_zoo_answers_as_pytorch_does() {
+    let store = tempfile::tempdir().unwrap();
+    let packages = packages();
+    assert!(packages.len() >= 2, "{packages:?}");
+    let mut recipe = Recipe::default();
+    recipe.index.rescore = Rescore::F32;
+    for package in &packages {
+        let items = Some(package.join("items.jsonl"));
+        let what = Publish { package: Some(package.clone()), items, recipe: recipe.clone(), ..Publish::default() };
+        put(store.path(), &what).unwrap_or_else(|e| panic!("{}: {e}", package.display()));
+    }
+    for package in &packages {
+        let name = package.file_name().unwrap().to_str().unwrap();
+        let server = Server::start_with(store.path(), &["--model", name]);
+        let call = |verb: &str, body: Value| server.ask(&format!("/v1/models/{name}:{verb}"), body);
+        for (n, case) in read(package.join("golden.json"))["requests"].as_array().unwrap().iter().enumerate() {
+            let place = format!("{name}, request {n}");
+            let embedding = call("embed", json!({"features": case["features"]}));
+            let query = case["query"].as_array().unwrap();
+            assert_eq!(embedding["embedding"].as_array().unwrap().len(), query.len(), "{place}");
+            for (found, wanted) in embedding["embedding"].as_array().unwrap().iter().zip(query) {
+                near(found, wanted, &place);
+            }
+            let request =
+                json!({"features": case["features"], "exact": true, "k": 400, "candidates": 400, "timeout_ms": 60000});
+            let answer = call("retrieve", request);
+            let found: HashMap<i64, &Value> =
+                answer["items"].as_array().unwrap().iter().map(|item| (item["id"].as_i64().unwrap(), item)).collect();
+            for wanted in case["items"].as_array().unwrap() {
+                let item = found[&wanted["id"].as_i64().unwrap()];
+                near(&item["similarity"], &wanted["similarity"], &format!("{place}, similarity of {}", wanted["id"]));
+                for (task, score) in wanted["tasks"].as_object().unwrap() {
+                    near(&item["tasks"][task], score, &format!("{place}, {task} of {}", wanted["id"]));
+                }
+            }
+        }
+    }
+}
