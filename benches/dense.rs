@@ -168,10 +168,12 @@ fn cases() -> Vec<(String, Call)> {
             black_box(other.iter().step_by(64).fold(0u8, |sum, x| sum.wrapping_add(*x)));
             call();
         };
-        all.push((format!("tower cold {way}"), Box::new(move || cold())));
+        all.push((format!("tower cold {way}"), Box::new(cold)));
     }
     let other = vec![1u8; 8 << 20];
-    let sweep = move || drop(black_box(other.iter().step_by(64).fold(0u8, |sum, x| sum.wrapping_add(*x))));
+    let sweep = move || {
+        black_box(other.iter().step_by(64).fold(0u8, |sum, x| sum.wrapping_add(*x)));
+    };
     all.push(("sweep".into(), Box::new(sweep)));
     all
 }
