@@ -173,5 +173,24 @@ fn work(plan: &Plan, rows: usize) -> usize {
     plan.user_work.saturating_add(plan.row_work.saturating_mul(rows))
 }
 
+impl RowProgram {
+    /// What it takes where as little as possible is done once a request, and where as little as possible is done a row.
+    pub fn figures(&self) -> [Figures; 2] {
+        self.figures
+    }
+
+    /// One name for its text, 16 hexadecimal digits.
+    pub fn digest(&self) -> String {
+        format!("{:016x}", xxhash_rust::xxh3::xxh3_64(self.to_string().as_bytes()))
+    }
+}
+
+impl std::fmt::Display for RowProgram {
+    /// The plans one after the other; a single one where both are the same.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
 #[cfg(test)]
 mod tests;

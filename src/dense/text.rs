@@ -4,7 +4,6 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::RowProgram;
 use super::plan::{Factor, Memory, Operand, Place, Plan, Precision, Step, Work};
 use crate::device::cpu::dense::Form;
 
@@ -34,18 +33,6 @@ impl Figures {
     }
 }
 
-impl RowProgram {
-    /// What it takes where as little as possible is done once a request, and where as little as possible is done a row.
-    pub fn figures(&self) -> [Figures; 2] {
-        self.figures
-    }
-
-    /// One name for its text, 16 hexadecimal digits.
-    pub fn digest(&self) -> String {
-        format!("{:016x}", xxhash_rust::xxh3::xxh3_64(self.to_string().as_bytes()))
-    }
-}
-
 /// Numbers that a step makes of a row.
 fn numbers(work: &Work) -> usize {
     match work {
@@ -70,13 +57,6 @@ fn flops(work: &Work) -> u64 {
         Work::Concat { .. } | Work::Pick { .. } | Work::Narrow { .. } | Work::PackNarrow { .. } => 0,
     };
     flops as u64
-}
-
-impl Display for RowProgram {
-    /// The plans one after the other; a single one where both are the same.
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
 }
 
 /// Two plans, as they are in f32.

@@ -1,3 +1,5 @@
+//! What a log promises: order, durability, and a clear word where the disk does not keep its own.
+
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;

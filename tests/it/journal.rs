@@ -24,7 +24,6 @@ fn payload(position: u64) -> Vec<u8> {
 
 /// Runs in a process of its own, until it is killed: appends, and prints what it was told is durable.
 #[test]
-#[ignore = "run by the tests below"]
 fn writes_until_it_is_killed() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
     let log = open(Path::new(&folder));
@@ -52,7 +51,7 @@ fn kill_again_and_again(rounds: u64) {
     let mut checked = 0;
     for round in 0..rounds {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["journal::writes_until_it_is_killed", "--exact", "--ignored", "--nocapture"])
+            .args(["journal::writes_until_it_is_killed", "--exact", "--nocapture"])
             .env(FOLDER, folder.path())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -81,11 +80,7 @@ fn kill_again_and_again(rounds: u64) {
 
 #[test]
 fn nothing_that_was_acknowledged_is_lost_by_kill_9() {
-    kill_again_and_again(25);
-}
-
-#[test]
-#[ignore = "minutes: scripts/kill_journal.sh"]
-fn nothing_that_was_acknowledged_is_lost_by_a_thousand_kills() {
-    kill_again_and_again(1000);
+    // A thousand take minutes: `scripts/kill_journal.sh`.
+    let kills = std::env::var("STERLING_TEST_KILLS").ok().and_then(|count| count.parse().ok());
+    kill_again_and_again(kills.unwrap_or(25));
 }

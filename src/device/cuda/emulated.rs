@@ -12,8 +12,11 @@ use libloading::Library;
 use super::driver::{Driver, Launch};
 use crate::error::{Error, Result};
 
+// SAFETY: the types of the functions that `kernels/emulate.h` exports; who calls one says why it may.
 type LaunchFn = unsafe extern "C" fn(*const c_char, *const u32, u32, usize, *const c_void, usize, u64) -> *const c_char;
+// SAFETY: as above.
 type AllocFn = unsafe extern "C" fn(usize) -> *mut c_void;
+// SAFETY: as above.
 type FreeFn = unsafe extern "C" fn(*mut c_void);
 
 /// The kernels as a shared library, and memory of the host.
