@@ -519,11 +519,6 @@ fn packages_whose_parts_do_not_fit_are_refused_with_the_field() {
             "item.vectors `parts`: column `image`: vectors of 3 numbers, expected 2",
         ),
         (
-            "name = \"age\"",
-            "name = \"price\"",
-            "overarch: input `price` is a numeric item column and something else, expected one meaning",
-        ),
-        (
             "tower = \"user.onnx\"",
             "tower = \"user.onnx\"\nmerge = \"union\"",
             "user.merge is given without user.queries",
@@ -617,6 +612,18 @@ fn graphs_that_do_not_fit_are_refused_with_the_input() {
     let made = package("last", "f16", true).graph("user.onnx", open).graph("overarch.onnx", reads);
     let error = made.view().expect_err("an open dimension").to_string();
     assert!(error.contains("output `encoded_open` has shape [?, ?, 2], expected fixed dimensions"), "{error}");
+    // A feature of the user that is called like a numeric item column.
+    let reads = Onnx::default()
+        .input("item", &[-1, -1, 2])
+        .input("price", &[-1, 1])
+        .input("likes", &[-1, 2])
+        .numbers("weights", &[2, 2], &[1.0; 4])
+        .node("MatMul", &["item", "weights"], "logits")
+        .output("logits", &[-1, -1, 2]);
+    let model = model("last", "f16").replace("name = \"age\"", "name = \"price\"");
+    let made = package("last", "f16", true).text("model.toml", &model).graph("overarch.onnx", reads);
+    let error = made.view().expect_err("two meanings").to_string();
+    assert!(error.contains("overarch: input `price` is a numeric item column and something else"), "{error}");
     let unknown = user_tower().input("mood", &[-1, 1]);
     assert!(with("user.onnx", unknown).contains("user.onnx: input `mood` has no feature in user.features"));
 }

@@ -266,7 +266,7 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
             Onnx::new(&[query()], &[logits()], &["logits = Unsqueeze(query, last)"])
                 .with(&[integers("last", &[2])])
                 .bytes(),
-            &["overarch.onnx: no input `item`; it has: query"],
+            &["overarch.onnx: no input tells of candidates, expected `item` or another"],
         ),
         (
             "unknown column",
@@ -283,7 +283,7 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
         (
             "rank",
             shaped(value("logits", &[0, 0]), &["logits = ReduceSum(item, last)"]).attribute("keepdims", 0).bytes(),
-            &["overarch.onnx: `logits` has shape [?, ?], expected 3 dimensions"],
+            &["overarch.onnx: `logits` has shape [?, ?], expected [?, ?, 1]"],
         ),
         (
             "undeclared rank",
