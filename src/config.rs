@@ -2,6 +2,7 @@
 //!
 //! ```toml
 //! store = "store"
+//! updates = "updates"         # takes updates of items and keeps their journals here; without it none are taken
 //! listen = "127.0.0.1:8080"
 //! model = "debian"            # without it, every model of the store
 //! device = "cpu"              # what passes run on: cpu, cuda:N for a card, or auto for one where it works
@@ -54,6 +55,8 @@ use crate::{engine, http, limits};
 pub struct Config {
     /// Where snapshots are published.
     pub store: PathBuf,
+    /// Where updates of items are kept, a journal a model; without it the server takes none.
+    pub updates: Option<PathBuf>,
     /// The address to answer on.
     pub listen: SocketAddr,
     /// The one model to serve.
@@ -81,6 +84,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             store: "store".into(),
+            updates: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             model: None,
             device: "cpu".into(),
@@ -101,6 +105,9 @@ pub struct Flags {
     /// As [`Config::store`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<PathBuf>,
+    /// As [`Config::updates`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub updates: Option<PathBuf>,
     /// As [`Config::listen`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,

@@ -108,6 +108,34 @@ impl<'a> TensorFile<'a> {
     /// # Errors
     /// `Io` with the path.
     pub fn write(&self, path: &Path) -> Result<Checksum> {
+        let (text, ordered) = self.arranged();
+        write_atomic(path, |out| {
+            out.write_all(&(text.len() as u64).to_le_bytes())?;
+            out.write_all(&text)?;
+            ordered.iter().try_for_each(|t| out.write_all(t.values.bytes()))
+        })
+    }
+
+    /// The file's tensors as they are read back, without a file; `name` stands in errors.
+    ///
+    /// # Errors
+    /// `Overloaded` where the memory cannot be had.
+    pub fn in_memory(&self, name: &str) -> Result<Tensors> {
+        let (text, ordered) = self.arranged();
+        let bytes = ordered.iter().map(|t| t.values.bytes().len()).sum::<usize>();
+        let map = Map::filled(8 + text.len() + bytes, |mut to| {
+            let length = (text.len() as u64).to_le_bytes();
+            for part in [&length[..], &text].into_iter().chain(ordered.iter().map(|t| t.values.bytes())) {
+                let (here, rest) = to.split_at_mut(part.len());
+                here.copy_from_slice(part);
+                to = rest;
+            }
+        })?;
+        Tensors::of(Path::new(name), map)
+    }
+
+    /// The header, and the tensors in the order of the file.
+    fn arranged(&self) -> (Vec<u8>, Vec<&Named<'a>>) {
         let mut ordered: Vec<&Named<'_>> = self.tensors.iter().collect();
         ordered.sort_by_key(|t| {
             (!t.values.bytes().len().is_multiple_of(DATA_ALIGN_BYTES), std::cmp::Reverse(t.dtype.bitsize()))
@@ -121,11 +149,7 @@ impl<'a> TensorFile<'a> {
         }
         let mut text = serde_json::Value::Object(header).to_string().into_bytes();
         text.resize((8 + text.len()).next_multiple_of(DATA_ALIGN_BYTES) - 8, b' ');
-        write_atomic(path, |out| {
-            out.write_all(&(text.len() as u64).to_le_bytes())?;
-            out.write_all(&text)?;
-            ordered.iter().try_for_each(|t| out.write_all(t.values.bytes()))
-        })
+        (text, ordered)
     }
 }
 
@@ -358,6 +382,7 @@ mod tests {
         let sum = file.write(&path).unwrap();
         let back = Tensors::open(&path).unwrap();
         assert_eq!(Checksum::of(back.bytes()), sum);
+        assert_eq!(file.in_memory("a").unwrap().bytes(), back.bytes());
         let (codes, shape) = back.get::<u8>("codes", 2).unwrap();
         assert_eq!((codes.as_ptr() as usize % 64, shape), (0, vec![2, 64]));
         assert_eq!(&*back.vector::<i64>("ids", 3).unwrap(), [-1, 0, i64::MAX]);

@@ -49,6 +49,8 @@ pub const FILTER_DEPTH_MAX: usize = 64;
 pub const VALUE_BYTES_MAX: usize = 64 * 1024;
 /// Deepest nesting of a value-model expression.
 pub const VALUE_DEPTH_MAX: usize = 64;
+/// Items beside a snapshot, or as many as it has where that is more: beyond it updates are refused until a version is published.
+pub const FRESH_ITEMS: usize = 100_000;
 /// Largest request body, in bytes.
 pub const BODY_BYTES_MAX: usize = 32 << 20;
 /// Most work of one call, in milliseconds of one core as `pass::Cost` counts them.

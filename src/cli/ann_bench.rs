@@ -436,6 +436,7 @@ impl Searcher {
         let query = |n: usize| search::Query {
             vector: queries.row(n),
             plan: &plan,
+            beside: &[],
             excluded: &[],
             k: run.k,
             k0,
@@ -445,7 +446,7 @@ impl Searcher {
         };
         let queries: Vec<search::Query<'_>> = (0..queries.rows()).map(query).collect();
         self.results.slots.resize(queries.len(), Vec::new());
-        let catalogue = Catalogue { index, filter, ids: None, probes_max: index.lists() };
+        let catalogue = Catalogue { index, filter, ids: None, probes_max: index.lists(), gone: None, beside: &[] };
         catalogue.search(&queries, &mut self.scratch, &mut self.results);
         Ok(())
     }

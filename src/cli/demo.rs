@@ -78,7 +78,7 @@ impl Demo {
         server.app.registry.refresh();
         let model = server.app.registry.get(&name, Which::Active)?;
         for line in self.samples()? {
-            show(model.view(), &line)?;
+            show(&model.view(), &line)?;
         }
         let address = server.address()?;
         say(format_args!(

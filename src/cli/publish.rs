@@ -39,6 +39,9 @@ pub(super) struct Publish {
     /// queries.jsonl where it is not given, else items with some noise
     #[arg(long, value_name = "FILE")]
     queries: Option<PathBuf>,
+    /// The items contain the updates up to this position; the server applies those after it (docs/UPDATES.md)
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    position: u64,
     /// Where versions are published
     #[arg(long, default_value = "store")]
     store: PathBuf,
@@ -61,6 +64,7 @@ impl Publish {
             items: self.items,
             vectors: self.vectors.map(Vectors::Npy).or(self.faiss.map(Vectors::Faiss)),
             queries: self.queries,
+            position: self.position,
             recipe,
             remote: match self.remote.is_empty() {
                 true => None,

@@ -17,6 +17,7 @@ use crate::device::cuda::Choice;
 use crate::device::heap;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
+use crate::fresh::{Feeds, Updating};
 use crate::http::{self, App, Stop};
 use crate::registry::{self, Registry, Snapshots};
 use crate::snapshot::Placement;
@@ -30,6 +31,9 @@ pub(super) struct Serve {
     /// Where versions are published [default: store]
     #[arg(long)]
     store: Option<PathBuf>,
+    /// Take updates of items, and keep their journals in this folder
+    #[arg(long, value_name = "DIR")]
+    updates: Option<PathBuf>,
     /// The address to answer on [default: 127.0.0.1:8080]
     #[arg(long)]
     listen: Option<SocketAddr>,
@@ -60,8 +64,8 @@ impl Serve {
     pub(super) fn run(self) -> Result<()> {
         telemetry::start_logs(self.log_json);
         let tables = TableFlags { plan: self.plan, topology: self.topology, remote: self.remote };
-        let (store, listen, model, device) = (self.store, self.listen, self.model, self.device);
-        let flags = Flags { store, listen, model, device, tables };
+        let (store, updates, listen, model, device) = (self.store, self.updates, self.listen, self.model, self.device);
+        let flags = Flags { store, updates, listen, model, device, tables };
         let config = Config::read(self.config.as_deref(), &flags)?;
         let server = Server::bind(&config)?;
         say(format_args!("listening on http://{}", server.address()?))?;
@@ -94,10 +98,13 @@ impl Server {
         if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {
             tracing::warn!("model `{model}` has no version in {} yet, waiting for one", config.store.display());
         }
+        let feeds = config.updates.as_ref().map(|folder| Arc::new(Feeds::new(folder)));
+        let loader = Updating { snapshots: loader, feeds: feeds.clone() };
         let registry = Registry::new(store, loader, options).with_warm_up(Arc::new(warmup::check));
         let chosen = config.device.parse::<Choice>()?.open()?;
         tracing::info!(device = %chosen, "passes run here");
-        let app = Arc::new(App::new(registry, Engine::start(Passes::on(&chosen), &config.engine)?, &config.http));
+        let app = App::new(registry, Engine::start(Passes::on(&chosen), &config.engine)?, &config.http);
+        let app = Arc::new(app.with_updates(feeds, Duration::from_millis(config.engine.timeout_ms)));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .on_thread_park({

@@ -16,12 +16,14 @@ mod build;
 mod device;
 mod likeness;
 mod operator;
+mod stacked;
 mod view;
 
 pub use build::{ItemColumn, ItemValues, encode};
 pub use device::DeviceColumns;
 pub use likeness::likeness;
 pub use operator::Operator;
+pub use stacked::Stacked;
 pub use view::{Cell, Column, ColumnKind, Columns, Comparison};
 
 #[cfg(test)]

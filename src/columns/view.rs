@@ -23,6 +23,17 @@ pub enum ColumnKind {
     Floats,
 }
 
+impl ColumnKind {
+    /// What its values are.
+    pub fn plural(self) -> &'static str {
+        match self {
+            ColumnKind::Integers => "integers",
+            ColumnKind::Texts => "texts",
+            ColumnKind::Floats => "a number",
+        }
+    }
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Declared {
     pub(super) name: String,

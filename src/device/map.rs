@@ -44,18 +44,30 @@ impl Map {
     /// As [`ForeignFile`].
     pub fn read(path: &Path) -> Result<Self> {
         let mut file = ForeignFile::open(path)?;
-        if file.is_empty() {
+        let mut read = Ok(());
+        let map = Map::filled(file.len(), |to| read = file.read(to))?;
+        read.and_then(|()| file.finish()).map_err(|e| e.within(path.display()))?;
+        Ok(map)
+    }
+
+    /// Memory of its own that `fill` writes once.
+    ///
+    /// # Errors
+    /// `Overloaded` where the memory cannot be had.
+    pub fn filled(bytes: usize, fill: impl FnOnce(&mut [u8])) -> Result<Self> {
+        if bytes == 0 {
+            fill(&mut []);
             return Ok(Map { map: None });
         }
-        let io = |e| Error::io(path.display(), e);
-        let mut map = memmap2::MmapMut::map_anon(file.len()).map_err(io)?;
-        if file.len() >= HUGE_PAGE_BYTES {
+        let lacking = |e| Error::overloaded(format!("{bytes} bytes of memory cannot be had: {e}"));
+        let mut map = memmap2::MmapMut::map_anon(bytes).map_err(lacking)?;
+        if bytes >= HUGE_PAGE_BYTES {
             // Refused where the kernel has no huge pages; small pages are slower and as right.
             #[cfg(target_os = "linux")]
             let _ = map.advise(memmap2::Advice::HugePage);
         }
-        file.read(&mut map).and_then(|()| file.finish()).map_err(|e| e.within(path.display()))?;
-        Ok(Map { map: Some(map.make_read_only().map_err(io)?) })
+        fill(&mut map);
+        Ok(Map { map: Some(map.make_read_only().map_err(lacking)?) })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
@@ -9,6 +10,7 @@ use super::bodies::Bodies;
 use super::options::Options;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
+use crate::fresh::Feeds;
 use crate::registry::Registry;
 
 /// What handlers share.
@@ -21,6 +23,10 @@ pub struct App {
     /// Long bodies that may be prepared at once.
     pub(super) long_bodies: Arc<Semaphore>,
     pub(super) draining: AtomicBool,
+    /// The updates of the models, where the server takes any.
+    pub(super) feeds: Option<Arc<Feeds>>,
+    /// How long a call waits for the position that it wants to see.
+    pub(super) updates_wait: Duration,
 }
 
 impl App {
@@ -29,13 +35,24 @@ impl App {
         // Half of the cores that passes use at most: those that wait for answers to short requests come first.
         let long_bodies = Arc::new(Semaphore::new((engine.workers() / 2).max(1)));
         let (registry, bodies) = (Arc::new(registry), Bodies::new(options));
-        App { registry, engine, bodies, long_bodies, draining: AtomicBool::new(false) }
+        let (draining, updates_wait) = (AtomicBool::new(false), Duration::from_secs(1));
+        App { registry, engine, bodies, long_bodies, draining, feeds: None, updates_wait }
+    }
+
+    /// The same edge, which takes updates too; calls wait for a position as long as other requests have time.
+    pub fn with_updates(self, feeds: Option<Arc<Feeds>>, wait: Duration) -> Self {
+        App { feeds, updates_wait: wait, ..self }
     }
 
     pub(super) fn ready(&self) -> Result<()> {
         if self.draining.load(Ordering::Relaxed) {
             return Err(Error::not_ready("the server is shutting down"));
         }
-        self.registry.ready()
+        self.registry.ready()?;
+        match self.registry.list().iter().find_map(|model| Some((model.name().to_owned(), model.content().stalled()?)))
+        {
+            Some((name, why)) => Err(Error::not_ready(format!("model `{name}` follows its updates no more: {why}"))),
+            None => Ok(()),
+        }
     }
 }

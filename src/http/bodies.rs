@@ -134,6 +134,11 @@ impl Bodies {
     /// Reads the whole body of a JSON request.
     pub(super) async fn read(&self, request: Request) -> Result<Whole, Refusal> {
         is_json(request.headers())?;
+        self.read_lines(request).await
+    }
+
+    /// Reads the whole body of a request whose kind the caller has looked at.
+    pub(super) async fn read_lines(&self, request: Request) -> Result<Whole, Refusal> {
         let body = request.into_body();
         let announced = body.size_hint().lower();
         if announced > BODY_BYTES_MAX as u64 {

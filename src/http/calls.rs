@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use super::answer::{Refusal, Share, Timing, json, problem, reply};
 use super::app::App;
 use super::bodies::Whole;
+use super::position::seen;
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, LabelList, LabelRequest, ModelInfo, ModelList, Problem, RankRequest,
     Reply, Retrievals, RetrieveOneOrMany, RetrieveResponse, RetrievedOneOrMany, Served, VersionInfo, VersionList,
@@ -28,7 +29,7 @@ use crate::registry::{Loaded, Registry, VersionState, Which};
 use crate::request::{Answer, Request as Ask};
 use crate::view::View;
 
-type Outcome = Result<Response, Refusal>;
+pub(super) type Outcome = Result<Response, Refusal>;
 
 const GET: &str = "GET, HEAD";
 /// Bodies from so many bytes on are read and prepared on threads of their own. A filter takes about a tenth of a microsecond
@@ -39,7 +40,7 @@ const LONG_BODY_WAIT: Duration = Duration::from_secs(1);
 const VERBS: [&str; 3] = ["retrieve", "rank", "embed"];
 
 /// The names in a path; where they are no text, a problem.
-pub struct Names<T>(T);
+pub struct Names<T>(pub(super) T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Names<T> {
     type Rejection = Refusal;
@@ -120,11 +121,12 @@ fn check_verb(verb: &str, method: &Method) -> Result<(), Refusal> {
 async fn dispatch(app: &App, model: Arc<Loaded>, verb: &str, request: Request) -> Outcome {
     // What cannot be in time need not be read.
     app.engine.admits(None)?;
+    let view = seen(app, &model, request.uri()).await?;
     let body = app.bodies.read(request).await?;
     match verb {
-        "retrieve" => retrieve(app, model, body).await,
-        "rank" => rank(app, model, body).await,
-        _ => embed(app, model, body).await,
+        "retrieve" => retrieve(app, &model, view, body).await,
+        "rank" => rank(app, &model, view, body).await,
+        _ => embed(app, &model, view, body).await,
     }
 }
 
@@ -135,7 +137,7 @@ enum Asked {
 }
 
 /// Reads and prepares what a body asks for: here, or, where that takes long, where nobody else waits for it.
-async fn prepare<T: Send + 'static>(
+pub(super) async fn prepare<T: Send + 'static>(
     app: &App,
     body: Whole,
     prepare: impl FnOnce(&[u8]) -> Result<T> + Send + 'static,
@@ -179,16 +181,16 @@ fn prepare_retrievals(view: &Arc<View>, body: &[u8]) -> Result<Asked> {
 #[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body(content = inline(RetrieveOneOrMany)),
     responses((status = 200, body = inline(RetrievedOneOrMany)), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn retrieve(app: &App, model: Arc<Loaded>, body: Whole) -> Outcome {
-    let view = model.view().clone();
+async fn retrieve(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
+    let told = served(model, &view);
     match prepare(app, body, move |body| prepare_retrievals(&view, body)).await? {
-        Asked::One(prepared, terms) => one(app, &model, *prepared, terms).await,
+        Asked::One(prepared, terms) => one(app, model, *prepared, terms).await,
         Asked::Many(prepared) => {
             let costs = prepared.iter().flatten().map(|(prepared, _)| prepared.cost());
             let share = app.bodies.hold_answer(costs.fold(Cost::default(), Cost::plus).answer_bytes)?;
             let calls = prepared.into_iter().map(|prepared| async {
                 let (prepared, terms) = prepared?;
-                items(app, &model, prepared, terms).await
+                items(app, prepared, terms).await
             });
             let mut results = join_all(calls).await;
             // Where nothing was taken in, the whole call was refused, and load balancers must see it.
@@ -199,18 +201,18 @@ async fn retrieve(app: &App, model: Arc<Loaded>, body: Whole) -> Outcome {
                 return Err(error.into());
             }
             let entries = results.into_iter().map(|r| r.unwrap_or_else(|e| problem(&e).into())).collect();
-            Ok(reply(Reply::many(served(&model), entries), Timing::default(), share))
+            Ok(reply(Reply::many(told, entries), Timing::default(), share))
         }
     }
 }
 
 /// Runs what was prepared, and makes the items of its answer ready to be written.
-async fn items(app: &App, model: &Loaded, prepared: Prepared, terms: Terms) -> Result<Entry> {
+async fn items(app: &App, prepared: Prepared, terms: Terms) -> Result<Entry> {
     let columns = prepared.columns().to_vec();
+    let view = prepared.view().clone();
     let answer = submit(app, prepared, terms).await?;
-    let main = model.view().main();
-    let tasks = main.package.spec.tasks.iter().map(|task| task.name.as_str());
-    Entry::items(answer, tasks, &main.columns, &columns)
+    let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
+    Entry::items(answer, tasks, view.columns(), &columns)
 }
 
 async fn submit(app: &App, prepared: Prepared, terms: Terms) -> Result<Answer> {
@@ -219,17 +221,19 @@ async fn submit(app: &App, prepared: Prepared, terms: Terms) -> Result<Answer> {
 
 async fn one(app: &App, model: &Loaded, prepared: Prepared, terms: Terms) -> Outcome {
     let share = app.bodies.hold_answer(prepared.cost().answer_bytes)?;
-    let entry = items(app, model, prepared, terms).await?;
+    let told = served(model, prepared.view());
+    let entry = items(app, prepared, terms).await?;
     let timing = Timing::of(entry.steps());
-    Ok(reply(Reply::one(served(model), entry), timing, share))
+    Ok(reply(Reply::one(told, entry), timing, share))
 }
 
-fn served(model: &Loaded) -> Served {
+pub(super) fn served(model: &Loaded, view: &View) -> Served {
     Served {
         model: model.name().into(),
         version: model.version(),
         digest: model.digest().into(),
-        coverage: model.view().coverage(),
+        coverage: view.coverage(),
+        position: view.position(),
     }
 }
 
@@ -237,29 +241,28 @@ fn served(model: &Loaded) -> Served {
 #[utoipa::path(post, path = "/v1/models/{model}:rank", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body = RankRequest,
     responses((status = 200, body = RetrieveResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn rank(app: &App, model: Arc<Loaded>, body: Whole) -> Outcome {
-    let view = model.view().clone();
+async fn rank(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
     let ranking = move |body: &[u8]| {
         let (request, terms) = wire::rank(body)?;
         Ok((pass::prepare(&view, Ask::Rank(request))?, terms))
     };
     let (prepared, terms) = prepare(app, body, ranking).await?;
-    one(app, &model, prepared, terms).await
+    one(app, model, prepared, terms).await
 }
 
 /// The query embedding of a user's features.
 #[utoipa::path(post, path = "/v1/models/{model}:embed", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body = EmbedRequest,
     responses((status = 200, body = EmbedResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn embed(app: &App, model: Arc<Loaded>, body: Whole) -> Outcome {
-    let view = model.view().clone();
+async fn embed(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
     let embedding = move |body: &[u8]| {
         let (request, terms) = wire::embed(body)?;
         Ok((pass::prepare(&view, Ask::Embed(request))?, terms))
     };
     let (prepared, terms) = prepare(app, body, embedding).await?;
+    let told = served(model, prepared.view());
     let answer = submit(app, prepared, terms).await?;
-    Ok(json(&wire::embedding(served(&model), answer)?))
+    Ok(json(&wire::embedding(told, answer)?))
 }
 
 /// Let a published version answer unpinned requests; loads it where it is not in memory.

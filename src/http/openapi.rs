@@ -6,7 +6,7 @@ use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
 use utoipa::openapi::{KnownFormat, ObjectBuilder, Required, SchemaFormat, Type};
 
 use super::answer::json;
-use super::calls;
+use super::{calls, items};
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -22,6 +22,10 @@ use super::calls;
         calls::load,
         calls::activate,
         calls::unload,
+        items::upsert,
+        items::delete,
+        items::item,
+        items::position,
         calls::labels,
         calls::put_label,
         calls::delete_label,

@@ -6,7 +6,7 @@ use axum::Router;
 use axum::routing::{any, get};
 
 use super::app::App;
-use super::{calls, layers, openapi};
+use super::{calls, items, layers, openapi};
 
 /// All routes over `app`.
 pub fn router(app: Arc<App>) -> Router {
@@ -18,6 +18,10 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{model}/versions/{version}", any(calls::version_call))
         .route("/v1/models/{model}/labels", get(calls::labels).fallback(only_get()))
         .route("/v1/models/{model}/labels/{label}", any(calls::label_call))
+        .route("/v1/models/{model}/items:upsert", any(items::upsert))
+        .route("/v1/models/{model}/items:delete", any(items::delete))
+        .route("/v1/models/{model}/items:position", get(items::position).fallback(only_get()))
+        .route("/v1/models/{model}/items/{id}", get(items::item).fallback(only_get()))
         .route("/v1/models/{model}/queries", get(calls::queries).fallback(only_get()))
         .route("/livez", get(calls::live).fallback(only_get()))
         .route("/readyz", get(calls::ready).fallback(only_get()))

@@ -51,7 +51,7 @@ pub(super) struct Centroids {
 }
 
 impl Centroids {
-    fn new(rows: Vec<f32>, dimension: usize, length: Option<f32>) -> Self {
+    pub(super) fn new(rows: Vec<f32>, dimension: usize, length: Option<f32>) -> Self {
         let count = rows.len() / dimension;
         let (codes, scales) = blocked(rows.chunks_exact(dimension).map(Some), dimension, count);
         let penalty = |(n, row): (usize, &[f32])| {

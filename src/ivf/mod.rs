@@ -16,6 +16,7 @@
 //! co-design of SilverTorch (arXiv 2511.14881).
 
 mod ahead;
+mod assign;
 mod batch;
 mod build;
 mod device;
@@ -27,6 +28,7 @@ mod search;
 mod view;
 
 pub use ahead::{Ahead, Ending, Margins, Seen, next_look};
+pub use assign::Assigner;
 pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, Options, Rescore, build, from_lists, steps};
 pub use device::DeviceIndex;

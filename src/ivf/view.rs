@@ -39,6 +39,7 @@ pub struct Index {
     pub(super) scales: Buffer<f32>,
     pub(super) list_offsets: Vec<u32>,
     pub(super) list_lengths: Buffer<u32>,
+    pub(super) centroids: Buffer<f32>,
     pub(super) centroid_codes: Vec<u8>,
     pub(super) centroid_scales: Vec<f32>,
     /// `[C]`, or empty where lists are probed by inner products alone.
@@ -111,6 +112,7 @@ impl Index {
             scales,
             list_offsets,
             list_lengths,
+            centroids,
             centroid_codes,
             centroid_scales,
             penalties,
@@ -172,6 +174,17 @@ impl Index {
     /// The items of each list, `[C]`.
     pub fn list_lengths(&self) -> &[u32] {
         &self.list_lengths
+    }
+
+    /// The list of a slot.
+    pub fn list_of(&self, slot: Slot) -> ListId {
+        ListId(self.list_offsets.partition_point(|&first| first <= slot.0).saturating_sub(1) as u32)
+    }
+
+    /// The slots that hold items, list by list.
+    pub fn filled_slots(&self) -> impl Iterator<Item = Slot> + '_ {
+        let lists = self.list_offsets.iter().zip(&*self.list_lengths);
+        lists.flat_map(|(&first, &length)| (first..first + length).map(Slot))
     }
 
     /// The codes of all slots, `[blocks, G, 16, 4]`.

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::filter::Route;
 use crate::model::{QuerySpec, SIMILARITY};
 use crate::request::{Answer, Content, Explain, QueryReport, Ranked};
-use crate::search::{self, Catalogue, Found, Sink};
+use crate::search::{self, Found, Sink};
 use crate::tower::{Candidates, Threads};
 use crate::units::Slot;
 use crate::view::View;
@@ -21,7 +21,6 @@ use crate::view::View;
 /// Memory that grew for more candidates than these is given back: those who ask for so many pay for it each time, and no one
 /// else holds it for them.
 const KEPT_CANDIDATES_MAX: usize = 20_000;
-
 /// The pass on a CPU: on one thread, but for graphs, which take as many as they are given.
 pub struct Cpu {
     threads: Threads,
@@ -58,13 +57,8 @@ impl Cpu {
         let Some(&first) = wanted.first() else { return };
         let view = batch.prepared(first).view().clone();
         let Cpu { threads, searches, scratch } = self;
-        let main = view.main();
-        let catalogue = Catalogue {
-            index: &main.index,
-            filter: &main.filter,
-            ids: Some(main.ids.of_slots()),
-            probes_max: main.recipe.serving.probes_max_of(main.index.lists()),
-        };
+        let parts = view.parts();
+        let catalogue = view.catalogue(&parts);
         let (mut searched, mut ranked) = (Vec::new(), Vec::new());
         for asked in embed(batch, &view, &wanted, threads, &mut scratch.graphs) {
             match &asked.prepared.task {
@@ -117,6 +111,7 @@ fn queries_of<'a>(view: &'a View, asked: &'a Asked<'_>, search: &'a Search) -> i
     asked.vector.chunks_exact(view.dimension()).zip(&search.k0).map(|(vector, &k0)| search::Query {
         vector,
         plan: &search.planned.plan,
+        beside: &search.planned.beside,
         excluded: &search.excluded,
         k: search.k,
         k0,
@@ -209,7 +204,8 @@ impl Reranker<'_> {
         let (main, specs) = (self.view.main(), self.view.main().package.spec.queries());
         let how = main.package.spec.user.as_ref().and_then(|user| user.merge).unwrap_or_default();
         let id = |slot| self.view.id(slot);
-        let merged = || merge::merge(how, specs, &parts, &asked.vector, &main.index, &id);
+        let products = |query: &[f32], slots: &[Slot], out: &mut [f32]| self.view.products(query, slots, out);
+        let merged = || merge::merge((how, specs), &parts, &asked.vector, &products, &id);
         let mut candidates = trace.step("merge", merged, |merged| (merged.len() as u64, 0));
         let found = Found { candidates: &mut candidates, counters, rescored, times };
         Some(self.answer(batch, asked, trace, &found, &parts))
@@ -256,12 +252,11 @@ impl Reranker<'_> {
 
     /// The retrieval score and the snapshot's numeric columns at the candidates.
     fn read_columns(&mut self, candidates: &[(f32, Slot)]) {
-        let numbers = &self.view.main().numbers;
         let columns = &mut self.scratch.columns;
-        columns.resize_with(numbers.len(), Vec::new);
-        for (column, (_, numbers)) in columns.iter_mut().zip(numbers) {
+        columns.resize_with(self.view.numbers().len(), Vec::new);
+        for (number, column) in columns.iter_mut().enumerate() {
             column.clear();
-            column.extend(candidates.iter().map(|(_, slot)| numbers[slot.index()]));
+            self.view.read_numbers(number, candidates.iter().map(|(_, slot)| *slot), column);
         }
         self.scratch.similarity.clear();
         self.scratch.similarity.extend(candidates.iter().map(|(score, _)| *score));
@@ -271,7 +266,7 @@ impl Reranker<'_> {
         if name == SIMILARITY {
             return Some(&self.scratch.similarity);
         }
-        let place = self.view.main().numbers.iter().position(|(n, _)| n == name)?;
+        let place = self.view.numbers().position(|n| n == name)?;
         Some(&self.scratch.columns[place])
     }
 
@@ -293,7 +288,7 @@ impl Reranker<'_> {
             let main = self.view.main();
             let user = asked.user_tensors(&main.package.user_inputs);
             let numbers: Vec<&[f32]> = overarch.numbers().filter_map(|name| self.column(name)).collect();
-            let row = |n: usize, row: &mut [f32]| main.candidates.write(&main.index, candidates[n].1, row);
+            let row = |n: usize, row: &mut [f32]| self.view.write_candidate(candidates[n].1, row);
             let run = Candidates { user: &user, count, row: &row, numbers: &numbers };
             let deadline = batch.deadline(asked.place);
             let mut between = || match deadline.is_some_and(|deadline| Instant::now() >= deadline) {

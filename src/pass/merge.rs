@@ -1,6 +1,6 @@
 //! Between steps 8 and 9, where a user has several queries: what each of them found becomes one list of candidates.
 
-use crate::ivf::{self, Counters};
+use crate::ivf::Counters;
 use crate::model::{Merge, QuerySpec};
 use crate::search::{Found, Times};
 use crate::units::{ItemId, Slot};
@@ -50,14 +50,16 @@ pub(super) fn totals(parts: &[Part]) -> (Counters, u64, Times) {
     (counters, rescored, times)
 }
 
+/// The products of a query with the rows of ascending slots.
+type Products<'a> = dyn Fn(&[f32], &[Slot], &mut [f32]) + 'a;
+
 /// The candidates of all queries as one list, best first, each item once, and its retrieval score as `merge` makes it. `vector`
 /// holds the queries one after the other.
 pub(super) fn merge(
-    how: Merge,
-    specs: &[QuerySpec],
+    (how, specs): (Merge, &[QuerySpec]),
     parts: &[Part],
     vector: &[f32],
-    index: &ivf::Index,
+    products: &Products<'_>,
     id: &dyn Fn(Slot) -> ItemId,
 ) -> Vec<(f32, Slot)> {
     let weighted = parts
@@ -76,7 +78,7 @@ pub(super) fn merge(
             .filter(|found| found.len() == parts.len())
             .map(|found| (found.iter().map(|(_, score)| score).sum(), found[0].0))
             .collect(),
-        Merge::Weighted => sums(&of_items.map(|found| found[0].0).collect::<Vec<_>>(), specs, vector, index),
+        Merge::Weighted => sums(&of_items.map(|found| found[0].0).collect::<Vec<_>>(), specs, vector, products),
     };
     // Sums of large scores may leave f32; sums with +0 make -0 and 0 equal in the total order.
     merged.iter_mut().for_each(|(score, _)| *score = score.clamp(f32::MIN, f32::MAX) + 0.0);
@@ -85,12 +87,11 @@ pub(super) fn merge(
 }
 
 /// The weighted sum of the products of all queries with each slot.
-fn sums(slots: &[Slot], specs: &[QuerySpec], vector: &[f32], index: &ivf::Index) -> Vec<(f32, Slot)> {
-    let rows: Vec<u32> = slots.iter().map(|slot| slot.0).collect();
-    let (mut sums, mut products) = (vec![0.0; rows.len()], vec![0.0; rows.len()]);
-    for (query, spec) in vector.chunks_exact(index.dimension()).zip(specs) {
-        index.products(query, &rows, &mut products);
-        sums.iter_mut().zip(&products).for_each(|(sum, product)| *sum += spec.weight * product);
+fn sums(slots: &[Slot], specs: &[QuerySpec], vector: &[f32], products: &Products<'_>) -> Vec<(f32, Slot)> {
+    let (mut sums, mut of_query) = (vec![0.0; slots.len()], vec![0.0; slots.len()]);
+    for (query, spec) in vector.chunks_exact(vector.len() / specs.len().max(1)).zip(specs) {
+        products(query, slots, &mut of_query);
+        sums.iter_mut().zip(&of_query).for_each(|(sum, product)| *sum += spec.weight * product);
     }
     sums.into_iter().zip(slots.iter().copied()).collect()
 }

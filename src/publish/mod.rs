@@ -82,6 +82,7 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
             items: arranged.ids.len(),
             slots: arranged.built.order.len(),
             lists: arranged.built.list_lengths.len(),
+            position: what.position,
             provenance: Provenance { seconds: start.elapsed().as_secs_f64(), ..provenance },
             files,
             graphs: Some(graphs),

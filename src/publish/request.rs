@@ -20,6 +20,8 @@ pub struct Publish {
     /// Queries to calibrate with, `.npy` or a `:retrieve` body a line; a package's own `queries.jsonl` where it is not given,
     /// else perturbed items.
     pub queries: Option<PathBuf>,
+    /// The position of the last update of the model that the items contain: those after it are applied when it is loaded.
+    pub position: u64,
     /// How the index is built.
     pub recipe: Recipe,
     /// The cluster that gets rows of the tables too.

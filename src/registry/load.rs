@@ -267,12 +267,12 @@ impl<T: Send + Sync> Registry<T> {
             )));
         }
         let room = self.room(name, &declared)?;
-        let view = Arc::new(self.loader.load(&folder)?);
+        let content = Arc::new(self.loader.load(&folder)?);
         let Declared { name, version, digest, .. } = declared;
         if self.store.stamp(&name, version) != Some(stamp) {
             return Err(Error::not_ready(format!("{}: it changed while it was loaded", folder.display())));
         }
-        let loaded = Loaded { view, name, version, digest, stamp: Some(stamp), room: Some(room) };
+        let loaded = Loaded { content, name, version, digest, stamp: Some(stamp), room: Some(room) };
         if let Some(warm) = &self.warm {
             warm(&loaded).map_err(|e| e.within(format!("{}: warm-up", folder.display())))?;
         }

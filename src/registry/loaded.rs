@@ -6,12 +6,12 @@ use std::time::Duration;
 use super::memory::Room;
 use crate::error::Kind;
 use crate::snapshot::{Snapshot, Stamp};
-use crate::view::View;
+use crate::view::{Live, View};
 
 /// One version in memory. Requests hold it while they run.
 #[derive(Debug)]
-pub struct Loaded<T = View> {
-    pub(super) view: Arc<T>,
+pub struct Loaded<T = Live> {
+    pub(super) content: Arc<T>,
     pub(super) name: String,
     pub(super) version: u64,
     pub(super) digest: String,
@@ -25,15 +25,20 @@ impl Loaded {
     pub fn new(snapshot: Snapshot) -> Self {
         let (name, version) = (snapshot.manifest.name.clone(), snapshot.manifest.version);
         let digest = snapshot.digest().to_owned();
-        let view = Arc::new(View::new(Arc::new(snapshot)));
-        Loaded { view, name, version, digest, stamp: None, room: None }
+        let content = Arc::new(Live::new(Arc::new(snapshot)));
+        Loaded { content, name, version, digest, stamp: None, room: None }
+    }
+
+    /// What answers at this moment.
+    pub fn view(&self) -> Arc<View> {
+        self.content.view()
     }
 }
 
 impl<T> Loaded<T> {
-    /// What answers.
-    pub fn view(&self) -> &Arc<T> {
-        &self.view
+    /// What was loaded.
+    pub fn content(&self) -> &Arc<T> {
+        &self.content
     }
 
     /// The model's name.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::snapshot::{Manifest, Placement, Snapshot};
 use crate::trial::Trials;
-use crate::view::View;
+use crate::view::{Live, View};
 
 /// What a folder says of its version, before anything else of it is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,18 +48,18 @@ pub struct Snapshots {
     pub recorded: usize,
 }
 
-impl Loader<View> for Snapshots {
+impl Loader<Live> for Snapshots {
     fn declared(&self, folder: &Path) -> Result<Declared> {
         let manifest = Manifest::read(folder)?;
         let memory_bytes = Snapshot::memory_bytes(folder, &manifest, &self.placement)?;
         Ok(Declared { digest: manifest.digest(), name: manifest.name, version: manifest.version, memory_bytes })
     }
 
-    fn load(&self, folder: &Path) -> Result<View> {
+    fn load(&self, folder: &Path) -> Result<Live> {
         if !Manifest::read(folder)?.is_tried() {
             self.trials.run(folder).map_err(|e| e.within(folder.display()))?;
         }
         let snapshot = Snapshot::load(folder, &self.placement)?;
-        Ok(View::new(Arc::new(snapshot)).recording(self.recorded))
+        Ok(Live::of(View::new(Arc::new(snapshot)).recording(self.recorded)))
     }
 }

@@ -13,7 +13,7 @@ use super::memory::Memory;
 use super::permits::{Permits, locked};
 use crate::error::{Error, Result};
 use crate::snapshot::{Store, check_name};
-use crate::view::View;
+use crate::view::Live;
 
 /// What a registry may do.
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ pub type Warm<T> = Arc<dyn Fn(&Loaded<T>) -> Result<()> + Send + Sync>;
 type Entries<T> = BTreeMap<String, Entry<T>>;
 
 /// The models of a store.
-pub struct Registry<T = View> {
+pub struct Registry<T = Live> {
     pub(super) store: Store,
     pub(super) loader: Box<dyn Loader<T>>,
     pub(super) options: Options,

@@ -120,7 +120,7 @@ impl Bed {
 
     /// What answers: the version and its text.
     fn answer(&self, name: &str, which: Which<'_>) -> Option<(u64, String)> {
-        self.registry.get(name, which).ok().map(|l| (l.version(), String::clone(l.view())))
+        self.registry.get(name, which).ok().map(|l| (l.version(), String::clone(l.content())))
     }
 
     fn active(&self, name: &str) -> (u64, String) {
@@ -198,7 +198,7 @@ fn a_version_is_its_bytes_and_not_only_its_number() {
     bed.registry.refresh();
     fs::remove_dir_all(bed.path("m", 3)).unwrap();
     bed.publish("m", 3, "five", 0);
-    assert_eq!(**bed.registry.activate("m", 3).unwrap().view(), "five");
+    assert_eq!(**bed.registry.activate("m", 3).unwrap().content(), "five");
     // What is pinned, labelled or rolled back to is the new bytes too.
     bed.registry.activate("m", 2).unwrap();
     bed.registry.label("m", "stable", 2).unwrap();
@@ -455,7 +455,7 @@ fn labels_and_versions_loaded_by_hand_stay() {
 #[test]
 fn a_version_that_fails_its_warm_up_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let warm: Warm<String> = Arc::new(|loaded| match loaded.view().as_str() {
+    let warm: Warm<String> = Arc::new(|loaded| match loaded.content().as_str() {
         "bad" => Err(Error::corrupt("golden request 3: another answer")),
         _ => Ok(()),
     });
@@ -526,7 +526,7 @@ proptest! {
                     if let Ok(loaded) = bed.registry.activate("m", version) {
                         prop_assert_eq!(bed.active("m").0, version);
                         if let Some(text) = published.get(&version) {
-                            prop_assert_eq!(&**loaded.view(), text, "never bytes that are published no more");
+                            prop_assert_eq!(&**loaded.content(), text, "never bytes that are published no more");
                         }
                     } else {
                         prop_assert!(!published.contains_key(&version) || bed.registry.versions("m").is_err());

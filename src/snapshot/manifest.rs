@@ -65,6 +65,9 @@ pub struct Manifest {
     pub slots: usize,
     /// Lists, C.
     pub lists: usize,
+    /// The position of the last update that its items contain; 0, which is left out, where they contain none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub position: u64,
     /// Where it came from.
     pub provenance: Provenance,
     /// Every other file of the snapshot with its length and hash.
@@ -172,6 +175,10 @@ impl Manifest {
     }
 }
 
+fn is_zero(position: &u64) -> bool {
+    *position == 0
+}
+
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '\\']) && name != ".." && name != "."
 }
@@ -193,6 +200,7 @@ mod tests {
             items: 3,
             slots: 16,
             lists: 1,
+            position: 0,
             provenance,
             files,
             graphs: None,

@@ -236,7 +236,8 @@ fn a_server_loads_a_version_of_several_queries_and_answers() {
     let store = tempfile::tempdir().unwrap();
     package("union").publish(store.path()).unwrap();
     let server = Server::start(store.path());
-    let by_features = server.ask("/v1/models/tastes:retrieve", json!({"features": {"taste": TASTES[0]}, "exact": true}));
+    let by_features =
+        server.ask("/v1/models/tastes:retrieve", json!({"features": {"taste": TASTES[0]}, "exact": true}));
     let by_vector = server.ask("/v1/models/tastes:retrieve", json!({"vector": TASTES[0], "exact": true}));
     assert_eq!(ids(&by_features).len(), 20);
     assert_eq!(ids(&by_features), ids(&by_vector));

@@ -2,10 +2,11 @@
 //! other module knows JSON of requests or answers.
 //!
 //! `values` reads feature values and bounded lists, `body` whole bodies, of the types of `request`; `reply` writes the types
-//! of `response`, a piece at a time; `info` tells of models and versions; `problem` of errors.
+//! of `response`, a piece at a time; `items` is of updates; `info` tells of models and versions; `problem` of errors.
 
 mod body;
 mod info;
+mod items;
 mod problem;
 mod reply;
 mod request;
@@ -18,6 +19,10 @@ pub use info::{
     CalibrationInfo, ColumnInfo, CurveInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList, QueryLine,
     TableInfo, VersionInfo, VersionList, calibration_info, model_info,
 };
+pub use items::{
+    DeleteRequest, DeleteResponse, ItemResponse, ItemUpsert, PositionResponse, RefusedItem, UpdateResponse, cell,
+    deletion, upserts,
+};
 pub(super) use problem::without_places;
 pub use problem::{Problem, status};
 pub use reply::{Entry, Reply, embedding};
@@ -25,5 +30,5 @@ pub use request::{EmbedRequest, RankRequest, RetrieveRequest};
 pub use response::{
     BatchEntry, BatchResponse, EmbedResponse, Explain, Item, Probes, RetrieveResponse, Retrieved, Served, Step,
 };
-pub(super) use schemas::{RetrieveOneOrMany, RetrievedOneOrMany};
+pub(super) use schemas::{RetrieveOneOrMany, RetrievedOneOrMany, UpsertRequest};
 pub use values::FeatureValue;

@@ -5,7 +5,7 @@ use serde_json::ser::{CompactFormatter, Formatter as _};
 
 use super::problem::Problem;
 use super::response::{EmbedResponse, Explain, Served, Step};
-use crate::columns::{Cell, Columns};
+use crate::columns::{Cell, Stacked};
 use crate::error::{Error, Result};
 use crate::request::{Answer, Content, Ranked};
 
@@ -21,7 +21,7 @@ struct Items {
     /// `"name":` of each task and of each column, ready to be copied.
     task_keys: Vec<Vec<u8>>,
     column_keys: Vec<Vec<u8>>,
-    columns: Columns,
+    columns: Stacked,
     picked: Vec<usize>,
 }
 
@@ -37,7 +37,7 @@ impl Entry {
     pub fn items<'a>(
         answer: Answer,
         tasks: impl IntoIterator<Item = &'a str>,
-        columns: &Columns,
+        columns: impl Into<Stacked>,
         asked: &[String],
     ) -> Result<Self> {
         let Content::Items(ranked) = answer.content else {
@@ -47,15 +47,16 @@ impl Entry {
         if let Some(x) = numbers.into_iter().find(|x| !x.is_finite()) {
             return Err(Error::internal(format!("an item is worth {x}, expected a finite number")));
         }
-        let picked = asked.iter().map(|name| columns.number(name)).collect::<Result<Vec<_>>>()?;
-        let names: Vec<&str> = columns.list().map(|c| c.name()).collect();
+        let columns = columns.into();
+        let picked = asked.iter().map(|name| columns.first().number(name)).collect::<Result<Vec<_>>>()?;
+        let names: Vec<String> = columns.first().list().map(|c| c.name().to_owned()).collect();
         Ok(Entry(Ok(Box::new(Items {
             ranked,
             explain: answer.explain.as_ref().map(Explain::from),
             degraded_rows: answer.degraded_rows,
             task_keys: tasks.into_iter().map(key).collect(),
-            column_keys: picked.iter().map(|&c| key(names[c])).collect(),
-            columns: columns.clone(),
+            column_keys: picked.iter().map(|&c| key(&names[c])).collect(),
+            columns,
             picked,
         }))))
     }
@@ -216,11 +217,10 @@ impl Items {
         if !self.task_keys.is_empty() {
             out.push(b'}');
         }
-        let columns = self.columns.list().as_slice();
         for (n, (&column, key)) in self.picked.iter().zip(&self.column_keys).enumerate() {
             out.extend_from_slice(if n == 0 { b",\"columns\":{" } else { b"," });
             out.extend_from_slice(key);
-            match columns[column].cell(ranked.slots[row]) {
+            match self.columns.cell(column, ranked.slots[row]) {
                 Cell::Missing => out.extend_from_slice(b"null"),
                 Cell::Integer(x) => integer(out, x),
                 Cell::Integers(many) => json(out, &many),
@@ -284,14 +284,14 @@ mod tests {
 
     use super::super::response::{BatchEntry, BatchResponse, RetrieveResponse};
     use super::*;
-    use crate::columns::{ItemColumn, ItemValues, encode};
+    use crate::columns::{Columns, ItemColumn, ItemValues, encode};
     use crate::error::Kind;
     use crate::files::{TensorFile, Tensors};
     use crate::request::StepReport;
     use crate::units::{ItemId, Slot};
 
     fn served() -> Served {
-        Served { model: "shop".into(), version: 7, digest: "ab".into(), coverage: 1.0 }
+        Served { model: "shop".into(), version: 7, digest: "ab".into(), coverage: 1.0, position: 0 }
     }
 
     /// Columns of `count` slots: a text, a set of whole numbers with a gap, a number.

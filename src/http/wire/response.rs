@@ -126,6 +126,9 @@ pub struct Served {
     pub digest: String,
     /// The share of the items that was there to be searched, 0 to 1.
     pub coverage: f64,
+    /// The position of the updates that the answer saw: all up to it, and none after it.
+    #[serde(default)]
+    pub position: u64,
 }
 
 /// The answer to a single retrieval or ranking.

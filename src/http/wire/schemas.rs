@@ -1,5 +1,6 @@
 //! Bodies that have two forms, as the OpenAPI document shows them.
 
+use super::items::ItemUpsert;
 use super::request::RetrieveRequest;
 use super::response::{BatchResponse, RetrieveResponse};
 
@@ -17,6 +18,15 @@ pub enum RetrieveOneOrMany {
         #[schema(min_items = 1, max_items = 1024)]
         requests: Vec<RetrieveRequest>,
     },
+}
+
+/// Items that are put, or whose attributes change; or, as `application/x-ndjson`, one of them a line.
+#[derive(utoipa::ToSchema, serde::Deserialize)]
+#[expect(dead_code, reason = "a schema of the document, never a value: `wire::upserts` reads both forms")]
+pub struct UpsertRequest {
+    /// Each taken or refused by itself.
+    #[schema(min_items = 1, max_items = 10000)]
+    items: Vec<ItemUpsert>,
 }
 
 /// The answer to a retrieval.

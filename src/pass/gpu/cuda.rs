@@ -54,6 +54,9 @@ impl Cuda {
         let wanted: Vec<usize> = (0..batch.len()).filter(|&place| batch.is_wanted(place)).collect();
         let Some(&first) = wanted.first() else { return Ok(()) };
         let view = batch.prepared(first).view();
+        if !view.is_bare() {
+            return Err(Error::unsupported("items beside the snapshot are searched on the CPU"));
+        }
         let residents = self.residents.clone();
         let (resident, device) = (residents.get(view.main())?, residents.device());
         let start = Instant::now();

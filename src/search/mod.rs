@@ -8,6 +8,11 @@
 //!    more of the survivors are looked at.
 //! 5. Candidates of int8 products are scored again by their wide rows. The int8 scores choose who is scored again: some more
 //!    than K0, so that rounding at the edge costs nothing.
+//!
+//! Items that came after the catalogue was built lie in parts beside it, each a catalogue of its own over the same lists or over
+//! one; they are searched alike, one after the other, and the best of all are taken. Items that are gone have a tombstone.
+
+mod tombstones;
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +20,14 @@ use crate::device::buffer::Buffer;
 use crate::filter::{self, Plan, Route};
 use crate::ivf::{self, Counters, Probing, Search};
 use crate::topk::{Selector, unkey};
-use crate::units::Slot;
+use crate::units::{ItemId, Slot};
+
+pub use tombstones::Tombstones;
 
 /// Most candidates of all searches that run together; a selector takes about 34 bytes for each and keeps them.
 const TOGETHER_MAX: usize = 1 << 18;
+/// Candidates more that are selected where some may be gone.
+const GONE_ROOM: usize = 64;
 
 /// What is searched.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +40,19 @@ pub struct Catalogue<'a> {
     pub ids: Option<&'a Buffer<i64>>,
     /// Most lists that a filtered query may probe.
     pub probes_max: usize,
+    /// Slots whose items are gone, where there are any.
+    pub gone: Option<&'a Tombstones>,
+    /// Further items, in the order of their slots.
+    pub beside: &'a [Annex<'a>],
+}
+
+/// Items beside a catalogue.
+#[derive(Clone, Copy, Debug)]
+pub struct Annex<'a> {
+    /// The items; nothing lies beside them again.
+    pub catalogue: Catalogue<'a>,
+    /// Their slot 0, counted from that of the catalogue that they lie beside.
+    pub first_slot: u32,
 }
 
 /// What one query asks.
@@ -40,6 +62,8 @@ pub struct Query<'a> {
     pub vector: &'a [f32],
     /// Which items are eligible.
     pub plan: &'a Plan,
+    /// The same for each part beside the catalogue.
+    pub beside: &'a [Plan],
     /// Slots that are not, ascending.
     pub excluded: &'a [Slot],
     /// Results, K: an unfiltered query that finds fewer probes on.
@@ -122,6 +146,8 @@ pub struct Scratch {
     candidates: Vec<(f32, Slot)>,
     slots: Vec<u32>,
     products: Vec<f32>,
+    /// Candidates of all parts.
+    merged: Vec<(f32, Slot)>,
 }
 
 /// What a query found together with others: in which of the scratch's selectors, and its share of what they took.
@@ -140,9 +166,17 @@ impl Query<'_> {
         }
     }
 
-    /// The same without words: some of them may be excluded.
-    fn room_unfiltered(&self, index: &ivf::Index) -> usize {
-        self.room(index) + self.excluded.len()
+    /// The same without words: some of them may be excluded or gone.
+    fn room_unfiltered(&self, catalogue: &Catalogue<'_>) -> usize {
+        let room = self.room(catalogue.index) + self.excluded.len();
+        match catalogue.gone {
+            // About as many as there are among so many, and half as many again.
+            Some(gone) => {
+                let share = gone.len() as f64 / catalogue.index.items().max(1) as f64;
+                room + (room as f64 * share * 1.5) as usize + GONE_ROOM
+            }
+            None => room,
+        }
     }
 
     fn is_excluded(&self, slot: Slot) -> bool {
@@ -164,12 +198,69 @@ impl Catalogue<'_> {
             for &n in of_plan {
                 if sink.is_wanted(n) {
                     let (query, mut times) = (&queries[n], Times::default());
-                    let counters = self.find(query, together[n].take(), scratch, &mut times);
-                    let rescored = self.settle(query, scratch, &mut times);
+                    let mut counters = self.find(query, together[n].take(), scratch, &mut times);
+                    let mut rescored = self.settle(query, scratch, &mut times);
+                    if !self.beside.is_empty() {
+                        rescored += self.search_beside(query, scratch, &mut counters, &mut times);
+                    }
                     sink.found(n, Found { candidates: &mut scratch.candidates, counters, rescored, times });
                 }
             }
         }
+    }
+
+    /// Searches the parts beside, and leaves the best K0 of all in `scratch.candidates`. Returns how many rows were scored again.
+    fn search_beside(
+        &self,
+        query: &Query<'_>,
+        scratch: &mut Scratch,
+        counters: &mut Counters,
+        times: &mut Times,
+    ) -> u64 {
+        let mut merged = std::mem::take(&mut scratch.merged);
+        merged.clone_from(&scratch.candidates);
+        let (mut rescored, mut excluded) = (0, Vec::new());
+        for (part, plan) in self.beside.iter().zip(query.beside) {
+            part.take(query.excluded, &mut excluded);
+            // Lists that hold too few are made up for by those of the parts that follow, and by the last one's further lists.
+            let k = query.k.saturating_sub(merged.len());
+            // What was measured of ends is of the catalogue's own lists: here a search ends where further lists bring little.
+            let of_part = Query { plan, beside: &[], excluded: &excluded, k, ending: None, ..*query };
+            counters.add(&part.catalogue.find(&of_part, None, scratch, times));
+            rescored += part.catalogue.settle(&of_part, scratch, times);
+            merged.extend(scratch.candidates.iter().map(|(score, slot)| (*score, Slot(slot.0 + part.first_slot))));
+        }
+        self.keep_best(query.k0, &mut merged);
+        std::mem::swap(&mut scratch.candidates, &mut merged);
+        scratch.merged = merged;
+        rescored
+    }
+
+    /// Keeps the best `k` of candidates of all parts, best first; of equal scores those of the lowest ids.
+    fn keep_best(&self, k: usize, candidates: &mut Vec<(f32, Slot)>) {
+        let better = |a: &(f32, Slot), b: &(f32, Slot)| {
+            // Sums with +0 make one zero of two.
+            (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then_with(|| self.rank(a.1).cmp(&self.rank(b.1)))
+        };
+        if k < candidates.len() {
+            candidates.select_nth_unstable_by(k, better);
+            candidates.truncate(k);
+        }
+        candidates.sort_unstable_by(better);
+    }
+
+    /// What equal scores are ordered by: the item in a slot of any part, or the slot where no items are known.
+    fn rank(&self, slot: Slot) -> (ItemId, Slot) {
+        let at = self.beside.partition_point(|part| part.first_slot <= slot.0);
+        let (ids, local) = match at.checked_sub(1).map(|at| &self.beside[at]) {
+            Some(part) => (part.catalogue.ids, Slot(slot.0 - part.first_slot)),
+            None => (self.ids, slot),
+        };
+        (ids.map_or(ItemId(0), |ids| ItemId(ids[local.index()])), slot)
+    }
+
+    fn is_gone(&self, slot: Slot) -> bool {
+        self.gone.is_some_and(|gone| gone.contains(slot))
     }
 
     /// Steps 4 and 6 for all queries without a filter, list by list, where they are so many that they share lists.
@@ -178,7 +269,7 @@ impl Catalogue<'_> {
         let mut left = TOGETHER_MAX;
         let mut taken: Vec<(usize, usize)> = Vec::new();
         for (n, query) in queries.iter().enumerate() {
-            let room = query.room_unfiltered(self.index);
+            let room = query.room_unfiltered(self);
             if !query.exact && matches!(query.plan.route(), Route::All) && room <= left {
                 left -= room;
                 taken.push((n, room));
@@ -227,7 +318,11 @@ impl Catalogue<'_> {
                 let counters = self.find_unfiltered(query, together, scratch, times);
                 // Without a filter the first P lists do, unless they hold too few: then the pass probes on, as with one.
                 let enough = scratch.candidates.len() >= query.k || counters.lists == self.index.lists() as u64;
-                if enough { counters } else { self.find_filtered(query, scratch, times) }
+                // Where more of the selected were gone than there was room for, words keep them from being selected.
+                let crowded_out = self.gone.is_some()
+                    && counters.survivors > query.room_unfiltered(self) as u64
+                    && scratch.candidates.len() < query.room(self.index);
+                if enough && !crowded_out { counters } else { self.find_filtered(query, scratch, times) }
             }
             Route::Words => self.find_filtered(query, scratch, times),
         }
@@ -235,7 +330,8 @@ impl Catalogue<'_> {
 
     fn find_slots(&self, query: &Query<'_>, slots: &[Slot], scratch: &mut Scratch, times: &mut Times) -> Counters {
         let start = Instant::now();
-        let eligible: Vec<Slot> = slots.iter().copied().filter(|&slot| !query.is_excluded(slot)).collect();
+        let eligible: Vec<Slot> =
+            slots.iter().copied().filter(|&slot| !query.is_excluded(slot) && !self.is_gone(slot)).collect();
         self.begin(&mut scratch.selector, query.k0);
         let counters = self.index.search_slots(query.vector, &eligible, &mut scratch.selector);
         scratch.candidates.extend(scratch.selector.finish().iter().map(|&key| unkey(key)));
@@ -246,7 +342,7 @@ impl Catalogue<'_> {
     fn find_exact(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> Counters {
         let start = Instant::now();
         self.begin(&mut scratch.selector, query.k0);
-        let eligible = |slot| query.plan.passes(slot) && !query.is_excluded(slot);
+        let eligible = |slot| !self.is_gone(slot) && query.plan.passes(slot) && !query.is_excluded(slot);
         let counters = self.index.search_exact(query.vector, eligible, &mut scratch.selector);
         scratch.candidates.extend(scratch.selector.finish().iter().map(|&key| unkey(key)));
         times.scan += start.elapsed();
@@ -264,14 +360,14 @@ impl Catalogue<'_> {
         let (selector, counters, took) = match together {
             Some(found) => (&mut selectors[found.selector], found.counters, found.took),
             None => {
-                let (start, room) = (Instant::now(), query.room_unfiltered(self.index));
+                let (start, room) = (Instant::now(), query.room_unfiltered(self));
                 self.begin(selector, room);
                 let counters = self.index.search(query.vector, self.probing(query), None, selector, room, alone);
                 (&mut *selector, counters, start.elapsed())
             }
         };
         times.add_search(took, Duration::ZERO, &counters);
-        verify(query, selector, candidates, times);
+        self.verify(query, selector, candidates, times);
         counters
     }
 
@@ -286,6 +382,9 @@ impl Catalogue<'_> {
                 let start = Instant::now();
                 query.plan.words(self.filter, list, words, out);
                 self.filter.exclude(list, query.excluded, out);
+                if let Some(gone) = self.gone {
+                    gone.clear(self.filter.first_slot(list), &mut out[..self.filter.words(list)]);
+                }
                 words_time += start.elapsed();
             };
             // Of survivors that are no "maybes" none drops out again.
@@ -293,7 +392,7 @@ impl Catalogue<'_> {
             let probing = self.probing(query);
             let counters = self.index.search(query.vector, probing, Some(&mut fill), selector, enough, alone);
             times.add_search(start.elapsed(), words_time, &counters);
-            verify(query, selector, candidates, times);
+            self.verify(query, selector, candidates, times);
             // Where "maybe" bits filled the selection and too few of them held, more of the survivors are looked at.
             let all_seen = counters.survivors <= room as u64;
             if candidates.len() >= query.k0 || all_seen || query.plan.is_exact() {
@@ -333,14 +432,33 @@ impl Catalogue<'_> {
         rescored
     }
 
-    /// Scores `slots` by their widest rows: best first in the candidates of what is found.
+    /// Scores ascending `slots`, of any part, by their widest rows: best first in the candidates of what is found.
     pub fn score(&self, vector: &[f32], slots: &[Slot], scratch: &mut Scratch, sink: &mut dyn FnMut(Found<'_>)) {
         let start = Instant::now();
-        scratch.candidates.clear();
-        scratch.candidates.extend(slots.iter().map(|&slot| (0.0, slot)));
-        let rescored = self.rescore(vector, slots.len(), scratch);
+        let of_main = self.beside.first().map_or(slots.len(), |part| slots.partition_point(|s| s.0 < part.first_slot));
+        let mut rescored = self.score_own(vector, &slots[..of_main], scratch);
+        if of_main < slots.len() {
+            let mut merged = std::mem::take(&mut scratch.merged);
+            merged.clone_from(&scratch.candidates);
+            let mut own = Vec::new();
+            for part in self.beside {
+                part.take(slots, &mut own);
+                rescored += part.catalogue.score_own(vector, &own, scratch);
+                merged.extend(scratch.candidates.iter().map(|(score, slot)| (*score, Slot(slot.0 + part.first_slot))));
+            }
+            self.keep_best(slots.len(), &mut merged);
+            std::mem::swap(&mut scratch.candidates, &mut merged);
+            scratch.merged = merged;
+        }
         let times = Times { rescore: start.elapsed(), ..Times::default() };
         sink(Found { candidates: &mut scratch.candidates, counters: Counters::default(), rescored, times });
+    }
+
+    /// The same for slots of its own.
+    fn score_own(&self, vector: &[f32], slots: &[Slot], scratch: &mut Scratch) -> u64 {
+        scratch.candidates.clear();
+        scratch.candidates.extend(slots.iter().map(|&slot| (0.0, slot)));
+        self.rescore(vector, slots.len(), scratch)
     }
 
     /// Scores the candidates with the widest rows, read in their order, and keeps the best K0, best first.
@@ -357,14 +475,26 @@ impl Catalogue<'_> {
         candidates.extend(selector.finish().iter().map(|&key| unkey(key)));
         slots.len() as u64
     }
+
+    /// Step 7: what is selected, less what is excluded or gone or only seemed to pass.
+    fn verify(&self, query: &Query<'_>, selected: &mut Selector, candidates: &mut Vec<(f32, Slot)>, times: &mut Times) {
+        let start = Instant::now();
+        let checked = !query.plan.is_exact();
+        let holds = |slot| !query.is_excluded(slot) && !self.is_gone(slot) && (!checked || query.plan.passes(slot));
+        candidates.clear();
+        candidates.extend(selected.finish().iter().map(|&key| unkey(key)).filter(|(_, slot)| holds(*slot)));
+        times.verify += start.elapsed();
+    }
 }
 
-/// Step 7: what is selected, less what is excluded or only seemed to pass.
-fn verify(query: &Query<'_>, selected: &mut Selector, candidates: &mut Vec<(f32, Slot)>, times: &mut Times) {
-    let start = Instant::now();
-    let checked = !query.plan.is_exact();
-    let selected = selected.finish().iter().map(|&key| unkey(key));
-    candidates.clear();
-    candidates.extend(selected.filter(|(_, slot)| !query.is_excluded(*slot) && (!checked || query.plan.passes(*slot))));
-    times.verify += start.elapsed();
+impl Annex<'_> {
+    /// Those of ascending slots of all parts that are this one's, counted from its own first.
+    fn take(&self, slots: &[Slot], own: &mut Vec<Slot>) {
+        let from = slots.partition_point(|slot| slot.0 < self.first_slot);
+        let end = u64::from(self.first_slot) + self.catalogue.index.slots() as u64;
+        own.clear();
+        own.extend(
+            slots[from..].iter().take_while(|slot| u64::from(slot.0) < end).map(|slot| Slot(slot.0 - self.first_slot)),
+        );
+    }
 }

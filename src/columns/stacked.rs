@@ -1,0 +1,38 @@
+//! Columns of several parts whose slots follow one another.
+
+use super::view::{Cell, Columns};
+use crate::units::Slot;
+
+/// The same columns of a first part and of those behind it.
+#[derive(Clone, Debug)]
+pub struct Stacked {
+    first: Columns,
+    /// With the slot, counted over all parts, that each begins at; ascending.
+    others: Vec<(u32, Columns)>,
+}
+
+impl Stacked {
+    /// The columns of a part, and of others with the slots that these begin at, ascending.
+    pub fn new(first: Columns, others: Vec<(u32, Columns)>) -> Self {
+        Stacked { first, others }
+    }
+
+    /// The columns of the first part, which says what all are called.
+    pub fn first(&self) -> &Columns {
+        &self.first
+    }
+
+    /// The values of a slot, of any part, in the column of a number.
+    pub fn cell(&self, column: usize, slot: Slot) -> Cell<'_> {
+        match self.others.partition_point(|(first, _)| *first <= slot.0).checked_sub(1) {
+            Some(at) => self.others[at].1.at(column).cell(Slot(slot.0 - self.others[at].0)),
+            None => self.first.at(column).cell(slot),
+        }
+    }
+}
+
+impl From<&Columns> for Stacked {
+    fn from(columns: &Columns) -> Self {
+        Stacked::new(columns.clone(), Vec::new())
+    }
+}

@@ -1,0 +1,289 @@
+//! The journal of a model, and who follows it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use super::state::Fresh;
+use super::update::Update;
+use crate::error::{Error, Kind, Result};
+use crate::journal::{Append, Done, Follower, Journal, Log, LogOptions, Record};
+use crate::registry::{Declared, Loader, Snapshots, is_passing};
+use crate::snapshot::{Manifest, Snapshot, check_name};
+use crate::view::{Live, Shown};
+
+/// Updates that are applied before they are shown.
+const TOGETHER_MAX: usize = 1024;
+/// How long a version that nobody holds any more may go on following.
+const LINGER: Duration = Duration::from_millis(250);
+/// Calls with a key that are remembered.
+const CALLS_MAX: usize = 10_000;
+
+/// A call that was made before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// A hash of what was sent.
+    pub digest: u64,
+    /// How many updates it made.
+    pub count: u32,
+    /// The position after it.
+    pub position: u64,
+}
+
+/// Calls by the keys that their callers know them by.
+#[derive(Default)]
+struct Calls {
+    /// `None` for one that is under way.
+    by_key: BTreeMap<String, Option<Made>>,
+    /// The keys of those that were made, the oldest first.
+    order: VecDeque<String>,
+}
+
+/// The updates of one model.
+pub struct Feed {
+    journal: Box<dyn Journal>,
+    calls: Mutex<Calls>,
+}
+
+impl Feed {
+    /// The updates of a journal.
+    pub fn new(journal: impl Journal + 'static) -> Self {
+        Feed { journal: Box::new(journal), calls: Mutex::default() }
+    }
+
+    /// The position of the last durable update.
+    pub fn last(&self) -> u64 {
+        self.journal.last()
+    }
+
+    /// Appends updates; `done` is told when they are durable, and must not wait.
+    pub fn append(&self, updates: &[Update], expected: Option<u64>, done: Done) {
+        match updates.iter().map(Update::encode).collect() {
+            Ok(records) => self.journal.append(Append { records, expected }, done),
+            Err(e) => done(Err(e)),
+        }
+    }
+
+    /// Lets go of the updates up to a position.
+    ///
+    /// # Errors
+    /// As [`Journal::release`].
+    pub fn release(&self, position: u64) -> Result<()> {
+        self.journal.release(position)
+    }
+
+    /// Begins a call with a key; where the same one was made before, what it came to.
+    ///
+    /// # Errors
+    /// `Conflict` where the key belongs to another call, or to one that is under way.
+    pub fn begin(&self, key: &str, digest: u64) -> Result<Option<Made>> {
+        let mut calls = self.calls();
+        match calls.by_key.get(key) {
+            None => {
+                calls.by_key.insert(key.into(), None);
+                Ok(None)
+            }
+            Some(Some(made)) if made.digest == digest => Ok(Some(made.clone())),
+            Some(Some(_)) => Err(Error::conflict(format!("idempotency key `{key}`: it was used for another call"))),
+            Some(None) => Err(Error::conflict(format!("idempotency key `{key}`: a call with it is under way"))),
+        }
+    }
+
+    /// Ends a call that was begun: it may be made again where nothing came of it.
+    pub fn end(&self, key: &str, made: Option<Made>) {
+        let mut calls = self.calls();
+        match made {
+            Some(made) => calls.remember(key, made),
+            None => drop(calls.by_key.remove(key)),
+        }
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        // What a panic leaves undone is one key.
+        self.calls.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Takes note of the call that an update tells of.
+    fn note(&self, position: u64, update: &Update) {
+        if let Update::Call { key, digest, count } = update {
+            self.calls().remember(key, Made { digest: *digest, count: *count, position });
+        }
+    }
+}
+
+impl Calls {
+    fn remember(&mut self, key: &str, made: Made) {
+        if self.by_key.insert(key.into(), Some(made)).flatten().is_none() {
+            self.order.push_back(key.into());
+        }
+        while self.order.len() > CALLS_MAX {
+            let oldest = self.order.pop_front();
+            oldest.map(|key| self.by_key.remove(&key));
+        }
+    }
+}
+
+/// The updates of all models of a server, each in a folder of its own.
+pub struct Feeds {
+    root: PathBuf,
+    open: Mutex<BTreeMap<String, Arc<Feed>>>,
+}
+
+impl Feeds {
+    /// The journals below a folder.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Feeds { root: root.into(), open: Mutex::default() }
+    }
+
+    /// The updates of a model of which a version was loaded.
+    pub fn of(&self, model: &str) -> Option<Arc<Feed>> {
+        self.lock().get(model).cloned()
+    }
+
+    /// The updates of a model, whose journal begins after a position where there is none yet.
+    ///
+    /// # Errors
+    /// `NotReady` where another process has the journal open; as [`Log::open`].
+    pub fn open(&self, model: &str, after: u64) -> Result<Arc<Feed>> {
+        check_name("model name", model)?;
+        let mut open = self.lock();
+        if let Some(feed) = open.get(model) {
+            return Ok(feed.clone());
+        }
+        let log = Log::open(&self.root.join(model), LogOptions { after, ..LogOptions::default() });
+        // A process that is about to end lets go of it.
+        let log = log.map_err(|e| match e.kind() {
+            Kind::Conflict => Error::not_ready(e.to_string()),
+            _ => e,
+        })?;
+        let feed = Arc::new(Feed::new(log));
+        open.insert(model.into(), feed.clone());
+        Ok(feed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Feed>>> {
+        self.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// Loads snapshots that go on with the updates of their model.
+pub struct Updating {
+    /// What loads them.
+    pub snapshots: Snapshots,
+    /// The updates; without them snapshots stay as they are.
+    pub feeds: Option<Arc<Feeds>>,
+}
+
+impl Loader<Live> for Updating {
+    fn declared(&self, folder: &Path) -> Result<Declared> {
+        self.snapshots.declared(folder)
+    }
+
+    fn load(&self, folder: &Path) -> Result<Live> {
+        let live = self.snapshots.load(folder)?;
+        let main = live.view().main().clone();
+        // Tensors that are kept by item do not come with updates yet.
+        let Some(feeds) = self.feeds.as_ref().filter(|_| main.package.spec.item.vectors.is_empty()) else {
+            return Ok(live);
+        };
+        let Manifest { name, position, .. } = main.manifest.clone();
+        let feed = feeds.open(&name, position)?;
+        follow(feed, main, &live).map_err(|e| e.within(format!("updates of {name} after position {position}")))?;
+        Ok(live)
+    }
+}
+
+/// Brings a snapshot to the position that its journal is at, and keeps it there on a thread of its own.
+fn follow(feed: Arc<Feed>, main: Arc<Snapshot>, live: &Live) -> Result<()> {
+    let position = main.manifest.position;
+    let mut following = Following {
+        records: feed.journal.follow(position)?,
+        name: main.manifest.name.clone(),
+        fresh: Fresh::new(main, position),
+        feed,
+        pending: Vec::new(),
+    };
+    while following.fresh.position() < following.feed.last() {
+        following.advance(Duration::ZERO)?;
+    }
+    live.show(following.fresh.view()?);
+    let shown = live.shared();
+    let run = move || following.run(&shown);
+    std::thread::Builder::new().name("updates".into()).spawn(run).map(drop).map_err(|e| Error::io("a thread", e))
+}
+
+/// A version that follows its journal.
+struct Following {
+    name: String,
+    feed: Arc<Feed>,
+    records: Box<dyn Follower>,
+    fresh: Fresh,
+    /// What was taken and is not applied yet.
+    pending: Vec<Update>,
+}
+
+impl Following {
+    fn run(&mut self, shown: &Weak<Shown>) {
+        loop {
+            // A panic costs the updates that follow, which is told, and no answer.
+            let step = catch_unwind(AssertUnwindSafe(|| self.step(shown)));
+            match step.unwrap_or_else(|_| Err(Error::internal("what applies updates broke; this is a defect"))) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(e) if is_passing(e.kind()) => {
+                    tracing::warn!(model = self.name, error = %e, "updates wait");
+                    std::thread::sleep(LINGER);
+                }
+                // What is shown stays as it is.
+                Err(e) => {
+                    tracing::error!(model = self.name, error = %e, "updates are followed no more");
+                    shown.upgrade().iter().for_each(|shown| shown.stall(&e));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Applies and shows what comes in a while; false where nobody looks any more.
+    fn step(&mut self, shown: &Weak<Shown>) -> Result<bool> {
+        let is_further = self.advance(LINGER)?;
+        let Some(shown) = shown.upgrade() else { return Ok(false) };
+        if is_further {
+            let view = self.fresh.view()?;
+            metrics::gauge!("sterling_fresh_items", "model" => self.name.clone()).set(view.fresh_items() as f64);
+            metrics::gauge!("sterling_position", "model" => self.name.clone()).set(view.position() as f64);
+            shown.show(view);
+        }
+        Ok(true)
+    }
+
+    /// Applies the next updates; false where none came in time.
+    fn advance(&mut self, wait: Duration) -> Result<bool> {
+        if self.pending.is_empty() {
+            self.take(wait)?;
+        }
+        let before = self.fresh.position();
+        let applied = self.fresh.apply(&self.pending);
+        let is_further = self.fresh.position() > before;
+        self.pending.drain(..(self.fresh.position() - before) as usize);
+        for (position, error) in applied? {
+            metrics::counter!("sterling_updates_refused_total", "model" => self.name.clone()).increment(1);
+            tracing::warn!(model = self.name, position, %error, "an update was passed over");
+        }
+        Ok(is_further)
+    }
+
+    /// Takes the next updates.
+    fn take(&mut self, wait: Duration) -> Result<()> {
+        let mut next = self.records.next(wait)?;
+        while let Some(Record { position, payload }) = next {
+            let update = Update::decode(&payload).map_err(|e| e.within(format!("position {position}")))?;
+            self.feed.note(position, &update);
+            self.pending.push(update);
+            next = if self.pending.len() < TOGETHER_MAX { self.records.next(Duration::ZERO)? } else { None };
+        }
+        Ok(())
+    }
+}

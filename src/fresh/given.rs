@@ -1,0 +1,185 @@
+//! What callers bring of items, checked against what a view knows: what passes becomes an update.
+
+use std::collections::BTreeSet;
+
+use super::update::{Put, Update};
+use crate::columns::ColumnKind;
+use crate::items::EMBEDDING;
+use crate::limits::COMPONENT_MAX;
+use crate::tower::FeatureKind;
+use crate::units::ItemId;
+use crate::view::{Attribute, View};
+
+/// Most updates of one call.
+pub const UPDATES_MAX: usize = 10_000;
+
+/// The values of one attribute as a caller brings them; what they mean, the model's columns say.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GivenValues {
+    /// Nothing, which takes the attribute away.
+    Missing,
+    /// Whole numbers.
+    Integers(Vec<i64>),
+    /// Numbers, one of them at least not whole.
+    Numbers(Vec<f64>),
+    /// Texts.
+    Texts(Vec<String>),
+}
+
+/// An item as a caller brings it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GivenItem {
+    /// The user's id.
+    pub id: i64,
+    /// Its vector.
+    pub embedding: Option<Vec<f32>>,
+    /// All of its attributes, or those that change.
+    pub attributes: Vec<(String, GivenValues)>,
+    /// True where this is all of the item, false where it changes some attributes of the one that there is.
+    pub whole: bool,
+}
+
+/// What is wrong with one item of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrong {
+    /// Its id, where it could be read.
+    pub id: Option<i64>,
+    /// The field, such as `attributes.year`; empty where it is the item as a whole.
+    pub field: String,
+    /// What came and what was expected.
+    pub reason: String,
+}
+
+impl GivenItem {
+    fn wrong(&self, field: impl Into<String>, reason: impl Into<String>) -> Wrong {
+        Wrong { id: Some(self.id), field: field.into(), reason: reason.into() }
+    }
+
+    /// The update that it asks for. `seen` are the ids of the call so far.
+    ///
+    /// # Errors
+    /// The field, what came and what was expected.
+    pub fn checked(self, view: &View, seen: &mut BTreeSet<i64>) -> Result<Update, Wrong> {
+        if !seen.insert(self.id) {
+            return Err(self.wrong("id", format!("{} stands twice in the call, expected each id once", self.id)));
+        }
+        self.check_vector(view)?;
+        let (mut attributes, mut dense) = (Vec::new(), Vec::new());
+        let mut named = BTreeSet::new();
+        for (name, values) in &self.attributes {
+            if !named.insert(name) {
+                return Err(self.wrong(format!("attributes.{name}"), "given twice"));
+            }
+            match self.attribute(view, name, values)? {
+                Brought::Attribute(attribute) => attributes.push((name.clone(), attribute)),
+                Brought::Dense(numbers) => dense.push((name.clone(), numbers)),
+            }
+        }
+        if !self.whole {
+            return match view.slot(ItemId(self.id)) {
+                Some(_) => Ok(Update::Set { id: self.id, attributes }),
+                None => Err(self.wrong("id", "no such item, whose attributes could change")),
+            };
+        }
+        let put = Put { id: self.id, vector: self.embedding.clone(), attributes, dense };
+        if let Some(tower) = &view.main().package.item
+            && let Err(e) = tower.read(put.features(tower.features()))
+        {
+            return Err(self.wrong("attributes", e.to_string()));
+        }
+        Ok(Update::Put(put))
+    }
+
+    fn check_vector(&self, view: &View) -> Result<(), Wrong> {
+        let has_tower = view.main().package.item.is_some();
+        let width = view.dimension();
+        match &self.embedding {
+            Some(_) if !self.whole => {
+                Err(self.wrong(EMBEDDING, "a vector beside `set`: expected the whole item with `attributes`"))
+            }
+            Some(_) if has_tower => Err(self.wrong(EMBEDDING, "the model's item tower makes it, expected none")),
+            None if self.whole && !has_tower => {
+                Err(self.wrong(EMBEDDING, format!("missing, expected {width} numbers")))
+            }
+            Some(vector) if vector.len() != width => {
+                Err(self.wrong(EMBEDDING, format!("got {} numbers, expected {width}", vector.len())))
+            }
+            Some(vector) => {
+                match vector.iter().position(|x| x.is_nan() || x.abs() > COMPONENT_MAX) {
+                    Some(at) => Err(self
+                        .wrong(EMBEDDING, format!("number {} is {:e}, which cannot be searched", at + 1, vector[at]))),
+                    None => Ok(()),
+                }
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The values of an attribute as its column, or the item tower, takes them.
+    fn attribute(&self, view: &View, name: &str, values: &GivenValues) -> Result<Brought, Wrong> {
+        let main = view.main();
+        let field = || format!("attributes.{name}");
+        let source = main.package.item.as_ref().and_then(|t| t.features().iter().find(|f| f.source() == name));
+        if let (Some(_), false) = (source, self.whole) {
+            let reason = "the item tower reads it: expected the whole item, from which a new vector is made";
+            return Err(self.wrong(field(), reason));
+        }
+        let column = main.columns.list().find(|column| column.name() == name);
+        let kind = match (column, source) {
+            (Some(column), _) => column.kind(),
+            (None, Some(source)) if source.kind == FeatureKind::Dense => {
+                let numbers: Vec<f32> = match values {
+                    GivenValues::Integers(values) => values.iter().map(|&x| x as f32).collect(),
+                    GivenValues::Numbers(values) => values.iter().map(|&x| x as f32).collect(),
+                    GivenValues::Missing => return Ok(Brought::Attribute(Attribute::Missing)),
+                    GivenValues::Texts(_) => return Err(self.wrong(field(), "got texts, expected numbers")),
+                };
+                return Ok(Brought::Dense(numbers));
+            }
+            (None, Some(_)) if matches!(values, GivenValues::Texts(_)) => ColumnKind::Texts,
+            (None, Some(_)) => ColumnKind::Integers,
+            (None, None) => {
+                let known: Vec<&str> = main.columns.list().map(|column| column.name()).collect();
+                return Err(self.wrong(field(), format!("unknown, expected one of: {}", known.join(", "))));
+            }
+        };
+        let attribute = values.as_kind(kind);
+        attribute
+            .map(Brought::Attribute)
+            .ok_or_else(|| self.wrong(field(), format!("got {}, expected {}", values.shown(), kind.plural())))
+    }
+}
+
+enum Brought {
+    Attribute(Attribute),
+    Dense(Vec<f32>),
+}
+
+impl GivenValues {
+    fn as_kind(&self, kind: ColumnKind) -> Option<Attribute> {
+        match (kind, self) {
+            (_, GivenValues::Missing) => Some(Attribute::Missing),
+            (ColumnKind::Integers, GivenValues::Integers(values)) => Some(Attribute::Integers(values.clone())),
+            (ColumnKind::Texts, GivenValues::Texts(values)) => Some(Attribute::Texts(values.clone())),
+            (ColumnKind::Floats, GivenValues::Numbers(one)) if one.len() == 1 && one[0].is_finite() => {
+                Some(Attribute::Number(one[0]))
+            }
+            (ColumnKind::Floats, GivenValues::Integers(one)) if one.len() == 1 => {
+                let number = one[0] as f64;
+                (number as i128 == i128::from(one[0])).then_some(Attribute::Number(number))
+            }
+            _ => None,
+        }
+    }
+
+    fn shown(&self) -> String {
+        match self {
+            GivenValues::Missing => "nothing".into(),
+            GivenValues::Integers(values) if values.len() == 1 => values[0].to_string(),
+            GivenValues::Numbers(values) if values.len() == 1 => values[0].to_string(),
+            GivenValues::Integers(values) => format!("{} integers", values.len()),
+            GivenValues::Numbers(values) => format!("{} numbers", values.len()),
+            GivenValues::Texts(_) => "texts".into(),
+        }
+    }
+}

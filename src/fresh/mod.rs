@@ -1,0 +1,18 @@
+//! Updates: what becomes of a snapshot while it is served.
+//!
+//! An update ([`Update`]) is a record of a model's journal. Each version in memory follows the journal by itself, from the
+//! position that its snapshot contains: [`Fresh`] applies one update after the other and makes views of what came out. What
+//! it makes depends on the snapshot and the updates up to a position and on nothing else, so that a restart, another version or
+//! another machine comes to the same answers.
+//!
+//! Updates hold inputs: attributes, features and vectors as they were sent. Each version runs them through its own item tower.
+
+mod feed;
+mod given;
+mod state;
+mod update;
+
+pub use feed::{Feed, Feeds, Made, Updating};
+pub use given::{GivenItem, GivenValues, UPDATES_MAX, Wrong};
+pub use state::Fresh;
+pub use update::{Put, Update};

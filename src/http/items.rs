@@ -1,0 +1,188 @@
+//! The calls that change items, and those that tell of them.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Weak};
+
+use axum::extract::{Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{Method, Uri};
+use tokio::sync::oneshot;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::answer::{Refusal, json};
+use super::app::App;
+use super::calls::{Names, Outcome, prepare, served};
+use super::position::{feed, number, seen};
+use super::wire::{
+    self, DeleteRequest, DeleteResponse, ItemResponse, PositionResponse, Problem, RefusedItem, UpdateResponse,
+    UpsertRequest,
+};
+use crate::error::{Error, Result};
+use crate::fresh::{Feed, Made, Update};
+use crate::limits::{EXCLUDE_MAX, FRESH_ITEMS};
+use crate::registry::Which;
+use crate::units::ItemId;
+use crate::view::View;
+
+/// Longest idempotency key, in bytes.
+const KEY_BYTES_MAX: usize = 128;
+const KEY: &str = "idempotency-key";
+
+/// What a call says beside its body.
+struct Said {
+    key: Option<String>,
+    if_position: Option<u64>,
+    lines: bool,
+}
+
+impl Said {
+    fn of(request: &Request) -> Result<Self, Refusal> {
+        let key = request.headers().get(KEY).map(|key| key.to_str().unwrap_or_default().to_owned());
+        if key.as_ref().is_some_and(|key| key.is_empty() || key.len() > KEY_BYTES_MAX) {
+            return Err(Error::invalid(format!("{KEY}: expected 1 to {KEY_BYTES_MAX} visible characters")).into());
+        }
+        if request.method() != Method::POST {
+            return Err(Refusal::method(request.method(), "POST"));
+        }
+        let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        let essence = kind.split(';').next().unwrap_or_default().trim();
+        let lines = ["application/x-ndjson", "application/jsonl"].iter().any(|l| essence.eq_ignore_ascii_case(l));
+        Ok(Said { key, if_position: number(request.uri(), "if_position")?, lines })
+    }
+}
+
+/// Put items, or change some of their attributes.
+#[utoipa::path(post, path = "/v1/models/{model}/items:upsert", tag = "items",
+    params(("model" = String, Path, description = "The model's name"),
+        ("if_position" = Option<u64>, Query, description = "Refuses the call where the last update has another position."),
+        ("idempotency-key" = Option<String>, Header, description = "A repeated call with one key happens once.")),
+    request_body(content = inline(UpsertRequest)),
+    responses((status = 200, body = UpdateResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let (feed, said) = (feed(&app, &model)?, Said::of(&request)?);
+    let body = if said.lines { app.bodies.read_lines(request).await? } else { app.bodies.read(request).await? };
+    let (view, lines) = (loaded.view(), said.lines);
+    let (fresh, most) = (view.fresh_items(), FRESH_ITEMS.max(view.main().index.items()));
+    if fresh >= most {
+        return Err(Error::no_space(format!(
+            "model `{model}`: {fresh} items lie beside the snapshot, expected fewer than {most}: publish a version with them in it"
+        ))
+        .into());
+    }
+    let checked = move |body: &[u8]| {
+        let (mut updates, mut refused, mut ids) = (Vec::new(), Vec::new(), BTreeSet::new());
+        for (place, item) in wire::upserts(body, lines)?.into_iter().enumerate() {
+            match item.and_then(|item| item.checked(&view, &mut ids)) {
+                Ok(update) => updates.push(update),
+                Err(wrong) => {
+                    refused.push(RefusedItem { place, id: wrong.id, field: wrong.field, reason: wrong.reason })
+                }
+            }
+        }
+        Ok((updates, refused, xxh3_64(body)))
+    };
+    let (updates, refused, digest) = prepare(&app, body, checked).await?;
+    let (made, repeated) = write(&feed, updates, digest, said).await?;
+    let accepted = made.count as usize;
+    Ok(json(&UpdateResponse { model, position: made.position, accepted, refused, repeated }))
+}
+
+/// Delete items.
+#[utoipa::path(post, path = "/v1/models/{model}/items:delete", tag = "items",
+    params(("model" = String, Path, description = "The model's name"),
+        ("if_position" = Option<u64>, Query, description = "Refuses the call where the last update has another position."),
+        ("idempotency-key" = Option<String>, Header, description = "A repeated call with one key happens once.")),
+    request_body = DeleteRequest,
+    responses((status = 200, body = DeleteResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn delete(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let (feed, said) = (feed(&app, &model)?, Said::of(&request)?);
+    let view = seen(&app, &loaded, request.uri()).await?;
+    let body = app.bodies.read(request).await?;
+    let digest = xxh3_64(&body);
+    let request = wire::deletion(&body)?;
+    let dry_run = request.dry_run;
+    // Walking over all items of a catalogue holds up whoever else this thread answers for.
+    let found = tokio::task::spawn_blocking(move || named(&view, request)).await;
+    let ids = found.map_err(|e| Error::internal(format!("a deletion: {e}")))??;
+    if dry_run {
+        let position = loaded.view().position();
+        return Ok(json(&DeleteResponse { model, position, deleted: ids.len(), dry_run }));
+    }
+    let updates = ids.into_iter().map(|id| Update::Delete { id: id.0 }).collect();
+    let (made, _) = write(&feed, updates, digest, said).await?;
+    Ok(json(&DeleteResponse { model, position: made.position, deleted: made.count as usize, dry_run }))
+}
+
+/// The items that a deletion means and that are there.
+fn named(view: &View, request: DeleteRequest) -> Result<Vec<ItemId>> {
+    match (request.ids, request.filter) {
+        (Some(ids), _) => {
+            let ids: BTreeSet<i64> = ids.into_iter().collect();
+            Ok(ids.into_iter().map(ItemId).filter(|&id| view.slot(id).is_some()).collect())
+        }
+        (None, filter) => {
+            let found = view.matching(&filter.unwrap_or_default())?;
+            match found.len() {
+                0..=EXCLUDE_MAX => Ok(found),
+                many => Err(Error::too_costly(format!("filter: {many} items, expected at most {EXCLUDE_MAX} a call"))),
+            }
+        }
+    }
+}
+
+/// Makes updates durable. Returns what came of the call, and whether it had been made before.
+async fn write(feed: &Arc<Feed>, mut updates: Vec<Update>, digest: u64, said: Said) -> Result<(Made, bool)> {
+    let count = updates.len() as u32;
+    if let Some(key) = &said.key {
+        if let Some(made) = feed.begin(key, digest)? {
+            return Ok((made, true));
+        }
+        updates.push(Update::Call { key: key.clone(), digest, count });
+    }
+    let (tell, told) = oneshot::channel();
+    // The journal tells the feed even where the client has left meanwhile.
+    let (weak, key): (Weak<Feed>, _) = (Arc::downgrade(feed), said.key);
+    let done = Box::new(move |result: Result<std::ops::Range<u64>>| {
+        let made = result.map(|range| Made { digest, count, position: range.end - 1 });
+        if let (Some(key), Some(feed)) = (key, weak.upgrade()) {
+            feed.end(&key, made.as_ref().ok().cloned());
+        }
+        // Nobody may wait any more.
+        let _ = tell.send(made);
+    });
+    feed.append(&updates, said.if_position, done);
+    let made = told.await.map_err(|_| Error::internal("the journal ended without an answer"))??;
+    Ok((made, false))
+}
+
+/// An item as it is.
+#[utoipa::path(get, path = "/v1/models/{model}/items/{id}", tag = "items",
+    params(("model" = String, Path, description = "The model's name"), ("id" = i64, Path),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen.")),
+    responses((status = 200, body = ItemResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn item(State(app): State<Arc<App>>, Names((model, id)): Names<(String, i64)>, uri: Uri) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let view = seen(&app, &loaded, &uri).await?;
+    let slot = view.slot(ItemId(id)).ok_or_else(|| {
+        Error::not_found(format!("model `{model}` holds no item {id} at position {}", view.position()))
+    })?;
+    let columns = view.columns();
+    let names = columns.first().list().enumerate();
+    let attributes = names.map(|(n, column)| (column.name().to_owned(), wire::cell(columns.cell(n, slot)))).collect();
+    Ok(json(&ItemResponse { served: served(&loaded, &view), id, attributes }))
+}
+
+/// How far updates are seen.
+#[utoipa::path(get, path = "/v1/models/{model}/items:position", tag = "items",
+    params(("model" = String, Path, description = "The model's name"),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen.")),
+    responses((status = 200, body = PositionResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn position(State(app): State<Arc<App>>, Names(model): Names<String>, uri: Uri) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let durable = feed(&app, &model)?.last();
+    let view = seen(&app, &loaded, &uri).await?;
+    let (items, fresh_items) = (view.items(), view.fresh_items());
+    Ok(json(&PositionResponse { served: served(&loaded, &view), durable, items, fresh_items }))
+}

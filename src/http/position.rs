@@ -1,0 +1,47 @@
+//! Which position of a model's updates a call sees.
+
+use std::sync::Arc;
+
+use axum::http::Uri;
+use tokio::time::timeout;
+
+use super::app::App;
+use crate::error::{Error, Result};
+use crate::fresh::Feed;
+use crate::registry::Loaded;
+use crate::view::View;
+
+/// The view of a model that a call asks for: of this moment, or of the one at which `min_position` is seen.
+pub(super) async fn seen(app: &App, model: &Loaded, uri: &Uri) -> Result<Arc<View>> {
+    let Some(position) = number(uri, "min_position")? else { return Ok(model.view()) };
+    let durable = feed(app, model.name()).map_or_else(|_| model.view().position(), |feed| feed.last());
+    if position > durable.max(model.view().position()) {
+        return Err(Error::invalid(format!("min_position: got {position}, the last update has {durable}")));
+    }
+    timeout(app.updates_wait, model.content().reached(position)).await.unwrap_or_else(|_| {
+        let shown = model.view().position();
+        Err(Error::deadline(format!("min_position: {position} is not seen yet, {shown} is")))
+    })
+}
+
+/// A parameter of the query that is a whole number.
+pub(super) fn number(uri: &Uri, name: &str) -> Result<Option<u64>> {
+    let parameters = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+    let mut texts = parameters.filter(|(key, _)| *key == name).map(|(_, text)| text);
+    let Some(text) = texts.next() else { return Ok(None) };
+    match text.parse() {
+        Ok(number) if texts.next().is_none() => Ok(Some(number)),
+        _ => Err(Error::invalid(format!("{name}: got `{text}`, expected one whole number"))),
+    }
+}
+
+/// The updates of a model.
+pub(super) fn feed(app: &App, model: &str) -> Result<Arc<Feed>> {
+    let feeds = app.feeds.as_ref();
+    let feeds = feeds.ok_or_else(|| Error::unsupported("this server takes no updates; `serve --updates DIR` does"))?;
+    feeds.of(model).ok_or_else(|| {
+        Error::unsupported(format!(
+            "model `{model}` takes no updates: it keeps `item.vectors`, which do not come with them"
+        ))
+    })
+}

@@ -1,0 +1,311 @@
+//! The JSON of updates of items.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::{self, Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::body::object;
+use super::response::Served;
+use super::values::List;
+use crate::columns::Cell;
+use crate::error::{Error, Result};
+use crate::fresh::{GivenItem, GivenValues, UPDATES_MAX, Wrong};
+use crate::limits::EXCLUDE_MAX;
+
+/// An item that is put, or whose attributes change.
+#[derive(Clone, Debug, PartialEq, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ItemUpsert {
+    /// The item.
+    pub id: i64,
+    /// Its vector, `[D]`, for a model without an item tower.
+    #[serde(default)]
+    pub embedding: Option<Vec<f32>>,
+    /// All of its attributes, each a text, a number, a list of texts or of integers, or null.
+    #[serde(default)]
+    #[schema(value_type = Object)]
+    attributes: Option<Members>,
+    /// In their place: attributes that change, while all others and the vector stay.
+    #[serde(default)]
+    #[schema(value_type = Object)]
+    set: Option<Members>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Upserts<'a> {
+    #[serde(borrow)]
+    items: List<&'a RawValue, UPDATES_MAX>,
+}
+
+/// Items that are to go: named, or found by a filter.
+#[derive(Clone, Debug, PartialEq, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeleteRequest {
+    /// The items.
+    #[serde(default)]
+    pub ids: Option<Vec<i64>>,
+    /// In their place: which items; see `docs/FILTERS.md`.
+    #[serde(default)]
+    pub filter: Option<String>,
+    /// True where nothing is to be deleted, but only counted.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// An item of a call that was refused; all others were taken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RefusedItem {
+    /// Its place in the call, from 0 up.
+    pub place: usize,
+    /// Its id, where it could be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<i64>,
+    /// The field that is wrong, such as `attributes.year`; empty where it is the item as a whole.
+    pub field: String,
+    /// What came and what was expected.
+    pub reason: String,
+}
+
+/// What became of updates. They are durable, and seen from their position on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UpdateResponse {
+    /// The model's name.
+    pub model: String,
+    /// The position after the last update of the call.
+    pub position: u64,
+    /// Items that were taken.
+    pub accepted: usize,
+    /// Items that were not, with the reasons.
+    pub refused: Vec<RefusedItem>,
+    /// True where the call was made before, with the same idempotency key: nothing happened again.
+    pub repeated: bool,
+}
+
+/// What became of deletions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeleteResponse {
+    /// The model's name.
+    pub model: String,
+    /// The position after the last of them.
+    pub position: u64,
+    /// Items that are gone, or would be.
+    pub deleted: usize,
+    /// True where nothing was deleted.
+    pub dry_run: bool,
+}
+
+/// An item as it is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ItemResponse {
+    /// Which snapshot answered.
+    #[serde(flatten)]
+    pub served: Served,
+    /// The item.
+    pub id: i64,
+    /// Its attributes that the model keeps.
+    #[schema(value_type = Object)]
+    pub attributes: BTreeMap<String, Value>,
+}
+
+/// How far updates are seen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PositionResponse {
+    /// Which snapshot answers, and the position that it shows.
+    #[serde(flatten)]
+    pub served: Served,
+    /// The position of the last durable update.
+    pub durable: u64,
+    /// Items that are searched.
+    pub items: usize,
+    /// Those of them that do not lie in the snapshot.
+    pub fresh_items: usize,
+}
+
+/// The members of an object as they stand there: a map would drop the first of two with one name.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Members(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Members {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Members;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of attributes")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> std::result::Result<Members, A::Error> {
+                let mut read = Members::default();
+                while let Some(member) = members.next_entry()? {
+                    read.0.push(member);
+                    if read.0.len() > crate::limits::FEATURES_MAX {
+                        return Err(de::Error::custom(format_args!(
+                            "more than {} attributes",
+                            crate::limits::FEATURES_MAX
+                        )));
+                    }
+                }
+                Ok(read)
+            }
+        }
+        from.deserialize_map(Read)
+    }
+}
+
+/// Reads the items of an upsert: an object with a list of them, or, of `lines`, one a line. An item that is wrong is wrong alone.
+///
+/// # Errors
+/// `Invalid` for a body that holds no items at all, or too many.
+pub fn upserts(body: &[u8], lines: bool) -> Result<Vec<Result<GivenItem, Wrong>>> {
+    let texts: Vec<&[u8]> = if lines {
+        body.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty()).collect()
+    } else {
+        let Upserts { items: List(items) } = object(body)?;
+        items.into_iter().map(|item| item.get().as_bytes()).collect()
+    };
+    if texts.is_empty() || texts.len() > UPDATES_MAX {
+        return Err(Error::invalid(format!("body: {} items, expected 1 to {UPDATES_MAX}", texts.len())));
+    }
+    Ok(texts.into_iter().map(upsert).collect())
+}
+
+fn upsert(text: &[u8]) -> Result<GivenItem, Wrong> {
+    let unread = |id, e: Error| Wrong { id, field: String::new(), reason: e.to_string() };
+    let ItemUpsert { id, embedding, attributes, set } = object(text).map_err(|e| unread(None, e))?;
+    let (whole, members) = match (attributes, set) {
+        (Some(_), Some(_)) => {
+            let both = Error::invalid("`set` beside `attributes`: expected the attributes that change, or all of them");
+            return Err(unread(Some(id), both));
+        }
+        (None, Some(set)) => (false, set),
+        (attributes, None) => (true, attributes.unwrap_or_default()),
+    };
+    let read = |(name, value): (String, Value)| match values(&value) {
+        Some(values) => Ok((name, values)),
+        None => {
+            let reason = "expected a text, a number, a list of texts or of numbers, or null".into();
+            Err(Wrong { id: Some(id), field: format!("attributes.{name}"), reason })
+        }
+    };
+    let attributes = members.0.into_iter().map(read).collect::<Result<_, _>>()?;
+    Ok(GivenItem { id, embedding, attributes, whole })
+}
+
+/// The values of an attribute; `None` for what is none.
+fn values(value: &Value) -> Option<GivenValues> {
+    let list = match value {
+        Value::Null => return Some(GivenValues::Missing),
+        Value::Array(list) if list.is_empty() => return Some(GivenValues::Missing),
+        Value::Array(list) => list.as_slice(),
+        one => std::slice::from_ref(one),
+    };
+    let text = |value: &Value| match value {
+        Value::Bool(value) => Some(value.to_string()),
+        Value::String(text) => Some(text.clone()),
+        _ => None,
+    };
+    // `-0` is parsed as a float, and is a whole number.
+    let integer = |value: &Value| value.as_i64().or_else(|| (value.as_f64() == Some(0.0)).then_some(0));
+    let texts = || list.iter().map(text).collect::<Option<_>>().map(GivenValues::Texts);
+    let integers = || list.iter().map(integer).collect::<Option<_>>().map(GivenValues::Integers);
+    let numbers = || {
+        let is_large = list.iter().any(|value| value.is_u64() && !value.is_i64());
+        if is_large { None } else { list.iter().map(Value::as_f64).collect::<Option<_>>().map(GivenValues::Numbers) }
+    };
+    texts().or_else(integers).or_else(numbers)
+}
+
+/// Reads the body of a deletion.
+///
+/// # Errors
+/// `Invalid` with the field, also where it names neither ids nor a filter, or both.
+pub fn deletion(body: &[u8]) -> Result<DeleteRequest> {
+    let request: DeleteRequest = object(body)?;
+    match (&request.ids, &request.filter) {
+        (Some(ids), None) if ids.len() > EXCLUDE_MAX => {
+            Err(Error::invalid(format!("field `ids`: got {}, expected at most {EXCLUDE_MAX}", ids.len())))
+        }
+        (None, Some(filter)) if filter.trim().is_empty() => {
+            Err(Error::invalid("field `filter`: got none, which is every item; name the ids where that is meant"))
+        }
+        (Some(_), None) | (None, Some(_)) => Ok(request),
+        _ => Err(Error::invalid("body: expected either `ids` or `filter`")),
+    }
+}
+
+/// A cell as JSON.
+pub fn cell(cell: Cell<'_>) -> Value {
+    match cell {
+        Cell::Missing => Value::Null,
+        Cell::Integer(value) => value.into(),
+        Cell::Integers(values) => values.into(),
+        Cell::Float(value) => value.into(),
+        Cell::Text(text) => text.into(),
+        Cell::Texts(texts) => texts.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn an_item_that_is_wrong_is_wrong_alone() {
+        let body = br#"{"items": [
+            {"id": 1, "embedding": [1, 0.5], "attributes": {"a": "x", "b": [1, 2], "c": 1.5, "d": null, "e": true}},
+            {"id": 2, "set": {"a": []}},
+            {"id": "x"}, {"id": 4, "colour": 1}, [], {"id": 5, "set": {}, "attributes": {}},
+            {"id": 6, "attributes": {"a": {"b": 1}}}, {"id": 7, "attributes": {"a": 9223372036854775808}},
+            {"id": 8, "attributes": {"a": [1, "x"]}}
+        ]}"#;
+        let read = upserts(body, false).unwrap();
+        let texts = |texts: &[&str]| GivenValues::Texts(texts.iter().map(|t| t.to_string()).collect());
+        let attributes = vec![
+            ("a".to_owned(), texts(&["x"])),
+            ("b".to_owned(), GivenValues::Integers(vec![1, 2])),
+            ("c".to_owned(), GivenValues::Numbers(vec![1.5])),
+            ("d".to_owned(), GivenValues::Missing),
+            ("e".to_owned(), texts(&["true"])),
+        ];
+        let whole = GivenItem { id: 1, embedding: Some(vec![1.0, 0.5]), attributes, whole: true };
+        assert_eq!(read[0], Ok(whole));
+        let set = vec![("a".to_owned(), GivenValues::Missing)];
+        assert_eq!(read[1], Ok(GivenItem { id: 2, embedding: None, attributes: set, whole: false }));
+        let wrong: Vec<_> = read[2..].iter().map(|item| item.clone().unwrap_err()).collect();
+        assert_eq!(
+            wrong.iter().map(|w| w.id).collect::<Vec<_>>(),
+            [None, None, None, Some(5), Some(6), Some(7), Some(8)]
+        );
+        assert!(wrong[1].reason.contains("colour") && wrong[4].field == "attributes.a", "{wrong:?}");
+    }
+
+    #[test]
+    fn lines_are_items_and_bodies_without_items_are_refused() {
+        let read = upserts(b"{\"id\": 1}\n\n  \r\n{\"id\": 2\n{\"id\": 3}", true).unwrap();
+        assert_eq!(read.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true]);
+        for body in
+            [&b""[..], b"{}", b"{\"items\": []}", b"{\"items\": 3}", b"[]", b"{\"items\": [{\"id\": 1}], \"x\": 1}"]
+        {
+            assert!(upserts(body, false).is_err(), "{}", String::from_utf8_lossy(body));
+        }
+        let many = "{\"id\": 1}\n".repeat(UPDATES_MAX + 1);
+        assert!(upserts(many.as_bytes(), true).unwrap_err().to_string().contains("10001 items"));
+    }
+
+    #[test]
+    fn a_deletion_names_ids_or_a_filter() {
+        assert_eq!(deletion(b"{\"ids\": [1, 2]}").unwrap().ids, Some(vec![1, 2]));
+        assert!(deletion(b"{\"filter\": \"a:b\", \"dry_run\": true}").unwrap().dry_run);
+        for body in
+            ["{}", "{\"ids\": [1], \"filter\": \"a:b\"}", "{\"filter\": \" \"}", "{\"ids\": [\"x\"]}", "{\"id\": 1}"]
+        {
+            assert!(deletion(body.as_bytes()).is_err(), "{body}");
+        }
+    }
+}

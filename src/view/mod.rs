@@ -1,0 +1,352 @@
+//! What one request sees: a snapshot at one position of its updates.
+//!
+//! Everything that a pass reads of items goes through here, so that a pass does not know where an item lies: in the main
+//! snapshot, or in one of the segments ([`Segment`]) that hold what came after it. Slots are counted over all of them: those of
+//! the main snapshot, then those of each segment. Of what lies in either, tombstones tell what was replaced or deleted since.
+//!
+//! A view never changes: an update makes another one, which shares all that is the same. So a request sees one position from its
+//! first step to its answer, and nobody locks anything. Filters are planned here too, and an equal filter of requests that are
+//! under way at the same time is planned once. Where a server is told to, the views of a snapshot keep some of the queries that
+//! they were asked, to calibrate by.
+
+mod live;
+mod segment;
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use crate::columns::{Column, Stacked};
+use crate::error::Result;
+use crate::filter::{self, Plan};
+use crate::search::{Annex, Catalogue, Tombstones};
+use crate::snapshot::Snapshot;
+use crate::tower::OverArch;
+use crate::units::{ItemId, Slot};
+use crate::value::Program;
+
+pub use live::{Live, Shown};
+pub use segment::{Attribute, Row, Segment};
+
+/// Plans that are remembered before those that no request holds any more are forgotten.
+const PLANS_MIN: usize = 64;
+
+/// A snapshot at one position.
+#[derive(Debug)]
+pub struct View {
+    main: Arc<Snapshot>,
+    /// Slots of the main snapshot whose items are gone.
+    gone: Tombstones,
+    pieces: Vec<Piece>,
+    position: u64,
+    plans: Mutex<Plans>,
+    recorded: Arc<Recorded>,
+}
+
+/// So many of the query embeddings that a view was asked, each with the same chance (reservoir sampling, Vitter 1985).
+#[derive(Debug, Default)]
+struct Recorded {
+    most: u64,
+    asked: AtomicU64,
+    chance: RandomState,
+    queries: Mutex<Vec<Vec<f32>>>,
+}
+
+/// A filter's plan for one view.
+#[derive(Debug)]
+pub struct Planned {
+    /// What finds the eligible items of the main snapshot.
+    pub plan: Plan,
+    /// The same for each segment.
+    pub beside: Vec<Plan>,
+    /// The filter in canonical form.
+    pub canonical: String,
+}
+
+#[derive(Debug, Default)]
+struct Plans {
+    by_canonical: HashMap<String, Weak<Planned>>,
+    /// How many there may be before the forgotten ones are removed.
+    room: usize,
+}
+
+/// A segment in a view.
+#[derive(Clone, Debug)]
+struct Piece {
+    segment: Arc<Segment>,
+    /// Its slots whose items are gone.
+    gone: Tombstones,
+    /// Its slot 0 in the view.
+    first_slot: u32,
+}
+
+impl View {
+    /// The view of a snapshot without updates.
+    pub fn new(main: Arc<Snapshot>) -> Self {
+        View::at(main.manifest.position, main, Tombstones::default(), Vec::new())
+    }
+
+    /// The view of a snapshot at a position of its updates: less what is `gone` of it, and with what `segments` hold, each less
+    /// what is gone of it.
+    pub fn at(position: u64, main: Arc<Snapshot>, gone: Tombstones, segments: Vec<(Arc<Segment>, Tombstones)>) -> Self {
+        let mut next = main.index.slots() as u32;
+        let piece = |(segment, gone): (Arc<Segment>, Tombstones)| {
+            let first_slot = next;
+            next += segment.index().slots() as u32;
+            Piece { segment, gone, first_slot }
+        };
+        let pieces = segments.into_iter().map(piece).collect();
+        View { main, gone, pieces, position, plans: Mutex::default(), recorded: Arc::default() }
+    }
+
+    /// The same view, keeping up to so many of the query embeddings that it and those after it will be asked.
+    #[must_use]
+    pub fn recording(self, most: usize) -> Self {
+        View { recorded: Arc::new(Recorded { most: most as u64, ..Recorded::default() }), ..self }
+    }
+
+    /// The same view, which goes on with what an earlier one of the snapshot has recorded.
+    #[must_use]
+    fn after(self, earlier: &View) -> Self {
+        View { recorded: earlier.recorded.clone(), ..self }
+    }
+
+    /// Takes note of a query embedding `[D]`, where the view records some.
+    pub fn record(&self, query: &[f32]) {
+        let Recorded { most, asked, chance, queries } = &*self.recorded;
+        if *most == 0 {
+            return;
+        }
+        let asked = asked.fetch_add(1, Ordering::Relaxed);
+        let place = if asked < *most { asked } else { chance.hash_one(asked) % (asked + 1) };
+        if place < *most {
+            let mut queries = unpoisoned(queries);
+            match queries.get_mut(place as usize) {
+                Some(kept) => kept.copy_from_slice(query),
+                None => queries.push(query.to_vec()),
+            }
+        }
+    }
+
+    /// The query embeddings that were recorded, or `None` where the view records none.
+    pub fn recorded(&self) -> Option<Vec<Vec<f32>>> {
+        (self.recorded.most > 0).then(|| unpoisoned(&self.recorded.queries).clone())
+    }
+
+    /// The main snapshot.
+    pub fn main(&self) -> &Arc<Snapshot> {
+        &self.main
+    }
+
+    /// The position of the updates that are seen.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Number of items, N.
+    pub fn items(&self) -> usize {
+        self.main.index.items() - self.gone.len() + self.fresh_items()
+    }
+
+    /// Number of items that do not lie in the main snapshot.
+    pub fn fresh_items(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.segment.index().items() - piece.gone.len()).sum()
+    }
+
+    /// Share of the model's items that a search of this view looks at: all of them, where nothing of the model is left out.
+    pub fn coverage(&self) -> f64 {
+        match self.main.manifest.items {
+            0 => 1.0,
+            items => self.main.index.items() as f64 / items as f64,
+        }
+    }
+
+    /// What lies beside the main snapshot, as it is searched.
+    pub fn parts(&self) -> Vec<Annex<'_>> {
+        self.pieces.iter().map(Piece::part).collect()
+    }
+
+    /// All items as they are searched, given [`View::parts`].
+    pub fn catalogue<'a>(&'a self, parts: &'a [Annex<'a>]) -> Catalogue<'a> {
+        Catalogue {
+            index: &self.main.index,
+            filter: &self.main.filter,
+            ids: Some(self.main.ids.of_slots()),
+            probes_max: self.main.recipe.serving.probes_max_of(self.main.index.lists()),
+            gone: Some(&self.gone).filter(|gone| !gone.is_empty()),
+            beside: parts,
+        }
+    }
+
+    /// The piece that holds a slot, and the slot in it; `None` for one of the main snapshot.
+    fn piece(&self, slot: Slot) -> Option<(&Piece, Slot)> {
+        let at = self.pieces.partition_point(|piece| piece.first_slot <= slot.0).checked_sub(1)?;
+        Some((&self.pieces[at], Slot(slot.0 - self.pieces[at].first_slot)))
+    }
+
+    /// Width of queries and items, D.
+    pub fn dimension(&self) -> usize {
+        self.main.index.dimension()
+    }
+
+    /// Where an item lies, or `None` where the view does not hold it.
+    pub fn slot(&self, id: ItemId) -> Option<Slot> {
+        let of_main = || self.main.ids.slot(id).filter(|&slot| !self.gone.contains(slot));
+        let of_piece = |piece: &Piece| {
+            let slot = piece.segment.ids().slot(id).filter(|&slot| !piece.gone.contains(slot))?;
+            Some(Slot(piece.first_slot + slot.0))
+        };
+        self.pieces.iter().find_map(of_piece).or_else(of_main)
+    }
+
+    /// The item in a slot that holds one.
+    pub fn id(&self, slot: Slot) -> ItemId {
+        match self.piece(slot) {
+            Some((piece, slot)) => piece.segment.ids().item(slot),
+            None => self.main.ids.item(slot),
+        }
+    }
+
+    /// The products of a vector with the rows of ascending slots.
+    ///
+    /// # Panics
+    /// Where `out` is not as long as `slots`.
+    pub fn products(&self, vector: &[f32], slots: &[Slot], out: &mut [f32]) {
+        let mut from = 0;
+        for part in slots.chunk_by(|a, b| self.first_of(*a) == self.first_of(*b)) {
+            let out = &mut out[from..from + part.len()];
+            let first = self.first_of(part[0]);
+            let index = self.piece(part[0]).map_or(&self.main.index, |(piece, _)| piece.segment.index());
+            let own: Vec<u32> = part.iter().map(|slot| slot.0 - first).collect();
+            index.products(vector, &own, out);
+            from += part.len();
+        }
+    }
+
+    /// The first slot of what holds a slot.
+    fn first_of(&self, slot: Slot) -> u32 {
+        self.piece(slot).map_or(0, |(piece, _)| piece.first_slot)
+    }
+
+    /// Writes what the reranker reads of the item in a slot as rows.
+    ///
+    /// # Panics
+    /// Where `out` is shorter than these.
+    pub fn write_candidate(&self, slot: Slot, out: &mut [f32]) {
+        match self.piece(slot) {
+            Some((piece, slot)) => piece.segment.candidates().write(piece.segment.index(), slot, out),
+            None => self.main.candidates.write(&self.main.index, slot, out),
+        }
+    }
+
+    /// True where nothing has changed since the main snapshot was published.
+    pub fn is_bare(&self) -> bool {
+        self.gone.is_empty() && self.pieces.is_empty()
+    }
+
+    /// The names of the columns that the reranker and the value model read.
+    pub fn numbers(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.main.numbers.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// The values of one of [`View::numbers`] at many slots, appended to `out`.
+    pub fn read_numbers(&self, column: usize, slots: impl Iterator<Item = Slot>, out: &mut Vec<f32>) {
+        let of_main = &self.main.numbers[column].1;
+        if self.pieces.is_empty() {
+            return out.extend(slots.map(|slot| of_main[slot.index()]));
+        }
+        out.extend(slots.map(|slot| match self.piece(slot) {
+            Some((piece, slot)) => piece.segment.numbers()[column][slot.index()],
+            None => of_main[slot.index()],
+        }));
+    }
+
+    /// The item columns of all slots.
+    pub fn columns(&self) -> Stacked {
+        let others = self.pieces.iter().map(|piece| (piece.first_slot, piece.segment.columns().clone()));
+        Stacked::new(self.main.columns.clone(), others.collect())
+    }
+
+    /// An item column by its name.
+    ///
+    /// # Errors
+    /// `Invalid` naming the columns that there are.
+    pub fn column(&self, name: &str) -> Result<&Column> {
+        self.main.columns.column(name)
+    }
+
+    /// The reranker, where the model has one.
+    pub fn overarch(&self) -> Option<&OverArch> {
+        self.main.package.overarch.as_ref()
+    }
+
+    /// The value model.
+    pub fn value(&self) -> &Program {
+        &self.main.value
+    }
+
+    /// The plan of a filter; requests that are under way with an equal one share it.
+    ///
+    /// # Errors
+    /// What is wrong with the filter, with the byte offset.
+    pub fn plan(&self, filter: &str) -> Result<Arc<Planned>> {
+        let parsed = filter::parse(filter)?.canonical();
+        let canonical = parsed.to_string();
+        if let Some(planned) = self.plans().by_canonical.get(&canonical).and_then(Weak::upgrade) {
+            return Ok(planned);
+        }
+        let plan = Plan::new(&parsed, &self.main.columns, &self.main.filter)?;
+        let of_piece = |piece: &Piece| Plan::new(&parsed, piece.segment.columns(), piece.segment.filter());
+        let beside = self.pieces.iter().map(of_piece).collect::<Result<_>>()?;
+        let planned = Arc::new(Planned { plan, beside, canonical: canonical.clone() });
+        let mut plans = self.plans();
+        if plans.by_canonical.len() >= plans.room.max(PLANS_MIN) {
+            plans.by_canonical.retain(|_, planned| planned.strong_count() > 0);
+            plans.room = plans.by_canonical.len() * 2;
+        }
+        plans.by_canonical.insert(canonical, Arc::downgrade(&planned));
+        Ok(planned)
+    }
+
+    /// The items that pass a filter, those of the main snapshot first.
+    ///
+    /// # Errors
+    /// As [`View::plan`].
+    pub fn matching(&self, filter: &str) -> Result<Vec<ItemId>> {
+        let planned = self.plan(filter)?;
+        let of_main = self.main.index.filled_slots();
+        let of_main = of_main.filter(|&slot| !self.gone.contains(slot) && planned.plan.passes(slot));
+        let mut found: Vec<ItemId> = of_main.map(|slot| self.main.ids.item(slot)).collect();
+        for (piece, plan) in self.pieces.iter().zip(&planned.beside) {
+            let slots = piece.segment.index().filled_slots();
+            let slots = slots.filter(|&slot| !piece.gone.contains(slot) && plan.passes(slot));
+            found.extend(slots.map(|slot| piece.segment.ids().item(slot)));
+        }
+        Ok(found)
+    }
+
+    fn plans(&self) -> MutexGuard<'_, Plans> {
+        unpoisoned(&self.plans)
+    }
+}
+
+/// What lies behind a lock: a panic under it leaves at most a plan or a query less.
+fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Piece {
+    fn part(&self) -> Annex<'_> {
+        let index = self.segment.index();
+        let catalogue = Catalogue {
+            index,
+            filter: self.segment.filter(),
+            ids: Some(self.segment.ids().of_slots()),
+            probes_max: index.lists(),
+            gone: Some(&self.gone).filter(|gone| !gone.is_empty()),
+            beside: &[],
+        };
+        Annex { catalogue, first_slot: self.first_slot }
+    }
+}

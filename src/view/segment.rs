@@ -1,0 +1,192 @@
+//! Items that came after the main snapshot: a small snapshot of their own, without a model.
+//!
+//! A segment has all that a search needs of items (rows, planes and posting lists, columns, ids) in the formats of the main
+//! snapshot, built and opened by the same code. So a filter means the same there, values that the main snapshot has never seen
+//! have codes of the segment's own, and nothing of the main snapshot has to grow. Many items lie in the lists of the main
+//! snapshot, where a search probes the same lists in both; few lie in a single list, all of which is scanned.
+
+use crate::columns::{self, Cell, ColumnKind, Columns, ItemColumn, ItemValues};
+use crate::error::Result;
+use crate::files::TensorFile;
+use crate::filter;
+use crate::ivf::{self, Assigner};
+use crate::snapshot::{CandidateRows, Ids, Snapshot, ids};
+use crate::tensor::Matrix;
+use crate::units::{NO_ITEM, Slot};
+
+/// Items a list, on average, from which on they lie in the lists of the main snapshot: to scan as many more costs about what it
+/// costs to score the lists again.
+const LISTED_MIN: usize = 2;
+
+/// The values of one attribute of an item.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub enum Attribute {
+    /// None.
+    #[default]
+    Missing,
+    /// Of a column of integers.
+    Integers(Vec<i64>),
+    /// Of a column of texts.
+    Texts(Vec<String>),
+    /// Of a column of numbers.
+    Number(f64),
+}
+
+impl Attribute {
+    /// What it holds, in a word or two.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Attribute::Missing => "nothing",
+            Attribute::Integers(_) => "integers",
+            Attribute::Texts(_) => "texts",
+            Attribute::Number(_) => "a number",
+        }
+    }
+}
+
+impl From<Cell<'_>> for Attribute {
+    fn from(cell: Cell<'_>) -> Self {
+        match cell {
+            Cell::Missing => Attribute::Missing,
+            Cell::Integer(value) => Attribute::Integers(vec![value]),
+            Cell::Integers(values) => Attribute::Integers(values),
+            Cell::Float(value) => Attribute::Number(value),
+            Cell::Text(value) => Attribute::Texts(vec![value.into()]),
+            Cell::Texts(values) => Attribute::Texts(values.into_iter().map(str::to_owned).collect()),
+        }
+    }
+}
+
+/// An item on its way into a segment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// The user's id.
+    pub id: i64,
+    /// Its list in the main snapshot.
+    pub list: u32,
+    /// `[D]`
+    pub vector: Vec<f32>,
+    /// One a column of the main snapshot, in their order and of their kinds.
+    pub attributes: Vec<Attribute>,
+}
+
+/// Items that came after the main snapshot. Nothing of it changes.
+#[derive(Debug)]
+pub struct Segment {
+    index: ivf::Index,
+    filter: filter::Index,
+    columns: Columns,
+    ids: Ids,
+    candidates: CandidateRows,
+    numbers: Vec<Vec<f32>>,
+    /// The list of each slot in the main snapshot.
+    lists: Vec<u32>,
+}
+
+impl Segment {
+    /// A segment of at least one row; no two have one id.
+    ///
+    /// # Errors
+    /// `Corrupt` for a model that keeps further tensors by item; `Invalid` for vectors that cannot be searched, `Overloaded` where the memory cannot be had.
+    pub fn build(main: &Snapshot, assigner: &Assigner, rows: &[Row]) -> Result<Self> {
+        let vectors: Vec<f32> = rows.iter().flat_map(|row| &row.vector).copied().collect();
+        let matrix = Matrix::new(&vectors, main.index.dimension())?;
+        let built = match rows.len() >= assigner.lists() * LISTED_MIN {
+            true => assigner.arrange(matrix, rows.iter().map(|row| row.list).collect())?,
+            false => assigner.gather(matrix)?,
+        };
+        let mut file = TensorFile::new();
+        built.encode(matrix, &mut file)?;
+        let index = ivf::Index::open(&file.in_memory("fresh index")?)?;
+        let mut file = TensorFile::new();
+        columns::encode(&columns_of(main, rows), &built.order, &mut file)?;
+        let numbers: Vec<i64> = rows.iter().map(|row| row.id).collect();
+        ids::encode(&numbers, &built.order, &mut file)?;
+        let tensors = file.in_memory("fresh columns")?;
+        let columns = Columns::open(&tensors, index.slots())?;
+        let ids = Ids::open(&tensors, index.slots(), index.items())?;
+        let mut file = TensorFile::new();
+        filter::encode(&columns, index.list_offsets(), index.list_lengths(), &main.recipe.filter, &mut file)?;
+        let tensors = file.in_memory("fresh filter")?;
+        let filter = filter::Index::open(&tensors, index.list_offsets(), index.list_lengths(), columns.terms())?;
+        let number = |(name, _): &(String, Vec<f32>)| columns.list().find(|c| c.name() == name)?.numbers();
+        let numbers = main.numbers.iter().map(|column| number(column).unwrap_or_default()).collect();
+        let list = |&row: &u32| if row == NO_ITEM { 0 } else { rows[row as usize].list };
+        let lists = built.order.iter().map(list).collect();
+        let candidates = CandidateRows::open(&main.package, &columns, &ids, None)?;
+        Ok(Segment { index, filter, columns, ids, candidates, numbers, lists })
+    }
+
+    /// The item index.
+    pub fn index(&self) -> &ivf::Index {
+        &self.index
+    }
+
+    /// Planes and posting lists.
+    pub fn filter(&self) -> &filter::Index {
+        &self.filter
+    }
+
+    /// Item columns, in the order of the main snapshot's.
+    pub fn columns(&self) -> &Columns {
+        &self.columns
+    }
+
+    /// Which slot holds which item.
+    pub fn ids(&self) -> &Ids {
+        &self.ids
+    }
+
+    /// What the reranker reads of candidates as rows.
+    pub fn candidates(&self) -> &CandidateRows {
+        &self.candidates
+    }
+
+    /// The numeric columns that the reranker and the value model read, in the order of the main snapshot's.
+    pub fn numbers(&self) -> &[Vec<f32>] {
+        &self.numbers
+    }
+
+    /// The item in a slot that holds one, as it went in, its vector as exact as it is kept.
+    pub fn item(&self, slot: Slot) -> Row {
+        let mut vector = vec![0.0; self.index.dimension()];
+        self.index.row(slot, &mut vector);
+        Row {
+            id: self.ids.item(slot).0,
+            list: self.lists[slot.index()],
+            vector,
+            attributes: self.columns.list().map(|column| column.cell(slot).into()).collect(),
+        }
+    }
+}
+
+/// The rows' attributes as columns.
+fn columns_of(main: &Snapshot, rows: &[Row]) -> Vec<ItemColumn> {
+    let column = |(number, column): (usize, &columns::Column)| {
+        let of_rows = rows.iter().map(|row| &row.attributes[number]);
+        let mut offsets = vec![0u32];
+        let values = match column.kind() {
+            ColumnKind::Floats => ItemValues::Floats(
+                of_rows.map(|value| if let Attribute::Number(number) = value { *number } else { f64::NAN }).collect(),
+            ),
+            ColumnKind::Integers => {
+                let mut values: Vec<i64> = Vec::new();
+                for value in of_rows {
+                    values.extend(if let Attribute::Integers(of_row) = value { of_row.as_slice() } else { &[] });
+                    offsets.push(values.len() as u32);
+                }
+                ItemValues::Integers { offsets, values }
+            }
+            ColumnKind::Texts => {
+                let mut values: Vec<String> = Vec::new();
+                for value in of_rows {
+                    values.extend_from_slice(if let Attribute::Texts(of_row) = value { of_row } else { &[] });
+                    offsets.push(values.len() as u32);
+                }
+                ItemValues::Texts { offsets, values }
+            }
+        };
+        ItemColumn { name: column.name().into(), filter: column.is_filterable(), values }
+    };
+    main.columns.list().enumerate().map(column).collect()
+}

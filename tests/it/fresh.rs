@@ -1,0 +1,303 @@
+//! Fresh items against a plain map: whatever was put, changed or deleted, every answer is that of the map at its position.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use sterling::columns::Cell;
+use sterling::fresh::{Fresh, Put, Update};
+use sterling::ivf::Rescore;
+use sterling::snapshot::{Placement, Snapshot};
+use sterling::units::ItemId;
+use sterling::view::{Attribute, View};
+
+use crate::support::{put, retrieve, vectors};
+
+const DIMENSION: usize = 6;
+const LANGUAGES: [&str; 6] = ["en", "fr", "de", "fi", "zu", "eo"];
+
+/// Random numbers that are the same in every run (SplitMix64).
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Random(seed)
+    }
+
+    pub fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((x ^ (x >> 31)) % end as u64) as usize
+    }
+}
+
+/// An item of the map. Its numbers are whole, so that sums of products are exact in whatever order they are made.
+#[derive(Clone, Debug, PartialEq)]
+struct Item {
+    vector: Vec<f32>,
+    languages: Vec<String>,
+    year: Option<i64>,
+    price: Option<f64>,
+}
+
+impl Item {
+    fn random(random: &mut Random, novel: bool) -> Self {
+        let languages = if novel { LANGUAGES.len() } else { 3 };
+        let vector = (0..DIMENSION).map(|_| random.below(15) as f32 - 7.0).collect();
+        let mut languages: Vec<String> =
+            (0..random.below(3)).map(|_| LANGUAGES[random.below(languages)].to_owned()).collect();
+        languages.sort();
+        languages.dedup();
+        let years = if novel { 60 } else { 20 };
+        let year = (random.below(8) > 0).then(|| 2000 + random.below(years) as i64);
+        let price = (random.below(8) > 0).then(|| random.below(100) as f64 / 4.0);
+        Item { vector, languages, year, price }
+    }
+
+    fn attributes(&self) -> Vec<(String, Attribute)> {
+        vec![
+            ("language".into(), Attribute::Texts(self.languages.clone())),
+            ("year".into(), self.year.map_or(Attribute::Missing, |year| Attribute::Integers(vec![year]))),
+            ("price".into(), self.price.map_or(Attribute::Missing, Attribute::Number)),
+        ]
+    }
+
+    fn line(&self, id: i64) -> String {
+        let attributes = json!({"language": self.languages, "year": self.year, "price": self.price.map(|p| p + 0.0)});
+        format!("{}\n", json!({"id": id, "embedding": self.vector, "attributes": attributes}))
+    }
+
+    fn score(&self, query: &[f32]) -> f32 {
+        self.vector.iter().zip(query).map(|(a, b)| a * b).sum()
+    }
+}
+
+type Test = Box<dyn Fn(&Item) -> bool>;
+
+/// A filter and what it means.
+fn filter(random: &mut Random, depth: usize) -> (String, Test) {
+    if depth > 0 && random.below(2) == 0 {
+        let ((a, is_a), (b, is_b)) = (filter(random, depth - 1), filter(random, depth - 1));
+        return match random.below(3) {
+            0 => (format!("({a}) AND ({b})"), Box::new(move |item| is_a(item) && is_b(item))),
+            1 => (format!("({a}) OR ({b})"), Box::new(move |item| is_a(item) || is_b(item))),
+            _ => (format!("NOT ({a})"), Box::new(move |item| !is_a(item))),
+        };
+    }
+    match random.below(5) {
+        0 => {
+            let language = LANGUAGES[random.below(LANGUAGES.len())];
+            (format!("language:{language}"), Box::new(move |item| item.languages.iter().any(|l| l == language)))
+        }
+        1 => {
+            let year = 2000 + random.below(62) as i64;
+            (format!("year:{year}"), Box::new(move |item| item.year == Some(year)))
+        }
+        2 => {
+            let year = 2000 + random.below(62) as i64;
+            (format!("year >= {year}"), Box::new(move |item| item.year.is_some_and(|y| y >= year)))
+        }
+        3 => {
+            let price = random.below(100) as f64 / 4.0;
+            (format!("price < {price:?}"), Box::new(move |item| item.price.is_some_and(|p| p < price)))
+        }
+        _ => {
+            let price = random.below(100) as f64 / 4.0;
+            (format!("price != {price:?}"), Box::new(move |item| item.price.is_some_and(|p| p != price)))
+        }
+    }
+}
+
+/// Publishes the items of a map.
+fn published(folder: &Path, items: &BTreeMap<i64, Item>, rescore: Rescore) -> Arc<Snapshot> {
+    let lines: String = items.iter().map(|(id, item)| item.line(*id)).collect();
+    let mut what = vectors(folder, &lines);
+    what.recipe.index.lists = 9;
+    what.recipe.index.rescore = rescore;
+    let store = folder.join("store");
+    let version = put(&store, &what).unwrap();
+    Arc::new(Snapshot::load(&store.join("vectors").join(version.to_string()), &Placement::default()).unwrap())
+}
+
+/// A catalogue to begin with: it has some value of every attribute.
+fn catalogue(random: &mut Random, count: i64) -> BTreeMap<i64, Item> {
+    let mut items: BTreeMap<i64, Item> = (0..count).map(|id| (id * 3 - 50, Item::random(random, false))).collect();
+    let first = items.values_mut().next().unwrap();
+    (first.languages, first.year, first.price) = (vec!["en".into()], Some(2001), Some(1.25));
+    items
+}
+
+/// Something that happens to the map, and the update that says so.
+fn happens(random: &mut Random, items: &mut BTreeMap<i64, Item>, ids: usize) -> Update {
+    let id = random.below(ids) as i64 - 60;
+    match random.below(10) {
+        0..5 => {
+            let item = Item::random(random, true);
+            let put = Put { id, vector: Some(item.vector.clone()), attributes: item.attributes(), dense: Vec::new() };
+            items.insert(id, item);
+            Update::Put(put)
+        }
+        5..8 => {
+            let (kept, new) = (random.below(3), Item::random(random, true));
+            let mut attributes = new.attributes();
+            attributes.remove(kept);
+            if let Some(item) = items.get_mut(&id) {
+                let before = item.clone();
+                *item = Item { vector: before.vector, ..new };
+                match kept {
+                    0 => item.languages = before.languages,
+                    1 => item.year = before.year,
+                    _ => item.price = before.price,
+                }
+            }
+            Update::Set { id, attributes }
+        }
+        _ => {
+            items.remove(&id);
+            Update::Delete { id }
+        }
+    }
+}
+
+/// Asks a view something and holds the answers against the map.
+fn check(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
+    assert_eq!(view.items(), items.len());
+    let query: Vec<f32> = (0..DIMENSION).map(|_| random.below(9) as f32 - 4.0).collect();
+    let (text, passes) =
+        if random.below(4) == 0 { (String::new(), Box::new(|_: &Item| true) as Test) } else { filter(random, 2) };
+    let excluded: Vec<i64> = (0..random.below(20)).map(|_| random.below(200) as i64 - 60).collect();
+    let k = 1 + random.below(30);
+    let mut expected: Vec<(f32, i64)> = items
+        .iter()
+        .filter(|(id, item)| passes(item) && !excluded.contains(id))
+        .map(|(id, item)| (item.score(&query), *id))
+        .collect();
+    expected.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    expected.truncate(k);
+    let body = |exact: bool| -> Value {
+        let mut body = json!({"vector": query, "k": k, "filter": text, "exclude": excluded, "columns": ["year"]});
+        // Every list and every candidate: then nothing is left to chance without an exact search either.
+        let all = json!({"candidates": 100_000, "probes": 9});
+        let exact = if exact { json!({"exact": true}) } else { all };
+        body.as_object_mut().unwrap().extend(exact.as_object().unwrap().clone());
+        body
+    };
+    // Two without a filter of one list each are searched together.
+    let answers = retrieve(view, &[body(true), body(false), body(false), json!({"vector": query, "k": k})]);
+    for answer in &answers[..3] {
+        let (ranked, _) = answer.as_ref().unwrap();
+        let got: Vec<(f32, i64)> = ranked.similarities.iter().copied().zip(ranked.ids.iter().map(|id| id.0)).collect();
+        assert_eq!(got, expected, "filter `{text}`, excluded {excluded:?}");
+        let columns = view.columns();
+        let year = columns.first().number("year").unwrap();
+        for (slot, id) in ranked.slots.iter().zip(&ranked.ids) {
+            let item = &items[&id.0];
+            assert_eq!(columns.cell(year, *slot), item.year.map_or(Cell::Missing, Cell::Integer));
+            assert_eq!((view.slot(*id), view.id(*slot)), (Some(*slot), *id));
+        }
+    }
+    // By a few lists: fewer may be found first, but none that is not there, and never fewer than K.
+    let (ranked, _) = answers[3].as_ref().unwrap();
+    assert_eq!(ranked.ids.len(), k.min(items.len()));
+    for (id, similarity) in ranked.ids.iter().zip(&ranked.similarities) {
+        assert_eq!(*similarity, items[&id.0].score(&query));
+    }
+    for id in -60..200 {
+        assert_eq!(view.slot(ItemId(id)).is_some(), items.contains_key(&id), "{id}");
+    }
+}
+
+/// Random updates, up to so many between two looks; every so often everything is applied to the snapshot anew, as after a restart.
+fn against_a_map(seed: u64, operations: usize, ids: usize, most: usize, rescore: Rescore) {
+    let random = &mut Random::new(seed);
+    let folder = tempfile::tempdir().unwrap();
+    let mut items = catalogue(random, 60);
+    let main = published(folder.path(), &items, rescore);
+    let mut fresh = Fresh::new(main.clone(), 0);
+    let mut log: Vec<Vec<u8>> = Vec::new();
+    while log.len() < operations {
+        let count = 1 + random.below(most);
+        let updates: Vec<Update> = (0..count).map(|_| happens(random, &mut items, ids)).collect();
+        log.extend(updates.iter().map(|update| update.encode().unwrap()));
+        assert!(fresh.apply(&updates).unwrap().is_empty());
+        if random.below(200) == 0 {
+            let all: Vec<Update> = log.iter().map(|bytes| Update::decode(bytes).unwrap()).collect();
+            fresh = Fresh::new(main.clone(), 0);
+            all.chunks(100).for_each(|updates| assert!(fresh.apply(updates).unwrap().is_empty()));
+        }
+        let view = Arc::new(fresh.view().unwrap());
+        assert_eq!(view.position(), log.len() as u64);
+        check(random, &view, &items);
+    }
+}
+
+#[test]
+fn every_answer_is_that_of_a_plain_map_at_its_position() {
+    against_a_map(1, 1_200, 250, 40, Rescore::F32);
+    against_a_map(2, 600, 250, 40, Rescore::F16);
+}
+
+#[test]
+fn many_items_beside_few_are_found_too() {
+    // More than the table holds: segments are made and become one.
+    against_a_map(3, 5_000, 4_000, 300, Rescore::Bf16);
+}
+
+#[test]
+#[ignore = "minutes: scripts/fresh_model.sh"]
+fn a_hundred_thousand_operations_against_a_plain_map() {
+    against_a_map(4, 100_000, 20_000, 40, Rescore::F32);
+}
+
+#[test]
+fn updates_come_back_from_their_bytes_and_others_are_refused() {
+    let put = Put {
+        id: -5,
+        vector: Some(vec![1.5, -0.0]),
+        attributes: vec![("a".into(), Attribute::Number(0.1)), ("b".into(), Attribute::Missing)],
+        dense: vec![("pca".into(), vec![3.0])],
+    };
+    let call = Update::Call { key: "k".into(), digest: 7, count: 3 };
+    let set = Update::Set { id: i64::MIN, attributes: vec![("c".into(), Attribute::Integers(vec![1, -1]))] };
+    for update in [Update::Put(put), set, Update::Delete { id: 9 }, call] {
+        let bytes = update.encode().unwrap();
+        assert_eq!(Update::decode(&bytes).unwrap(), update);
+        for length in 0..bytes.len() {
+            assert!(Update::decode(&bytes[..length]).is_err(), "{update:?} cut at {length}");
+        }
+        assert!(Update::decode(&[bytes.as_slice(), &[0]].concat()).is_err());
+    }
+    assert!(Update::decode(&[200, 1, 2]).is_err());
+}
+
+#[test]
+fn what_a_snapshot_can_make_nothing_of_changes_nothing() {
+    let random = &mut Random::new(5);
+    let folder = tempfile::tempdir().unwrap();
+    let items = catalogue(random, 30);
+    let mut fresh = Fresh::new(published(folder.path(), &items, Rescore::F32), 7);
+    let put = |vector: Option<Vec<f32>>, attributes: Vec<(String, Attribute)>| {
+        Update::Put(Put { id: -50, vector, attributes, dense: Vec::new() })
+    };
+    let text = |name: &str| vec![(name.to_owned(), Attribute::Texts(vec!["x".into()]))];
+    let updates = [
+        put(None, Vec::new()),
+        put(Some(vec![1.0; DIMENSION + 1]), Vec::new()),
+        put(Some(vec![f32::NAN; DIMENSION]), Vec::new()),
+        put(Some(vec![1.0; DIMENSION]), text("year")),
+        Update::Set { id: -50, attributes: text("price") },
+        Update::Set { id: -50, attributes: vec![("price".into(), Attribute::Number(f64::NAN))] },
+        // These change nothing either, and are no errors: other versions of the model may know the column.
+        Update::Set { id: -50, attributes: text("colour") },
+        Update::Set { id: 12_345, attributes: text("language") },
+        Update::Delete { id: 12_345 },
+        Update::Call { key: "k".into(), digest: 0, count: 9 },
+    ];
+    let refused = fresh.apply(&updates).unwrap();
+    assert_eq!(refused.iter().map(|(position, _)| *position).collect::<Vec<_>>(), [8, 9, 10, 11, 12, 13]);
+    let view = Arc::new(fresh.view().unwrap());
+    assert_eq!((view.position(), fresh.position()), (17, 17));
+    check(random, &view, &items);
+}

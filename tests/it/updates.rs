@@ -1,0 +1,287 @@
+//! Updates over HTTP, with real processes: what is acknowledged is seen, stays, and is never lost.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use sterling::publish::Publish;
+
+use crate::support::{Server, agent, ids, put, vectors};
+
+const LINES: &str = concat!(
+    "{\"id\": 1, \"embedding\": [1, 0], \"attributes\": {\"lang\": [\"en\"], \"year\": 2001, \"price\": 1.5}}\n",
+    "{\"id\": 2, \"embedding\": [0, 1], \"attributes\": {\"lang\": [\"fr\"], \"year\": 2002, \"price\": 2.5}}\n",
+    "{\"id\": 3, \"embedding\": [1, 1], \"attributes\": {\"lang\": [\"en\", \"fr\"], \"year\": 2003, \"price\": 3.5}}\n",
+);
+const ITEMS: &str = "/v1/models/vectors/items";
+
+fn published(folder: &Path) {
+    put(&folder.join("store"), &vectors(folder, LINES)).unwrap();
+}
+
+fn serve(folder: &Path) -> Server {
+    Server::start_with(&folder.join("store"), &["--updates", folder.join("updates").to_str().unwrap()])
+}
+
+fn upsert(server: &Server, items: Value) -> Value {
+    server.ask(&format!("{ITEMS}:upsert"), json!({"items": items}))
+}
+
+/// What is found at a position at least.
+fn found(server: &Server, position: u64, body: Value) -> Value {
+    server.ask(&format!("/v1/models/vectors:retrieve?min_position={position}"), body)
+}
+
+fn all(server: &Server, position: u64) -> Vec<i64> {
+    let mut ids = ids(&found(server, position, json!({"vector": [1, 2], "k": 100})));
+    ids.sort_unstable();
+    ids
+}
+
+/// Posts with headers; the status and the answer.
+fn post(server: &Server, path: &str, headers: &[(&str, &str)], body: &str) -> (u16, Value) {
+    let mut request = agent().post(format!("http://{}{path}", server.address));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let mut response = request.send(body).unwrap();
+    let text = response.body_mut().read_to_string().unwrap();
+    (response.status().as_u16(), serde_json::from_str(&text).unwrap_or(Value::Null))
+}
+
+#[test]
+fn items_are_found_changed_and_gone_and_stay_so() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path());
+    let mut server = serve(folder.path());
+    assert_eq!(found(&server, 0, json!({"vector": [1, 0]}))["position"], 0);
+    // A value that the snapshot has never seen works in filters at once.
+    let new = json!({"id": 9, "embedding": [3, 3], "attributes": {"lang": ["xx"], "year": 1999, "price": 0.25}});
+    let answer = upsert(&server, json!([new, {"id": 2, "set": {"lang": "xx", "price": 9}}]));
+    assert_eq!((answer["position"].as_u64(), answer["accepted"].as_u64()), (Some(2), Some(2)));
+    let only = |filter: &str| json!({"vector": [1, 2], "filter": filter, "columns": ["lang", "year", "price"]});
+    let check = |server: &Server| {
+        let of_xx = found(server, 2, only("lang:xx"));
+        assert_eq!(ids(&of_xx), [9, 2]);
+        let (first, second) = (&of_xx["items"][0]["columns"], &of_xx["items"][1]["columns"]);
+        assert_eq!(*first, json!({"lang": "xx", "year": 1999, "price": 0.25}));
+        assert_eq!(*second, json!({"lang": "xx", "year": 2002, "price": 9.0}));
+        assert_eq!(ids(&found(server, 2, only("lang:fr"))), [3], "the old value is gone");
+        assert_eq!(ids(&found(server, 2, only("price > 3"))), [3, 2]);
+        let ranked =
+            server.ask("/v1/models/vectors:rank?min_position=2", json!({"vector": [1, 0], "items": [9, 1, 77]}));
+        assert_eq!((ids(&ranked), ranked["unknown"].clone()), (vec![9, 1], json!([77])));
+        let item = server.get_json(&format!("{ITEMS}/9?min_position=2"));
+        assert_eq!((item["attributes"]["year"].as_i64(), item["position"].as_u64()), (Some(1999), Some(2)));
+    };
+    check(&server);
+    server.signal("KILL");
+    server.wait();
+    server = serve(folder.path());
+    check(&server);
+    // Deleted by filter, after a count of what that would be.
+    let path = format!("{ITEMS}:delete");
+    let dry = server.ask(&path, json!({"filter": "lang:xx", "dry_run": true}));
+    assert_eq!((dry["deleted"].as_u64(), dry["dry_run"].as_bool()), (Some(2), Some(true)));
+    assert_eq!(all(&server, 2), [1, 2, 3, 9]);
+    let gone = server.ask(&path, json!({"filter": "lang:xx"}));
+    assert_eq!((gone["deleted"].as_u64(), gone["position"].as_u64()), (Some(2), Some(4)));
+    assert_eq!(all(&server, 4), [1, 3]);
+    assert_eq!(server.get(&format!("{ITEMS}/9?min_position=4")).0, 404);
+    let gone = server.ask(&path, json!({"ids": [1, 1, 555]}));
+    assert_eq!((gone["deleted"].as_u64(), gone["position"].as_u64()), (Some(1), Some(5)));
+    assert_eq!(all(&server, 5), [3]);
+    let state = server.get_json(&format!("{ITEMS}:position"));
+    assert_eq!(
+        (state["durable"].as_u64(), state["items"].as_u64(), state["fresh_items"].as_u64()),
+        (Some(5), Some(1), Some(0))
+    );
+    assert_eq!(server.stop(), Some(0));
+    assert_eq!(all(&serve(folder.path()), 5), [3], "what is deleted does not come back");
+}
+
+#[test]
+fn a_catalogue_may_become_empty_and_fill_again() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path());
+    let server = serve(folder.path());
+    server.ask(&format!("{ITEMS}:delete"), json!({"ids": [1, 2, 3]}));
+    for filter in ["", "lang:en", "year > 2000"] {
+        for exact in [false, true] {
+            let body = json!({"vector": [1, 0], "filter": filter, "exact": exact});
+            assert_eq!(ids(&found(&server, 3, body)), [0i64; 0], "{filter}");
+        }
+    }
+    upsert(&server, json!([{"id": 1, "embedding": [1, 0], "attributes": {"lang": "en"}}]));
+    assert_eq!(ids(&found(&server, 4, json!({"vector": [1, 0], "filter": "lang:en"}))), [1]);
+}
+
+#[test]
+fn deletes_survive_another_version_and_the_way_back() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path());
+    let server = serve(folder.path());
+    server.ask(&format!("{ITEMS}:delete"), json!({"ids": [1]}));
+    upsert(&server, json!([{"id": 4, "embedding": [5, 5]}]));
+    assert_eq!(all(&server, 2), [2, 3, 4]);
+    // Published from the items as they once were: the updates follow the version.
+    published(folder.path());
+    server.ask("/v1/models/vectors/versions/2:activate", json!({}));
+    let seen = found(&server, 2, json!({"vector": [1, 2], "k": 100}));
+    assert_eq!((seen["version"].as_u64(), ids(&seen)), (Some(2), vec![4, 3, 2]));
+    upsert(&server, json!([{"id": 5, "embedding": [6, 6]}]));
+    server.ask("/v1/models/vectors/versions/1:activate", json!({}));
+    let seen = found(&server, 3, json!({"vector": [1, 2], "k": 100}));
+    assert_eq!((seen["version"].as_u64(), ids(&seen)), (Some(1), vec![5, 4, 3, 2]));
+}
+
+#[test]
+fn a_publication_at_a_position_takes_over_from_there() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path());
+    let server = serve(folder.path());
+    server.ask(&format!("{ITEMS}:delete"), json!({"ids": [1]}));
+    upsert(&server, json!([{"id": 2, "set": {"year": 7}}]));
+    // The catalogue says that item 1 is back, and knows of the first update: the second alone is applied to it.
+    let what = Publish { position: 1, ..vectors(folder.path(), LINES) };
+    put(&folder.path().join("store"), &what).unwrap();
+    server.ask("/v1/models/vectors/versions/2:activate", json!({}));
+    assert_eq!(all(&server, 2), [1, 2, 3]);
+    assert_eq!(server.get_json(&format!("{ITEMS}/2"))["attributes"]["year"], 7);
+    // One that claims what was never written is refused.
+    put(&folder.path().join("store"), &Publish { position: 99, ..what }).unwrap();
+    let (status, _) = server.post("/v1/models/vectors/versions/3:activate", json!({}));
+    assert_ne!(status, 200);
+    assert_eq!(all(&server, 2), [1, 2, 3]);
+}
+
+#[test]
+fn a_repeated_call_happens_once_and_a_late_one_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path());
+    let mut server = serve(folder.path());
+    let path = format!("{ITEMS}:upsert");
+    let body = json!({"items": [{"id": 4, "embedding": [1, 1]}, {"id": 5}]}).to_string();
+    let key = [("idempotency-key", "order 66"), ("content-type", "application/json")];
+    let (status, first) = post(&server, &path, &key, &body);
+    assert_eq!((status, first["accepted"].as_u64(), first["repeated"].as_bool()), (200, Some(1), Some(false)));
+    assert_eq!(first["refused"][0]["place"], 1);
+    let position = first["position"].as_u64().unwrap();
+    for _ in 0..2 {
+        let (status, again) = post(&server, &path, &key, &body);
+        assert_eq!(
+            (status, again["repeated"].as_bool(), again["position"].as_u64()),
+            (200, Some(true), Some(position))
+        );
+        let (status, _) = post(&server, &path, &key, &body.replace("[1,1]", "[2,2]"));
+        assert_eq!(status, 409, "the key of another call");
+        server.signal("KILL");
+        server.wait();
+        server = serve(folder.path());
+    }
+    let at = |server: &Server, position: u64| post(server, &format!("{path}?if_position={position}"), &[], &body);
+    let (status, problem) = at(&server, position - 1);
+    assert_eq!((status, problem["code"].as_str()), (409, Some("conflict")));
+    assert_eq!(at(&server, position).0, 200);
+    assert_eq!(at(&server, position).0, 409);
+}
+
+#[test]
+fn bad_input_is_refused_by_item_and_the_rest_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path());
+    let server = serve(folder.path());
+    let vector = json!([1, 1]);
+    let items = json!([
+        {"id": 10, "embedding": vector},
+        {"id": 10, "embedding": vector},
+        {"id": 11, "embedding": [1]},
+        {"id": 12},
+        {"id": 13, "embedding": [1, 1e30]},
+        {"id": 14, "embedding": vector, "attributes": {"colour": "red"}},
+        {"id": 15, "embedding": vector, "attributes": {"year": "x"}},
+        {"id": 16, "embedding": vector, "attributes": {"year": 1.5}},
+        {"id": 17, "embedding": vector, "attributes": {"price": [1, 2]}},
+        {"id": 18, "embedding": vector, "attributes": {"lang": 3}},
+        {"id": 19, "set": {"year": 1}},
+        {"id": 1, "set": {"year": 1}, "embedding": vector},
+        {"id": 1.5, "embedding": vector},
+        {"embedding": vector},
+        {"id": 20, "embedding": vector, "more": 1},
+        {"id": 21, "embedding": ["x", 1]},
+        {"id": 22, "embedding": vector, "attributes": {"price": 7, "year": null, "lang": []}}
+    ]);
+    let answer = upsert(&server, items);
+    assert_eq!((answer["accepted"].as_u64(), answer["position"].as_u64()), (Some(2), Some(2)));
+    let refused: Vec<(u64, &str)> = answer["refused"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| (r["place"].as_u64().unwrap(), r["field"].as_str().unwrap()))
+        .collect();
+    let expected = [
+        (1, "id"),
+        (2, "embedding"),
+        (3, "embedding"),
+        (4, "embedding"),
+        (5, "attributes.colour"),
+        (6, "attributes.year"),
+        (7, "attributes.year"),
+        (8, "attributes.price"),
+        (9, "attributes.lang"),
+        (10, "id"),
+        (11, "embedding"),
+        (12, ""),
+        (13, ""),
+        (14, ""),
+        (15, ""),
+    ];
+    assert_eq!(refused, expected);
+    assert_eq!(all(&server, 2), [1, 2, 3, 10, 22]);
+    let upsert = format!("{ITEMS}:upsert");
+    for (path, body, status) in [
+        (upsert.as_str(), "", 400),
+        (upsert.as_str(), "[]", 400),
+        (upsert.as_str(), "{\"items\": []}", 400),
+        ("/v1/models/vectors/items:upsert?if_position=x", "{\"items\": []}", 400),
+        ("/v1/models/none/items:upsert", "{\"items\": []}", 404),
+        ("/v1/models/vectors/items:delete", "{}", 400),
+        ("/v1/models/vectors/items:delete", "{\"filter\": \"year >\"}", 400),
+        ("/v1/models/vectors/items:delete", "{\"filter\": \"colour:red\"}", 400),
+        ("/v1/models/vectors:retrieve?min_position=99", "{\"vector\": [1, 1]}", 400),
+        ("/v1/models/vectors:retrieve?min_position=-1", "{\"vector\": [1, 1]}", 400),
+    ] {
+        let (got, problem) = server.post(path, body);
+        assert_eq!(got, status, "{path} {body}: {problem}");
+    }
+    assert_eq!(server.get(&format!("{ITEMS}/x")).0, 400);
+    let lines = "{\"id\": 30, \"embedding\": [1, 0]}\n{\"id\": 31\n\n{\"id\": 32, \"embedding\": [0, 1]}\n";
+    let (status, answer) = post(&server, &upsert, &[("content-type", "application/x-ndjson")], lines);
+    assert_eq!((status, answer["accepted"].as_u64()), (200, Some(2)));
+    assert_eq!(answer["refused"][0]["place"], 1);
+    assert_eq!(all(&server, answer["position"].as_u64().unwrap()), [1, 2, 3, 10, 22, 30, 32]);
+}
+
+#[test]
+fn a_server_without_updates_says_so_and_one_journal_has_one_server() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path());
+    let server = Server::start(&folder.path().join("store"));
+    let (status, problem) = server.post(&format!("{ITEMS}:upsert"), json!({"items": [{"id": 1}]}));
+    assert_eq!((status, problem["code"].as_str()), (422, Some("unsupported")));
+    let first = serve(folder.path());
+    upsert(&first, json!([{"id": 7, "embedding": [1, 1]}]));
+    // A second one waits until the first has ended, as in a restart that overlaps.
+    let mut command = crate::support::sterling();
+    let second =
+        Server::spawn(command.env("STERLING_HTTP__DRAIN_MS", "0").args(["serve", "--listen", "127.0.0.1:0"]).args([
+            "--store".as_ref(),
+            folder.path().join("store").as_os_str(),
+            "--updates".as_ref(),
+            folder.path().join("updates").as_os_str(),
+        ]));
+    let (status, why) = second.get("/readyz");
+    assert_eq!(status, 503, "{why}");
+    assert_eq!(first.stop(), Some(0));
+    second.wait_ready();
+    assert_eq!(all(&second, 1), [1, 2, 3, 7]);
+}
