@@ -12,6 +12,7 @@ use libloading::Library;
 use super::driver::{Driver, Launch};
 use crate::error::{Error, Result};
 
+// SAFETY: what each call asks for is what the methods of `Driver` ask for; the types are those of `kernels/emulated.cpp`.
 type LaunchFn = unsafe extern "C" fn(*const c_char, *const u32, u32, usize, *const c_void, usize, u64) -> *const c_char;
 type AllocFn = unsafe extern "C" fn(usize) -> *mut c_void;
 type FreeFn = unsafe extern "C" fn(*mut c_void);
