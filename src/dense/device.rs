@@ -3,7 +3,7 @@
 use super::RowProgram;
 use super::plan::{Memory, Operand, Place, Plan, Step, Work};
 use crate::device::cpu::dense::{Binary, Form, Unary};
-use crate::device::cuda::ops::steps::{self, FactorAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, Runs};
+use crate::device::cuda::ops::steps::{self, FactorAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, RunsOfRow};
 use crate::device::cuda::{Array, Device};
 use crate::error::{Error, Result};
 
@@ -205,15 +205,15 @@ impl Run<'_> {
                 steps::matrices(device, rows, &of, out)
             }
             Work::Map1 { f, a, count } => {
-                let runs = Runs { outer: 1, inner: *count };
+                let runs = RunsOfRow { outer: 1, inner: *count };
                 steps::map1(device, rows, *f, runs, self.at(*a), out)
             }
             Work::Map2 { f, a, b, outer, inner } => {
-                let runs = Runs { outer: *outer, inner: *inner };
+                let runs = RunsOfRow { outer: *outer, inner: *inner };
                 steps::map2(device, rows, *f, runs, [self.operand(a), self.operand(b)], out)
             }
             Work::Fold { f, a, runs, count } => {
-                let runs = Runs { outer: *runs, inner: *count };
+                let runs = RunsOfRow { outer: *runs, inner: *count };
                 steps::fold(device, rows, *f, runs, self.at(*a), out)
             }
             Work::Concat { runs, parts } => {

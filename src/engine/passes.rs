@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::backend::{Backend, Estimate, Job};
-use crate::device::cuda::Chosen;
+use crate::device::cuda::ChosenDevice;
 use crate::error::Result;
 use crate::pass::{self, Batch, Cpu, Cuda, Pass, Prepared, Residents};
 use crate::request::Answer;
@@ -20,7 +20,7 @@ pub struct Passes {
 
 impl Passes {
     /// Passes on a chosen device.
-    pub fn on(chosen: &Chosen) -> Self {
+    pub fn on(chosen: &ChosenDevice) -> Self {
         let residents = chosen.device.clone().map(|device| Arc::new(Residents::new(device)));
         metrics::gauge!("sterling_device_info", "device" => chosen.to_string()).set(1.0);
         Passes { residents, device: chosen.to_string() }

@@ -5,7 +5,7 @@ use sterling::device::cpu::Kernels;
 use sterling::device::cpu::dense::{
     Binary, Fold, Lines, MapTarget, Operand, PANEL, Part, Product, Unary, Weights, pack,
 };
-use sterling::device::cuda::ops::steps::{self, FactorAt, NumbersAt, ProductTo, RowsOf, Runs};
+use sterling::device::cuda::ops::steps::{self, FactorAt, NumbersAt, ProductTo, RowsOf, RunsOfRow};
 use sterling::tower::Graph;
 
 use crate::emulation::{Random, device};
@@ -91,7 +91,7 @@ fn maps_and_folds_are_those_of_the_cpu() {
     let of = RowsOf { counts: &counts, most: rows };
     let row = outer * inner;
     let operand = |numbers| Operand { numbers, row, outer: inner, inner: 1 };
-    let runs = Runs { outer, inner };
+    let runs = RunsOfRow { outer, inner };
     use Unary::{Abs, Exp, Log, Neg, Reciprocal, Relu, Sigmoid, Sqrt, Tanh};
     for f in [Relu, Sigmoid, Tanh, Exp, Log, Sqrt, Abs, Neg, Reciprocal] {
         let mut want = vec![0f32; numbers.len()];

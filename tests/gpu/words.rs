@@ -1,7 +1,7 @@
 //! Filter programs against asking each item, and the cut of lists against counting.
 
 use sterling::columns::{self, Columns, ItemColumn, ItemValues};
-use sterling::device::cuda::ops::words::{Bounds, cut};
+use sterling::device::cuda::ops::words::{CutBounds, cut};
 use sterling::files::{TensorFile, Tensors};
 use sterling::filter::index::DevicePlanes;
 use sterling::filter::{self, Index, Options, Plan};
@@ -134,11 +134,11 @@ fn lists_are_taken_until_they_hold_enough() {
         let mut order: Vec<u32> = (0..lists as u32).collect();
         (1..lists).rev().for_each(|n| order.swap(n, random.below(n + 1)));
         let all: u32 = survivors.iter().sum();
-        let bounds: Vec<Bounds> = [0, 1, all / 3, all, all + 1, u32::MAX]
+        let bounds: Vec<CutBounds> = [0, 1, all / 3, all, all + 1, u32::MAX]
             .map(|needed| {
                 let most = 1 + random.below(lists) as u32;
                 let suffices = if random.below(2) == 0 { needed } else { needed / 2 };
-                Bounds { least: 1 + random.below(most as usize) as u32, most, needed, suffices }
+                CutBounds { least: 1 + random.below(most as usize) as u32, most, needed, suffices }
             })
             .to_vec();
         let (survivors_on, lengths_on) = (device.copy(&survivors).unwrap(), device.copy(&lengths).unwrap());
@@ -155,6 +155,6 @@ fn lists_are_taken_until_they_hold_enough() {
         }
     }
     let empty = device.copy(&[0u32]).unwrap();
-    let wrong = Bounds { least: 1, most: 2, needed: 0, suffices: 0 };
+    let wrong = CutBounds { least: 1, most: 2, needed: 0, suffices: 0 };
     assert!(cut(&device, (&empty, 1), &device.copy(&[0u64]).unwrap(), &empty, &[wrong]).is_err());
 }

@@ -36,14 +36,14 @@ impl FromStr for Choice {
 
 /// The device that passes run on.
 #[derive(Clone, Debug, Default)]
-pub struct Chosen {
+pub struct ChosenDevice {
     /// None for the CPU.
     pub device: Option<Device>,
     /// Why it is the CPU, where a card would have been taken.
     pub reason: Option<String>,
 }
 
-impl fmt::Display for Chosen {
+impl fmt::Display for ChosenDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.device, &self.reason) {
             (Some(device), _) => f.write_str(&device.name()),
@@ -58,13 +58,13 @@ impl Choice {
     ///
     /// # Errors
     /// For a card that was named: why it cannot be used.
-    pub fn open(self) -> Result<Chosen> {
+    pub fn open(self) -> Result<ChosenDevice> {
         match self {
-            Choice::Cpu => Ok(Chosen::default()),
-            Choice::Cuda(number) => Ok(Chosen { device: Some(card(number)?), reason: None }),
+            Choice::Cpu => Ok(ChosenDevice::default()),
+            Choice::Cuda(number) => Ok(ChosenDevice { device: Some(card(number)?), reason: None }),
             Choice::Auto => Ok(match card(0) {
-                Ok(device) => Chosen { device: Some(device), reason: None },
-                Err(e) => Chosen { device: None, reason: Some(e.to_string()) },
+                Ok(device) => ChosenDevice { device: Some(device), reason: None },
+                Err(e) => ChosenDevice { device: None, reason: Some(e.to_string()) },
             }),
         }
     }

@@ -12,7 +12,7 @@ use libloading::Library;
 use super::driver::{Driver, Launch};
 use crate::error::{Error, Result};
 
-// SAFETY: the types of the functions that `kernels/emulate.h` exports; who calls one says why it may.
+// SAFETY: what each call asks for is what the methods of `Driver` ask for; the types are those of `kernels/emulated.cpp`.
 type LaunchFn = unsafe extern "C" fn(*const c_char, *const u32, u32, usize, *const c_void, usize, u64) -> *const c_char;
 // SAFETY: as above.
 type AllocFn = unsafe extern "C" fn(usize) -> *mut c_void;

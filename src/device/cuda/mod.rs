@@ -16,6 +16,6 @@ pub mod memory;
 pub mod ops;
 pub mod sources;
 
-pub use choice::{Choice, Chosen};
+pub use choice::{Choice, ChosenDevice};
 pub use driver::{Driver, Launch};
 pub use memory::{Array, Device};

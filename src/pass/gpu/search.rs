@@ -8,7 +8,7 @@ use super::resident::Resident;
 use crate::device::cuda::ops::rows::SlotRows;
 use crate::device::cuda::ops::scan::{Collection, Eligible, Order};
 use crate::device::cuda::ops::top::{self, Best, Scored, Ties};
-use crate::device::cuda::ops::words::{Bounds, Passing, cut};
+use crate::device::cuda::ops::words::{CutBounds, Passing, cut};
 use crate::device::cuda::{Array, Device};
 use crate::error::{Error, Result};
 use crate::filter::{Plan, Route};
@@ -21,7 +21,7 @@ use crate::units::Slot;
 const PROBES_PER_LIST_MIN: usize = 4;
 /// Eligible items that a filtered search goes through for each candidate that it selects. The CPU probes on while that brings
 /// better candidates; a device decides before it has seen any.
-const SEEN_PER_SELECTED: usize = 4;
+const SEEN_PER_SELECTED: usize = 16;
 
 /// What a group found.
 pub(super) struct Found {
@@ -195,8 +195,8 @@ impl Searches<'_> {
         } else {
             lists.scan(device, &collected, &of, None)?;
         }
-        let bounds: Vec<Bounds> =
-            probes.iter().map(|&p| Bounds { least: p, most: p, needed: 0, suffices: 0 }).collect();
+        let bounds: Vec<CutBounds> =
+            probes.iter().map(|&p| CutBounds { least: p, most: p, needed: 0, suffices: 0 }).collect();
         let addresses = device.copy(&vec![lists.lengths.address(); probes.len()])?;
         let (_, items) = cut(device, (&order.slots, order.stride), &addresses, &lists.lengths, &bounds)?;
         let best = self.settle(&collected)?;
@@ -253,7 +253,7 @@ impl Searches<'_> {
             let selected = selected_of(self.resident, search) * SEEN_PER_SELECTED + search.excluded.len();
             // Without a filter the first lists do, unless they hold too few.
             let suffices = if matches!(search.planned.plan.route(), Route::All) { search.k } else { selected };
-            Bounds { least: least as u32, most: most as u32, needed: selected as u32, suffices: suffices as u32 }
+            CutBounds { least: least as u32, most: most as u32, needed: selected as u32, suffices: suffices as u32 }
         })?;
         let most: Vec<u32> = bounds.iter().map(|b| b.most).collect();
         let order = self.order(&collected, &most, true)?;

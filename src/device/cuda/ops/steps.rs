@@ -199,7 +199,7 @@ struct MapArgs {
 
 /// Runs of numbers of a row.
 #[derive(Clone, Copy, Debug)]
-pub struct Runs {
+pub struct RunsOfRow {
     /// How many.
     pub outer: usize,
     /// Numbers of each.
@@ -210,11 +210,11 @@ fn map(
     device: &Device,
     rows: RowsOf<'_>,
     kernel: &'static str,
-    runs: Runs,
+    runs: RunsOfRow,
     [first, second, out]: [NumbersAt; 3],
     function: u32,
 ) -> Result<()> {
-    let Runs { outer, inner } = runs;
+    let RunsOfRow { outer, inner } = runs;
     let (outer, inner) = (outer as u32, inner as u32);
     let arguments = MapArgs { first, second, out, counts: rows.counts.address(), function, outer, inner, unused: 0 };
     let each = if kernel == "fold_runs" { 8 } else { 256 };
@@ -227,7 +227,7 @@ fn map(
 ///
 /// # Errors
 /// As [`product`].
-pub fn map1(device: &Device, rows: RowsOf<'_>, f: Unary, runs: Runs, a: NumbersAt, out: NumbersAt) -> Result<()> {
+pub fn map1(device: &Device, rows: RowsOf<'_>, f: Unary, runs: RunsOfRow, a: NumbersAt, out: NumbersAt) -> Result<()> {
     map(device, rows, "map_one", runs, [a, NumbersAt::default(), out], f as u32)
 }
 
@@ -239,7 +239,7 @@ pub fn map2(
     device: &Device,
     rows: RowsOf<'_>,
     f: Binary,
-    runs: Runs,
+    runs: RunsOfRow,
     [a, b]: [NumbersAt; 2],
     out: NumbersAt,
 ) -> Result<()> {
@@ -250,7 +250,7 @@ pub fn map2(
 ///
 /// # Errors
 /// As [`product`].
-pub fn fold(device: &Device, rows: RowsOf<'_>, f: Fold, runs: Runs, a: NumbersAt, out: NumbersAt) -> Result<()> {
+pub fn fold(device: &Device, rows: RowsOf<'_>, f: Fold, runs: RunsOfRow, a: NumbersAt, out: NumbersAt) -> Result<()> {
     map(device, rows, "fold_runs", runs, [a, NumbersAt::default(), out], f as u32)
 }
 

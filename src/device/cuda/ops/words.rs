@@ -217,7 +217,7 @@ fn check_depth(checks: &[FilterStep]) -> usize {
 /// What decides how many lists of a query are scanned.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Bounds {
+pub struct CutBounds {
     /// Lists at least.
     pub least: u32,
     /// Lists at most, no more than are ordered.
@@ -238,7 +238,7 @@ pub fn cut(
     order: (&Array<u32>, usize),
     survivors: &Array<u64>,
     lengths: &Array<u32>,
-    bounds: &[Bounds],
+    bounds: &[CutBounds],
 ) -> Result<(Array<u32>, Array<u64>)> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
