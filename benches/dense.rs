@@ -164,14 +164,16 @@ fn cases() -> Vec<(String, Call)> {
         all.extend([100, 1_000, 10_000].map(|count| (format!("reranker {count} {way}"), reranker(way, count))));
         all.extend([1, 8, 32].map(|users| (format!("tower {users} {way}"), tower(way, users))));
         let (mut call, other) = (tower(way, 1), vec![1u8; 8 << 20]);
-        let mut cold = move || {
+        let cold = move || {
             black_box(other.iter().step_by(64).fold(0u8, |sum, x| sum.wrapping_add(*x)));
             call();
         };
-        all.push((format!("tower cold {way}"), Box::new(move || cold())));
+        all.push((format!("tower cold {way}"), Box::new(cold)));
     }
     let other = vec![1u8; 8 << 20];
-    let sweep = move || drop(black_box(other.iter().step_by(64).fold(0u8, |sum, x| sum.wrapping_add(*x))));
+    let sweep = move || {
+        black_box(other.iter().step_by(64).fold(0u8, |sum, x| sum.wrapping_add(*x)));
+    };
     all.push(("sweep".into(), Box::new(sweep)));
     all
 }

@@ -26,10 +26,10 @@ LINKED_LEAST, EASE_LEAST = 2, 3
 
 
 def linked_scores(history, link):
-    """The score, the strongest link and the number of links (weak ones in part) of candidates [Q, K0, LINK], for histories [Q, S, LINK] whose missing rows are zeros."""
+    """The score and the strongest link of candidates [Q, K0, LINK], for histories [Q, S, LINK] whose missing rows are zeros."""
     kernel = torch.relu(link[..., :KERNEL] @ history[..., :KERNEL].transpose(1, 2))
     linear = link[..., KERNEL:] @ history[..., KERNEL:].sum(1).unsqueeze(-1)
-    return kernel.sum(-1) + linear.squeeze(-1), kernel.amax(-1), (kernel * 10).clamp(max=1).sum(-1)
+    return kernel.sum(-1) + linear.squeeze(-1), kernel.amax(-1)
 
 
 def linked_items(edges, item_count):

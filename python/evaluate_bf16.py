@@ -30,7 +30,7 @@ def main() -> None:
     arguments = parser.parse_args()
     package = Package(Path(__file__).resolve().parent.parent / "models" / "debian")
     requests = [json.loads(line) for line in open(package.folder / "heldout.jsonl")][: arguments.users]
-    items = package.items()
+    items = package.items()["item"]
     query = package.queries([request["features"] for request in requests])
     similarity = without_history(query @ items.T, [request["exclude"] for request in requests])
     candidates = top_k(similarity, CANDIDATES)

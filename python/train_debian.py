@@ -120,7 +120,7 @@ class OverArch(nn.Module):
     def __init__(self, hidden=96):
         super().__init__()
         self.query, self.item = nn.Linear(D, hidden), nn.Linear(D, hidden, bias=False)
-        self.product, self.numbers = nn.Linear(D, hidden, bias=False), nn.Linear(6 + len(COLUMNS), hidden, bias=False)
+        self.product, self.numbers = nn.Linear(D, hidden, bias=False), nn.Linear(5 + len(COLUMNS), hidden, bias=False)
         self.second, self.heads = nn.Linear(hidden, 48), nn.Linear(48, len(HEADS))
         self.direct = nn.Parameter(torch.tensor([[8.0], [6.0], [3.0]]).repeat(1, len(HEADS)))
         nn.init.constant_(self.heads.bias, -8.0)
@@ -131,10 +131,10 @@ class OverArch(nn.Module):
     def forward(self, query, item, installed_links, link, *columns):
         product = query.unsqueeze(1) * item
         similarity = product.sum(-1, keepdim=True)
-        linked, strongest, count = (part.unsqueeze(-1) for part in linked_scores(installed_links, link))
+        linked, strongest = (part.unsqueeze(-1) for part in linked_scores(installed_links, link))
         root = torch.sqrt(torch.relu(linked) + 1e-4)
         known = torch.log(installed_links[..., KERNEL - 1].sum(1) + 1)[:, None, None]
-        numbers = [similarity * 8.0, linked * 4.0, root * 4.0, strongest * 4.0, count, known + 0 * similarity]
+        numbers = [similarity * 8.0, linked * 4.0, root * 4.0, strongest * 4.0, known + 0 * similarity]
         numbers = torch.cat(numbers + [column.unsqueeze(-1) for column in columns], -1)
         hidden = self.query(query).unsqueeze(1) + self.item(item) + self.numbers(numbers) + self.product(product * 8.0)
         hidden = self.dropout(torch.relu(self.second(torch.relu(hidden))))
@@ -525,9 +525,9 @@ def main():
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--tuning-epochs", type=int, default=2)
     parser.add_argument("--link-epochs", type=int, default=24)
-    parser.add_argument("--link-tuning-epochs", type=int, default=8)
-    parser.add_argument("--splits", type=int, default=4, help="times that each reserved user's packages are split anew")
-    parser.add_argument("--overarch-epochs", type=int, default=4)
+    parser.add_argument("--link-tuning-epochs", type=int, default=6)
+    parser.add_argument("--splits", type=int, default=2, help="times that each reserved user's packages are split anew")
+    parser.add_argument("--overarch-epochs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     o = parser.parse_args()

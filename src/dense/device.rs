@@ -62,7 +62,7 @@ impl DeviceProgram {
     pub fn copy(device: &Device, program: &RowProgram) -> Result<Self> {
         let is_made = |plan: &Plan| matches!(plan.outputs[..], [Place { memory: Memory::Rows(_), offset: 0 }]);
         if !is_made(&program.straight) || !is_made(&program.collapsed) {
-            return Err(Error::unsupported("a graph whose output is one of its inputs"));
+            return Err(Error::unsupported("a graph of several outputs, or whose output is one of its inputs"));
         }
         let mut steps =
             [&program.straight, &program.collapsed].into_iter().flat_map(|plan| plan.user.iter().chain(&plan.rows));

@@ -116,7 +116,7 @@ fn graph(width: usize, steps: &[Random]) -> Graph {
             12 => graph.unary(Unary::Sigmoid, a),
             _ => weights(1, last).and_then(|w| graph.binary(Binary::Mul, a, w)),
         };
-        values.extend(made.ok().filter(|&id| graph.values[id].count() <= 1600));
+        values.extend(made.ok().filter(|&id| graph.values[id].count() <= 600));
     }
     let pairs = values.iter().copied().filter(|&id| graph.values[id].side == Side::Pair).collect::<Vec<_>>();
     let kept: Vec<Id> = pairs.iter().rev().take(3).copied().collect();
@@ -126,19 +126,24 @@ fn graph(width: usize, steps: &[Random]) -> Graph {
     graph
 }
 
+/// Most numbers of all rows of an input.
+const ROOM: usize = 1 << 13;
+
 /// Sizes from 1 to 513, mostly small ones.
 fn widths() -> impl Strategy<Value = usize> {
     prop_oneof![6 => 1usize..70, 2 => 70usize..140, 1 => 500usize..514]
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
     fn a_program_says_what_its_graph_says(
         width in widths(), rows in widths(),
         steps in prop::collection::vec((any::<u8>(), 0usize..32, 0usize..32, 1usize..130), 1..14),
     ) {
+        // Wide rows are few: what is held against them is naive.
+        let rows = rows.min(ROOM / width).max(1);
         let graph = graph(width, &steps);
         let query = numbers(width, 5);
         let row = |n: usize| numbers(width + 1, n);
@@ -156,8 +161,10 @@ proptest! {
                 let made = run(&program, rows, &[&query], &row);
                 for (n, (got, want)) in made.iter().zip(&want).enumerate() {
                     near(got, want, &format!("{} eager {is_eager} row {n}", kernels.name()));
-                    let alone = run(&program, 1, &[&query], &|_| row(n));
-                    prop_assert_eq!(&alone[0], got);
+                    if n % 5 == 0 {
+                        let alone = run(&program, 1, &[&query], &|_| row(n));
+                        prop_assert_eq!(&alone[0], got);
+                    }
                 }
             }
         }
@@ -446,9 +453,9 @@ fn a_flipped_byte_never_panics() {
 fn graphs_of_pytorch_with_flipped_bytes_never_panic() {
     for case in golden() {
         let whole = file(&format!("tests/golden/dense/{}.onnx", case.graph));
-        for at in (0..whole.len()).step_by(5) {
+        for at in (0..whole.len()).step_by(113) {
             let mut bytes = whole.clone();
-            bytes[at] ^= 1 << (at / 5 % 8);
+            bytes[at] ^= 1 << (at % 8);
             if let Ok(program) = case.lower_bytes(&bytes) {
                 let user: Vec<&[f32]> = case.inputs.iter().filter(|i| !i.is_pair).map(|i| &i.values[..]).collect();
                 run(&program, 2, &user, &|n| numbers(program.given, n));

@@ -25,6 +25,9 @@ impl DeviceTower {
     /// `Unsupported` where its graph is no program of ours, or a table is not whole in the memory of this host; `Overloaded` where
     /// the device has not enough memory.
     pub fn copy(device: &Device, tower: &Tower) -> Result<Self> {
+        if let Some(feature) = tower.features().iter().find(|f| f.is_sequence()) {
+            return Err(Error::unsupported(format!("feature `{}` is a sequence", feature.name)));
+        }
         let program = tower.program().ok_or_else(|| Error::unsupported("the tower's graph is no program of ours"))?;
         let mut tables: Vec<(String, TableRows)> = Vec::new();
         for table in tower.tables() {

@@ -126,7 +126,10 @@ impl Bench<'_> {
         if is_blank(n) {
             return features;
         }
-        for (place, spec) in specs.iter().enumerate() {
+        // Ids last: a field that feeds a category too then holds them, which serves both.
+        let mut specs: Vec<(usize, &FeatureSpec)> = specs.iter().enumerate().collect();
+        specs.sort_by_key(|(_, spec)| spec.kind == FeatureKind::Ids);
+        for (place, spec) in specs {
             let seed = n * 31 + place * 7;
             let values = match spec.kind {
                 FeatureKind::Ids => {

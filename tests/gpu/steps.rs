@@ -46,7 +46,7 @@ fn products_are_those_of_the_cpu() {
             .collect();
         let stride = columns + 2;
         let mut want = vec![7f32; rows * stride];
-        let product = Product { rows, columns, parts: &parts, bias: bias.numbers(), relu };
+        let product = Product { rows, columns, parts: &parts, bias: bias.numbers(), relu, ..Product::default() };
         portable().product(&product, &mut want, stride);
 
         // Two requests, the second with fewer rows.

@@ -35,7 +35,7 @@ pub struct UpsertRequest {
 #[expect(dead_code, reason = "a schema of the document, never a value")]
 pub enum RetrievedOneOrMany {
     /// To one request.
-    One(RetrieveResponse),
+    One(Box<RetrieveResponse>),
     /// To a list of them.
     Many(BatchResponse),
 }

@@ -8,8 +8,9 @@ use crate::device::cuda::{Array, Device};
 use crate::error::{Error, Result};
 use crate::filter::index::DevicePlanes;
 use crate::ivf::DeviceIndex;
+use crate::model::{CandidateInput, Package, UserInput};
 use crate::snapshot::Snapshot;
-use crate::tower::{DeviceTower, Readable};
+use crate::tower::{DeviceTower, OverArch};
 
 /// Bytes that requests under way may take of a device's memory.
 const BUDGET_BYTES: usize = 1 << 30;
@@ -46,10 +47,8 @@ impl Resident {
     }
 
     fn copy(device: &Device, snapshot: &Snapshot) -> Result<Self> {
+        check_reads(&snapshot.package)?;
         let (index, numbers) = (&snapshot.index, &snapshot.numbers);
-        if !snapshot.package.spec.queries().is_empty() {
-            return Err(Error::unsupported("a model of several queries a user"));
-        }
         let columns = numbers.iter().map(|(_, column)| device.copy(column)).collect::<Result<Vec<Array<f32>>>>()?;
         let column = |name: &str| numbers.iter().position(|(known, _)| known == name).map(|n| &columns[n]);
         let reranker = match &snapshot.package.overarch {
@@ -58,12 +57,7 @@ impl Resident {
                 let program = overarch
                     .program()
                     .ok_or_else(|| Error::unsupported("the reranker's graph is no program of ours"))?;
-                let reads = |found: &[Readable], name: &str| matches!(found, [one] if one.name == name);
-                if !reads(overarch.user(), "query") || !reads(overarch.rows(), "item") {
-                    return Err(Error::unsupported("the reranker reads more than the query, the item and numbers"));
-                }
-                let missing =
-                    |name: &str| Error::unsupported(format!("the reranker reads `{name}`, which is no column"));
+                let missing = |name: &str| Error::internal(format!("column `{name}` is not among the numbers"));
                 let address = |name: &str| column(name).map(Array::address).ok_or_else(|| missing(name));
                 let columns = overarch.numbers().map(address).collect::<Result<Vec<u64>>>()?;
                 Some(Reranker { program: DeviceProgram::copy(device, program)?, columns: device.copy(&columns)? })
@@ -100,6 +94,20 @@ impl Resident {
             value,
             _columns: columns,
         })
+    }
+}
+
+/// Refuses models that read more than the device does: one query, the candidate's row and numeric columns.
+fn check_reads(package: &Package) -> Result<()> {
+    let reranker = package.overarch.as_ref();
+    let reads_query = package.user_inputs == [UserInput::Query];
+    let reads_row = package.candidate_inputs == [CandidateInput::Item];
+    let reads_similarity = reranker.is_some_and(|o| o.numbers().any(|name| name == OverArch::SIMILARITY));
+    match reranker.is_some() && !(reads_query && reads_row && !reads_similarity) || !package.spec.queries().is_empty() {
+        true => {
+            Err(Error::unsupported("a model that reads more than one query, the candidate's row and numeric columns"))
+        }
+        false => Ok(()),
     }
 }
 
