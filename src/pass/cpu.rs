@@ -21,6 +21,7 @@ use crate::view::View;
 /// Memory that grew for more candidates than these is given back: those who ask for so many pay for it each time, and no one
 /// else holds it for them.
 const KEPT_CANDIDATES_MAX: usize = 20_000;
+
 /// The pass on a CPU: on one thread, but for graphs, which take as many as they are given.
 pub struct Cpu {
     threads: Threads,
