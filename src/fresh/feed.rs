@@ -23,7 +23,7 @@ const CALLS_MAX: usize = 10_000;
 
 /// A call that was made before.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Made {
+pub struct Call {
     /// A hash of what was sent.
     pub digest: u64,
     /// How many updates it made.
@@ -36,7 +36,7 @@ pub struct Made {
 #[derive(Default)]
 struct Calls {
     /// `None` for one that is under way.
-    by_key: BTreeMap<String, Option<Made>>,
+    by_key: BTreeMap<String, Option<Call>>,
     /// The keys of those that were made, the oldest first.
     order: VecDeque<String>,
 }
@@ -78,7 +78,7 @@ impl Feed {
     ///
     /// # Errors
     /// `Conflict` where the key belongs to another call, or to one that is under way.
-    pub fn begin(&self, key: &str, digest: u64) -> Result<Option<Made>> {
+    pub fn begin(&self, key: &str, digest: u64) -> Result<Option<Call>> {
         let mut calls = self.calls();
         match calls.by_key.get(key) {
             None => {
@@ -92,7 +92,7 @@ impl Feed {
     }
 
     /// Ends a call that was begun: it may be made again where nothing came of it.
-    pub fn end(&self, key: &str, made: Option<Made>) {
+    pub fn end(&self, key: &str, made: Option<Call>) {
         let mut calls = self.calls();
         match made {
             Some(made) => calls.remember(key, made),
@@ -108,13 +108,13 @@ impl Feed {
     /// Takes note of the call that an update tells of.
     fn note(&self, position: u64, update: &Update) {
         if let Update::Call { key, digest, count } = update {
-            self.calls().remember(key, Made { digest: *digest, count: *count, position });
+            self.calls().remember(key, Call { digest: *digest, count: *count, position });
         }
     }
 }
 
 impl Calls {
-    fn remember(&mut self, key: &str, made: Made) {
+    fn remember(&mut self, key: &str, made: Call) {
         if self.by_key.insert(key.into(), Some(made)).flatten().is_none() {
             self.order.push_back(key.into());
         }

@@ -18,7 +18,7 @@ use super::wire::{
     UpsertRequest,
 };
 use crate::error::{Error, Result};
-use crate::fresh::{Feed, Made, Update};
+use crate::fresh::{Feed, Call, Update};
 use crate::limits::{EXCLUDE_MAX, FRESH_ITEMS};
 use crate::registry::Which;
 use crate::units::ItemId;
@@ -133,7 +133,7 @@ fn named(view: &View, request: DeleteRequest) -> Result<Vec<ItemId>> {
 }
 
 /// Makes updates durable. Returns what came of the call, and whether it had been made before.
-async fn write(feed: &Arc<Feed>, mut updates: Vec<Update>, digest: u64, said: Said) -> Result<(Made, bool)> {
+async fn write(feed: &Arc<Feed>, mut updates: Vec<Update>, digest: u64, said: Said) -> Result<(Call, bool)> {
     let count = updates.len() as u32;
     if let Some(key) = &said.key {
         if let Some(made) = feed.begin(key, digest)? {
@@ -145,7 +145,7 @@ async fn write(feed: &Arc<Feed>, mut updates: Vec<Update>, digest: u64, said: Sa
     // The journal tells the feed even where the client has left meanwhile.
     let (weak, key): (Weak<Feed>, _) = (Arc::downgrade(feed), said.key);
     let done = Box::new(move |result: Result<std::ops::Range<u64>>| {
-        let made = result.map(|range| Made { digest, count, position: range.end - 1 });
+        let made = result.map(|range| Call { digest, count, position: range.end - 1 });
         if let (Some(key), Some(feed)) = (key, weak.upgrade()) {
             feed.end(&key, made.as_ref().ok().cloned());
         }

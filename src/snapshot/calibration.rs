@@ -30,13 +30,13 @@ pub struct Calibration {
     /// How far items score above their lists' centroids: what a filtered search expects of lists ahead follows from it.
     pub margins: Margins,
     /// By rising `k`, then by falling `pass_rate`, of which the first is 1.
-    pub curves: Vec<Curve>,
+    pub curves: Vec<RecallCurve>,
 }
 
 /// Recall against probes for one number of candidates and one pass rate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Curve {
+pub struct RecallCurve {
     /// Candidates whose recall it is.
     pub k: usize,
     /// The share of items that are eligible.
@@ -162,7 +162,7 @@ impl Calibration {
         // Where no more items pass than are wanted, every list is looked at.
         let end = (last / deeper, all);
         let curves = self.curves.iter().filter(|c| c.k == k);
-        let point = |c: &Curve| {
+        let point = |c: &RecallCurve| {
             (c.pass_rate, Chosen { probes: c.probes[target], recall: c.recall[target], left: c.left[target] })
         };
         let mut above = end;
@@ -255,8 +255,8 @@ mod tests {
 
     use super::*;
 
-    fn curve(k: usize, pass_rate: f64, probes: [usize; 3]) -> Curve {
-        Curve {
+    fn curve(k: usize, pass_rate: f64, probes: [usize; 3]) -> RecallCurve {
+        RecallCurve {
             k,
             pass_rate,
             probes: probes.into(),

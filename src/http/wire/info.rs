@@ -11,7 +11,7 @@ use crate::embedding::Table;
 use crate::error::Result;
 use crate::model::{Merge, QuerySpec, VectorSpec};
 use crate::request::Retrieve;
-use crate::snapshot::{Calibration, Curve, Snapshot, Wanted, placed};
+use crate::snapshot::{Calibration, RecallCurve, Snapshot, Wanted, placed};
 use crate::tower::{FeatureKind, FeatureSpec, Readable, Whose};
 
 /// An item column of a snapshot.
@@ -292,7 +292,7 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
 /// # Errors
 /// As [`Calibration::digest`].
 pub fn calibration_info(calibration: &Calibration) -> Result<CalibrationInfo> {
-    let curve = |c: &Curve| CurveInfo {
+    let curve = |c: &RecallCurve| CurveInfo {
         k: c.k,
         pass_rate: c.pass_rate,
         probes: c.probes.clone(),

@@ -375,7 +375,7 @@ mod tests {
             ]
         );
         let bare = text(Reply::one(served(), Entry::items(answer(1), [], &columns, &[]).unwrap()));
-        let start = "{\"model\":\"shop\",\"version\":7,\"digest\":\"ab\",\"coverage\":1.0,\"items\":[{\"id\":9223372036854775807,";
+        let start = "{\"model\":\"shop\",\"version\":7,\"digest\":\"ab\",\"coverage\":1.0,\"position\":0,\"items\":[{\"id\":9223372036854775807,";
         assert_eq!(bare, format!("{start}\"score\":-0.3,\"similarity\":-0.3}}]}}"));
     }
 

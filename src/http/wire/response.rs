@@ -42,7 +42,7 @@ pub struct Step {
 
 /// How the number of lists came about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Probes {
+pub struct ProbesInfo {
     /// Lists to probe; more where a filter goes against their order.
     pub probes: usize,
     /// The recall that was asked for, where one was.
@@ -66,7 +66,7 @@ pub struct Explain {
     pub pass_rate: f64,
     /// Of a search by lists: how many were to be probed, and why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub probes: Option<Probes>,
+    pub probes: Option<ProbesInfo>,
     /// Lists that were probed.
     pub probed: u64,
     /// Items in the probed lists.
@@ -186,7 +186,7 @@ impl From<&request::Explain> for Explain {
     fn from(explain: &request::Explain) -> Self {
         let step =
             |s: &request::StepReport| Step { name: s.name.into(), micros: s.micros, bytes: s.bytes, items: s.items };
-        let probes = |p: request::Probes| Probes { probes: p.probes, target: p.target, estimate: p.estimate };
+        let probes = |p: request::Probes| ProbesInfo { probes: p.probes, target: p.target, estimate: p.estimate };
         Explain {
             steps: explain.steps.iter().map(step).collect(),
             route: explain.route.into(),

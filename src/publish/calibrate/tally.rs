@@ -2,7 +2,7 @@
 
 use super::share::{PASS_RATES, Share};
 use crate::ivf::{Ahead, Margins, Seen, next_look};
-use crate::snapshot::{Curve, TARGETS};
+use crate::snapshot::{RecallCurve, TARGETS};
 use crate::units::ListId;
 
 /// Numbers of candidates that are measured.
@@ -136,11 +136,11 @@ fn bounded(hits: u64, squares: u64, queries: usize, k: usize) -> (f64, f64) {
 }
 
 /// The curves of tallies, none of which takes fewer lists than one of fewer candidates or more survivors.
-pub(super) fn curves(tallies: &[Tally], queries: usize) -> Vec<Curve> {
-    let mut curves: Vec<Curve> = Vec::new();
+pub(super) fn curves(tallies: &[Tally], queries: usize) -> Vec<RecallCurve> {
+    let mut curves: Vec<RecallCurve> = Vec::new();
     for tally in tallies {
         let pass_rate = PASS_RATES[tally.share];
-        let below = |c: &&Curve| c.k <= tally.k && c.pass_rate >= pass_rate;
+        let below = |c: &&RecallCurve| c.k <= tally.k && c.pass_rate >= pass_rate;
         let points = TARGETS.iter().enumerate().map(|(n, target)| {
             let least = curves.iter().filter(below).map(|c| c.probes[n]).max().unwrap_or(1);
             let reaches = |probes: &usize| tally.recall(*probes, queries).1 >= *target;
@@ -149,7 +149,7 @@ pub(super) fn curves(tallies: &[Tally], queries: usize) -> Vec<Curve> {
         });
         let points: Vec<_> = points.collect();
         let digits = |x: f64| (x * 1e5).floor() / 1e5;
-        curves.push(Curve {
+        curves.push(RecallCurve {
             k: tally.k,
             pass_rate,
             probes: points.iter().map(|(probes, _)| *probes).collect(),
