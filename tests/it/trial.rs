@@ -409,7 +409,7 @@ fn towers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
 }
 
 fn answer(server: &Server) -> Value {
-    server.ask(RETRIEVE, json!({"vector": [1, 0, 0, 0], "k": 3}))
+    server.ask(RETRIEVE, json!({"vector": [1, 0, 0, 0], "k": 3, "timeout_ms": 60000}))
 }
 
 #[test]
