@@ -12,7 +12,7 @@ mod given;
 mod state;
 mod update;
 
-pub use feed::{Feed, Feeds, Call, Updating};
+pub use feed::{Call, Feed, Feeds, Updating};
 pub use given::{GivenItem, GivenValues, UPDATES_MAX, Wrong};
 pub use state::Fresh;
 pub use update::{Put, Update};

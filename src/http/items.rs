@@ -18,7 +18,7 @@ use super::wire::{
     UpsertRequest,
 };
 use crate::error::{Error, Result};
-use crate::fresh::{Feed, Call, Update};
+use crate::fresh::{Call, Feed, Update};
 use crate::limits::{EXCLUDE_MAX, FRESH_ITEMS};
 use crate::registry::Which;
 use crate::units::ItemId;

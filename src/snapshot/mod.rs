@@ -25,7 +25,7 @@ mod recipe;
 mod store;
 mod workload;
 
-pub use calibration::{Calibration, Chosen, RecallCurve, RECALIBRATION_FILE, Recalibration, TARGETS, Wanted};
+pub use calibration::{Calibration, Chosen, RECALIBRATION_FILE, Recalibration, RecallCurve, TARGETS, Wanted};
 pub use candidates::CandidateRows;
 pub use ids::Ids;
 pub use load::Snapshot;
