@@ -12,7 +12,7 @@ import random
 import subprocess
 import time
 
-from served import FOLDER, PEER, Server, binaries, finish, header, median, row, store, users, verdict
+from served import FOLDER, PEER, Server, binaries, finish, header, median, row, store, users, verdict, wait
 
 ITEMS = int(os.environ.get("ITEMS", 200_000))
 ROUNDS = int(os.environ.get("ROUNDS", 5))
@@ -98,16 +98,37 @@ def passes(server):
     return found
 
 
+def searches(server):
+    """Milliseconds of the steps of a request that brings its vector: the search as it serves."""
+    data = array.array("f", (FOLDER / "queries.npy").read_bytes()[-QUERIES * WIDTH * 4 :])
+    connection, found = server.connect(), {}
+    for probes in (16, 64):
+        steps = []
+        for first in [*range(0, QUERIES * WIDTH, WIDTH)] * 3:
+            fields = {"k": 100, "candidates": 100, "probes": probes, "explain": True, "timeout_ms": 60_000}
+            status, answer = server.post("/v1/models/vectors:retrieve", {"vector": list(data[first : first + WIDTH])} | fields, connection)
+            assert status == 200, answer
+            steps.append(sum(step["micros"] for step in answer["explain"]["steps"]) / 1000)
+        found[f"served search, no filter, P = {probes}"] = median(steps[QUERIES:])
+    return found
+
+
 def main():
     files = search_files()
     # Each binary serves what it published itself: formats may differ.
     stores = {name: store(binary, name) for name, binary in binaries().items()}
+    ids = FOLDER / "ids.jsonl"
+    ids.write_text("".join(f'{{"id": {n}}}\n' for n in range(ITEMS)))
+    for name, binary in binaries().items():
+        items = ["--name", "vectors", "--items", str(ids), "--vectors", str(FOLDER / "items.npy")]
+        subprocess.run([binary, "publish", *items, "--store", str(stores[name])], check=True, stdout=subprocess.DEVNULL)
     rounds = {name: [] for name in binaries()}
     for _ in range(ROUNDS):
         for name, binary in binaries().items():
             found = search(binary, files, 1) | search(binary, files, 32)
             with Server(binary, stores[name]) as server:
-                rounds[name].append(found | passes(server))
+                wait("the vectors are served", lambda: server.get("/v1/models/vectors")[0] == 200)
+                rounds[name].append(found | searches(server) | passes(server))
     header("median ms", "sterling", "peer", "ratio")
     for figure in rounds["sterling"][0]:
         own, *peer = [median([found[figure] for found in rounds[name]]) for name in rounds]
