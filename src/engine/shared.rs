@@ -115,6 +115,12 @@ impl<B: Backend> Shared<B> {
         }
     }
 
+    /// How long a cheap interactive request that comes now waits for a worker, by what was last published.
+    fn wait(&self) -> Duration {
+        let free_at = Duration::from_nanos(self.free_at_ns.load(Ordering::Relaxed));
+        free_at.saturating_sub(self.started.elapsed())
+    }
+
     pub(super) fn admits(&self, timeout: Duration) -> Result<(), Refused> {
         if self.is_closed.load(Ordering::Relaxed) {
             return Err(Refused::Closed);
@@ -123,8 +129,7 @@ impl<B: Backend> Shared<B> {
         if waiting >= self.waiting_max {
             return Err(Refused::Full(waiting));
         }
-        let free_at = Duration::from_nanos(self.free_at_ns.load(Ordering::Relaxed));
-        let wait = free_at.saturating_sub(self.started.elapsed());
+        let wait = self.wait();
         let allowed = timeout.mul_f64(queue::WAIT_SHARE);
         if wait > allowed { Err(Refused::Late { wait, allowed, own: Duration::ZERO }) } else { Ok(()) }
     }
@@ -132,8 +137,7 @@ impl<B: Backend> Shared<B> {
     /// How long requests may be left in their sockets, so that they are read together: zero, unless so much waits that
     /// those that come now are refused, or go last.
     pub(super) fn swarm(&self, timeout: Duration) -> Duration {
-        let free_at = Duration::from_nanos(self.free_at_ns.load(Ordering::Relaxed));
-        let wait = free_at.saturating_sub(self.started.elapsed());
+        let wait = self.wait();
         let is_crowded = wait > timeout.mul_f64(queue::WAIT_SHARE / 2.0);
         if is_crowded { SWARM_TIME.min(timeout.mul_f64(SWARM_SHARE)) } else { Duration::ZERO }
     }

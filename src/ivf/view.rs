@@ -30,6 +30,16 @@ pub enum WideRows {
     F32(Buffer<f32>),
 }
 
+impl WideRows {
+    /// How many are to be selected by their codes' scores for the best `k0`: some more, where rows decide between them.
+    pub fn selected(&self, k0: usize) -> usize {
+        match self {
+            WideRows::None => k0,
+            _ => k0 + k0 / 4 + 64,
+        }
+    }
+}
+
 /// The item index of a snapshot.
 #[derive(Clone, Debug)]
 pub struct Index {

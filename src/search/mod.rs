@@ -160,10 +160,7 @@ struct Together {
 impl Query<'_> {
     /// Candidates that are selected by int8 scores.
     fn room(&self, index: &ivf::Index) -> usize {
-        match index.rows() {
-            ivf::WideRows::None => self.k0,
-            _ => self.k0 + self.k0 / 4 + 64,
-        }
+        index.rows().selected(self.k0)
     }
 
     /// The same without words: some of them may be excluded or gone.

@@ -49,9 +49,7 @@ pub fn score_items(
     rows: &dyn Fn(Slot, &mut [f32]),
 ) -> Result<()> {
     let Some(overarch) = &package.overarch else { return Ok(()) };
-    let lists = index.list_offsets().iter().zip(index.list_lengths());
-    let slots: Vec<Slot> = lists.flat_map(|(&first, &length)| (first..first + length).map(Slot)).collect();
-    let slots = &slots[..slots.len().min(CANDIDATES_MAX)];
+    let slots: Vec<Slot> = index.filled_slots().take(CANDIDATES_MAX).collect();
     let numbers = overarch.numbers().map(|name| {
         if name == OverArch::SIMILARITY {
             return Ok(vec![0.5; slots.len()]);

@@ -51,9 +51,9 @@ pub(super) fn bounds_of(snapshot: &Snapshot, search: &Search) -> (usize, usize) 
     (probing.lists(lists), most)
 }
 
-/// Candidates that are selected by int8 scores: some more than K0 where wide rows decide between them.
-pub(super) fn selected_of(resident: &Resident, search: &Search) -> usize {
-    if resident.index.has_wide_rows() { search.k0_alone() + search.k0_alone() / 4 + 64 } else { search.k0_alone() }
+/// Candidates that are selected by int8 scores.
+pub(super) fn selected_of(snapshot: &Snapshot, search: &Search) -> usize {
+    snapshot.index.rows().selected(search.k0_alone())
 }
 
 impl Group {

@@ -166,7 +166,7 @@ impl Searches<'_> {
 
     /// The best of what int8 scores chose, by the widest rows where there are such.
     fn settle(&self, collected: &Collection) -> Result<Best> {
-        let most = self.each(|search| selected_of(self.resident, search))?.into_iter().max().unwrap_or(0);
+        let most = self.each(|search| selected_of(self.snapshot, search))?.into_iter().max().unwrap_or(0);
         let scored = Scored {
             keys: &collected.keys,
             slots: Some(&collected.slots),
@@ -184,7 +184,7 @@ impl Searches<'_> {
 
     fn best(&self, group: &Group) -> Result<(Best, Counters)> {
         let (device, lists) = (self.device, &self.resident.index.lists);
-        let wanted = self.each(|search| selected_of(self.resident, search) as u32)?;
+        let wanted = self.each(|search| selected_of(self.snapshot, search) as u32)?;
         let collected = self.collection(group.room, &wanted)?;
         let probes = self.each(|search| search.probes.probes.clamp(1, lists.lists()) as u32)?;
         let order = self.order(&collected, &probes, false)?;
@@ -238,19 +238,19 @@ impl Searches<'_> {
         let index = &self.snapshot.index;
         let mut lengths = index.list_lengths().to_vec();
         for slot in excluded {
-            let list = index.list_offsets().partition_point(|&first| first <= slot.0) - 1;
-            lengths[list] = lengths[list].saturating_sub(1);
+            let length = &mut lengths[index.list_of(*slot).index()];
+            *length = length.saturating_sub(1);
         }
         lengths
     }
 
     fn enough(&self, group: &Group) -> Result<(Best, Counters)> {
         let (device, lists) = (self.device, &self.resident.index.lists);
-        let wanted = self.each(|search| selected_of(self.resident, search) as u32)?;
+        let wanted = self.each(|search| selected_of(self.snapshot, search) as u32)?;
         let collected = self.collection(group.room, &wanted)?;
         let bounds = self.each(|search| {
             let (least, most) = bounds_of(self.snapshot, search);
-            let selected = selected_of(self.resident, search) * SEEN_PER_SELECTED + search.excluded.len();
+            let selected = selected_of(self.snapshot, search) * SEEN_PER_SELECTED + search.excluded.len();
             // Without a filter the first lists do, unless they hold too few.
             let suffices = if matches!(search.planned.plan.route(), Route::All) { search.k } else { selected };
             CutBounds { least: least as u32, most: most as u32, needed: selected as u32, suffices: suffices as u32 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-use super::queries::{Queries, occupied};
+use super::queries::Queries;
 use super::share::{PASS_RATES, Share, random};
 use super::tally::{Tally, Walk, curves, tallies};
 use crate::ivf::{self, Ahead, Margins, Probing, WideRows, Words};
@@ -62,7 +62,7 @@ pub fn measure(
 
 /// How far items score above their lists, by a sample of them for each query.
 fn margins(index: &ivf::Index, queries: &[Vec<f32>], seed: u64) -> Margins {
-    let slots = occupied(index);
+    let slots: Vec<Slot> = index.filled_slots().collect();
     let of_query = |(n, query): (usize, &Vec<f32>)| {
         let (mut scratch, mut scores) = (ivf::Scratch::default(), vec![0.0; index.lists()]);
         index.probe(query, index.lists(), &mut scratch).for_each(|(list, score)| scores[list.index()] = score);
@@ -73,15 +73,10 @@ fn margins(index: &ivf::Index, queries: &[Vec<f32>], seed: u64) -> Margins {
         drawn.sort_unstable();
         let mut products = vec![0.0; drawn.len()];
         index.products(query, &drawn, &mut products);
-        let margin = |(slot, product): (&u32, &f32)| (product - scores[list_of(index, *slot)]) / length;
+        let margin = |(slot, product): (&u32, &f32)| (product - scores[index.list_of(Slot(*slot)).index()]) / length;
         drawn.iter().zip(&products).map(margin).collect::<Vec<f32>>()
     };
     Margins::of(queries.par_iter().enumerate().flat_map_iter(of_query).collect())
-}
-
-/// The list that a slot lies in.
-fn list_of(index: &ivf::Index, slot: u32) -> usize {
-    index.list_offsets().partition_point(|first| *first <= slot) - 1
 }
 
 /// A query that is measured.
@@ -119,7 +114,7 @@ impl Searcher {
             for tally in tallies.iter_mut().filter(of_share) {
                 self.hits.clear();
                 self.hits.resize(index.lists(), 0);
-                self.best.iter().take(tally.k).for_each(|(_, slot)| self.hits[list_of(index, *slot)] += 1);
+                self.best.iter().take(tally.k).for_each(|(_, slot)| self.hits[index.list_of(Slot(*slot)).index()] += 1);
                 let lengths = index.list_lengths();
                 self.ahead.begin(query, self.order.iter().map(|(list, score)| (*score, lengths[list.index()])));
                 let threshold = self.best.get(tally.k - 1).map_or(f32::MIN, |(score, _)| *score);

@@ -68,7 +68,7 @@ impl Queries {
 
     /// Items that become queries by something random that is added to them.
     pub fn of_items(index: &ivf::Index, seed: u64) -> Self {
-        let slots: Vec<Slot> = occupied(index);
+        let slots: Vec<Slot> = index.filled_slots().collect();
         let drawn = (0..worth(index) as u64).map(|n| slots[random(seed, n) as usize % slots.len()]);
         let mut queries = Queries { source: "perturbed items".into(), vectors: Vec::new(), made_of: Vec::new() };
         for slot in drawn {
@@ -91,12 +91,6 @@ impl Queries {
 fn worth(index: &ivf::Index) -> usize {
     let scans = index.slots() * index.dimension() * PASS_RATES.len();
     (PRODUCTS_MAX / scans.max(1)).clamp(QUERIES.start, QUERIES.end).min(index.items())
-}
-
-/// The slots that hold an item.
-pub(super) fn occupied(index: &ivf::Index) -> Vec<Slot> {
-    let first = index.list_offsets().iter().zip(index.list_lengths());
-    first.flat_map(|(&first, &length)| (first..first + length).map(Slot)).collect()
 }
 
 /// About normal, from the four quarters of a random number.
