@@ -5,6 +5,7 @@
 //! updates = "updates"         # takes updates of items and keeps their journals here; without it none are taken
 //! listen = "127.0.0.1:8080"
 //! model = "debian"            # without it, every model of the store
+//! shard = 0                   # of versions that were cut, the shard to serve; without it, versions that were not
 //! device = "cpu"              # what passes run on: cpu, cuda:N for a card, or auto for one where it works
 //! refresh_ms = 1000           # how often the store is looked at for new versions
 //! follow = true               # the newest published version is activated by itself; else `:activate` does it
@@ -61,6 +62,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The one model to serve.
     pub model: Option<String>,
+    /// Of versions that were cut into shards, the one to serve; without it, versions that were not cut.
+    pub shard: Option<u32>,
     /// What passes run on: `cpu`, `cuda:N`, or `auto`.
     pub device: String,
     /// Milliseconds between two looks at the store.
@@ -87,6 +90,7 @@ impl Default for Config {
             updates: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             model: None,
+            shard: None,
             device: "cpu".into(),
             refresh_ms: 1000,
             follow: true,
@@ -114,6 +118,9 @@ pub struct Flags {
     /// As [`Config::model`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// As [`Config::shard`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shard: Option<u32>,
     /// As [`Config::device`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
@@ -204,6 +211,12 @@ fn of_variables(variables: impl Iterator<Item = (String, String)>) -> Result<Var
         let path = path.to_lowercase().replace("__", ".");
         match defaults.find_ref(&path) {
             None | Some(Value::Dict(..)) => unknown.push(name),
+            Some(Value::Empty(..)) if path == "shard" => {
+                let shard: u32 = text.parse().map_err(|_| {
+                    Error::invalid(format!("configuration: {name}: got `{text}`, expected the number of a shard"))
+                })?;
+                insert(&mut said, &path, shard.into());
+            }
             // A text stays what it is, whatever it looks like; what has no default is a text.
             Some(Value::String(..) | Value::Empty(..)) => insert(&mut said, &path, text.into()),
             Some(_) => {

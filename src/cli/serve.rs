@@ -40,6 +40,9 @@ pub(super) struct Serve {
     /// Serve this model only
     #[arg(long)]
     model: Option<String>,
+    /// Of versions that were published with --shards, serve this one, from 0 up
+    #[arg(long, value_name = "N")]
+    shard: Option<u32>,
     /// A configuration file; STERLING_* variables and flags override it
     #[arg(long)]
     config: Option<PathBuf>,
@@ -65,7 +68,7 @@ impl Serve {
         telemetry::start_logs(self.log_json);
         let tables = TableFlags { plan: self.plan, topology: self.topology, remote: self.remote };
         let (store, updates, listen, model, device) = (self.store, self.updates, self.listen, self.model, self.device);
-        let flags = Flags { store, updates, listen, model, device, tables };
+        let flags = Flags { store, updates, listen, model, shard: self.shard, device, tables };
         let config = Config::read(self.config.as_deref(), &flags)?;
         let server = Server::bind(&config)?;
         say(format_args!("listening on http://{}", server.address()?))?;
@@ -94,9 +97,11 @@ impl Server {
             follow: config.follow,
             ..registry::Options::default()
         };
-        let store = existing(config.store.clone())?;
+        let whole = existing(config.store.clone())?;
+        let store = config.shard.map_or(whole.clone(), |shard| whole.of_shard(shard));
         if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {
-            tracing::warn!("model `{model}` has no version in {} yet, waiting for one", config.store.display());
+            let what = config.shard.map_or("version".into(), |shard| format!("version with a shard {shard}"));
+            tracing::warn!("model `{model}` has no {what} in {} yet, waiting for one", config.store.display());
         }
         let feeds = config.updates.as_ref().map(|folder| Arc::new(Feeds::new(folder)));
         let loader = Updating { snapshots: loader, feeds: feeds.clone() };

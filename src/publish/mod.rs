@@ -9,12 +9,15 @@
 //! 6. The reranker scores the items, and the version answers the requests that are kept with the package (`crate::warmup`).
 //! 7. Rows that are to lie on a cluster are brought there (`remote`).
 //! 8. The manifest is written last, and the folder gets its name.
+//!
+//! A version that is to be cut is made so far, whole, and then cut (`shards`).
 
 pub mod calibrate;
 mod catalogue;
 mod embed;
 mod remote;
 mod request;
+mod shards;
 mod tables;
 mod write;
 
@@ -43,6 +46,7 @@ pub use request::{Progress, Publish, Stage, Vectors};
 /// What is wrong with the package, the recipe or the items, with the place. The store is then as it was.
 pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result<(String, u64)> {
     let start = Instant::now();
+    what.check()?;
     if let Some(folder) = &what.package {
         progress(Stage::Trying, 0, 1);
         what.trials.run(folder)?;
@@ -57,38 +61,20 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
     };
     let provenance = catalogue.provenance(what);
     let arranged = catalogue.arrange(package.as_ref(), &spec, &what.recipe, progress)?;
-    let version_files = write::Version {
+    let files = write::Version {
         package: package.as_ref(),
         spec: &spec,
         tables: &tables,
         arranged: &arranged,
         recipe: &what.recipe,
     };
+    let making = Making { what, files, provenance, start, progress };
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
-        let mut files = version_files.write(folder, progress)?;
-        let told = |done, total| progress(Stage::Calibrating, done, total);
-        let (queries, own) = (what.queries.as_deref(), what.package.as_deref());
-        if let Some(calibration) = calibrate::version(folder, queries, own, &what.recipe, &told)? {
-            files.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
+        if let Some(shards) = what.shards {
+            return shards::cut(&making, folder, version, shards);
         }
-        let graphs =
-            package.iter().flat_map(Package::graphs).map(|(file, runs)| (file.to_owned(), runs.into())).collect();
-        let mut manifest = Manifest {
-            format: FORMAT,
-            name: spec.name.clone(),
-            version,
-            dimension: arranged.rows()?.cols(),
-            items: arranged.ids.len(),
-            slots: arranged.built.order.len(),
-            lists: arranged.built.list_lengths.len(),
-            position: what.position,
-            provenance: Provenance { seconds: start.elapsed().as_secs_f64(), ..provenance },
-            files,
-            graphs: Some(graphs),
-        };
-        package.iter().try_for_each(|package| score_items(package, folder))?;
-        answer_warm_up(folder, &mut manifest, &what.recipe)?;
+        let mut manifest = making.whole(folder, version)?;
         if let Some(remote) = &what.remote {
             let told = |done, total| progress(Stage::Loading, done, total);
             loaded = remote::load(remote, &spec, &manifest, &tables, &told)?;
@@ -100,6 +86,49 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
         remote::unload(remote, &loaded);
     }
     Ok((spec.name.clone(), published?))
+}
+
+/// What becomes a version.
+struct Making<'a> {
+    what: &'a Publish,
+    files: write::Version<'a>,
+    provenance: Provenance,
+    start: Instant,
+    progress: &'a Progress<'a>,
+}
+
+impl Making<'_> {
+    /// Writes the version into `folder`, calibrates and tries it; it is whole but for its manifest, which is returned.
+    fn whole(&self, folder: &Path, version: u64) -> Result<Manifest> {
+        let Making { what, files: version_files, progress, .. } = self;
+        let write::Version { package, spec, arranged, .. } = version_files;
+        let mut files = version_files.write(folder, progress)?;
+        let told = |done, total| progress(Stage::Calibrating, done, total);
+        let (queries, own) = (what.queries.as_deref(), what.package.as_deref());
+        if let Some(calibration) = calibrate::version(folder, queries, own, &what.recipe, &told)? {
+            files.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
+        }
+        let graphs = package.iter().flat_map(|p| p.graphs());
+        let graphs = graphs.map(|(file, runs)| (file.to_owned(), runs.into())).collect();
+        let seconds = self.start.elapsed().as_secs_f64();
+        let mut manifest = Manifest {
+            format: FORMAT,
+            name: spec.name.clone(),
+            version,
+            dimension: arranged.rows()?.cols(),
+            items: arranged.ids.len(),
+            slots: arranged.built.order.len(),
+            lists: arranged.built.list_lengths.len(),
+            position: what.position,
+            shard: None,
+            provenance: Provenance { seconds, ..self.provenance.clone() },
+            files,
+            graphs: Some(graphs),
+        };
+        package.iter().try_for_each(|package| score_items(package, folder))?;
+        answer_warm_up(folder, &mut manifest, &what.recipe)?;
+        Ok(manifest)
+    }
 }
 
 /// Lets the reranker score the items of the version in `folder`.

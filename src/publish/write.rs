@@ -13,6 +13,7 @@ use crate::embedding::Table;
 use crate::error::{Error, Result};
 use crate::files::{self, Checksum, TensorFile, Tensors};
 use crate::filter;
+use crate::ivf::Built;
 use crate::model::{MODEL_FILE, ModelSpec, Package};
 use crate::snapshot::{
     COLUMNS_FILE, FILTER_FILE, INDEX_FILE, MANIFEST, RECIPE_FILE, Recipe, VECTORS_FILE, candidates, ids,
@@ -34,7 +35,7 @@ impl Version<'_> {
         if let Some(name) = self.package.iter().flat_map(|p| p.files()).find(|name| own.contains(&name.as_str())) {
             return Err(Error::invalid(format!("file `{name}`: a version has one of its own, expected another name")));
         }
-        let mut sums = self.write_index(folder, progress)?;
+        let mut sums = self.write_items(folder, &self.arranged.built, progress)?;
         for (package, name) in self.package.iter().flat_map(|p| p.files().into_iter().map(move |name| (p, name))) {
             let (from, to) = (package.folder().join(&name), folder.join(&name));
             let sum = match tables::is_converted(&name, package, self.tables) {
@@ -50,9 +51,15 @@ impl Version<'_> {
         Ok(sums)
     }
 
-    /// Writes what lies in slot order: index, columns with ids, and the filter's planes.
-    fn write_index(&self, folder: &Path, progress: &Progress<'_>) -> Result<BTreeMap<String, Checksum>> {
-        let Arranged { ids, columns, built, .. } = self.arranged;
+    /// Writes what lies in slot order, of the items that `built` has slots for: index, columns with ids, the filter's planes, and
+    /// the tensors that are kept by item.
+    pub(super) fn write_items(
+        &self,
+        folder: &Path,
+        built: &Built,
+        progress: &Progress<'_>,
+    ) -> Result<BTreeMap<String, Checksum>> {
+        let Arranged { ids, columns, .. } = self.arranged;
         let mut sums = BTreeMap::new();
         progress(Stage::Writing, 0, 3);
         let mut file = TensorFile::new();

@@ -8,6 +8,7 @@ use super::ids::Ids;
 use super::manifest::{GraphRecord, Manifest};
 use super::placement::Placement;
 use super::recipe::Recipe;
+use super::shards::Shards;
 use super::{CALIBRATION_FILE, COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE, VECTORS_FILE};
 use crate::columns::{ColumnKind, Columns};
 use crate::error::{Error, Result};
@@ -41,6 +42,8 @@ pub struct Snapshot {
     pub numbers: Vec<(String, Vec<f32>)>,
     /// What the reranker reads of candidates as rows.
     pub candidates: CandidateRows,
+    /// All shards of the version, where it is one of several.
+    pub shards: Option<Shards>,
     digest: String,
 }
 
@@ -50,13 +53,18 @@ impl Snapshot {
     /// to the files or cuts them off changes an answer or ends the process.
     ///
     /// # Errors
-    /// `NotFound` without a manifest; `Corrupt` or `Unsupported` with the file and the reason; where the tables cannot be
-    /// placed, why.
+    /// `NotFound` without a manifest, or of a shard without the file that names all of them; `Corrupt` or `Unsupported` with the
+    /// file and the reason; where the tables cannot be placed, why.
     pub fn load(folder: &Path, placement: &Placement) -> Result<Self> {
         let manifest = Manifest::read(folder)?;
+        let shards = manifest.shard.map(|_| Shards::read(folder.parent().unwrap_or(folder))).transpose()?;
+        if let Some(shards) = &shards {
+            shards.check(&manifest).map_err(|e| e.within(folder.display()))?;
+        }
         manifest.verify(folder)?;
         let package = Package::open_placed(folder, |spec, tables| placement.place(spec, &manifest, tables))?;
-        Snapshot::assemble(folder, manifest, package).map_err(|e| e.within(folder.display()))
+        let snapshot = Snapshot::assemble(folder, manifest, package).map_err(|e| e.within(folder.display()))?;
+        Ok(Snapshot { shards, ..snapshot })
     }
 
     fn assemble(folder: &Path, manifest: Manifest, package: Package) -> Result<Self> {
@@ -123,6 +131,7 @@ impl Snapshot {
             calibration,
             numbers,
             candidates,
+            shards: None,
             digest,
         })
     }

@@ -68,6 +68,9 @@ pub struct Manifest {
     /// The position of the last update that its items contain; 0, which is left out, where they contain none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub position: u64,
+    /// Which part of a version it is, where that was cut into shards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<ShardOf>,
     /// Where it came from.
     pub provenance: Provenance,
     /// Every other file of the snapshot with its length and hash.
@@ -75,6 +78,18 @@ pub struct Manifest {
     /// What ran each graph when all were tried; none of a version that was published before graphs were tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphs: Option<BTreeMap<String, GraphRecord>>,
+}
+
+/// Which part of a version a snapshot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShardOf {
+    /// Its number, from 0 up.
+    pub shard: u32,
+    /// How many there are.
+    pub shards: u32,
+    /// Items of all of them together.
+    pub items: usize,
 }
 
 /// Where a snapshot came from.
@@ -162,6 +177,11 @@ impl Manifest {
         self.graphs.is_some() && self.provenance.program == PROGRAM
     }
 
+    /// Items of the version: of all its shards, where it was cut.
+    pub fn items_of_all(&self) -> usize {
+        self.shard.map_or(self.items, |part| part.items)
+    }
+
     /// Bytes of all files but the manifest.
     pub fn bytes(&self) -> u64 {
         self.files.values().map(|f| f.bytes).sum()
@@ -201,6 +221,7 @@ mod tests {
             slots: 16,
             lists: 1,
             position: 0,
+            shard: None,
             provenance,
             files,
             graphs: None,

@@ -13,6 +13,8 @@
 //! | `recalibration.json` | one that was made again later, named by no manifest: it has its own digest |
 //! | `manifest.json` | written last: shapes, provenance, length and hash of every other file |
 //!
+//! A version that was cut into shards holds a folder of such files for each, and `shards.json` that names them (`shards`).
+//!
 //! The format is described for other readers in `docs/FORMAT.md`.
 
 mod calibration;
@@ -22,6 +24,7 @@ mod load;
 mod manifest;
 mod placement;
 mod recipe;
+mod shards;
 mod store;
 mod workload;
 
@@ -29,9 +32,10 @@ pub use calibration::{Calibration, Chosen, RECALIBRATION_FILE, Recalibration, Re
 pub use candidates::CandidateRows;
 pub use ids::Ids;
 pub use load::Snapshot;
-pub use manifest::{FORMAT, GraphRecord, MANIFEST, Manifest, PROGRAM, Provenance};
+pub use manifest::{FORMAT, GraphRecord, MANIFEST, Manifest, PROGRAM, Provenance, ShardOf};
 pub use placement::{Placement, PlacementOptions, placed, rows_on_cluster};
 pub use recipe::{Recipe, Serving};
+pub use shards::{SHARDS_FILE, ShardEntry, Shards, shard_folder, shard_of};
 pub use store::{Stamp, Store, check_name};
 pub use workload::workload;
 

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::manifest::MANIFEST;
+use super::shards::{SHARDS_FILE, shard_folder};
 use crate::error::{Error, Result};
 use crate::files;
 
@@ -30,6 +31,8 @@ const LOCK: &str = ".lock";
 #[derive(Clone, Debug)]
 pub struct Store {
     root: PathBuf,
+    /// Of versions that were cut, the shard that is meant.
+    shard: Option<u32>,
 }
 
 /// Changes when a file of a version is replaced, grows, shrinks or is written to, without any of them being read.
@@ -39,7 +42,13 @@ pub struct Stamp(u64);
 impl Store {
     /// The store at `root`; the folder need not exist yet.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Store { root: root.into() }
+        Store { root: root.into(), shard: None }
+    }
+
+    /// The same store as the server of one shard sees it: versions that were cut, and of each that shard alone.
+    #[must_use]
+    pub fn of_shard(self, shard: u32) -> Self {
+        Store { shard: Some(shard), ..self }
     }
 
     /// The folder of the store.
@@ -52,10 +61,21 @@ impl Store {
     /// # Errors
     /// `Io` with the path.
     pub fn models(&self) -> Result<Vec<String>> {
+        self.named(|name| self.versions(name).map_or(true, |v| !v.is_empty()))
+    }
+
+    /// The models of which versions were cut into shards, sorted.
+    ///
+    /// # Errors
+    /// `Io` with the path.
+    pub fn cut_models(&self) -> Result<Vec<String>> {
+        self.named(|name| self.cut_versions(name).is_ok_and(|v| !v.is_empty()))
+    }
+
+    /// The names of models' folders for which `is_one` holds, sorted.
+    fn named(&self, is_one: impl Fn(&str) -> bool) -> Result<Vec<String>> {
         let mut names = names_in(&self.root)?;
-        names.retain(|name| {
-            check_name("model name", name).is_ok() && self.versions(name).map_or(true, |v| !v.is_empty())
-        });
+        names.retain(|name| check_name("model name", name).is_ok() && is_one(name));
         names.sort();
         Ok(names)
     }
@@ -66,19 +86,29 @@ impl Store {
     /// # Errors
     /// `Io` with the path.
     pub fn versions(&self, model: &str) -> Result<Vec<u64>> {
-        let folder = self.root.join(model);
-        let mut versions: Vec<u64> = names_in(&folder)?
-            .iter()
-            .filter_map(|name| number(name))
-            .filter(|v| folder.join(v.to_string()).join(MANIFEST).exists())
-            .collect();
+        self.numbered(model, |version| self.folder(model, version).join(MANIFEST).exists())
+    }
+
+    /// The numbers of a model's folders for which `is_one` holds, ascending.
+    fn numbered(&self, model: &str, is_one: impl Fn(u64) -> bool) -> Result<Vec<u64>> {
+        let names = names_in(&self.root.join(model))?;
+        let mut versions: Vec<u64> = names.iter().filter_map(|name| number(name)).filter(|v| is_one(*v)).collect();
         versions.sort_unstable();
         Ok(versions)
     }
 
-    /// The folder of one version.
+    /// The folder of one version, or that of the shard that is meant.
     pub fn folder(&self, model: &str, version: u64) -> PathBuf {
-        self.root.join(model).join(version.to_string())
+        let folder = self.root.join(model).join(version.to_string());
+        self.shard.map_or(folder.clone(), |shard| shard_folder(&folder, shard))
+    }
+
+    /// The versions of a model that were cut into shards, ascending.
+    ///
+    /// # Errors
+    /// `Io` with the path.
+    pub fn cut_versions(&self, model: &str) -> Result<Vec<u64>> {
+        self.numbered(model, |version| self.root.join(model).join(version.to_string()).join(SHARDS_FILE).exists())
     }
 
     /// What the files of a version look like from outside, or `None` where it is not published.

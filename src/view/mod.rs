@@ -156,7 +156,7 @@ impl View {
 
     /// Share of the model's items that a search of this view looks at: all of them, where nothing of the model is left out.
     pub fn coverage(&self) -> f64 {
-        match self.main.manifest.items {
+        match self.main.manifest.items_of_all() {
             0 => 1.0,
             items => self.main.index.items() as f64 / items as f64,
         }

@@ -17,7 +17,7 @@ mod values;
 pub use body::{Retrievals, embed, object, rank, retrievals};
 pub use info::{
     CalibrationInfo, ColumnInfo, CurveInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList, QueryLine,
-    TableInfo, VersionInfo, VersionList, calibration_info, model_info,
+    ShardInfo, TableInfo, VersionInfo, VersionList, calibration_info, model_info,
 };
 pub use items::{
     DeleteRequest, DeleteResponse, ItemResponse, ItemUpsert, PositionResponse, RefusedItem, UpdateResponse, cell,
