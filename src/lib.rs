@@ -22,6 +22,7 @@ pub mod error;
 pub mod files;
 pub mod filter;
 pub mod fresh;
+pub mod gather;
 pub mod http;
 pub mod items;
 pub mod ivf;

@@ -152,7 +152,9 @@ impl<'a> Replay<'a> {
         }
         match answer.content {
             Content::Items(ranked) => Ok(ranked),
-            Content::Embedding(_) => Err(Error::internal("a retrieval was answered with an embedding")),
+            Content::Embedding(_) | Content::Selected(_) => {
+                Err(Error::internal("a retrieval was answered with something else"))
+            }
         }
     }
 
@@ -180,7 +182,9 @@ fn answer_one(view: &Arc<View>) -> Result<()> {
     if package.user.is_some() {
         let request = match package.needs_features() {
             true => Request::Retrieve(Retrieve::of(User::Features(Features::new()))),
-            false => Request::Embed(Embed { features: Features::new(), on_degraded: OnDegraded::DefaultRows }),
+            false => {
+                Request::Embed(Embed { features: Features::new(), on_degraded: OnDegraded::DefaultRows, whole: false })
+            }
         };
         if let Err(error) = replay.run(request) {
             tracing::warn!(%error, "a user without features is not answered");

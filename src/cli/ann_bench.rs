@@ -440,6 +440,7 @@ impl Searcher {
             excluded: &[],
             k: run.k,
             k0,
+            selected: None,
             probes,
             ending,
             exact: false,

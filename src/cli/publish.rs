@@ -97,7 +97,11 @@ impl Publish {
 pub(super) fn tell_shards(name: &str, folder: &Path) -> Result<()> {
     let shards = Shards::read(folder)?;
     let (count, items) = (shards.shards.len(), shards.items);
-    say(format_args!("{name} version {}: {items} items in {count} shards, digest {}", shards.version, shards.digest()))?;
+    say(format_args!(
+        "{name} version {}: {items} items in {count} shards, digest {}",
+        shards.version,
+        shards.digest()
+    ))?;
     (0..).zip(&shards.shards).try_for_each(|(shard, entry)| {
         let manifest = Manifest::read(&shard_folder(folder, shard))?;
         let megabytes = manifest.bytes() as f64 / 1e6;

@@ -68,7 +68,9 @@ impl GivenItem {
             && shard_of(ItemId(self.id), part.shards) != part.shard
         {
             let (its, shards) = (shard_of(ItemId(self.id), part.shards), part.shards);
-            return Err(self.wrong("id", format!("it belongs to shard {its} of {shards}, this is shard {}", part.shard)));
+            return Err(
+                self.wrong("id", format!("it belongs to shard {its} of {shards}, this is shard {}", part.shard))
+            );
         }
         self.check_vector(view)?;
         let (mut attributes, mut dense) = (Vec::new(), Vec::new());

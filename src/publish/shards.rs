@@ -27,7 +27,13 @@ pub(super) fn cut(making: &Making<'_>, folder: &Path, version: u64, shards: u32)
     let mut manifests = Vec::with_capacity(parts.len());
     for (shard, built) in (0..shards).zip(&parts) {
         let to = make(shard_folder(folder, shard))?;
-        manifests.push(write(making, (&whole_folder, &whole), &to, built, ShardOf { shard, shards, items: whole.items })?);
+        manifests.push(write(
+            making,
+            (&whole_folder, &whole),
+            &to,
+            built,
+            ShardOf { shard, shards, items: whole.items },
+        )?);
     }
     fs::remove_dir_all(&whole_folder).map_err(|e| Error::io(whole_folder.display(), e))?;
     Shards::of(&manifests).write(folder)

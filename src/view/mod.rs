@@ -149,6 +149,14 @@ impl View {
         self.main.index.items() - self.gone.len() + self.fresh_items()
     }
 
+    /// Number of items of all shards, as far as it is known here: updates of others are not.
+    pub fn items_of_all(&self) -> usize {
+        match self.main.manifest.shard {
+            Some(part) => part.items.max(self.items()),
+            None => self.items(),
+        }
+    }
+
     /// Number of items that do not lie in the main snapshot.
     pub fn fresh_items(&self) -> usize {
         self.pieces.iter().map(|piece| piece.segment.index().items() - piece.gone.len()).sum()

@@ -27,7 +27,7 @@ fn colour(id: i64) -> &'static str {
     ["red", "green", "blue"][(id % 3) as usize]
 }
 
-fn package(merge: &str) -> Made {
+pub fn package(merge: &str) -> Made {
     let model = format!(
         r#"
 name = "tastes"
@@ -215,7 +215,8 @@ fn ranking_and_embedding_know_all_queries() {
         }
         let body = json!({"features": {"taste": taste}}).to_string();
         let content = run(&view, Request::Embed(wire::embed(body.as_bytes()).unwrap().0));
-        assert_eq!(content, Content::Embedding(taste.to_vec()));
+        let Content::Embedding(user) = content else { panic!("{content:?}") };
+        assert_eq!(user.query, taste);
     }
     let view = package("union").view().unwrap();
     for (vector, expected) in [

@@ -24,6 +24,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("device", 2, &[]),
     ("files", 2, &["device"]),
     ("npy", 2, &["device"]),
+    ("gather", 2, &[]),
     ("value", 3, &[]),
     ("topk", 3, &[]),
     ("journal", 3, &[]),

@@ -88,7 +88,6 @@ pub struct ShardInfo {
     pub digest: String,
 }
 
-
 /// A loaded version of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ModelInfo {
@@ -266,7 +265,6 @@ fn shard(snapshot: &Snapshot) -> Option<ShardInfo> {
     let (part, all) = (snapshot.manifest.shard?, snapshot.shards.as_ref()?);
     Some(ShardInfo { shard: part.shard, shards: part.shards, items: part.items, digest: all.digest() })
 }
-
 
 /// What a snapshot is, for people and programs.
 pub fn model_info(snapshot: &Snapshot) -> ModelInfo {

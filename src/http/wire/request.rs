@@ -216,7 +216,8 @@ impl RankRequest {
 
 impl EmbedRequest {
     pub(super) fn typed(self) -> Result<(request::Embed, Terms)> {
-        let embed = request::Embed { features: features(self.features), on_degraded: self.on_degraded };
+        let (features, on_degraded) = (features(self.features), self.on_degraded);
+        let embed = request::Embed { features, on_degraded, whole: false };
         Ok((embed, terms(self.timeout_ms, self.priority)?))
     }
 }

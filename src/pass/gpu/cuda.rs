@@ -16,7 +16,7 @@ use crate::pass::cpu::{self, Cpu};
 use crate::pass::embed;
 use crate::pass::scratch::Scratch;
 use crate::pass::work::{Prepared, Query, Task};
-use crate::request::{Answer, Content};
+use crate::request::{Answer, Content, EmbeddedUser};
 use crate::tower::{FeatureRow, Threads};
 
 /// The pass on a device, with a pass on the CPU for what the device does not do.
@@ -54,6 +54,14 @@ impl Cuda {
         let wanted: Vec<usize> = (0..batch.len()).filter(|&place| batch.is_wanted(place)).collect();
         let Some(&first) = wanted.first() else { return Ok(()) };
         let view = batch.prepared(first).view();
+        let is_part = |prepared: &Prepared| {
+            let of_task =
+                matches!(prepared.task, Task::Embed { whole: true } | Task::Select { .. } | Task::Rerank { .. });
+            of_task || matches!(prepared.query, Query::Embedded(_))
+        };
+        if wanted.iter().any(|&place| is_part(batch.prepared(place))) {
+            return Err(Error::unsupported("parts of what several shards answer run on the CPU"));
+        }
         if !view.is_bare() {
             return Err(Error::unsupported("items beside the snapshot are searched on the CPU"));
         }
@@ -62,7 +70,7 @@ impl Cuda {
         let start = Instant::now();
         let embedded = self.embed(batch, &wanted, &resident)?;
         let wrong = self.answer_embeddings(batch, &embedded)?;
-        let ranked = |n: &usize| !wrong[*n] && !matches!(embedded.requests[*n].1.task, Task::Embed);
+        let ranked = |n: &usize| !wrong[*n] && !matches!(embedded.requests[*n].1.task, Task::Embed { .. });
         let ranked: Vec<usize> = (0..embedded.requests.len()).filter(ranked).collect();
         let snapshot = view.main();
         let mut groups = Group::all(snapshot, &resident, &embedded, ranked, residents.budget_bytes());
@@ -135,8 +143,11 @@ impl Cuda {
             wrong[n] = !vector.iter().all(|x| x.abs() <= COMPONENT_MAX);
             if wrong[n] {
                 batch.answer(place, Err(Error::internal(embed::NOT_FINITE)));
-            } else if matches!(prepared.task, Task::Embed) {
-                let (content, degraded_rows) = (Content::Embedding(vector.to_vec()), embedded.degraded_rows[n]);
+            } else if matches!(prepared.task, Task::Embed { .. }) {
+                let (content, degraded_rows) = (
+                    Content::Embedding(EmbeddedUser { query: vector.to_vec(), tensors: Vec::new() }),
+                    embedded.degraded_rows[n],
+                );
                 batch.answer(place, Ok(Answer { content, degraded_rows, explain: None }));
             }
         }

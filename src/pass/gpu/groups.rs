@@ -39,7 +39,7 @@ pub(super) struct Group {
 pub(super) fn search_of(task: &Task) -> Option<&Search> {
     match task {
         Task::Retrieve(search) => Some(search),
-        Task::Rank { .. } | Task::Embed => None,
+        _ => None,
     }
 }
 
@@ -89,7 +89,7 @@ impl Group {
     fn of(snapshot: &Snapshot, resident: &Resident, task: &Task, n: usize) -> Group {
         let (index, items) = (&resident.index, snapshot.index.items());
         let (way, room, candidates) = match task {
-            Task::Embed => (Way::Nothing, 0, 0),
+            Task::Embed { .. } | Task::Select { .. } | Task::Rerank { .. } => (Way::Nothing, 0, 0),
             Task::Rank { slots, .. } => (Way::Named, slots.len(), slots.len()),
             Task::Retrieve(search) => match search.planned.plan.route() {
                 Route::Nothing => (Way::Nothing, 0, 0),

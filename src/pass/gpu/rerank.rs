@@ -122,7 +122,7 @@ fn results_of(task: &Task) -> usize {
     match task {
         Task::Retrieve(search) => search.k,
         Task::Rank { slots, .. } => slots.len(),
-        Task::Embed => 0,
+        Task::Embed { .. } | Task::Select { .. } | Task::Rerank { .. } => 0,
     }
 }
 

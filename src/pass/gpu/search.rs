@@ -115,7 +115,7 @@ impl Searches<'_> {
                     }
                     _ => Vec::new(),
                 },
-                Task::Embed => Vec::new(),
+                Task::Embed { .. } | Task::Select { .. } | Task::Rerank { .. } => Vec::new(),
             }
         };
         let stride = group.room.max(1);

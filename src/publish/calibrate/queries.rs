@@ -126,6 +126,7 @@ fn queries(line: &str, package: &Package) -> Result<Vec<Vec<f32>>> {
     };
     let features = match request.user {
         User::Vector(vector) => return Ok(vec![vector]),
+        User::Embedded(user) => return Ok(vec![user.query]),
         User::Features(features) => features,
     };
     let Some(tower) = &package.user else {
