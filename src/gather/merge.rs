@@ -17,6 +17,9 @@ pub enum Next<T> {
     Further,
 }
 
+/// The candidates of one shard: of each query of the user its items with their retrieval scores, best first.
+pub type Chosen = Vec<Vec<(ItemId, f32)>>;
+
 /// What one shard sent, best first; equal scores by id.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
@@ -63,12 +66,11 @@ fn best(parts: &[Part<'_>], k: usize) -> Next<Vec<(usize, usize)>> {
     if again.is_empty() { Next::Done(order) } else { Next::Again(again) }
 }
 
-/// The candidates of each shard: of each query of the user its items with their retrieval scores, best first. `of_shards` are the
-/// answers of all shards, each with as many queries; `k` are the results that are asked for.
+/// The candidates of each shard. `of_shards` are the answers of all shards, each with as many queries; `k` are the results that are asked for.
 ///
 /// # Errors
 /// `Internal` where the shards do not speak of the same queries.
-pub fn candidates(of_shards: &[&[Selected]], k: usize) -> Result<Next<Vec<Vec<Vec<(ItemId, f32)>>>>> {
+pub fn candidates(of_shards: &[&[Selected]], k: usize) -> Result<Next<Vec<Chosen>>> {
     let queries = of_shards.first().map_or(0, |first| first.len());
     let is_whole =
         |selected: &Selected| selected.ids.len() == selected.codes.len() && selected.ids.len() == selected.scores.len();
@@ -204,6 +206,6 @@ mod tests {
         let parts: Vec<&[Selected]> = parts.iter().map(Vec::as_slice).collect();
         assert_eq!(candidates(&parts, 5).unwrap(), Next::Further);
         assert!(matches!(candidates(&parts, 4).unwrap(), Next::Done(_)));
-        assert!(candidates(&[&parts[0][..], &[]], 1).is_err());
+        assert!(candidates(&[parts[0], &[]], 1).is_err());
     }
 }

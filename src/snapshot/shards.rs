@@ -27,7 +27,7 @@ const HASH: &str = "floor(xxh3_64(id as 8 bytes, little-endian) * shards / 2^64)
 /// to the number of shards.
 pub fn shard_of(item: ItemId, shards: u32) -> u32 {
     let hash = xxh3_64(&item.0.to_le_bytes());
-    (u128::from(hash) * u128::from(shards) >> 64) as u32
+    ((u128::from(hash) * u128::from(shards)) >> 64) as u32
 }
 
 /// The folder of a shard in that of its version.
