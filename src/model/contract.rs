@@ -25,6 +25,8 @@ pub enum UserInput {
 /// Where an input of the OverArch that is a row of each candidate comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CandidateInput {
+    /// What is kept of each item of what the OverArch says.
+    Part,
     /// The index.
     Item,
     /// This one of `[[item.vectors]]`.
@@ -105,8 +107,10 @@ pub(super) fn user_input(name: &str, user: Option<&Tower>) -> Option<UserInput> 
 
 /// Where an input of the OverArch that is a row of each candidate comes from.
 pub(super) fn candidate_input(name: &str, spec: &ModelSpec) -> Option<CandidateInput> {
-    if name == ITEM {
-        return Some(CandidateInput::Item);
+    match name {
+        "" => return Some(CandidateInput::Part),
+        ITEM => return Some(CandidateInput::Item),
+        _ => {}
     }
     let vector = spec.item.vectors.iter().position(|v| v.name == name).map(CandidateInput::Vector);
     let mut looked_up = spec.overarch.iter().flat_map(|o| &o.features);

@@ -5,16 +5,18 @@
 //! 3. The vectors are clustered, or keep the lists that they came in, which puts the items into slots.
 //! 4. Columns, ids, planes and rows are written in slot order, tables in their formats; the package's other files are copied
 //!    (`write`).
-//! 5. What the files hold is searched with sample queries: how many lists a recall takes (`calibrate`).
-//! 6. The reranker scores the items, and the version answers the requests that are kept with the package (`crate::warmup`).
-//! 7. Rows that are to lie on a cluster are brought there (`remote`).
-//! 8. The manifest is written last, and the folder gets its name.
+//! 5. What the reranker says of an item whoever asks is worked out and kept, where that pays, and it scores the items (`serving`).
+//! 6. What the files hold is searched with sample queries: how many lists a recall takes (`calibrate`).
+//! 7. The version answers the requests that are kept with the package (`crate::warmup`).
+//! 8. Rows that are to lie on a cluster are brought there (`remote`).
+//! 9. The manifest is written last, and the folder gets its name.
 
 pub mod calibrate;
 mod catalogue;
 mod embed;
 mod remote;
 mod request;
+mod serving;
 mod tables;
 mod write;
 
@@ -22,16 +24,10 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::columns::Columns;
 use crate::error::{Error, Result};
-use crate::files::{self, Checksum, Tensors};
-use crate::ivf;
-use crate::model::{ModelSpec, Package, WARMUP_FILE};
-use crate::snapshot::{
-    CALIBRATION_FILE, COLUMNS_FILE, CandidateRows, FORMAT, INDEX_FILE, Ids, Manifest, Placement, Provenance, Recipe,
-    Snapshot, Store, VECTORS_FILE,
-};
-use crate::trial;
+use crate::files::{self, Checksum};
+use crate::model::{Decisions, ModelSpec, Package, WARMUP_FILE};
+use crate::snapshot::{CALIBRATION_FILE, FORMAT, Manifest, Placement, Provenance, Recipe, Snapshot, Store};
 use crate::warmup;
 
 pub use remote::Remote;
@@ -67,13 +63,17 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
         let mut files = version_files.write(folder, progress)?;
+        let decisions = match &package {
+            Some(package) => serving::prepare(package, folder, &what.recipe, &mut files)?,
+            None => Decisions::default(),
+        };
         let told = |done, total| progress(Stage::Calibrating, done, total);
         let (queries, own) = (what.queries.as_deref(), what.package.as_deref());
         if let Some(calibration) = calibrate::version(folder, queries, own, &what.recipe, &told)? {
             files.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
         }
-        let graphs =
-            package.iter().flat_map(Package::graphs).map(|(file, runs)| (file.to_owned(), runs.into())).collect();
+        let served = package.as_ref().map(|package| package.decided(&decisions)).transpose()?;
+        let graphs = served.iter().flat_map(Package::graphs).map(|(file, runs)| (file.to_owned(), runs.into()));
         let mut manifest = Manifest {
             format: FORMAT,
             name: spec.name.clone(),
@@ -85,9 +85,9 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
             position: what.position,
             provenance: Provenance { seconds: start.elapsed().as_secs_f64(), ..provenance },
             files,
-            graphs: Some(graphs),
+            graphs: Some(graphs.collect()),
+            decisions,
         };
-        package.iter().try_for_each(|package| score_items(package, folder))?;
         answer_warm_up(folder, &mut manifest, &what.recipe)?;
         if let Some(remote) = &what.remote {
             let told = |done, total| progress(Stage::Loading, done, total);
@@ -100,18 +100,6 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
         remote::unload(remote, &loaded);
     }
     Ok((spec.name.clone(), published?))
-}
-
-/// Lets the reranker score the items of the version in `folder`.
-fn score_items(package: &Package, folder: &Path) -> Result<()> {
-    let index = ivf::Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?;
-    let tensors = Tensors::open(&folder.join(COLUMNS_FILE))?;
-    let columns = Columns::open(&tensors, index.slots())?;
-    let ids = Ids::open(&tensors, index.slots(), index.items())?;
-    let has_vectors = !package.spec.item.vectors.is_empty();
-    let vectors = has_vectors.then(|| Tensors::open(&folder.join(VECTORS_FILE))).transpose()?;
-    let candidates = CandidateRows::open(package, &columns, &ids, vectors.as_ref())?;
-    trial::score_items(package, &index, &columns, &|slot, row| candidates.write(&index, slot, row))
 }
 
 /// Lets the version in `folder`, whole but for its manifest, answer the requests that are kept with it.
