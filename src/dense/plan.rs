@@ -28,6 +28,15 @@ pub enum Precision {
     Bf16,
 }
 
+impl std::fmt::Display for Precision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        })
+    }
+}
+
 /// Fewest columns and fewest numbers of depth of a product in bf16: below, rounding its factors costs what it saves.
 const NARROW_MIN: usize = 32;
 

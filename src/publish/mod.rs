@@ -7,19 +7,22 @@
 //!    (`write`).
 //! 5. What the reranker says of an item whoever asks is worked out and kept, where that pays, and it scores the items (`serving`).
 //! 6. What the files hold is searched with sample queries: how many lists a recall takes (`calibrate`).
-//! 7. The version answers the requests that are kept with the package (`crate::warmup`).
-//! 8. Rows that are to lie on a cluster are brought there (`remote`).
-//! 9. The manifest is written last, and the folder gets its name.
+//! 7. Where the model leaves its precision open, answers in bf16 are held against those in f32 (`precision`).
+//! 8. The version answers the requests that are kept with the package (`crate::warmup`).
+//! 9. Rows that are to lie on a cluster are brought there (`remote`).
+//! 10. The manifest is written last, and the folder gets its name.
 
 pub mod calibrate;
 mod catalogue;
 mod embed;
+mod precision;
 mod remote;
 mod request;
 mod serving;
 mod tables;
 mod write;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
@@ -27,7 +30,9 @@ use std::time::Instant;
 use crate::error::{Error, Result};
 use crate::files::{self, Checksum};
 use crate::model::{Decisions, ModelSpec, Package, WARMUP_FILE};
-use crate::snapshot::{CALIBRATION_FILE, FORMAT, Manifest, Placement, Provenance, Recipe, Snapshot, Store};
+use crate::snapshot::{
+    CALIBRATION_FILE, FORMAT, GraphRecord, Manifest, Placement, Provenance, Recipe, Snapshot, Store,
+};
 use crate::warmup;
 
 pub use remote::Remote;
@@ -72,8 +77,6 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
         if let Some(calibration) = calibrate::version(folder, queries, own, &what.recipe, &told)? {
             files.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
         }
-        let served = package.as_ref().map(|package| package.decided(&decisions)).transpose()?;
-        let graphs = served.iter().flat_map(Package::graphs).map(|(file, runs)| (file.to_owned(), runs.into()));
         let mut manifest = Manifest {
             format: FORMAT,
             name: spec.name.clone(),
@@ -85,10 +88,10 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
             position: what.position,
             provenance: Provenance { seconds: start.elapsed().as_secs_f64(), ..provenance },
             files,
-            graphs: Some(graphs.collect()),
+            graphs: Some(BTreeMap::new()),
             decisions,
         };
-        answer_warm_up(folder, &mut manifest, &what.recipe)?;
+        settle(package.as_ref(), folder, &mut manifest, &what.recipe)?;
         if let Some(remote) = &what.remote {
             let told = |done, total| progress(Stage::Loading, done, total);
             loaded = remote::load(remote, &spec, &manifest, &tables, &told)?;
@@ -102,7 +105,18 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
     Ok((spec.name.clone(), published?))
 }
 
-/// Lets the version in `folder`, whole but for its manifest, answer the requests that are kept with it.
+/// Decides what the model of the version in `folder`, whole but for its manifest, leaves open, notes what runs its graphs, and
+/// lets it answer the requests that are kept with it.
+fn settle(package: Option<&Package>, folder: &Path, manifest: &mut Manifest, recipe: &Recipe) -> Result<()> {
+    if let Some(package) = package {
+        manifest.decisions.precision = precision::decide(package, folder, manifest, !recipe.is_coarse())?;
+        let served = package.decided(&manifest.decisions)?;
+        let record = |(file, runs): (&str, _)| (file.to_owned(), GraphRecord::from(runs));
+        manifest.graphs = Some(served.graphs().map(record).collect());
+    }
+    answer_warm_up(folder, manifest, recipe)
+}
+
 fn answer_warm_up(folder: &Path, manifest: &mut Manifest, recipe: &Recipe) -> Result<()> {
     if !manifest.files.contains_key(WARMUP_FILE) {
         return Ok(());

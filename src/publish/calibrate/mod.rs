@@ -22,9 +22,10 @@ use crate::warmup;
 
 pub use measure::measure;
 pub use queries::Queries;
+pub(super) use queries::spread;
 
 /// Sample requests of a package, a `:retrieve` body a line.
-const QUERIES_FILE: &str = "queries.jsonl";
+pub(super) const QUERIES_FILE: &str = "queries.jsonl";
 
 /// Calibrates the version in `folder` with the queries of a file, else with those of the package in `package`, else with
 /// perturbed items; not one whose index has a single list.
