@@ -74,7 +74,8 @@ impl Kind {
 
     fn shape(&self, n: usize) -> Vec<usize> {
         let (_, is_pair, shape) = self.inputs[n];
-        [if is_pair { &[1, self.count][..] } else { &[1] }, shape].concat()
+        let ahead = [1, self.count];
+        [&ahead[..1 + usize::from(is_pair)], shape].concat()
     }
 
     fn network(&self) -> Network {
@@ -99,14 +100,23 @@ impl Kind {
             let inputs = self.inputs;
             return Some(Box::new(move || {
                 let input = |n: usize| Input { name: inputs[n].0, shape: &shapes[n], values: &values[n] };
-                drop(black_box(graph.run(&all.iter().map(|&n| input(n)).collect::<Vec<_>>(), "out", &threads).unwrap()));
+                drop(black_box(
+                    graph.run(&all.iter().map(|&n| input(n)).collect::<Vec<_>>(), "out", &threads).unwrap(),
+                ));
             }));
         }
         let network = self.network();
         let (lowered, width) = match way {
             "kept" => {
                 let is_item: Vec<bool> = self.inputs.iter().map(|(_, is_pair, _)| *is_pair).collect();
-                let halves = network.halves(&is_item, &network.best_cut(&is_item).unwrap()?, Precision::F32).unwrap();
+                let work = |(name, is_pair, shape): &(&str, bool, &[usize])| match (*is_pair, *name) {
+                    (false, _) => 0,
+                    (true, "item") => 4 * shape[0],
+                    (true, _) => Network::work_of_row(shape[0]),
+                };
+                let work: Vec<usize> = self.inputs.iter().map(work).collect();
+                let cut = network.best_cut(&is_item, &work).unwrap()?;
+                let halves = network.halves(&is_item, &cut, Precision::F32).unwrap();
                 let width = halves.width + rows(&halves.candidate_inputs);
                 (halves.candidates, width)
             }

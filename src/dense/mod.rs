@@ -138,12 +138,18 @@ impl Network {
     }
 
     /// Where it is best cut, so that what depends on the item alone is worked out once an item; none where no cut makes a
-    /// candidate cheaper by much. `is_item` says of each input whether it is the item's.
+    /// candidate cheaper by much. `is_item` says of each input whether it is the item's, `work` how many multiply-adds take as long
+    /// as to read it for a candidate.
     ///
     /// # Errors
     /// As [`RowProgram::lower`].
-    pub fn best_cut(&self, is_item: &[bool]) -> Result<Option<Cut>> {
-        split::best_cut(&self.graph, is_item)
+    pub fn best_cut(&self, is_item: &[bool], work: &[usize]) -> Result<Option<Cut>> {
+        split::best_cut(&self.graph, is_item, work)
+    }
+
+    /// The work of reading a row of a candidate that lies somewhere in memory, of so many numbers.
+    pub fn work_of_row(numbers: usize) -> usize {
+        split::ROW_WORK + split::NUMBER_WORK * numbers
     }
 
     /// Its halves, the item's in f32.

@@ -22,8 +22,9 @@ use crate::error::{Error, Result};
 #[serde(transparent)]
 pub struct Cut(Vec<Id>);
 
-/// Multiply-adds that take as long as to read a number of a candidate from where its row lies.
-const READ_WORK: usize = 20;
+/// Multiply-adds that take as long as to read what is kept of an item, which lies somewhere in memory, and each of its numbers.
+pub(super) const ROW_WORK: usize = 1000;
+pub(super) const NUMBER_WORK: usize = 10;
 /// Candidates that the user's part of a program is shared by.
 const CANDIDATES: usize = 1000;
 /// A cut is to make a candidate cheaper by one part in so many at least, for it takes memory.
@@ -125,9 +126,10 @@ fn half(graph: &Graph, outputs: &[Id], given: &[Id], keeps: &dyn Fn(usize) -> bo
     Ok(Half { graph: to, inputs: [of_user, of_rows].concat() })
 }
 
-/// The cut by which a candidate costs the least; none where no cut gains much.
-pub(super) fn best_cut(graph: &Graph, is_item: &[bool]) -> Result<Option<Cut>> {
-    let seeker = Seeker { graph, whose: whose(graph, is_item), is_item };
+/// The cut by which a candidate costs the least; none where no cut gains much. `work` is that of reading each input of a
+/// candidate.
+pub(super) fn best_cut(graph: &Graph, is_item: &[bool], work: &[usize]) -> Result<Option<Cut>> {
+    let seeker = Seeker { graph, whose: whose(graph, is_item), is_item, work };
     let edges: Vec<Vec<Vec<Id>>> = seeker.edges().into_iter().map(|edge| seeker.options(edge)).collect();
     if edges.iter().all(Vec::is_empty) {
         return Ok(None);
@@ -171,6 +173,7 @@ struct Seeker<'a> {
     graph: &'a Graph,
     whose: Vec<Whose>,
     is_item: &'a [bool],
+    work: &'a [usize],
 }
 
 impl Seeker<'_> {
@@ -250,15 +253,20 @@ impl Seeker<'_> {
     /// Multiply-adds that a candidate takes with a cut, and what takes as long.
     fn cost(&self, cut: &[Id]) -> Result<usize> {
         let cut = Cut(self.read(cut));
-        let half = match cut.0.is_empty() {
+        let halves = match cut.0.is_empty() {
             true => None,
-            false => Some(split(self.graph, self.is_item, &cut)?.candidates.graph),
+            false => Some(split(self.graph, self.is_item, &cut)?),
         };
-        let graph = half.as_ref().unwrap_or(self.graph);
+        let reading = match &halves {
+            None => self.work.iter().sum(),
+            Some(halves) => {
+                let read: usize = halves.candidates.inputs.iter().map(|&n| self.work[n]).sum();
+                ROW_WORK + NUMBER_WORK * halves.width + read
+            }
+        };
+        let graph = halves.as_ref().map_or(self.graph, |halves| &halves.candidates.graph);
         let plans = [plan(&collapse(graph, false)?, Precision::F32)?, plan(&collapse(graph, true)?, Precision::F32)?];
         let work = plans.iter().map(|plan| plan.row_work + plan.user_work / CANDIDATES).min().unwrap_or(0);
-        let rows = graph.inputs.iter().filter(|input| input.side == Side::Pair);
-        let numbers: usize = rows.map(|input| input.shape.iter().product::<usize>()).sum();
-        Ok(work + READ_WORK * numbers)
+        Ok(work + reading)
     }
 }

@@ -4,12 +4,12 @@ use super::spec::ModelSpec;
 use crate::embedding::Table;
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::tower::{FeatureTensor, Graph, Readable, Tower, TowerOutput, Whose, shown};
+use crate::tower::{FeatureTensor, Graph, Readable, Reads, Tower, TowerOutput, Whose, shown};
 
 /// The output of a user tower that is searched with.
 pub(super) const QUERY: &str = "query";
 /// The output of an item tower that is indexed, and the OverArch's input of it.
-pub(super) const ITEM: &str = "item";
+pub(super) const ITEM: &str = Reads::ITEM;
 
 /// Where an input of the OverArch that tells of the user comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::columns::Columns;
 use crate::embedding::Table;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::files::{Checksum, TensorFile, Tensors};
 use crate::ivf;
 use crate::model::{Decisions, Package};
@@ -56,7 +56,15 @@ pub(super) fn prepare(
     let parted = package.decided(&decisions)?;
     let parts = ItemParts::work_out(&written.sources(&parted), &written.index, true)?;
     let parts = parts.ok_or_else(|| Error::internal("a cut of the reranker that makes no parts"))?;
-    let table = parts.stored(decided.format, &written.index, &written.ids)?;
+    let table = match parts.stored(decided.format, &written.index, &written.ids) {
+        Ok(table) => table,
+        Err(e) if e.kind() == Kind::Invalid => {
+            tracing::warn!(reason = %e, "nothing of the reranker is kept by item");
+            score_items(package, &written, None)?;
+            return Ok(Decisions::default());
+        }
+        Err(e) => return Err(e),
+    };
     drop(parts);
     let mut file = TensorFile::new();
     table.encode(&mut file)?;

@@ -150,6 +150,9 @@ impl CandidateRows {
         let kind = |name: &str| columns.list().find(|c| c.name() == name).map(Column::kind);
         check_features(&package.spec, &kind)?;
         let slots = ids.of_slots().len();
+        // They are to be whole, also where what is read of them is kept by item.
+        let declared = vectors.iter().flat_map(|tensors| package.spec.item.vectors.iter().map(move |v| (v, *tensors)));
+        declared.into_iter().try_for_each(|(spec, tensors)| open_kept(spec, slots, Some(tensors)).map(drop))?;
         let part = |row: &Readable| {
             let missing = || Error::internal(format!("input `{}` of candidates that nothing brings", row.name));
             let lies = match package.candidate_input(&row.name).ok_or_else(missing)? {
@@ -219,7 +222,8 @@ impl CandidateRows {
 
 fn open_kept(spec: &VectorSpec, slots: usize, tensors: Option<&Tensors>) -> Result<Table> {
     let tensors = tensors.ok_or_else(|| Error::corrupt(format!("no file of item vectors with `{}`", spec.name)))?;
-    kept(tensors, &spec.name, (spec.format, spec.width), slots).map_err(|e| e.within("item vectors"))
+    let table = kept(tensors, &spec.name, (spec.format, spec.width), slots);
+    table.map_err(|e| e.within(format!("item vectors `{}`", spec.name)))
 }
 
 /// A table of one row a slot, as [`keep`] makes them.
@@ -228,7 +232,7 @@ pub(super) fn kept(tensors: &Tensors, name: &str, (format, width): (RowFormat, u
     let found = (table.rows(), table.width(), table.spec().format);
     if found != (slots as u64, width, format) {
         return Err(Error::corrupt(format!(
-            "`{name}`: {} rows of {} in {}, expected {slots} of {width} in {}",
+            "{} rows of {} in {}, expected {slots} of {width} in {}",
             found.0,
             found.1,
             found.2.name(),

@@ -85,8 +85,8 @@ impl OverArch {
     /// As [`OverArch::new`].
     pub fn best_cut(graph: &Graph, readable: &[Readable], tasks: usize) -> Result<Option<Cut>> {
         let reads = self::reads(graph, readable, tasks)?;
-        let is_item = reads.are_of_item();
-        match graph.network(&reads.given(), &[logits(tasks)], |network| network.best_cut(&is_item)) {
+        let (is_item, work) = (reads.are_of_item(), reads.work());
+        match graph.network(&reads.given(), &[logits(tasks)], |network| network.best_cut(&is_item, &work)) {
             Err(e) if e.kind() == Kind::Unsupported => Ok(None),
             cut => cut,
         }

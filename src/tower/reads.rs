@@ -2,7 +2,7 @@
 
 use super::graph::{Graph, shown};
 use super::onnx::Port;
-use crate::dense::{Given, Size};
+use crate::dense::{Given, Network, Size};
 use crate::error::{Error, Result};
 
 /// What is scored: one user and the candidates.
@@ -26,6 +26,10 @@ impl Candidates<'_> {
         of_candidate.iter_mut().zip(self.numbers).for_each(|(number, column)| *number = column[n]);
     }
 }
+
+/// Multiply-adds that take as long as to read a number of a candidate that is in the caches, and one of a column.
+const NEAR_NUMBER_WORK: usize = 4;
+const COLUMN_WORK: usize = 400;
 
 /// Whose a tensor is that an OverArch may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +86,8 @@ pub struct Reads {
 }
 
 impl Reads {
+    /// The name of the candidate's row in the index.
+    pub const ITEM: &'static str = "item";
     /// The name of the retrieval score among the numbers of candidates.
     pub const SIMILARITY: &'static str = "similarity";
 
@@ -136,6 +142,19 @@ impl Reads {
     /// Of each, in the order of [`Reads::all`], whether it is the same for an item whoever asks.
     pub(super) fn are_of_item(&self) -> Vec<bool> {
         self.all().map(|input| input.whose == Whose::Candidate && input.name != Reads::SIMILARITY).collect()
+    }
+
+    /// Of each, how many multiply-adds take as long as to read it for a candidate. The row in the index is near, retrieval has just
+    /// read it, and columns are read one after the other.
+    pub(super) fn work(&self) -> Vec<usize> {
+        let work = |input: &Readable| match input.whose {
+            Whose::User => 0,
+            Whose::Candidate if input.name == Reads::ITEM => NEAR_NUMBER_WORK * input.count(),
+            Whose::Candidate if input.name == Reads::SIMILARITY => NEAR_NUMBER_WORK,
+            Whose::Candidate if input.shape.is_empty() => COLUMN_WORK,
+            Whose::Candidate => Network::work_of_row(input.count()),
+        };
+        self.all().map(work).collect()
     }
 
     /// Some of them, by their places in [`Reads::all`].

@@ -68,7 +68,7 @@ proptest! {
         let items: Vec<Id> = items(&graph, &is_item).into_iter().filter(|&id| needed[id]).collect();
         let random: Vec<Id> = items.iter().copied().filter(|id| picks >> (id % 64) & 1 == 1).collect();
         let mut cuts: Vec<Cut> = [&items, &random].into_iter().filter(|c| !c.is_empty()).map(|c| cut_at(c)).collect();
-        cuts.extend(best_cut(&graph, &is_item).unwrap());
+        cuts.extend(best_cut(&graph, &is_item, &[0; 3]).unwrap());
         let all = |ids: &[Id]| -> Vec<Vec<f32>> {
             (0..rows).map(|n| ids.iter().flat_map(|&id| mean(n, id)).collect()).collect()
         };
@@ -120,6 +120,9 @@ proptest! {
     }
 }
 
+/// The work of reading a query, a row and a column.
+const WORK: [usize; 3] = [0, 256, 400];
+
 /// A network of three layers over an item of 64 numbers, whose product with the query is the output.
 fn deep_item(width: usize) -> Graph {
     let mut graph = Graph::new(vec![input(Side::User, width), input(Side::Pair, 64), input(Side::Pair, 1)]);
@@ -141,13 +144,13 @@ fn deep_item(width: usize) -> Graph {
 fn a_network_over_items_is_kept_where_it_is_narrow() {
     let is_item = [false, true, true];
     // Its last layer is linear: the query goes through it once, and what is kept ends before or behind it.
-    let cut = best_cut(&deep_item(16), &is_item).unwrap().expect("a cut");
+    let cut = best_cut(&deep_item(16), &is_item, &WORK).unwrap().expect("a cut");
     let narrow = split(&deep_item(16), &is_item, &cut).unwrap();
     assert_eq!((narrow.width, narrow.candidates.inputs), (16, vec![0]));
-    let cut = best_cut(&deep_item(400), &is_item).unwrap().expect("a cut");
+    let cut = best_cut(&deep_item(400), &is_item, &WORK).unwrap().expect("a cut");
     assert_eq!(split(&deep_item(400), &is_item, &cut).unwrap().width, 256);
     // Nothing of it is the item's where the input is not.
-    assert_eq!(best_cut(&deep_item(16), &[false, false, false]).unwrap(), None);
+    assert_eq!(best_cut(&deep_item(16), &[false, false, false], &WORK).unwrap(), None);
 }
 
 #[test]
@@ -155,7 +158,7 @@ fn what_would_be_one_product_with_the_next_is_not_kept() {
     let (bytes, inputs, output) = reranker();
     let network = Network::read(&bytes, &inputs, &[made(output.0, &output.1)]).unwrap();
     let is_item: Vec<bool> = inputs.iter().map(|input| input.is_pair).collect();
-    assert_eq!(network.best_cut(&is_item).unwrap(), None);
+    assert_eq!(network.best_cut(&is_item, &vec![1000; is_item.len()]).unwrap(), None);
 }
 
 #[test]
