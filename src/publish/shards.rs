@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::Making;
+use super::{Making, serving};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::ivf::Built;
@@ -66,6 +66,9 @@ fn write(
     shard: ShardOf,
 ) -> Result<Manifest> {
     let mut sums = making.files.write_items(folder, built, making.progress)?;
+    if let Some(package) = making.files.package {
+        serving::keep(package, &whole.decisions, folder, &mut sums)?;
+    }
     // Golden answers are those of all items.
     let others = whole.files.iter().filter(|(name, _)| *name != WARMUP_FILE);
     for (name, sum) in others {

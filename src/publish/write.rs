@@ -16,7 +16,7 @@ use crate::filter;
 use crate::ivf::Built;
 use crate::model::{MODEL_FILE, ModelSpec, Package};
 use crate::snapshot::{
-    COLUMNS_FILE, FILTER_FILE, INDEX_FILE, MANIFEST, RECIPE_FILE, Recipe, VECTORS_FILE, candidates, ids,
+    COLUMNS_FILE, FILTER_FILE, INDEX_FILE, MANIFEST, PARTS_FILE, RECIPE_FILE, Recipe, VECTORS_FILE, candidates, ids,
 };
 
 /// What the files of a version hold.
@@ -31,7 +31,7 @@ pub(super) struct Version<'a> {
 impl Version<'_> {
     /// Writes every file but the manifest, which names them by their sums.
     pub(super) fn write(&self, folder: &Path, progress: &Progress<'_>) -> Result<BTreeMap<String, Checksum>> {
-        let own = [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, VECTORS_FILE, RECIPE_FILE, MANIFEST];
+        let own = [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, VECTORS_FILE, PARTS_FILE, RECIPE_FILE, MANIFEST];
         if let Some(name) = self.package.iter().flat_map(|p| p.files()).find(|name| own.contains(&name.as_str())) {
             return Err(Error::invalid(format!("file `{name}`: a version has one of its own, expected another name")));
         }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
 use crate::files::{self, Checksum};
+use crate::model::Decisions;
 use crate::tower::Runs;
 
 /// The format this program writes. Every earlier one stays loadable.
@@ -78,6 +79,9 @@ pub struct Manifest {
     /// What ran each graph when all were tried; none of a version that was published before graphs were tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphs: Option<BTreeMap<String, GraphRecord>>,
+    /// How the model is served, where the publication had to decide that.
+    #[serde(default, skip_serializing_if = "Decisions::is_empty")]
+    pub decisions: Decisions,
 }
 
 /// Which part of a version a snapshot is.
@@ -225,6 +229,7 @@ mod tests {
             provenance,
             files,
             graphs: None,
+            decisions: Decisions::default(),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::files::TensorFile;
 use crate::filter;
 use crate::ivf::{self, Assigner};
-use crate::snapshot::{CandidateRows, Ids, Snapshot, ids};
+use crate::snapshot::{CandidateRows, Ids, ItemParts, RowSources, Snapshot, ids};
 use crate::tensor::Matrix;
 use crate::units::{NO_ITEM, Slot};
 
@@ -113,7 +113,9 @@ impl Segment {
         let numbers = main.numbers.iter().map(|column| number(column).unwrap_or_default()).collect();
         let list = |&row: &u32| if row == NO_ITEM { 0 } else { rows[row as usize].list };
         let lists = built.order.iter().map(list).collect();
-        let candidates = CandidateRows::open(&main.package, &columns, &ids, None)?;
+        let from = RowSources { package: &main.package, columns: &columns, ids: &ids, vectors: None };
+        let parts = ItemParts::work_out(&from, &index, false)?;
+        let candidates = CandidateRows::open(&from, parts.map(|parts| parts.unchecked()).transpose()?)?;
         Ok(Segment { index, filter, columns, ids, candidates, numbers, lists })
     }
 

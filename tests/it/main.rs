@@ -15,6 +15,7 @@ mod items;
 mod journal;
 mod onnx;
 mod packages;
+mod parts;
 mod placement;
 mod planner;
 mod program;

@@ -10,7 +10,7 @@ use crate::filter::index::DevicePlanes;
 use crate::ivf::DeviceIndex;
 use crate::model::{CandidateInput, Package, UserInput};
 use crate::snapshot::Snapshot;
-use crate::tower::{DeviceTower, OverArch};
+use crate::tower::{DeviceTower, OverArch, Readable};
 
 /// Bytes that requests under way may take of a device's memory.
 const BUDGET_BYTES: usize = 1 << 30;
@@ -101,7 +101,9 @@ impl Resident {
 fn check_reads(package: &Package) -> Result<()> {
     let reranker = package.overarch.as_ref();
     let reads_query = package.user_inputs == [UserInput::Query];
-    let reads_row = package.candidate_inputs == [CandidateInput::Item];
+    let mut rows = reranker.iter().flat_map(|o| o.rows());
+    let is_item = |row: &Readable| package.candidate_input(&row.name) == Some(CandidateInput::Item);
+    let reads_row = rows.next().is_some_and(is_item) && rows.next().is_none();
     let reads_similarity = reranker.is_some_and(|o| o.numbers().any(|name| name == OverArch::SIMILARITY));
     match reranker.is_some() && !(reads_query && reads_row && !reads_similarity) || !package.spec.queries().is_empty() {
         true => {

@@ -13,7 +13,7 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::ivf;
-use crate::model::{Package, WARMUP_FILE};
+use crate::model::{Decisions, Package, WARMUP_FILE};
 use crate::registry::Loaded;
 use crate::snapshot::{
     Calibration, INDEX_FILE, Manifest, Placement, RECIPE_FILE, Recalibration, Recipe, Snapshot, Store,
@@ -22,9 +22,10 @@ use crate::warmup;
 
 pub use measure::measure;
 pub use queries::Queries;
+pub(super) use queries::spread;
 
 /// Sample requests of a package, a `:retrieve` body a line.
-const QUERIES_FILE: &str = "queries.jsonl";
+pub(super) const QUERIES_FILE: &str = "queries.jsonl";
 
 /// Calibrates the version in `folder` with the queries of a file, else with those of the package in `package`, else with
 /// perturbed items; not one whose index has a single list.
@@ -45,7 +46,9 @@ pub(super) fn version(
     let seed = recipe.index.seed;
     let own = package.map(|package| package.join(QUERIES_FILE)).filter(|path| path.exists());
     let queries = match queries.or(own.as_deref()) {
-        Some(path) => Queries::read(path, &Package::open_placed(folder, |_, tables| Ok(tables))?, &index)?,
+        Some(path) => {
+            Queries::read(path, &Package::open_placed(folder, &Decisions::default(), |_, tables| Ok(tables))?, &index)?
+        }
         None => Queries::of_items(&index, seed),
     };
     Ok(Some(measure(&index, queries, seed, progress)))
