@@ -6,7 +6,8 @@
 
 Each mutant is compiled for the host and run through the tests that launch the kernels of its file, under up to three orders of
 threads, and under sanitizers. Prints a line each as it goes, survivors last. A survivor that docs/MUTANTS.md explains (by its file, its line's text and the
-change) is known; others end the script with 1. A page of all changes takes hours: --every takes each N-th, --part one of N shares.
+change) is known; others end the script with 1. All take hours: --every takes
+all barriers and each N-th of the other changes, --part one of N shares.
 """
 
 import argparse
@@ -99,7 +100,9 @@ def main():
     part, parts = map(int, arguments.part.split("/"))
     known = KNOWN.read_text() if KNOWN.exists() else ""
     unknown, counts = [], collections.Counter()
-    for mutant in list(mutants(arguments.only))[:: arguments.every][part - 1 :: parts]:
+    all_of_them = list(mutants(arguments.only))
+    barriers, others = ([m for m in all_of_them if (m[3] == ";") == of_barriers] for of_barriers in (True, False))
+    for mutant in (barriers + others[:: arguments.every])[part - 1 :: parts]:
         file, start, _, change, what = mutant
         text = (KERNELS / file).read_text()
         line = text.count("\n", 0, start) + 1

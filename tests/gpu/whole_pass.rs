@@ -251,7 +251,7 @@ fn mixed(random: &mut Random, count: usize, dimension: usize) -> Vec<Value> {
     let body = |n: usize| {
         let vector = random.numbers(dimension);
         let filter = ["", "shelf:s3", "shelf:s1 OR price < 300", "NOT shelf:s0"][n % 4];
-        let probes = if n % 4 == 0 { 1 + random.below(40) } else { 40 };
+        let probes = if n.is_multiple_of(4) { 1 + random.below(40) } else { 40 };
         let k = 1 + random.below(60);
         let exclude: Vec<i64> = (0..n as i64 * 3).map(|i| i * 7 - 3000).collect();
         json!({"vector": vector, "filter": filter, "probes": probes, "k": k, "candidates": k + 40,
