@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use super::output::say;
-use crate::device::cuda::cubins::Cubins;
 #[cfg(feature = "cuda")]
-use crate::device::cuda::cubins::Recipe;
+use crate::device::cuda::cubins::Compilation;
+use crate::device::cuda::cubins::Cubins;
 use crate::device::cuda::sources::KERNELS;
 use crate::error::{Error, Result};
 
@@ -42,7 +42,7 @@ fn compile(cubins: &Cubins, architectures: &[String]) -> Result<()> {
     let version = compiler::version()?;
     for architecture in architectures {
         for source in &KERNELS {
-            let recipe = Recipe::new(source, architecture, &version)?;
+            let recipe = Compilation::new(source, architecture, &version)?;
             let was_there = cubins.read(&recipe).is_some();
             let code = cubins.get(&recipe, compiler::compile)?;
             if !was_there && cubins.read(&recipe).is_none() {

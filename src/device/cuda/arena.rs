@@ -66,6 +66,7 @@ impl Driver for Arena {
         Ok(self.address + std::mem::replace(&mut *used, end) as u64)
     }
 
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
     unsafe fn free(&self, _: u64) {}
 
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
@@ -123,6 +124,7 @@ impl Driver for Measure {
         Ok(self.used.fetch_add(aligned(bytes), Ordering::Relaxed) as u64)
     }
 
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
     unsafe fn free(&self, _: u64) {}
 
     unsafe fn upload(&self, _: u64, _: &[u8]) -> Result<()> {
@@ -138,6 +140,7 @@ impl Driver for Measure {
         Ok(())
     }
 
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
     unsafe fn launch(&self, _: &Launch<'_>) -> Result<()> {
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::ffi::{CString, c_void};
 use cudarc::driver::{result, sys};
 
 use super::compiler;
-use super::cubins::{Cubins, Recipe};
+use super::cubins::{Compilation, Cubins};
 use super::driver::{Driver, Launch, Streams, Work};
 use super::sources::KERNELS;
 use crate::error::{Error, Result};
@@ -107,7 +107,7 @@ fn load(capability: (i32, i32)) -> Result<HashMap<String, sys::CUfunction>> {
     let cubins = Cubins::of_user();
     let mut kernels = HashMap::new();
     for source in &KERNELS {
-        let recipe = Recipe::new(source, &architecture, &compiler)?;
+        let recipe = Compilation::new(source, &architecture, &compiler)?;
         let code = match &cubins {
             Some(cubins) => cubins.get(&recipe, compiler::compile)?,
             None => compiler::compile(&recipe)?,

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char};
 
 use cudarc::nvrtc::{result, sys};
 
-use super::cubins::Recipe;
+use super::cubins::Compilation;
 use crate::error::{Error, Result};
 
 /// The compiler and its version.
@@ -40,7 +40,7 @@ impl Drop for Program {
 ///
 /// # Errors
 /// `Internal` where it does not compile, with what the compiler says.
-pub fn compile(recipe: &Recipe) -> Result<Vec<u8>> {
+pub fn compile(recipe: &Compilation) -> Result<Vec<u8>> {
     let wrong = |e: &dyn std::fmt::Display| failed(recipe.name, e);
     let text = CString::new(recipe.text.as_str()).map_err(|e| wrong(&e))?;
     let name = CString::new(recipe.name).map_err(|e| wrong(&e))?;
@@ -74,12 +74,12 @@ mod tests {
         let Ok(compiler) = version() else { return };
         let folder = tempfile::tempdir().unwrap();
         let cubins = Cubins::new(folder.path());
-        let recipe = Recipe::new(&KERNELS[1], "sm_90", &compiler).unwrap();
+        let recipe = Compilation::new(&KERNELS[1], "sm_90", &compiler).unwrap();
         let code = cubins.get(&recipe, compile).unwrap();
         assert!(code.starts_with(b"\x7fELF"), "no code of a card");
         let kept = cubins.get(&recipe, |_| Err(Error::internal("compiled again"))).unwrap();
         assert_eq!(kept, code);
-        let broken = Recipe { text: "__global__ void f() { x }".into(), ..recipe };
+        let broken = Compilation { text: "__global__ void f() { x }".into(), ..recipe };
         let error = compile(&broken).unwrap_err().to_string();
         assert!(error.contains("topk.cu for sm_90") && error.contains("undefined"), "{error}");
     }

@@ -25,7 +25,7 @@ const HEAD_BYTES: usize = 40;
 
 /// What code is made of.
 #[derive(Clone, Debug)]
-pub struct Recipe {
+pub struct Compilation {
     /// The file's name.
     pub name: &'static str,
     /// Its text, with what it includes.
@@ -38,7 +38,7 @@ pub struct Recipe {
     pub compiler: String,
 }
 
-impl Recipe {
+impl Compilation {
     /// A file of kernels for an architecture.
     ///
     /// # Errors
@@ -49,7 +49,7 @@ impl Recipe {
         if !is_one || !digits.starts_with(|c: char| c.is_ascii_digit()) {
             return Err(Error::invalid(format!("architecture: got `{architecture}`, expected one like sm_90")));
         }
-        Ok(Recipe {
+        Ok(Compilation {
             name: source.name,
             text: whole(source),
             architecture: architecture.to_owned(),
@@ -90,13 +90,13 @@ impl Cubins {
     }
 
     /// Where the code of a recipe lies.
-    pub fn place(&self, recipe: &Recipe) -> PathBuf {
+    pub fn place(&self, recipe: &Compilation) -> PathBuf {
         let stem = recipe.name.trim_end_matches(".cu");
         self.folder.join(format!("{stem}-{}-{:032x}.cubin", recipe.architecture, recipe.digest()))
     }
 
     /// The code of a recipe, where it is there and whole.
-    pub fn read(&self, recipe: &Recipe) -> Option<Vec<u8>> {
+    pub fn read(&self, recipe: &Compilation) -> Option<Vec<u8>> {
         let bytes = fs::read(self.place(recipe)).ok()?;
         let (head, code) = bytes.split_at_checked(HEAD_BYTES)?;
         let is_it = head == header(recipe, code);
@@ -110,7 +110,7 @@ impl Cubins {
     ///
     /// # Errors
     /// `Io` or `NoSpace` where it cannot be written.
-    pub fn write(&self, recipe: &Recipe, code: &[u8]) -> Result<()> {
+    pub fn write(&self, recipe: &Compilation, code: &[u8]) -> Result<()> {
         static WRITTEN: AtomicU64 = AtomicU64::new(0);
         let place = self.place(recipe);
         let failed = |path: &Path| {
@@ -132,7 +132,7 @@ impl Cubins {
     ///
     /// # Errors
     /// As `compile`.
-    pub fn get(&self, recipe: &Recipe, compile: impl FnOnce(&Recipe) -> Result<Vec<u8>>) -> Result<Vec<u8>> {
+    pub fn get(&self, recipe: &Compilation, compile: impl FnOnce(&Compilation) -> Result<Vec<u8>>) -> Result<Vec<u8>> {
         if let Some(code) = self.read(recipe) {
             return Ok(code);
         }
@@ -144,7 +144,7 @@ impl Cubins {
     }
 }
 
-fn header(recipe: &Recipe, code: &[u8]) -> Vec<u8> {
+fn header(recipe: &Compilation, code: &[u8]) -> Vec<u8> {
     let length = (code.len() as u64).to_le_bytes();
     [&MAGIC[..], &recipe.digest().to_le_bytes(), &length, &xxh3_64(code).to_le_bytes()].concat()
 }
@@ -155,8 +155,8 @@ mod tests {
     use super::*;
     use crate::device::cuda::sources::KERNELS;
 
-    fn recipe() -> Recipe {
-        Recipe::new(&KERNELS[0], "sm_90", "nvrtc 13.0").unwrap()
+    fn recipe() -> Compilation {
+        Compilation::new(&KERNELS[0], "sm_90", "nvrtc 13.0").unwrap()
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
         let cubins = Cubins::new(folder.path().join("made/by/need"));
         let code = vec![7u8; 5000];
         assert_eq!(cubins.get(&recipe(), |_| Ok(code.clone())).unwrap(), code);
-        let never = |_: &Recipe| -> Result<Vec<u8>> { panic!("compiled again") };
+        let never = |_: &Compilation| -> Result<Vec<u8>> { panic!("compiled again") };
         assert_eq!(cubins.get(&recipe(), never).unwrap(), code);
         assert_eq!(fs::read_dir(cubins.folder).unwrap().count(), 1, "something else was left");
     }
@@ -174,16 +174,16 @@ mod tests {
     fn what_determines_code_names_it() {
         let cubins = Cubins::new("kernels");
         let mut places = vec![cubins.place(&recipe())];
-        places.push(cubins.place(&Recipe::new(&KERNELS[0], "sm_80", "nvrtc 13.0").unwrap()));
-        places.push(cubins.place(&Recipe::new(&KERNELS[0], "sm_90", "nvrtc 13.1").unwrap()));
-        places.push(cubins.place(&Recipe::new(&KERNELS[1], "sm_90", "nvrtc 13.0").unwrap()));
-        places.push(cubins.place(&Recipe { text: recipe().text + " ", ..recipe() }));
+        places.push(cubins.place(&Compilation::new(&KERNELS[0], "sm_80", "nvrtc 13.0").unwrap()));
+        places.push(cubins.place(&Compilation::new(&KERNELS[0], "sm_90", "nvrtc 13.1").unwrap()));
+        places.push(cubins.place(&Compilation::new(&KERNELS[1], "sm_90", "nvrtc 13.0").unwrap()));
+        places.push(cubins.place(&Compilation { text: recipe().text + " ", ..recipe() }));
         let mut options = recipe().options;
         options.push("--fmad=false".into());
-        places.push(cubins.place(&Recipe { options, ..recipe() }));
+        places.push(cubins.place(&Compilation { options, ..recipe() }));
         // The same letters, parted elsewhere.
         let options = vec!["--gpu-architecture=sm_90--std".into(), "=c++17".into()];
-        places.push(cubins.place(&Recipe { options, ..recipe() }));
+        places.push(cubins.place(&Compilation { options, ..recipe() }));
         let count = places.len();
         places.sort();
         places.dedup();
@@ -205,7 +205,7 @@ mod tests {
         }));
         broken.push([&whole[..], b"more"].concat());
         // Another recipe's file in this place.
-        let other = Recipe::new(&KERNELS[1], "sm_90", "nvrtc 13.0").unwrap();
+        let other = Compilation::new(&KERNELS[1], "sm_90", "nvrtc 13.0").unwrap();
         cubins.write(&other, &code).unwrap();
         broken.push(fs::read(cubins.place(&other)).unwrap());
         for (n, bytes) in broken.into_iter().enumerate() {
@@ -231,10 +231,10 @@ mod tests {
     #[test]
     fn architectures_are_named_or_refused() {
         for known in ["sm_80", "sm_90a", "sm_100", "sm_121"] {
-            assert!(Recipe::new(&KERNELS[0], known, "").is_ok(), "{known}");
+            assert!(Compilation::new(&KERNELS[0], known, "").is_ok(), "{known}");
         }
         for wrong in ["", "sm_", "80", "sm_9", "compute_90", "sm_90/../x", "sm_90 --x", "sm_ab", "sm_12345"] {
-            assert!(Recipe::new(&KERNELS[0], wrong, "").is_err(), "{wrong}");
+            assert!(Compilation::new(&KERNELS[0], wrong, "").is_err(), "{wrong}");
         }
     }
 }

@@ -209,6 +209,7 @@ impl Streams for Emulated {
         self.alloc(bytes)
     }
 
+    // SAFETY: what the trait asks of callers.
     unsafe fn unpin(&self, address: u64) {
         // SAFETY: the caller's condition.
         unsafe { self.free(address) }
@@ -226,6 +227,7 @@ impl Streams for Emulated {
         self.queues().work.remove(&stream);
     }
 
+    // SAFETY: what the trait asks of callers.
     unsafe fn submit(&self, stream: u64, work: &[Work]) -> Result<()> {
         let mut queues = self.queues();
         queues.counts.submitted += 1;
@@ -242,6 +244,7 @@ impl Streams for Emulated {
         Ok(recording)
     }
 
+    // SAFETY: what the trait asks of callers.
     unsafe fn replay(&self, stream: u64, recording: u64) -> Result<()> {
         let mut queues = self.queues();
         let work = queues.recordings.get(&recording).cloned();
@@ -255,6 +258,7 @@ impl Streams for Emulated {
         self.queues().recordings.remove(&recording);
     }
 
+    // SAFETY: what the trait asks of callers.
     unsafe fn wait(&self, stream: u64) -> Result<()> {
         let work = {
             let mut queues = self.queues();

@@ -298,6 +298,7 @@ impl Driver for Lane {
         Ok(address)
     }
 
+    // SAFETY: what the trait asks of callers is kept in the work that is written down.
     unsafe fn free(&self, _: u64) {
         let mut state = self.state();
         state.live = state.live.saturating_sub(1);
@@ -310,6 +311,7 @@ impl Driver for Lane {
         Ok(())
     }
 
+    // SAFETY: what the trait asks of callers is kept in the work that is written down.
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         // SAFETY: the caller's condition.
         let coming = unsafe { self.send(from, to.len())? };
@@ -326,6 +328,7 @@ impl Driver for Lane {
         Ok(())
     }
 
+    // SAFETY: what the trait asks of callers is kept in the work that is written down.
     unsafe fn send(&self, from: u64, bytes: usize) -> Result<Coming> {
         let (mut state, room) = (self.state(), rounded(bytes));
         let to = match state.results.take(room) {
