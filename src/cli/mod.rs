@@ -12,6 +12,7 @@ mod bench;
 mod calibrate;
 mod demo;
 mod inspect;
+mod kernels;
 mod output;
 mod plan;
 mod publish;
@@ -52,6 +53,8 @@ enum Command {
     Inspect(inspect::Inspect),
     /// Decide where embedding tables lie: tiers, sharding and devices, with the reasons.
     Plan(plan::Plan),
+    /// Show the kernels of GPUs, or compile them ahead of time.
+    Kernels(kernels::Kernels),
     /// Show whose rows a Redis or Valkey Cluster holds, or remove those of a version.
     Remote(remote::Remote),
     /// Run the graphs of a package or version within bounds of memory and time, as `publish` and `serve` have it done.
@@ -71,6 +74,7 @@ pub fn run() -> ExitCode {
         Command::Bench(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Plan(command) => command.run(),
+        Command::Kernels(command) => command.run(),
         Command::Remote(command) => command.run(),
         Command::Trial(command) => command.run(),
     };

@@ -19,7 +19,7 @@ use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feeds, Updating};
 use crate::http::{self, App, Stop};
-use crate::registry::{self, Registry, Snapshots};
+use crate::registry::{self, Loaded, Registry, Snapshots};
 use crate::snapshot::Placement;
 use crate::telemetry;
 use crate::trial::{Apart, Trials};
@@ -105,10 +105,20 @@ impl Server {
         }
         let feeds = config.updates.as_ref().map(|folder| Arc::new(Feeds::new(folder)));
         let loader = Updating { snapshots: loader, feeds: feeds.clone() };
-        let registry = Registry::new(store, loader, options).with_warm_up(Arc::new(warmup::check));
         let chosen = config.device.parse::<Choice>()?.open()?;
         tracing::info!(device = %chosen, "passes run here");
-        let app = App::new(registry, Engine::start(Passes::on(&chosen), &config.engine)?, &config.http);
+        let passes = Passes::on(&chosen);
+        let residents = passes.residents();
+        let warm = move |loaded: &Loaded| {
+            warmup::check(loaded)?;
+            // A version is on the device before it may answer.
+            if let Some(residents) = &residents {
+                residents.bring(loaded.view().main());
+            }
+            Ok(())
+        };
+        let registry = Registry::new(store, loader, options).with_warm_up(Arc::new(warm));
+        let app = App::new(registry, Engine::start(passes, &config.engine)?, &config.http);
         let app = Arc::new(app.with_updates(feeds, Duration::from_millis(config.engine.timeout_ms)));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()

@@ -26,6 +26,11 @@ impl Passes {
         Passes { residents, device: chosen.to_string() }
     }
 
+    /// The snapshots in the memory of the device; none on the CPU.
+    pub fn residents(&self) -> Option<Arc<Residents>> {
+        self.residents.clone()
+    }
+
     /// The device, with the reason where it is the CPU in place of a card.
     pub fn device(&self) -> &str {
         if self.device.is_empty() { "cpu" } else { &self.device }

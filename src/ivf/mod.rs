@@ -22,6 +22,7 @@ mod build;
 mod device;
 mod filtered;
 mod kmeans;
+mod pace;
 mod probing;
 mod quantize;
 mod search;
@@ -31,8 +32,9 @@ pub use ahead::{Ahead, Ending, Margins, Seen, next_look};
 pub use assign::Assigner;
 pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, Options, Rescore, build, from_lists, steps};
-pub use device::DeviceIndex;
+pub use device::{DeviceIndex, FilteredSearch};
 pub use filtered::Words;
+pub use pace::Pace;
 pub use probing::{Counters, Probing, Scratch};
 pub use view::{Index, WideRows};
 
