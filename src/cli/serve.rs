@@ -12,12 +12,13 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::output::say;
 use super::publish::existing;
+use crate::compact::Compactor;
 use crate::config::{Config, Flags, TableFlags};
 use crate::device::cuda::Choice;
 use crate::device::heap;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
-use crate::fresh::{Feeds, Updating};
+use crate::fresh::{Feeds, Merges, Updating};
 use crate::http::{self, App, Stop};
 use crate::registry::{self, Registry, Snapshots};
 use crate::snapshot::Placement;
@@ -100,11 +101,17 @@ impl Server {
         }
         let feeds = config.updates.as_ref().map(|folder| Arc::new(Feeds::new(folder)));
         let loader = Updating { snapshots: loader, feeds: feeds.clone() };
-        let registry = Registry::new(store, loader, options).with_warm_up(Arc::new(warmup::check));
+        let registry = Registry::new(store.clone(), loader, options).with_warm_up(Arc::new(warmup::check));
         let chosen = config.device.parse::<Choice>()?.open()?;
         tracing::info!(device = %chosen, "passes run here");
         let app = App::new(registry, Engine::start(Passes::on(&chosen), &config.engine)?, &config.http);
-        let app = Arc::new(app.with_updates(feeds, Duration::from_millis(config.engine.timeout_ms)));
+        let (merges, wanted) = Merges::new();
+        let merges = feeds.is_some().then_some(merges);
+        let app = app.with_updates(feeds.clone(), Duration::from_millis(config.engine.timeout_ms)).with_merges(merges);
+        let app = Arc::new(app);
+        if let Some(feeds) = feeds {
+            Compactor::new(store, &app.registry, feeds, config.merge.clone())?.start(wanted)?;
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .on_thread_park({

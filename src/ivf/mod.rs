@@ -24,6 +24,7 @@ mod filtered;
 mod kmeans;
 mod probing;
 mod quantize;
+mod rebalance;
 mod search;
 mod view;
 
@@ -34,6 +35,7 @@ pub use build::{Built, Lists, Options, Rescore, build, from_lists, steps};
 pub use device::DeviceIndex;
 pub use filtered::Words;
 pub use probing::{Counters, Probing, Scratch};
+pub use rebalance::rebalance;
 pub use view::{Index, WideRows};
 
 #[cfg(test)]

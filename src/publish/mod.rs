@@ -9,13 +9,17 @@
 //! 6. The reranker scores the items, and the version answers the requests that are kept with the package (`crate::warmup`).
 //! 7. Rows that are to lie on a cluster are brought there (`remote`).
 //! 8. The manifest is written last, and the folder gets its name.
+//!
+//! [`merge`] makes a version of one that is served and its updates, by the last three quarters of these steps.
 
 pub mod calibrate;
 mod catalogue;
 mod embed;
+mod merge;
 mod remote;
 mod request;
 mod tables;
+mod warm;
 mod write;
 
 use std::fs;
@@ -24,16 +28,16 @@ use std::time::Instant;
 
 use crate::columns::Columns;
 use crate::error::{Error, Result};
-use crate::files::{self, Checksum, Tensors};
+use crate::files::{Checksum, Tensors};
 use crate::ivf;
-use crate::model::{ModelSpec, Package, WARMUP_FILE};
+use crate::model::{ModelSpec, Package};
 use crate::snapshot::{
-    CALIBRATION_FILE, COLUMNS_FILE, CandidateRows, FORMAT, INDEX_FILE, Ids, Manifest, Placement, Provenance, Recipe,
-    Snapshot, Store, VECTORS_FILE,
+    CALIBRATION_FILE, COLUMNS_FILE, CandidateRows, FORMAT, INDEX_FILE, Ids, Manifest, Provenance, QUERIES_FILE, Store,
+    VECTORS_FILE,
 };
 use crate::trial;
-use crate::warmup;
 
+pub use merge::{Merge, merge};
 pub use remote::Remote;
 pub use request::{Progress, Publish, Stage, Vectors};
 
@@ -63,14 +67,16 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
         tables: &tables,
         arranged: &arranged,
         recipe: &what.recipe,
+        version: None,
     };
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
         let mut files = version_files.write(folder, progress)?;
         let told = |done, total| progress(Stage::Calibrating, done, total);
         let (queries, own) = (what.queries.as_deref(), what.package.as_deref());
-        if let Some(calibration) = calibrate::version(folder, queries, own, &what.recipe, &told)? {
+        if let Some((calibration, queries)) = calibrate::version(folder, queries, own, &what.recipe, &told)? {
             files.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
+            files.extend(queries.write(&folder.join(QUERIES_FILE))?.map(|sum| (QUERIES_FILE.into(), sum)));
         }
         let graphs =
             package.iter().flat_map(Package::graphs).map(|(file, runs)| (file.to_owned(), runs.into())).collect();
@@ -83,12 +89,13 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
             slots: arranged.built.order.len(),
             lists: arranged.built.list_lengths.len(),
             position: what.position,
+            merged: None,
             provenance: Provenance { seconds: start.elapsed().as_secs_f64(), ..provenance },
             files,
             graphs: Some(graphs),
         };
         package.iter().try_for_each(|package| score_items(package, folder))?;
-        answer_warm_up(folder, &mut manifest, &what.recipe)?;
+        warm::answer(folder, &mut manifest, !what.recipe.is_coarse())?;
         if let Some(remote) = &what.remote {
             let told = |done, total| progress(Stage::Loading, done, total);
             loaded = remote::load(remote, &spec, &manifest, &tables, &told)?;
@@ -112,20 +119,6 @@ fn score_items(package: &Package, folder: &Path) -> Result<()> {
     let vectors = has_vectors.then(|| Tensors::open(&folder.join(VECTORS_FILE))).transpose()?;
     let candidates = CandidateRows::open(package, &columns, &ids, vectors.as_ref())?;
     trial::score_items(package, &index, &columns, &|slot, row| candidates.write(&index, slot, row))
-}
-
-/// Lets the version in `folder`, whole but for its manifest, answer the requests that are kept with it.
-fn answer_warm_up(folder: &Path, manifest: &mut Manifest, recipe: &Recipe) -> Result<()> {
-    if !manifest.files.contains_key(WARMUP_FILE) {
-        return Ok(());
-    }
-    manifest.write(folder)?;
-    let snapshot = Snapshot::load(folder, &Placement::default())?;
-    let path = folder.join(WARMUP_FILE);
-    let filled = warmup::fill(&warmup::read(&path)?, snapshot, !recipe.is_coarse())?;
-    let sum = files::write_atomic(&path, |out| out.write_all(filled.as_bytes()))?;
-    manifest.files.insert(WARMUP_FILE.into(), sum);
-    Ok(())
 }
 
 /// The name and newest version of a package's model, where that version was published from the same files.

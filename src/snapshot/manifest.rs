@@ -68,6 +68,9 @@ pub struct Manifest {
     /// The position of the last update that its items contain; 0, which is left out, where they contain none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub position: u64,
+    /// What it was merged from, where it is an earlier version with its updates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merged: Option<MergedFrom>,
     /// Where it came from.
     pub provenance: Provenance,
     /// Every other file of the snapshot with its length and hash.
@@ -75,6 +78,17 @@ pub struct Manifest {
     /// What ran each graph when all were tried; none of a version that was published before graphs were tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphs: Option<BTreeMap<String, GraphRecord>>,
+}
+
+/// Where a version came from that is an earlier one with its updates.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MergedFrom {
+    /// The published version whose package it has.
+    pub origin: u64,
+    /// The share of the lists that the recall of the recipe took when the lists were last trained, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained_share: Option<f64>,
 }
 
 /// Where a snapshot came from.
@@ -162,6 +176,11 @@ impl Manifest {
         self.graphs.is_some() && self.provenance.program == PROGRAM
     }
 
+    /// The version that was published with the files of the package: itself, or the one that it was merged from.
+    pub fn origin(&self) -> u64 {
+        self.merged.as_ref().map_or(self.version, |from| from.origin)
+    }
+
     /// Bytes of all files but the manifest.
     pub fn bytes(&self) -> u64 {
         self.files.values().map(|f| f.bytes).sum()
@@ -201,6 +220,7 @@ mod tests {
             slots: 16,
             lists: 1,
             position: 0,
+            merged: None,
             provenance,
             files,
             graphs: None,

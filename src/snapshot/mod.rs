@@ -10,6 +10,7 @@
 //! | `vectors.safetensors` | tensors that the OverArch reads of each item ([`candidates`]), where the package declares some |
 //! | `recipe.toml` | how it was built and the serving defaults |
 //! | `calibration.json` | how many lists a recall takes; not where there is only one list |
+//! | `queries.safetensors` | the queries of the calibration, where they came from a file |
 //! | `recalibration.json` | one that was made again later, named by no manifest: it has its own digest |
 //! | `manifest.json` | written last: shapes, provenance, length and hash of every other file |
 //!
@@ -29,7 +30,7 @@ pub use calibration::{Calibration, Chosen, RECALIBRATION_FILE, Recalibration, Re
 pub use candidates::CandidateRows;
 pub use ids::Ids;
 pub use load::Snapshot;
-pub use manifest::{FORMAT, GraphRecord, MANIFEST, Manifest, PROGRAM, Provenance};
+pub use manifest::{FORMAT, GraphRecord, MANIFEST, Manifest, MergedFrom, PROGRAM, Provenance};
 pub use placement::{Placement, PlacementOptions, placed, rows_on_cluster};
 pub use recipe::{Recipe, Serving};
 pub use store::{Stamp, Store, check_name};
@@ -45,5 +46,7 @@ pub const COLUMNS_FILE: &str = "columns.safetensors";
 pub const CALIBRATION_FILE: &str = "calibration.json";
 /// The file of tensors that are kept by item, where the package declares some.
 pub const VECTORS_FILE: &str = "vectors.safetensors";
+/// The file of the queries that it was calibrated with, where they are none of its items.
+pub const QUERIES_FILE: &str = "queries.safetensors";
 /// The file of the recipe.
 pub const RECIPE_FILE: &str = "recipe.toml";
