@@ -10,6 +10,7 @@ use crate::compact::{self, Compactor};
 use crate::error::{Error, Result};
 use crate::fresh::{Feeds, Merged, Updating};
 use crate::http::wire::MergeResponse;
+use crate::journal::LogOptions;
 use crate::registry::{self, Registry, Snapshots};
 use crate::snapshot::{Placement, check_name};
 use crate::telemetry;
@@ -60,7 +61,7 @@ fn merge(store: PathBuf, updates: &PathBuf, model: &str) -> Result<Merged> {
         return Err(Error::not_found(format!("updates: {} has no journal of model `{model}`", updates.display())));
     }
     let store = existing(store)?;
-    let feeds = Arc::new(Feeds::new(updates));
+    let feeds = Arc::new(Feeds::new(updates, LogOptions::default()));
     let snapshots =
         Snapshots { placement: Placement::whole(), trials: Trials::Apart(Apart::of_this_program()?), recorded: 0 };
     let loader = Updating { snapshots, feeds: Some(feeds.clone()) };

@@ -20,6 +20,7 @@ use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feeds, Merges, Updating};
 use crate::http::{self, App, Stop};
+use crate::journal::LogOptions;
 use crate::registry::{self, Registry, Snapshots};
 use crate::snapshot::Placement;
 use crate::telemetry;
@@ -99,7 +100,7 @@ impl Server {
         if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {
             tracing::warn!("model `{model}` has no version in {} yet, waiting for one", config.store.display());
         }
-        let feeds = config.updates.as_ref().map(|folder| Arc::new(Feeds::new(folder)));
+        let feeds = config.updates.as_ref().map(|folder| Arc::new(Feeds::new(folder, LogOptions::default())));
         let loader = Updating { snapshots: loader, feeds: feeds.clone() };
         let registry = Registry::new(store.clone(), loader, options).with_warm_up(Arc::new(warmup::check));
         let chosen = config.device.parse::<Choice>()?.open()?;

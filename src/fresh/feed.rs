@@ -98,6 +98,11 @@ impl Feed {
         self.journal.last()
     }
 
+    /// The position of the first update that is kept, or of the next one where none is.
+    pub fn first(&self) -> u64 {
+        self.journal.first()
+    }
+
     /// Appends updates; `done` is told when they are durable, and must not wait.
     pub fn append(&self, updates: &[Update], expected: Option<u64>, done: Done) {
         match updates.iter().map(Update::encode).collect() {
@@ -182,13 +187,14 @@ impl Calls {
 /// The updates of all models of a server, each in a folder of its own.
 pub struct Feeds {
     root: PathBuf,
+    options: LogOptions,
     open: Mutex<BTreeMap<String, Arc<Feed>>>,
 }
 
 impl Feeds {
-    /// The journals below a folder.
-    pub fn new(root: impl Into<PathBuf>) -> Self {
-        Feeds { root: root.into(), open: Mutex::default() }
+    /// The journals below a folder, kept as `options` say.
+    pub fn new(root: impl Into<PathBuf>, options: LogOptions) -> Self {
+        Feeds { root: root.into(), options, open: Mutex::default() }
     }
 
     /// The updates of a model of which a version was loaded.
@@ -207,7 +213,7 @@ impl Feeds {
             return Ok(feed.clone());
         }
         let folder = self.root.join(model);
-        let log = Log::open(&folder, LogOptions { after, ..LogOptions::default() });
+        let log = Log::open(&folder, LogOptions { after, ..self.options.clone() });
         // A process that is about to end lets go of it.
         let log = log.map_err(|e| match e.kind() {
             Kind::Conflict => Error::not_ready(e.to_string()),

@@ -35,12 +35,13 @@ pub fn rebalance(rows: Matrix<'_>, of_rows: &[u32], nearest: bool, rescore: Resc
     let length = if nearest { None } else { common_length(rows) };
     let is_spherical = length.is_some();
     let mut lists = grouped(of_rows);
-    let mean = rows.rows() as f64 / lists.len() as f64;
+    let before = lists.len();
+    let mean = rows.rows() as f64 / before as f64;
     lists.retain(|list| list.len() as f64 >= SMALL * mean && !list.is_empty());
     let moved = Centroids::new(means(rows, &lists, is_spherical), rows.cols(), length);
     let mut lists = grouped(&moved.assign_all(kernels, rows, None, &|_| ()));
     let mut centroids: Vec<Vec<f32>> = moved.rows.chunks_exact(rows.cols()).map(<[f32]>::to_vec).collect();
-    halve_large(rows, &mut lists, |list, [one, other]| {
+    halve_large(rows, &mut lists, before, |list, [one, other]| {
         let both = means(rows, &[one.clone(), other.clone()], is_spherical);
         let (one, other) = both.split_at(rows.cols());
         centroids[list] = one.to_vec();
@@ -64,12 +65,18 @@ fn grouped(of_rows: &[u32]) -> Vec<Vec<u32>> {
     lists
 }
 
-/// Halves the largest list as long as it is far above the mean size; `told` hears which one, and its halves: the first takes
+/// Halves the largest list as long as it is far above the mean size of so many lists as there were `before`, or of those that there
+/// are where these are more: so those that were dropped give up their places. `told` hears which one, and its halves: the first takes
 /// its place, the second comes last.
-fn halve_large(rows: Matrix<'_>, lists: &mut Vec<Vec<u32>>, mut told: impl FnMut(usize, &[Vec<u32>; 2])) {
+fn halve_large(
+    rows: Matrix<'_>,
+    lists: &mut Vec<Vec<u32>>,
+    before: usize,
+    mut told: impl FnMut(usize, &[Vec<u32>; 2]),
+) {
     let mut by_size: BinaryHeap<(usize, usize)> = lists.iter().map(Vec::len).zip(0..).collect();
     while let Some((length, list)) = by_size.pop() {
-        let most = LARGE * rows.rows() as f64 / lists.len() as f64;
+        let most = LARGE * rows.rows() as f64 / lists.len().max(before) as f64;
         if length as f64 <= most || length < 2 || lists.len() >= limits::LISTS_MAX {
             return;
         }
