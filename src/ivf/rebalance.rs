@@ -100,18 +100,22 @@ fn halve(rows: Matrix<'_>, list: &[u32]) -> [Vec<u32>; 2] {
         let (one, other) = centres.split_at(rows.cols());
         let by = |&row: &u32| (distance(rows.row(row as usize), one) - distance(rows.row(row as usize), other), row);
         nearer = list.iter().map(by).collect();
-        let (near, far): (Vec<(f32, u32)>, Vec<(f32, u32)>) = nearer.iter().partition(|(by, _)| *by <= 0.0);
-        if near.is_empty() || far.is_empty() {
+        nearer.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let near = nearer.partition_point(|(by, _)| *by <= 0.0);
+        if near == 0 || near == list.len() {
             break;
         }
-        parts = [near, far].map(|part| part.into_iter().map(|(_, row)| row).collect());
+        parts = cut(&nearer, near);
     }
     if parts[0].len().min(parts[1].len()) * LOPSIDED < list.len() {
-        nearer.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        let far = nearer.split_off(nearer.len() / 2);
-        parts = [nearer, far].map(|part| part.into_iter().map(|(_, row)| row).collect());
+        parts = cut(&nearer, nearer.len() / 2);
     }
     parts
+}
+
+fn cut(rows: &[(f32, u32)], at: usize) -> [Vec<u32>; 2] {
+    let (one, other) = rows.split_at(at);
+    [one, other].map(|part| part.iter().map(|(_, row)| *row).collect())
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -138,6 +139,11 @@ fn check(server: &Server, written: &mut Written, what: &str) {
     assert_eq!(found, written.items, "{what}: version {}", answer["version"]);
 }
 
+/// Figures for who runs more rounds than the tests do.
+fn tell(what: std::fmt::Arguments<'_>) {
+    writeln!(std::io::stdout(), "{what}").unwrap();
+}
+
 fn is_publishing(store: &Path) -> bool {
     let Ok(names) = std::fs::read_dir(store.join("vectors")) else { return false };
     names.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with(".publishing-"))
@@ -201,12 +207,12 @@ fn kill_again_and_again(rounds: u64) {
     let server = serve(folder.path());
     check(&server, &mut written.lock().unwrap(), "at the end");
     let versions = std::fs::read_dir(store.join("vectors")).unwrap().count();
-    println!(
+    tell(format_args!(
         "{rounds} kills, {in_merge} in a merge, {in_publish} in a publication; {calls} calls, {} merges, {} updates, {versions} \
          files and folders of the model",
         merged.load(Ordering::Relaxed),
         written.lock().unwrap().position
-    );
+    ));
     assert!(in_merge >= rounds / 20 && merged.load(Ordering::Relaxed) > 0, "{in_merge} kills hit a merge");
 }
 
@@ -285,7 +291,8 @@ fn lose_power(rounds: u64) {
     writer.join().unwrap();
     merger.join().unwrap();
     let position = written.lock().unwrap().position;
-    println!("{rounds} losses, {in_merge} in a merge; {} merges, {position} updates", merged.load(Ordering::Relaxed));
+    let merged = merged.load(Ordering::Relaxed);
+    tell(format_args!("{rounds} losses, {in_merge} in a merge; {merged} merges, {position} updates"));
 }
 
 #[test]
