@@ -141,7 +141,8 @@ fn check(server: &Server, written: &mut Written, what: &str) {
 
 /// Figures for who runs more rounds than the tests do.
 fn tell(what: std::fmt::Arguments<'_>) {
-    writeln!(std::io::stdout(), "{what}").unwrap();
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{what}").unwrap();
 }
 
 fn is_publishing(store: &Path) -> bool {
