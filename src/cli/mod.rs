@@ -10,6 +10,7 @@
 mod ann_bench;
 mod bench;
 mod calibrate;
+mod compact;
 mod demo;
 mod inspect;
 mod kernels;
@@ -43,6 +44,8 @@ enum Command {
     Publish(publish::Publish),
     /// Measure again how many lists of a published version a recall takes, with queries like those that are asked.
     Calibrate(calibrate::Calibrate),
+    /// Merge the updates of a model into a version of their own, by a server or in its place.
+    Compact(compact::Compact),
     /// Answer over HTTP from the store's newest versions.
     Serve(serve::Serve),
     /// Measure the item index alone on `.npy` files, a JSON line a measurement.
@@ -70,6 +73,7 @@ pub fn run() -> ExitCode {
         Command::Publish(command) => command.run(),
         Command::Calibrate(command) => command.run(),
         Command::Serve(command) => command.run(),
+        Command::Compact(command) => command.run(),
         Command::AnnBench(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Inspect(command) => command.run(),

@@ -25,6 +25,7 @@ mod kmeans;
 mod pace;
 mod probing;
 mod quantize;
+mod rebalance;
 mod search;
 mod view;
 
@@ -36,6 +37,7 @@ pub use device::{DeviceIndex, FilteredSearch};
 pub use filtered::Words;
 pub use pace::Pace;
 pub use probing::{Counters, Probing, Scratch};
+pub use rebalance::rebalance;
 pub use view::{Index, WideRows};
 
 #[cfg(test)]

@@ -13,16 +13,20 @@
 //! 10. The manifest is written last, and the folder gets its name.
 //!
 //! A version that is to be cut is made so far, whole, and then cut (`shards`).
+//!
+//! [`merge`] makes a version of one that is served and its updates, by the last of these steps.
 
 pub mod calibrate;
 mod catalogue;
 mod embed;
+mod merge;
 mod precision;
 mod remote;
 mod request;
 mod serving;
 mod shards;
 mod tables;
+mod warm;
 mod write;
 
 use std::collections::BTreeMap;
@@ -31,13 +35,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::files::{self, Checksum};
-use crate::model::{Decisions, ModelSpec, Package, WARMUP_FILE};
-use crate::snapshot::{
-    CALIBRATION_FILE, FORMAT, GraphRecord, Manifest, Placement, Provenance, Recipe, Snapshot, Store,
-};
-use crate::warmup;
+use crate::files::Checksum;
+use crate::model::{Decisions, ModelSpec, Package};
+use crate::snapshot::{CALIBRATION_FILE, FORMAT, GraphRecord, Manifest, Provenance, QUERIES_FILE, Recipe, Store};
 
+pub use merge::{Merge, merge};
 pub use remote::Remote;
 pub use request::{Progress, Publish, Stage, Vectors};
 
@@ -68,6 +70,7 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
         tables: &tables,
         arranged: &arranged,
         recipe: &what.recipe,
+        version: None,
     };
     let making = Making { what, files, provenance, start, progress };
     let mut loaded = Vec::new();
@@ -110,8 +113,9 @@ impl Making<'_> {
         };
         let told = |done, total| progress(Stage::Calibrating, done, total);
         let (queries, own) = (what.queries.as_deref(), what.package.as_deref());
-        if let Some(calibration) = calibrate::version(folder, queries, own, &what.recipe, &told)? {
+        if let Some((calibration, queries)) = calibrate::version(folder, queries, own, &what.recipe, &told)? {
             files.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
+            files.extend(queries.write(&folder.join(QUERIES_FILE))?.map(|sum| (QUERIES_FILE.into(), sum)));
         }
         let seconds = self.start.elapsed().as_secs_f64();
         let mut manifest = Manifest {
@@ -124,6 +128,7 @@ impl Making<'_> {
             lists: arranged.built.list_lengths.len(),
             position: what.position,
             shard: None,
+            merged: None,
             provenance: Provenance { seconds, ..self.provenance.clone() },
             files,
             graphs: Some(BTreeMap::new()),
@@ -143,20 +148,7 @@ fn settle(package: Option<&Package>, folder: &Path, manifest: &mut Manifest, rec
         let record = |(file, runs): (&str, _)| (file.to_owned(), GraphRecord::from(runs));
         manifest.graphs = Some(served.graphs().map(record).collect());
     }
-    answer_warm_up(folder, manifest, recipe)
-}
-
-fn answer_warm_up(folder: &Path, manifest: &mut Manifest, recipe: &Recipe) -> Result<()> {
-    if !manifest.files.contains_key(WARMUP_FILE) {
-        return Ok(());
-    }
-    manifest.write(folder)?;
-    let snapshot = Snapshot::load(folder, &Placement::default())?;
-    let path = folder.join(WARMUP_FILE);
-    let filled = warmup::fill(&warmup::read(&path)?, snapshot, !recipe.is_coarse())?;
-    let sum = files::write_atomic(&path, |out| out.write_all(filled.as_bytes()))?;
-    manifest.files.insert(WARMUP_FILE.into(), sum);
-    Ok(())
+    warm::answer(folder, manifest, !recipe.is_coarse())
 }
 
 /// The name and newest version of a package's model, where that version was published from the same files.

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::calibrate::{QUERIES_FILE, spread};
+use super::calibrate::{REQUESTS_FILE, spread};
 use crate::dense::Precision;
 use crate::device::cpu::Kernels;
 use crate::error::{Error, Result};
@@ -63,7 +63,7 @@ pub(super) fn decide(
     let single = load(folder, manifest, Precision::F32)?;
     let samples = samples(package, &single)?;
     if samples.is_empty() {
-        return in_f32(format!("not measured: no sample requests, expected {QUERIES_FILE} or {WARMUP_FILE}"));
+        return in_f32(format!("not measured: no sample requests, expected {REQUESTS_FILE} or {WARMUP_FILE}"));
     }
     let narrow = load(folder, manifest, Precision::Bf16)?;
     let mut compared = Compared::default();
@@ -97,7 +97,7 @@ fn load(folder: &Path, manifest: &Manifest, precision: Precision) -> Result<Arc<
 /// The package's sample requests and those that are kept with it, or items of a model that may be asked by a vector.
 fn samples(package: &Package, view: &View) -> Result<Vec<Sample>> {
     let mut samples = Vec::new();
-    for file in [WARMUP_FILE, QUERIES_FILE] {
+    for file in [WARMUP_FILE, REQUESTS_FILE] {
         let path = package.folder().join(file);
         if !path.exists() {
             continue;

@@ -71,18 +71,29 @@ pub(super) fn prepare(
     Ok(decisions)
 }
 
-/// Works out again, for the items of a shard in `folder`, what was decided to be kept for those of the whole.
+/// Works out again, for other items of a version that lie in `folder`, what was decided to be kept. What cannot be stored of
+/// them is left to candidates: what was decided is returned.
 pub(super) fn keep(
     package: &Package,
     decisions: &Decisions,
     folder: &Path,
     files: &mut BTreeMap<String, Checksum>,
-) -> Result<()> {
-    let Some(decided) = &decisions.item_part else { return Ok(()) };
+) -> Result<Decisions> {
+    let Some(decided) = &decisions.item_part else { return Ok(decisions.clone()) };
     let (written, parted) = (Written::open(package, folder)?, package.decided(decisions)?);
     let parts = ItemParts::work_out(&written.sources(&parted), &written.index, true)?;
     let parts = parts.ok_or_else(|| Error::internal("a cut of the reranker that makes no parts"))?;
-    write(&parts.stored(decided.format, &written.index, &written.ids)?, folder, files)
+    match parts.stored(decided.format, &written.index, &written.ids) {
+        Ok(table) => {
+            write(&table, folder, files)?;
+            Ok(decisions.clone())
+        }
+        Err(e) if e.kind() == Kind::Invalid => {
+            tracing::warn!(reason = %e, "nothing of the reranker is kept by item");
+            Ok(Decisions { item_part: None, ..decisions.clone() })
+        }
+        Err(e) => Err(e),
+    }
 }
 
 fn write(table: &Table, folder: &Path, files: &mut BTreeMap<String, Checksum>) -> Result<()> {

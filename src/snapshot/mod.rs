@@ -11,6 +11,7 @@
 //! | `parts.safetensors` | what the OverArch says of each item whoever asks ([`ItemParts`]), where that is kept |
 //! | `recipe.toml` | how it was built and the serving defaults |
 //! | `calibration.json` | how many lists a recall takes; not where there is only one list |
+//! | `queries.safetensors` | the queries of the calibration, where they came from a file |
 //! | `recalibration.json` | one that was made again later, named by no manifest: it has its own digest |
 //! | `manifest.json` | written last: shapes, provenance, length and hash of every other file |
 //!
@@ -34,7 +35,7 @@ pub use calibration::{Calibration, Chosen, RECALIBRATION_FILE, Recalibration, Re
 pub use candidates::{CandidateRows, RowSources};
 pub use ids::Ids;
 pub use load::Snapshot;
-pub use manifest::{FORMAT, GraphRecord, MANIFEST, Manifest, PROGRAM, Provenance, ShardOf};
+pub use manifest::{FORMAT, GraphRecord, MANIFEST, Manifest, MergedFrom, PROGRAM, Provenance, ShardOf};
 pub use part::ItemParts;
 pub use placement::{Placement, PlacementOptions, placed, rows_on_cluster};
 pub use recipe::{PartFormat, Recipe, Reranking, Serving};
@@ -54,5 +55,7 @@ pub const CALIBRATION_FILE: &str = "calibration.json";
 pub const VECTORS_FILE: &str = "vectors.safetensors";
 /// The file of what the OverArch says of each item whoever asks, where that is kept.
 pub const PARTS_FILE: &str = "parts.safetensors";
+/// The file of the queries that it was calibrated with, where they are none of its items.
+pub const QUERIES_FILE: &str = "queries.safetensors";
 /// The file of the recipe.
 pub const RECIPE_FILE: &str = "recipe.toml";
