@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::backend::{Backend, Job, Terms};
 use super::options::Options;
 use super::place::Place;
-use super::queue::Ask;
+use super::lane::Ask;
 use super::shared::{Hand, Life, Shared};
 use super::ticket::Ticket;
 use super::worker;

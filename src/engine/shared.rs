@@ -6,9 +6,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::backend::{Backend, JobOf};
+use super::lane::Entry;
 use super::meters::Meters;
 use super::options::Options;
-use super::queue::{self, Bounds, Entry, Queue, Refused};
+use super::queue::{self, Bounds, Queue, Refused};
 use super::ticket::{Ledger, closing};
 use crate::request::Priority;
 
