@@ -32,6 +32,8 @@ const BATCH_MARGIN: f64 = 2.0;
 const BATCH_PART: u64 = 16;
 /// Waiting requests that are looked at for one batch.
 const LOOKED_AT: usize = 256;
+/// A cheap request is no more what is usual after some times so many dearer ones.
+const USUAL_GROWTH: u32 = 64;
 /// A batch that runs longer than predicted is thought to run on for this share of what it took so far.
 const OVERRUN_SHARE: f64 = 0.25;
 
@@ -85,6 +87,8 @@ pub(super) struct Queue<J> {
     running: Vec<Option<Running>>,
     /// Time that batch requests are owed.
     owed: Duration,
+    /// What the cheaper of the last interactive requests cost.
+    usual: Option<Duration>,
     next_id: u64,
     is_closed: bool,
 }
@@ -99,6 +103,7 @@ impl<J> Queue<J> {
             in_fetch: 0,
             running: vec![None; bounds.workers],
             owed: Duration::ZERO,
+            usual: None,
             next_id: 0,
             is_closed: false,
         }
@@ -121,6 +126,11 @@ impl<J> Queue<J> {
 
     pub(super) fn pace(&self) -> &Pace {
         &self.pace
+    }
+
+    /// How long the cheaper of the last interactive requests are thought to take; nothing before the first.
+    pub(super) fn usual(&self) -> Duration {
+        self.usual.map_or(Duration::ZERO, |price| self.pace.predict(price).mul_f64(MARGIN))
     }
 
     /// True where nothing waits and nothing runs.
@@ -215,6 +225,10 @@ impl<J> Queue<J> {
         if ask.needs_fetch {
             self.to_fetch.insert(entry);
         } else {
+            if ask.priority == Priority::Interactive {
+                let grown = self.usual.map_or(ask.price, |usual| usual + usual / USUAL_GROWTH);
+                self.usual = Some(grown.min(ask.price));
+            }
             self.lane_of(&ask, Kind::Direct).insert(entry);
         }
         id

@@ -4,10 +4,11 @@ use std::any::Any;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
+use axum::http::HeaderMap;
 use axum::http::header::{CONNECTION, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -26,16 +27,25 @@ const REQUEST_ID_BYTES_MAX: usize = 128;
 pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let call = call_of(&request);
-    let id = request.headers().get(&REQUEST_ID).filter(|id| is_sane(id)).cloned().unwrap_or_else(new_id);
+    let id = id_of(request.headers());
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call);
     let mut response = next.run(request).instrument(span.clone()).await;
     let took = start.elapsed();
     span.in_scope(|| {
         tracing::debug!(status = response.status().as_u16(), ms = took.as_secs_f64() * 1000.0, "answered")
     });
-    let status = status_label(response.status().as_u16());
-    metrics::counter!("sterling_requests_total", "call" => call, "status" => status).increment(1);
-    metrics::histogram!("sterling_request_seconds", "call" => call).record(took.as_secs_f64());
+    app.meters.answered(call, response.status(), took);
+    sign(&app, &mut response, id, took);
+    response
+}
+
+/// The id of a request: its own, or a new one.
+pub(super) fn id_of(headers: &HeaderMap) -> HeaderValue {
+    headers.get(&REQUEST_ID).filter(|id| is_sane(id)).cloned().unwrap_or_else(new_id)
+}
+
+/// Puts the headers on an answer that all answers carry.
+pub(super) fn sign(app: &App, response: &mut Response, id: HeaderValue, took: Duration) {
     let timing = response.extensions_mut().remove::<Timing>().unwrap_or_default();
     let headers = response.headers_mut();
     headers.extend(timing.header(took.as_secs_f64() * 1000.0));
@@ -44,7 +54,6 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
         // So that a client that keeps connections asks its next question elsewhere.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    response
 }
 
 /// True for ids that can stand in a log: visible ASCII without quotes and the like.
@@ -62,33 +71,17 @@ fn new_id() -> HeaderValue {
     HeaderValue::from_str(&format!("{number:016x}")).unwrap_or(HeaderValue::from_static("0"))
 }
 
-/// The label of a status without a text of its own for each request.
-fn status_label(status: u16) -> &'static str {
-    match status {
-        200 => "200",
-        400 => "400",
-        404 => "404",
-        405 => "405",
-        408 => "408",
-        409 => "409",
-        413 => "413",
-        415 => "415",
-        422 => "422",
-        500 => "500",
-        503 => "503",
-        504 => "504",
-        507 => "507",
-        _ => "other",
-    }
+/// The verb that a path ends with, where it is one of this server's.
+pub(super) fn verb_of(path: &str) -> Option<&'static str> {
+    let (_, last) = path.rsplit_once(':')?;
+    ["retrieve", "rank", "embed", "activate", "load", "unload"].into_iter().find(|verb| *verb == last)
 }
 
 /// The label of a call: from a fixed list, so that no caller can make metrics grow.
 fn call_of(request: &Request) -> &'static str {
     let path = request.uri().path();
-    for verb in ["retrieve", "rank", "embed", "activate", "load", "unload"] {
-        if path.strip_suffix(verb).is_some_and(|rest| rest.ends_with(':')) {
-            return verb;
-        }
+    if let Some(verb) = verb_of(path) {
+        return verb;
     }
     match request.extensions().get::<MatchedPath>().map(MatchedPath::as_str) {
         Some("/v1/models") => "models",

@@ -22,6 +22,7 @@ use tower::ServiceExt as _;
 use super::app::App;
 use super::bodies::Inbound;
 use super::connections::{Answered, Connections, Open, Socket};
+use super::gate;
 use super::options::Options;
 use crate::error::{Error, Result};
 
@@ -54,8 +55,7 @@ pub async fn serve(
 ) -> Result<bool> {
     let connections = Connections::new(options.connections_of(descriptors()));
     let (closing, _) = watch::channel(false);
-    let router = super::router(app.clone());
-    let accept = accept(listener, router, connections.clone(), closing.clone());
+    let accept = accept(listener, app.clone(), connections.clone(), closing.clone());
     let end = async {
         let stop = stops.recv().await;
         app.draining.store(true, Ordering::Relaxed);
@@ -102,10 +102,11 @@ async fn keep(connections: &Connections, options: &Options) -> Infallible {
 
 async fn accept(
     listener: TcpListener,
-    router: axum::Router,
+    app: Arc<App>,
     connections: Arc<Connections>,
     closing: watch::Sender<bool>,
 ) -> Infallible {
+    let router = super::router(app.clone());
     for number in 0.. {
         // One over the limit is held at most, until the one that made room for it has gone.
         connections.fewer_than(connections.most() + 1).await;
@@ -114,7 +115,8 @@ async fn accept(
             Ok((stream, _)) => {
                 // Without it a reply in pieces waits for acknowledgements; where it cannot be set, it is slow.
                 let _ = stream.set_nodelay(true);
-                tokio::spawn(answer(stream, router.clone(), connections.add(number), closing.subscribe()));
+                let open = connections.add(number);
+                tokio::spawn(answer(stream, app.clone(), router.clone(), open, closing.subscribe()));
             }
             Err(error) => {
                 tracing::warn!(%error, "no connection can be accepted");
@@ -135,14 +137,26 @@ fn refuse(stream: &TcpStream) {
 }
 
 /// Answers the requests of one connection until either side has had enough.
-async fn answer(stream: TcpStream, router: axum::Router, open: Open, mut closing: watch::Receiver<bool>) {
-    let connection = &open.connection;
+async fn answer(
+    stream: TcpStream,
+    app: Arc<App>,
+    router: axum::Router,
+    open: Open,
+    mut closing: watch::Receiver<bool>,
+) {
+    let (app, router, connection) = (&app, &router, &open.connection);
     let service = service_fn(|request: axum::http::Request<hyper::body::Incoming>| {
-        let request = Inbound::of(connection.begin(request).map(axum::body::Body::new));
-        let (router, connection) = (router.clone(), connection.clone());
+        let request = connection.begin(request);
         async move {
-            let response = router.oneshot(request).await.unwrap_or_else(|never| match never {});
-            Ok::<_, Infallible>(Answered::of(response, connection))
+            // Not before the future runs: by then a short body has come too.
+            let response = match gate::refusal(app, &request) {
+                Some(refusal) => {
+                    Inbound::unread(request);
+                    refusal
+                }
+                None => router.clone().oneshot(Inbound::of(request)).await.unwrap_or_else(|never| match never {}),
+            };
+            Ok::<_, Infallible>(Answered::of(response, connection.clone()))
         }
     });
     let socket = TokioIo::new(Socket { stream, connection: connection.clone() });

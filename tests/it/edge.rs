@@ -403,3 +403,55 @@ fn a_refusal_reaches_a_client_that_sends_its_body_first() {
         assert_eq!(answer(&mut stream).0, 200, "{path}");
     }
 }
+
+#[test]
+fn what_is_refused_unread_is_answered_and_counted_as_any_other() {
+    let store = catalogue(3000, 1);
+    let server = serve(store.path(), "[engine]\nworkers = 1\ntimeout_ms = 5");
+    let busy =
+        json!({"requests": vec![json!({"vector": [1, 0], "exact": true, "k": 1000, "timeout_ms": 60_000}); 400]});
+    let cheap = "{\"vector\": [1, 0], \"k\": 1}";
+    let head = format!(
+        "POST {VECTORS} HTTP/1.1\r\nhost: x\r\nx-request-id: mine-7\r\ncontent-length: {}\r\n\r\n",
+        cheap.len()
+    );
+    let mut stream = BufReader::new(send(&server, ""));
+    let (mut refused, mut parts) = (0, 0);
+    std::thread::scope(|scope| {
+        let work = scope.spawn(|| server.post(VECTORS, busy.clone()).0);
+        until("refusals", || {
+            // Once whole, once in two parts: a refusal does not wait for the second, and the connection goes on after it.
+            let (first, second) = if refused % 2 == 0 { (head.clone() + cheap, "") } else { (head.clone(), cheap) };
+            stream.get_mut().write_all(first.as_bytes()).unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+            stream.get_mut().write_all(second.as_bytes()).unwrap();
+            let (status, header, body) = answer(&mut stream);
+            assert!(
+                header.contains("x-request-id: mine-7") && header.contains("server-timing: total;dur="),
+                "{header}"
+            );
+            if status == 503 {
+                assert!(header.contains("retry-after: 1\r\n"), "{header}");
+                assert!(
+                    header.contains("content-type: application/problem+json") && header.contains("date: "),
+                    "{header}"
+                );
+                let problem: Value = serde_json::from_slice(&body).unwrap();
+                assert_eq!((problem["code"].as_str(), problem["status"].as_u64()), (Some("overloaded"), Some(503)));
+                assert!(problem["detail"].as_str().unwrap().contains("no answer in time"), "{problem}");
+                refused += 1;
+                parts += usize::from(second == cheap);
+            }
+            parts >= 3
+        });
+        // Other calls are let through.
+        stream.get_mut().write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        assert_eq!(answer(&mut stream).0, 200);
+        stream.get_mut().write_all(format!("GET {VECTORS} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).unwrap();
+        assert_eq!(answer(&mut stream).0, 405);
+        assert_eq!(work.join().unwrap(), 200);
+    });
+    let counted = metric(&server, "sterling_requests_total{call=\"retrieve\",status=\"503\"}");
+    assert_eq!(counted as usize, refused);
+    assert_eq!(server.post(VECTORS, json!({"vector": [1, 0], "timeout_ms": 60_000})).0, 200);
+}
