@@ -41,13 +41,6 @@ impl Inbound {
         let waits = request.headers().contains_key(EXPECT);
         request.map(|body| if waits { Body::new(body) } else { Body::new(Inbound(Some(body))) })
     }
-
-    /// Does away with the body of a request that is answered without it.
-    pub(super) fn unread(request: Request<Incoming>) {
-        if !request.headers().contains_key(EXPECT) {
-            drop(Inbound(Some(request.into_body())));
-        }
-    }
 }
 
 impl HttpBody for Inbound {

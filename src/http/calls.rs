@@ -120,6 +120,8 @@ fn check_verb(verb: &str, method: &Method) -> Result<(), Refusal> {
 }
 
 async fn dispatch(app: &App, model: Arc<Loaded>, verb: &str, request: Request) -> Outcome {
+    // What cannot be in time need not be read; what the gate could not tell ends here.
+    app.engine.admits(None)?;
     let view = seen(app, &model, request.uri()).await?;
     let body = app.bodies.read(request).await?;
     match verb {

@@ -4,11 +4,10 @@ use std::any::Any;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::HeaderMap;
 use axum::http::header::{CONNECTION, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -27,7 +26,7 @@ const REQUEST_ID_BYTES_MAX: usize = 128;
 pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let call = call_of(&request);
-    let id = id_of(request.headers());
+    let id = id_of(request.headers().get(&REQUEST_ID).map(HeaderValue::as_bytes));
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call);
     let mut response = next.run(request).instrument(span.clone()).await;
     let took = start.elapsed();
@@ -35,17 +34,6 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
         tracing::debug!(status = response.status().as_u16(), ms = took.as_secs_f64() * 1000.0, "answered")
     });
     app.meters.answered(call, response.status(), took);
-    sign(&app, &mut response, id, took);
-    response
-}
-
-/// The id of a request: its own, or a new one.
-pub(super) fn id_of(headers: &HeaderMap) -> HeaderValue {
-    headers.get(&REQUEST_ID).filter(|id| is_sane(id)).cloned().unwrap_or_else(new_id)
-}
-
-/// Puts the headers on an answer that all answers carry.
-pub(super) fn sign(app: &App, response: &mut Response, id: HeaderValue, took: Duration) {
     let timing = response.extensions_mut().remove::<Timing>().unwrap_or_default();
     let headers = response.headers_mut();
     headers.extend(timing.header(took.as_secs_f64() * 1000.0));
@@ -54,11 +42,17 @@ pub(super) fn sign(app: &App, response: &mut Response, id: HeaderValue, took: Du
         // So that a client that keeps connections asks its next question elsewhere.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
+    response
+}
+
+/// The id of a request: its own where it has a sane one, or a new one.
+pub(super) fn id_of(own: Option<&[u8]>) -> HeaderValue {
+    let own = own.filter(|id| is_sane(id)).and_then(|id| HeaderValue::from_bytes(id).ok());
+    own.unwrap_or_else(new_id)
 }
 
 /// True for ids that can stand in a log: visible ASCII without quotes and the like.
-fn is_sane(id: &HeaderValue) -> bool {
-    let id = id.as_bytes();
+fn is_sane(id: &[u8]) -> bool {
     let is_plain = |c: &u8| c.is_ascii_alphanumeric() || b"-_.:/+=@".contains(c);
     !id.is_empty() && id.len() <= REQUEST_ID_BYTES_MAX && id.iter().all(is_plain)
 }
@@ -120,9 +114,9 @@ mod tests {
             (&long[..128], true),
             (&long[..], false),
         ] {
-            assert_eq!(is_sane(&HeaderValue::from_str(id).unwrap()), sane, "{id}");
+            assert_eq!(is_sane(id.as_bytes()), sane, "{id}");
         }
-        assert!(!is_sane(&HeaderValue::from_bytes(b"\xff").unwrap()));
+        assert!(!is_sane(b"\xff"));
         assert_ne!(new_id(), new_id());
         assert_eq!(new_id().len(), 16);
     }

@@ -22,7 +22,6 @@ use tower::ServiceExt as _;
 use super::app::App;
 use super::bodies::Inbound;
 use super::connections::{Answered, Connections, Open, Socket};
-use super::gate;
 use super::options::Options;
 use crate::error::{Error, Result};
 
@@ -144,22 +143,16 @@ async fn answer(
     open: Open,
     mut closing: watch::Receiver<bool>,
 ) {
-    let (app, router, connection) = (&app, &router, &open.connection);
+    let connection = &open.connection;
     let service = service_fn(|request: axum::http::Request<hyper::body::Incoming>| {
-        let request = connection.begin(request);
+        let request = Inbound::of(connection.begin(request));
+        let (router, connection) = (router.clone(), connection.clone());
         async move {
-            // Not before the future runs: by then a short body has come too.
-            let response = match gate::refusal(app, &request) {
-                Some(refusal) => {
-                    Inbound::unread(request);
-                    refusal
-                }
-                None => router.clone().oneshot(Inbound::of(request)).await.unwrap_or_else(|never| match never {}),
-            };
-            Ok::<_, Infallible>(Answered::of(response, connection.clone()))
+            let response = router.oneshot(request).await.unwrap_or_else(|never| match never {});
+            Ok::<_, Infallible>(Answered::of(response, connection))
         }
     });
-    let socket = TokioIo::new(Socket { stream, connection: connection.clone() });
+    let socket = TokioIo::new(Socket::new(stream, connection.clone(), app));
     let served = http1::Builder::new().max_buf_size(BUFFER_BYTES).serve_connection(socket, service);
     let mut served = std::pin::pin!(served);
     let mut told = false;
