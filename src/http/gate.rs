@@ -1,6 +1,6 @@
 //! The gate in front of HTTP. Under overload most requests are refused, and what a refusal costs is taken from those that
 //! are not. So a call that would wait in vain for a worker is refused in its socket, as soon as its bytes are there, before
-//! a header is taken apart: that takes a fifth of the time. What goes out and what is counted is the same as behind it.
+//! routes, layers and spans. What goes out and what is counted is the same as behind them.
 //!
 //! Only requests are looked at here whose beginning and end are beyond doubt: one of them, whole, and nothing else, in what
 //! was read at once ([`Whole::of`]). `connections` asks about no others, so that bytes of a body are never taken for a request.
