@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 
 use super::bodies::Bodies;
+use super::meters::Meters;
 use super::options::Options;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
@@ -30,6 +31,7 @@ pub struct App {
     /// Long bodies that may be prepared at once.
     pub(super) long_bodies: Arc<Semaphore>,
     pub(super) draining: AtomicBool,
+    pub(super) meters: Meters,
     /// The updates of the models, where the server takes any.
     pub(super) feeds: Option<Arc<Feeds>>,
     /// Where merges of updates are asked for.
@@ -45,7 +47,8 @@ impl App {
         let long_bodies = Arc::new(Semaphore::new((engine.workers() / 2).max(1)));
         let (registry, bodies) = (Arc::new(registry), Bodies::new(options));
         let (draining, updates_wait) = (AtomicBool::new(false), Duration::from_secs(1));
-        App { registry, engine, bodies, long_bodies, draining, feeds: None, merges: None, updates_wait }
+        let meters = Meters::default();
+        App { registry, engine, bodies, long_bodies, draining, meters, feeds: None, merges: None, updates_wait }
     }
 
     /// The same edge, which takes updates too; calls wait for a position as long as other requests have time.

@@ -37,7 +37,8 @@ const GET: &str = "GET, HEAD";
 const LONG_BODY_BYTES: usize = 32 << 10;
 /// How long a long body waits for others.
 const LONG_BODY_WAIT: Duration = Duration::from_secs(1);
-const VERBS: [&str; 3] = ["retrieve", "rank", "embed"];
+/// The verbs of the calls that workers answer.
+pub(super) const VERBS: [&str; 3] = ["retrieve", "rank", "embed"];
 
 /// The names in a path; where they are no text, a problem.
 pub struct Names<T>(pub(super) T);
@@ -119,7 +120,7 @@ fn check_verb(verb: &str, method: &Method) -> Result<(), Refusal> {
 }
 
 async fn dispatch(app: &App, model: Arc<Loaded>, verb: &str, request: Request) -> Outcome {
-    // What cannot be in time need not be read.
+    // What cannot be in time need not be read; what the gate could not tell ends here.
     app.engine.admits(None)?;
     let view = seen(app, &model, request.uri()).await?;
     let body = app.bodies.read(request).await?;
