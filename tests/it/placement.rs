@@ -108,7 +108,7 @@ fn the_debian_model_answers_alike_wherever_its_tables_lie() {
     let package = Package::open(&folder).unwrap();
     let tables: Vec<&Table> =
         package.tables.iter().map(|t| &**t).filter(|t| package.spec.readers(t.name()).next().is_some()).collect();
-    assert_eq!(tables.len(), 4);
+    assert_eq!(tables.len(), 6);
     let redis = RedisCluster::start(5000);
     let cluster = Cluster::connect(ClusterOptions::new(redis.seeds())).unwrap();
     for table in &tables {
