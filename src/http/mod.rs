@@ -8,8 +8,10 @@
 mod answer;
 mod app;
 mod bodies;
+mod browse;
 mod calls;
 mod connections;
+mod console;
 mod items;
 mod layers;
 mod openapi;
