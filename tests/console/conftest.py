@@ -6,6 +6,7 @@ import collections.abc
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 
 import pytest
@@ -50,7 +51,7 @@ def chromium() -> collections.abc.Iterator[webdriver.Chrome]:
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1300,1000"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService("/usr/bin/chromedriver"))
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     driver.set_page_load_timeout(60)
     yield driver
     driver.quit()

@@ -41,7 +41,7 @@ function answer_panel({ title, call, body, answer }, other) {
   show();
   const gone = other ? other.items.filter(item => !ranks(told).has(item.id)) : [];
   const { explain } = told;
-  const command = `curl ${location.origin}${call} -d '${JSON.stringify(body).replaceAll("'", "'\\''")}'`;
+  const command = `curl ${location.origin}${call} --json '${JSON.stringify(body).replaceAll("'", "'\\''")}'`;
   return put(panel, {}, [
     make("p", { class: "muted" }, `version ${told.version} (${told.digest}), position ${whole(told.position)}, ${answer.ms.toFixed(1)} ms here, ${bytes(answer.bytes)}, coverage ${percent(told.coverage)} `, toggle),
     items,

@@ -9,7 +9,7 @@ function legend(names) {
 function lines(title, series, { x_text = short, y_text = short, log_x = false } = {}) {
   const points = series.flatMap(one => one.points).filter(([, y]) => Number.isFinite(y));
   const panel = make("figure", { class: "panel" }, make("h3", {}, title));
-  if (points.length < 2) return put(panel, {}, [make("p", { class: "muted" }, "nothing yet")]);
+  if (!series.some(one => one.points.length > 1)) return put(panel, {}, [make("p", { class: "muted" }, "nothing yet")]);
   const place = x => log_x ? Math.log10(Math.max(x, 1e-9)) : x;
   const xs = points.map(([x]) => place(x)), least = Math.min(...xs), most = Math.max(...xs), top = Math.max(...points.map(([, y]) => y)) || 1;
   const left = x => LEFT + (WIDE - LEFT - 8) * (most > least ? (place(x) - least) / (most - least) : .5);

@@ -55,7 +55,7 @@ async function read_metrics() {
     }
   }
   const index = await ask(`${base()}/index`);
-  if (index.ok && index.told.durable !== undefined) {
+  if (last && index.ok && index.told.durable !== undefined) {
     keep("Updates that are not seen yet", "lag", time, index.told.durable - index.told.position);
     keep("Items beside the snapshot", "fresh", time, index.told.fresh_items);
   }

@@ -11,26 +11,27 @@ function show_page() {
 
 function choose(name) {
   const model = shown.models.find(model => model.name === name) ?? shown.models[0];
-  const is_other = shown.model?.name !== model.name || shown.model.digest !== model.digest;
+  // What is typed stays where another version asks for the same.
+  const schema = of => of && JSON.stringify([of.name, of.features, of.queries, of.columns.map(column => column.name), of.constants, of.candidates, of.recall]);
+  const is_other = schema(shown.model) !== schema(model);
   shown.model = model;
   at("about").textContent = `${model.description} ${model.name}, version ${model.version}: ${whole(model.items)} items in ${whole(model.lists)} lists, ${whole(model.dimension)} wide.`;
   if (is_other) build_form();
 }
 
-async function refresh() {
-  const answer = await ask("/v1/models");
-  if (!answer.ok || !answer.told.models.length) {
-    at("trouble").replaceChildren(answer.ok ? make("p", {}, "No model is loaded yet. Publish one: sterling publish --package …") : problem(answer));
-    return false;
-  }
+async function refresh_models() {
+  const answer = await ask("/v1/models"), is_there = answer.ok && answer.told.models.length > 0;
+  at("absent").replaceChildren(...(is_there ? [] : [answer.ok ? make("p", {}, "No model is loaded yet; `sterling publish` makes one.") : problem(answer)]));
+  if (!is_there) return false;
+  const names = models => models.map(model => model.name).join("\n"), chosen = at("model").value;
+  if (names(shown.models) !== names(answer.told.models)) at("model").replaceChildren(...answer.told.models.map(model => make("option", { value: model.name }, model.name)));
   shown.models = answer.told.models;
-  const chosen = at("model").value;
-  at("model").replaceChildren(...shown.models.map(model => make("option", { value: model.name }, model.name)));
   at("model").value = shown.models.some(model => model.name === chosen) ? chosen : shown.models[0].name;
   choose(at("model").value);
-  await refresh_versions();
   return true;
 }
+
+const refresh = async () => await refresh_models() && (await refresh_versions(), true);
 
 async function health() {
   const answer = await ask("/readyz");
@@ -43,7 +44,12 @@ at("beside").addEventListener("input", () => { if (answers.length) send(); });
 at("model").addEventListener("input", () => { choose(at("model").value); refresh_versions(); show_page(); });
 addEventListener("hashchange", () => { show_page(); at("main").focus(); });
 setInterval(() => { if (!document.hidden && shown.model && page() === "live") read_metrics(); }, STEP_MS);
-setInterval(async () => { if (document.hidden) return; await health(); if (!shown.model && await refresh()) show_page(); }, 5000);
+setInterval(async () => {
+  if (document.hidden) return;
+  await health();
+  const is_first = !shown.model;
+  if (await refresh_models() && is_first) { await refresh_versions(); show_page(); }
+}, 5000);
 
 await health();
 await refresh();

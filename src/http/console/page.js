@@ -34,7 +34,8 @@ const color = number => `var(--${["one", "two", "three", "four", "five"][number 
 async function ask(path, { method = "GET", body, signal } = {}) {
   const start = performance.now();
   try {
-    const reply = await fetch(path, { method, signal, body: body === undefined ? undefined : JSON.stringify(body) });
+    const sent = body === undefined ? {} : { body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
+    const reply = await fetch(path, { method, signal, ...sent });
     const text = await reply.text();
     const is_json = (reply.headers.get("content-type") ?? "").includes("json");
     const told = is_json ? JSON.parse(text) : text;
