@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use super::bodies::Bodies;
 use super::meters::Meters;
@@ -20,6 +21,8 @@ const FRESH_SHARE_MAX: f64 = 0.3;
 const FRESH_MIN: usize = 1024;
 /// Durable updates that are not seen yet before `/readyz` warns: a second of as many as come at most.
 const LAG_MAX: u64 = 10_000;
+/// How long a call that takes long waits for others of the kind.
+const ASIDE_WAIT: Duration = Duration::from_secs(1);
 
 /// What handlers share.
 pub struct App {
@@ -28,8 +31,8 @@ pub struct App {
     /// The workers.
     pub engine: Engine<Passes>,
     pub(super) bodies: Bodies,
-    /// Long bodies that may be prepared at once.
-    pub(super) long_bodies: Arc<Semaphore>,
+    /// What takes long beside the passes: so much of it may run at once.
+    asides: Arc<Semaphore>,
     pub(super) draining: AtomicBool,
     pub(super) meters: Meters,
     /// The updates of the models, where the server takes any.
@@ -44,11 +47,11 @@ impl App {
     /// Models and workers behind one edge.
     pub fn new(registry: Registry, engine: Engine<Passes>, options: &Options) -> Self {
         // Half of the cores that passes use at most: those that wait for answers to short requests come first.
-        let long_bodies = Arc::new(Semaphore::new((engine.workers() / 2).max(1)));
+        let asides = Arc::new(Semaphore::new((engine.workers() / 2).max(1)));
         let (registry, bodies) = (Arc::new(registry), Bodies::new(options));
         let (draining, updates_wait) = (AtomicBool::new(false), Duration::from_secs(1));
         let meters = Meters::default();
-        App { registry, engine, bodies, long_bodies, draining, meters, feeds: None, merges: None, updates_wait }
+        App { registry, engine, bodies, asides, draining, meters, feeds: None, merges: None, updates_wait }
     }
 
     /// The same edge, which takes updates too; calls wait for a position as long as other requests have time.
@@ -80,6 +83,25 @@ impl App {
             }
         }
         warnings
+    }
+
+    /// Runs what takes long, such as reading a long body or a column, where nobody else waits for it.
+    ///
+    /// # Errors
+    /// `Overloaded` where others of the kind take all the time there is for them; else what `work` ends with.
+    pub(super) async fn aside<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let crowded = || Error::overloaded("other calls that take long are answered before it, try again later");
+        let place = timeout(ASIDE_WAIT, self.asides.clone().acquire_owned()).await.map_err(|_| crowded())?;
+        let place = place.map_err(|e| Error::internal(format!("places of long calls: {e}")))?;
+        let span = tracing::Span::current();
+        let done = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            span.in_scope(work)
+        });
+        done.await.map_err(|e| Error::internal(format!("a request broke what answers it: {e}")))?
     }
 
     pub(super) fn ready(&self) -> Result<()> {

@@ -1,7 +1,6 @@
 //! The calls, one function each.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::rejection::PathRejection;
@@ -12,7 +11,6 @@ use axum::http::{Method, Uri};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
 
 use super::answer::{Refusal, Share, Timing, json, problem, reply};
 use super::app::App;
@@ -35,8 +33,6 @@ const GET: &str = "GET, HEAD";
 /// Bodies from so many bytes on are read and prepared on threads of their own. A filter takes about a tenth of a microsecond
 /// a byte, so that shorter ones hold up whoever else this thread answers for a few milliseconds at most.
 const LONG_BODY_BYTES: usize = 32 << 10;
-/// How long a long body waits for others.
-const LONG_BODY_WAIT: Duration = Duration::from_secs(1);
 /// The verbs of the calls that workers answer.
 pub(super) const VERBS: [&str; 3] = ["retrieve", "rank", "embed"];
 
@@ -146,15 +142,7 @@ pub(super) async fn prepare<T: Send + 'static>(
     if body.len() < LONG_BODY_BYTES {
         return prepare(&body);
     }
-    let crowded = || Error::overloaded("body: other long ones are read before it, try again later");
-    let place = timeout(LONG_BODY_WAIT, app.long_bodies.clone().acquire_owned()).await.map_err(|_| crowded())?;
-    let place = place.map_err(|e| Error::internal(format!("bodies: {e}")))?;
-    let span = tracing::Span::current();
-    let prepared = tokio::task::spawn_blocking(move || {
-        let _place = place;
-        span.in_scope(|| prepare(&body))
-    });
-    prepared.await.map_err(|e| Error::internal(format!("a body broke what reads it: {e}")))?
+    app.aside(move || prepare(&body)).await
 }
 
 fn prepare_retrievals(view: &Arc<View>, body: &[u8]) -> Result<Asked> {
@@ -444,12 +432,6 @@ pub async fn ready(State(app): State<Arc<App>>) -> Result<String, Refusal> {
 pub async fn metrics() -> Response {
     let text = crate::telemetry::metrics().render();
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
-}
-
-/// A page to try requests on.
-#[utoipa::path(get, path = "/", tag = "health", responses((status = 200, body = String, content_type = "text/html")))]
-pub async fn console() -> axum::response::Html<&'static str> {
-    axum::response::Html(include_str!("console.html"))
 }
 
 /// Answers methods that a route does not have.

@@ -9,8 +9,10 @@
 mod answer;
 mod app;
 mod bodies;
+mod browse;
 mod calls;
 mod connections;
+mod console;
 mod gate;
 mod items;
 mod layers;

@@ -9,6 +9,7 @@
 //! under way at the same time is planned once. Where a server is told to, the views of a snapshot keep some of the queries that
 //! they were asked, to calibrate by.
 
+mod browse;
 mod live;
 mod segment;
 
@@ -26,6 +27,7 @@ use crate::tower::OverArch;
 use crate::units::{ItemId, Slot};
 use crate::value::Program;
 
+pub use browse::{COUNTED_VALUES_MAX, Category, ColumnValues};
 pub use live::{Live, Shown};
 pub use segment::{Attribute, Row, Segment, item_columns};
 
