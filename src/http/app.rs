@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 
 use super::bodies::Bodies;
-use super::meters::Meters;
+use super::meters::AnswerMeters;
 use super::options::Options;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ pub struct App {
     /// Long bodies that may be prepared at once.
     pub(super) long_bodies: Arc<Semaphore>,
     pub(super) draining: AtomicBool,
-    pub(super) meters: Meters,
+    pub(super) meters: AnswerMeters,
     /// The updates of the models, where the server takes any.
     pub(super) feeds: Option<Arc<Feeds>>,
     /// How long a call waits for the position that it wants to see.
@@ -38,7 +38,7 @@ impl App {
         let long_bodies = Arc::new(Semaphore::new((engine.workers() / 2).max(1)));
         let (registry, bodies) = (Arc::new(registry), Bodies::new(options));
         let (draining, updates_wait) = (AtomicBool::new(false), Duration::from_secs(1));
-        let meters = Meters::default();
+        let meters = AnswerMeters::default();
         App { registry, engine, bodies, long_bodies, draining, meters, feeds: None, updates_wait }
     }
 
