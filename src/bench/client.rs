@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use hyper::Method;
 use hyper::body::Bytes;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
@@ -85,9 +86,9 @@ impl Client {
     }
 
     /// Asks for a JSON document.
-    pub(super) async fn get(&self, path: &str) -> Result<serde_json::Value> {
+    pub(super) async fn document(&self, method: Method, path: &str) -> Result<serde_json::Value> {
         let failed = |why: String| Error::unavailable(format!("http://{}{path}: {why}", self.target.authority));
-        let asked = self.ask(&self.request("GET", path, b"")).await;
+        let asked = self.ask(&self.request(method.as_str(), path, b"")).await;
         let connection = asked.map_err(|e| failed(e.to_string()).caused_by(e))?;
         let (status, body) = (connection.answer.status(), connection.answer.body());
         serde_json::from_slice(&body).ok().filter(|_| status == 200).ok_or_else(|| {

@@ -17,11 +17,11 @@ mod values;
 pub use body::{Retrievals, embed, object, rank, retrievals};
 pub use info::{
     CalibrationInfo, ColumnInfo, CurveInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList, QueryLine,
-    TableInfo, VersionInfo, VersionList, calibration_info, model_info,
+    ShardInfo, TableInfo, VersionInfo, VersionList, calibration_info, model_info,
 };
 pub use items::{
-    DeleteRequest, DeleteResponse, ItemResponse, ItemUpsert, PositionResponse, RefusedItem, UpdateResponse, cell,
-    deletion, upserts,
+    DeleteRequest, DeleteResponse, ItemResponse, ItemUpsert, MergeResponse, PositionResponse, RefusedItem,
+    UpdateResponse, cell, deletion, upserts,
 };
 pub(super) use problem::without_places;
 pub use problem::{Problem, status};
