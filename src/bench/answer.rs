@@ -13,9 +13,9 @@ const KEPT_BYTES: usize = 16 << 10;
 
 /// An answer, as much of it as has come.
 #[derive(Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct RawAnswer {
     bytes: Vec<u8>,
-    head: Option<Head>,
+    head: Option<AnswerHead>,
     /// Where in the bytes the body, or its next chunk, begins.
     next: usize,
     /// Where in the bytes the body is.
@@ -24,14 +24,14 @@ pub(super) struct Answer {
 
 /// What the head of an answer says.
 #[derive(Clone, Copy, Debug)]
-struct Head {
+struct AnswerHead {
     status: u16,
     /// Of the body; `None` where it comes in chunks.
     length: Option<usize>,
     keeps_open: bool,
 }
 
-impl Answer {
+impl RawAnswer {
     /// Makes room for the answer to the next request.
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
@@ -103,7 +103,7 @@ impl Answer {
 }
 
 /// The head of an answer and where it ends; `None` where its end has not come.
-fn head_of(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
+fn head_of(bytes: &[u8]) -> io::Result<Option<(AnswerHead, usize)>> {
     let mut headers = [EMPTY_HEADER; HEADERS_MAX];
     let mut response = Response::new(&mut headers);
     let parsed = response.parse(bytes).map_err(|e| io::Error::other(format!("no answer of HTTP/1.1: {e}")))?;
@@ -119,7 +119,7 @@ fn head_of(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
     }
     let keeps_open = !value("connection").is_some_and(|option| option.eq_ignore_ascii_case("close"));
     let length = if is_chunked { None } else { length };
-    Ok(Some((Head { status: response.code.unwrap_or_default(), length, keeps_open }, end)))
+    Ok(Some((AnswerHead { status: response.code.unwrap_or_default(), length, keeps_open }, end)))
 }
 
 #[cfg(test)]
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn an_answer_is_whole_with_its_last_byte_however_it_comes() {
         for step in [1, 2, 3, 7, 1000] {
-            let mut answer = Answer::default();
+            let mut answer = RawAnswer::default();
             for (text, status, body, keeps_open) in ANSWERS {
                 answer.clear();
                 for piece in text.as_bytes().chunks(step) {
@@ -166,12 +166,12 @@ mod tests {
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
         ] {
-            let mut answer = Answer::default();
+            let mut answer = RawAnswer::default();
             answer.buffer().extend_from_slice(text.as_bytes());
             assert!(answer.is_whole().is_err(), "{text}");
         }
         // More than there can be is waited for, and breaks nothing.
-        let mut answer = Answer::default();
+        let mut answer = RawAnswer::default();
         answer
             .buffer()
             .extend_from_slice(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nffffffffffffffff\r\nabc");

@@ -11,7 +11,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::answer::Answer;
+use super::answer::RawAnswer;
 use super::report::End;
 use super::requests::Target;
 use crate::error::{Error, Result};
@@ -24,16 +24,16 @@ const SLOW_BYTES_PER_SECOND: usize = 1024;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A connection that is kept alive.
-struct Connection {
+struct KeptAlive {
     stream: TcpStream,
-    answer: Answer,
+    answer: RawAnswer,
 }
 
 /// Connections to one server, for one thread.
 pub(super) struct Client {
     target: Target,
     /// The one that was used last is used first, so that no more are open than are needed.
-    free: RefCell<Vec<Connection>>,
+    free: RefCell<Vec<KeptAlive>>,
     permits: Semaphore,
     closed: Cell<usize>,
 }
@@ -97,7 +97,7 @@ impl Client {
     }
 
     /// Sends a request and reads the whole answer, which the connection holds.
-    async fn ask(&self, request: &[u8]) -> std::io::Result<Connection> {
+    async fn ask(&self, request: &[u8]) -> std::io::Result<KeptAlive> {
         loop {
             let free = self.free.borrow_mut().pop();
             let is_new = free.is_none();
@@ -114,13 +114,13 @@ impl Client {
         }
     }
 
-    async fn connect(&self) -> std::io::Result<Connection> {
+    async fn connect(&self) -> std::io::Result<KeptAlive> {
         let stream = TcpStream::connect(self.target.address).await?;
         stream.set_nodelay(true)?;
-        Ok(Connection { stream, answer: Answer::default() })
+        Ok(KeptAlive { stream, answer: RawAnswer::default() })
     }
 
-    fn keep(&self, connection: Connection) {
+    fn keep(&self, connection: KeptAlive) {
         if connection.answer.keeps_open() {
             self.free.borrow_mut().push(connection);
         }
@@ -167,8 +167,8 @@ impl Client {
 }
 
 /// Sends a request over a connection and reads the whole answer to it.
-async fn exchange(connection: &mut Connection, request: &[u8]) -> std::io::Result<()> {
-    let Connection { stream, answer } = connection;
+async fn exchange(connection: &mut KeptAlive, request: &[u8]) -> std::io::Result<()> {
+    let KeptAlive { stream, answer } = connection;
     answer.clear();
     stream.write_all(request).await?;
     while !answer.is_whole()? {

@@ -130,13 +130,13 @@ pub fn run(target: &Target, load: &Load) -> Result<Report> {
 }
 
 /// A request as it is sent, and how long its answer is worth waiting for.
-struct Asked {
+struct Ready {
     request: Vec<u8>,
     timeout: Duration,
 }
 
-fn asked(client: &Client, class: &Class, body: &Body) -> Asked {
-    Asked { request: client.request("POST", &class.path, &body.bytes), timeout: body.timeout }
+fn asked(client: &Client, class: &Class, body: &Body) -> Ready {
+    Ready { request: client.request("POST", &class.path, &body.bytes), timeout: body.timeout }
 }
 
 /// Every request's end, how late each was sent, and the misbehaving connections that the server closed.
@@ -154,7 +154,7 @@ async fn send(client: Rc<Client>, load: &Load) -> (Vec<Sample>, Vec<Duration>, u
     tokio::time::sleep(LEAD * u32::from(!misbehaving.is_empty()) * 10).await;
 
     let asked = |class: &Class| class.bodies.iter().map(|body| asked(&client, class, body)).collect();
-    let asked: Rc<[Vec<Asked>]> = load.classes.iter().map(asked).collect();
+    let asked: Rc<[Vec<Ready>]> = load.classes.iter().map(asked).collect();
     let start = Instant::now() + LEAD;
     let mut due = pace(start, load.schedule(), load.gather());
     let (mut running, mut samples, mut late) = (JoinSet::new(), Vec::new(), Vec::new());
@@ -163,7 +163,7 @@ async fn send(client: Rc<Client>, load: &Load) -> (Vec<Sample>, Vec<Duration>, u
         late.push(due.elapsed());
         let (client, asked) = (client.clone(), asked.clone());
         running.spawn_local(async move {
-            let Asked { request, timeout } = &asked[class][body];
+            let Ready { request, timeout } = &asked[class][body];
             let end = client.post(request, *timeout, due).await;
             let latency = due.elapsed();
             Sample { class, end, latency, in_time: latency <= *timeout }

@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::bodies::Bodies;
-use super::meters::Meters;
+use super::meters::AnswerMeters;
 use super::options::Options;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
@@ -34,7 +34,7 @@ pub struct App {
     /// What takes long beside the passes: so much of it may run at once.
     asides: Arc<Semaphore>,
     pub(super) draining: AtomicBool,
-    pub(super) meters: Meters,
+    pub(super) meters: AnswerMeters,
     /// The updates of the models, where the server takes any.
     pub(super) feeds: Option<Arc<Feeds>>,
     /// Where merges of updates are asked for.
@@ -50,7 +50,7 @@ impl App {
         let asides = Arc::new(Semaphore::new((engine.workers() / 2).max(1)));
         let (registry, bodies) = (Arc::new(registry), Bodies::new(options));
         let (draining, updates_wait) = (AtomicBool::new(false), Duration::from_secs(1));
-        let meters = Meters::default();
+        let meters = AnswerMeters::default();
         App { registry, engine, bodies, asides, draining, meters, feeds: None, merges: None, updates_wait }
     }
 

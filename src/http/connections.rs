@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
 use super::app::App;
-use super::gate::{self, Whole};
+use super::gate::{self, PlainRequest};
 use super::options::Options;
 
 /// No request has begun.
@@ -239,7 +239,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Socket<S> {
             }
             let begins = this.is_framed && this.connection.is_at_rest();
             this.connection.received();
-            let Some(whole) = begins.then(|| Whole::of(came)).flatten() else {
+            let Some(whole) = begins.then(|| PlainRequest::of(came)).flatten() else {
                 this.is_framed = false;
                 return polled;
             };

@@ -3,7 +3,7 @@
 //! routes, layers and spans. What goes out and what is counted is the same as behind them.
 //!
 //! Only requests are looked at here whose beginning and end are beyond doubt: one of them, whole, and nothing else, in what
-//! was read at once ([`Whole::of`]). `connections` asks about no others, so that bytes of a body are never taken for a request.
+//! was read at once ([`PlainRequest::of`]). `connections` asks about no others, so that bytes of a body are never taken for a request.
 
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
@@ -22,13 +22,13 @@ const HEADERS_MAX: usize = 32;
 
 /// One plain request, whole.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Whole<'a> {
+pub(super) struct PlainRequest<'a> {
     /// The verb, where it is a call that workers answer.
     call: Option<&'static str>,
     id: Option<&'a [u8]>,
 }
 
-impl<'a> Whole<'a> {
+impl<'a> PlainRequest<'a> {
     /// The request in these bytes; `None` where they are anything but one whole request of the plainest kind.
     pub(super) fn of(bytes: &'a [u8]) -> Option<Self> {
         let mut headers = [EMPTY_HEADER; HEADERS_MAX];
@@ -56,12 +56,12 @@ impl<'a> Whole<'a> {
         }
         let call = request.path.filter(|path| request.method == Some("POST") && path.starts_with("/v1/models/"));
         let call = call.and_then(verb_of).filter(|verb| VERBS.contains(verb));
-        Some(Whole { call, id })
+        Some(PlainRequest { call, id })
     }
 }
 
 /// The bytes of the answer to a call that could not be in time; `None` where a request is to be looked at.
-pub(super) fn refusal(app: &App, request: &Whole<'_>) -> Option<Vec<u8>> {
+pub(super) fn refusal(app: &App, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
     let start = Instant::now();
     let call = request.call.filter(|_| !app.draining.load(Ordering::Relaxed))?;
     let refusal = Refusal::from(app.engine.admits(None).err()?);
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn whole_plain_requests_are_seen_and_nothing_else() {
-        let call = |text: &str| Whole::of(text.as_bytes()).map(|whole| whole.call);
+        let call = |text: &str| PlainRequest::of(text.as_bytes()).map(|whole| whole.call);
         for (rest, expected) in [
             ("\r\n", Some(Some("retrieve"))),
             ("content-length: 2\r\n\r\n{}", Some(Some("retrieve"))),
@@ -137,6 +137,6 @@ mod tests {
         let many = "a: b\r\n".repeat(HEADERS_MAX);
         assert_eq!(call(&format!("{HEAD}{many}\r\n")), None);
         let named = format!("{HEAD}X-Request-Id: 7\r\nx-request-id: 8\r\n\r\n");
-        assert_eq!(Whole::of(named.as_bytes()).and_then(|whole| whole.id), Some(&b"7"[..]));
+        assert_eq!(PlainRequest::of(named.as_bytes()).and_then(|whole| whole.id), Some(&b"7"[..]));
     }
 }

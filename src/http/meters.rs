@@ -38,11 +38,11 @@ struct CallMeters {
 
 /// The metrics of all calls.
 #[derive(Default)]
-pub(super) struct Meters {
+pub(super) struct AnswerMeters {
     calls: [CallMeters; CALLS.len()],
 }
 
-impl Meters {
+impl AnswerMeters {
     /// Counts an answer.
     pub(super) fn answered(&self, call: &'static str, status: StatusCode, took: Duration) {
         let which = CALLS.iter().position(|known| *known == call).unwrap_or(CALLS.len() - 1);
