@@ -108,7 +108,10 @@ impl Server {
         let app = App::new(registry, Engine::start(Passes::on(&chosen), &config.engine)?, &config.http);
         let (merges, wanted) = Merges::new();
         let merges = feeds.is_some().then_some(merges);
-        let app = app.with_updates(feeds.clone(), Duration::from_millis(config.engine.timeout_ms)).with_merges(merges);
+        let app = app
+            .with_updates(feeds.clone(), Duration::from_millis(config.engine.timeout_ms))
+            .with_merges(merges)
+            .with_audit(config.audit_share);
         let app = Arc::new(app);
         if let Some(feeds) = feeds {
             Compactor::new(store, &app.registry, feeds, config.merge.clone())?.start(wanted)?;

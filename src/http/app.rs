@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
+use super::audit::Audit;
 use super::bodies::Bodies;
 use super::options::Options;
 use crate::engine::{Engine, Passes};
@@ -34,6 +35,8 @@ pub struct App {
     pub(super) feeds: Option<Arc<Feeds>>,
     /// Where merges of updates are asked for.
     pub(super) merges: Option<Merges>,
+    /// Which answers are held against exact ones.
+    pub(super) audit: Audit,
     /// How long a call waits for the position that it wants to see.
     pub(super) updates_wait: Duration,
 }
@@ -45,7 +48,17 @@ impl App {
         let long_bodies = Arc::new(Semaphore::new((engine.workers() / 2).max(1)));
         let (registry, bodies) = (Arc::new(registry), Bodies::new(options));
         let (draining, updates_wait) = (AtomicBool::new(false), Duration::from_secs(1));
-        App { registry, engine, bodies, long_bodies, draining, feeds: None, merges: None, updates_wait }
+        App {
+            registry,
+            engine,
+            bodies,
+            long_bodies,
+            draining,
+            feeds: None,
+            merges: None,
+            audit: Audit::new(0.0),
+            updates_wait,
+        }
     }
 
     /// The same edge, which takes updates too; calls wait for a position as long as other requests have time.
@@ -56,6 +69,11 @@ impl App {
     /// The same edge, at which merges may be asked for.
     pub fn with_merges(self, merges: Option<Merges>) -> Self {
         App { merges, ..self }
+    }
+
+    /// The same edge, which runs this share of the retrievals again exactly, beside their answers.
+    pub fn with_audit(self, share: f64) -> Self {
+        App { audit: Audit::new(share), ..self }
     }
 
     /// What an operator should look at though all is answered, a line each.

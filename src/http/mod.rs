@@ -7,6 +7,7 @@
 
 mod answer;
 mod app;
+mod audit;
 mod bodies;
 mod calls;
 mod connections;
