@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::audit::Audit;
 use super::bodies::Bodies;
 use super::meters::AnswerMeters;
 use super::options::Options;
@@ -39,6 +40,8 @@ pub struct App {
     pub(super) feeds: Option<Arc<Feeds>>,
     /// Where merges of updates are asked for.
     pub(super) merges: Option<Merges>,
+    /// Which answers are held against exact ones.
+    pub(super) audit: Audit,
     /// How long a call waits for the position that it wants to see.
     pub(super) updates_wait: Duration,
 }
@@ -50,8 +53,18 @@ impl App {
         let asides = Arc::new(Semaphore::new((engine.workers() / 2).max(1)));
         let (registry, bodies) = (Arc::new(registry), Bodies::new(options));
         let (draining, updates_wait) = (AtomicBool::new(false), Duration::from_secs(1));
-        let meters = AnswerMeters::default();
-        App { registry, engine, bodies, asides, draining, meters, feeds: None, merges: None, updates_wait }
+        App {
+            registry,
+            engine,
+            bodies,
+            asides,
+            draining,
+            meters: AnswerMeters::default(),
+            feeds: None,
+            merges: None,
+            audit: Audit::new(0.0),
+            updates_wait,
+        }
     }
 
     /// The same edge, which takes updates too; calls wait for a position as long as other requests have time.
@@ -62,6 +75,11 @@ impl App {
     /// The same edge, at which merges may be asked for.
     pub fn with_merges(self, merges: Option<Merges>) -> Self {
         App { merges, ..self }
+    }
+
+    /// The same edge, which runs this share of the retrievals again exactly, beside their answers.
+    pub fn with_audit(self, share: f64) -> Self {
+        App { audit: Audit::new(share), ..self }
     }
 
     /// What an operator should look at though all is answered, a line each.

@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 
 use super::answer::{Refusal, Share, Timing, json, problem, reply};
 use super::app::App;
+use super::audit::{Again, Turn};
 use super::bodies::Whole;
 use super::position::seen;
 use super::wire::{
@@ -115,7 +116,7 @@ fn check_verb(verb: &str, method: &Method) -> Result<(), Refusal> {
     if method == Method::POST { Ok(()) } else { Err(Refusal::method(method, "POST")) }
 }
 
-async fn dispatch(app: &App, model: Arc<Loaded>, verb: &str, request: Request) -> Outcome {
+async fn dispatch(app: &Arc<App>, model: Arc<Loaded>, verb: &str, request: Request) -> Outcome {
     // What cannot be in time need not be read; what the gate could not tell ends here.
     app.engine.admits(None)?;
     let view = seen(app, &model, request.uri()).await?;
@@ -129,7 +130,7 @@ async fn dispatch(app: &App, model: Arc<Loaded>, verb: &str, request: Request) -
 
 /// What a body asks for, ready to run.
 enum Asked {
-    One(Box<Prepared>, Terms),
+    One(Box<Prepared>, Terms, Option<Box<Again>>),
     Many(Vec<Result<(Prepared, Terms)>>),
 }
 
@@ -145,10 +146,11 @@ pub(super) async fn prepare<T: Send + 'static>(
     app.aside(move || prepare(&body)).await
 }
 
-fn prepare_retrievals(view: &Arc<View>, body: &[u8]) -> Result<Asked> {
+fn prepare_retrievals(view: &Arc<View>, turn: Option<Turn>, body: &[u8]) -> Result<Asked> {
     let requests = match wire::retrievals(body)? {
         Retrievals::One(request, terms) => {
-            return Ok(Asked::One(Box::new(pass::prepare(view, Ask::Retrieve(*request))?), terms));
+            let again = Again::of(turn, view, &request).map(Box::new);
+            return Ok(Asked::One(Box::new(pass::prepare(view, Ask::Retrieve(*request))?), terms, again));
         }
         Retrievals::Many(requests) => requests,
     };
@@ -170,16 +172,16 @@ fn prepare_retrievals(view: &Arc<View>, body: &[u8]) -> Result<Asked> {
 #[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body(content = inline(RetrieveOneOrMany)),
     responses((status = 200, body = inline(RetrievedOneOrMany)), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn retrieve(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
-    let told = served(model, &view);
-    match prepare(app, body, move |body| prepare_retrievals(&view, body)).await? {
-        Asked::One(prepared, terms) => one(app, model, *prepared, terms).await,
+async fn retrieve(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
+    let (told, turn) = (served(model, &view), app.audit.turn());
+    match prepare(app, body, move |body| prepare_retrievals(&view, turn, body)).await? {
+        Asked::One(prepared, terms, again) => one(app, model, *prepared, terms, again).await,
         Asked::Many(prepared) => {
             let costs = prepared.iter().flatten().map(|(prepared, _)| prepared.cost());
             let share = app.bodies.hold_answer(costs.fold(Cost::default(), Cost::plus).answer_bytes)?;
             let calls = prepared.into_iter().map(|prepared| async {
                 let (prepared, terms) = prepared?;
-                items(app, prepared, terms).await
+                items(app, prepared, terms, None).await
             });
             let mut results = join_all(calls).await;
             // Where nothing was taken in, the whole call was refused, and load balancers must see it.
@@ -195,11 +197,14 @@ async fn retrieve(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Ou
     }
 }
 
-/// Runs what was prepared, and makes the items of its answer ready to be written.
-async fn items(app: &App, prepared: Prepared, terms: Terms) -> Result<Entry> {
+/// Runs what was prepared, and makes the items of its answer ready to be written; they are audited where they are to be.
+async fn items(app: &Arc<App>, prepared: Prepared, terms: Terms, again: Option<Box<Again>>) -> Result<Entry> {
     let columns = prepared.columns().to_vec();
     let view = prepared.view().clone();
     let answer = submit(app, prepared, terms).await?;
+    if let Some(again) = again {
+        again.begin(app.clone(), &answer);
+    }
     let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
     Entry::items(answer, tasks, view.columns(), &columns)
 }
@@ -208,10 +213,10 @@ async fn submit(app: &App, prepared: Prepared, terms: Terms) -> Result<Answer> {
     app.engine.submit(prepared, terms).await
 }
 
-async fn one(app: &App, model: &Loaded, prepared: Prepared, terms: Terms) -> Outcome {
+async fn one(app: &Arc<App>, model: &Loaded, prepared: Prepared, terms: Terms, again: Option<Box<Again>>) -> Outcome {
     let share = app.bodies.hold_answer(prepared.cost().answer_bytes)?;
     let told = served(model, prepared.view());
-    let entry = items(app, prepared, terms).await?;
+    let entry = items(app, prepared, terms, again).await?;
     let timing = Timing::of(entry.steps());
     Ok(reply(Reply::one(told, entry), timing, share))
 }
@@ -230,13 +235,13 @@ pub(super) fn served(model: &Loaded, view: &View) -> Served {
 #[utoipa::path(post, path = "/v1/models/{model}:rank", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body = RankRequest,
     responses((status = 200, body = RetrieveResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn rank(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
+async fn rank(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
     let ranking = move |body: &[u8]| {
         let (request, terms) = wire::rank(body)?;
         Ok((pass::prepare(&view, Ask::Rank(request))?, terms))
     };
     let (prepared, terms) = prepare(app, body, ranking).await?;
-    one(app, model, prepared, terms).await
+    one(app, model, prepared, terms, None).await
 }
 
 /// The query embedding of a user's features.
