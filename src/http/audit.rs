@@ -95,7 +95,7 @@ impl Again {
 fn ids(answer: &Answer) -> Vec<ItemId> {
     match &answer.content {
         Content::Items(ranked) => ranked.ids.clone(),
-        Content::Embedding(_) => Vec::new(),
+        Content::Embedding(_) | Content::Selected(_) => Vec::new(),
     }
 }
 
