@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use super::View;
 use crate::columns::{Cell, Column, Columns, Contains};
 use crate::error::{Error, Result};
-use crate::ivf::Index;
+use crate::ivf;
 use crate::search::Tombstones;
 use crate::units::Slot;
 
@@ -37,7 +37,7 @@ pub enum Category {
 struct Part<'a> {
     first_slot: u32,
     columns: &'a Columns,
-    index: &'a Index,
+    index: &'a ivf::Index,
     gone: &'a Tombstones,
 }
 
