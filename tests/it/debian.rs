@@ -31,7 +31,10 @@ pub fn server() -> Arc<Server> {
     if !store.join("shop").exists() {
         put(&store, &Publish { name: Some("shop".into()), ..vectors(folder.path(), &item) }).unwrap();
     }
-    let server = Arc::new(Server::spawn(sterling().args(["demo", "--listen", "127.0.0.1:0", "--store"]).arg(store)));
+    let mut demo = sterling();
+    // A debug build on a busy machine takes its time.
+    demo.args(["demo", "--listen", "127.0.0.1:0", "--store"]).arg(store).env("STERLING_ENGINE__TIMEOUT_MS", "60000");
+    let server = Arc::new(Server::spawn(&mut demo));
     *shared = Arc::downgrade(&server);
     server
 }
@@ -138,7 +141,7 @@ fn users_take_more_lists_than_items_would_have_told() {
 #[test]
 fn filters_lose_nothing_and_let_nothing_through() {
     let server = server();
-    let users: Vec<Vec<f32>> = heldout();
+    let users = heldout();
     let features = &users[7]["features"];
     let all = server.ask(
         RETRIEVE,
