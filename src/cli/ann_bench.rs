@@ -22,7 +22,7 @@ use crate::ivf::{self, Rescore};
 use crate::limits;
 use crate::npy;
 use crate::publish::calibrate;
-use crate::search::{self, Catalogue, Found, Sink};
+use crate::search::{self, Catalogue, CataloguePart, Found, Sink};
 use crate::snapshot::{Calibration, Wanted};
 use crate::tensor::Matrix;
 use crate::units::Slot;
@@ -447,7 +447,8 @@ impl Searcher {
         };
         let queries: Vec<search::Query<'_>> = (0..queries.rows()).map(query).collect();
         self.results.slots.resize(queries.len(), Vec::new());
-        let catalogue = Catalogue { index, filter, ids: None, probes_max: index.lists(), gone: None, beside: &[] };
+        let part = CataloguePart { index, filter, ids: None, gone: None, first_slot: 0 };
+        let catalogue = Catalogue { parts: &[part], probes_max: index.lists() };
         catalogue.search(&queries, &mut self.scratch, &mut self.results);
         Ok(())
     }
