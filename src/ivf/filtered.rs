@@ -100,10 +100,14 @@ impl Filtered<'_, '_> {
         let (mut done, mut look) = (0, (probing.probes / FIRST_LOOK).max(1));
         let mut before = self.counters;
         while done < probing.probes_max {
-            self.scratch.order(done + 1);
+            if done >= self.scratch.ordered {
+                self.scratch.order(look);
+            }
             let (score, list) = unkey(self.scratch.lists[done]);
+            let survivors = self.counters.survivors;
             self.scan_list(ListId(list.0));
-            self.scratch.ahead.take(score, self.index.list_lengths()[list.index()]);
+            let survivors = self.counters.survivors - survivors;
+            self.scratch.ahead.take(score, self.index.list_lengths()[list.index()], survivors);
             done += 1;
             if done == look {
                 self.score_pending();
@@ -119,11 +123,13 @@ impl Filtered<'_, '_> {
     /// True where enough was found, and lists ahead are expected to hold no more of it than `ending` leaves; `before` is what
     /// was counted at the last look.
     fn expects_no_more_than(&mut self, before: &Counters, pass_rate: f64, ending: Ending<'_>) -> bool {
-        let Some(threshold) = self.selector.kth(self.k0) else { return false };
+        // Where the recall is just reached, the last of so many is the true K0-th best.
+        let found = ((self.k0 as f64 * ending.recall).ceil() as usize).max(1);
+        let Some(threshold) = self.selector.kth(found) else { return false };
         let lately =
             (self.counters.survivors - before.survivors) as f64 / (self.counters.items - before.items).max(1) as f64;
         let passing = pass_rate * self.index.items() as f64;
-        let seen = Seen { passing, survivors: self.counters.survivors, lately };
+        let seen = Seen { passing, survivors: self.counters.survivors, above: found as u64, lately };
         self.scratch.ahead.expected(threshold, seen, ending.margins) <= ending.left * self.k0 as f64
     }
 

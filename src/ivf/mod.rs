@@ -25,6 +25,7 @@ mod kmeans;
 mod probing;
 mod quantize;
 mod search;
+mod sizes;
 mod view;
 
 pub use ahead::{Ahead, Ending, Margins, Seen, next_look};
@@ -34,6 +35,7 @@ pub use build::{Built, Lists, Options, Rescore, build, from_lists, steps};
 pub use device::DeviceIndex;
 pub use filtered::Words;
 pub use probing::{Counters, Probing, Scratch};
+pub use sizes::Sizes;
 pub use view::{Index, WideRows};
 
 #[cfg(test)]

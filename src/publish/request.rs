@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::remote::Remote;
+use crate::ivf;
 use crate::snapshot::Recipe;
 use crate::trial::Trials;
 
@@ -54,6 +55,8 @@ pub enum Stage {
     Trying,
     Reading,
     Embedding,
+    /// What the index will be, before it is built.
+    Sized(ivf::Sizes),
     Clustering,
     Writing,
     Calibrating,

@@ -65,7 +65,7 @@ impl Tally {
         let mut is_open = true;
         for (done, &(list, score)) in (1..).zip(walk.order) {
             let (length, passing) = (walk.lengths[list.index()], share.survivors[list.index()]);
-            ahead.take(score, length);
+            ahead.take(score, length, u64::from(passing));
             items += u64::from(length);
             if passing > 0 {
                 survivors += u64::from(passing);
@@ -77,7 +77,7 @@ impl Tally {
             if is_open && done == look {
                 if survivors >= self.k as u64 {
                     let lately = (survivors - before.0) as f64 / (items - before.1).max(1) as f64;
-                    let seen = Seen { passing: share.items as f64, survivors, lately };
+                    let seen = Seen { passing: share.items as f64, survivors, above: found, lately };
                     let left = ahead.expected(walk.threshold, seen, walk.margins) / self.k as f64;
                     looks.push(Look { left: left as f32, hits: found as u32 });
                     is_open = left > LEFT_MIN;
