@@ -10,6 +10,9 @@ use crate::tensor::Matrix;
 /// Lists for the square root of the items: more would take longer to build than they save, see `docs/INDEX.md`.
 pub(super) const LISTS_PER_ROOT: f64 = 4.0;
 
+/// Pads of a list beyond half a block, for lists of one item on average, and as much fewer as lists are longer: measured.
+const SHORT_LISTS: f64 = 12.0;
+
 /// Where the number of lists comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
@@ -63,10 +66,12 @@ impl Sizes {
     }
 
     /// Bytes in memory of all that serves but the filter's planes and the columns. Lists take whole blocks: half a block
-    /// more each, on average.
+    /// more each, on average, and somewhat more where many of them are shorter than one.
     pub fn bytes(&self) -> u64 {
-        let (codes, pads) = (self.dimension.next_multiple_of(4) + 4, self.lists * (BLOCK - 1) / 2);
-        let slots = self.items + pads;
+        let codes = self.dimension.next_multiple_of(4) + 4;
+        let short = SHORT_LISTS * self.lists as f64 / self.items.max(1) as f64;
+        let pads = self.lists as f64 * ((BLOCK - 1) as f64 / 2.0 + short);
+        let slots = self.items + pads as usize;
         let centroids = self.lists.next_multiple_of(BLOCK) * codes;
         (slots * (codes + self.row_width * self.dimension) + centroids) as u64
     }
@@ -112,11 +117,11 @@ mod tests {
             (3000, 64, 0, Rescore::F16),
             (3000, 50, 7, Rescore::Bf16),
             (9000, 17, 0, Rescore::F32),
-            (600, 2048, 0, Rescore::F16),
+            (20_000, 16, 0, Rescore::F16),
         ] {
             let rows = rows(items, dimension);
             let rows = Matrix::new(&rows, dimension).unwrap();
-            let options = Options { lists, rescore, iterations: 2, ..Options::default() };
+            let options = Options { lists, rescore, ..Options::default() };
             let sizes = Sizes::of(rows, &options).unwrap();
             let built = build(rows, &options, &|_| ()).unwrap();
             let (folder, mut file) = (tempfile::tempdir().unwrap(), TensorFile::new());
