@@ -72,9 +72,7 @@ impl Margins {
         match SLOPES.contains(&self.slope) {
             true if fit => Ok(()),
             true => Err("margins: expected at most 64 numbers, rising".into()),
-            false => {
-                Err(format!("margins: slope {}, expected {} to {}", self.slope, SLOPES.start(), SLOPES.end()))
-            }
+            false => Err(format!("margins: slope {}, expected {} to {}", self.slope, SLOPES.start(), SLOPES.end())),
         }
     }
 

@@ -92,7 +92,11 @@ impl fmt::Display for Sizes {
         let wide = self.row_width * dimension;
         let rescored = if wide == 0 { "none to rescore".to_owned() } else { format!("{wide} B to rescore") };
         let megabytes = self.bytes() as f64 / 1e6;
-        write!(f, "; an item takes {} B to scan, {rescored}: {megabytes:.1} MB in memory", dimension.next_multiple_of(4) + 4)
+        write!(
+            f,
+            "; an item takes {} B to scan, {rescored}: {megabytes:.1} MB in memory",
+            dimension.next_multiple_of(4) + 4
+        )
     }
 }
 
@@ -141,7 +145,10 @@ mod tests {
         let rows = Matrix::new(&rows, 10).unwrap();
         let told = |options: &Options| Sizes::of(rows, options).unwrap().to_string();
         let text = told(&Options::default());
-        assert!(text.starts_with("4096 items of 10 numbers in 256 lists (about 4 √N), 16 a list; 4096 rows train"), "{text}");
+        assert!(
+            text.starts_with("4096 items of 10 numbers in 256 lists (about 4 √N), 16 a list; 4096 rows train"),
+            "{text}"
+        );
         assert!(text.contains("16 B to scan, 20 B to rescore"), "{text}");
         let text = told(&Options { lists: 9, rescore: Rescore::None, ..Options::default() });
         assert!(text.contains("in 9 lists (as the recipe says)") && text.contains("none to rescore"), "{text}");
