@@ -6,7 +6,6 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::kmeans;
-use super::sizes::LISTS_PER_ROOT;
 use super::view::{EXPECTED, unfit};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::kernels::BLOCK;
@@ -15,6 +14,9 @@ use crate::files::TensorFile;
 use crate::limits;
 use crate::tensor::Matrix;
 use crate::units::NO_ITEM;
+
+/// Lists for the square root of the items: with more, queries lose on centroids what they save on items (`docs/INDEX.md`).
+const LISTS_PER_ROOT: f64 = 4.0;
 
 /// The rows that rescore candidates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,9 +7,6 @@ use crate::device::cpu::kernels::BLOCK;
 use crate::error::Result;
 use crate::tensor::Matrix;
 
-/// Lists for the square root of the items: more would take longer to build than they save, see `docs/INDEX.md`.
-pub(super) const LISTS_PER_ROOT: f64 = 4.0;
-
 /// Pads of a list beyond half a block, for lists of one item on average, and as much fewer as lists are longer: measured.
 const SHORT_LISTS: f64 = 12.0;
 
