@@ -5,6 +5,7 @@
 //! updates = "updates"         # takes updates of items and keeps their journals here; without it none are taken
 //! listen = "127.0.0.1:8080"
 //! model = "debian"            # without it, every model of the store
+//! shard = 0                   # of versions that were cut, the shard to serve; without it, versions that were not
 //! device = "cpu"              # what passes run on: cpu, cuda:N for a card, or auto for one where it works
 //! refresh_ms = 1000           # how often the store is looked at for new versions
 //! follow = true               # the newest published version is activated by itself; else `:activate` does it
@@ -47,7 +48,7 @@ use serde::{Deserialize, Serialize};
 use crate::device::cuda::Choice;
 use crate::error::{Error, Result};
 use crate::snapshot::PlacementOptions;
-use crate::{engine, http, limits};
+use crate::{compact, engine, http, limits};
 
 /// The configuration of a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,6 +62,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The one model to serve.
     pub model: Option<String>,
+    /// Of versions that were cut into shards, the one to serve; without it, versions that were not cut.
+    pub shard: Option<u32>,
     /// What passes run on: `cpu`, `cuda:N`, or `auto`.
     pub device: String,
     /// Milliseconds between two looks at the store.
@@ -72,12 +75,16 @@ pub struct Config {
     pub memory_mb: u64,
     /// Query embeddings that are kept of each version in memory, for `GET /v1/models/{model}/queries`; 0 for none.
     pub recorded_queries: usize,
+    /// The share of retrievals that are run again exactly, beside their answers, to tell the recall of what is served; 0 for none.
+    pub audit_share: f64,
     /// Where embedding tables lie.
     pub tables: PlacementOptions,
     /// Queue and workers.
     pub engine: engine::Options,
     /// Bounds of connections, bodies and of the shutdown.
     pub http: http::Options,
+    /// When updates are merged into a version.
+    pub merge: compact::Options,
 }
 
 impl Default for Config {
@@ -87,14 +94,17 @@ impl Default for Config {
             updates: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             model: None,
+            shard: None,
             device: "cpu".into(),
             refresh_ms: 1000,
             follow: true,
             memory_mb: 0,
             recorded_queries: 0,
+            audit_share: 0.001,
             tables: PlacementOptions::default(),
             engine: engine::Options::default(),
             http: http::Options::default(),
+            merge: compact::Options::default(),
         }
     }
 }
@@ -114,6 +124,9 @@ pub struct Flags {
     /// As [`Config::model`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// As [`Config::shard`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shard: Option<u32>,
     /// As [`Config::device`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
@@ -162,9 +175,16 @@ impl Config {
             .map_err(|e| Error::invalid(format!("configuration: {}", shown(e))))?;
         config.engine.check()?;
         config.http.check()?;
+        config.merge.check()?;
         config.device.parse::<Choice>().map_err(|e| e.within("configuration"))?;
         if config.refresh_ms == 0 {
             return Err(Error::invalid("configuration: refresh_ms: got 0, expected at least 1"));
+        }
+        if !(0.0..=1.0).contains(&config.audit_share) {
+            return Err(Error::invalid(format!(
+                "configuration: audit_share: got {}, expected 0 to 1",
+                config.audit_share
+            )));
         }
         if config.recorded_queries > limits::RECORDED_MAX {
             return Err(Error::invalid(format!(
@@ -204,6 +224,12 @@ fn of_variables(variables: impl Iterator<Item = (String, String)>) -> Result<Var
         let path = path.to_lowercase().replace("__", ".");
         match defaults.find_ref(&path) {
             None | Some(Value::Dict(..)) => unknown.push(name),
+            Some(Value::Empty(..)) if path == "shard" => {
+                let shard: u32 = text.parse().map_err(|_| {
+                    Error::invalid(format!("configuration: {name}: got `{text}`, expected the number of a shard"))
+                })?;
+                insert(&mut said, &path, shard.into());
+            }
             // A text stays what it is, whatever it looks like; what has no default is a text.
             Some(Value::String(..) | Value::Empty(..)) => insert(&mut said, &path, text.into()),
             Some(_) => {
@@ -273,6 +299,10 @@ mod tests {
             ("[engine]\nqueue = 'many'", "queue"),
             ("refresh_ms = 0", "refresh_ms"),
             ("recorded_queries = 1025", "recorded_queries: got 1025, expected at most 1024"),
+            ("audit_share = 2", "audit_share: got 2, expected 0 to 1"),
+            ("[merge]\nshare = -1", "merge.share: got -1, expected 0 to 10"),
+            ("[merge]\ncores = 1.5", "merge.cores: got 1.5"),
+            ("[merge]\nshare = nan", "merge.share: got NaN"),
             ("[engine", "TOML"),
         ] {
             let error = read(text).expect_err(text).to_string();

@@ -13,6 +13,7 @@
 pub mod bench;
 pub mod cli;
 pub mod columns;
+pub mod compact;
 pub mod config;
 pub mod dense;
 pub mod device;
@@ -22,6 +23,7 @@ pub mod error;
 pub mod files;
 pub mod filter;
 pub mod fresh;
+pub mod gather;
 pub mod http;
 pub mod items;
 pub mod ivf;

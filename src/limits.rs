@@ -37,6 +37,8 @@ pub const CONSTANTS_MAX: usize = 256;
 pub const RECORDED_MAX: usize = 1024;
 /// Most items of one snapshot; slots are 32-bit.
 pub const ITEMS_MAX: usize = u32::MAX as usize / 2;
+/// Most document shards of a version.
+pub const SHARDS_MAX: u32 = 1024;
 /// Most lists of an index, C.
 pub const LISTS_MAX: usize = 1 << 20;
 /// Longest filter expression, in bytes.

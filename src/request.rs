@@ -56,6 +56,18 @@ pub enum User {
     Features(Features),
     /// `[D]`; of a model of several queries `[Tq, D]`.
     Vector(Vec<f32>),
+    /// What the user tower made of features before, somewhere else.
+    Embedded(EmbeddedUser),
+}
+
+/// What the steps after the user tower read of a user.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EmbeddedUser {
+    /// The query, `[D]`; of a model of several queries `[Tq, D]`.
+    pub query: Vec<f32>,
+    /// The tensors of the user that the reranker reads, in its order, each empty where it is the query; none at all where it reads
+    /// no others.
+    pub tensors: Vec<Vec<f32>>,
 }
 
 /// Asks for the best items of a user.
@@ -71,6 +83,8 @@ pub struct Retrieve {
     pub k: usize,
     /// Candidates that are reranked, K0; the model's default where it is not given.
     pub candidates: Option<usize>,
+    /// The same of some queries of a user by their names, where the model has several; they go before `candidates`.
+    pub query_candidates: BTreeMap<String, usize>,
     /// The share of the true candidates that is to be found; the model's default where it is not given.
     pub recall: Option<f64>,
     /// Lists that are probed, P, in place of a recall.
@@ -99,6 +113,33 @@ pub struct Embed {
     pub features: Features,
     /// What to do where rows of a remote table cannot be had in time.
     pub on_degraded: OnDegraded,
+    /// Asks for all that later steps read of the user, not for the query alone.
+    pub whole: bool,
+}
+
+/// Asks one shard for what it has among the best candidates of all shards: steps 3 to 8 of a retrieval. Of a version that was
+/// not cut, it asks the only one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Select {
+    /// The retrieval, as all shards are asked.
+    pub retrieve: Retrieve,
+    /// Asks for as many as all shards together may need of this one, in place of as many as they are likely to.
+    pub all: bool,
+    /// Probes on where it finds too few: the lists that all shards were asked for hold fewer items than results.
+    pub further: bool,
+}
+
+/// Asks one shard for the best of its items among candidates that are chosen: steps 9 to 11 of a retrieval.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rerank {
+    /// Who asks.
+    pub user: User,
+    /// Of each query of the user the items with their retrieval scores. Those that are gone meanwhile drop out.
+    pub candidates: Vec<Vec<(ItemId, f32)>>,
+    /// Results, K.
+    pub k: usize,
+    /// How they are read and told of.
+    pub reading: Reading,
 }
 
 /// How items are read and told of: shared by [`Retrieve`] and [`Rank`].
@@ -123,6 +164,10 @@ pub enum Request {
     Rank(Rank),
     /// A query embedding.
     Embed(Embed),
+    /// A shard's part of the candidates.
+    Select(Box<Select>),
+    /// A shard's part of the results.
+    Rerank(Rerank),
 }
 
 impl Retrieve {
@@ -137,6 +182,7 @@ impl Retrieve {
             exclude: Vec::new(),
             k: Retrieve::K_DEFAULT,
             candidates: None,
+            query_candidates: BTreeMap::new(),
             recall: None,
             probes: None,
             exact: false,
@@ -247,6 +293,27 @@ pub struct Answer {
 pub enum Content {
     /// Of a [`Retrieve`] or a [`Rank`].
     Items(Ranked),
-    /// Of an [`Embed`], `[D]`; of a model of several queries `[Tq, D]`.
-    Embedding(Vec<f32>),
+    /// Of an [`Embed`]; without the tensors where it did not ask for them.
+    Embedding(EmbeddedUser),
+    /// Of a [`Select`], of each query of the user.
+    Selected(Vec<Selected>),
+}
+
+/// What one shard has among the best candidates of a query, in the order in which they were selected, the best first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Selected {
+    /// The items.
+    pub ids: Vec<ItemId>,
+    /// By which they were selected: products with codes, or with rows where those were read at once. Equal ones by id.
+    pub codes: Vec<f32>,
+    /// Their retrieval scores.
+    pub scores: Vec<f32>,
+    /// True where the shard has looked at no others: what it did not send is worse than the last one that it did.
+    pub is_all: bool,
+    /// True where it could probe on for more.
+    pub may_go_further: bool,
+    /// How many all shards together select.
+    pub selected: usize,
+    /// How many of them are candidates, K0: the best by retrieval score.
+    pub candidates: usize,
 }

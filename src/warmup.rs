@@ -105,6 +105,14 @@ pub fn fill(text: &str, snapshot: Snapshot, faithful: bool) -> Result<String> {
     Ok(filled)
 }
 
+/// The request of a line of a warm-up.
+///
+/// # Errors
+/// `Invalid` where it cannot be read.
+pub fn request(line: &str) -> Result<String> {
+    wire::object::<Line<'_>>(line.as_bytes()).map(|line| line.request.get().to_owned())
+}
+
 /// Reads the warm-up file at `path`.
 ///
 /// # Errors
@@ -152,7 +160,9 @@ impl<'a> Replay<'a> {
         }
         match answer.content {
             Content::Items(ranked) => Ok(ranked),
-            Content::Embedding(_) => Err(Error::internal("a retrieval was answered with an embedding")),
+            Content::Embedding(_) | Content::Selected(_) => {
+                Err(Error::internal("a retrieval was answered with something else"))
+            }
         }
     }
 
@@ -180,7 +190,9 @@ fn answer_one(view: &Arc<View>) -> Result<()> {
     if package.user.is_some() {
         let request = match package.needs_features() {
             true => Request::Retrieve(Retrieve::of(User::Features(Features::new()))),
-            false => Request::Embed(Embed { features: Features::new(), on_degraded: OnDegraded::DefaultRows }),
+            false => {
+                Request::Embed(Embed { features: Features::new(), on_degraded: OnDegraded::DefaultRows, whole: false })
+            }
         };
         if let Err(error) = replay.run(request) {
             tracing::warn!(%error, "a user without features is not answered");

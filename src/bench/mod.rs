@@ -9,6 +9,7 @@
 //! The generator is one thread, and one more that keeps the time. Where it could not keep its schedule, or had no
 //! connection to send on, the load was another than the one asked for: the run is void and says so.
 
+mod answer;
 mod client;
 mod load;
 mod peak;
@@ -16,7 +17,7 @@ mod report;
 mod requests;
 mod schedule;
 
-pub use load::{Class, Load, get, run};
+pub use load::{Class, Load, get, post, run};
 pub use peak::{Peak, find_peak};
 pub use report::{ClassReport, Generator, Latency, Report, median};
 pub use requests::{Body, Target, random_vectors, read_bodies};

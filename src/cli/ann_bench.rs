@@ -353,7 +353,7 @@ fn calibrated(index: &ivf::Index, arguments: &AnnBench) -> Result<Calibration> {
         Some(path) => calibrate::Queries::of_matrix(path, index)?,
         None => calibrate::Queries::of_items(index, arguments.seed),
     };
-    let calibration = calibrate::measure(index, queries, arguments.seed, &|_, _| ());
+    let calibration = calibrate::measure(index, &queries, arguments.seed, &|_, _| ());
     say(json!({
         "calibrate_s": round(started.elapsed().as_secs_f64(), 2), "queries": calibration.queries,
         "source": calibration.source, "curves": calibration.curves,
@@ -515,6 +515,7 @@ impl Searcher {
             excluded: &[],
             k: run.k,
             k0,
+            selected: None,
             probes,
             ending,
             exact: false,

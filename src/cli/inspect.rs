@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::output::say;
+use super::publish::{decisions, tell_shards};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::http::wire::{CalibrationInfo, ModelInfo, model_info};
 use crate::model::{MODEL_FILE, Package};
-use crate::snapshot::{GraphRecord, MANIFEST, Manifest, Placement, Snapshot, Store};
-use crate::tower::Runs;
+use crate::snapshot::{GraphRecord, MANIFEST, Manifest, Placement, SHARDS_FILE, Shards, Snapshot, Store};
+use crate::tower::{OverArch, Runs};
 use crate::trial::{Apart, Trials};
 
 /// Arguments of `sterling inspect`.
@@ -25,6 +26,8 @@ impl Inspect {
         let folder = &self.folder;
         if folder.join(MANIFEST).exists() {
             self.snapshot()
+        } else if folder.join(SHARDS_FILE).exists() {
+            tell_shards(&Shards::read(folder)?.name, folder)
         } else if folder.join(MODEL_FILE).exists() {
             self.package()
         } else if folder.is_dir() {
@@ -36,8 +39,8 @@ impl Inspect {
 
     fn store(&self) -> Result<()> {
         let store = Store::new(&self.folder);
-        let models = store.models()?;
-        if models.is_empty() {
+        let (models, cut) = (store.models()?, store.cut_models()?);
+        if models.is_empty() && cut.is_empty() {
             return Err(Error::not_found(format!(
                 "{}: holds no {MANIFEST}, no {MODEL_FILE} and no published model",
                 self.folder.display()
@@ -56,6 +59,11 @@ impl Inspect {
                     ))?,
                     Err(e) => say(format_args!("{name:24} {version:>7} {e}"))?,
                 }
+            }
+        }
+        for name in cut {
+            for version in store.cut_versions(&name)? {
+                tell_shards(&name, &store.folder(&name, version))?;
             }
         }
         Ok(())
@@ -83,6 +91,7 @@ impl Inspect {
             made.seconds
         ))?;
         model(&info)?;
+        decisions(&snapshot.manifest)?;
         programs(&snapshot.package, snapshot.manifest.graphs.as_ref())?;
         say("\nfiles (every checksum holds)")?;
         for (name, sum) in &snapshot.manifest.files {
@@ -125,6 +134,10 @@ fn programs(package: &Package, published: Option<&BTreeMap<String, GraphRecord>>
         if let Runs::Program(program) = runs {
             say(program)?;
         }
+    }
+    if let Some(part) = package.overarch.as_ref().and_then(OverArch::part) {
+        say(format_args!("\nwhat is kept of an item: {} numbers, {}", part.width(), part.program().digest()))?;
+        say(part.program())?;
     }
     Ok(())
 }

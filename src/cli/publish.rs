@@ -1,7 +1,7 @@
 //! `sterling publish`.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -10,7 +10,7 @@ use super::output::say;
 use crate::embedding::tiers::remote::{Cluster, ClusterOptions};
 use crate::error::{Error, Result};
 use crate::publish::{self, Stage, Vectors};
-use crate::snapshot::{Manifest, Recipe, Store};
+use crate::snapshot::{Manifest, PARTS_FILE, Recipe, Shards, Store, shard_folder};
 use crate::telemetry;
 use crate::trial::{Apart, Trials};
 
@@ -43,6 +43,9 @@ pub(super) struct Publish {
     /// The items contain the updates up to this position; the server applies those after it (docs/UPDATES.md)
     #[arg(long, value_name = "N", default_value_t = 0)]
     position: u64,
+    /// Train once, and cut the version into so many document shards by the ids of its items (docs/SHARDS.md)
+    #[arg(long, value_name = "S")]
+    shards: Option<u32>,
     /// Where versions are published
     #[arg(long, default_value = "store")]
     store: PathBuf,
@@ -67,13 +70,19 @@ impl Publish {
             queries: self.queries,
             position: self.position,
             recipe,
+            shards: self.shards,
             remote: match self.remote.is_empty() {
                 true => None,
                 false => Some(publish::Remote { cluster: connect(self.remote)?, tables: self.remote_table }),
             },
             trials: Trials::Apart(Apart::of_this_program()?),
         };
-        let (name, version, manifest) = publish(&Store::new(self.store), &what)?;
+        let store = Store::new(self.store);
+        let (name, version) = publish(&store, &what)?;
+        if what.shards.is_some() {
+            return tell_shards(&name, &store.folder(&name, version));
+        }
+        let manifest = Manifest::read(&store.folder(&name, version))?;
         say(format_args!(
             "published {name} version {version}: {} items in {} lists, {:.1} MB, {:.1} s",
             manifest.items,
@@ -81,8 +90,43 @@ impl Publish {
             manifest.bytes() as f64 / 1e6,
             manifest.provenance.seconds,
         ))?;
-        manifest.graphs.iter().flatten().try_for_each(|(file, record)| say(format_args!("  {file} {record}")))
+        manifest.graphs.iter().flatten().try_for_each(|(file, record)| say(format_args!("  {file} {record}")))?;
+        decisions(&manifest)
     }
+}
+
+/// A line for a version that was cut, and one for each of its shards.
+pub(super) fn tell_shards(name: &str, folder: &Path) -> Result<()> {
+    let shards = Shards::read(folder)?;
+    let (count, items) = (shards.shards.len(), shards.items);
+    say(format_args!(
+        "{name} version {}: {items} items in {count} shards, digest {}",
+        shards.version,
+        shards.digest()
+    ))?;
+    (0..).zip(&shards.shards).try_for_each(|(shard, entry)| {
+        let manifest = Manifest::read(&shard_folder(folder, shard))?;
+        let megabytes = manifest.bytes() as f64 / 1e6;
+        say(format_args!("  shard {shard}: {} items, {megabytes:.1} MB, digest {}", entry.items, entry.digest))
+    })
+}
+
+/// How a version is served, where that was decided when it was published.
+pub(super) fn decisions(manifest: &Manifest) -> Result<()> {
+    if let Some(decided) = &manifest.decisions.precision {
+        say(format_args!("  precision {}: {}", decided.chosen, decided.reason))?;
+    }
+    if let Some(part) = &manifest.decisions.item_part {
+        let bytes = manifest.files.get(PARTS_FILE).map_or(0, |sum| sum.bytes);
+        say(format_args!(
+            "  kept by item: {} numbers of the reranker in {}, {:.1} MB, by the program {}",
+            part.width,
+            part.format.name(),
+            bytes as f64 / 1e6,
+            part.digest
+        ))?;
+    }
+    Ok(())
 }
 
 /// The cluster that these nodes are of.
@@ -91,13 +135,11 @@ pub(super) fn connect(nodes: Vec<String>) -> Result<Arc<Cluster>> {
 }
 
 /// Publishes with a progress bar on stderr.
-pub(super) fn publish(store: &Store, what: &publish::Publish) -> Result<(String, u64, Manifest)> {
+pub(super) fn publish(store: &Store, what: &publish::Publish) -> Result<(String, u64)> {
     let bar = Progress::new();
     let published = publish::publish(store, what, &|stage, done, total| bar.show(stage, done, total));
     bar.bar.finish_and_clear();
-    let (name, version) = published?;
-    let manifest = Manifest::read(&store.folder(&name, version))?;
-    Ok((name, version, manifest))
+    published
 }
 
 struct Progress {

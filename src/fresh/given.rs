@@ -6,6 +6,7 @@ use super::update::{Put, Update};
 use crate::columns::ColumnKind;
 use crate::items::EMBEDDING;
 use crate::limits::COMPONENT_MAX;
+use crate::snapshot::shard_of;
 use crate::tower::FeatureKind;
 use crate::units::ItemId;
 use crate::view::{Attribute, View};
@@ -62,6 +63,14 @@ impl GivenItem {
     pub fn checked(self, view: &View, seen: &mut BTreeSet<i64>) -> Result<Update, Wrong> {
         if !seen.insert(self.id) {
             return Err(self.wrong("id", format!("{} stands twice in the call, expected each id once", self.id)));
+        }
+        if let Some(part) = view.main().manifest.shard
+            && shard_of(ItemId(self.id), part.shards) != part.shard
+        {
+            let (its, shards) = (shard_of(ItemId(self.id), part.shards), part.shards);
+            return Err(
+                self.wrong("id", format!("it belongs to shard {its} of {shards}, this is shard {}", part.shard))
+            );
         }
         self.check_vector(view)?;
         let (mut attributes, mut dense) = (Vec::new(), Vec::new());

@@ -14,8 +14,8 @@ use super::app::App;
 use super::calls::{Names, Outcome, prepare, served};
 use super::position::{feed, number, seen};
 use super::wire::{
-    self, DeleteRequest, DeleteResponse, ItemResponse, PositionResponse, Problem, RefusedItem, UpdateResponse,
-    UpsertRequest,
+    self, DeleteRequest, DeleteResponse, ItemResponse, MergeResponse, PositionResponse, Problem, RefusedItem,
+    UpdateResponse, UpsertRequest,
 };
 use crate::error::{Error, Result};
 use crate::fresh::{Call, Feed, Update};
@@ -103,9 +103,7 @@ pub async fn delete(State(app): State<Arc<App>>, Names(model): Names<String>, re
     let digest = xxh3_64(&body);
     let request = wire::deletion(&body)?;
     let dry_run = request.dry_run;
-    // Walking over all items of a catalogue holds up whoever else this thread answers for.
-    let found = tokio::task::spawn_blocking(move || named(&view, request)).await;
-    let ids = found.map_err(|e| Error::internal(format!("a deletion: {e}")))??;
+    let ids = app.aside(move || named(&view, request)).await?;
     if dry_run {
         let position = loaded.view().position();
         return Ok(json(&DeleteResponse { model, position, deleted: ids.len(), dry_run }));
@@ -157,6 +155,29 @@ async fn write(feed: &Arc<Feed>, mut updates: Vec<Update>, digest: u64, said: Sa
     Ok((made, false))
 }
 
+/// Merge the updates into a version that answers in the place of the active one.
+#[utoipa::path(post, path = "/v1/models/{model}/items:merge", tag = "items",
+    params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = MergeResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    if request.method() != Method::POST {
+        return Err(Refusal::method(request.method(), "POST"));
+    }
+    app.registry.get(&model, Which::Active)?;
+    feed(&app, &model)?;
+    let merges = app.merges.as_ref().ok_or_else(|| Error::unsupported("this server merges no updates"))?;
+    let (tell, told) = oneshot::channel();
+    merges.ask(
+        &model,
+        Box::new(move |made| {
+            // Nobody may wait any more.
+            let _ = tell.send(made);
+        }),
+    );
+    let made = told.await.map_err(|_| Error::internal("the merge ended without an answer"))??;
+    Ok(json(&MergeResponse { model, version: made.version, position: made.position, items: made.items }))
+}
+
 /// An item as it is.
 #[utoipa::path(get, path = "/v1/models/{model}/items/{id}", tag = "items",
     params(("model" = String, Path, description = "The model's name"), ("id" = i64, Path),
@@ -168,10 +189,7 @@ pub async fn item(State(app): State<Arc<App>>, Names((model, id)): Names<(String
     let slot = view.slot(ItemId(id)).ok_or_else(|| {
         Error::not_found(format!("model `{model}` holds no item {id} at position {}", view.position()))
     })?;
-    let columns = view.columns();
-    let names = columns.first().list().enumerate();
-    let attributes = names.map(|(n, column)| (column.name().to_owned(), wire::cell(columns.cell(n, slot)))).collect();
-    Ok(json(&ItemResponse { served: served(&loaded, &view), id, attributes }))
+    Ok(json(&ItemResponse { served: served(&loaded, &view), id, attributes: wire::attributes(&view, slot) }))
 }
 
 /// How far updates are seen.

@@ -10,12 +10,10 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
+use super::pace::Pace;
+
 /// Score ranges that lists are counted in.
 const BINS: usize = 128;
-/// A filtered search looks ahead when its lists have grown by this much since it last did,
-const GROWTH: f64 = 1.25;
-/// or by all lists over this, so that one from afar does not go on for long where it could end.
-const LOOKS: usize = 32;
 /// Lists just scanned that hold more survivors than those ahead, on average, tell of a filter that goes with the scores: its
 /// survivors are then as many times likelier to score well, at most these.
 const KINSHIP_MAX: f64 = 3.0;
@@ -61,6 +59,16 @@ impl Margins {
         margins.sort_unstable_by(|a, b| b.total_cmp(a));
         let shares = (0..).map(|n| margins.len() >> n).take_while(|&above| above >= ABOVE_MIN);
         Margins { slope, halvings: shares.map(|above| margins[above - 1]).collect() }
+    }
+
+    /// What of the centroid's score an item may be expected to have.
+    pub(super) fn slope(&self) -> f32 {
+        self.slope
+    }
+
+    /// How far items score above that, rising.
+    pub(super) fn halvings(&self) -> &[f32] {
+        &self.halvings
     }
 
     /// What is wrong with margins that come from a file.
@@ -125,6 +133,14 @@ pub struct Ending<'a> {
     pub left: f64,
 }
 
+impl Ending<'_> {
+    /// The place among the best `k0` so far whose score lists ahead must beat: where the recall is just reached, that of the
+    /// true K0-th best.
+    pub(super) fn found(&self, k0: usize) -> usize {
+        ((k0 as f64 * self.recall).ceil() as usize).max(1)
+    }
+}
+
 /// The lists that a search has not scanned, by their scores.
 #[derive(Clone, Debug, Default)]
 pub struct Ahead {
@@ -140,8 +156,11 @@ pub struct Ahead {
 /// The lists of a range of scores.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bin {
+    /// Items of those that were not scanned, and of those that were since the last look.
     ahead: u64,
-    survivors: u64,
+    fresh: u64,
+    /// Items that passed of all that were, as many in each list as in others between two looks.
+    survivors: f64,
 }
 
 /// What a search has seen of the items that pass.
@@ -175,13 +194,21 @@ impl Ahead {
         }
     }
 
-    /// A list is scanned, of whose items so many passed.
-    pub fn take(&mut self, score: f32, length: u32, survivors: u64) {
+    /// A list is scanned.
+    pub fn take(&mut self, score: f32, length: u32) {
         let bin = self.bin(score);
         let bin = &mut self.bins[bin];
         bin.ahead = bin.ahead.saturating_sub(u64::from(length));
-        bin.survivors += survivors;
+        bin.fresh += u64::from(length);
         self.items = self.items.saturating_sub(u64::from(length));
+    }
+
+    /// A share of the items passed in the lists that were scanned since this was told last: at each look.
+    pub fn passed(&mut self, lately: f64) {
+        for bin in &mut self.bins {
+            bin.survivors += bin.fresh as f64 * lately;
+            bin.fresh = 0;
+        }
     }
 
     /// How many items that pass are expected ahead with a score above `threshold`.
@@ -196,7 +223,7 @@ impl Ahead {
             let score = self.low + (n as f32 + 0.5) * self.step;
             let share = margins.share(threshold, score, self.scale);
             ahead += bin.ahead as f64 * share;
-            scanned += bin.survivors as f64 * share;
+            scanned += bin.survivors * share;
         }
         // A query around which more lies than around most may expect more of the same.
         let surprise = ((seen.above as f64 + FOUND_MIN) / (scanned + FOUND_MIN)).max(1.0);
@@ -208,9 +235,14 @@ impl Ahead {
     }
 }
 
-/// After how many of all `lists` a search looks ahead next that did so after `done` of them.
-pub fn next_look(done: usize, lists: usize) -> usize {
-    ((done as f64 * GROWTH) as usize).min(done + lists / LOOKS).max(done + 1)
+/// After how many of all `lists` a search looks ahead next that did so after `done` of them: when its lists have grown by a
+/// share, or by so many of all that one from afar does not go on for long where it could end.
+pub fn next_look(done: usize, lists: usize, pace: Pace) -> usize {
+    let (growth, looks) = match pace {
+        Pace::Often => (1.25, 32),
+        Pace::Rare => (2.0, 4),
+    };
+    ((done as f64 * growth) as usize).min(done + lists / looks).max(done + 1)
 }
 
 #[cfg(test)]
@@ -272,7 +304,8 @@ mod tests {
         let seen = Seen { passing: 0.0, survivors: 0, above: 0, lately: 0.3 };
         last = ahead.expected(0.9, seen, &margins);
         for (score, length) in lists {
-            ahead.take(score, length, 0);
+            ahead.take(score, length);
+            ahead.passed(0.0);
             let now = ahead.expected(0.9, seen, &margins);
             assert!(now <= last);
             last = now;
@@ -282,7 +315,8 @@ mod tests {
 
     #[test]
     fn looks_are_rarer_the_longer_a_search_goes_on_but_never_rare() {
-        let looks: Vec<usize> = std::iter::successors(Some(1), |n| Some(next_look(*n, 3200))).take(60).collect();
+        let looks: Vec<usize> =
+            std::iter::successors(Some(1), |n| Some(next_look(*n, 3200, Pace::Often))).take(60).collect();
         assert!(looks.is_sorted_by(|a, b| a < b) && looks[3] == 4 && looks[59] > 3200, "{looks:?}");
         assert!(looks.windows(2).all(|pair| pair[1] - pair[0] <= 100), "{looks:?}");
     }

@@ -258,6 +258,35 @@ impl Built {
         lists.into_par_iter().for_each(|list| list.sort_unstable_by_key(|&row| (keys[row as usize], row)));
     }
 
+    /// The same lists with the rows that `keeps`, in the same order: a shard of the index.
+    #[must_use]
+    pub fn part(&self, keeps: impl Fn(u32) -> bool) -> Built {
+        let mut of_rows = Vec::with_capacity(self.list_lengths.len());
+        for (bounds, &length) in self.list_offsets.windows(2).zip(&self.list_lengths) {
+            let list = &self.order[bounds[0] as usize..][..length as usize];
+            of_rows.push(list.iter().copied().filter(|&row| keeps(row)).collect::<Vec<u32>>());
+        }
+        let (mut order, mut list_offsets) = (Vec::new(), vec![0]);
+        for list in &of_rows {
+            order.extend_from_slice(list);
+            order.resize(order.len().next_multiple_of(BLOCK), NO_ITEM);
+            list_offsets.push(order.len() as u32);
+        }
+        Built {
+            order,
+            list_offsets,
+            list_lengths: of_rows.iter().map(|list| list.len() as u32).collect(),
+            centroids: self.centroids.clone(),
+            penalties: self.penalties.clone(),
+            ..*self
+        }
+    }
+
+    /// Items in all lists, N.
+    pub fn items(&self) -> usize {
+        self.list_lengths.iter().map(|&length| length as usize).sum()
+    }
+
     /// Adds the tensors of the index over the same `rows` that it was built from.
     ///
     /// # Errors

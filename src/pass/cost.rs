@@ -40,14 +40,21 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
             work_ns += search_ns(view, search);
             search.k.min(candidates)
         }
-        Task::Rank { .. } | Task::Embed => candidates,
+        Task::Select { search, .. } => {
+            work_ns += search_ns(view, search);
+            candidates
+        }
+        Task::Rerank { k, .. } => candidates.min(*k),
+        Task::Rank { .. } | Task::Embed { .. } => candidates,
     };
     let tasks = view.overarch().map_or(0, |o| o.tasks());
     // The row of a candidate that retrieval scores, and those that the reranker reads besides.
     let rows = view.overarch().map_or(0, |o| o.row_width()).max(view.dimension());
     let row = rows as f64 * ROW_NS_A_NUMBER;
     work_ns += candidates as f64 * (CANDIDATE_NS + row);
-    work_ns += view.overarch().map_or(0, |o| o.work(candidates)) as f64 * MULTIPLY_ADD_NS;
+    if !matches!(prepared.task, Task::Select { .. }) {
+        work_ns += view.overarch().map_or(0, |o| o.work(candidates)) as f64 * MULTIPLY_ADD_NS;
+    }
     work_ns += results as f64 * (RESULT_NS + prepared.reading.columns.len() as f64 * CELL_NS);
     let answer_bytes = results * (RESULT_BYTES + 4 * tasks);
     let memory_bytes = candidates * (CANDIDATE_BYTES + 4 * tasks) + answer_bytes + prepared.bytes();

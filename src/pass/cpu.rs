@@ -7,13 +7,14 @@ use super::embed::{Asked, embed};
 use super::merge::{self, Part, Parts};
 use super::scratch::Scratch;
 use super::trace::{Step, Trace};
-use super::work::{Search, Task};
+use super::work::{Search, Selection, Task};
 use crate::device::heap;
 use crate::error::{Error, Result};
 use crate::filter::Route;
+use crate::ivf::Counters;
 use crate::model::{QuerySpec, SIMILARITY};
-use crate::request::{Answer, Content, Explain, QueryReport, Ranked};
-use crate::search::{self, Found, Sink};
+use crate::request::{Answer, Content, Explain, QueryReport, Ranked, Selected};
+use crate::search::{self, Found, Sink, Times};
 use crate::tower::{Candidates, Threads};
 use crate::units::Slot;
 use crate::view::View;
@@ -60,15 +61,16 @@ impl Cpu {
         let Cpu { threads, searches, scratch } = self;
         let parts = view.parts();
         let catalogue = view.catalogue(&parts);
-        let (mut searched, mut ranked) = (Vec::new(), Vec::new());
+        let (mut searched, mut ranked, mut chosen) = (Vec::new(), Vec::new(), Vec::new());
         for asked in embed(batch, &view, &wanted, threads, &mut scratch.graphs) {
             match &asked.prepared.task {
-                Task::Embed => batch.answer(asked.place, Ok(asked.embedding())),
+                Task::Embed { .. } => batch.answer(asked.place, Ok(asked.embedding())),
                 Task::Rank { slots, .. } => ranked.push((asked, slots)),
-                Task::Retrieve(search) => {
+                Task::Retrieve(search) | Task::Select { search, .. } => {
                     asked.vector.chunks_exact(view.dimension()).for_each(|query| view.record(query));
                     searched.push((asked, search));
                 }
+                Task::Rerank { candidates, .. } => chosen.push((asked, candidates)),
             }
         }
         let width = view.dimension();
@@ -77,20 +79,31 @@ impl Cpu {
             queries.extend(queries_of(&view, asked, search));
             asked_by.extend((0..search.k0.len()).map(|query| (n, query)));
         }
-        let states = searched.iter().map(|(asked, search)| State::new(&asked.trace, search.k0.len())).collect();
+        let states = searched.iter().map(|(asked, search)| State::new(asked, search.k0.len())).collect();
         let reranker = Reranker { view: &view, threads, scratch };
         let mut replies = Replies { batch, searched: &searched, asked_by, states, reranker };
         catalogue.search(&queries, searches, &mut replies);
         let Replies { mut reranker, .. } = replies;
         for (asked, slots) in ranked.iter().filter(|(asked, _)| batch.is_wanted(asked.place)) {
             let queries = asked.vector.chunks_exact(width);
-            let mut state = State::new(&asked.trace, queries.len());
+            let mut state = State::new(asked, queries.len());
             for (n, vector) in queries.enumerate() {
                 catalogue.score(vector, slots, searches, &mut |found| {
                     if let Some(answer) = reranker.found(batch, asked, &mut state, n, found) {
                         batch.answer(asked.place, answer);
                     }
                 });
+            }
+        }
+        for (asked, candidates) in chosen.iter().filter(|(asked, _)| batch.is_wanted(asked.place)) {
+            let mut state = State::new(asked, candidates.len());
+            for (n, of_query) in candidates.iter().enumerate() {
+                let (mut candidates, counters) = (of_query.clone(), Counters::default());
+                let times = Times::default();
+                let found = Found { candidates: &mut candidates, selected: &[], counters, rescored: 0, times };
+                if let Some(answer) = reranker.found(batch, asked, &mut state, n, found) {
+                    batch.answer(asked.place, answer);
+                }
             }
         }
     }
@@ -109,16 +122,23 @@ pub(super) fn route_of(search: &Search) -> &'static str {
 
 /// What a search asks, of each query of the user.
 fn queries_of<'a>(view: &'a View, asked: &'a Asked<'_>, search: &'a Search) -> impl Iterator<Item = search::Query<'a>> {
-    asked.vector.chunks_exact(view.dimension()).zip(&search.k0).map(|(vector, &k0)| search::Query {
-        vector,
-        plan: &search.planned.plan,
-        beside: &search.planned.beside,
-        excluded: &search.excluded,
-        k: search.k,
-        k0,
-        probes: search.probes.probes,
-        ending: search.ending(view),
-        exact: search.exact,
+    let selected = |n: usize| match &asked.prepared.task {
+        Task::Select { selection, .. } => Some(selection.own[n]),
+        _ => None,
+    };
+    asked.vector.chunks_exact(view.dimension()).zip(&search.k0).enumerate().map(move |(n, (vector, &k0))| {
+        search::Query {
+            vector,
+            selected: selected(n),
+            plan: &search.planned.plan,
+            beside: &search.planned.beside,
+            excluded: &search.excluded,
+            k: search.k,
+            k0,
+            probes: search.probes.probes,
+            ending: search.ending(view),
+            exact: search.exact,
+        }
     })
 }
 
@@ -139,13 +159,17 @@ struct State {
     trace: Trace,
     /// Where there are several queries, what they have found.
     parts: Option<Parts>,
+    /// Of a shard's part of the candidates, what the queries have found so far.
+    selected: Vec<Option<Selected>>,
     is_answered: bool,
 }
 
 impl State {
-    fn new(trace: &Trace, queries: usize) -> Self {
-        let parts = (queries > 1).then(|| Parts::new(queries));
-        State { trace: trace.clone(), parts, is_answered: false }
+    fn new(asked: &Asked<'_>, queries: usize) -> Self {
+        let is_part = matches!(asked.prepared.task, Task::Select { .. });
+        let parts = (queries > 1 && !is_part).then(|| Parts::new(queries));
+        let selected = if is_part { vec![None; queries] } else { Vec::new() };
+        State { trace: asked.trace.clone(), parts, selected, is_answered: false }
     }
 }
 
@@ -195,6 +219,9 @@ impl Reranker<'_> {
         n: usize,
         found: Found<'_>,
     ) -> Option<Result<Answer>> {
+        if let Task::Select { selection, .. } = &asked.prepared.task {
+            return self.select(asked, state, (n, selection), &found).map(Ok);
+        }
         let Some(parts) = &mut state.parts else {
             let trace = std::mem::take(&mut state.trace);
             return Some(self.answer(batch, asked, trace, &found, &[]));
@@ -208,8 +235,46 @@ impl Reranker<'_> {
         let products = |query: &[f32], slots: &[Slot], out: &mut [f32]| self.view.products(query, slots, out);
         let merged = || merge::merge((how, specs), &parts, &asked.vector, &products, &id);
         let mut candidates = trace.step("merge", merged, |merged| (merged.len() as u64, 0));
-        let found = Found { candidates: &mut candidates, counters, rescored, times };
+        let found = Found { candidates: &mut candidates, selected: &[], counters, rescored, times };
         Some(self.answer(batch, asked, trace, &found, &parts))
+    }
+
+    /// Takes what query `n` of a shard's part selected; the request's answer where it was the last one.
+    fn select(
+        &mut self,
+        asked: &Asked<'_>,
+        state: &mut State,
+        (n, selection): (usize, &Selection),
+        found: &Found<'_>,
+    ) -> Option<Answer> {
+        self.note_search(&mut state.trace, found);
+        let main = self.view.main();
+        let route = asked.prepared.task.search().map(route_of);
+        let mut by_slot: Vec<(Slot, f32)> = found.candidates.iter().map(|&(score, slot)| (slot, score)).collect();
+        by_slot.sort_unstable_by_key(|(slot, _)| *slot);
+        let score = |slot: Slot| by_slot.binary_search_by_key(&slot, |(slot, _)| *slot).ok().map(|at| by_slot[at].1);
+        let mut selected = Selected {
+            is_all: found.counters.survivors <= selection.own[n] as u64,
+            may_go_further: !selection.further
+                && route == Some("all")
+                && found.counters.lists < main.index.lists() as u64,
+            selected: selection.selected[n],
+            candidates: selection.candidates[n],
+            ..Selected::default()
+        };
+        for &(code, slot) in found.selected {
+            if let Some(score) = score(slot) {
+                selected.ids.push(self.view.id(slot));
+                selected.codes.push(code);
+                selected.scores.push(score);
+            }
+        }
+        state.selected[n] = Some(selected);
+        let all: Vec<Selected> = state.selected.iter().cloned().collect::<Option<_>>()?;
+        let trace = std::mem::take(&mut state.trace);
+        let explain = asked.prepared.reading.explain;
+        let explain = explain.then(|| self.explain(asked, &trace, found, &[], &Ranked::default()));
+        Some(Answer { content: Content::Selected(all), degraded_rows: asked.degraded_rows, explain })
     }
 
     fn answer(
@@ -229,7 +294,8 @@ impl Reranker<'_> {
         let (k, unknown) = match &asked.prepared.task {
             Task::Retrieve(search) => (search.k, Vec::new()),
             Task::Rank { slots, unknown } => (slots.len(), unknown.clone()),
-            Task::Embed => (0, Vec::new()),
+            Task::Rerank { k, .. } => (*k, Vec::new()),
+            Task::Embed { .. } | Task::Select { .. } => (0, Vec::new()),
         };
         let ranked = trace.step("top", || self.top(k, candidates), |_| (0, 0));
         let ranked = Ranked { unknown, ..ranked };
@@ -362,7 +428,7 @@ impl Reranker<'_> {
             queries: self.view.main().package.spec.queries().iter().zip(parts).map(report).collect(),
             ..Explain::default()
         };
-        let Task::Retrieve(search) = &asked.prepared.task else { return explain };
+        let Some(search) = asked.prepared.task.search() else { return explain };
         Explain {
             route: route_of(search),
             filter: search.planned.canonical.clone(),

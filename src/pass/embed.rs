@@ -3,11 +3,11 @@
 use super::batch::Batch;
 use super::fetch::lookup_each;
 use super::trace::Trace;
-use super::work::{Prepared, Query};
+use super::work::{Prepared, Query, Task};
 use crate::error::{Error, Result};
 use crate::limits::COMPONENT_MAX;
 use crate::model::UserInput;
-use crate::request::{Answer, Content, OnDegraded};
+use crate::request::{Answer, Content, EmbeddedUser, OnDegraded};
 use crate::tensor::Tensor;
 use crate::tower::{self, FeatureRow, Pooled, Threads, Tower};
 use crate::view::View;
@@ -30,7 +30,11 @@ pub(super) struct Asked<'a> {
 
 impl Asked<'_> {
     pub(super) fn embedding(&self) -> Answer {
-        let content = Content::Embedding(self.vector.clone());
+        let tensors = match self.prepared.task {
+            Task::Embed { whole: true } => self.user.clone(),
+            _ => Vec::new(),
+        };
+        let content = Content::Embedding(EmbeddedUser { query: self.vector.clone(), tensors });
         Answer { content, degraded_rows: self.degraded_rows, explain: None }
     }
 
@@ -67,6 +71,10 @@ pub(super) fn embed<'a>(
             Query::Vector(vector) => {
                 let (vector, trace) = (vector.clone(), prepared.trace.clone());
                 embedded.push(Asked { place, prepared, vector, user: Vec::new(), degraded_rows: 0, trace });
+            }
+            Query::Embedded(made) => {
+                let (vector, user, trace) = (made.query.clone(), made.tensors.clone(), prepared.trace.clone());
+                embedded.push(Asked { place, prepared, vector, user, degraded_rows: 0, trace });
             }
         }
     }

@@ -29,7 +29,7 @@ impl Parts {
 
     /// Takes what query `n` found; all parts where it was the last one.
     pub(super) fn take(&mut self, n: usize, found: &Found<'_>) -> Option<Vec<Part>> {
-        let Found { candidates, counters, rescored, times } = found;
+        let Found { candidates, counters, rescored, times, .. } = found;
         let candidates = candidates.to_vec();
         self.found[n] = Some(Part { candidates, counters: *counters, rescored: *rescored, times: *times });
         match self.found.iter().all(Option::is_some) {

@@ -7,11 +7,14 @@ use std::sync::Arc;
 
 use super::cost;
 use super::trace::Trace;
-use super::work::{Cost, Prepared, Query, Search, Task};
+use super::work::{Cost, Prepared, Query, Search, Selection, Task};
 use crate::error::{Error, Result};
+use crate::gather::likely;
 use crate::limits;
-use crate::request::{Embed, Features, Probes, Rank, Reading, Request, Retrieve, User};
+use crate::model::{QuerySpec, UserInput};
+use crate::request::{Embed, EmbeddedUser, Features, Probes, Rank, Reading, Request, Rerank, Retrieve, Select, User};
 use crate::snapshot::Wanted;
+use crate::tower::Readable;
 use crate::units::{ItemId, Slot};
 use crate::view::View;
 
@@ -33,9 +36,19 @@ pub fn prepare(view: &Arc<View>, request: Request) -> Result<Prepared> {
             let (slots, unknown) = slots(view, items);
             (query(view, user)?, Task::Rank { slots, unknown }, reading)
         }
-        Request::Embed(Embed { features, on_degraded }) => {
+        Request::Embed(Embed { features, on_degraded, whole }) => {
             let reading = Reading { on_degraded, ..Reading::default() };
-            (features_query(view, features)?, Task::Embed, reading)
+            (features_query(view, features)?, Task::Embed { whole }, reading)
+        }
+        Request::Select(select) => {
+            let Select { retrieve, all, further } = *select;
+            check_retrieve(view, &retrieve)?;
+            let task = trace.step("plan", || selection(view, &retrieve, (all, further)), |_| (0, 0))?;
+            (query(view, retrieve.user)?, task, retrieve.reading)
+        }
+        Request::Rerank(Rerank { user, candidates, k, reading }) => {
+            between("k", k, limits::RESULTS_MAX)?;
+            (query(view, user)?, Task::Rerank { candidates: chosen(view, &candidates)?, k }, reading)
         }
     };
     for column in &reading.columns {
@@ -59,6 +72,19 @@ fn check_retrieve(view: &View, request: &Retrieve) -> Result<()> {
             )));
         }
     }
+    let queries = view.main().package.spec.queries();
+    for (name, &candidates) in &request.query_candidates {
+        let place = |e: Error| e.within(format!("field `query_candidates.{name}`"));
+        if queries.iter().all(|query| query.name != *name) {
+            let known: Vec<&str> = queries.iter().map(|query| query.name.as_str()).collect();
+            let known = if known.is_empty() { "none: this model has one query".into() } else { known.join(", ") };
+            return Err(place(Error::invalid(format!("no such query, expected some of: {known}"))));
+        }
+        if candidates < request.k || candidates > limits::CANDIDATES_MAX {
+            let (k, most) = (request.k, limits::CANDIDATES_MAX);
+            return Err(place(Error::invalid(format!("got {candidates}, expected k = {k} to {most}"))));
+        }
+    }
     if let Some(recall) = request.recall.filter(|recall| !limits::RECALLS.contains(recall)) {
         let (least, most) = (limits::RECALLS.start(), limits::RECALLS.end());
         return Err(Error::invalid(format!("field `recall`: got {recall}, expected {least} to {most}")));
@@ -80,16 +106,64 @@ fn between(field: &str, value: usize, most: usize) -> Result<()> {
     }
 }
 
+/// A shard's part of a search: what all shards look for, and what this one is asked for of that.
+fn selection(view: &View, request: &Retrieve, (all, further): (bool, bool)) -> Result<Task> {
+    let search = search(view, request)?;
+    let shards = view.main().manifest.shard.map_or(1, |part| part.shards);
+    let rows = view.main().index.rows();
+    let selected: Vec<usize> = search.k0.iter().map(|&k0| rows.selected(k0)).collect();
+    let share = |k: usize| if all { k } else { likely(k, shards) };
+    let selection = Selection {
+        own: selected.iter().map(|&k| share(k)).collect(),
+        candidates: search.k0.clone(),
+        selected,
+        further,
+    };
+    // Too few in the lists of one shard may be enough in those of all.
+    let k = if further { request.k } else { 0 };
+    let search = Search { k0: search.k0.iter().map(|&k0| share(k0)).collect(), k, ..search };
+    Ok(Task::Select { search, selection })
+}
+
+/// Where candidates lie that were chosen among those of all shards, the best first.
+fn chosen(view: &View, candidates: &[Vec<(ItemId, f32)>]) -> Result<Vec<Vec<(f32, Slot)>>> {
+    let queries = view.main().package.spec.queries().len().max(1);
+    let count: usize = candidates.iter().map(Vec::len).sum();
+    if candidates.len() != queries {
+        let got = candidates.len();
+        return Err(Error::invalid(format!("field `candidates`: got those of {got} queries, expected {queries}")));
+    }
+    if count > limits::CANDIDATES_MAX * queries {
+        let most = limits::CANDIDATES_MAX * queries;
+        return Err(Error::invalid(format!("field `candidates`: got {count}, expected at most {most}")));
+    }
+    if candidates.iter().flatten().any(|(_, score)| !score.is_finite()) {
+        return Err(Error::invalid("field `candidates`: got a score that is not finite"));
+    }
+    let of_query = |items: &Vec<(ItemId, f32)>| {
+        let mut slots: Vec<(f32, Slot)> =
+            items.iter().filter_map(|(id, score)| Some((*score, view.slot(*id)?))).collect();
+        slots
+            .sort_unstable_by(|a, b| (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then_with(|| view.id(a.1).cmp(&view.id(b.1))));
+        slots.dedup_by_key(|(_, slot)| *slot);
+        slots
+    };
+    Ok(candidates.iter().map(of_query).collect())
+}
+
 fn search(view: &View, request: &Retrieve) -> Result<Search> {
     let mut excluded: Vec<Slot> = request.exclude.iter().filter_map(|&id| view.slot(id)).collect();
     excluded.sort_unstable();
     let k0 = |own: Option<usize>| {
         let candidates = request.candidates.or(own).unwrap_or_else(|| view.main().candidates(request.k));
-        candidates.max(request.k).min(view.items())
+        candidates.max(request.k).min(view.items_of_all())
     };
     let queries = view.main().package.spec.queries();
-    let k0: Vec<usize> =
-        if queries.is_empty() { vec![k0(None)] } else { queries.iter().map(|q| k0(q.candidates)).collect() };
+    let k0_of = |query: &QuerySpec| match request.query_candidates.get(&query.name) {
+        Some(&candidates) => candidates.min(view.items_of_all()),
+        None => k0(query.candidates),
+    };
+    let k0: Vec<usize> = if queries.is_empty() { vec![k0(None)] } else { queries.iter().map(k0_of).collect() };
     let planned = view.plan(&request.filter)?;
     // What the query of the most candidates takes is enough for the others.
     let most = k0.iter().copied().max().unwrap_or(0);
@@ -109,7 +183,7 @@ fn probes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) ->
     };
     match (target, &main.calibration) {
         (Some(recall), Some(calibration)) => {
-            let chosen = calibration.choose(Wanted { candidates, pass_rate, recall }, view.items(), lists);
+            let chosen = calibration.choose(Wanted { candidates, pass_rate, recall }, view.items_of_all(), lists);
             (Probes { probes: chosen.probes, target, estimate: Some(chosen.recall) }, Some(chosen.left))
         }
         _ => {
@@ -139,6 +213,35 @@ fn query(view: &View, user: User) -> Result<Query> {
             check_vector(view, &vector).map_err(|e| e.within("field `vector`"))?;
             Ok(Query::Vector(vector))
         }
+        User::Embedded(user) => {
+            check_embedded(view, &user).map_err(|e| e.within("the user"))?;
+            Ok(Query::Embedded(user))
+        }
+    }
+}
+
+/// Refuses what no user tower of this version made.
+fn check_embedded(view: &View, user: &EmbeddedUser) -> Result<()> {
+    let main = view.main();
+    let package = &main.package;
+    let width = package.spec.queries().len().max(1) * view.dimension();
+    if user.query.len() != width {
+        return Err(Error::invalid(format!("a query of {} numbers, expected {width}", user.query.len())));
+    }
+    user.query.chunks(view.dimension().max(1)).try_for_each(|query| main.index.check_query(query))?;
+    let reads = package.overarch.as_ref().filter(|_| package.needs_features()).map_or(&[][..], |o| o.user());
+    let count = |(input, readable): (&UserInput, &Readable)| match input {
+        UserInput::Query => 0,
+        UserInput::Output(_) | UserInput::Feature(_) => readable.count(),
+    };
+    let expected: Vec<usize> = package.user_inputs.iter().zip(reads).map(count).collect();
+    let got: Vec<usize> = user.tensors.iter().map(Vec::len).collect();
+    if got != expected {
+        return Err(Error::invalid(format!("tensors of {got:?} numbers, expected {expected:?}")));
+    }
+    match user.tensors.iter().flatten().find(|x| x.is_nan()) {
+        Some(_) => Err(Error::invalid("a tensor holds NaN, expected numbers")),
+        None => Ok(()),
     }
 }
 

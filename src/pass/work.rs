@@ -6,7 +6,7 @@ use super::trace::Trace;
 use crate::error::{Error, Result};
 use crate::ivf;
 use crate::limits;
-use crate::request::{Probes, Reading};
+use crate::request::{EmbeddedUser, Probes, Reading};
 use crate::tower::{FeatureRow, Pooled};
 use crate::units::{ItemId, Slot};
 use crate::view::{Planned, View};
@@ -72,6 +72,8 @@ pub struct Prepared {
 pub(super) enum Query {
     /// Given, `[D]` or `[Tq, D]`.
     Vector(Vec<f32>),
+    /// Given with all else that the user tower made.
+    Embedded(EmbeddedUser),
     /// Of the user tower over these; `fetched` where their rows were looked up already.
     Features { row: FeatureRow, fetched: Option<Result<Pooled>> },
 }
@@ -85,7 +87,43 @@ pub(super) enum Task {
         slots: Vec<Slot>,
         unknown: Vec<ItemId>,
     },
-    Embed,
+    /// `whole` where the tensors of the user are asked for beside the query.
+    Embed {
+        whole: bool,
+    },
+    /// A shard's part of the candidates of a search, whose `k0` are this shard's share.
+    Select {
+        search: Search,
+        selection: Selection,
+    },
+    /// The best `k` of candidates that are given, of each query of the user those with the best retrieval scores first.
+    Rerank {
+        candidates: Vec<Vec<(f32, Slot)>>,
+        k: usize,
+    },
+}
+
+/// How many candidates all shards look for, and how many of these one is asked for; of each query of the user.
+#[derive(Debug)]
+pub(super) struct Selection {
+    /// K0 of all shards.
+    pub(super) candidates: Vec<usize>,
+    /// What all shards together select.
+    pub(super) selected: Vec<usize>,
+    /// What this one does.
+    pub(super) own: Vec<usize>,
+    /// True where it probes on as long as it finds too few.
+    pub(super) further: bool,
+}
+
+impl Task {
+    /// The search that it begins with, where it does with one.
+    pub(super) fn search(&self) -> Option<&Search> {
+        match self {
+            Task::Retrieve(search) | Task::Select { search, .. } => Some(search),
+            Task::Rank { .. } | Task::Embed { .. } | Task::Rerank { .. } => None,
+        }
+    }
 }
 
 /// What a retrieval asks of the search.
@@ -140,7 +178,9 @@ impl Prepared {
         match &self.task {
             Task::Retrieve(search) => search.k0.iter().sum(),
             Task::Rank { slots, .. } => slots.len(),
-            Task::Embed => 0,
+            Task::Embed { .. } => 0,
+            Task::Select { selection, .. } => selection.own.iter().sum(),
+            Task::Rerank { candidates, .. } => candidates.iter().map(Vec::len).sum(),
         }
     }
 
@@ -152,7 +192,7 @@ impl Prepared {
     pub(super) fn features(&self) -> Option<&FeatureRow> {
         match &self.query {
             Query::Features { row, .. } => Some(row),
-            Query::Vector(_) => None,
+            Query::Vector(_) | Query::Embedded(_) => None,
         }
     }
 
@@ -165,12 +205,14 @@ impl Prepared {
     pub(super) fn bytes(&self) -> usize {
         let query = match &self.query {
             Query::Vector(vector) => vector.len() * 4,
+            Query::Embedded(user) => (user.query.len() + user.tensors.iter().map(Vec::len).sum::<usize>()) * 4,
             Query::Features { row, .. } => row.bytes() + 4 * self.view.main().package.user_numbers(),
         };
         let task = match &self.task {
-            Task::Retrieve(search) => search.excluded.len() * 4,
+            Task::Retrieve(search) | Task::Select { search, .. } => search.excluded.len() * 4,
             Task::Rank { slots, unknown } => slots.len() * 4 + unknown.len() * 8,
-            Task::Embed => 0,
+            Task::Embed { .. } => 0,
+            Task::Rerank { candidates, .. } => candidates.iter().map(|of_query| of_query.len() * 8).sum(),
         };
         std::mem::size_of::<Prepared>() + query + task
     }

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use super::remote::Remote;
+use crate::error::{Error, Result};
 use crate::ivf;
+use crate::limits::SHARDS_MAX;
 use crate::snapshot::Recipe;
 use crate::trial::Trials;
 
@@ -25,10 +27,27 @@ pub struct Publish {
     pub position: u64,
     /// How the index is built.
     pub recipe: Recipe,
+    /// Cuts the version into so many document shards.
+    pub shards: Option<u32>,
     /// The cluster that gets rows of the tables too.
     pub remote: Option<Remote>,
     /// Where graphs are tried.
     pub trials: Trials,
+}
+
+impl Publish {
+    /// Refuses what goes not together.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.shards {
+            Some(shards) if shards == 0 || shards > SHARDS_MAX => {
+                Err(Error::invalid(format!("shards: got {shards}, expected 1 to {SHARDS_MAX}")))
+            }
+            Some(_) if self.remote.is_some() => Err(Error::unsupported(
+                "shards: the rows on a cluster are those of one version, expected no `remote` beside shards",
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A file of vectors.

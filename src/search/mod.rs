@@ -70,6 +70,9 @@ pub struct Query<'a> {
     pub k: usize,
     /// Candidates, K0.
     pub k0: usize,
+    /// How many are selected, all of which are scored and kept, where another number than K0 takes: whoever asks merges them with
+    /// what others found.
+    pub selected: Option<usize>,
     /// Lists, P.
     pub probes: usize,
     /// When a search with a filter ends, where its probes were measured.
@@ -83,6 +86,8 @@ pub struct Query<'a> {
 pub struct Found<'a> {
     /// Retrieval score and slot, best first, at most K0.
     pub candidates: &'a mut Vec<(f32, Slot)>,
+    /// The same with the scores that they were selected by, where the query says how many are selected; else empty.
+    pub selected: &'a [(f32, Slot)],
     /// What the search looked at.
     pub counters: Counters,
     /// Candidates whose rows were scored again.
@@ -144,6 +149,8 @@ pub struct Scratch {
     batch: ivf::BatchScratch,
     words: filter::Scratch,
     candidates: Vec<(f32, Slot)>,
+    /// Candidates with the scores that they were selected by, of queries that ask for them.
+    selected: Vec<(f32, Slot)>,
     slots: Vec<u32>,
     products: Vec<f32>,
     /// Candidates of all parts.
@@ -160,7 +167,12 @@ struct Together {
 impl Query<'_> {
     /// Candidates that are selected by int8 scores.
     fn room(&self, index: &ivf::Index) -> usize {
-        index.rows().selected(self.k0)
+        self.selected.unwrap_or_else(|| index.rows().selected(self.k0))
+    }
+
+    /// Candidates that are kept.
+    fn kept(&self) -> usize {
+        self.selected.unwrap_or(self.k0)
     }
 
     /// The same without words: some of them may be excluded or gone.
@@ -195,12 +207,14 @@ impl Catalogue<'_> {
             for &n in of_plan {
                 if sink.is_wanted(n) {
                     let (query, mut times) = (&queries[n], Times::default());
+                    scratch.selected.clear();
                     let mut counters = self.find(query, together[n].take(), scratch, &mut times);
-                    let mut rescored = self.settle(query, scratch, &mut times);
+                    let mut rescored = self.settle(query, 0, scratch, &mut times);
                     if !self.beside.is_empty() {
                         rescored += self.search_beside(query, scratch, &mut counters, &mut times);
                     }
-                    sink.found(n, Found { candidates: &mut scratch.candidates, counters, rescored, times });
+                    let Scratch { candidates, selected, .. } = &mut *scratch;
+                    sink.found(n, Found { candidates, selected, counters, rescored, times });
                 }
             }
         }
@@ -224,10 +238,19 @@ impl Catalogue<'_> {
             // What was measured of ends is of the catalogue's own lists: here a search ends where further lists bring little.
             let of_part = Query { plan, beside: &[], excluded: &excluded, k, ending: None, ..*query };
             counters.add(&part.catalogue.find(&of_part, None, scratch, times));
-            rescored += part.catalogue.settle(&of_part, scratch, times);
+            rescored += part.catalogue.settle(&of_part, part.first_slot, scratch, times);
             merged.extend(scratch.candidates.iter().map(|(score, slot)| (*score, Slot(slot.0 + part.first_slot))));
         }
-        self.keep_best(query.k0, &mut merged);
+        match query.selected {
+            // Which of them are kept, their selection decides.
+            Some(most) => {
+                let mut selected = std::mem::take(&mut scratch.selected);
+                self.keep_best(most, &mut selected);
+                scratch.selected = selected;
+                self.keep_best(merged.len(), &mut merged);
+            }
+            None => self.keep_best(query.k0, &mut merged),
+        }
         std::mem::swap(&mut scratch.candidates, &mut merged);
         scratch.merged = merged;
         rescored
@@ -329,7 +352,7 @@ impl Catalogue<'_> {
         let start = Instant::now();
         let eligible: Vec<Slot> =
             slots.iter().copied().filter(|&slot| !query.is_excluded(slot) && !self.is_gone(slot)).collect();
-        self.begin(&mut scratch.selector, query.k0);
+        self.begin(&mut scratch.selector, query.kept());
         let counters = self.index.search_slots(query.vector, &eligible, &mut scratch.selector);
         scratch.candidates.extend(scratch.selector.finish().iter().map(|&key| unkey(key)));
         times.scan += start.elapsed();
@@ -338,7 +361,7 @@ impl Catalogue<'_> {
 
     fn find_exact(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> Counters {
         let start = Instant::now();
-        self.begin(&mut scratch.selector, query.k0);
+        self.begin(&mut scratch.selector, query.kept());
         let eligible = |slot| !self.is_gone(slot) && query.plan.passes(slot) && !query.is_excluded(slot);
         let counters = self.index.search_exact(query.vector, eligible, &mut scratch.selector);
         scratch.candidates.extend(scratch.selector.finish().iter().map(|&key| unkey(key)));
@@ -392,7 +415,7 @@ impl Catalogue<'_> {
             self.verify(query, selector, candidates, times);
             // Where "maybe" bits filled the selection and too few of them held, more of the survivors are looked at.
             let all_seen = counters.survivors <= room as u64;
-            if candidates.len() >= query.k0 || all_seen || query.plan.is_exact() {
+            if candidates.len() >= query.kept() || all_seen || query.plan.is_exact() {
                 return counters;
             }
             room = (room * 4).min(self.index.items());
@@ -416,15 +439,20 @@ impl Catalogue<'_> {
         }
     }
 
-    /// Scores candidates of int8 products by their wide rows, and keeps the best K0. Returns how many were scored.
-    fn settle(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> u64 {
+    /// Scores candidates of int8 products by their wide rows, and keeps the best K0. Returns how many were scored. `first_slot` is
+    /// the slot 0 of this part, where that is told what they were selected by.
+    fn settle(&self, query: &Query<'_>, first_slot: u32, scratch: &mut Scratch, times: &mut Times) -> u64 {
+        if query.selected.is_some() {
+            let Scratch { candidates, selected, .. } = &mut *scratch;
+            selected.extend(candidates.iter().map(|(score, slot)| (*score, Slot(slot.0 + first_slot))));
+        }
         let has_best_scores = query.exact || matches!(query.plan.route(), Route::Slots(_));
         if has_best_scores || matches!(self.index.rows(), ivf::WideRows::None) {
-            scratch.candidates.truncate(query.k0);
+            scratch.candidates.truncate(query.kept());
             return 0;
         }
         let start = Instant::now();
-        let rescored = self.rescore(query.vector, query.k0, scratch);
+        let rescored = self.rescore(query.vector, query.kept(), scratch);
         times.rescore += start.elapsed();
         rescored
     }
@@ -448,7 +476,8 @@ impl Catalogue<'_> {
             scratch.merged = merged;
         }
         let times = Times { rescore: start.elapsed(), ..Times::default() };
-        sink(Found { candidates: &mut scratch.candidates, counters: Counters::default(), rescored, times });
+        let candidates = &mut scratch.candidates;
+        sink(Found { candidates, selected: &[], counters: Counters::default(), rescored, times });
     }
 
     /// The same for slots of its own.

@@ -29,7 +29,8 @@ fn place(id: i64, mask: usize) -> usize {
 pub fn encode(ids: &[i64], order: &[u32], file: &mut TensorFile<'_>) -> Result<()> {
     let by_slot: Vec<i64> = order.iter().map(|&row| if row == NO_ITEM { 0 } else { ids[row as usize] }).collect();
     // Of at most 2^32 places; `place` keeps 32 bits of the hash.
-    let mask = (2 * ids.len().max(1)).next_power_of_two() - 1;
+    let items = order.iter().filter(|&&row| row != NO_ITEM).count();
+    let mask = (2 * items.max(1)).next_power_of_two() - 1;
     let mut table = vec![NO_ITEM; mask + 1];
     for (slot, _) in order.iter().enumerate().filter(|(_, row)| **row != NO_ITEM) {
         let mut at = place(by_slot[slot], mask);

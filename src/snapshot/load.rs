@@ -3,16 +3,19 @@
 use std::path::Path;
 
 use super::calibration::{Calibration, Recalibration};
-use super::candidates::CandidateRows;
+use super::candidates::{CandidateRows, RowSources};
 use super::ids::Ids;
 use super::manifest::{GraphRecord, Manifest};
+use super::part;
 use super::placement::Placement;
 use super::recipe::Recipe;
-use super::{CALIBRATION_FILE, COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE, VECTORS_FILE};
+use super::shards::Shards;
+use super::{CALIBRATION_FILE, COLUMNS_FILE, FILTER_FILE, INDEX_FILE, PARTS_FILE, RECIPE_FILE, VECTORS_FILE};
 use crate::columns::{ColumnKind, Columns};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::model::{MODEL_FILE, ModelSpec, Package, SIMILARITY};
+use crate::tower::OverArch;
 use crate::value::Program;
 use crate::{filter, ivf};
 
@@ -41,6 +44,8 @@ pub struct Snapshot {
     pub numbers: Vec<(String, Vec<f32>)>,
     /// What the reranker reads of candidates as rows.
     pub candidates: CandidateRows,
+    /// All shards of the version, where it is one of several.
+    pub shards: Option<Shards>,
     digest: String,
 }
 
@@ -50,18 +55,26 @@ impl Snapshot {
     /// to the files or cuts them off changes an answer or ends the process.
     ///
     /// # Errors
-    /// `NotFound` without a manifest; `Corrupt` or `Unsupported` with the file and the reason; where the tables cannot be
-    /// placed, why.
+    /// `NotFound` without a manifest, or of a shard without the file that names all of them; `Corrupt` or `Unsupported` with the
+    /// file and the reason; where the tables cannot be placed, why.
     pub fn load(folder: &Path, placement: &Placement) -> Result<Self> {
         let manifest = Manifest::read(folder)?;
+        let shards = manifest.shard.map(|_| Shards::read(folder.parent().unwrap_or(folder))).transpose()?;
+        if let Some(shards) = &shards {
+            shards.check(&manifest).map_err(|e| e.within(folder.display()))?;
+        }
         manifest.verify(folder)?;
-        let package = Package::open_placed(folder, |spec, tables| placement.place(spec, &manifest, tables))?;
-        Snapshot::assemble(folder, manifest, package).map_err(|e| e.within(folder.display()))
+        let package =
+            Package::open_placed(folder, &manifest.decisions, |spec, tables| placement.place(spec, &manifest, tables))?;
+        let snapshot = Snapshot::assemble(folder, manifest, package).map_err(|e| e.within(folder.display()))?;
+        Ok(Snapshot { shards, ..snapshot })
     }
 
     fn assemble(folder: &Path, manifest: Manifest, package: Package) -> Result<Self> {
         let vectors = (!package.spec.item.vectors.is_empty()).then_some(VECTORS_FILE);
-        for file in [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, RECIPE_FILE, MODEL_FILE].into_iter().chain(vectors) {
+        let parts = manifest.decisions.item_part.as_ref().map(|_| PARTS_FILE);
+        let needed = [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, RECIPE_FILE, MODEL_FILE];
+        for file in needed.into_iter().chain(vectors).chain(parts) {
             if !manifest.files.contains_key(file) {
                 return Err(Error::corrupt(format!("the manifest names no `{file}`")));
             }
@@ -94,7 +107,15 @@ impl Snapshot {
         let numeric: Vec<&str> = columns.list().filter(|c| c.kind() != ColumnKind::Texts).map(|c| c.name()).collect();
         let value = package.value(&numeric)?;
         let vectors = vectors.map(|file| Tensors::read(&folder.join(file))).transpose()?;
-        let candidates = CandidateRows::open(&package, &columns, &ids, vectors.as_ref())?;
+        let part = match (package.overarch.as_ref().and_then(OverArch::part), &manifest.decisions.item_part) {
+            (Some(part), Some(decided)) => {
+                let tensors = Tensors::read(&folder.join(PARTS_FILE))?;
+                Some(part::open(&tensors, part, decided.format, index.slots()).map_err(|e| e.within(PARTS_FILE))?)
+            }
+            _ => None,
+        };
+        let from = RowSources { package: &package, columns: &columns, ids: &ids, vectors: vectors.as_ref() };
+        let candidates = CandidateRows::open(&from, part)?;
         let used = package.overarch.iter().flat_map(|o| o.numbers());
         let used = used.chain(value.inputs().iter().map(String::as_str));
         let mut numbers: Vec<(String, Vec<f32>)> = Vec::new();
@@ -123,6 +144,7 @@ impl Snapshot {
             calibration,
             numbers,
             candidates,
+            shards: None,
             digest,
         })
     }

@@ -246,7 +246,7 @@ fn overarch(is_program: bool) -> Onnx {
     graph.output("logits", &[-1, -1, 2])
 }
 
-fn package(keep: &str, format: &str, is_program: bool) -> Made {
+pub fn package(keep: &str, format: &str, is_program: bool) -> Made {
     let rows: Vec<f32> = (0..ITEM_ROWS as i64).flat_map(item_row).collect();
     let brands: Vec<f32> = BRANDS.iter().flat_map(|brand| brand_row(brand)).collect();
     Made::new(&model(keep, format), &lines())

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod bench;
+mod browse;
 mod catalogue;
+mod chaos;
 mod contract;
 mod debian;
 mod edge;
@@ -13,8 +15,10 @@ mod fresh;
 mod http;
 mod items;
 mod journal;
+mod merge;
 mod onnx;
 mod packages;
+mod parts;
 mod placement;
 mod planner;
 mod program;
@@ -23,6 +27,7 @@ mod recall;
 mod redis_cluster;
 mod registry;
 mod remote;
+mod shards;
 mod snapshots;
 mod sparse;
 mod support;

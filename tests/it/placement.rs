@@ -11,7 +11,7 @@ use sterling::embedding::tiers::remote::{Cluster, ClusterOptions};
 use sterling::embedding::{BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, Table};
 use sterling::error::Kind;
 use sterling::http::wire::{embed, model_info};
-use sterling::model::Package;
+use sterling::model::{Decisions, Package};
 use sterling::planner::PlacementPlan;
 use sterling::publish::{Publish, Remote};
 use sterling::request::Ranked;
@@ -108,7 +108,7 @@ fn the_debian_model_answers_alike_wherever_its_tables_lie() {
     let package = Package::open(&folder).unwrap();
     let tables: Vec<&Table> =
         package.tables.iter().map(|t| &**t).filter(|t| package.spec.readers(t.name()).next().is_some()).collect();
-    assert_eq!(tables.len(), 4);
+    assert_eq!(tables.len(), 6);
     let redis = RedisCluster::start(5000);
     let cluster = Cluster::connect(ClusterOptions::new(redis.seeds())).unwrap();
     for table in &tables {
@@ -161,7 +161,7 @@ fn quantised_tables_of_the_debian_model_keep_the_stated_error() {
         let convert = |tables: Vec<std::sync::Arc<Table>>| {
             tables.iter().map(|t| t.converted(format).map(std::sync::Arc::new)).collect()
         };
-        let quantised = Package::open_placed(&folder, |_, tables| convert(tables)).unwrap();
+        let quantised = Package::open_placed(&folder, &Decisions::default(), |_, tables| convert(tables)).unwrap();
         let [before, after] = [&package, &quantised].map(|p| p.tables.iter().find(|t| t.name() == "packages").unwrap());
         assert_eq!(after.spec().format, format);
         let stored = after.host_rows().unwrap();

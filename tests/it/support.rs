@@ -197,7 +197,7 @@ pub fn retrieve(view: &Arc<View>, bodies: &[Value]) -> Vec<sterling::error::Resu
     let mut answers = pass::run(&mut Cpu::new(Threads::new(1)), &prepared, None).into_iter();
     let items = |answer: Answer| match answer.content {
         Content::Items(ranked) => (ranked, answer.explain),
-        Content::Embedding(_) => panic!("an embedding"),
+        other => panic!("{other:?}"),
     };
     failed.into_iter().map(|failed| failed.map_or_else(|| answers.next().unwrap().map(items), Err)).collect()
 }

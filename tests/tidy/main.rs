@@ -24,6 +24,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("device", 2, &[]),
     ("files", 2, &["device"]),
     ("npy", 2, &["device"]),
+    ("gather", 2, &[]),
     ("value", 3, &[]),
     ("topk", 3, &[]),
     ("journal", 3, &[]),
@@ -47,9 +48,10 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("http", 7, &["engine"]),
     ("bench", 7, &[]),
     ("warmup", 7, &["http"]),
-    ("config", 8, &[]),
     ("publish", 8, &[]),
-    ("cli", 8, &["config", "publish"]),
+    ("compact", 8, &["publish"]),
+    ("config", 8, &["compact"]),
+    ("cli", 8, &["compact", "config", "publish"]),
 ];
 
 /// Names that several modules share, each with the one whose type is meant where the name stands without its module. Types of

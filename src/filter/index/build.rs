@@ -104,7 +104,8 @@ pub fn encode(
     let with_count = |wanted: RangeInclusive<u32>| -> Vec<u32> {
         (0u32..).zip(&counts).filter(|(_, count)| wanted.contains(count)).map(|(term, _)| term).collect()
     };
-    let (exact, rare) = (with_count(exact_min..=u32::MAX), with_count(1..=rare_max));
+    // Of a shard some terms have no item: an empty posting list says so.
+    let (exact, rare) = (with_count(exact_min..=u32::MAX), with_count(0..=rare_max));
     let bits = Bits::new(columns, slots, &exact, options);
     let widths: Vec<u32> = (0..slots.lists()).into_par_iter().map(|list| bits.width(list)).collect();
     let (planes, bloom) = bits.all(&widths);

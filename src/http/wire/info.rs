@@ -75,6 +75,19 @@ pub struct VectorInfo {
     pub format: String,
 }
 
+/// Which part of a version a server has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ShardInfo {
+    /// Its number, from 0 up.
+    pub shard: u32,
+    /// How many there are.
+    pub shards: u32,
+    /// Items of all of them together.
+    pub items: usize,
+    /// One name for the bytes of all of them.
+    pub digest: String,
+}
+
 /// A loaded version of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ModelInfo {
@@ -92,6 +105,9 @@ pub struct ModelInfo {
     pub items: usize,
     /// Lists, C.
     pub lists: usize,
+    /// Which part of the version this is, where it was cut into shards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<ShardInfo>,
     /// Features of requests; none means that they bring a vector.
     pub features: Vec<FeatureInfo>,
     /// The queries of a user, where there are several.
@@ -181,6 +197,8 @@ pub struct TableInfo {
     pub width: usize,
     /// How they are stored.
     pub format: String,
+    /// Bytes of all of them.
+    pub bytes: u64,
     /// Where they lie on this server.
     pub placed: String,
 }
@@ -245,6 +263,11 @@ pub struct VersionList {
     pub versions: Vec<VersionInfo>,
 }
 
+fn shard(snapshot: &Snapshot) -> Option<ShardInfo> {
+    let (part, all) = (snapshot.manifest.shard?, snapshot.shards.as_ref()?);
+    Some(ShardInfo { shard: part.shard, shards: part.shards, items: part.items, digest: all.digest() })
+}
+
 /// What a snapshot is, for people and programs.
 pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
     let spec = &snapshot.package.spec;
@@ -263,13 +286,14 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
         dimension: spec.dimension,
         items: snapshot.manifest.items,
         lists: snapshot.manifest.lists,
+        shard: shard(snapshot),
         features,
         queries: spec.queries().iter().map(|q| query(q, snapshot)).collect(),
         merge: spec.user.as_ref().filter(|u| !u.queries.is_empty()).map(|u| merge(u.merge.unwrap_or_default()).into()),
         tables: snapshot.package.tables.iter().map(|t| table(t)).collect(),
         vectors: spec.item.vectors.iter().map(vector).collect(),
-        inputs: snapshot.package.overarch.iter().flat_map(|o| o.inputs()).map(input).collect(),
-        columns: snapshot.columns.list().map(column).collect(),
+        inputs: snapshot.package.overarch.iter().flat_map(|o| o.declared().all()).map(input).collect(),
+        columns: snapshot.columns.list().map(column_info).collect(),
         tasks: spec.tasks.iter().map(|t| t.name.clone()).collect(),
         value: spec.value.expression.clone(),
         constants: spec.value.constants.clone(),
@@ -342,7 +366,8 @@ fn input(readable: &Readable) -> InputInfo {
     InputInfo { name: readable.name.clone(), whose: whose.into(), shape: readable.shape.clone() }
 }
 
-fn column(column: &Column) -> ColumnInfo {
+/// What a column is.
+pub fn column_info(column: &Column) -> ColumnInfo {
     let kind = match column.kind() {
         ColumnKind::Integers => "integers",
         ColumnKind::Texts => "texts",
@@ -362,6 +387,7 @@ fn table(table: &Table) -> TableInfo {
         rows: table.rows(),
         width: table.width(),
         format: table.spec().format.name().into(),
+        bytes: table.rows() * table.spec().row_bytes().unwrap_or_default() as u64,
         placed: placed(table),
     }
 }

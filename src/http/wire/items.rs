@@ -16,6 +16,8 @@ use crate::columns::Cell;
 use crate::error::{Error, Result};
 use crate::fresh::{GivenItem, GivenValues, UPDATES_MAX, Wrong};
 use crate::limits::EXCLUDE_MAX;
+use crate::units::Slot;
+use crate::view::View;
 
 /// An item that is put, or whose attributes change.
 #[derive(Clone, Debug, PartialEq, Deserialize, ToSchema)]
@@ -127,6 +129,19 @@ pub struct PositionResponse {
     pub fresh_items: usize,
 }
 
+/// A version that has the updates in it, and answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MergeResponse {
+    /// The model's name.
+    pub model: String,
+    /// The version.
+    pub version: u64,
+    /// The position of the last update that is in it.
+    pub position: u64,
+    /// Its items.
+    pub items: usize,
+}
+
 /// The members of an object as they stand there: a map would drop the first of two with one name.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Members(Vec<(String, Value)>);
@@ -236,6 +251,13 @@ pub fn deletion(body: &[u8]) -> Result<DeleteRequest> {
         (Some(_), None) | (None, Some(_)) => Ok(request),
         _ => Err(Error::invalid("body: expected either `ids` or `filter`")),
     }
+}
+
+/// The attributes of the item in a slot, by name.
+pub fn attributes(view: &View, slot: Slot) -> BTreeMap<String, Value> {
+    let columns = view.columns();
+    let names = columns.first().list().enumerate();
+    names.map(|(n, column)| (column.name().to_owned(), cell(columns.cell(n, slot)))).collect()
 }
 
 /// A cell as JSON.

@@ -269,11 +269,11 @@ fn number(out: &mut Vec<u8>, x: f32) {
 /// `Internal` for an answer without an embedding, or with a number that JSON has not.
 pub fn embedding(served: Served, answer: Answer) -> Result<EmbedResponse> {
     match answer.content {
-        Content::Embedding(embedding) if embedding.iter().all(|x| x.is_finite()) => {
-            Ok(EmbedResponse { served, embedding, degraded_rows: answer.degraded_rows })
+        Content::Embedding(user) if user.query.iter().all(|x| x.is_finite()) => {
+            Ok(EmbedResponse { served, embedding: user.query, degraded_rows: answer.degraded_rows })
         }
         Content::Embedding(_) => Err(Error::internal("the user tower made a number that is not finite")),
-        Content::Items(_) => Err(Error::internal("items came in place of an embedding")),
+        Content::Items(_) | Content::Selected(_) => Err(Error::internal("items came in place of an embedding")),
     }
 }
 
@@ -287,7 +287,7 @@ mod tests {
     use crate::columns::{Columns, ItemColumn, ItemValues, encode};
     use crate::error::Kind;
     use crate::files::{TensorFile, Tensors};
-    use crate::request::StepReport;
+    use crate::request::{EmbeddedUser, StepReport};
     use crate::units::{ItemId, Slot};
 
     fn served() -> Served {
@@ -428,7 +428,11 @@ mod tests {
                 let error = Entry::items(broken, tasks(), &columns(2), &[]).unwrap_err();
                 assert_eq!(error.kind(), Kind::Internal);
             }
-            let made = Answer { content: Content::Embedding(vec![0.0, wrong]), degraded_rows: 0, explain: None };
+            let made = Answer {
+                content: Content::Embedding(EmbeddedUser { query: vec![0.0, wrong], tensors: Vec::new() }),
+                degraded_rows: 0,
+                explain: None,
+            };
             assert!(embedding(served(), made).is_err());
         }
         assert!(Entry::items(answer(1), [], &columns(1), &["colour".into()]).is_err());

@@ -1,7 +1,7 @@
 //! What queries found after each number of lists, and what curves follow from it.
 
 use super::share::{PASS_RATES, Share};
-use crate::ivf::{Ahead, Margins, Seen, next_look};
+use crate::ivf::{Ahead, Margins, Pace, Seen, next_look};
 use crate::snapshot::{RecallCurve, TARGETS};
 use crate::units::ListId;
 
@@ -65,7 +65,7 @@ impl Tally {
         let mut is_open = true;
         for (done, &(list, score)) in (1..).zip(walk.order) {
             let (length, passing) = (walk.lengths[list.index()], share.survivors[list.index()]);
-            ahead.take(score, length, u64::from(passing));
+            ahead.take(score, length);
             items += u64::from(length);
             if passing > 0 {
                 survivors += u64::from(passing);
@@ -75,15 +75,16 @@ impl Tally {
                 held += 1;
             }
             if is_open && done == look {
+                let lately = (survivors - before.0) as f64 / (items - before.1).max(1) as f64;
+                ahead.passed(lately);
                 if survivors >= self.k as u64 {
-                    let lately = (survivors - before.0) as f64 / (items - before.1).max(1) as f64;
                     let seen = Seen { passing: share.items as f64, survivors, above: found, lately };
                     let left = ahead.expected(walk.threshold, seen, walk.margins) / self.k as f64;
                     looks.push(Look { left: left as f32, hits: found as u32 });
                     is_open = left > LEFT_MIN;
                 }
                 before = (survivors, items);
-                look = next_look(look, walk.order.len());
+                look = next_look(look, walk.order.len(), Pace::Often);
             }
         }
         for place in held..self.hits.len() {

@@ -1,0 +1,76 @@
+//! How many of the best K fall into one shard.
+
+/// The chance that some shard of a request has more of the best than it is asked for.
+const MISS_MAX: f64 = 1e-4;
+/// Weights below this share of the largest one add nothing.
+const NEGLIGIBLE: f64 = 1e-18;
+
+/// How many to ask each of `shards` for, so that with probability 1 - 10^-4 none has more of the best `k`: the least k' for which
+/// the binomial tails P(X > k'), X of k items each with chance 1/S, sum to no more over all shards.
+pub fn likely(k: usize, shards: u32) -> usize {
+    if shards <= 1 || k == 0 {
+        return k;
+    }
+    let odds = 1.0 / f64::from(shards - 1);
+    // Weights beside that of the mode, upwards and downwards from it, until they are nothing.
+    let mode = ((k + 1) as f64 / f64::from(shards)) as usize;
+    let rises = |at: usize| (k - at) as f64 / (at + 1) as f64 * odds;
+    let mut above = vec![1.0];
+    for at in mode..k {
+        let weight = above[above.len() - 1] * rises(at);
+        if weight < NEGLIGIBLE {
+            break;
+        }
+        above.push(weight);
+    }
+    let (mut below, mut weight) = (0.0, 1.0);
+    for at in (0..mode).rev() {
+        weight /= rises(at);
+        if weight < NEGLIGIBLE {
+            break;
+        }
+        below += weight;
+    }
+    let total = below + above.iter().sum::<f64>();
+    let most = MISS_MAX / f64::from(shards) * total;
+    let mut tail = 0.0;
+    for (n, weight) in above.iter().enumerate().rev() {
+        tail += weight;
+        if tail > most {
+            return mode + n;
+        }
+    }
+    mode
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_shard_has_all_and_many_have_a_little_more_than_their_share() {
+        for k in [0, 1, 20, 1000, 200_000] {
+            assert_eq!(likely(k, 1), k);
+        }
+        // As a simulation of a hundred thousand requests found them, to within one or two.
+        for (k, shards, expected) in [
+            (100, 4, 44),
+            (100, 16, 19),
+            (100, 64, 10),
+            (1000, 4, 307),
+            (1000, 16, 98),
+            (1000, 64, 37),
+            (10_000, 4, 2677),
+            (10_000, 16, 733),
+            (10_000, 64, 217),
+        ] {
+            let found = likely(k, shards);
+            assert!(found.abs_diff(expected) <= 2, "{k} of {shards}: {found}, expected about {expected}");
+        }
+        for shards in [2, 3, 5, 64, 1024] {
+            let asked: Vec<usize> = (0..3000).map(|k| likely(k, shards)).collect();
+            assert!(asked.is_sorted() && asked.iter().enumerate().all(|(k, asked)| *asked <= k));
+        }
+        assert!(likely(200_000, 2) < 102_000);
+    }
+}

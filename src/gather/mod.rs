@@ -1,0 +1,18 @@
+//! What several shards answer, as one answer.
+//!
+//! A retrieval over shards takes two rounds. In the first each shard selects and scores candidates ([`candidates`] merges them),
+//! in the second it reranks those of its own that count, and tells its best ([`results`] merges them). Both merges are exact, and
+//! say which shards must be asked again where what they sent does not prove it:
+//!
+//! - A shard is asked for as many as it is nearly certain to have among the best K ([`likely`]): by the hash of their ids items
+//!   fall into shards as balls into urns.
+//! - What it does not send is worse than the last that it sends, which is the *certificate*. Where that last one ranks no better
+//!   than the K-th of all, or the shard sent all it has, nothing was missed.
+//!
+//! Nothing here knows of machines: it runs over typed answers alone.
+
+mod likely;
+mod merge;
+
+pub use likely::likely;
+pub use merge::{Chosen, Next, Part, candidates, results};

@@ -1,0 +1,360 @@
+//! Document shards: cut after training, they answer together as the whole does, bit for bit.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use sterling::gather::{Next, candidates, likely, results};
+use sterling::http::wire::{Retrievals, retrievals};
+use sterling::ivf::Rescore;
+use sterling::pass::{self, Cpu};
+use sterling::publish::Publish;
+use sterling::request::{Answer, Content, Embed, Ranked, Request, Rerank, Retrieve, Select, Selected, User};
+use sterling::snapshot::{Manifest, Placement, SHARDS_FILE, Shards, Snapshot, Store, shard_folder, shard_of};
+use sterling::tower::Threads;
+use sterling::units::ItemId;
+use sterling::view::View;
+
+use crate::packages::{Made, view};
+use crate::support::{Server, ids, put, run, vectors};
+use crate::{contract, queries};
+
+/// What an item of an answer says, by its bits.
+type Row = (i64, u32, u32, Vec<u32>);
+
+fn row(ranked: &Ranked, n: usize) -> Row {
+    let tasks = ranked.tasks.chunks_exact(ranked.ids.len()).map(|task| task[n].to_bits()).collect();
+    (ranked.ids[n].0, ranked.scores[n].to_bits(), ranked.similarities[n].to_bits(), tasks)
+}
+
+fn ask(view: &Arc<View>, request: Request) -> Answer {
+    let prepared = pass::prepare(view, request).unwrap();
+    pass::run(&mut Cpu::new(Threads::new(1)), &[prepared], None).remove(0).unwrap()
+}
+
+fn items(answer: Answer) -> Ranked {
+    let Content::Items(ranked) = answer.content else { panic!("{answer:?}") };
+    ranked
+}
+
+/// What shards answer together, and how often some of them were asked again.
+fn gathered(views: &[Arc<View>], retrieve: &Retrieve) -> (Vec<Row>, usize) {
+    let user = match &retrieve.user {
+        User::Features(features) => {
+            let embed = Embed { features: features.clone(), on_degraded: Default::default(), whole: true };
+            let Content::Embedding(user) = ask(&views[0], Request::Embed(embed)).content else { panic!() };
+            User::Embedded(user)
+        }
+        other => other.clone(),
+    };
+    let retrieve = Retrieve { user: user.clone(), ..retrieve.clone() };
+    let select = |shard: usize, all, further| {
+        let select = Select { retrieve: retrieve.clone(), all, further };
+        let Content::Selected(selected) = ask(&views[shard], Request::Select(Box::new(select))).content else {
+            panic!()
+        };
+        selected
+    };
+    let mut again = 0;
+    let mut further = false;
+    let mut selected: Vec<Vec<Selected>> = (0..views.len()).map(|shard| select(shard, false, false)).collect();
+    let chosen = loop {
+        assert!(again < 4, "asked for ever");
+        let parts: Vec<&[Selected]> = selected.iter().map(Vec::as_slice).collect();
+        match candidates(&parts, retrieve.k).unwrap() {
+            Next::Done(chosen) => break chosen,
+            Next::Again(shards) => shards.iter().for_each(|&shard| selected[shard] = select(shard, true, further)),
+            Next::Further => {
+                further = true;
+                selected = (0..views.len()).map(|shard| select(shard, false, true)).collect();
+            }
+        }
+        again += 1;
+    };
+    let rerank = |shard: usize, k| {
+        let (user, candidates) = (user.clone(), chosen[shard].clone());
+        items(ask(&views[shard], Request::Rerank(Rerank { user, candidates, k, reading: retrieve.reading.clone() })))
+    };
+    let likely = likely(retrieve.k, views.len() as u32).max(1);
+    let had: Vec<usize> = chosen.iter().map(|of_shard| of_shard.iter().map(Vec::len).sum()).collect();
+    let mut asked: Vec<(usize, usize)> = had.iter().map(|&had| (likely, had)).collect();
+    let mut ranked: Vec<Ranked> = (0..views.len()).map(|shard| rerank(shard, likely)).collect();
+    loop {
+        match results(&ranked.iter().collect::<Vec<_>>(), &asked, retrieve.k) {
+            Next::Done(order) => {
+                return (order.into_iter().map(|(shard, at)| row(&ranked[shard], at)).collect(), again);
+            }
+            Next::Again(shards) => {
+                again += 1;
+                assert!(again < 8, "asked for ever");
+                for shard in shards {
+                    ranked[shard] = rerank(shard, retrieve.k);
+                    asked[shard].0 = retrieve.k;
+                }
+            }
+            Next::Further => panic!(),
+        }
+    }
+}
+
+/// The shards of what is published so, loaded.
+fn cut(store: &Path, what: &Publish, shards: u32) -> Vec<Arc<View>> {
+    let what = Publish { shards: Some(shards), ..what.clone() };
+    let version = put(store, &what).unwrap();
+    let name = Store::new(store).cut_models().unwrap().pop().unwrap();
+    let folder = Store::new(store).folder(&name, version);
+    (0..shards).map(|shard| view(&shard_folder(&folder, shard))).collect()
+}
+
+fn whole(store: &Path, what: &Publish) -> Arc<View> {
+    let version = put(store, what).unwrap();
+    let name = Store::new(store).models().unwrap().pop().unwrap();
+    view(&Store::new(store).folder(&name, version))
+}
+
+fn read(body: &Value) -> Retrieve {
+    let Retrievals::One(request, _) = retrievals(body.to_string().as_bytes()).unwrap() else { panic!("{body}") };
+    *request
+}
+
+/// Holds what shards answer together against the whole, and returns how often some were asked again.
+fn check(whole: &Arc<View>, shards: &[Arc<View>], bodies: &[Value]) -> usize {
+    let mut again = 0;
+    for body in bodies {
+        let request = read(body);
+        let ranked = items(ask(whole, Request::Retrieve(request.clone())));
+        let expected: Vec<Row> = (0..ranked.ids.len()).map(|n| row(&ranked, n)).collect();
+        let (found, times) = gathered(shards, &request);
+        assert_eq!(found, expected, "{} shards, {body}", shards.len());
+        again += times;
+    }
+    again
+}
+
+/// Items of few vectors, so that most scores are shared by several, ids of both signs.
+fn lines(count: i64) -> String {
+    let line = |n: i64| {
+        let (a, b) = (((n * 37) % 101) as f64 * 0.06, ((n * 53) % 47) as f64 * 0.13);
+        let embedding = [a.sin(), a.cos() * b.sin(), b.cos(), ((n % 9) as f64 - 4.0) / 4.0];
+        let colour = ["red", "green", "blue"][(n % 3) as usize];
+        let attributes = json!({"colour": colour, "price": n % 17, "maker": format!("m{}", n % 211)});
+        json!({"id": n * 7 - 9000, "embedding": embedding, "attributes": attributes}).to_string()
+    };
+    (0..count).map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn catalogue(folder: &Path, rescore: Rescore) -> Publish {
+    let mut what = vectors(folder, &lines(700));
+    what.recipe.index.lists = 12;
+    what.recipe.index.rescore = rescore;
+    what
+}
+
+#[test]
+fn shards_answer_as_the_whole_bit_for_bit() {
+    for (rescore, counts) in [(Rescore::F16, &[1, 2, 5][..]), (Rescore::None, &[3])] {
+        let store = tempfile::tempdir().unwrap();
+        let what = catalogue(store.path(), rescore);
+        let of_all = whole(store.path(), &what);
+        let mut bodies = Vec::new();
+        for (n, vector) in [[1.0, 0.5, -0.25, 0.1], [0.0, -1.0, 0.5, 0.0], [-0.3, 0.2, 0.9, -0.7]].iter().enumerate() {
+            for (k, candidates, probes) in [(1, 1, 1), (10, 40, 3), (37, 37, 5), (100, 400, 12), (700, 700, 12)] {
+                bodies.push(json!({"vector": vector, "k": k, "candidates": candidates, "probes": probes}));
+            }
+            let excluded: Vec<i64> = (0..150).map(|i| (i * 5 + n as i64) * 7 - 9000).collect();
+            bodies.push(json!({"vector": vector, "k": 50, "probes": 6, "exclude": excluded}));
+            for filter in ["colour:red", "colour:red OR NOT price < 9", "NOT colour:green AND price >= 3"] {
+                bodies.push(json!({"vector": vector, "k": 20, "candidates": 90, "probes": 12, "filter": filter}));
+                bodies.push(json!({"vector": vector, "k": 20, "exact": true, "filter": filter}));
+            }
+            for filter in ["maker:m7", "maker:m7 AND colour:red", "maker:nobody", "maker IN (m1, m2) AND price < 9"] {
+                bodies.push(json!({"vector": vector, "k": 20, "exact": true, "filter": filter}));
+            }
+        }
+        // A vector of zeros makes all scores one.
+        bodies.push(json!({"vector": [0, 0, 0, 0], "k": 30, "probes": 12}));
+        for &shards in counts {
+            let views = cut(store.path(), &what, shards);
+            let of_shards: usize = views.iter().map(|view| view.items()).sum();
+            assert_eq!(of_shards, of_all.items());
+            for view in &views {
+                let part = view.main().manifest.shard.unwrap();
+                assert_eq!((part.shards, part.items), (shards, 700));
+                assert_eq!(view.coverage(), view.items() as f64 / 700.0);
+                assert_eq!(view.main().index.lists(), 12);
+                let slots = view.main().index.filled_slots();
+                assert!(slots.into_iter().all(|slot| shard_of(view.id(slot), shards) == part.shard));
+            }
+            check(&of_all, &views, &bodies);
+        }
+    }
+}
+
+#[test]
+fn rerankers_and_value_models_rank_the_candidates_of_all_shards() {
+    for (merge, counts) in [("union", &[1, 3][..]), ("intersection", &[2]), ("weighted", &[5])] {
+        let made = queries::package(merge);
+        let store = tempfile::tempdir().unwrap();
+        let of_all = whole(store.path(), &made.publication());
+        let lists = of_all.main().index.lists();
+        let mut bodies = Vec::new();
+        for taste in [[1.0, 0.5, 0.75, 0.5], [0.3, -0.9, 0.3, -0.9]] {
+            for (k, candidates) in [(1, 5), (20, 25), (400, 400)] {
+                for filter in ["", "colour:red", "NOT colour:green"] {
+                    let probes = if filter.is_empty() { lists.div_ceil(2) } else { lists };
+                    let of_features = json!({"features": {"taste": taste}, "k": k, "candidates": candidates,
+                                             "filter": filter, "probes": probes});
+                    let mut of_vector = of_features.clone();
+                    of_vector.as_object_mut().unwrap().remove("features");
+                    of_vector["vector"] = json!(taste);
+                    bodies.extend([of_features, of_vector]);
+                }
+            }
+        }
+        for &shards in counts {
+            check(&of_all, &cut(store.path(), &made.publication(), shards), &bodies);
+        }
+    }
+}
+
+#[test]
+fn tensors_of_the_user_are_made_once_and_sent_along() {
+    let made: Made = contract::package("last", "f32", true);
+    let store = tempfile::tempdir().unwrap();
+    let of_all = whole(store.path(), &made.publication());
+    let features = [
+        json!({"history": [1, 4, 2], "age": [0.5], "likes": ["acme", "bolt"]}),
+        json!({"history": [], "age": [1.5]}),
+        json!({"history": [5, 5, 0, 1, 2, 3], "age": [-2.0], "likes": "zürich"}),
+    ];
+    let bodies: Vec<Value> =
+        features.iter().flat_map(|f| [1, 3, 9].map(|k| json!({"features": f, "k": k, "exact": true}))).collect();
+    check(&of_all, &cut(store.path(), &made.publication(), 2), &bodies);
+    // What no tower of this version made is refused.
+    let embedded =
+        |query: Vec<f32>, tensors: Vec<Vec<f32>>| User::Embedded(sterling::request::EmbeddedUser { query, tensors });
+    for user in [
+        embedded(vec![1.0], Vec::new()),
+        embedded(vec![1.0, 2.0], vec![vec![1.0]]),
+        embedded(vec![1.0, f32::NAN], Vec::new()),
+        embedded(vec![], vec![vec![]]),
+    ] {
+        let error = pass::prepare(&of_all, Request::Retrieve(Retrieve::of(user))).unwrap_err();
+        assert!(error.to_string().starts_with("the user: "), "{error}");
+    }
+}
+
+#[test]
+fn shards_that_have_more_of_the_best_than_is_likely_are_asked_again() {
+    let store = tempfile::tempdir().unwrap();
+    // The best ones all lie in one shard of three.
+    let shard = |id: i64| shard_of(ItemId(id), 3);
+    let line = |id: i64| {
+        let best = if shard(id) == 1 { 1.0 } else { -1.0 };
+        json!({"id": id, "embedding": [best + 0.0001 * (id % 1000) as f64, 0.3], "attributes": {"odd": id % 2}})
+            .to_string()
+    };
+    let text = (0..2400).map(line).collect::<Vec<_>>().join("\n");
+    let what = vectors(store.path(), &text);
+    let of_all = whole(store.path(), &what);
+    let lists = of_all.main().index.lists();
+    let views = cut(store.path(), &what, 3);
+    let ask = |k: usize, filter: &str| json!({"vector": [1, 0], "k": k, "probes": lists, "filter": filter});
+    let again = check(&of_all, &views, &[ask(450, ""), ask(330, "odd:1"), ask(700, "")]);
+    assert!(again >= 6, "in both rounds of each, but it was {again}");
+    // Items at random need no second question.
+    let even = [json!({"vector": [0, 1], "k": 300, "probes": lists})];
+    assert_eq!(check(&of_all, &views, &even), 0);
+}
+
+#[test]
+fn lists_that_hold_too_few_in_one_shard_may_hold_enough_in_all() {
+    let store = tempfile::tempdir().unwrap();
+    let what = catalogue(store.path(), Rescore::F32);
+    let of_all = whole(store.path(), &what);
+    let views = cut(store.path(), &what, 5);
+    let lengths = of_all.main().index.list_lengths();
+    let vector = [1.0, 0.5, -0.25, 0.1];
+    let query = vector.map(|x: f64| x as f32);
+    let best = of_all.main().index.probe(&query, 1, &mut sterling::ivf::Scratch::default()).next().unwrap().0;
+    // Exactly as many as the probed list holds, and one more, for which all must probe on.
+    let held = lengths[best.index()] as usize;
+    check(&of_all, &views, &[json!({"vector": vector, "k": held, "candidates": held, "probes": 1})]);
+    let (found, again) = gathered(&views, &read(&json!({"vector": vector, "k": held + 1, "probes": 1})));
+    assert_eq!(found.len(), held + 1);
+    assert!(again >= 1);
+}
+
+#[test]
+fn a_cut_version_is_whole_or_refused() {
+    let store = tempfile::tempdir().unwrap();
+    let what = Publish { shards: Some(3), ..catalogue(store.path(), Rescore::F16) };
+    assert_eq!(put(store.path(), &what).unwrap(), 1);
+    let folder = Store::new(store.path()).folder("vectors", 1);
+    let mut names: Vec<String> =
+        std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names, ["shard-0", "shard-1", "shard-2", SHARDS_FILE]);
+    let shards = Shards::read(&folder).unwrap();
+    let load = |shard: u32| Snapshot::load(&shard_folder(&folder, shard), &Placement::whole());
+    for (shard, entry) in (0..).zip(&shards.shards) {
+        let snapshot = load(shard).unwrap();
+        assert_eq!((snapshot.digest(), snapshot.index.items()), (&*entry.digest, entry.items));
+    }
+    // The file names other bytes, or is missing; a shard lies in another's place.
+    let mut wrong = shards.clone();
+    wrong.shards[1].digest = "0123456789abcdef".into();
+    wrong.write(&folder).unwrap();
+    let said = load(1).unwrap_err().to_string();
+    assert!(said.contains("shards.json") && said.contains("0123456789abcdef"), "{said}");
+    assert!(load(0).is_ok());
+    std::fs::remove_file(folder.join(SHARDS_FILE)).unwrap();
+    assert!(load(0).unwrap_err().to_string().contains("shards.json"));
+    shards.write(&folder).unwrap();
+    std::fs::rename(folder.join("shard-0"), folder.join("old")).unwrap();
+    std::fs::rename(folder.join("shard-2"), folder.join("shard-0")).unwrap();
+    // Its manifest says which shard it is, whatever its folder is called.
+    assert_eq!(Manifest::read(&folder.join("shard-0")).unwrap().shard.unwrap().shard, 2);
+
+    for (shards, expected) in [(0, "expected 1 to 1024"), (1025, "expected 1 to 1024"), (1000, "expected fewer shards")]
+    {
+        let error = put(store.path(), &Publish { shards: Some(shards), ..what.clone() }).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert!(Store::new(store.path()).versions("vectors").unwrap().is_empty(), "a cut version is none of the whole");
+}
+
+#[test]
+fn a_server_of_a_shard_is_an_ordinary_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store");
+    let items = folder.path().join("items.jsonl");
+    std::fs::write(&items, lines(500)).unwrap();
+    let (items, store_text) = (items.to_str().unwrap(), store.to_str().unwrap());
+    let (code, said, log) =
+        run(&["publish", "--name", "shop", "--items", items, "--store", store_text, "--shards", "2"]);
+    assert_eq!(code, 0, "{log}");
+    assert!(said.contains("shop version 1: 500 items in 2 shards, digest ") && said.contains("shard 1: "), "{said}");
+    let (code, listed, _) = run(&["inspect", store_text]);
+    assert!(code == 0 && listed.contains("shop version 1: 500 items in 2 shards"), "{listed}");
+    let updates = folder.path().join("updates");
+    let server = Server::start_with(&store, &["--shard", "1", "--updates", updates.to_str().unwrap()]);
+    let info = server.get_json("/v1/models/shop");
+    let part = &info["shard"];
+    assert_eq!((&part["shard"], &part["shards"], &part["items"]), (&json!(1), &json!(2), &json!(500)));
+    let answer = server.ask("/v1/models/shop:retrieve", json!({"vector": [1, 0, 0, 0], "k": 500, "exact": true}));
+    let found = ids(&answer);
+    assert!(found.iter().all(|id| shard_of(ItemId(*id), 2) == 1));
+    assert_eq!(found.len() as u64, info["items"].as_u64().unwrap());
+    assert_eq!(answer["coverage"].as_f64().unwrap(), found.len() as f64 / 500.0);
+    // Updates of items that lie elsewhere are refused.
+    let other = (0..).find(|id| shard_of(ItemId(*id), 2) == 0).unwrap();
+    let upsert = json!({"items": [{"id": other, "embedding": [1, 0, 0, 0]}]});
+    let (status, problem) = server.post("/v1/models/shop/items:upsert", &upsert);
+    assert!(
+        status == 200
+            && problem["accepted"] == 0
+            && problem.to_string().contains("belongs to shard 0 of 2, this is shard 1"),
+        "{problem}"
+    );
+}
