@@ -15,7 +15,7 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sterling::dense::{Given, Made, Network, Precision, RowProgram, Scratch, Size};
+use sterling::dense::{Given, Made, Precision, ReadGraph, RowProgram, Scratch, Size};
 use sterling::device::cpu::Kernels;
 use sterling::device::cpu::dense::{Form, PANEL, Part, Product, Weights, pack, pack_pairs};
 use sterling::tower::{Graph, Input, Threads};
@@ -80,14 +80,14 @@ impl Kind {
         [&ahead[..1 + usize::from(is_pair)], shape].concat()
     }
 
-    fn network(&self) -> Network {
+    fn network(&self) -> ReadGraph {
         let given = self.inputs.iter().map(|(name, is_pair, shape)| {
             let ahead = if *is_pair { &[Size::Fixed(1), Size::Rows][..] } else { &[Size::Fixed(1)] };
             let shape: Vec<Size> = ahead.iter().copied().chain(shape.iter().map(|&n| fixed(n))).collect();
             given(name, *is_pair, &shape)
         });
         let out = [Made { name: "out".into(), shape: vec![Size::Fixed(1), Size::Rows, fixed(self.made)] }];
-        Network::read(&self.bytes(), &given.collect::<Vec<_>>(), &out).unwrap()
+        ReadGraph::read(&self.bytes(), &given.collect::<Vec<_>>(), &out).unwrap()
     }
 
     fn call(&self, way: &str) -> Option<Call> {
@@ -114,7 +114,7 @@ impl Kind {
                 let work = |(name, is_pair, shape): &(&str, bool, &[usize])| match (*is_pair, *name) {
                     (false, _) => 0,
                     (true, "item") => 4 * shape[0],
-                    (true, _) => Network::work_of_row(shape[0]),
+                    (true, _) => ReadGraph::work_of_row(shape[0]),
                 };
                 let work: Vec<usize> = self.inputs.iter().map(work).collect();
                 let cut = network.best_cut(&is_item, &work).unwrap()?;

@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::app::App;
-use crate::engine::Terms;
+use crate::engine::{Engine, Passes, Terms};
 use crate::error::Kind;
 use crate::pass::{self, Prepared};
 use crate::request::{Answer, Content, Priority, Reading, Request, Retrieve};
@@ -77,22 +76,19 @@ impl Again {
     }
 
     /// Runs it when there is room, and holds what was `served` against it.
-    pub(super) fn begin(self, app: Arc<App>, served: &Answer) {
-        let served = ids(served);
-        tokio::spawn(async move {
-            let Again { prepared, model, _turn } = self;
-            let view = prepared.view().clone();
-            let terms = Terms { timeout: Some(TIMEOUT), priority: Priority::Batch };
-            match app.engine.submit(prepared, terms).await {
-                Ok(exact) => tell(&model, &served, &ids(&exact), &view),
-                Err(e) => count(&model, if e.kind() == Kind::Overloaded { "no_room" } else { "failed" }),
-            }
-        });
+    pub(super) async fn run(self, engine: &Engine<Passes>, served: &[ItemId]) {
+        let Again { prepared, model, _turn } = self;
+        let view = prepared.view().clone();
+        let terms = Terms { timeout: Some(TIMEOUT), priority: Priority::Batch };
+        match engine.submit(prepared, terms).await {
+            Ok(exact) => tell(&model, served, &ids(&exact), &view),
+            Err(e) => count(&model, if e.kind() == Kind::Overloaded { "no_room" } else { "failed" }),
+        }
     }
 }
 
 /// The items of an answer.
-fn ids(answer: &Answer) -> Vec<ItemId> {
+pub(super) fn ids(answer: &Answer) -> Vec<ItemId> {
     match &answer.content {
         Content::Items(ranked) => ranked.ids.clone(),
         Content::Embedding(_) | Content::Selected(_) => Vec::new(),

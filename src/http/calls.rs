@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 
 use super::answer::{Refusal, Share, Timing, json, problem, reply};
 use super::app::App;
-use super::audit::{Again, Turn};
+use super::audit::{self, Again, Turn};
 use super::bodies::Whole;
 use super::position::seen;
 use super::wire::{
@@ -203,7 +203,8 @@ async fn items(app: &Arc<App>, prepared: Prepared, terms: Terms, again: Option<B
     let view = prepared.view().clone();
     let answer = submit(app, prepared, terms).await?;
     if let Some(again) = again {
-        again.begin(app.clone(), &answer);
+        let (app, served) = (app.clone(), audit::ids(&answer));
+        tokio::spawn(async move { again.run(&app.engine, &served).await });
     }
     let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
     Entry::items(answer, tasks, view.columns(), &columns)

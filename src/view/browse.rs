@@ -4,10 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use super::View;
-use crate::columns::{Cell, Column, Columns, Contains};
+use crate::columns::{Cell, Column, Contains};
 use crate::error::{Error, Result};
-use crate::ivf::Index;
-use crate::search::Tombstones;
 use crate::units::Slot;
 
 /// Columns with more distinct values than these are told without counts: a count for each value would take more memory than
@@ -33,33 +31,7 @@ pub enum Category {
     Text(String),
 }
 
-/// What holds items: the main snapshot, or a segment beside it.
-struct Part<'a> {
-    first_slot: u32,
-    columns: &'a Columns,
-    index: &'a Index,
-    gone: &'a Tombstones,
-}
-
-impl Part<'_> {
-    /// Its slots that hold an item which is not gone.
-    fn live(&self) -> impl Iterator<Item = Slot> + '_ {
-        self.index.filled_slots().filter(|&slot| !self.gone.contains(slot))
-    }
-}
-
 impl View {
-    fn all_parts(&self) -> impl Iterator<Item = Part<'_>> {
-        let main = Part { first_slot: 0, columns: &self.main.columns, index: &self.main.index, gone: &self.gone };
-        let beside = self.pieces.iter().map(|piece| Part {
-            first_slot: piece.first_slot,
-            columns: piece.segment.columns(),
-            index: piece.segment.index(),
-            gone: &piece.gone,
-        });
-        std::iter::once(main).chain(beside)
-    }
-
     /// Up to `most` items of which a value in a category holds `text`, letters of ASCII in either case: those that are the text
     /// before those that begin with it before those that hold it elsewhere, each of these by their values. Reads the column once.
     ///
@@ -80,8 +52,7 @@ impl View {
                     best.pop();
                 }
             }
-            let slot_of = |slot: Slot| Slot(part.first_slot + slot.0);
-            found.extend(best.into_iter().map(|(held, code, slot)| (held, category(column, code), slot_of(slot))));
+            found.extend(best.into_iter().map(|(held, code, slot)| (held, category(column, code), part.in_view(slot))));
         }
         found.sort();
         Ok(found.into_iter().take(most).map(|(_, _, slot)| slot).collect())

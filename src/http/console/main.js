@@ -40,8 +40,8 @@ async function health() {
 }
 
 at("form").addEventListener("submit", event => { event.preventDefault(); send(); });
-at("beside").addEventListener("input", () => { if (answers.length) send(); });
-at("model").addEventListener("input", () => { choose(at("model").value); refresh_versions(); show_page(); });
+at("beside").addEventListener("change", () => { if (answers.length) send(); });
+at("model").addEventListener("change", () => { choose(at("model").value); refresh_versions(); show_page(); });
 addEventListener("hashchange", () => { show_page(); at("main").focus(); });
 setInterval(() => { if (!document.hidden && shown.model && page() === "live") read_metrics(); }, STEP_MS);
 setInterval(async () => {
