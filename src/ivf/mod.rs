@@ -27,6 +27,7 @@ mod probing;
 mod quantize;
 mod rebalance;
 mod search;
+mod sizes;
 mod union;
 mod view;
 
@@ -39,6 +40,7 @@ pub use filtered::{MemberWords, Words};
 pub use pace::Pace;
 pub use probing::{Counters, Probing, Scratch};
 pub use rebalance::rebalance;
+pub use sizes::Sizes;
 pub use union::{Member, Union};
 pub use view::{Index, WideRows};
 
