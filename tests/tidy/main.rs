@@ -48,6 +48,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("http", 7, &["engine"]),
     ("bench", 7, &[]),
     ("warmup", 7, &["http"]),
+    ("scoring", 7, &["http"]),
     ("config", 8, &[]),
     ("publish", 8, &[]),
     ("cli", 8, &["config", "publish"]),
