@@ -1,4 +1,6 @@
-//! The dense part of the Debian model: its reranker and its user tower as programs in f32 and bf16 and in rten, one thread, in turns.
+//! The dense part of the Debian model, its reranker and its user tower, and rerankers of other kinds (`benches/graphs`, which
+//! `python/make_bench_graphs.py` writes), as programs in f32 and bf16 and in rten, one thread, in turns; `kept` is a program in f32 beside
+//! what is kept by item.
 //!
 //! `cargo bench --bench dense` prints a table; `python python/bench_dense.py` takes turns with ONNX Runtime and prints the one of
 //! docs/BENCHMARKS.md: with `--turns`, a line of input names a case, and the microseconds of a round of it come back.
@@ -13,7 +15,7 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sterling::dense::{Given, Made, Precision, RowProgram, Scratch, Size};
+use sterling::dense::{Given, Made, Network, Precision, RowProgram, Scratch, Size};
 use sterling::device::cpu::Kernels;
 use sterling::device::cpu::dense::{Form, PANEL, Part, Product, Weights, pack, pack_pairs};
 use sterling::tower::{Graph, Input, Threads};
@@ -24,6 +26,105 @@ const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(40);
 /// Ways to run a graph.
 const WAYS: [&str; 3] = ["rten", "f32", "bf16"];
+
+/// A reranker of another kind: its file, the candidates, its inputs (whether each candidate has its own, and their dimensions after
+/// those of users and candidates), and the numbers of its output.
+struct Kind {
+    name: &'static str,
+    count: usize,
+    inputs: &'static [(&'static str, bool, &'static [usize])],
+    made: usize,
+}
+
+const KINDS: [Kind; 3] = [
+    Kind {
+        name: "mol",
+        count: 10_000,
+        inputs: &[
+            ("query", false, &[64]),
+            ("user_parts", false, &[8, 32]),
+            ("item", true, &[64]),
+            ("parts", true, &[256]),
+        ],
+        made: 1,
+    },
+    Kind {
+        name: "target",
+        count: 1_000,
+        inputs: &[("item", true, &[64]), ("history", false, &[200, 64]), ("mask", false, &[200])],
+        made: 64,
+    },
+    Kind {
+        name: "din",
+        count: 1_000,
+        inputs: &[
+            ("query", false, &[64]),
+            ("item", true, &[64]),
+            ("history", false, &[200, 64]),
+            ("mask", false, &[200]),
+        ],
+        made: 2,
+    },
+];
+
+impl Kind {
+    fn bytes(&self) -> Vec<u8> {
+        read(&format!("benches/graphs/{}.onnx", self.name))
+    }
+
+    fn shape(&self, n: usize) -> Vec<usize> {
+        let (_, is_pair, shape) = self.inputs[n];
+        let ahead = [1, self.count];
+        [&ahead[..1 + usize::from(is_pair)], shape].concat()
+    }
+
+    fn network(&self) -> Network {
+        let given = self.inputs.iter().map(|(name, is_pair, shape)| {
+            let ahead = if *is_pair { &[Size::Fixed(1), Size::Rows][..] } else { &[Size::Fixed(1)] };
+            let shape: Vec<Size> = ahead.iter().copied().chain(shape.iter().map(|&n| fixed(n))).collect();
+            given(name, *is_pair, &shape)
+        });
+        let out = [Made { name: "out".into(), shape: vec![Size::Fixed(1), Size::Rows, fixed(self.made)] }];
+        Network::read(&self.bytes(), &given.collect::<Vec<_>>(), &out).unwrap()
+    }
+
+    fn call(&self, way: &str) -> Option<Call> {
+        let count = |n: &usize| self.inputs[*n].2.iter().product::<usize>();
+        let all: Vec<usize> = (0..self.inputs.len()).collect();
+        let user = || all.iter().filter(|n| !self.inputs[**n].1).map(|n| vec![0.1; count(n)]).collect();
+        let rows = |inputs: &[usize]| inputs.iter().filter(|n| self.inputs[**n].1).map(count).sum::<usize>();
+        if way == "rten" {
+            let (graph, threads) = (Graph::load(self.name, self.bytes()).unwrap(), Threads::new(1));
+            let shapes: Vec<Vec<usize>> = all.iter().map(|&n| self.shape(n)).collect();
+            let values: Vec<Vec<f32>> = shapes.iter().map(|shape| numbers(shape.iter().product())).collect();
+            let inputs = self.inputs;
+            return Some(Box::new(move || {
+                let input = |n: usize| Input { name: inputs[n].0, shape: &shapes[n], values: &values[n] };
+                drop(black_box(
+                    graph.run(&all.iter().map(|&n| input(n)).collect::<Vec<_>>(), "out", &threads).unwrap(),
+                ));
+            }));
+        }
+        let network = self.network();
+        let (lowered, width) = match way {
+            "kept" => {
+                let is_item: Vec<bool> = self.inputs.iter().map(|(_, is_pair, _)| *is_pair).collect();
+                let work = |(name, is_pair, shape): &(&str, bool, &[usize])| match (*is_pair, *name) {
+                    (false, _) => 0,
+                    (true, "item") => 4 * shape[0],
+                    (true, _) => Network::work_of_row(shape[0]),
+                };
+                let work: Vec<usize> = self.inputs.iter().map(work).collect();
+                let cut = network.best_cut(&is_item, &work).unwrap()?;
+                let halves = network.halves(&is_item, &cut, Precision::F32).unwrap();
+                let width = halves.width + rows(&halves.candidate_inputs);
+                (halves.candidates, width)
+            }
+            way => (network.program(precision(way)).unwrap(), rows(&all)),
+        };
+        Some(program(lowered, numbers(self.count * width), width, user()))
+    }
+}
 
 fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|n| (((n * 37 + 11) % 101) as f32 / 50.0 - 1.0) / 8.0).collect()
@@ -72,19 +173,20 @@ fn fixed(n: usize) -> Size {
 }
 
 fn read(file: &str) -> Vec<u8> {
-    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/debian").join(file)).unwrap()
+    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
 }
 
 /// Runs a program over rows, which come out of `rows`, `width` numbers each.
-fn program(program: RowProgram, rows: Vec<f32>, width: usize, user: Vec<f32>) -> Call {
+fn program(program: RowProgram, rows: Vec<f32>, width: usize, user: Vec<Vec<f32>>) -> Call {
     let mut scratch = Scratch::default();
     Box::new(move || {
+        let user: Vec<&[f32]> = user.iter().map(Vec::as_slice).collect();
         let mut fill = |n: usize, given: &mut [f32]| given.copy_from_slice(&rows[n * width..][..width]);
         let mut done = |_: usize, _: usize, block: sterling::dense::Block<'_>| {
             black_box(block.output(0).row(0));
             Ok(())
         };
-        program.run(rows.len() / width, &[&user], &mut scratch, &mut fill, &mut done).unwrap();
+        program.run(rows.len() / width, &user, &mut scratch, &mut fill, &mut done).unwrap();
     })
 }
 
@@ -93,13 +195,13 @@ fn lowered_reranker(way: &str) -> RowProgram {
     let mut inputs = vec![given("query", false, &[one, fixed(64)]), given("item", true, &[one, Size::Rows, fixed(64)])];
     inputs.extend(COLUMNS.map(|name| given(name, true, &[one, Size::Rows])));
     let logits = [Made { name: "logits".into(), shape: vec![one, Size::Rows, fixed(5)] }];
-    RowProgram::lower_in(precision(way), &read("overarch.onnx"), &inputs, &logits).unwrap()
+    RowProgram::lower_in(precision(way), &read("models/debian/overarch.onnx"), &inputs, &logits).unwrap()
 }
 
 fn reranker(way: &str, count: usize) -> Call {
     let query = numbers(64);
     if way == "rten" {
-        let (graph, threads) = (Graph::load("overarch", read("overarch.onnx")).unwrap(), Threads::new(1));
+        let (graph, threads) = (Graph::load("overarch", read("models/debian/overarch.onnx")).unwrap(), Threads::new(1));
         let (items, column) = (numbers(count * 64), numbers(count));
         return Box::new(move || {
             let (of_query, of_item, of_column) = ([1, 64], [1, count, 64], [1, count]);
@@ -111,7 +213,7 @@ fn reranker(way: &str, count: usize) -> Call {
             drop(black_box(graph.run(&named, "logits", &threads).unwrap()));
         });
     }
-    program(lowered_reranker(way), numbers(count * 69), 69, query)
+    program(lowered_reranker(way), numbers(count * 69), 69, vec![query])
 }
 
 /// Scores `rows.f32` `[Q, K0, 69]` of the users of `queries.f32` `[Q, 64]` in both precisions, each into a file of its name.
@@ -138,7 +240,7 @@ fn score(folder: &Path) {
 
 fn tower(way: &str, users: usize) -> Call {
     if way == "rten" {
-        let (graph, threads) = (Graph::load("user", read("user.onnx")).unwrap(), Threads::new(1));
+        let (graph, threads) = (Graph::load("user", read("models/debian/user.onnx")).unwrap(), Threads::new(1));
         let values = FEATURES.map(|(_, width)| numbers(users * width));
         return Box::new(move || {
             let shapes = FEATURES.map(|(_, width)| [users, width]);
@@ -149,7 +251,7 @@ fn tower(way: &str, users: usize) -> Call {
     }
     let inputs = FEATURES.map(|(name, width)| given(name, true, &[Size::Rows, fixed(width)]));
     let query = [Made { name: "query".into(), shape: vec![Size::Rows, fixed(64)] }];
-    let lowered = RowProgram::lower_in(precision(way), &read("user.onnx"), &inputs, &query).unwrap();
+    let lowered = RowProgram::lower_in(precision(way), &read("models/debian/user.onnx"), &inputs, &query).unwrap();
     program(lowered, numbers(users * 128), 128, Vec::new())
 }
 
@@ -169,6 +271,11 @@ fn cases() -> Vec<(String, Call)> {
             call();
         };
         all.push((format!("tower cold {way}"), Box::new(cold)));
+    }
+    for kind in &KINDS {
+        let ways = WAYS.iter().chain(&["kept"]);
+        let cases = ways.filter_map(|way| Some((format!("{} {} {way}", kind.name, kind.count), kind.call(way)?)));
+        all.extend(cases);
     }
     let other = vec![1u8; 8 << 20];
     let sweep = move || {

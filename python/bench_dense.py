@@ -23,18 +23,24 @@ import onnxruntime
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "models" / "debian"
 COLUMNS = ["log_popularity", "log_build", "log_depends", "log_recommends", "log_suggests"]
+# What `benches/dense.rs` has of each of `benches/graphs`: candidates, and its inputs.
+KINDS = {
+    "mol": (10_000, {"query": (64,), "user_parts": (8, 32), "item": (None, 64), "parts": (None, 256)}),
+    "target": (1_000, {"item": (None, 64), "history": (200, 64), "mask": (200,)}),
+    "din": (1_000, {"query": (64,), "item": (None, 64), "history": (200, 64), "mask": (200,)}),
+}
 FEATURES = {"installed": 64, "installed_text": 32, "section": 16, "maintainer": 16}
 ROUNDS = 11
 ROUND_SECONDS = 0.04
 
 
-def session(file: str) -> onnxruntime.InferenceSession:
+def session(file: Path) -> onnxruntime.InferenceSession:
     """A graph on one thread that does not spin."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(str(FOLDER / file), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
 class Peer:
@@ -80,7 +86,7 @@ def peers() -> dict[str, Peer]:
     """ONNX Runtime on each case."""
     random = np.random.default_rng(7)
     numbers = lambda *shape: random.normal(scale=0.1, size=shape).astype(np.float32)  # noqa: E731
-    reranker, tower = session("overarch.onnx"), session("user.onnx")
+    reranker, tower = session(FOLDER / "overarch.onnx"), session(FOLDER / "user.onnx")
     all_of = {}
     for count in [100, 1_000, 10_000]:
         inputs = {"query": numbers(1, 64), "item": numbers(1, count, 64)}
@@ -88,6 +94,11 @@ def peers() -> dict[str, Peer]:
         all_of[f"reranker {count}"] = Peer(reranker, inputs)
     for users in [1, 8, 32]:
         all_of[f"tower {users}"] = Peer(tower, {name: numbers(users, width) for name, width in FEATURES.items()})
+    for name, (count, shapes) in KINDS.items():
+        inputs = {key: numbers(1, *(count if n is None else n for n in shape)) for key, shape in shapes.items()}
+        if "mask" in inputs:
+            inputs["mask"][:] = 1
+        all_of[f"{name} {count}"] = Peer(session(ROOT / "benches" / "graphs" / f"{name}.onnx"), inputs)
     return all_of
 
 
@@ -107,6 +118,7 @@ def main() -> None:
         "f32": lambda case: best.microseconds(f"{case} f32"),
         "f32 in AVX2": lambda case: avx2.microseconds(f"{case} f32"),
         "bf16": lambda case: best.microseconds(f"{case} bf16"),
+        "kept by item": lambda case: best.microseconds(f"{case} kept") if case.startswith("mol") else float("nan"),
     }
     print(f"onnxruntime {onnxruntime.__version__}; kernels and peaks in f32 and bf16: {best.header}; {avx2.header}\n")
     print("| | ONNX Runtime µs |" + "".join(f" {way} µs | x |" for way in ways))

@@ -18,8 +18,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "src/device/cuda/kernels"
 TABLE = ROOT / "docs/KERNELS.md"
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
-FILES = ["scan.cu", "topk.cu", "pool.cu", "filter.cu", "rows.cu", "dense.cu", "value.cu"]
-HEADERS = ["platform.cuh", "scan.cuh"]
+FILES = ["scan.cu", "topk.cu", "ahead.cu", "pool.cu", "filter.cu", "rows.cu", "dense.cu", "products.cu", "value.cu"]
+HEADERS = ["platform.cuh", "scan.cuh", "digits.cuh", "dense.cuh"]
 
 
 def load(folder):
@@ -34,8 +34,7 @@ def compile_one(nvrtc, name, architecture):
     text = lambda file: (KERNELS / file).read_bytes()
     names = (ctypes.c_char_p * len(HEADERS))(*[h.encode() for h in HEADERS])
     texts = (ctypes.c_char_p * len(HEADERS))(*[text(h) for h in HEADERS])
-    options = [f"--gpu-architecture={architecture}", "--std=c++17", "-default-device", "--ptxas-options=-v"]
-    options.remove("-default-device")
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", "--ptxas-options=-v"]
     options = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
     program = ctypes.c_void_p()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text(name), name.encode(), len(HEADERS), texts, names) == 0

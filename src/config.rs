@@ -48,7 +48,7 @@ use serde::{Deserialize, Serialize};
 use crate::device::cuda::Choice;
 use crate::error::{Error, Result};
 use crate::snapshot::PlacementOptions;
-use crate::{engine, http, limits};
+use crate::{compact, engine, http, limits};
 
 /// The configuration of a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -81,6 +81,8 @@ pub struct Config {
     pub engine: engine::Options,
     /// Bounds of connections, bodies and of the shutdown.
     pub http: http::Options,
+    /// When updates are merged into a version.
+    pub merge: compact::Options,
 }
 
 impl Default for Config {
@@ -99,6 +101,7 @@ impl Default for Config {
             tables: PlacementOptions::default(),
             engine: engine::Options::default(),
             http: http::Options::default(),
+            merge: compact::Options::default(),
         }
     }
 }
@@ -169,6 +172,7 @@ impl Config {
             .map_err(|e| Error::invalid(format!("configuration: {}", shown(e))))?;
         config.engine.check()?;
         config.http.check()?;
+        config.merge.check()?;
         config.device.parse::<Choice>().map_err(|e| e.within("configuration"))?;
         if config.refresh_ms == 0 {
             return Err(Error::invalid("configuration: refresh_ms: got 0, expected at least 1"));
@@ -286,6 +290,9 @@ mod tests {
             ("[engine]\nqueue = 'many'", "queue"),
             ("refresh_ms = 0", "refresh_ms"),
             ("recorded_queries = 1025", "recorded_queries: got 1025, expected at most 1024"),
+            ("[merge]\nshare = -1", "merge.share: got -1, expected 0 to 10"),
+            ("[merge]\ncores = 1.5", "merge.cores: got 1.5"),
+            ("[merge]\nshare = nan", "merge.share: got NaN"),
             ("[engine", "TOML"),
         ] {
             let error = read(text).expect_err(text).to_string();

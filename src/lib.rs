@@ -13,6 +13,7 @@
 pub mod bench;
 pub mod cli;
 pub mod columns;
+pub mod compact;
 pub mod config;
 pub mod dense;
 pub mod device;

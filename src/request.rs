@@ -83,6 +83,8 @@ pub struct Retrieve {
     pub k: usize,
     /// Candidates that are reranked, K0; the model's default where it is not given.
     pub candidates: Option<usize>,
+    /// The same of some queries of a user by their names, where the model has several; they go before `candidates`.
+    pub query_candidates: BTreeMap<String, usize>,
     /// The share of the true candidates that is to be found; the model's default where it is not given.
     pub recall: Option<f64>,
     /// Lists that are probed, P, in place of a recall.
@@ -180,6 +182,7 @@ impl Retrieve {
             exclude: Vec::new(),
             k: Retrieve::K_DEFAULT,
             candidates: None,
+            query_candidates: BTreeMap::new(),
             recall: None,
             probes: None,
             exact: false,

@@ -105,6 +105,14 @@ pub fn fill(text: &str, snapshot: Snapshot, faithful: bool) -> Result<String> {
     Ok(filled)
 }
 
+/// The request of a line of a warm-up.
+///
+/// # Errors
+/// `Invalid` where it cannot be read.
+pub fn request(line: &str) -> Result<String> {
+    wire::object::<Line<'_>>(line.as_bytes()).map(|line| line.request.get().to_owned())
+}
+
 /// Reads the warm-up file at `path`.
 ///
 /// # Errors

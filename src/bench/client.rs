@@ -64,10 +64,10 @@ impl Client {
     }
 
     /// Asks for a JSON document.
-    pub(super) async fn get(&self, path: &str) -> Result<serde_json::Value> {
+    pub(super) async fn document(&self, method: Method, path: &str) -> Result<serde_json::Value> {
         let failed = |why: String| Error::unavailable(format!("http://{}{path}: {why}", self.target.authority));
         let (status, body) =
-            self.ask(Method::GET, path, Bytes::new()).await.map_err(|e| failed(format!("{e}")).caused_by(e))?;
+            self.ask(method, path, Bytes::new()).await.map_err(|e| failed(format!("{e}")).caused_by(e))?;
         serde_json::from_slice(&body).ok().filter(|_| status == 200).ok_or_else(|| {
             failed(format!("answered {status}: {}", String::from_utf8_lossy(&body[..body.len().min(200)])))
         })

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use hyper::Method;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, LocalSet};
@@ -96,7 +97,15 @@ fn local<T>(gather: Duration, work: impl Future<Output = T>) -> Result<T> {
 /// # Errors
 /// `Unavailable` where it does not answer with a JSON document.
 pub fn get(target: &Target, path: &str) -> Result<Value> {
-    local(Duration::ZERO, Client::new(target.clone(), 1).get(path))?
+    local(Duration::ZERO, Client::new(target.clone(), 1).document(Method::GET, path))?
+}
+
+/// What a server says when it is told to do what a path names, however long that takes.
+///
+/// # Errors
+/// As [`get`].
+pub fn post(target: &Target, path: &str) -> Result<Value> {
+    local(Duration::ZERO, Client::new(target.clone(), 1).document(Method::POST, path))?
 }
 
 /// Sends the load to the server and reports what became of it.

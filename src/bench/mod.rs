@@ -16,7 +16,7 @@ mod report;
 mod requests;
 mod schedule;
 
-pub use load::{Class, Load, get, run};
+pub use load::{Class, Load, get, post, run};
 pub use peak::{Peak, find_peak};
 pub use report::{ClassReport, Generator, Latency, Report, median};
 pub use requests::{Body, Target, random_vectors, read_bodies};

@@ -326,7 +326,7 @@ fn calibrated(index: &ivf::Index, arguments: &AnnBench) -> Result<Calibration> {
         Some(path) => calibrate::Queries::of_matrix(path, index)?,
         None => calibrate::Queries::of_items(index, arguments.seed),
     };
-    let calibration = calibrate::measure(index, queries, arguments.seed, &|_, _| ());
+    let calibration = calibrate::measure(index, &queries, arguments.seed, &|_, _| ());
     say(json!({
         "calibrate_s": round(started.elapsed().as_secs_f64(), 2), "queries": calibration.queries,
         "source": calibration.source, "curves": calibration.curves,

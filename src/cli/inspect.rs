@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::output::say;
-use super::publish::tell_shards;
+use super::publish::{decisions, tell_shards};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::http::wire::{CalibrationInfo, ModelInfo, model_info};
 use crate::model::{MODEL_FILE, Package};
 use crate::snapshot::{GraphRecord, MANIFEST, Manifest, Placement, SHARDS_FILE, Shards, Snapshot, Store};
-use crate::tower::Runs;
+use crate::tower::{OverArch, Runs};
 use crate::trial::{Apart, Trials};
 
 /// Arguments of `sterling inspect`.
@@ -91,6 +91,7 @@ impl Inspect {
             made.seconds
         ))?;
         model(&info)?;
+        decisions(&snapshot.manifest)?;
         programs(&snapshot.package, snapshot.manifest.graphs.as_ref())?;
         say("\nfiles (every checksum holds)")?;
         for (name, sum) in &snapshot.manifest.files {
@@ -133,6 +134,10 @@ fn programs(package: &Package, published: Option<&BTreeMap<String, GraphRecord>>
         if let Runs::Program(program) = runs {
             say(program)?;
         }
+    }
+    if let Some(part) = package.overarch.as_ref().and_then(OverArch::part) {
+        say(format_args!("\nwhat is kept of an item: {} numbers, {}", part.width(), part.program().digest()))?;
+        say(part.program())?;
     }
     Ok(())
 }

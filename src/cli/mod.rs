@@ -10,8 +10,10 @@
 mod ann_bench;
 mod bench;
 mod calibrate;
+mod compact;
 mod demo;
 mod inspect;
+mod kernels;
 mod output;
 mod plan;
 mod publish;
@@ -43,6 +45,8 @@ enum Command {
     Publish(publish::Publish),
     /// Measure again how many lists of a published version a recall takes, with queries like those that are asked.
     Calibrate(calibrate::Calibrate),
+    /// Merge the updates of a model into a version of their own, by a server or in its place.
+    Compact(compact::Compact),
     /// Answer over HTTP from the store's newest versions.
     Serve(serve::Serve),
     /// Score files of users: a Parquet file of recommendations for each, resumable at any moment.
@@ -55,6 +59,8 @@ enum Command {
     Inspect(inspect::Inspect),
     /// Decide where embedding tables lie: tiers, sharding and devices, with the reasons.
     Plan(plan::Plan),
+    /// Show the kernels of GPUs, or compile them ahead of time.
+    Kernels(kernels::Kernels),
     /// Show whose rows a Redis or Valkey Cluster holds, or remove those of a version.
     Remote(remote::Remote),
     /// Run the graphs of a package or version within bounds of memory and time, as `publish` and `serve` have it done.
@@ -71,10 +77,12 @@ pub fn run() -> ExitCode {
         Command::Calibrate(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::Score(command) => command.run(),
+        Command::Compact(command) => command.run(),
         Command::AnnBench(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Plan(command) => command.run(),
+        Command::Kernels(command) => command.run(),
         Command::Remote(command) => command.run(),
         Command::Trial(command) => command.run(),
     };

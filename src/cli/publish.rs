@@ -9,7 +9,7 @@ use super::output::say;
 use crate::embedding::tiers::remote::{Cluster, ClusterOptions};
 use crate::error::{Error, Result};
 use crate::publish::{self, Stage, Vectors};
-use crate::snapshot::{Manifest, Recipe, Shards, Store, shard_folder};
+use crate::snapshot::{Manifest, PARTS_FILE, Recipe, Shards, Store, shard_folder};
 use crate::telemetry;
 use crate::trial::{Apart, Trials};
 
@@ -89,7 +89,8 @@ impl Publish {
             manifest.bytes() as f64 / 1e6,
             manifest.provenance.seconds,
         ))?;
-        manifest.graphs.iter().flatten().try_for_each(|(file, record)| say(format_args!("  {file} {record}")))
+        manifest.graphs.iter().flatten().try_for_each(|(file, record)| say(format_args!("  {file} {record}")))?;
+        decisions(&manifest)
     }
 }
 
@@ -107,6 +108,24 @@ pub(super) fn tell_shards(name: &str, folder: &Path) -> Result<()> {
         let megabytes = manifest.bytes() as f64 / 1e6;
         say(format_args!("  shard {shard}: {} items, {megabytes:.1} MB, digest {}", entry.items, entry.digest))
     })
+}
+
+/// How a version is served, where that was decided when it was published.
+pub(super) fn decisions(manifest: &Manifest) -> Result<()> {
+    if let Some(decided) = &manifest.decisions.precision {
+        say(format_args!("  precision {}: {}", decided.chosen, decided.reason))?;
+    }
+    if let Some(part) = &manifest.decisions.item_part {
+        let bytes = manifest.files.get(PARTS_FILE).map_or(0, |sum| sum.bytes);
+        say(format_args!(
+            "  kept by item: {} numbers of the reranker in {}, {:.1} MB, by the program {}",
+            part.width,
+            part.format.name(),
+            bytes as f64 / 1e6,
+            part.digest
+        ))?;
+    }
+    Ok(())
 }
 
 /// The cluster that these nodes are of.

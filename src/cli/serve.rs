@@ -12,14 +12,16 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::output::say;
 use super::publish::existing;
+use crate::compact::Compactor;
 use crate::config::{Config, Flags, TableFlags};
 use crate::device::cuda::Choice;
 use crate::device::heap;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
-use crate::fresh::{Feeds, Updating};
+use crate::fresh::{Feeds, Merges, Updating};
 use crate::http::{self, App, Stop};
-use crate::registry::{self, Registry, Snapshots};
+use crate::journal::LogOptions;
+use crate::registry::{self, Loaded, Registry, Snapshots};
 use crate::snapshot::Placement;
 use crate::telemetry;
 use crate::trial::{Apart, Trials};
@@ -103,13 +105,31 @@ impl Server {
             let what = config.shard.map_or("version".into(), |shard| format!("version with a shard {shard}"));
             tracing::warn!("model `{model}` has no {what} in {} yet, waiting for one", config.store.display());
         }
-        let feeds = config.updates.as_ref().map(|folder| Arc::new(Feeds::new(folder)));
+        let feeds = config.updates.as_ref().map(|folder| Arc::new(Feeds::new(folder, LogOptions::default())));
         let loader = Updating { snapshots: loader, feeds: feeds.clone() };
-        let registry = Registry::new(store, loader, options).with_warm_up(Arc::new(warmup::check));
         let chosen = config.device.parse::<Choice>()?.open()?;
         tracing::info!(device = %chosen, "passes run here");
-        let app = App::new(registry, Engine::start(Passes::on(&chosen), &config.engine)?, &config.http);
-        let app = Arc::new(app.with_updates(feeds, Duration::from_millis(config.engine.timeout_ms)));
+        let passes = Passes::on(&chosen);
+        let residents = passes.residents();
+        let warm = move |loaded: &Loaded| {
+            warmup::check(loaded)?;
+            // A version is on the device before it may answer.
+            if let Some(residents) = &residents {
+                residents.bring(loaded.view().main());
+            }
+            Ok(())
+        };
+        let registry = Registry::new(store.clone(), loader, options).with_warm_up(Arc::new(warm));
+        let app = App::new(registry, Engine::start(passes, &config.engine)?, &config.http);
+        let (merges, wanted) = Merges::new();
+        // A shard is no version that could be merged by itself.
+        let feeds_merged = feeds.clone().filter(|_| config.shard.is_none());
+        let merges = feeds_merged.is_some().then_some(merges);
+        let app = app.with_updates(feeds, Duration::from_millis(config.engine.timeout_ms)).with_merges(merges);
+        let app = Arc::new(app);
+        if let Some(feeds) = feeds_merged {
+            Compactor::new(store, &app.registry, feeds, config.merge.clone())?.start(wanted)?;
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .on_thread_park({

@@ -32,7 +32,8 @@ pub fn likeness(columns: &[ItemColumn], first: &[String], items: usize) -> Resul
     }
     let mut keys = vec![0u64; items];
     let mut free = u64::BITS;
-    for (_, ranks) in &ranked {
+    // A column that no item has a value of tells nothing apart.
+    for (_, ranks) in ranked.iter().filter(|(_, ranks)| ranks.distinct > 0) {
         // One more than there are values: items without one come last.
         let bits = u64::BITS - (ranks.distinct as u64).leading_zeros();
         if bits > free {
@@ -110,5 +111,6 @@ mod tests {
         let hidden = ItemColumn { filter: false, ..texts("title", &[&["x"], &["y"]]) };
         assert_eq!(likeness(&[price, hidden], &[], 2).unwrap(), [0, 0]);
         assert!(likeness(&[], &[], 0).unwrap().is_empty());
+        assert_eq!(likeness(&[texts("empty", &[&[], &[]])], &[], 2).unwrap(), [0, 0]);
     }
 }

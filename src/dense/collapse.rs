@@ -112,7 +112,9 @@ impl Rewriter<'_> {
                 self.scale(affine, minus, width).map(Some)
             }
             Op::Binary(f @ (Binary::Add | Binary::Sub), a, b) => {
-                let (Some(left), Some(mut right)) = (self.operand(a)?, self.operand(b)?) else { return Ok(None) };
+                let (Some(_), Some(mut right)) = (self.operand(a)?, self.operand(b)?) else { return Ok(None) };
+                // To make the second may have made the first: `x - max(x)` reads `x` as it lies there.
+                let Some(left) = self.operand(a)? else { return Ok(None) };
                 if f == Binary::Sub {
                     let minus = self.to.number(vec![1], vec![-1.0])?;
                     let own = right.width;

@@ -2,7 +2,6 @@
 
 use super::RowProgram;
 use super::plan::{Memory, Operand, Place, Plan, Step, Work};
-use crate::device::cpu::dense::{Binary, Form, Unary};
 use crate::device::cuda::ops::steps::{self, FactorAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, RunsOfRow};
 use crate::device::cuda::{Array, Device};
 use crate::error::{Error, Result};
@@ -63,14 +62,6 @@ impl DeviceProgram {
         let is_made = |plan: &Plan| matches!(plan.outputs[..], [Place { memory: Memory::Rows(_), offset: 0 }]);
         if !is_made(&program.straight) || !is_made(&program.collapsed) {
             return Err(Error::unsupported("a graph of several outputs, or whose output is one of its inputs"));
-        }
-        let mut steps =
-            [&program.straight, &program.collapsed].into_iter().flat_map(|plan| plan.user.iter().chain(&plan.rows));
-        if let Some(step) = steps.find(|step| !is_known(&step.work)) {
-            return Err(Error::unsupported(format!(
-                "a graph with the step `{}`, which devices do not have",
-                step.work
-            )));
         }
         Ok(DeviceProgram {
             program: program.clone(),
@@ -142,17 +133,6 @@ impl DeviceProgram {
     }
 }
 
-/// Whether devices have what a step does.
-fn is_known(work: &Work) -> bool {
-    match work {
-        Work::Product { factors, .. } => *factors == Form::Single,
-        Work::Narrow { .. } | Work::PackNarrow { .. } => false,
-        Work::Map1 { f, .. } => (*f as u32) <= Unary::Reciprocal as u32,
-        Work::Map2 { f, .. } => (*f as u32) <= Binary::Min as u32,
-        _ => true,
-    }
-}
-
 struct Run<'a> {
     device: &'a Device,
     plan: &'a Plan,
@@ -190,13 +170,14 @@ impl Run<'_> {
     fn step(&self, step: &Step, rows: RowsOf<'_>, out: NumbersAt, indices: &[Array<u32>]) -> Result<()> {
         let (device, missing) = (self.device, || Error::internal("a step without its indices"));
         match &step.work {
-            Work::Product { parts, bias, runs, columns, relu, .. } => {
+            Work::Product { parts, bias, runs, columns, relu, factors, result } => {
                 let factor = |f: &super::plan::Factor| {
                     FactorAt::new(self.at(f.rows), self.at(f.matrix), f.depth, (f.row_stride, f.panel_stride))
                 };
                 let parts: Vec<FactorAt> = parts.iter().map(factor).collect();
                 let bias = bias.map_or_else(NumbersAt::default, |bias| self.at(bias));
-                let to = ProductTo { bias, out, runs: *runs, columns: *columns, relu: *relu };
+                let (runs, columns, relu) = (*runs, *columns, *relu);
+                let to = ProductTo { bias, out, runs, columns, relu, factors: *factors, result: *result };
                 steps::product(device, rows, &parts, &to)
             }
             Work::Matrices { a, b, shape, .. } => {
@@ -231,7 +212,10 @@ impl Run<'_> {
                 let placing = Placing { runs: 1, count: index.len() * run, stride: 0, first: 0 };
                 steps::pick(device, rows, self.at(*a), Some(copied), placing, out)
             }
-            Work::Narrow { .. } | Work::PackNarrow { .. } => Err(Error::internal("a step that no device has")),
+            Work::Narrow { a, count } => steps::narrow(device, rows, self.at(*a), *count, out),
+            Work::PackNarrow { a, depth, columns } => {
+                steps::pack_narrow(device, rows, self.at(*a), (*depth, *columns), out)
+            }
         }
     }
 

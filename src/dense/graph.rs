@@ -51,6 +51,18 @@ impl Graph {
         Ok(self.values.len() - 1)
     }
 
+    /// Whether each value goes into some others, those apart that only `stops` read.
+    pub(super) fn needed(&self, of: &[Id], stops: &[Id]) -> Vec<bool> {
+        let mut needed = vec![false; self.values.len()];
+        of.iter().for_each(|&id| needed[id] = true);
+        for id in (0..self.values.len()).rev().filter(|id| !stops.contains(id)) {
+            if needed[id] {
+                self.values[id].op.reads().into_iter().for_each(|read| needed[read] = true);
+            }
+        }
+        needed
+    }
+
     /// The numbers of a constant.
     pub(super) fn constant(&self, id: Id) -> Option<&[f32]> {
         if let Op::Constant(numbers) = &self.values[id].op { Some(numbers) } else { None }

@@ -3,8 +3,9 @@
 //! 1. `import` reads an ONNX graph as the checked graph of `graph` and `ir`, whose values know whether they are constant (these are
 //!    folded), the user's, or a row's. What is not in the operator table of `models/README.md` is refused by its name;
 //!    the caller then leaves the graph to its runtime.
-//! 2. `collapse` turns linear chains into single products, with matrices made of the user once a request where that pays.
-//! 3. `plan` gives every value a place and makes steps; `exec` runs them: the user's once, the rows' in blocks that stay in
+//! 2. `split` takes apart what depends on the item alone, which is worked out once for each item where that pays.
+//! 3. `collapse` turns linear chains into single products, with matrices made of the user once a request where that pays.
+//! 4. `plan` gives every value a place and makes steps; `exec` runs them: the user's once, the rows' in blocks that stay in
 //!    the caches through all steps.
 //!
 //! `text` writes a program down: what `sterling inspect` prints, and what its digest is of.
@@ -19,11 +20,13 @@ mod import;
 mod interpret;
 mod ir;
 mod plan;
+mod split;
 mod text;
 
 pub use device::{DeviceProgram, DeviceRows};
 pub use exec::Scratch;
 pub use import::{Given, Made, Size};
+pub use split::Cut;
 pub use text::Figures;
 
 use crate::device::cpu::Kernels;
@@ -47,6 +50,27 @@ pub struct RowProgram {
     text: String,
 }
 
+/// A graph that was read and checked, before it becomes a program.
+#[derive(Debug)]
+pub struct Network {
+    graph: graph::Graph,
+}
+
+/// The halves of a network that was cut.
+#[derive(Clone, Debug)]
+pub struct Halves {
+    /// Makes what is kept of an item, output after output; reads nothing of the user.
+    pub item: RowProgram,
+    /// Which of the network's inputs it reads.
+    pub item_inputs: Vec<usize>,
+    /// Makes the network's outputs: its rows are what is kept of their item, side by side, and then the inputs that are left.
+    pub candidates: RowProgram,
+    /// Which of the network's inputs it reads, all of the user's among them.
+    pub candidate_inputs: Vec<usize>,
+    /// Numbers that are kept of an item.
+    pub width: usize,
+}
+
 /// A block of rows that a program has run over.
 #[derive(Clone, Copy, Debug)]
 pub struct Block<'a> {
@@ -64,6 +88,11 @@ pub struct Output<'a> {
 }
 
 impl<'a> Block<'a> {
+    /// How many outputs a row has.
+    pub fn outputs(&self) -> usize {
+        self.program.widths.len()
+    }
+
     /// Output number `n`, in the order that the program was asked for.
     pub fn output(&self, n: usize) -> Output<'a> {
         let (numbers, stride) = exec::output(self.plan, n, self.scratch);
@@ -75,6 +104,67 @@ impl<'a> Output<'a> {
     /// The output of row `n` of the block.
     pub fn row(&self, n: usize) -> &'a [f32] {
         &self.numbers[n * self.stride..][..self.width]
+    }
+}
+
+impl Network {
+    /// Reads an ONNX graph whose inputs come as `given`; it is to have these outputs.
+    ///
+    /// # Errors
+    /// As [`RowProgram::lower`].
+    pub fn read(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<Network> {
+        let graph = import::import(bytes, given, outputs)?;
+        for (&id, output) in graph.outputs.iter().zip(outputs) {
+            let value = &graph.values[id];
+            let axes = value.shape.iter().enumerate();
+            let made: Vec<Size> =
+                axes.map(|(n, &d)| if value.rows == Some(n) { Size::Rows } else { Size::Fixed(d as i64) }).collect();
+            if made != output.shape {
+                return Err(Error::unsupported(format!(
+                    "output `{}` of shape {made:?}, expected {:?}",
+                    output.name, output.shape
+                )));
+            }
+        }
+        Ok(Network { graph })
+    }
+
+    /// The whole as one program; in f32 where the machine has no products of bf16.
+    ///
+    /// # Errors
+    /// As [`RowProgram::lower`].
+    pub fn program(&self, precision: Precision) -> Result<RowProgram> {
+        RowProgram::of(&self.graph, precision, Kernels::best())
+    }
+
+    /// Where it is best cut, so that what depends on the item alone is worked out once an item; none where no cut makes a
+    /// candidate cheaper by much. `is_item` says of each input whether it is the item's, `work` how many multiply-adds take as long
+    /// as to read it for a candidate.
+    ///
+    /// # Errors
+    /// As [`RowProgram::lower`].
+    pub fn best_cut(&self, is_item: &[bool], work: &[usize]) -> Result<Option<Cut>> {
+        split::best_cut(&self.graph, is_item, work)
+    }
+
+    /// The work of reading a row of a candidate that lies somewhere in memory, of so many numbers.
+    pub fn work_of_row(numbers: usize) -> usize {
+        split::ROW_WORK + split::NUMBER_WORK * numbers
+    }
+
+    /// Its halves, the item's in f32.
+    ///
+    /// # Errors
+    /// `Invalid` for a cut of another network; as [`RowProgram::lower`].
+    pub fn halves(&self, is_item: &[bool], cut: &Cut, precision: Precision) -> Result<Halves> {
+        let split::Split { item, candidates, width } = split::split(&self.graph, is_item, cut)?;
+        Ok(Halves {
+            item: RowProgram::of(&item.graph, Precision::F32, Kernels::best())?,
+            item_inputs: item.inputs,
+            candidates: RowProgram::of(&candidates.graph, precision, Kernels::best())?,
+            candidate_inputs: candidates.inputs,
+            width,
+        })
     }
 }
 
@@ -92,20 +182,7 @@ impl RowProgram {
     /// # Errors
     /// As there.
     pub fn lower_in(precision: Precision, bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<RowProgram> {
-        let graph = import::import(bytes, given, outputs)?;
-        for (&id, output) in graph.outputs.iter().zip(outputs) {
-            let value = &graph.values[id];
-            let axes = value.shape.iter().enumerate();
-            let made: Vec<Size> =
-                axes.map(|(n, &d)| if value.rows == Some(n) { Size::Rows } else { Size::Fixed(d as i64) }).collect();
-            if made != output.shape {
-                return Err(Error::unsupported(format!(
-                    "output `{}` of shape {made:?}, expected {:?}",
-                    output.name, output.shape
-                )));
-            }
-        }
-        RowProgram::of(&graph, precision, Kernels::best())
+        Network::read(bytes, given, outputs)?.program(precision)
     }
 
     fn of(graph: &graph::Graph, precision: Precision, kernels: Kernels) -> Result<RowProgram> {

@@ -28,10 +28,12 @@ pub enum Precision {
     Bf16,
 }
 
-impl Precision {
-    /// Whether it is the one of models that name none.
-    pub fn is_f32(&self) -> bool {
-        *self == Precision::F32
+impl std::fmt::Display for Precision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        })
     }
 }
 
@@ -143,6 +145,26 @@ pub(super) enum Work {
     },
 }
 
+#[cfg(test)]
+impl Work {
+    /// Where its operands lie.
+    pub(super) fn places(&self) -> Vec<Place> {
+        match self {
+            Work::Product { parts, bias, .. } => {
+                parts.iter().flat_map(|part| [part.rows, part.matrix]).chain(*bias).collect()
+            }
+            Work::Matrices { a, b, .. } => vec![*a, *b],
+            Work::Map2 { a, b, .. } => vec![a.place, b.place],
+            Work::Concat { parts, .. } => parts.iter().map(|(place, _)| *place).collect(),
+            Work::Narrow { a, .. }
+            | Work::PackNarrow { a, .. }
+            | Work::Map1 { a, .. }
+            | Work::Fold { a, .. }
+            | Work::Pick { a, .. } => vec![*a],
+        }
+    }
+}
+
 /// A graph as steps.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plan {
@@ -187,13 +209,7 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
     if graph.outputs.iter().any(|&output| graph.values[output].side != Side::Pair) {
         return Err(Error::unsupported("an output that is the same for all rows"));
     }
-    let mut needed = vec![false; graph.values.len()];
-    graph.outputs.iter().for_each(|&output| needed[output] = true);
-    for id in (0..graph.values.len()).rev() {
-        if needed[id] {
-            graph.values[id].op.reads().into_iter().for_each(|read| needed[read] = true);
-        }
-    }
+    let needed = graph.needed(&graph.outputs, &[]);
     let mut planner = Planner {
         graph,
         plan: Plan::default(),

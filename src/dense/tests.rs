@@ -6,6 +6,8 @@ use proptest::prelude::*;
 use rten_onnx::onnx::{AttributeProto, ModelProto};
 use serde::Deserialize;
 
+mod split;
+
 use super::graph::Graph;
 use super::ir::{GraphInput, Id, Side};
 use super::*;

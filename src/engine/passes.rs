@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::backend::{Backend, Estimate, Job};
 use crate::device::cuda::ChosenDevice;
+use crate::device::priority;
 use crate::error::Result;
 use crate::pass::{self, Batch, Cpu, Cuda, Pass, Prepared, Residents};
 use crate::request::Answer;
@@ -26,6 +27,11 @@ impl Passes {
         Passes { residents, device: chosen.to_string() }
     }
 
+    /// The snapshots in the memory of the device; none on the CPU.
+    pub fn residents(&self) -> Option<Arc<Residents>> {
+        self.residents.clone()
+    }
+
     /// The device, with the reason where it is the CPU in place of a card.
     pub fn device(&self) -> &str {
         if self.device.is_empty() { "cpu" } else { &self.device }
@@ -40,15 +46,9 @@ thread_local! {
 type PassJob = Job<Prepared, Answer>;
 
 /// How much less than the threads of the sockets those of the passes are favoured where both want a core. A request that
-/// nobody reads from its socket grows old without being counted; one that waits here is counted, and refused in time.
+/// nobody reads from its socket grows old without being counted; one that waits here is counted, and refused in time. Where
+/// priorities cannot be lowered, refusals come late under overload, and nothing else changes.
 const NICENESS: i32 = 10;
-
-/// Lowers the priority of this thread. Where that cannot be, refusals come late under overload, and nothing else changes.
-fn yield_to_the_sockets() {
-    // Linux knows priorities of threads; elsewhere this would be the whole process's.
-    #[cfg(target_os = "linux")]
-    let _ = rustix::process::setpriority_process(None, NICENESS);
-}
 
 impl Backend for Passes {
     type Work = Prepared;
@@ -59,7 +59,7 @@ impl Backend for Passes {
         // One thread a worker: what the engine's option says bounds the graph runtime too.
         let threads = Threads::new(1);
         threads.run(|| {
-            yield_to_the_sockets();
+            priority::lower(NICENESS);
             THREADS.set(Some(threads.clone()));
             work();
             THREADS.set(None);

@@ -3,12 +3,16 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use super::state::Fresh;
 use super::update::Update;
 use crate::error::{Error, Kind, Result};
+use crate::files;
 use crate::journal::{Append, Done, Follower, Journal, Log, LogOptions, Record};
 use crate::registry::{Declared, Loader, Snapshots, is_passing};
 use crate::snapshot::{Manifest, Snapshot, check_name};
@@ -21,8 +25,11 @@ const LINGER: Duration = Duration::from_millis(250);
 /// Calls with a key that are remembered.
 const CALLS_MAX: usize = 10_000;
 
+/// The file of the calls whose records the journal has let go of.
+const CALLS: &str = "calls.json";
+
 /// A call that was made before.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
     /// A hash of what was sent.
     pub digest: u64,
@@ -45,17 +52,55 @@ struct Calls {
 pub struct Feed {
     journal: Box<dyn Journal>,
     calls: Mutex<Calls>,
+    /// Where calls are kept.
+    folder: PathBuf,
+    /// The position that was released last.
+    released: AtomicU64,
 }
 
 impl Feed {
-    /// The updates of a journal.
-    pub fn new(journal: impl Journal + 'static) -> Self {
-        Feed { journal: Box::new(journal), calls: Mutex::default() }
+    /// The updates of a journal, with the calls that were made up to position `after`; what concerns the server alone is kept in
+    /// `folder`.
+    ///
+    /// # Errors
+    /// `Corrupt` where the calls that were kept cannot be read; as [`Journal::follow`].
+    pub fn open(journal: impl Journal + 'static, folder: &Path, after: u64) -> Result<Self> {
+        let first = journal.first();
+        let (folder, released) = (folder.to_owned(), AtomicU64::new(0));
+        let feed = Feed { journal: Box::new(journal), calls: Mutex::default(), folder, released };
+        for (key, made) in feed.kept_calls()? {
+            feed.calls().remember(&key, made);
+        }
+        // Versions follow from their own positions on and do not see those before.
+        if first <= after.min(feed.last()) {
+            let mut records = feed.journal.follow(first - 1)?;
+            while let Some(record) = records.next(Duration::ZERO)? {
+                feed.note(record.position, &Update::decode(&record.payload)?);
+                if record.position >= after {
+                    break;
+                }
+            }
+        }
+        Ok(feed)
+    }
+
+    fn kept_calls(&self) -> Result<Vec<(String, Call)>> {
+        let path = self.folder.join(CALLS);
+        match std::fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("{}: {e}", path.display()))),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(e) => Err(Error::io(path.display(), e)),
+        }
     }
 
     /// The position of the last durable update.
     pub fn last(&self) -> u64 {
         self.journal.last()
+    }
+
+    /// The position of the first update that is kept, or of the next one where none is.
+    pub fn first(&self) -> u64 {
+        self.journal.first()
     }
 
     /// Appends updates; `done` is told when they are durable, and must not wait.
@@ -66,12 +111,20 @@ impl Feed {
         }
     }
 
-    /// Lets go of the updates up to a position.
+    /// Lets go of the updates up to a position; the calls that they tell of are kept.
     ///
     /// # Errors
-    /// As [`Journal::release`].
+    /// `Io` where the calls cannot be kept; as [`Journal::release`].
     pub fn release(&self, position: u64) -> Result<()> {
-        self.journal.release(position)
+        if position <= self.released.load(Ordering::Relaxed).max(self.journal.first() - 1) {
+            return Ok(());
+        }
+        let calls = self.calls().made();
+        let text = serde_json::to_vec(&calls).map_err(|e| Error::internal(format!("calls: {e}")))?;
+        files::write_atomic(&self.folder.join(CALLS), |out| out.write_all(&text))?;
+        self.journal.release(position)?;
+        self.released.store(position, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Begins a call with a key; where the same one was made before, what it came to.
@@ -114,6 +167,12 @@ impl Feed {
 }
 
 impl Calls {
+    /// Those that were made, the oldest first.
+    fn made(&self) -> Vec<(String, Call)> {
+        let made = |key: &String| Some((key.clone(), self.by_key.get(key)?.clone()?));
+        self.order.iter().filter_map(made).collect()
+    }
+
     fn remember(&mut self, key: &str, made: Call) {
         if self.by_key.insert(key.into(), Some(made)).flatten().is_none() {
             self.order.push_back(key.into());
@@ -128,13 +187,14 @@ impl Calls {
 /// The updates of all models of a server, each in a folder of its own.
 pub struct Feeds {
     root: PathBuf,
+    options: LogOptions,
     open: Mutex<BTreeMap<String, Arc<Feed>>>,
 }
 
 impl Feeds {
-    /// The journals below a folder.
-    pub fn new(root: impl Into<PathBuf>) -> Self {
-        Feeds { root: root.into(), open: Mutex::default() }
+    /// The journals below a folder, kept as `options` say.
+    pub fn new(root: impl Into<PathBuf>, options: LogOptions) -> Self {
+        Feeds { root: root.into(), options, open: Mutex::default() }
     }
 
     /// The updates of a model of which a version was loaded.
@@ -152,13 +212,14 @@ impl Feeds {
         if let Some(feed) = open.get(model) {
             return Ok(feed.clone());
         }
-        let log = Log::open(&self.root.join(model), LogOptions { after, ..LogOptions::default() });
+        let folder = self.root.join(model);
+        let log = Log::open(&folder, LogOptions { after, ..self.options.clone() });
         // A process that is about to end lets go of it.
         let log = log.map_err(|e| match e.kind() {
             Kind::Conflict => Error::not_ready(e.to_string()),
             _ => e,
         })?;
-        let feed = Arc::new(Feed::new(log));
+        let feed = Arc::new(Feed::open(log, &folder, after)?);
         open.insert(model.into(), feed.clone());
         Ok(feed)
     }

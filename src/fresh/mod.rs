@@ -9,10 +9,12 @@
 
 mod feed;
 mod given;
+mod merges;
 mod state;
 mod update;
 
 pub use feed::{Call, Feed, Feeds, Updating};
 pub use given::{GivenItem, GivenValues, UPDATES_MAX, Wrong};
+pub use merges::{MergeTold, MergeWanted, Merged, Merges};
 pub use state::Fresh;
 pub use update::{Put, Update};

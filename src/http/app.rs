@@ -10,8 +10,15 @@ use super::bodies::Bodies;
 use super::options::Options;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
-use crate::fresh::Feeds;
+use crate::fresh::{Feeds, Merges};
 use crate::registry::Registry;
+
+/// The share of a snapshot that may be changed or lie beside it before `/readyz` warns ...
+const FRESH_SHARE_MAX: f64 = 0.3;
+/// ... where so many items do.
+const FRESH_MIN: usize = 1024;
+/// Durable updates that are not seen yet before `/readyz` warns: a second of as many as come at most.
+const LAG_MAX: u64 = 10_000;
 
 /// What handlers share.
 pub struct App {
@@ -25,6 +32,8 @@ pub struct App {
     pub(super) draining: AtomicBool,
     /// The updates of the models, where the server takes any.
     pub(super) feeds: Option<Arc<Feeds>>,
+    /// Where merges of updates are asked for.
+    pub(super) merges: Option<Merges>,
     /// How long a call waits for the position that it wants to see.
     pub(super) updates_wait: Duration,
 }
@@ -36,12 +45,38 @@ impl App {
         let long_bodies = Arc::new(Semaphore::new((engine.workers() / 2).max(1)));
         let (registry, bodies) = (Arc::new(registry), Bodies::new(options));
         let (draining, updates_wait) = (AtomicBool::new(false), Duration::from_secs(1));
-        App { registry, engine, bodies, long_bodies, draining, feeds: None, updates_wait }
+        App { registry, engine, bodies, long_bodies, draining, feeds: None, merges: None, updates_wait }
     }
 
     /// The same edge, which takes updates too; calls wait for a position as long as other requests have time.
     pub fn with_updates(self, feeds: Option<Arc<Feeds>>, wait: Duration) -> Self {
         App { feeds, updates_wait: wait, ..self }
+    }
+
+    /// The same edge, at which merges may be asked for.
+    pub fn with_merges(self, merges: Option<Merges>) -> Self {
+        App { merges, ..self }
+    }
+
+    /// What an operator should look at though all is answered, a line each.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for model in self.registry.list() {
+            let (name, view) = (model.name(), model.view());
+            let (drift, fresh) = (view.drift(), view.fresh_items());
+            if drift >= FRESH_SHARE_MAX && fresh >= FRESH_MIN {
+                let share = (drift * 100.0).round();
+                warnings.push(format!(
+                    "model `{name}`: {share} % of its snapshot are changed or lie beside it ({fresh} items), which slows searches: merge them"
+                ));
+            }
+            let durable = self.feeds.as_ref().and_then(|feeds| feeds.of(name)).map_or(0, |feed| feed.last());
+            let lag = durable.saturating_sub(view.position());
+            if lag >= LAG_MAX {
+                warnings.push(format!("model `{name}`: {lag} durable updates are not seen yet"));
+            }
+        }
+        warnings
     }
 
     pub(super) fn ready(&self) -> Result<()> {

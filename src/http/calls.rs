@@ -430,11 +430,12 @@ pub async fn live() -> &'static str {
     "ok\n"
 }
 
-/// A model is loaded and the server is not shutting down; where not, why.
+/// A model is loaded and the server is not shutting down; where not, why. Lines that begin with `warning:` tell what slows it.
 #[utoipa::path(get, path = "/readyz", tag = "health", responses((status = 200, body = String), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn ready(State(app): State<Arc<App>>) -> Result<String, Refusal> {
     app.ready()?;
-    Ok(format!("ok\ndevice: {}\n", app.engine.backend().device()))
+    let warnings: String = app.warnings().iter().map(|warning| format!("warning: {warning}\n")).collect();
+    Ok(format!("ok\ndevice: {}\n{warnings}", app.engine.backend().device()))
 }
 
 /// Metrics in Prometheus' text format.

@@ -14,8 +14,8 @@ use super::app::App;
 use super::calls::{Names, Outcome, prepare, served};
 use super::position::{feed, number, seen};
 use super::wire::{
-    self, DeleteRequest, DeleteResponse, ItemResponse, PositionResponse, Problem, RefusedItem, UpdateResponse,
-    UpsertRequest,
+    self, DeleteRequest, DeleteResponse, ItemResponse, MergeResponse, PositionResponse, Problem, RefusedItem,
+    UpdateResponse, UpsertRequest,
 };
 use crate::error::{Error, Result};
 use crate::fresh::{Call, Feed, Update};
@@ -155,6 +155,29 @@ async fn write(feed: &Arc<Feed>, mut updates: Vec<Update>, digest: u64, said: Sa
     feed.append(&updates, said.if_position, done);
     let made = told.await.map_err(|_| Error::internal("the journal ended without an answer"))??;
     Ok((made, false))
+}
+
+/// Merge the updates into a version that answers in the place of the active one.
+#[utoipa::path(post, path = "/v1/models/{model}/items:merge", tag = "items",
+    params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = MergeResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    if request.method() != Method::POST {
+        return Err(Refusal::method(request.method(), "POST"));
+    }
+    app.registry.get(&model, Which::Active)?;
+    feed(&app, &model)?;
+    let merges = app.merges.as_ref().ok_or_else(|| Error::unsupported("this server merges no updates"))?;
+    let (tell, told) = oneshot::channel();
+    merges.ask(
+        &model,
+        Box::new(move |made| {
+            // Nobody may wait any more.
+            let _ = tell.send(made);
+        }),
+    );
+    let made = told.await.map_err(|_| Error::internal("the merge ended without an answer"))??;
+    Ok(json(&MergeResponse { model, version: made.version, position: made.position, items: made.items }))
 }
 
 /// An item as it is.

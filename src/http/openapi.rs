@@ -26,6 +26,7 @@ use super::{calls, items};
         items::delete,
         items::item,
         items::position,
+        items::merge,
         calls::labels,
         calls::put_label,
         calls::delete_label,

@@ -20,6 +20,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{model}/labels/{label}", any(calls::label_call))
         .route("/v1/models/{model}/items:upsert", any(items::upsert))
         .route("/v1/models/{model}/items:delete", any(items::delete))
+        .route("/v1/models/{model}/items:merge", any(items::merge))
         .route("/v1/models/{model}/items:position", get(items::position).fallback(only_get()))
         .route("/v1/models/{model}/items/{id}", get(items::item).fallback(only_get()))
         .route("/v1/models/{model}/queries", get(calls::queries).fallback(only_get()))

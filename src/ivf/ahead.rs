@@ -7,12 +7,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::pace::Pace;
+
 /// Score ranges that lists are counted in.
 const BINS: usize = 128;
-/// A filtered search looks ahead when its lists have grown by this much since it last did,
-const GROWTH: f64 = 1.25;
-/// or by all lists over this, so that one from afar does not go on for long where it could end.
-const LOOKS: usize = 32;
 /// Lists just scanned that hold so many times the survivors of those ahead, on average, tell more of the next ones.
 const NEIGHBOURS_MIN: f64 = 2.0;
 
@@ -33,6 +31,11 @@ impl Margins {
         sample.sort_unstable_by(|a, b| b.total_cmp(a));
         let shares = (0..).map(|n| sample.len() >> n).take_while(|&above| above >= ABOVE_MIN);
         Margins { halvings: shares.map(|above| sample[above - 1]).collect() }
+    }
+
+    /// The numbers, rising.
+    pub(super) fn halvings(&self) -> &[f32] {
+        &self.halvings
     }
 
     /// What is wrong with margins that come from a file.
@@ -137,9 +140,14 @@ impl Ahead {
     }
 }
 
-/// After how many of all `lists` a search looks ahead next that did so after `done` of them.
-pub fn next_look(done: usize, lists: usize) -> usize {
-    ((done as f64 * GROWTH) as usize).min(done + lists / LOOKS).max(done + 1)
+/// After how many of all `lists` a search looks ahead next that did so after `done` of them: when its lists have grown by a
+/// share, or by so many of all that one from afar does not go on for long where it could end.
+pub fn next_look(done: usize, lists: usize, pace: Pace) -> usize {
+    let (growth, looks) = match pace {
+        Pace::Often => (1.25, 32),
+        Pace::Rare => (2.0, 4),
+    };
+    ((done as f64 * growth) as usize).min(done + lists / looks).max(done + 1)
 }
 
 #[cfg(test)]
@@ -191,7 +199,8 @@ mod tests {
 
     #[test]
     fn looks_are_rarer_the_longer_a_search_goes_on_but_never_rare() {
-        let looks: Vec<usize> = std::iter::successors(Some(1), |n| Some(next_look(*n, 3200))).take(60).collect();
+        let looks: Vec<usize> =
+            std::iter::successors(Some(1), |n| Some(next_look(*n, 3200, Pace::Often))).take(60).collect();
         assert!(looks.is_sorted_by(|a, b| a < b) && looks[3] == 4 && looks[59] > 3200, "{looks:?}");
         assert!(looks.windows(2).all(|pair| pair[1] - pair[0] <= 100), "{looks:?}");
     }

@@ -6,8 +6,9 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use super::ahead::{Ending, Seen, next_look};
-use super::probing::{Counters, Probing, SCAN_ALL_PASS_RATE, Scratch};
+use super::ahead::{Ending, Seen};
+use super::pace::Pace;
+use super::probing::{Counters, Probing, Scratch};
 use super::view::{Index, WideRows};
 use crate::device::cpu::kernels::{BLOCK, Pick};
 use crate::topk::{Selector, unkey};
@@ -16,12 +17,6 @@ use crate::units::{ListId, Slot};
 /// Lists whose words survive a filter: fills the words of a list, one bit an item.
 pub type Words<'a> = &'a mut dyn FnMut(ListId, &mut [u64]);
 
-/// After the first P lists, as many again are probed at a time, over this.
-const CHUNKS_PER_PROBES: usize = 2;
-/// Probing on ends when a chunk of lists brought fewer new candidates than this share of K0.
-const YIELD_SHARE_MIN: f64 = 0.005;
-/// A search of measured probes looks ahead for the first time after these, over this: some queries need fewer than most.
-const FIRST_LOOK: usize = 4;
 /// What a byte of scattered rows costs beside a byte of blocks, which are read forwards.
 const ROW_COST: u64 = 2;
 /// Survivors that are collected before their rows are scored, so that the memory always has some to bring.
@@ -45,10 +40,8 @@ pub(super) struct Filtered<'a, 'w> {
 impl Filtered<'_, '_> {
     /// Searches until `probing`, whose numbers fit the index, says that it is enough.
     pub(super) fn run(mut self, probing: Probing<'_>) -> Counters {
-        let lists = self.index.lists();
-        let is_guess = probing.ending.is_none() && probing.pass_rate <= SCAN_ALL_PASS_RATE;
         match probing.ending {
-            _ if probing.probes_max == lists && (probing.probes == lists || is_guess) => self.every(),
+            _ if probing.takes_all(self.index.lists()) => self.every(),
             None => self.on(probing),
             Some(ending) => self.until(probing, ending),
         }
@@ -66,19 +59,16 @@ impl Filtered<'_, '_> {
 
     /// Scans the survivors of the best lists, and goes on to further lists while that still pays.
     fn on(&mut self, probing: Probing<'_>) {
-        let Probing { probes, probes_max, .. } = probing;
         self.score_lists();
-        let first = probing.first(probes, probes_max);
         let mut done = 0;
-        let mut chunk = first;
-        while done < probes_max {
-            let end = (done + chunk).min(probes_max);
+        for look in probing.looks(self.index.lists(), Pace::Often) {
+            let end = look.min(probing.probes_max);
             let before = self.selector.accepted();
             self.scan_ordered(done..end);
             let gained = self.selector.accepted() - before;
             let enough = self.counters.survivors >= self.k0 as u64;
-            let gained_min = YIELD_SHARE_MIN * self.k0 as f64 * chunk as f64 / probes as f64;
-            if done > 0 && enough && (gained as f64) < gained_min {
+            let brings_little = done > 0 && (gained as f64) < probing.gain_min(self.k0, look - done);
+            if end == probing.probes_max || enough && brings_little {
                 break;
             }
             done = end;
@@ -86,7 +76,6 @@ impl Filtered<'_, '_> {
                 // The threshold of the K0-th best so far is what later lists must beat.
                 self.selector.shrink();
             }
-            chunk = (first / CHUNKS_PER_PROBES).max(1);
         }
     }
 
@@ -97,23 +86,21 @@ impl Filtered<'_, '_> {
         let Filtered { index, vector, scratch, .. } = self;
         let lists = scratch.lists.iter().map(|&key| unkey(key));
         scratch.ahead.begin(vector, lists.map(|(score, list)| (score, index.list_lengths()[list.index()])));
-        let (mut done, mut look) = (0, (probing.probes / FIRST_LOOK).max(1));
+        let mut done = 0;
         let mut before = self.counters;
-        while done < probing.probes_max {
-            self.scratch.order(done + 1);
-            let (score, list) = unkey(self.scratch.lists[done]);
-            self.scan_list(ListId(list.0));
-            self.scratch.ahead.take(score, self.index.list_lengths()[list.index()]);
-            done += 1;
-            if done == look {
-                self.score_pending();
-                if self.expects_no_more_than(&before, probing.pass_rate, ending) {
-                    return;
-                }
-                (before, look) = (self.counters, next_look(look, self.index.lists()));
+        for look in probing.looks(self.index.lists(), Pace::Often) {
+            for n in done..look.min(probing.probes_max) {
+                self.scratch.order(n + 1);
+                let (score, list) = unkey(self.scratch.lists[n]);
+                self.scan_list(ListId(list.0));
+                self.scratch.ahead.take(score, self.index.list_lengths()[list.index()]);
             }
+            self.score_pending();
+            if look >= probing.probes_max || self.expects_no_more_than(&before, probing.pass_rate, ending) {
+                return;
+            }
+            (before, done) = (self.counters, look);
         }
-        self.score_pending();
     }
 
     /// True where enough was found, and lists ahead are expected to hold no more of it than `ending` leaves; `before` is what

@@ -209,7 +209,7 @@ fn seeds(kernels: Kernels, rows: Matrix<'_>, picked: &[u32], count: usize, seed:
     drawn
 }
 
-fn distance(a: &[f32], b: &[f32]) -> f32 {
+pub(super) fn distance(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum()
 }
 
@@ -230,7 +230,7 @@ fn balance(rows: Matrix<'_>, members: &mut [Vec<u32>], empty_only: bool) {
 }
 
 /// Two parts of a list, neither of them empty: around its first row and the row farthest from that.
-fn halves(rows: Matrix<'_>, list: &[u32]) -> (Vec<u32>, Vec<u32>) {
+pub(super) fn halves(rows: Matrix<'_>, list: &[u32]) -> (Vec<u32>, Vec<u32>) {
     let row = |n: u32| rows.row(n as usize);
     let one = row(list[0]);
     let far = |n: &&u32| distance(row(**n), one);
@@ -244,7 +244,7 @@ fn halves(rows: Matrix<'_>, list: &[u32]) -> (Vec<u32>, Vec<u32>) {
 }
 
 /// The mean row of each list.
-fn means(rows: Matrix<'_>, members: &[Vec<u32>], spherical: bool) -> Vec<f32> {
+pub(super) fn means(rows: Matrix<'_>, members: &[Vec<u32>], spherical: bool) -> Vec<f32> {
     let mut means = vec![0f32; members.len() * rows.cols()];
     means.par_chunks_mut(rows.cols()).zip(members).for_each(|(mean, members)| {
         for &row in members {

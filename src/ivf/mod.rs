@@ -22,8 +22,10 @@ mod build;
 mod device;
 mod filtered;
 mod kmeans;
+mod pace;
 mod probing;
 mod quantize;
+mod rebalance;
 mod search;
 mod view;
 
@@ -31,9 +33,11 @@ pub use ahead::{Ahead, Ending, Margins, Seen, next_look};
 pub use assign::Assigner;
 pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, Options, Rescore, build, from_lists, steps};
-pub use device::DeviceIndex;
+pub use device::{DeviceIndex, FilteredSearch};
 pub use filtered::Words;
+pub use pace::Pace;
 pub use probing::{Counters, Probing, Scratch};
+pub use rebalance::rebalance;
 pub use view::{Index, WideRows};
 
 #[cfg(test)]

@@ -2,13 +2,21 @@
 
 use std::time::Duration;
 
-use super::ahead::{Ahead, Ending};
+use super::ahead::{Ahead, Ending, next_look};
+use super::pace::Pace;
 use super::quantize::Quantized;
 use crate::device::cpu::kernels::Pick;
 use crate::topk::Selector;
 
 /// Below this share of passing items every list is scanned: their words cost less than a wrong guess of the lists.
 pub(super) const SCAN_ALL_PASS_RATE: f64 = 0.03;
+
+/// A search of measured probes looks ahead for the first time after these, over this: some queries need fewer than most.
+const FIRST_LOOK: usize = 4;
+/// Without a measurement, after the first lists as many again are probed at a time, over this.
+const CHUNKS_PER_PROBES: usize = 2;
+/// Probing on ends when a chunk of lists brought fewer new candidates than this share of K0.
+const YIELD_SHARE_MIN: f64 = 0.005;
 
 /// How many lists a search looks at.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,15 +37,45 @@ impl Probing<'_> {
         Probing { probes, probes_max, pass_rate: 1.0, ending: None }
     }
 
+    /// The same with numbers that an index of so many lists has.
+    pub(super) fn within(self, lists: usize) -> Self {
+        let probes = self.probes.clamp(1, lists);
+        Probing { probes, probes_max: self.probes_max.clamp(probes, lists), ..self }
+    }
+
     /// About how many of so many lists a search with words looks at.
     pub fn lists(&self, lists: usize) -> usize {
-        let probes = self.probes.clamp(1, lists);
-        let most = self.probes_max.clamp(probes, lists);
+        let Probing { probes, probes_max: most, .. } = self.within(lists);
         match self.ending {
             Some(_) => probes,
             None if most == lists && self.pass_rate <= SCAN_ALL_PASS_RATE => lists,
             None => self.first(probes, most),
         }
+    }
+
+    /// Whether every one of so many lists is scanned, in any order.
+    pub(super) fn takes_all(&self, lists: usize) -> bool {
+        let is_guess = self.ending.is_none() && self.pass_rate <= SCAN_ALL_PASS_RATE;
+        self.probes_max == lists && (self.probes == lists || is_guess)
+    }
+
+    /// After how many of all `lists` a search with words asks itself whether it may end, without an end.
+    pub(super) fn looks(&self, lists: usize, pace: Pace) -> impl Iterator<Item = usize> + use<> {
+        let first = self.first(self.probes, self.probes_max);
+        let is_measured = self.ending.is_some();
+        let begin = if is_measured { (self.probes / FIRST_LOOK).max(1) } else { first };
+        std::iter::successors(Some(begin), move |&done| {
+            Some(match (is_measured, pace) {
+                (true, _) => next_look(done, lists, pace),
+                (false, Pace::Often) => done + (first / CHUNKS_PER_PROBES).max(1),
+                (false, Pace::Rare) => done + (first / CHUNKS_PER_PROBES).max(done),
+            })
+        })
+    }
+
+    /// New candidates that a chunk of so many lists must bring for a search to go on of which nothing was measured.
+    pub(super) fn gain_min(&self, k0: usize, chunk: usize) -> f64 {
+        YIELD_SHARE_MIN * k0 as f64 * chunk as f64 / self.probes as f64
     }
 
     /// As many lists as would hold the survivors of `probes` whole ones is where probing on begins to be judged.

@@ -63,14 +63,13 @@ impl Index {
         k0: usize,
         scratch: &mut Scratch,
     ) -> Counters {
-        let probes = probing.probes.clamp(1, self.lists());
-        let probes_max = probing.probes_max.clamp(probes, self.lists());
+        let probing = probing.within(self.lists());
         match words {
-            None => self.search_best(vector, probes, selector, scratch),
+            None => self.search_best(vector, probing.probes, selector, scratch),
             Some(words) => {
                 let filtered =
                     Filtered { index: self, vector, words, selector, scratch, counters: Counters::default(), k0 };
-                filtered.run(Probing { probes, probes_max, ..probing })
+                filtered.run(probing)
             }
         }
     }

@@ -1,5 +1,6 @@
 //! An index read from a mapped tensor file, without a copy.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use safetensors::Dtype;
 
@@ -306,7 +307,8 @@ impl Index {
         let range = slot.index() * self.dimension..(slot.index() + 1) * self.dimension;
         match &self.rows {
             WideRows::Bf16(rows) => out.iter_mut().zip(&rows[range]).for_each(|(o, x)| *o = x.to_f32()),
-            WideRows::F16(rows) => out.iter_mut().zip(&rows[range]).for_each(|(o, x)| *o = x.to_f32()),
+            // Number by number, whether the processor converts them would be asked for each.
+            WideRows::F16(rows) => rows[range].convert_to_f32_slice(out),
             WideRows::F32(rows) => out.copy_from_slice(&rows[range]),
             WideRows::None => {
                 let codes = read_row(&self.codes, self.dimension, slot.index());

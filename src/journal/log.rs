@@ -51,6 +51,7 @@ impl Default for LogOptions {
 /// A journal in files of this machine.
 pub struct Log {
     folder: PathBuf,
+    disk: Arc<dyn Disk>,
     shared: Arc<Shared>,
     waiting: Option<Sender<(Append, Done)>>,
     writer: Option<JoinHandle<()>>,
@@ -74,25 +75,20 @@ impl Log {
             std::fs::TryLockError::Error(e) => io(e),
         })?;
         let (state, tail, bytes) = recover(folder, &options)?;
-        let last = state.last;
+        let (last, disk) = (state.last, options.disk.clone());
         let shared = Arc::new(Shared::new(state));
         let (waiting, arrivals) = bounded(WAITING_MAX);
         let mut writer =
             Writer { folder: folder.to_owned(), options, shared: shared.clone(), tail, bytes, last, poison: None };
         let run = move || writer.run(&arrivals);
         let writer = std::thread::Builder::new().name("journal".into()).spawn(run).map_err(io)?;
-        Ok(Log { folder: folder.to_owned(), shared, waiting: Some(waiting), writer: Some(writer), _lock: lock })
+        Ok(Log { folder: folder.to_owned(), disk, shared, waiting: Some(waiting), writer: Some(writer), _lock: lock })
     }
 
     /// Bytes of the log's segments.
     pub fn bytes(&self) -> u64 {
         let segments = self.shared.lock().segments.clone();
         segments.iter().filter_map(|segment| Some(segment.path.metadata().ok()?.len())).sum()
-    }
-
-    /// The position of the first record that is kept, or of the next one where none is.
-    pub fn first(&self) -> u64 {
-        self.shared.lock().segments.first().map_or(1, |segment| segment.first)
     }
 }
 
@@ -110,6 +106,10 @@ impl Journal for Log {
         self.shared.lock().last
     }
 
+    fn first(&self) -> u64 {
+        self.shared.lock().segments.first().map_or(1, |segment| segment.first)
+    }
+
     fn follow(&self, after: u64) -> Result<Box<dyn Follower>> {
         Ok(Box::new(LogFollower::new(self.shared.clone(), self.folder.clone(), after)?))
     }
@@ -122,8 +122,10 @@ impl Journal for Log {
             let count = ends.take_while(|end| *end <= position.saturating_add(1)).count();
             released = state.segments.drain(..count).collect();
         });
-        for segment in released {
-            std::fs::remove_file(&segment.path).map_err(|e| Error::io(segment.path.display(), e))?;
+        // The oldest first, each for good: wherever this ends, those that stay follow one another.
+        for segment in &released {
+            let removed = std::fs::remove_file(&segment.path).and_then(|()| self.disk.sync_folder(&self.folder));
+            removed.map_err(|e| Error::io(segment.path.display(), e))?;
         }
         Ok(())
     }

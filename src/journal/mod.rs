@@ -58,6 +58,9 @@ pub trait Journal: Send + Sync {
     /// The position of the last durable record; 0 where there never was one.
     fn last(&self) -> u64;
 
+    /// The position of the first record that is kept, or of the next one where none is.
+    fn first(&self) -> u64;
+
     /// The records after a position.
     ///
     /// # Errors

@@ -4,12 +4,12 @@ use super::spec::ModelSpec;
 use crate::embedding::Table;
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::tower::{FeatureTensor, Graph, Readable, Tower, TowerOutput, Whose, shown};
+use crate::tower::{FeatureTensor, Graph, Readable, Reads, Tower, TowerOutput, Whose, shown};
 
 /// The output of a user tower that is searched with.
 pub(super) const QUERY: &str = "query";
 /// The output of an item tower that is indexed, and the OverArch's input of it.
-pub(super) const ITEM: &str = "item";
+pub(super) const ITEM: &str = Reads::ITEM;
 
 /// Where an input of the OverArch that tells of the user comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub enum UserInput {
 /// Where an input of the OverArch that is a row of each candidate comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CandidateInput {
+    /// What is kept of each item of what the OverArch says.
+    Part,
     /// The index.
     Item,
     /// This one of `[[item.vectors]]`.
@@ -105,8 +107,10 @@ pub(super) fn user_input(name: &str, user: Option<&Tower>) -> Option<UserInput> 
 
 /// Where an input of the OverArch that is a row of each candidate comes from.
 pub(super) fn candidate_input(name: &str, spec: &ModelSpec) -> Option<CandidateInput> {
-    if name == ITEM {
-        return Some(CandidateInput::Item);
+    match name {
+        "" => return Some(CandidateInput::Part),
+        ITEM => return Some(CandidateInput::Item),
+        _ => {}
     }
     let vector = spec.item.vectors.iter().position(|v| v.name == name).map(CandidateInput::Vector);
     let mut looked_up = spec.overarch.iter().flat_map(|o| &o.features);

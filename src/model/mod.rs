@@ -1,16 +1,18 @@
 //! The model package: what `models/NAME/` declares, and the parts that a snapshot loads from it.
 //!
 //! `spec` is what `model.toml` says and `check` what it must hold to; `contract` says what the graphs read of one another;
-//! `package` checks that the files exist and fit together.
+//! `package` checks that the files exist and fit together, and `decisions` are what a publication adds to it.
 
 mod check;
 mod contract;
+mod decisions;
 mod package;
 mod spec;
 
 pub use contract::{CandidateInput, UserInput};
+pub use decisions::{DecidedPart, DecidedPrecision, Decisions};
 pub use package::{MODEL_FILE, Package, WARMUP_FILE};
 pub use spec::{
-    ColumnSpec, DeclaredTable, ItemSpec, Merge, ModelSpec, OverArchSpec, QuerySpec, SIMILARITY, TaskSpec, UserSpec,
-    ValueSpec, VectorSpec,
+    AskedPrecision, ColumnSpec, DeclaredTable, ItemSpec, Merge, ModelSpec, OverArchSpec, QuerySpec, SIMILARITY,
+    TaskSpec, UserSpec, ValueSpec, VectorSpec,
 };

@@ -8,11 +8,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::contract::{self, CandidateInput, UserInput};
+use super::decisions::{DecidedPart, Decisions};
 use super::spec::{ModelSpec, SIMILARITY};
-use crate::embedding::{Table, Vocabulary};
+use crate::dense::Precision;
+use crate::embedding::{RowFormat, Table, Vocabulary};
 use crate::error::{Error, Kind, Result};
 use crate::files::Tensors;
-use crate::tower::{FeatureRow, FeatureSpec, FeatureTensor, Graph, OverArch, Pooled, Runs, Tower, TowerOutput};
+use crate::tower::{
+    FeatureRow, FeatureSpec, FeatureTensor, Graph, ItemPart, OverArch, Pooled, Readable, Runs, Tower, TowerOutput,
+};
 use crate::value::Program;
 
 /// The name of the file that declares a model.
@@ -37,8 +41,6 @@ pub struct Package {
     pub overarch: Option<OverArch>,
     /// Where each of [`OverArch::user`] comes from.
     pub user_inputs: Vec<UserInput>,
-    /// Where each of [`OverArch::rows`] comes from.
-    pub candidate_inputs: Vec<CandidateInput>,
 }
 
 impl Package {
@@ -47,7 +49,8 @@ impl Package {
     /// # Errors
     /// `Invalid` or `NotFound` with the file and the field that are wrong.
     pub fn open(folder: &Path) -> Result<Self> {
-        Package::from_folder(folder, Tensors::read, |_, tables| Ok(tables), &|_| ())
+        let tensors = |file: &Path| Tensors::read(file);
+        Package::from_folder(folder, tensors, |_, tables| Ok(tables), &Reading::default())
     }
 
     /// Opens the package in `folder` to try it: its tables are mapped, and `told` hears of each graph before it is read.
@@ -55,31 +58,61 @@ impl Package {
     /// # Errors
     /// As [`Package::open`].
     pub fn open_told(folder: &Path, told: &dyn Fn(&str)) -> Result<Self> {
-        Package::from_folder(folder, Tensors::open, |_, tables| Ok(tables), told)
+        let reading = Reading { told, ..Reading::default() };
+        Package::from_folder(folder, Tensors::open, |_, tables| Ok(tables), &reading)
     }
 
-    /// Opens the package in the `folder` of a published version; `place` says where its tables lie, given them whole and
-    /// mapped.
+    /// Opens the package in the `folder` of a published version, by what was decided then; `place` says where its tables lie,
+    /// given them whole and mapped.
     ///
     /// # Errors
     /// As [`Package::open`], and what `place` returns.
     pub fn open_placed(
         folder: &Path,
+        decisions: &Decisions,
         place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
     ) -> Result<Self> {
-        Package::from_folder(folder, Tensors::open, place, &|_| ())
+        Package::from_folder(folder, Tensors::open, place, &Reading { decisions, ..Reading::default() })
+    }
+
+    /// The same package by other decisions.
+    ///
+    /// # Errors
+    /// As [`Package::open`].
+    pub fn decided(&self, decisions: &Decisions) -> Result<Self> {
+        let (folder, spec, tables) = (self.folder.clone(), self.spec.clone(), self.tables.clone());
+        Package::join(folder, spec, tables, &Reading { decisions, ..Reading::default() })
+    }
+
+    /// What of the OverArch is best kept by item, in rows of a format; none where that makes a candidate hardly cheaper.
+    ///
+    /// # Errors
+    /// As [`Package::open`].
+    pub fn best_part(&self, format: RowFormat) -> Result<Option<DecidedPart>> {
+        let Some(declared) = &self.spec.overarch else { return Ok(None) };
+        let (readable, tasks) = (readable(&self.spec, self.user.as_ref(), &self.tables)?, self.spec.tasks.len());
+        let graph = || Graph::load(&declared.graph, read(&self.folder, &declared.graph)?);
+        let Some(cut) = OverArch::best_cut(&graph()?, &readable, tasks)? else { return Ok(None) };
+        let parted = OverArch::with_part(graph()?, &readable, tasks, &cut)?;
+        let decided = |part: &ItemPart| DecidedPart {
+            cut: cut.clone(),
+            width: part.width(),
+            format,
+            digest: part.program().digest(),
+        };
+        Ok(parted.part().map(decided))
     }
 
     fn from_folder(
         folder: &Path,
         tensors: impl Fn(&Path) -> Result<Tensors>,
         place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
-        told: &dyn Fn(&str),
+        reading: &Reading<'_>,
     ) -> Result<Self> {
         let text = read(folder, MODEL_FILE).map_err(|e| e.within(folder.display()))?;
         let text = String::from_utf8(text).map_err(|_| Error::invalid(format!("{MODEL_FILE}: not UTF-8")))?;
         let spec = ModelSpec::parse(&text).map_err(|e| e.within(folder.join(MODEL_FILE).display()))?;
-        Package::assemble(folder, spec, tensors, place, told).map_err(|e| e.within(folder.display()))
+        Package::assemble(folder, spec, tensors, place, reading).map_err(|e| e.within(folder.display()))
     }
 
     fn assemble(
@@ -87,7 +120,7 @@ impl Package {
         spec: ModelSpec,
         tensors: impl Fn(&Path) -> Result<Tensors>,
         place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
-        told: &dyn Fn(&str),
+        reading: &Reading<'_>,
     ) -> Result<Self> {
         if let Some(name) = file_names(&spec).iter().find(|n| n.contains(['/', '\\']) || n.starts_with('.')) {
             return Err(Error::invalid(format!(
@@ -112,12 +145,14 @@ impl Package {
             Ok(Arc::new(opened))
         });
         let tables = place(&spec, tables.collect::<Result<_>>()?)?;
-        let Graphs { user, item, overarch } = Graphs::load(folder, &spec, &tables, told)?;
+        Package::join(folder.into(), spec, tables, reading)
+    }
+
+    fn join(folder: PathBuf, spec: ModelSpec, tables: Vec<Arc<Table>>, reading: &Reading<'_>) -> Result<Self> {
+        let Graphs { user, item, overarch } = Graphs::load(&folder, &spec, &tables, reading)?;
         let user_inputs = overarch.iter().flat_map(|o| o.user());
         let user_inputs = user_inputs.filter_map(|r| contract::user_input(&r.name, user.as_ref())).collect();
-        let candidate_inputs = overarch.iter().flat_map(|o| o.rows());
-        let candidate_inputs = candidate_inputs.filter_map(|r| contract::candidate_input(&r.name, &spec)).collect();
-        Ok(Package { folder: folder.into(), user, item, overarch, user_inputs, candidate_inputs, spec, tables })
+        Ok(Package { folder, user, item, overarch, user_inputs, spec, tables })
     }
 
     /// The folder.
@@ -134,6 +169,11 @@ impl Package {
     /// True where the OverArch reads what only a request's features tell.
     pub fn needs_features(&self) -> bool {
         self.user_inputs.iter().any(|input| *input != UserInput::Query)
+    }
+
+    /// Where an input of the OverArch that is a row of each candidate comes from, by its name.
+    pub fn candidate_input(&self, name: &str) -> Option<CandidateInput> {
+        contract::candidate_input(name, &self.spec)
     }
 
     /// The tensors of the user that the OverArch reads, in its order, each empty where it is the query; none at all where it reads
@@ -178,7 +218,7 @@ impl Package {
     /// # Errors
     /// `Invalid` where the expression is wrong, the OverArch reads a column that is not numeric, or a name is taken twice.
     pub fn value(&self, numeric_columns: &[&str]) -> Result<Program> {
-        let known = self.overarch.iter().flat_map(|o| o.user().iter().chain(o.rows()));
+        let known = self.overarch.iter().map(OverArch::declared).flat_map(|o| o.user.iter().chain(&o.rows));
         if let Some(input) =
             known.filter(|i| numeric_columns.contains(&i.name.as_str())).find(|i| !is_reserved(&i.name))
         {
@@ -188,7 +228,7 @@ impl Package {
                 input.name
             )));
         }
-        for column in self.overarch.iter().flat_map(|o| o.columns()) {
+        for column in self.overarch.iter().flat_map(|o| o.declared().columns()) {
             if !numeric_columns.contains(&column) {
                 return Err(Error::invalid(format!(
                     "overarch: input `{column}` is no numeric item column, expected one of: {}",
@@ -210,6 +250,28 @@ impl Package {
     }
 }
 
+/// How the graphs of a package are read.
+struct Reading<'a> {
+    decisions: &'a Decisions,
+    /// Hears of each graph before it is read.
+    told: &'a dyn Fn(&str),
+}
+
+impl Default for Reading<'_> {
+    fn default() -> Self {
+        const UNDECIDED: &Decisions = &Decisions { precision: None, item_part: None };
+        Reading { decisions: UNDECIDED, told: &|_| () }
+    }
+}
+
+impl Reading<'_> {
+    fn graph(&self, folder: &Path, spec: &ModelSpec, file: &str) -> Result<Graph> {
+        (self.told)(file);
+        let decided = self.decisions.precision.as_ref().map_or(Precision::F32, |decided| decided.chosen);
+        Ok(Graph::load(file, read(folder, file)?)?.in_precision(spec.precision_of(file, decided)))
+    }
+}
+
 /// The dense parts of a package, joined with what they read.
 struct Graphs {
     user: Option<Tower>,
@@ -218,11 +280,8 @@ struct Graphs {
 }
 
 impl Graphs {
-    fn load(folder: &Path, spec: &ModelSpec, tables: &[Arc<Table>], told: &dyn Fn(&str)) -> Result<Self> {
-        let graph = |file: &str| {
-            told(file);
-            Ok(Graph::load(file, read(folder, file)?)?.in_precision(spec.precision_of(file)))
-        };
+    fn load(folder: &Path, spec: &ModelSpec, tables: &[Arc<Table>], reading: &Reading<'_>) -> Result<Self> {
+        let graph = |file: &str| reading.graph(folder, spec, file);
         let tower = |side, graph: Graph, features: &[FeatureSpec], outputs: &[TowerOutput]| {
             let is_used = |t: &&Arc<Table>| features.iter().any(|f| f.table.as_deref() == Some(t.name()));
             let used: Vec<Arc<Table>> = tables.iter().filter(is_used).cloned().collect();
@@ -243,10 +302,14 @@ impl Graphs {
             Some(file) => Some(tower("item", graph(file)?, &spec.item.features, &contract::item_outputs(spec))?),
             None => None,
         };
-        let width = |table: &str| contract::width_of(tables.iter().map(|t| &**t), table);
         let overarch = match reranker {
             Some(graph) => {
-                Some(OverArch::new(graph, &contract::readable(spec, user.as_ref(), &width)?, spec.tasks.len())?)
+                let (readable, tasks) = (readable(spec, user.as_ref(), tables)?, spec.tasks.len());
+                let parted = match &reading.decisions.item_part {
+                    Some(decided) => parted(reading.graph(folder, spec, graph.name())?, &readable, tasks, decided),
+                    None => None,
+                };
+                Some(parted.map_or_else(|| OverArch::new(graph, &readable, tasks), Ok)?)
             }
             None => None,
         };
@@ -258,7 +321,7 @@ impl Graphs {
     /// Refuses features that no graph reads.
     fn check_features(&self) -> Result<()> {
         let by_overarch = |tower: &Tower, feature: &str| {
-            let read = self.overarch.iter().flat_map(|o| o.user());
+            let read = self.overarch.iter().flat_map(|o| &o.declared().user);
             let tensors = read.filter_map(|r| tower.tensors().iter().find(|t| t.name == r.name));
             tensors.into_iter().any(|t| t.feature == feature)
         };
@@ -271,6 +334,27 @@ impl Graphs {
         }
         Ok(())
     }
+}
+
+/// The OverArch beside what was kept by item, where the program makes that today as it did when it was decided.
+fn parted(graph: Graph, readable: &[Readable], tasks: usize, decided: &DecidedPart) -> Option<OverArch> {
+    let name = graph.name().to_owned();
+    let split = OverArch::with_part(graph, readable, tasks, &decided.cut);
+    let is_it = |overarch: &OverArch| {
+        overarch.part().is_some_and(|p| p.width() == decided.width && p.program().digest() == decided.digest)
+    };
+    let why = match split {
+        Ok(overarch) if is_it(&overarch) => return Some(overarch),
+        Ok(_) => "another program makes them today".to_owned(),
+        Err(e) => e.to_string(),
+    };
+    tracing::warn!(graph = name, why, "parts of items are not used; publish the model again");
+    None
+}
+
+/// All tensors that the OverArch of a package may read.
+fn readable(spec: &ModelSpec, user: Option<&Tower>, tables: &[Arc<Table>]) -> Result<Vec<Readable>> {
+    contract::readable(spec, user, &|table| contract::width_of(tables.iter().map(|t| &**t), table))
 }
 
 fn is_reserved(name: &str) -> bool {

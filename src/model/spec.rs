@@ -21,8 +21,8 @@ pub struct ModelSpec {
     /// Width of queries and items, D.
     pub dimension: usize,
     /// In which precision the graphs of a request compute.
-    #[serde(default, skip_serializing_if = "Precision::is_f32")]
-    pub precision: Precision,
+    #[serde(default, skip_serializing_if = "AskedPrecision::is_f32")]
+    pub precision: AskedPrecision,
     /// Sparse embedding tables.
     #[serde(default)]
     pub tables: Vec<DeclaredTable>,
@@ -41,6 +41,26 @@ pub struct ModelSpec {
     /// The value model; without it the value is the similarity.
     #[serde(default)]
     pub value: ValueSpec,
+}
+
+/// In which precision the graphs of a request are to compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AskedPrecision {
+    /// Factors as they are.
+    #[default]
+    F32,
+    /// Factors of wide products rounded to bf16, where the processor has products of them.
+    Bf16,
+    /// In bf16 where a publication finds that this hardly changes answers, else in f32.
+    Auto,
+}
+
+impl AskedPrecision {
+    /// Whether it is the one of models that name none.
+    pub fn is_f32(&self) -> bool {
+        *self == AskedPrecision::F32
+    }
 }
 
 /// A sparse embedding table.
@@ -229,9 +249,15 @@ impl Default for ValueSpec {
 }
 
 impl ModelSpec {
-    /// In which precision a graph computes: that of items, which run once, in f32.
-    pub fn precision_of(&self, file: &str) -> Precision {
-        if self.item.tower.as_deref() == Some(file) { Precision::F32 } else { self.precision }
+    /// In which precision a graph computes: that of items, which run once, in f32, the others as it was `decided` where that is
+    /// left open.
+    pub fn precision_of(&self, file: &str, decided: Precision) -> Precision {
+        match self.precision {
+            _ if self.item.tower.as_deref() == Some(file) => Precision::F32,
+            AskedPrecision::F32 => Precision::F32,
+            AskedPrecision::Bf16 => Precision::Bf16,
+            AskedPrecision::Auto => decided,
+        }
     }
 
     /// The features of requests that read a table.
@@ -269,7 +295,7 @@ impl ModelSpec {
             name: name.into(),
             description: String::new(),
             dimension,
-            precision: Precision::F32,
+            precision: AskedPrecision::F32,
             tables: Vec::new(),
             user: None,
             item: ItemSpec::default(),

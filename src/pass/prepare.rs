@@ -11,7 +11,7 @@ use super::work::{Cost, Prepared, Query, Search, Selection, Task};
 use crate::error::{Error, Result};
 use crate::gather::likely;
 use crate::limits;
-use crate::model::UserInput;
+use crate::model::{QuerySpec, UserInput};
 use crate::request::{Embed, EmbeddedUser, Features, Probes, Rank, Reading, Request, Rerank, Retrieve, Select, User};
 use crate::snapshot::Wanted;
 use crate::tower::Readable;
@@ -70,6 +70,19 @@ fn check_retrieve(view: &View, request: &Retrieve) -> Result<()> {
                 "field `candidates`: got {candidates}, expected at least k = {}",
                 request.k
             )));
+        }
+    }
+    let queries = view.main().package.spec.queries();
+    for (name, &candidates) in &request.query_candidates {
+        let place = |e: Error| e.within(format!("field `query_candidates.{name}`"));
+        if queries.iter().all(|query| query.name != *name) {
+            let known: Vec<&str> = queries.iter().map(|query| query.name.as_str()).collect();
+            let known = if known.is_empty() { "none: this model has one query".into() } else { known.join(", ") };
+            return Err(place(Error::invalid(format!("no such query, expected some of: {known}"))));
+        }
+        if candidates < request.k || candidates > limits::CANDIDATES_MAX {
+            let (k, most) = (request.k, limits::CANDIDATES_MAX);
+            return Err(place(Error::invalid(format!("got {candidates}, expected k = {k} to {most}"))));
         }
     }
     if let Some(recall) = request.recall.filter(|recall| !limits::RECALLS.contains(recall)) {
@@ -146,8 +159,11 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
         candidates.max(request.k).min(view.items_of_all())
     };
     let queries = view.main().package.spec.queries();
-    let k0: Vec<usize> =
-        if queries.is_empty() { vec![k0(None)] } else { queries.iter().map(|q| k0(q.candidates)).collect() };
+    let k0_of = |query: &QuerySpec| match request.query_candidates.get(&query.name) {
+        Some(&candidates) => candidates.min(view.items_of_all()),
+        None => k0(query.candidates),
+    };
+    let k0: Vec<usize> = if queries.is_empty() { vec![k0(None)] } else { queries.iter().map(k0_of).collect() };
     let planned = view.plan(&request.filter)?;
     // What the query of the most candidates takes is enough for the others.
     let most = k0.iter().copied().max().unwrap_or(0);

@@ -5,38 +5,41 @@
 //! 3. The vectors are clustered, or keep the lists that they came in, which puts the items into slots.
 //! 4. Columns, ids, planes and rows are written in slot order, tables in their formats; the package's other files are copied
 //!    (`write`).
-//! 5. What the files hold is searched with sample queries: how many lists a recall takes (`calibrate`).
-//! 6. The reranker scores the items, and the version answers the requests that are kept with the package (`crate::warmup`).
-//! 7. Rows that are to lie on a cluster are brought there (`remote`).
-//! 8. The manifest is written last, and the folder gets its name.
+//! 5. What the reranker says of an item whoever asks is worked out and kept, where that pays, and it scores the items (`serving`).
+//! 6. What the files hold is searched with sample queries: how many lists a recall takes (`calibrate`).
+//! 7. Where the model leaves its precision open, answers in bf16 are held against those in f32 (`precision`).
+//! 8. The version answers the requests that are kept with the package (`crate::warmup`).
+//! 9. Rows that are to lie on a cluster are brought there (`remote`).
+//! 10. The manifest is written last, and the folder gets its name.
 //!
 //! A version that is to be cut is made so far, whole, and then cut (`shards`).
+//!
+//! [`merge`] makes a version of one that is served and its updates, by the last of these steps.
 
 pub mod calibrate;
 mod catalogue;
 mod embed;
+mod merge;
+mod precision;
 mod remote;
 mod request;
+mod serving;
 mod shards;
 mod tables;
+mod warm;
 mod write;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::columns::Columns;
 use crate::error::{Error, Result};
-use crate::files::{self, Checksum, Tensors};
-use crate::ivf;
-use crate::model::{ModelSpec, Package, WARMUP_FILE};
-use crate::snapshot::{
-    CALIBRATION_FILE, COLUMNS_FILE, CandidateRows, FORMAT, INDEX_FILE, Ids, Manifest, Placement, Provenance, Recipe,
-    Snapshot, Store, VECTORS_FILE,
-};
-use crate::trial;
-use crate::warmup;
+use crate::files::Checksum;
+use crate::model::{Decisions, ModelSpec, Package};
+use crate::snapshot::{CALIBRATION_FILE, FORMAT, GraphRecord, Manifest, Provenance, QUERIES_FILE, Recipe, Store};
 
+pub use merge::{Merge, merge};
 pub use remote::Remote;
 pub use request::{Progress, Publish, Stage, Vectors};
 
@@ -67,6 +70,7 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
         tables: &tables,
         arranged: &arranged,
         recipe: &what.recipe,
+        version: None,
     };
     let making = Making { what, files, provenance, start, progress };
     let mut loaded = Vec::new();
@@ -103,13 +107,16 @@ impl Making<'_> {
         let Making { what, files: version_files, progress, .. } = self;
         let write::Version { package, spec, arranged, .. } = version_files;
         let mut files = version_files.write(folder, progress)?;
+        let decisions = match package {
+            Some(package) => serving::prepare(package, folder, &what.recipe, &mut files)?,
+            None => Decisions::default(),
+        };
         let told = |done, total| progress(Stage::Calibrating, done, total);
         let (queries, own) = (what.queries.as_deref(), what.package.as_deref());
-        if let Some(calibration) = calibrate::version(folder, queries, own, &what.recipe, &told)? {
+        if let Some((calibration, queries)) = calibrate::version(folder, queries, own, &what.recipe, &told)? {
             files.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
+            files.extend(queries.write(&folder.join(QUERIES_FILE))?.map(|sum| (QUERIES_FILE.into(), sum)));
         }
-        let graphs = package.iter().flat_map(|p| p.graphs());
-        let graphs = graphs.map(|(file, runs)| (file.to_owned(), runs.into())).collect();
         let seconds = self.start.elapsed().as_secs_f64();
         let mut manifest = Manifest {
             format: FORMAT,
@@ -121,40 +128,27 @@ impl Making<'_> {
             lists: arranged.built.list_lengths.len(),
             position: what.position,
             shard: None,
+            merged: None,
             provenance: Provenance { seconds, ..self.provenance.clone() },
             files,
-            graphs: Some(graphs),
+            graphs: Some(BTreeMap::new()),
+            decisions,
         };
-        package.iter().try_for_each(|package| score_items(package, folder))?;
-        answer_warm_up(folder, &mut manifest, &what.recipe)?;
+        settle(*package, folder, &mut manifest, &what.recipe)?;
         Ok(manifest)
     }
 }
 
-/// Lets the reranker score the items of the version in `folder`.
-fn score_items(package: &Package, folder: &Path) -> Result<()> {
-    let index = ivf::Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?;
-    let tensors = Tensors::open(&folder.join(COLUMNS_FILE))?;
-    let columns = Columns::open(&tensors, index.slots())?;
-    let ids = Ids::open(&tensors, index.slots(), index.items())?;
-    let has_vectors = !package.spec.item.vectors.is_empty();
-    let vectors = has_vectors.then(|| Tensors::open(&folder.join(VECTORS_FILE))).transpose()?;
-    let candidates = CandidateRows::open(package, &columns, &ids, vectors.as_ref())?;
-    trial::score_items(package, &index, &columns, &|slot, row| candidates.write(&index, slot, row))
-}
-
-/// Lets the version in `folder`, whole but for its manifest, answer the requests that are kept with it.
-fn answer_warm_up(folder: &Path, manifest: &mut Manifest, recipe: &Recipe) -> Result<()> {
-    if !manifest.files.contains_key(WARMUP_FILE) {
-        return Ok(());
+/// Decides what the model of the version in `folder`, whole but for its manifest, leaves open, notes what runs its graphs, and
+/// lets it answer the requests that are kept with it.
+fn settle(package: Option<&Package>, folder: &Path, manifest: &mut Manifest, recipe: &Recipe) -> Result<()> {
+    if let Some(package) = package {
+        manifest.decisions.precision = precision::decide(package, folder, manifest, !recipe.is_coarse())?;
+        let served = package.decided(&manifest.decisions)?;
+        let record = |(file, runs): (&str, _)| (file.to_owned(), GraphRecord::from(runs));
+        manifest.graphs = Some(served.graphs().map(record).collect());
     }
-    manifest.write(folder)?;
-    let snapshot = Snapshot::load(folder, &Placement::default())?;
-    let path = folder.join(WARMUP_FILE);
-    let filled = warmup::fill(&warmup::read(&path)?, snapshot, !recipe.is_coarse())?;
-    let sum = files::write_atomic(&path, |out| out.write_all(filled.as_bytes()))?;
-    manifest.files.insert(WARMUP_FILE.into(), sum);
-    Ok(())
+    warm::answer(folder, manifest, !recipe.is_coarse())
 }
 
 /// The name and newest version of a package's model, where that version was published from the same files.

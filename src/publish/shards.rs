@@ -8,12 +8,12 @@
 use std::fs;
 use std::path::Path;
 
-use super::Making;
+use super::{Making, serving};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::ivf::Built;
 use crate::model::WARMUP_FILE;
-use crate::snapshot::{Manifest, ShardOf, Shards, shard_folder, shard_of};
+use crate::snapshot::{INDEX_FILE, Manifest, PARTS_FILE, ShardOf, Shards, shard_folder, shard_of};
 use crate::units::ItemId;
 
 /// Where the whole lies while it is cut.
@@ -65,9 +65,14 @@ fn write(
     built: &Built,
     shard: ShardOf,
 ) -> Result<Manifest> {
-    let mut sums = making.files.write_items(folder, built, making.progress)?;
-    // Golden answers are those of all items.
-    let others = whole.files.iter().filter(|(name, _)| *name != WARMUP_FILE);
+    let mut sums = making.files.write_items(folder, built)?;
+    sums.insert(INDEX_FILE.into(), making.files.write_index(folder, built)?);
+    let decisions = match making.files.package {
+        Some(package) => serving::keep(package, &whole.decisions, folder, &mut sums)?,
+        None => whole.decisions.clone(),
+    };
+    // Golden answers are those of all items, and so are the parts of the reranker.
+    let others = whole.files.iter().filter(|(name, _)| ![WARMUP_FILE, PARTS_FILE].contains(&name.as_str()));
     for (name, sum) in others {
         if !sums.contains_key(name) {
             let (from, to) = (whole_folder.join(name), folder.join(name));
@@ -76,8 +81,14 @@ fn write(
         }
     }
     files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))?;
-    let manifest =
-        Manifest { items: built.items(), slots: built.order.len(), shard: Some(shard), files: sums, ..whole.clone() };
+    let manifest = Manifest {
+        items: built.items(),
+        slots: built.order.len(),
+        shard: Some(shard),
+        files: sums,
+        decisions,
+        ..whole.clone()
+    };
     manifest.write(folder)?;
     Ok(manifest)
 }

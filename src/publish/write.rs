@@ -14,9 +14,10 @@ use crate::error::{Error, Result};
 use crate::files::{self, Checksum, TensorFile, Tensors};
 use crate::filter;
 use crate::ivf::Built;
-use crate::model::{MODEL_FILE, ModelSpec, Package};
+use crate::model::{MODEL_FILE, ModelSpec, Package, WARMUP_FILE};
 use crate::snapshot::{
-    COLUMNS_FILE, FILTER_FILE, INDEX_FILE, MANIFEST, RECIPE_FILE, Recipe, VECTORS_FILE, candidates, ids,
+    COLUMNS_FILE, FILTER_FILE, INDEX_FILE, MANIFEST, Manifest, PARTS_FILE, QUERIES_FILE, RECIPE_FILE, Recipe,
+    VECTORS_FILE, candidates, ids,
 };
 
 /// What the files of a version hold.
@@ -26,21 +27,41 @@ pub(super) struct Version<'a> {
     pub(super) tables: &'a [Arc<Table>],
     pub(super) arranged: &'a Arranged,
     pub(super) recipe: &'a Recipe,
+    /// The manifest of the version whose folder the package is, where it is one: its files never change and are shared.
+    pub(super) version: Option<&'a Manifest>,
 }
 
 impl Version<'_> {
     /// Writes every file but the manifest, which names them by their sums.
     pub(super) fn write(&self, folder: &Path, progress: &Progress<'_>) -> Result<BTreeMap<String, Checksum>> {
-        let own = [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, VECTORS_FILE, RECIPE_FILE, MANIFEST];
+        progress(Stage::Writing, 0, 3);
+        let mut sums = self.write_package(folder)?;
+        progress(Stage::Writing, 1, 3);
+        sums.insert(INDEX_FILE.into(), self.write_index(folder, &self.arranged.built)?);
+        progress(Stage::Writing, 2, 3);
+        sums.extend(self.write_items(folder, &self.arranged.built)?);
+        progress(Stage::Writing, 3, 3);
+        Ok(sums)
+    }
+
+    /// Writes the package's files, and the recipe.
+    pub(super) fn write_package(&self, folder: &Path) -> Result<BTreeMap<String, Checksum>> {
+        let own =
+            [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, VECTORS_FILE, PARTS_FILE, QUERIES_FILE, RECIPE_FILE, MANIFEST];
         if let Some(name) = self.package.iter().flat_map(|p| p.files()).find(|name| own.contains(&name.as_str())) {
             return Err(Error::invalid(format!("file `{name}`: a version has one of its own, expected another name")));
         }
-        let mut sums = self.write_items(folder, &self.arranged.built, progress)?;
+        let mut sums = BTreeMap::new();
         for (package, name) in self.package.iter().flat_map(|p| p.files().into_iter().map(move |name| (p, name))) {
             let (from, to) = (package.folder().join(&name), folder.join(&name));
-            let sum = match tables::is_converted(&name, package, self.tables) {
-                true => tables::write(&to, &name, package, self.tables)?,
-                false => put(&to, &fs::read(&from).map_err(|e| Error::io(from.display(), e))?)?,
+            let known = self.version.and_then(|version| version.files.get(&name));
+            let sum = match known {
+                // Another name of the same bytes; where the file system has none, a copy.
+                Some(sum) if name != WARMUP_FILE && fs::hard_link(&from, &to).is_ok() => sum.clone(),
+                _ if tables::is_converted(&name, package, self.tables) => {
+                    tables::write(&to, &name, package, self.tables)?
+                }
+                _ => put(&to, &fs::read(&from).map_err(|e| Error::io(from.display(), e))?)?,
             };
             sums.insert(name, sum);
         }
@@ -51,26 +72,21 @@ impl Version<'_> {
         Ok(sums)
     }
 
-    /// Writes what lies in slot order, of the items that `built` has slots for: index, columns with ids, the filter's planes, and
-    /// the tensors that are kept by item.
-    pub(super) fn write_items(
-        &self,
-        folder: &Path,
-        built: &Built,
-        progress: &Progress<'_>,
-    ) -> Result<BTreeMap<String, Checksum>> {
-        let Arranged { ids, columns, .. } = self.arranged;
-        let mut sums = BTreeMap::new();
-        progress(Stage::Writing, 0, 3);
+    /// Writes the index of the items that `built` has slots for.
+    pub(super) fn write_index(&self, folder: &Path, built: &Built) -> Result<Checksum> {
         let mut file = TensorFile::new();
         built.encode(self.arranged.rows()?, &mut file)?;
-        sums.insert(INDEX_FILE.into(), file.write(&folder.join(INDEX_FILE))?);
-        progress(Stage::Writing, 1, 3);
+        file.write(&folder.join(INDEX_FILE))
+    }
+
+    /// Writes what else lies in slot order: columns with ids, the filter's planes, and tensors that are kept by item.
+    pub(super) fn write_items(&self, folder: &Path, built: &Built) -> Result<BTreeMap<String, Checksum>> {
+        let Arranged { ids, columns, .. } = self.arranged;
+        let mut sums = BTreeMap::new();
         let mut file = TensorFile::new();
         columns::encode(columns, &built.order, &mut file)?;
         ids::encode(ids, &built.order, &mut file)?;
         sums.insert(COLUMNS_FILE.into(), file.write(&folder.join(COLUMNS_FILE))?);
-        progress(Stage::Writing, 2, 3);
         let written = Columns::open(&Tensors::open(&folder.join(COLUMNS_FILE))?, built.order.len())?;
         let mut file = TensorFile::new();
         filter::encode(&written, &built.list_offsets, &built.list_lengths, &self.recipe.filter, &mut file)?;
@@ -82,7 +98,6 @@ impl Version<'_> {
             tables.iter().try_for_each(|table| table.encode(&mut file))?;
             sums.insert(VECTORS_FILE.into(), file.write(&folder.join(VECTORS_FILE))?);
         }
-        progress(Stage::Writing, 3, 3);
         Ok(sums)
     }
 }

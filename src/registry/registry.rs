@@ -141,6 +141,39 @@ impl<T: Send + Sync> Registry<T> {
         Ok(loaded)
     }
 
+    /// Lets a version answer unpinned requests in the place of another one, where that one still does.
+    ///
+    /// # Errors
+    /// `Conflict` where another one answers by now; as [`Registry::load`].
+    pub fn succeed(&self, name: &str, before: u64, version: u64) -> Result<Arc<Loaded<T>>> {
+        let loaded = self.current(name, version)?;
+        let settled = self.published(name, version);
+        let active = self.change(name, |entry| {
+            let active = entry.active;
+            if active == Some(before) || active == Some(version) {
+                entry.insert(loaded.clone());
+                entry.activate(version);
+                entry.settle(settled);
+            }
+            active
+        });
+        match active {
+            Some(active) if active == before => self.tell_active(name, &loaded, "loaded and activated"),
+            Some(active) if active == version => {}
+            other => {
+                let other = other.map_or("none".into(), |other| format!("version {other}"));
+                return Err(Error::conflict(format!("{other} is active by now, expected version {before}")));
+            }
+        }
+        Ok(loaded)
+    }
+
+    /// The versions of a model that are in memory, ascending.
+    pub fn all_in_memory(&self, name: &str) -> Vec<Arc<Loaded<T>>> {
+        let entries = self.entries.load();
+        entries.get(name).map_or_else(Vec::new, |entry| entry.loaded.values().cloned().collect())
+    }
+
     /// Takes a version out of memory.
     ///
     /// # Errors

@@ -9,13 +9,13 @@ use crate::device::buffer::Buffer;
 use crate::device::cpu::Kernels;
 use crate::device::cpu::pool::{self, BagSums, Bags};
 use crate::embedding::format::encode_row;
-use crate::embedding::{Pooling, Table, TableSpec, Unseen};
+use crate::embedding::{Pooling, RowFormat, Table, TableSpec, Unseen};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::items::ID;
 use crate::ivf;
 use crate::model::{CandidateInput, ModelSpec, Package, VectorSpec};
-use crate::tower::{FeatureKind, FeatureSpec, Readable};
+use crate::tower::{FeatureKind, FeatureSpec, ItemPart, Readable};
 use crate::units::{NO_ITEM, Slot};
 
 /// Codes of one item that are looked up without an allocation.
@@ -32,6 +32,19 @@ pub struct CandidateRows {
 struct Part {
     width: usize,
     lies: Lies,
+}
+
+/// What rows of candidates are bound to: the tensors of a snapshot, or of a segment beside one.
+#[derive(Clone, Copy, Debug)]
+pub struct RowSources<'a> {
+    /// The model.
+    pub package: &'a Package,
+    /// Item columns.
+    pub columns: &'a Columns,
+    /// Which slot holds which item.
+    pub ids: &'a Ids,
+    /// The tables of [`arrange`], where the package declares some.
+    pub vectors: Option<&'a Tensors>,
 }
 
 /// Where the rows of an input lie.
@@ -63,22 +76,31 @@ enum Keys {
 /// `Invalid` with the item where a row cannot be stored in its format; `Overloaded` where the memory cannot be had.
 pub fn arrange(specs: &[VectorSpec], values: &[Vec<f32>], order: &[u32]) -> Result<Vec<Table>> {
     let table = |(spec, values): (&VectorSpec, &Vec<f32>)| {
-        let place = |e: Error| e.within(format!("item.vectors `{}`", spec.name));
-        let (format, width, zeros) = (spec.format, spec.width, vec![0.0; spec.width]);
-        let row_bytes = format.row_bytes(width).map_err(place)?;
-        let mut stored = Ok(());
-        let bytes = Buffer::filled(order.len() * row_bytes, |out: &mut [u8]| {
-            stored = out.chunks_exact_mut(row_bytes).zip(order).try_for_each(|(out, &item)| match item {
-                NO_ITEM => encode_row(format, &zeros, out),
-                item => encode_row(format, &values[item as usize * width..][..width], out)
-                    .map_err(|e| place(e.within(format!("item {}", u64::from(item) + 1)))),
-            });
-        })?;
-        stored?;
-        let rows = order.len() as u64;
-        Table::host(TableSpec { name: spec.name.clone(), rows, width, format, unseen: Unseen::Zero }, bytes)
+        let row = |&item: &u32| (item != NO_ITEM).then(|| &values[item as usize * spec.width..][..spec.width]);
+        let item = |slot: usize| format!("item {}", u64::from(order[slot]) + 1);
+        let kept = keep(&spec.name, (spec.format, spec.width), order.iter().map(row), &item);
+        kept.map_err(|e| e.within(format!("item.vectors `{}`", spec.name)))
     };
     specs.iter().zip(values).map(table).collect()
+}
+
+/// A table of one row a slot, zeros where there is none; `item` names that of a slot in errors.
+pub(super) fn keep<'a>(
+    name: &str,
+    (format, width): (RowFormat, usize),
+    rows: impl ExactSizeIterator<Item = Option<&'a [f32]>>,
+    item: &dyn Fn(usize) -> String,
+) -> Result<Table> {
+    let (zeros, slots) = (vec![0.0; width], rows.len());
+    let row_bytes = format.row_bytes(width)?;
+    let mut stored = Ok(());
+    let bytes = Buffer::filled(slots * row_bytes, |out: &mut [u8]| {
+        stored = out.chunks_exact_mut(row_bytes).zip(rows).enumerate().try_for_each(|(slot, (out, row))| {
+            encode_row(format, row.unwrap_or(&zeros), out).map_err(|e| e.within(item(slot)))
+        });
+    })?;
+    stored?;
+    Table::host(TableSpec { name: name.to_owned(), rows: slots as u64, width, format, unseen: Unseen::Zero }, bytes)
 }
 
 /// Refuses `[[overarch.features]]` over columns that the items do not have or that hold something else; `column` says what a
@@ -105,19 +127,38 @@ pub fn check_features(spec: &ModelSpec, column: &dyn Fn(&str) -> Option<ColumnKi
 }
 
 impl CandidateRows {
-    /// Binds the inputs of a package's OverArch. `tensors` hold the tables of [`arrange`].
+    /// Binds the inputs of a package's OverArch; `part` is what is kept of items of what it says, where that is so.
     ///
     /// # Errors
     /// `Corrupt` where a tensor is missing or of another shape; as [`check_features`].
-    pub fn open(package: &Package, columns: &Columns, ids: &Ids, tensors: Option<&Tensors>) -> Result<Self> {
+    pub fn open(from: &RowSources<'_>, part: Option<Table>) -> Result<Self> {
+        let rows = from.package.overarch.iter().flat_map(|o| o.rows());
+        CandidateRows::bind(from, rows, part)
+    }
+
+    /// Binds the rows that the part of an OverArch is made of.
+    pub(super) fn of_part(from: &RowSources<'_>, part: &ItemPart) -> Result<Self> {
+        CandidateRows::bind(from, part.reads().rows.iter(), None)
+    }
+
+    fn bind<'a>(
+        from: &RowSources<'_>,
+        rows: impl Iterator<Item = &'a Readable>,
+        mut kept: Option<Table>,
+    ) -> Result<Self> {
+        let RowSources { package, columns, ids, vectors } = *from;
         let kind = |name: &str| columns.list().find(|c| c.name() == name).map(Column::kind);
         check_features(&package.spec, &kind)?;
         let slots = ids.of_slots().len();
-        let rows = package.overarch.iter().flat_map(|o| o.rows());
-        let part = |(input, row): (&CandidateInput, &Readable)| {
-            let lies = match *input {
+        // They are to be whole, also where what is read of them is kept by item.
+        let declared = vectors.iter().flat_map(|tensors| package.spec.item.vectors.iter().map(move |v| (v, *tensors)));
+        declared.into_iter().try_for_each(|(spec, tensors)| open_kept(spec, slots, Some(tensors)).map(drop))?;
+        let part = |row: &Readable| {
+            let missing = || Error::internal(format!("input `{}` of candidates that nothing brings", row.name));
+            let lies = match package.candidate_input(&row.name).ok_or_else(missing)? {
                 CandidateInput::Item => Lies::Index,
-                CandidateInput::Vector(n) => Lies::Kept(open_kept(&package.spec.item.vectors[n], slots, tensors)?),
+                CandidateInput::Part => Lies::Kept(kept.take().ok_or_else(missing)?),
+                CandidateInput::Vector(n) => Lies::Kept(open_kept(&package.spec.item.vectors[n], slots, vectors)?),
                 CandidateInput::Feature(n) => {
                     let spec = package.spec.overarch.iter().flat_map(|o| &o.features).nth(n);
                     let spec = spec.ok_or_else(|| Error::internal("an input without its feature"))?;
@@ -127,7 +168,7 @@ impl CandidateRows {
             };
             Ok(Part { width: row.count(), lies })
         };
-        let parts = package.candidate_inputs.iter().zip(rows).map(part).collect::<Result<_>>()?;
+        let parts = rows.map(part).collect::<Result<_>>()?;
         Ok(CandidateRows { parts, kernels: Kernels::detect()? })
     }
 
@@ -181,18 +222,21 @@ impl CandidateRows {
 
 fn open_kept(spec: &VectorSpec, slots: usize, tensors: Option<&Tensors>) -> Result<Table> {
     let tensors = tensors.ok_or_else(|| Error::corrupt(format!("no file of item vectors with `{}`", spec.name)))?;
-    let quantised = spec.format.is_quantised().then_some(spec.format);
-    let table = Table::mapped(tensors, &spec.name, quantised, Unseen::Zero)?;
+    let table = kept(tensors, &spec.name, (spec.format, spec.width), slots);
+    table.map_err(|e| e.within(format!("item vectors `{}`", spec.name)))
+}
+
+/// A table of one row a slot, as [`keep`] makes them.
+pub(super) fn kept(tensors: &Tensors, name: &str, (format, width): (RowFormat, usize), slots: usize) -> Result<Table> {
+    let table = Table::mapped(tensors, name, format.is_quantised().then_some(format), Unseen::Zero)?;
     let found = (table.rows(), table.width(), table.spec().format);
-    if found != (slots as u64, spec.width, spec.format) {
+    if found != (slots as u64, width, format) {
         return Err(Error::corrupt(format!(
-            "item vectors `{}`: {} rows of {} in {}, expected {slots} of {} in {}",
-            spec.name,
+            "{} rows of {} in {}, expected {slots} of {width} in {}",
             found.0,
             found.1,
             found.2.name(),
-            spec.width,
-            spec.format.name()
+            format.name()
         )));
     }
     Ok(table)

@@ -3,17 +3,19 @@
 use std::path::Path;
 
 use super::calibration::{Calibration, Recalibration};
-use super::candidates::CandidateRows;
+use super::candidates::{CandidateRows, RowSources};
 use super::ids::Ids;
 use super::manifest::{GraphRecord, Manifest};
+use super::part;
 use super::placement::Placement;
 use super::recipe::Recipe;
 use super::shards::Shards;
-use super::{CALIBRATION_FILE, COLUMNS_FILE, FILTER_FILE, INDEX_FILE, RECIPE_FILE, VECTORS_FILE};
+use super::{CALIBRATION_FILE, COLUMNS_FILE, FILTER_FILE, INDEX_FILE, PARTS_FILE, RECIPE_FILE, VECTORS_FILE};
 use crate::columns::{ColumnKind, Columns};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::model::{MODEL_FILE, ModelSpec, Package, SIMILARITY};
+use crate::tower::OverArch;
 use crate::value::Program;
 use crate::{filter, ivf};
 
@@ -62,14 +64,17 @@ impl Snapshot {
             shards.check(&manifest).map_err(|e| e.within(folder.display()))?;
         }
         manifest.verify(folder)?;
-        let package = Package::open_placed(folder, |spec, tables| placement.place(spec, &manifest, tables))?;
+        let package =
+            Package::open_placed(folder, &manifest.decisions, |spec, tables| placement.place(spec, &manifest, tables))?;
         let snapshot = Snapshot::assemble(folder, manifest, package).map_err(|e| e.within(folder.display()))?;
         Ok(Snapshot { shards, ..snapshot })
     }
 
     fn assemble(folder: &Path, manifest: Manifest, package: Package) -> Result<Self> {
         let vectors = (!package.spec.item.vectors.is_empty()).then_some(VECTORS_FILE);
-        for file in [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, RECIPE_FILE, MODEL_FILE].into_iter().chain(vectors) {
+        let parts = manifest.decisions.item_part.as_ref().map(|_| PARTS_FILE);
+        let needed = [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, RECIPE_FILE, MODEL_FILE];
+        for file in needed.into_iter().chain(vectors).chain(parts) {
             if !manifest.files.contains_key(file) {
                 return Err(Error::corrupt(format!("the manifest names no `{file}`")));
             }
@@ -102,7 +107,15 @@ impl Snapshot {
         let numeric: Vec<&str> = columns.list().filter(|c| c.kind() != ColumnKind::Texts).map(|c| c.name()).collect();
         let value = package.value(&numeric)?;
         let vectors = vectors.map(|file| Tensors::read(&folder.join(file))).transpose()?;
-        let candidates = CandidateRows::open(&package, &columns, &ids, vectors.as_ref())?;
+        let part = match (package.overarch.as_ref().and_then(OverArch::part), &manifest.decisions.item_part) {
+            (Some(part), Some(decided)) => {
+                let tensors = Tensors::read(&folder.join(PARTS_FILE))?;
+                Some(part::open(&tensors, part, decided.format, index.slots()).map_err(|e| e.within(PARTS_FILE))?)
+            }
+            _ => None,
+        };
+        let from = RowSources { package: &package, columns: &columns, ids: &ids, vectors: vectors.as_ref() };
+        let candidates = CandidateRows::open(&from, part)?;
         let used = package.overarch.iter().flat_map(|o| o.numbers());
         let used = used.chain(value.inputs().iter().map(String::as_str));
         let mut numbers: Vec<(String, Vec<f32>)> = Vec::new();

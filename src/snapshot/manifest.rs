@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
 use crate::files::{self, Checksum};
+use crate::model::Decisions;
 use crate::tower::Runs;
 
 /// The format this program writes. Every earlier one stays loadable.
@@ -71,6 +72,9 @@ pub struct Manifest {
     /// Which part of a version it is, where that was cut into shards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<ShardOf>,
+    /// What it was merged from, where it is an earlier version with its updates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merged: Option<MergedFrom>,
     /// Where it came from.
     pub provenance: Provenance,
     /// Every other file of the snapshot with its length and hash.
@@ -78,6 +82,9 @@ pub struct Manifest {
     /// What ran each graph when all were tried; none of a version that was published before graphs were tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphs: Option<BTreeMap<String, GraphRecord>>,
+    /// How the model is served, where the publication had to decide that.
+    #[serde(default, skip_serializing_if = "Decisions::is_empty")]
+    pub decisions: Decisions,
 }
 
 /// Which part of a version a snapshot is.
@@ -90,6 +97,17 @@ pub struct ShardOf {
     pub shards: u32,
     /// Items of all of them together.
     pub items: usize,
+}
+
+/// Where a version came from that is an earlier one with its updates.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MergedFrom {
+    /// The published version whose package it has.
+    pub origin: u64,
+    /// The share of the lists that the recall of the recipe took when the lists were last trained, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained_share: Option<f64>,
 }
 
 /// Where a snapshot came from.
@@ -182,6 +200,11 @@ impl Manifest {
         self.shard.map_or(self.items, |part| part.items)
     }
 
+    /// The version that was published with the files of the package: itself, or the one that it was merged from.
+    pub fn origin(&self) -> u64 {
+        self.merged.as_ref().map_or(self.version, |from| from.origin)
+    }
+
     /// Bytes of all files but the manifest.
     pub fn bytes(&self) -> u64 {
         self.files.values().map(|f| f.bytes).sum()
@@ -222,9 +245,11 @@ mod tests {
             lists: 1,
             position: 0,
             shard: None,
+            merged: None,
             provenance,
             files,
             graphs: None,
+            decisions: Decisions::default(),
         }
     }
 

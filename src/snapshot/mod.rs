@@ -8,8 +8,10 @@
 //! | `filter.safetensors` | planes and posting lists ([`crate::filter::index`]) |
 //! | `columns.safetensors` | item columns ([`crate::columns`]) and ids |
 //! | `vectors.safetensors` | tensors that the OverArch reads of each item ([`candidates`]), where the package declares some |
+//! | `parts.safetensors` | what the OverArch says of each item whoever asks ([`ItemParts`]), where that is kept |
 //! | `recipe.toml` | how it was built and the serving defaults |
 //! | `calibration.json` | how many lists a recall takes; not where there is only one list |
+//! | `queries.safetensors` | the queries of the calibration, where they came from a file |
 //! | `recalibration.json` | one that was made again later, named by no manifest: it has its own digest |
 //! | `manifest.json` | written last: shapes, provenance, length and hash of every other file |
 //!
@@ -22,6 +24,7 @@ pub mod candidates;
 pub mod ids;
 mod load;
 mod manifest;
+mod part;
 mod placement;
 mod recipe;
 mod shards;
@@ -29,12 +32,13 @@ mod store;
 mod workload;
 
 pub use calibration::{Calibration, Chosen, RECALIBRATION_FILE, Recalibration, RecallCurve, TARGETS, Wanted};
-pub use candidates::CandidateRows;
+pub use candidates::{CandidateRows, RowSources};
 pub use ids::Ids;
 pub use load::Snapshot;
-pub use manifest::{FORMAT, GraphRecord, MANIFEST, Manifest, PROGRAM, Provenance, ShardOf};
+pub use manifest::{FORMAT, GraphRecord, MANIFEST, Manifest, MergedFrom, PROGRAM, Provenance, ShardOf};
+pub use part::ItemParts;
 pub use placement::{Placement, PlacementOptions, placed, rows_on_cluster};
-pub use recipe::{Recipe, Serving};
+pub use recipe::{PartFormat, Recipe, Reranking, Serving};
 pub use shards::{SHARDS_FILE, ShardEntry, Shards, shard_folder, shard_of};
 pub use store::{Stamp, Store, check_name};
 pub use workload::workload;
@@ -49,5 +53,9 @@ pub const COLUMNS_FILE: &str = "columns.safetensors";
 pub const CALIBRATION_FILE: &str = "calibration.json";
 /// The file of tensors that are kept by item, where the package declares some.
 pub const VECTORS_FILE: &str = "vectors.safetensors";
+/// The file of what the OverArch says of each item whoever asks, where that is kept.
+pub const PARTS_FILE: &str = "parts.safetensors";
+/// The file of the queries that it was calibrated with, where they are none of its items.
+pub const QUERIES_FILE: &str = "queries.safetensors";
 /// The file of the recipe.
 pub const RECIPE_FILE: &str = "recipe.toml";

@@ -184,7 +184,8 @@ fn read(file: &Path) -> Result<String> {
 }
 
 /// The name under which a cluster has the rows of a table of a version. The checksum of the file that holds them is part of it, so
-/// that rows which a publication left behind are never taken for those of a later one with the same number.
+/// that rows which a publication left behind are never taken for those of a later one with the same number. A version that was
+/// merged has the rows of the one that was published.
 ///
 /// # Errors
 /// `NotFound` for a table or a file that the version does not have; as [`TableVersion::new`].
@@ -194,7 +195,7 @@ pub fn rows_on_cluster(spec: &ModelSpec, manifest: &Manifest, table: &str) -> Re
     let rows = checksum.and_then(|sum| u64::from_str_radix(sum.xxh3.get(..16)?, 16).ok());
     let rows =
         rows.ok_or_else(|| Error::not_found(format!("table `{table}`: the manifest has no checksum of its file")))?;
-    TableVersion::new(&manifest.name, table, manifest.version, rows)
+    TableVersion::new(&manifest.name, table, manifest.origin(), rows)
 }
 
 /// How a table lies, in a few words: its sharding type and the devices of its parts.

@@ -20,8 +20,48 @@ pub struct Recipe {
     /// The row formats that embedding tables are converted to, by the table's name; other tables stay as they are.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub tables: BTreeMap<String, RowFormat>,
+    /// What is kept for the reranker.
+    pub reranking: Reranking,
     /// What requests get that do not say.
     pub serving: Serving,
+}
+
+/// What is kept for the reranker.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Reranking {
+    /// How what the reranker says of an item whoever asks is kept by item, where that makes candidates cheaper.
+    pub item_part: PartFormat,
+}
+
+/// How the part of a reranker that depends on the item alone is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PartFormat {
+    /// Not at all: it is worked out for each candidate.
+    None,
+    /// As it comes out.
+    #[default]
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// 8-bit codes with the row's scale and bias.
+    Int8,
+}
+
+impl PartFormat {
+    /// The format of its rows.
+    pub fn rows(self) -> Option<RowFormat> {
+        match self {
+            PartFormat::None => None,
+            PartFormat::F32 => Some(RowFormat::F32),
+            PartFormat::F16 => Some(RowFormat::F16),
+            PartFormat::Bf16 => Some(RowFormat::Bf16),
+            PartFormat::Int8 => Some(RowFormat::Int8),
+        }
+    }
 }
 
 /// What requests get that do not say.
@@ -81,7 +121,10 @@ impl Recipe {
 
     /// True where numbers are stored more coarsely than the package has them, by more than half precision.
     pub fn is_coarse(&self) -> bool {
-        !self.tables.is_empty() || matches!(self.index.rescore, ivf::Rescore::None | ivf::Rescore::Bf16)
+        let is_part_coarse = matches!(self.reranking.item_part, PartFormat::Bf16 | PartFormat::Int8);
+        !self.tables.is_empty()
+            || is_part_coarse
+            || matches!(self.index.rescore, ivf::Rescore::None | ivf::Rescore::Bf16)
     }
 
     /// The file's text.
@@ -127,6 +170,7 @@ mod tests {
             ("[serving]\ncandidates = 0", "serving.candidates: got 0"),
             ("[tables]\npackages = \"int9\"", "unknown variant `int9`"),
             ("[index]\nrescore = \"f8\"", "unknown variant `f8`"),
+            ("[reranking]\nitem_part = \"f8\"", "unknown variant `f8`"),
             ("index", "expected"),
         ] {
             let error = Recipe::parse(text).expect_err(text).to_string();

@@ -134,12 +134,45 @@ impl Store {
     /// What `fill` returns, `Invalid` for a name that cannot be a folder, `Conflict` where somebody else has put a folder
     /// in the version's place, `Io`. Nothing is published then.
     pub fn publish(&self, model: &str, fill: impl FnOnce(&Path, u64) -> Result<()>) -> Result<u64> {
+        self.publish_if(model, fill, |_, _| Ok(()))
+    }
+
+    /// The same for a version that is made of those that are there: where another one has come meanwhile, or is under way, that
+    /// one takes over and nothing is published. One that begins later gets a higher number.
+    ///
+    /// # Errors
+    /// As [`Store::publish`]; `Conflict` where another one takes over.
+    pub fn publish_unrivalled(&self, model: &str, fill: impl FnOnce(&Path, u64) -> Result<()>) -> Result<u64> {
+        let before = self.versions(model)?;
+        let rivals = |parent: &Path, own: &Path| {
+            let now = self.versions(model)?;
+            if let Some(other) = now.iter().find(|version| !before.contains(version)) {
+                return Err(Error::conflict(format!("model `{model}`: version {other} was published meanwhile")));
+            }
+            match names_in(parent)?.iter().map(|name| parent.join(name)).find(|other| other != own && is_live(other)) {
+                Some(_) => Err(Error::conflict(format!("model `{model}`: another publication is under way"))),
+                None => Ok(()),
+            }
+        };
+        self.publish_if(model, fill, rivals)
+    }
+
+    /// Publishes where `may` says so of the model's folder and the staging folder, before anything is written and, under the
+    /// model's lock, when all is.
+    fn publish_if(
+        &self,
+        model: &str,
+        fill: impl FnOnce(&Path, u64) -> Result<()>,
+        may: impl Fn(&Path, &Path) -> Result<()>,
+    ) -> Result<u64> {
         check_name("model name", model)?;
         let parent = self.root.join(model);
         fs::create_dir_all(&parent).map_err(|e| Error::io(parent.display(), e))?;
         let (staging, version) = self.begin(model, &parent)?;
-        let published =
-            fill(&staging.folder, version).and_then(|()| self.finish(&staging, &parent, &self.folder(model, version)));
+        let target = self.folder(model, version);
+        let published = may(&parent, &staging.folder)
+            .and_then(|()| fill(&staging.folder, version))
+            .and_then(|()| self.finish(&staging, &parent, &target, may));
         match published {
             Ok(()) => Ok(version),
             Err(e) => {
@@ -172,9 +205,30 @@ impl Store {
         Ok((Staging::new(parent)?, version))
     }
 
-    /// Gives a filled staging folder its place.
-    fn finish(&self, staging: &Staging, parent: &Path, target: &Path) -> Result<()> {
+    /// Removes a published version. Who is loading it may find it damaged; who has it in memory keeps it.
+    ///
+    /// # Errors
+    /// `Io` with the path.
+    pub fn remove(&self, model: &str, version: u64) -> Result<()> {
+        let parent = self.root.join(model);
+        let _numbers = lock_model(&parent)?;
+        // As one that was never finished: what cannot be removed now, the next publication removes.
+        let leftover = parent.join(format!("{STAGING}{:016x}", RandomState::new().hash_one(version)));
+        let folder = self.folder(model, version);
+        fs::rename(&folder, &leftover).map_err(|e| Error::io(folder.display(), e))?;
+        fs::remove_dir_all(&leftover).map_err(|e| Error::io(leftover.display(), e))
+    }
+
+    /// Gives a filled staging folder its place, where it `may` have it.
+    fn finish(
+        &self,
+        staging: &Staging,
+        parent: &Path,
+        target: &Path,
+        may: impl Fn(&Path, &Path) -> Result<()>,
+    ) -> Result<()> {
         let _numbers = lock_model(parent)?;
+        may(parent, &staging.folder)?;
         fs::remove_file(staging.folder.join(LOCK)).map_err(|e| Error::io(staging.folder.display(), e))?;
         if target.exists() {
             return Err(Error::conflict(format!("{}: put there by somebody else meanwhile", target.display())));
@@ -220,16 +274,22 @@ fn lock_model(parent: &Path) -> Result<File> {
 fn remove_leftovers(parent: &Path) -> Result<()> {
     for name in names_in(parent)?.iter().filter(|name| name.starts_with(STAGING)) {
         let folder = parent.join(name);
-        let is_dead = match File::options().write(true).open(folder.join(LOCK)) {
-            Ok(lock) => lock.try_lock().is_ok(),
-            Err(e) => e.kind() == std::io::ErrorKind::NotFound,
-        };
-        if is_dead {
+        if !is_live(&folder) {
             tracing::warn!(folder = %folder.display(), "removing an unfinished publication");
             fs::remove_dir_all(&folder).map_err(|e| Error::io(folder.display(), e))?;
         }
     }
     Ok(())
+}
+
+/// True for the staging folder of a publication that is under way.
+fn is_live(folder: &Path) -> bool {
+    let is_staging = folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(STAGING));
+    is_staging
+        && match File::options().write(true).open(folder.join(LOCK)) {
+            Ok(lock) => lock.try_lock().is_err(),
+            Err(e) => e.kind() != std::io::ErrorKind::NotFound,
+        }
 }
 
 /// The version that a folder's name says.
@@ -270,6 +330,34 @@ mod tests {
 
     fn whole(folder: &Path) -> Result<()> {
         fs::write(folder.join(MANIFEST), b"{}").map_err(|e| Error::io(folder.display(), e))
+    }
+
+    #[test]
+    fn a_version_made_of_others_gives_way_to_one_that_comes_meanwhile() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::new(root.path());
+        store.publish("m", |folder, _| whole(folder)).unwrap();
+        assert_eq!(store.publish_unrivalled("m", |folder, _| whole(folder)).unwrap(), 2);
+        // One that is published while it is made, and one that is under way when it begins or ends.
+        let beaten = store.publish_unrivalled("m", |folder, _| {
+            store.publish("m", |folder, _| whole(folder))?;
+            whole(folder)
+        });
+        assert_eq!(beaten.unwrap_err().kind(), Kind::Conflict);
+        assert_eq!(store.versions("m").unwrap(), [1, 2, 4]);
+        let outer = store.publish("m", |folder, _| {
+            let inner = store.publish_unrivalled("m", |_, _| unreachable!());
+            assert_eq!(inner.unwrap_err().kind(), Kind::Conflict);
+            whole(folder)
+        });
+        assert_eq!(outer.unwrap(), 5);
+        // A failed one does not stand in the way.
+        assert!(store.publish("m", |_, _| Err(Error::invalid("no"))).is_err());
+        let last = store.publish_unrivalled("m", |folder, _| whole(folder)).unwrap();
+        store.remove("m", 2).unwrap();
+        assert_eq!(store.versions("m").unwrap(), [1, 4, 5, last]);
+        assert!(store.remove("m", 2).is_err());
+        assert_eq!(names_in(&root.path().join("m")).unwrap().len(), 5, "four versions and the lock");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use rten_tensor::TensorView;
 use rten_tensor::prelude::*;
 
 use super::onnx::{self, Port};
-use crate::dense::{Given, Made, Precision, RowProgram, Size};
+use crate::dense::{Given, Made, Network, Precision, RowProgram, Size};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::tower::Threads;
@@ -102,6 +102,28 @@ impl Graph {
     /// # Errors
     /// `Invalid` where it uses an operator that the runtime does not have either.
     pub(super) fn lower(&mut self, given: &[Given], outputs: &[Made]) -> Result<Runs> {
+        let runs = match self.network(given, outputs, |network| network.program(self.precision)) {
+            Ok(program) => Runs::Program(Box::new(program)),
+            Err(e) => {
+                tracing::info!(graph = self.name, reason = %e, "the graph runs in rten");
+                self.runtime()?;
+                Runs::Runtime(e.to_string())
+            }
+        };
+        self.source = Vec::new();
+        Ok(runs)
+    }
+
+    /// What `f` makes of the graph as a network that takes its inputs as `given`; not after [`Graph::lower`].
+    ///
+    /// # Errors
+    /// `Unsupported` where it has what programs do not; what `f` returns.
+    pub(super) fn network<T: Send>(
+        &self,
+        given: &[Given],
+        outputs: &[Made],
+        f: impl FnOnce(Network) -> Result<T> + Send,
+    ) -> Result<T> {
         let fits = |port: &Port, sizes: &[Size]| {
             let fits = |(own, size): (&Option<usize>, &Size)| match size {
                 Size::Fixed(n) => own.is_none_or(|own| own as i64 == *n),
@@ -109,25 +131,22 @@ impl Graph {
             };
             port.shape.as_ref().is_none_or(|own| own.len() == sizes.len() && own.iter().zip(sizes).all(fits))
         };
-        let lowered = || {
-            if let Some(port) = self.inputs().find(|p| !given.iter().any(|g| g.name == p.name && fits(p, &g.shape))) {
-                let shape = port.shape.as_deref().map_or("?".into(), shown);
-                return Err(Error::unsupported(format!("input `{}` of shape {shape}", port.name)));
-            }
-            RowProgram::lower_in(self.precision, &self.source, given, outputs)
-        };
-        match guarded(|| deep(lowered)?).unwrap_or_else(|panic| Err(Error::unsupported(panic))) {
-            Ok(program) => {
-                self.source = Vec::new();
-                Ok(Runs::Program(Box::new(program)))
-            }
-            Err(e) => {
-                tracing::info!(graph = self.name, reason = %e, "the graph runs in rten");
-                self.runtime()?;
-                self.source = Vec::new();
-                Ok(Runs::Runtime(e.to_string()))
-            }
+        if let Some(port) = self.inputs().find(|p| !given.iter().any(|g| g.name == p.name && fits(p, &g.shape))) {
+            let shape = port.shape.as_deref().map_or("?".into(), shown);
+            return Err(Error::unsupported(format!("input `{}` of shape {shape}", port.name)));
         }
+        let made = guarded(|| deep(|| Network::read(&self.source, given, outputs).and_then(f))?);
+        made.unwrap_or_else(|panic| Err(Error::unsupported(panic)))
+    }
+
+    /// The same without its file, once it became programs.
+    pub(super) fn read(self) -> Self {
+        Graph { source: Vec::new(), ..self }
+    }
+
+    /// In which precision the products of its program are to be.
+    pub(super) fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// The graph in the runtime, which reads it when it is asked for first.

@@ -11,150 +11,115 @@
 use std::ops::Range;
 
 use super::Scratch;
-use crate::dense::{Given, Made, RowProgram, Size};
+use super::part::ItemPart;
+use super::reads::{Candidates, Readable, Reads, Whose, check};
+use crate::dense::{Cut, Made, RowProgram, Size};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{MapTarget, Operand, Unary};
 use crate::error::{Error, Kind, Result};
 use crate::tensor::Tensor;
-use crate::tower::{Graph, Input, Port, Runs, Threads, shown};
+use crate::tower::{Graph, Input, Runs, Threads};
 
 /// Most candidates of one query that a run of `rten` scores.
 pub const RUN_CANDIDATES: usize = 2048;
 
 const LOGITS: &str = "logits";
 
-/// Whose a tensor is that an OverArch may read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
-    /// The user's: the same for all candidates, `[Q, ...]`.
-    User,
-    /// Each candidate's: `[Q, K0, ...]`.
-    Candidate,
-}
-
-/// A tensor that an OverArch may read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Readable {
-    /// The name of the input.
-    pub name: String,
-    /// Whose it is.
-    pub whose: Whose,
-    /// Its dimensions after those of users and candidates.
-    pub shape: Vec<usize>,
-}
-
-impl Readable {
-    /// Numbers of one user or candidate.
-    pub fn count(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    fn sizes(&self, count: usize) -> Vec<usize> {
-        let ahead: &[usize] = if self.whose == Whose::User { &[1] } else { &[1, count] };
-        [ahead, &self.shape].concat()
-    }
-
-    fn given(&self) -> Given {
-        let is_pair = self.whose == Whose::Candidate;
-        let ahead = [Size::Fixed(1), Size::Rows];
-        let ahead = ahead[..1 + usize::from(is_pair)].iter().copied();
-        Given {
-            name: self.name.clone(),
-            is_pair,
-            shape: ahead.chain(self.shape.iter().map(|&n| Size::Fixed(n as i64))).collect(),
-        }
-    }
-}
-
 /// A reranker with its tasks.
 #[derive(Debug)]
 pub struct OverArch {
     graph: Graph,
     runs: Runs,
-    user: Vec<Readable>,
-    rows: Vec<Readable>,
-    /// The inputs that are numbers of candidates.
-    numbers: Vec<Readable>,
+    /// What the graph reads.
+    declared: Reads,
+    /// What is read of users and candidates: the same, or, beside a part, what that leaves.
+    reads: Reads,
+    part: Option<ItemPart>,
     tasks: usize,
 }
 
-/// What is scored: one user and the candidates.
-#[derive(Clone, Copy)]
-pub struct Candidates<'a> {
-    /// The tensors of [`OverArch::user`], each flat.
-    pub user: &'a [&'a [f32]],
-    /// How many candidates.
-    pub count: usize,
-    /// Writes the rows of a candidate, those of [`OverArch::rows`] side by side.
-    pub row: &'a dyn Fn(usize, &mut [f32]),
-    /// The numbers of [`OverArch::numbers`], each `[count]`.
-    pub numbers: &'a [&'a [f32]],
+/// A call of [`OverArch::score`].
+struct Scoring<'a> {
+    candidates: &'a Candidates<'a>,
+    threads: &'a Threads,
+    scratch: &'a mut Scratch,
+    between: &'a mut dyn FnMut() -> Result<()>,
+    tasks: &'a mut [f32],
 }
 
 impl OverArch {
     /// The name of the retrieval score among the numbers of candidates.
-    pub const SIMILARITY: &'static str = "similarity";
+    pub const SIMILARITY: &'static str = Reads::SIMILARITY;
 
     /// Takes a graph as reranker with the given number of tasks. Its inputs are some of `readable`, or numbers of candidates.
     ///
     /// # Errors
     /// `Invalid` where an input or the output is of another shape, or nothing of a candidate is read.
     pub fn new(mut graph: Graph, readable: &[Readable], tasks: usize) -> Result<Self> {
-        let (mut user, mut rows, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
-        for port in graph.inputs() {
-            let number = Readable { name: port.name.clone(), whose: Whose::Candidate, shape: Vec::new() };
-            let known = readable.iter().find(|r| r.name == port.name);
-            match known {
-                Some(known) => check(&graph, port, &known.given().shape)?,
-                None => check_number(&graph, port, readable)?,
-            }
-            match known {
-                Some(known) if known.whose == Whose::User => user.push(known.clone()),
-                Some(known) => rows.push(known.clone()),
-                None => numbers.push(number),
-            }
+        let reads = self::reads(&graph, readable, tasks)?;
+        let runs = graph.lower(&reads.given(), &[logits(tasks)])?;
+        Ok(OverArch { graph, runs, declared: reads.clone(), reads, part: None, tasks })
+    }
+
+    /// The same, where what the graph says of an item alone is kept by item: the values of `cut`.
+    ///
+    /// # Errors
+    /// As [`OverArch::new`]; `Unsupported` where the graph is no program of ours, `Invalid` for a cut of another graph.
+    pub fn with_part(graph: Graph, readable: &[Readable], tasks: usize, cut: &Cut) -> Result<Self> {
+        let declared = reads(&graph, readable, tasks)?;
+        let (is_item, precision) = (declared.are_of_item(), graph.precision());
+        let halves =
+            graph.network(&declared.given(), &[logits(tasks)], |network| network.halves(&is_item, cut, precision))?;
+        let kept = Readable { name: String::new(), whose: Whose::Candidate, shape: vec![halves.width] };
+        let mut reads = declared.some(&halves.candidate_inputs);
+        reads.rows.insert(0, kept);
+        let part = ItemPart::new(cut.clone(), halves.item, declared.some(&halves.item_inputs), halves.width);
+        let runs = Runs::Program(Box::new(halves.candidates));
+        Ok(OverArch { graph: graph.read(), runs, declared, reads, part: Some(part), tasks })
+    }
+
+    /// Where the graph is best cut, so that what it says of an item alone is kept by item; none where it is no program of ours, or
+    /// that would make a candidate hardly cheaper.
+    ///
+    /// # Errors
+    /// As [`OverArch::new`].
+    pub fn best_cut(graph: &Graph, readable: &[Readable], tasks: usize) -> Result<Option<Cut>> {
+        let reads = self::reads(graph, readable, tasks)?;
+        let (is_item, work) = (reads.are_of_item(), reads.work());
+        match graph.network(&reads.given(), &[logits(tasks)], |network| network.best_cut(&is_item, &work)) {
+            Err(e) if e.kind() == Kind::Unsupported => Ok(None),
+            cut => cut,
         }
-        let shape = [Size::Fixed(1), Size::Rows, Size::Fixed(tasks as i64)];
-        check(&graph, graph.output(LOGITS)?, &shape)?;
-        if rows.is_empty() && numbers.is_empty() {
-            return Err(Error::invalid(format!(
-                "{}: no input tells of candidates, expected `item` or another",
-                graph.name()
-            )));
-        }
-        let given: Vec<Given> = user.iter().chain(&rows).chain(&numbers).map(Readable::given).collect();
-        let runs = graph.lower(&given, &[Made { name: LOGITS.into(), shape: shape.to_vec() }])?;
-        Ok(OverArch { graph, runs, user, rows, numbers, tasks })
+    }
+
+    /// What is kept of each item of what the graph says, where that is so: the first of [`OverArch::rows`].
+    pub fn part(&self) -> Option<&ItemPart> {
+        self.part.as_ref()
+    }
+
+    /// All that the graph reads, be it through what is kept of items.
+    pub fn declared(&self) -> &Reads {
+        &self.declared
     }
 
     /// The tensors of the user that the graph reads.
     pub fn user(&self) -> &[Readable] {
-        &self.user
+        &self.reads.user
     }
 
     /// The rows of candidates that it reads.
     pub fn rows(&self) -> &[Readable] {
-        &self.rows
+        &self.reads.rows
     }
 
     /// The numbers of candidates that it reads: item columns, and [`OverArch::SIMILARITY`].
     pub fn numbers(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.numbers.iter().map(|number| number.name.as_str())
-    }
-
-    /// The numeric item columns that it reads.
-    pub fn columns(&self) -> impl Iterator<Item = &str> {
-        self.numbers().filter(|name| *name != OverArch::SIMILARITY)
-    }
-
-    /// All that it reads.
-    pub fn inputs(&self) -> impl Iterator<Item = &Readable> {
-        self.user.iter().chain(&self.rows).chain(&self.numbers)
+        self.reads.number_names()
     }
 
     /// Numbers of the rows of a candidate.
     pub fn row_width(&self) -> usize {
-        self.rows.iter().map(Readable::count).sum()
+        self.reads.row_width()
     }
 
     /// Number of tasks, T.
@@ -165,7 +130,7 @@ impl OverArch {
     /// What scoring so many candidates costs, in multiply-adds and what takes as long: those of the program, or one for each of
     /// the graph's weights and of the numbers of the user's tensors, which may meet each candidate.
     pub fn work(&self, candidates: usize) -> usize {
-        let user: usize = self.user.iter().filter(|input| input.shape.len() > 1).map(Readable::count).sum();
+        let user: usize = self.reads.user.iter().filter(|input| input.shape.len() > 1).map(Readable::count).sum();
         match &self.runs {
             Runs::Program(program) => program.work(candidates),
             Runs::Runtime(_) => (self.graph.weights() + user).saturating_mul(candidates),
@@ -200,7 +165,7 @@ impl OverArch {
         between: &mut dyn FnMut() -> Result<()>,
         tasks: &mut [f32],
     ) -> Result<()> {
-        self.run(candidates, threads, scratch, between, tasks)?;
+        self.run(&mut Scoring { candidates, threads, scratch, between, tasks })?;
         match tasks.iter().any(|score| score.is_nan()) {
             true => Err(Error::internal(format!("{}: `{LOGITS}` holds NaN", self.graph.name()))),
             false => Ok(()),
@@ -221,22 +186,17 @@ impl OverArch {
         tasks: &mut [f32],
     ) -> Result<bool> {
         scratch.has_finite_logits = true;
-        match self.run(candidates, threads, scratch, between, tasks) {
+        match self.run(&mut Scoring { candidates, threads, scratch, between, tasks }) {
             Err(e) if e.kind() != Kind::DeadlineExceeded => Err(e),
             _ => Ok(scratch.has_finite_logits),
         }
     }
 
-    fn run(
-        &self,
-        candidates: &Candidates<'_>,
-        threads: &Threads,
-        scratch: &mut Scratch,
-        between: &mut dyn FnMut() -> Result<()>,
-        tasks: &mut [f32],
-    ) -> Result<()> {
+    fn run(&self, scoring: &mut Scoring<'_>) -> Result<()> {
+        let candidates = scoring.candidates;
         let missing = |inputs: &[Readable], given: usize| inputs.get(given).map(|input| input.name.clone());
-        let missing = missing(&self.user, candidates.user.len()).or(missing(&self.numbers, candidates.numbers.len()));
+        let missing =
+            missing(&self.reads.user, candidates.user.len()).or(missing(&self.reads.numbers, candidates.numbers.len()));
         if let Some(name) = missing {
             return Err(Error::invalid(format!("{}: input `{name}` is missing", self.graph.name())));
         }
@@ -244,29 +204,19 @@ impl OverArch {
             return Ok(());
         }
         match &self.runs {
-            Runs::Program(program) => self.run_program(program, candidates, scratch, between, tasks),
-            Runs::Runtime(_) => self.run_graph(candidates, threads, scratch, between, tasks),
+            Runs::Program(program) => self.run_program(program, scoring),
+            Runs::Runtime(_) => self.run_graph(scoring),
         }
     }
 
-    fn run_program(
-        &self,
-        program: &RowProgram,
-        candidates: &Candidates<'_>,
-        scratch: &mut Scratch,
-        between: &mut dyn FnMut() -> Result<()>,
-        tasks: &mut [f32],
-    ) -> Result<()> {
-        let Candidates { user, count, row, numbers } = *candidates;
+    fn run_program(&self, program: &RowProgram, scoring: &mut Scoring<'_>) -> Result<()> {
+        let Scoring { candidates, scratch, between, tasks, .. } = scoring;
         let (kernels, width) = (Kernels::best(), self.row_width());
         let (logits, has_finite) = (&mut scratch.logits, &mut scratch.has_finite_logits);
-        let mut fill = |n: usize, given: &mut [f32]| {
-            let (rows, of_candidate) = given.split_at_mut(width);
-            row(n, rows);
-            of_candidate.iter_mut().zip(numbers).for_each(|(number, column)| *number = column[n]);
-        };
+        let mut fill = |n: usize, given: &mut [f32]| candidates.write(n, width, given);
+        let count = candidates.count;
         between()?;
-        program.run(count, user, &mut scratch.program, &mut fill, &mut |first, rows, block| {
+        program.run(count, candidates.user, &mut scratch.program, &mut fill, &mut |first, rows, block| {
             let made = block.output(0);
             for task in 0..self.tasks {
                 logits.clear();
@@ -281,14 +231,8 @@ impl OverArch {
         })
     }
 
-    fn run_graph(
-        &self,
-        candidates: &Candidates<'_>,
-        threads: &Threads,
-        scratch: &mut Scratch,
-        between: &mut dyn FnMut() -> Result<()>,
-        tasks: &mut [f32],
-    ) -> Result<()> {
+    fn run_graph(&self, scoring: &mut Scoring<'_>) -> Result<()> {
+        let Scoring { candidates, threads, scratch, between, tasks } = scoring;
         let count = candidates.count;
         for first in (0..count).step_by(RUN_CANDIDATES) {
             between()?;
@@ -312,7 +256,7 @@ impl OverArch {
         for (place, n) in range.clone().enumerate() {
             (candidates.row)(n, row);
             let (mut from, mut to) = (&row[..], &mut rows[..]);
-            for width in self.rows.iter().map(Readable::count) {
+            for width in self.reads.rows.iter().map(Readable::count) {
                 to[place * width..][..width].copy_from_slice(&from[..width]);
                 (from, to) = (&from[width..], &mut to[range.len() * width..]);
             }
@@ -326,16 +270,16 @@ impl OverArch {
         mut rows: &[f32],
         threads: &Threads,
     ) -> Result<Tensor> {
-        let shapes: Vec<Vec<usize>> = self.inputs().map(|input| input.sizes(range.len())).collect();
+        let shapes: Vec<Vec<usize>> = self.reads.all().map(|input| input.sizes(range.len())).collect();
         let user = candidates.user.iter().copied();
-        let rows = self.rows.iter().map(|input| {
+        let rows = self.reads.rows.iter().map(|input| {
             let (here, rest) = rows.split_at(input.count() * range.len());
             rows = rest;
             here
         });
         let numbers = candidates.numbers.iter().map(|column| &column[range.clone()]);
         let values = user.chain(rows).chain(numbers);
-        let named = self.inputs().zip(&shapes).zip(values);
+        let named = self.reads.all().zip(&shapes).zip(values);
         let inputs: Vec<Input<'_>> =
             named.map(|((input, shape), values)| Input { name: &input.name, shape, values }).collect();
         let logits = self.graph.run(&inputs, LOGITS, threads)?;
@@ -352,39 +296,20 @@ impl OverArch {
     }
 }
 
-/// Refuses an input that is nothing known and no number of each candidate.
-fn check_number(graph: &Graph, port: &Port, readable: &[Readable]) -> Result<()> {
-    let Some(shape) = port.shape.as_ref().filter(|shape| shape.len() != 2) else { return Ok(()) };
-    let known: Vec<&str> = readable.iter().map(|r| r.name.as_str()).collect();
-    Err(Error::invalid(format!(
-        "{}: input `{}` of shape {} is none of: {}; a numeric item column is [?, ?]",
-        graph.name(),
-        port.name,
-        shown(shape),
-        known.join(", ")
-    )))
+fn logits(tasks: usize) -> Made {
+    Made { name: LOGITS.into(), shape: vec![Size::Fixed(1), Size::Rows, Size::Fixed(tasks as i64)] }
 }
 
-/// Refuses an input or output that is not of these sizes but for the number of users and candidates.
-fn check(graph: &Graph, port: &Port, sizes: &[Size]) -> Result<()> {
-    let Some(declared) = &port.shape else { return Ok(()) };
-    let ahead = if sizes.get(1) == Some(&Size::Rows) { 2 } else { 1 };
-    let wanted = |n: usize, size: &Size| match size {
-        Size::Fixed(size) if n >= ahead => Some(*size as usize),
-        _ => None,
-    };
-    let wanted: Vec<Option<usize>> = sizes.iter().enumerate().map(|(n, size)| wanted(n, size)).collect();
-    let fits = |(own, want): (&Option<usize>, &Option<usize>)| own.zip(*want).is_none_or(|(own, want)| own == want);
-    if declared.len() == wanted.len() && declared.iter().zip(&wanted).all(fits) {
-        return Ok(());
+/// What a graph reads as reranker of so many tasks.
+fn reads(graph: &Graph, readable: &[Readable], tasks: usize) -> Result<Reads> {
+    let reads = Reads::of(graph, readable)?;
+    check(graph, graph.output(LOGITS)?, &logits(tasks).shape)?;
+    match reads.rows.is_empty() && reads.numbers.is_empty() {
+        true => {
+            Err(Error::invalid(format!("{}: no input tells of candidates, expected `item` or another", graph.name())))
+        }
+        false => Ok(reads),
     }
-    Err(Error::invalid(format!(
-        "{}: `{}` has shape {}, expected {}",
-        graph.name(),
-        port.name,
-        shown(declared),
-        shown(&wanted)
-    )))
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use crate::units::{ItemId, Slot};
 use crate::value::Program;
 
 pub use live::{Live, Shown};
-pub use segment::{Attribute, Row, Segment};
+pub use segment::{Attribute, Row, Segment, item_columns};
 
 /// Plans that are remembered before those that no request holds any more are forgotten.
 const PLANS_MIN: usize = 64;
@@ -162,6 +162,13 @@ impl View {
         self.pieces.iter().map(|piece| piece.segment.index().items() - piece.gone.len()).sum()
     }
 
+    /// What updates have made of the main snapshot, as a share of its items: items that lie beside it, and slots whose items are
+    /// gone. A search pays for both.
+    pub fn drift(&self) -> f64 {
+        let gone = self.pieces.iter().map(|piece| piece.gone.len()).sum::<usize>() + self.gone.len();
+        (self.fresh_items() + gone) as f64 / self.main.index.items().max(1) as f64
+    }
+
     /// Share of the model's items that a search of this view looks at: all of them, where nothing of the model is left out.
     pub fn coverage(&self) -> f64 {
         match self.main.manifest.items_of_all() {
@@ -213,6 +220,31 @@ impl View {
         match self.piece(slot) {
             Some((piece, slot)) => piece.segment.ids().item(slot),
             None => self.main.ids.item(slot),
+        }
+    }
+
+    /// The slots that hold items, those of the main snapshot first.
+    pub fn filled_slots(&self) -> impl Iterator<Item = Slot> + '_ {
+        let of_main = self.main.index.filled_slots().filter(|&slot| !self.gone.contains(slot));
+        of_main.chain(self.pieces.iter().flat_map(|piece| {
+            let slots = piece.segment.index().filled_slots().filter(|&slot| !piece.gone.contains(slot));
+            slots.map(|slot| Slot(piece.first_slot + slot.0))
+        }))
+    }
+
+    /// The list of the main snapshot that a slot belongs to.
+    pub fn list_of(&self, slot: Slot) -> u32 {
+        match self.piece(slot) {
+            Some((piece, slot)) => piece.segment.list_of(slot),
+            None => self.main.index.list_of(slot).0,
+        }
+    }
+
+    /// The row of a slot in f32, `[D]`, as exact as it is kept.
+    pub fn row(&self, slot: Slot, out: &mut [f32]) {
+        match self.piece(slot) {
+            Some((piece, slot)) => piece.segment.index().row(slot, out),
+            None => self.main.index.row(slot, out),
         }
     }
 
@@ -323,15 +355,14 @@ impl View {
     /// As [`View::plan`].
     pub fn matching(&self, filter: &str) -> Result<Vec<ItemId>> {
         let planned = self.plan(filter)?;
-        let of_main = self.main.index.filled_slots();
-        let of_main = of_main.filter(|&slot| !self.gone.contains(slot) && planned.plan.passes(slot));
-        let mut found: Vec<ItemId> = of_main.map(|slot| self.main.ids.item(slot)).collect();
-        for (piece, plan) in self.pieces.iter().zip(&planned.beside) {
-            let slots = piece.segment.index().filled_slots();
-            let slots = slots.filter(|&slot| !piece.gone.contains(slot) && plan.passes(slot));
-            found.extend(slots.map(|slot| piece.segment.ids().item(slot)));
-        }
-        Ok(found)
+        let passes = |slot: Slot| {
+            let piece = self.pieces.partition_point(|piece| piece.first_slot <= slot.0).checked_sub(1);
+            match piece {
+                Some(at) => planned.beside[at].passes(Slot(slot.0 - self.pieces[at].first_slot)),
+                None => planned.plan.passes(slot),
+            }
+        };
+        Ok(self.filled_slots().filter(|&slot| passes(slot)).map(|slot| self.id(slot)).collect())
     }
 
     fn plans(&self) -> MutexGuard<'_, Plans> {

@@ -5,12 +5,14 @@
 //! have codes of the segment's own, and nothing of the main snapshot has to grow. Many items lie in the lists of the main
 //! snapshot, where a search probes the same lists in both; few lie in a single list, all of which is scanned.
 
+use std::borrow::Cow;
+
 use crate::columns::{self, Cell, ColumnKind, Columns, ItemColumn, ItemValues};
 use crate::error::Result;
 use crate::files::TensorFile;
 use crate::filter;
 use crate::ivf::{self, Assigner};
-use crate::snapshot::{CandidateRows, Ids, Snapshot, ids};
+use crate::snapshot::{CandidateRows, Ids, ItemParts, RowSources, Snapshot, ids};
 use crate::tensor::Matrix;
 use crate::units::{NO_ITEM, Slot};
 
@@ -99,7 +101,8 @@ impl Segment {
         built.encode(matrix, &mut file)?;
         let index = ivf::Index::open(&file.in_memory("fresh index")?)?;
         let mut file = TensorFile::new();
-        columns::encode(&columns_of(main, rows), &built.order, &mut file)?;
+        let attribute = |row: usize, column: usize| Cow::Borrowed(&rows[row].attributes[column]);
+        columns::encode(&item_columns(&main.columns, rows.len(), attribute), &built.order, &mut file)?;
         let numbers: Vec<i64> = rows.iter().map(|row| row.id).collect();
         ids::encode(&numbers, &built.order, &mut file)?;
         let tensors = file.in_memory("fresh columns")?;
@@ -113,7 +116,9 @@ impl Segment {
         let numbers = main.numbers.iter().map(|column| number(column).unwrap_or_default()).collect();
         let list = |&row: &u32| if row == NO_ITEM { 0 } else { rows[row as usize].list };
         let lists = built.order.iter().map(list).collect();
-        let candidates = CandidateRows::open(&main.package, &columns, &ids, None)?;
+        let from = RowSources { package: &main.package, columns: &columns, ids: &ids, vectors: None };
+        let parts = ItemParts::work_out(&from, &index, false)?;
+        let candidates = CandidateRows::open(&from, parts.map(|parts| parts.unchecked()).transpose()?)?;
         Ok(Segment { index, filter, columns, ids, candidates, numbers, lists })
     }
 
@@ -147,6 +152,11 @@ impl Segment {
         &self.numbers
     }
 
+    /// The list of a slot in the main snapshot.
+    pub fn list_of(&self, slot: Slot) -> u32 {
+        self.lists[slot.index()]
+    }
+
     /// The item in a slot that holds one, as it went in, its vector as exact as it is kept.
     pub fn item(&self, slot: Slot) -> Row {
         let mut vector = vec![0.0; self.index.dimension()];
@@ -160,19 +170,23 @@ impl Segment {
     }
 }
 
-/// The rows' attributes as columns.
-fn columns_of(main: &Snapshot, rows: &[Row]) -> Vec<ItemColumn> {
+/// Attributes as columns like those of `like`; `attribute` gives the one of a row, of `rows` in all, in the column of a number.
+pub fn item_columns<'a>(
+    like: &Columns,
+    rows: usize,
+    attribute: impl Fn(usize, usize) -> Cow<'a, Attribute>,
+) -> Vec<ItemColumn> {
     let column = |(number, column): (usize, &columns::Column)| {
-        let of_rows = rows.iter().map(|row| &row.attributes[number]);
+        let of_rows = (0..rows).map(|row| attribute(row, number));
         let mut offsets = vec![0u32];
         let values = match column.kind() {
             ColumnKind::Floats => ItemValues::Floats(
-                of_rows.map(|value| if let Attribute::Number(number) = value { *number } else { f64::NAN }).collect(),
+                of_rows.map(|value| if let Attribute::Number(number) = *value { number } else { f64::NAN }).collect(),
             ),
             ColumnKind::Integers => {
                 let mut values: Vec<i64> = Vec::new();
                 for value in of_rows {
-                    values.extend(if let Attribute::Integers(of_row) = value { of_row.as_slice() } else { &[] });
+                    values.extend(if let Attribute::Integers(of_row) = &*value { of_row.as_slice() } else { &[] });
                     offsets.push(values.len() as u32);
                 }
                 ItemValues::Integers { offsets, values }
@@ -180,7 +194,7 @@ fn columns_of(main: &Snapshot, rows: &[Row]) -> Vec<ItemColumn> {
             ColumnKind::Texts => {
                 let mut values: Vec<String> = Vec::new();
                 for value in of_rows {
-                    values.extend_from_slice(if let Attribute::Texts(of_row) = value { of_row } else { &[] });
+                    values.extend_from_slice(if let Attribute::Texts(of_row) = &*value { of_row } else { &[] });
                     offsets.push(values.len() as u32);
                 }
                 ItemValues::Texts { offsets, values }
@@ -188,5 +202,5 @@ fn columns_of(main: &Snapshot, rows: &[Row]) -> Vec<ItemColumn> {
         };
         ItemColumn { name: column.name().into(), filter: column.is_filterable(), values }
     };
-    main.columns.list().enumerate().map(column).collect()
+    like.list().enumerate().map(column).collect()
 }

@@ -41,7 +41,7 @@ fn bags_of_every_format_and_width_are_those_of_the_cpu() {
         for (n, &width) in widths.iter().enumerate() {
             let bytes = rows_of(format, width, &mut random);
             let mut offsets = vec![0usize];
-            for length in [0, 1, 5, 33, 2, 70, 0, 3, 9] {
+            for length in [0, 1, 5, 33, 2, 70, 0, 3, 9, 1, 4, 0, 2, 6, 1, 31, 2, 3, 5] {
                 offsets.push(offsets[offsets.len() - 1] + length);
             }
             let count = offsets[offsets.len() - 1];

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use sterling::device::cuda::emulated::Emulated;
 use sterling::device::cuda::{Choice, Device};
@@ -39,10 +39,15 @@ pub fn device() -> Device {
     if let Ok(named) = std::env::var(DEVICE) {
         return named.parse::<Choice>().unwrap().open().unwrap().device.expect("a card");
     }
+    Device::over(emulated())
+}
+
+/// An emulated card, whatever `STERLING_TEST_DEVICE` names.
+pub fn emulated() -> Arc<Emulated> {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     let library = MADE.get_or_init(|| std::env::var_os(LIBRARY).map_or_else(|| make("plain", &PLAIN), PathBuf::from));
     let seed = std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    Device::new(Emulated::open(library, seed).unwrap())
+    Arc::new(Emulated::open(library, seed).unwrap())
 }
 
 /// Numbers from a seed.

@@ -7,7 +7,9 @@
 
 mod bags;
 mod emulation;
+mod lanes;
 mod launches;
+mod looks;
 mod rows;
 mod scan;
 mod steps;

@@ -107,7 +107,7 @@ fn rows_of_every_width_are_those_of_the_cpu() {
             want.sort_by(|a, b| b.total_cmp(a));
             want.truncate(wanted[q] as usize);
             assert_eq!(counts[q] as usize, want.len());
-            let got = (0..want.len()).map(|n| unkey(u64::from(keys[q * 400 + n]) << 32).0);
+            let got = (0..want.len()).map(|n| unkey(u64::from(keys[q * best.stride + n]) << 32).0);
             assert!(got.zip(&want).all(|(got, &want)| close(got, want)), "{rescore:?} {dimension}");
         }
     }

@@ -55,7 +55,7 @@ fn selected(device: &Device, from: &Collection, k: usize) -> Vec<Vec<(f32, Slot)
     let (keys, slots) = (best.keys.to_vec().unwrap(), best.slots.to_vec().unwrap());
     let counts = best.counts.to_vec().unwrap();
     let of_query = |q: usize| {
-        let places = q * k..q * k + counts[q] as usize;
+        let places = q * best.stride..q * best.stride + counts[q] as usize;
         places.map(|n| (unkey(u64::from(keys[n]) << 32).0, Slot(slots[n]))).collect()
     };
     (0..from.queries()).map(of_query).collect()
@@ -102,11 +102,12 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
         for (q, vector) in vectors.chunks_exact(dimension).enumerate() {
             let mut scratch = Scratch::default();
             let want: Vec<(ListId, f32)> = index.probe(vector, probes, &mut scratch).collect();
-            let found = (0..probes).map(|n| (ListId(lists_found[q * probes + n]), keys_found[q * probes + n]));
+            let at = |n: usize| q * order.stride + n;
+            let found = (0..probes).map(|n| (ListId(lists_found[at(n)]), keys_found[at(n)]));
             let found: Vec<(ListId, f32)> = found.map(|(list, key)| (list, unkey(u64::from(key) << 32).0)).collect();
             assert_eq!(found, want, "lists of query {q}");
         }
-        let ordered = Order { order: &order.slots, counts: &order.counts, stride: probes };
+        let ordered = Order::first(&order.slots, &order.counts, order.stride);
         copied.lists.scan(&device, &by_query, &ordered, None).unwrap();
         let shared = collection(room);
         copied.lists.scan_shared(&device, &shared, &ordered).unwrap();
@@ -118,8 +119,11 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
         }
         let survivors = by_query.survivors.to_vec().unwrap();
         assert_eq!(survivors, shared.survivors.to_vec().unwrap());
-        let of_lists = |q: usize| (0..probes).map(|n| index.list_lengths()[lists_found[q * probes + n] as usize]).sum();
+        let of_lists =
+            |q: usize| (0..probes).map(|n| index.list_lengths()[lists_found[q * order.stride + n] as usize]).sum();
         assert_eq!(survivors, (0..queries).map(of_lists).collect::<Vec<u32>>());
+        let items: Vec<u64> = survivors.iter().map(|&n| u64::from(n)).collect();
+        assert_eq!(copied.lists.items(&device, &ordered).unwrap().to_vec().unwrap(), items);
         // The running threshold left out what cannot be among the best.
         let kept: u32 = by_query.counts.to_vec().unwrap().iter().sum();
         assert!(kept <= survivors.iter().sum());
@@ -137,7 +141,7 @@ fn a_bar_rises_with_the_best_and_never_costs_one() {
     collection.quantize(&device, &device.copy(&vectors).unwrap(), 16, copied.norm_max()).unwrap();
     let order = device.copy(&[0u32, 1, 2, 3].repeat(3)).unwrap();
     let counts = device.copy(&[4u32; 3]).unwrap();
-    copied.lists.scan(&device, &collection, &Order { order: &order, counts: &counts, stride: 4 }, None).unwrap();
+    copied.lists.scan(&device, &collection, &Order::first(&order, &counts, 4), None).unwrap();
     let kept = collection.counts.to_vec().unwrap();
     assert!(kept[0] < 3000 && kept[1] < 3000, "of 6000 items {kept:?} were kept");
     let found = selected(&device, &collection, 600);
@@ -176,7 +180,7 @@ fn only_eligible_items_are_scanned() {
     let lists: Vec<u32> = (0..index.lists() as u32).rev().collect();
     let order = device.copy(&lists.repeat(queries)).unwrap();
     let counts = device.copy(&vec![index.lists() as u32; queries]).unwrap();
-    let ordered = Order { order: &order, counts: &counts, stride: index.lists() };
+    let ordered = Order::first(&order, &counts, index.lists());
     let eligible = Eligible { words: &addresses, firsts: &firsts_on };
     copied.lists.scan(&device, &collection, &ordered, Some(&eligible)).unwrap();
     let found = selected(&device, &collection, k as usize);

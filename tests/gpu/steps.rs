@@ -3,7 +3,7 @@
 use sterling::dense::{DeviceProgram, Given, Made, RowProgram, Scratch, Size};
 use sterling::device::cpu::Kernels;
 use sterling::device::cpu::dense::{
-    Binary, Fold, Lines, MapTarget, Operand, PANEL, Part, Product, Unary, Weights, pack,
+    Binary, Fold, Form, Lines, MapTarget, Operand, PANEL, Part, Product, Unary, Weights, pack, pack_pairs,
 };
 use sterling::device::cuda::ops::steps::{self, FactorAt, NumbersAt, ProductTo, RowsOf, RunsOfRow};
 use sterling::tower::Graph;
@@ -69,6 +69,8 @@ fn products_are_those_of_the_cpu() {
             runs: 1,
             columns,
             relu,
+            factors: Form::Single,
+            result: Form::Single,
         };
         steps::product(&device, RowsOf { counts: &counts, most: rows }, &factors, &to).unwrap();
         let got = out.to_vec().unwrap();
@@ -79,6 +81,106 @@ fn products_are_those_of_the_cpu() {
     }
 }
 
+/// Rows narrowed on the device, times matrices that the host or the device packed, into numbers or pairs.
+#[test]
+fn products_of_pairs_are_those_of_the_cpu() {
+    let (device, mut random) = (device(), Random::new(4));
+    for (rows, columns, depths, relu, result) in [
+        (1, 1, vec![1], false, Form::Single),
+        (130, 70, vec![33, 64], true, Form::Pairs),
+        (40, 65, vec![7, 2, 100], false, Form::Pairs),
+        (129, 64, vec![32], true, Form::Single),
+        (33, 200, vec![48], false, Form::Single),
+    ] {
+        let pairs: Vec<usize> = depths.iter().map(|&depth| Form::Pairs.room(depth)).collect();
+        let inputs: Vec<Vec<f32>> = depths.iter().map(|depth| random.numbers(rows * depth)).collect();
+        let matrices: Vec<Vec<f32>> = depths.iter().map(|depth| random.numbers(depth * columns)).collect();
+        let packed: Vec<Lines> = depths.iter().zip(&matrices).map(|(d, m)| pack_pairs(m, *d, columns)).collect();
+        let narrowed: Vec<Vec<f32>> = (0..depths.len())
+            .map(|n| {
+                let mut numbers = vec![0f32; rows * pairs[n]];
+                let operand = Operand { numbers: &inputs[n], row: depths[n], outer: 0, inner: 1 };
+                let mut target = MapTarget { numbers: &mut numbers, stride: pairs[n], rows, outer: 1, inner: pairs[n] };
+                portable().narrow(&operand, depths[n], &mut target);
+                numbers
+            })
+            .collect();
+        let parts: Vec<Part<'_>> = (0..depths.len())
+            .map(|n| Part {
+                rows: &narrowed[n],
+                stride: pairs[n],
+                depth: pairs[n],
+                weights: Weights { numbers: packed[n].numbers(), row_stride: PANEL, panel_stride: PANEL * pairs[n] },
+            })
+            .collect();
+        let bias = Lines::of(&random.numbers(columns));
+        let stride = result.room(columns.next_multiple_of(PANEL)) + 3;
+        let mut want = vec![7f32; rows * stride];
+        let product =
+            Product { rows, columns, parts: &parts, bias: bias.numbers(), relu, factors: Form::Pairs, result };
+        portable().product(&product, &mut want, stride);
+
+        let of = device.copy(&[rows as u32, rows as u32 / 3]).unwrap();
+        let of = RowsOf { counts: &of, most: rows };
+        let one = device.copy(&[1u32]).unwrap();
+        let (mut rows_on, mut matrices_on) = (Vec::new(), Vec::new());
+        for n in 0..depths.len() {
+            let (from, to) = (device.copy(&inputs[n].repeat(2)).unwrap(), device.room(2 * rows * pairs[n]).unwrap());
+            let at = NumbersAt::of(&from, 0, rows * depths[n], depths[n]);
+            steps::narrow(&device, of, at, depths[n], NumbersAt::of(&to, 0, rows * pairs[n], pairs[n])).unwrap();
+            let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+            assert_eq!(bits(&to.read(rows * pairs[n]).unwrap()), bits(&narrowed[n]), "rows of {} numbers", depths[n]);
+            rows_on.push(to);
+            let (from, to) = (device.copy(&matrices[n]).unwrap(), device.room(packed[n].numbers().len()).unwrap());
+            let (one, at) = (RowsOf { counts: &one, most: 1 }, NumbersAt::of(&from, 0, 0, 0));
+            steps::pack_narrow(&device, one, at, (depths[n], columns), NumbersAt::of(&to, 0, 0, 0)).unwrap();
+            let words = pairs[n] * columns.next_multiple_of(PANEL);
+            assert_eq!(bits(&to.read(words).unwrap()), bits(&packed[n].numbers()[..words]), "a matrix of {columns}");
+            matrices_on.push(to);
+        }
+        let factors: Vec<FactorAt> = (0..depths.len())
+            .map(|n| {
+                let rows = NumbersAt::of(&rows_on[n], 0, rows * pairs[n], pairs[n]);
+                FactorAt::new(rows, NumbersAt::of(&matrices_on[n], 0, 0, 0), pairs[n], (PANEL, PANEL * pairs[n]))
+            })
+            .collect();
+        let bias_on = device.copy(bias.numbers()).unwrap();
+        let out = device.copy(&vec![7f32; 2 * rows * stride]).unwrap();
+        let (bias, to) = (NumbersAt::of(&bias_on, 0, 0, 0), NumbersAt::of(&out, 0, rows * stride, stride));
+        let to = ProductTo { bias, out: to, runs: 1, columns, relu, factors: Form::Pairs, result };
+        steps::product(&device, of, &factors, &to).unwrap();
+        let got = out.to_vec().unwrap();
+        let numbers = |row: &[f32]| -> Vec<f32> {
+            let halves = |x: &f32| [f32::from_bits(x.to_bits() << 16), f32::from_bits(x.to_bits() & 0xffff_0000)];
+            match result {
+                Form::Single => row[..columns].to_vec(),
+                Form::Pairs => row[..columns.div_ceil(2)].iter().flat_map(halves).take(columns).collect(),
+            }
+        };
+        for row in 0..rows + rows / 3 {
+            let (got, want) = (&got[row * stride..][..stride], &want[row % rows * stride..][..stride]);
+            // A sum in another order may be rounded to the next bf16.
+            let near = if result == Form::Pairs { 1.0 / 128.0 } else { 3e-5 };
+            for (got, want) in numbers(got).iter().zip(numbers(want)) {
+                assert!((got - want).abs() <= near * want.abs().max(1.0), "row {row}: {got}, expected {want}");
+            }
+        }
+        assert!(got[(rows + rows / 3) * stride..].iter().all(|&x| x == 7.0), "rows that are not there");
+        assert!((0..rows).all(|row| got[row * stride + stride - 1] == 7.0), "beyond the columns");
+    }
+    let (none, counts) = (NumbersAt::default(), device.copy(&[1u32]).unwrap());
+    let to = ProductTo {
+        bias: none,
+        out: none,
+        runs: 1,
+        columns: 1,
+        relu: false,
+        factors: Form::Single,
+        result: Form::Pairs,
+    };
+    assert!(steps::product(&device, RowsOf { counts: &counts, most: 1 }, &[], &to).is_err());
+}
+
 #[test]
 fn maps_and_folds_are_those_of_the_cpu() {
     let (device, mut random) = (device(), Random::new(2));
@@ -86,14 +188,20 @@ fn maps_and_folds_are_those_of_the_cpu() {
     let mut numbers: Vec<f32> = random.numbers(rows * outer * inner).iter().map(|x| x * 9.0).collect();
     (numbers[3], numbers[50], numbers[77], numbers[100]) = (f32::NAN, 100.0, -100.0, -0.0);
     let others: Vec<f32> = random.numbers(rows * outer * inner);
-    let (a, b) = (device.copy(&numbers).unwrap(), device.copy(&others).unwrap());
+    let b = device.copy(&others).unwrap();
     let counts = device.copy(&[rows as u32]).unwrap();
     let of = RowsOf { counts: &counts, most: rows };
     let row = outer * inner;
     let operand = |numbers| Operand { numbers, row, outer: inner, inner: 1 };
     let runs = RunsOfRow { outer, inner };
-    use Unary::{Abs, Exp, Log, Neg, Reciprocal, Relu, Sigmoid, Sqrt, Tanh};
-    for f in [Relu, Sigmoid, Tanh, Exp, Log, Sqrt, Abs, Neg, Reciprocal] {
+    use Unary::{
+        Abs, Erf, Exp, Gelu, IsNan, Log, Neg, Not, Reciprocal, Relu, Sigmoid, Silu, Softplus, Sqrt, Tanh, Trunc,
+    };
+    let mapped =
+        [Relu, Sigmoid, Tanh, Exp, Log, Sqrt, Abs, Neg, Reciprocal, Erf, Gelu, Silu, Softplus, Trunc, Not, IsNan];
+    (numbers[5], numbers[6]) = (0.0, 3.0);
+    let a = device.copy(&numbers).unwrap();
+    for f in mapped {
         let mut want = vec![0f32; numbers.len()];
         let mut target = MapTarget { numbers: &mut want, stride: row, rows, outer, inner };
         portable().map1(f, &operand(&numbers), &mut target);
@@ -102,14 +210,19 @@ fn maps_and_folds_are_those_of_the_cpu() {
         steps::map1(&device, of, f, runs, from, NumbersAt::of(&out, 0, 0, row)).unwrap();
         close(&out.to_vec().unwrap(), &want, &format!("{f:?}"));
     }
-    for f in [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Max, Binary::Min] {
+    // Some of the first operand are those of the second.
+    let mut mixed = numbers.clone();
+    (0..rows).for_each(|r| mixed[r * row + 7] = others[r * row]);
+    let mixed_on = device.copy(&mixed).unwrap();
+    use Binary::{Add, Div, Drop, Equal, Keep, Less, LessOrEqual, Max, Min, Mul, Sub};
+    for f in [Add, Sub, Mul, Div, Max, Min, Equal, Less, LessOrEqual, Keep, Drop] {
         // A run of the second operand is one number of each row.
         let mut want = vec![0f32; numbers.len()];
         let single = Operand { numbers: &others[..], row, outer: 1, inner: 0 };
         let mut target = MapTarget { numbers: &mut want, stride: row, rows, outer, inner };
-        portable().map2(f, &operand(&numbers), &single, &mut target);
+        portable().map2(f, &operand(&mixed), &single, &mut target);
         let out = device.room(numbers.len()).unwrap();
-        let (x, y) = (NumbersAt::of(&a, 0, 0, row).runs(inner, 1), NumbersAt::of(&b, 0, 0, row).runs(1, 0));
+        let (x, y) = (NumbersAt::of(&mixed_on, 0, 0, row).runs(inner, 1), NumbersAt::of(&b, 0, 0, row).runs(1, 0));
         steps::map2(&device, of, f, runs, [x, y], NumbersAt::of(&out, 0, 0, row)).unwrap();
         close(&out.to_vec().unwrap(), &want, &format!("{f:?}"));
     }

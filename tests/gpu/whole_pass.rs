@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use serde_json::{Value, json};
+use sterling::device::cuda::Device;
 use sterling::error::Kind;
 use sterling::http::wire::{Retrievals, retrievals};
 use sterling::ivf::Rescore;
@@ -16,7 +17,7 @@ use sterling::tower::Threads;
 use sterling::units::ItemId;
 use sterling::view::View;
 
-use crate::emulation::{Random, device};
+use crate::emulation::{Random, device, emulated};
 
 /// Scores whose difference is no more than this may change places: the sums of a card run in another order.
 const TOLERANCE: f32 = 2e-4;
@@ -222,12 +223,9 @@ fn whole_pass_ranks_and_embeds_as_on_the_cpu() {
     assert!(a.query.iter().zip(&b.query).all(|(a, b)| (a - b).abs() < 1e-5), "{a:?} {b:?}");
 }
 
-/// Small catalogues of every kind of row, with vectors as queries and many of them in one batch.
-#[test]
-fn whole_pass_over_vectors_answers_as_on_the_cpu() {
-    let folder = tempfile::tempdir().unwrap();
+/// A small catalogue of vectors with attributes, published.
+fn vectors(folder: &Path, items: usize, dimension: usize, rescore: Rescore) -> Arc<View> {
     let mut random = Random::new(8);
-    let (items, dimension) = (1500, 20);
     let lines: Vec<String> = (0..items)
         .map(|id| {
             let shelf = random.below(9);
@@ -235,36 +233,115 @@ fn whole_pass_over_vectors_answers_as_on_the_cpu() {
                 (0..dimension).map(|d| random.number() + if d == shelf { 2.0 } else { 0.0 }).collect();
             let price = random.below(1000);
             let attributes = json!({"shelf": format!("s{shelf}"), "price": price});
-            json!({"id": id * 7 - 3000, "embedding": vector, "attributes": attributes}).to_string()
+            json!({"id": id as i64 * 7 - 3000, "embedding": vector, "attributes": attributes}).to_string()
         })
         .collect();
-    let path = folder.path().join("items.jsonl");
+    let path = folder.join("items.jsonl");
     std::fs::write(&path, lines.join("\n")).unwrap();
+    let mut recipe = Recipe::default();
+    (recipe.index.rescore, recipe.index.lists) = (rescore, 40);
+    let store = Store::new(folder.join(format!("{rescore:?}")));
+    let what = Publish { name: Some("vectors".into()), items: Some(path), recipe, ..Publish::default() };
+    let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
+    view_of(&store, &name, version)
+}
+
+/// Requests of all kinds with vectors as queries.
+fn mixed(random: &mut Random, count: usize, dimension: usize) -> Vec<Value> {
+    let body = |n: usize| {
+        let vector = random.numbers(dimension);
+        let filter = ["", "shelf:s3", "shelf:s1 OR price < 300", "NOT shelf:s0"][n % 4];
+        let probes = if n.is_multiple_of(4) { 1 + random.below(40) } else { 40 };
+        let k = 1 + random.below(60);
+        let exclude: Vec<i64> = (0..n as i64 * 3).map(|i| i * 7 - 3000).collect();
+        json!({"vector": vector, "filter": filter, "probes": probes, "k": k, "candidates": k + 40,
+               "exclude": exclude, "exact": n % 5 == 4})
+    };
+    (0..count).map(body).collect()
+}
+
+/// Small catalogues of every kind of row, with vectors as queries and many of them in one batch.
+#[test]
+fn whole_pass_over_vectors_answers_as_on_the_cpu() {
+    let folder = tempfile::tempdir().unwrap();
     for rescore in [Rescore::None, Rescore::F32, Rescore::F16] {
-        let mut recipe = Recipe::default();
-        (recipe.index.rescore, recipe.index.lists) = (rescore, 40);
-        let store = Store::new(folder.path().join(format!("{rescore:?}")));
-        let what = Publish { name: Some("vectors".into()), items: Some(path.clone()), recipe, ..Publish::default() };
-        let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
-        let view = view_of(&store, &name, version);
+        let view = vectors(folder.path(), 1500, 20, rescore);
         // Groups of all, and of one request each.
         for budget in [64 << 20, 1] {
             let mut gpu = gpu(budget);
-            let bodies: Vec<Value> = (0..24)
-                .map(|n| {
-                    let vector = random.numbers(dimension);
-                    let filter = ["", "shelf:s3", "shelf:s1 OR price < 300", "NOT shelf:s0"][n % 4];
-                    let probes = if n % 4 == 0 { 1 + random.below(40) } else { 40 };
-                    let k = 1 + random.below(60);
-                    let exclude: Vec<i64> = (0..n as i64 * 3).map(|i| i * 7 - 3000).collect();
-                    json!({"vector": vector, "filter": filter, "probes": probes, "k": k, "candidates": k + 40,
-                           "exclude": exclude, "exact": n % 5 == 4})
-                })
-                .collect();
+            let bodies = mixed(&mut Random::new(9), 24, 20);
             for ([cpu, gpu], body) in both(&view, &mut gpu, &bodies).iter().zip(&bodies) {
                 agree(cpu, gpu, &format!("{rescore:?} {budget}: {body}"));
             }
         }
+    }
+}
+
+/// Batches that ask for the same launches again are replayed, with one wait for each group and one for the queries.
+#[test]
+fn whole_pass_that_comes_again_is_replayed_and_answers_alike() {
+    let folder = tempfile::tempdir().unwrap();
+    let view = vectors(folder.path(), 900, 16, Rescore::F16);
+    let driver = emulated();
+    let residents = Arc::new(Residents::new(Device::over(driver.clone())).with_budget(64 << 20));
+    residents.bring(view.main());
+    let mut gpu = Cuda::new(residents, Threads::new(1));
+    let mut random = Random::new(10);
+    let body = |random: &mut Random, filter: &str, probes: usize| json!({"vector": random.numbers(16), "filter": filter, "probes": probes, "k": 10, "candidates": 50});
+    let mut replayed = Vec::new();
+    for turn in 0..5 {
+        let bodies: Vec<Value> =
+            (0..6).map(|n| body(&mut random, ["", "NOT shelf:s0"][n % 2], [7, 40][n % 2])).collect();
+        let before = driver.counts();
+        let answers = both(&view, &mut gpu, &bodies);
+        let after = driver.counts();
+        assert_eq!(after.waits - before.waits, 3, "turn {turn}: two groups and the queries");
+        for ([cpu, gpu], body) in answers.iter().zip(&bodies) {
+            agree(cpu, gpu, &format!("turn {turn}: {body}"));
+        }
+        replayed.push(after.replayed - before.replayed);
+    }
+    assert_eq!(replayed[3..], [3, 3], "{replayed:?}");
+}
+
+/// What a version takes is known before anything is allocated, had as one, and no more than its parts: of each slot its codes, its
+/// scale, its row and its id, and the planes; some words a list and a word of 64 slots, and what arrays are rounded up by.
+#[test]
+fn whole_pass_takes_the_memory_of_its_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    let (items, dimension) = (4000, 32);
+    let lines: Vec<String> = (0..items)
+        .map(|id| json!({"id": id, "embedding": Random::new(id + 1).numbers(dimension)}).to_string())
+        .collect();
+    let path = folder.path().join("items.jsonl");
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    for (rescore, of_row) in [(Rescore::None, 0), (Rescore::F16, 2 * dimension), (Rescore::F32, 4 * dimension)] {
+        let mut recipe = Recipe::default();
+        (recipe.index.rescore, recipe.index.lists) = (rescore, 20);
+        let store = Store::new(folder.path().join(format!("{rescore:?}")));
+        let items = Some(path.clone());
+        let what = Publish { name: Some("plain".into()), items, recipe, ..Publish::default() };
+        let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
+        let view = view_of(&store, &name, version);
+        let (index, driver) = (&view.main().index, emulated());
+        let residents = Residents::new(Device::over(driver));
+        let taken = residents.bytes_of(view.main()).unwrap();
+        let (slots, lists) = (index.slots(), index.lists());
+        let words: usize = (0..lists)
+            .map(|l| (index.list_offsets()[l + 1] - index.list_offsets()[l]) as usize)
+            .map(|n| n.div_ceil(64))
+            .sum();
+        let of_slots = slots * (dimension + 4 + of_row + 8);
+        let of_lists = lists.next_multiple_of(16) * (dimension + 4) + (lists + 1) * 32;
+        let arrays = 40 * 256;
+        assert!(taken >= of_slots, "{taken} bytes for {slots} slots of {rescore:?}");
+        let most = of_slots + words * 16 + of_lists + arrays;
+        assert!(taken <= most, "{rescore:?}: {taken} bytes, expected at most {most}");
+        residents.bring(view.main());
+        let mut gpu = Cuda::new(Arc::new(residents), Threads::new(1));
+        let bodies = [json!({"vector": vec![0.5; dimension], "k": 5, "candidates": 20})];
+        let [[cpu, gpu]] = &both(&view, &mut gpu, &bodies)[..] else { panic!() };
+        agree(cpu, gpu, "planned");
     }
 }
 

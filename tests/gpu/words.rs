@@ -1,7 +1,6 @@
-//! Filter programs against asking each item, and the cut of lists against counting.
+//! Filter programs against asking each item.
 
 use sterling::columns::{self, Columns, ItemColumn, ItemValues};
-use sterling::device::cuda::ops::words::{CutBounds, cut};
 use sterling::files::{TensorFile, Tensors};
 use sterling::filter::index::DevicePlanes;
 use sterling::filter::{self, Index, Options, Plan};
@@ -122,39 +121,4 @@ fn words_are_the_truth_for_any_filter() {
         }
         assert!(inexact > 0 || options.exact_share_min < 0.1, "no filter had to look items up");
     }
-}
-
-#[test]
-fn lists_are_taken_until_they_hold_enough() {
-    let device = device();
-    let mut random = Random::new(9);
-    for lists in [1usize, 31, 32, 700] {
-        let lengths: Vec<u32> = (0..lists).map(|_| random.below(50) as u32).collect();
-        let survivors: Vec<u32> = lengths.iter().map(|&n| random.below(n as usize + 1) as u32).collect();
-        let mut order: Vec<u32> = (0..lists as u32).collect();
-        (1..lists).rev().for_each(|n| order.swap(n, random.below(n + 1)));
-        let all: u32 = survivors.iter().sum();
-        let bounds: Vec<CutBounds> = [0, 1, all / 3, all, all + 1, u32::MAX]
-            .map(|needed| {
-                let most = 1 + random.below(lists) as u32;
-                let suffices = if random.below(2) == 0 { needed } else { needed / 2 };
-                CutBounds { least: 1 + random.below(most as usize) as u32, most, needed, suffices }
-            })
-            .to_vec();
-        let (survivors_on, lengths_on) = (device.copy(&survivors).unwrap(), device.copy(&lengths).unwrap());
-        let addresses = device.copy(&vec![survivors_on.address(); bounds.len()]).unwrap();
-        let orders = device.copy(&order.repeat(bounds.len())).unwrap();
-        let (counts, items) = cut(&device, (&orders, lists), &addresses, &lengths_on, &bounds).unwrap();
-        let (counts, items) = (counts.to_vec().unwrap(), items.to_vec().unwrap());
-        for (n, bound) in bounds.iter().enumerate() {
-            let sum = |count: u32, of: &[u32]| order[..count as usize].iter().map(|&l| of[l as usize]).sum::<u32>();
-            let want = (bound.least..bound.most)
-                .find(|&n| sum(n, &survivors) >= if n == bound.least { bound.suffices } else { bound.needed })
-                .unwrap_or(bound.most);
-            assert_eq!((counts[n], items[n]), (want, u64::from(sum(want, &lengths))), "{bound:?} of {lists}");
-        }
-    }
-    let empty = device.copy(&[0u32]).unwrap();
-    let wrong = CutBounds { least: 1, most: 2, needed: 0, suffices: 0 };
-    assert!(cut(&device, (&empty, 1), &device.copy(&[0u64]).unwrap(), &empty, &[wrong]).is_err());
 }

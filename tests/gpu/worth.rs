@@ -15,7 +15,7 @@ const EXPRESSIONS: [&str; 8] = [
     "if(price > 0.5, w * click, pow(buy, 2)) + v",
     "min(click, max(buy, 0.3)) + abs(price) + sqrt(price)",
     "log(price) + exp(-click) * sigmoid(buy - w)",
-    "(click >= buy) + (price == price) + (click != buy) + (click <= 0.5) + (click < buy)",
+    "(click >= buy) + 2 * (price == price) + 4 * (click != buy) + 8 * (click <= buy) + 16 * (click < buy) + 32 * (click > buy)",
     "1 / (click - click)",
     "similarity * w + clamp(price, -0.2, 0.2) + (0 / (buy - buy))",
 ];
@@ -29,7 +29,9 @@ fn values_are_those_of_the_cpu_and_the_best_are_told() {
     let (device, mut random) = (device(), Random::new(4));
     let (queries, stride, slots, tasks) = (2usize, 300usize, 500usize, 2usize);
     let counts = [300u32, 7];
-    let logits = random.numbers(queries * stride * 3);
+    let mut logits = random.numbers(queries * stride * 3);
+    // Every fifth candidate is worth as much to both tasks.
+    logits.chunks_exact_mut(3).step_by(5).for_each(|l| l[1] = l[0]);
     let price = random.numbers(slots);
     let slot_of: Vec<u32> = (0..queries * stride).map(|_| random.below(slots) as u32).collect();
     let similarity: Vec<f32> = random.numbers(queries * stride);

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use sterling::columns::Cell;
 use sterling::fresh::{Fresh, Put, Update};
 use sterling::ivf::Rescore;
-use sterling::snapshot::{Placement, Snapshot};
+use sterling::publish::merge;
+use sterling::snapshot::{Placement, Snapshot, Store};
 use sterling::units::ItemId;
 use sterling::view::{Attribute, View};
 
@@ -179,7 +180,7 @@ fn check(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
     let body = |exact: bool| -> Value {
         let mut body = json!({"vector": query, "k": k, "filter": text, "exclude": excluded, "columns": ["year"]});
         // Every list and every candidate: then nothing is left to chance without an exact search either.
-        let all = json!({"candidates": 100_000, "probes": 9});
+        let all = json!({"candidates": 100_000, "probes": view.main().index.lists()});
         let exact = if exact { json!({"exact": true}) } else { all };
         body.as_object_mut().unwrap().extend(exact.as_object().unwrap().clone());
         body
@@ -209,23 +210,33 @@ fn check(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
     }
 }
 
-/// Random updates, up to so many between two looks; every so often everything is applied to the snapshot anew, as after a restart.
-fn against_a_map(seed: u64, operations: usize, ids: usize, most: usize, rescore: Rescore) {
+/// Random updates, up to so many between two looks; every so often they are merged into a version, which goes on with those after
+/// it, and what is not in the version is applied to it anew, as after a restart.
+fn against_a_map(seed: u64, operations: usize, ids: usize, most: usize, merges: usize, rescore: Rescore) {
     let random = &mut Random::new(seed);
     let folder = tempfile::tempdir().unwrap();
     let mut items = catalogue(random, 60);
-    let main = published(folder.path(), &items, rescore);
+    let mut main = published(folder.path(), &items, rescore);
     let mut fresh = Fresh::new(main.clone(), 0);
     let mut log: Vec<Vec<u8>> = Vec::new();
+    let store = Store::new(folder.path().join("store"));
     while log.len() < operations {
         let count = 1 + random.below(most);
         let updates: Vec<Update> = (0..count).map(|_| happens(random, &mut items, ids)).collect();
         log.extend(updates.iter().map(|update| update.encode().unwrap()));
         assert!(fresh.apply(&updates).unwrap().is_empty());
-        if random.below(200) == 0 {
-            let all: Vec<Update> = log.iter().map(|bytes| Update::decode(bytes).unwrap()).collect();
-            fresh = Fresh::new(main.clone(), 0);
-            all.chunks(100).for_each(|updates| assert!(fresh.apply(updates).unwrap().is_empty()));
+        if random.below(merges) == 0 && !items.is_empty() {
+            let before = fresh.view().unwrap();
+            let made = merge(&store, &before).unwrap();
+            assert_eq!((made.position, made.items), (log.len() as u64, items.len()));
+            main = Arc::new(Snapshot::load(&store.folder("vectors", made.version), &Placement::default()).unwrap());
+            fresh = Fresh::new(main.clone(), made.position);
+        }
+        if random.below(100) == 0 {
+            let after = main.manifest.position;
+            let rest: Vec<Update> = log[after as usize..].iter().map(|bytes| Update::decode(bytes).unwrap()).collect();
+            fresh = Fresh::new(main.clone(), after);
+            rest.chunks(100).for_each(|updates| assert!(fresh.apply(updates).unwrap().is_empty()));
         }
         let view = Arc::new(fresh.view().unwrap());
         assert_eq!(view.position(), log.len() as u64);
@@ -235,14 +246,14 @@ fn against_a_map(seed: u64, operations: usize, ids: usize, most: usize, rescore:
 
 #[test]
 fn every_answer_is_that_of_a_plain_map_at_its_position() {
-    against_a_map(1, 1_200, 250, 40, Rescore::F32);
-    against_a_map(2, 600, 250, 40, Rescore::F16);
+    against_a_map(1, 1_200, 250, 40, 8, Rescore::F32);
+    against_a_map(2, 600, 250, 40, 8, Rescore::F16);
 }
 
 #[test]
 fn many_items_beside_few_are_found_too() {
     // More than the table holds: segments are made and become one.
-    against_a_map(3, 5_000, 4_000, 300, Rescore::Bf16);
+    against_a_map(3, 5_000, 4_000, 300, 12, Rescore::Bf16);
 }
 
 #[test]
@@ -250,7 +261,7 @@ fn many_operations_are_those_of_a_plain_map() {
     // A hundred thousand take minutes: `scripts/fresh_model.sh`.
     let operations = std::env::var("STERLING_TEST_OPERATIONS").ok().and_then(|count| count.parse().ok());
     let operations = operations.unwrap_or(400);
-    against_a_map(4, operations, operations / 5, 40, Rescore::F32);
+    against_a_map(4, operations, operations / 5, 40, 100, Rescore::F32);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod bench;
 mod catalogue;
+mod chaos;
 mod contract;
 mod debian;
 mod edge;
@@ -13,8 +14,10 @@ mod fresh;
 mod http;
 mod items;
 mod journal;
+mod merge;
 mod onnx;
 mod packages;
+mod parts;
 mod placement;
 mod planner;
 mod program;

@@ -11,7 +11,7 @@ use sterling::embedding::tiers::remote::{Cluster, ClusterOptions};
 use sterling::embedding::{BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, Table};
 use sterling::error::Kind;
 use sterling::http::wire::{embed, model_info};
-use sterling::model::Package;
+use sterling::model::{Decisions, Package};
 use sterling::planner::PlacementPlan;
 use sterling::publish::{Publish, Remote};
 use sterling::request::Ranked;
@@ -161,7 +161,7 @@ fn quantised_tables_of_the_debian_model_keep_the_stated_error() {
         let convert = |tables: Vec<std::sync::Arc<Table>>| {
             tables.iter().map(|t| t.converted(format).map(std::sync::Arc::new)).collect()
         };
-        let quantised = Package::open_placed(&folder, |_, tables| convert(tables)).unwrap();
+        let quantised = Package::open_placed(&folder, &Decisions::default(), |_, tables| convert(tables)).unwrap();
         let [before, after] = [&package, &quantised].map(|p| p.tables.iter().find(|t| t.name() == "packages").unwrap());
         assert_eq!(after.spec().format, format);
         let stored = after.host_rows().unwrap();

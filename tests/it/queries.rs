@@ -180,6 +180,33 @@ fn got_len(ranked: &Ranked) -> usize {
 }
 
 #[test]
+fn a_request_says_the_candidates_of_each_query_by_its_name() {
+    let view = package("union").view().unwrap();
+    let ask = |named: Value| {
+        let body = json!({"features": {"taste": TASTES[0]}, "k": 5, "candidates": 12, "query_candidates": named,
+            "exact": true, "explain": true});
+        retrieve(&view, &[body]).remove(0)
+    };
+    let found = |named: Value| -> Vec<u64> {
+        let (_, explain) = ask(named).unwrap();
+        explain.unwrap().queries.iter().map(|query| query.candidates).collect()
+    };
+    assert_eq!(found(json!({})), [12, 12]);
+    assert_eq!(found(json!({"like": 40})), [12, 40]);
+    assert_eq!(found(json!({"click": 7, "like": 100_000})), [7, ITEMS as u64]);
+    for (named, expected) in [
+        (json!({"love": 9}), "field `query_candidates.love`: no such query, expected some of: click, like"),
+        (json!({"like": 4}), "field `query_candidates.like`: got 4, expected k = 5 to 200000"),
+        (json!({"like": 200_001}), "field `query_candidates.like`: got 200001"),
+        (json!({"like": -1}), "query_candidates"),
+        (json!([7]), "query_candidates"),
+    ] {
+        let error = ask(named.clone()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{named}: {error}");
+    }
+}
+
+#[test]
 fn a_batch_of_several_queries_answers_as_each_alone_bit_for_bit() {
     for merge in ["union", "intersection", "weighted"] {
         let view = package(merge).view().unwrap();

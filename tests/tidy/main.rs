@@ -49,9 +49,10 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("bench", 7, &[]),
     ("warmup", 7, &["http"]),
     ("scoring", 7, &["http"]),
-    ("config", 8, &[]),
     ("publish", 8, &[]),
-    ("cli", 8, &["config", "publish"]),
+    ("compact", 8, &["publish"]),
+    ("config", 8, &["compact"]),
+    ("cli", 8, &["compact", "config", "publish"]),
 ];
 
 /// Names that several modules share, each with the one whose type is meant where the name stands without its module. Types of

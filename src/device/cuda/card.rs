@@ -1,20 +1,23 @@
 //! The card itself, through NVIDIA's driver and NVRTC, both loaded when they are asked for: a build needs neither.
 //!
 //! Memory comes from the driver's pool and goes back in the order of launches, so that a pass allocates what it needs and waits for
-//! nothing. All that one process asks of a card goes through one stream.
+//! nothing. What is asked of the card itself goes through one stream; lanes have streams and memory of their own.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 
 use cudarc::driver::{result, sys};
-use cudarc::nvrtc::{self, CompileOptions};
 
-use super::driver::{Driver, Launch};
-use super::sources::{KERNELS, whole};
+use super::compiler;
+use super::cubins::{Compilation, Cubins};
+use super::driver::{Driver, Launch, Streams, Work};
+use super::sources::KERNELS;
 use crate::error::{Error, Result};
 
 /// Oldest cards that the kernels are made for: dp4a, mma of bytes and warp-wide sums.
 const CAPABILITY_MIN: (i32, i32) = (8, 0);
+/// Blocks that keep a multiprocessor busy, with as many again that wait for their turn.
+const BLOCKS_A_PROCESSOR: usize = 16;
 /// Shared memory of a block that needs no leave.
 const SHARED_BYTES_PLAIN: usize = 48 << 10;
 
@@ -24,6 +27,7 @@ pub struct Card {
     context: sys::CUcontext,
     stream: sys::CUstream,
     kernels: HashMap<String, sys::CUfunction>,
+    blocks: usize,
 }
 
 // SAFETY: contexts, streams and functions are handles that the driver lets any thread use; each call makes the context current first.
@@ -56,10 +60,7 @@ impl Card {
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::unavailable("no NVIDIA driver: libcuda.so was not found"));
         }
-        // SAFETY: as above, for the compiler.
-        if !unsafe { nvrtc::sys::is_culib_present() } {
-            return Err(Error::unavailable("no NVRTC: libnvrtc.so was not found, expected that of CUDA 13"));
-        }
+        compiler::version()?;
         result::init().map_err(failed("the NVIDIA driver"))?;
         let count = result::device::get_count().map_err(failed("the NVIDIA driver"))?;
         let number = i32::try_from(number).ok().filter(|n| *n < count).ok_or_else(|| {
@@ -88,8 +89,10 @@ impl Card {
         // SAFETY: the context was made just now.
         unsafe { result::ctx::set_current(context) }.map_err(failed(&name))?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed(&name))?;
-        let kernels = compile(capability)?;
-        Ok(Card { name, context, stream, kernels })
+        let kernels = load(capability)?;
+        let processors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let blocks = usize::try_from(processors).unwrap_or(1) * BLOCKS_A_PROCESSOR;
+        Ok(Card { name, context, stream, kernels, blocks })
     }
 
     fn here(&self) -> Result<()> {
@@ -98,20 +101,21 @@ impl Card {
     }
 }
 
-/// The functions of all kernels, in the current context.
-fn compile(capability: (i32, i32)) -> Result<HashMap<String, sys::CUfunction>> {
+/// The functions of all kernels, in the current context: compiled once for a kind of card, and kept on disk.
+fn load(capability: (i32, i32)) -> Result<HashMap<String, sys::CUfunction>> {
+    let (architecture, compiler) = (format!("sm_{}{}", capability.0, capability.1), compiler::version()?);
+    let cubins = Cubins::of_user();
     let mut kernels = HashMap::new();
     for source in &KERNELS {
-        let wrong = |e: &dyn std::fmt::Display| Error::internal(format!("{}: {e}", source.name));
-        let options =
-            vec![format!("--gpu-architecture=compute_{}{}", capability.0, capability.1), "--std=c++17".into()];
-        let options = CompileOptions { options, name: Some(source.name.into()), ..CompileOptions::default() };
-        let ptx = nvrtc::compile_ptx_with_opts(whole(source), options).map_err(|e| wrong(&e))?;
-        let text = CString::new(ptx.to_src()).map_err(|e| wrong(&e))?;
-        // SAFETY: the text is PTX that ends with a zero, as the driver expects it.
-        let module = unsafe { result::module::load_data(text.as_ptr().cast()) }.map_err(failed(source.name))?;
+        let recipe = Compilation::new(source, &architecture, &compiler)?;
+        let code = match &cubins {
+            Some(cubins) => cubins.get(&recipe, compiler::compile)?,
+            None => compiler::compile(&recipe)?,
+        };
+        // SAFETY: this is code as the compiler made it, checked against its digest where it comes from a file.
+        let module = unsafe { result::module::load_data(code.as_ptr().cast()) }.map_err(failed(source.name))?;
         for name in source.kernels() {
-            let named = CString::new(name).map_err(|e| wrong(&e))?;
+            let named = CString::new(name).map_err(|e| Error::internal(format!("{}: {e}", source.name)))?;
             // SAFETY: the module was loaded just now and stays.
             let function = unsafe { result::module::get_function(module, named) }.map_err(failed(name))?;
             kernels.insert(name.to_owned(), function);
@@ -127,6 +131,10 @@ impl Driver for Card {
 
     fn kind(&self) -> &'static str {
         "cuda"
+    }
+
+    fn blocks(&self) -> usize {
+        self.blocks
     }
 
     fn memory(&self) -> Result<(u64, u64)> {
@@ -171,6 +179,15 @@ impl Driver for Card {
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.here()?;
+        // SAFETY: the caller's condition.
+        unsafe { self.launch_on(self.stream, launch) }
+    }
+}
+
+impl Card {
+    /// # Safety
+    /// As [`Driver::launch`], on a stream of this card, whose context is current.
+    unsafe fn launch_on(&self, stream: sys::CUstream, launch: &Launch<'_>) -> Result<()> {
         let missing = || Error::internal(format!("there is no kernel `{}`", launch.kernel));
         let function = *self.kernels.get(launch.kernel).ok_or_else(missing)?;
         if launch.shared_bytes > SHARED_BYTES_PLAIN {
@@ -181,18 +198,126 @@ impl Driver for Card {
         }
         let [x, y, z] = launch.grid;
         let mut arguments = [launch.arguments.as_ptr().cast_mut().cast::<c_void>()];
-        let shared_bytes = launch.shared_bytes as u32;
+        let (shared_bytes, threads) = (launch.shared_bytes as u32, (launch.threads, 1, 1));
         // SAFETY: the caller's condition; the driver copies the arguments before the call returns and writes nothing to them.
+        unsafe { result::launch_kernel(function, (x, y, z), threads, shared_bytes, stream, &mut arguments) }
+            .map_err(failed(launch.kernel))
+    }
+
+    /// # Safety
+    /// As [`Streams::submit`], on a stream of this card, whose context is current.
+    unsafe fn enqueue(&self, stream: sys::CUstream, work: &Work) -> Result<()> {
+        // SAFETY: the caller's condition; memory of the host is pinned and stays until the stream has been waited for.
         unsafe {
-            result::launch_kernel(
-                function,
-                (x, y, z),
-                (launch.threads, 1, 1),
-                shared_bytes,
-                self.stream,
-                &mut arguments,
-            )
+            match work {
+                Work::Upload { to, from, bytes } => {
+                    let from = std::slice::from_raw_parts(*from as *const u8, *bytes);
+                    result::memcpy_htod_async(*to, from, stream).map_err(failed(&self.name))
+                }
+                Work::Download { from, to, bytes } => {
+                    let to = std::slice::from_raw_parts_mut(*to as *mut u8, *bytes);
+                    result::memcpy_dtoh_async(to, *from, stream).map_err(failed(&self.name))
+                }
+                Work::Copy { to, from, bytes } => {
+                    result::memcpy_dtod_async(*to, *from, *bytes, stream).map_err(failed(&self.name))
+                }
+                Work::Clear { address, bytes } => {
+                    result::memset_d8_async(*address, 0, *bytes, stream).map_err(failed(&self.name))
+                }
+                Work::Launch { kernel, grid, threads, shared_bytes, arguments } => {
+                    let (grid, threads, shared_bytes) = (*grid, *threads, *shared_bytes);
+                    self.launch_on(stream, &Launch { kernel, grid, threads, shared_bytes, arguments })
+                }
+            }
         }
-        .map_err(failed(launch.kernel))
+    }
+
+    /// # Safety
+    /// As [`Streams::record`], between the beginning and the end of a capture.
+    unsafe fn captured(&self, stream: sys::CUstream, work: &[Work]) -> Result<sys::CUgraphExec> {
+        // SAFETY: the caller's condition.
+        let asked = work.iter().try_for_each(|work| unsafe { self.enqueue(stream, work) });
+        // A capture that has begun is ended, whatever came of it.
+        // SAFETY: the stream is one that captures.
+        let graph = unsafe { result::stream::end_capture(stream) }.map_err(failed(&self.name));
+        asked?;
+        let graph = graph?;
+        let flags = sys::CUgraphInstantiate_flags(0);
+        // SAFETY: the graph was made just now, and is not used behind this.
+        unsafe {
+            let made = result::graph::instantiate(graph, flags).map_err(failed(&self.name));
+            result::graph::destroy(graph).map_err(failed(&self.name))?;
+            made
+        }
+    }
+}
+
+impl Streams for Card {
+    fn settle(&self) -> Result<()> {
+        self.here()?;
+        // SAFETY: the stream lives as long as the card.
+        unsafe { result::stream::synchronize(self.stream) }.map_err(failed(&self.name))
+    }
+
+    fn pin(&self, bytes: usize) -> Result<u64> {
+        self.here()?;
+        // SAFETY: allocates; the memory is written before it is read.
+        unsafe { result::malloc_host(bytes, 0) }.map(|memory| memory as u64).map_err(failed(&self.name))
+    }
+
+    unsafe fn unpin(&self, address: u64) {
+        if self.here().is_ok() {
+            // SAFETY: the caller's condition. A card that is lost has nothing to free.
+            let _ = unsafe { result::free_host(address as *mut c_void) };
+        }
+    }
+
+    fn stream(&self) -> Result<u64> {
+        self.here()?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
+        stream.map(|stream| stream as u64).map_err(failed(&self.name))
+    }
+
+    unsafe fn close(&self, stream: u64) {
+        if self.here().is_ok() {
+            // SAFETY: the caller's condition.
+            let _ = unsafe { result::stream::destroy(stream as sys::CUstream) };
+        }
+    }
+
+    unsafe fn submit(&self, stream: u64, work: &[Work]) -> Result<()> {
+        self.here()?;
+        // SAFETY: the caller's condition.
+        work.iter().try_for_each(|work| unsafe { self.enqueue(stream as sys::CUstream, work) })
+    }
+
+    unsafe fn record(&self, stream: u64, work: &[Work]) -> Result<u64> {
+        self.here()?;
+        let (stream, alone) = (stream as sys::CUstream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+        // SAFETY: the caller's condition.
+        unsafe {
+            result::stream::begin_capture(stream, alone).map_err(failed(&self.name))?;
+            self.captured(stream, work).map(|graph| graph as u64)
+        }
+    }
+
+    unsafe fn replay(&self, stream: u64, recording: u64) -> Result<()> {
+        self.here()?;
+        // SAFETY: the caller's condition: both are handles of this card.
+        unsafe { result::graph::launch(recording as sys::CUgraphExec, stream as sys::CUstream) }
+            .map_err(failed(&self.name))
+    }
+
+    unsafe fn forget(&self, recording: u64) {
+        if self.here().is_ok() {
+            // SAFETY: the caller's condition.
+            let _ = unsafe { result::graph::exec_destroy(recording as sys::CUgraphExec) };
+        }
+    }
+
+    unsafe fn wait(&self, stream: u64) -> Result<()> {
+        self.here()?;
+        // SAFETY: the caller's condition.
+        unsafe { result::stream::synchronize(stream as sys::CUstream) }.map_err(failed(&self.name))
     }
 }

@@ -19,6 +19,75 @@ pub struct Launch<'a> {
     pub arguments: &'a [u8],
 }
 
+/// What a stream is asked to do. Addresses of the host are those of pinned memory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Work {
+    /// Bytes from the host.
+    Upload {
+        /// Where they go.
+        to: u64,
+        /// Where they lie.
+        from: u64,
+        /// How many.
+        bytes: usize,
+    },
+    /// Bytes to the host.
+    Download {
+        /// Where they lie.
+        from: u64,
+        /// Where they go.
+        to: u64,
+        /// How many.
+        bytes: usize,
+    },
+    /// Bytes from one place of the card to another.
+    Copy {
+        /// Where they go.
+        to: u64,
+        /// Where they lie.
+        from: u64,
+        /// How many.
+        bytes: usize,
+    },
+    /// Zeros.
+    Clear {
+        /// Where.
+        address: u64,
+        /// How many.
+        bytes: usize,
+    },
+    /// A [`Launch`] with arguments of its own.
+    Launch {
+        /// The kernel.
+        kernel: &'static str,
+        /// Blocks along each axis.
+        grid: [u32; 3],
+        /// Threads of a block.
+        threads: u32,
+        /// Shared memory of a block.
+        shared_bytes: usize,
+        /// The structure that the kernel takes.
+        arguments: Vec<u8>,
+    },
+}
+
+impl Work {
+    /// A launch that outlives its arguments.
+    pub fn of(launch: &Launch<'_>) -> Self {
+        let Launch { kernel, grid, threads, shared_bytes, arguments } = *launch;
+        Work::Launch { kernel, grid, threads, shared_bytes, arguments: arguments.to_vec() }
+    }
+}
+
+/// A result that is on its way.
+#[derive(Debug)]
+pub enum Coming {
+    /// It is there.
+    Here(Vec<u8>),
+    /// To pinned memory of this address.
+    To(u64),
+}
+
 /// A card, or what stands in for one. Copies and launches of one driver happen in the order in which they are asked for.
 pub trait Driver: Send + Sync + Debug {
     /// What it is called.
@@ -26,6 +95,9 @@ pub trait Driver: Send + Sync + Debug {
 
     /// What kind of device it is, for explanations.
     fn kind(&self) -> &'static str;
+
+    /// Blocks that are enough to keep it busy.
+    fn blocks(&self) -> usize;
 
     /// Bytes of its memory that are free, and all of them.
     ///
@@ -38,6 +110,70 @@ pub trait Driver: Send + Sync + Debug {
     /// # Errors
     /// `Overloaded` where there is no more.
     fn alloc(&self, bytes: usize) -> Result<u64>;
+
+    /// The address of a copy of these bytes.
+    ///
+    /// # Errors
+    /// As [`Driver::alloc`] and [`Driver::upload`].
+    fn alloc_copy(&self, bytes: &[u8]) -> Result<u64> {
+        let address = self.alloc(bytes.len().max(1))?;
+        // SAFETY: the memory was allocated just now, as long as the bytes.
+        unsafe { self.upload(address, bytes)? };
+        Ok(address)
+    }
+
+    /// The address of zeros.
+    ///
+    /// # Errors
+    /// As [`Driver::alloc`] and [`Driver::clear`].
+    fn alloc_zeros(&self, bytes: usize) -> Result<u64> {
+        let address = self.alloc(bytes)?;
+        // SAFETY: the memory was allocated just now.
+        unsafe { self.clear(address, bytes)? };
+        Ok(address)
+    }
+
+    /// A stretch of work begins: of what was asked before nothing is needed any more but arrays that somebody holds.
+    ///
+    /// # Errors
+    /// As [`Driver::alloc`].
+    fn begin(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Sends off what was asked for so far, and does not wait.
+    ///
+    /// # Errors
+    /// As [`Driver::upload`].
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Asks for a copy to the host, once everything that was asked before is done.
+    ///
+    /// # Safety
+    /// `from` is the address of at least as many bytes.
+    ///
+    /// # Errors
+    /// As [`Driver::download`].
+    unsafe fn send(&self, from: u64, bytes: usize) -> Result<Coming> {
+        let mut here = vec![0; bytes];
+        // SAFETY: the caller's condition.
+        unsafe { self.download(from, &mut here)? };
+        Ok(Coming::Here(here))
+    }
+
+    /// Takes what was asked for, as many bytes as were, and waits for it.
+    ///
+    /// # Errors
+    /// As [`Driver::download`].
+    fn receive(&self, coming: &Coming, to: &mut [u8]) -> Result<()> {
+        match coming {
+            Coming::Here(bytes) if bytes.len() == to.len() => to.copy_from_slice(bytes),
+            _ => return Err(crate::error::Error::internal("a result that is not this driver's")),
+        }
+        Ok(())
+    }
 
     /// Gives memory back.
     ///
@@ -80,4 +216,80 @@ pub trait Driver: Send + Sync + Debug {
     /// # Errors
     /// `Internal` where the kernel cannot be launched so, or failed.
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()>;
+}
+
+/// Lists of work that run beside what the driver itself is asked for, each stream in its own order.
+pub trait Streams: Driver {
+    /// Waits until all that the driver itself was asked for is done.
+    ///
+    /// # Errors
+    /// `Unavailable` where the card does not answer any more.
+    fn settle(&self) -> Result<()>;
+
+    /// The address of memory of the host that the card copies from and to by itself.
+    ///
+    /// # Errors
+    /// `Overloaded` where there is no more.
+    fn pin(&self, bytes: usize) -> Result<u64>;
+
+    /// Gives pinned memory back.
+    ///
+    /// # Safety
+    /// `address` is one that [`Streams::pin`] gave and that nothing uses any more.
+    unsafe fn unpin(&self, address: u64);
+
+    /// A new stream.
+    ///
+    /// # Errors
+    /// `Unavailable` where the card does not answer any more.
+    fn stream(&self) -> Result<u64>;
+
+    /// Ends a stream.
+    ///
+    /// # Safety
+    /// It is one that [`Streams::stream`] gave and that nobody uses any more.
+    unsafe fn close(&self, stream: u64);
+
+    /// Asks a stream for work, in its order, and does not wait.
+    ///
+    /// # Safety
+    /// As [`Driver::upload`], [`Driver::download`], [`Driver::clear`] and [`Driver::launch`] ask for; the memory stays until
+    /// [`Streams::wait`] has returned.
+    ///
+    /// # Errors
+    /// As these.
+    unsafe fn submit(&self, stream: u64, work: &[Work]) -> Result<()>;
+
+    /// Work that one call of [`Streams::replay`] asks for. Nothing runs yet.
+    ///
+    /// # Safety
+    /// As [`Streams::submit`], whenever it is replayed.
+    ///
+    /// # Errors
+    /// As [`Streams::submit`].
+    unsafe fn record(&self, stream: u64, work: &[Work]) -> Result<u64>;
+
+    /// Asks a stream for recorded work, and does not wait.
+    ///
+    /// # Safety
+    /// As [`Streams::submit`].
+    ///
+    /// # Errors
+    /// As [`Streams::submit`].
+    unsafe fn replay(&self, stream: u64, recording: u64) -> Result<()>;
+
+    /// Forgets a recording.
+    ///
+    /// # Safety
+    /// It is one that [`Streams::record`] gave and that is not used any more.
+    unsafe fn forget(&self, recording: u64);
+
+    /// Waits until a stream has done all that it was asked for.
+    ///
+    /// # Safety
+    /// It is one that [`Streams::stream`] gave.
+    ///
+    /// # Errors
+    /// `Unavailable` where the card does not answer any more, `Internal` where a launch failed.
+    unsafe fn wait(&self, stream: u64) -> Result<()>;
 }

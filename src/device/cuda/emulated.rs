@@ -3,13 +3,15 @@
 //! It is slow and finds what a card would pass over: reads of memory that nobody wrote, threads that miss a barrier, and, in a
 //! library built with a sanitizer, whatever leaves its array.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libloading::Library;
 
-use super::driver::{Driver, Launch};
+use super::driver::{Driver, Launch, Streams, Work};
 use crate::error::{Error, Result};
 
 // SAFETY: what each call asks for is what the methods of `Driver` ask for; the types are those of `kernels/emulated.cpp`.
@@ -18,6 +20,28 @@ type LaunchFn = unsafe extern "C" fn(*const c_char, *const u32, u32, usize, *con
 type AllocFn = unsafe extern "C" fn(usize) -> *mut c_void;
 // SAFETY: as above.
 type FreeFn = unsafe extern "C" fn(*mut c_void);
+
+/// What streams were asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Lists of work as they came.
+    pub submitted: u64,
+    /// Lists that were recorded, and how often any of them was replayed.
+    pub recorded: u64,
+    /// See `recorded`.
+    pub replayed: u64,
+    /// How often the host waited for a stream that had something to do.
+    pub waits: u64,
+}
+
+/// Streams do nothing before somebody waits for them: as late as a card may be.
+#[derive(Debug, Default)]
+struct Queues {
+    next: u64,
+    work: BTreeMap<u64, Vec<Work>>,
+    recordings: BTreeMap<u64, Vec<Work>>,
+    counts: Counts,
+}
 
 /// The kernels as a shared library, and memory of the host.
 #[derive(Debug)]
@@ -28,6 +52,7 @@ pub struct Emulated {
     /// Orders the turns of threads; another one for each launch.
     seed: AtomicU64,
     launches: AtomicU64,
+    streams: Mutex<Queues>,
     /// Keeps the functions loaded.
     _library: Library,
 }
@@ -49,7 +74,24 @@ impl Emulated {
                 *loaded.get::<FreeFn>(b"emu_free").map_err(missing)?,
             )
         };
-        Ok(Emulated { launch, alloc, free, seed: seed.into(), launches: 0.into(), _library: loaded })
+        Ok(Emulated {
+            launch,
+            alloc,
+            free,
+            seed: seed.into(),
+            launches: 0.into(),
+            streams: Mutex::default(),
+            _library: loaded,
+        })
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was asked of its streams.
+    pub fn counts(&self) -> Counts {
+        self.queues().counts
     }
 
     /// How many kernels it has launched.
@@ -65,6 +107,11 @@ impl Driver for Emulated {
 
     fn kind(&self) -> &'static str {
         "emulated"
+    }
+
+    /// Few and many in turns, so that blocks have several things to do, and one each.
+    fn blocks(&self) -> usize {
+        if self.launches().is_multiple_of(2) { 4 } else { 512 }
     }
 
     fn memory(&self) -> Result<(u64, u64)> {
@@ -126,5 +173,99 @@ impl Driver for Emulated {
         // SAFETY: a text that stays until the next launch of this thread.
         let why = unsafe { CStr::from_ptr(failure) }.to_string_lossy().into_owned();
         Err(Error::internal(why))
+    }
+}
+
+impl Emulated {
+    /// # Safety
+    /// As [`Streams::submit`].
+    unsafe fn run(&self, work: &Work) -> Result<()> {
+        let copy = |from: u64, to: u64, bytes: usize| {
+            // SAFETY: the caller's condition; addresses are pointers of `alloc`, and what is copied does not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) }
+        };
+        match work {
+            Work::Upload { to, from, bytes } | Work::Download { from, to, bytes } | Work::Copy { to, from, bytes } => {
+                copy(*from, *to, *bytes);
+                Ok(())
+            }
+            // SAFETY: the caller's condition.
+            Work::Clear { address, bytes } => unsafe { self.clear(*address, *bytes) },
+            Work::Launch { kernel, grid, threads, shared_bytes, arguments } => {
+                let (grid, threads, shared_bytes) = (*grid, *threads, *shared_bytes);
+                // SAFETY: the caller's condition.
+                unsafe { self.launch(&Launch { kernel, grid, threads, shared_bytes, arguments }) }
+            }
+        }
+    }
+}
+
+impl Streams for Emulated {
+    fn settle(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn pin(&self, bytes: usize) -> Result<u64> {
+        self.alloc(bytes)
+    }
+
+    // SAFETY: what the trait asks of callers.
+    unsafe fn unpin(&self, address: u64) {
+        // SAFETY: the caller's condition.
+        unsafe { self.free(address) }
+    }
+
+    fn stream(&self) -> Result<u64> {
+        let mut queues = self.queues();
+        queues.next += 1;
+        let stream = queues.next;
+        queues.work.insert(stream, Vec::new());
+        Ok(stream)
+    }
+
+    unsafe fn close(&self, stream: u64) {
+        self.queues().work.remove(&stream);
+    }
+
+    // SAFETY: what the trait asks of callers.
+    unsafe fn submit(&self, stream: u64, work: &[Work]) -> Result<()> {
+        let mut queues = self.queues();
+        queues.counts.submitted += 1;
+        queues.work.entry(stream).or_default().extend_from_slice(work);
+        Ok(())
+    }
+
+    unsafe fn record(&self, _: u64, work: &[Work]) -> Result<u64> {
+        let mut queues = self.queues();
+        queues.counts.recorded += 1;
+        queues.next += 1;
+        let recording = queues.next;
+        queues.recordings.insert(recording, work.to_vec());
+        Ok(recording)
+    }
+
+    // SAFETY: what the trait asks of callers.
+    unsafe fn replay(&self, stream: u64, recording: u64) -> Result<()> {
+        let mut queues = self.queues();
+        let work = queues.recordings.get(&recording).cloned();
+        let work = work.ok_or_else(|| Error::internal("a recording that was forgotten"))?;
+        queues.counts.replayed += 1;
+        queues.work.entry(stream).or_default().extend(work);
+        Ok(())
+    }
+
+    unsafe fn forget(&self, recording: u64) {
+        self.queues().recordings.remove(&recording);
+    }
+
+    // SAFETY: what the trait asks of callers.
+    unsafe fn wait(&self, stream: u64) -> Result<()> {
+        let work = {
+            let mut queues = self.queues();
+            queues.counts.waits += 1;
+            std::mem::take(queues.work.entry(stream).or_default())
+        };
+        // SAFETY: what `submit` and `replay` asked their callers for.
+        work.iter().try_for_each(|work| unsafe { self.run(work) })
     }
 }

@@ -6,19 +6,74 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 
-use super::driver::Driver;
+use super::arena::{Arena, Measure};
+use super::driver::{Coming, Driver, Streams};
+use super::lane::Lane;
 use crate::error::{Error, Result};
 
 /// A driver that many share.
 #[derive(Clone, Debug)]
 pub struct Device {
     driver: Arc<dyn Driver>,
+    /// None for a lane.
+    streams: Option<Arc<dyn Streams>>,
 }
 
 impl Device {
     /// A device over a driver.
-    pub fn new(driver: impl Driver + 'static) -> Self {
-        Device { driver: Arc::new(driver) }
+    pub fn new(driver: impl Streams + 'static) -> Self {
+        Device::over(Arc::new(driver))
+    }
+
+    /// A device over a driver that others hold too.
+    pub fn over<D: Streams + 'static>(driver: Arc<D>) -> Self {
+        Device { driver: driver.clone(), streams: Some(driver) }
+    }
+
+    /// The same device by a lane of its own: what is asked of it is written down, and runs beside what others ask for.
+    ///
+    /// # Errors
+    /// `Internal` for a lane; `Unavailable` where the card does not answer any more.
+    pub fn lane(&self) -> Result<Device> {
+        let streams = self.streams.clone().ok_or_else(|| Error::internal("a lane of a lane"))?;
+        Ok(Device { driver: Arc::new(Lane::new(streams)?), streams: None })
+    }
+
+    /// What `copy` makes on the device, in memory that is had and given back as one. Before that it is made once without any
+    /// device, which tells how many bytes it takes; `plan` is told them, and may refuse.
+    ///
+    /// # Errors
+    /// As `copy` and `plan`; as [`Driver::alloc`].
+    pub fn make<T>(&self, copy: impl Fn(&Device) -> Result<T>, plan: impl FnOnce(usize) -> Result<()>) -> Result<T> {
+        let measure = Arc::new(Measure::default());
+        drop(copy(&Device { driver: measure.clone(), streams: None })?);
+        plan(measure.bytes())?;
+        let arena = Arena::new(self.driver.clone(), measure.bytes())?;
+        copy(&Device { driver: Arc::new(arena), streams: None })
+    }
+
+    /// A stretch of work begins; see [`Driver::begin`].
+    ///
+    /// # Errors
+    /// As [`Driver::begin`].
+    pub fn begin(&self) -> Result<()> {
+        self.driver.begin()
+    }
+
+    /// Sends off what was asked for; see [`Driver::flush`].
+    ///
+    /// # Errors
+    /// As [`Driver::flush`].
+    pub fn flush(&self) -> Result<()> {
+        self.driver.flush()
+    }
+
+    /// Waits until all that was asked for is done, so that lanes may read it.
+    ///
+    /// # Errors
+    /// As [`Streams::settle`].
+    pub fn settle(&self) -> Result<()> {
+        self.streams.as_ref().map_or(Ok(()), |streams| streams.settle())
     }
 
     /// The driver.
@@ -49,9 +104,8 @@ impl Device {
     /// # Errors
     /// As [`Driver::alloc`] and [`Driver::upload`].
     pub fn copy<T: bytemuck::Pod>(&self, numbers: &[T]) -> Result<Array<T>> {
-        let array = Array::new(self, numbers.len())?;
-        array.write(numbers)?;
-        Ok(array)
+        let address = self.driver.alloc_copy(bytemuck::cast_slice(numbers))?;
+        Ok(Array { driver: self.driver.clone(), address, len: numbers.len(), kind: PhantomData })
     }
 
     /// Zeros on the device.
@@ -59,9 +113,8 @@ impl Device {
     /// # Errors
     /// As [`Driver::alloc`].
     pub fn zeros<T: bytemuck::Pod>(&self, len: usize) -> Result<Array<T>> {
-        let array = Array::new(self, len)?;
-        array.clear()?;
-        Ok(array)
+        let address = self.driver.alloc_zeros(bytes_of::<T>(len)?.max(1))?;
+        Ok(Array { driver: self.driver.clone(), address, len, kind: PhantomData })
     }
 
     /// Room on the device, in which anything may stand.
@@ -71,6 +124,11 @@ impl Device {
     pub fn room<T: bytemuck::Pod>(&self, len: usize) -> Result<Array<T>> {
         Array::new(self, len)
     }
+}
+
+fn bytes_of<T>(len: usize) -> Result<usize> {
+    let overflows = || Error::invalid(format!("{len} numbers of {} bytes overflow", size_of::<T>()));
+    len.checked_mul(size_of::<T>()).ok_or_else(overflows)
 }
 
 /// A run of `T` in the memory of a device.
@@ -84,10 +142,7 @@ pub struct Array<T> {
 impl<T: Pod> Array<T> {
     /// Room for `len` numbers, in which anything may stand.
     pub(super) fn new(device: &Device, len: usize) -> Result<Self> {
-        let bytes = len
-            .checked_mul(size_of::<T>())
-            .ok_or_else(|| Error::invalid(format!("{len} numbers of {} bytes overflow", size_of::<T>())))?;
-        let address = device.driver().alloc(bytes.max(1))?;
+        let address = device.driver().alloc(bytes_of::<T>(len)?.max(1))?;
         Ok(Array { driver: device.driver().clone(), address, len, kind: PhantomData })
     }
 
@@ -155,6 +210,19 @@ impl<T: Pod> Array<T> {
         Ok(numbers)
     }
 
+    /// The first `len` numbers, asked for now and taken later.
+    ///
+    /// # Errors
+    /// As [`Array::read`].
+    pub fn later(&self, len: usize) -> Result<Later<T>> {
+        if len > self.len {
+            return Err(Error::invalid(format!("{len} numbers of an array of {}", self.len)));
+        }
+        // SAFETY: the array has at least as many bytes, checked above, and lives; a lane keeps its memory until it begins again.
+        let coming = unsafe { self.driver.send(self.address, len * size_of::<T>())? };
+        Ok(Later { driver: self.driver.clone(), coming, len, kind: PhantomData })
+    }
+
     /// All numbers.
     ///
     /// # Errors
@@ -172,6 +240,27 @@ impl<T: Pod> Array<T> {
             *self = Array::new(device, len)?;
         }
         Ok(())
+    }
+}
+
+/// Numbers that a device was asked for.
+#[derive(Debug)]
+pub struct Later<T> {
+    driver: Arc<dyn Driver>,
+    coming: Coming,
+    len: usize,
+    kind: PhantomData<T>,
+}
+
+impl<T: Pod> Later<T> {
+    /// The numbers, once they are there.
+    ///
+    /// # Errors
+    /// As [`Driver::receive`].
+    pub fn get(self) -> Result<Vec<T>> {
+        let mut numbers = vec![T::zeroed(); self.len];
+        self.driver.receive(&self.coming, bytemuck::cast_slice_mut(&mut numbers))?;
+        Ok(numbers)
     }
 }
 

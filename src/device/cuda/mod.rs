@@ -2,20 +2,25 @@
 //!
 //! A [`Driver`] is what a card can do: memory, copies, launches. Beside the card itself there is a
 //! host processor that emulates one ([`emulated`]), on which the tests run every kernel and the launches around them.
-//! [`Array`] is memory of a driver; [`ops`] are the operations, each a checked launch of one kernel or a few.
+//! [`Device::lane`] is a stretch of work beside others. [`Array`] is memory of a driver; [`ops`] are the operations, each a checked launch of one kernel or a few.
 //!
 //! Kernels are CUDA C++ that NVRTC compiles at run time for the card ([`sources`]), and g++ for the emulation. What they compute is
 //! what the loops of [`crate::device::cpu`] compute.
 
+mod arena;
 #[cfg(feature = "cuda")]
 pub mod card;
 pub mod choice;
+#[cfg(feature = "cuda")]
+pub mod compiler;
+pub mod cubins;
 pub mod driver;
 pub mod emulated;
+mod lane;
 pub mod memory;
 pub mod ops;
 pub mod sources;
 
 pub use choice::{Choice, ChosenDevice};
-pub use driver::{Driver, Launch};
-pub use memory::{Array, Device};
+pub use driver::{Driver, Launch, Streams, Work};
+pub use memory::{Array, Device, Later};

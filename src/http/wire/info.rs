@@ -290,7 +290,7 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
         merge: spec.user.as_ref().filter(|u| !u.queries.is_empty()).map(|u| merge(u.merge.unwrap_or_default()).into()),
         tables: snapshot.package.tables.iter().map(|t| table(t)).collect(),
         vectors: spec.item.vectors.iter().map(vector).collect(),
-        inputs: snapshot.package.overarch.iter().flat_map(|o| o.inputs()).map(input).collect(),
+        inputs: snapshot.package.overarch.iter().flat_map(|o| o.declared().all()).map(input).collect(),
         columns: snapshot.columns.list().map(column).collect(),
         tasks: spec.tasks.iter().map(|t| t.name.clone()).collect(),
         value: spec.value.expression.clone(),

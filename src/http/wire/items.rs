@@ -127,6 +127,19 @@ pub struct PositionResponse {
     pub fresh_items: usize,
 }
 
+/// A version that has the updates in it, and answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MergeResponse {
+    /// The model's name.
+    pub model: String,
+    /// The version.
+    pub version: u64,
+    /// The position of the last update that is in it.
+    pub position: u64,
+    /// Its items.
+    pub items: usize,
+}
+
 /// The members of an object as they stand there: a map would drop the first of two with one name.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Members(Vec<(String, Value)>);

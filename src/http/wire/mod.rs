@@ -20,8 +20,8 @@ pub use info::{
     ShardInfo, TableInfo, VersionInfo, VersionList, calibration_info, model_info,
 };
 pub use items::{
-    DeleteRequest, DeleteResponse, ItemResponse, ItemUpsert, PositionResponse, RefusedItem, UpdateResponse, cell,
-    deletion, upserts,
+    DeleteRequest, DeleteResponse, ItemResponse, ItemUpsert, MergeResponse, PositionResponse, RefusedItem,
+    UpdateResponse, cell, deletion, upserts,
 };
 pub(super) use problem::without_places;
 pub use problem::{Problem, status};

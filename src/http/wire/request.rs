@@ -9,8 +9,8 @@ use super::values::{FeatureValue, Finite, List, Named};
 use crate::engine::Terms;
 use crate::error::{Error, Result};
 use crate::limits::{
-    CANDIDATES_MAX, COLUMNS_MAX, CONSTANTS_MAX, DIMENSION_MAX, EXCLUDE_MAX, FEATURES_MAX, LISTS_MAX, RESULTS_MAX,
-    TIMEOUT_MS_MAX,
+    CANDIDATES_MAX, COLUMNS_MAX, CONSTANTS_MAX, DIMENSION_MAX, EXCLUDE_MAX, FEATURES_MAX, LISTS_MAX, QUERIES_MAX,
+    RESULTS_MAX, TIMEOUT_MS_MAX,
 };
 use crate::request::{self, Features, Priority, Reading, User};
 use crate::units::ItemId;
@@ -67,6 +67,11 @@ pub struct RetrieveRequest {
     #[serde(default)]
     #[schema(minimum = 1, maximum = 200_000)]
     candidates: Option<usize>,
+    /// Candidates of some queries of a user by their names, where the model has several, each at least `k`; they go before
+    /// `candidates`.
+    #[serde(default)]
+    #[schema(value_type = std::collections::BTreeMap<String, usize>)]
+    query_candidates: Named<usize, QUERIES_MAX>,
     /// The share of the true candidates that is to be found, which chooses the lists that are probed; the model's default
     /// where it is not given.
     #[serde(default)]
@@ -196,6 +201,7 @@ impl RetrieveRequest {
             exclude: items(self.exclude),
             k: self.k,
             candidates: self.candidates,
+            query_candidates: self.query_candidates.0.into_iter().collect(),
             recall: self.recall,
             probes: self.probes,
             exact: self.exact,

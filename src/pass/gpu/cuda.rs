@@ -8,6 +8,7 @@ use super::embedded::Embedded;
 use super::groups::Group;
 use super::resident::{Resident, Residents};
 use super::{rerank, search};
+use crate::device::cuda::Device;
 use crate::device::cuda::ops::steps::{self, NumbersAt, Placing, RowsOf};
 use crate::error::{Error, Result};
 use crate::limits::COMPONENT_MAX;
@@ -25,12 +26,25 @@ pub struct Cuda {
     cpu: Cpu,
     threads: Threads,
     scratch: Scratch,
+    lanes: Option<Lanes>,
+}
+
+/// Lanes of a worker: one to embed on, and two for groups of requests, of which one is written down while the other computes.
+struct Lanes {
+    embed: Device,
+    groups: [Device; 2],
+}
+
+impl Lanes {
+    fn of(device: &Device) -> Result<Self> {
+        Ok(Lanes { embed: device.lane()?, groups: [device.lane()?, device.lane()?] })
+    }
 }
 
 impl Cuda {
     /// A pass over what `residents` hold; graphs that run on the host take `threads`.
     pub fn new(residents: Arc<Residents>, threads: Threads) -> Self {
-        Cuda { residents, cpu: Cpu::new(threads.clone()), threads, scratch: Scratch::default() }
+        Cuda { residents, cpu: Cpu::new(threads.clone()), threads, scratch: Scratch::default(), lanes: None }
     }
 }
 
@@ -39,6 +53,8 @@ impl Pass for Cuda {
         let left = Left { batch, answered: (0..batch.len()).map(|_| AtomicBool::new(false)).collect() };
         if let Err(e) = self.run_here(&left) {
             tracing::debug!(reason = %e, "the CPU answers");
+            // Of what is under way nothing is needed any more, and lanes wait for it before they go.
+            self.lanes = None;
             metrics::counter!("sterling_device_fallbacks_total", "kind" => e.kind().name()).increment(1);
             self.cpu.run(&left);
         }
@@ -66,33 +82,51 @@ impl Cuda {
             return Err(Error::unsupported("items beside the snapshot are searched on the CPU"));
         }
         let residents = self.residents.clone();
-        let (resident, device) = (residents.get(view.main())?, residents.device());
+        let resident = residents.get(view.main())?;
         let start = Instant::now();
-        let embedded = self.embed(batch, &wanted, &resident)?;
+        let lanes = match self.lanes.take() {
+            Some(lanes) => lanes,
+            None => Lanes::of(residents.device())?,
+        };
+        let lanes = self.lanes.insert(lanes);
+        let (embed, by_turns) = (lanes.embed.clone(), lanes.groups.clone());
+        embed.begin()?;
+        let embedded = self.embed(&embed, batch, &wanted, &resident)?;
         let wrong = self.answer_embeddings(batch, &embedded)?;
         let ranked = |n: &usize| !wrong[*n] && !matches!(embedded.requests[*n].1.task, Task::Embed { .. });
         let ranked: Vec<usize> = (0..embedded.requests.len()).filter(ranked).collect();
         let snapshot = view.main();
         let mut groups = Group::all(snapshot, &resident, &embedded, ranked, residents.budget_bytes());
         groups.sort_by_key(|group| std::cmp::Reverse(group.requests.len()));
-        for group in groups {
+        let mut under_way: Option<rerank::UnderWay> = None;
+        for (n, group) in groups.into_iter().enumerate() {
             let late = |n: &usize| batch.deadline(embedded.requests[*n].0).is_some_and(|by| Instant::now() >= by);
             let (late, group) = group.split(late);
             for n in late {
                 batch.answer(embedded.requests[n].0, Err(cpu::late("probe")));
             }
-            if !group.requests.is_empty() {
-                let found = search::search(device, (snapshot, &resident), &embedded, &group)?;
-                rerank::answer(device, (view, &resident), batch, &embedded, (&group, found, start))?;
+            if group.requests.is_empty() {
+                continue;
+            }
+            let lane = &by_turns[n % by_turns.len()];
+            lane.begin()?;
+            let found = search::search(lane, (view, &resident), &embedded, &group)?;
+            let next = rerank::begin(lane, &resident, &embedded, (group, found))?;
+            if let Some(before) = under_way.replace(next) {
+                before.answer(view, batch, &embedded, start)?;
             }
         }
-        Ok(())
+        under_way.map_or(Ok(()), |last| last.answer(view, batch, &embedded, start))
     }
 
     /// Steps 1 and 2.
-    fn embed<'a>(&mut self, batch: &'a dyn Batch, wanted: &[usize], resident: &Resident) -> Result<Embedded<'a>> {
-        let residents = self.residents.clone();
-        let device = residents.device();
+    fn embed<'a>(
+        &mut self,
+        device: &Device,
+        batch: &'a dyn Batch,
+        wanted: &[usize],
+        resident: &Resident,
+    ) -> Result<Embedded<'a>> {
         let is_fetched =
             |place: &usize| matches!(batch.prepared(*place).query, Query::Features { fetched: Some(_), .. });
         let view = batch.prepared(wanted[0]).view();

@@ -4,8 +4,8 @@ use super::embedded::Embedded;
 use super::resident::Resident;
 use crate::device::cuda::ops::ROWS_MAX;
 use crate::device::cuda::ops::scan::Collection;
+use crate::device::cuda::ops::top::bucket;
 use crate::filter::Route;
-use crate::ivf::Probing;
 use crate::pass::work::{Search, Task};
 use crate::snapshot::Snapshot;
 
@@ -43,12 +43,10 @@ pub(super) fn search_of(task: &Task) -> Option<&Search> {
     }
 }
 
-/// How many lists a filtered search takes at least and at most.
-pub(super) fn bounds_of(snapshot: &Snapshot, search: &Search) -> (usize, usize) {
+/// How many lists a filtered search takes at most.
+pub(super) fn most_lists(snapshot: &Snapshot, search: &Search) -> usize {
     let lists = snapshot.index.lists();
-    let most = snapshot.recipe.serving.probes_max_of(lists).clamp(search.probes.probes.clamp(1, lists), lists);
-    let probing = Probing { pass_rate: search.planned.plan.pass_rate(), ..Probing::of(search.probes.probes, most) };
-    (probing.lists(lists), most)
+    snapshot.recipe.serving.probes_max_of(lists).clamp(search.probes.probes.clamp(1, lists), lists)
 }
 
 /// Candidates that are selected by int8 scores.
@@ -98,10 +96,10 @@ impl Group {
                 Route::All if index.items_at_least(search.probes.probes) >= search.k + search.excluded.len() => {
                     (Way::Best, index.items_at_most(search.probes.probes), search.k0_alone())
                 }
-                _ => (Way::Enough, index.items_at_most(bounds_of(snapshot, search).1), search.k0_alone()),
+                _ => (Way::Enough, index.items_at_most(most_lists(snapshot, search)), search.k0_alone()),
             },
         };
-        Group { way, requests: vec![n], room, candidates }
+        Group { way, requests: vec![n], room: bucket(room), candidates: bucket(candidates) }
     }
 
     /// The requests of which something holds, and the group of the others.

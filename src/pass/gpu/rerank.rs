@@ -10,7 +10,7 @@ use crate::device::cuda::ops::rows::SlotRows;
 use crate::device::cuda::ops::steps::RowsOf;
 use crate::device::cuda::ops::top::{self, Scored, Ties};
 use crate::device::cuda::ops::worth::{Rated, tell};
-use crate::device::cuda::{Array, Device};
+use crate::device::cuda::{Array, Device, Later};
 use crate::error::{Error, Result};
 use crate::pass::batch::Batch;
 use crate::pass::cpu::route_of;
@@ -36,39 +36,54 @@ struct Columns {
     looked_at: Vec<[u64; 4]>,
 }
 
-/// Reranks what a group found and answers its requests.
-pub(super) fn answer(
-    device: &Device,
-    (view, resident): (&View, &Resident),
-    batch: &dyn Batch,
-    embedded: &Embedded<'_>,
-    (group, found, start): (&Group, Found, Instant),
-) -> Result<()> {
-    let of = |n: &usize| embedded.requests[*n];
-    let requests: Vec<(usize, &Prepared)> = group.requests.iter().map(of).collect();
-    let columns = rerank(device, resident, &requests, found)?;
-    let took = start.elapsed();
-    for (n, ((place, prepared), &request)) in requests.iter().zip(&group.requests).enumerate() {
-        if columns.bad[n] != 0 {
-            batch.answer(*place, Err(Error::internal("overarch.onnx: `logits` holds NaN")));
-            continue;
-        }
-        let ranked = columns.ranked(n, view, &prepared.task);
-        let mut trace = prepared.trace.clone();
-        let (items, bytes) = (columns.looked_at[n][2], 0);
-        trace.add([Step { name: "device", took, items, bytes }]);
-        let explain = prepared.reading.explain.then(|| Explain {
-            steps: trace.reports(),
-            kernel: device.kind(),
-            ..columns.explain(n, prepared, &ranked)
-        });
-        let degraded_rows = embedded.degraded_rows[request];
-        batch.answer(*place, Ok(Answer { content: Content::Items(ranked), degraded_rows, explain }));
-    }
-    Ok(())
+/// A group whose work is sent off.
+pub(super) struct UnderWay {
+    kind: &'static str,
+    group: Group,
+    columns: LaterColumns,
 }
 
-fn rerank(device: &Device, resident: &Resident, requests: &[(usize, &Prepared)], found: Found) -> Result<Columns> {
+/// Reranks what a group found, sends its work off, and does not wait.
+pub(super) fn begin(
+    device: &Device,
+    resident: &Resident,
+    embedded: &Embedded<'_>,
+    (group, found): (Group, Found),
+) -> Result<UnderWay> {
+    let requests: Vec<&Prepared> = group.requests.iter().map(|&n| embedded.requests[n].1).collect();
+    let columns = rerank(device, resident, &requests, found)?;
+    device.flush()?;
+    Ok(UnderWay { kind: device.kind(), group, columns })
+}
+
+impl UnderWay {
+    /// Waits for what the device made, and answers the requests of the group.
+    pub(super) fn answer(self, view: &View, batch: &dyn Batch, embedded: &Embedded<'_>, start: Instant) -> Result<()> {
+        let columns = self.columns.get()?;
+        let took = start.elapsed();
+        for (n, &request) in self.group.requests.iter().enumerate() {
+            let (place, prepared) = embedded.requests[request];
+            if columns.bad[n] != 0 {
+                batch.answer(place, Err(Error::internal("overarch.onnx: `logits` holds NaN")));
+                continue;
+            }
+            let ranked = columns.ranked(n, view, &prepared.task);
+            let mut trace = prepared.trace.clone();
+            let (items, bytes) = (columns.looked_at[n][2], 0);
+            trace.add([Step { name: "device", took, items, bytes }]);
+            let explain = prepared.reading.explain.then(|| Explain {
+                steps: trace.reports(),
+                kernel: self.kind,
+                ..columns.explain(n, prepared, &ranked)
+            });
+            let degraded_rows = embedded.degraded_rows[request];
+            batch.answer(place, Ok(Answer { content: Content::Items(ranked), degraded_rows, explain }));
+        }
+        Ok(())
+    }
+}
+
+fn rerank(device: &Device, resident: &Resident, requests: &[&Prepared], found: Found) -> Result<LaterColumns> {
     let Found { vectors, best, counters } = found;
     let (count, stride) = (requests.len(), best.stride);
     let of = SlotRows { slots: &best.slots, counts: &best.counts, stride };
@@ -82,39 +97,74 @@ fn rerank(device: &Device, resident: &Resident, requests: &[(usize, &Prepared)],
         }
         _ => None,
     };
-    let constants: Vec<f32> = requests.iter().flat_map(|(_, p)| p.constants.iter().copied()).collect();
+    let constants: Vec<f32> = requests.iter().flat_map(|p| p.constants.iter().copied()).collect();
     let constants = device.copy(&constants)?;
     let logits = logits.as_ref().map(|rows| (&rows.numbers, rows.stride));
     let rated = Rated { of, similarity: &best.keys, logits };
     let valued = resident.value.evaluate(device, &rated, &constants)?;
-    let wanted: Vec<u32> = requests.iter().map(|(_, prepared)| results_of(&prepared.task) as u32).collect();
+    let wanted: Vec<u32> = requests.iter().map(|prepared| results_of(&prepared.task) as u32).collect();
     let most = (wanted.iter().copied().max().unwrap_or(0) as usize).min(stride);
     let ties = Ties { ids: Some(&resident.ids), map: Some((&best.slots, stride)) };
     let scored = Scored { keys: &valued.keys, slots: None, counts: Some(&best.counts), stride };
     let chosen = top::select(device, &scored, &ties, &device.copy(&wanted)?, most)?;
     let chosen = top::sort(device, chosen, &ties)?;
     let tasks = if logits.is_some() { resident.value.tasks } else { 0 };
+    let most = chosen.stride;
     let places = SlotRows { slots: &chosen.slots, counts: &chosen.counts, stride: most };
     let told = tell(device, places, &rated, (&valued.tasks, tasks))?;
-    let candidates = best.counts.read(count)?;
-    let (lists, survivors) = (read(counters.lists, count)?, read(counters.survivors, count)?);
-    let items = counters.items.map_or(Ok(vec![0; count]), |items| items.read(count))?;
-    let looked_at = |n: usize| [u64::from(candidates[n]), u64::from(lists[n]), items[n], u64::from(survivors[n])];
-    Ok(Columns {
+    let counted = |counts: &Option<Array<u32>>| counts.as_ref().map(|counts| counts.later(count)).transpose();
+    Ok(LaterColumns {
         stride: most,
         tasks,
-        counts: chosen.counts.read(count)?,
-        slots: told.slots.to_vec()?,
-        values: chosen.keys.to_vec()?,
-        similarities: told.similarity.to_vec()?,
-        task_scores: told.tasks.to_vec()?,
-        bad: valued.bad.read(count)?,
-        looked_at: (0..count).map(looked_at).collect(),
+        counts: chosen.counts.later(count)?,
+        slots: told.slots.later(told.slots.len())?,
+        values: chosen.keys.later(chosen.keys.len())?,
+        similarities: told.similarity.later(told.similarity.len())?,
+        task_scores: told.tasks.later(told.tasks.len())?,
+        bad: valued.bad.later(count)?,
+        candidates: best.counts.later(count)?,
+        lists: counted(&counters.lists)?,
+        items: counters.items.as_ref().map(|items| items.later(count)).transpose()?,
+        survivors: counted(&counters.survivors)?,
     })
 }
 
-fn read(counts: Option<Array<u32>>, count: usize) -> Result<Vec<u32>> {
-    counts.map_or(Ok(vec![0; count]), |counts| counts.read(count))
+/// [`Columns`] that are on their way.
+struct LaterColumns {
+    stride: usize,
+    tasks: usize,
+    counts: Later<u32>,
+    slots: Later<u32>,
+    values: Later<u32>,
+    similarities: Later<u32>,
+    task_scores: Later<f32>,
+    bad: Later<u32>,
+    candidates: Later<u32>,
+    lists: Option<Later<u32>>,
+    items: Option<Later<u64>>,
+    survivors: Option<Later<u32>>,
+}
+
+impl LaterColumns {
+    fn get(self) -> Result<Columns> {
+        let candidates = self.candidates.get()?;
+        let count = candidates.len();
+        let counted = |counts: Option<Later<u32>>| counts.map_or(Ok(vec![0; count]), Later::get);
+        let (lists, survivors) = (counted(self.lists)?, counted(self.survivors)?);
+        let items = self.items.map_or(Ok(vec![0; count]), Later::get)?;
+        let looked_at = |n: usize| [u64::from(candidates[n]), u64::from(lists[n]), items[n], u64::from(survivors[n])];
+        Ok(Columns {
+            stride: self.stride,
+            tasks: self.tasks,
+            counts: self.counts.get()?,
+            slots: self.slots.get()?,
+            values: self.values.get()?,
+            similarities: self.similarities.get()?,
+            task_scores: self.task_scores.get()?,
+            bad: self.bad.get()?,
+            looked_at: (0..count).map(looked_at).collect(),
+        })
+    }
 }
 
 /// How many results a request gets.

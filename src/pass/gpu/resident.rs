@@ -1,6 +1,6 @@
 //! Snapshots in the memory of a device: planned before anything is copied, shared by all workers, freed with their version.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use crate::dense::DeviceProgram;
 use crate::device::cuda::ops::worth::{ValueInput, ValueProgram};
@@ -10,7 +10,7 @@ use crate::filter::index::DevicePlanes;
 use crate::ivf::DeviceIndex;
 use crate::model::{CandidateInput, Package, UserInput};
 use crate::snapshot::Snapshot;
-use crate::tower::{DeviceTower, OverArch};
+use crate::tower::{DeviceTower, OverArch, Readable};
 
 /// Bytes that requests under way may take of a device's memory.
 const BUDGET_BYTES: usize = 1 << 30;
@@ -39,13 +39,6 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    /// Bytes that a snapshot takes on a device at least, as its parts say before any of them is copied.
-    fn bytes_of(snapshot: &Snapshot) -> usize {
-        let (index, tables) = (&snapshot.index, snapshot.package.user.as_ref().map_or(0, |_| table_bytes(snapshot)));
-        let columns: usize = snapshot.numbers.iter().map(|(_, numbers)| numbers.len() * 4).sum();
-        index.bytes() + snapshot.filter.bytes() + snapshot.ids.of_slots().bytes() + columns + tables
-    }
-
     fn copy(device: &Device, snapshot: &Snapshot) -> Result<Self> {
         check_reads(&snapshot.package)?;
         let (index, numbers) = (&snapshot.index, &snapshot.numbers);
@@ -101,7 +94,9 @@ impl Resident {
 fn check_reads(package: &Package) -> Result<()> {
     let reranker = package.overarch.as_ref();
     let reads_query = package.user_inputs == [UserInput::Query];
-    let reads_row = package.candidate_inputs == [CandidateInput::Item];
+    let mut rows = reranker.iter().flat_map(|o| o.rows());
+    let is_item = |row: &Readable| package.candidate_input(&row.name) == Some(CandidateInput::Item);
+    let reads_row = rows.next().is_some_and(is_item) && rows.next().is_none();
     let reads_similarity = reranker.is_some_and(|o| o.numbers().any(|name| name == OverArch::SIMILARITY));
     match reranker.is_some() && !(reads_query && reads_row && !reads_similarity) || !package.spec.queries().is_empty() {
         true => {
@@ -111,19 +106,14 @@ fn check_reads(package: &Package) -> Result<()> {
     }
 }
 
-fn table_bytes(snapshot: &Snapshot) -> usize {
-    let rows = snapshot.package.tables.iter().filter_map(|table| table.host_rows());
-    rows.map(|rows| rows.bytes().len()).sum()
-}
-
-/// What became of a version's way to the device.
-type Kept = (Weak<Snapshot>, std::result::Result<Arc<Resident>, String>);
+/// What became of a version's way to the device; nothing yet while it is under way.
+type Outcome = Arc<OnceLock<std::result::Result<Arc<Resident>, String>>>;
 
 /// The snapshots in the memory of one device.
 #[derive(Debug)]
 pub struct Residents {
     device: Device,
-    kept: Mutex<Vec<Kept>>,
+    kept: Mutex<Vec<(Weak<Snapshot>, Outcome)>>,
     budget_bytes: usize,
 }
 
@@ -139,6 +129,25 @@ impl Residents {
         Residents { budget_bytes, ..self }
     }
 
+    /// Bytes that a version takes of a device's memory, which need not be there.
+    ///
+    /// # Errors
+    /// `Unsupported` for a model that no device serves.
+    pub fn bytes_of(&self, snapshot: &Snapshot) -> Result<usize> {
+        let mut taken = 0;
+        let refused = self.device.make(
+            |device| Resident::copy(device, snapshot),
+            |bytes| {
+                taken = bytes;
+                Err(Error::overloaded("only measured"))
+            },
+        );
+        match refused {
+            Err(e) if taken == 0 => Err(e),
+            _ => Ok(taken),
+        }
+    }
+
     /// The device.
     pub fn device(&self) -> &Device {
         &self.device
@@ -148,41 +157,61 @@ impl Residents {
         self.budget_bytes
     }
 
-    /// The snapshot on the device; copied there on the first call. One that does not fit is not tried again.
+    /// Brings a version to the device before it is asked for anything, while others are served. Where it cannot be there, the
+    /// CPU will answer it; the log says why.
+    pub fn bring(&self, snapshot: &Arc<Snapshot>) {
+        drop(self.get(snapshot));
+    }
+
+    /// The snapshot on the device; copied there on the first call, for which further ones wait. One that does not fit is not
+    /// tried again.
     ///
     /// # Errors
     /// `Unsupported` or `Overloaded` with the reason why it is not there.
     pub(super) fn get(&self, snapshot: &Arc<Snapshot>) -> Result<Arc<Resident>> {
-        // A copy that panics leaves nothing behind.
+        let outcome = self.outcome(snapshot);
+        let found = outcome.get_or_init(|| {
+            let found = self.copy(snapshot).map(Arc::new).map_err(|e| e.to_string());
+            if let Err(reason) = &found {
+                let name = &snapshot.manifest.name;
+                tracing::warn!(model = %name, reason, "not on the device, the CPU answers");
+            }
+            found
+        });
+        found.clone().map_err(Error::unsupported)
+    }
+
+    /// Where the outcome of a version stands; that of versions which are gone goes, with their memory.
+    fn outcome(&self, snapshot: &Arc<Snapshot>) -> Outcome {
+        // Whoever panicked left a whole list behind.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|(of, _)| of.strong_count() > 0);
-        let is_it = |(of, _): &&Kept| std::ptr::eq(of.as_ptr(), Arc::as_ptr(snapshot));
-        let found = match kept.iter().find(is_it) {
-            Some((_, found)) => found.clone(),
-            None => {
-                let found = self.copy(snapshot).map(Arc::new).map_err(|e| e.to_string());
-                if let Err(reason) = &found {
-                    let name = &snapshot.manifest.name;
-                    tracing::warn!(model = %name, reason, "not on the device, the CPU answers");
-                }
-                kept.push((Arc::downgrade(snapshot), found.clone()));
-                found
-            }
-        };
-        found.map_err(Error::unsupported)
+        let known = kept.iter().find(|(of, _)| std::ptr::eq(of.as_ptr(), Arc::as_ptr(snapshot)));
+        known.map(|(_, outcome)| outcome.clone()).unwrap_or_else(|| {
+            let outcome = Outcome::default();
+            kept.push((Arc::downgrade(snapshot), outcome.clone()));
+            outcome
+        })
     }
 
     fn copy(&self, snapshot: &Arc<Snapshot>) -> Result<Resident> {
-        let needed = Resident::bytes_of(snapshot) + self.budget_bytes;
-        let (free, all) = self.device.memory()?;
-        if needed as u64 > free {
-            let short = needed as u64 - free;
-            return Err(Error::overloaded(format!(
-                "{}: model {} takes about {needed} bytes with what requests take, {free} of {all} are free, {short} are missing",
-                self.device.name(),
-                snapshot.manifest.name,
-            )));
-        }
-        Resident::copy(&self.device, snapshot)
+        let plan = |bytes: usize| {
+            let needed = (bytes + self.budget_bytes) as u64;
+            let (free, all) = self.device.memory()?;
+            let (name, model) = (self.device.name(), &snapshot.manifest.name);
+            match needed.checked_sub(free) {
+                None | Some(0) => {
+                    tracing::info!(%model, bytes, "copied to {name}");
+                    Ok(())
+                }
+                Some(short) => Err(Error::overloaded(format!(
+                    "{name}: model {model} takes {needed} bytes with what requests take, {free} of {all} are free, {short} are missing",
+                ))),
+            }
+        };
+        let resident = self.device.make(|device| Resident::copy(device, snapshot), plan)?;
+        // Lanes read it on streams of their own.
+        self.device.settle()?;
+        Ok(resident)
     }
 }

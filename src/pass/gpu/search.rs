@@ -3,25 +3,24 @@
 use std::collections::HashMap;
 
 use super::embedded::{Embedded, rows_of};
-use super::groups::{Group, Way, bounds_of, search_of, selected_of};
+use super::groups::{Group, Way, most_lists, search_of, selected_of};
 use super::resident::Resident;
 use crate::device::cuda::ops::rows::SlotRows;
 use crate::device::cuda::ops::scan::{Collection, Eligible, Order};
 use crate::device::cuda::ops::top::{self, Best, Scored, Ties};
-use crate::device::cuda::ops::words::{CutBounds, Passing, cut};
+use crate::device::cuda::ops::words::Passing;
 use crate::device::cuda::{Array, Device};
 use crate::error::{Error, Result};
 use crate::filter::{Plan, Route};
+use crate::ivf::{FilteredSearch, Pace, Probing};
 use crate::pass::work::{Search, Task};
 use crate::snapshot::Snapshot;
 use crate::units::Slot;
+use crate::view::View;
 
 /// Probes of all queries for each list from which on lists are scanned for all their queries together: about where tensor
 /// cores and the one reading of a list pay for turning the lists around.
 const PROBES_PER_LIST_MIN: usize = 4;
-/// Eligible items that a filtered search goes through for each candidate that it selects. The CPU probes on while that brings
-/// better candidates; a device decides before it has seen any.
-const SEEN_PER_SELECTED: usize = 16;
 
 /// What a group found.
 pub(super) struct Found {
@@ -43,16 +42,15 @@ pub(super) struct Counters {
 /// What is eligible for each search, and what holds it.
 #[derive(Default)]
 struct EligibleItems {
-    /// The addresses of words, and of how many items are eligible in each list.
+    /// The addresses of words.
     words: Vec<u64>,
-    survivors: Vec<u64>,
-    passing: Vec<Passing>,
-    lengths: Vec<Array<u32>>,
+    _passing: Vec<Passing>,
 }
 
 /// The searches of a group and what they share.
 struct Searches<'a> {
     device: &'a Device,
+    view: &'a View,
     snapshot: &'a Snapshot,
     resident: &'a Resident,
     /// None for a request that names its slots itself.
@@ -63,14 +61,14 @@ struct Searches<'a> {
 /// Finds the candidates of a group.
 pub(super) fn search(
     device: &Device,
-    (snapshot, resident): (&Snapshot, &Resident),
+    (view, resident): (&View, &Resident),
     embedded: &Embedded<'_>,
     group: &Group,
 ) -> Result<Found> {
     let tasks: Vec<&Task> = group.requests.iter().map(|&n| &embedded.requests[n].1.task).collect();
     let vectors = rows_of(device, &embedded.vectors, resident.index.dimension(), &group.requests)?;
     let searches = tasks.iter().map(|task| search_of(task)).collect();
-    let of = Searches { device, snapshot, resident, searches, vectors };
+    let of = Searches { device, view, snapshot: view.main(), resident, searches, vectors };
     let (best, counters) = match group.way {
         Way::Nothing => of.nothing()?,
         Way::Named => of.named(&tasks, group)?,
@@ -153,17 +151,6 @@ impl Searches<'_> {
         Ok(collection)
     }
 
-    /// The lists of each query by their scores: `wanted[q]` of them, the best first where they are to be `sorted`.
-    fn order(&self, queries: &Collection, wanted: &[u32], sorted: bool) -> Result<Best> {
-        let (device, lists) = (self.device, self.resident.index.centroids.lists);
-        let keys = device.room(queries.queries() * lists)?;
-        self.resident.index.centroids.score(device, queries, &keys)?;
-        let most = wanted.iter().copied().max().unwrap_or(0) as usize;
-        let scored = Scored { keys: &keys, slots: None, counts: None, stride: lists };
-        let best = top::select(device, &scored, &Ties::default(), &device.copy(wanted)?, most)?;
-        if sorted { top::sort(device, best, &Ties::default()) } else { Ok(best) }
-    }
-
     /// The best of what int8 scores chose, by the widest rows where there are such.
     fn settle(&self, collected: &Collection) -> Result<Best> {
         let most = self.each(|search| selected_of(self.snapshot, search))?.into_iter().max().unwrap_or(0);
@@ -187,18 +174,15 @@ impl Searches<'_> {
         let wanted = self.each(|search| selected_of(self.snapshot, search) as u32)?;
         let collected = self.collection(group.room, &wanted)?;
         let probes = self.each(|search| search.probes.probes.clamp(1, lists.lists()) as u32)?;
-        let order = self.order(&collected, &probes, false)?;
-        let of = Order { order: &order.slots, counts: &order.counts, stride: order.stride };
+        let (order, _) = self.resident.index.best_lists(device, &collected, &probes)?;
+        let of = Order::first(&order.slots, &order.counts, order.stride);
         let all: usize = probes.iter().map(|&p| p as usize).sum();
         if all >= PROBES_PER_LIST_MIN * lists.lists() {
             lists.scan_shared(device, &collected, &of)?;
         } else {
             lists.scan(device, &collected, &of, None)?;
         }
-        let bounds: Vec<CutBounds> =
-            probes.iter().map(|&p| CutBounds { least: p, most: p, needed: 0, suffices: 0 }).collect();
-        let addresses = device.copy(&vec![lists.lengths.address(); probes.len()])?;
-        let (_, items) = cut(device, (&order.slots, order.stride), &addresses, &lists.lengths, &bounds)?;
+        let items = lists.items(device, &of)?;
         let best = self.settle(&collected)?;
         let survivors = Some(collected.survivors);
         Ok((best, Counters { lists: Some(order.counts), items: Some(items), survivors }))
@@ -208,61 +192,45 @@ impl Searches<'_> {
     fn words(&self) -> Result<EligibleItems> {
         let planes = &self.resident.planes;
         let mut items = EligibleItems::default();
-        let mut known: HashMap<*const Plan, (u64, u64)> = HashMap::new();
+        let mut known: HashMap<*const Plan, u64> = HashMap::new();
         for search in self.searches.iter().flatten() {
             let plan = &search.planned.plan;
-            let addresses = match (known.get(&std::ptr::from_ref(plan)), plan.route()) {
+            let address = match (known.get(&std::ptr::from_ref(plan)), plan.route()) {
                 (Some(&evaluated), _) => evaluated,
-                (None, Route::All) => {
-                    let lengths = self.device.copy(&self.lengths_without(&search.excluded))?;
-                    let addresses = (planes.index().every.address(), lengths.address());
-                    items.lengths.push(lengths);
-                    addresses
-                }
+                (None, Route::All) => planes.index().every.address(),
                 (None, _) => {
                     let made = planes.evaluate(self.device, plan.lower())?;
-                    let addresses = (made.words.address(), made.survivors.address());
-                    items.passing.push(made);
-                    known.insert(std::ptr::from_ref(plan), addresses);
-                    addresses
+                    let address = made.words.address();
+                    items._passing.push(made);
+                    known.insert(std::ptr::from_ref(plan), address);
+                    address
                 }
             };
-            items.words.push(addresses.0);
-            items.survivors.push(addresses.1);
+            items.words.push(address);
         }
         Ok(items)
     }
 
-    /// The items of each list that are not excluded.
-    fn lengths_without(&self, excluded: &[Slot]) -> Vec<u32> {
-        let index = &self.snapshot.index;
-        let mut lengths = index.list_lengths().to_vec();
-        for slot in excluded {
-            let length = &mut lengths[index.list_of(*slot).index()];
-            *length = length.saturating_sub(1);
-        }
-        lengths
-    }
-
     fn enough(&self, group: &Group) -> Result<(Best, Counters)> {
-        let (device, lists) = (self.device, &self.resident.index.lists);
+        let (device, index) = (self.device, &self.resident.index);
         let wanted = self.each(|search| selected_of(self.snapshot, search) as u32)?;
         let collected = self.collection(group.room, &wanted)?;
-        let bounds = self.each(|search| {
-            let (least, most) = bounds_of(self.snapshot, search);
-            let selected = selected_of(self.snapshot, search) * SEEN_PER_SELECTED + search.excluded.len();
+        let searches = self.each(|search| {
+            let (plan, ending) = (&search.planned.plan, search.ending(self.view));
+            let probes_max = most_lists(self.snapshot, search);
             // Without a filter the first lists do, unless they hold too few.
-            let suffices = if matches!(search.planned.plan.route(), Route::All) { search.k } else { selected };
-            CutBounds { least: least as u32, most: most as u32, needed: selected as u32, suffices: suffices as u32 }
+            let suffices = matches!(plan.route(), Route::All).then_some((search.probes.probes, search.k));
+            // What an exact plan lets through stays.
+            let is_sure = ending.is_some() && plan.is_exact();
+            let enough = if is_sure { search.k0_alone() } else { selected_of(self.snapshot, search) };
+            let probing = Probing { probes: search.probes.probes, probes_max, pass_rate: plan.pass_rate(), ending };
+            FilteredSearch { probing, enough, suffices }
         })?;
-        let most: Vec<u32> = bounds.iter().map(|b| b.most).collect();
-        let order = self.order(&collected, &most, true)?;
         let items = self.words()?;
-        let (words, survivors) = (device.copy(&items.words)?, device.copy(&items.survivors)?);
-        let (counts, scanned) = cut(device, (&order.slots, order.stride), &survivors, &lists.lengths, &bounds)?;
-        let of = Order { order: &order.slots, counts: &counts, stride: order.stride };
+        let words = device.copy(&items.words)?;
         let eligible = Eligible { words: &words, firsts: &self.resident.planes.index().firsts };
-        lists.scan(device, &collected, &of, Some(&eligible))?;
+        let of = (&searches[..], Pace::Rare);
+        let (counts, scanned) = index.scan_until(device, &collected, &self.vectors, &eligible, of)?;
         let best = self.settle(&collected)?;
         Ok((best, Counters { lists: Some(counts), items: Some(scanned), survivors: Some(collected.survivors) }))
     }

@@ -28,7 +28,7 @@ type Asked<'a> = (&'a Vec<f32>, Option<Slot>);
 /// Measures an index, on all cores. `progress` is told how many of how many queries are done.
 pub fn measure(
     index: &ivf::Index,
-    queries: Queries,
+    queries: &Queries,
     seed: u64,
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Calibration {
@@ -57,7 +57,7 @@ pub fn measure(
     };
     let tallies = parts.into_iter().reduce(sum).unwrap_or_default();
     let curves = curves(&tallies, total);
-    Calibration { source: queries.source, queries: total, targets: TARGETS.to_vec(), margins, curves }
+    Calibration { source: queries.source.clone(), queries: total, targets: TARGETS.to_vec(), margins, curves }
 }
 
 /// How far items score above their lists, by a sample of them for each query.

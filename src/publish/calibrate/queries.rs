@@ -7,6 +7,7 @@ use std::path::Path;
 use super::share::{PASS_RATES, random};
 use crate::embedding::Lookup;
 use crate::error::{Error, Result};
+use crate::files::{Checksum, TensorFile, Tensors};
 use crate::http::wire::{Retrievals, retrievals};
 use crate::ivf;
 use crate::model::Package;
@@ -34,16 +35,42 @@ pub struct Queries {
 }
 
 impl Queries {
-    /// Reads queries of a file, as many as are worth their time, spread over it: a `.npy` matrix, or bodies of `:retrieve`, one a
-    /// line.
+    /// Reads queries of a file, as many as are worth their time, spread over it: a `.npy` matrix, bodies of `:retrieve`, one a
+    /// line, or what [`Queries::write`] has kept.
     ///
     /// # Errors
     /// `Invalid` with the file and the line that is no query for this index; `Io`.
     pub fn read(path: &Path, package: &Package, index: &ivf::Index) -> Result<Self> {
-        match path.extension().is_some_and(|e| e == "npy") {
-            true => Queries::of_matrix(path, index),
-            false => Queries::checked(path, requests(path, package, worth(index)), index),
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("npy") => Queries::of_matrix(path, index),
+            Some("safetensors") => Queries::kept(path, index),
+            _ => Queries::checked(path, requests(path, package, worth(index)), index),
         }
+    }
+
+    /// Keeps queries that are none of the index's own items; `None` for others, which can be made again.
+    ///
+    /// # Errors
+    /// `Io` with the path.
+    pub fn write(&self, path: &Path) -> Result<Option<Checksum>> {
+        if self.made_of.iter().any(Option::is_some) {
+            return Ok(None);
+        }
+        let mut file = TensorFile::new();
+        let width = self.vectors.first().map_or(0, Vec::len);
+        file.add_owned("queries", &[self.vectors.len(), width], self.vectors.concat())?;
+        file.add_owned("queries_source", &[self.source.len()], self.source.clone().into_bytes())?;
+        file.write(path).map(Some)
+    }
+
+    /// Reads what [`Queries::write`] has kept.
+    fn kept(path: &Path, index: &ivf::Index) -> Result<Self> {
+        let tensors = Tensors::read(path)?;
+        let (numbers, shape) = tensors.get::<f32>("queries", 2)?;
+        let (source, _) = tensors.get::<u8>("queries_source", 1)?;
+        let vectors = numbers.chunks_exact(shape[1].max(1)).map(<[f32]>::to_vec).collect();
+        let source = String::from_utf8_lossy(&source).into_owned();
+        Ok(Queries { source, ..Queries::checked(path, Ok(vectors), index)? })
     }
 
     /// Reads queries of a `.npy` matrix.
@@ -99,7 +126,7 @@ fn bell(random: u64) -> f32 {
 }
 
 /// `most` numbers below `count`, evenly spread.
-fn spread(count: usize, most: usize) -> impl Iterator<Item = usize> {
+pub(in crate::publish) fn spread(count: usize, most: usize) -> impl Iterator<Item = usize> {
     let taken = count.min(most);
     (0..taken).map(move |n| n * count / taken)
 }

@@ -1,7 +1,7 @@
 //! What queries found after each number of lists, and what curves follow from it.
 
 use super::share::{PASS_RATES, Share};
-use crate::ivf::{Ahead, Margins, Seen, next_look};
+use crate::ivf::{Ahead, Margins, Pace, Seen, next_look};
 use crate::snapshot::{RecallCurve, TARGETS};
 use crate::units::ListId;
 
@@ -83,7 +83,7 @@ impl Tally {
                     is_open = left > LEFT_MIN;
                 }
                 before = (survivors, items);
-                look = next_look(look, walk.order.len());
+                look = next_look(look, walk.order.len(), Pace::Often);
             }
         }
         for place in held..self.hits.len() {

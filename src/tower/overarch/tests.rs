@@ -25,7 +25,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, expected: &str) {
 fn scores_are_the_sigmoids_of_the_graph_whatever_the_number_of_candidates() {
     let (d, tasks) = (4, 2);
     let overarch = OverArch::new(graph("overarch"), &readable(d), tasks).unwrap();
-    assert_eq!((overarch.columns().collect::<Vec<_>>(), overarch.tasks()), (vec!["popularity"], 2));
+    assert_eq!((overarch.declared().columns().collect::<Vec<_>>(), overarch.tasks()), (vec!["popularity"], 2));
     let (raw, threads) = (graph("overarch"), Threads::new(1));
     let at = |n: usize| ((n * 37 + 11) % 101) as f32 / 50.0 - 1.0;
     let query: Vec<f32> = (0..d).map(|n| at(n + 5)).collect();

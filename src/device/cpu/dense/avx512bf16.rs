@@ -1,165 +1,29 @@
-//! Products of pairs of bf16 in AVX-512: tiles of up to 14 rows and 32 columns, or of up to 3 rows and 128 columns.
+//! Products of pairs of bf16 in AVX-512.
 
 use std::arch::x86_64::*;
 
 use super::operands::{Form, LANES, PANEL, Product};
-
-/// Rows of a tile: 28 of 32 registers hold sums.
-const ROWS_MAX: usize = 14;
-/// Up to so many rows are multiplied with [`WIDE`] registers of columns at once, for want of other independent sums.
-const ROWS_FEW: usize = 3;
-const WIDE: usize = 8;
-
-/// A tile: so many rows from `row` on, columns from register `register` on.
-#[derive(Clone, Copy)]
-struct Place {
-    row: usize,
-    register: usize,
-    stride: usize,
-}
-
-/// # Safety
-/// The CPU has AVX-512 F, BW, VL and BF16; the slices are as long as `Kernels::product` checks.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn product(product: &Product<'_>, out: &mut [f32], stride: usize) {
-    // Results in pairs leave in two registers at once.
-    let registers = match product.result {
-        Form::Single => product.columns.div_ceil(LANES),
-        Form::Pairs => product.columns.div_ceil(PANEL) * (PANEL / LANES),
-    };
-    let tiles = product.rows.div_ceil(ROWS_MAX);
-    let mut row = 0;
-    for tile in 0..tiles {
-        let rows = (product.rows - row).div_ceil(tiles - tile);
-        let mut register = 0;
-        while register < registers {
-            let place = Place { row, register, stride };
-            // SAFETY: this function's conditions; the tile lies inside the result.
-            register += unsafe {
-                match registers - register {
-                    WIDE.. if rows <= ROWS_FEW => wide(product, out.as_mut_ptr(), place, rows),
-                    2.. => panel::<2>(product, out.as_mut_ptr(), place, rows),
-                    _ => panel::<1>(product, out.as_mut_ptr(), place, rows),
-                }
-            };
-        }
-        row += rows;
-    }
-}
-
-/// # Safety
-/// As [`tile`], for a tile of `rows` rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn wide(product: &Product<'_>, out: *mut f32, place: Place, rows: usize) -> usize {
-    // SAFETY: this function's conditions.
-    unsafe {
-        match rows {
-            1 => tile::<1, WIDE>(product, out, place),
-            2 => tile::<2, WIDE>(product, out, place),
-            _ => tile::<3, WIDE>(product, out, place),
-        }
-    }
-    WIDE
-}
-
-/// # Safety
-/// As [`tile`], for a tile of `rows` rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn panel<const V: usize>(product: &Product<'_>, out: *mut f32, place: Place, rows: usize) -> usize {
-    // SAFETY: this function's conditions.
-    unsafe {
-        match rows {
-            1 => tile::<1, V>(product, out, place),
-            2 => tile::<2, V>(product, out, place),
-            3 => tile::<3, V>(product, out, place),
-            4 => tile::<4, V>(product, out, place),
-            5 => tile::<5, V>(product, out, place),
-            6 => tile::<6, V>(product, out, place),
-            7 => tile::<7, V>(product, out, place),
-            8 => tile::<8, V>(product, out, place),
-            9 => tile::<9, V>(product, out, place),
-            10 => tile::<10, V>(product, out, place),
-            11 => tile::<11, V>(product, out, place),
-            12 => tile::<12, V>(product, out, place),
-            13 => tile::<13, V>(product, out, place),
-            _ => tile::<14, V>(product, out, place),
-        }
-    }
-    V
-}
+use super::tiles::tiles;
 
 /// The bits of 16 pairs.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn pairs(numbers: __m512) -> __m512bh {
+fn bits(numbers: __m512) -> __m512bh {
     // SAFETY: both are 64 bytes of which every pattern is valid.
     unsafe { std::mem::transmute(numbers) }
 }
 
-/// Sums of `M` rows and `V` registers of columns.
-///
-/// # Safety
-/// As [`product`]; the rows and the first column of every register lie inside the result, or beside it in its room.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bf16")]
 #[inline]
-unsafe fn tile<const M: usize, const V: usize>(product: &Product<'_>, out: *mut f32, place: Place) {
-    let Place { row, register, stride } = place;
-    let mut sums = [[_mm512_setzero_ps(); V]; M];
-    if !product.bias.is_empty() {
-        for v in 0..V {
-            let first = (register + v) * LANES;
-            if first < product.columns {
-                // SAFETY: a bias holds whole registers for all columns.
-                let bias = unsafe { _mm512_loadu_ps(product.bias.as_ptr().add(first)) };
-                sums.iter_mut().for_each(|sum| sum[v] = bias);
-            }
-        }
-    }
-    for part in product.parts {
-        let mut columns = [std::ptr::null::<f32>(); V];
-        for (v, column) in columns.iter_mut().enumerate() {
-            let first = (register + v) * LANES;
-            let start = first / PANEL * part.weights.panel_stride + first % PANEL;
-            *column = part.weights.numbers.as_ptr().wrapping_add(start);
-        }
-        let rows = part.rows.as_ptr().wrapping_add(row * part.stride);
-        for k in 0..part.depth {
-            let mut weights = [_mm512_setzero_ps(); V];
-            for v in 0..V {
-                // SAFETY: packed weights hold whole panels, and a panel is two registers wide.
-                weights[v] = unsafe { _mm512_loadu_ps(columns[v].add(k * part.weights.row_stride)) };
-            }
-            for (m, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: all rows of a part hold `depth` pairs.
-                let x = _mm512_set1_ps(unsafe { *rows.add(m * part.stride + k) });
-                for v in 0..V {
-                    sum[v] = _mm512_dpbf16_ps(sum[v], pairs(x), pairs(weights[v]));
-                }
-            }
-        }
-    }
-    for (m, sum) in sums.iter_mut().enumerate() {
-        if product.relu {
-            // With the number second, NaN stays NaN.
-            sum.iter_mut().for_each(|sum| *sum = _mm512_max_ps(_mm512_setzero_ps(), *sum));
-        }
-        let first = register * LANES;
-        if product.result == Form::Pairs {
-            for (n, both) in sum.as_chunks::<2>().0.iter().enumerate() {
-                let narrow = _mm512_cvtne2ps_pbh(both[1], both[0]);
-                // SAFETY: the room of a row holds whole panels of columns in pairs; both types are 64 bytes.
-                unsafe {
-                    let to = out.add((row + m) * stride + first / 2 + n * LANES);
-                    _mm512_storeu_ps(to, std::mem::transmute::<__m512bh, __m512>(narrow));
-                }
-            }
-            continue;
-        }
-        for (v, &sum) in sum.iter().enumerate() {
-            let first = first + v * LANES;
-            let mask = (u32::MAX >> (32 - (product.columns - first).min(LANES))) as u16;
-            // SAFETY: the masked numbers lie inside the result.
-            unsafe { _mm512_mask_storeu_ps(out.add((row + m) * stride + first), mask, sum) };
-        }
-    }
+fn multiply_add(sum: __m512, x: __m512, weights: __m512) -> __m512 {
+    _mm512_dpbf16_ps(sum, bits(x), bits(weights))
 }
+
+#[target_feature(enable = "avx512f,avx512bf16")]
+#[inline]
+fn pairs(first: __m512, second: __m512) -> __m512 {
+    // SAFETY: both are 64 bytes of which every pattern is valid.
+    unsafe { std::mem::transmute(_mm512_cvtne2ps_pbh(second, first)) }
+}
+
+tiles!("avx512f,avx512bw,avx512vl,avx512bf16", multiply_add, pairs);

@@ -19,6 +19,8 @@ mod avx512bf16;
 mod maps;
 mod operands;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 pub use operands::{
     Binary, Fold, Form, LANES, Lines, MapTarget, Operand, PANEL, PARTS_MAX, Part, Product, Unary, Weights, pack,

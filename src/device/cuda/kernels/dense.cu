@@ -1,30 +1,5 @@
 // The steps of dense programs, over all rows of several requests at a time.
-#include "platform.cuh"
-
-// Numbers of a step: those of a request start `request` after those of the one before, 0 where all share them.
-struct Numbers {
-    float* at;
-    u64 request;
-    u32 row, outer, inner, unused;
-};
-
-DEVICE const float* row_at(const Numbers& of, u32 request, u32 row) {
-    return of.at + request * of.request + (u64)row * of.row;
-}
-
-// A factor of a product: rows of `depth` and a matrix in panels of 32 columns.
-struct Factor {
-    Numbers rows, matrix;
-    u32 depth, row_stride, panel_stride, unused;
-};
-
-struct ProductOfArgs {
-    Factor parts[4];
-    Numbers bias; // a null address where there is none
-    Numbers out;
-    const u32* counts; // [requests] rows of each
-    u32 part_count, runs, columns, is_rectified;
-};
+#include "dense.cuh"
 
 #define TILE 64u
 #define DEPTH 16u
@@ -107,8 +82,10 @@ KERNEL(256, product_of_matrices, MatricesArgs) {
     }
 }
 
-enum UnaryKind { RELU, SIGMOID, TANH, EXP, LOG, SQRT, ABS, NEG, RECIPROCAL };
-enum BinaryKind { SUM_OF, SUB, MUL, DIV, MAX_OF, MIN_OF };
+enum UnaryKind {
+    RELU, SIGMOID, TANH, EXP, LOG, SQRT, ABS, NEG, RECIPROCAL, ERF, GELU, SILU, SOFTPLUS, TRUNC, NOT_OF, IS_NAN
+};
+enum BinaryKind { SUM_OF, SUB, MUL, DIV, MAX_OF, MIN_OF, EQUAL_TO, BELOW, NOT_ABOVE, KEEP_IF, DROP_IF };
 
 DEVICE float unary(u32 f, float x) {
     switch (f) {
@@ -120,6 +97,13 @@ DEVICE float unary(u32 f, float x) {
     case SQRT: return sqrtf(x);
     case ABS: return fabsf(x);
     case NEG: return -x;
+    case ERF: return erff(x);
+    case GELU: return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+    case SILU: return __fdiv_rn(x, 1.0f + expf(-x));
+    case SOFTPLUS: return (x > 0 || x != x ? x : 0) + log1pf(expf(-fabsf(x)));
+    case TRUNC: return truncf(x);
+    case NOT_OF: return x == 0;
+    case IS_NAN: return x != x;
     default: return __fdiv_rn(1.0f, x);
     }
 }
@@ -131,7 +115,12 @@ DEVICE float binary(u32 f, float x, float y) {
     case MUL: return x * y;
     case DIV: return __fdiv_rn(x, y);
     case MAX_OF: return x > y || x != x ? x : y;
-    default: return x < y || x != x ? x : y;
+    case MIN_OF: return x < y || x != x ? x : y;
+    case EQUAL_TO: return x == y;
+    case BELOW: return x < y;
+    case NOT_ABOVE: return x <= y;
+    case KEEP_IF: return x == 0 ? 0 : y;
+    default: return x == 0 ? y : 0;
     }
 }
 

@@ -1,7 +1,8 @@
 // Runs kernels on a host processor: what CUDA gives a kernel, for g++ on x86-64.
 //
 // Each thread of a block is a fiber. The threads of a warp, the warps of a block and the blocks of a grid take turns in an
-// order that a seed chooses; threads lose their turn at every shuffle, vote, barrier and now and then at an atomic. Shared
+// order that a seed chooses; threads lose their turn at every shuffle, vote, barrier and now and then at an atomic. In some
+// blocks all warps get their turns, in others a warp runs as long as it can while those behind it starve. Shared
 // memory is filled with a pattern before each block, and allocated for each block, so that an address sanitizer sees what
 // leaves it. What a device would hang or be undefined at is an error that names the kernel: a barrier that not all threads
 // reach, a warp operation whose lanes differ, a shuffle from a lane that takes no part.
@@ -176,6 +177,23 @@ inline bool release_warp(Fiber* warp, unsigned lanes) {
     return any;
 }
 
+// A turn of every lane of a warp that can have one. Returns whether any could.
+inline bool run_warp(Fiber* warp, unsigned lanes) {
+    Machine& m = *machine;
+    bool moved = false;
+    unsigned first = m.random(lanes), backwards = m.random(2);
+    for (unsigned n = 0; n < lanes; n++) {
+        unsigned lane = (n + first) % lanes;
+        Fiber& f = warp[backwards ? lanes - 1 - lane : lane];
+        if (f.state != State::Ready) continue;
+        m.current = &f;
+        emu_switch(&m.scheduler, f.stack);
+        moved = true;
+        if (!m.failure.empty()) return moved;
+    }
+    return release_warp(warp, lanes) || moved;
+}
+
 inline void run_block() {
     Machine& m = *machine;
     unsigned count = m.block_dim.x, warps = (count + 31) / 32;
@@ -195,24 +213,24 @@ inline void run_block() {
     }
     std::vector<unsigned> order(warps);
     for (unsigned w = 0; w < warps; w++) order[w] = w;
+    for (unsigned w = warps; w > 1; w--) std::swap(order[w - 1], order[m.random(w)]);
+    // Whether the first warp that can move does so, and all behind it wait until it cannot.
+    bool starves = m.random(2);
+    std::vector<bool> stuck(warps, false);
     for (;;) {
         bool moved = false;
-        for (unsigned w = warps; w > 1; w--) std::swap(order[w - 1], order[m.random(w)]);
+        if (!starves) {
+            for (unsigned w = warps; w > 1; w--) std::swap(order[w - 1], order[m.random(w)]);
+        } else if (m.random(64) == 0) {
+            std::swap(order[0], order[m.random(warps)]);
+        }
         for (unsigned w : order) {
-            Fiber* warp = &m.fibers[w * 32];
-            unsigned lanes = count - w * 32 < 32 ? count - w * 32 : 32;
-            unsigned first = m.random(lanes), backwards = m.random(2);
-            for (unsigned n = 0; n < lanes; n++) {
-                unsigned lane = (n + first) % lanes;
-                Fiber& f = warp[backwards ? lanes - 1 - lane : lane];
-                if (f.state != State::Ready) continue;
-                m.current = &f;
-                emu_switch(&m.scheduler, f.stack);
-                moved = true;
-                if (!m.failure.empty()) return;
-            }
-            moved |= release_warp(warp, lanes);
+            if (stuck[w]) continue;
+            bool here = run_warp(&m.fibers[w * 32], count - w * 32 < 32 ? count - w * 32 : 32);
             if (!m.failure.empty()) return;
+            stuck[w] = !here;
+            moved |= here;
+            if (starves && here) break;
         }
         if (moved) continue;
         unsigned at_barrier = 0, done = 0;
@@ -227,6 +245,7 @@ inline void run_block() {
             return;
         }
         for (Fiber& f : m.fibers) f.state = State::Ready;
+        stuck.assign(warps, false);
     }
 }
 
@@ -367,6 +386,27 @@ static inline void mma_u8_s8(int (&c)[4], const unsigned (&a)[4], const unsigned
         }
     }
     emu::meet(~0u, "mma.m16n8k32");
+}
+
+// mma.m16n8k16 of bf16 by bf16, with the fragments of the PTX manual. A card sums in an order of its own.
+static inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    struct Fragment {
+        unsigned a[4], b[2];
+    } mine;
+    std::memcpy(mine.a, a, sizeof mine.a);
+    std::memcpy(mine.b, b, sizeof mine.b);
+    emu::bring(mine);
+    emu::meet(~0u, "mma.m16n8k16");
+    unsigned group = emu::machine->current->lane >> 2, within = emu::machine->current->lane & 3;
+    for (unsigned i = 0; i < 4; i++) {
+        unsigned upper = i >> 1, column = within * 2 + (i & 1);
+        for (unsigned k = 0; k < 16; k++) {
+            Fragment row = emu::brought<Fragment>(group * 4 + k % 8 / 2), col = emu::brought<Fragment>(column * 4 + k % 8 / 2);
+            unsigned x = row.a[k / 8 * 2 + upper] >> (16 * (k % 2)), y = col.b[k / 8] >> (16 * (k % 2));
+            c[i] += __uint_as_float(x << 16) * __uint_as_float(y << 16);
+        }
+    }
+    emu::meet(~0u, "mma.m16n8k16");
 }
 
 // IEEE half precision to single.

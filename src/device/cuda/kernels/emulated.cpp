@@ -1,5 +1,7 @@
 // All kernels as a shared library for a host processor: `g++ -std=c++17 -O1 -fPIC -shared emulated.cpp`.
 #define STERLING_EMULATED
+#include "dense.cuh"
+#include "digits.cuh"
 #include "scan.cuh"
 
 namespace emu {
@@ -24,6 +26,9 @@ namespace scan {
 namespace top {
 #include "topk.cu"
 }
+namespace ahead {
+#include "ahead.cu"
+}
 namespace bags {
 #include "pool.cu"
 }
@@ -35,6 +40,9 @@ namespace wide {
 }
 namespace steps {
 #include "dense.cu"
+}
+namespace products {
+#include "products.cu"
 }
 namespace worth {
 #include "value.cu"

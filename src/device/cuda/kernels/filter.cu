@@ -1,5 +1,4 @@
-// Filters: programs over bit planes, 64 items a word and a word a thread; what planes only suspect is looked up; and how many
-// lists of a query hold enough of what is left.
+// Filters: programs over bit planes, 64 items a word and a word a thread; what planes only suspect is looked up.
 #include "platform.cuh"
 
 #define NO_PLANE 0xffffffffu
@@ -178,60 +177,4 @@ KERNEL(256, filter_words, FilterArgs) {
     }
     a.out[word] = top;
     if (top) atomicAdd(a.survivors + list, (u32)__popcll(top));
-}
-
-struct CutArgs {
-    const u32* order;            // [queries, stride] lists, best first
-    const u32* const* survivors; // [queries] eligible items of each list
-    const u32* lengths;          // [lists] items
-    // [queries, 4]: lists to take at least and at most, the items that are to be among them, and how many the first lists must
-    // hold to be all that are taken.
-    const u32* bounds;
-    u32* counts; // [queries] lists to take
-    u64* items;  // [queries] items of these
-    u32 stride, unused;
-};
-
-// How many lists of each query are scanned: as many as hold enough eligible items. A block a query.
-KERNEL(256, cut_lists, CutArgs) {
-    u32* sums = (u32*)shared_memory(); // [warps]
-    u32* cut = sums + 32;
-    u64* items = (u64*)(sums + 34);
-    u32 query = blockIdx.x, least = a.bounds[4 * query], most = a.bounds[4 * query + 1];
-    u32 needed = a.bounds[4 * query + 2], suffices = a.bounds[4 * query + 3];
-    const u32* survivors = a.survivors[query];
-    const u32* order = a.order + (u64)query * a.stride;
-    if (threadIdx.x == 0) {
-        *cut = most;
-        *items = 0;
-    }
-    __syncthreads();
-    u32 carried = 0;
-    for (u32 begin = 0; begin < most; begin += blockDim.x) {
-        u32 n = begin + threadIdx.x, sum = n < most ? survivors[order[n]] : 0;
-        for (u32 step = 1; step < 32; step <<= 1) {
-            u32 earlier = __shfl_up_sync(EVERY_LANE, sum, step);
-            if (lane_of() >= step) sum += earlier;
-        }
-        if (lane_of() == 31) sums[warp_of()] = sum;
-        __syncthreads();
-        u32 all = carried, ahead = carried;
-        for (u32 w = 0; w < warps_of(); w++) {
-            if (w < warp_of()) ahead += sums[w];
-            all += sums[w];
-        }
-        u32 enough = __ballot_sync(EVERY_LANE, n < most && n + 1 >= least && ahead + sum >= (n + 1 == least ? min(needed, suffices) : needed));
-        if (enough && lane_of() == 0) atomicMin(cut, begin + warp_of() * 32 + (u32)__ffsll((i64)(u64)enough));
-        carried = all;
-        __syncthreads();
-        if (*cut < most) break;
-    }
-    __syncthreads();
-    u32 taken = *cut;
-    if (threadIdx.x == 0) a.counts[query] = taken;
-    u64 mine = 0;
-    for (u32 n = threadIdx.x; n < taken; n += blockDim.x) mine += a.lengths[order[n]];
-    if (mine) atomicAdd(items, mine);
-    __syncthreads();
-    if (threadIdx.x == 0) a.items[query] = *items;
 }

@@ -35,6 +35,13 @@ static __device__ __forceinline__ void mma_u8_s8(i32 (&c)[4], const u32 (&a)[4],
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// mma.m16n8k16 of bf16 by bf16, summed in single.
+static __device__ __forceinline__ void mma_bf16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 // IEEE half precision to single.
 static __device__ __forceinline__ float half_to_float(u16 h) {
     float f;
@@ -54,6 +61,23 @@ DEVICE u32 warps_of() { return blockDim.x >> 5; }
 DEVICE u32 lanes_before() { return (1u << lane_of()) - 1; }
 
 DEVICE float bf16_to_float(u16 b) { return __uint_as_float((u32)b << 16); }
+
+// The nearest bf16, of two the even one; NaN stays NaN.
+DEVICE u32 float_to_bf16(float x) {
+    u32 bits = __float_as_uint(x);
+    return x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+// Whether a block is the last one to come here of so many, which sees what all others wrote before. A whole block; `flag` is
+// a number in its shared memory.
+DEVICE bool is_last_of(u32 blocks, u32* arrived, u32* flag) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) *flag = atomicAdd(arrived, 1u) == blocks - 1;
+    __syncthreads();
+    __threadfence();
+    return *flag;
+}
 
 // A score as bits that order as scores do; both zeros are one.
 DEVICE u32 ordered(float score) {

@@ -99,9 +99,10 @@ struct Lists {
 struct ScanArgs {
     Lists lists;
     Candidates to;
-    // [queries, stride] lists to scan, of which `counts` are.
+    // [queries, stride] lists to scan: those of query q from begins[q], or from the first, up to ends[q].
     const u32* order;
-    const u32* counts;
+    const u32* begins;
+    const u32* ends;
     // Eligible items, a bit each: the words of list l of query q are words[q][firsts[l]] and on; null where all are.
     const u64* const* words;
     const u32* firsts;
@@ -115,6 +116,16 @@ DEVICE u64 first_bits(u32 count) { return count >= 64 ? ~0ull : (1ull << count) 
 // Blocks of a chunk of words: as many words as a block has threads, four blocks a word.
 #define CHUNK_WORDS 256u
 
+// Eligible items of a list that are excluded.
+DEVICE u32 excluded_of(const Candidates& to, u32 query, u32 first_slot, u32 length, const u64* words) {
+    u32 end = to.excluded_starts[query + 1], count = 0;
+    for (u32 n = first_excluded(to, query, first_slot); n < end && to.excluded[n] < first_slot + length; n++) {
+        u32 bit = to.excluded[n] - first_slot;
+        count += (u32)(words[bit / 64] >> (bit % 64)) & 1;
+    }
+    return count;
+}
+
 // Scans lists for one query each: grid (parts, queries). The blocks that hold eligible items are collected in shared memory
 // first, then the warps share them out, so that nobody waits for blocks without any.
 KERNEL(256, scan_lists, ScanArgs) {
@@ -126,9 +137,10 @@ KERNEL(256, scan_lists, ScanArgs) {
     QueryHead head = a.to.heads[query];
     const u64* words = a.words ? a.words[query] : nullptr;
     u32 scored = 0;
-    for (u32 n = blockIdx.x; n < a.counts[query]; n += gridDim.x) {
+    for (u32 n = (a.begins ? a.begins[query] : 0) + blockIdx.x; n < a.ends[query]; n += gridDim.x) {
         u32 list = a.order[(u64)query * a.stride + n];
         u32 length = a.lists.lengths[list], first_slot = a.lists.offsets[list];
+        if (words && threadIdx.x == 0) scored -= excluded_of(a.to, query, first_slot, length, words + a.firsts[list]);
         for (u32 chunk = 0; chunk * 64 < length; chunk += CHUNK_WORDS) {
             if (threadIdx.x == 0) *pick_count = 0;
             __syncthreads();
@@ -241,6 +253,27 @@ KERNEL(256, scan_shared, SharedScanArgs) {
             }
         }
     }
+}
+
+struct SumArgs {
+    const u32* order; // [queries, stride]
+    const u32* counts;
+    const u32* lengths; // [lists]
+    u64* items;         // [queries]
+    u32 stride, unused;
+};
+
+// Items of the lists of each query: grid (queries).
+KERNEL(256, sum_lengths, SumArgs) {
+    u64* sum = (u64*)shared_memory();
+    if (threadIdx.x == 0) *sum = 0;
+    __syncthreads();
+    u64 mine = 0;
+    for (u32 n = threadIdx.x; n < a.counts[blockIdx.x]; n += blockDim.x)
+        mine += a.lengths[a.order[(u64)blockIdx.x * a.stride + n]];
+    if (mine) atomicAdd(sum, mine);
+    __syncthreads();
+    if (threadIdx.x == 0) a.items[blockIdx.x] = *sum;
 }
 
 struct InvertArgs {

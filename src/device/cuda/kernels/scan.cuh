@@ -64,14 +64,20 @@ DEVICE void raise_bar(const Candidates& to, u32 query) {
     }
 }
 
-DEVICE bool is_excluded(const Candidates& to, u32 query, u32 slot) {
-    u32 low = to.excluded_starts[query], end = to.excluded_starts[query + 1], high = end;
+// The place of the first excluded slot of a query that is not below `slot`.
+DEVICE u32 first_excluded(const Candidates& to, u32 query, u32 slot) {
+    u32 low = to.excluded_starts[query], high = to.excluded_starts[query + 1];
     while (low < high) {
         u32 middle = low + (high - low) / 2;
         if (to.excluded[middle] < slot) low = middle + 1;
         else high = middle;
     }
-    return low < end && to.excluded[low] == slot;
+    return low;
+}
+
+DEVICE bool is_excluded(const Candidates& to, u32 query, u32 slot) {
+    u32 place = first_excluded(to, query, slot);
+    return place < to.excluded_starts[query + 1] && to.excluded[place] == slot;
 }
 
 // Keeps the scored items of the lanes that have one, where they reach the bar. A whole warp, for one query.

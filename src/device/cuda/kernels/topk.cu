@@ -1,6 +1,6 @@
 // The exact K best of any number of scored items, K from 1 on: a radix selection over ordered scores, then over the ids of
 // those that tie with the last one. What is selected does not depend on the order in which it came.
-#include "platform.cuh"
+#include "digits.cuh"
 
 struct TopArgs {
     const u32* keys;  // [rows, stride] ordered scores
@@ -17,44 +17,9 @@ struct TopArgs {
     u32 count, stride, stride_out, map_stride;
 };
 
-#define DIGIT_BITS 11u
-#define DIGITS (1u << DIGIT_BITS)
-
 DEVICE u64 rank_of(const TopArgs& a, u32 row, u32 slot) {
     u32 at = a.map ? a.map[(u64)row * a.map_stride + slot] : slot;
     return a.ids ? (u64)a.ids[at] ^ 1ull << 63 : (u64)at;
-}
-
-// Finds the digit at which `wanted` items are reached, from the top digit down or from the lowest one up. A whole block.
-DEVICE u32 reached(const u32* histogram, u32* sums, u32& wanted, bool from_top) {
-    u32 each = DIGITS / blockDim.x, first = threadIdx.x * each, sum = 0;
-    for (u32 n = first; n < first + each; n++) sum += histogram[from_top ? DIGITS - 1 - n : n];
-    u32 upto = sum;
-    for (u32 step = 1; step < 32; step <<= 1) {
-        u32 before = __shfl_up_sync(EVERY_LANE, upto, step);
-        if (lane_of() >= step) upto += before;
-    }
-    if (lane_of() == 31) sums[warp_of()] = upto;
-    __syncthreads();
-    u32 above = upto - sum;
-    for (u32 w = 0; w < warp_of(); w++) above += sums[w];
-    u32* found = sums + 32;
-    if (above < wanted && wanted <= above + sum) {
-        for (u32 n = first; n < first + each; n++) {
-            u32 digit = from_top ? DIGITS - 1 - n : n;
-            if (wanted <= above + histogram[digit]) {
-                found[0] = digit;
-                found[1] = wanted - above;
-                break;
-            }
-            above += histogram[digit];
-        }
-    }
-    __syncthreads();
-    u32 digit = found[0];
-    wanted = found[1];
-    __syncthreads();
-    return digit;
 }
 
 // Appends the items of the lanes that have one. A whole warp.
@@ -70,76 +35,125 @@ DEVICE void append(const TopArgs& a, u32 row, u32* filled, bool has_one, u32 key
     }
 }
 
-DEVICE void clear(u32* histogram) {
-    for (u32 n = threadIdx.x; n < DIGITS; n += blockDim.x) histogram[n] = 0;
-    __syncthreads();
+// Appends the items of a warp that rank above the last one, and puts those aside that tie with it.
+DEVICE void sort_out(const TopArgs& a, u32 row, u32* filled, u32* tied, u32 n, u32 count, u32 last, bool takes_all) {
+    u64 base = (u64)row * a.stride;
+    u32 key = n < count ? a.keys[base + n] : 0, slot = n < count ? (a.slots ? a.slots[base + n] : n) : 0;
+    append(a, row, filled, n < count && (takes_all || key > last), key, slot);
+    if (n < count && !takes_all && key == last) a.ties[base + atomicAdd(tied, 1u)] = slot;
 }
+
+// Appends the first `left` of so many items that tie with the last one. A whole block.
+DEVICE void take_ties(const TopArgs& a, u32 row, u32* filled, u32 count, u32 last, u32 left, u32* histogram) {
+    const u32* ties = a.ties + (u64)row * a.stride;
+    u64 last_rank = ~0ull;
+    if (count > left) {
+        u64 decided = 0;
+        last_rank = 0;
+        for (i32 shift = 53; shift > -11; shift -= 11) {
+            u32 low, bits;
+            digit_at(shift, low, bits);
+            clear(histogram);
+            for (u32 n = threadIdx.x; n < count; n += blockDim.x) {
+                u64 rank = rank_of(a, row, ties[n]);
+                if ((rank & decided) == last_rank) atomicAdd(histogram + ((u32)(rank >> low) & ((1u << bits) - 1)), 1u);
+            }
+            __syncthreads();
+            last_rank |= (u64)reached(histogram, histogram + DIGITS, left, false) << low;
+            decided |= (u64)((1u << bits) - 1) << low;
+        }
+    }
+    u32 whole = (count + blockDim.x - 1) / blockDim.x * blockDim.x;
+    for (u32 n = threadIdx.x; n < whole; n += blockDim.x) {
+        bool has_one = n < count && rank_of(a, row, ties[n]) <= last_rank;
+        append(a, row, filled, has_one, last, n < count ? ties[n] : 0);
+    }
+}
+
+DEVICE u32 count_of(const TopArgs& a, u32 row) { return a.counts ? min(a.counts[row], a.stride) : a.count; }
 
 // Selects the best of each row, in no order: a block a row.
 KERNEL(1024, select_top, TopArgs) {
-    u32* histogram = (u32*)shared_memory(); // [DIGITS]
-    u32* sums = histogram + DIGITS;         // [32] and what `reached` found
-    u32* filled = sums + 36;
+    u32* histogram = (u32*)shared_memory();
+    u32* filled = histogram + DESCENT_WORDS;
     u32* tied = filled + 1;
-    u32 row = blockIdx.x, count = a.counts ? min(a.counts[row], a.stride) : a.count;
-    u32 wanted = min(min(a.wanted[row], count), a.stride_out);
-    const u32* keys = a.keys + (u64)row * a.stride;
-    const u32* slots = a.slots ? a.slots + (u64)row * a.stride : nullptr;
-    u32* ties = a.ties + (u64)row * a.stride;
+    u32 row = blockIdx.x, count = count_of(a, row), wanted = min(min(a.wanted[row], count), a.stride_out);
     if (threadIdx.x == 0) {
         *filled = 0;
         *tied = 0;
         a.counts_out[row] = wanted;
     }
-    __syncthreads();
-    u32 last = 0, left = wanted;
+    if (wanted == 0) return;
     bool takes_all = wanted == count;
-    if (!takes_all && wanted > 0) {
-        u32 decided = 0;
-        for (i32 shift = 21; shift >= -1; shift -= 11) {
-            // 11, 11 and the last 10 bits.
-            u32 low = (u32)max(shift, 0), bits = (u32)((i32)DIGIT_BITS + min(shift, 0));
-            clear(histogram);
-            for (u32 n = threadIdx.x; n < count; n += blockDim.x)
-                if ((keys[n] & decided) == last) atomicAdd(histogram + (keys[n] >> low & ((1u << bits) - 1)), 1u);
-            __syncthreads();
-            u32 digit = reached(histogram, sums, left, true);
-            last |= digit << low;
-            decided |= ((1u << bits) - 1) << low;
-        }
-    }
-    // Everything above the last score is taken; what equals it is put aside.
+    u32 left = wanted, last = takes_all ? 0 : kth(a.keys + (u64)row * a.stride, count, left, histogram);
+    __syncthreads();
     u32 whole = (count + blockDim.x - 1) / blockDim.x * blockDim.x;
-    for (u32 n = threadIdx.x; n < whole && wanted > 0; n += blockDim.x) {
-        u32 key = n < count ? keys[n] : 0, slot = n < count ? (slots ? slots[n] : n) : 0;
-        append(a, row, filled, n < count && (takes_all || key > last), key, slot);
-        if (n < count && !takes_all && key == last) ties[atomicAdd(tied, 1u)] = slot;
+    for (u32 n = threadIdx.x; n < whole; n += blockDim.x) sort_out(a, row, filled, tied, n, count, last, takes_all);
+    __syncthreads();
+    if (!takes_all) take_ties(a, row, filled, *tied, last, left, histogram);
+}
+
+// How far several blocks have come together with one row. All 0 before.
+struct Descent {
+    u32 last, decided, left;
+    u32 arrived, filled, tied;
+    u32 unused[2];
+    u32 histogram[DIGITS];
+};
+
+struct ManyArgs {
+    TopArgs of;
+    Descent* descents; // [rows]
+    i32 shift;         // the lowest bit of the digit that is looked at, or below 0
+    u32 unused;
+};
+
+// Finds the next digit of the last key of each row: grid (parts, rows). The last block of a row to be done takes the sums of all.
+KERNEL(512, narrow_keys, ManyArgs) {
+    u32* histogram = (u32*)shared_memory();
+    u32* flag = histogram + DESCENT_WORDS;
+    u32 row = blockIdx.y, count = count_of(a.of, row), wanted = min(min(a.of.wanted[row], count), a.of.stride_out);
+    if (wanted == 0 || wanted == count) return;
+    Descent& state = a.descents[row];
+    u32 low, bits, last = state.last, decided = state.decided;
+    digit_at(a.shift, low, bits);
+    clear(histogram);
+    const u32* keys = a.of.keys + (u64)row * a.of.stride;
+    for (u32 n = blockIdx.x * blockDim.x + threadIdx.x; n < count; n += gridDim.x * blockDim.x)
+        if ((keys[n] & decided) == last) atomicAdd(histogram + (keys[n] >> low & ((1u << bits) - 1)), 1u);
+    __syncthreads();
+    for (u32 n = threadIdx.x; n < DIGITS; n += blockDim.x)
+        if (histogram[n]) atomicAdd(state.histogram + n, histogram[n]);
+    if (!is_last_of(gridDim.x, &state.arrived, flag)) return;
+    for (u32 n = threadIdx.x; n < DIGITS; n += blockDim.x) {
+        histogram[n] = fresh(state.histogram + n);
+        state.histogram[n] = 0;
     }
     __syncthreads();
-    if (takes_all || wanted == 0) return;
-    u32 ties_count = *tied;
-    u64 last_rank = ~0ull;
-    if (ties_count > left) {
-        u64 decided = 0, prefix = 0;
-        for (i32 shift = 53; shift > -11; shift -= 11) {
-            u32 low = (u32)max(shift, 0), bits = (u32)((i32)DIGIT_BITS + min(shift, 0));
-            clear(histogram);
-            for (u32 n = threadIdx.x; n < ties_count; n += blockDim.x) {
-                u64 rank = rank_of(a, row, ties[n]);
-                if ((rank & decided) == prefix) atomicAdd(histogram + ((u32)(rank >> low) & ((1u << bits) - 1)), 1u);
-            }
-            __syncthreads();
-            u64 digit = reached(histogram, sums, left, false);
-            prefix |= digit << low;
-            decided |= (u64)((1u << bits) - 1) << low;
-        }
-        last_rank = prefix;
+    u32 left = decided ? state.left : wanted, digit = reached(histogram, histogram + DIGITS, left, true);
+    if (threadIdx.x == 0) {
+        state.last = last | digit << low;
+        state.decided = decided | ((1u << bits) - 1) << low;
+        state.left = left;
+        state.arrived = 0;
     }
-    whole = (ties_count + blockDim.x - 1) / blockDim.x * blockDim.x;
-    for (u32 n = threadIdx.x; n < whole; n += blockDim.x) {
-        bool has_one = n < ties_count && (last_rank == ~0ull || rank_of(a, row, ties[n]) <= last_rank);
-        append(a, row, filled, has_one, last, n < ties_count ? ties[n] : 0);
-    }
+}
+
+// Takes what ranks above the last key of each row, and of what equals it the first: grid (parts, rows).
+KERNEL(512, take_best, ManyArgs) {
+    u32* histogram = (u32*)shared_memory();
+    u32* flag = histogram + DESCENT_WORDS;
+    u32 row = blockIdx.y, count = count_of(a.of, row), wanted = min(min(a.of.wanted[row], count), a.of.stride_out);
+    if (threadIdx.x == 0 && blockIdx.x == 0) a.of.counts_out[row] = wanted;
+    if (wanted == 0) return;
+    Descent& state = a.descents[row];
+    bool takes_all = wanted == count;
+    u32 last = state.last, left = state.left;
+    u32 whole = (count + blockDim.x - 1) / blockDim.x * blockDim.x;
+    for (u32 n = blockIdx.x * blockDim.x + threadIdx.x; n < whole; n += gridDim.x * blockDim.x)
+        sort_out(a.of, row, &state.filled, &state.tied, n, count, last, takes_all);
+    if (takes_all || !is_last_of(gridDim.x, &state.arrived, flag)) return;
+    take_ties(a.of, row, &state.filled, fresh(&state.tied), last, left, histogram);
 }
 
 struct SortArgs {

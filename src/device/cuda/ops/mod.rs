@@ -8,12 +8,14 @@
 //! | `scan` | queries to codes, lists scored, lists scanned by dp4a and by tensor cores |
 //! | `top` | the best K, sorted or not |
 //! | `bags` | pooled embedding bags |
-//! | `words` | filter programs, and how many lists they need |
+//! | `words` | filter programs |
+//! | `looks` | when filtered searches end |
 //! | `rows` | full-width rows: products, the exact scan, what a reranker reads |
 //! | `steps` | dense programs |
 //! | `worth` | the value model, and the columns of the best |
 
 pub mod bags;
+pub mod looks;
 pub mod rows;
 pub mod scan;
 pub mod steps;
@@ -29,8 +31,6 @@ use crate::error::{Error, Result};
 
 /// Blocks along the second and third axis of a grid at most.
 pub const ROWS_MAX: usize = 65_535;
-/// Blocks that are enough to keep a card busy; what there is more to do is done in turns.
-const BLOCKS_ENOUGH: usize = 2048;
 
 /// A launch but for its arguments.
 struct Shape {
@@ -70,9 +70,10 @@ fn need<T: Pod>(what: &str, array: &Array<T>, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// Blocks that share out `count` things, `each` at a time, over so many rows of a grid.
-fn parts(count: usize, each: usize, rows: usize) -> usize {
-    count.div_ceil(each.max(1)).clamp(1, (BLOCKS_ENOUGH / rows.max(1)).max(1))
+/// Blocks that share out `count` things, `each` at a time, over so many rows of a grid: no more than keep the device busy, and what
+/// there is more to do is done in turns.
+fn parts(device: &Device, count: usize, each: usize, rows: usize) -> usize {
+    count.div_ceil(each.max(1)).clamp(1, (device.driver().blocks() / rows.max(1)).max(1))
 }
 
 /// The address of an array that may be missing.

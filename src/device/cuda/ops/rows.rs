@@ -89,7 +89,7 @@ impl ItemRows<'_> {
             stride: of.stride as u32,
             unused: 0,
         };
-        let grid = [parts(of.stride, 32, count), count, 1];
+        let grid = [parts(device, of.stride, 32, count), count, 1];
         let shape = Shape { kernel: "row_products", grid, threads: 256, shared_bytes: 4 * self.dimension };
         launch(device, &shape, &arguments)
     }
@@ -131,7 +131,7 @@ impl ItemRows<'_> {
             words_count: word_slots.len() as u32,
             unused: 0,
         };
-        let grid = [parts(word_slots.len(), 8, count), count, 1];
+        let grid = [parts(device, word_slots.len(), 8, count), count, 1];
         let shape = Shape { kernel: "scan_exact", grid, threads: 256, shared_bytes: 4 * self.dimension };
         launch(device, &shape, &arguments)
     }
@@ -162,7 +162,8 @@ impl ItemRows<'_> {
             slots: slots as u32,
             unused: 0,
         };
-        let shape = Shape { kernel: "largest_norm", grid: [parts(slots, 8, 1), 1, 1], threads: 256, shared_bytes: 0 };
+        let shape =
+            Shape { kernel: "largest_norm", grid: [parts(device, slots, 8, 1), 1, 1], threads: 256, shared_bytes: 0 };
         if slots > 0 {
             launch(device, &shape, &arguments)?;
         }
@@ -210,7 +211,7 @@ impl ItemRows<'_> {
             column_count: columns.map_or(0, Array::len) as u32,
             unused: 0,
         };
-        let grid = [parts(of.stride, 8, count), count, 1];
+        let grid = [parts(device, of.stride, 8, count), count, 1];
         launch(device, &Shape { kernel: "gather_rows", grid, threads: 256, shared_bytes: 0 }, &arguments)
     }
 }

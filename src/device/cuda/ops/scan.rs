@@ -247,21 +247,32 @@ impl Centroids {
             lists: self.lists as u32,
             groups: queries.groups as u32,
         };
-        let grid = [parts(blocks, THREADS / 32, count), count, 1];
+        let grid = [parts(device, blocks, THREADS / 32, count), count, 1];
         let shape = Shape { kernel: "score_lists", grid, threads: THREADS as u32, shared_bytes: 8 * queries.groups };
         launch(device, &shape, &arguments)
     }
 }
 
-/// Lists that each query scans: `order[q, ..counts[q]]`.
-#[derive(Debug)]
+/// Lists that each query scans: `order[q, begins[q]..ends[q]]`.
+#[derive(Clone, Copy, Debug)]
 pub struct Order<'a> {
     /// `[queries, stride]`
     pub order: &'a Array<u32>,
+    /// `[queries]`; none for the first.
+    pub begins: Option<&'a Array<u32>>,
     /// `[queries]`
-    pub counts: &'a Array<u32>,
-    /// Lists of a query at most.
+    pub ends: &'a Array<u32>,
+    /// Lists that are ordered of each query.
     pub stride: usize,
+    /// Lists that a query scans at most.
+    pub most: usize,
+}
+
+impl<'a> Order<'a> {
+    /// The first lists of each query, `counts[q]` of them.
+    pub fn first(order: &'a Array<u32>, counts: &'a Array<u32>, stride: usize) -> Self {
+        Order { order, begins: None, ends: counts, stride, most: stride }
+    }
 }
 
 /// Eligible items of each query.
@@ -323,7 +334,8 @@ impl BlockLists {
             lists: ListsArgs,
             to: CandidatesArgs,
             order: u64,
-            counts: u64,
+            begins: u64,
+            ends: u64,
             words: u64,
             firsts: u64,
             stride: u32,
@@ -331,7 +343,10 @@ impl BlockLists {
         }
         self.check(to)?;
         need("lists of queries", order.order, to.queries * order.stride)?;
-        need("list counts", order.counts, to.queries)?;
+        need("list counts", order.ends, to.queries)?;
+        if let Some(begins) = order.begins {
+            need("first lists", begins, to.queries)?;
+        }
         if let Some(eligible) = eligible {
             need("words of queries", eligible.words, to.queries)?;
             need("first words", eligible.firsts, self.lists() + 1)?;
@@ -340,18 +355,53 @@ impl BlockLists {
             lists: self.arguments(),
             to: to.arguments(),
             order: order.order.address(),
-            counts: order.counts.address(),
+            begins: address_of(order.begins),
+            ends: order.ends.address(),
             words: eligible.map_or(0, |e| e.words.address()),
             firsts: eligible.map_or(0, |e| e.firsts.address()),
             stride: order.stride as u32,
             unused: 0,
         };
-        let grid = [parts(order.stride, 1, to.queries), to.queries, 1];
+        let grid = [parts(device, order.most, 1, to.queries), to.queries, 1];
         let shared_bytes = 4 * (4 * CHUNK_WORDS + 4 + 2 * self.groups);
         launch(device, &Shape { kernel: "scan_lists", grid, threads: THREADS as u32, shared_bytes }, &arguments)
     }
 
-    /// Scans all items of each list for all queries that ask for it, by tensor cores.
+    /// Items of the first lists of each query, `[queries]`.
+    ///
+    /// # Errors
+    /// As [`Collection::quantize`].
+    pub fn items(&self, device: &Device, order: &Order<'_>) -> Result<Array<u64>> {
+        #[repr(C)]
+        #[derive(Clone, Copy, Pod, Zeroable)]
+        struct SumArgs {
+            order: u64,
+            counts: u64,
+            lengths: u64,
+            items: u64,
+            stride: u32,
+            unused: u32,
+        }
+        let queries = order.ends.len();
+        need("lists of queries", order.order, queries * order.stride)?;
+        let items = device.room(queries)?;
+        let arguments = SumArgs {
+            order: order.order.address(),
+            counts: order.ends.address(),
+            lengths: self.lengths.address(),
+            items: items.address(),
+            stride: order.stride as u32,
+            unused: 0,
+        };
+        launch(
+            device,
+            &Shape { kernel: "sum_lengths", grid: [queries, 1, 1], threads: 256, shared_bytes: 8 },
+            &arguments,
+        )?;
+        Ok(items)
+    }
+
+    /// Scans the first lists of each query for all queries that ask for them, by tensor cores.
     ///
     /// # Errors
     /// As [`Collection::quantize`].
@@ -379,7 +429,7 @@ impl BlockLists {
         let row_words = self.groups.next_multiple_of(8) + 4;
         let shape = Shape {
             kernel: "scan_shared",
-            grid: [parts(self.lists(), 1, 1), 1, 1],
+            grid: [parts(device, self.lists(), 1, 1), 1, 1],
             threads: THREADS as u32,
             shared_bytes: 4 * TILE_QUERIES * 2 * row_words,
         };
@@ -402,13 +452,13 @@ impl BlockLists {
             unused: u32,
         }
         need("lists of queries", order.order, to.queries * order.stride)?;
-        need("list counts", order.counts, to.queries)?;
+        need("list counts", order.ends, to.queries)?;
         let starts = device.zeros(self.lists() + 1)?;
         let filled = device.zeros::<u32>(self.lists())?;
         let askers = device.room(to.queries * order.stride)?;
         let arguments = InvertArgs {
             order: order.order.address(),
-            counts: order.counts.address(),
+            counts: order.ends.address(),
             starts: starts.address(),
             filled: filled.address(),
             askers: askers.address(),

@@ -3,13 +3,16 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{Shape, address_of, launch, parts};
-use crate::device::cpu::dense::{Binary, Fold, PARTS_MAX, Unary};
+use crate::device::cpu::dense::{Binary, Fold, Form, PANEL, PARTS_MAX, Unary};
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
 
 /// Side of a tile of a product.
 const TILE: usize = 64;
 const DEPTH: usize = 16;
+/// Tiles of products of pairs, and the shared memory that they take.
+const PAIR_TILE: [usize; 2] = [128, 64];
+const PAIR_SHARED_BYTES: usize = 4 * (PAIR_TILE[0] * (16 + 4) + 16 * (PAIR_TILE[1] + 8));
 
 /// Numbers of a step, as kernels read them: number `[request, row, outer, inner]` is so many times each of these after the first.
 #[repr(C)]
@@ -94,6 +97,10 @@ pub struct ProductTo {
     pub columns: usize,
     /// Whether what is negative becomes 0.
     pub relu: bool,
+    /// In which form the factors come: depths and strides count pairs then.
+    pub factors: Form,
+    /// In which form the result goes out; in pairs only where the factors are.
+    pub result: Form,
 }
 
 /// Rows times matrices, summed.
@@ -113,6 +120,13 @@ pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &Produ
         columns: u32,
         is_rectified: u32,
     }
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct PairArgs {
+        of: ProductOfArgs,
+        is_paired: u32,
+        unused: u32,
+    }
     if parts.len() > PARTS_MAX {
         return Err(Error::internal(format!("a product of {} parts, expected at most {PARTS_MAX}", parts.len())));
     }
@@ -128,13 +142,68 @@ pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &Produ
         columns: to.columns as u32,
         is_rectified: u32::from(to.relu),
     };
-    let shape = Shape {
-        kernel: "product_of",
-        grid: [to.columns.div_ceil(TILE), (rows.most * to.runs).div_ceil(TILE), rows.requests()],
+    let count = rows.most * to.runs;
+    let shape = |kernel, [tile_rows, tile_columns]: [usize; 2], shared_bytes| Shape {
+        kernel,
+        grid: [to.columns.div_ceil(tile_columns), count.div_ceil(tile_rows), rows.requests()],
         threads: 256,
-        shared_bytes: 4 * DEPTH * (2 * TILE + 4),
+        shared_bytes,
     };
-    launch(device, &shape, &arguments)
+    match (to.factors, to.result) {
+        (Form::Single, Form::Single) => {
+            launch(device, &shape("product_of", [TILE, TILE], 4 * DEPTH * (2 * TILE + 4)), &arguments)
+        }
+        (Form::Single, Form::Pairs) => Err(Error::internal("pairs of a product of single numbers")),
+        (Form::Pairs, result) => {
+            let arguments = PairArgs { of: arguments, is_paired: u32::from(result == Form::Pairs), unused: 0 };
+            launch(device, &shape("product_of_pairs", PAIR_TILE, PAIR_SHARED_BYTES), &arguments)
+        }
+    }
+}
+
+/// The first `count` numbers of each row as pairs.
+///
+/// # Errors
+/// As [`product`].
+pub fn narrow(device: &Device, rows: RowsOf<'_>, from: NumbersAt, count: usize, out: NumbersAt) -> Result<()> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct NarrowArgs {
+        from: NumbersAt,
+        out: NumbersAt,
+        counts: u64,
+        count: u32,
+        unused: u32,
+    }
+    let arguments = NarrowArgs { from, out, counts: rows.counts.address(), count: count as u32, unused: 0 };
+    let grid = [parts(device, rows.most * Form::Pairs.room(count), 256, rows.requests()), rows.requests(), 1];
+    launch(device, &Shape { kernel: "narrow", grid, threads: 256, shared_bytes: 0 }, &arguments)
+}
+
+/// A matrix `[depth, columns]` of each row packed in pairs of its rows.
+///
+/// # Errors
+/// As [`product`].
+pub fn pack_narrow(
+    device: &Device,
+    rows: RowsOf<'_>,
+    from: NumbersAt,
+    (depth, columns): (usize, usize),
+    out: NumbersAt,
+) -> Result<()> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct PackArgs {
+        from: NumbersAt,
+        out: NumbersAt,
+        counts: u64,
+        depth: u32,
+        columns: u32,
+    }
+    let arguments = PackArgs { from, out, counts: rows.counts.address(), depth: depth as u32, columns: columns as u32 };
+    let words = Form::Pairs.room(depth) * columns.next_multiple_of(PANEL);
+    let grid = [parts(device, rows.most * words, 256, rows.requests()), rows.requests(), 1];
+    launch(device, &Shape { kernel: "pack_narrow", grid, threads: 256, shared_bytes: 0 }, &arguments)
 }
 
 /// Matrices of rows: `[m, k]` at each of `left`, `[k, n]` at each of `right`.
@@ -180,7 +249,7 @@ pub fn matrices(device: &Device, rows: RowsOf<'_>, of: &MatricesAt<'_>, out: Num
         k: k as u32,
         n: n as u32,
     };
-    let grid = [parts(rows.most * batch * m * n, 256, rows.requests()), rows.requests(), 1];
+    let grid = [parts(device, rows.most * batch * m * n, 256, rows.requests()), rows.requests(), 1];
     launch(device, &Shape { kernel: "product_of_matrices", grid, threads: 256, shared_bytes: 0 }, &arguments)
 }
 
@@ -219,7 +288,7 @@ fn map(
     let arguments = MapArgs { first, second, out, counts: rows.counts.address(), function, outer, inner, unused: 0 };
     let each = if kernel == "fold_runs" { 8 } else { 256 };
     let count = rows.most * runs.outer * if kernel == "fold_runs" { 1 } else { runs.inner };
-    let grid = [parts(count, each, rows.requests()), rows.requests(), 1];
+    let grid = [parts(device, count, each, rows.requests()), rows.requests(), 1];
     launch(device, &Shape { kernel, grid, threads: 256, shared_bytes: 0 }, &arguments)
 }
 
@@ -302,6 +371,6 @@ pub fn pick(
         stride: stride as u32,
         first: first as u32,
     };
-    let grid = [parts(rows.most * runs * count, 256, rows.requests()), rows.requests(), 1];
+    let grid = [parts(device, rows.most * runs * count, 256, rows.requests()), rows.requests(), 1];
     launch(device, &Shape { kernel: "pick", grid, threads: 256, shared_bytes: 0 }, &arguments)
 }

@@ -7,8 +7,19 @@ use crate::device::cuda::memory::{Array, Device};
 use crate::error::Result;
 
 const DIGITS: usize = 1 << 11;
+/// Numbers of shared memory that a descent to the K-th largest takes.
+pub(super) const DESCENT_WORDS: usize = DIGITS + 36;
+/// Items of a row that one block goes through.
+const ALONE_MAX: usize = 1 << 16;
+/// Items of a row for each of several blocks.
+const SHARE: usize = 1 << 14;
 /// Items that are sorted in shared memory.
 const RUN: usize = 1024;
+
+/// Room for about so many: in steps of an eighth, so that requests that differ a little ask for the same launches.
+pub fn bucket(count: usize) -> usize {
+    count.next_multiple_of((count.next_power_of_two() / 8).max(8))
+}
 
 /// Scored items of several rows.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +52,7 @@ pub struct Best {
     pub slots: Array<u32>,
     /// How many, `[rows]`.
     pub counts: Array<u32>,
-    /// The largest K of all rows.
+    /// From a row to the next, at least the largest K of all rows.
     pub stride: usize,
 }
 
@@ -79,7 +90,22 @@ struct SortArgs {
 /// # Errors
 /// `Internal` for arrays that are too short, or where a launch fails; `Overloaded` where there is no more memory.
 pub fn select(device: &Device, from: &Scored<'_>, ties: &Ties<'_>, wanted: &Array<u32>, most: usize) -> Result<Best> {
-    let rows = wanted.len();
+    let blocks = if from.stride <= ALONE_MAX { 1 } else { parts(device, from.stride, SHARE, wanted.len()) };
+    select_by(device, blocks, from, ties, (wanted, most))
+}
+
+/// The same by so many blocks a row.
+///
+/// # Errors
+/// As [`select`].
+pub fn select_by(
+    device: &Device,
+    blocks: usize,
+    from: &Scored<'_>,
+    ties: &Ties<'_>,
+    (wanted, most): (&Array<u32>, usize),
+) -> Result<Best> {
+    let (rows, most) = (wanted.len(), bucket(most));
     need("scores", from.keys, rows * from.stride)?;
     if let Some(slots) = from.slots {
         need("slots", slots, rows * from.stride)?;
@@ -110,9 +136,32 @@ pub fn select(device: &Device, from: &Scored<'_>, ties: &Ties<'_>, wanted: &Arra
         stride_out: most as u32,
         map_stride: ties.map.map_or(0, |(_, stride)| stride as u32),
     };
-    let shape = Shape { kernel: "select_top", grid: [rows, 1, 1], threads: 1024, shared_bytes: 4 * (DIGITS + 36 + 4) };
-    launch(device, &shape, &arguments)?;
+    if blocks == 1 {
+        let shared_bytes = 4 * (DESCENT_WORDS + 2);
+        launch(device, &Shape { kernel: "select_top", grid: [rows, 1, 1], threads: 1024, shared_bytes }, &arguments)?;
+    } else {
+        select_together(device, arguments, rows, blocks)?;
+    }
     Ok(best)
+}
+
+/// Several blocks a row: a launch for each digit of the last key, and one that takes what is above it.
+fn select_together(device: &Device, of: TopArgs, rows: usize, blocks: usize) -> Result<()> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct ManyArgs {
+        of: TopArgs,
+        descents: u64,
+        shift: i32,
+        unused: u32,
+    }
+    let descents = device.zeros::<u32>(rows * (DIGITS + 8))?;
+    let shared_bytes = 4 * (DESCENT_WORDS + 1);
+    for (kernel, shift) in [("narrow_keys", 21), ("narrow_keys", 10), ("narrow_keys", -1), ("take_best", 0)] {
+        let arguments = ManyArgs { of, descents: descents.address(), shift, unused: 0 };
+        launch(device, &Shape { kernel, grid: [blocks, rows, 1], threads: 512, shared_bytes }, &arguments)?;
+    }
+    Ok(())
 }
 
 /// Sorts the best of each row, best first.
@@ -145,9 +194,12 @@ pub fn sort(device: &Device, best: Best, ties: &Ties<'_>) -> Result<Best> {
                 threads: 512,
                 shared_bytes: 8 * RUN,
             },
-            _ => {
-                Shape { kernel: "merge_runs", grid: [parts(stride, 256, rows), rows, 1], threads: 256, shared_bytes: 0 }
-            }
+            _ => Shape {
+                kernel: "merge_runs",
+                grid: [parts(device, stride, 256, rows), rows, 1],
+                threads: 256,
+                shared_bytes: 0,
+            },
         };
         launch(device, &shape, &arguments)?;
         std::mem::swap(&mut from.keys, &mut to.keys);

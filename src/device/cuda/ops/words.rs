@@ -1,8 +1,8 @@
-//! Filter programs over bit planes, and how many lists hold enough of what they leave.
+//! Filter programs over bit planes.
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Shape, launch, need};
+use super::{Shape, launch};
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
 
@@ -212,65 +212,4 @@ fn check_depth(checks: &[FilterStep]) -> usize {
         most = most.max(height);
     }
     most
-}
-
-/// What decides how many lists of a query are scanned.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct CutBounds {
-    /// Lists at least.
-    pub least: u32,
-    /// Lists at most, no more than are ordered.
-    pub most: u32,
-    /// Eligible items that are to be among them.
-    pub needed: u32,
-    /// Eligible items that the least number of lists must hold to be all that are taken; no more than `needed` count.
-    pub suffices: u32,
-}
-
-/// How many lists each query scans: the first ones of its order that hold enough of what `survivors` counts, whose addresses it
-/// holds, one a query. Returns the counts, and the items of these lists.
-///
-/// # Errors
-/// `Internal` for arrays that are too short or where the launch fails.
-pub fn cut(
-    device: &Device,
-    order: (&Array<u32>, usize),
-    survivors: &Array<u64>,
-    lengths: &Array<u32>,
-    bounds: &[CutBounds],
-) -> Result<(Array<u32>, Array<u64>)> {
-    #[repr(C)]
-    #[derive(Clone, Copy, Pod, Zeroable)]
-    struct CutArgs {
-        order: u64,
-        survivors: u64,
-        lengths: u64,
-        bounds: u64,
-        counts: u64,
-        items: u64,
-        stride: u32,
-        unused: u32,
-    }
-    let ((order, stride), queries) = (order, bounds.len());
-    need("ordered lists", order, queries * stride)?;
-    need("survivors", survivors, queries)?;
-    if let Some(wrong) = bounds.iter().find(|b| b.most as usize > stride) {
-        return Err(Error::internal(format!("{} lists of {stride} that are ordered", wrong.most)));
-    }
-    let (counts, items) = (device.room(queries)?, device.room(queries)?);
-    let bounds = device.copy(bounds)?;
-    let arguments = CutArgs {
-        order: order.address(),
-        survivors: survivors.address(),
-        lengths: lengths.address(),
-        bounds: bounds.address(),
-        counts: counts.address(),
-        items: items.address(),
-        stride: stride as u32,
-        unused: 0,
-    };
-    let shape = Shape { kernel: "cut_lists", grid: [queries, 1, 1], threads: 256, shared_bytes: 4 * 36 };
-    launch(device, &shape, &arguments)?;
-    Ok((counts, items))
 }

@@ -139,7 +139,7 @@ impl ValueProgram {
             logit_stride: rated.logits.map_or(0, |(_, n)| n as u32),
             unused: 0,
         };
-        let grid = [parts(stride, THREADS, queries), queries, 1];
+        let grid = [parts(device, stride, THREADS, queries), queries, 1];
         let shared_bytes = 4 * THREADS * self.depth.max(1);
         launch(device, &Shape { kernel: "evaluate", grid, threads: THREADS as u32, shared_bytes }, &arguments)?;
         Ok(valued)
@@ -200,7 +200,7 @@ pub fn tell(device: &Device, best: SlotRows<'_>, rated: &Rated<'_>, tasks: (&Arr
         task_count: task_count as u32,
         unused: 0,
     };
-    let grid = [parts(best.stride, 256, queries), queries, 1];
+    let grid = [parts(device, best.stride, 256, queries), queries, 1];
     launch(device, &Shape { kernel: "take_columns", grid, threads: 256, shared_bytes: 0 }, &arguments)?;
     Ok(told)
 }

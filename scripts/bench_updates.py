@@ -1,0 +1,324 @@
+#!/usr/bin/env python3
+"""Updates under load: STERLING=... DATA=folder [ITEMS=200000] [SECONDS=15] scripts/bench_updates.py PART...
+
+Parts: lag (acknowledgement to visible), rates (sustained writes beside half of saturation), fresh (5 % beside the snapshot against a full
+publication), turnover (half of the items replaced and merged, against a fresh build), merge (what a merge costs requests), recovery
+(a start with a journal of a million records). DATA keeps vectors and stores between runs. Needs numpy.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from served import FOLDER, STERLING, Server, bench, finish, header, median, quantile, requests_file, row, seconds, verdict, wait
+
+DATA = Path(os.environ.get("DATA", FOLDER))
+ITEMS = int(os.environ.get("ITEMS", 200_000))
+WIDTH = 128
+CENTRES = 2_000
+K = 100
+MODEL = "/v1/models/items"
+
+
+def vectors(count, seed, centres=CENTRES, shift=0):
+    """Unit vectors around centres, of which those from `shift` on are taken."""
+    places = np.random.default_rng(1).standard_normal((CENTRES + 1000, WIDTH)).astype(np.float32)
+    random = np.random.default_rng(seed)
+    rows = places[shift + random.integers(0, centres, count)]
+    rows = rows + 0.7 * random.standard_normal((count, WIDTH)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def published(name, ids, rows, position=0):
+    """A store with a version of these items."""
+    path = DATA / name
+    if not (path / "items").exists():
+        np.save(FOLDER / "rows.npy", rows)
+        lines = (f'{{"id": {i}, "attributes": {{"stock": 1, "kind": ["k{i % 50}"]}}}}\n' for i in ids)
+        (FOLDER / "items.jsonl").write_text("".join(lines))
+        command = [STERLING, "publish", "--name", "items", "--items", FOLDER / "items.jsonl", "--vectors", FOLDER / "rows.npy"]
+        command += ["--store", path, "--position", position]
+        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return path
+
+
+def base():
+    return published(f"base-{ITEMS}", range(ITEMS), vectors(ITEMS, 2))
+
+
+def copied(store, name):
+    """A store of the same versions that a run may publish to."""
+    to = FOLDER / name
+    shutil.copytree(store, to, copy_function=os.link)
+    return to
+
+
+def serving(store, name, share="0"):
+    return Server(STERLING, store, "--updates", FOLDER / name, environment={"STERLING_MERGE__SHARE": share})
+
+
+def requests(count=1000, seed=3):
+    return [{"vector": [round(float(x), 5) for x in row], "k": K} for row in vectors(count, seed)]
+
+
+def put_bodies(ids, rows, size):
+    text = [
+        f'{{"id": {i}, "embedding": {json.dumps([round(float(x), 5) for x in row])}, "attributes": {{"stock": 2, "kind": ["k1"]}}}}'
+        for i, row in zip(ids, rows)
+    ]
+    return ['{"items": [' + ", ".join(text[n : n + size]) + "]}" for n in range(0, len(text), size)]
+
+
+def set_bodies(count, size, among):
+    return [
+        '{"items": [' + ", ".join(f'{{"id": {(n + i) % among}, "set": {{"stock": {n + i}}}}}' for i in range(size)) + "]}"
+        for n in range(0, count, size)
+    ]
+
+
+def post(server, connection, body, path=f"{MODEL}/items:upsert"):
+    connection.request("POST", path, body, {"content-type": "application/json"})
+    answer = connection.getresponse()
+    text = answer.read()
+    if answer.status != 200:
+        sys.exit(f"{path}: {answer.status} {text[:300]}")
+    told = json.loads(text)
+    if told.get("refused"):
+        sys.exit(f"{path}: refused {told['refused'][:2]}")
+    return told
+
+
+def see(connection, position):
+    connection.request("GET", f"{MODEL}/items:position?min_position={position}")
+    answer = connection.getresponse()
+    text = answer.read()
+    return json.loads(text) if answer.status == 200 else None
+
+
+def state(server):
+    return json.loads(server.get(f"{MODEL}/items:position")[1])
+
+
+def settle(server):
+    durable = state(server)["durable"]
+    wait("all updates are seen", lambda: state(server)["position"] >= durable)
+
+
+def recall(server, count=300, **more):
+    """Mean recall@K of the default search, or of `more`, against the exact one; the same queries each time."""
+    found, asked = [], requests(count, 4)
+    for n in range(0, count, 50):
+        both = []
+        for extra in ({"exact": True}, more):
+            status, told = server.post(f"{MODEL}:retrieve", {"requests": [body | extra for body in asked[n : n + 50]]})
+            assert status == 200, told
+            both.append([{item["id"] for item in one["items"]} for one in told["responses"]])
+        found += [len(truth & got) / K for truth, got in zip(*both)]
+    return sum(found) / len(found)
+
+
+def lists(store, version):
+    """The longest list of a version, as a multiple of the mean."""
+    with open(store / "items" / str(version) / "index.safetensors", "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        place = json.loads(file.read(size))["list_lengths"]["data_offsets"]
+        file.seek(8 + size + place[0])
+        lengths = np.frombuffer(file.read(place[1] - place[0]), np.uint32)
+    return len(lengths), lengths.max() / lengths.mean()
+
+
+def peak(server, asked):
+    return bench(server.url, "--requests", asked, "--find-peak", "--rate", 500, "--seconds", 3)[-1]["peak"]
+
+
+def load(server, asked, rate, lasts):
+    return bench(server.url, "--requests", asked, "--rate", rate, "--seconds", lasts)[0]["classes"][0]
+
+
+def latency(report, name):
+    return report["latency_ms"][name]
+
+
+def lag():
+    with serving(copied(base(), "lag"), "lag-updates") as server:
+        connection, times, acks = server.connect(), [], []
+        for n in range(600):
+            start = time.perf_counter()
+            position = post(server, connection, put_bodies([n], vectors(1, n), 1)[0])["position"]
+            acknowledged = time.perf_counter()
+            see(connection, position)
+            times.append((time.perf_counter() - acknowledged) * 1e3)
+            acks.append((acknowledged - start) * 1e3)
+        header("", "p50 ms", "p99 ms")
+        row("acknowledgement", median(acks), quantile(acks, 0.99))
+        row("acknowledged to visible", median(times), quantile(times, 0.99))
+        verdict(quantile(times, 0.99) <= 20, "acknowledged to visible, p99 at most 20 ms")
+
+
+def writing(server, bodies, rate, size, stop, done):
+    """Sends bodies at a rate, one connection; `done` hears of updates, lag and time from acknowledgement to visible."""
+    connection, seen, start = server.connect(), server.connect(), time.perf_counter()
+    for n, body in enumerate(bodies):
+        if stop.is_set():
+            break
+        time.sleep(max(0, start + n * size / rate - time.perf_counter()))
+        position = post(server, connection, body)["position"]
+        done["updates"] += size
+        done["seconds"] = time.perf_counter() - start
+        if n % 5 == 0:
+            asked = time.perf_counter()
+            told = see(seen, position)
+            done["visible"].append((time.perf_counter() - asked) * 1e3 if told else 1e9)
+
+
+def rates():
+    store, lasts = base(), seconds(15)
+    kinds = [
+        ("attribute changes", 10_000, set_bodies(int(10_500 * lasts), 250, ITEMS // 10), 250),
+        ("whole items", 3_000, None, 100),
+    ]
+    count = int(3_200 * lasts) // 100 * 100
+    kinds[1] = ("whole items", 3_000, put_bodies(np.arange(count) % (ITEMS // 8) + ITEMS, vectors(count, 7), 100), 100)
+    asked = requests_file("asked", requests())
+    header("writes", "asked /s", "done /s", "visible p50 ms", "p99 ms", "requests /s", "p99 without", "p99 with", "ratio")
+    for what, rate, bodies, size in kinds:
+        with serving(copied(store, what.replace(" ", "-")), f"{what[:4]}-updates") as server:
+            half = float(os.environ.get("PEAK", 0)) or peak(server, asked)
+            half /= 2
+            load(server, asked, half, 3)
+            alone = load(server, asked, half, lasts)
+            done, stop = {"updates": 0, "seconds": 1, "visible": []}, threading.Event()
+            writer = threading.Thread(target=writing, args=(server, bodies, rate, size, stop, done))
+            writer.start()
+            beside = load(server, asked, half, lasts)
+            stop.set()
+            writer.join()
+            settle(server)
+            again = load(server, asked, half, min(lasts, 8))
+            without = min(latency(alone, "p99"), latency(again, "p99"))
+            got, ratio = done["updates"] / done["seconds"], latency(beside, "p99") / without
+            seen = done["visible"]
+            row(what, rate, got, median(seen), quantile(seen, 0.99), half, without, latency(beside, "p99"), ratio)
+            verdict(got >= 0.98 * rate, f"{what}: {rate}/s sustained")
+            verdict(ratio <= 1.5, f"{what}: p99 of requests at most 1.5 x")
+
+
+def fresh():
+    rows, beside = vectors(ITEMS, 2), ITEMS // 20
+    part = published(f"part-{ITEMS}", range(ITEMS - beside), rows[: ITEMS - beside])
+    asked = requests_file("asked", requests())
+    with serving(copied(part, "fresh"), "fresh-updates") as server, Server(STERLING, base()) as whole:
+        connection = server.connect()
+        for body in put_bodies(range(ITEMS - beside, ITEMS), rows[ITEMS - beside :], 500):
+            post(server, connection, body)
+        settle(server)
+        found = [recall(one) for one in (server, whole)]
+        times = [[], []]
+        for _ in range(3):
+            for one, into in zip((server, whole), times):
+                into.append(latency(load(one, asked, 100, 4), "p50"))
+        p50 = [median(one) for one in times]
+        header("", "recall@100", "p50 ms")
+        row(f"{beside} of {ITEMS} fresh", f"{found[0]:.4f}", p50[0])
+        row("published", f"{found[1]:.4f}", p50[1])
+        verdict(found[1] - found[0] <= 0.003, "recall within 0.003 of a full publication")
+        verdict(p50[0] <= 1.15 * p50[1], f"p50 at most 1.15 x: {p50[0] / p50[1]:.2f}")
+
+
+def turnover():
+    store, part = copied(base(), "turnover"), ITEMS // 10
+    ids, rows = np.arange(ITEMS), vectors(ITEMS, 2)
+    header("replaced", "merge s", "lists", "longest / mean", "recall@100", f"at {64} lists")
+    with serving(store, "turnover-updates") as server:
+        connection = server.connect()
+        for n in range(5):
+            # A third of what comes lies where nothing was before.
+            new = np.concatenate([vectors(part - part // 3, 10 + n), vectors(part // 3, 20 + n, 300, CENTRES + 150 * n)])
+            gone = slice(n * part, (n + 1) * part)
+            body = json.dumps({"ids": ids[gone].tolist()})
+            post(server, connection, body, f"{MODEL}/items:delete")
+            ids[gone], rows[gone] = np.arange(part) + ITEMS * (n + 2), new
+            for body in put_bodies(ids[gone], new, 500):
+                post(server, connection, body)
+            settle(server)
+            start = time.perf_counter()
+            version = post(server, connection, "", f"{MODEL}/items:merge")["version"]
+            took = time.perf_counter() - start
+            count, longest = lists(store, version)
+            kept = recall(server), recall(server, probes=64)
+            row(f"{10 * (n + 1)} %", took, count, longest, f"{kept[0]:.4f}", f"{kept[1]:.4f}")
+            worst = longest if n == 0 else max(worst, longest)
+    anew = published("anew", ids, rows) if not (DATA / "anew").exists() else DATA / "anew"
+    with Server(STERLING, anew) as server:
+        fresh_recall = recall(server), recall(server, probes=64)
+        count, longest = lists(anew, 1)
+        row("built anew", "", count, longest, f"{fresh_recall[0]:.4f}", f"{fresh_recall[1]:.4f}")
+    shutil.rmtree(anew, ignore_errors=True)
+    verdict(worst <= 4, "no list above 4 x the mean")
+    verdict(fresh_recall[0] - kept[0] <= 0.005, "recall within 0.005 of a fresh build")
+    verdict(fresh_recall[1] - kept[1] <= 0.005, "recall at equal lists within 0.005 of a fresh build")
+
+
+def merge():
+    asked, lasts = requests_file("asked", requests()), seconds(15)
+    with serving(copied(base(), "merge"), "merge-updates") as server:
+        half = (float(os.environ.get("PEAK", 0)) or peak(server, asked)) / 2
+        connection = server.connect()
+        for body in put_bodies(range(ITEMS, ITEMS + ITEMS // 20), vectors(ITEMS // 20, 5), 500):
+            post(server, connection, body)
+        settle(server)
+        load(server, asked, half, 3)
+        header("requests /s", "p99 without", "p99 with merges", "merges", "ratio")
+        ratios = []
+        for _ in range(2):
+            alone, stop, merges = load(server, asked, half, lasts), threading.Event(), []
+
+            def merging():
+                own = server.connect(600)
+                while not stop.is_set():
+                    start = time.perf_counter()
+                    post(server, own, "", f"{MODEL}/items:merge")
+                    merges.append(time.perf_counter() - start)
+
+            thread = threading.Thread(target=merging)
+            thread.start()
+            beside = load(server, asked, half, lasts)
+            stop.set()
+            thread.join()
+            ratios.append(latency(beside, "p99") / latency(alone, "p99"))
+            times = ", ".join(f"{took:.1f} s" for took in merges)
+            row(half, latency(alone, "p99"), latency(beside, "p99"), times, ratios[-1])
+        verdict(median(ratios) <= 1.3, "a merge costs a request at most 1.3 x its p99")
+
+
+def recovery():
+    store = copied(base(), "recovery")
+    with serving(store, "recovery-updates") as server:
+        connection, start = server.connect(), time.perf_counter()
+        for body in set_bodies(1_000_000, 10_000, ITEMS // 4):
+            post(server, connection, body)
+        took = time.perf_counter() - start
+    start = time.perf_counter()
+    with serving(store, "recovery-updates") as server:
+        durable = state(server)["durable"]
+        wait("all is seen", lambda: state(server)["position"] == durable)
+        again = time.perf_counter() - start
+    header("records", "written s", "a start s")
+    row(durable, took, again)
+    verdict(again <= 10, "a start with a million records takes 10 s at most")
+
+
+PARTS = {one.__name__: one for one in (lag, rates, fresh, turnover, merge, recovery)}
+
+if __name__ == "__main__":
+    for part in sys.argv[1:] or PARTS:
+        print(f"\n{part}", flush=True)
+        PARTS[part]()
+    finish()

@@ -1,0 +1,73 @@
+//! `sterling compact`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::output::say;
+use super::publish::existing;
+use crate::bench::{self, Target};
+use crate::compact::{self, Compactor};
+use crate::error::{Error, Result};
+use crate::fresh::{Feeds, Merged, Updating};
+use crate::http::wire::MergeResponse;
+use crate::journal::LogOptions;
+use crate::registry::{self, Registry, Snapshots};
+use crate::snapshot::{Placement, check_name};
+use crate::telemetry;
+use crate::trial::{Apart, Trials};
+use crate::warmup;
+
+/// Arguments of `sterling compact`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Compact {
+    /// The model
+    model: String,
+    /// The server that takes its updates, such as http://127.0.0.1:8080: it merges them and goes on with the new version
+    #[arg(long, value_name = "URL", required_unless_present = "updates", conflicts_with_all = ["store", "updates"])]
+    server: Option<String>,
+    /// The folder of the journals, where no server has it open
+    #[arg(long, value_name = "DIR")]
+    updates: Option<PathBuf>,
+    /// Where versions are published
+    #[arg(long, default_value = "store")]
+    store: PathBuf,
+}
+
+impl Compact {
+    pub(super) fn run(self) -> Result<()> {
+        telemetry::start_logs(false);
+        check_name("model name", &self.model)?;
+        let Merged { version, position, items } = match (&self.server, &self.updates) {
+            (Some(url), _) => ask(url, &self.model)?,
+            (None, Some(updates)) => merge(self.store, updates, &self.model)?,
+            (None, None) => return Err(Error::invalid("--server or --updates: expected one of them")),
+        };
+        let model = &self.model;
+        say(format_args!("merged {model} version {version}: {items} items, updates up to position {position}"))
+    }
+}
+
+/// Has a server merge.
+fn ask(url: &str, model: &str) -> Result<Merged> {
+    let told = bench::post(&Target::parse(url)?, &format!("/v1/models/{model}/items:merge"))?;
+    let MergeResponse { version, position, items, .. } =
+        serde_json::from_value(told).map_err(|e| Error::unavailable(format!("{url}: its answer: {e}")))?;
+    Ok(Merged { version, position, items })
+}
+
+/// Merges here, where no server does.
+fn merge(store: PathBuf, updates: &PathBuf, model: &str) -> Result<Merged> {
+    if !updates.join(model).is_dir() {
+        return Err(Error::not_found(format!("updates: {} has no journal of model `{model}`", updates.display())));
+    }
+    let store = existing(store)?;
+    let feeds = Arc::new(Feeds::new(updates, LogOptions::default()));
+    let snapshots =
+        Snapshots { placement: Placement::whole(), trials: Trials::Apart(Apart::of_this_program()?), recorded: 0 };
+    let loader = Updating { snapshots, feeds: Some(feeds.clone()) };
+    let options = registry::Options { only: Some(model.into()), ..registry::Options::default() };
+    let registry = Arc::new(Registry::new(store.clone(), loader, options).with_warm_up(Arc::new(warmup::check)));
+    registry.refresh();
+    let all_cores = compact::Options { cores: 1.0, ..compact::Options::default() };
+    Compactor::new(store, &registry, feeds, all_cores)?.merge(&registry, model)
+}

@@ -1,0 +1,61 @@
+//! `sterling kernels`: the kernels of GPUs, compiled ahead of time.
+
+use std::path::PathBuf;
+
+use super::output::say;
+#[cfg(feature = "cuda")]
+use crate::device::cuda::cubins::Compilation;
+use crate::device::cuda::cubins::Cubins;
+use crate::device::cuda::sources::KERNELS;
+use crate::error::{Error, Result};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Kernels {
+    /// Compile them, so that a server on a card finds them ready; needs libnvrtc.so.13, and no card.
+    #[arg(long)]
+    compile: bool,
+    /// An architecture to compile for, as sm_90; may be given several times.
+    #[arg(long, value_name = "SM", default_values_t = ["sm_80".to_owned(), "sm_90".to_owned(), "sm_100".to_owned()])]
+    arch: Vec<String>,
+    /// Where compiled kernels are kept; the user's cache by default.
+    #[arg(long, env = "STERLING_KERNELS", value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+}
+
+impl Kernels {
+    pub(super) fn run(self) -> Result<()> {
+        if !self.compile {
+            for source in &KERNELS {
+                say(format_args!("{}: {}", source.name, source.kernels().collect::<Vec<_>>().join(" ")))?;
+            }
+            return Ok(());
+        }
+        let missing = || Error::invalid("--folder: expected a folder, as there is no home to keep a cache in");
+        let cubins = self.folder.map(Cubins::new).or_else(Cubins::of_user).ok_or_else(missing)?;
+        compile(&cubins, &self.arch)
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn compile(cubins: &Cubins, architectures: &[String]) -> Result<()> {
+    use crate::device::cuda::compiler;
+    let version = compiler::version()?;
+    for architecture in architectures {
+        for source in &KERNELS {
+            let recipe = Compilation::new(source, architecture, &version)?;
+            let was_there = cubins.read(&recipe).is_some();
+            let code = cubins.get(&recipe, compiler::compile)?;
+            if !was_there && cubins.read(&recipe).is_none() {
+                cubins.write(&recipe, &code)?;
+            }
+            let what = if was_there { "there" } else { "compiled" };
+            say(format_args!("{what}: {}, {} bytes", cubins.place(&recipe).display(), code.len()))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn compile(_: &Cubins, _: &[String]) -> Result<()> {
+    Err(Error::unsupported("this build has no CUDA: build with --features cuda"))
+}

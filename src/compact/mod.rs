@@ -1,0 +1,55 @@
+//! Keeping small what lies beside snapshots: updates become part of a version, and the journal lets go of what versions hold.
+//!
+//! A thread looks after the active versions ([`Compactor`]). Where updates have changed enough of one, or somebody asks, what it
+//! shows is published as the next version ([`crate::publish::merge`]), on a few threads at the lowest priority; the version is
+//! loaded like any other and answers in the place of the one that it was made of. What no version needs any more then goes
+//! (`retention`): segments of the journal, and versions that were merged.
+
+mod retention;
+mod worker;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+pub use retention::release;
+pub use worker::Compactor;
+
+/// When updates are merged, and what that may take.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// Updates are merged where items beside a snapshot and items of it that are gone come to this share of its items; 0: only
+    /// when somebody asks.
+    pub share: f64,
+    /// The share of the machine's cores that a merge runs on, at the lowest priority; one core at least.
+    pub cores: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { share: 0.1, cores: 0.25 }
+    }
+}
+
+impl Options {
+    /// Refuses options that cannot work.
+    ///
+    /// # Errors
+    /// `Invalid` with the option, its value and its range.
+    pub fn check(&self) -> Result<()> {
+        for (name, value, range) in [("share", self.share, 0.0..=10.0), ("cores", self.cores, 0.0..=1.0)] {
+            if !range.contains(&value) {
+                let (least, most) = (range.start(), range.end());
+                return Err(Error::invalid(format!("merge.{name}: got {value}, expected {least} to {most}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Threads of a merge.
+    fn threads(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        ((cores as f64 * self.cores) as usize).max(1)
+    }
+}

@@ -1,0 +1,150 @@
+//! The thread that merges.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use super::Options;
+use super::retention::release;
+use crate::device::priority;
+use crate::error::{Error, Kind, Result};
+use crate::fresh::{Feeds, MergeWanted, Merged};
+use crate::publish::merge;
+use crate::registry::{Loaded, Registry, Which};
+use crate::snapshot::Store;
+
+/// How often the models are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// Items beside a snapshot, with those of it that are gone, that are too few for a merge by themselves.
+const CHANGED_MIN: f64 = 1024.0;
+/// How long after a failure a model is left alone, and at most: each failure doubles it.
+const WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
+/// The lowest priority that there is.
+const NICENESS: i32 = 19;
+
+/// Merges the updates of a server's models.
+pub struct Compactor {
+    store: Store,
+    registry: Weak<Registry>,
+    feeds: Arc<Feeds>,
+    options: Options,
+    pool: ThreadPool,
+    /// Models whose merges failed: until when they are left alone, and how often they did.
+    failed: BTreeMap<String, (Instant, u32)>,
+    /// The versions that were in memory at the last look.
+    seen: BTreeMap<String, Vec<u64>>,
+}
+
+impl Compactor {
+    /// Merges into versions of `store`, which `registry` serves.
+    ///
+    /// # Errors
+    /// `Io` where no thread can be had.
+    pub fn new(store: Store, registry: &Arc<Registry>, feeds: Arc<Feeds>, options: Options) -> Result<Self> {
+        let pool = ThreadPoolBuilder::new().num_threads(options.threads()).thread_name(|_| "merge".into());
+        let pool = pool.start_handler(|_| priority::lower(NICENESS)).build();
+        let pool = pool.map_err(|e| Error::io("threads for merges", std::io::Error::other(e)))?;
+        let (failed, seen) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Compactor { store, registry: Arc::downgrade(registry), feeds, options, pool, failed, seen })
+    }
+
+    /// Looks after the models in a thread of its own, until nobody can ask any more.
+    ///
+    /// # Errors
+    /// `Io` where no thread can be had.
+    pub fn start(mut self, wanted: Receiver<MergeWanted>) -> Result<()> {
+        let run = move || {
+            loop {
+                let asked = wanted.recv_timeout(LOOK);
+                let Some(registry) = self.registry.upgrade() else { return };
+                match asked {
+                    Ok(MergeWanted { model, told }) => told(self.merge(&registry, &model)),
+                    Err(RecvTimeoutError::Timeout) => self.look(&registry),
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        };
+        std::thread::Builder::new().name("compactor".into()).spawn(run).map(drop).map_err(|e| Error::io("a thread", e))
+    }
+
+    /// Merges what has changed enough, and lets go of what is not needed since other versions were loaded.
+    fn look(&mut self, registry: &Registry) {
+        let models: Vec<String> = registry.list().iter().map(|loaded| loaded.name().to_owned()).collect();
+        for name in &models {
+            let now: Vec<u64> = registry.all_in_memory(name).iter().map(|loaded| loaded.version()).collect();
+            if self.seen.get(name) != Some(&now) {
+                self.let_go(registry, name);
+                self.seen.insert(name.clone(), now);
+            }
+            if !registry.get(name, Which::Active).is_ok_and(|loaded| self.is_due(&loaded)) {
+                continue;
+            }
+            match self.merge(registry, name) {
+                Ok(_) => drop(self.failed.remove(name)),
+                Err(error) => {
+                    let times = self.failed.get(name).map_or(0, |(_, times)| *times);
+                    let wait = WAIT.0.saturating_mul(1 << times.min(16)).min(WAIT.1);
+                    self.failed.insert(name.clone(), (Instant::now() + wait, times + 1));
+                    tracing::warn!(model = name, %error, retry_in = ?wait, "updates are served on, but not merged");
+                }
+            }
+        }
+    }
+
+    fn let_go(&self, registry: &Registry, model: &str) {
+        let Some(feed) = self.feeds.of(model) else { return };
+        if let Err(error) = release(registry, &self.store, &feed, model) {
+            tracing::warn!(model, %error, "the journal is kept longer than it need be");
+        }
+    }
+
+    fn is_due(&self, loaded: &Loaded) -> bool {
+        let view = loaded.view();
+        let (drift, items) = (view.drift(), view.main().index.items() as f64);
+        let waits = self.failed.get(loaded.name()).is_some_and(|(until, _)| Instant::now() < *until);
+        self.options.share > 0.0 && drift >= self.options.share && drift * items >= CHANGED_MIN && !waits
+    }
+
+    /// Publishes what the active version of a model shows, lets it answer, and lets go of what that makes superfluous.
+    ///
+    /// # Errors
+    /// `Unsupported` for a model without updates; as [`merge`]; why the version was refused.
+    pub fn merge(&self, registry: &Registry, model: &str) -> Result<Merged> {
+        // A panic ends one merge.
+        let made = catch_unwind(AssertUnwindSafe(|| self.merge_active(registry, model)));
+        let made = made.unwrap_or_else(|_| Err(Error::internal("the merge broke; this is a defect")));
+        let outcome = match &made {
+            Ok(_) => "merged",
+            Err(e) if e.kind() == Kind::Conflict => "overtaken",
+            Err(_) => "failed",
+        };
+        metrics::counter!("sterling_merges_total", "model" => model.to_owned(), "outcome" => outcome).increment(1);
+        made.map_err(|e| e.within(format!("merge of model `{model}`")))
+    }
+
+    fn merge_active(&self, registry: &Registry, model: &str) -> Result<Merged> {
+        let loaded = registry.get(model, Which::Active)?;
+        self.feeds.of(model).ok_or_else(|| Error::unsupported("it takes no updates"))?;
+        let view = loaded.view();
+        let made = self.pool.install(|| merge(&self.store, &view))?;
+        tracing::info!(
+            model,
+            version = made.version,
+            position = made.position,
+            lists = made.lists,
+            trained = made.is_trained,
+            seconds = made.seconds,
+            "updates merged"
+        );
+        metrics::histogram!("sterling_merge_seconds", "model" => model.to_owned()).record(made.seconds);
+        drop(view);
+        registry.succeed(model, loaded.version(), made.version)?;
+        drop(loaded);
+        self.let_go(registry, model);
+        Ok(Merged { version: made.version, position: made.position, items: made.items })
+    }
+}

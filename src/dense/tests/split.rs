@@ -1,0 +1,172 @@
+//! Halves of graphs against the meaning of the whole, and which cuts are worth it.
+
+use super::super::split::{best_cut, split};
+use super::*;
+
+/// Both halves of a graph as programs.
+fn halves(graph: &Graph, is_item: &[bool], cut: &Cut, kernels: Kernels) -> Halves {
+    let parts = split(graph, is_item, cut).unwrap();
+    let program = |graph: &Graph| RowProgram::of(graph, Precision::F32, kernels).unwrap();
+    Halves {
+        item: program(&parts.item.graph),
+        item_inputs: parts.item.inputs,
+        candidates: program(&parts.candidates.graph),
+        candidate_inputs: parts.candidates.inputs,
+        width: parts.width,
+    }
+}
+
+/// A cut at these values.
+fn cut_at(ids: &[Id]) -> Cut {
+    serde_json::from_value(serde_json::json!(ids)).unwrap()
+}
+
+/// The numbers of a row in some of the inputs after the user's.
+fn some(row: &[f32], inputs: &[usize]) -> Vec<f32> {
+    let width = row.len() - 1;
+    let of = |&n: &usize| if n == 1 { row[..width].to_vec() } else { row[width..].to_vec() };
+    inputs.iter().filter(|n| **n > 0).flat_map(of).collect()
+}
+
+/// Which values are the item's: not the user's, not constant, and of no input that is not the item's.
+fn items(graph: &Graph, is_item: &[bool]) -> Vec<Id> {
+    let (mut reads_item, mut reads_other) = (Vec::new(), Vec::new());
+    for value in &graph.values {
+        let (item, other) = match value.op {
+            super::super::ir::Op::Inputs(n) => (is_item[n], !is_item[n]),
+            ref op => {
+                let any = |of: &[bool]| op.reads().iter().any(|&read| of[read]);
+                (any(&reads_item), any(&reads_other))
+            }
+        };
+        reads_item.push(item);
+        reads_other.push(other);
+    }
+    let is_input = |id: Id| matches!(graph.values[id].op, super::super::ir::Op::Inputs(_));
+    (0..graph.values.len()).filter(|&id| reads_item[id] && !reads_other[id] && !is_input(id)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+
+    #[test]
+    fn both_halves_of_every_cut_say_what_the_graph_says(
+        width in widths(), rows in widths(), of_column in any::<bool>(), picks in any::<u64>(),
+        steps in prop::collection::vec((any::<u8>(), 0usize..32, 0usize..32, 1usize..130), 4..16),
+    ) {
+        let rows = rows.min(ROOM / width).max(1);
+        let graph = graph(width, &steps);
+        // Of a query, a row and a column, which may be the retrieval score.
+        let is_item = [false, true, of_column];
+        let query = numbers(width, 5);
+        let row = |n: usize| numbers(width + 1, n);
+        let mean = |n: usize, id: Id| {
+            let row = row(n);
+            interpret::row(&graph.values, id, &[&query, &row[..width], &row[width..]])
+        };
+        let needed = graph.needed(&graph.outputs, &[]);
+        let items: Vec<Id> = items(&graph, &is_item).into_iter().filter(|&id| needed[id]).collect();
+        let random: Vec<Id> = items.iter().copied().filter(|id| picks >> (id % 64) & 1 == 1).collect();
+        let mut cuts: Vec<Cut> = [&items, &random].into_iter().filter(|c| !c.is_empty()).map(|c| cut_at(c)).collect();
+        cuts.extend(best_cut(&graph, &is_item, &[0; 3]).unwrap());
+        let all = |ids: &[Id]| -> Vec<Vec<f32>> {
+            (0..rows).map(|n| ids.iter().flat_map(|&id| mean(n, id)).collect()).collect()
+        };
+        let outputs = all(&graph.outputs);
+        prop_assume!(outputs.iter().flatten().all(|x| x.is_finite()));
+        for cut in &cuts {
+            let kept = all(&serde_json::from_value::<Vec<Id>>(serde_json::to_value(cut).unwrap()).unwrap());
+            for kernels in Kernels::all() {
+                let halves = halves(&graph, &is_item, cut, kernels);
+                let of_item = run(&halves.item, rows, &[], &|n| some(&row(n), &halves.item_inputs));
+                for (n, (got, want)) in of_item.iter().zip(&kept).enumerate() {
+                    prop_assert_eq!(want.len(), halves.width);
+                    near(got, want, &format!("{} item of row {n}", kernels.name()));
+                }
+                let given = |n: usize| [of_item[n].clone(), some(&row(n), &halves.candidate_inputs)].concat();
+                for plan in [&halves.candidates.straight, &halves.candidates.collapsed] {
+                    let (straight, collapsed) = (plan.clone(), plan.clone());
+                    let program = RowProgram { straight, collapsed, ..halves.candidates.clone() };
+                    let made = run(&program, rows, &[&query], &given);
+                    for (n, (got, want)) in made.iter().zip(&outputs).enumerate() {
+                        near(got, want, &format!("{} row {n}", kernels.name()));
+                        if n % 7 == 0 {
+                            let alone = run(&program, 1, &[&query], &|_| given(n));
+                            prop_assert_eq!(&alone[0], got);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_the_users_alone_is_done_once_a_request(
+        width in widths(),
+        steps in prop::collection::vec((any::<u8>(), 0usize..32, 0usize..32, 1usize..130), 1..14),
+    ) {
+        let graph = graph(width, &steps);
+        let program = RowProgram::of(&graph, Precision::F32, Kernels::best()).unwrap();
+        for plan in [&program.straight, &program.collapsed] {
+            let reads_row = |step: &plan::Step| {
+                let places = step.work.places();
+                places.iter().any(|place| matches!(place.memory, plan::Memory::Rows(_) | plan::Memory::Given))
+            };
+            // But for what is spread over rows because it is an output of each.
+            let is_spread = |step: &plan::Step| matches!(step.work, plan::Work::Pick { .. });
+            prop_assert!(plan.rows.iter().all(|step| reads_row(step) || is_spread(step)));
+            prop_assert!(!plan.user.iter().any(reads_row));
+        }
+    }
+}
+
+/// The work of reading a query, a row and a column.
+const WORK: [usize; 3] = [0, 256, 400];
+
+/// A network of three layers over an item of 64 numbers, whose product with the query is the output.
+fn deep_item(width: usize) -> Graph {
+    let mut graph = Graph::new(vec![input(Side::User, width), input(Side::Pair, 64), input(Side::Pair, 1)]);
+    let mut x = graph.input(1).unwrap();
+    for (n, (depth, columns)) in [(64, 256), (256, 256), (256, width)].into_iter().enumerate() {
+        let weights = graph.number(vec![depth, columns], numbers(depth * columns, n)).unwrap();
+        x = graph.matmul(x, weights).unwrap();
+        if n < 2 {
+            x = graph.unary(Unary::Relu, x).unwrap();
+        }
+    }
+    let query = graph.input(0).unwrap();
+    let product = graph.binary(Binary::Mul, x, query).unwrap();
+    graph.outputs = vec![graph.fold(Fold::Sum, product, &[2]).unwrap()];
+    graph
+}
+
+#[test]
+fn a_network_over_items_is_kept_where_it_is_narrow() {
+    let is_item = [false, true, true];
+    // Its last layer is linear: the query goes through it once, and what is kept ends before or behind it.
+    let cut = best_cut(&deep_item(16), &is_item, &WORK).unwrap().expect("a cut");
+    let narrow = split(&deep_item(16), &is_item, &cut).unwrap();
+    assert_eq!((narrow.width, narrow.candidates.inputs), (16, vec![0]));
+    let cut = best_cut(&deep_item(400), &is_item, &WORK).unwrap().expect("a cut");
+    assert_eq!(split(&deep_item(400), &is_item, &cut).unwrap().width, 256);
+    // Nothing of it is the item's where the input is not.
+    assert_eq!(best_cut(&deep_item(16), &[false, false, false], &WORK).unwrap(), None);
+}
+
+#[test]
+fn what_would_be_one_product_with_the_next_is_not_kept() {
+    let (bytes, inputs, output) = reranker();
+    let network = Network::read(&bytes, &inputs, &[made(output.0, &output.1)]).unwrap();
+    let is_item: Vec<bool> = inputs.iter().map(|input| input.is_pair).collect();
+    assert_eq!(network.best_cut(&is_item, &vec![1000; is_item.len()]).unwrap(), None);
+}
+
+#[test]
+fn a_cut_of_another_graph_is_refused() {
+    let graph = deep_item(16);
+    let is_item = [false, true, true];
+    for ids in [&[][..], &[9999], &[usize::MAX], &[0], &[graph.outputs[0]], &[3, 3], &[5, 3]] {
+        let error = split(&graph, &is_item, &cut_at(ids)).unwrap_err().to_string();
+        assert!(error.contains("no cut of this graph"), "{ids:?}: {error}");
+    }
+}

@@ -1,0 +1,67 @@
+// The K-th largest of many numbers, digit by digit.
+#pragma once
+#include "platform.cuh"
+
+#define DIGIT_BITS 11u
+#define DIGITS (1u << DIGIT_BITS)
+// Numbers of shared memory that a descent takes: a histogram, and what its warps and `reached` found.
+#define DESCENT_WORDS (DIGITS + 36u)
+
+// The lowest bit of a digit, and how many bits it has: 11, 11 and the last 10 of a key.
+DEVICE void digit_at(i32 shift, u32& low, u32& bits) {
+    low = (u32)max(shift, 0);
+    bits = (u32)((i32)DIGIT_BITS + min(shift, 0));
+}
+
+// Finds the digit at which `wanted` items are reached, from the top digit down or from the lowest one up. A whole block,
+// which comes to a barrier before `sums` is written again.
+DEVICE u32 reached(const u32* histogram, u32* sums, u32& wanted, bool from_top) {
+    u32 each = DIGITS / blockDim.x, first = threadIdx.x * each, sum = 0;
+    for (u32 n = first; n < first + each; n++) sum += histogram[from_top ? DIGITS - 1 - n : n];
+    u32 upto = sum;
+    for (u32 step = 1; step < 32; step <<= 1) {
+        u32 before = __shfl_up_sync(EVERY_LANE, upto, step);
+        if (lane_of() >= step) upto += before;
+    }
+    if (lane_of() == 31) sums[warp_of()] = upto;
+    __syncthreads();
+    u32 above = upto - sum;
+    for (u32 w = 0; w < warp_of(); w++) above += sums[w];
+    u32* found = sums + 32;
+    if (above < wanted && wanted <= above + sum) {
+        for (u32 n = first; n < first + each; n++) {
+            u32 digit = from_top ? DIGITS - 1 - n : n;
+            if (wanted <= above + histogram[digit]) {
+                found[0] = digit;
+                found[1] = wanted - above;
+                break;
+            }
+            above += histogram[digit];
+        }
+    }
+    __syncthreads();
+    wanted = found[1];
+    return found[0];
+}
+
+DEVICE void clear(u32* histogram) {
+    for (u32 n = threadIdx.x; n < DIGITS; n += blockDim.x) histogram[n] = 0;
+    __syncthreads();
+}
+
+// The `wanted`-th largest of some keys, of which there are as many; `wanted` becomes how many of those that equal it are
+// wanted. A whole block.
+DEVICE u32 kth(const u32* keys, u32 count, u32& wanted, u32* histogram) {
+    u32 last = 0, decided = 0;
+    for (i32 shift = 21; shift >= -1; shift -= 11) {
+        u32 low, bits;
+        digit_at(shift, low, bits);
+        clear(histogram);
+        for (u32 n = threadIdx.x; n < count; n += blockDim.x)
+            if ((keys[n] & decided) == last) atomicAdd(histogram + (keys[n] >> low & ((1u << bits) - 1)), 1u);
+        __syncthreads();
+        last |= reached(histogram, histogram + DIGITS, wanted, true) << low;
+        decided |= ((1u << bits) - 1) << low;
+    }
+    return last;
+}

@@ -1,0 +1,379 @@
+//! A stretch of work that a card does without the host: everything that is asked of a lane is written down, and goes to a stream of
+//! its own at once, as late as somebody waits for a result.
+//!
+//! A lane has its own memory on the card, in which arrays lie side by side, and pinned memory of the host. What is uploaded and
+//! what is cleared are one copy and one clearing, before all launches; results are copied out behind them. The same requests with
+//! other numbers ask for the same launches over the same addresses: from the second time on such a list of work is a recording
+//! (a CUDA graph), and one call starts it.
+//!
+//! Two lanes work side by side: while one computes, the next group of requests is written down and uploaded on the other.
+
+use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::driver::{Coming, Driver, Launch, Streams, Work};
+use crate::error::{Error, Result};
+
+/// Arrays start at whole lines of this many bytes.
+const ALIGNMENT: usize = 256;
+/// Lists of work that are kept as recordings, and those that are remembered to have been seen once.
+const RECORDINGS_MAX: usize = 32;
+const SEEN_MAX: usize = 256;
+/// Least bytes of a run of memory.
+const ROOM_MIN: usize = 1 << 16;
+
+/// The bytes that an array takes: in steps of a quarter of a power of two, so that arrays which differ a little leave those behind
+/// them where they are.
+fn rounded(bytes: usize) -> usize {
+    let step = (bytes.next_power_of_two() / 8).max(ALIGNMENT);
+    bytes.max(1).next_multiple_of(step)
+}
+
+/// A run of memory that is given out from its start.
+#[derive(Debug, Default)]
+struct Run {
+    address: u64,
+    bytes: usize,
+    used: usize,
+    /// As far as it went to the card.
+    sent: usize,
+    /// Bytes that were asked for since it was empty.
+    wanted: usize,
+}
+
+impl Run {
+    /// A place of so many bytes, where there is room.
+    fn take(&mut self, bytes: usize) -> Option<u64> {
+        self.wanted += bytes;
+        let place = self.address + self.used as u64;
+        let fits = self.used + bytes <= self.bytes;
+        if fits {
+            self.used += bytes;
+        }
+        fits.then_some(place)
+    }
+
+    /// What was taken since it last went to the card.
+    fn unsent(&mut self) -> Option<(u64, usize)> {
+        let (from, bytes) = (self.address + self.sent as u64, self.used - self.sent);
+        self.sent = self.used;
+        (bytes > 0).then_some((from, bytes))
+    }
+}
+
+/// A list of work that can be started by one call.
+#[derive(Debug)]
+struct Recording {
+    hash: u64,
+    work: Vec<Work>,
+    handle: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Arrays that came from the host, with as much pinned memory in which they wait.
+    inputs: Run,
+    staging: u64,
+    /// Arrays of zeros.
+    zeros: Run,
+    rooms: Run,
+    /// Pinned memory for results.
+    results: Run,
+    /// What did not fit: on the card, and pinned.
+    beyond: Vec<u64>,
+    beyond_pinned: Vec<u64>,
+    /// Arrays that somebody holds.
+    live: usize,
+    work: Vec<Work>,
+    is_under_way: bool,
+    recordings: VecDeque<Recording>,
+    seen: VecDeque<u64>,
+}
+
+/// A driver that writes down what is asked of it.
+#[derive(Debug)]
+pub(super) struct Lane {
+    inner: Arc<dyn Streams>,
+    stream: u64,
+    blocks: usize,
+    state: Mutex<State>,
+}
+
+impl Lane {
+    /// A lane of a card.
+    ///
+    /// # Errors
+    /// `Unavailable` where the card does not answer any more.
+    pub(super) fn new(inner: Arc<dyn Streams>) -> Result<Self> {
+        let (stream, blocks) = (inner.stream()?, inner.blocks());
+        Ok(Lane { inner, stream, blocks, state: Mutex::default() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Whoever panicked had written down some work: it is forgotten when the next stretch begins.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_for(&self, state: &mut State) -> Result<()> {
+        if state.is_under_way {
+            // SAFETY: the stream is the lane's, which lives.
+            unsafe { self.inner.wait(self.stream)? };
+            state.is_under_way = false;
+        }
+        Ok(())
+    }
+
+    /// Sends off what was written down.
+    fn submit(&self, state: &mut State) -> Result<()> {
+        let mut list = Vec::with_capacity(state.work.len() + 2);
+        let first = state.inputs.sent as u64;
+        if let Some((to, bytes)) = state.inputs.unsent() {
+            list.push(Work::Upload { to, from: state.staging + first, bytes });
+        }
+        list.extend(state.zeros.unsent().map(|(address, bytes)| Work::Clear { address, bytes }));
+        list.append(&mut state.work);
+        if list.is_empty() {
+            return Ok(());
+        }
+        let mut hasher = DefaultHasher::new();
+        list.hash(&mut hasher);
+        let hash = hasher.finish();
+        state.is_under_way = true;
+        let known = state.recordings.iter().position(|r| r.hash == hash && r.work == list);
+        if let Some(known) = known.and_then(|n| state.recordings.remove(n)) {
+            let handle = known.handle;
+            state.recordings.push_front(known);
+            // SAFETY: the recording is of work on this lane's memory, which lives; its host memory is pinned.
+            return unsafe { self.inner.replay(self.stream, handle) };
+        }
+        if !state.seen.contains(&hash) {
+            state.seen.push_front(hash);
+            state.seen.truncate(SEEN_MAX);
+            // SAFETY: all addresses are of arrays that were given out by this lane or that their owners hold until the results are
+            // read, those of the host are pinned and stay until the lane has waited.
+            return unsafe { self.inner.submit(self.stream, &list) };
+        }
+        // SAFETY: as above.
+        let handle = unsafe { self.inner.record(self.stream, &list)? };
+        state.recordings.push_front(Recording { hash, work: list, handle });
+        if let Some(old) = (state.recordings.len() > RECORDINGS_MAX).then(|| state.recordings.pop_back()).flatten() {
+            // SAFETY: the handle came from `record` and is forgotten here.
+            unsafe { self.inner.forget(old.handle) };
+        }
+        // SAFETY: as above.
+        unsafe { self.inner.replay(self.stream, handle) }
+    }
+
+    /// Memory of the card that is not in any run, for an array that found no room: the next stretch will have it.
+    fn beyond(&self, state: &mut State, bytes: usize) -> Result<u64> {
+        let address = self.inner.alloc(bytes)?;
+        state.beyond.push(address);
+        // The stream may use it once the driver itself has come there.
+        self.inner.settle()?;
+        Ok(address)
+    }
+
+    fn pinned_beyond(&self, state: &mut State, bytes: usize) -> Result<u64> {
+        let address = self.inner.pin(bytes)?;
+        state.beyond_pinned.push(address);
+        Ok(address)
+    }
+
+    /// A place of the card and one of pinned memory whose bytes come there before any launch.
+    fn staged(&self, state: &mut State, bytes: &[u8]) -> Result<u64> {
+        let room = rounded(bytes.len());
+        let (to, from) = match state.inputs.take(room) {
+            Some(to) => (to, state.staging + (to - state.inputs.address)),
+            None => {
+                let (to, from) = (self.beyond(state, room)?, self.pinned_beyond(state, room)?);
+                state.work.push(Work::Upload { to, from, bytes: bytes.len() });
+                (to, from)
+            }
+        };
+        // SAFETY: `from` is pinned memory of at least as many bytes that nothing else was given and no work under way reads.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), from as *mut u8, bytes.len()) };
+        Ok(to)
+    }
+
+    /// Makes a run as large as what was wanted of it, and empties it. Returns whether it is new memory.
+    fn renew(&self, run: &mut Run, is_pinned: bool) -> Result<bool> {
+        let grows = run.wanted > run.bytes;
+        if grows {
+            let bytes = run.wanted.next_power_of_two().max(ROOM_MIN);
+            self.give_up(run, is_pinned);
+            run.address = if is_pinned { self.inner.pin(bytes)? } else { self.inner.alloc(bytes)? };
+            run.bytes = bytes;
+        }
+        (run.used, run.sent, run.wanted) = (0, 0, 0);
+        Ok(grows)
+    }
+
+    fn give_up(&self, run: &mut Run, is_pinned: bool) {
+        let old = std::mem::take(run);
+        if old.bytes > 0 {
+            // SAFETY: the address came from `pin` or `alloc`, and nothing on the stream uses it: the lane has waited.
+            unsafe { if is_pinned { self.inner.unpin(old.address) } else { self.inner.free(old.address) } };
+        }
+        run.wanted = old.wanted;
+    }
+}
+
+impl Driver for Lane {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    fn kind(&self) -> &'static str {
+        self.inner.kind()
+    }
+
+    fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    fn memory(&self) -> Result<(u64, u64)> {
+        self.inner.memory()
+    }
+
+    /// Empties the lane, where nobody holds an array of it: of work that nobody came to wait for nothing is left.
+    fn begin(&self) -> Result<()> {
+        let mut state = self.state();
+        if state.live > 0 {
+            return Ok(());
+        }
+        self.wait_for(&mut state)?;
+        state.work.clear();
+        for address in std::mem::take(&mut state.beyond) {
+            // SAFETY: the address came from `alloc`, no array has it any more, and the stream has come to its end.
+            unsafe { self.inner.free(address) };
+        }
+        for address in std::mem::take(&mut state.beyond_pinned) {
+            // SAFETY: as above, from `pin`.
+            unsafe { self.inner.unpin(address) };
+        }
+        let State { inputs, staging, zeros, rooms, results, .. } = &mut *state;
+        let before = inputs.bytes;
+        let mut is_new = self.renew(inputs, false)?;
+        if is_new {
+            let mut pinned = Run { address: *staging, bytes: before, ..Run::default() };
+            pinned.wanted = inputs.bytes;
+            self.renew(&mut pinned, true)?;
+            *staging = pinned.address;
+        }
+        is_new |= self.renew(zeros, false)?;
+        is_new |= self.renew(rooms, false)?;
+        self.renew(results, true)?;
+        if is_new { self.inner.settle() } else { Ok(()) }
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<u64> {
+        let (mut state, room) = (self.state(), rounded(bytes));
+        let address = match state.rooms.take(room) {
+            Some(address) => address,
+            None => self.beyond(&mut state, room)?,
+        };
+        state.live += 1;
+        Ok(address)
+    }
+
+    fn alloc_copy(&self, bytes: &[u8]) -> Result<u64> {
+        let mut state = self.state();
+        let address = self.staged(&mut state, bytes)?;
+        state.live += 1;
+        Ok(address)
+    }
+
+    fn alloc_zeros(&self, bytes: usize) -> Result<u64> {
+        let (mut state, room) = (self.state(), rounded(bytes));
+        let address = match state.zeros.take(room) {
+            Some(address) => address,
+            None => {
+                let address = self.beyond(&mut state, room)?;
+                state.work.push(Work::Clear { address, bytes: room });
+                address
+            }
+        };
+        state.live += 1;
+        Ok(address)
+    }
+
+    // SAFETY: what the trait asks of callers is kept in the work that is written down.
+    unsafe fn free(&self, _: u64) {
+        let mut state = self.state();
+        state.live = state.live.saturating_sub(1);
+    }
+
+    unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        let mut state = self.state();
+        let staged = self.staged(&mut state, from)?;
+        state.work.push(Work::Copy { to, from: staged, bytes: from.len() });
+        Ok(())
+    }
+
+    // SAFETY: what the trait asks of callers is kept in the work that is written down.
+    unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        // SAFETY: the caller's condition.
+        let coming = unsafe { self.send(from, to.len())? };
+        self.receive(&coming, to)
+    }
+
+    unsafe fn clear(&self, address: u64, bytes: usize) -> Result<()> {
+        self.state().work.push(Work::Clear { address, bytes });
+        Ok(())
+    }
+
+    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.state().work.push(Work::of(launch));
+        Ok(())
+    }
+
+    // SAFETY: what the trait asks of callers is kept in the work that is written down.
+    unsafe fn send(&self, from: u64, bytes: usize) -> Result<Coming> {
+        let (mut state, room) = (self.state(), rounded(bytes));
+        let to = match state.results.take(room) {
+            Some(to) => to,
+            None => self.pinned_beyond(&mut state, room)?,
+        };
+        state.work.push(Work::Download { from, to, bytes });
+        Ok(Coming::To(to))
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.submit(&mut self.state())
+    }
+
+    fn receive(&self, coming: &Coming, to: &mut [u8]) -> Result<()> {
+        let Coming::To(from) = coming else {
+            return Err(Error::internal("a result that is not this lane's"));
+        };
+        let mut state = self.state();
+        self.submit(&mut state)?;
+        self.wait_for(&mut state)?;
+        // SAFETY: `from` is pinned memory of at least as many bytes, which `send` took for this result and which stays until the
+        // lane begins again; the copy to it is done.
+        unsafe { std::ptr::copy_nonoverlapping(*from as *const u8, to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        let mut state = std::mem::take(&mut *self.state());
+        // A card that is lost has nothing to give back.
+        let _ = self.wait_for(&mut state);
+        let State { inputs, staging, zeros, rooms, results, .. } = &mut state;
+        let mut pinned = Run { address: *staging, bytes: inputs.bytes, ..Run::default() };
+        for (run, is_pinned) in [(&mut pinned, true), (inputs, false), (zeros, false), (rooms, false), (results, true)]
+        {
+            self.give_up(run, is_pinned);
+        }
+        // SAFETY: all came from the driver's own calls, and nobody has them any more: arrays hold the lane.
+        unsafe {
+            state.beyond.iter().for_each(|&address| self.inner.free(address));
+            state.beyond_pinned.iter().for_each(|&address| self.inner.unpin(address));
+            state.recordings.iter().for_each(|recording| self.inner.forget(recording.handle));
+            self.inner.close(self.stream);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Lists that go on with other rows: those that were there, moved and balanced, in place of a training from nothing.
+//!
+//! 1. Lists that hold next to nothing are dropped. The centroids of all others become the means of their rows, and every row
+//!    goes to its best centroid: a round of the k-means that made them.
+//! 2. Lists far above the mean size are halved, the largest first, until none is. A half keeps its rows, so that the bound holds
+//!    for rows that lie however close together.
+
+use std::collections::BinaryHeap;
+
+use super::build::{Built, Lists, Rescore, from_lists};
+use super::kmeans::{Centroids, common_length, distance, halves, means};
+use crate::device::cpu::Kernels;
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::tensor::Matrix;
+
+/// A list below this share of the mean size is dropped.
+const SMALL: f64 = 0.125;
+/// A list above so many times the mean size is halved.
+const LARGE: f64 = 3.0;
+/// Rounds of the k-means that halves a list.
+const ROUNDS: usize = 4;
+/// A part of fewer than one in so many of a list's rows is no half of it.
+const LOPSIDED: usize = 8;
+
+/// An index of `rows` `[N, D]` that lay in the lists `of_rows` `[N]`. `nearest` is [`Lists::nearest`].
+///
+/// # Errors
+/// As [`from_lists`].
+pub fn rebalance(rows: Matrix<'_>, of_rows: &[u32], nearest: bool, rescore: Rescore) -> Result<Built> {
+    if of_rows.len() != rows.rows() || of_rows.is_empty() {
+        return Err(Error::internal(format!("index: {} places of {} rows", of_rows.len(), rows.rows())));
+    }
+    let kernels = Kernels::detect()?;
+    let length = if nearest { None } else { common_length(rows) };
+    let is_spherical = length.is_some();
+    let mut lists = grouped(of_rows);
+    let before = lists.len();
+    let mean = rows.rows() as f64 / before as f64;
+    lists.retain(|list| list.len() as f64 >= SMALL * mean && !list.is_empty());
+    let moved = Centroids::new(means(rows, &lists, is_spherical), rows.cols(), length);
+    let mut lists = grouped(&moved.assign_all(kernels, rows, None, &|_| ()));
+    let mut centroids: Vec<Vec<f32>> = moved.rows.chunks_exact(rows.cols()).map(<[f32]>::to_vec).collect();
+    halve_large(rows, &mut lists, before, |list, [one, other]| {
+        let both = means(rows, &[one.clone(), other.clone()], is_spherical);
+        let (one, other) = both.split_at(rows.cols());
+        centroids[list] = one.to_vec();
+        centroids.push(other.to_vec());
+    });
+    let mut places = vec![0u32; rows.rows()];
+    let mut kept = Vec::with_capacity(centroids.len() * rows.cols());
+    let filled = lists.iter().zip(&centroids).filter(|(list, _)| !list.is_empty());
+    for (number, (list, centroid)) in filled.enumerate() {
+        kept.extend_from_slice(centroid);
+        list.iter().for_each(|&row| places[row as usize] = number as u32);
+    }
+    from_lists(rows, Lists { centroids: kept, of_rows: places, nearest }, rescore)
+}
+
+/// The rows of each list.
+fn grouped(of_rows: &[u32]) -> Vec<Vec<u32>> {
+    let count = of_rows.iter().max().map_or(0, |&list| list as usize + 1);
+    let mut lists = vec![Vec::new(); count];
+    of_rows.iter().enumerate().for_each(|(row, &list)| lists[list as usize].push(row as u32));
+    lists
+}
+
+/// Halves the largest list as long as it is far above the mean size of so many lists as there were `before`, or of those that there
+/// are where these are more: so those that were dropped give up their places. `told` hears which one, and its halves: the first takes
+/// its place, the second comes last.
+fn halve_large(
+    rows: Matrix<'_>,
+    lists: &mut Vec<Vec<u32>>,
+    before: usize,
+    mut told: impl FnMut(usize, &[Vec<u32>; 2]),
+) {
+    let mut by_size: BinaryHeap<(usize, usize)> = lists.iter().map(Vec::len).zip(0..).collect();
+    while let Some((length, list)) = by_size.pop() {
+        let most = LARGE * rows.rows() as f64 / lists.len().max(before) as f64;
+        if length as f64 <= most || length < 2 || lists.len() >= limits::LISTS_MAX {
+            return;
+        }
+        let parts = halve(rows, &lists[list]);
+        told(list, &parts);
+        let [one, other] = parts;
+        by_size.extend([(one.len(), list), (other.len(), lists.len())]);
+        lists[list] = one;
+        lists.push(other);
+    }
+}
+
+/// Two parts of a list, neither of them much smaller than the other: a k-means of two, or, where one centre takes nearly all, a
+/// cut across the line between the centres.
+fn halve(rows: Matrix<'_>, list: &[u32]) -> [Vec<u32>; 2] {
+    let (one, other) = halves(rows, list);
+    let mut parts = [one, other];
+    let mut nearer: Vec<(f32, u32)> = Vec::new();
+    for _ in 0..ROUNDS {
+        let centres = means(rows, &parts, false);
+        let (one, other) = centres.split_at(rows.cols());
+        let by = |&row: &u32| (distance(rows.row(row as usize), one) - distance(rows.row(row as usize), other), row);
+        nearer = list.iter().map(by).collect();
+        nearer.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let near = nearer.partition_point(|(by, _)| *by <= 0.0);
+        if near == 0 || near == list.len() {
+            break;
+        }
+        parts = cut(&nearer, near);
+    }
+    if parts[0].len().min(parts[1].len()) * LOPSIDED < list.len() {
+        parts = cut(&nearer, nearer.len() / 2);
+    }
+    parts
+}
+
+fn cut(rows: &[(f32, u32)], at: usize) -> [Vec<u32>; 2] {
+    let (one, other) = rows.split_at(at);
+    [one, other].map(|part| part.iter().map(|(_, row)| *row).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_row_lies_in_one_list_and_no_list_is_far_above_the_mean(
+            numbers in proptest::collection::vec(-3i8..=3, 2..900),
+            lists in 1u32..20,
+            clump in 0usize..200,
+            nearest: bool,
+        ) {
+            let mut numbers: Vec<f32> = numbers.iter().map(|&x| f32::from(x)).collect();
+            // Many rows that are one and the same cannot be told apart, and are halved all the same.
+            numbers.extend(std::iter::repeat_n([2.0, 1.0], clump).flatten());
+            numbers.truncate(numbers.len() / 2 * 2);
+            let rows = Matrix::new(&numbers, 2).unwrap();
+            let of_rows: Vec<u32> = (0..rows.rows() as u32).map(|row| row * row % lists).collect();
+            let built = rebalance(rows, &of_rows, nearest, Rescore::F32).unwrap();
+            let mut found: Vec<u32> = built.order.iter().copied().filter(|&row| row != crate::units::NO_ITEM).collect();
+            found.sort_unstable();
+            prop_assert_eq!(found, (0..rows.rows() as u32).collect::<Vec<_>>());
+            let mean = rows.rows() as f64 / built.list_lengths.len() as f64;
+            for &length in &built.list_lengths {
+                prop_assert!(length > 0 && f64::from(length) <= (4.0 * mean).max(1.0), "{length} of a mean of {mean}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_belongs_together_stays_together() {
+        // Two groups that one list holds, and a list that next to nobody is left in.
+        let numbers: Vec<f32> =
+            (0..400).flat_map(|n| if n % 2 == 0 { [10.0, n as f32 / 400.0] } else { [-10.0, 1.0] }).collect();
+        let rows = Matrix::new(&numbers, 2).unwrap();
+        let of_rows: Vec<u32> = (0..400)
+            .map(|n| {
+                if n == 0 {
+                    1
+                } else if n % 16 == 1 {
+                    2 + n % 9
+                } else {
+                    0
+                }
+            })
+            .collect();
+        let built = rebalance(rows, &of_rows, true, Rescore::F32).unwrap();
+        for (bounds, &length) in built.list_offsets.windows(2).zip(&built.list_lengths) {
+            let list = &built.order[bounds[0] as usize..][..length as usize];
+            assert!(list.iter().all(|row| row % 2 == list[0] % 2), "{list:?}");
+        }
+    }
+}

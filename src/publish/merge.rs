@@ -1,0 +1,226 @@
+//! A version of one that is served and what its updates have made of it.
+//!
+//! 1. The items of a view are gathered: those of its main snapshot that are not gone, and those beside it, each in its list.
+//! 2. The lists go on ([`ivf::rebalance`]) and are measured with the queries that the version was calibrated with. Where a recall
+//!    takes clearly more of them than when they were trained, or the catalogue has another size by now, they are trained anew.
+//! 3. All else is as in any publication, but for the package: its files are those of the version, under another name.
+//!
+//! The manifest says up to which position the updates are in it. Whoever loads the version goes on from there, so that nothing
+//! is lost or done twice, wherever a merge ends: the version is there whole, or it is as if nobody had begun.
+
+use std::borrow::Cow;
+use std::path::Path;
+use std::time::Instant;
+
+use super::calibrate::{self, Queries};
+use super::catalogue::Arranged;
+use super::embed::Embedded;
+use super::serving;
+use super::warm;
+use super::write::Version;
+use crate::columns;
+use crate::device::memory;
+use crate::error::{Error, Result};
+use crate::files::Checksum;
+use crate::ivf;
+use crate::model::Package;
+use crate::snapshot::{
+    CALIBRATION_FILE, Calibration, FORMAT, INDEX_FILE, Manifest, MergedFrom, PROGRAM, Provenance, QUERIES_FILE, Recipe,
+    Store, Wanted,
+};
+use crate::tensor::Matrix;
+use crate::units::Slot;
+use crate::view::{Attribute, View, item_columns};
+
+/// Lists are trained anew where a recall takes so many times the share of them that it took when they were trained.
+const DRIFT: f64 = 1.25;
+/// Candidates whose recall is watched.
+const WATCHED: usize = 100;
+/// Bytes of memory that a merge takes for each number of its items' vectors: as f32, and encoded twice over.
+const BYTES_A_NUMBER: u64 = 12;
+
+/// What a merge has made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Merge {
+    /// The version.
+    pub version: u64,
+    /// The position of the last update that is in it.
+    pub position: u64,
+    /// Its items.
+    pub items: usize,
+    /// Its lists.
+    pub lists: usize,
+    /// True where the lists were trained anew.
+    pub is_trained: bool,
+    /// Seconds that it took.
+    pub seconds: f64,
+}
+
+/// Publishes what a view shows as the next version of its model, on the threads of the pool that this runs in.
+///
+/// # Errors
+/// `Conflict` where another version came meanwhile, which takes over; `Invalid` where no items are left; `NoSpace` where memory
+/// or the disk do not suffice; `Io`. The store is then as it was.
+pub fn merge(store: &Store, view: &View) -> Result<Merge> {
+    let start = Instant::now();
+    let main = view.main();
+    if main.manifest.shard.is_some() {
+        return Err(Error::unsupported("a merge of a shard alone: publish the whole anew"));
+    }
+    if view.items() == 0 {
+        return Err(Error::invalid("no items are left, expected one at least"));
+    }
+    let numbers = view.items() as u64 * view.dimension() as u64;
+    let free = memory::available_bytes().unwrap_or(u64::MAX);
+    if numbers.saturating_mul(BYTES_A_NUMBER) > free {
+        let need = numbers.saturating_mul(BYTES_A_NUMBER) >> 20;
+        return Err(Error::no_space(format!("a merge takes {need} MB of memory, {} are free", free >> 20)));
+    }
+    let mut made =
+        Merge { version: 0, position: view.position(), items: view.items(), lists: 0, is_trained: false, seconds: 0.0 };
+    made.version = store.publish_unrivalled(&main.manifest.name, |folder, version| {
+        let mut merging = Merging::of(view)?;
+        let (index, watched) = merging.arrange(folder)?;
+        made.lists = merging.arranged.built.list_lengths.len();
+        made.is_trained = merging.is_trained;
+        let files = merging.version();
+        let mut sums = files.write_package(folder)?;
+        sums.extend(files.write_items(folder, &merging.arranged.built)?);
+        sums.insert(INDEX_FILE.into(), index);
+        let decisions = serving::keep(&main.package, &main.manifest.decisions, folder, &mut sums)?;
+        if let Some((calibration, queries)) = watched {
+            sums.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
+            sums.extend(queries.write(&folder.join(QUERIES_FILE))?.map(|sum| (QUERIES_FILE.into(), sum)));
+        }
+        let graphs = main.package.graphs().map(|(file, runs)| (file.to_owned(), runs.into())).collect();
+        let mut manifest = Manifest {
+            format: FORMAT,
+            name: main.manifest.name.clone(),
+            version,
+            dimension: view.dimension(),
+            items: made.items,
+            slots: merging.arranged.built.order.len(),
+            lists: made.lists,
+            position: made.position,
+            shard: None,
+            merged: Some(MergedFrom { origin: main.manifest.origin(), trained_share: merging.trained_share }),
+            provenance: Provenance { program: PROGRAM.into(), ..main.manifest.provenance.clone() },
+            files: sums,
+            graphs: Some(graphs),
+            decisions,
+        };
+        // What the model once had to answer, of other items, is answered by these now.
+        warm::answer(folder, &mut manifest, false)?;
+        manifest.provenance.seconds = start.elapsed().as_secs_f64();
+        manifest.write(folder)
+    })?;
+    made.seconds = start.elapsed().as_secs_f64();
+    Ok(made)
+}
+
+/// The items of a view on their way into a version.
+struct Merging<'a> {
+    view: &'a View,
+    arranged: Arranged,
+    /// Which items lie together within a list.
+    alike: Vec<u64>,
+    trained_share: Option<f64>,
+    is_trained: bool,
+}
+
+impl<'a> Merging<'a> {
+    /// Gathers the items, in the lists that go on.
+    fn of(view: &'a View) -> Result<Self> {
+        let main = view.main();
+        let slots: Vec<Slot> = view.filled_slots().collect();
+        let dimension = view.dimension();
+        let mut vectors = vec![0.0; slots.len() * dimension];
+        vectors.chunks_exact_mut(dimension).zip(&slots).for_each(|(row, slot)| view.row(*slot, row));
+        let stacked = view.columns();
+        let attribute = |row: usize, column: usize| Cow::Owned(Attribute::from(stacked.cell(column, slots[row])));
+        let columns = item_columns(&main.columns, slots.len(), attribute);
+        let alike = columns::likeness(&columns, &main.recipe.filter.together, slots.len())?;
+        let ids = slots.iter().map(|slot| view.id(*slot).0).collect();
+        let lists: Vec<u32> = slots.iter().map(|slot| view.list_of(*slot)).collect();
+        let is_nearest = !main.index.penalties().is_empty();
+        let built = ivf::rebalance(Matrix::new(&vectors, dimension)?, &lists, is_nearest, main.recipe.index.rescore)?;
+        let arranged = Arranged { ids, columns, built, embedded: Embedded { vectors, kept: Vec::new() } };
+        let of_main = main.calibration.as_ref();
+        let of_main = of_main.map(|c| share(c, &main.recipe, main.index.items(), main.index.lists()));
+        let trained_share = main.manifest.merged.as_ref().map_or(of_main, |from| from.trained_share);
+        Ok(Merging { view, arranged, alike, trained_share, is_trained: false })
+    }
+
+    /// Writes the index, with its lists as they go on or trained anew. Returns its checksum, and what was measured of it.
+    fn arrange(&mut self, folder: &Path) -> Result<(Checksum, Option<(Calibration, Queries)>)> {
+        let recipe = &self.view.main().recipe;
+        // Lists that came with their items, from another program, are not ours to train.
+        let may_train = self.view.main().index.penalties().is_empty();
+        if may_train && !self.fits(recipe) {
+            return self.train(folder);
+        }
+        let (sum, measured) = self.write_index(folder)?;
+        let now = measured.as_ref().map(|(calibration, _)| self.share(calibration));
+        let has_drifted = |(now, then): (f64, f64)| now > DRIFT * then + 1.0 / self.lists() as f64;
+        match may_train && now.zip(self.trained_share).is_some_and(has_drifted) {
+            true => self.train(folder),
+            false => {
+                self.trained_share = self.trained_share.or(now);
+                Ok((sum, measured))
+            }
+        }
+    }
+
+    /// Whether there are about as many lists as a catalogue of this size gets.
+    fn fits(&self, recipe: &Recipe) -> bool {
+        let wanted = recipe.index.lists_for(self.arranged.ids.len()).unwrap_or(1);
+        let is_ours = recipe.index.lists == 0;
+        !is_ours || (wanted.div_ceil(2)..=wanted * 2).contains(&self.lists())
+    }
+
+    fn train(&mut self, folder: &Path) -> Result<(Checksum, Option<(Calibration, Queries)>)> {
+        let items = self.arranged.ids.len();
+        let options = &self.view.main().recipe.index;
+        let options = ivf::Options { lists: options.lists.min(items), ..options.clone() };
+        self.arranged.built = ivf::build(self.arranged.rows()?, &options, &|_| ())?;
+        self.is_trained = true;
+        let (sum, measured) = self.write_index(folder)?;
+        self.trained_share = measured.as_ref().map(|(calibration, _)| self.share(calibration));
+        Ok((sum, measured))
+    }
+
+    fn write_index(&mut self, folder: &Path) -> Result<(Checksum, Option<(Calibration, Queries)>)> {
+        self.arranged.built.sort_lists(&self.alike);
+        let sum = self.version().write_index(folder, &self.arranged.built)?;
+        let main = self.view.main();
+        let queries = calibrate::kept_queries(main.package.folder());
+        Ok((sum, calibrate::merged(folder, queries.as_deref(), &main.package, &main.recipe)?))
+    }
+
+    fn share(&self, calibration: &Calibration) -> f64 {
+        share(calibration, &self.view.main().recipe, self.arranged.ids.len(), self.lists())
+    }
+
+    fn lists(&self) -> usize {
+        self.arranged.built.list_lengths.len()
+    }
+
+    fn version(&self) -> Version<'_> {
+        let main = self.view.main();
+        let package: &Package = &main.package;
+        Version {
+            package: Some(package),
+            spec: &package.spec,
+            tables: &package.tables,
+            arranged: &self.arranged,
+            recipe: &main.recipe,
+            version: Some(&main.manifest),
+        }
+    }
+}
+
+/// The share of the lists that the recall of a recipe takes.
+fn share(calibration: &Calibration, recipe: &Recipe, items: usize, lists: usize) -> f64 {
+    let wanted = Wanted { candidates: WATCHED.min(items), pass_rate: 1.0, recall: recipe.serving.recall };
+    calibration.choose(wanted, items, lists).probes as f64 / lists.max(1) as f64
+}

@@ -1,0 +1,110 @@
+//! How a version is served: what of its reranker is kept by item, and whether it stands the items as they are published.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::columns::Columns;
+use crate::embedding::Table;
+use crate::error::{Error, Kind, Result};
+use crate::files::{Checksum, TensorFile, Tensors};
+use crate::ivf;
+use crate::model::{Decisions, Package};
+use crate::snapshot::{
+    COLUMNS_FILE, CandidateRows, INDEX_FILE, Ids, ItemParts, PARTS_FILE, Recipe, RowSources, VECTORS_FILE,
+};
+use crate::trial;
+
+/// The files of a version in slot order, as they were written.
+struct Written {
+    index: ivf::Index,
+    columns: Columns,
+    ids: Ids,
+    vectors: Option<Tensors>,
+}
+
+impl Written {
+    fn open(package: &Package, folder: &Path) -> Result<Self> {
+        let index = ivf::Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?;
+        let tensors = Tensors::open(&folder.join(COLUMNS_FILE))?;
+        let columns = Columns::open(&tensors, index.slots())?;
+        let ids = Ids::open(&tensors, index.slots(), index.items())?;
+        let has_vectors = !package.spec.item.vectors.is_empty();
+        let vectors = has_vectors.then(|| Tensors::open(&folder.join(VECTORS_FILE))).transpose()?;
+        Ok(Written { index, columns, ids, vectors })
+    }
+
+    fn sources<'a>(&'a self, package: &'a Package) -> RowSources<'a> {
+        RowSources { package, columns: &self.columns, ids: &self.ids, vectors: self.vectors.as_ref() }
+    }
+}
+
+/// Keeps what the reranker says of the items of the version in `folder` whoever asks, where that pays and the recipe wants it:
+/// the file joins `files`. Then the reranker scores the items.
+pub(super) fn prepare(
+    package: &Package,
+    folder: &Path,
+    recipe: &Recipe,
+    files: &mut BTreeMap<String, Checksum>,
+) -> Result<Decisions> {
+    let written = Written::open(package, folder)?;
+    let decided = recipe.reranking.item_part.rows().map(|format| package.best_part(format)).transpose()?.flatten();
+    let decisions = Decisions { item_part: decided, ..Decisions::default() };
+    let Some(decided) = &decisions.item_part else {
+        score_items(package, &written, None)?;
+        return Ok(decisions);
+    };
+    let parted = package.decided(&decisions)?;
+    let parts = ItemParts::work_out(&written.sources(&parted), &written.index, true)?;
+    let parts = parts.ok_or_else(|| Error::internal("a cut of the reranker that makes no parts"))?;
+    let table = match parts.stored(decided.format, &written.index, &written.ids) {
+        Ok(table) => table,
+        Err(e) if e.kind() == Kind::Invalid => {
+            tracing::warn!(reason = %e, "nothing of the reranker is kept by item");
+            score_items(package, &written, None)?;
+            return Ok(Decisions::default());
+        }
+        Err(e) => return Err(e),
+    };
+    drop(parts);
+    write(&table, folder, files)?;
+    score_items(&parted, &written, Some(table))?;
+    Ok(decisions)
+}
+
+/// Works out again, for other items of a version that lie in `folder`, what was decided to be kept. What cannot be stored of
+/// them is left to candidates: what was decided is returned.
+pub(super) fn keep(
+    package: &Package,
+    decisions: &Decisions,
+    folder: &Path,
+    files: &mut BTreeMap<String, Checksum>,
+) -> Result<Decisions> {
+    let Some(decided) = &decisions.item_part else { return Ok(decisions.clone()) };
+    let (written, parted) = (Written::open(package, folder)?, package.decided(decisions)?);
+    let parts = ItemParts::work_out(&written.sources(&parted), &written.index, true)?;
+    let parts = parts.ok_or_else(|| Error::internal("a cut of the reranker that makes no parts"))?;
+    match parts.stored(decided.format, &written.index, &written.ids) {
+        Ok(table) => {
+            write(&table, folder, files)?;
+            Ok(decisions.clone())
+        }
+        Err(e) if e.kind() == Kind::Invalid => {
+            tracing::warn!(reason = %e, "nothing of the reranker is kept by item");
+            Ok(Decisions { item_part: None, ..decisions.clone() })
+        }
+        Err(e) => Err(e),
+    }
+}
+
+fn write(table: &Table, folder: &Path, files: &mut BTreeMap<String, Checksum>) -> Result<()> {
+    let mut file = TensorFile::new();
+    table.encode(&mut file)?;
+    files.insert(PARTS_FILE.into(), file.write(&folder.join(PARTS_FILE))?);
+    Ok(())
+}
+
+fn score_items(package: &Package, written: &Written, part: Option<Table>) -> Result<()> {
+    let candidates = CandidateRows::open(&written.sources(package), part)?;
+    let index = &written.index;
+    trial::score_items(package, index, &written.columns, &|slot, row| candidates.write(index, slot, row))
+}

@@ -1,0 +1,353 @@
+//! Servers that are killed, disks that fill up, power that goes: while updates are written, merged and published, everything that was
+//! acknowledged is there afterwards, in order, and nothing is there twice or by half.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::fresh::Random;
+use crate::support::{Server, put, sterling, vectors};
+
+const ITEMS: &str = "/v1/models/vectors/items";
+/// Items below stay for ever and have only their attributes changed.
+const STAYING: i64 = 40;
+const IDS: usize = 200;
+/// Updates of a call.
+const CALL: usize = 12;
+
+/// What one update does to an item: it has this number, or is gone.
+type Change = (i64, Option<i64>);
+
+/// What was written: acknowledged up to a position, and the call that is under way.
+#[derive(Clone, Debug, Default)]
+struct Written {
+    items: BTreeMap<i64, i64>,
+    position: u64,
+    open: Vec<Change>,
+    calls: u64,
+}
+
+impl Written {
+    fn acknowledge(&mut self, count: usize) {
+        for (id, n) in self.open.drain(..).take(count) {
+            match n {
+                Some(n) => drop(self.items.insert(id, n)),
+                None => drop(self.items.remove(&id)),
+            }
+            self.position += 1;
+        }
+        self.open.clear();
+    }
+}
+
+fn line(id: i64, n: i64) -> Value {
+    json!({"id": id, "embedding": [id % 7, id % 5, 1], "attributes": {"n": n}})
+}
+
+fn lines(items: &BTreeMap<i64, i64>) -> String {
+    items.iter().fold(String::new(), |mut text, (id, n)| {
+        let _ = writeln!(text, "{}", line(*id, *n));
+        text
+    })
+}
+
+/// A catalogue in `folder`, and what it holds.
+fn begin(folder: &Path) -> Written {
+    let items: BTreeMap<i64, i64> = (0..STAYING).map(|id| (id, 0)).collect();
+    put(&folder.join("store"), &vectors(folder, &lines(&items))).unwrap();
+    Written { items, ..Written::default() }
+}
+
+fn serve(folder: &Path) -> Server {
+    let mut command = sterling();
+    command.env("STERLING_MERGE__SHARE", "0").env("STERLING_REFRESH_MS", "50");
+    let (store, updates) = (folder.join("store"), folder.join("updates"));
+    Server::spawn(
+        command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store).arg("--updates").arg(updates),
+    )
+}
+
+/// Posts a body; `None` where no answer comes.
+fn post(address: &str, path: &str, body: &str) -> Option<(u16, Value)> {
+    let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+    let request = agent.post(format!("http://{address}{path}")).header("content-type", "application/json");
+    let mut response = request.send(body).ok()?;
+    let text = response.body_mut().read_to_string().ok()?;
+    Some((response.status().as_u16(), serde_json::from_str(&text).ok()?))
+}
+
+/// Writes calls until no answer comes or it is told to stop.
+fn write(address: &str, written: &Mutex<Written>, seed: u64, stop: &AtomicBool) {
+    let random = &mut Random::new(seed);
+    while !stop.load(Ordering::Relaxed) {
+        let (path, body, count) = {
+            let mut written = written.lock().unwrap();
+            let n = (written.position + 1) as i64;
+            let mut ids: Vec<i64> = (0..1 + random.below(CALL)).map(|_| random.below(IDS) as i64).collect();
+            ids.sort_unstable();
+            ids.dedup();
+            let position = written.position;
+            if random.below(4) == 0 {
+                ids.retain(|id| *id >= STAYING && written.items.contains_key(id));
+                written.open = ids.iter().map(|id| (*id, None)).collect();
+                (format!("{ITEMS}:delete?min_position={position}"), json!({"ids": ids}), ids.len())
+            } else {
+                written.open = ids.iter().map(|id| (*id, Some(n))).collect();
+                let item = |id: &i64| if *id < STAYING { json!({"id": id, "set": {"n": n}}) } else { line(*id, n) };
+                let items: Vec<Value> = ids.iter().map(item).collect();
+                (format!("{ITEMS}:upsert"), json!({"items": items}), ids.len())
+            }
+        };
+        if count == 0 {
+            continue;
+        }
+        match post(address, &path, &body.to_string()) {
+            Some((200, answer)) => {
+                let mut written = written.lock().unwrap();
+                assert_eq!(answer["position"].as_u64(), Some(written.position + count as u64), "{path}: {answer}");
+                written.acknowledge(count);
+                written.calls += 1;
+            }
+            // Nothing was written: the call is refused as a whole.
+            Some((503 | 504 | 507, _)) => written.lock().unwrap().open.clear(),
+            Some((status, answer)) => panic!("{path}: {status} {answer}"),
+            None => return,
+        }
+    }
+}
+
+/// Holds what a server has against what was written, and goes on from there.
+fn check(server: &Server, written: &mut Written, what: &str) {
+    server.wait_ready();
+    let told = server.get_json(&format!("{ITEMS}:position"));
+    let durable = told["durable"].as_u64().unwrap();
+    let (least, most) = (written.position, written.position + written.open.len() as u64);
+    assert!((least..=most).contains(&durable), "{what}: {durable} is durable, expected {least} to {most}");
+    written.acknowledge((durable - least) as usize);
+    let body = json!({"vector": [0, 0, 1], "k": 1000, "exact": true, "columns": ["n"]});
+    let answer = server.ask(&format!("/v1/models/vectors:retrieve?min_position={durable}"), body);
+    assert_eq!(answer["position"].as_u64(), Some(durable), "{what}");
+    let n = |item: &Value| (item["id"].as_i64().unwrap(), item["columns"]["n"].as_i64().unwrap());
+    let found: BTreeMap<i64, i64> = answer["items"].as_array().unwrap().iter().map(n).collect();
+    assert_eq!(found, written.items, "{what}: version {}", answer["version"]);
+}
+
+/// Figures for who runs more rounds than the tests do.
+fn tell(what: std::fmt::Arguments<'_>) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{what}").unwrap();
+}
+
+fn is_publishing(store: &Path) -> bool {
+    let Ok(names) = std::fs::read_dir(store.join("vectors")) else { return false };
+    names.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with(".publishing-"))
+}
+
+fn publisher(folder: &Path, written: &Written) -> Child {
+    let items = folder.join("catalogue.jsonl");
+    std::fs::write(&items, lines(&written.items)).unwrap();
+    let mut command = sterling();
+    command.args(["publish", "--name", "vectors", "--position", &written.position.to_string(), "--items"]).arg(items);
+    command.arg("--store").arg(folder.join("store")).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+fn merge_on_and_on(address: &str, merged: &AtomicU64) {
+    while let Some((status, answer)) = post(address, &format!("{ITEMS}:merge"), "") {
+        // Another publication takes over, or the server says that it is not ready.
+        assert!([200, 409, 503].contains(&status), "{status} {answer}");
+        merged.fetch_add(u64::from(status == 200), Ordering::Relaxed);
+    }
+}
+
+fn kill_again_and_again(rounds: u64) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store");
+    let written = Arc::new(Mutex::new(begin(folder.path())));
+    let (merged, mut in_merge, mut in_publish, mut calls) = (Arc::new(AtomicU64::new(0)), 0, 0, 0);
+    let random = &mut Random::new(77);
+    for round in 0..rounds {
+        let server = serve(folder.path());
+        check(&server, &mut written.lock().unwrap(), &format!("round {round}"));
+        let before = written.lock().unwrap().calls;
+        let publishing = (round % 3 == 2).then(|| publisher(folder.path(), &written.lock().unwrap()));
+        let (address, shared, stop) = (server.address.clone(), written.clone(), Arc::new(AtomicBool::new(false)));
+        let writer = std::thread::spawn(move || write(&address, &shared, round, &stop));
+        let (address, counted) = (server.address.clone(), merged.clone());
+        let merger = std::thread::spawn(move || merge_on_and_on(&address, &counted));
+        // Only what runs can be killed: calls were answered, and a version is being written.
+        let start = Instant::now();
+        // In some rounds a merge comes to its end first.
+        let enough = merged.load(Ordering::Relaxed) + u64::from(round % 6 == 1);
+        let runs = |written: &Written| written.calls >= before + 2 && merged.load(Ordering::Relaxed) >= enough;
+        while !runs(&written.lock().unwrap()) || !is_publishing(&store) {
+            assert!(start.elapsed() < Duration::from_secs(120), "round {round}: nothing is written");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_micros(random.below(60_000) as u64));
+        server.signal("KILL");
+        server.wait();
+        if let Some(mut publisher) = publishing {
+            let is_under_way = publisher.try_wait().unwrap().is_none();
+            in_publish += u64::from(is_under_way);
+            publisher.kill().unwrap();
+            publisher.wait().unwrap();
+        } else {
+            in_merge += u64::from(is_publishing(&store));
+        }
+        writer.join().unwrap();
+        merger.join().unwrap();
+        calls += written.lock().unwrap().calls - before;
+    }
+    let server = serve(folder.path());
+    check(&server, &mut written.lock().unwrap(), "at the end");
+    let versions = std::fs::read_dir(store.join("vectors")).unwrap().count();
+    tell(format_args!(
+        "{rounds} kills, {in_merge} in a merge, {in_publish} in a publication; {calls} calls, {} merges, {} updates, {versions} \
+         files and folders of the model",
+        merged.load(Ordering::Relaxed),
+        written.lock().unwrap().position
+    ));
+    assert!(in_merge >= rounds / 20 && merged.load(Ordering::Relaxed) > 0, "{in_merge} kills hit a merge");
+}
+
+#[test]
+fn nothing_is_lost_or_twice_when_a_server_is_killed_in_merges_and_publications() {
+    // A thousand take long: `scripts/kill_journal.sh`.
+    let kills = std::env::var("STERLING_TEST_MERGE_KILLS").ok().and_then(|count| count.parse().ok());
+    kill_again_and_again(kills.unwrap_or(12));
+}
+
+fn done(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A file system in a file, which goes with the value.
+struct Mounted {
+    at: PathBuf,
+}
+
+impl Mounted {
+    fn of(image: &Path, at: PathBuf) -> Self {
+        std::fs::create_dir_all(&at).unwrap();
+        done(Command::new("mount").args(["-o", "loop,noatime,commit=60"]).arg(image).arg(&at));
+        Mounted { at }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.at).output();
+    }
+}
+
+/// The power goes again and again: what is in the file of a mounted file system, and not in the memory of the kernel, is all that
+/// is left. The copy is taken while the server stands still, so that it is of one instant.
+fn lose_power(rounds: u64) {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, copy) = (folder.path().join("disk"), folder.path().join("copy"));
+    std::fs::File::create(&image).unwrap().set_len(96 << 20).unwrap();
+    done(Command::new("mkfs.ext4").arg("-Fq").arg(&image));
+    let disk = Mounted::of(&image, folder.path().join("mounted"));
+    let written = Arc::new(Mutex::new(begin(&disk.at)));
+    done(&mut Command::new("sync"));
+    let (random, merged, mut in_merge) = (&mut Random::new(5), Arc::new(AtomicU64::new(0)), 0);
+    let server = serve(&disk.at);
+    server.wait_ready();
+    let (address, shared, stop) = (server.address.clone(), written.clone(), Arc::new(AtomicBool::new(false)));
+    let writer = std::thread::spawn(move || write(&address, &shared, 9, &stop));
+    let (address, counted) = (server.address.clone(), merged.clone());
+    let merger = std::thread::spawn(move || merge_on_and_on(&address, &counted));
+    for round in 0..rounds {
+        let before = written.lock().unwrap().calls;
+        let start = Instant::now();
+        while written.lock().unwrap().calls < before + 3 {
+            assert!(start.elapsed() < Duration::from_secs(60), "nothing is written");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_micros(random.below(300_000) as u64));
+        server.signal("STOP");
+        std::thread::sleep(Duration::from_millis(5));
+        let mut expected = written.lock().unwrap().clone();
+        std::fs::copy(&image, &copy).unwrap();
+        server.signal("CONT");
+        let after = Mounted::of(&copy, folder.path().join(format!("after {round}")));
+        in_merge += u64::from(is_publishing(&after.at.join("store")));
+        let again = serve(&after.at);
+        check(&again, &mut expected, &format!("power loss {round}"));
+        // What is there goes on to work.
+        let (path, body) = (format!("{ITEMS}:upsert"), json!({"items": [line(1, 1)]}).to_string());
+        assert_eq!(post(&again.address, &path, &body).unwrap().0, 200);
+        drop(again);
+    }
+    server.signal("KILL");
+    server.wait();
+    writer.join().unwrap();
+    merger.join().unwrap();
+    let position = written.lock().unwrap().position;
+    let merged = merged.load(Ordering::Relaxed);
+    tell(format_args!("{rounds} losses, {in_merge} in a merge; {merged} merges, {position} updates"));
+}
+
+#[test]
+fn nothing_that_was_acknowledged_is_lost_when_the_power_goes() {
+    // Needs root and loop devices: `scripts/power_loss.sh`. Every prefix of a log is tried in `src/journal/tests.rs`.
+    let Some(rounds) = std::env::var("STERLING_TEST_POWER_LOSSES").ok().and_then(|count| count.parse().ok()) else {
+        return;
+    };
+    lose_power(rounds);
+}
+
+#[test]
+fn a_full_disk_refuses_updates_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut written = begin(folder.path());
+    // The largest file that the server may write: a bound that needs no rights, and is told as a full disk is.
+    let mut command = Command::new("sh");
+    let script = "trap '' XFSZ; ulimit -f $1; shift; exec \"$@\"";
+    command.args(["-c", script, "sh", "96", env!("CARGO_BIN_EXE_sterling"), "serve", "--listen", "127.0.0.1:0"]);
+    command.arg("--store").arg(folder.path().join("store")).arg("--updates").arg(folder.path().join("updates"));
+    command.env("STERLING_MERGE__SHARE", "0").env_remove("STERLING_LOG").stdin(Stdio::null());
+    let server = Server::spawn(&mut command);
+    server.wait_ready();
+    let mut refused = 0;
+    for call in 1..200 {
+        let n = written.position as i64 + 1;
+        let items: Vec<Value> = (0..CALL as i64).map(|id| json!({"id": id, "set": {"n": n}})).collect();
+        written.open = (0..CALL as i64).map(|id| (id, Some(n))).collect();
+        let (status, answer) =
+            post(&server.address, &format!("{ITEMS}:upsert"), &json!({"items": items}).to_string()).unwrap();
+        match status {
+            200 => written.acknowledge(CALL),
+            _ => {
+                assert_eq!(
+                    (status, answer["code"].as_str()),
+                    (507, Some("insufficient_storage")),
+                    "call {call}: {answer}"
+                );
+                written.open.clear();
+                refused += 1;
+            }
+        }
+        if refused == 3 {
+            break;
+        }
+    }
+    assert!(refused == 3 && written.position > 0, "{refused} refused, {} written", written.position);
+    // Reading goes on, and the server stays ready.
+    check(&server, &mut written, "beside a full disk");
+    server.signal("KILL");
+    server.wait();
+    // With room it goes on, and has lost nothing.
+    let server = serve(folder.path());
+    check(&server, &mut written, "with room again");
+    let (path, body) = (format!("{ITEMS}:upsert"), json!({"items": [line(1, 1)]}).to_string());
+    assert_eq!(post(&server.address, &path, &body).unwrap().0, 200);
+}

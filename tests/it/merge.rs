@@ -1,0 +1,313 @@
+//! Merges: updates become part of a version while requests go on, and what versions hold is let go of.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sterling::compact::release;
+use sterling::fresh::{Feed, Feeds, Merged, Updating};
+use sterling::fresh::{Put, Update};
+use sterling::journal::{Journal, Log, LogOptions};
+use sterling::publish::{Publish, merge};
+use sterling::registry::{Options, Registry, Snapshots, Which};
+use sterling::snapshot::{Manifest, Snapshot, Store};
+use sterling::view::Attribute;
+
+use crate::support::{Server, ids, put, run, vectors};
+
+const ITEMS: &str = "/v1/models/vectors/items";
+const RETRIEVE: &str = "/v1/models/vectors:retrieve";
+
+fn line(id: i64, n: i64) -> String {
+    format!("{{\"id\": {id}, \"embedding\": [{id}, 1], \"attributes\": {{\"n\": {n}, \"lang\": [\"en\"]}}}}\n")
+}
+
+fn published(folder: &Path, count: i64) {
+    let lines: String = (0..count).map(|id| line(id, 0)).collect();
+    put(&folder.join("store"), &vectors(folder, &lines)).unwrap();
+}
+
+fn serve(folder: &Path, share: &str) -> Server {
+    let mut command = crate::support::sterling();
+    let command = command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_MERGE__SHARE", share);
+    let (store, updates) = (folder.join("store"), folder.join("updates"));
+    let server = Server::spawn(
+        command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store).arg("--updates").arg(updates),
+    );
+    server.wait_ready();
+    server
+}
+
+/// What is found of all items, by id, at a position at least.
+fn state(server: &Server, position: u64) -> (Value, Vec<(i64, i64)>) {
+    let body = json!({"vector": [0, 1], "k": 5000, "exact": true, "columns": ["n"]});
+    let answer = server.ask(&format!("{RETRIEVE}?min_position={position}"), body);
+    let n = |item: &Value| (item["id"].as_i64().unwrap(), item["columns"]["n"].as_i64().unwrap_or(-1));
+    let mut items: Vec<(i64, i64)> = answer["items"].as_array().unwrap().iter().map(n).collect();
+    items.sort_unstable();
+    (answer, items)
+}
+
+fn position(server: &Server) -> Value {
+    server.get_json(&format!("{ITEMS}:position"))
+}
+
+#[test]
+fn a_merge_by_hand_takes_over_while_requests_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path(), 50);
+    let server = Arc::new(serve(folder.path(), "0"));
+    server.ask(&format!("{ITEMS}:delete"), json!({"ids": [3, 4]}));
+    let new: Vec<Value> = (60..70).map(|id| json!({"id": id, "embedding": [id, 1], "attributes": {"n": 7}})).collect();
+    server.ask(&format!("{ITEMS}:upsert"), json!({"items": new}));
+    server.ask(&format!("{ITEMS}:upsert"), json!({"items": [{"id": 5, "set": {"lang": "xx"}}]}));
+    let (_, before) = state(&server, 13);
+    assert_eq!(before.len(), 58);
+    // Requests while it goes on: none fails, none sees anything else, and positions never fall.
+    let (stop, asker) = (Arc::new(AtomicBool::new(false)), server.clone());
+    let (stopped, expected) = (stop.clone(), before.clone());
+    let asking = std::thread::spawn(move || {
+        let (mut asked, mut last) = (0, 0);
+        while !stopped.load(Ordering::Relaxed) {
+            let (answer, items) = state(&asker, 0);
+            assert_eq!(items, expected);
+            let position = answer["position"].as_u64().unwrap();
+            assert!(position >= last);
+            (asked, last) = (asked + 1, position);
+        }
+        asked
+    });
+    let merged = server.ask(&format!("{ITEMS}:merge"), "");
+    assert_eq!(merged, json!({"model": "vectors", "version": 2, "position": 13, "items": 58}));
+    stop.store(true, Ordering::Relaxed);
+    assert!(asking.join().unwrap() > 0);
+    let now = position(&server);
+    let told = |name: &str| now[name].as_u64().unwrap();
+    assert_eq!((told("version"), told("position"), told("fresh_items"), told("items")), (2, 13, 0, 58));
+    let of_xx = server.ask(RETRIEVE, json!({"vector": [0, 1], "filter": "lang:xx"}));
+    assert_eq!(ids(&of_xx), [5]);
+    // Updates go on, and the version before still follows them.
+    server.ask(&format!("{ITEMS}:upsert"), json!({"items": [{"id": 70, "embedding": [70, 1]}]}));
+    assert_eq!(state(&server, 14).1.len(), 59);
+    server.ask("/v1/models/vectors/versions/1:activate", json!({}));
+    let (answer, items) = state(&server, 14);
+    assert_eq!((answer["version"].as_u64(), items.len()), (Some(1), 59));
+    // A merge of what answers now, by the command line.
+    let (code, out, err) = run(&["compact", "vectors", "--server", &format!("http://{}", server.address)]);
+    assert_eq!((code, out.trim()), (0, "merged vectors version 3: 59 items, updates up to position 14"), "{err}");
+    let (_, last) = state(&server, 14);
+    // Wherever it is loaded anew, it is the same; what comes after it is replayed.
+    server.ask(&format!("{ITEMS}:delete"), json!({"ids": [70]}));
+    let Ok(server) = Arc::try_unwrap(server) else { panic!("somebody asks on") };
+    assert_eq!(server.stop(), Some(0));
+    let server = serve(folder.path(), "0");
+    let (answer, items) = state(&server, 15);
+    assert_eq!((answer["version"].as_u64(), &items[..]), (Some(3), &last[..58]));
+    // Without a server the command line does it; with one it says who has the journal.
+    let updates = folder.path().join("updates").display().to_string();
+    let store = folder.path().join("store").display().to_string();
+    let alone = ["compact", "vectors", "--updates", &updates, "--store", &store];
+    let (code, _, err) = run(&alone);
+    assert!(code != 0 && err.contains("another process writes this journal"), "{err}");
+    assert_eq!(server.stop(), Some(0));
+    let (code, out, err) = run(&alone);
+    assert_eq!((code, out.trim()), (0, "merged vectors version 4: 58 items, updates up to position 15"), "{err}");
+    assert!(!folder.path().join("store/vectors/2").exists(), "a merged version that nobody needs goes");
+    assert!(folder.path().join("store/vectors/1").exists(), "what somebody published stays");
+    let server = serve(folder.path(), "0");
+    assert_eq!(state(&server, 15).1, last[..58]);
+}
+
+#[test]
+fn updates_are_merged_by_themselves_and_readyz_warns_of_many() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path(), 1000);
+    let server = serve(folder.path(), "0");
+    let many = |from: i64| {
+        let item = |id| json!({"id": id, "embedding": [id, 1], "attributes": {"n": id}});
+        json!({"items": (from..from + 1100).map(item).collect::<Vec<Value>>()})
+    };
+    assert!(!server.get("/readyz").1.contains("warning"));
+    server.ask(&format!("{ITEMS}:upsert"), many(2000));
+    let (_, before) = state(&server, 1100);
+    let (status, text) = server.get("/readyz");
+    assert!(status == 200 && text.contains("warning: model `vectors`: 110 % of its snapshot"), "{text}");
+    assert_eq!(server.stop(), Some(0));
+    let server = serve(folder.path(), "0.5");
+    let start = Instant::now();
+    while position(&server)["fresh_items"] != 0 {
+        assert!(start.elapsed() < Duration::from_secs(60), "never merged: {}", position(&server));
+        assert_eq!(state(&server, 1100).1, before);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!((state(&server, 1100).1, position(&server)["version"].as_u64()), (before, Some(2)));
+    assert!(!server.get("/readyz").1.contains("warning"));
+    let metrics = server.get("/metrics").1;
+    assert!(metrics.contains("sterling_merges_total{model=\"vectors\",outcome=\"merged\"} 1"), "{metrics}");
+}
+
+#[test]
+fn merges_that_cannot_be_say_why_and_change_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path(), 3);
+    let server = serve(folder.path(), "0");
+    let merge = format!("{ITEMS}:merge");
+    server.ask(&format!("{ITEMS}:delete"), json!({"ids": [0, 1, 2]}));
+    state(&server, 3);
+    let (status, problem) = server.post(&merge, "");
+    assert_eq!((status, problem["code"].as_str()), (400, Some("invalid")), "{problem}");
+    assert!(problem["detail"].as_str().unwrap().contains("no items are left"), "{problem}");
+    assert_eq!(server.post("/v1/models/none/items:merge", "").0, 404);
+    assert_eq!(server.get(&merge).0, 405);
+    server.ask(&format!("{ITEMS}:upsert"), json!({"items": [{"id": 9, "embedding": [9, 1]}]}));
+    state(&server, 4);
+    assert_eq!(server.ask(&merge, "")["items"], 1);
+    assert_eq!(state(&server, 4).1, [(9, -1)]);
+    let alone = Server::start(&folder.path().join("store"));
+    assert_eq!(alone.post(&merge, "").0, 422, "a server without updates");
+    for arguments in [&["compact", "vectors"][..], &["compact", "vectors", "--updates", "nowhere"], &["compact", "a/b"]]
+    {
+        assert_eq!(run(arguments).0, 2, "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_publication_takes_over_from_merges_and_loses_no_update() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path(), 20);
+    let server = serve(folder.path(), "0");
+    let set = |id: i64, n: i64| {
+        server.ask(&format!("{ITEMS}:upsert"), json!({"items": [{"id": id, "set": {"n": n}}]}));
+    };
+    set(1, 1);
+    state(&server, 1);
+    // The catalogue is exported at position 1; more updates and a merge come before it is published.
+    set(2, 2);
+    state(&server, 2);
+    assert_eq!(server.ask(&format!("{ITEMS}:merge"), "")["version"], 2);
+    set(3, 3);
+    let lines: String = (0..20).map(|id| line(id, i64::from(id == 1))).collect();
+    let what = Publish { position: 1, ..vectors(folder.path(), &lines) };
+    assert_eq!(put(&folder.path().join("store"), &what).unwrap(), 3);
+    server.ask("/v1/models/vectors/versions/3:activate", json!({}));
+    let (answer, items) = state(&server, 3);
+    assert_eq!((answer["version"].as_u64(), &items[..4]), (Some(3), &[(0, 0), (1, 1), (2, 2), (3, 3)][..]));
+    assert_eq!(server.ask(&format!("{ITEMS}:merge"), "")["version"], 4);
+    assert_eq!(state(&server, 3).1, items);
+}
+
+#[test]
+fn a_merged_version_has_the_package_the_tower_and_its_warm_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new(folder.path().join("store"));
+    put(store.root(), &crate::support::tiny()).unwrap();
+    let load = |version| Snapshot::load(&store.folder("tiny", version), &Default::default()).unwrap();
+    let main = Arc::new(load(1));
+    let made = merge(&store, &sterling::view::View::new(main.clone())).unwrap();
+    let merged = load(made.version);
+    assert_eq!(made.items, main.index.items());
+    assert_eq!(merged.manifest.merged.as_ref().map(|from| from.origin), Some(1));
+    let files = |snapshot: &Snapshot| snapshot.manifest.files.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(files(&merged), files(&main));
+    for file in main.package.files() {
+        assert_eq!(merged.manifest.files[&file], main.manifest.files[&file], "{file}");
+    }
+    // Merged again, it still names where its package came from.
+    let again = merge(&store, &sterling::view::View::new(Arc::new(merged))).unwrap();
+    let manifest = Manifest::read(&store.folder("tiny", again.version)).unwrap();
+    assert_eq!((manifest.merged.map(|from| from.origin), manifest.items), (Some(1), main.index.items()));
+}
+
+fn update(id: i64) -> Update {
+    let attributes =
+        vec![("n".into(), Attribute::Integers(vec![id])), ("lang".into(), Attribute::Texts(vec!["en".into()]))];
+    Update::Put(Put { id, vector: Some(vec![id as f32, 1.0]), attributes, dense: Vec::new() })
+}
+
+fn append(feed: &Feed, updates: &[Update]) -> u64 {
+    let (tell, told) = std::sync::mpsc::channel();
+    feed.append(updates, None, Box::new(move |range| tell.send(range).unwrap()));
+    told.recv().unwrap().unwrap().end - 1
+}
+
+fn small() -> LogOptions {
+    LogOptions { segment_bytes: 1000, ..LogOptions::default() }
+}
+
+#[test]
+fn the_journal_lets_go_of_what_versions_hold_and_keeps_what_one_may_need() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path(), 40);
+    let store = Store::new(folder.path().join("store"));
+    let feeds = Arc::new(Feeds::new(folder.path().join("updates"), small()));
+    let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()) };
+    let registry = Arc::new(Registry::new(store.clone(), loader, Options::default()));
+    registry.refresh();
+    let feed = feeds.of("vectors").unwrap();
+    let compactor =
+        sterling::compact::Compactor::new(store.clone(), &registry, feeds.clone(), Default::default()).unwrap();
+    let first = || Log::open(&folder.path().join("updates/vectors"), small()).err().map(|_| ());
+    assert!(first().is_some(), "the feed has the journal");
+    let mut version = 1;
+    let mut firsts = Vec::new();
+    for round in 0..5 {
+        let updates: Vec<Update> = (0..40).map(|n| update(1000 * round + n)).collect();
+        let last = updates.chunks(4).fold(0, |_, updates| append(&feed, updates));
+        let loaded = registry.get("vectors", Which::Active).unwrap();
+        let start = Instant::now();
+        while loaded.view().position() < last {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let Merged { version: made, position, .. } = compactor.merge(&registry, "vectors").unwrap();
+        assert_eq!(position, last);
+        // Of the version before, all that comes after it is there.
+        let before = Manifest::read(&store.folder("vectors", version)).unwrap().position;
+        let kept = feed.first();
+        assert!(kept <= before + 1 && before + 1 - kept < 12, "round {round}: {kept} is the first, {before} is held");
+        firsts.push(kept);
+        version = made;
+    }
+    assert!(firsts[0] == 1 && firsts[4] > 100, "{firsts:?}");
+    // What needs what is gone is refused and says so; what does not, is loaded.
+    put(store.root(), &vectors(folder.path(), &line(1, 1))).unwrap();
+    let refused = registry.load("vectors", version + 1).unwrap_err().to_string();
+    assert!(refused.contains("was released"), "{refused}");
+    let late = Publish { position: 200, ..vectors(folder.path(), &line(1, 1)) };
+    put(store.root(), &late).unwrap();
+    registry.load("vectors", version + 2).unwrap();
+    release(&registry, &store, &feed, "vectors").unwrap();
+}
+
+#[test]
+fn calls_are_known_though_their_records_were_released() {
+    let folder = tempfile::tempdir().unwrap();
+    let call = |key: &str| Update::Call { key: key.into(), digest: 5, count: 1 };
+    let open = |after| Feed::open(Log::open(folder.path(), small()).unwrap(), folder.path(), after).unwrap();
+    {
+        let feed = open(0);
+        for n in 0..60 {
+            append(&feed, &[update(n), call(&format!("key {n}"))]);
+            feed.begin(&format!("key {n}"), 5).unwrap();
+            let made = sterling::fresh::Call { digest: 5, count: 1, position: 2 * n as u64 + 2 };
+            feed.end(&format!("key {n}"), Some(made));
+        }
+        feed.release(80).unwrap();
+        assert!(feed.first() > 50, "{}", feed.first());
+    }
+    for after in [120, 80] {
+        let feed = open(after);
+        for n in 0..(after / 2) {
+            let known = feed.begin(&format!("key {n}"), 5).unwrap().unwrap();
+            assert_eq!((known.position, known.count), (2 * n + 2, 1), "key {n}");
+            assert!(feed.begin(&format!("key {n}"), 6).is_err(), "another call");
+        }
+        assert!(feed.begin("new", 5).unwrap().is_none());
+    }
+    std::fs::write(folder.path().join("calls.json"), "[[").unwrap();
+    let log = Log::open(folder.path(), small()).unwrap();
+    assert!(log.first() > 50);
+    assert!(Feed::open(log, folder.path(), 80).is_err());
+}

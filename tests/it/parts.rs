@@ -1,0 +1,249 @@
+//! What is decided when a model is published: what of its reranker is kept by item, and in which precision it computes.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use sterling::device::cpu::Kernels;
+use sterling::fresh::{Fresh, Put, Update};
+use sterling::request::Ranked;
+use sterling::snapshot::{PARTS_FILE, PartFormat};
+use sterling::view::{Attribute, View};
+
+use crate::onnx::Onnx;
+use crate::packages::{Made, view};
+use crate::support::{json as read, put, retrieve, run, text};
+
+const D: usize = 8;
+const HIDDEN: usize = 64;
+const ITEMS: i64 = 300;
+
+fn number(seed: usize) -> f32 {
+    ((seed * 37 + 11) % 101) as f32 / 50.0 - 1.0
+}
+
+fn numbers(count: usize, seed: usize, scale: f32) -> Vec<f32> {
+    (0..count).map(|n| number(n * 7 + seed * 13) * scale).collect()
+}
+
+fn brand(id: i64) -> &'static str {
+    ["a", "b"][(id % 2) as usize]
+}
+
+fn item(id: i64) -> Value {
+    let (embedding, price) = (numbers(D, id as usize, 1.0), (id % 17) as f64 / 4.0);
+    json!({"id": id, "embedding": embedding, "attributes": {"price": price, "brand": brand(id)}})
+}
+
+/// A network over the item and its price, whose product with the query is the logit beside the retrieval score; `precision` is a line of
+/// `model.toml`.
+fn package(precision: &str) -> Made {
+    let model = format!(
+        r#"
+name = "parts"
+dimension = {D}
+{precision}
+
+[[tasks]]
+name = "click"
+
+[overarch]
+graph = "overarch.onnx"
+
+[value]
+expression = "click"
+"#
+    );
+    let items: Vec<Value> = (0..ITEMS).map(item).collect();
+    Made::new(&model, &items).graph("overarch.onnx", overarch())
+}
+
+fn overarch() -> Onnx {
+    let (d, hidden) = (D as i64, HIDDEN as i64);
+    Onnx::default()
+        .input("query", &[-1, d])
+        .input("item", &[-1, -1, d])
+        .input("price", &[-1, -1])
+        .input("similarity", &[-1, -1])
+        .output("logits", &[-1, -1, 1])
+        .numbers("w1", &[d + 1, hidden], &numbers((D + 1) * HIDDEN, 1, 0.4))
+        .numbers("w2", &[hidden, hidden], &numbers(HIDDEN * HIDDEN, 2, 0.2))
+        .numbers("w3", &[hidden, d], &numbers(HIDDEN * D, 3, 0.2))
+        .integers("last", &[-1])
+        .integers("second", &[1])
+        .node("Unsqueeze", &["price", "last"], "one_price")
+        .node_with("Concat", &["item", "one_price"], "of_item", &[("axis", &[-1])])
+        .node("MatMul", &["of_item", "w1"], "h1")
+        .node("Relu", &["h1"], "r1")
+        .node("MatMul", &["r1", "w2"], "h2")
+        .node("Relu", &["h2"], "r2")
+        .node("MatMul", &["r2", "w3"], "out")
+        .node("Unsqueeze", &["query", "second"], "one_query")
+        .node("Mul", &["out", "one_query"], "product")
+        .node_with("ReduceSum", &["product", "last"], "sum", &[("keepdims", &[1])])
+        .node("Unsqueeze", &["similarity", "last"], "one_similarity")
+        .node("Add", &["sum", "one_similarity"], "logits")
+}
+
+fn published(made: &Made, store: &Path, format: PartFormat) -> std::path::PathBuf {
+    let mut what = made.publication();
+    what.recipe.reranking.item_part = format;
+    let version = put(store, &what).unwrap();
+    store.join("parts").join(version.to_string())
+}
+
+fn bodies() -> Vec<Value> {
+    let body = |n: usize| json!({"vector": numbers(D, n * 5 + 1, 1.0), "k": 50, "candidates": 120 + n, "exact": true});
+    (0..4).map(body).collect()
+}
+
+fn answers(view: &Arc<View>) -> Vec<Ranked> {
+    retrieve(view, &bodies()).into_iter().map(|answer| answer.unwrap().0).collect()
+}
+
+/// Whether both rank the same items alike, up to those whose scores are as near.
+fn alike(got: &[Ranked], want: &[Ranked], tolerance: f32) {
+    for (got, want) in got.iter().zip(want) {
+        assert_eq!(got.ids.len(), want.ids.len());
+        for (n, (a, b)) in got.scores.iter().zip(&want.scores).enumerate() {
+            assert!((a - b).abs() <= tolerance, "place {n}: {a} is not {b}");
+            let same = want.ids.iter().position(|id| *id == got.ids[n]);
+            let is_near = same.map_or((b - want.scores[want.scores.len() - 1]).abs() <= tolerance, |at| {
+                (want.scores[at] - a).abs() <= tolerance
+            });
+            assert!(is_near, "place {n}: item {}", got.ids[n]);
+        }
+    }
+}
+
+#[test]
+fn what_is_kept_by_item_changes_no_answer() {
+    let (made, store) = (package(""), tempfile::tempdir().unwrap());
+    let whole = published(&made, store.path(), PartFormat::None);
+    assert!(!whole.join(PARTS_FILE).exists());
+    let want = answers(&view(&whole));
+    let work = |view: &View| view.overarch().unwrap().work(1000);
+    let all = work(&view(&whole));
+    for (format, name, tolerance) in
+        [(PartFormat::F32, "f32", 1e-6), (PartFormat::F16, "f16", 1e-3), (PartFormat::Int8, "int8", 1e-2)]
+    {
+        let folder = published(&made, store.path(), format);
+        let kept = view(&folder);
+        let part = kept.overarch().unwrap().part().expect("a part");
+        assert_eq!(part.width(), D);
+        assert!(work(&kept) * 10 < all, "{} of {all}", work(&kept));
+        alike(&answers(&kept), &want, tolerance);
+        let decided = &read(folder.join("manifest.json"))["decisions"]["item_part"];
+        assert_eq!((&decided["format"], &decided["width"]), (&json!(name), &json!(D)));
+        // The columns that only the part reads need not lie beside.
+        assert_eq!(kept.numbers().count(), 0);
+        let (code, said, _) = run(&["inspect", folder.to_str().unwrap()]);
+        assert_eq!(code, 0);
+        assert!(said.contains(&format!("kept by item: {D} numbers of the reranker in {name}")), "{said}");
+        assert!(said.contains("what is kept of an item"), "{said}");
+    }
+}
+
+#[test]
+fn items_that_come_later_have_the_part_too() {
+    let store = tempfile::tempdir().unwrap();
+    let some: Vec<Value> = (0..200).map(item).collect();
+    let all = package("");
+    let fewer = package("");
+    let lines: Vec<String> = some.iter().map(ToString::to_string).collect();
+    std::fs::write(fewer.path("items.jsonl"), lines.join("\n")).unwrap();
+    let want = answers(&view(&published(&all, store.path(), PartFormat::F32)));
+    let main = view(&published(&fewer, store.path(), PartFormat::F32)).main().clone();
+    let attributes = |id: i64| {
+        let price = Attribute::Number((id % 17) as f64 / 4.0);
+        vec![("price".into(), price), ("brand".into(), Attribute::Texts(vec![brand(id).into()]))]
+    };
+    let given = |id: i64| {
+        let vector = Some(numbers(D, id as usize, 1.0));
+        Update::Put(Put { id, vector, attributes: attributes(id), dense: Vec::new() })
+    };
+    // Some come new, some again with what they had, one after its price was another.
+    let mut updates: Vec<Update> = (190..ITEMS).map(given).collect();
+    updates.insert(0, Update::Set { id: 7, attributes: vec![("price".into(), Attribute::Number(99.0))] });
+    updates.push(Update::Set { id: 7, attributes: attributes(7) });
+    let mut fresh = Fresh::new(main, 0);
+    assert!(fresh.apply(&updates).unwrap().is_empty());
+    let fresh = Arc::new(fresh.view().unwrap());
+    assert_eq!(fresh.items(), ITEMS as usize);
+    alike(&answers(&fresh), &want, 1e-5);
+}
+
+#[test]
+fn a_part_that_cannot_be_used_is_refused_or_left_alone() {
+    let (made, store) = (package(""), tempfile::tempdir().unwrap());
+    let whole = published(&made, store.path(), PartFormat::F32);
+    let want = answers(&view(&whole));
+    let copy = tempfile::tempdir().unwrap();
+    let changed = |from: &str, to: &str| {
+        let folder = copy.path().to_owned();
+        for file in std::fs::read_dir(&whole).unwrap().map(Result::unwrap) {
+            std::fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+        }
+        let manifest = text(folder.join("manifest.json"));
+        let other = manifest.replacen(from, to, 1);
+        assert_ne!(other, manifest, "{from}");
+        std::fs::write(folder.join("manifest.json"), other).unwrap();
+        folder
+    };
+    let load = |folder: &Path| sterling::snapshot::Snapshot::load(folder, &sterling::snapshot::Placement::whole());
+    // A cut that is none of this graph's, or parts of another program: the whole graph runs for each candidate.
+    let digest = |manifest: &Value| manifest["decisions"]["item_part"]["digest"].as_str().unwrap().to_owned();
+    let sample = digest(&read(whole.join("manifest.json")));
+    for (from, to) in
+        [("\"cut\": [", "\"cut\": [9999999, "), (sample.as_str(), "0123456789abcdef"), ("\"width\": 8", "\"width\": 9")]
+    {
+        let view = view(&changed(from, to));
+        assert!(view.overarch().unwrap().part().is_none(), "{from}");
+        alike(&answers(&view), &want, 1e-6);
+    }
+    let error = load(&changed("\"format\": \"f32\"", "\"format\": \"f16\"")).unwrap_err().to_string();
+    assert!(error.contains("parts.safetensors"), "{error}");
+    let error = load(&changed("\"parts.safetensors\"", "\"parks.safetensors\"")).unwrap_err().to_string();
+    assert!(error.contains("parks.safetensors") || error.contains("names no `parts.safetensors`"), "{error}");
+}
+
+#[test]
+fn a_precision_that_is_left_open_is_measured_or_f32() {
+    let made = package("precision = \"auto\"");
+    let store = tempfile::tempdir().unwrap();
+    let folder = published(&made, store.path(), PartFormat::None);
+    let decided = read(folder.join("manifest.json"))["decisions"]["precision"].clone();
+    let reason = decided["reason"].as_str().unwrap();
+    match Kernels::best().has_bf16() {
+        true => {
+            assert_eq!(decided["chosen"], "bf16");
+            assert!(reason.contains("64 sample requests keep "), "{reason}");
+        }
+        false => {
+            assert_eq!(decided["chosen"], "f32");
+            assert!(reason.contains("no products of bf16"), "{reason}");
+        }
+    }
+    let (code, said, _) = run(&["inspect", folder.to_str().unwrap()]);
+    assert_eq!(code, 0);
+    assert!(said.contains(&format!("precision {}: {reason}", decided["chosen"].as_str().unwrap())), "{said}");
+    let plain = answers(&view(&published(&package(""), store.path(), PartFormat::None)));
+    alike(&answers(&view(&folder)), &plain, 2e-2);
+}
+
+#[test]
+fn a_golden_answer_that_bf16_does_not_give_keeps_f32() {
+    let made = package("precision = \"auto\"");
+    let store = tempfile::tempdir().unwrap();
+    let view = view(&published(&package(""), store.path(), PartFormat::None));
+    let answer = &answers(&view)[0];
+    let line = json!({"request": bodies()[0], "ids": answer.ids.iter().map(|id| id.0).collect::<Vec<_>>(),
+        "scores": answer.scores, "tolerance": 1e-5});
+    std::fs::write(made.path("warmup.jsonl"), line.to_string()).unwrap();
+    let folder = published(&made, store.path(), PartFormat::None);
+    let decided = read(folder.join("manifest.json"))["decisions"]["precision"].clone();
+    assert_eq!(decided["chosen"], "f32", "{decided}");
+    let expected =
+        if Kernels::best().has_bf16() { "a golden answer does not come out in bf16" } else { "no products of bf16" };
+    assert!(decided["reason"].as_str().unwrap().contains(expected), "{decided}");
+}
