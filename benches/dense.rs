@@ -1,10 +1,10 @@
-//! The dense part of the Debian model, its reranker and its user tower, and rerankers of other kinds (`benches/graphs`, which
-//! `python/make_bench_graphs.py` writes), as programs in f32 and bf16 and in rten, one thread, in turns; `kept` is a program in f32 beside
-//! what is kept by item.
+//! A reranker without a history (that of the Debian model before it had links), the Debian model's user tower, and rerankers of other kinds
+//! (`benches/graphs`, which `python/make_bench_graphs.py` writes), as programs in f32 and bf16 and in rten, one thread, in turns; `kept`
+//! is a program in f32 beside what is kept by item.
 //!
 //! `cargo bench --bench dense` prints a table; `python python/bench_dense.py` takes turns with ONNX Runtime and prints the one of
 //! docs/BENCHMARKS.md: with `--turns`, a line of input names a case, and the microseconds of a round of it come back.
-//! `STERLING_KERNEL` chooses the instruction set. With `--score FOLDER`, the reranker scores the candidates that `python/evaluate_bf16.py` puts there.
+//! `STERLING_KERNEL` chooses the instruction set.
 //!
 //! The bound: multiply-adds. A candidate takes 46,176 of them as the graph is written down and 21,600 once it is collapsed, a
 //! request 672,000 for the matrices of its user; a core of Zen 4 does 16 a cycle in f32 and 32 in bf16.
@@ -15,11 +15,13 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sterling::dense::{Given, Made, Network, Precision, RowProgram, Scratch, Size};
+use sterling::dense::{Given, Made, Precision, ReadGraph, RowProgram, Scratch, Size};
 use sterling::device::cpu::Kernels;
 use sterling::device::cpu::dense::{Form, PANEL, Part, Product, Weights, pack, pack_pairs};
 use sterling::tower::{Graph, Input, Threads};
 
+const RERANKER: &str = "tests/golden/reranker.onnx";
+const TOWER: &str = "models/debian/user.onnx";
 const COLUMNS: [&str; 5] = ["log_popularity", "log_build", "log_depends", "log_recommends", "log_suggests"];
 const FEATURES: [(&str, usize); 4] = [("installed", 64), ("installed_text", 32), ("section", 16), ("maintainer", 16)];
 const ROUNDS: usize = 9;
@@ -78,14 +80,14 @@ impl Kind {
         [&ahead[..1 + usize::from(is_pair)], shape].concat()
     }
 
-    fn network(&self) -> Network {
+    fn network(&self) -> ReadGraph {
         let given = self.inputs.iter().map(|(name, is_pair, shape)| {
             let ahead = if *is_pair { &[Size::Fixed(1), Size::Rows][..] } else { &[Size::Fixed(1)] };
             let shape: Vec<Size> = ahead.iter().copied().chain(shape.iter().map(|&n| fixed(n))).collect();
             given(name, *is_pair, &shape)
         });
         let out = [Made { name: "out".into(), shape: vec![Size::Fixed(1), Size::Rows, fixed(self.made)] }];
-        Network::read(&self.bytes(), &given.collect::<Vec<_>>(), &out).unwrap()
+        ReadGraph::read(&self.bytes(), &given.collect::<Vec<_>>(), &out).unwrap()
     }
 
     fn call(&self, way: &str) -> Option<Call> {
@@ -112,7 +114,7 @@ impl Kind {
                 let work = |(name, is_pair, shape): &(&str, bool, &[usize])| match (*is_pair, *name) {
                     (false, _) => 0,
                     (true, "item") => 4 * shape[0],
-                    (true, _) => Network::work_of_row(shape[0]),
+                    (true, _) => ReadGraph::work_of_row(shape[0]),
                 };
                 let work: Vec<usize> = self.inputs.iter().map(work).collect();
                 let cut = network.best_cut(&is_item, &work).unwrap()?;
@@ -195,13 +197,13 @@ fn lowered_reranker(way: &str) -> RowProgram {
     let mut inputs = vec![given("query", false, &[one, fixed(64)]), given("item", true, &[one, Size::Rows, fixed(64)])];
     inputs.extend(COLUMNS.map(|name| given(name, true, &[one, Size::Rows])));
     let logits = [Made { name: "logits".into(), shape: vec![one, Size::Rows, fixed(5)] }];
-    RowProgram::lower_in(precision(way), &read("models/debian/overarch.onnx"), &inputs, &logits).unwrap()
+    RowProgram::lower_in(precision(way), &read(RERANKER), &inputs, &logits).unwrap()
 }
 
 fn reranker(way: &str, count: usize) -> Call {
     let query = numbers(64);
     if way == "rten" {
-        let (graph, threads) = (Graph::load("overarch", read("models/debian/overarch.onnx")).unwrap(), Threads::new(1));
+        let (graph, threads) = (Graph::load("overarch", read(RERANKER)).unwrap(), Threads::new(1));
         let (items, column) = (numbers(count * 64), numbers(count));
         return Box::new(move || {
             let (of_query, of_item, of_column) = ([1, 64], [1, count, 64], [1, count]);
@@ -216,31 +218,9 @@ fn reranker(way: &str, count: usize) -> Call {
     program(lowered_reranker(way), numbers(count * 69), 69, vec![query])
 }
 
-/// Scores `rows.f32` `[Q, K0, 69]` of the users of `queries.f32` `[Q, 64]` in both precisions, each into a file of its name.
-fn score(folder: &Path) {
-    let numbers = |name: &str| -> Vec<f32> {
-        let bytes = std::fs::read(folder.join(name)).unwrap();
-        bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
-    };
-    let (queries, rows) = (numbers("queries.f32"), numbers("rows.f32"));
-    let count = rows.len() / 69 / (queries.len() / 64);
-    for way in ["f32", "bf16"] {
-        let (program, mut scratch, mut logits) = (lowered_reranker(way), Scratch::default(), Vec::new());
-        for (query, rows) in queries.chunks_exact(64).zip(rows.chunks_exact(count * 69)) {
-            let mut fill = |n: usize, given: &mut [f32]| given.copy_from_slice(&rows[n * 69..][..69]);
-            let mut done = |_: usize, made: usize, block: sterling::dense::Block<'_>| {
-                (0..made).for_each(|n| logits.extend(block.output(0).row(n).iter().flat_map(|x| x.to_le_bytes())));
-                Ok(())
-            };
-            program.run(count, &[query], &mut scratch, &mut fill, &mut done).unwrap();
-        }
-        std::fs::write(folder.join(format!("{way}.logits")), logits).unwrap();
-    }
-}
-
 fn tower(way: &str, users: usize) -> Call {
     if way == "rten" {
-        let (graph, threads) = (Graph::load("user", read("models/debian/user.onnx")).unwrap(), Threads::new(1));
+        let (graph, threads) = (Graph::load("user", read(TOWER)).unwrap(), Threads::new(1));
         let values = FEATURES.map(|(_, width)| numbers(users * width));
         return Box::new(move || {
             let shapes = FEATURES.map(|(_, width)| [users, width]);
@@ -251,7 +231,7 @@ fn tower(way: &str, users: usize) -> Call {
     }
     let inputs = FEATURES.map(|(name, width)| given(name, true, &[Size::Rows, fixed(width)]));
     let query = [Made { name: "query".into(), shape: vec![Size::Rows, fixed(64)] }];
-    let lowered = RowProgram::lower_in(precision(way), &read("models/debian/user.onnx"), &inputs, &query).unwrap();
+    let lowered = RowProgram::lower_in(precision(way), &read(TOWER), &inputs, &query).unwrap();
     program(lowered, numbers(users * 128), 128, Vec::new())
 }
 
@@ -286,9 +266,6 @@ fn cases() -> Vec<(String, Call)> {
 }
 
 fn main() {
-    if let Some(folder) = std::env::args().skip_while(|argument| argument != "--score").nth(1) {
-        return score(Path::new(&folder));
-    }
     let (mut cases, threads) = (cases(), Threads::new(1));
     if std::env::args().any(|argument| argument == "--turns") {
         println!("{} {:.0} {:.0}", Kernels::best().name(), peak(Form::Single), peak(Form::Pairs));

@@ -1,4 +1,4 @@
-"""The dense part of the Debian model beside ONNX Runtime, one thread, in turns: prints the table of docs/BENCHMARKS.md.
+"""A reranker and the Debian model's user tower beside ONNX Runtime, one thread, in turns: prints the table of docs/BENCHMARKS.md.
 
     cargo bench --bench dense --no-run
     pip install onnxruntime numpy
@@ -21,7 +21,7 @@ import numpy as np
 import onnxruntime
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "models" / "debian"
+RERANKER, TOWER = ROOT / "tests/golden/reranker.onnx", ROOT / "models/debian/user.onnx"
 COLUMNS = ["log_popularity", "log_build", "log_depends", "log_recommends", "log_suggests"]
 # What `benches/dense.rs` has of each of `benches/graphs`: candidates, and its inputs.
 KINDS = {
@@ -34,13 +34,13 @@ ROUNDS = 11
 ROUND_SECONDS = 0.04
 
 
-def session(file: Path) -> onnxruntime.InferenceSession:
+def session(path: Path) -> onnxruntime.InferenceSession:
     """A graph on one thread that does not spin."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 class Peer:
@@ -86,7 +86,7 @@ def peers() -> dict[str, Peer]:
     """ONNX Runtime on each case."""
     random = np.random.default_rng(7)
     numbers = lambda *shape: random.normal(scale=0.1, size=shape).astype(np.float32)  # noqa: E731
-    reranker, tower = session(FOLDER / "overarch.onnx"), session(FOLDER / "user.onnx")
+    reranker, tower = session(RERANKER), session(TOWER)
     all_of = {}
     for count in [100, 1_000, 10_000]:
         inputs = {"query": numbers(1, 64), "item": numbers(1, count, 64)}

@@ -13,6 +13,7 @@ the last is a constant 1 that carries each item's threshold and says that there 
 import time
 
 import numpy as np
+import pandas as pd
 import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from torch import nn
 
 KERNEL, LINEAR = 65, 15
 LINK = KERNEL + LINEAR
+ORIGIN = 24
 LENGTH = 48
 EASE_RIDGE, NEIGHBOURS_SHARE = 10.0, 0.2
 LINKED_LEAST, EASE_LEAST = 2, 3
@@ -30,6 +32,42 @@ def linked_scores(history, link):
     kernel = torch.relu(link[..., :KERNEL] @ history[..., :KERNEL].transpose(1, 2))
     linear = link[..., KERNEL:] @ history[..., KERNEL:].sum(1).unsqueeze(-1)
     return kernel.sum(-1) + linear.squeeze(-1), kernel.amax(-1)
+
+
+def shared_origins(history, origin):
+    """How many packages of the history [Q, S, ORIGIN] come from the candidate's source [Q, K0, ORIGIN], and how many there are [Q]."""
+    alike = origin @ history.transpose(1, 2)
+    return torch.relu(8 * alike - 7).sum(-1), (history * history).sum((1, 2))
+
+
+def rows_or_zeros(table, rows):
+    """Rows of a table, zeros for row -1."""
+    return F.embedding(rows.clamp(min=0), table) * (rows >= 0).unsqueeze(-1)
+
+
+def padded(histories):
+    """The first LENGTH ids of each history, [Q, LENGTH], -1 where there is none."""
+    ids = torch.full((len(histories), LENGTH), -1)
+    for row, history in zip(ids, histories):
+        row[: min(len(history), LENGTH)] = torch.from_numpy(np.asarray(history)[:LENGTH])
+    return ids
+
+
+def origin_codes(sources, seed):
+    """A random code of length 1 for each source, [n, ORIGIN], by item: of signs alone, so that two bits a number hold it."""
+    number, names = pd.factorize(np.asarray(sources))
+    signs = np.random.default_rng(seed).integers(0, 2, (len(names), ORIGIN)) * 2.0 - 1
+    return torch.from_numpy((signs / ORIGIN**0.5).astype(np.float32))[torch.from_numpy(number)]
+
+
+def encoded(rows, bits):
+    """Rows [n, width] with `bits` a number, as the server reads them: scale and bias in f16, then the codes, the first in the lowest bits."""
+    least = rows.min(1, keepdims=True).astype(np.float16).astype(np.float32)
+    scale = ((rows.max(1, keepdims=True) - least) / (2**bits - 1)).astype(np.float16)
+    codes = np.rint((rows - least) / np.maximum(scale.astype(np.float32), 1e-8)).clip(0, 2**bits - 1).astype(np.uint8)
+    groups = codes.reshape(len(rows), -1, 8 // bits)
+    packed = (groups << np.arange(0, 8, bits, dtype=np.uint8)).sum(-1, dtype=np.uint8)
+    return np.concatenate([np.concatenate([scale, least.astype(np.float16)], 1).view(np.uint8), packed], 1)
 
 
 def linked_items(edges, item_count):
@@ -101,18 +139,6 @@ class Links:
         self.history = nn.Parameter(torch.cat([vectors, one, linear], 1))
         self.item = nn.Parameter(torch.cat([0.7 * vectors, -0.35 * one, torch.zeros(len(items), LINEAR)], 1))
 
-    def rows(self, table, rows):
-        """Rows of a table, zeros for row -1."""
-        rows = torch.as_tensor(rows)
-        return F.embedding(rows.clamp(min=0), table) * (rows >= 0).unsqueeze(-1)
-
-    def padded(self, histories):
-        """Rows [Q, LENGTH] of the first items of each history, -1 where there is none."""
-        rows = np.full((len(histories), LENGTH), -1, np.int64)
-        for row, history in zip(rows, histories):
-            row[: min(len(history), LENGTH)] = self.row_of[history[:LENGTH]]
-        return rows
-
     def learn(self, lessons, epochs, rate, seed, batch=512):
         """Least squares, relative to the score; lists of alike length share a batch."""
         generator = torch.Generator().manual_seed(seed)
@@ -126,7 +152,7 @@ class Links:
             losses, start = [], time.time()
             for n in torch.randperm(len(batches), generator=generator).tolist():
                 pick = batches[n]
-                history = self.rows(self.history, histories[pick, : int(lengths[pick].max())])
+                history = rows_or_zeros(self.history, histories[pick, : int(lengths[pick].max())])
                 found = linked_scores(history, F.embedding(items[pick], self.item))[0]
                 wanted = scores[pick]
                 loss = ((found - wanted) ** 2 / (0.1 + wanted.abs())).mean()

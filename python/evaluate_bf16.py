@@ -1,55 +1,63 @@
-"""What bf16 does to the Debian model's reranker: python/evaluate_bf16.py BENCH [--users 400]
+"""What bf16 does to the Debian model's answers: python/evaluate_bf16.py [--program PROGRAM] [--users 2086]
 
-BENCH is the built bench (cargo bench --bench dense --no-run; target/release/deps/dense-*). The best 1000 candidates of held-out users by exact
-search, vectors by onnxruntime, are scored by programs in f32 and in bf16. Prints the largest difference of a logit, how much of the top 20 is
-the same, and recall@20 of both.
-
-Needs what evaluate_debian.py needs.
+Publishes and serves the package twice, once as it is and once with `precision = "bf16"`, on a processor with AVX-512 BF16. The held-out users
+ask both by exact search with 1000 candidates. Prints the largest difference of a task's score, how much of the top 20 is the same, and
+recall@20 of both. Needs the Python package with its client (pip install './python[client]') and the built program.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import shutil
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from debian_data import recall, top_k, without_history
-from evaluate_debian import Package
+import sterling
 
 CANDIDATES, TOP = 1000, 20
-COLUMNS = ["log_popularity", "log_build", "log_depends", "log_recommends", "log_suggests"]
+PACKAGE = Path(__file__).resolve().parent.parent / "models" / "debian"
+
+
+def answers(package: Path, users: list[dict], program: str | None) -> list[sterling.Ranked]:
+    """What a server of the package answers to these users."""
+    with tempfile.TemporaryDirectory() as store:
+        print(sterling.publish(package, store, program=program).said)
+        with sterling.serve(store, program=program) as server, sterling.Client(server.url) as client:
+            fields = {"k": TOP, "candidates": CANDIDATES, "exact": True, "timeout_ms": 60000}
+            return [client.retrieve("debian", features=user["features"], exclude=user["exclude"], **fields) for user in users]
+
+
+def in_bf16(folder: Path) -> Path:
+    """A copy of the package that computes in bf16."""
+    package = folder / "debian"
+    shutil.copytree(PACKAGE, package)
+    text = (package / "model.toml").read_text()
+    (package / "model.toml").write_text(text.replace('name = "debian"\n', 'name = "debian"\nprecision = "bf16"\n', 1))
+    return package
+
+
+def difference(single: sterling.Ranked, half: sterling.Ranked) -> float:
+    """The largest of a task's score, over the items that both have."""
+    _, a, b = np.intersect1d(single.ids, half.ids, return_indices=True)
+    return max(float(np.abs(scores[a] - half.tasks[task][b]).max(initial=0)) for task, scores in single.tasks.items())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("bench")
-    parser.add_argument("--users", type=int, default=400)
-    arguments = parser.parse_args()
-    package = Package(Path(__file__).resolve().parent.parent / "models" / "debian")
-    requests = [json.loads(line) for line in open(package.folder / "heldout.jsonl")][: arguments.users]
-    items = package.items()["item"]
-    query = package.queries([request["features"] for request in requests])
-    similarity = without_history(query @ items.T, [request["exclude"] for request in requests])
-    candidates = top_k(similarity, CANDIDATES)
-    columns = [np.asarray(package.columns[name], np.float32)[candidates][..., None] for name in COLUMNS]
-    rows = np.concatenate([items[candidates], *columns], -1).astype(np.float32)
+    parser.add_argument("--program")
+    parser.add_argument("--users", type=int)
+    options = parser.parse_args()
+    users = [json.loads(line) for line in open(PACKAGE / "heldout.jsonl")][: options.users]
+    single = answers(PACKAGE, users, options.program)
     with tempfile.TemporaryDirectory() as folder:
-        query.astype(np.float32).tofile(f"{folder}/queries.f32")
-        rows.tofile(f"{folder}/rows.f32")
-        subprocess.run([arguments.bench, "--score", folder], check=True)
-        logits = {way: np.fromfile(f"{folder}/{way}.logits", np.float32).reshape(len(requests), CANDIDATES, -1) for way in ("f32", "bf16")}
-    own = np.take_along_axis(similarity, candidates, 1).astype(np.float64)
-    top = {}
-    for way, values in logits.items():
-        value = package.value(1 / (1 + np.exp(-values.astype(np.float64))), own)
-        best = np.argsort(-value, 1, kind="stable")[:, :TOP]
-        top[way] = np.take_along_axis(candidates, best, 1)
-    same = np.mean([len(set(a) & set(b)) / TOP for a, b in zip(top["f32"], top["bf16"])])
-    print(f"{len(requests)} users: largest difference of a logit {np.abs(logits['f32'] - logits['bf16']).max():.4f}, top {TOP} the same {same:.4f}")
-    print(", ".join(f"recall@{TOP} in {way} {recall(top[way], [set(r['held']) for r in requests], TOP):.4f}" for way in logits))
+        half = answers(in_bf16(Path(folder)), users, options.program)
+    same = np.mean([len(np.intersect1d(a.ids, b.ids)) / TOP for a, b in zip(single, half)])
+    print(f"{len(users)} users: top {TOP} the same {same:.4f}, largest difference of a task's score {max(map(difference, single, half)):.4f}")
+    for name, found in (("f32", single), ("bf16", half)):
+        shares = [len(set(one.ids.tolist()) & set(user["held"])) / min(TOP, len(user["held"])) for one, user in zip(found, users)]
+        print(f"recall@{TOP} in {name} {np.mean(shares):.4f}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 
 import debian_data
 from debian_data import recall, top_k, without_history
+from sterling.snapshot import decoded
 
 CANDIDATES, DEPTHS, GOLDEN_USERS, WARM_UP_USERS = 2000, (20, 100, 1000), 40, 5
 FUNCTIONS = {
@@ -36,7 +37,8 @@ class Package:
         self.spec = tomllib.loads((self.folder / "model.toml").read_text())
         files = {table["file"] for table in self.spec["tables"]}
         stored = {name: tensor for file in sorted(files) for name, tensor in load_file(self.folder / file).items()}
-        self.tables = {table["name"]: stored[table["name"]].astype(np.float32) for table in self.spec["tables"]}
+        read = lambda tensor, form: decoded(tensor, form) if form else tensor.astype(np.float32)
+        self.tables = {table["name"]: read(stored[table["name"]], table.get("format")) for table in self.spec["tables"]}
         self.rows = {
             table["name"]: {v: n for n, v in enumerate((self.folder / table["vocabulary"]).read_text().splitlines())}
             for table in self.spec["tables"] if "vocabulary" in table
@@ -88,13 +90,14 @@ class Package:
         return self.graphs["user"].run(["query"], self._users("user", requests))[0]
 
     def items(self, block=4096):
-        """Outputs of the item tower by name, [N, width]: `item`, and the item vectors as they are stored."""
-        names, found = ["item"] + [vector["name"] for vector in self.spec["item"].get("vectors", [])], []
+        """What the OverArch gets of items by name, [N, width]: `item`, and the rows of columns that are looked up."""
+        found = []
         for at in range(0, len(self.columns["id"]), block):
             feed = self._feed("item", "item", lambda name: self.columns[name][at : at + block])
-            found.append(self.graphs["item"].run(names, feed))
-        outputs = dict(zip(names, map(np.concatenate, zip(*found))))
-        return {name: x if name == "item" else x.astype(np.float16).astype(np.float32) for name, x in outputs.items()}
+            found.append(self.graphs["item"].run(["item"], feed)[0])
+        features = self.spec["overarch"].get("features", [])
+        looked_up = {f["name"]: self._input(f, self.columns[f.get("column", f["name"])]) for f in features}
+        return {"item": np.concatenate(found)} | looked_up
 
     def logits(self, requests, query, items, candidates):
         """[Q, K0, T] for the `features` of requests, their queries [Q, D] and candidate items [Q, K0]."""

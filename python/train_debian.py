@@ -11,8 +11,8 @@ A user is a source package, its history the binary packages it declares; the que
 2. Two towers meet in a sampled softmax (in-batch and uniform negatives, corrected for popularity), on four fifths of the training
    users. Every sparse lookup stands outside the graphs: an input is the pooled embedding of the feature of its name.
 3. Two tables of links learn what EASE and item-kNN of the same four fifths say of each pair of packages (debian_links.py).
-4. The OverArch, an attention over the history by these links and an MLP with a head per label and one for any label, learns to rank
-   what the towers retrieve for the remaining fifth. Towers remember the users they are trained on (recall@20 of 0.87 instead of
+4. The OverArch, an attention over the history by these links and by which packages come from one source, and an MLP with a head per label
+   and one for any label, learns to rank what the towers retrieve for the remaining fifth. Towers remember the users they are trained on (recall@20 of 0.87 instead of
    0.67), so a reranker that is trained on those trusts the similarity too much; so it is with links.
 5. Towers and links are tuned for a few epochs on all training users, which leaves the vectors where the OverArch expects them. Then
    its heads are calibrated and the value model's weights chosen on validation users.
@@ -39,7 +39,8 @@ from torch import nn
 import debian_data
 import evaluate_debian
 from debian_data import Labels, TASKS, recall
-from debian_links import KERNEL, LENGTH, LINK, Lessons, Links, linked_items, linked_scores, teacher
+from debian_links import KERNEL, LENGTH, LINK, ORIGIN, Lessons, Links, encoded, linked_items, linked_scores, origin_codes
+from debian_links import padded, rows_or_zeros, shared_origins, teacher
 
 HEADS = [*TASKS, "related"]
 D, TEXT, CATEGORY, TAG = 64, 32, 16, 32
@@ -100,19 +101,9 @@ class Tower(nn.Module):
         return unit(self.second(torch.relu(self.first(torch.cat(parts, 1)))) + parts[0])
 
 
-class ItemSide(nn.Module):
-    """The item tower, and the item's links as they are."""
-
-    def __init__(self, tower):
-        super().__init__()
-        self.tower = tower
-
-    def forward(self, *inputs):
-        return self.tower(*inputs[:-1]), inputs[-1].clone()
-
-
 class OverArch(nn.Module):
-    """Scores [Q, K0] candidates for every head, by what is known of both and by the candidate's links to each package of the history.
+    """Scores [Q, K0] candidates for every head, by what is known of both, by the candidate's links to each package of the history, and by
+    how many of these come from the candidate's source.
 
     Similarity and links stand beside the network: an untrained OverArch adds the orders of both.
     """
@@ -120,7 +111,7 @@ class OverArch(nn.Module):
     def __init__(self, hidden=96):
         super().__init__()
         self.query, self.item = nn.Linear(D, hidden), nn.Linear(D, hidden, bias=False)
-        self.product, self.numbers = nn.Linear(D, hidden, bias=False), nn.Linear(5 + len(COLUMNS), hidden, bias=False)
+        self.product, self.numbers = nn.Linear(D, hidden, bias=False), nn.Linear(8 + len(COLUMNS), hidden, bias=False)
         self.second, self.heads = nn.Linear(hidden, 48), nn.Linear(48, len(HEADS))
         self.direct = nn.Parameter(torch.tensor([[8.0], [6.0], [3.0]]).repeat(1, len(HEADS)))
         nn.init.constant_(self.heads.bias, -8.0)
@@ -128,13 +119,16 @@ class OverArch(nn.Module):
         self.register_buffer("slope", torch.ones(len(HEADS)))
         self.register_buffer("offset", torch.zeros(len(HEADS)))
 
-    def forward(self, query, item, installed_links, link, *columns):
+    def forward(self, query, item, installed_links, link, installed_origins, origin, *columns):
         product = query.unsqueeze(1) * item
         similarity = product.sum(-1, keepdim=True)
         linked, strongest = (part.unsqueeze(-1) for part in linked_scores(installed_links, link))
         root = torch.sqrt(torch.relu(linked) + 1e-4)
         known = torch.log(installed_links[..., KERNEL - 1].sum(1) + 1)[:, None, None]
-        numbers = [similarity * 8.0, linked * 4.0, root * 4.0, strongest * 4.0, known + 0 * similarity]
+        siblings, length = shared_origins(installed_origins, origin)
+        siblings, length = siblings.unsqueeze(-1), length[:, None, None]
+        numbers = [similarity * 8.0, linked * 4.0, root * 4.0, strongest * 4.0, torch.log(siblings + 1), siblings / (length + 1e-4) * 2.0]
+        numbers += [part + 0 * similarity for part in (known, torch.log(length + 1))]
         numbers = torch.cat(numbers + [column.unsqueeze(-1) for column in columns], -1)
         hidden = self.query(query).unsqueeze(1) + self.item(item) + self.numbers(numbers) + self.product(product * 8.0)
         hidden = self.dropout(torch.relu(self.second(torch.relu(hidden))))
@@ -175,6 +169,7 @@ class Model:
         self.tables = {"packages": make(data.item_count, D)}
         self.tables |= {name: make(len(self.vocabularies[name].values), width) for name, width in widths.items()}
         self.tables["texts"] = torch.from_numpy(text_vectors(items, seed))
+        self.origins = origin_codes(items.source, seed)
         self.user = Tower([D, TEXT, CATEGORY, CATEGORY])
         self.item = Tower([D, TEXT, CATEGORY, CATEGORY, CATEGORY, TAG])
         self.links = self.overarch = None
@@ -198,15 +193,16 @@ class Model:
         return torch.cat([self.item(*self.item_inputs(some)) for some in np.array_split(np.arange(self.data.item_count), 8)])
 
     def vocabulary_values(self):
-        """Lines of the vocabularies by table; those of the links are package ids."""
-        values = {name: vocabulary.values for name, vocabulary in self.vocabularies.items()}
-        return values | dict.fromkeys(("history_links", "item_links"), self.links.items.tolist())
+        """Lines of the vocabularies by name; those of the links are package ids."""
+        return {name: vocabulary.values for name, vocabulary in self.vocabularies.items()} | {"links": self.links.items.tolist()}
 
     def logits(self, queries, histories, candidates, items, columns):
-        """The OverArch for candidates [Q, K0] of users that have `histories` [Q, LENGTH], rows of the links."""
-        links = self.links
-        history, link = links.rows(links.history.detach(), histories), links.rows(links.item.detach(), links.row_of[candidates])
-        return self.overarch(queries, items[candidates], history, link, *columns[candidates].unbind(-1))
+        """The OverArch for candidates [Q, K0] of users that have `histories` [Q, LENGTH], ids with -1 where there is none."""
+        links, row_of = self.links, torch.from_numpy(self.links.row_of)
+        linked = rows_or_zeros(links.history.detach(), torch.where(histories >= 0, row_of[histories], -1))
+        link = rows_or_zeros(links.item.detach(), row_of[candidates])
+        origins = rows_or_zeros(self.origins, histories), self.origins[candidates]
+        return self.overarch(queries, items[candidates], linked, link, *origins, *columns[candidates].unbind(-1))
 
 
 def popularity_columns(data, edges, users):
@@ -332,8 +328,7 @@ def examples(model, items, users, labels, rng, depth=1000, nearest=128, others=6
         chosen.append(np.take_along_axis(rows, pick, 1))
         wanted.append(np.take_along_axis(truth, pick[..., None], 1).astype(np.uint8))
         counts.append(np.take_along_axis(np.where(related, 0, np.log(stands_for)), pick, 1).astype(np.float32))
-    padded = torch.from_numpy(model.links.padded(histories))
-    return queries, padded, *(torch.from_numpy(np.concatenate(part)) for part in (chosen, wanted, counts))
+    return queries, padded(histories), *(torch.from_numpy(np.concatenate(part)) for part in (chosen, wanted, counts))
 
 
 def with_related(labels):
@@ -384,7 +379,7 @@ class Validation:
         candidates = torch.from_numpy(self.top)
         self.similarity = (self.queries.unsqueeze(1) * items[candidates]).sum(-1).numpy()
         with torch.no_grad():
-            histories = torch.from_numpy(model.links.padded(data.histories(users)))
+            histories = padded(data.histories(users))
             blocks = zip(self.queries.split(32), histories.split(32), candidates.split(32))
             self.logits = torch.cat([model.logits(*block, items, columns) for block in blocks])
 
@@ -445,20 +440,23 @@ def export_graph(module, inputs, path, names, outputs, pairs=()):
 def export(model, columns, weights, out):
     """Writes graphs, tables (in f16), vocabularies, items, requests and model.toml."""
     data = model.data
-    tables = model.tables | {"history_links": model.links.history, "item_links": model.links.item}
-    save_file({name: t.detach().numpy().astype(np.float16) for name, t in tables.items()}, out / "tables.safetensors")
+    tables = {name: t.detach().numpy().astype(np.float16) for name, t in model.tables.items()}
+    quantised = {"history_links": (model.links.history, 8), "item_links": (model.links.item, 8), "origins": (model.origins, 2)}
+    tables |= {name: encoded(table.detach().numpy(), bits) for name, (table, bits) in quantised.items()}
+    save_file(tables, out / "tables.safetensors")
     for name, values in model.vocabulary_values().items():
         (out / f"{name}.txt").write_text("".join(f"{v}\n" for v in values))
     some = data.test_users[:2]
     bags = Bags(data.histories(some))
     names = ["installed", "installed_text", "section", "maintainer"]
     export_graph(model.user, tuple(model.user_inputs(some, bags.ids, bags.lengths)), out / "user.onnx", names, ["query"])
-    names = ["id", "text", "section", "maintainer", "multi_arch", "tags", "linked"]
-    inputs = (*model.item_inputs(np.arange(2)), torch.zeros(2, LINK))
-    export_graph(ItemSide(model.item), inputs, out / "item.onnx", names, ["item", "link"])
-    inputs = (torch.zeros(2, D), torch.zeros(2, 3, D), torch.zeros(2, LENGTH, LINK), torch.zeros(2, 3, LINK))
-    names = ["query", "item", "installed_links", "link", *COLUMNS]
-    pairs = ("item", "link", *COLUMNS, "logits")
+    names = ["id", "text", "section", "maintainer", "multi_arch", "tags"]
+    export_graph(model.item, tuple(model.item_inputs(np.arange(2))), out / "item.onnx", names, ["item"])
+    widths = (LINK, ORIGIN)
+    sides = [part for width in widths for part in (torch.zeros(2, LENGTH, width), torch.zeros(2, 3, width))]
+    inputs = (torch.zeros(2, D), torch.zeros(2, 3, D), *sides)
+    names = ["query", "item", "installed_links", "link", "installed_origins", "origin", *COLUMNS]
+    pairs = ("item", "link", "origin", *COLUMNS, "logits")
     export_graph(model.overarch, (*inputs, *torch.zeros(len(COLUMNS), 2, 3)), out / "overarch.onnx", names, ["logits"], pairs)
     kept = ["id", "name", "short", "section", "priority", "architecture", "multi_arch", "maintainer", "size_bucket"]
     items = data.items[kept + ["installed_kb", "tags", "essential"]].copy()
@@ -486,22 +484,25 @@ def model_toml(model, columns, weights):
 
     text = '# Written by python/train_debian.py.\nname = "debian"\n'
     text += f'description = "Given the packages I have, which others belong with them?"\ndimension = {D}\n\n'
-    vocabularies = model.vocabulary_values()
-    for name in ("packages", "texts", *vocabularies):
-        vocabulary = f"{name}.txt" if name in vocabularies else None
+    for name in ("packages", "texts", *model.vocabularies):
+        vocabulary = f"{name}.txt" if name in model.vocabularies else None
         text += entry("tables", name=name, file="tables.safetensors", unseen="zero", vocabulary=vocabulary)
+    for name in ("history_links", "item_links"):
+        text += entry("tables", name=name, file="tables.safetensors", format="int8", unseen="zero", vocabulary="links.txt")
+    text += entry("tables", name="origins", file="tables.safetensors", format="int2", unseen="zero")
     text += '[user]\ntower = "user.onnx"\n\n'
     text += feature("user", "installed", "ids", "packages") + feature("user", "installed_text", "ids", "texts", "installed")
     text += feature("user", "section", "category", "sections") + feature("user", "maintainer", "category", "maintainers")
     text += feature("user", "installed_links", "category", "history_links", "installed", length=LENGTH, keep="first")
+    text += feature("user", "installed_origins", "ids", "origins", "installed", length=LENGTH, keep="first")
     text += '[item]\ntower = "item.onnx"\n\n'
     text += feature("item", "id", "ids", "packages") + feature("item", "text", "ids", "texts", "id")
     for name, table in (("section", "sections"), ("maintainer", "maintainers"), ("multi_arch", "multi_arch"), ("tags", "tags")):
         text += feature("item", name, "category", table)
-    text += feature("item", "linked", "category", "item_links", "id") + entry("item.vectors", name="link", width=LINK)
     text += "".join(entry("item.columns", name=n, filter=n not in ("name", "short")) for n in columns if n != "id")
     text += "".join(entry("tasks", name=head) for head in HEADS)
     text += '[overarch]\ngraph = "overarch.onnx"\n\n'
+    text += feature("overarch", "link", "category", "item_links", "id") + feature("overarch", "origin", "ids", "origins", "id")
     terms = " + ".join(["related"] + [f"w_{task} * {task}" for task in TASKS])
     text += f'[value]\nexpression = "({terms}) * exp(w_similarity * (similarity - 1))"\n\n[value.constants]\n'
     return text + "".join(f"w_{name} = {weight}\n" for name, weight in weights.items())
@@ -514,7 +515,7 @@ def learn_links(model, edges, users, items, epochs, rate, seed):
     links = model.links
     frequency = np.bincount(edges[1], minlength=data.item_count)[links.items]
     matrix = teacher(edges, len(data.users), links.items)
-    lessons = Lessons(links.row_of, matrix, frequency, data.histories(users), np.random.default_rng(seed))
+    lessons = Lessons(links.row_of, matrix, frequency, 2 * data.histories(users), np.random.default_rng(seed))
     links.learn(lessons, epochs, rate, seed)
 
 
@@ -524,9 +525,9 @@ def main():
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--tuning-epochs", type=int, default=2)
-    parser.add_argument("--link-epochs", type=int, default=24)
-    parser.add_argument("--link-tuning-epochs", type=int, default=6)
-    parser.add_argument("--splits", type=int, default=2, help="times that each reserved user's packages are split anew")
+    parser.add_argument("--link-epochs", type=int, default=20)
+    parser.add_argument("--link-tuning-epochs", type=int, default=8)
+    parser.add_argument("--splits", type=int, default=4, help="times that each reserved user's packages are split anew")
     parser.add_argument("--overarch-epochs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)

@@ -119,7 +119,7 @@ def recall(server, count=300, **more):
         for extra in ({"exact": True}, more):
             status, told = server.post(f"{MODEL}:retrieve", {"requests": [body | extra for body in asked[n : n + 50]]})
             assert status == 200, told
-            both.append([{item["id"] for item in one["items"]} for one in told["responses"]])
+            both.append([{item["id"] for item in one["items"]} for one in told["results"]])
         found += [len(truth & got) / K for truth, got in zip(*both)]
     return sum(found) / len(found)
 
@@ -135,7 +135,7 @@ def lists(store, version):
 
 
 def peak(server, asked):
-    return bench(server.url, "--requests", asked, "--find-peak", "--rate", 500, "--seconds", 3)[-1]["peak"]
+    return bench(server.url, "--requests", asked, "--find-peak", "--rate", 500, "--seconds", 3)[-1]["peak"]["rate"]
 
 
 def load(server, asked, rate, lasts):
@@ -143,7 +143,7 @@ def load(server, asked, rate, lasts):
 
 
 def latency(report, name):
-    return report["latency_ms"][name]
+    return report["answered_ms"][name]
 
 
 def lag():

@@ -6,11 +6,13 @@ cd "$(dirname "$0")/.."
 need_redis() { ! command -v redis-server >/dev/null; }
 need_cxx() { ! command -v g++ >/dev/null; }
 need_python() { ! "${PYTHON:-python3}" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
-if { need_redis || need_cxx || need_python; } && command -v apt-get >/dev/null; then
+need_chromium() { ! { command -v chromium && command -v chromedriver; } >/dev/null; }
+if { need_redis || need_cxx || need_python || need_chromium; } && command -v apt-get >/dev/null; then
     as_root=""
     [ "$(id -u)" = 0 ] || as_root=sudo
     $as_root apt-get update -q
-    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends redis-server g++ python3-venv
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends redis-server g++ python3-venv \
+        chromium chromium-driver
 fi
 if need_redis; then
     echo "redis-server is missing and could not be installed: the tests of the remote tier start it" >&2
@@ -22,6 +24,10 @@ if need_cxx; then
 fi
 if need_python; then
     echo "Python 3.11 or later with venv is missing and could not be installed: the tests of the Python package need it" >&2
+    exit 1
+fi
+if need_chromium; then
+    echo "chromium with chromedriver is missing and could not be installed: the tests of the console drive it" >&2
     exit 1
 fi
 

@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# The tests of the Python package, in an environment of their own under target/; those that need PyTorch are skipped where it is
-# not in that environment. PYTHON names another interpreter to make it with.
+# The tests that are written in Python, in an environment of their own under target/: those of the Python package, of which the ones that need
+# PyTorch are skipped where it is not in that environment, and those of the console in Chromium, whose pictures lie in target/console.
+# PYTHON names another interpreter to make the environment with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 environment=target/python
-if [ ! -x "$environment/bin/pytest" ]; then
+if ! "$environment/bin/python" -c "import pytest, selenium" 2>/dev/null; then
     "${PYTHON:-python3}" -m venv "$environment"
-    "$environment/bin/pip" install -q --disable-pip-version-check numpy xxhash pytest safetensors httpx
+    "$environment/bin/pip" install -q --disable-pip-version-check numpy xxhash pytest safetensors httpx selenium
 fi
 cargo build --locked --quiet
 cd python
 PYTHONPATH=. "../$environment/bin/python" -m pytest -q -p no:cacheprovider "$@"
+cd ../tests/console
+PYTHONPATH=../../python "../../$environment/bin/python" -m pytest -q -p no:cacheprovider

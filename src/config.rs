@@ -75,6 +75,8 @@ pub struct Config {
     pub memory_mb: u64,
     /// Query embeddings that are kept of each version in memory, for `GET /v1/models/{model}/queries`; 0 for none.
     pub recorded_queries: usize,
+    /// The share of retrievals that are run again exactly, beside their answers, to tell the recall of what is served; 0 for none.
+    pub audit_share: f64,
     /// Where embedding tables lie.
     pub tables: PlacementOptions,
     /// Queue and workers.
@@ -98,6 +100,7 @@ impl Default for Config {
             follow: true,
             memory_mb: 0,
             recorded_queries: 0,
+            audit_share: 0.001,
             tables: PlacementOptions::default(),
             engine: engine::Options::default(),
             http: http::Options::default(),
@@ -176,6 +179,12 @@ impl Config {
         config.device.parse::<Choice>().map_err(|e| e.within("configuration"))?;
         if config.refresh_ms == 0 {
             return Err(Error::invalid("configuration: refresh_ms: got 0, expected at least 1"));
+        }
+        if !(0.0..=1.0).contains(&config.audit_share) {
+            return Err(Error::invalid(format!(
+                "configuration: audit_share: got {}, expected 0 to 1",
+                config.audit_share
+            )));
         }
         if config.recorded_queries > limits::RECORDED_MAX {
             return Err(Error::invalid(format!(
@@ -290,6 +299,7 @@ mod tests {
             ("[engine]\nqueue = 'many'", "queue"),
             ("refresh_ms = 0", "refresh_ms"),
             ("recorded_queries = 1025", "recorded_queries: got 1025, expected at most 1024"),
+            ("audit_share = 2", "audit_share: got 2, expected 0 to 1"),
             ("[merge]\nshare = -1", "merge.share: got -1, expected 0 to 10"),
             ("[merge]\ncores = 1.5", "merge.cores: got 1.5"),
             ("[merge]\nshare = nan", "merge.share: got NaN"),

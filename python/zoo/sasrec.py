@@ -34,31 +34,48 @@ class Block(nn.Module):
         return x + self.network(self.between(x))
 
 
-class Sasrec(nn.Module):
-    """``history`` ``[Q, S, D]`` with its mask to ``query`` ``[Q, D]``: what the last place has become."""
+class Sequence(nn.Module):
+    """``history`` ``[Q, S, D]`` with its mask to ``query`` ``[Q, D]``: what two blocks make of the last place.
 
-    def __init__(self) -> None:
+    A block gets the places ``[Q, S, D]`` and what ``reach`` makes of the mask: which place may look at which.
+    """
+
+    def __init__(self, block: type[nn.Module]) -> None:
         super().__init__()
         self.places = nn.Parameter(torch.randn(LENGTH, D) * 0.1)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.blocks = nn.ModuleList(block() for _ in range(2))
         self.norm, self.nobody = nn.LayerNorm(D), nn.Parameter(torch.randn(D) * 0.1)
-        # Finite, so that a row in which everything is hidden has a softmax too.
-        self.register_buffer("later", torch.full((LENGTH, LENGTH), -1e4).triu(1))
+
+    def reach(self, history_mask: torch.Tensor) -> torch.Tensor:
+        """``[Q, 1, S, S]``."""
+        raise NotImplementedError
 
     def forward(self, history: torch.Tensor, history_mask: torch.Tensor) -> torch.Tensor:
-        hidden = self.later + ((history_mask - 1) * 1e4).unsqueeze(1).unsqueeze(1)
+        reach = self.reach(history_mask)
         x = history * 4 + self.places
         for block in self.blocks:
-            x = block(x, hidden)
+            x = block(x, reach)
         # 1 at the last place that holds an item: there the mask falls to 0.
         last = history_mask - torch.cat([history_mask[:, 1:], history_mask[:, :1] * 0], 1)
         encoded = (self.norm(x) * last.unsqueeze(-1)).sum(1)
         return F.normalize(encoded + self.nobody, dim=-1, eps=1e-6)
 
 
-def make(out: pathlib.Path, program: pathlib.Path | None) -> None:
+class Sasrec(Sequence):
+    """With a softmax over the places so far."""
+
+    def __init__(self) -> None:
+        super().__init__(Block)
+        # Finite, so that a row in which everything is hidden has a softmax too.
+        self.register_buffer("later", torch.full((LENGTH, LENGTH), -1e4).triu(1))
+
+    def reach(self, history_mask: torch.Tensor) -> torch.Tensor:
+        return self.later + ((history_mask - 1) * 1e4).unsqueeze(1).unsqueeze(1)
+
+
+def make(out: pathlib.Path, program: pathlib.Path | None, kind: type[Sequence] = Sasrec, said: str = "SASRec") -> None:
     """Trains and exports the model."""
-    shop, user, item = Shop(), Sasrec(), PlainItem()
+    shop, user, item = Shop(), kind(), PlainItem()
     shop.train_towers(user, item, shop.sequences)
     held = shop.held_out()
     with torch.no_grad():
@@ -66,7 +83,7 @@ def make(out: pathlib.Path, program: pathlib.Path | None) -> None:
         found = figures(shop, user(rows_of, torch.ones(len(held), LENGTH)), items)
     rows, samples = shop.world.rows(), shop.world.samples(SAMPLES, "history")
     exported = sterling.export(
-        out, description="SASRec as user tower: what comes next after this history?", user=user, item=item,
+        out, description=f"{said} as user tower: what comes next after this history?", user=user, item=item,
         features={"user": [sterling.Ids("history", "item", "none", length=LENGTH)], "item": shop.item_features()},
         tables=shop.vocabularies("item", "category", "brand"), samples=samples, items=rows, program=program or False,
     )  # fmt: skip

@@ -129,6 +129,16 @@ pub fn run(target: &Target, load: &Load) -> Result<Report> {
     Ok(Report::new(format!("http://{}", target.authority), load.seconds, classes, generator))
 }
 
+/// A request as it is sent, and how long its answer is worth waiting for.
+struct Ready {
+    request: Vec<u8>,
+    timeout: Duration,
+}
+
+fn asked(client: &Client, class: &Class, body: &Body) -> Ready {
+    Ready { request: client.request("POST", &class.path, &body.bytes), timeout: body.timeout }
+}
+
 /// Every request's end, how late each was sent, and the misbehaving connections that the server closed.
 async fn send(client: Rc<Client>, load: &Load) -> (Vec<Sample>, Vec<Duration>, usize) {
     let mut misbehaving = JoinSet::new();
@@ -143,19 +153,20 @@ async fn send(client: Rc<Client>, load: &Load) -> (Vec<Sample>, Vec<Duration>, u
     // They connect first: what is measured is a server that has them.
     tokio::time::sleep(LEAD * u32::from(!misbehaving.is_empty()) * 10).await;
 
-    let classes: Rc<[Class]> = load.classes.clone().into();
+    let asked = |class: &Class| class.bodies.iter().map(|body| asked(&client, class, body)).collect();
+    let asked: Rc<[Vec<Ready>]> = load.classes.iter().map(asked).collect();
     let start = Instant::now() + LEAD;
     let mut due = pace(start, load.schedule(), load.gather());
     let (mut running, mut samples, mut late) = (JoinSet::new(), Vec::new(), Vec::new());
     while let Some(Planned { at, class, body }) = due.recv().await {
         let due = start + at;
         late.push(due.elapsed());
-        let (client, classes) = (client.clone(), classes.clone());
+        let (client, asked) = (client.clone(), asked.clone());
         running.spawn_local(async move {
-            let body = &classes[class].bodies[body];
-            let end = client.post(&classes[class].path, body, due).await;
+            let Ready { request, timeout } = &asked[class][body];
+            let end = client.post(request, *timeout, due).await;
             let latency = due.elapsed();
-            Sample { class, end, latency, in_time: latency <= body.timeout }
+            Sample { class, end, latency, in_time: latency <= *timeout }
         });
         while let Some(done) = running.try_join_next() {
             samples.extend(done);

@@ -9,6 +9,7 @@
 //! The generator is one thread, and one more that keeps the time. Where it could not keep its schedule, or had no
 //! connection to send on, the load was another than the one asked for: the run is void and says so.
 
+mod answer;
 mod client;
 mod load;
 mod peak;

@@ -125,7 +125,10 @@ impl Server {
         // A shard is no version that could be merged by itself.
         let feeds_merged = feeds.clone().filter(|_| config.shard.is_none());
         let merges = feeds_merged.is_some().then_some(merges);
-        let app = app.with_updates(feeds, Duration::from_millis(config.engine.timeout_ms)).with_merges(merges);
+        let app = app
+            .with_updates(feeds, Duration::from_millis(config.engine.timeout_ms))
+            .with_merges(merges)
+            .with_audit(config.audit_share);
         let app = Arc::new(app);
         if let Some(feeds) = feeds_merged {
             Compactor::new(store, &app.registry, feeds, config.merge.clone())?.start(wanted)?;

@@ -13,6 +13,7 @@
 //! | `c3.floats` f64 `[S]` | numbers, NaN where missing |
 
 mod build;
+mod containing;
 mod device;
 mod likeness;
 mod operator;
@@ -20,6 +21,7 @@ mod stacked;
 mod view;
 
 pub use build::{ItemColumn, ItemValues, encode};
+pub use containing::Contains;
 pub use device::DeviceColumns;
 pub use likeness::likeness;
 pub use operator::Operator;

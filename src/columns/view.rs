@@ -286,9 +286,17 @@ impl Column {
     }
 
     /// The numbers of a column that has one a slot, NaN where it is missing.
-    pub(super) fn floats(&self) -> Option<&[f64]> {
+    pub(crate) fn floats(&self) -> Option<&[f64]> {
         match &self.values {
             Values::Floats(values) => Some(values),
+            _ => None,
+        }
+    }
+
+    /// The least and the greatest value of a dictionary of integers.
+    pub fn extremes(&self) -> Option<[i64; 2]> {
+        match &self.values {
+            Values::Integers(values) => Some([*values.first()?, *values.last()?]),
             _ => None,
         }
     }

@@ -26,7 +26,7 @@ mod text;
 pub use device::{DeviceProgram, DeviceRows};
 pub use exec::Scratch;
 pub use import::{Given, Made, Size};
-pub use split::Cut;
+pub use split::ItemCut;
 pub use text::Figures;
 
 use crate::device::cpu::Kernels;
@@ -52,7 +52,7 @@ pub struct RowProgram {
 
 /// A graph that was read and checked, before it becomes a program.
 #[derive(Debug)]
-pub struct Network {
+pub struct ReadGraph {
     graph: graph::Graph,
 }
 
@@ -107,12 +107,12 @@ impl<'a> Output<'a> {
     }
 }
 
-impl Network {
+impl ReadGraph {
     /// Reads an ONNX graph whose inputs come as `given`; it is to have these outputs.
     ///
     /// # Errors
     /// As [`RowProgram::lower`].
-    pub fn read(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<Network> {
+    pub fn read(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<ReadGraph> {
         let graph = import::import(bytes, given, outputs)?;
         for (&id, output) in graph.outputs.iter().zip(outputs) {
             let value = &graph.values[id];
@@ -126,7 +126,7 @@ impl Network {
                 )));
             }
         }
-        Ok(Network { graph })
+        Ok(ReadGraph { graph })
     }
 
     /// The whole as one program; in f32 where the machine has no products of bf16.
@@ -143,7 +143,7 @@ impl Network {
     ///
     /// # Errors
     /// As [`RowProgram::lower`].
-    pub fn best_cut(&self, is_item: &[bool], work: &[usize]) -> Result<Option<Cut>> {
+    pub fn best_cut(&self, is_item: &[bool], work: &[usize]) -> Result<Option<ItemCut>> {
         split::best_cut(&self.graph, is_item, work)
     }
 
@@ -156,7 +156,7 @@ impl Network {
     ///
     /// # Errors
     /// `Invalid` for a cut of another network; as [`RowProgram::lower`].
-    pub fn halves(&self, is_item: &[bool], cut: &Cut, precision: Precision) -> Result<Halves> {
+    pub fn halves(&self, is_item: &[bool], cut: &ItemCut, precision: Precision) -> Result<Halves> {
         let split::Split { item, candidates, width } = split::split(&self.graph, is_item, cut)?;
         Ok(Halves {
             item: RowProgram::of(&item.graph, Precision::F32, Kernels::best())?,
@@ -182,7 +182,7 @@ impl RowProgram {
     /// # Errors
     /// As there.
     pub fn lower_in(precision: Precision, bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<RowProgram> {
-        Network::read(bytes, given, outputs)?.program(precision)
+        ReadGraph::read(bytes, given, outputs)?.program(precision)
     }
 
     fn of(graph: &graph::Graph, precision: Precision, kernels: Kernels) -> Result<RowProgram> {

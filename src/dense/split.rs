@@ -1,6 +1,6 @@
 //! What a graph says of an item whoever asks: worked out once an item and kept, not once a candidate.
 //!
-//! A value is *the item's* where it depends on inputs of the item and constants alone. A [`Cut`] names some of these: one half of
+//! A value is *the item's* where it depends on inputs of the item and constants alone. A [`ItemCut`] names some of these: one half of
 //! the graph makes them of items, the other takes them as inputs beside what else it reads of a candidate.
 //!
 //! Not every cut pays. What is kept must be read, from wherever it lies, for each candidate; and a product that would have become
@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 /// The values that are kept by item, by their numbers, ascending.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Cut(Vec<Id>);
+pub struct ItemCut(Vec<Id>);
 
 /// Multiply-adds that take as long as to read what is kept of an item, which lies somewhere in memory, and each of its numbers.
 pub(super) const ROW_WORK: usize = 1000;
@@ -72,7 +72,7 @@ fn whose(graph: &Graph, is_item: &[bool]) -> Vec<Whose> {
 ///
 /// # Errors
 /// `Invalid` for a cut of another graph.
-pub(super) fn split(graph: &Graph, is_item: &[bool], cut: &Cut) -> Result<Split> {
+pub(super) fn split(graph: &Graph, is_item: &[bool], cut: &ItemCut) -> Result<Split> {
     let whose = whose(graph, is_item);
     let is_input = |id: Id| matches!(graph.values[id].op, Op::Inputs(_));
     let fits = |&id: &Id| whose.get(id) == Some(&Whose::Items) && !is_input(id);
@@ -128,7 +128,7 @@ fn half(graph: &Graph, outputs: &[Id], given: &[Id], keeps: &dyn Fn(usize) -> bo
 
 /// The cut by which a candidate costs the least; none where no cut gains much. `work` is that of reading each input of a
 /// candidate.
-pub(super) fn best_cut(graph: &Graph, is_item: &[bool], work: &[usize]) -> Result<Option<Cut>> {
+pub(super) fn best_cut(graph: &Graph, is_item: &[bool], work: &[usize]) -> Result<Option<ItemCut>> {
     let seeker = Seeker { graph, whose: whose(graph, is_item), is_item, work };
     let edges: Vec<Vec<Vec<Id>>> = seeker.edges().into_iter().map(|edge| seeker.options(edge)).collect();
     if edges.iter().all(Vec::is_empty) {
@@ -157,7 +157,7 @@ pub(super) fn best_cut(graph: &Graph, is_item: &[bool], work: &[usize]) -> Resul
     }
     let (cost, choice) = best;
     let cut = seeker.read(&taken(&edges, &choice));
-    Ok((!cut.is_empty() && cost + whole / GAIN <= whole).then_some(Cut(cut)))
+    Ok((!cut.is_empty() && cost + whole / GAIN <= whole).then_some(ItemCut(cut)))
 }
 
 /// The values of the options that were chosen.
@@ -252,7 +252,7 @@ impl Seeker<'_> {
 
     /// Multiply-adds that a candidate takes with a cut, and what takes as long.
     fn cost(&self, cut: &[Id]) -> Result<usize> {
-        let cut = Cut(self.read(cut));
+        let cut = ItemCut(self.read(cut));
         let halves = match cut.0.is_empty() {
             true => None,
             false => Some(split(self.graph, self.is_item, &cut)?),

@@ -347,18 +347,18 @@ fn models_of_pytorch_and_every_operator_answer_as_onnxruntime_does() {
     assert_eq!(cases.len(), 9);
 }
 
-/// The reranker of the demo with its inputs.
+/// A reranker without a history, as the demo had before links, with its inputs.
 fn reranker() -> (Vec<u8>, Vec<Given>, (&'static str, Vec<Size>)) {
     let mut inputs =
         vec![given("query", false, &[fixed(1), fixed(64)]), given("item", true, &[fixed(1), ROWS, fixed(64)])];
     for name in ["log_popularity", "log_build", "log_depends", "log_recommends", "log_suggests"] {
         inputs.push(given(name, true, &[fixed(1), ROWS]));
     }
-    (file("models/debian/overarch.onnx"), inputs, ("logits", vec![fixed(1), ROWS, fixed(5)]))
+    (file("tests/golden/reranker.onnx"), inputs, ("logits", vec![fixed(1), ROWS, fixed(5)]))
 }
 
 #[test]
-fn the_reranker_of_the_demo_collapses_to_three_products_a_row() {
+fn a_reranker_collapses_to_three_products_a_row() {
     let (bytes, inputs, output) = reranker();
     let program = lower(&bytes, &inputs, &output).unwrap();
     let products = |plan: &Plan| plan.rows.iter().filter(|s| matches!(s.work, plan::Work::Product { .. })).count();
@@ -377,7 +377,7 @@ fn the_reranker_of_the_demo_collapses_to_three_products_a_row() {
 }
 
 #[test]
-fn in_bf16_the_reranker_of_the_demo_keeps_pairs_between_its_products() {
+fn in_bf16_a_reranker_keeps_pairs_between_its_products() {
     let (bytes, inputs, output) = reranker();
     let single = lower(&bytes, &inputs, &output).unwrap();
     let graph = import::import(&bytes, &inputs, &[made(output.0, &output.1)]).unwrap();

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::backend::{Backend, Job, Terms};
+use super::lane::Ask;
 use super::options::Options;
 use super::place::Place;
-use super::queue::Ask;
 use super::shared::{Hand, Life, Shared};
 use super::ticket::Ticket;
 use super::worker;
@@ -72,8 +72,8 @@ impl<B: Backend> Engine<B> {
         self.workers
     }
 
-    /// Whether a cheap interactive request would be taken in now: the question to ask before a body is read and parsed.
-    /// Takes no lock. [`Engine::submit`] decides for good, by what the request costs.
+    /// Whether an interactive request that costs what is usual would be taken in now: the question to ask before a body is
+    /// read and parsed. Takes no lock. [`Engine::submit`] decides for good, by what the request costs.
     ///
     /// # Errors
     /// As [`Engine::submit`].

@@ -5,7 +5,8 @@ use std::time::Duration;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 use super::backend::Job;
-use super::queue::{Ask, Queue, Refused};
+use super::lane::Ask;
+use super::queue::{Queue, Refused};
 use super::ticket::{Ledger, closing};
 use crate::error::{Error, Kind};
 
@@ -104,7 +105,7 @@ impl Meters {
     /// A request that waited for a worker until none could have answered it in time.
     pub(super) fn expired(&self, ask: &Ask) -> Error {
         self.refused_expired.increment(1);
-        let timeout = ask.deadline.saturating_duration_since(ask.arrived);
+        let timeout = ask.time();
         let message = format!("no worker was free in time for an answer within {} ms", timeout.as_millis());
         overloaded(message, timeout / 2)
     }

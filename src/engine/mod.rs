@@ -14,6 +14,7 @@
 mod backend;
 #[expect(clippy::module_inception, reason = "the engine is what the folder is about; beside it stand its parts")]
 mod engine;
+mod lane;
 mod meters;
 mod options;
 mod pace;

@@ -12,6 +12,8 @@ const HALF_LIFE: Duration = Duration::from_millis(500);
 const MEMORY_S: f64 = 0.25;
 /// Priced seconds that one batch may add: a single dear one does not outvote all others.
 const SAMPLE_S: f64 = 0.025;
+/// Priced seconds that the belief in the prices counts for: a few requests tell more than it.
+const BELIEF_S: f64 = 0.005;
 /// A batch that took more times its prediction than this counts as this: the machine slept, or the process was stopped.
 const SURPRISE_MAX: f64 = 8.0;
 /// The pace stays within this factor of what the prices say, either way.
@@ -30,7 +32,7 @@ pub(super) struct Pace {
 impl Pace {
     /// Believes the prices, until it learns otherwise.
     pub(super) fn new(now: Instant) -> Self {
-        Pace { taken_s: SAMPLE_S, priced_s: SAMPLE_S, learned: now }
+        Pace { taken_s: BELIEF_S, priced_s: BELIEF_S, learned: now }
     }
 
     pub(super) fn factor(&self) -> f64 {

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::Sleep;
 
 use super::backend::Backend;
-use super::queue::Ask;
+use super::lane::Ask;
 use super::shared::Shared;
 use super::ticket::late;
 use crate::error::{Error, Result};

@@ -10,9 +10,9 @@
 //! What decides *who* goes (lanes, batches, shares) rests on prices alone; what is compared with a deadline is the price
 //! times the pace. So a slow minute refuses more, and changes nothing else: it cannot feed on itself.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use super::lane::{Ask, Entry, KINDS, Kind, Lane};
 use super::pace::Pace;
 use crate::request::Priority;
 
@@ -21,9 +21,9 @@ pub(super) const BATCH_TIME: Duration = Duration::from_millis(10);
 /// A request is taken in where its predicted wait is at most this share of the time it has to spare. What the rest is
 /// for: predictions err, and whoever is taken in ought to be answered.
 pub(super) const WAIT_SHARE: f64 = 0.4;
-/// Where the oldest of a lane has used this share of its time, predictions have failed, and the newest go first: the
-/// oldest would each take a worker and come late.
-const BEHIND_SHARE: f64 = 0.5;
+/// Where a lane is behind, its work is thought to take this much longer than predicted. Without that it would stay behind
+/// for as long as more comes than can be done: the newest are run, as many come after them, and those between grow old.
+const DOUBT: f64 = 2.0;
 /// A request is thought to need this much more than predicted.
 const MARGIN: f64 = 1.25;
 /// And so is a batch: its first answer may come with its last.
@@ -32,45 +32,10 @@ const BATCH_MARGIN: f64 = 2.0;
 const BATCH_PART: u64 = 16;
 /// Waiting requests that are looked at for one batch.
 const LOOKED_AT: usize = 256;
+/// A cheap request is no more what is usual after some times so many dearer ones.
+const USUAL_GROWTH: u32 = 64;
 /// A batch that runs longer than predicted is thought to run on for this share of what it took so far.
 const OVERRUN_SHARE: f64 = 0.25;
-
-/// What a queue must know of a request.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ask {
-    pub(super) priority: Priority,
-    pub(super) group: usize,
-    pub(super) needs_fetch: bool,
-    pub(super) price: Duration,
-    pub(super) arrived: Instant,
-    pub(super) deadline: Instant,
-}
-
-/// A request in the queue.
-#[derive(Debug)]
-pub(super) struct Entry<J> {
-    pub(super) job: J,
-    pub(super) ask: Ask,
-    pub(super) id: u64,
-    /// A worker that takes it later most likely comes late.
-    pub(super) latest_start: Instant,
-    /// When it could have been taken first.
-    ready: Instant,
-}
-
-impl<J> Entry<J> {
-    pub(super) fn split(self) -> (Entry<()>, J) {
-        let Entry { job, ask, id, latest_start, ready } = self;
-        (Entry { job: (), ask, id, latest_start, ready }, job)
-    }
-}
-
-impl Entry<()> {
-    pub(super) fn join<J>(self, job: J) -> Entry<J> {
-        let Entry { job: (), ask, id, latest_start, ready } = self;
-        Entry { job, ask, id, latest_start, ready }
-    }
-}
 
 /// Why a request is not taken in.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,55 +66,6 @@ pub(super) struct Bounds {
     pub(super) dear: Duration,
 }
 
-/// Requests of one priority that wait for a worker, apart where they must not wait for each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// Ready when it came.
-    Direct,
-    /// Ready after rows were fetched. These come in swarms, which must not go before what came meanwhile.
-    Fetched,
-    /// Takes long.
-    Dear,
-}
-
-const KINDS: [Kind; 3] = [Kind::Direct, Kind::Fetched, Kind::Dear];
-
-#[derive(Debug)]
-struct Lane<J> {
-    entries: BTreeMap<u64, Entry<J>>,
-    price: Duration,
-}
-
-impl<J> Default for Lane<J> {
-    fn default() -> Self {
-        Lane { entries: BTreeMap::new(), price: Duration::ZERO }
-    }
-}
-
-impl<J> Lane<J> {
-    fn insert(&mut self, entry: Entry<J>) {
-        self.price += entry.ask.price;
-        self.entries.insert(entry.id, entry);
-    }
-
-    fn remove(&mut self, id: u64) -> Option<Entry<J>> {
-        let entry = self.entries.remove(&id)?;
-        self.price -= entry.ask.price;
-        Some(entry)
-    }
-
-    fn oldest(&self) -> Option<&Entry<J>> {
-        self.entries.first_key_value().map(|(_, entry)| entry)
-    }
-
-    fn is_behind(&self, now: Instant) -> bool {
-        self.oldest().is_some_and(|entry| {
-            let time = entry.ask.deadline.saturating_duration_since(entry.ask.arrived);
-            now.saturating_duration_since(entry.ask.arrived) > time.mul_f64(BEHIND_SHARE)
-        })
-    }
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Running {
     began: Instant,
@@ -171,6 +87,8 @@ pub(super) struct Queue<J> {
     running: Vec<Option<Running>>,
     /// Time that batch requests are owed.
     owed: Duration,
+    /// What the cheaper of the last interactive requests cost.
+    usual: Option<Duration>,
     next_id: u64,
     is_closed: bool,
 }
@@ -185,6 +103,7 @@ impl<J> Queue<J> {
             in_fetch: 0,
             running: vec![None; bounds.workers],
             owed: Duration::ZERO,
+            usual: None,
             next_id: 0,
             is_closed: false,
         }
@@ -207,6 +126,11 @@ impl<J> Queue<J> {
 
     pub(super) fn pace(&self) -> &Pace {
         &self.pace
+    }
+
+    /// How long the cheaper of the last interactive requests are thought to take; nothing before the first.
+    pub(super) fn usual(&self) -> Duration {
+        self.usual.map_or(Duration::ZERO, |price| self.pace.predict(price).mul_f64(MARGIN))
     }
 
     /// True where nothing waits and nothing runs.
@@ -240,8 +164,9 @@ impl<J> Queue<J> {
     pub(super) fn wait(&self, priority: Priority, is_dear: bool, now: Instant) -> Duration {
         let ahead = |kinds: &[Kind]| -> f64 {
             let lanes = self.lanes[..=priority as usize].iter().flatten().zip(KINDS.iter().cycle());
-            let price: Duration = lanes.filter(|(_, kind)| kinds.contains(kind)).map(|(lane, _)| lane.price).sum();
-            self.pace.predict(price).as_secs_f64()
+            let lanes = lanes.filter(|(_, kind)| kinds.contains(kind)).map(|(lane, _)| lane);
+            let doubt = |lane: &Lane<J>| if lane.is_behind(now) { DOUBT } else { 1.0 };
+            lanes.map(|lane| self.pace.predict(lane.price).as_secs_f64() * doubt(lane)).sum()
         };
         let (cheap_s, dear_s) = (ahead(&[Kind::Direct, Kind::Fetched]), ahead(&[Kind::Dear]));
         let mut free_s: Vec<f64> = self.running.iter().map(|running| self.left_s(*running, now)).collect();
@@ -300,6 +225,10 @@ impl<J> Queue<J> {
         if ask.needs_fetch {
             self.to_fetch.insert(entry);
         } else {
+            if ask.priority == Priority::Interactive {
+                let grown = self.usual.map_or(ask.price, |usual| usual + usual / USUAL_GROWTH);
+                self.usual = Some(grown.min(ask.price));
+            }
             self.lane_of(&ask, Kind::Direct).insert(entry);
         }
         id

@@ -6,9 +6,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::backend::{Backend, JobOf};
+use super::lane::Entry;
 use super::meters::Meters;
 use super::options::Options;
-use super::queue::{self, Bounds, Entry, Queue, Refused};
+use super::queue::{self, Bounds, Queue, Refused};
 use super::ticket::{Ledger, closing};
 use crate::request::Priority;
 
@@ -18,6 +19,9 @@ const REST_AFTER: Duration = Duration::from_secs(1);
 /// How long the sockets are left alone under overload, and the share of a request's time that this may take at most.
 const SWARM_TIME: Duration = Duration::from_millis(1);
 const SWARM_SHARE: f64 = 0.01;
+
+/// The share of a request's time that is kept free for others that are read with it, at most.
+const ROOM_SHARE: f64 = 0.02;
 
 /// What callers, workers and fetchers share.
 pub(super) struct Shared<B: Backend> {
@@ -31,6 +35,8 @@ pub(super) struct Shared<B: Backend> {
     started: Instant,
     /// When a cheap interactive request would get a worker, in nanoseconds since `started`.
     free_at_ns: AtomicU64,
+    /// How long such a one runs, in nanoseconds.
+    usual_ns: AtomicU64,
     waiting: AtomicUsize,
     waiting_max: usize,
     is_closed: AtomicBool,
@@ -71,6 +77,7 @@ impl<B: Backend> Shared<B> {
             meters: Meters::new(),
             started,
             free_at_ns: AtomicU64::new(0),
+            usual_ns: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             waiting_max: options.queue,
             is_closed: AtomicBool::new(false),
@@ -107,7 +114,9 @@ impl<B: Backend> Shared<B> {
     pub(super) fn publish(&self, queue: &Queue<JobOf<B>>) {
         let now = Instant::now();
         let free_at = now.duration_since(self.started) + queue.wait(Priority::Interactive, false, now);
-        self.free_at_ns.store(u64::try_from(free_at.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.free_at_ns.store(nanos(free_at), Ordering::Relaxed);
+        self.usual_ns.store(nanos(queue.usual()), Ordering::Relaxed);
         self.waiting.store(queue.waiting_before(Priority::Interactive), Ordering::Relaxed);
         self.meters.state(queue, &self.ledger);
         if queue.is_idle() {
@@ -130,8 +139,12 @@ impl<B: Backend> Shared<B> {
             return Err(Refused::Full(waiting));
         }
         let wait = self.wait();
-        let allowed = timeout.mul_f64(queue::WAIT_SHARE);
-        if wait > allowed { Err(Refused::Late { wait, allowed, own: Duration::ZERO }) } else { Ok(()) }
+        let own = Duration::from_nanos(self.usual_ns.load(Ordering::Relaxed));
+        // Under overload the wait stays about where requests are refused. Without room for one of those that are read
+        // meanwhile, most would pass here, be read and prepared, and be refused then.
+        let room = own.mul_f64(1.0 + queue::WAIT_SHARE).min(timeout.mul_f64(ROOM_SHARE));
+        let allowed = timeout.mul_f64(queue::WAIT_SHARE).saturating_sub(room);
+        if wait > allowed { Err(Refused::Late { wait, allowed, own }) } else { Ok(()) }
     }
 
     /// How long requests may be left in their sockets, so that they are read together: zero, unless so much waits that

@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use super::backend::{Backend, Job, JobOf};
-use super::queue::{Entry, Taken};
+use super::lane::Entry;
+use super::queue::Taken;
 use super::shared::{Life, Shared};
 use crate::error::Error;
 

@@ -267,13 +267,16 @@ fn follow(feed: Arc<Feed>, main: Arc<Snapshot>, live: &Live) -> Result<()> {
         pending: Vec::new(),
     };
     while following.fresh.position() < following.feed.last() {
-        following.advance(Duration::ZERO)?;
+        following.advance(Duration::ZERO, Fresh::catch_up)?;
     }
     live.show(following.fresh.view()?);
     let shown = live.shared();
     let run = move || following.run(&shown);
     std::thread::Builder::new().name("updates".into()).spawn(run).map(drop).map_err(|e| Error::io("a thread", e))
 }
+
+/// How updates are applied, and those told that could not be.
+type Apply = fn(&mut Fresh, &[Update]) -> Result<Vec<(u64, Error)>>;
 
 /// A version that follows its journal.
 struct Following {
@@ -309,7 +312,7 @@ impl Following {
 
     /// Applies and shows what comes in a while; false where nobody looks any more.
     fn step(&mut self, shown: &Weak<Shown>) -> Result<bool> {
-        let is_further = self.advance(LINGER)?;
+        let is_further = self.advance(LINGER, Fresh::apply)?;
         let Some(shown) = shown.upgrade() else { return Ok(false) };
         if is_further {
             let view = self.fresh.view()?;
@@ -321,12 +324,12 @@ impl Following {
     }
 
     /// Applies the next updates; false where none came in time.
-    fn advance(&mut self, wait: Duration) -> Result<bool> {
+    fn advance(&mut self, wait: Duration, apply: Apply) -> Result<bool> {
         if self.pending.is_empty() {
             self.take(wait)?;
         }
         let before = self.fresh.position();
-        let applied = self.fresh.apply(&self.pending);
+        let applied = apply(&mut self.fresh, &self.pending);
         let is_further = self.fresh.position() > before;
         self.pending.drain(..(self.fresh.position() - before) as usize);
         for (position, error) in applied? {

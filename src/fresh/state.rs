@@ -23,6 +23,8 @@ use crate::view::{Attribute, Row, Segment, View};
 
 /// Rows after which the table becomes a segment: it takes about a millisecond to build so many.
 const TABLE_ROWS: usize = 1024;
+/// The same while nobody looks yet: the fewer segments are made on the way, the sooner a start is done.
+const TABLE_ROWS_UNSEEN: usize = 65_536;
 /// A segment is at least so many times as large as the one after it.
 const RATIO: usize = 4;
 /// Items that the item tower takes at a time.
@@ -66,12 +68,24 @@ impl Fresh {
         self.position
     }
 
+    /// Applies updates that follow, of which no view is asked for before all of them are applied.
+    ///
+    /// # Errors
+    /// As [`Fresh::apply`].
+    pub fn catch_up(&mut self, updates: &[Update]) -> Result<Vec<(u64, Error)>> {
+        self.apply_up_to(TABLE_ROWS_UNSEEN, updates)
+    }
+
     /// Applies the updates that follow, the first at the position after the last one. Returns those that this snapshot's model
     /// can make nothing of, each with the reason: they change nothing.
     ///
     /// # Errors
     /// Where memory cannot be had, or the item tower's tables do not answer; the updates up to [`Fresh::position`] are applied then, and those after it may be tried again.
     pub fn apply(&mut self, updates: &[Update]) -> Result<Vec<(u64, Error)>> {
+        self.apply_up_to(TABLE_ROWS, updates)
+    }
+
+    fn apply_up_to(&mut self, rows: usize, updates: &[Update]) -> Result<Vec<(u64, Error)>> {
         let mut refused = Vec::new();
         let mut vectors = self.embed(updates);
         for (update, vector) in updates.iter().zip(&mut vectors) {
@@ -92,7 +106,7 @@ impl Fresh {
             };
             refused.extend(applied.err().map(|e| (position, e)));
             self.position = position;
-            if self.table.len() >= TABLE_ROWS {
+            if self.table.len() >= rows {
                 self.seal()?;
             }
         }
@@ -169,6 +183,16 @@ impl Fresh {
     }
 
     fn set(&mut self, id: i64, changes: &[(String, Attribute)]) -> Result<()> {
+        if let Some(mut row) = self.table.remove(&id) {
+            self.built = None;
+            let mut attributes = row.attributes.clone();
+            let changed = self.change(&mut attributes, changes);
+            if changed.is_ok() {
+                row.attributes = attributes;
+            }
+            self.table.insert(id, row);
+            return changed;
+        }
         let Some(mut row) = self.row(id) else { return Ok(()) };
         self.change(&mut row.attributes, changes)?;
         self.delete(id);

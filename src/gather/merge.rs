@@ -22,7 +22,7 @@ pub type Chosen = Vec<Vec<(ItemId, f32)>>;
 
 /// What one shard sent, best first; equal scores by id.
 #[derive(Clone, Copy, Debug)]
-pub struct Part<'a> {
+pub struct OfShard<'a> {
     /// The items.
     pub ids: &'a [ItemId],
     /// By which they are ordered.
@@ -31,8 +31,8 @@ pub struct Part<'a> {
     pub is_all: bool,
 }
 
-impl Part<'_> {
-    fn before(&self, at: usize, other: &Part<'_>, other_at: usize) -> Ordering {
+impl OfShard<'_> {
+    fn before(&self, at: usize, other: &OfShard<'_>, other_at: usize) -> Ordering {
         // Sums with +0 make one zero of two.
         let (score, other_score) = (self.scores[at] + 0.0, other.scores[other_at] + 0.0);
         other_score.total_cmp(&score).then_with(|| self.ids[at].cmp(&other.ids[other_at]))
@@ -40,7 +40,7 @@ impl Part<'_> {
 }
 
 /// The best `k` of all parts, as places: the part, and the item in it.
-fn best(parts: &[Part<'_>], k: usize) -> Next<Vec<(usize, usize)>> {
+fn best(parts: &[OfShard<'_>], k: usize) -> Next<Vec<(usize, usize)>> {
     let mut order: Vec<(usize, usize)> =
         parts.iter().enumerate().flat_map(|(n, part)| (0..part.ids.len()).map(move |at| (n, at))).collect();
     let before = |a: &(usize, usize), b: &(usize, usize)| parts[a.0].before(a.1, &parts[b.0], b.1);
@@ -51,7 +51,7 @@ fn best(parts: &[Part<'_>], k: usize) -> Next<Vec<(usize, usize)>> {
     order.sort_unstable_by(before);
     // What a shard did not send is worse than its last: nothing of it is missing where that last one is not among the best, or is
     // the very last of them.
-    let is_proven = |n: usize, part: &Part<'_>| {
+    let is_proven = |n: usize, part: &OfShard<'_>| {
         part.is_all
             || k == 0
             || match part.ids.len().checked_sub(1) {
@@ -82,8 +82,8 @@ pub fn candidates(of_shards: &[&[Selected]], k: usize) -> Result<Next<Vec<Chosen
     for query in 0..queries {
         let selected: Vec<&Selected> = of_shards.iter().map(|shard| &shard[query]).collect();
         let most = |wanted: fn(&Selected) -> usize| selected.iter().map(|s| wanted(s)).max().unwrap_or(0);
-        let of_codes: Vec<Part<'_>> =
-            selected.iter().map(|s| Part { ids: &s.ids, scores: &s.codes, is_all: s.is_all }).collect();
+        let of_codes: Vec<OfShard<'_>> =
+            selected.iter().map(|s| OfShard { ids: &s.ids, scores: &s.codes, is_all: s.is_all }).collect();
         let mut order = match best(&of_codes, most(|s| s.selected)) {
             Next::Done(order) => order,
             Next::Again(shards) => {
@@ -95,8 +95,8 @@ pub fn candidates(of_shards: &[&[Selected]], k: usize) -> Result<Next<Vec<Chosen
         if order.len() < k && selected.iter().any(|s| s.may_go_further) {
             return Ok(Next::Further);
         }
-        let of_scores: Vec<Part<'_>> =
-            selected.iter().map(|s| Part { ids: &s.ids, scores: &s.scores, is_all: true }).collect();
+        let of_scores: Vec<OfShard<'_>> =
+            selected.iter().map(|s| OfShard { ids: &s.ids, scores: &s.scores, is_all: true }).collect();
         order.sort_unstable_by(|a, b| of_scores[a.0].before(a.1, &of_scores[b.0], b.1));
         for &(shard, at) in order.iter().take(most(|s| s.candidates)) {
             chosen[shard][query].push((selected[shard].ids[at], selected[shard].scores[at]));
@@ -113,9 +113,9 @@ pub fn results(of_shards: &[&Ranked], asked: &[(usize, usize)], k: usize) -> Nex
     let part = |n: usize| {
         let (asked, had) = asked[n];
         let ids = &of_shards[n].ids;
-        Part { ids, scores: &of_shards[n].scores, is_all: had <= asked || ids.len() < asked }
+        OfShard { ids, scores: &of_shards[n].scores, is_all: had <= asked || ids.len() < asked }
     };
-    let parts: Vec<Part<'_>> = (0..of_shards.len()).map(part).collect();
+    let parts: Vec<OfShard<'_>> = (0..of_shards.len()).map(part).collect();
     best(&parts, k)
 }
 
@@ -151,7 +151,7 @@ mod tests {
                 let ids: Vec<Vec<ItemId>> = sent.iter().map(|p| p.iter().map(|(id, _)| ItemId(*id)).collect()).collect();
                 let scores: Vec<Vec<f32>> =
                     sent.iter().map(|p| p.iter().map(|(_, s)| if *s == 0 { -0.0 } else { f32::from(*s) }).collect()).collect();
-                let of = |n: usize| Part { ids: &ids[n], scores: &scores[n], is_all: sent[n].len() == parts[n].len() };
+                let of = |n: usize| OfShard { ids: &ids[n], scores: &scores[n], is_all: sent[n].len() == parts[n].len() };
                 best(&(0..shards).map(of).collect::<Vec<_>>(), k)
             };
             let mut expected = sorted(items.clone());

@@ -15,4 +15,4 @@ mod likely;
 mod merge;
 
 pub use likely::likely;
-pub use merge::{Chosen, Next, Part, candidates, results};
+pub use merge::{Chosen, Next, OfShard, candidates, results};

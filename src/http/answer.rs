@@ -17,6 +17,8 @@ use crate::error::{Error, Kind};
 /// A part of a budget, given back when it is dropped.
 pub(super) type Share = Option<OwnedSemaphorePermit>;
 
+/// The content type of a problem.
+pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// A problem on its way out. Boxed, for answers carry it in `Result`s.
@@ -63,6 +65,17 @@ impl Refusal {
         Refusal { problem: Box::new(problem), allow: None, retry_after: None }
     }
 
+    /// The problem as it is written.
+    pub(super) fn json(&self) -> String {
+        // Strings and numbers: nothing of it can fail.
+        serde_json::to_string(&*self.problem).unwrap_or_default()
+    }
+
+    /// Seconds after which the same request may be tried again.
+    pub(super) fn retry_after(&self) -> Option<u64> {
+        self.retry_after
+    }
+
     /// 405, naming what is allowed.
     pub fn method(got: &axum::http::Method, allow: &'static str) -> Self {
         let detail = format!("method {got} is not allowed here, expected {allow}");
@@ -75,7 +88,7 @@ impl IntoResponse for Refusal {
         let status = StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = (status, axum::Json(&*self.problem)).into_response();
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
         if let Some(seconds) = self.retry_after {
             headers.insert(RETRY_AFTER, seconds.into());
         }

@@ -5,8 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
+use super::audit::Audit;
 use super::bodies::Bodies;
+use super::meters::AnswerMeters;
 use super::options::Options;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
@@ -19,6 +22,8 @@ const FRESH_SHARE_MAX: f64 = 0.3;
 const FRESH_MIN: usize = 1024;
 /// Durable updates that are not seen yet before `/readyz` warns: a second of as many as come at most.
 const LAG_MAX: u64 = 10_000;
+/// How long a call that takes long waits for others of the kind.
+const ASIDE_WAIT: Duration = Duration::from_secs(1);
 
 /// What handlers share.
 pub struct App {
@@ -27,13 +32,16 @@ pub struct App {
     /// The workers.
     pub engine: Engine<Passes>,
     pub(super) bodies: Bodies,
-    /// Long bodies that may be prepared at once.
-    pub(super) long_bodies: Arc<Semaphore>,
+    /// What takes long beside the passes: so much of it may run at once.
+    asides: Arc<Semaphore>,
     pub(super) draining: AtomicBool,
+    pub(super) meters: AnswerMeters,
     /// The updates of the models, where the server takes any.
     pub(super) feeds: Option<Arc<Feeds>>,
     /// Where merges of updates are asked for.
     pub(super) merges: Option<Merges>,
+    /// Which answers are held against exact ones.
+    pub(super) audit: Audit,
     /// How long a call waits for the position that it wants to see.
     pub(super) updates_wait: Duration,
 }
@@ -42,10 +50,21 @@ impl App {
     /// Models and workers behind one edge.
     pub fn new(registry: Registry, engine: Engine<Passes>, options: &Options) -> Self {
         // Half of the cores that passes use at most: those that wait for answers to short requests come first.
-        let long_bodies = Arc::new(Semaphore::new((engine.workers() / 2).max(1)));
+        let asides = Arc::new(Semaphore::new((engine.workers() / 2).max(1)));
         let (registry, bodies) = (Arc::new(registry), Bodies::new(options));
         let (draining, updates_wait) = (AtomicBool::new(false), Duration::from_secs(1));
-        App { registry, engine, bodies, long_bodies, draining, feeds: None, merges: None, updates_wait }
+        App {
+            registry,
+            engine,
+            bodies,
+            asides,
+            draining,
+            meters: AnswerMeters::default(),
+            feeds: None,
+            merges: None,
+            audit: Audit::new(0.0),
+            updates_wait,
+        }
     }
 
     /// The same edge, which takes updates too; calls wait for a position as long as other requests have time.
@@ -56,6 +75,11 @@ impl App {
     /// The same edge, at which merges may be asked for.
     pub fn with_merges(self, merges: Option<Merges>) -> Self {
         App { merges, ..self }
+    }
+
+    /// The same edge, which runs this share of the retrievals again exactly, beside their answers.
+    pub fn with_audit(self, share: f64) -> Self {
+        App { audit: Audit::new(share), ..self }
     }
 
     /// What an operator should look at though all is answered, a line each.
@@ -77,6 +101,25 @@ impl App {
             }
         }
         warnings
+    }
+
+    /// Runs what takes long, such as reading a long body or a column, where nobody else waits for it.
+    ///
+    /// # Errors
+    /// `Overloaded` where others of the kind take all the time there is for them; else what `work` ends with.
+    pub(super) async fn aside<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let crowded = || Error::overloaded("other calls that take long are answered before it, try again later");
+        let place = timeout(ASIDE_WAIT, self.asides.clone().acquire_owned()).await.map_err(|_| crowded())?;
+        let place = place.map_err(|e| Error::internal(format!("places of long calls: {e}")))?;
+        let span = tracing::Span::current();
+        let done = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            span.in_scope(work)
+        });
+        done.await.map_err(|e| Error::internal(format!("a request broke what answers it: {e}")))?
     }
 
     pub(super) fn ready(&self) -> Result<()> {

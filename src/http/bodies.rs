@@ -2,14 +2,14 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::header::{CONTENT_TYPE, EXPECT};
 use axum::http::{HeaderMap, StatusCode};
-use hyper::body::{Frame, SizeHint};
+use hyper::body::{Frame, Incoming, SizeHint};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
@@ -33,49 +33,54 @@ const UNWANTED_TIME_MAX: Duration = Duration::from_secs(1);
 /// A body whose rest is read where its request was answered without it: a client that sends first and reads then would find
 /// its connection reset, and the answer lost with it.
 #[derive(Debug)]
-pub(super) struct Inbound(Body);
+pub(super) struct Inbound(Option<Incoming>);
 
 impl Inbound {
-    pub(super) fn of(request: Request) -> Request {
+    pub(super) fn of(request: Request<Incoming>) -> Request {
         // Who waits for a word before the body sends none after an answer.
-        if request.headers().contains_key(EXPECT) { request } else { request.map(|body| Body::new(Inbound(body))) }
+        let waits = request.headers().contains_key(EXPECT);
+        request.map(|body| if waits { Body::new(body) } else { Body::new(Inbound(Some(body))) })
     }
 }
 
 impl HttpBody for Inbound {
     type Data = Bytes;
-    type Error = axum::Error;
+    type Error = hyper::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.0).poll_frame(cx)
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        self.0.as_mut().map_or(Poll::Ready(None), |body| Pin::new(body).poll_frame(cx))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
+        self.0.as_ref().is_none_or(Incoming::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.0.size_hint()
+        self.0.as_ref().map_or(SizeHint::with_exact(0), Incoming::size_hint)
     }
 }
 
 impl Drop for Inbound {
     fn drop(&mut self) {
-        if self.0.is_end_stream() || self.0.size_hint().lower() > UNWANTED_BYTES_MAX as u64 {
+        let Some(mut rest) = self.0.take() else { return };
+        if rest.is_end_stream() || rest.size_hint().lower() > UNWANTED_BYTES_MAX as u64 {
             return;
         }
-        let mut rest = std::mem::take(&mut self.0);
-        let read = async move {
-            let mut bytes = 0;
-            while let Some(Ok(frame)) = std::future::poll_fn(|cx| Pin::new(&mut rest).poll_frame(cx)).await {
+        let mut bytes = 0;
+        let mut read = move |cx: &mut Context<'_>| {
+            while let Some(Ok(frame)) = ready!(Pin::new(&mut rest).poll_frame(cx)) {
                 bytes += frame.data_ref().map_or(0, Bytes::len);
-                if bytes > UNWANTED_BYTES_MAX {
+                if bytes > UNWANTED_BYTES_MAX || rest.is_end_stream() {
                     break;
                 }
             }
+            Poll::Ready(())
         };
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(timeout(UNWANTED_TIME_MAX, read));
+        // Most bodies came with their header: nobody need wait for those.
+        if read(&mut Context::from_waker(Waker::noop())).is_pending()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(timeout(UNWANTED_TIME_MAX, std::future::poll_fn(read)));
         }
     }
 }

@@ -1,7 +1,6 @@
 //! The calls, one function each.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::rejection::PathRejection;
@@ -12,10 +11,10 @@ use axum::http::{Method, Uri};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
 
 use super::answer::{Refusal, Share, Timing, json, problem, reply};
 use super::app::App;
+use super::audit::{self, Again, Turn};
 use super::bodies::Whole;
 use super::position::seen;
 use super::wire::{
@@ -35,9 +34,8 @@ const GET: &str = "GET, HEAD";
 /// Bodies from so many bytes on are read and prepared on threads of their own. A filter takes about a tenth of a microsecond
 /// a byte, so that shorter ones hold up whoever else this thread answers for a few milliseconds at most.
 const LONG_BODY_BYTES: usize = 32 << 10;
-/// How long a long body waits for others.
-const LONG_BODY_WAIT: Duration = Duration::from_secs(1);
-const VERBS: [&str; 3] = ["retrieve", "rank", "embed"];
+/// The verbs of the calls that workers answer.
+pub(super) const VERBS: [&str; 3] = ["retrieve", "rank", "embed"];
 
 /// The names in a path; where they are no text, a problem.
 pub struct Names<T>(pub(super) T);
@@ -118,8 +116,8 @@ fn check_verb(verb: &str, method: &Method) -> Result<(), Refusal> {
     if method == Method::POST { Ok(()) } else { Err(Refusal::method(method, "POST")) }
 }
 
-async fn dispatch(app: &App, model: Arc<Loaded>, verb: &str, request: Request) -> Outcome {
-    // What cannot be in time need not be read.
+async fn dispatch(app: &Arc<App>, model: Arc<Loaded>, verb: &str, request: Request) -> Outcome {
+    // What cannot be in time need not be read; what the gate could not tell ends here.
     app.engine.admits(None)?;
     let view = seen(app, &model, request.uri()).await?;
     let body = app.bodies.read(request).await?;
@@ -132,7 +130,7 @@ async fn dispatch(app: &App, model: Arc<Loaded>, verb: &str, request: Request) -
 
 /// What a body asks for, ready to run.
 enum Asked {
-    One(Box<Prepared>, Terms),
+    One(Box<Prepared>, Terms, Option<Box<Again>>),
     Many(Vec<Result<(Prepared, Terms)>>),
 }
 
@@ -145,21 +143,14 @@ pub(super) async fn prepare<T: Send + 'static>(
     if body.len() < LONG_BODY_BYTES {
         return prepare(&body);
     }
-    let crowded = || Error::overloaded("body: other long ones are read before it, try again later");
-    let place = timeout(LONG_BODY_WAIT, app.long_bodies.clone().acquire_owned()).await.map_err(|_| crowded())?;
-    let place = place.map_err(|e| Error::internal(format!("bodies: {e}")))?;
-    let span = tracing::Span::current();
-    let prepared = tokio::task::spawn_blocking(move || {
-        let _place = place;
-        span.in_scope(|| prepare(&body))
-    });
-    prepared.await.map_err(|e| Error::internal(format!("a body broke what reads it: {e}")))?
+    app.aside(move || prepare(&body)).await
 }
 
-fn prepare_retrievals(view: &Arc<View>, body: &[u8]) -> Result<Asked> {
+fn prepare_retrievals(view: &Arc<View>, turn: Option<Turn>, body: &[u8]) -> Result<Asked> {
     let requests = match wire::retrievals(body)? {
         Retrievals::One(request, terms) => {
-            return Ok(Asked::One(Box::new(pass::prepare(view, Ask::Retrieve(*request))?), terms));
+            let again = Again::of(turn, view, &request).map(Box::new);
+            return Ok(Asked::One(Box::new(pass::prepare(view, Ask::Retrieve(*request))?), terms, again));
         }
         Retrievals::Many(requests) => requests,
     };
@@ -181,16 +172,16 @@ fn prepare_retrievals(view: &Arc<View>, body: &[u8]) -> Result<Asked> {
 #[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body(content = inline(RetrieveOneOrMany)),
     responses((status = 200, body = inline(RetrievedOneOrMany)), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn retrieve(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
-    let told = served(model, &view);
-    match prepare(app, body, move |body| prepare_retrievals(&view, body)).await? {
-        Asked::One(prepared, terms) => one(app, model, *prepared, terms).await,
+async fn retrieve(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
+    let (told, turn) = (served(model, &view), app.audit.turn());
+    match prepare(app, body, move |body| prepare_retrievals(&view, turn, body)).await? {
+        Asked::One(prepared, terms, again) => one(app, model, *prepared, terms, again).await,
         Asked::Many(prepared) => {
             let costs = prepared.iter().flatten().map(|(prepared, _)| prepared.cost());
             let share = app.bodies.hold_answer(costs.fold(Cost::default(), Cost::plus).answer_bytes)?;
             let calls = prepared.into_iter().map(|prepared| async {
                 let (prepared, terms) = prepared?;
-                items(app, prepared, terms).await
+                items(app, prepared, terms, None).await
             });
             let mut results = join_all(calls).await;
             // Where nothing was taken in, the whole call was refused, and load balancers must see it.
@@ -206,11 +197,15 @@ async fn retrieve(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Ou
     }
 }
 
-/// Runs what was prepared, and makes the items of its answer ready to be written.
-async fn items(app: &App, prepared: Prepared, terms: Terms) -> Result<Entry> {
+/// Runs what was prepared, and makes the items of its answer ready to be written; they are audited where they are to be.
+async fn items(app: &Arc<App>, prepared: Prepared, terms: Terms, again: Option<Box<Again>>) -> Result<Entry> {
     let columns = prepared.columns().to_vec();
     let view = prepared.view().clone();
     let answer = submit(app, prepared, terms).await?;
+    if let Some(again) = again {
+        let (app, served) = (app.clone(), audit::ids(&answer));
+        tokio::spawn(async move { again.run(&app.engine, &served).await });
+    }
     let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
     Entry::items(answer, tasks, view.columns(), &columns)
 }
@@ -219,10 +214,10 @@ async fn submit(app: &App, prepared: Prepared, terms: Terms) -> Result<Answer> {
     app.engine.submit(prepared, terms).await
 }
 
-async fn one(app: &App, model: &Loaded, prepared: Prepared, terms: Terms) -> Outcome {
+async fn one(app: &Arc<App>, model: &Loaded, prepared: Prepared, terms: Terms, again: Option<Box<Again>>) -> Outcome {
     let share = app.bodies.hold_answer(prepared.cost().answer_bytes)?;
     let told = served(model, prepared.view());
-    let entry = items(app, prepared, terms).await?;
+    let entry = items(app, prepared, terms, again).await?;
     let timing = Timing::of(entry.steps());
     Ok(reply(Reply::one(told, entry), timing, share))
 }
@@ -241,13 +236,13 @@ pub(super) fn served(model: &Loaded, view: &View) -> Served {
 #[utoipa::path(post, path = "/v1/models/{model}:rank", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body = RankRequest,
     responses((status = 200, body = RetrieveResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn rank(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
+async fn rank(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
     let ranking = move |body: &[u8]| {
         let (request, terms) = wire::rank(body)?;
         Ok((pass::prepare(&view, Ask::Rank(request))?, terms))
     };
     let (prepared, terms) = prepare(app, body, ranking).await?;
-    one(app, model, prepared, terms).await
+    one(app, model, prepared, terms, None).await
 }
 
 /// The query embedding of a user's features.
@@ -443,12 +438,6 @@ pub async fn ready(State(app): State<Arc<App>>) -> Result<String, Refusal> {
 pub async fn metrics() -> Response {
     let text = crate::telemetry::metrics().render();
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
-}
-
-/// A page to try requests on.
-#[utoipa::path(get, path = "/", tag = "health", responses((status = 200, body = String, content_type = "text/html")))]
-pub async fn console() -> axum::response::Html<&'static str> {
-    axum::response::Html(include_str!("console.html"))
 }
 
 /// Answers methods that a route does not have.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Instant;
@@ -15,6 +15,8 @@ use hyper::body::{Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
+use super::app::App;
+use super::gate::{self, PlainRequest};
 use super::options::Options;
 
 /// No request has begun.
@@ -33,6 +35,8 @@ pub(super) struct Connection {
     since: AtomicU64,
     /// Milliseconds after `opened` at which the client stopped to read, and one; 0 while it reads.
     blocked: AtomicU64,
+    /// Whether an answer may not have gone to the system whole.
+    is_sending: AtomicBool,
     cut: Notify,
 }
 
@@ -43,6 +47,7 @@ impl Connection {
             stage: AtomicU8::new(IDLE),
             since: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
+            is_sending: AtomicBool::new(false),
             cut: Notify::new(),
         }
     }
@@ -54,6 +59,11 @@ impl Connection {
     fn enter(&self, stage: u8) {
         self.since.store(self.age(), Ordering::Relaxed);
         self.stage.store(stage, Ordering::Relaxed);
+    }
+
+    /// True where no request has begun, and the answers to all before have gone to the system.
+    fn is_at_rest(&self) -> bool {
+        self.stage.load(Ordering::Relaxed) == IDLE && !self.is_sending.load(Ordering::Relaxed)
     }
 
     /// Takes in that bytes came.
@@ -202,22 +212,47 @@ impl Drop for Open {
     }
 }
 
-/// A socket that tells its connection what comes and goes.
-#[derive(Debug)]
+/// A socket that tells its connection what comes and goes, and refuses by itself what the gate would not let in.
 pub(super) struct Socket<S> {
-    pub(super) stream: S,
-    pub(super) connection: Arc<Connection>,
+    stream: S,
+    connection: Arc<Connection>,
+    app: Arc<App>,
+    /// Whether each request so far came whole and alone, so that the next byte at rest begins another.
+    is_framed: bool,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
+impl<S> Socket<S> {
+    pub(super) fn new(stream: S, connection: Arc<Connection>, app: Arc<App>) -> Self {
+        Socket { stream, connection, app, is_framed: true }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Socket<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let before = buffer.filled().len();
-        let polled = Pin::new(&mut this.stream).poll_read(cx, buffer);
-        if buffer.filled().len() > before {
+        loop {
+            let before = buffer.filled().len();
+            let polled = Pin::new(&mut this.stream).poll_read(cx, buffer);
+            let came = &buffer.filled()[before..];
+            if came.is_empty() {
+                return polled;
+            }
+            let begins = this.is_framed && this.connection.is_at_rest();
             this.connection.received();
+            let Some(whole) = begins.then(|| PlainRequest::of(came)).flatten() else {
+                this.is_framed = false;
+                return polled;
+            };
+            let Some(refusal) = gate::refusal(&this.app, &whole) else { return polled };
+            match Pin::new(&mut this.stream).poll_write(cx, &refusal) {
+                Poll::Ready(Ok(sent)) if sent == refusal.len() => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                // It asks again and again, and reads no answer.
+                _ => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+            }
+            this.connection.enter(IDLE);
+            buffer.set_filled(before);
         }
-        polled
     }
 }
 
@@ -250,7 +285,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+        // Asked for when all that there is was written.
+        let this = self.get_mut();
+        this.connection.is_sending.store(false, Ordering::Relaxed);
+        Pin::new(&mut this.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -290,6 +328,7 @@ impl HttpBody for Answered {
 
 impl Drop for Answered {
     fn drop(&mut self) {
+        self.connection.is_sending.store(true, Ordering::Relaxed);
         self.connection.enter(IDLE);
     }
 }

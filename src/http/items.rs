@@ -103,9 +103,7 @@ pub async fn delete(State(app): State<Arc<App>>, Names(model): Names<String>, re
     let digest = xxh3_64(&body);
     let request = wire::deletion(&body)?;
     let dry_run = request.dry_run;
-    // Walking over all items of a catalogue holds up whoever else this thread answers for.
-    let found = tokio::task::spawn_blocking(move || named(&view, request)).await;
-    let ids = found.map_err(|e| Error::internal(format!("a deletion: {e}")))??;
+    let ids = app.aside(move || named(&view, request)).await?;
     if dry_run {
         let position = loaded.view().position();
         return Ok(json(&DeleteResponse { model, position, deleted: ids.len(), dry_run }));
@@ -191,10 +189,7 @@ pub async fn item(State(app): State<Arc<App>>, Names((model, id)): Names<(String
     let slot = view.slot(ItemId(id)).ok_or_else(|| {
         Error::not_found(format!("model `{model}` holds no item {id} at position {}", view.position()))
     })?;
-    let columns = view.columns();
-    let names = columns.first().list().enumerate();
-    let attributes = names.map(|(n, column)| (column.name().to_owned(), wire::cell(columns.cell(n, slot)))).collect();
-    Ok(json(&ItemResponse { served: served(&loaded, &view), id, attributes }))
+    Ok(json(&ItemResponse { served: served(&loaded, &view), id, attributes: wire::attributes(&view, slot) }))
 }
 
 /// How far updates are seen.

@@ -26,16 +26,14 @@ const REQUEST_ID_BYTES_MAX: usize = 128;
 pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let call = call_of(&request);
-    let id = request.headers().get(&REQUEST_ID).filter(|id| is_sane(id)).cloned().unwrap_or_else(new_id);
+    let id = id_of(request.headers().get(&REQUEST_ID).map(HeaderValue::as_bytes));
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call);
     let mut response = next.run(request).instrument(span.clone()).await;
     let took = start.elapsed();
     span.in_scope(|| {
         tracing::debug!(status = response.status().as_u16(), ms = took.as_secs_f64() * 1000.0, "answered")
     });
-    let status = status_label(response.status().as_u16());
-    metrics::counter!("sterling_requests_total", "call" => call, "status" => status).increment(1);
-    metrics::histogram!("sterling_request_seconds", "call" => call).record(took.as_secs_f64());
+    app.meters.answered(call, response.status(), took);
     let timing = response.extensions_mut().remove::<Timing>().unwrap_or_default();
     let headers = response.headers_mut();
     headers.extend(timing.header(took.as_secs_f64() * 1000.0));
@@ -47,9 +45,14 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
     response
 }
 
+/// The id of a request: its own where it has a sane one, or a new one.
+pub(super) fn id_of(own: Option<&[u8]>) -> HeaderValue {
+    let own = own.filter(|id| is_sane(id)).and_then(|id| HeaderValue::from_bytes(id).ok());
+    own.unwrap_or_else(new_id)
+}
+
 /// True for ids that can stand in a log: visible ASCII without quotes and the like.
-fn is_sane(id: &HeaderValue) -> bool {
-    let id = id.as_bytes();
+fn is_sane(id: &[u8]) -> bool {
     let is_plain = |c: &u8| c.is_ascii_alphanumeric() || b"-_.:/+=@".contains(c);
     !id.is_empty() && id.len() <= REQUEST_ID_BYTES_MAX && id.iter().all(is_plain)
 }
@@ -62,33 +65,17 @@ fn new_id() -> HeaderValue {
     HeaderValue::from_str(&format!("{number:016x}")).unwrap_or(HeaderValue::from_static("0"))
 }
 
-/// The label of a status without a text of its own for each request.
-fn status_label(status: u16) -> &'static str {
-    match status {
-        200 => "200",
-        400 => "400",
-        404 => "404",
-        405 => "405",
-        408 => "408",
-        409 => "409",
-        413 => "413",
-        415 => "415",
-        422 => "422",
-        500 => "500",
-        503 => "503",
-        504 => "504",
-        507 => "507",
-        _ => "other",
-    }
+/// The verb that a path ends with, where it is one of this server's.
+pub(super) fn verb_of(path: &str) -> Option<&'static str> {
+    let (_, last) = path.rsplit_once(':')?;
+    ["retrieve", "rank", "embed", "activate", "load", "unload"].into_iter().find(|verb| *verb == last)
 }
 
 /// The label of a call: from a fixed list, so that no caller can make metrics grow.
 fn call_of(request: &Request) -> &'static str {
     let path = request.uri().path();
-    for verb in ["retrieve", "rank", "embed", "activate", "load", "unload"] {
-        if path.strip_suffix(verb).is_some_and(|rest| rest.ends_with(':')) {
-            return verb;
-        }
+    if let Some(verb) = verb_of(path) {
+        return verb;
     }
     match request.extensions().get::<MatchedPath>().map(MatchedPath::as_str) {
         Some("/v1/models") => "models",
@@ -127,9 +114,9 @@ mod tests {
             (&long[..128], true),
             (&long[..], false),
         ] {
-            assert_eq!(is_sane(&HeaderValue::from_str(id).unwrap()), sane, "{id}");
+            assert_eq!(is_sane(id.as_bytes()), sane, "{id}");
         }
-        assert!(!is_sane(&HeaderValue::from_bytes(b"\xff").unwrap()));
+        assert!(!is_sane(b"\xff"));
         assert_ne!(new_id(), new_id());
         assert_eq!(new_id().len(), 16);
     }

@@ -1,17 +1,23 @@
 //! The HTTP edge: bytes in, JSON out, every error a problem of RFC 9457.
 //!
-//! `server` lets connections in and ends them, `connections` knows what each is at; `bodies` reads bodies within a budget.
+//! `server` lets connections in and ends them, `connections` knows what each is at; `gate` refuses what would wait in vain for
+//! a worker; `bodies` reads bodies within a budget.
 //! Handlers read a request with [`wire`], hand it to the engine and write the answer; nothing here knows how a pass
 //! works. A call is named by a verb after a colon (`/v1/models/debian:retrieve`), which routers do not split, so `calls`
 //! does. `layers` holds what every call shares: ids, metrics, `Server-Timing`.
 
 mod answer;
 mod app;
+mod audit;
 mod bodies;
+mod browse;
 mod calls;
 mod connections;
+mod console;
+mod gate;
 mod items;
 mod layers;
+mod meters;
 mod openapi;
 mod options;
 mod position;

@@ -6,7 +6,7 @@ use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
 use utoipa::openapi::{KnownFormat, ObjectBuilder, Required, SchemaFormat, Type};
 
 use super::answer::json;
-use super::{calls, items};
+use super::{browse, calls, console, items};
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -30,12 +30,15 @@ use super::{calls, items};
         calls::labels,
         calls::put_label,
         calls::delete_label,
+        browse::find,
+        browse::column,
+        browse::index,
         calls::queries,
         calls::live,
         calls::ready,
         calls::metrics,
         openapi,
-        calls::console
+        console::console
     )
 )]
 struct Document;

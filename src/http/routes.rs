@@ -6,7 +6,7 @@ use axum::Router;
 use axum::routing::{any, get};
 
 use super::app::App;
-use super::{calls, items, layers, openapi};
+use super::{browse, calls, console, items, layers, openapi};
 
 /// All routes over `app`.
 pub fn router(app: Arc<App>) -> Router {
@@ -18,6 +18,9 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{model}/versions/{version}", any(calls::version_call))
         .route("/v1/models/{model}/labels", get(calls::labels).fallback(only_get()))
         .route("/v1/models/{model}/labels/{label}", any(calls::label_call))
+        .route("/v1/models/{model}/index", get(browse::index).fallback(only_get()))
+        .route("/v1/models/{model}/columns/{column}", get(browse::column).fallback(only_get()))
+        .route("/v1/models/{model}/items", get(browse::find).fallback(only_get()))
         .route("/v1/models/{model}/items:upsert", any(items::upsert))
         .route("/v1/models/{model}/items:delete", any(items::delete))
         .route("/v1/models/{model}/items:merge", any(items::merge))
@@ -28,7 +31,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/readyz", get(calls::ready).fallback(only_get()))
         .route("/metrics", get(calls::metrics).fallback(only_get()))
         .route("/openapi.json", get(openapi::openapi).fallback(only_get()))
-        .route("/", get(calls::console).fallback(only_get()))
+        .route("/", get(console::console).fallback(only_get()))
         .fallback(calls::no_route)
         .layer(tower_http::catch_panic::CatchPanicLayer::custom(layers::panicked))
         .layer(axum::middleware::from_fn_with_state(app.clone(), layers::observe))

@@ -54,8 +54,7 @@ pub async fn serve(
 ) -> Result<bool> {
     let connections = Connections::new(options.connections_of(descriptors()));
     let (closing, _) = watch::channel(false);
-    let router = super::router(app.clone());
-    let accept = accept(listener, router, connections.clone(), closing.clone());
+    let accept = accept(listener, app.clone(), connections.clone(), closing.clone());
     let end = async {
         let stop = stops.recv().await;
         app.draining.store(true, Ordering::Relaxed);
@@ -102,10 +101,11 @@ async fn keep(connections: &Connections, options: &Options) -> Infallible {
 
 async fn accept(
     listener: TcpListener,
-    router: axum::Router,
+    app: Arc<App>,
     connections: Arc<Connections>,
     closing: watch::Sender<bool>,
 ) -> Infallible {
+    let router = super::router(app.clone());
     for number in 0.. {
         // One over the limit is held at most, until the one that made room for it has gone.
         connections.fewer_than(connections.most() + 1).await;
@@ -114,7 +114,8 @@ async fn accept(
             Ok((stream, _)) => {
                 // Without it a reply in pieces waits for acknowledgements; where it cannot be set, it is slow.
                 let _ = stream.set_nodelay(true);
-                tokio::spawn(answer(stream, router.clone(), connections.add(number), closing.subscribe()));
+                let open = connections.add(number);
+                tokio::spawn(answer(stream, app.clone(), router.clone(), open, closing.subscribe()));
             }
             Err(error) => {
                 tracing::warn!(%error, "no connection can be accepted");
@@ -135,17 +136,23 @@ fn refuse(stream: &TcpStream) {
 }
 
 /// Answers the requests of one connection until either side has had enough.
-async fn answer(stream: TcpStream, router: axum::Router, open: Open, mut closing: watch::Receiver<bool>) {
+async fn answer(
+    stream: TcpStream,
+    app: Arc<App>,
+    router: axum::Router,
+    open: Open,
+    mut closing: watch::Receiver<bool>,
+) {
     let connection = &open.connection;
     let service = service_fn(|request: axum::http::Request<hyper::body::Incoming>| {
-        let request = Inbound::of(connection.begin(request).map(axum::body::Body::new));
+        let request = Inbound::of(connection.begin(request));
         let (router, connection) = (router.clone(), connection.clone());
         async move {
             let response = router.oneshot(request).await.unwrap_or_else(|never| match never {});
             Ok::<_, Infallible>(Answered::of(response, connection))
         }
     });
-    let socket = TokioIo::new(Socket { stream, connection: connection.clone() });
+    let socket = TokioIo::new(Socket::new(stream, connection.clone(), app));
     let served = http1::Builder::new().max_buf_size(BUFFER_BYTES).serve_connection(socket, service);
     let mut served = std::pin::pin!(served);
     let mut told = false;

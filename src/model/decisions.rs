@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::dense::{Cut, Precision};
+use crate::dense::{ItemCut, Precision};
 use crate::embedding::RowFormat;
 
 /// What a publication decided; kept in the manifest.
@@ -39,7 +39,7 @@ pub struct DecidedPrecision {
 #[serde(deny_unknown_fields)]
 pub struct DecidedPart {
     /// Where the graph is cut.
-    pub cut: Cut,
+    pub cut: ItemCut,
     /// Numbers that are kept of an item.
     pub width: usize,
     /// How they are stored.

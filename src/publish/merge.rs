@@ -41,7 +41,7 @@ const BYTES_A_NUMBER: u64 = 12;
 
 /// What a merge has made.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Merge {
+pub struct MergedVersion {
     /// The version.
     pub version: u64,
     /// The position of the last update that is in it.
@@ -61,7 +61,7 @@ pub struct Merge {
 /// # Errors
 /// `Conflict` where another version came meanwhile, which takes over; `Invalid` where no items are left; `NoSpace` where memory
 /// or the disk do not suffice; `Io`. The store is then as it was.
-pub fn merge(store: &Store, view: &View) -> Result<Merge> {
+pub fn merge(store: &Store, view: &View) -> Result<MergedVersion> {
     let start = Instant::now();
     let main = view.main();
     if main.manifest.shard.is_some() {
@@ -76,8 +76,14 @@ pub fn merge(store: &Store, view: &View) -> Result<Merge> {
         let need = numbers.saturating_mul(BYTES_A_NUMBER) >> 20;
         return Err(Error::no_space(format!("a merge takes {need} MB of memory, {} are free", free >> 20)));
     }
-    let mut made =
-        Merge { version: 0, position: view.position(), items: view.items(), lists: 0, is_trained: false, seconds: 0.0 };
+    let mut made = MergedVersion {
+        version: 0,
+        position: view.position(),
+        items: view.items(),
+        lists: 0,
+        is_trained: false,
+        seconds: 0.0,
+    };
     made.version = store.publish_unrivalled(&main.manifest.name, |folder, version| {
         let mut merging = Merging::of(view)?;
         let (index, watched) = merging.arrange(folder)?;

@@ -19,6 +19,7 @@
 pub mod calibrate;
 mod catalogue;
 mod embed;
+mod making;
 mod merge;
 mod precision;
 mod remote;
@@ -29,17 +30,16 @@ mod tables;
 mod warm;
 mod write;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::files::Checksum;
-use crate::model::{Decisions, ModelSpec, Package};
-use crate::snapshot::{CALIBRATION_FILE, FORMAT, GraphRecord, Manifest, Provenance, QUERIES_FILE, Recipe, Store};
+use crate::model::{ModelSpec, Package};
+use crate::snapshot::{Manifest, Store};
 
-pub use merge::{Merge, merge};
+pub use merge::{MergedVersion, merge};
 pub use remote::Remote;
 pub use request::{Progress, Publish, Stage, Vectors};
 
@@ -72,7 +72,7 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
         recipe: &what.recipe,
         version: None,
     };
-    let making = Making { what, files, provenance, start, progress };
+    let making = making::Making { what, files, provenance, start, progress };
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
         if let Some(shards) = what.shards {
@@ -90,65 +90,6 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
         remote::unload(remote, &loaded);
     }
     Ok((spec.name.clone(), published?))
-}
-
-/// What becomes a version.
-struct Making<'a> {
-    what: &'a Publish,
-    files: write::Version<'a>,
-    provenance: Provenance,
-    start: Instant,
-    progress: &'a Progress<'a>,
-}
-
-impl Making<'_> {
-    /// Writes the version into `folder`, calibrates and tries it; it is whole but for its manifest, which is returned.
-    fn whole(&self, folder: &Path, version: u64) -> Result<Manifest> {
-        let Making { what, files: version_files, progress, .. } = self;
-        let write::Version { package, spec, arranged, .. } = version_files;
-        let mut files = version_files.write(folder, progress)?;
-        let decisions = match package {
-            Some(package) => serving::prepare(package, folder, &what.recipe, &mut files)?,
-            None => Decisions::default(),
-        };
-        let told = |done, total| progress(Stage::Calibrating, done, total);
-        let (queries, own) = (what.queries.as_deref(), what.package.as_deref());
-        if let Some((calibration, queries)) = calibrate::version(folder, queries, own, &what.recipe, &told)? {
-            files.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
-            files.extend(queries.write(&folder.join(QUERIES_FILE))?.map(|sum| (QUERIES_FILE.into(), sum)));
-        }
-        let seconds = self.start.elapsed().as_secs_f64();
-        let mut manifest = Manifest {
-            format: FORMAT,
-            name: spec.name.clone(),
-            version,
-            dimension: arranged.rows()?.cols(),
-            items: arranged.ids.len(),
-            slots: arranged.built.order.len(),
-            lists: arranged.built.list_lengths.len(),
-            position: what.position,
-            shard: None,
-            merged: None,
-            provenance: Provenance { seconds, ..self.provenance.clone() },
-            files,
-            graphs: Some(BTreeMap::new()),
-            decisions,
-        };
-        settle(*package, folder, &mut manifest, &what.recipe)?;
-        Ok(manifest)
-    }
-}
-
-/// Decides what the model of the version in `folder`, whole but for its manifest, leaves open, notes what runs its graphs, and
-/// lets it answer the requests that are kept with it.
-fn settle(package: Option<&Package>, folder: &Path, manifest: &mut Manifest, recipe: &Recipe) -> Result<()> {
-    if let Some(package) = package {
-        manifest.decisions.precision = precision::decide(package, folder, manifest, !recipe.is_coarse())?;
-        let served = package.decided(&manifest.decisions)?;
-        let record = |(file, runs): (&str, _)| (file.to_owned(), GraphRecord::from(runs));
-        manifest.graphs = Some(served.graphs().map(record).collect());
-    }
-    warm::answer(folder, manifest, !recipe.is_coarse())
 }
 
 /// The name and newest version of a package's model, where that version was published from the same files.

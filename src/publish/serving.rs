@@ -47,25 +47,12 @@ pub(super) fn prepare(
     files: &mut BTreeMap<String, Checksum>,
 ) -> Result<Decisions> {
     let written = Written::open(package, folder)?;
-    let decided = recipe.reranking.item_part.rows().map(|format| package.best_part(format)).transpose()?.flatten();
-    let decisions = Decisions { item_part: decided, ..Decisions::default() };
-    let Some(decided) = &decisions.item_part else {
+    let item_part = recipe.reranking.item_part.rows().map(|format| package.best_part(format)).transpose()?.flatten();
+    let decisions = Decisions { item_part, ..Decisions::default() };
+    let Some((parted, table)) = kept(package, &decisions, &written)? else {
         score_items(package, &written, None)?;
-        return Ok(decisions);
+        return Ok(Decisions::default());
     };
-    let parted = package.decided(&decisions)?;
-    let parts = ItemParts::work_out(&written.sources(&parted), &written.index, true)?;
-    let parts = parts.ok_or_else(|| Error::internal("a cut of the reranker that makes no parts"))?;
-    let table = match parts.stored(decided.format, &written.index, &written.ids) {
-        Ok(table) => table,
-        Err(e) if e.kind() == Kind::Invalid => {
-            tracing::warn!(reason = %e, "nothing of the reranker is kept by item");
-            score_items(package, &written, None)?;
-            return Ok(Decisions::default());
-        }
-        Err(e) => return Err(e),
-    };
-    drop(parts);
     write(&table, folder, files)?;
     score_items(&parted, &written, Some(table))?;
     Ok(decisions)
@@ -79,18 +66,26 @@ pub(super) fn keep(
     folder: &Path,
     files: &mut BTreeMap<String, Checksum>,
 ) -> Result<Decisions> {
-    let Some(decided) = &decisions.item_part else { return Ok(decisions.clone()) };
-    let (written, parted) = (Written::open(package, folder)?, package.decided(decisions)?);
+    if decisions.item_part.is_none() {
+        return Ok(decisions.clone());
+    }
+    match kept(package, decisions, &Written::open(package, folder)?)? {
+        Some((_, table)) => write(&table, folder, files).map(|()| decisions.clone()),
+        None => Ok(Decisions { item_part: None, ..decisions.clone() }),
+    }
+}
+
+/// What was decided to be kept of the items, and the package that reads it; none where nothing was, or where it cannot be stored.
+fn kept(package: &Package, decisions: &Decisions, written: &Written) -> Result<Option<(Package, Table)>> {
+    let Some(decided) = &decisions.item_part else { return Ok(None) };
+    let parted = package.decided(decisions)?;
     let parts = ItemParts::work_out(&written.sources(&parted), &written.index, true)?;
     let parts = parts.ok_or_else(|| Error::internal("a cut of the reranker that makes no parts"))?;
     match parts.stored(decided.format, &written.index, &written.ids) {
-        Ok(table) => {
-            write(&table, folder, files)?;
-            Ok(decisions.clone())
-        }
+        Ok(table) => Ok(Some((parted, table))),
         Err(e) if e.kind() == Kind::Invalid => {
             tracing::warn!(reason = %e, "nothing of the reranker is kept by item");
-            Ok(Decisions { item_part: None, ..decisions.clone() })
+            Ok(None)
         }
         Err(e) => Err(e),
     }

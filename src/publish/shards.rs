@@ -8,7 +8,8 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Making, serving};
+use super::making::Making;
+use super::serving;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::ivf::Built;

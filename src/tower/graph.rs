@@ -13,7 +13,7 @@ use rten_tensor::TensorView;
 use rten_tensor::prelude::*;
 
 use super::onnx::{self, Port};
-use crate::dense::{Given, Made, Network, Precision, RowProgram, Size};
+use crate::dense::{Given, Made, Precision, ReadGraph, RowProgram, Size};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::tower::Threads;
@@ -122,7 +122,7 @@ impl Graph {
         &self,
         given: &[Given],
         outputs: &[Made],
-        f: impl FnOnce(Network) -> Result<T> + Send,
+        f: impl FnOnce(ReadGraph) -> Result<T> + Send,
     ) -> Result<T> {
         let fits = |port: &Port, sizes: &[Size]| {
             let fits = |(own, size): (&Option<usize>, &Size)| match size {
@@ -135,7 +135,7 @@ impl Graph {
             let shape = port.shape.as_deref().map_or("?".into(), shown);
             return Err(Error::unsupported(format!("input `{}` of shape {shape}", port.name)));
         }
-        let made = guarded(|| deep(|| Network::read(&self.source, given, outputs).and_then(f))?);
+        let made = guarded(|| deep(|| ReadGraph::read(&self.source, given, outputs).and_then(f))?);
         made.unwrap_or_else(|panic| Err(Error::unsupported(panic)))
     }
 

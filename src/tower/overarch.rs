@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::Scratch;
 use super::part::ItemPart;
 use super::reads::{Candidates, Readable, Reads, Whose, check};
-use crate::dense::{Cut, Made, RowProgram, Size};
+use crate::dense::{ItemCut, Made, RowProgram, Size};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{MapTarget, Operand, Unary};
 use crate::error::{Error, Kind, Result};
@@ -65,7 +65,7 @@ impl OverArch {
     ///
     /// # Errors
     /// As [`OverArch::new`]; `Unsupported` where the graph is no program of ours, `Invalid` for a cut of another graph.
-    pub fn with_part(graph: Graph, readable: &[Readable], tasks: usize, cut: &Cut) -> Result<Self> {
+    pub fn with_part(graph: Graph, readable: &[Readable], tasks: usize, cut: &ItemCut) -> Result<Self> {
         let declared = reads(&graph, readable, tasks)?;
         let (is_item, precision) = (declared.are_of_item(), graph.precision());
         let halves =
@@ -83,7 +83,7 @@ impl OverArch {
     ///
     /// # Errors
     /// As [`OverArch::new`].
-    pub fn best_cut(graph: &Graph, readable: &[Readable], tasks: usize) -> Result<Option<Cut>> {
+    pub fn best_cut(graph: &Graph, readable: &[Readable], tasks: usize) -> Result<Option<ItemCut>> {
         let reads = self::reads(graph, readable, tasks)?;
         let (is_item, work) = (reads.are_of_item(), reads.work());
         match graph.network(&reads.given(), &[logits(tasks)], |network| network.best_cut(&is_item, &work)) {

@@ -2,25 +2,25 @@
 
 use super::reads::{Candidates, Reads};
 use super::scratch::Scratch;
-use crate::dense::{Cut, RowProgram};
+use crate::dense::{ItemCut, RowProgram};
 use crate::error::{Error, Result};
 
 /// The part of an OverArch that depends on the item alone.
 #[derive(Debug)]
 pub struct ItemPart {
-    cut: Cut,
+    cut: ItemCut,
     program: RowProgram,
     reads: Reads,
     width: usize,
 }
 
 impl ItemPart {
-    pub(super) fn new(cut: Cut, program: RowProgram, reads: Reads, width: usize) -> Self {
+    pub(super) fn new(cut: ItemCut, program: RowProgram, reads: Reads, width: usize) -> Self {
         ItemPart { cut, program, reads, width }
     }
 
     /// Where the graph is cut.
-    pub fn cut(&self) -> &Cut {
+    pub fn cut(&self) -> &ItemCut {
         &self.cut
     }
 

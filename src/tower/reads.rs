@@ -2,7 +2,7 @@
 
 use super::graph::{Graph, shown};
 use super::onnx::Port;
-use crate::dense::{Given, Network, Size};
+use crate::dense::{Given, ReadGraph, Size};
 use crate::error::{Error, Result};
 
 /// What is scored: one user and the candidates.
@@ -152,7 +152,7 @@ impl Reads {
             Whose::Candidate if input.name == Reads::ITEM => NEAR_NUMBER_WORK * input.count(),
             Whose::Candidate if input.name == Reads::SIMILARITY => NEAR_NUMBER_WORK,
             Whose::Candidate if input.shape.is_empty() => COLUMN_WORK,
-            Whose::Candidate => Network::work_of_row(input.count()),
+            Whose::Candidate => ReadGraph::work_of_row(input.count()),
         };
         self.all().map(work).collect()
     }

@@ -9,6 +9,7 @@
 //! under way at the same time is planned once. Where a server is told to, the views of a snapshot keep some of the queries that
 //! they were asked, to calibrate by.
 
+mod browse;
 mod live;
 mod segment;
 
@@ -17,15 +18,17 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use crate::columns::{Column, Stacked};
+use crate::columns::{Column, Columns, Stacked};
 use crate::error::Result;
 use crate::filter::{self, Plan};
+use crate::ivf;
 use crate::search::{Annex, Catalogue, Tombstones};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Ids, Snapshot};
 use crate::tower::OverArch;
 use crate::units::{ItemId, Slot};
 use crate::value::Program;
 
+pub use browse::{COUNTED_VALUES_MAX, Category, ColumnValues};
 pub use live::{Live, Shown};
 pub use segment::{Attribute, Row, Segment, item_columns};
 
@@ -79,6 +82,28 @@ struct Piece {
     gone: Tombstones,
     /// Its slot 0 in the view.
     first_slot: u32,
+}
+
+/// What holds items, the main snapshot or a segment, as all of them are walked over.
+struct Part<'a> {
+    first_slot: u32,
+    columns: &'a Columns,
+    index: &'a ivf::Index,
+    ids: &'a Ids,
+    gone: &'a Tombstones,
+}
+
+impl<'a> Part<'a> {
+    /// Its slots that hold an item which is not gone.
+    fn live(&self) -> impl Iterator<Item = Slot> + use<'a> {
+        let gone = self.gone;
+        self.index.filled_slots().filter(move |&slot| !gone.contains(slot))
+    }
+
+    /// A slot of its own as the view counts them.
+    fn in_view(&self, slot: Slot) -> Slot {
+        Slot(self.first_slot + slot.0)
+    }
 }
 
 impl View {
@@ -223,13 +248,23 @@ impl View {
         }
     }
 
+    /// The main snapshot, then the segments.
+    fn all_parts(&self) -> impl Iterator<Item = Part<'_>> {
+        let Snapshot { columns, index, ids, .. } = &*self.main;
+        let main = Part { first_slot: 0, columns, index, ids, gone: &self.gone };
+        let beside = self.pieces.iter().map(|piece| Part {
+            first_slot: piece.first_slot,
+            columns: piece.segment.columns(),
+            index: piece.segment.index(),
+            ids: piece.segment.ids(),
+            gone: &piece.gone,
+        });
+        std::iter::once(main).chain(beside)
+    }
+
     /// The slots that hold items, those of the main snapshot first.
     pub fn filled_slots(&self) -> impl Iterator<Item = Slot> + '_ {
-        let of_main = self.main.index.filled_slots().filter(|&slot| !self.gone.contains(slot));
-        of_main.chain(self.pieces.iter().flat_map(|piece| {
-            let slots = piece.segment.index().filled_slots().filter(|&slot| !piece.gone.contains(slot));
-            slots.map(|slot| Slot(piece.first_slot + slot.0))
-        }))
+        self.all_parts().flat_map(|part| part.live().map(move |slot| part.in_view(slot)))
     }
 
     /// The list of the main snapshot that a slot belongs to.
@@ -355,14 +390,12 @@ impl View {
     /// As [`View::plan`].
     pub fn matching(&self, filter: &str) -> Result<Vec<ItemId>> {
         let planned = self.plan(filter)?;
-        let passes = |slot: Slot| {
-            let piece = self.pieces.partition_point(|piece| piece.first_slot <= slot.0).checked_sub(1);
-            match piece {
-                Some(at) => planned.beside[at].passes(Slot(slot.0 - self.pieces[at].first_slot)),
-                None => planned.plan.passes(slot),
-            }
+        let plans = std::iter::once(&planned.plan).chain(&planned.beside);
+        let of_part = |(part, plan): (Part<'_>, &Plan)| {
+            let passing = part.live().filter(|&slot| plan.passes(slot));
+            passing.map(|slot| part.ids.item(slot)).collect::<Vec<_>>()
         };
-        Ok(self.filled_slots().filter(|&slot| passes(slot)).map(|slot| self.id(slot)).collect())
+        Ok(self.all_parts().zip(plans).flat_map(of_part).collect())
     }
 
     fn plans(&self) -> MutexGuard<'_, Plans> {

@@ -403,3 +403,80 @@ fn a_refusal_reaches_a_client_that_sends_its_body_first() {
         assert_eq!(answer(&mut stream).0, 200, "{path}");
     }
 }
+
+#[test]
+fn what_is_refused_unread_is_answered_and_counted_as_any_other() {
+    let store = catalogue(3000, 1);
+    let server = serve(store.path(), "[engine]\nworkers = 1\ntimeout_ms = 5");
+    let busy =
+        json!({"requests": vec![json!({"vector": [1, 0], "exact": true, "k": 1000, "timeout_ms": 60_000}); 400]});
+    let cheap = "{\"vector\": [1, 0], \"k\": 1}";
+    let ask = |body: &str| {
+        let length = body.len();
+        format!("POST {VECTORS} HTTP/1.1\r\nhost: x\r\nx-request-id: mine-7\r\ncontent-length: {length}\r\n\r\n{body}")
+    };
+    // What is sent, in pieces, and how many requests it is: the second piece of the third is a request in a body.
+    let cheap = ask(cheap);
+    let nested = ask(&format!("{{}} {cheap}"));
+    let split = nested.len() - cheap.len();
+    let sendings = [
+        (vec![cheap.clone()], 1),
+        (vec![cheap.clone(), cheap.clone()], 2),
+        (vec![nested[..split].to_owned(), nested[split..].to_owned()], 1),
+        (vec![cheap[..cheap.len() - 5].to_owned(), cheap[cheap.len() - 5..].to_owned()], 1),
+        (vec![format!("{cheap}{cheap}{cheap}")], 3),
+        (vec!["GET /livez HTTP/1.1\r\nhost: x\r\n\r\n".to_owned(), cheap.clone()], 2),
+    ];
+    let mut refused = 0;
+    std::thread::scope(|scope| {
+        let work = scope.spawn(|| server.post(VECTORS, busy.clone()).0);
+        let mut counted = |status: u16, header: &str, body: &[u8]| {
+            if status != 503 {
+                return false;
+            }
+            for expected in [
+                "retry-after: ",
+                "content-type: application/problem+json\r\n",
+                "date: ",
+                "x-request-id: mine-7\r\n",
+                "server-timing: total;dur=",
+            ] {
+                assert!(header.contains(expected), "{expected}: {header}");
+            }
+            let problem: Value = serde_json::from_slice(body).unwrap();
+            assert_eq!((problem["code"].as_str(), problem["status"].as_u64()), (Some("overloaded"), Some(503)));
+            assert_eq!(
+                (problem["title"].as_str(), problem["retryable"].as_bool()),
+                (Some("Service Unavailable"), Some(true))
+            );
+            assert!(problem["detail"].as_str().unwrap().contains("in time"), "{problem}");
+            refused += 1;
+            true
+        };
+        until("refusals", || {
+            let mut stream = BufReader::new(send(&server, &cheap));
+            let (status, header, body) = answer(&mut stream);
+            counted(status, &header, &body)
+        });
+        for (pieces, answers) in sendings {
+            let mut stream = BufReader::new(send(&server, ""));
+            for _ in 0..3 {
+                for piece in &pieces {
+                    stream.get_mut().write_all(piece.as_bytes()).unwrap();
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                for _ in 0..answers {
+                    let (status, header, body) = answer(&mut stream);
+                    counted(status, &header, &body);
+                }
+            }
+            // As many answers came as were asked for, and no more.
+            stream.get_mut().set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+            assert!(stream.read(&mut [0]).is_err(), "{pieces:?}");
+        }
+        assert_eq!(work.join().unwrap(), 200);
+    });
+    let told = metric(&server, "sterling_requests_total{call=\"retrieve\",status=\"503\"}");
+    assert!(told as usize == refused && refused > 10, "{told} told, {refused} seen");
+    assert_eq!(server.post(VECTORS, json!({"vector": [1, 0], "timeout_ms": 60_000})).0, 200);
+}

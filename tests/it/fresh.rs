@@ -236,7 +236,7 @@ fn against_a_map(seed: u64, operations: usize, ids: usize, most: usize, merges: 
             let after = main.manifest.position;
             let rest: Vec<Update> = log[after as usize..].iter().map(|bytes| Update::decode(bytes).unwrap()).collect();
             fresh = Fresh::new(main.clone(), after);
-            rest.chunks(100).for_each(|updates| assert!(fresh.apply(updates).unwrap().is_empty()));
+            rest.chunks(100).for_each(|updates| assert!(fresh.catch_up(updates).unwrap().is_empty()));
         }
         let view = Arc::new(fresh.view().unwrap());
         assert_eq!(view.position(), log.len() as u64);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bench;
+mod browse;
 mod catalogue;
 mod chaos;
 mod contract;

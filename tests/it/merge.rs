@@ -311,3 +311,64 @@ fn calls_are_known_though_their_records_were_released() {
     assert!(log.first() > 50);
     assert!(Feed::open(log, folder.path(), 80).is_err());
 }
+
+#[test]
+fn a_share_of_the_answers_is_held_against_exact_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines: String =
+        (0..600).map(|id| format!("{{\"id\": {id}, \"embedding\": [{}, {}]}}\n", id % 31 - 15, id % 23 - 11)).collect();
+    put(&folder.path().join("store"), &vectors(folder.path(), &lines)).unwrap();
+    let start = |share: &str| {
+        let mut command = crate::support::sterling();
+        command.env("STERLING_AUDIT_SHARE", share).args(["serve", "--listen", "127.0.0.1:0", "--store"]);
+        let server = Server::spawn(command.arg(folder.path().join("store")));
+        server.wait_ready();
+        server
+    };
+    let told = |server: &Server, name: &str| -> Option<f64> {
+        let text = server.get("/metrics").1;
+        text.lines().find(|line| line.starts_with(name))?.rsplit_once(' ')?.1.parse().ok()
+    };
+    let server = start("1");
+    let audited = "sterling_audits_total{model=\"vectors\",outcome=\"audited\"}";
+    for (probes, count) in [(1, 1.0), (30, 2.0)] {
+        let body = json!({"vector": [1, 2], "k": 100, "probes": probes, "filter": ""});
+        let found = ids(&server.ask(RETRIEVE, body));
+        let exact = ids(&server.ask(RETRIEVE, json!({"vector": [1, 2], "k": 100, "exact": true})));
+        let begun = Instant::now();
+        while told(&server, audited) != Some(count) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{}", server.get("/metrics").1);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let same = exact.iter().filter(|id| found.contains(id)).count() as f64;
+        if count == 1.0 {
+            assert_eq!(told(&server, "sterling_audit_wanted_total"), Some(100.0));
+            assert_eq!(told(&server, "sterling_audit_found_total"), Some(same));
+            assert!(told(&server, "sterling_longest_list_ratio").unwrap() >= 1.0);
+        } else {
+            assert_eq!(told(&server, "sterling_audit_wanted_total"), Some(200.0));
+        }
+    }
+    drop(server);
+    let server = start("0");
+    server.ask(RETRIEVE, json!({"vector": [1, 2], "probes": 1}));
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(told(&server, "sterling_audits_total"), None);
+}
+
+#[test]
+fn every_metric_of_an_alert_is_recorded() {
+    let rules = crate::support::text(crate::support::root().join("deploy/alerts.yml"));
+    let named: std::collections::BTreeSet<&str> = rules
+        .split(|c: char| !(c.is_alphanumeric() || c == '_'))
+        .filter(|word| word.starts_with("sterling_"))
+        .collect();
+    assert!(named.len() > 5);
+    let mut grep = std::process::Command::new("grep");
+    let output =
+        grep.args(["-rhoE", "\"sterling_[a-z_]+\"", "src"]).current_dir(crate::support::root()).output().unwrap();
+    let recorded = String::from_utf8(output.stdout).unwrap();
+    for name in named {
+        assert!(recorded.contains(&format!("\"{name}\"")), "{name} is not recorded");
+    }
+}

@@ -187,7 +187,8 @@ fn unsafe_lives_under_device_and_says_why() {
         let lines: Vec<&str> = text.lines().collect();
         for (number, line) in lines.iter().enumerate() {
             let code = line.split("//").next().unwrap();
-            if !code.split(|c: char| !(c.is_alphanumeric() || c == '_')).any(|word| word == "unsafe") {
+            // Not `unsafe-inline`, which is a word of HTTP.
+            if !code.split(|c: char| !(c.is_alphanumeric() || "_-".contains(c))).any(|word| word == "unsafe") {
                 continue;
             }
             if !path.starts_with("src/device/") {

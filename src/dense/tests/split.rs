@@ -4,7 +4,7 @@ use super::super::split::{best_cut, split};
 use super::*;
 
 /// Both halves of a graph as programs.
-fn halves(graph: &Graph, is_item: &[bool], cut: &Cut, kernels: Kernels) -> Halves {
+fn halves(graph: &Graph, is_item: &[bool], cut: &ItemCut, kernels: Kernels) -> Halves {
     let parts = split(graph, is_item, cut).unwrap();
     let program = |graph: &Graph| RowProgram::of(graph, Precision::F32, kernels).unwrap();
     Halves {
@@ -17,7 +17,7 @@ fn halves(graph: &Graph, is_item: &[bool], cut: &Cut, kernels: Kernels) -> Halve
 }
 
 /// A cut at these values.
-fn cut_at(ids: &[Id]) -> Cut {
+fn cut_at(ids: &[Id]) -> ItemCut {
     serde_json::from_value(serde_json::json!(ids)).unwrap()
 }
 
@@ -67,7 +67,7 @@ proptest! {
         let needed = graph.needed(&graph.outputs, &[]);
         let items: Vec<Id> = items(&graph, &is_item).into_iter().filter(|&id| needed[id]).collect();
         let random: Vec<Id> = items.iter().copied().filter(|id| picks >> (id % 64) & 1 == 1).collect();
-        let mut cuts: Vec<Cut> = [&items, &random].into_iter().filter(|c| !c.is_empty()).map(|c| cut_at(c)).collect();
+        let mut cuts: Vec<ItemCut> = [&items, &random].into_iter().filter(|c| !c.is_empty()).map(|c| cut_at(c)).collect();
         cuts.extend(best_cut(&graph, &is_item, &[0; 3]).unwrap());
         let all = |ids: &[Id]| -> Vec<Vec<f32>> {
             (0..rows).map(|n| ids.iter().flat_map(|&id| mean(n, id)).collect()).collect()
@@ -156,7 +156,7 @@ fn a_network_over_items_is_kept_where_it_is_narrow() {
 #[test]
 fn what_would_be_one_product_with_the_next_is_not_kept() {
     let (bytes, inputs, output) = reranker();
-    let network = Network::read(&bytes, &inputs, &[made(output.0, &output.1)]).unwrap();
+    let network = ReadGraph::read(&bytes, &inputs, &[made(output.0, &output.1)]).unwrap();
     let is_item: Vec<bool> = inputs.iter().map(|input| input.is_pair).collect();
     assert_eq!(network.best_cut(&is_item, &vec![1000; is_item.len()]).unwrap(), None);
 }

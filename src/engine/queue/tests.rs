@@ -302,6 +302,11 @@ struct Outcome {
 }
 
 impl Outcome {
+    fn counts(&self) -> String {
+        let Outcome { offered, good, late, refused_at_once, refused_later, .. } = self;
+        format!("{good} good, {late} late, {refused_at_once} refused at once and {refused_later} later, of {offered}")
+    }
+
     fn p99_ms(&self) -> f64 {
         self.latencies_ms[(self.latencies_ms.len() * 99 / 100).min(self.latencies_ms.len() - 1)]
     }
@@ -323,8 +328,14 @@ impl Dice {
 
 impl Storm {
     fn run(&self) -> Vec<Outcome> {
+        self.run_and_count_from(0.0)
+    }
+
+    /// What became of the requests that came from `from_s` on.
+    fn run_and_count_from(&self, from_s: f64) -> Vec<Outcome> {
         let start = Instant::now();
         let at = |s: f64| start + Duration::from_secs_f64(s);
+        let is_counted = |ask: &Ask| ask.arrived >= at(from_s);
         let mut dice = Dice(7);
         let mut queue = Queue::new(Bounds { waiting: 4096, ..bounds(self.workers) }, start);
         let mut outcomes = vec![Outcome::default(); self.loads.len()];
@@ -339,7 +350,7 @@ impl Storm {
             if let Some((worker, _)) = ended {
                 let (_, batch) = busy[worker].take().unwrap();
                 queue.finish(worker, batch.iter().map(|entry| entry.ask.price).sum(), now);
-                for entry in batch {
+                for entry in batch.into_iter().filter(|entry| is_counted(&entry.ask)) {
                     let outcome = &mut outcomes[entry.job];
                     if now <= entry.ask.deadline {
                         outcome.good += 1;
@@ -355,15 +366,15 @@ impl Storm {
                 next[load] += dice.exponential() / rate;
                 let (price, deadline) = (ms(price_ms), now + ms(timeout_ms));
                 let ask = Ask { priority, group: 0, needs_fetch: false, price, arrived: now, deadline };
-                outcomes[load].offered += 1;
+                outcomes[load].offered += usize::from(is_counted(&ask));
                 match queue.admit(&ask, now) {
                     Ok(latest_start) => drop(queue.push(load, ask, latest_start, now)),
-                    Err(_) => outcomes[load].refused_at_once += 1,
+                    Err(_) => outcomes[load].refused_at_once += usize::from(is_counted(&ask)),
                 }
             }
             for (worker, slot) in busy.iter_mut().enumerate().filter(|(_, slot)| slot.is_none()) {
                 let Taken { batch, expired } = queue.take(worker, now);
-                for entry in expired {
+                for entry in expired.into_iter().filter(|entry| is_counted(&entry.ask)) {
                     outcomes[entry.job].refused_later += 1;
                 }
                 if !batch.is_empty() {
@@ -414,6 +425,28 @@ fn a_machine_that_grows_slow_and_fast_again_loses_little() {
     let capacity = 20.0 * 1000.0 * (0.8 + 0.2 * 0.1);
     assert!(outcome.good as f64 > 0.85 * capacity, "{} of {capacity}", outcome.good);
     assert!(outcome.late as f64 <= 0.02 * outcome.good as f64, "late {}", outcome.late);
+}
+
+#[test]
+fn a_disturbance_under_overload_ends_when_it_ends() {
+    // Work takes so many times longer from the third second to the fifth, or everything stops for two seconds.
+    let truths: [fn(f64) -> f64; 4] = [
+        |s| if (3.0..5.0).contains(&s) { 2.0 } else { 1.0 },
+        |s| if (3.0..5.0).contains(&s) { 4.0 } else { 1.0 },
+        |s| if (3.0..5.0).contains(&s) { 10.0 } else { 1.0 },
+        |s| if (3.0..3.02).contains(&s) { 100.0 } else { 1.0 },
+    ];
+    for times in [1.5, 3.0, 10.0] {
+        for (n, truth) in truths.into_iter().enumerate() {
+            let storm = Storm { workers: 2, loads: vec![(1000.0 * times, PLAIN)], truth, seconds: 15.0 };
+            let outcome = &storm.run_and_count_from(6.5)[0];
+            let case = format!("{times} times, disturbance {n}: {}", outcome.counts());
+            assert!(outcome.good as f64 > 0.93 * 8500.0, "{case}");
+            // All is as if there had been none: first come first served, and nobody is taken in to be refused later.
+            assert!(outcome.refused_later == 0 && outcome.late == 0, "{case}");
+            assert!((350.0..450.0).contains(&outcome.latencies_ms[outcome.latencies_ms.len() / 2]), "{case}");
+        }
+    }
 }
 
 #[test]

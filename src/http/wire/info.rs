@@ -197,6 +197,8 @@ pub struct TableInfo {
     pub width: usize,
     /// How they are stored.
     pub format: String,
+    /// Bytes of all of them.
+    pub bytes: u64,
     /// Where they lie on this server.
     pub placed: String,
 }
@@ -291,7 +293,7 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
         tables: snapshot.package.tables.iter().map(|t| table(t)).collect(),
         vectors: spec.item.vectors.iter().map(vector).collect(),
         inputs: snapshot.package.overarch.iter().flat_map(|o| o.declared().all()).map(input).collect(),
-        columns: snapshot.columns.list().map(column).collect(),
+        columns: snapshot.columns.list().map(column_info).collect(),
         tasks: spec.tasks.iter().map(|t| t.name.clone()).collect(),
         value: spec.value.expression.clone(),
         constants: spec.value.constants.clone(),
@@ -364,7 +366,8 @@ fn input(readable: &Readable) -> InputInfo {
     InputInfo { name: readable.name.clone(), whose: whose.into(), shape: readable.shape.clone() }
 }
 
-fn column(column: &Column) -> ColumnInfo {
+/// What a column is.
+pub fn column_info(column: &Column) -> ColumnInfo {
     let kind = match column.kind() {
         ColumnKind::Integers => "integers",
         ColumnKind::Texts => "texts",
@@ -384,6 +387,7 @@ fn table(table: &Table) -> TableInfo {
         rows: table.rows(),
         width: table.width(),
         format: table.spec().format.name().into(),
+        bytes: table.rows() * table.spec().row_bytes().unwrap_or_default() as u64,
         placed: placed(table),
     }
 }

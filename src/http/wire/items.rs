@@ -16,6 +16,8 @@ use crate::columns::Cell;
 use crate::error::{Error, Result};
 use crate::fresh::{GivenItem, GivenValues, UPDATES_MAX, Wrong};
 use crate::limits::EXCLUDE_MAX;
+use crate::units::Slot;
+use crate::view::View;
 
 /// An item that is put, or whose attributes change.
 #[derive(Clone, Debug, PartialEq, Deserialize, ToSchema)]
@@ -249,6 +251,13 @@ pub fn deletion(body: &[u8]) -> Result<DeleteRequest> {
         (Some(_), None) | (None, Some(_)) => Ok(request),
         _ => Err(Error::invalid("body: expected either `ids` or `filter`")),
     }
+}
+
+/// The attributes of the item in a slot, by name.
+pub fn attributes(view: &View, slot: Slot) -> BTreeMap<String, Value> {
+    let columns = view.columns();
+    let names = columns.first().list().enumerate();
+    names.map(|(n, column)| (column.name().to_owned(), cell(columns.cell(n, slot)))).collect()
 }
 
 /// A cell as JSON.

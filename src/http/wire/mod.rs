@@ -2,9 +2,10 @@
 //! other module knows JSON of requests or answers.
 //!
 //! `values` reads feature values and bounded lists, `body` whole bodies, of the types of `request`; `reply` writes the types
-//! of `response`, a piece at a time; `items` is of updates; `info` tells of models and versions; `problem` of errors.
+//! of `response`, a piece at a time; `items` is of updates; `browse` tells of what a catalogue holds, `info` of models and versions; `problem` of errors.
 
 mod body;
+mod browse;
 mod info;
 mod items;
 mod problem;
@@ -15,13 +16,17 @@ mod schemas;
 mod values;
 
 pub use body::{Retrievals, embed, object, rank, retrievals};
+pub use browse::{
+    ColumnResponse, ColumnValue, FileInfo, FindRequest, FindResponse, FoundItem, IndexResponse, ValuesRequest, files,
+    percentiles,
+};
 pub use info::{
     CalibrationInfo, ColumnInfo, CurveInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList, QueryLine,
-    ShardInfo, TableInfo, VersionInfo, VersionList, calibration_info, model_info,
+    ShardInfo, TableInfo, VersionInfo, VersionList, calibration_info, column_info, model_info,
 };
 pub use items::{
     DeleteRequest, DeleteResponse, ItemResponse, ItemUpsert, MergeResponse, PositionResponse, RefusedItem,
-    UpdateResponse, cell, deletion, upserts,
+    UpdateResponse, attributes, cell, deletion, upserts,
 };
 pub(super) use problem::without_places;
 pub use problem::{Problem, status};

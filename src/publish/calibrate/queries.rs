@@ -126,7 +126,7 @@ fn bell(random: u64) -> f32 {
 }
 
 /// `most` numbers below `count`, evenly spread.
-pub(in crate::publish) fn spread(count: usize, most: usize) -> impl Iterator<Item = usize> {
+pub fn spread(count: usize, most: usize) -> impl Iterator<Item = usize> {
     let taken = count.min(most);
     (0..taken).map(move |n| n * count / taken)
 }

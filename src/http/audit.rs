@@ -1,0 +1,113 @@
+//! The online audit: a sampled share of retrievals is run again exactly beside the answer, after all that somebody waits for.
+//!
+//! One runs at a time, in the lane of batches, and none that would be refused for its cost or where the engine is full: an audit takes
+//! what requests leave. What it finds is two counters, whose quotient is the recall@K of what was served.
+
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::engine::{Engine, Passes, Terms};
+use crate::error::Kind;
+use crate::pass::{self, Prepared};
+use crate::request::{Answer, Content, Priority, Reading, Request, Retrieve};
+use crate::units::ItemId;
+use crate::view::View;
+
+/// How long an audit may wait for its turn and run.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Which retrievals are run again.
+pub(super) struct Audit {
+    share: f64,
+    asked: AtomicU64,
+    chance: RandomState,
+    turn: Arc<Semaphore>,
+}
+
+/// The turn of one retrieval that is to be run again.
+pub(super) struct Turn {
+    _permit: OwnedSemaphorePermit,
+}
+
+/// A retrieval to be run again, exactly.
+pub(super) struct Again {
+    prepared: Prepared,
+    model: String,
+    _turn: Turn,
+}
+
+impl Audit {
+    /// Runs this share of the retrievals again.
+    pub(super) fn new(share: f64) -> Self {
+        Audit { share, asked: AtomicU64::new(0), chance: RandomState::new(), turn: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// A turn for one retrieval of so many, where none is under way.
+    pub(super) fn turn(&self) -> Option<Turn> {
+        if self.share <= 0.0 {
+            return None;
+        }
+        let random = self.chance.hash_one(self.asked.fetch_add(1, Ordering::Relaxed));
+        let is_drawn = random as f64 <= self.share * u64::MAX as f64;
+        let permit = || self.turn.clone().try_acquire_owned().ok();
+        is_drawn.then(permit).flatten().map(|_permit| Turn { _permit })
+    }
+}
+
+impl Again {
+    /// The exact form of a retrieval; none for one that is exact or that could not be run so.
+    pub(super) fn of(turn: Option<Turn>, view: &Arc<View>, request: &Retrieve) -> Option<Self> {
+        let turn = turn.filter(|_| !request.exact)?;
+        let reading = Reading { columns: Vec::new(), explain: false, ..request.reading.clone() };
+        let exact = Retrieve { exact: true, probes: None, recall: None, reading, ..request.clone() };
+        let model = view.main().manifest.name.clone();
+        match pass::prepare(view, Request::Retrieve(exact)) {
+            Ok(prepared) => Some(Again { prepared, model, _turn: turn }),
+            Err(e) => {
+                count(&model, if e.kind() == Kind::TooCostly { "too_costly" } else { "failed" });
+                None
+            }
+        }
+    }
+
+    /// Runs it when there is room, and holds what was `served` against it.
+    pub(super) async fn run(self, engine: &Engine<Passes>, served: &[ItemId]) {
+        let Again { prepared, model, _turn } = self;
+        let view = prepared.view().clone();
+        let terms = Terms { timeout: Some(TIMEOUT), priority: Priority::Batch };
+        match engine.submit(prepared, terms).await {
+            Ok(exact) => tell(&model, served, &ids(&exact), &view),
+            Err(e) => count(&model, if e.kind() == Kind::Overloaded { "no_room" } else { "failed" }),
+        }
+    }
+}
+
+/// The items of an answer.
+pub(super) fn ids(answer: &Answer) -> Vec<ItemId> {
+    match &answer.content {
+        Content::Items(ranked) => ranked.ids.clone(),
+        Content::Embedding(_) | Content::Selected(_) => Vec::new(),
+    }
+}
+
+fn tell(model: &str, served: &[ItemId], exact: &[ItemId], view: &View) {
+    let served: BTreeSet<ItemId> = served.iter().copied().collect();
+    let found = exact.iter().filter(|id| served.contains(id)).count();
+    metrics::counter!("sterling_audit_wanted_total", "model" => model.to_owned()).increment(exact.len() as u64);
+    metrics::counter!("sterling_audit_found_total", "model" => model.to_owned()).increment(found as u64);
+    count(model, "audited");
+    let index = &view.main().index;
+    let mean = index.items() as f64 / index.lists() as f64;
+    let longest = index.list_lengths().iter().max().map_or(0.0, |&longest| f64::from(longest) / mean);
+    metrics::gauge!("sterling_longest_list_ratio", "model" => model.to_owned()).set(longest);
+    metrics::gauge!("sterling_drift_ratio", "model" => model.to_owned()).set(view.drift());
+}
+
+fn count(model: &str, outcome: &'static str) {
+    metrics::counter!("sterling_audits_total", "model" => model.to_owned(), "outcome" => outcome).increment(1);
+}

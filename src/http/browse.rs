@@ -1,0 +1,133 @@
+//! The calls that show a catalogue to people: items by name, the values of a column, the shape of the index.
+
+use std::sync::Arc;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequestParts, Query, State};
+use axum::http::Uri;
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+
+use super::answer::{Refusal, json};
+use super::app::App;
+use super::calls::{Names, Outcome, served};
+use super::position::{feed, seen};
+use super::wire::{
+    self, ColumnResponse, FindRequest, FindResponse, FoundItem, IndexResponse, Problem, ValuesRequest, attributes,
+    column_info, files, percentiles,
+};
+use crate::columns::ColumnKind;
+use crate::error::{Error, Result};
+use crate::registry::Which;
+use crate::view::View;
+
+const FOUND_DEFAULT: usize = 20;
+const ITEMS_MAX: usize = 100;
+const VALUES_MAX: usize = 1000;
+/// Longest text that is looked for, in bytes.
+const CONTAINS_BYTES_MAX: usize = 256;
+
+/// The parameters behind the question mark; where they are wrong, a problem.
+pub struct Parameters<T>(T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Parameters<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        let Query(parameters) = Query::from_request_parts(parts, state)
+            .await
+            .map_err(|e: QueryRejection| Error::invalid(format!("parameters: {}", e.body_text())))?;
+        Ok(Parameters(parameters))
+    }
+}
+
+fn limit(asked: Option<usize>, most: usize) -> Result<usize> {
+    match asked.unwrap_or(FOUND_DEFAULT) {
+        limit if (1..=most).contains(&limit) => Ok(limit),
+        other => Err(Error::invalid(format!("limit: got {other}, expected 1 to {most}"))),
+    }
+}
+
+fn checked(contains: String) -> Result<String> {
+    match contains.len() {
+        0..=CONTAINS_BYTES_MAX => Ok(contains),
+        bytes => Err(Error::invalid(format!("contains: got {bytes} bytes, expected at most {CONTAINS_BYTES_MAX}"))),
+    }
+}
+
+/// Items of which a value of a column holds a text: what a person calls an item by leads to its id.
+#[utoipa::path(get, path = "/v1/models/{model}/items", tag = "items", params(("model" = String, Path, description = "The model's name"), FindRequest),
+    responses((status = 200, body = FindResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn find(
+    State(app): State<Arc<App>>,
+    Names(model): Names<String>,
+    Parameters(asked): Parameters<FindRequest>,
+    uri: Uri,
+) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let (contains, limit) = (checked(asked.contains)?, limit(asked.limit, ITEMS_MAX)?);
+    let view = seen(&app, &loaded, &uri).await?;
+    let served = served(&loaded, &view);
+    let items = app.aside(move || {
+        let column = match asked.column {
+            Some(column) => column,
+            None => first_texts(&view)?,
+        };
+        let found = view.find(&column, &contains, limit)?;
+        Ok(found
+            .into_iter()
+            .map(|slot| FoundItem { id: view.id(slot).0, attributes: attributes(&view, slot) })
+            .collect())
+    });
+    Ok(json(&FindResponse { served, items: items.await? }))
+}
+
+fn first_texts(view: &View) -> Result<String> {
+    let mut columns = view.main().columns.list();
+    let texts = columns.find(|column| column.kind() == ColumnKind::Texts);
+    let none = || Error::invalid("column: this model has none of texts, expected the name of one of integers");
+    texts.map(|column| column.name().to_owned()).ok_or_else(none)
+}
+
+/// The values of a column and how many items have each; of a column of numbers the least and the greatest.
+#[utoipa::path(get, path = "/v1/models/{model}/columns/{column}", tag = "items",
+    params(("model" = String, Path, description = "The model's name"), ("column" = String, Path, description = "The column's name"), ValuesRequest),
+    responses((status = 200, body = ColumnResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn column(
+    State(app): State<Arc<App>>,
+    Names((model, column)): Names<(String, String)>,
+    Parameters(asked): Parameters<ValuesRequest>,
+    uri: Uri,
+) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let (contains, limit) = (checked(asked.contains)?, limit(asked.limit, VALUES_MAX)?);
+    let view = seen(&app, &loaded, &uri).await?;
+    let served = served(&loaded, &view);
+    let told = app.aside(move || {
+        let found = view.values(&column, &contains, limit)?;
+        let (least, greatest) = found.range.unzip();
+        let values = found.values.into_iter().map(wire::ColumnValue::from).collect();
+        let column = column_info(view.column(&column)?);
+        Ok(ColumnResponse { served, column, values, found: found.found, least, greatest })
+    });
+    Ok(json(&told.await?))
+}
+
+/// The shape of the index of the version that answers.
+#[utoipa::path(get, path = "/v1/models/{model}/index", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = IndexResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn index(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let view = loaded.view();
+    let index = &view.main().index;
+    Ok(json(&IndexResponse {
+        served: served(&loaded, &view),
+        items: view.items(),
+        fresh_items: view.fresh_items(),
+        durable: feed(&app, &model).ok().map(|feed| feed.last()),
+        slots: index.slots(),
+        lists: index.lists(),
+        list_items: percentiles(index.list_lengths()),
+        files: files(view.main()),
+    }))
+}

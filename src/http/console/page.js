@@ -1,0 +1,72 @@
+// What all pages share: making elements, writing numbers, asking the server, and what is shown now.
+const at = id => document.getElementById(id);
+
+function put(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children.flat().filter(child => child !== null && child !== undefined));
+  return element;
+}
+const make = (tag, attributes, ...children) => put(document.createElement(tag), attributes, children);
+const draw = (tag, attributes, ...children) => put(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+const whole = number => Number(number).toLocaleString("en");
+function short(number) {
+  if (Number.isInteger(number)) return whole(number);
+  return Math.abs(number) < 1e-3 ? Number(number).toExponential(2) : Math.abs(number) >= 1000 ? whole(Math.round(number)) : String(+Number(number).toPrecision(3));
+}
+const percent = share => `${short(share * 100)} %`;
+function bytes(count) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  for (; count >= 1000 && unit + 1 < units.length; unit++) count /= 1000;
+  return `${unit ? count.toFixed(1) : count} ${units[unit]}`;
+}
+const micros = time => time < 1000 ? `${Math.round(time)} µs` : `${(time / 1000).toFixed(2)} ms`;
+const cell = value => value === null || value === undefined ? "" : Array.isArray(value) ? value.join(", ") : String(value);
+const after = (wait, work) => { let timer; return (...all) => { clearTimeout(timer); timer = setTimeout(() => work(...all), wait); }; };
+const color = number => `var(--${["one", "two", "three", "four", "five"][number % 5]})`;
+
+// Everything that the server says is data: it reaches the page as text alone.
+async function ask(path, { method = "GET", body, signal } = {}) {
+  const start = performance.now();
+  try {
+    const sent = body === undefined ? {} : { body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
+    const reply = await fetch(path, { method, signal, ...sent });
+    const text = await reply.text();
+    const is_json = (reply.headers.get("content-type") ?? "").includes("json");
+    const told = is_json ? JSON.parse(text) : text;
+    return { ok: reply.ok, status: reply.status, told, ms: performance.now() - start, bytes: text.length, id: reply.headers.get("x-request-id") };
+  } catch (error) {
+    if (error.name === "AbortError") return { ok: false, aborted: true };
+    return { ok: false, status: 0, told: { title: "No answer", detail: `the server did not answer: ${error.message}` } };
+  }
+}
+
+function problem(answer, text) {
+  const { title = "", detail = "", code = "", offset } = typeof answer.told === "object" ? answer.told : { detail: answer.told };
+  const box = make("div", { class: "problem", role: "alert" }, make("strong", {}, `${answer.status || ""} ${title} `), make("code", {}, code), make("div", {}, detail));
+  if (text !== undefined && offset !== undefined) {
+    // The offset counts bytes of UTF-8.
+    const before = new TextDecoder().decode(new TextEncoder().encode(text).slice(0, offset));
+    const rest = text.slice(before.length);
+    box.append(make("code", {}, before, make("mark", {}, rest.slice(0, 1) || "⏎"), rest.slice(1)));
+  }
+  if (answer.id) box.append(make("div", { class: "muted" }, `request ${answer.id}`));
+  return box;
+}
+
+function table(head, rows, caption) {
+  const is_number = (head ?? rows[0] ?? []).map((_, n) => rows.length > 0 && rows.every(row => typeof row[n] === "number"));
+  const top = make("tr", {}, (head ?? []).map((name, n) => make("th", { scope: "col", class: is_number[n] ? "number" : null }, name)));
+  const line = row => make("tr", {}, row.map((value, n) =>
+    value instanceof Node ? make("td", {}, value) : make("td", { class: is_number[n] ? "number" : null }, is_number[n] ? short(value) : cell(value))));
+  return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
+    make("table", {}, make("caption", { hidden: true }, caption), head ? make("thead", {}, top) : null, make("tbody", {}, rows.map(line))));
+}
+
+const shown = { models: [], model: null, versions: [] };
+const base = () => `/v1/models/${encodeURIComponent(shown.model.name)}`;

@@ -1,0 +1,142 @@
+//! The gate in front of HTTP. Under overload most requests are refused, and what a refusal costs is taken from those that
+//! are not. So a call that would wait in vain for a worker is refused in its socket, as soon as its bytes are there, before
+//! routes, layers and spans. What goes out and what is counted is the same as behind them.
+//!
+//! Only requests are looked at here whose beginning and end are beyond doubt: one of them, whole, and nothing else, in what
+//! was read at once ([`PlainRequest::of`]). `connections` asks about no others, so that bytes of a body are never taken for a request.
+
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
+use std::time::{Instant, SystemTime};
+
+use axum::http::StatusCode;
+use httparse::{EMPTY_HEADER, Request, Status};
+
+use super::answer::Refusal;
+use super::app::App;
+use super::calls::VERBS;
+use super::layers::{id_of, verb_of};
+
+/// Most headers of a request that is looked at here.
+const HEADERS_MAX: usize = 32;
+
+/// One plain request, whole.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct PlainRequest<'a> {
+    /// The verb, where it is a call that workers answer.
+    call: Option<&'static str>,
+    id: Option<&'a [u8]>,
+}
+
+impl<'a> PlainRequest<'a> {
+    /// The request in these bytes; `None` where they are anything but one whole request of the plainest kind.
+    pub(super) fn of(bytes: &'a [u8]) -> Option<Self> {
+        let mut headers = [EMPTY_HEADER; HEADERS_MAX];
+        let mut request = Request::new(&mut headers);
+        let Ok(Status::Complete(head)) = request.parse(bytes) else { return None };
+        let (mut id, mut length) = (None, None);
+        for header in request.headers.iter() {
+            let is = |name: &str| header.name.eq_ignore_ascii_case(name);
+            if is("content-length") {
+                let digits =
+                    std::str::from_utf8(header.value).ok().filter(|text| text.bytes().all(|b| b.is_ascii_digit()))?;
+                if length.replace(digits.parse::<usize>().ok()?).is_some() {
+                    return None;
+                }
+            } else if is("x-request-id") {
+                id = id.or(Some(header.value));
+            } else if is("connection") && !header.value.eq_ignore_ascii_case(b"keep-alive")
+                || ["transfer-encoding", "expect", "upgrade"].into_iter().any(is)
+            {
+                return None;
+            }
+        }
+        if request.version != Some(1) || head.checked_add(length.unwrap_or(0)) != Some(bytes.len()) {
+            return None;
+        }
+        let call = request.path.filter(|path| request.method == Some("POST") && path.starts_with("/v1/models/"));
+        let call = call.and_then(verb_of).filter(|verb| VERBS.contains(verb));
+        Some(PlainRequest { call, id })
+    }
+}
+
+/// The bytes of the answer to a call that could not be in time; `None` where a request is to be looked at.
+pub(super) fn refusal(app: &App, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
+    let start = Instant::now();
+    let call = request.call.filter(|_| !app.draining.load(Ordering::Relaxed))?;
+    let refusal = Refusal::from(app.engine.admits(None).err()?);
+    let id = id_of(request.id);
+    let (id, body) = (id.to_str().unwrap_or_default(), refusal.json());
+    let took = start.elapsed();
+    let status = StatusCode::SERVICE_UNAVAILABLE;
+    tracing::debug!(id, call, status = status.as_u16(), "refused unread");
+    app.meters.answered(call, status, took);
+    let mut text = String::with_capacity(512);
+    // A string takes whatever it is given.
+    let _ = write!(
+        text,
+        "HTTP/1.1 {status}\r\ncontent-type: {}\r\nretry-after: {}\r\nserver-timing: total;dur={:.3}\r\n\
+         x-request-id: {id}\r\ncontent-length: {}\r\ndate: {}\r\n\r\n{body}",
+        super::answer::PROBLEM_JSON,
+        refusal.retry_after().unwrap_or(1),
+        took.as_secs_f64() * 1000.0,
+        body.len(),
+        httpdate::HttpDate::from(SystemTime::now()),
+    );
+    Some(text.into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "POST /v1/models/a:retrieve HTTP/1.1\r\nhost: x\r\n";
+
+    #[test]
+    fn whole_plain_requests_are_seen_and_nothing_else() {
+        let call = |text: &str| PlainRequest::of(text.as_bytes()).map(|whole| whole.call);
+        for (rest, expected) in [
+            ("\r\n", Some(Some("retrieve"))),
+            ("content-length: 2\r\n\r\n{}", Some(Some("retrieve"))),
+            ("Content-Length: 2\r\nConnection: Keep-Alive\r\nx: y\r\n\r\n{}", Some(Some("retrieve"))),
+            // A part of one, more than one, and what could be read in two ways.
+            ("content-length: 3\r\n\r\n{}", None),
+            ("content-length: 1\r\n\r\n{}", None),
+            ("content-length: 2\r\n", None),
+            ("content-length: 2\r\ncontent-length: 2\r\n\r\n{}", None),
+            ("content-length: 2, 2\r\n\r\n{}", None),
+            ("content-length: +2\r\n\r\n{}", None),
+            ("content-length: -2\r\n\r\n{}", None),
+            ("content-length: \r\n\r\n", None),
+            ("content-length: 18446744073709551615\r\n\r\n", None),
+            ("content-length: 99999999999999999999\r\n\r\n", None),
+            ("content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{}", None),
+            ("transfer-encoding: identity\r\n\r\n", None),
+            ("expect: 100-continue\r\ncontent-length: 2\r\n\r\n{}", None),
+            ("connection: close\r\n\r\n", None),
+            ("connection: keep-alive, upgrade\r\n\r\n", None),
+            ("upgrade: h2c\r\n\r\n", None),
+            (" folded: x\r\n\r\n", None),
+        ] {
+            assert_eq!(call(&format!("{HEAD}{rest}")), expected, "{rest:?}");
+        }
+        for (first, expected) in [
+            ("POST /v1/models/a/versions/3:rank HTTP/1.1", Some(Some("rank"))),
+            ("POST /v1/models/a/labels/b:embed HTTP/1.1", Some(Some("embed"))),
+            ("GET /v1/models/a:retrieve HTTP/1.1", Some(None)),
+            ("POST /v1/models/a/versions/3:load HTTP/1.1", Some(None)),
+            ("POST /v1/models/a/items:upsert HTTP/1.1", Some(None)),
+            ("POST /other:retrieve HTTP/1.1", Some(None)),
+            ("GET /readyz HTTP/1.1", Some(None)),
+            ("POST /v1/models/a:retrieve HTTP/1.0", None),
+            ("POST /v1/models/a:retrieve", None),
+            ("PRI * HTTP/2.0", None),
+        ] {
+            assert_eq!(call(&format!("{first}\r\nhost: x\r\n\r\n")), expected, "{first}");
+        }
+        let many = "a: b\r\n".repeat(HEADERS_MAX);
+        assert_eq!(call(&format!("{HEAD}{many}\r\n")), None);
+        let named = format!("{HEAD}X-Request-Id: 7\r\nx-request-id: 8\r\n\r\n");
+        assert_eq!(PlainRequest::of(named.as_bytes()).and_then(|whole| whole.id), Some(&b"7"[..]));
+    }
+}

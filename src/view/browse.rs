@@ -1,0 +1,133 @@
+//! Looking around in a catalogue: items by a part of a value, and the values that a column has.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use super::View;
+use crate::columns::{Cell, Column, Contains};
+use crate::error::{Error, Result};
+use crate::units::Slot;
+
+/// Columns with more distinct values than these are told without counts: a count for each value would take more memory than
+/// the answer is worth.
+pub const COUNTED_VALUES_MAX: usize = 1 << 20;
+
+/// The values of a column, those asked for first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ColumnValues {
+    /// Each with the number of items that have it, where that was counted ([`COUNTED_VALUES_MAX`]).
+    pub values: Vec<(Category, Option<usize>)>,
+    /// Distinct values that were found; more than `values` where not all were asked for.
+    pub found: usize,
+    /// The least and the greatest number of a column of numbers; `None` where no item has one.
+    pub range: Option<(f64, f64)>,
+}
+
+/// A value of a category.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum Category {
+    Integer(i64),
+    Text(String),
+}
+
+impl View {
+    /// Up to `most` items of which a value in a category holds `text`, letters of ASCII in either case: those that are the text
+    /// before those that begin with it before those that hold it elsewhere, each of these by their values. Reads the column once.
+    ///
+    /// # Errors
+    /// `Invalid` naming the columns that there are, or where the column holds no categories.
+    pub fn find(&self, column: &str, text: &str, most: usize) -> Result<Vec<Slot>> {
+        let number = self.category(column)?;
+        let mut found = Vec::new();
+        for part in self.all_parts() {
+            let column = part.columns.at(number);
+            let holds = column.containing(text);
+            let mut best = BinaryHeap::new();
+            for slot in part.live() {
+                let codes = column.codes(slot).iter().map(|&code| (holds[code as usize], code));
+                let Some((held, code)) = codes.min().filter(|(held, _)| *held != Contains::Not) else { continue };
+                best.push((held, code, slot));
+                if best.len() > most {
+                    best.pop();
+                }
+            }
+            found.extend(best.into_iter().map(|(held, code, slot)| (held, category(column, code), part.in_view(slot))));
+        }
+        found.sort();
+        Ok(found.into_iter().take(most).map(|(_, _, slot)| slot).collect())
+    }
+
+    /// The values of a column that hold `text` as in [`View::find`], up to `most` of them: of each way to hold it those that most
+    /// items have first. Reads the column once. A column of numbers tells its range alone.
+    ///
+    /// # Errors
+    /// `Invalid` naming the columns that there are.
+    pub fn values(&self, column: &str, text: &str, most: usize) -> Result<ColumnValues> {
+        let number = self.main.columns.number(column)?;
+        let main = self.main.columns.at(number);
+        let range = self.range(number);
+        if main.floats().is_some() {
+            return Ok(ColumnValues { values: Vec::new(), found: 0, range });
+        }
+        if main.dictionary_len() > COUNTED_VALUES_MAX {
+            let held = main.containing(text).into_iter().zip(0..).filter(|(held, _)| *held != Contains::Not);
+            let mut held: Vec<(Contains, u32)> = held.collect();
+            held.sort();
+            let values = held.iter().take(most).map(|&(_, code)| (category(main, code), None)).collect();
+            return Ok(ColumnValues { values, found: held.len(), range });
+        }
+        let mut counts: BTreeMap<Category, (Contains, usize)> = BTreeMap::new();
+        for part in self.all_parts() {
+            let column = part.columns.at(number);
+            let holds = column.containing(text);
+            let mut items = vec![0; holds.len()];
+            part.live().flat_map(|slot| column.codes(slot)).for_each(|&code| items[code as usize] += 1);
+            let held =
+                holds.into_iter().zip(items).zip(0..).filter(|((held, items), _)| *held != Contains::Not && *items > 0);
+            for ((held, items), code) in held {
+                counts.entry(category(column, code)).or_insert((held, 0)).1 += items;
+            }
+        }
+        let mut values: Vec<_> =
+            counts.into_iter().map(|(value, (held, items))| (held, Reverse(items), value)).collect();
+        values.sort();
+        let found = values.len();
+        let values = values.into_iter().take(most).map(|(_, Reverse(items), value)| (value, Some(items))).collect();
+        Ok(ColumnValues { values, found, range })
+    }
+
+    /// The number of a column of categories.
+    fn category(&self, column: &str) -> Result<usize> {
+        let number = self.main.columns.number(column)?;
+        match self.main.columns.at(number).floats() {
+            Some(_) => {
+                Err(Error::invalid(format!("column `{column}` holds numbers, expected one of texts or integers")))
+            }
+            None => Ok(number),
+        }
+    }
+
+    fn range(&self, number: usize) -> Option<(f64, f64)> {
+        let places = self.all_parts().flat_map(|part| {
+            let column = part.columns.at(number);
+            let numbers: Vec<f64> = match column.floats() {
+                Some(floats) => part.live().map(|slot| floats[slot.index()]).filter(|n| !n.is_nan()).collect(),
+                None => column.extremes().into_iter().flatten().map(|n| n as f64).collect(),
+            };
+            numbers
+        });
+        places.fold(None, |range: Option<(f64, f64)>, n| {
+            let (least, greatest) = range.unwrap_or((n, n));
+            Some((least.min(n), greatest.max(n)))
+        })
+    }
+}
+
+fn category(column: &Column, code: u32) -> Category {
+    match column.value(code) {
+        Cell::Integer(value) => Category::Integer(value),
+        Cell::Text(text) => Category::Text(text.to_owned()),
+        other => unreachable!("a dictionary holds integers or texts, not {other:?}"),
+    }
+}

@@ -1,0 +1,57 @@
+"""A server with two models, and headless Chromium in front of it.
+
+Needs the program `sterling` (`$STERLING`, or target/debug/sterling) and Debian's packages `chromium` and `chromium-driver`."""
+
+import collections.abc
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+import sterling
+from selenium import webdriver
+
+ROOT = pathlib.Path(__file__).parents[2]
+PROGRAM = pathlib.Path(os.environ.get("STERLING", ROOT / "target/debug/sterling"))
+GENRES = ["fantasy", "crime", "poetry"]
+BOOKS = 300
+
+
+def shelf(folder: pathlib.Path) -> pathlib.Path:
+    """Books with vectors of eight numbers, as an item file."""
+    path = folder / "books.jsonl"
+    with path.open("w") as file:
+        for n in range(BOOKS):
+            vector = [((n * (d + 3) * 7919) % 97) / 48 - 1 for d in range(8)]
+            # Markup in an item must never be more than text.
+            title = f"Book {n}" if n else "Book 0 <img src=x onerror=\"document.title='broken'\">"
+            attributes = {"title": title, "genre": GENRES[n % 3], "pages": 50 + n, "price": n / 10}
+            file.write(json.dumps({"id": n, "embedding": vector, "attributes": attributes}) + "\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator[sterling.Server]:
+    """A server that takes updates, with `books` in two versions and the tests' `tiny` package."""
+    folder = tmp_path_factory.mktemp("console")
+    store = folder / "store"
+    books = [PROGRAM, "publish", "--name", "books", "--items", shelf(folder), "--store", store]
+    for _ in range(2):
+        subprocess.run(books, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    sterling.publish(ROOT / "tests/golden/tiny", store, program=PROGRAM)
+    with sterling.serve(store, program=PROGRAM, settings={"STERLING_UPDATES": str(folder / "updates")}) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def chromium() -> collections.abc.Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1300,1000"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    driver.set_page_load_timeout(60)
+    yield driver
+    driver.quit()

@@ -1,0 +1,305 @@
+"""The console as a person uses it: real clicks and keys in a real browser, answers held against the API's."""
+
+import collections.abc
+import pathlib
+import urllib.parse
+
+import pytest
+import sterling
+from conftest import BOOKS, GENRES, ROOT
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+PAGES = ["query", "models", "live", "index", "tables"]
+PICTURES = ROOT / "target/console"
+
+
+class Console:
+    """The page, and what a person does on it."""
+
+    def __init__(self, driver: webdriver.Chrome, url: str):
+        self.driver, self.url = driver, url
+
+    def open(self, page: str = "query", model: str | None = None) -> "Console":
+        self.driver.get("about:blank")
+        self.driver.get(f"{self.url}/#{page}")
+        self.until(lambda: "items in" in self.text("#about"))
+        if model:
+            self.until(lambda: Select(self.one("#model")).select_by_value(model) is None)
+            self.until(lambda: f"{model}, version" in self.text("#about"))
+        return self
+
+    def until(self, holds: collections.abc.Callable[[], object], seconds: float = 30) -> object:
+        return WebDriverWait(self.driver, seconds, ignored_exceptions=[Exception]).until(lambda _: holds())
+
+    def all(self, selector: str) -> list[WebElement]:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def one(self, selector: str) -> WebElement:
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def text(self, selector: str) -> str:
+        return self.one(selector).text
+
+    def rows(self, selector: str) -> list[list[str]]:
+        read = "return [...document.querySelectorAll(arguments[0])].map(row => [...row.cells].map(cell => cell.textContent))"
+        return self.driver.execute_script(read, f"{selector} tbody tr")
+
+    def click(self, selector: str) -> None:
+        self.one(selector).click()
+
+    def filter(self, text: str) -> None:
+        field = self.one("#filter textarea")
+        field.clear()
+        field.send_keys(text)
+
+    def vector(self, text: str) -> None:
+        field = self.one("#features textarea")
+        field.clear()
+        field.send_keys(text)
+
+    def picture(self, name: str) -> None:
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        self.driver.save_screenshot(str(PICTURES / f"{name}.png"))
+        assert (PICTURES / f"{name}.png").stat().st_size > 5000
+
+    def severe(self) -> list[str]:
+        return [line["message"] for line in self.driver.get_log("browser") if line["level"] == "SEVERE"]
+
+
+@pytest.fixture
+def console(chromium: webdriver.Chrome, server: sterling.Server) -> Console:
+    chromium.get_log("browser")
+    chromium.set_window_size(1300, 1000)
+    return Console(chromium, server.url)
+
+
+VECTOR = [0.5, -1, 0.25, 0, 1, -0.5, 0.75, 0.125]
+
+
+def test_a_query_shows_what_the_api_answers(console: Console, server: sterling.Server) -> None:
+    console.open(model="books").vector(str(VECTOR))
+    console.filter("genre:crime AND pages > 100")
+    console.until(lambda: "items pass" in console.text("#filter [role=status]"))
+    console.click("#send")
+    console.until(lambda: console.rows(".answer [aria-label=Items]"))
+    body = {"vector": VECTOR, "filter": "genre:crime AND pages > 100", "k": 10, "columns": ["title", "genre"]}
+    expected = server.post("/v1/models/books:retrieve", body)["items"]
+    shown = console.rows(".answer [aria-label=Items]")
+    assert [row[1] for row in shown] == [str(item["id"]) for item in expected]
+    assert [row[2] for row in shown] == [item["columns"]["title"] for item in expected]
+    steps = [row[0] for row in console.rows(".answer [aria-label=Steps]")]
+    assert "scan" in steps and "top" in steps
+    console.picture("query")
+    console.click(".answer button")
+    console.until(lambda: len(console.all(".cards > li")) == len(expected))
+    console.picture("cards")
+    console.click(".answer button")
+
+
+def test_items_are_found_by_name_and_fill_features(console: Console, server: sterling.Server) -> None:
+    console.open(model="tiny")
+    field = console.one("#features input[aria-label=installed]")
+    found = server.get("/v1/models/tiny/items?contains=&limit=1")["items"][0]
+    name = next(value for value in found["attributes"].values() if isinstance(value, str))
+    field.send_keys(name)
+    console.until(lambda: console.all("#features [role=option]"))
+    field.send_keys(Keys.ARROW_DOWN, Keys.ENTER)
+    console.until(lambda: console.all(".chips li"))
+    assert console.text(".chips li").startswith(name)
+    field.send_keys("3", Keys.ENTER)
+    console.until(lambda: len(console.all(".chips li")) == 2)
+    console.one("#features").find_elements(By.CSS_SELECTOR, ".chips button")[0].click()
+    console.until(lambda: len(console.all(".chips li")) == 1)
+    console.click("#send")
+    console.until(lambda: console.rows(".answer [aria-label=Items]"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said", "under"),
+    [("genre:crime AND AND", "expected a term", "A"), ("colour:red", "unknown column `colour`", None), ("(genre:crime", "expected", "⏎")],
+)
+def test_a_wrong_filter_says_what_and_where(console: Console, wrong: str, said: str, under: str | None) -> None:
+    console.open(model="books").filter(wrong)
+    console.until(lambda: said in console.text("#filter .problem"))
+    if under:
+        assert console.text("#filter .problem mark") == under
+    console.filter("genre:crime")
+    console.until(lambda: f"about {BOOKS // 3} of {BOOKS} items pass" in console.text("#filter [role=status]"))
+
+
+def test_filters_are_completed_by_the_keyboard(console: Console) -> None:
+    console.open(model="books").filter("gen")
+    console.until(lambda: console.all("#filter [role=option]"))
+    field = console.one("#filter textarea")
+    field.send_keys(Keys.ARROW_DOWN, Keys.ENTER)
+    console.until(lambda: field.get_attribute("value") == "genre:")
+    field.send_keys("po")
+    console.until(lambda: [option.text.split()[0] for option in console.all("#filter [role=option]")] == ["poetry"])
+    field.send_keys(Keys.ARROW_DOWN, Keys.ENTER)
+    console.until(lambda: field.get_attribute("value") == "genre:poetry ")
+    field.send_keys(Keys.ESCAPE)
+
+
+def test_a_constant_of_the_value_model_ranks_again_at_once(console: Console) -> None:
+    console.open(model="tiny")
+    console.click("#send")
+    console.until(lambda: console.rows(".answer [aria-label=Items]"))
+    before = console.rows(".answer [aria-label=Items]")
+    number = console.one("#constants input[type=number]")
+    number.clear()
+    number.send_keys("-7.5")
+    console.until(lambda: console.rows(".answer [aria-label=Items]") != before)
+
+
+def test_the_exact_answer_stands_beside(console: Console) -> None:
+    console.open(model="books").vector(str(VECTOR))
+    Select(console.one("#beside")).select_by_value("exact")
+    console.click("#send")
+    console.until(lambda: "recall" in console.text("#status"))
+    assert len(console.all(".answer")) == 2
+    exact, answer = (console.rows(f".answer:nth-child({n}) [aria-label=Items]") for n in (1, 2))
+    shared = {row[1] for row in exact} & {row[2] for row in answer}
+    assert f"{len(shared)} of the {len(exact)} beside them" in console.text("#status")
+    console.picture("beside")
+
+
+def test_versions_are_switched_and_labelled(console: Console, server: sterling.Server) -> None:
+    def active() -> int:
+        return next(v["version"] for v in server.get("/v1/models/books/versions")["versions"] if v["active"])
+
+    def press(text: str, version: int) -> None:
+        row = next(row for row in console.all("#versions tbody tr") if row.text.split()[0] == str(version))
+        next(button for button in row.find_elements(By.TAG_NAME, "button") if button.text == text).click()
+
+    console.open("models", model="books")
+    assert active() == 2
+    console.until(lambda: press("activate", 1) is None)
+    console.until(lambda: "books, version 1:" in console.text("#about"))
+    assert active() == 1
+    console.one('[aria-label="new label of version 1"]').send_keys("canary")
+    press("label", 1)
+    console.until(lambda: console.all('[aria-label="take the label canary away"]'))
+    assert server.get("/v1/models/books/labels")["labels"] == {"canary": 1}
+    console.picture("versions")
+    console.click('[aria-label="take the label canary away"]')
+    console.until(lambda: not console.all('[aria-label="take the label canary away"]'))
+    console.until(lambda: press("activate", 2) is None)
+    console.until(lambda: active() == 2)
+
+
+def test_charts_show_what_happens(console: Console, server: sterling.Server) -> None:
+    console.open("live", model="books")
+    for _ in range(3):
+        server.post("/v1/models/books:retrieve", {"vector": VECTOR})
+        server.post("/v1/models/books/items:upsert", {"items": [{"id": 1, "set": {"pages": 51}}]})
+        console.until(lambda: True)
+    console.until(lambda: len(console.all("#charts figure svg path")) > 5, 60)
+    named = [figure.text.split("\n")[0] for figure in console.all("#charts figure")]
+    assert {"Answers a second", "Latency of passes, ms", "Items beside the snapshot"} <= set(named)
+    console.picture("live")
+
+
+def test_the_index_its_columns_and_the_tables(console: Console, server: sterling.Server) -> None:
+    console.open("index", model="books")
+    console.until(lambda: len(console.all("#shape figure svg")) >= 1)
+    next(button for button in console.all("#attributes button") if button.text == "genre").click()
+    console.until(lambda: console.rows("#values"))
+    values = console.rows("#values")
+    assert sorted(row[0] for row in values) == sorted(GENRES)
+    assert all(row[2].startswith(f"{BOOKS // len(GENRES)} ") for row in values)
+    console.picture("index")
+    console.open("tables", model="tiny")
+    tables = {table["name"] for table in server.get("/v1/models/tiny")["tables"]}
+    console.until(lambda: {row[0] for row in console.rows("#plan")} == tables)
+
+
+def test_markup_in_items_is_text(console: Console) -> None:
+    console.open(model="books").filter("pages = 50")
+    console.click("#send")
+    console.until(lambda: "<img src=x" in console.text(".answer"))
+    assert not console.all("img") and console.driver.title == "Sterling"
+
+
+def test_no_page_logs_an_error_or_asks_another_host(console: Console) -> None:
+    for page in PAGES:
+        console.open(page, model="books")
+        console.until(lambda: not console.one(f"#page-{page}").get_attribute("hidden"))
+    assert console.severe() == []
+    asked = console.driver.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    host = urllib.parse.urlsplit(console.url).netloc
+    assert asked and {urllib.parse.urlsplit(url).netloc for url in asked if not url.startswith("data:")} == {host}
+
+
+def test_a_server_that_does_not_answer_is_said(console: Console) -> None:
+    console.open(model="books")
+    console.driver.execute_cdp_cmd("Network.enable", {})
+    offline = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    console.driver.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+    try:
+        console.click("#send")
+        console.until(lambda: "did not answer" in console.text(".answer .problem"))
+    finally:
+        console.driver.execute_cdp_cmd("Network.emulateNetworkConditions", offline | {"offline": False})
+    console.click("#send")
+    console.until(lambda: console.rows(".answer [aria-label=Items]"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_phone_shows_everything(console: Console, page: str) -> None:
+    metrics = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    console.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        console.open(page, model="tiny")
+        if page == "query":
+            console.click("#send")
+            console.until(lambda: console.rows(".answer [aria-label=Items]"))
+        wide, inner = console.driver.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+        assert wide <= inner, f"{wide} pixels of content on a screen of {inner}"
+        console.picture(f"phone-{page}")
+    finally:
+        console.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_control_is_reached_by_the_keyboard_and_has_a_name(console: Console, page: str) -> None:
+    console.open(page, model="tiny")
+    if page == "query":
+        console.click("#send")
+        console.until(lambda: console.rows(".answer [aria-label=Items]"))
+    controls = "const all = [...document.querySelectorAll('a[href], button, input, select, textarea, summary')].filter(e => e.checkVisibility() && !e.disabled);"
+    count, unnamed = console.driver.execute_script(
+        controls + "all.forEach((e, n) => e.dataset.n = n);"
+        "const name = e => e.getAttribute('aria-label') || e.textContent.trim() || e.labels?.[0]?.textContent.trim();"
+        "return [all.length, all.filter(e => !name(e)).map(e => e.outerHTML)];"
+    )
+    assert not unnamed
+    console.driver.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
+    reached, body = set(), console.one("body")
+    for _ in range(2 * count + 20):
+        webdriver.ActionChains(console.driver).send_keys(Keys.TAB).perform()
+        reached.add(console.driver.execute_script("return document.activeElement.dataset.n"))
+        if len(reached - {None}) == count:
+            break
+    assert body and len(reached - {None}) == count, f"{count - len(reached - {None})} of {count} are not reached"
+
+
+CONTRAST = pathlib.Path(__file__).with_name("contrast.js").read_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("page", PAGES)
+def test_texts_stand_out_from_their_ground(console: Console, page: str, scheme: str) -> None:
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    console.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    console.open(page, model="tiny")
+    if page == "query":
+        console.click("#send")
+        console.until(lambda: console.rows(".answer [aria-label=Items]"))
+        console.picture(f"{scheme}-query")
+    texts, faint = console.driver.execute_script(CONTRAST)
+    assert texts > 10 and not faint
+    console.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
