@@ -1,18 +1,16 @@
 //! `sterling score`.
 
-use std::io::{BufRead, Write as _};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::thread::available_parallelism;
+use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::json;
 
 use super::output::say;
 use super::publish::existing;
 use crate::error::{Error, Result};
 use crate::registry::{Loader as _, Snapshots};
-use crate::scoring::{Counts, Defaults, Job, JobFolder, Scorer, Unit};
+use crate::scoring::{self, Asked, Defaults, JobFolder, Scorer};
 use crate::snapshot::{Manifest, Placement, Store};
 use crate::telemetry;
 use crate::trial::{Apart, Trials};
@@ -50,29 +48,37 @@ impl Score {
     pub(super) fn run(self) -> Result<()> {
         telemetry::start_logs(false);
         let store = existing(self.store)?;
-        let (name, version) = chosen(&store, &self.model)?;
-        let folder = store.folder(&name, version);
+        let (model, version) = chosen(&store, &self.model)?;
+        let folder = store.folder(&model, version);
         let defaults = Defaults::parse(&self.request)?;
-        let units = self.inputs.into_iter().map(Unit::of).collect::<Result<Vec<_>>>()?;
-        let job = Job {
-            model: name,
-            version,
-            digest: Manifest::read(&folder)?.digest(),
-            defaults: defaults.canonical(),
-            units,
-        };
-        let folder_of_job = JobFolder::open(&self.out, job)?;
+        let digest = Manifest::read(&folder)?.digest();
+        let asked = Asked { model, version, digest, request: defaults.canonical() };
+        let job = JobFolder::open(&self.out, asked, self.inputs)?;
+        let is_whole = self.unit.is_none() && self.units.is_none();
+        if is_whole {
+            job.check_all()?;
+        }
         let trials = Trials::Apart(Apart::of_this_program()?);
         let loader = Snapshots { placement: Placement::default(), trials, recorded: 0 };
         let view = loader.load(&folder)?.view();
         let threads = self.threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
         let scorer = Scorer::new(view, defaults, threads)?;
-        match (self.unit, self.units) {
-            (Some(unit), _) => one(&folder_of_job, &scorer, unit).map(drop)?,
-            (None, Some(_)) => return serve_units(&folder_of_job, &scorer),
-            (None, None) => all(&folder_of_job, &scorer)?,
+        if let Some(unit) = self.unit {
+            scorer.order(&job, unit)?;
+        } else if self.units.is_some() {
+            let served = scoring::serve(&job, &scorer, std::io::stdin().lock(), std::io::stdout().lock());
+            // The last of the workers finds that nothing is left.
+            return served.and(job.finish().map(drop));
+        } else {
+            all(&job, &scorer)?;
         }
-        finish(&folder_of_job)
+        match job.finish()? {
+            Some(scoring::Counts { rows, scored, problems }) => {
+                let wrong: u64 = problems.values().sum();
+                say(format_args!("{rows} rows: {scored} scored, {wrong} with a problem"))
+            }
+            None => say(format_args!("{} files are left", job.left().len())),
+        }
     }
 }
 
@@ -90,61 +96,42 @@ fn chosen(store: &Store, text: &str) -> Result<(String, u64)> {
     })
 }
 
-/// Scores a unit that has no output yet; the counts of what was done now.
-fn one(folder: &JobFolder, scorer: &Scorer, unit: usize) -> Result<Option<Counts>> {
-    let count = folder.job().units.len();
-    if unit >= count {
-        return Err(Error::invalid(format!("unit {unit}: there are {count} files, expected 0 to {}", count - 1)));
-    }
-    match folder.left().contains(&unit) {
-        true => scorer.score(folder, unit, &|_| ()).map(Some),
-        false => Ok(None),
-    }
-}
-
-fn all(folder: &JobFolder, scorer: &Scorer) -> Result<()> {
-    let units = &folder.job().units;
-    let left = folder.left();
+/// Scores what is left. A file that fails keeps no other back.
+fn all(job: &JobFolder, scorer: &Scorer) -> Result<()> {
+    let (units, left) = (job.units(), job.left());
     let total: u64 = left.iter().map(|&unit| units[unit].sum.bytes).sum();
-    let bar = Arc::new(ProgressBar::new(total));
+    let bar = ProgressBar::new(total);
     if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3}% {elapsed} left {eta}") {
         bar.set_style(style);
     }
-    let mut before = 0;
-    for unit in left {
+    let (mut before, mut failed, start) = (0, Vec::new(), Instant::now());
+    for &unit in &left {
         bar.set_message(format!("file {} of {}", unit + 1, units.len()));
-        scorer.score(folder, unit, &|bytes| bar.set_position(before + bytes))?;
+        let scored = scorer.score(job, unit, &|bytes| bar.set_position(before + bytes));
         before += units[unit].sum.bytes;
+        match scored {
+            Ok(counts) if bar.is_hidden() => {
+                let seconds = start.elapsed().as_secs_f64();
+                let to_go = seconds * (total - before) as f64 / before.max(1) as f64;
+                let (rows, scored) = (counts.rows, counts.scored);
+                tracing::info!(
+                    "file {} of {}: {scored} of {rows} rows scored, {to_go:.0} s left",
+                    unit + 1,
+                    units.len()
+                );
+            }
+            Ok(_) => {}
+            Err(e) => {
+                tracing::error!("file {} of {}: {e}", unit + 1, units.len());
+                failed.push(e);
+            }
+        }
     }
     bar.finish_and_clear();
-    Ok(())
-}
-
-/// Scores the units whose numbers come in, a line each, until there are no more.
-fn serve_units(folder: &JobFolder, scorer: &Scorer) -> Result<()> {
-    let mut failed = None;
-    for line in std::io::stdin().lock().lines() {
-        let line = line.map_err(|e| Error::io("standard input", e))?;
-        let wrong = |_| Error::invalid(format!("unit `{line}`: expected the number of a file"));
-        let scored = line.trim().parse().map_err(wrong).and_then(|unit| Ok((unit, one(folder, scorer, unit)?)));
-        let told = match &scored {
-            Ok((unit, Some(counts))) => json!({"unit": unit, "done": true, "counts": counts}),
-            Ok((unit, None)) => json!({"unit": unit, "done": true}),
-            Err(e) => json!({"unit": line.trim(), "done": false, "error": e.to_string()}),
-        };
-        say(&told)?;
-        std::io::stdout().flush().map_err(|e| Error::io("standard output", e))?;
-        failed = scored.err().or(failed);
-    }
-    failed.map_or(Ok(()), Err)
-}
-
-fn finish(folder: &JobFolder) -> Result<()> {
-    match folder.finish()? {
-        Some(Counts { rows, scored, problems }) => {
-            let wrong: u64 = problems.values().sum();
-            say(format_args!("{rows} rows: {scored} scored, {wrong} with a problem"))
-        }
-        None => say(format_args!("{} files are left", folder.left().len())),
+    let (count, of) = (failed.len(), left.len());
+    match failed.into_iter().next() {
+        Some(e) if count > 1 => Err(e.within(format!("{count} of {of} files failed, first"))),
+        Some(e) => Err(e),
+        None => Ok(()),
     }
 }

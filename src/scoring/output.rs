@@ -8,165 +8,94 @@
 //! | `column_NAME` | a list of each item column that was asked for, as texts; several values as a JSON list |
 
 use std::fs::{self, File};
-use std::io::{BufWriter, Write as _};
+use std::io::{BufWriter, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float32Builder, Int64Array, Int64Builder, ListBuilder, RecordBatch, StringBuilder};
+use arrow::datatypes::SchemaRef;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
-use serde::{Deserialize, Serialize};
 
+use super::counts::{ORIGIN, Problem};
+use super::job::JobFolder;
 use crate::columns::{Cell, Stacked};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::files;
 use crate::request::Ranked;
 use crate::view::View;
 
 /// Bytes of encoded rows after which they become a row group.
 const GROUP_BYTES: usize = 32 << 20;
-
-/// A row without recommendations.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Problem {
-    /// Its row of the input, from 0, empty lines not counted.
-    pub(super) row: u64,
-    /// Its id, where it could be read.
-    pub(super) id: Option<i64>,
-    /// The kind of the error.
-    pub(super) code: String,
-    /// What came and what was expected.
-    pub(super) reason: String,
+/// The answers of consecutive rows in their order, and the problems of those that have none.
+pub(super) struct Scored {
+    pub(super) answers: RecordBatch,
+    pub(super) problems: Vec<Problem>,
 }
 
-/// What became of a row.
-pub(super) type Scored = std::result::Result<(i64, Ranked), Problem>;
-
-/// The files of a unit while they are written.
-pub(super) struct Output {
-    writer: ArrowWriter<File>,
-    problems: BufWriter<File>,
-    /// The names that the files get, and those that they have until they are whole.
-    parts: [(PathBuf, PathBuf); 2],
+/// Which columns the outputs of a job have, and where their values come from.
+pub(super) struct Layout {
     tasks: Vec<String>,
     columns: Stacked,
     /// The names and numbers of the item columns that are told.
     picked: Vec<(String, usize)>,
 }
 
-impl Output {
-    /// Begins the files of a unit.
-    pub(super) fn create(output: &Path, problems: &Path, view: &View, asked: &[String]) -> Result<Self> {
+impl Layout {
+    /// The layout of answers of a view that tell some item columns.
+    pub(super) fn new(view: &View, asked: &[String]) -> Result<Self> {
         let columns = view.columns();
         let picked = asked.iter().map(|name| Ok((name.clone(), columns.first().number(name)?)));
         let picked = picked.collect::<Result<Vec<_>>>()?;
-        let tasks: Vec<String> = view.main().package.spec.tasks.iter().map(|task| task.name.clone()).collect();
-        let temporary = |path: &Path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            path.with_file_name(format!(".{name}.{}", std::process::id()))
-        };
-        let parts = [output, problems].map(|path| (path.to_owned(), temporary(path)));
-        let create = |n: usize| File::create(&parts[n].1).map_err(|e| Error::io(parts[n].1.display(), e));
-        let schema = batch(&tasks, &columns, &picked, &[])?.schema();
-        let properties = WriterProperties::builder()
-            .set_compression(Compression::ZSTD(ZstdLevel::default()))
-            .set_max_row_group_row_count(Some(usize::MAX))
-            .build();
-        let writer = ArrowWriter::try_new(create(0)?, schema, Some(properties)).map_err(|e| wrong(&parts[0].0, &e))?;
-        let problems = BufWriter::new(create(1)?);
-        Ok(Output { writer, problems, parts, tasks, columns, picked })
+        let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.clone()).collect();
+        Ok(Layout { tasks, columns, picked })
     }
 
-    /// Adds rows, in their order.
-    pub(super) fn write(&mut self, rows: Vec<Scored>) -> Result<()> {
-        let (mut scored, mut of_problems) = (Vec::with_capacity(rows.len()), Vec::new());
-        for row in rows {
-            match row {
-                Ok(row) => scored.push(row),
-                Err(problem) => {
-                    // Neither a `Vec` nor the type refuses anything.
-                    let _ = serde_json::to_writer(&mut of_problems, &problem);
-                    of_problems.push(b'\n');
-                }
+    fn schema(&self) -> Result<SchemaRef> {
+        Ok(self.batch(&[])?.schema())
+    }
+
+    /// Rows as columns.
+    pub(super) fn batch(&self, rows: &[(i64, Ranked)]) -> Result<RecordBatch> {
+        let floats = |of: &dyn for<'a> Fn(&'a Ranked) -> &'a [f32]| -> ArrayRef {
+            let mut list = ListBuilder::new(Float32Builder::new());
+            for (_, ranked) in rows {
+                list.values().append_slice(of(ranked));
+                list.append(true);
             }
-        }
-        self.problems.write_all(&of_problems).map_err(|e| Error::io(self.parts[1].1.display(), e))?;
-        let written = batch(&self.tasks, &self.columns, &self.picked, &scored)?;
-        let result = self.writer.write(&written).and_then(|()| match self.writer.in_progress_size() > GROUP_BYTES {
-            true => self.writer.flush(),
-            false => Ok(()),
-        });
-        result.map_err(|e| wrong(&self.parts[0].0, &e))
-    }
-
-    /// Gives the files their names, the one of the recommendations last.
-    pub(super) fn finish(mut self) -> Result<()> {
-        let [(output, _), (problems, _)] = &self.parts;
-        self.writer.finish().map_err(|e| wrong(output, &e))?;
-        let synced = self.writer.inner().sync_all();
-        synced.map_err(|e| Error::io(output.display(), e))?;
-        let synced = self.problems.flush().and_then(|()| self.problems.get_ref().sync_all());
-        synced.map_err(|e| Error::io(problems.display(), e))?;
-        for (path, temporary) in self.parts.iter().rev() {
-            fs::rename(temporary, path).map_err(|e| Error::io(path.display(), e))?;
-        }
-        let folder = output.parent().unwrap_or(Path::new("."));
-        files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))
-    }
-}
-
-impl Drop for Output {
-    fn drop(&mut self) {
-        // Of files that are whole nothing is left under these names.
-        self.parts.iter().for_each(|(_, temporary)| drop(fs::remove_file(temporary)));
-    }
-}
-
-fn wrong(path: &Path, e: &dyn std::fmt::Display) -> Error {
-    Error::new(crate::error::Kind::Io, format!("{}: {e}", path.display()))
-}
-
-/// Rows as columns.
-fn batch(
-    tasks: &[String],
-    columns: &Stacked,
-    picked: &[(String, usize)],
-    rows: &[(i64, Ranked)],
-) -> Result<RecordBatch> {
-    let floats = |of: &dyn Fn(&Ranked) -> Vec<f32>| -> ArrayRef {
-        let mut list = ListBuilder::new(Float32Builder::new());
+            Arc::new(list.finish())
+        };
+        let mut items = ListBuilder::new(Int64Builder::new());
         for (_, ranked) in rows {
-            list.values().append_slice(&of(ranked));
-            list.append(true);
+            ranked.ids.iter().for_each(|id| items.values().append_value(id.0));
+            items.append(true);
         }
-        Arc::new(list.finish())
-    };
-    let mut items = ListBuilder::new(Int64Builder::new());
-    for (_, ranked) in rows {
-        ranked.ids.iter().for_each(|id| items.values().append_value(id.0));
-        items.append(true);
-    }
-    let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.iter().map(|(id, _)| *id)));
-    let mut all: Vec<(String, ArrayRef)> = vec![
-        ("id".into(), ids),
-        ("items".into(), Arc::new(items.finish())),
-        ("scores".into(), floats(&|ranked| ranked.scores.clone())),
-        ("similarities".into(), floats(&|ranked| ranked.similarities.clone())),
-    ];
-    for (n, task) in tasks.iter().enumerate() {
-        let of_task = |ranked: &Ranked| ranked.tasks[n * ranked.ids.len()..][..ranked.ids.len()].to_vec();
-        all.push((format!("task_{task}"), floats(&of_task)));
-    }
-    for (name, number) in picked {
-        let mut list = ListBuilder::new(StringBuilder::new());
-        for (_, ranked) in rows {
-            ranked.slots.iter().for_each(|&slot| list.values().append_option(text(columns.cell(*number, slot))));
-            list.append(true);
+        let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.iter().map(|(id, _)| *id)));
+        let mut all: Vec<(String, ArrayRef)> = vec![
+            ("id".into(), ids),
+            ("items".into(), Arc::new(items.finish())),
+            ("scores".into(), floats(&|ranked| &ranked.scores)),
+            ("similarities".into(), floats(&|ranked| &ranked.similarities)),
+        ];
+        for (n, task) in self.tasks.iter().enumerate() {
+            all.push((
+                format!("task_{task}"),
+                floats(&|ranked| &ranked.tasks[n * ranked.ids.len()..][..ranked.ids.len()]),
+            ));
         }
-        all.push((format!("column_{name}"), Arc::new(list.finish())));
+        for (name, number) in &self.picked {
+            let mut list = ListBuilder::new(StringBuilder::new());
+            for (_, ranked) in rows {
+                let cells = ranked.slots.iter().map(|&slot| text(self.columns.cell(*number, slot)));
+                cells.for_each(|cell| list.values().append_option(cell));
+                list.append(true);
+            }
+            all.push((format!("column_{name}"), Arc::new(list.finish())));
+        }
+        RecordBatch::try_from_iter(all).map_err(|e| Error::internal(format!("recommendations: {e}")))
     }
-    RecordBatch::try_from_iter(all).map_err(|e| Error::internal(format!("recommendations: {e}")))
 }
 
 /// A cell as a text; none where it is missing.
@@ -178,5 +107,89 @@ fn text(cell: Cell<'_>) -> Option<String> {
         Cell::Text(text) => Some(text.to_owned()),
         Cell::Integers(many) => serde_json::to_string(&many).ok(),
         Cell::Texts(many) => serde_json::to_string(&many).ok(),
+    }
+}
+
+/// The files of a unit while they are written.
+pub(super) struct Output {
+    writer: ArrowWriter<File>,
+    problems: BufWriter<File>,
+    output: Growing,
+    of_problems: Growing,
+}
+
+/// A file under another name than it will have.
+struct Growing {
+    path: PathBuf,
+    temporary: PathBuf,
+}
+
+impl Growing {
+    fn create(path: PathBuf) -> Result<(Self, File)> {
+        let temporary = files::temporary(&path);
+        let file = File::create_new(&temporary).map_err(|e| Error::io(temporary.display(), e))?;
+        Ok((Growing { path, temporary }, file))
+    }
+
+    fn wrong(&self, e: &dyn std::fmt::Display) -> Error {
+        Error::new(Kind::Io, format!("{}: {e}", self.path.display()))
+    }
+
+    /// Gives the file its name.
+    fn publish(&self) -> Result<()> {
+        match fs::rename(&self.temporary, &self.path) {
+            // Another worker did the same unit, ended the job and removed what was left.
+            Err(e) if e.kind() == ErrorKind::NotFound && self.path.exists() => Ok(()),
+            renamed => renamed.map_err(|e| Error::io(self.path.display(), e)),
+        }
+    }
+}
+
+impl Drop for Growing {
+    fn drop(&mut self) {
+        // Of a file that is whole nothing is left under this name.
+        let _ = fs::remove_file(&self.temporary);
+    }
+}
+
+impl Output {
+    /// Begins the files of a unit.
+    pub(super) fn create(folder: &JobFolder, unit: usize, layout: &Layout) -> Result<Self> {
+        let (output, file) = Growing::create(folder.output(unit))?;
+        let (of_problems, problems) = Growing::create(folder.problems(unit))?;
+        let origin = KeyValue::new(ORIGIN.to_owned(), folder.origin(unit)?);
+        let properties = WriterProperties::builder()
+            .set_compression(Compression::ZSTD(ZstdLevel::default()))
+            .set_max_row_group_row_count(Some(usize::MAX))
+            .set_key_value_metadata(Some(vec![origin]))
+            .build();
+        let writer = ArrowWriter::try_new(file, layout.schema()?, Some(properties)).map_err(|e| output.wrong(&e))?;
+        Ok(Output { writer, problems: BufWriter::new(problems), output, of_problems })
+    }
+
+    /// Adds rows, in their order.
+    pub(super) fn write(&mut self, rows: &Scored) -> Result<()> {
+        for problem in &rows.problems {
+            let line = serde_json::to_string(problem).map_err(|e| Error::internal(format!("problem: {e}")))?;
+            writeln!(self.problems, "{line}").map_err(|e| Error::io(self.of_problems.path.display(), e))?;
+        }
+        let written = self.writer.write(&rows.answers);
+        let written = written.and_then(|()| match self.writer.in_progress_size() > GROUP_BYTES {
+            true => self.writer.flush(),
+            false => Ok(()),
+        });
+        written.map_err(|e| self.output.wrong(&e))
+    }
+
+    /// Gives the files their names, the one of the recommendations last.
+    pub(super) fn finish(mut self) -> Result<()> {
+        self.writer.finish().map_err(|e| self.output.wrong(&e))?;
+        self.writer.inner().sync_all().map_err(|e| self.output.wrong(&e))?;
+        let synced = self.problems.flush().and_then(|()| self.problems.get_ref().sync_all());
+        synced.map_err(|e| self.of_problems.wrong(&e))?;
+        self.of_problems.publish()?;
+        self.output.publish()?;
+        let folder = self.output.path.parent().unwrap_or(Path::new("."));
+        files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use arrow::array::{Array, AsArray};
+use arrow::array::AsArray;
 use arrow::datatypes::{Float32Type, Int64Type};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
@@ -121,6 +121,7 @@ fn files_of_users_become_what_the_server_would_answer() {
         r#"{"id": 6, "features": {"a": [1]}}"#,
         r#"{"id": 7, "vector": [1, 2, 3], "more": 1}"#,
         r#"{"id": 8, "requests": []}"#,
+        r#"{"id": 9, "vector": [1, 2, 3], "k": 8}"#,
     ];
     let mut text = std::fs::read_to_string(&job.inputs[1]).unwrap();
     text = format!(
@@ -131,7 +132,7 @@ fn files_of_users_become_what_the_server_would_answer() {
     std::fs::write(&job.inputs[1], text).unwrap();
     let (code, said, log) = job.score("out", REQUEST);
     assert_eq!(code, 0, "{log}");
-    assert_eq!(said.trim(), "312 rows: 300 scored, 12 with a problem");
+    assert_eq!(said.trim(), "313 rows: 300 scored, 13 with a problem");
     let view = job.view();
     let files = job.files("out");
     let outputs: Vec<&String> = files.keys().filter(|name| name.ends_with(".parquet")).collect();
@@ -162,13 +163,13 @@ fn files_of_users_become_what_the_server_would_answer() {
         .collect();
     let problems: Vec<Value> = problems.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let of_rows: Vec<u64> = problems.iter().map(|p| p["row"].as_u64().unwrap()).collect();
-    assert_eq!(of_rows, [1, 2, 3, 4, 5, 6, 156, 157, 158, 159, 160, 161]);
+    assert_eq!(of_rows, [1, 2, 3, 4, 5, 6, 156, 157, 158, 159, 160, 161, 162]);
     assert!(
         problems.iter().all(|p| p["code"] == "invalid" && p["reason"].as_str().unwrap().len() > 10),
         "{problems:?}"
     );
     let success: Value = serde_json::from_str(&crate::support::text(job.path("out").join("_SUCCESS.json"))).unwrap();
-    assert_eq!(success, json!({"rows": 312, "scored": 300, "problems": {"invalid": 12}}));
+    assert_eq!(success, json!({"rows": 313, "scored": 300, "problems": {"invalid": 13}}));
 }
 
 #[test]
@@ -223,7 +224,7 @@ fn another_job_in_the_same_folder_is_refused() {
     pinned[2] = "vectors@1".into();
     assert_eq!(run(&pinned.iter().map(String::as_str).collect::<Vec<_>>()).0, 0);
     std::fs::write(&job.inputs[0], user(77).to_string()).unwrap();
-    refused(run(&pinned.iter().map(String::as_str).collect::<Vec<_>>()), "its input is");
+    refused(run(&pinned.iter().map(String::as_str).collect::<Vec<_>>()), "users-0.jsonl, in bytes, is");
     for (at, with, expected) in [
         (2, "nobody", "model `nobody`"),
         (2, "vectors@9", "versions of `vectors`: 1, 2"),
@@ -271,11 +272,97 @@ fn a_worker_does_the_files_that_it_is_told_of() {
     assert_eq!((&told[0]["unit"], &told[0]["counts"]["rows"]), (&json!(2), &json!(20)));
     assert_eq!(told[2], json!({"unit": 2, "done": true}), "it is done already");
     assert!(!job.path("out").join("_SUCCESS.json").exists());
-    let (code, told) = worker("7\none\n");
-    assert_eq!(code, 2);
-    assert!(told.iter().all(|line| line["done"] == false) && told[0]["error"].as_str().unwrap().contains("0 to 2"));
+    let (code, told) = worker(&format!("7\none\n\n  \n-1\n0x1\n{}\n0", "9".repeat(1 << 20)));
+    assert_eq!((code, told.len()), (2, 6));
+    assert!(told[..5].iter().all(|line| line["done"] == false && line["code"] == "invalid"), "{told:?}");
+    assert!(told[0]["error"].as_str().unwrap().contains("0 to 2") && told[0]["unit"] == 7);
+    assert_eq!(told[5], json!({"unit": 0, "done": true}), "the last line needs no end");
     let mut last = job.arguments("out", REQUEST);
     last.extend(["--unit".into(), "1".into()]);
     let (code, said, log) = run(&last.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!((code, said.trim()), (0, "60 rows: 60 scored, 0 with a problem"), "{log}");
+}
+
+/// A row that is no text, or longer than any row, is a problem of that row.
+#[test]
+fn rows_that_cannot_be_read_stop_nobody() {
+    let job = Job::new(1, 3);
+    let mut text = std::fs::read(&job.inputs[0]).unwrap();
+    text.extend(b"\n\xff\xfe\n{\"id\": 7, \"vector\": [");
+    text.resize(text.len() + (9 << 20), b'0');
+    text.extend(b"]}\r\n  \n");
+    text.extend(user(4).to_string().into_bytes());
+    std::fs::write(&job.inputs[0], text).unwrap();
+    let (code, said, log) = job.score("out", REQUEST);
+    assert_eq!((code, said.trim()), (0, "6 rows: 4 scored, 2 with a problem"), "{log}");
+    let files = job.files("out");
+    let (_, problems) = files.iter().find(|(name, _)| name.ends_with(".jsonl")).unwrap();
+    let problems = String::from_utf8(problems.clone()).unwrap();
+    assert!(problems.contains("not UTF-8") && problems.contains("longer than 8388608 bytes"), "{problems}");
+}
+
+#[test]
+fn an_input_that_changed_is_not_scored() {
+    let job = Job::new(2, 5);
+    let unit = |n: &str| sterling().args(job.arguments("out", REQUEST)).args(["--unit", n]).output().unwrap();
+    assert!(unit("0").status.success());
+    // As long as before.
+    let text = std::fs::read_to_string(&job.inputs[1]).unwrap().replace("0.25", "0.75");
+    std::fs::write(&job.inputs[1], text).unwrap();
+    let (code, _, log) = job.score("out", REQUEST);
+    assert!(code == 2 && log.contains("users-1.jsonl had") && log.contains("another job"), "{log}");
+    let log = String::from_utf8(unit("1").stderr).unwrap();
+    assert!(log.contains("users-1.jsonl had") && job.files("out").len() == 2, "{log}");
+}
+
+#[test]
+fn what_is_left_behind_is_removed_and_what_is_foreign_is_refused() {
+    let job = Job::new(2, 5);
+    assert_eq!(job.score("out", REQUEST).0, 0);
+    let parquet = |out: &str| job.files(out).into_keys().find(|name| name.ends_with(".parquet")).unwrap();
+    let leftover = job.path("out").join(format!(".{}.tmp-0123456789abcdef", parquet("out")));
+    std::fs::write(&leftover, "half").unwrap();
+    assert_eq!(job.score("out", REQUEST).0, 0);
+    assert!(!leftover.exists());
+    // The output of a job with another request under the name that this one's has.
+    assert_eq!(job.score("other", r#"{"k": 3, "columns": ["name", "size"]}"#).0, 0);
+    std::fs::copy(job.path("other").join(parquet("other")), job.path("out").join(parquet("out"))).unwrap();
+    let (code, _, log) = job.score("out", REQUEST);
+    assert!(code != 0 && log.contains("the output of another job"), "{log}");
+}
+
+/// Workers that begin together agree on the job, and those that do the same files write the same bytes.
+#[test]
+fn workers_that_do_the_same_files_make_what_one_does() {
+    let job = Job::new(4, 200);
+    assert_eq!(job.score("alone", REQUEST).0, 0);
+    let start = |_| {
+        let mut command = sterling();
+        command.args(job.arguments("out", REQUEST)).args(["--units", "-"]);
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        process.stdin.take().unwrap().write_all(b"0\n1\n2\n3\n").unwrap();
+        process
+    };
+    let workers: Vec<_> = (0..3).map(start).collect();
+    for worker in workers {
+        let output = worker.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8(output.stdout).unwrap().matches("\"done\":true").count(), 4);
+    }
+    assert!(job.files("out") == job.files("alone"));
+    let names =
+        |out: &str| -> Vec<_> { std::fs::read_dir(job.path(out)).unwrap().map(|e| e.unwrap().file_name()).collect() };
+    assert_eq!(names("out").len(), names("alone").len(), "{:?}", names("out"));
+}
+
+#[test]
+fn a_worker_whose_driver_is_gone_ends() {
+    let job = Job::new(3, 50);
+    let mut command = sterling();
+    command.args(job.arguments("out", REQUEST)).args(["--units", "-"]);
+    let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    drop(process.stdout.take());
+    process.stdin.take().unwrap().write_all(b"0\n1\n2\n").unwrap();
+    assert!(!process.wait().unwrap().success());
+    assert!(job.files("out").len() <= 2, "it went on for nobody");
 }
