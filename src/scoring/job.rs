@@ -175,8 +175,8 @@ impl JobFolder {
         }
         for entry in fs::read_dir(&self.root).map_err(|e| Error::io(self.root.display(), e))?.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            if [".part-", "._job.json.", "._SUCCESS.json."].iter().any(|start| name.starts_with(start)) {
-                // Another may have removed it before.
+            // Whoever still writes one finds the output there; another may have removed it before.
+            if name.starts_with(".part-") {
                 let _ = fs::remove_file(entry.path());
             }
         }

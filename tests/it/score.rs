@@ -339,7 +339,8 @@ fn workers_that_do_the_same_files_make_what_one_does() {
     let start = |_| {
         let mut command = sterling();
         command.args(job.arguments("out", REQUEST)).args(["--units", "-"]);
-        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = command.spawn().unwrap();
         process.stdin.take().unwrap().write_all(b"0\n1\n2\n3\n").unwrap();
         process
     };
