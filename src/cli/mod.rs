@@ -18,6 +18,7 @@ mod output;
 mod plan;
 mod publish;
 mod remote;
+mod score;
 mod serve;
 mod trial;
 
@@ -48,6 +49,8 @@ enum Command {
     Compact(compact::Compact),
     /// Answer over HTTP from the store's newest versions.
     Serve(serve::Serve),
+    /// Score files of users: a Parquet file of recommendations for each, resumable at any moment.
+    Score(score::Score),
     /// Measure the item index alone on `.npy` files, a JSON line a measurement.
     AnnBench(ann_bench::AnnBench),
     /// Put load on a running server, an open loop at a set rate, and report what became of it.
@@ -73,6 +76,7 @@ pub fn run() -> ExitCode {
         Command::Publish(command) => command.run(),
         Command::Calibrate(command) => command.run(),
         Command::Serve(command) => command.run(),
+        Command::Score(command) => command.run(),
         Command::Compact(command) => command.run(),
         Command::AnnBench(command) => command.run(),
         Command::Bench(command) => command.run(),
