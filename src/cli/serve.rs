@@ -19,7 +19,7 @@ use crate::device::heap;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feeds, Merges, Updating};
-use crate::http::{self, Access, App, Sockets, Stop};
+use crate::http::{self, AccessControl, App, Sockets, Stop};
 use crate::journal::LogOptions;
 use crate::registry::{self, Loaded, Registry, Snapshots};
 use crate::snapshot::Placement;
@@ -94,7 +94,7 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn bind(config: &Config) -> Result<Self> {
         telemetry::metrics();
-        let access = Access::open(&config.access)?;
+        let access = AccessControl::open(&config.access)?;
         if !access.is_guarded() && !config.listen.ip().is_loopback() {
             tracing::warn!(address = %config.listen, "whoever reaches this address may do everything: `access.keys` names a file of keys");
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::access::Access;
+use super::access::AccessControl;
 use super::audit::Audit;
 use super::bodies::Bodies;
 use super::meters::AnswerMeters;
@@ -44,7 +44,7 @@ pub struct App {
     /// Which answers are held against exact ones.
     pub(super) audit: Audit,
     /// Who may do what.
-    pub(super) access: Access,
+    pub(super) access: AccessControl,
     /// How long a call waits for the position that it wants to see.
     pub(super) updates_wait: Duration,
 }
@@ -66,13 +66,13 @@ impl App {
             feeds: None,
             merges: None,
             audit: Audit::new(0.0),
-            access: Access::default(),
+            access: AccessControl::default(),
             updates_wait,
         }
     }
 
     /// The same edge, which asks who calls.
-    pub fn with_access(self, access: Access) -> Self {
+    pub fn with_access(self, access: AccessControl) -> Self {
         App { access, ..self }
     }
 

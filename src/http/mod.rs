@@ -28,7 +28,7 @@ mod server;
 mod table;
 pub mod wire;
 
-pub use access::{Access, AccessOptions, Door, NewKey, Role, new_key};
+pub use access::{AccessControl, AccessOptions, Door, NewKey, Role, new_key};
 pub use app::App;
 pub use openapi::document as openapi;
 pub use options::Options;

@@ -78,13 +78,13 @@ struct Kept {
 
 /// Who may do what.
 #[derive(Debug, Default)]
-pub struct Access {
+pub struct AccessControl {
     kept: Option<Kept>,
     has_admin_door: bool,
     log: Arc<AuditLog>,
 }
 
-impl Access {
+impl AccessControl {
     /// Reads the keys and opens the audit log.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ impl Access {
             tracing::info!(keys = keys.len(), "calls take a key");
             Ok::<_, Error>(Kept { path: path.clone(), keys: ArcSwap::from_pointee(keys), text: Mutex::new(Some(text)) })
         };
-        Ok(Access {
+        Ok(AccessControl {
             kept: options.keys.as_ref().map(read).transpose()?,
             has_admin_door: options.admin_listen.is_some(),
             log: Arc::new(AuditLog::open(options.audit_log.as_deref())?),
@@ -174,7 +174,7 @@ impl Access {
     /// Lets a call in, and counts it against the rate of its key.
     ///
     /// # Errors
-    /// As [`Access::look`]; 429 where it comes too early.
+    /// As [`AccessControl::look`]; 429 where it comes too early.
     pub(in crate::http) fn admit(&self, needs: Needs<'_>, secret: Option<&[u8]>) -> Result<Caller, Refusal> {
         let caller = self.look(needs, secret)?;
         if let Who::Key(key) = &caller.0

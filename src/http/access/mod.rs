@@ -14,7 +14,7 @@ mod site;
 #[cfg(test)]
 mod tests;
 
-pub use guard::{Access, Caller};
+pub use guard::{AccessControl, Caller};
 pub(super) use guard::{Needs, secret_in, secret_of};
 pub use keys::{NewKey, new_key};
 pub use options::AccessOptions;

@@ -53,7 +53,7 @@ impl Edge {
         }
         let keys: PathBuf = folder.path().join("keys.toml");
         std::fs::write(&keys, text).unwrap();
-        let access = Access::open(&AccessOptions { keys: Some(keys), admin_listen, audit_log: None }).unwrap();
+        let access = AccessControl::open(&AccessOptions { keys: Some(keys), admin_listen, audit_log: None }).unwrap();
         let registry = Registry::new(Store::new(folder.path()), Snapshots::default(), registry::Options::default());
         let engine =
             Engine::start(Passes::default(), &engine::Options { workers: 1, ..engine::Options::default() }).unwrap();
