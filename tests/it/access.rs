@@ -42,7 +42,7 @@ fn ask(address: &str, key: &str, method: &str, path: &str, body: &str) -> (u16, 
     let request = request.header("authorization", format!("Bearer {key}")).header("content-type", "application/json");
     let mut response = agent().run(request.body(body.to_owned()).unwrap()).unwrap();
     let wait = response.headers().get("retry-after").map(|value| value.to_str().unwrap().to_owned());
-    let text = response.body_mut().read_to_string().unwrap();
+    let text = response.body_mut().with_config().limit(1 << 30).read_to_string().unwrap();
     (response.status().as_u16(), wait, serde_json::from_str(&text).unwrap_or(Value::String(text)))
 }
 
