@@ -237,7 +237,7 @@ def turnover():
     ids, rows = np.arange(ITEMS), vectors(ITEMS, 2)
     header("replaced", "merge s", "lists", "longest / mean", "recall@100", f"at {64} lists")
     with serving(store, "turnover-updates") as server:
-        connection = server.connect()
+        connection = server.connect(600)
         for n in range(5):
             # A third of what comes lies where nothing was before.
             new = np.concatenate([vectors(part - part // 3, 10 + n), vectors(part // 3, 20 + n, 300, CENTRES + 150 * n)])
@@ -292,6 +292,8 @@ def merge():
             beside = load(server, asked, half, lasts)
             stop.set()
             thread.join()
+            if not merges:
+                sys.exit("no merge came to its end")
             ratios.append(latency(beside, "p99") / latency(alone, "p99"))
             times = ", ".join(f"{took:.1f} s" for took in merges)
             row(half, latency(alone, "p99"), latency(beside, "p99"), times, ratios[-1])

@@ -6,16 +6,21 @@ cd "$(dirname "$0")/.."
 need_redis() { ! command -v redis-server >/dev/null; }
 need_cxx() { ! command -v g++ >/dev/null; }
 need_python() { ! "${PYTHON:-python3}" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+need_nats() { ! command -v nats-server >/dev/null; }
 need_chromium() { ! { command -v chromium && command -v chromedriver; } >/dev/null; }
-if { need_redis || need_cxx || need_python || need_chromium; } && command -v apt-get >/dev/null; then
+if { need_redis || need_nats || need_cxx || need_python || need_chromium; } && command -v apt-get >/dev/null; then
     as_root=""
     [ "$(id -u)" = 0 ] || as_root=sudo
     $as_root apt-get update -q
-    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends redis-server g++ python3-venv \
-        chromium chromium-driver
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends redis-server nats-server g++ \
+        python3-venv chromium chromium-driver
 fi
 if need_redis; then
     echo "redis-server is missing and could not be installed: the tests of the remote tier start it" >&2
+    exit 1
+fi
+if need_nats; then
+    echo "nats-server is missing and could not be installed: the tests of streams start it" >&2
     exit 1
 fi
 if need_cxx; then
@@ -32,7 +37,7 @@ if need_chromium; then
 fi
 
 cargo fmt --check
-cargo clippy --locked --all-targets -- -D warnings
-cargo test --locked
+cargo clippy --locked --all-targets --features nats -- -D warnings
+cargo test --locked --features nats
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet
 scripts/test_python.sh

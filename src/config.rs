@@ -2,7 +2,8 @@
 //!
 //! ```toml
 //! store = "store"
-//! updates = "updates"         # takes updates of items and keeps their journals here; without it none are taken
+//! updates = "updates"         # takes updates of items and keeps their journals here, or in streams of nats://HOST:4222; without it none
+//! updates_replicas = 1        # copies of each message of a stream that is made
 //! listen = "127.0.0.1:8080"
 //! model = "debian"            # without it, every model of the store
 //! shard = 0                   # of versions that were cut, the shard to serve; without it, versions that were not
@@ -60,8 +61,11 @@ use crate::{compact, engine, http, limits};
 pub struct Config {
     /// Where snapshots are published.
     pub store: PathBuf,
-    /// Where updates of items are kept, a journal a model; without it the server takes none.
+    /// Where updates of items are kept, a journal a model: a folder, or the servers of a NATS cluster (`nats://` or `tls://`,
+    /// separated by commas). Without it the server takes none.
     pub updates: Option<PathBuf>,
+    /// Copies of each message of a stream of updates that is made.
+    pub updates_replicas: usize,
     /// The address to answer on.
     pub listen: SocketAddr,
     /// The one model to serve.
@@ -98,6 +102,7 @@ impl Default for Config {
         Config {
             store: "store".into(),
             updates: None,
+            updates_replicas: 1,
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             model: None,
             shard: None,

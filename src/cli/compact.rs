@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::journals;
 use super::output::say;
 use super::publish::existing;
 use crate::bench::{self, Target};
 use crate::compact::{self, Compactor};
 use crate::error::{Error, Result};
-use crate::fresh::{Feeds, Merged, Updating};
+use crate::fresh::{Merged, Updating};
 use crate::http::wire::MergeResponse;
-use crate::journal::LogOptions;
 use crate::registry::{self, Registry, Snapshots};
 use crate::snapshot::{Placement, check_name};
 use crate::telemetry;
@@ -57,11 +57,11 @@ fn ask(url: &str, model: &str) -> Result<Merged> {
 
 /// Merges here, where no server does.
 fn merge(store: PathBuf, updates: &PathBuf, model: &str) -> Result<Merged> {
-    if !updates.join(model).is_dir() {
+    if !journals::are_streams(updates) && !updates.join(model).is_dir() {
         return Err(Error::not_found(format!("updates: {} has no journal of model `{model}`", updates.display())));
     }
     let store = existing(store)?;
-    let feeds = Arc::new(Feeds::new(updates, LogOptions::default()));
+    let feeds = Arc::new(journals::open(updates, 1)?);
     let snapshots =
         Snapshots { placement: Placement::whole(), trials: Trials::Apart(Apart::of_this_program()?), recorded: 0 };
     let loader = Updating { snapshots, feeds: Some(feeds.clone()) };

@@ -13,6 +13,7 @@ mod calibrate;
 mod compact;
 mod demo;
 mod inspect;
+mod journals;
 mod kernels;
 mod key;
 mod output;

@@ -10,6 +10,7 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use super::journals;
 use super::output::say;
 use super::publish::existing;
 use crate::compact::Compactor;
@@ -18,9 +19,8 @@ use crate::device::cuda::Choice;
 use crate::device::heap;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
-use crate::fresh::{Feeds, Merges, Updating};
+use crate::fresh::{Merges, Updating};
 use crate::http::{self, AccessControl, App, Sockets, Stop};
-use crate::journal::LogOptions;
 use crate::registry::{self, Loaded, Registry, Snapshots};
 use crate::snapshot::Placement;
 use crate::telemetry;
@@ -33,7 +33,7 @@ pub(super) struct Serve {
     /// Where versions are published [default: store]
     #[arg(long)]
     store: Option<PathBuf>,
-    /// Take updates of items, and keep their journals in this folder
+    /// Take updates of items, and keep their journals in this folder, or in streams of these servers (nats://HOST:PORT,...)
     #[arg(long, value_name = "DIR")]
     updates: Option<PathBuf>,
     /// The address to answer on [default: 127.0.0.1:8080]
@@ -113,7 +113,8 @@ impl Server {
             let what = config.shard.map_or("version".into(), |shard| format!("version with a shard {shard}"));
             tracing::warn!("model `{model}` has no {what} in {} yet, waiting for one", config.store.display());
         }
-        let feeds = config.updates.as_ref().map(|folder| Arc::new(Feeds::new(folder, LogOptions::default())));
+        let feeds = config.updates.as_ref().map(|updates| journals::open(updates, config.updates_replicas));
+        let feeds = feeds.transpose()?.map(Arc::new);
         let loader = Updating { snapshots: loader, feeds: feeds.clone() };
         let chosen = config.device.parse::<Choice>()?.open()?;
         tracing::info!(device = %chosen, "passes run here");

@@ -1,6 +1,6 @@
 //! The journal of a model, and who follows it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,13 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 
+use super::calls::{Call, Calls};
 use super::state::Fresh;
 use super::update::Update;
-use crate::error::{Error, Kind, Result};
-use crate::files;
-use crate::journal::{Append, Done, Follower, Journal, Log, LogOptions, Record};
+use crate::error::{Error, Result};
+use crate::journal::{Append, Done, Follower, Journal, Journals, Record};
 use crate::registry::{Declared, Loader, Snapshots, is_passing};
 use crate::snapshot::{Manifest, Snapshot, check_name};
 use crate::view::{Live, Shown};
@@ -26,77 +25,43 @@ const TOGETHER_MAX_UNSEEN: usize = 16_384;
 const TOGETHER_BYTES: usize = 64 << 20;
 /// Records that a thread decodes at a time.
 const DECODED: usize = 1024;
+/// How long durable records may take to come.
+const SILENCE: Duration = Duration::from_secs(10);
 /// How long a version that nobody holds any more may go on following.
 const LINGER: Duration = Duration::from_millis(250);
-/// Calls with a key that are remembered.
-const CALLS_MAX: usize = 10_000;
-
-/// The file of the calls whose records the journal has let go of.
-const CALLS: &str = "calls.json";
-
-/// A call that was made before.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Call {
-    /// A hash of what was sent.
-    pub digest: u64,
-    /// How many updates it made.
-    pub count: u32,
-    /// The position after it.
-    pub position: u64,
-}
-
-/// Calls by the keys that their callers know them by.
-#[derive(Default)]
-struct Calls {
-    /// `None` for one that is under way.
-    by_key: BTreeMap<String, Option<Call>>,
-    /// The keys of those that were made, the oldest first.
-    order: VecDeque<String>,
-}
-
 /// The updates of one model.
 pub struct Feed {
     journal: Box<dyn Journal>,
     calls: Mutex<Calls>,
-    /// Where calls are kept.
-    folder: PathBuf,
+    /// Where calls are kept of which the journal lets go.
+    folder: Option<PathBuf>,
     /// The position that was released last.
     released: AtomicU64,
 }
 
 impl Feed {
-    /// The updates of a journal, with the calls that were made up to position `after`; what concerns the server alone is kept in
+    /// The updates of a journal, with the calls that were made up to position `after`; those of which it lets go are kept in
     /// `folder`.
     ///
     /// # Errors
     /// `Corrupt` where the calls that were kept cannot be read; as [`Journal::follow`].
-    pub fn open(journal: impl Journal + 'static, folder: &Path, after: u64) -> Result<Self> {
-        let first = journal.first();
-        let (folder, released) = (folder.to_owned(), AtomicU64::new(0));
-        let feed = Feed { journal: Box::new(journal), calls: Mutex::default(), folder, released };
-        for (key, made) in feed.kept_calls()? {
-            feed.calls().remember(&key, made);
-        }
+    pub fn open(journal: Box<dyn Journal>, folder: Option<PathBuf>, after: u64) -> Result<Self> {
+        let (first, until) = (journal.first(), after.min(journal.last()));
+        let calls = folder.as_deref().map(Calls::read).transpose()?.unwrap_or_default();
+        let feed = Feed { journal, calls: Mutex::new(calls), folder, released: AtomicU64::new(0) };
         // Versions follow from their own positions on and do not see those before.
-        if first <= after.min(feed.last()) {
+        if first <= until {
             let mut records = feed.journal.follow(first - 1)?;
-            while let Some(record) = records.next(Duration::ZERO)? {
+            loop {
+                let record = records.next(SILENCE)?;
+                let record = record.ok_or_else(|| Error::unavailable("the journal's records do not come"))?;
                 feed.note(record.position, &Update::decode(&record.payload)?);
-                if record.position >= after {
+                if record.position >= until {
                     break;
                 }
             }
         }
         Ok(feed)
-    }
-
-    fn kept_calls(&self) -> Result<Vec<(String, Call)>> {
-        let path = self.folder.join(CALLS);
-        match std::fs::read(&path) {
-            Ok(text) => serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("{}: {e}", path.display()))),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(e) => Err(Error::io(path.display(), e)),
-        }
     }
 
     /// The position of the last durable update.
@@ -107,6 +72,16 @@ impl Feed {
     /// The position of the first update that is kept, or of the next one where none is.
     pub fn first(&self) -> u64 {
         self.journal.first()
+    }
+
+    /// Whether others append too, so that there may be later updates than [`Feed::last`].
+    pub fn has_others(&self) -> bool {
+        self.journal.has_others()
+    }
+
+    /// What is wrong with the journal, where something is.
+    pub fn trouble(&self) -> Option<String> {
+        self.journal.trouble()
     }
 
     /// Appends updates; `done` is told when they are durable, and must not wait.
@@ -125,9 +100,9 @@ impl Feed {
         if position <= self.released.load(Ordering::Relaxed).max(self.journal.first() - 1) {
             return Ok(());
         }
-        let calls = self.calls().made();
-        let text = serde_json::to_vec(&calls).map_err(|e| Error::internal(format!("calls: {e}")))?;
-        files::write_atomic(&self.folder.join(CALLS), |out| out.write_all(&text))?;
+        if let Some(folder) = &self.folder {
+            self.calls().write(folder)?;
+        }
         self.journal.release(position)?;
         self.released.store(position, Ordering::Relaxed);
         Ok(())
@@ -138,25 +113,12 @@ impl Feed {
     /// # Errors
     /// `Conflict` where the key belongs to another call, or to one that is under way.
     pub fn begin(&self, key: &str, digest: u64) -> Result<Option<Call>> {
-        let mut calls = self.calls();
-        match calls.by_key.get(key) {
-            None => {
-                calls.by_key.insert(key.into(), None);
-                Ok(None)
-            }
-            Some(Some(made)) if made.digest == digest => Ok(Some(made.clone())),
-            Some(Some(_)) => Err(Error::conflict(format!("idempotency key `{key}`: it was used for another call"))),
-            Some(None) => Err(Error::conflict(format!("idempotency key `{key}`: a call with it is under way"))),
-        }
+        self.calls().begin(key, digest)
     }
 
     /// Ends a call that was begun: it may be made again where nothing came of it.
     pub fn end(&self, key: &str, made: Option<Call>) {
-        let mut calls = self.calls();
-        match made {
-            Some(made) => calls.remember(key, made),
-            None => drop(calls.by_key.remove(key)),
-        }
+        self.calls().end(key, made);
     }
 
     fn calls(&self) -> MutexGuard<'_, Calls> {
@@ -172,35 +134,16 @@ impl Feed {
     }
 }
 
-impl Calls {
-    /// Those that were made, the oldest first.
-    fn made(&self) -> Vec<(String, Call)> {
-        let made = |key: &String| Some((key.clone(), self.by_key.get(key)?.clone()?));
-        self.order.iter().filter_map(made).collect()
-    }
-
-    fn remember(&mut self, key: &str, made: Call) {
-        if self.by_key.insert(key.into(), Some(made)).flatten().is_none() {
-            self.order.push_back(key.into());
-        }
-        while self.order.len() > CALLS_MAX {
-            let oldest = self.order.pop_front();
-            oldest.map(|key| self.by_key.remove(&key));
-        }
-    }
-}
-
-/// The updates of all models of a server, each in a folder of its own.
+/// The updates of all models of a server, a journal each.
 pub struct Feeds {
-    root: PathBuf,
-    options: LogOptions,
+    journals: Box<dyn Journals>,
     open: Mutex<BTreeMap<String, Arc<Feed>>>,
 }
 
 impl Feeds {
-    /// The journals below a folder, kept as `options` say.
-    pub fn new(root: impl Into<PathBuf>, options: LogOptions) -> Self {
-        Feeds { root: root.into(), options, open: Mutex::default() }
+    /// The updates of such journals.
+    pub fn new(journals: impl Journals + 'static) -> Self {
+        Feeds { journals: Box::new(journals), open: Mutex::default() }
     }
 
     /// The updates of a model of which a version was loaded.
@@ -211,21 +154,15 @@ impl Feeds {
     /// The updates of a model, whose journal begins after a position where there is none yet.
     ///
     /// # Errors
-    /// `NotReady` where another process has the journal open; as [`Log::open`].
+    /// As [`Journals::open`] and [`Feed::open`].
     pub fn open(&self, model: &str, after: u64) -> Result<Arc<Feed>> {
         check_name("model name", model)?;
         let mut open = self.lock();
         if let Some(feed) = open.get(model) {
             return Ok(feed.clone());
         }
-        let folder = self.root.join(model);
-        let log = Log::open(&folder, LogOptions { after, ..self.options.clone() });
-        // A process that is about to end lets go of it.
-        let log = log.map_err(|e| match e.kind() {
-            Kind::Conflict => Error::not_ready(e.to_string()),
-            _ => e,
-        })?;
-        let feed = Arc::new(Feed::open(log, &folder, after)?);
+        let (journal, folder) = (self.journals.open(model, after)?, self.journals.folder(model));
+        let feed = Arc::new(Feed::open(journal, folder, after)?);
         open.insert(model.into(), feed.clone());
         Ok(feed)
     }

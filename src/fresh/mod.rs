@@ -7,6 +7,7 @@
 //!
 //! Updates hold inputs: attributes, features and vectors as they were sent. Each version runs them through its own item tower.
 
+mod calls;
 mod feed;
 mod given;
 mod make;
@@ -14,7 +15,8 @@ mod merges;
 mod state;
 mod update;
 
-pub use feed::{Call, Feed, Feeds, Updating};
+pub use calls::Call;
+pub use feed::{Feed, Feeds, Updating};
 pub use given::{GivenItem, GivenValues, UPDATES_MAX, Wrong};
 pub use merges::{MergeTold, MergeWanted, Merged, Merges};
 pub use state::Fresh;

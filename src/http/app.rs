@@ -103,7 +103,9 @@ impl App {
                     "model `{name}`: {share} % of its snapshot are changed or lie beside it ({fresh} items), which slows searches: merge them"
                 ));
             }
-            let durable = self.feeds.as_ref().and_then(|feeds| feeds.of(name)).map_or(0, |feed| feed.last());
+            let feed = self.feeds.as_ref().and_then(|feeds| feeds.of(name));
+            warnings.extend(feed.as_ref().and_then(|feed| feed.trouble()).map(|why| format!("model `{name}`: {why}")));
+            let durable = feed.map_or(0, |feed| feed.last());
             let lag = durable.saturating_sub(view.position());
             if lag >= LAG_MAX {
                 warnings.push(format!("model `{name}`: {lag} durable updates are not seen yet"));

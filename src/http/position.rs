@@ -14,8 +14,10 @@ use crate::view::View;
 /// The view of a model that a call asks for: of this moment, or of the one at which `min_position` is seen.
 pub(super) async fn seen(app: &App, model: &Loaded, uri: &Uri) -> Result<Arc<View>> {
     let Some(position) = number(uri, "min_position")? else { return Ok(model.view()) };
-    let durable = feed(app, model.name()).map_or_else(|_| model.view().position(), |feed| feed.last());
-    if position > durable.max(model.view().position()) {
+    let feed = feed(app, model.name()).ok();
+    let durable = feed.as_ref().map_or(0, |feed| feed.last()).max(model.view().position());
+    // Where others append too, what they have appended may still be on its way.
+    if position > durable && !feed.is_some_and(|feed| feed.has_others()) {
         return Err(Error::invalid(format!("min_position: got {position}, the last update has {durable}")));
     }
     timeout(app.updates_wait, model.content().reached(position)).await.unwrap_or_else(|_| {

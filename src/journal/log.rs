@@ -21,7 +21,7 @@ use super::disk::{Disk, RealDisk, Tail};
 use super::follow::{LogFollower, Shared, State};
 use super::format::{HEADER_BYTES, PAYLOAD_BYTES_MAX, header, write_record};
 use super::scan::{Cursor, Segment, path_of, segments};
-use super::{Append, Done, Follower, Journal};
+use super::{Append, Done, Follower, Journal, Journals};
 use crate::error::{Error, Kind, Result};
 
 /// The file that is locked as long as a log is open.
@@ -45,6 +45,37 @@ pub struct LogOptions {
 impl Default for LogOptions {
     fn default() -> Self {
         LogOptions { after: 0, segment_bytes: 64 << 20, disk: Arc::new(RealDisk) }
+    }
+}
+
+/// Logs below a folder, each in one of its own.
+pub struct Logs {
+    /// The folder.
+    pub root: PathBuf,
+    /// How each is kept.
+    pub options: LogOptions,
+}
+
+impl Logs {
+    /// Logs below a folder, kept as usual.
+    pub fn below(root: impl Into<PathBuf>) -> Self {
+        Logs { root: root.into(), options: LogOptions::default() }
+    }
+}
+
+impl Journals for Logs {
+    fn open(&self, model: &str, after: u64) -> Result<Box<dyn Journal>> {
+        let log = Log::open(&self.root.join(model), LogOptions { after, ..self.options.clone() });
+        // A process that is about to end lets go of it.
+        let log = log.map_err(|e| match e.kind() {
+            Kind::Conflict => Error::not_ready(e.to_string()),
+            _ => e,
+        })?;
+        Ok(Box::new(log))
+    }
+
+    fn folder(&self, model: &str) -> Option<PathBuf> {
+        Some(self.root.join(model))
     }
 }
 

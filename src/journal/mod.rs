@@ -4,26 +4,29 @@
 //! durable, and only then. Whoever needs the records follows them from a position of its own on, today or after a restart,
 //! and takes each once and in order. What a snapshot contains may be released.
 //!
-//! [`Log`] keeps the records in files of this machine (`format` says how, `log` writes them, `scan` reads them). The traits say
-//! no more than a stream of a message broker can do as well: an append may be slow, is acknowledged by a call back, and may be
-//! made to depend on the position that the stream is at.
+//! [`Log`] keeps the records in files of this machine (`format` says how, `log` writes them, `scan` reads them). A stream of
+//! NATS JetStream keeps those of many machines (`nats`, in builds with the feature of the name). An append may be slow, is
+//! acknowledged by a call back, and may be made to depend on the position that the journal is at.
 
 mod disk;
 mod follow;
 mod format;
 mod log;
+#[cfg(feature = "nats")]
+pub mod nats;
 mod scan;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::Result;
 
 pub use disk::{Disk, RealDisk, Tail};
 pub use format::PAYLOAD_BYTES_MAX;
-pub use log::{Log, LogOptions};
+pub use log::{Log, LogOptions, Logs};
 
 /// Told, once, which positions the appended records have, or why they were not appended.
 pub type Done = Box<dyn FnOnce(Result<Range<u64>>) + Send>;
@@ -72,6 +75,29 @@ pub trait Journal: Send + Sync {
     /// # Errors
     /// `Io` with the file.
     fn release(&self, position: u64) -> Result<()>;
+
+    /// Whether others append too, so that there may be later records than [`Journal::last`].
+    fn has_others(&self) -> bool {
+        false
+    }
+
+    /// What an operator should look at, where something is wrong that ends by itself or for which nobody waits.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
+}
+
+/// The journals of a server, one a model.
+pub trait Journals: Send + Sync {
+    /// The journal of a model, which begins after a position where there is none yet.
+    ///
+    /// # Errors
+    /// `NotReady` where another process has it to itself, `Unavailable` where it does not answer; `Corrupt`, `Unsupported` or
+    /// `Io` where it cannot be used.
+    fn open(&self, model: &str, after: u64) -> Result<Box<dyn Journal>>;
+
+    /// Where that is kept of a model which its journal lets go of and this server needs; none where it lets go of nothing.
+    fn folder(&self, model: &str) -> Option<PathBuf>;
 }
 
 /// Takes the records of a journal in their order.

@@ -18,6 +18,8 @@ mod item_vectors;
 mod items;
 mod journal;
 mod merge;
+#[cfg(feature = "nats")]
+mod nats;
 mod onnx;
 mod packages;
 mod parts;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use sterling::compact::release;
 use sterling::fresh::{Feed, Feeds, Merged, Updating};
 use sterling::fresh::{Put, Update};
-use sterling::journal::{Journal, Log, LogOptions};
+use sterling::journal::{Journal, Log, LogOptions, Logs};
 use sterling::publish::{Publish, merge};
 use sterling::registry::{Options, Registry, Snapshots, Which};
 use sterling::snapshot::{Manifest, Snapshot, Store};
@@ -241,7 +241,7 @@ fn the_journal_lets_go_of_what_versions_hold_and_keeps_what_one_may_need() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 40);
     let store = Store::new(folder.path().join("store"));
-    let feeds = Arc::new(Feeds::new(folder.path().join("updates"), small()));
+    let feeds = Arc::new(Feeds::new(Logs { root: folder.path().join("updates"), options: small() }));
     let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()) };
     let registry = Arc::new(Registry::new(store.clone(), loader, Options::default()));
     registry.refresh();
@@ -285,7 +285,9 @@ fn the_journal_lets_go_of_what_versions_hold_and_keeps_what_one_may_need() {
 fn calls_are_known_though_their_records_were_released() {
     let folder = tempfile::tempdir().unwrap();
     let call = |key: &str| Update::Call { key: key.into(), digest: 5, count: 1 };
-    let open = |after| Feed::open(Log::open(folder.path(), small()).unwrap(), folder.path(), after).unwrap();
+    let open = |after| {
+        Feed::open(Box::new(Log::open(folder.path(), small()).unwrap()), Some(folder.path().into()), after).unwrap()
+    };
     {
         let feed = open(0);
         for n in 0..60 {
@@ -309,7 +311,7 @@ fn calls_are_known_though_their_records_were_released() {
     std::fs::write(folder.path().join("calls.json"), "[[").unwrap();
     let log = Log::open(folder.path(), small()).unwrap();
     assert!(log.first() > 50);
-    assert!(Feed::open(log, folder.path(), 80).is_err());
+    assert!(Feed::open(Box::new(log), Some(folder.path().into()), 80).is_err());
 }
 
 #[test]

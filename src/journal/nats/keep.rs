@@ -1,0 +1,356 @@
+//! The task that keeps a stream: it commits what is appended, and reads what others have.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_nats::jetstream::context::{PublishError, PublishErrorKind};
+use async_nats::jetstream::{self, ErrorCode};
+use futures_util::StreamExt;
+use tokio::sync::mpsc::Receiver;
+use tokio::time::sleep;
+
+use super::message::{Commit, FRAME_BYTES, LENGTH_BYTES};
+use super::shared::Shared;
+use super::{Remote, number, unavailable};
+use crate::error::{Error, Kind, Result};
+use crate::journal::{Append, Done};
+
+/// How often the stream is asked how far it is, where nothing rings.
+const LOOK: Duration = Duration::from_millis(500);
+/// Waits for the message of a ring, the first and the last: each doubles the one before.
+const FIRST_RING: Duration = Duration::from_millis(1);
+const LAST_RING: Duration = Duration::from_millis(64);
+/// How long a commit is tried before those who wait are told that nobody knows.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Waits between trials, and at most: each trial doubles it.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+/// Bytes after which those that still wait are left to the next message.
+const COMMIT_BYTES: usize = 256 << 10;
+/// Appends that are committed before others are looked at.
+const TOGETHER_MAX: usize = 1024;
+/// Bytes of a message that are left to headers.
+const HEADER_BYTES: usize = 1 << 10;
+
+pub(super) struct Keeper {
+    remote: Remote,
+    shared: Arc<Shared>,
+    arrivals: Receiver<(Append, Done)>,
+    /// How long to wait for the message of a ring, where it has not come.
+    rung: Option<Duration>,
+}
+
+/// An append that waits, or of which a part is written.
+struct Waiting {
+    append: Append,
+    done: Done,
+    /// The positions of the records that are written.
+    written: Option<Range<u64>>,
+    /// How many they are.
+    count: usize,
+}
+
+/// What came of a commit.
+enum Outcome {
+    Stored,
+    /// Others came first.
+    Overtaken,
+    /// It is not there and will not be.
+    Refused(Error),
+    /// Nobody knows.
+    Unknown(Error),
+}
+
+impl Keeper {
+    pub(super) fn new(remote: Remote, shared: Arc<Shared>, arrivals: Receiver<(Append, Done)>) -> Self {
+        Keeper { remote, shared, arrivals, rung: None }
+    }
+
+    pub(super) async fn run(mut self) {
+        let mut bell = self.remote.client.subscribe(self.remote.subject.clone()).await.ok();
+        loop {
+            let ring = async {
+                match &mut bell {
+                    Some(bell) => bell.next().await.is_some(),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                arrived = self.arrivals.recv() => match arrived {
+                    Some(first) => self.commit(first).await,
+                    None => return,
+                },
+                rang = ring => match rang {
+                    true => self.heard(FIRST_RING).await,
+                    false => bell = None,
+                },
+                () = sleep(self.rung.unwrap_or(LOOK)) => match self.rung {
+                    Some(waited) => self.heard(waited * 2).await,
+                    None => {
+                        if bell.is_none() {
+                            bell = self.remote.client.subscribe(self.remote.subject.clone()).await.ok();
+                        }
+                        self.look().await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads the message of a ring. It may come before the stream has it: then it is looked for again after `wait`.
+    async fn heard(&mut self, wait: Duration) {
+        let before = self.shared.lock().sequence;
+        let read = self.read_on().await;
+        let has_come = self.shared.lock().sequence > before;
+        self.rung = (read.is_ok() && !has_come && wait <= LAST_RING).then_some(wait);
+    }
+
+    /// Asks how far the stream is, and reads on to there.
+    async fn look(&mut self) {
+        let told = match self.remote.stream.get_info().await {
+            Ok(info) => info.state,
+            Err(e) => return self.lost(&unavailable("its state", e)),
+        };
+        self.shared.change(|state| state.lost = None);
+        let (sequence, first) = {
+            let state = self.shared.lock();
+            (state.sequence, state.first_sequence)
+        };
+        if told.last_sequence < sequence || told.first_sequence > sequence + 1 {
+            let (from, to) = (told.first_sequence, told.last_sequence);
+            return self.broken(format!("it holds messages {from} to {to}, the last that was seen was {sequence}"));
+        }
+        if told.first_sequence > first
+            && let Ok(Some(commit)) = self.remote.read(told.first_sequence).await
+        {
+            self.shared.change(|state| (state.first_sequence, state.first) = (told.first_sequence, commit.first));
+        }
+        if told.last_sequence > sequence {
+            // What went wrong is noted.
+            let _ = self.read_on().await;
+        }
+    }
+
+    /// Reads all messages that follow.
+    async fn read_on(&mut self) -> Result<()> {
+        loop {
+            let sequence = self.shared.lock().sequence + 1;
+            match self.remote.read(sequence).await {
+                Ok(Some(commit)) => self.take(commit)?,
+                Ok(None) => return Ok(()),
+                Err(e) => {
+                    self.failed(&e);
+                    return Err(e);
+                }
+            }
+        }
+    }
+
+    /// Takes note of why a message cannot be read.
+    fn failed(&self, e: &Error) {
+        match e.kind() {
+            Kind::Corrupt => self.broken(e.to_string()),
+            _ => self.lost(e),
+        }
+    }
+
+    /// Takes the next message, whose positions must follow.
+    fn take(&self, commit: Commit) -> Result<()> {
+        let (sequence, position) = {
+            let state = self.shared.lock();
+            (state.sequence + 1, state.position)
+        };
+        if commit.first != position + 1 {
+            let why = format!("message {sequence} begins at position {}, expected {}", commit.first, position + 1);
+            self.broken(why.clone());
+            return Err(Error::corrupt(why));
+        }
+        self.shared.change(|state| {
+            state.lost = None;
+            state.take(Arc::new(commit));
+        });
+        Ok(())
+    }
+
+    fn lost(&self, e: &Error) {
+        let why = e.to_string();
+        self.shared.change(|state| match &mut state.lost {
+            Some((_, last)) => *last = why,
+            none => {
+                tracing::warn!(stream = self.remote.name, error = %why, "the stream does not answer; answers go on");
+                *none = Some((Instant::now(), why));
+            }
+        });
+    }
+
+    fn broken(&self, why: String) {
+        let why = format!("stream `{}`: {why}", self.remote.name);
+        self.shared.change(|state| {
+            if state.broken.is_none() {
+                tracing::error!("{why}; it is followed no more");
+                state.broken = Some(why);
+            }
+        });
+    }
+
+    /// Commits an append and all that wait with it, and tells everybody.
+    async fn commit(&mut self, first: (Append, Done)) {
+        let waiting = |(append, done)| Waiting { append, done, written: None, count: 0 };
+        let mut all = VecDeque::from([waiting(first)]);
+        while all.len() < TOGETHER_MAX
+            && let Ok(more) = self.arrivals.try_recv()
+        {
+            all.push_back(waiting(more));
+        }
+        while !all.is_empty() {
+            if let Some(why) = self.shared.lock().broken.clone() {
+                all.drain(..).for_each(|one| (one.done)(Err(Error::corrupt(why.clone()))));
+                return;
+            }
+            let Some((commit, shares)) = self.plan(&mut all).await else { continue };
+            match self.publish(&commit).await {
+                Outcome::Stored => tell_written(&mut all, commit.first, &shares),
+                Outcome::Overtaken => {}
+                Outcome::Refused(e) | Outcome::Unknown(e) => {
+                    all.drain(..shares.len()).for_each(|one| (one.done)(Err(e.again())));
+                }
+            }
+        }
+    }
+
+    /// The next message: of those that wait, as many as it has room for, with how many records are whose. Those that cannot be
+    /// written are told so.
+    async fn plan(&mut self, all: &mut VecDeque<Waiting>) -> Option<(Commit, Vec<usize>)> {
+        let most = self.remote.client.max_payload().saturating_sub(HEADER_BYTES);
+        let ahead =
+            |position: u64| move |one: &Waiting| one.append.expected.is_some_and(|expected| expected > position);
+        if all.iter().any(ahead(self.shared.lock().position)) {
+            // Whoever knows a later position has seen what was not read here yet. What went wrong is noted.
+            let _ = self.read_on().await;
+        }
+        let first = self.shared.lock().position + 1;
+        let (mut records, mut shares, mut bytes) = (Vec::new(), Vec::new(), FRAME_BYTES);
+        while let Some(one) = all.get(shares.len()) {
+            let next = first + records.len() as u64;
+            if let Err(e) = check(one, next, most) {
+                if let Some(one) = all.remove(shares.len()) {
+                    (one.done)(Err(e));
+                }
+                continue;
+            }
+            let rest = &one.append.records[one.count..];
+            let whole: usize = rest.iter().map(|record| LENGTH_BYTES + record.len()).sum();
+            // One that fits a message by itself is not divided.
+            if !records.is_empty() && bytes + whole > COMMIT_BYTES.min(most) {
+                break;
+            }
+            let mut share = 0;
+            for record in rest {
+                if bytes + LENGTH_BYTES + record.len() > most {
+                    break;
+                }
+                bytes += LENGTH_BYTES + record.len();
+                records.push(record.clone());
+                share += 1;
+            }
+            shares.push(share);
+            if share < rest.len() {
+                break;
+            }
+        }
+        (!shares.is_empty()).then(|| (Commit { first, number: number(), records }, shares))
+    }
+
+    /// Publishes a commit until it is known what came of it.
+    async fn publish(&mut self, commit: &Commit) -> Outcome {
+        let after = self.shared.lock().sequence;
+        if commit.records.is_empty() {
+            return Outcome::Stored;
+        }
+        let (until, mut wait) = (Instant::now() + PATIENCE, BACKOFF.0);
+        let start = Instant::now();
+        loop {
+            let failed = match self.remote.publish(commit, after).await {
+                Ok(sequence) if sequence == after + 1 => {
+                    metrics::histogram!("sterling_journal_commit_seconds").record(start.elapsed().as_secs_f64());
+                    return self.take(commit.clone()).map_or_else(Outcome::Unknown, |()| Outcome::Stored);
+                }
+                Ok(sequence) => Error::corrupt(format!("message {sequence} for the one after {after}")),
+                Err(e) if is_no_room(&e) => {
+                    return Outcome::Refused(Error::no_space(format!("journal: no room for the update: {e}")));
+                }
+                Err(e) if e.kind() == PublishErrorKind::MaxPayloadExceeded => {
+                    return Outcome::Refused(Error::invalid(format!("journal: {e}")));
+                }
+                Err(e) => unavailable("an update", e),
+            };
+            // It is the message after the last one that was seen, or it is not there.
+            match self.remote.read(after + 1).await {
+                Ok(Some(found)) => {
+                    let is_ours = found.number == commit.number;
+                    let taken = self.take(found);
+                    return match (taken, is_ours) {
+                        (Err(e), _) => Outcome::Unknown(e),
+                        (Ok(()), true) => Outcome::Stored,
+                        (Ok(()), false) => Outcome::Overtaken,
+                    };
+                }
+                Ok(None) => {}
+                Err(e) => {
+                    self.failed(&e);
+                    if e.kind() == Kind::Corrupt {
+                        return Outcome::Refused(e);
+                    }
+                }
+            }
+            if Instant::now() > until {
+                let why = format!("journal: {failed}; the update may be lost or kept");
+                return Outcome::Unknown(Error::unavailable(why));
+            }
+            sleep(wait).await;
+            wait = (wait * 2).min(BACKOFF.1);
+        }
+    }
+}
+
+/// Tells those whose records are written by now, all of them.
+fn tell_written(all: &mut VecDeque<Waiting>, first: u64, shares: &[usize]) {
+    let mut next = first;
+    let mut whole = 0;
+    for (one, share) in all.iter_mut().zip(shares) {
+        let end = next + *share as u64;
+        one.written = Some(one.written.as_ref().map_or(next, |written| written.start)..end);
+        one.count += share;
+        next = end;
+        whole += usize::from(one.count == one.append.records.len());
+    }
+    for one in all.drain(..whole) {
+        let written = one.written.unwrap_or(next..next);
+        (one.done)(Ok(written));
+    }
+}
+
+/// Whether an append can be written from a position on.
+fn check(one: &Waiting, next: u64, most: usize) -> Result<()> {
+    if let Some(expected) = one.append.expected.filter(|expected| one.written.is_none() && *expected != next - 1) {
+        return Err(Error::conflict(format!("position {}, expected {expected}: updates came in between", next - 1)));
+    }
+    let most = most.saturating_sub(FRAME_BYTES + LENGTH_BYTES);
+    match one.append.records.iter().map(Vec::len).find(|bytes| !(1..=most).contains(bytes)) {
+        Some(bytes) => Err(Error::invalid(format!("journal: a record of {bytes} bytes, expected 1 to {most}"))),
+        None => Ok(()),
+    }
+}
+
+fn is_no_room(e: &PublishError) -> bool {
+    let told = std::error::Error::source(e).and_then(|source| source.downcast_ref::<jetstream::Error>());
+    let full = [
+        ErrorCode::STREAM_MAX_STREAM_BYTES_EXCEEDED,
+        ErrorCode::STORAGE_RESOURCES_EXCEEDED,
+        ErrorCode::ACCOUNT_RESOURCES_EXCEEDED,
+        ErrorCode::INSUFFICIENT_RESOURCES,
+        ErrorCode::STREAM_STORE_FAILED,
+    ];
+    told.is_some_and(|told| full.contains(&told.error_code()))
+}

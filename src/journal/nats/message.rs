@@ -1,0 +1,106 @@
+//! The bytes of a message: the records of a commit. All numbers are little-endian.
+//!
+//! | | |
+//! |---|---|
+//! | `STRLSTRM` | 8 bytes |
+//! | format u32 | [`FORMAT`] |
+//! | count u32 | records; none in the message that begins a stream |
+//! | first u64 | the position of the first record, or of the next one where there is none |
+//! | commit u128 | a number that no other commit has |
+//! | records | each its length as u32, and its bytes |
+//! | check u64 | XXH3-64 of all before |
+
+use xxhash_rust::xxh3::xxh3_64;
+
+/// The format that is written and read.
+const FORMAT: u32 = 1;
+const MAGIC: &[u8; 8] = b"STRLSTRM";
+const HEAD_BYTES: usize = 40;
+const CHECK_BYTES: usize = 8;
+/// Bytes of a message besides its records, and of a record besides its own.
+pub(super) const FRAME_BYTES: usize = HEAD_BYTES + CHECK_BYTES;
+pub(super) const LENGTH_BYTES: usize = 4;
+
+/// Records that are committed together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Commit {
+    /// The position of the first record, or of the next one where there is none.
+    pub(super) first: u64,
+    /// What no other commit has.
+    pub(super) number: u128,
+    pub(super) records: Vec<Vec<u8>>,
+}
+
+impl Commit {
+    /// The position of the last record, or of the one before where there is none.
+    pub(super) fn last(&self) -> u64 {
+        self.first + self.records.len() as u64 - 1
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes =
+            Vec::with_capacity(FRAME_BYTES + self.records.iter().map(|r| LENGTH_BYTES + r.len()).sum::<usize>());
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&FORMAT.to_le_bytes());
+        bytes.extend_from_slice(&(self.records.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&self.first.to_le_bytes());
+        bytes.extend_from_slice(&self.number.to_le_bytes());
+        for record in &self.records {
+            bytes.extend_from_slice(&(record.len() as u32).to_le_bytes());
+            bytes.extend_from_slice(record);
+        }
+        bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
+        bytes
+    }
+
+    /// Reads what [`Commit::encode`] wrote, or says why it cannot be.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let whole = bytes.split_last_chunk::<CHECK_BYTES>();
+        let (Some((body, check)), true) = (whole, bytes.starts_with(MAGIC)) else {
+            return Err("it is no message of a journal".into());
+        };
+        if u64::from_le_bytes(*check) != xxh3_64(body) {
+            return Err("it is damaged".into());
+        }
+        let (head, mut rest) = body.split_first_chunk::<HEAD_BYTES>().ok_or("it is cut off")?;
+        let number = |from: usize| u32::from_le_bytes([head[from], head[from + 1], head[from + 2], head[from + 3]]);
+        if number(8) != FORMAT {
+            return Err(format!("format {}, expected {FORMAT}", number(8)));
+        }
+        let (first, commit) = (head[16..24].first_chunk(), head[24..40].first_chunk());
+        let first = first.map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let commit = commit.map_or(0, |bytes| u128::from_le_bytes(*bytes));
+        let mut records = Vec::new();
+        for _ in 0..number(12) {
+            let (length, more) = rest.split_first_chunk::<LENGTH_BYTES>().ok_or("it is cut off")?;
+            let (record, more) = more.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or("it is cut off")?;
+            records.push(record.to_vec());
+            rest = more;
+        }
+        match rest.is_empty() && first > 0 {
+            true => Ok(Commit { first, number: commit, records }),
+            false => Err("its records do not fill it".into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn commits_come_back_and_nothing_else_does(first in 1u64.., number: u128, records: Vec<Vec<u8>>, at: usize, bit in 0u8..8) {
+            let commit = Commit { first, number, records };
+            let bytes = commit.encode();
+            prop_assert_eq!(bytes.len(), FRAME_BYTES + commit.records.iter().map(|r| r.len() + LENGTH_BYTES).sum::<usize>());
+            prop_assert_eq!(Commit::decode(&bytes).unwrap(), commit);
+            let mut flipped = bytes.clone();
+            flipped[at % bytes.len()] ^= 1 << bit;
+            prop_assert!(Commit::decode(&flipped).is_err());
+            prop_assert!(Commit::decode(&bytes[..at % bytes.len()]).is_err());
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! The journal of many machines: a stream of NATS JetStream.
+//!
+//! A model's updates are a stream of their own, which every server appends to and reads. A message is a commit: the records that
+//! waited together (`message`), published on the condition that the stream is at the message that the server has seen last.
+//! Of two servers that publish at the same time one succeeds; the other reads what came, numbers its records anew and tries
+//! again. So positions follow one another without a gap, an append that fits a message is there whole or not at all, and
+//! whoever expects a position is told for certain. The stream's acknowledgement is the acknowledgement.
+//!
+//! **Exactly once.** Where an acknowledgement does not come, nobody knows whether the message is there: it can only be the one
+//! after the last that was seen, so that one is looked at. Where it is not there the same message is published again, under the
+//! same condition and message id: the stream takes it once.
+//!
+//! **Following.** Messages are asked for by their sequence, one after the other; the broker keeps no state of who reads. A
+//! subscription rings when something was published; now and then the stream is asked how far it is, so that a lost ring costs
+//! time and no update. What is not known to be a journal's message, a gap, or a position that does not follow ends following
+//! with the reason: nothing is passed over.
+//!
+//! What is acknowledged is as durable as the stream: `docs/UPDATES.md` says which settings of the broker that takes. Records are
+//! released by the stream's own limits.
+
+mod follow;
+mod keep;
+mod message;
+mod shared;
+
+use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use async_nats::jetstream::context::{Context, ContextBuilder, PublishErrorKind};
+use async_nats::jetstream::message::PublishMessage;
+use async_nats::jetstream::stream::{Config, RawMessageErrorKind, RetentionPolicy, StorageType, Stream};
+use async_nats::{Client, ConnectOptions};
+use tokio::runtime::{Handle, Runtime};
+use tokio::sync::mpsc as commands;
+
+use super::{Append, Done, Follower, Journal, Journals};
+use crate::error::{Error, Result};
+use follow::StreamFollower;
+use keep::Keeper;
+use message::Commit;
+use shared::{Shared, State};
+
+/// Appends that may wait; a server's requests for bodies are bounded long before.
+const WAITING_MAX: usize = 4096;
+/// How long the broker has to answer.
+const ANSWER: Duration = Duration::from_secs(2);
+/// What the names of streams and subjects begin with.
+const PREFIX: &str = "sterling";
+
+/// Where streams are, and how they are made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NatsOptions {
+    /// The servers of the cluster, `nats://` or `tls://` each, separated by commas.
+    pub servers: String,
+    /// Copies of each message, of a stream that is made; one that is there keeps what it has.
+    pub replicas: usize,
+}
+
+/// A connection to a cluster of NATS servers.
+pub struct Nats {
+    options: NatsOptions,
+    client: Client,
+    context: Context,
+    threads: Arc<Threads>,
+}
+
+/// The thread that streams are kept on.
+struct Threads {
+    runtime: Option<Runtime>,
+    handle: Handle,
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        // Whoever lets go of it last may be a thread that must not wait.
+        self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
+    }
+}
+
+/// A stream, as it is read and written.
+#[derive(Clone)]
+struct Remote {
+    name: String,
+    subject: String,
+    client: Client,
+    context: Context,
+    stream: Stream,
+}
+
+/// A journal in a stream.
+struct StreamJournal {
+    shared: Arc<Shared>,
+    remote: Remote,
+    waiting: commands::Sender<(Append, Done)>,
+    threads: Arc<Threads>,
+}
+
+impl Nats {
+    /// Connects; a connection that is lost later is made again, for as long as it takes.
+    ///
+    /// # Errors
+    /// `Unavailable` where no server answers.
+    pub fn connect(options: NatsOptions) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("stream")
+            .enable_all()
+            .build()
+            .map_err(|e| Error::io("a thread for streams", e))?;
+        let handle = runtime.handle().clone();
+        let threads = Arc::new(Threads { runtime: Some(runtime), handle });
+        // What this server publishes it need not be told of.
+        let how = ConnectOptions::new().name("sterling").no_echo().connection_timeout(ANSWER);
+        let servers: Vec<String> = options.servers.split(',').map(|server| server.trim().to_owned()).collect();
+        let connected = async move { how.connect(servers).await.map_err(|e| unavailable("connection", e)) };
+        let client = wait(&threads, connected).map_err(|e| e.within(&options.servers))?;
+        let context = ContextBuilder::new().timeout(ANSWER).build(client.clone());
+        Ok(Nats { options, client, context, threads })
+    }
+}
+
+impl Journals for Nats {
+    fn open(&self, model: &str, after: u64) -> Result<Box<dyn Journal>> {
+        // Neither a stream's name nor a part of a subject may have dots; the names of models have no tilde.
+        let token = model.replace('.', "~");
+        let (name, subject) = (format!("{PREFIX}-{token}"), format!("{PREFIX}.{token}"));
+        let (client, context, replicas) = (self.client.clone(), self.context.clone(), self.options.replicas);
+        let open = async move {
+            let config = Config {
+                name: name.clone(),
+                subjects: vec![subject.clone()],
+                retention: RetentionPolicy::Limits,
+                storage: StorageType::File,
+                num_replicas: replicas,
+                deny_delete: true,
+                ..Config::default()
+            };
+            let place = |e: Error| e.within(format!("stream `{name}`"));
+            let stream = context.get_or_create_stream(config).await.map_err(|e| place(unavailable("opening", e)))?;
+            check(&stream.cached_info().config, &subject).map_err(place)?;
+            let remote = Remote { name: name.clone(), subject, client, context, stream };
+            let state = remote.begin(after).await.map_err(place)?;
+            Ok((remote, state))
+        };
+        let (remote, state) = wait(&self.threads, open)?;
+        let copies = remote.stream.cached_info().config.num_replicas;
+        tracing::info!(stream = remote.name, copies, first = state.first, last = state.position, "following a stream");
+        let shared = Arc::new(Shared::new(state));
+        let (waiting, arrivals) = commands::channel(WAITING_MAX);
+        self.threads.handle.spawn(Keeper::new(remote.clone(), shared.clone(), arrivals).run());
+        Ok(Box::new(StreamJournal { shared, remote, waiting, threads: self.threads.clone() }))
+    }
+
+    fn folder(&self, _model: &str) -> Option<PathBuf> {
+        None
+    }
+}
+
+impl Journal for StreamJournal {
+    fn append(&self, append: Append, done: Done) {
+        use commands::error::TrySendError::{Closed, Full};
+        match self.waiting.try_send((append, done)) {
+            Ok(()) => {}
+            Err(Full((_, done))) => {
+                done(Err(Error::overloaded("journal: too many updates wait to be written, try again later")));
+            }
+            Err(Closed((_, done))) => done(Err(Error::internal("what keeps the stream broke; this is a defect"))),
+        }
+    }
+
+    fn last(&self) -> u64 {
+        self.shared.lock().position
+    }
+
+    fn first(&self) -> u64 {
+        self.shared.lock().first
+    }
+
+    fn follow(&self, after: u64) -> Result<Box<dyn Follower>> {
+        let follower = StreamFollower::new(self.shared.clone(), self.remote.clone(), self.threads.clone(), after)?;
+        Ok(Box::new(follower))
+    }
+
+    fn release(&self, _position: u64) -> Result<()> {
+        // Other servers may need them: the stream's own limits say how long records are kept.
+        Ok(())
+    }
+
+    fn has_others(&self) -> bool {
+        true
+    }
+
+    fn trouble(&self) -> Option<String> {
+        let state = self.shared.lock();
+        let lost = state.lost.as_ref();
+        let silent = lost.map(|(since, why)| {
+            format!("stream `{}` has not answered for {} s: {why}", self.remote.name, since.elapsed().as_secs())
+        });
+        state.broken.clone().or(silent)
+    }
+}
+
+impl Remote {
+    /// How far the stream is; a new one gets its first message.
+    async fn begin(&self, after: u64) -> Result<State> {
+        let mut told = self.stream.get_info().await.map_err(|e| unavailable("its state", e))?.state;
+        if told.last_sequence == 0 {
+            let first = Commit { first: after + 1, number: number(), records: Vec::new() };
+            match self.publish(&first, 0).await {
+                // Of two servers that begin it one does.
+                Ok(_) => {}
+                Err(e) if e.kind() == PublishErrorKind::WrongLastSequence => {}
+                Err(e) => return Err(unavailable("its first message", e)),
+            }
+            told = self.stream.get_info().await.map_err(|e| unavailable("its state", e))?.state;
+        }
+        let (first, last) = (self.read(told.first_sequence).await?, self.read(told.last_sequence).await?);
+        let (Some(first), Some(last)) = (first, last) else {
+            return Err(Error::corrupt("it holds no message any more, so that nobody knows its position; delete it"));
+        };
+        Ok(State {
+            first_sequence: told.first_sequence,
+            first: first.first,
+            sequence: told.last_sequence,
+            position: last.last(),
+            ..State::default()
+        })
+    }
+
+    /// Publishes a commit that is to follow a message of the stream.
+    async fn publish(
+        &self,
+        commit: &Commit,
+        after: u64,
+    ) -> std::result::Result<u64, async_nats::jetstream::context::PublishError> {
+        let message = PublishMessage::build()
+            .payload(commit.encode().into())
+            .message_id(format!("{:032x}", commit.number))
+            .expected_last_sequence(after);
+        Ok(self.context.send_publish(self.subject.clone(), message).await?.await?.sequence)
+    }
+
+    /// The commit of a message; none where the stream does not hold it.
+    async fn read(&self, sequence: u64) -> Result<Option<Commit>> {
+        match self.stream.get_raw_message(sequence).await {
+            Ok(message) => {
+                let wrong = |why| Error::corrupt(format!("message {sequence}: {why}"));
+                Commit::decode(&message.payload).map(Some).map_err(wrong)
+            }
+            Err(e) if e.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
+            Err(e) => Err(unavailable("a message", e)),
+        }
+    }
+}
+
+/// Whether a stream keeps what it acknowledges, in order.
+fn check(config: &Config, subject: &str) -> Result<()> {
+    let wrong = match config {
+        Config { storage: StorageType::Memory, .. } => "it is kept in memory, expected files",
+        Config { retention, .. } if *retention != RetentionPolicy::Limits => {
+            "it lets go of messages that somebody has read, expected retention by limits"
+        }
+        Config { no_ack: true, .. } => "it acknowledges nothing",
+        Config { subjects, .. } if subjects.iter().all(|of| of != subject) => "it takes other subjects",
+        Config { mirror: Some(_), .. } | Config { sources: Some(_), .. } => "it is fed by other streams",
+        _ => return Ok(()),
+    };
+    Err(Error::unsupported(wrong))
+}
+
+/// What no other commit has.
+fn number() -> u128 {
+    let half = || u128::from(RandomState::new().hash_one(std::process::id()));
+    half() << 64 | half()
+}
+
+fn unavailable(what: &str, e: impl std::fmt::Display) -> Error {
+    Error::unavailable(format!("{what}: {e}"))
+}
+
+/// What comes of something on the streams' thread, for another one.
+fn wait<T: Send + 'static>(threads: &Threads, what: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+    let (tell, told) = mpsc::sync_channel(1);
+    threads.handle.spawn(async move {
+        // Nobody may wait any more.
+        let _ = tell.send(what.await);
+    });
+    told.recv().map_err(|_| Error::internal("what waits for the stream broke; this is a defect"))?
+}

@@ -1,0 +1,90 @@
+//! What the keeper of a stream and those who follow it share.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use super::message::{Commit, LENGTH_BYTES};
+
+/// Bytes of the newest messages that are kept for those who follow.
+const RECENT_BYTES: usize = 16 << 20;
+
+/// How far a stream is.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    /// The first message that is kept, and the position that it begins at.
+    pub(super) first_sequence: u64,
+    pub(super) first: u64,
+    /// The last message, and the position that it ends at.
+    pub(super) sequence: u64,
+    pub(super) position: u64,
+    /// The newest messages; the last one is that of `sequence`.
+    recent: VecDeque<Arc<Commit>>,
+    recent_bytes: usize,
+    /// Since when the broker does not answer, and what it came to.
+    pub(super) lost: Option<(Instant, String)>,
+    /// Why nothing can be read any more.
+    pub(super) broken: Option<String>,
+}
+
+impl State {
+    /// Takes the next message.
+    pub(super) fn take(&mut self, commit: Arc<Commit>) {
+        self.sequence += 1;
+        self.position = commit.last();
+        self.recent_bytes += bytes(&commit);
+        self.recent.push_back(commit);
+        while self.recent_bytes > RECENT_BYTES
+            && let Some(oldest) = self.recent.pop_front()
+        {
+            self.recent_bytes -= bytes(&oldest);
+        }
+    }
+
+    /// A message, where it is one of the newest.
+    pub(super) fn recent(&self, sequence: u64) -> Option<Arc<Commit>> {
+        let first = self.sequence + 1 - self.recent.len() as u64;
+        self.recent.get(sequence.checked_sub(first)? as usize).cloned()
+    }
+}
+
+fn bytes(commit: &Commit) -> usize {
+    commit.records.iter().map(|record| record.len() + LENGTH_BYTES + size_of::<Vec<u8>>()).sum()
+}
+
+/// The state, and a bell that rings when it changes.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    pub(super) fn new(state: State) -> Self {
+        Shared { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // What is done under the lock does not panic.
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(super) fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    /// Waits until a message is there or none will come any more: false where neither happened in time.
+    pub(super) fn wait(&self, sequence: u64, most: Duration) -> bool {
+        let until = Instant::now() + most;
+        let mut state = self.lock();
+        while state.sequence < sequence && state.broken.is_none() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+        true
+    }
+}

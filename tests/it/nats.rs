@@ -1,0 +1,443 @@
+//! Updates in streams of a real NATS server: brokers that are killed, networks that are cut, several servers that write at once.
+//! What was acknowledged is there once, in order, for everybody.
+
+use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::ops::Range;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::thread::{sleep, spawn};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use sterling::error::{Kind, Result};
+use sterling::journal::nats::{Nats, NatsOptions};
+use sterling::journal::{Append, Journal, Journals, Record};
+
+use crate::support::{Server, ids, put, vectors};
+
+/// A NATS server with streams in a temporary folder, killed when the value is dropped.
+struct Broker {
+    child: Child,
+    port: u16,
+    folder: tempfile::TempDir,
+}
+
+impl Broker {
+    fn start() -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let folder = tempfile::tempdir().unwrap();
+        let child = Broker::spawn(port, folder.path());
+        Broker { child, port, folder }
+    }
+
+    fn spawn(port: u16, folder: &Path) -> Child {
+        let mut command = Command::new("nats-server");
+        command.args(["-a", "127.0.0.1", "-js", "-p", &port.to_string(), "-sd"]).arg(folder);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("nats-server is installed");
+        let start = Instant::now();
+        while ask(port, "$JS.API.INFO", "").is_none() {
+            assert!(start.elapsed() < Duration::from_secs(20), "the broker does not answer");
+            sleep(Duration::from_millis(20));
+        }
+        child
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn restart(&mut self) {
+        self.child = Broker::spawn(self.port, self.folder.path());
+    }
+
+    fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What the broker answers to a request, in the protocol's own words; nothing where it does not.
+fn ask(port: u16, subject: &str, body: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
+    let request =
+        format!("CONNECT {{\"verbose\":false}}\r\nSUB told 1\r\nPUB {subject} told {}\r\n{body}\r\n", body.len());
+    stream.write_all(request.as_bytes()).ok()?;
+    let (mut text, mut some) = (String::new(), [0; 4096]);
+    loop {
+        let read = stream.read(&mut some).ok()?;
+        text.push_str(&String::from_utf8_lossy(&some[..read]));
+        if read == 0 {
+            return None;
+        }
+        if let Some((_, message)) = text.split_once("MSG told 1 ")
+            && message.trim_end().ends_with('}')
+        {
+            return Some(message.to_owned());
+        }
+    }
+}
+
+/// A way to the broker that can be cut.
+struct Wire {
+    port: u16,
+    open: Arc<Mutex<Option<Vec<TcpStream>>>>,
+}
+
+impl Wire {
+    fn to(broker: &Broker) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let open = Arc::new(Mutex::new(Some(Vec::new())));
+        let (there, wire) = (broker.port, Wire { port, open: open.clone() });
+        spawn(move || {
+            for here in listener.incoming().map_while(std::result::Result::ok) {
+                let mut open = open.lock().unwrap();
+                // While it is cut no connection stays.
+                let Some(open) = &mut *open else { continue };
+                let Ok(there) = TcpStream::connect(("127.0.0.1", there)) else { continue };
+                for (from, to) in [(&here, &there), (&there, &here)] {
+                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    spawn(move || {
+                        let _ = std::io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+                open.extend([here, there]);
+            }
+        });
+        wire
+    }
+
+    fn cut(&self) {
+        let open = self.open.lock().unwrap().take();
+        open.iter().flatten().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
+    }
+
+    fn mend(&self) {
+        *self.open.lock().unwrap() = Some(Vec::new());
+    }
+
+    fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+}
+
+fn connect(servers: String) -> Nats {
+    Nats::connect(NatsOptions { servers, replicas: 1 }).unwrap()
+}
+
+fn open(servers: String) -> Box<dyn Journal> {
+    connect(servers).open("m", 0).unwrap()
+}
+
+/// Appends, and waits for what came of it.
+fn append(journal: &dyn Journal, records: Vec<Vec<u8>>, expected: Option<u64>) -> Result<Range<u64>> {
+    let (tell, told) = channel();
+    journal.append(Append { records, expected }, Box::new(move |result| tell.send(result).unwrap()));
+    told.recv_timeout(Duration::from_secs(60)).expect("every append is told")
+}
+
+/// The records after a position, up to another.
+fn records(journal: &dyn Journal, after: u64, last: u64) -> Vec<Record> {
+    let mut follower = journal.follow(after).unwrap();
+    let read: Vec<Record> = (after..last)
+        .map(|n| follower.next(Duration::from_secs(20)).unwrap().unwrap_or_else(|| panic!("{n}")))
+        .collect();
+    assert!(read.iter().zip(after + 1..).all(|(record, position)| record.position == position));
+    read
+}
+
+fn reached(journal: &dyn Journal, position: u64) {
+    let start = Instant::now();
+    while journal.last() < position {
+        assert!(start.elapsed() < Duration::from_secs(20), "{} of {position}: {:?}", journal.last(), journal.trouble());
+        sleep(Duration::from_millis(5));
+    }
+}
+
+fn name(writer: usize, n: usize, part: usize) -> Vec<u8> {
+    format!("{writer} {n} {part}").into_bytes()
+}
+
+/// Tells writers to stop, also where a test ends before.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Several servers that append until they are told to stop. Returns the positions that were acknowledged, with their records.
+fn write(journals: &[Box<dyn Journal>], until: impl FnOnce()) -> BTreeMap<u64, Vec<u8>> {
+    let (stop, acknowledged) = (AtomicBool::new(false), Mutex::new(BTreeMap::new()));
+    std::thread::scope(|scope| {
+        for (writer, journal) in journals.iter().enumerate() {
+            let (stop, acknowledged) = (&stop, &acknowledged);
+            scope.spawn(move || {
+                for n in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let records: Vec<Vec<u8>> = (0..1 + n % 3).map(|part| name(writer, n, part)).collect();
+                    match append(&**journal, records.clone(), None) {
+                        Ok(range) => acknowledged.lock().unwrap().extend(range.zip(records)),
+                        Err(e) => assert_eq!(e.kind(), Kind::Unavailable, "{e}"),
+                    }
+                }
+            });
+        }
+        let _stop = Stop(&stop);
+        until();
+    });
+    acknowledged.into_inner().unwrap()
+}
+
+/// Holds what is read against what was acknowledged: all of it is there, in its place, and nothing is there twice or by half.
+fn hold(journals: &[Box<dyn Journal>], acknowledged: &BTreeMap<u64, Vec<u8>>) {
+    let last = *acknowledged.keys().next_back().expect("something was acknowledged");
+    journals.iter().for_each(|journal| reached(&**journal, last));
+    let last = journals.iter().map(|journal| journal.last()).max().unwrap();
+    let all = records(&*journals[0], 0, last);
+    let mut seen = BTreeMap::new();
+    for record in &all {
+        assert!(seen.insert(record.payload.clone(), record.position).is_none(), "{record:?} is there twice");
+    }
+    for (position, payload) in acknowledged {
+        assert_eq!(seen.get(payload), Some(position), "{}", String::from_utf8_lossy(payload));
+    }
+    // Each call is there as a whole: all its records, one after the other.
+    let part = |record: &Record| {
+        let text = String::from_utf8(record.payload.clone()).unwrap();
+        let numbers: Vec<usize> = text.split(' ').map(|number| number.parse().unwrap()).collect();
+        (numbers[0], numbers[1], numbers[2])
+    };
+    for pair in all.windows(2) {
+        let ((writer, n, before), (next, m, after)) = (part(&pair[0]), part(&pair[1]));
+        let goes_on = (writer, n, before + 1) == (next, m, after);
+        assert!(goes_on || (before == n % 3 && after == 0), "{:?} before {:?}", part(&pair[0]), part(&pair[1]));
+    }
+    journals.iter().for_each(|journal| assert_eq!(records(&**journal, 0, last), all));
+}
+
+#[test]
+fn all_servers_read_what_each_has_written_in_one_order() {
+    let broker = Broker::start();
+    let journals: Vec<Box<dyn Journal>> = (0..3).map(|_| open(broker.url())).collect();
+    assert_eq!((journals[0].first(), journals[0].last()), (1, 0));
+    let acknowledged = write(&journals, || sleep(Duration::from_millis(700)));
+    assert!(acknowledged.len() > 20, "{}", acknowledged.len());
+    hold(&journals, &acknowledged);
+    // From the middle, by a server that comes later; one that knows more than there is is refused.
+    let (late, last) = (open(broker.url()), journals[0].last());
+    assert_eq!((late.first(), late.last()), (1, last));
+    for after in [0, 1, last / 2, last - 1, last] {
+        assert_eq!(records(&*late, after, last), records(&*journals[1], after, last));
+    }
+    assert_eq!(late.follow(last + 1).err().unwrap().kind(), Kind::NotFound);
+    // A new record wakes those who wait.
+    let mut follower = late.follow(last).unwrap();
+    assert!(follower.next(Duration::from_millis(50)).unwrap().is_none());
+    append(&*journals[2], vec![b"new".to_vec()], None).unwrap();
+    assert_eq!(follower.next(Duration::from_secs(10)).unwrap().unwrap().payload, b"new");
+}
+
+#[test]
+fn a_stream_begins_where_it_is_told_to_and_takes_large_appends_in_parts() {
+    let broker = Broker::start();
+    let nats = connect(broker.url());
+    let journal = nats.open("a.model", 41).unwrap();
+    assert_eq!((journal.first(), journal.last()), (42, 41));
+    assert_eq!(nats.open("a.model", 7).unwrap().last(), 41, "it is there already");
+    let large: Vec<Vec<u8>> = (0..30u8).map(|n| vec![n; 100_000]).collect();
+    assert_eq!(append(&*journal, large.clone(), Some(41)).unwrap(), 42..72);
+    let read: Vec<Vec<u8>> = records(&*journal, 41, 71).into_iter().map(|record| record.payload).collect();
+    assert_eq!(read, large);
+    assert_eq!(append(&*journal, Vec::new(), None).unwrap(), 72..72);
+    assert_eq!(append(&*journal, vec![vec![0; 2 << 20]], None).unwrap_err().kind(), Kind::Invalid);
+    assert_eq!(append(&*journal, vec![Vec::new()], None).unwrap_err().kind(), Kind::Invalid);
+    assert_eq!(journal.follow(40).err().unwrap().kind(), Kind::NotFound);
+    journal.release(60).unwrap();
+    assert_eq!(journal.first(), 42, "others may need them");
+}
+
+#[test]
+fn of_several_that_expect_a_position_one_is_right() {
+    let broker = Broker::start();
+    let journals: Vec<Box<dyn Journal>> = (0..3).map(|_| open(broker.url())).collect();
+    for round in 0..15u64 {
+        let told: Vec<Result<Range<u64>>> = std::thread::scope(|scope| {
+            let one = |(n, journal): (usize, &Box<dyn Journal>)| {
+                let journal = journal.as_ref();
+                let records = vec![name(n, round as usize, 0)];
+                scope.spawn(move || append(journal, records, Some(round)))
+            };
+            let all: Vec<_> = journals.iter().enumerate().map(one).collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        let right: Vec<&Range<u64>> = told.iter().flatten().collect();
+        assert_eq!(right, [&(round + 1..round + 2)]);
+        assert!(told.iter().filter_map(|one| one.as_ref().err()).all(|e| e.kind() == Kind::Conflict));
+    }
+    // Whoever knows a later position than this server has read is right too.
+    let range = append(&*journals[0], vec![b"x".to_vec()], Some(15)).unwrap();
+    assert_eq!(append(&*journals[1], vec![b"y".to_vec()], Some(range.end - 1)).unwrap(), 17..18);
+}
+
+#[test]
+fn nothing_that_was_acknowledged_is_lost_or_twice_when_the_broker_is_killed() {
+    let mut broker = Broker::start();
+    let journals: Vec<Box<dyn Journal>> = (0..2).map(|_| open(broker.url())).collect();
+    let acknowledged = write(&journals, || {
+        for _ in 0..3 {
+            let before = journals[0].last();
+            reached(&*journals[0], before + 5);
+            broker.kill();
+            sleep(Duration::from_millis(300));
+            broker.restart();
+        }
+        let before = journals[0].last();
+        reached(&*journals[0], before + 5);
+    });
+    hold(&journals, &acknowledged);
+}
+
+#[test]
+fn a_server_that_is_cut_off_says_so_and_catches_up_while_others_go_on() {
+    let broker = Broker::start();
+    let wire = Wire::to(&broker);
+    let journals = [open(wire.url()), open(broker.url())];
+    let acknowledged = write(&journals, || {
+        for _ in 0..2 {
+            reached(&*journals[0], journals[0].last() + 5);
+            wire.cut();
+            let (mine, others) = (journals[0].last(), journals[1].last());
+            reached(&*journals[1], others + 20);
+            let start = Instant::now();
+            while journals[0].trouble().is_none() {
+                assert!(start.elapsed() < Duration::from_secs(20), "nobody is told");
+                sleep(Duration::from_millis(20));
+            }
+            assert!(journals[0].trouble().unwrap().contains("has not answered for"));
+            assert!(journals[1].trouble().is_none() && journals[0].last() < mine + 20);
+            wire.mend();
+            reached(&*journals[0], others + 20);
+        }
+        reached(&*journals[0], journals[1].last());
+    });
+    hold(&journals, &acknowledged);
+    let start = Instant::now();
+    while let Some(why) = journals[0].trouble() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{why}");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn streams_that_keep_no_journal_are_refused_with_the_reason() {
+    let broker = Broker::start();
+    let nats = connect(broker.url());
+    for (model, config, reason) in [
+        ("memory", json!({"storage": "memory"}), "kept in memory"),
+        ("queue", json!({"retention": "workqueue"}), "lets go of messages"),
+        ("other", json!({"subjects": ["something.else"]}), "takes other subjects"),
+    ] {
+        let name = format!("sterling-{model}");
+        let mut stream = json!({"name": name, "subjects": [format!("sterling.{model}")], "storage": "file"});
+        stream.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
+        assert!(ask(broker.port, &format!("$JS.API.STREAM.CREATE.{name}"), &stream.to_string()).is_some());
+        let error = nats.open(model, 0).err().unwrap();
+        assert_eq!(error.kind(), Kind::Unsupported);
+        assert!(error.to_string().contains(reason) && error.to_string().contains(&name), "{error}");
+    }
+    // A message that is no commit ends following, and is never passed over.
+    let journal = nats.open("m", 0).unwrap();
+    append(&*journal, vec![b"one".to_vec()], None).unwrap();
+    assert!(ask(broker.port, "sterling.m", "hello").is_some(), "the stream acknowledges it");
+    let mut follower = journal.follow(0).unwrap();
+    assert_eq!(follower.next(Duration::from_secs(10)).unwrap().unwrap().payload, b"one");
+    let start = Instant::now();
+    let error = loop {
+        match follower.next(Duration::from_millis(100)) {
+            Ok(None) => assert!(start.elapsed() < Duration::from_secs(20), "it is not told"),
+            Ok(Some(record)) => panic!("{record:?}"),
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(error.kind(), Kind::Corrupt);
+    assert!(
+        error.to_string().contains("message 3") && error.to_string().contains("no message of a journal"),
+        "{error}"
+    );
+    assert_eq!(append(&*journal, vec![b"two".to_vec()], None).unwrap_err().kind(), Kind::Corrupt);
+    assert!(journal.trouble().unwrap().contains("message 3"));
+    assert!(Nats::connect(NatsOptions { servers: "nats://127.0.0.1:1".into(), replicas: 1 }).is_err());
+}
+
+#[test]
+fn what_a_stream_has_let_go_of_is_refused_and_the_rest_is_read() {
+    let broker = Broker::start();
+    let journal = open(broker.url());
+    (0..20).for_each(|n| drop(append(&*journal, vec![name(0, n, 0), name(0, n, 1)], None).unwrap()));
+    // Messages 1 to 10: the one that begins the stream, and nine of two records.
+    assert!(ask(broker.port, "$JS.API.STREAM.PURGE.sterling-m", "{\"seq\": 11}").is_some());
+    let late = open(broker.url());
+    assert_eq!((late.first(), late.last()), (19, 40));
+    assert_eq!(records(&*late, 18, 40).len(), 22);
+    assert_eq!(late.follow(17).err().unwrap().kind(), Kind::NotFound);
+    assert!(ask(broker.port, "$JS.API.STREAM.PURGE.sterling-m", "").is_some());
+    assert_eq!(connect(broker.url()).open("m", 0).err().unwrap().kind(), Kind::Corrupt);
+}
+
+#[test]
+fn servers_of_one_stream_answer_alike_also_when_one_was_killed() {
+    let broker = Broker::start();
+    let folders: Vec<tempfile::TempDir> = (0..2).map(|_| tempfile::tempdir().unwrap()).collect();
+    let lines: String = (0..30)
+        .map(|id| format!("{{\"id\": {id}, \"embedding\": [{id}, 1], \"attributes\": {{\"n\": 0}}}}\n"))
+        .collect();
+    let serve =
+        |folder: &tempfile::TempDir| Server::start_with(&folder.path().join("store"), &["--updates", &broker.url()]);
+    folders.iter().for_each(|folder| drop(put(&folder.path().join("store"), &vectors(folder.path(), &lines)).unwrap()));
+    let mut servers: Vec<Server> = folders.iter().map(serve).collect();
+    let upsert = |server: &Server, n: i64| {
+        let items = json!([{"id": 100 + n, "embedding": [n, 2], "attributes": {"n": n}}, {"id": n, "set": {"n": n}}]);
+        server.ask("/v1/models/vectors/items:upsert", json!({"items": items}))["position"].as_u64().unwrap()
+    };
+    let found = |server: &Server, position: u64| {
+        let path = format!("/v1/models/vectors:retrieve?min_position={position}");
+        let answer = server.ask(&path, json!({"vector": [1, 3], "k": 100, "columns": ["n"], "filter": "n > 0"}));
+        (ids(&answer), answer["position"].as_u64().unwrap())
+    };
+    let mut position = 0;
+    for n in 1..10 {
+        position = upsert(&servers[n as usize % 2], n);
+        assert_eq!(position, 2 * n as u64);
+        // What was acknowledged by one is read of the other.
+        let answers: Vec<_> = servers.iter().map(|server| found(server, position)).collect();
+        assert_eq!(answers[0], answers[1]);
+        assert_eq!(answers[0].0.len(), 2 * n as usize);
+    }
+    servers[0].signal("KILL");
+    servers[0].wait();
+    position = upsert(&servers[1], 10).max(position);
+    servers[0] = serve(&folders[0]);
+    assert_eq!(found(&servers[0], position), found(&servers[1], position));
+    // A merge on one server is its own affair.
+    let merged = servers[0].ask("/v1/models/vectors/items:merge", json!({}));
+    assert_eq!(merged["position"].as_u64(), Some(position));
+    position = upsert(&servers[1], 11);
+    assert_eq!(found(&servers[0], position), found(&servers[1], position));
+}
