@@ -221,13 +221,7 @@ impl Remote {
         let (Some(first), Some(last)) = (first, last) else {
             return Err(Error::corrupt("it holds no message any more, so that nobody knows its position; delete it"));
         };
-        Ok(State {
-            first_sequence: told.first_sequence,
-            first: first.first,
-            sequence: told.last_sequence,
-            position: last.last(),
-            ..State::default()
-        })
+        Ok(State::of((told.first_sequence, &first), (told.last_sequence, &last)))
     }
 
     /// Publishes a commit that is to follow a message of the stream.

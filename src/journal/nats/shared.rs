@@ -28,6 +28,17 @@ pub(super) struct State {
 }
 
 impl State {
+    /// That of a stream whose first and last message are known, each with its sequence.
+    pub(super) fn of(first: (u64, &Commit), last: (u64, &Commit)) -> Self {
+        State {
+            first_sequence: first.0,
+            first: first.1.first,
+            sequence: last.0,
+            position: last.1.last(),
+            ..State::default()
+        }
+    }
+
     /// Takes the next message.
     pub(super) fn take(&mut self, commit: Arc<Commit>) {
         self.sequence += 1;
