@@ -56,6 +56,8 @@ pub struct Config {
     pub access: http::AccessOptions,
     /// TLS in front of HTTP, in builds that have it (feature `tls`, part of `full`).
     pub tls: http::TlsOptions,
+    /// Where traces go.
+    pub traces: http::TraceOptions,
     /// Where embedding tables lie.
     pub tables: PlacementOptions,
     /// Queue and workers.
@@ -82,6 +84,7 @@ impl Default for Config {
             audit_share: 0.001,
             access: http::AccessOptions::default(),
             tls: http::TlsOptions::default(),
+            traces: http::TraceOptions::default(),
             tables: PlacementOptions::default(),
             engine: engine::Options::default(),
             http: http::Options::default(),
@@ -157,6 +160,7 @@ impl Config {
         config.engine.check()?;
         config.http.check()?;
         config.merge.check()?;
+        config.traces.check().map_err(|e| e.within("configuration"))?;
         config.device.parse::<Choice>().map_err(|e| e.within("configuration"))?;
         if config.refresh_ms == 0 {
             return Err(Error::invalid("configuration: refresh_ms: got 0, expected at least 1"));
@@ -281,6 +285,8 @@ mod tests {
             ("refresh_ms = 0", "refresh_ms"),
             ("recorded_queries = 1025", "recorded_queries: got 1025, expected at most 1024"),
             ("audit_share = 2", "audit_share: got 2, expected 0 to 1"),
+            ("[traces]\nshare = 2", "traces.share: got 2"),
+            ("[traces]\ncollector = 'collector:4318'", "traces.collector: got `collector:4318`"),
             ("[merge]\nshare = -1", "merge.share: got -1, expected 0 to 10"),
             ("[merge]\ncores = 1.5", "merge.cores: got 1.5"),
             ("[merge]\nshare = nan", "merge.share: got NaN"),

@@ -19,7 +19,7 @@ use crate::device::heap;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feeds, Merges, Updating};
-use crate::http::{self, AccessControl, App, Sockets, Stop, Tls};
+use crate::http::{self, AccessControl, App, Sockets, Stop, Tls, Traces};
 use crate::journal::LogOptions;
 use crate::registry::{self, Loaded, Registry, Snapshots};
 use crate::snapshot::{Manifest, Placement, Snapshot};
@@ -193,6 +193,7 @@ impl Server {
             .with_updates(feeds, Duration::from_millis(config.engine.timeout_ms))
             .with_merges(merges)
             .with_access(access)
+            .with_traces(Traces::start(&config.traces)?)
             .with_audit(config.audit_share);
         let app = Arc::new(app);
         if let Some(feeds) = feeds_merged {

@@ -13,6 +13,7 @@ use super::bodies::Bodies;
 use super::meters::AnswerMeters;
 use super::options::Options;
 use super::slow::SlowCalls;
+use super::traces::Traces;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feeds, Merges};
@@ -39,6 +40,7 @@ pub struct App {
     pub(super) draining: AtomicBool,
     pub(super) meters: AnswerMeters,
     pub(super) slow: SlowCalls,
+    pub(super) traces: Traces,
     /// The updates of the models, where the server takes any.
     pub(super) feeds: Option<Arc<Feeds>>,
     /// Where merges of updates are asked for.
@@ -66,12 +68,18 @@ impl App {
             draining,
             meters: AnswerMeters::default(),
             slow: SlowCalls::default(),
+            traces: Traces::default(),
             feeds: None,
             merges: None,
             audit: Audit::new(0.0),
             access: AccessControl::default(),
             updates_wait,
         }
+    }
+
+    /// The same edge, which tells a collector of its calls.
+    pub fn with_traces(self, traces: Traces) -> Self {
+        App { traces, ..self }
     }
 
     /// The same edge, which asks who calls.

@@ -15,9 +15,9 @@ use httparse::{EMPTY_HEADER, Request, Status};
 use super::access::secret_of;
 use super::app::App;
 use super::calls::VERBS;
-use super::layers::{id_of, new_id};
+use super::layers::id_of;
 use super::table;
-use super::trace_context::{TRACEPARENT, TraceContext};
+use super::trace_context::{TRACEPARENT, TraceContext, new_id};
 
 /// Most headers of a request that is looked at here.
 const HEADERS_MAX: usize = 32;

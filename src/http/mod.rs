@@ -29,6 +29,7 @@ mod slow;
 mod table;
 mod tls;
 mod trace_context;
+mod traces;
 pub mod wire;
 
 pub use access::{AccessControl, AccessOptions, Door, NewKey, Role, new_key};
@@ -38,3 +39,4 @@ pub use options::Options;
 pub use routes::router;
 pub use server::{Sockets, Stop, serve};
 pub use tls::{Tls, TlsOptions};
+pub use traces::{TraceOptions, Traces};

@@ -78,6 +78,12 @@ const METRICS: &[Metric] = &[
         "changes of the certificates",
     ),
     metric("sterling_audit_log_failures_total", Counter, Labels::None, "lines that the audit log lacks"),
+    metric(
+        "sterling_traces_lost_total",
+        Counter,
+        Labels::None,
+        "calls whose traces the collector did not take in time",
+    ),
     metric("sterling_queue_seconds", Histogram, Labels::None, "time a request waited for a worker"),
     metric("sterling_batch_requests", Histogram, Labels::None, "requests that a worker took together"),
     metric("sterling_waiting_requests", Gauge, Labels::None, "requests that wait for a worker or for their rows"),
