@@ -146,7 +146,7 @@ impl Filtered<'_, '_> {
         counters.survivors += survivors;
         let blocks = scratch.words.iter().map(|&w| u64::from(blocks_of(w))).sum::<u64>() * index.block_bytes();
         let rows = survivors * index.row_bytes();
-        if matches!(index.rows, WideRows::None) || rows * ROW_COST > blocks {
+        if !index.reads_rows(rows, blocks) {
             counters.bytes += blocks;
             for (n, &word) in scratch.words.iter().enumerate() {
                 let mut left = word;
@@ -182,6 +182,13 @@ impl Filtered<'_, '_> {
         index.products(vector, pending, products);
         products.iter().zip(&*pending).for_each(|(&score, &slot)| selector.push(score, Slot(slot)));
         pending.clear();
+    }
+}
+
+impl Index {
+    /// Whether the rows of survivors are read in place of the blocks that they lie in, so many bytes of either.
+    pub fn reads_rows(&self, rows: u64, blocks: u64) -> bool {
+        !matches!(self.rows, WideRows::None) && rows * ROW_COST <= blocks
     }
 }
 

@@ -12,6 +12,7 @@
 //! Items that came after the catalogue was built lie in parts beside it, each a catalogue of its own over the same lists or over
 //! one; they are searched alike, one after the other, and the best of all are taken. Items that are gone have a tombstone.
 
+mod expected;
 mod tombstones;
 
 use std::time::{Duration, Instant};
@@ -22,10 +23,13 @@ use crate::ivf::{self, Counters, Probing, Search};
 use crate::topk::{Selector, unkey};
 use crate::units::{ItemId, Slot};
 
+pub use expected::Expected;
 pub use tombstones::Tombstones;
 
 /// Most candidates of all searches that run together; a selector takes about 34 bytes for each and keeps them.
 const TOGETHER_MAX: usize = 1 << 18;
+/// So many times the candidates are selected where too few of those that seemed to pass did.
+const ROOM_GROWTH: usize = 4;
 /// Candidates more that are selected where some may be gone.
 const GONE_ROOM: usize = 64;
 
@@ -173,6 +177,12 @@ impl Query<'_> {
     /// Candidates that are kept.
     fn kept(&self) -> usize {
         self.selected.unwrap_or(self.k0)
+    }
+
+    /// Survivors that a filtered search does with, which selects `room` of them.
+    fn enough(&self, room: usize) -> usize {
+        // Of survivors that are no "maybes" none drops out again.
+        if self.ending.is_some() && self.plan.is_exact() { self.k0 } else { room }
     }
 
     /// The same without words: some of them may be excluded or gone.
@@ -393,7 +403,7 @@ impl Catalogue<'_> {
 
     fn find_filtered(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> Counters {
         let Scratch { selector, alone, words, candidates, .. } = scratch;
-        let mut room = query.room(self.index);
+        let (mut room, mut again) = (query.room(self.index), 0);
         loop {
             self.begin(selector, room);
             let start = Instant::now();
@@ -407,10 +417,10 @@ impl Catalogue<'_> {
                 }
                 words_time += start.elapsed();
             };
-            // Of survivors that are no "maybes" none drops out again.
-            let enough = if query.ending.is_some() && query.plan.is_exact() { query.k0 } else { room };
+            let enough = query.enough(room);
             let probing = self.probing(query);
             let counters = self.index.search(query.vector, probing, Some(&mut fill), selector, enough, alone);
+            let counters = Counters { again, ..counters };
             times.add_search(start.elapsed(), words_time, &counters);
             self.verify(query, selector, candidates, times);
             // Where "maybe" bits filled the selection and too few of them held, more of the survivors are looked at.
@@ -418,7 +428,8 @@ impl Catalogue<'_> {
             if candidates.len() >= query.kept() || all_seen || query.plan.is_exact() {
                 return counters;
             }
-            room = (room * 4).min(self.index.items());
+            room = (room * ROOM_GROWTH).min(self.index.items());
+            again += 1;
         }
     }
 
@@ -524,3 +535,6 @@ impl Annex<'_> {
         );
     }
 }
+
+#[cfg(test)]
+mod tests;
