@@ -27,7 +27,8 @@ def judge(name, line, peak, share):
     verdict(main["goodput"] >= share * peak, f"{name}: goodput {main['goodput']:.0f}/s, {main['goodput'] / peak:.1%} of the peak, expected {share:.0%}")
     verdict(refused is None or refused["p50"] < 5, f"{name}: median time of a 503 {refused and refused['p50']} ms, expected < 5")
     verdict(answered["p99"] <= TIMEOUT_MS, f"{name}: p99 of the answered {answered['p99']:.1f} ms, the deadline is {TIMEOUT_MS}")
-    verdict(main["timed_out"] + main["no_answer"] == 0, f"{name}: {main['timed_out']} of 504, {main['no_answer']} without an answer, expected 0")
+    lost = [main["timed_out"], main["no_answer"], main["no_connection"]]
+    verdict(sum(lost) == 0, f"{name}: {lost[0]} of 504, {lost[1]} without an answer, {lost[2]} without a connection, expected 0")
     verdict(main["errors"] + main["other"] == 0, f"{name}: {main['errors']} connection errors, {main['other']} other answers, expected 0")
 
 
@@ -51,7 +52,7 @@ def main():
                 answered, refused = main["answered_ms"] or {}, main["refused_ms"] or {}
                 row(
                     name, load, main["rate"], main["goodput"], 100 * main["goodput"] / peak["goodput"], answered.get("p50", ""), answered.get("p99", ""),
-                    main["refused"], refused.get("p50", ""), main["timed_out"], main["other"] + main["errors"] + main["no_answer"] + main["unsent"],
+                    main["refused"], refused.get("p50", ""), main["timed_out"], main["other"] + main["errors"] + main["no_answer"] + main["no_connection"] + main["unsent"],
                     line["server_cores"], line["generator"]["cores"], line["void"] or "",
                 )  # fmt: skip
                 results.append((load, line, peak["goodput"], 0.95 if factor == 3 else 0.85))

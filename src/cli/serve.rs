@@ -145,7 +145,7 @@ impl Server {
             .build()
             .map_err(|e| Error::io("the threads of the HTTP edge", e))?;
         let listener = runtime
-            .block_on(TcpListener::bind(config.listen))
+            .block_on(async { http::listen(config.listen) })
             .map_err(|e| Error::io(format!("address {}", config.listen), e))?;
         let refresh = Duration::from_millis(config.refresh_ms);
         Ok(Server { runtime, listener, refresh, http: config.http.clone(), app })

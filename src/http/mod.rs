@@ -29,4 +29,4 @@ pub use app::App;
 pub use openapi::document as openapi;
 pub use options::Options;
 pub use routes::router;
-pub use server::{Stop, serve};
+pub use server::{Stop, listen, serve};
