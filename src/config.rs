@@ -16,6 +16,10 @@
 //! topology = "machines.toml"  # or planned at each load: for these machines
 //! remote = ["redis://10.0.0.1:6379"]  # the cluster that `publish --remote` brought rows to
 //! timeout_ms = 200            # rows of the cluster that take longer are degraded
+//! [access]                    # who may do what (docs/SECURITY.md)
+//! keys = "keys.toml"          # what `sterling key` printed; without it everybody may do everything
+//! admin_listen = "127.0.0.1:8081"  # calls of administrators are answered here alone
+//! audit_log = "audit.jsonl"   # a line for each call that changes something
 //! [engine]
 //! queue = 1024                # requests that may wait
 //! batch = 32                  # most requests that a worker takes together
@@ -77,6 +81,8 @@ pub struct Config {
     pub recorded_queries: usize,
     /// The share of retrievals that are run again exactly, beside their answers, to tell the recall of what is served; 0 for none.
     pub audit_share: f64,
+    /// Who may do what.
+    pub access: http::AccessOptions,
     /// Where embedding tables lie.
     pub tables: PlacementOptions,
     /// Queue and workers.
@@ -101,6 +107,7 @@ impl Default for Config {
             memory_mb: 0,
             recorded_queries: 0,
             audit_share: 0.001,
+            access: http::AccessOptions::default(),
             tables: PlacementOptions::default(),
             engine: engine::Options::default(),
             http: http::Options::default(),

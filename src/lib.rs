@@ -36,6 +36,7 @@ pub mod planner;
 pub mod publish;
 pub mod registry;
 pub mod request;
+pub mod scoring;
 pub mod search;
 pub mod snapshot;
 pub mod telemetry;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::access::AccessControl;
 use super::audit::Audit;
 use super::bodies::Bodies;
 use super::meters::AnswerMeters;
@@ -42,6 +43,8 @@ pub struct App {
     pub(super) merges: Option<Merges>,
     /// Which answers are held against exact ones.
     pub(super) audit: Audit,
+    /// Who may do what.
+    pub(super) access: AccessControl,
     /// How long a call waits for the position that it wants to see.
     pub(super) updates_wait: Duration,
 }
@@ -63,8 +66,14 @@ impl App {
             feeds: None,
             merges: None,
             audit: Audit::new(0.0),
+            access: AccessControl::default(),
             updates_wait,
         }
+    }
+
+    /// The same edge, which asks who calls.
+    pub fn with_access(self, access: AccessControl) -> Self {
+        App { access, ..self }
     }
 
     /// The same edge, which takes updates too; calls wait for a position as long as other requests have time.

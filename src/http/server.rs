@@ -20,14 +20,17 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
 
+use super::access::Door;
 use super::app::App;
 use super::bodies::Inbound;
-use super::connections::{Answered, Connections, Open, Socket};
+use super::connections::{Answered, Connections, Open, Peer, Socket};
 use super::options::Options;
 use crate::error::{Error, Result};
 
 /// How often connections are looked at.
 const SWEEP: Duration = Duration::from_millis(250);
+/// How often the keys are looked at.
+const RELOAD: Duration = Duration::from_secs(1);
 /// How long nothing is accepted after the system refused to.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Connections that may wait to be accepted, where the system allows so many (`net.core.somaxconn`). The client of one more
@@ -45,7 +48,7 @@ pub enum Stop {
     Now,
 }
 
-/// Opens the socket, in a runtime.
+/// Opens a socket, in a runtime.
 ///
 /// # Errors
 /// What the system says of the address.
@@ -57,20 +60,41 @@ pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
+/// The sockets to answer on.
+pub struct Sockets {
+    /// That for requests.
+    pub main: TcpListener,
+    /// That for all calls, where those of administrators are not answered on the other.
+    pub admin: Option<TcpListener>,
+}
+
+impl From<TcpListener> for Sockets {
+    fn from(main: TcpListener) -> Self {
+        Sockets { main, admin: None }
+    }
+}
+
 /// Serves until `stops` says so, then answers what has begun, within the bounds of `options`. `true` where all of it was
 /// answered.
 ///
 /// # Errors
-/// `Unavailable` where a second stop came before all had been answered.
+/// `Unavailable` where a second stop came before all had been answered; `Io` where the system gives no thread.
 pub async fn serve(
-    listener: TcpListener,
+    sockets: Sockets,
     app: Arc<App>,
     options: &Options,
     mut stops: mpsc::UnboundedReceiver<Stop>,
 ) -> Result<bool> {
     let connections = Connections::new(options.connections_of(descriptors()));
     let (closing, _) = watch::channel(false);
-    let accept = accept(listener, app.clone(), connections.clone(), closing.clone());
+    watch_keys(&app)?;
+    let accept = |listener, door| accept(listener, door, app.clone(), connections.clone(), closing.clone());
+    let admin = async {
+        match sockets.admin {
+            Some(listener) => accept(listener, Door::Admin).await,
+            None => std::future::pending().await,
+        }
+    };
     let end = async {
         let stop = stops.recv().await;
         app.draining.store(true, Ordering::Relaxed);
@@ -80,9 +104,10 @@ pub async fn serve(
             _ => Ok(()),
         }
     };
-    // Dropping `accept` closes the socket.
+    // Dropping what accepts closes the sockets.
     tokio::select! {
-        never = accept => match never {},
+        never = accept(sockets.main, Door::Main) => match never {},
+        never = admin => match never {},
         never = keep(&connections, options) => match never {},
         ended = end => ended?,
     }
@@ -117,20 +142,21 @@ async fn keep(connections: &Connections, options: &Options) -> Infallible {
 
 async fn accept(
     listener: TcpListener,
+    door: Door,
     app: Arc<App>,
     connections: Arc<Connections>,
     closing: watch::Sender<bool>,
 ) -> Infallible {
     let router = super::router(app.clone());
-    for number in 0.. {
+    loop {
         // One over the limit is held at most, until the one that made room for it has gone.
         connections.fewer_than(connections.most() + 1).await;
         match listener.accept().await {
             Ok((stream, _)) if connections.is_full() && !connections.make_room() => refuse(&stream),
-            Ok((stream, _)) => {
+            Ok((stream, address)) => {
                 // Without it a reply in pieces waits for acknowledgements; where it cannot be set, it is slow.
                 let _ = stream.set_nodelay(true);
-                let open = connections.add(number);
+                let open = connections.add(Peer { address, door });
                 tokio::spawn(answer(stream, app.clone(), router.clone(), open, closing.subscribe()));
             }
             Err(error) => {
@@ -140,7 +166,23 @@ async fn accept(
             }
         }
     }
-    std::future::pending().await
+}
+
+/// Reads the keys again when they change, on a thread that answers nobody: their file may lie on a slow disk.
+fn watch_keys(app: &Arc<App>) -> Result<()> {
+    if !app.access.is_guarded() {
+        return Ok(());
+    }
+    let app = Arc::downgrade(app);
+    let watch = move || {
+        while let Some(app) = app.upgrade() {
+            app.access.reload();
+            drop(app);
+            std::thread::sleep(RELOAD);
+        }
+    };
+    std::thread::Builder::new().name("keys".into()).spawn(watch).map_err(|e| Error::io("the thread of keys", e))?;
+    Ok(())
 }
 
 /// Tells one connection too many to come again. Nothing is waited for: what does not go out at once is lost.

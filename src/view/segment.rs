@@ -16,8 +16,7 @@ use crate::snapshot::{CandidateRows, Ids, ItemParts, RowSources, Snapshot, ids};
 use crate::tensor::Matrix;
 use crate::units::{NO_ITEM, Slot};
 
-/// Items a list, on average, from which on they lie in the lists of the main snapshot: to scan as many more costs about what it
-/// costs to score the lists again.
+/// Items a list, on average, from which on they lie in the lists of the main snapshot: of fewer, blocks would mostly be padding.
 const LISTED_MIN: usize = 2;
 
 /// The values of one attribute of an item.

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod access;
 mod bench;
 mod browse;
 mod catalogue;
@@ -27,6 +28,7 @@ mod recall;
 mod redis_cluster;
 mod registry;
 mod remote;
+mod score;
 mod shards;
 mod snapshots;
 mod sparse;
