@@ -23,7 +23,7 @@ use crate::error::Result;
 use crate::filter::{self, Plan};
 use crate::ivf;
 use crate::search::{Catalogue, CataloguePart, Tombstones};
-use crate::snapshot::{Ids, Snapshot};
+use crate::snapshot::{Ids, Snapshot, VectorRows};
 use crate::tower::OverArch;
 use crate::units::{ItemId, Slot};
 use crate::value::Program;
@@ -292,6 +292,14 @@ impl View {
         match self.piece(slot) {
             Some((piece, slot)) => piece.segment.index().row(slot, out),
             None => self.main.index.row(slot, out),
+        }
+    }
+
+    /// Appends the rows of `[[item.vectors]]` of the item in a slot, as they are stored.
+    pub fn read_vectors(&self, rows: &VectorRows<'_>, slot: Slot, out: &mut Vec<u8>) {
+        match self.piece(slot) {
+            Some((piece, slot)) => rows.read(piece.segment.vectors(), slot, out),
+            None => rows.read(&self.main.vectors, slot, out),
         }
     }
 

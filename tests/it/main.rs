@@ -14,6 +14,7 @@ mod faiss;
 mod filters;
 mod fresh;
 mod http;
+mod item_vectors;
 mod items;
 mod journal;
 mod merge;
