@@ -68,10 +68,15 @@ impl RedisCluster {
 
     /// A plain connection to one node.
     pub fn connection(&self, node: usize) -> Connection {
-        let client = redis::Client::open(self.seeds()[node].as_str()).unwrap();
-        let connection = client.get_connection_with_timeout(Duration::from_secs(2)).unwrap();
-        connection.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        connection
+        self.try_connection(node).unwrap_or_else(|e| panic!("node {node}: {e}"))
+    }
+
+    /// The same of one that may be busy with what another sends.
+    fn try_connection(&self, node: usize) -> redis::RedisResult<Connection> {
+        let client = redis::Client::open(self.seeds()[node].as_str())?;
+        let connection = client.get_connection_with_timeout(Duration::from_secs(2))?;
+        connection.set_read_timeout(Some(Duration::from_secs(10)))?;
+        Ok(connection)
     }
 
     /// Sends a command to one node.
@@ -85,7 +90,7 @@ impl RedisCluster {
         words[1..].iter().for_each(|word| {
             command.arg(word);
         });
-        command.query(&mut self.connection(node))
+        command.query(&mut self.try_connection(node)?)
     }
 
     /// The id of a node.
@@ -251,7 +256,8 @@ impl RedisCluster {
 
     /// What a node says of the cluster; nothing while it loads what another sends.
     fn info(&self, node: usize) -> String {
-        cmd("CLUSTER").arg("INFO").query(&mut self.connection(node)).unwrap_or_default()
+        let told = self.try_connection(node).and_then(|mut node| cmd("CLUSTER").arg("INFO").query(&mut node));
+        told.unwrap_or_default()
     }
 
     /// Waits until every node sees all slots served, each primary with a replica in step.
