@@ -15,7 +15,7 @@ mod sample;
 pub use index::{Index, Options, encode};
 pub use language::{Canonical, Expr, Leaf, Test, parse};
 pub use plan::{Plan, Route, Scratch};
-pub use sample::Passing;
+pub use sample::PassingShares;
 
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,7 @@ use super::language::Canonical;
 use super::lower;
 use super::program::Program;
 use super::question::{Node, Question, resolve};
-use super::sample::{Passing, Sample};
+use super::sample::{PassingShares, Sample};
 use crate::columns::{Columns, Comparison};
 use crate::device::cuda::ops::words::WordProgram;
 use crate::error::Result;
@@ -143,9 +143,9 @@ impl Plan {
     }
 
     /// What passes by its words, as some lists show it; counts of terms do not tell what they have in common.
-    pub fn passing(&self, index: &Index) -> Passing {
+    pub fn passing(&self, index: &Index) -> PassingShares {
         match self.route {
-            Route::All => Passing { items: 1.0, lists: 1.0 },
+            Route::All => PassingShares { items: 1.0, lists: 1.0 },
             _ => self.sample.passing(self.pass_rate, index.items() as f64 / index.lists().max(1) as f64),
         }
     }

@@ -21,7 +21,7 @@ const EXPECTED_MIN: f64 = 8.0;
 
 /// What passes, as shares of a catalogue.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Passing {
+pub struct PassingShares {
     /// Of the items.
     pub items: f64,
     /// Of the lists: those that hold such items.
@@ -80,12 +80,12 @@ impl Sample {
     }
 
     /// What passes, where counts of terms let such a share of all items expect, and lists hold so many.
-    pub(super) fn passing(&self, expected: f64, items_a_list: f64) -> Passing {
+    pub(super) fn passing(&self, expected: f64, items_a_list: f64) -> PassingShares {
         if self.passing == 0 && expected * (self.items as f64) < EXPECTED_MIN {
-            return Passing { items: expected, lists: 1.0 - (1.0 - expected).powf(items_a_list) };
+            return PassingShares { items: expected, lists: 1.0 - (1.0 - expected).powf(items_a_list) };
         }
         let share = |part: usize, of: usize| part as f64 / of.max(1) as f64;
-        Passing { items: share(self.passing, self.items), lists: share(self.lists_passing, self.lists) }
+        PassingShares { items: share(self.passing, self.items), lists: share(self.lists_passing, self.lists) }
     }
 
     /// The share of these that the filter holds for; all of them, where none was asked.
