@@ -12,6 +12,7 @@ use super::audit::Audit;
 use super::bodies::Bodies;
 use super::meters::AnswerMeters;
 use super::options::Options;
+use super::slow::SlowCalls;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feeds, Merges};
@@ -37,6 +38,7 @@ pub struct App {
     asides: Arc<Semaphore>,
     pub(super) draining: AtomicBool,
     pub(super) meters: AnswerMeters,
+    pub(super) slow: SlowCalls,
     /// The updates of the models, where the server takes any.
     pub(super) feeds: Option<Arc<Feeds>>,
     /// Where merges of updates are asked for.
@@ -63,6 +65,7 @@ impl App {
             asides,
             draining,
             meters: AnswerMeters::default(),
+            slow: SlowCalls::default(),
             feeds: None,
             merges: None,
             audit: Audit::new(0.0),

@@ -25,7 +25,10 @@ mod paths;
 mod position;
 mod routes;
 mod server;
+mod slow;
 mod table;
+mod tls;
+mod trace_context;
 pub mod wire;
 
 pub use access::{AccessControl, AccessOptions, Door, NewKey, Role, new_key};
@@ -34,3 +37,4 @@ pub use openapi::document as openapi;
 pub use options::Options;
 pub use routes::router;
 pub use server::{Sockets, Stop, listen, serve};
+pub use tls::{Tls, TlsOptions};

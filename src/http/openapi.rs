@@ -35,6 +35,7 @@ use super::{browse, calls, console, items};
         browse::column,
         browse::index,
         calls::queries,
+        calls::slow,
         calls::live,
         calls::ready,
         calls::metrics,

@@ -53,8 +53,9 @@ async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
         })
     });
     request.extensions_mut().insert(matched);
-    request.extensions_mut().insert(caller);
-    let response = next.run(request).await;
+    request.extensions_mut().insert(caller.clone());
+    let mut response = next.run(request).await;
+    response.extensions_mut().insert(caller);
     if let Some(change) = change {
         change.ended(response.status().as_u16());
     }

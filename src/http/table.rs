@@ -59,7 +59,7 @@ macro_rules! table {
 }
 
 /// All calls.
-pub(super) static TABLE: [Route; 33] = table! {
+pub(super) static TABLE: [Route; 34] = table! {
     POST "/v1/models/{model}:retrieve", Read, Model, "retrieve", calls::of_active;
     POST "/v1/models/{model}:rank", Read, Model, "rank", calls::of_active;
     POST "/v1/models/{model}:embed", Read, Model, "embed", calls::of_active;
@@ -88,6 +88,7 @@ pub(super) static TABLE: [Route; 33] = table! {
     POST "/v1/models/{model}/items:delete", Write, Model, "delete", items::delete;
     POST "/v1/models/{model}/items:merge", Admin, Model, "merge", items::merge;
     GET "/v1/models/{model}/queries", Read, Model, "queries", calls::queries;
+    GET "/v1/debug/slow", Admin, Server, "slow", calls::slow;
     GET "/livez", Open, Server, "health", calls::live;
     GET "/readyz", Open, Server, "health", calls::ready;
     GET "/metrics", Read, Server, "metrics", calls::metrics;
