@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -211,7 +210,7 @@ impl Server {
             .build()
             .map_err(|e| Error::io("the threads of the HTTP edge", e))?;
         let bind = |address: SocketAddr| {
-            let bound = runtime.block_on(TcpListener::bind(address));
+            let bound = runtime.block_on(async { http::listen(address) });
             bound.map_err(|e| Error::io(format!("address {address}"), e))
         };
         let admin = config.access.admin_listen;

@@ -37,6 +37,6 @@ pub use app::App;
 pub use openapi::document as openapi;
 pub use options::Options;
 pub use routes::router;
-pub use server::{Sockets, Stop, serve};
+pub use server::{Sockets, Stop, listen, serve};
 pub use tls::{Tls, TlsOptions};
 pub use traces::{TraceOptions, Traces};

@@ -8,6 +8,7 @@
 //! | a second signal | all of it at once |
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
 
@@ -34,6 +35,9 @@ const SWEEP: Duration = Duration::from_millis(250);
 const RELOAD: Duration = Duration::from_secs(1);
 /// How long nothing is accepted after the system refused to.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Connections that may wait to be accepted, where the system allows so many (`net.core.somaxconn`). The client of one more
+/// hears nothing, and its system asks again a second later, then after two more: by then most answers are too late.
+const BACKLOG: u32 = 16_384;
 /// Bytes of a connection's buffers: of a header at most, and of replies that wait for their reader.
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -44,6 +48,18 @@ pub enum Stop {
     Drain,
     /// A person at the terminal: nothing new is taken.
     Now,
+}
+
+/// Opens a socket, in a runtime.
+///
+/// # Errors
+/// What the system says of the address.
+pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // The address of a server that has just ended can be had at once.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// The sockets to answer on.
