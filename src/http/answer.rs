@@ -42,7 +42,7 @@ impl From<Error> for Refusal {
 pub fn problem(error: &Error) -> Problem {
     match error.kind() {
         Kind::Internal | Kind::Io | Kind::Corrupt => tracing::error!(%error, kind = error.kind().name(), "failed"),
-        Kind::NotReady | Kind::Unavailable | Kind::NoSpace => {
+        Kind::NotReady | Kind::Unavailable | Kind::NoSpace | Kind::Partial => {
             tracing::warn!(%error, kind = error.kind().name(), "failed");
         }
         _ => tracing::debug!(%error, kind = error.kind().name(), "refused"),

@@ -1,0 +1,167 @@
+//! Connections to one server, kept alive, each for one call at a time. Whoever drops a call closes its connection, which the server
+//! takes for a caller who has left.
+
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::http::header::{CONTENT_TYPE, HOST, RETRY_AFTER};
+use axum::http::{HeaderValue, Method, Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::protocol::{MEDIA_TYPE, TIMEOUT_HEADER, problem};
+use crate::error::{Error, Result};
+
+/// Longest answer of a server, in bytes.
+const ANSWER_BYTES_MAX: usize = 256 << 20;
+/// Connections that are kept though nobody uses them.
+const IDLE_MAX: usize = 256;
+/// How long a connection may take to be made.
+const CONNECT: Duration = Duration::from_secs(1);
+
+/// One kept connection. It makes progress while a call is under way, and not between two.
+struct Kept {
+    sender: SendRequest<Body>,
+    wire: Wire,
+}
+
+/// What reads and writes.
+struct Wire {
+    connection: Pin<Box<http1::Connection<TokioIo<TcpStream>, Body>>>,
+    is_open: bool,
+}
+
+impl Wire {
+    /// Runs what needs the connection, on the task of the caller: no other one has to be woken for it.
+    async fn with<T>(&mut self, what: impl Future<Output = T>) -> T {
+        let mut what = pin!(what);
+        poll_fn(|cx| {
+            // What is asked here is written there, and what is read there is answered here.
+            if let Poll::Ready(done) = what.as_mut().poll(cx) {
+                return Poll::Ready(done);
+            }
+            if self.is_open && self.connection.as_mut().poll(cx).is_ready() {
+                self.is_open = false;
+            }
+            what.as_mut().poll(cx)
+        })
+        .await
+    }
+}
+
+/// A call, as often as it is sent.
+#[derive(Clone, Debug)]
+pub(super) struct Outgoing {
+    pub(super) path: String,
+    /// None to ask for what lies at the path.
+    pub(super) body: Option<Bytes>,
+}
+
+/// Connections to one server.
+pub(super) struct Client {
+    address: SocketAddr,
+    host: HeaderValue,
+    /// The one that was used last is used first, so that no more are open than are needed.
+    idle: Mutex<VecDeque<Kept>>,
+}
+
+impl Client {
+    pub(super) fn new(address: SocketAddr) -> Self {
+        // An address is visible ASCII.
+        let host = HeaderValue::from_str(&address.to_string()).unwrap_or(HeaderValue::from_static("server"));
+        Client { address, host, idle: Mutex::default() }
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn idle(&self) -> MutexGuard<'_, VecDeque<Kept>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Closes the connections that nobody uses.
+    pub(super) fn forget(&self) {
+        self.idle().clear();
+    }
+
+    /// Sends a call and reads the whole answer to it.
+    ///
+    /// # Errors
+    /// The server's own; `Unavailable` where there is no connection or it breaks; `DeadlineExceeded`.
+    pub(super) async fn call(&self, call: &Outgoing, deadline: Instant) -> Result<Bytes> {
+        let late = || Err(Error::deadline(format!("server {}: no answer in time", self.address)));
+        timeout_at(deadline, self.send(call, deadline)).await.unwrap_or_else(|_| late())
+    }
+
+    async fn send(&self, call: &Outgoing, deadline: Instant) -> Result<Bytes> {
+        loop {
+            let kept = self.idle().pop_back();
+            let is_new = kept.is_none();
+            let mut kept = match kept {
+                Some(kept) => kept,
+                None => self.connect().await?,
+            };
+            let Kept { sender, wire } = &mut kept;
+            let request = self.request(call, deadline)?;
+            let sent = async {
+                sender.ready().await?;
+                sender.send_request(request).await
+            };
+            match wire.with(sent).await {
+                Ok(response) => return self.receive(kept, response).await,
+                // The server had closed it while nobody used it. A call changes nothing, so that it may be sent twice.
+                Err(_) if !is_new => {}
+                Err(e) => return Err(self.broken(e)),
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<Kept> {
+        let made = timeout(CONNECT, TcpStream::connect(self.address)).await;
+        let stream = made.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())).map_err(|e| self.broken(e))?;
+        stream.set_nodelay(true).map_err(|e| self.broken(e))?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.broken(e))?;
+        Ok(Kept { sender, wire: Wire { connection: Box::pin(connection), is_open: true } })
+    }
+
+    fn request(&self, call: &Outgoing, deadline: Instant) -> Result<Request<Body>> {
+        let left = deadline.saturating_duration_since(Instant::now()).as_micros() as u64;
+        let method = if call.body.is_some() { Method::POST } else { Method::GET };
+        let request = Request::builder().method(method).uri(&call.path).header(HOST, &self.host);
+        let request = request.header(CONTENT_TYPE, MEDIA_TYPE).header(TIMEOUT_HEADER, left.max(1));
+        let body = call.body.clone().map_or_else(Body::empty, Body::from);
+        request.body(body).map_err(|e| Error::internal(format!("a call to `{}`: {e}", call.path)))
+    }
+
+    async fn receive(&self, mut kept: Kept, response: Response<Incoming>) -> Result<Bytes> {
+        let (head, body) = response.into_parts();
+        let read = kept.wire.with(to_bytes(Body::new(body), ANSWER_BYTES_MAX)).await;
+        let body = read.map_err(|e| self.broken(e))?;
+        let mut idle = self.idle();
+        if kept.wire.is_open && idle.len() < IDLE_MAX {
+            idle.push_back(kept);
+        }
+        drop(idle);
+        if head.status.is_success() && head.headers.get(CONTENT_TYPE).is_some_and(|kind| kind == MEDIA_TYPE) {
+            return Ok(body);
+        }
+        let seconds = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
+        let error = problem(head.status.as_u16(), seconds.map(Duration::from_secs), &body);
+        // What is wrong with the request is told as it is, what a server could not do with its name.
+        Err(if error.kind().is_retryable() { error.within(format_args!("server {}", self.address)) } else { error })
+    }
+
+    fn broken(&self, e: impl std::error::Error + Send + Sync + 'static) -> Error {
+        Error::unavailable(format!("server {}: {e}", self.address)).caused_by(e)
+    }
+}
