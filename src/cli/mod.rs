@@ -18,6 +18,7 @@ mod output;
 mod plan;
 mod publish;
 mod remote;
+mod route;
 mod serve;
 mod trial;
 
@@ -48,6 +49,8 @@ enum Command {
     Compact(compact::Compact),
     /// Answer over HTTP from the store's newest versions.
     Serve(serve::Serve),
+    /// Answer over HTTP from the servers of all shards of a version, as one server of the whole would.
+    Route(route::Route),
     /// Measure the item index alone on `.npy` files, a JSON line a measurement.
     AnnBench(ann_bench::AnnBench),
     /// Put load on a running server, an open loop at a set rate, and report what became of it.
@@ -74,6 +77,7 @@ pub fn run() -> ExitCode {
         Command::Calibrate(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::Compact(command) => command.run(),
+        Command::Route(command) => command.run(),
         Command::AnnBench(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Inspect(command) => command.run(),

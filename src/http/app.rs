@@ -1,4 +1,4 @@
-//! What all calls share: the models, the workers, the budget for bodies.
+//! What all calls share: the models, the workers, the budget for bodies; and what connections see of that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +25,45 @@ const LAG_MAX: u64 = 10_000;
 /// How long a call that takes long waits for others of the kind.
 const ASIDE_WAIT: Duration = Duration::from_secs(1);
 
+/// What stands behind the sockets.
+pub(super) trait Host: Send + Sync + 'static {
+    /// True once the server is to end.
+    fn draining(&self) -> &AtomicBool;
+
+    /// Where calls are counted.
+    fn meters(&self) -> &AnswerMeters;
+
+    /// Whether a call that workers answer would be taken in now; takes no lock.
+    fn admits(&self) -> Result<()>;
+}
+
+/// What takes long beside all else: so much of it may run at once.
+#[derive(Clone)]
+pub(super) struct Asides(Arc<Semaphore>);
+
+impl Asides {
+    /// Half of the cores that may be used at most: those that wait for answers to short requests come first.
+    pub(super) fn new(cores: usize) -> Self {
+        Asides(Arc::new(Semaphore::new((cores / 2).max(1))))
+    }
+
+    /// Runs what takes long, such as reading a long body or a column, where nobody else waits for it.
+    ///
+    /// # Errors
+    /// `Overloaded` where others of the kind take all the time there is for them; else what `work` ends with.
+    pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        let crowded = || Error::overloaded("other calls that take long are answered before it, try again later");
+        let place = timeout(ASIDE_WAIT, self.0.clone().acquire_owned()).await.map_err(|_| crowded())?;
+        let place = place.map_err(|e| Error::internal(format!("places of long calls: {e}")))?;
+        let span = tracing::Span::current();
+        let done = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            span.in_scope(work)
+        });
+        done.await.map_err(|e| Error::internal(format!("a request broke what answers it: {e}")))?
+    }
+}
+
 /// What handlers share.
 pub struct App {
     /// The models.
@@ -32,8 +71,7 @@ pub struct App {
     /// The workers.
     pub engine: Engine<Passes>,
     pub(super) bodies: Bodies,
-    /// What takes long beside the passes: so much of it may run at once.
-    asides: Arc<Semaphore>,
+    pub(super) asides: Asides,
     pub(super) draining: AtomicBool,
     pub(super) meters: AnswerMeters,
     /// The updates of the models, where the server takes any.
@@ -49,8 +87,7 @@ pub struct App {
 impl App {
     /// Models and workers behind one edge.
     pub fn new(registry: Registry, engine: Engine<Passes>, options: &Options) -> Self {
-        // Half of the cores that passes use at most: those that wait for answers to short requests come first.
-        let asides = Arc::new(Semaphore::new((engine.workers() / 2).max(1)));
+        let asides = Asides::new(engine.workers());
         let (registry, bodies) = (Arc::new(registry), Bodies::new(options));
         let (draining, updates_wait) = (AtomicBool::new(false), Duration::from_secs(1));
         App {
@@ -103,25 +140,6 @@ impl App {
         warnings
     }
 
-    /// Runs what takes long, such as reading a long body or a column, where nobody else waits for it.
-    ///
-    /// # Errors
-    /// `Overloaded` where others of the kind take all the time there is for them; else what `work` ends with.
-    pub(super) async fn aside<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let crowded = || Error::overloaded("other calls that take long are answered before it, try again later");
-        let place = timeout(ASIDE_WAIT, self.asides.clone().acquire_owned()).await.map_err(|_| crowded())?;
-        let place = place.map_err(|e| Error::internal(format!("places of long calls: {e}")))?;
-        let span = tracing::Span::current();
-        let done = tokio::task::spawn_blocking(move || {
-            let _place = place;
-            span.in_scope(work)
-        });
-        done.await.map_err(|e| Error::internal(format!("a request broke what answers it: {e}")))?
-    }
-
     pub(super) fn ready(&self) -> Result<()> {
         if self.draining.load(Ordering::Relaxed) {
             return Err(Error::not_ready("the server is shutting down"));
@@ -132,5 +150,19 @@ impl App {
             Some((name, why)) => Err(Error::not_ready(format!("model `{name}` follows its updates no more: {why}"))),
             None => Ok(()),
         }
+    }
+}
+
+impl Host for App {
+    fn draining(&self) -> &AtomicBool {
+        &self.draining
+    }
+
+    fn meters(&self) -> &AnswerMeters {
+        &self.meters
+    }
+
+    fn admits(&self) -> Result<()> {
+        self.engine.admits(None)
     }
 }

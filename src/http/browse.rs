@@ -68,7 +68,7 @@ pub async fn find(
     let (contains, limit) = (checked(asked.contains)?, limit(asked.limit, ITEMS_MAX)?);
     let view = seen(&app, &loaded, &uri).await?;
     let served = served(&loaded, &view);
-    let items = app.aside(move || {
+    let items = app.asides.run(move || {
         let column = match asked.column {
             Some(column) => column,
             None => first_texts(&view)?,
@@ -103,7 +103,7 @@ pub async fn column(
     let (contains, limit) = (checked(asked.contains)?, limit(asked.limit, VALUES_MAX)?);
     let view = seen(&app, &loaded, &uri).await?;
     let served = served(&loaded, &view);
-    let told = app.aside(move || {
+    let told = app.asides.run(move || {
         let found = view.values(&column, &contains, limit)?;
         let (least, greatest) = found.range.unzip();
         let values = found.values.into_iter().map(wire::ColumnValue::from).collect();

@@ -13,9 +13,10 @@ use futures_util::future::join_all;
 use serde::de::DeserializeOwned;
 
 use super::answer::{Refusal, Share, Timing, json, problem, reply};
-use super::app::App;
+use super::app::{App, Asides};
 use super::audit::{self, Again, Turn};
 use super::bodies::Whole;
+use super::parts::pass;
 use super::position::seen;
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, LabelList, LabelRequest, ModelInfo, ModelList, Problem, RankRequest,
@@ -35,7 +36,7 @@ const GET: &str = "GET, HEAD";
 /// a byte, so that shorter ones hold up whoever else this thread answers for a few milliseconds at most.
 const LONG_BODY_BYTES: usize = 32 << 10;
 /// The verbs of the calls that workers answer.
-pub(super) const VERBS: [&str; 3] = ["retrieve", "rank", "embed"];
+pub(super) const VERBS: [&str; 4] = ["retrieve", "rank", "embed", "pass"];
 
 /// The names in a path; where they are no text, a problem.
 pub struct Names<T>(pub(super) T);
@@ -77,7 +78,8 @@ pub async fn version_call(
         ("load", &Method::POST) => load(&app, model, version).await,
         ("activate", &Method::POST) => activate(&app, model, version).await,
         ("unload", &Method::POST) => unload(&app, model, version).await,
-        ("load" | "activate" | "unload", other) => Err(Refusal::method(other, "POST")),
+        ("pass", &Method::POST) => pass(&app, app.registry.get(&model, Which::Version(version))?, request).await,
+        ("load" | "activate" | "unload" | "pass", other) => Err(Refusal::method(other, "POST")),
         _ => {
             check_verb(verb, request.method())?;
             dispatch(&app, app.registry.get(&model, Which::Version(version))?, verb, request).await
@@ -103,14 +105,14 @@ pub async fn label_call(
 }
 
 /// A version as it is listed: one number has one text, so that caches and rules for paths are not led around.
-fn version_number(model: &str, text: &str) -> Result<u64> {
+pub(super) fn version_number(model: &str, text: &str) -> Result<u64> {
     text.parse().ok().filter(|version: &u64| version.to_string() == text).ok_or_else(|| {
         Error::invalid(format!("version `{text}`: expected a whole number, as `GET /v1/models/{model}/versions` lists"))
     })
 }
 
-fn check_verb(verb: &str, method: &Method) -> Result<(), Refusal> {
-    if !VERBS.contains(&verb) {
+pub(super) fn check_verb(verb: &str, method: &Method) -> Result<(), Refusal> {
+    if !["retrieve", "rank", "embed"].contains(&verb) {
         return Err(Error::not_found(format!("call `:{verb}`: expected `:retrieve`, `:rank` or `:embed`")).into());
     }
     if method == Method::POST { Ok(()) } else { Err(Refusal::method(method, "POST")) }
@@ -136,14 +138,14 @@ enum Asked {
 
 /// Reads and prepares what a body asks for: here, or, where that takes long, where nobody else waits for it.
 pub(super) async fn prepare<T: Send + 'static>(
-    app: &App,
+    asides: &Asides,
     body: Whole,
     prepare: impl FnOnce(&[u8]) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     if body.len() < LONG_BODY_BYTES {
         return prepare(&body);
     }
-    app.aside(move || prepare(&body)).await
+    asides.run(move || prepare(&body)).await
 }
 
 fn prepare_retrievals(view: &Arc<View>, turn: Option<Turn>, body: &[u8]) -> Result<Asked> {
@@ -174,7 +176,7 @@ fn prepare_retrievals(view: &Arc<View>, turn: Option<Turn>, body: &[u8]) -> Resu
     responses((status = 200, body = inline(RetrievedOneOrMany)), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn retrieve(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
     let (told, turn) = (served(model, &view), app.audit.turn());
-    match prepare(app, body, move |body| prepare_retrievals(&view, turn, body)).await? {
+    match prepare(&app.asides, body, move |body| prepare_retrievals(&view, turn, body)).await? {
         Asked::One(prepared, terms, again) => one(app, model, *prepared, terms, again).await,
         Asked::Many(prepared) => {
             let costs = prepared.iter().flatten().map(|(prepared, _)| prepared.cost());
@@ -229,6 +231,7 @@ pub(super) fn served(model: &Loaded, view: &View) -> Served {
         digest: model.digest().into(),
         coverage: view.coverage(),
         position: view.position(),
+        missing: Vec::new(),
     }
 }
 
@@ -241,7 +244,7 @@ async fn rank(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole) -> O
         let (request, terms) = wire::rank(body)?;
         Ok((pass::prepare(&view, Ask::Rank(request))?, terms))
     };
-    let (prepared, terms) = prepare(app, body, ranking).await?;
+    let (prepared, terms) = prepare(&app.asides, body, ranking).await?;
     one(app, model, prepared, terms, None).await
 }
 
@@ -254,7 +257,7 @@ async fn embed(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outco
         let (request, terms) = wire::embed(body)?;
         Ok((pass::prepare(&view, Ask::Embed(request))?, terms))
     };
-    let (prepared, terms) = prepare(app, body, embedding).await?;
+    let (prepared, terms) = prepare(&app.asides, body, embedding).await?;
     let told = served(model, prepared.view());
     let answer = submit(app, prepared, terms).await?;
     Ok(json(&wire::embedding(told, answer)?))
@@ -329,7 +332,7 @@ async fn manage<T: Send + 'static>(
     changed.await.map_err(|e| Error::internal(format!("a change of the registry: {e}")))?
 }
 
-fn info(app: &App, model: &Loaded) -> ModelInfo {
+pub(super) fn info(app: &App, model: &Loaded) -> ModelInfo {
     let labels = app.registry.labels(model.name()).unwrap_or_default();
     let labels = labels.into_iter().filter(|(_, version)| *version == model.version()).map(|(label, _)| label);
     ModelInfo { labels: labels.collect(), memory_bytes: model.memory_bytes(), ..wire::model_info(model.view().main()) }
@@ -408,9 +411,9 @@ pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>) -
 }
 
 /// An answer with its share of the memory for answers, until it is sent.
-struct Held {
-    lines: Vec<u8>,
-    _share: Share,
+pub(super) struct Held {
+    pub(super) lines: Vec<u8>,
+    pub(super) _share: Share,
 }
 
 impl AsRef<[u8]> for Held {

@@ -13,7 +13,7 @@ use axum::http::StatusCode;
 use httparse::{EMPTY_HEADER, Request, Status};
 
 use super::answer::Refusal;
-use super::app::App;
+use super::app::Host;
 use super::calls::VERBS;
 use super::layers::{id_of, verb_of};
 
@@ -61,16 +61,16 @@ impl<'a> PlainRequest<'a> {
 }
 
 /// The bytes of the answer to a call that could not be in time; `None` where a request is to be looked at.
-pub(super) fn refusal(app: &App, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
+pub(super) fn refusal(host: &dyn Host, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
     let start = Instant::now();
-    let call = request.call.filter(|_| !app.draining.load(Ordering::Relaxed))?;
-    let refusal = Refusal::from(app.engine.admits(None).err()?);
+    let call = request.call.filter(|_| !host.draining().load(Ordering::Relaxed))?;
+    let refusal = Refusal::from(host.admits().err()?);
     let id = id_of(request.id);
     let (id, body) = (id.to_str().unwrap_or_default(), refusal.json());
     let took = start.elapsed();
     let status = StatusCode::SERVICE_UNAVAILABLE;
     tracing::debug!(id, call, status = status.as_u16(), "refused unread");
-    app.meters.answered(call, status, took);
+    host.meters().answered(call, status, took);
     let mut text = String::with_capacity(512);
     // A string takes whatever it is given.
     let _ = write!(

@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use tracing::Instrument as _;
 
 use super::answer::{Refusal, Timing};
-use super::app::App;
+use super::app::Host;
 use crate::error::Error;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -23,7 +23,7 @@ const REQUEST_ID_BYTES_MAX: usize = 128;
 
 /// Counts and times the call, gives it an id that its lines in the log carry, and says in `Server-Timing` where the time
 /// went.
-pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub async fn observe(State(host): State<Arc<dyn Host>>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let call = call_of(&request);
     let id = id_of(request.headers().get(&REQUEST_ID).map(HeaderValue::as_bytes));
@@ -33,12 +33,12 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
     span.in_scope(|| {
         tracing::debug!(status = response.status().as_u16(), ms = took.as_secs_f64() * 1000.0, "answered")
     });
-    app.meters.answered(call, response.status(), took);
+    host.meters().answered(call, response.status(), took);
     let timing = response.extensions_mut().remove::<Timing>().unwrap_or_default();
     let headers = response.headers_mut();
     headers.extend(timing.header(took.as_secs_f64() * 1000.0));
     headers.insert(REQUEST_ID, id);
-    if app.draining.load(Ordering::Relaxed) {
+    if host.draining().load(Ordering::Relaxed) {
         // So that a client that keeps connections asks its next question elsewhere.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -68,7 +68,7 @@ fn new_id() -> HeaderValue {
 /// The verb that a path ends with, where it is one of this server's.
 pub(super) fn verb_of(path: &str) -> Option<&'static str> {
     let (_, last) = path.rsplit_once(':')?;
-    ["retrieve", "rank", "embed", "activate", "load", "unload"].into_iter().find(|verb| *verb == last)
+    ["retrieve", "rank", "embed", "pass", "activate", "load", "unload"].into_iter().find(|verb| *verb == last)
 }
 
 /// The label of a call: from a fixed list, so that no caller can make metrics grow.

@@ -7,9 +7,9 @@ use axum::http::StatusCode;
 use metrics::{Counter, Histogram, counter, histogram};
 
 /// The labels of calls; whatever has none of them is the last.
-const CALLS: [&str; 15] = [
-    "retrieve", "rank", "embed", "activate", "load", "unload", "models", "model", "versions", "version", "labels",
-    "label", "metrics", "health", "other",
+const CALLS: [&str; 16] = [
+    "retrieve", "rank", "embed", "pass", "activate", "load", "unload", "models", "model", "versions", "version",
+    "labels", "label", "metrics", "health", "other",
 ];
 /// The statuses with their labels; whatever has none of them is the last.
 const STATUSES: [(u16, &str); 14] = [

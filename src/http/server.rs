@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
 
-use super::app::App;
+use super::app::{App, Host};
 use super::bodies::Inbound;
 use super::connections::{Answered, Connections, Open, Socket};
 use super::options::Options;
@@ -50,14 +50,24 @@ pub async fn serve(
     listener: TcpListener,
     app: Arc<App>,
     options: &Options,
+    stops: mpsc::UnboundedReceiver<Stop>,
+) -> Result<bool> {
+    answer_all(listener, (app.clone(), super::router(app)), options, stops).await
+}
+
+/// The same over whatever stands behind the routes.
+pub(super) async fn answer_all(
+    listener: TcpListener,
+    (host, router): (Arc<dyn Host>, axum::Router),
+    options: &Options,
     mut stops: mpsc::UnboundedReceiver<Stop>,
 ) -> Result<bool> {
     let connections = Connections::new(options.connections_of(descriptors()));
     let (closing, _) = watch::channel(false);
-    let accept = accept(listener, app.clone(), connections.clone(), closing.clone());
+    let accept = accept(listener, (host.clone(), router), connections.clone(), closing.clone());
     let end = async {
         let stop = stops.recv().await;
-        app.draining.store(true, Ordering::Relaxed);
+        host.draining().store(true, Ordering::Relaxed);
         let delay = if stop == Some(Stop::Drain) { options.drain_ms } else { 0 };
         match tokio::time::timeout(Duration::from_millis(delay), stops.recv()).await {
             Ok(Some(_)) => Err(at_once()),
@@ -101,11 +111,10 @@ async fn keep(connections: &Connections, options: &Options) -> Infallible {
 
 async fn accept(
     listener: TcpListener,
-    app: Arc<App>,
+    (host, router): (Arc<dyn Host>, axum::Router),
     connections: Arc<Connections>,
     closing: watch::Sender<bool>,
 ) -> Infallible {
-    let router = super::router(app.clone());
     for number in 0.. {
         // One over the limit is held at most, until the one that made room for it has gone.
         connections.fewer_than(connections.most() + 1).await;
@@ -115,7 +124,7 @@ async fn accept(
                 // Without it a reply in pieces waits for acknowledgements; where it cannot be set, it is slow.
                 let _ = stream.set_nodelay(true);
                 let open = connections.add(number);
-                tokio::spawn(answer(stream, app.clone(), router.clone(), open, closing.subscribe()));
+                tokio::spawn(answer(stream, host.clone(), router.clone(), open, closing.subscribe()));
             }
             Err(error) => {
                 tracing::warn!(%error, "no connection can be accepted");
@@ -138,7 +147,7 @@ fn refuse(stream: &TcpStream) {
 /// Answers the requests of one connection until either side has had enough.
 async fn answer(
     stream: TcpStream,
-    app: Arc<App>,
+    host: Arc<dyn Host>,
     router: axum::Router,
     open: Open,
     mut closing: watch::Receiver<bool>,
@@ -152,7 +161,7 @@ async fn answer(
             Ok::<_, Infallible>(Answered::of(response, connection))
         }
     });
-    let socket = TokioIo::new(Socket::new(stream, connection.clone(), app));
+    let socket = TokioIo::new(Socket::new(stream, connection.clone(), host));
     let served = http1::Builder::new().max_buf_size(BUFFER_BYTES).serve_connection(socket, service);
     let mut served = std::pin::pin!(served);
     let mut told = false;

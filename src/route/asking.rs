@@ -38,8 +38,8 @@ pub(super) struct Home {
 /// What came with an answer of a shard.
 #[derive(Clone, Debug)]
 pub struct Beside {
-    /// The columns of its items.
-    pub columns: Written,
+    /// The tasks and columns of its items.
+    pub rest: Written,
     /// How it came about, in JSON.
     pub explain: Option<String>,
     /// The position of the server's updates that the answer saw.
@@ -80,7 +80,7 @@ fn kind(request: &Asked) -> usize {
         Asked::Pass(Request::Select(_) | Request::Retrieve(_)) => 0,
         Asked::Pass(Request::Rerank(_) | Request::Rank(_)) => 1,
         Asked::Pass(Request::Embed(_)) => 2,
-        Asked::Item(_) => 3,
+        Asked::Item(_) | Asked::Model => 3,
     }
 }
 
@@ -187,10 +187,9 @@ impl Asking<'_> {
                     Kind::Unavailable | Kind::DeadlineExceeded => Outcome::Failed,
                     _ => Outcome::Answered,
                 });
-                // What it does not have it had when it was looked at last; nothing else in a call has a name that may be missing.
+                // It had the version when it was looked at last; nothing else in a call may be missing.
                 return Err(match error.kind() {
-                    Kind::NotFound | Kind::NotReady if under_way.kind != 3 => self.gone(shard, &error.to_string()),
-                    Kind::NotFound if error.to_string().contains("version") => self.gone(shard, &error.to_string()),
+                    Kind::NotFound | Kind::NotReady => self.gone(shard, &error.to_string()),
                     _ => error,
                 });
             }
@@ -275,10 +274,10 @@ impl Shards for Asking<'_> {
             let (reply, server, took) = self.reply(shard, &call).await?;
             let (position, server) = (reply.position, server.address());
             match reply.given {
-                Given::Pass { content, degraded_rows, columns, explain } => {
-                    Ok(Said { content, degraded_rows, beside: Beside { columns, explain, position, server, took } })
+                Given::Pass { content, degraded_rows, rest, explain } => {
+                    Ok(Said { content, degraded_rows, beside: Beside { rest, explain, position, server, took } })
                 }
-                Given::Item(_) => Err(Error::internal("an item came in place of an answer")),
+                Given::Text(_) => Err(Error::internal("a text came in place of an answer")),
             }
         }
     }

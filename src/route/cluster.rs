@@ -1,6 +1,7 @@
 //! The servers of a router, and the versions that they have together.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,7 +18,7 @@ use super::choice::Group;
 use super::client::{Client, Outgoing};
 use super::editions::{Edition, active, editions, labelled};
 use super::options::Options;
-use super::protocol::{Asked, Given, Holdings, PARTS_PATH, read};
+use super::protocol::{Asked, Given, Holdings, PARTS_PATH, PassReply, read};
 use crate::error::{Error, Result};
 use crate::gather::{self, Gathered, Said, Shards as _};
 use crate::request::{Embed, Rank, Retrieve};
@@ -152,7 +153,7 @@ impl Cluster {
     }
 
     /// Looks at the servers for ever.
-    pub async fn watch(&self) {
+    pub async fn watch(&self) -> Infallible {
         loop {
             self.look().await;
             let pause = Duration::from_millis(self.options.refresh_ms);
@@ -438,10 +439,32 @@ impl Cluster {
         let served = self.get(name, Pin::Active)?;
         let asking = self.asking(&served, terms);
         let (reply, ..) = asking.reply(asking.home(item), &asking.write(Asked::Item(item))).await?;
+        let position = reply.position;
         match reply.given {
-            Given::Item(attributes) => Ok((served, attributes, reply.position)),
+            Given::Text(Some(attributes)) => Ok((served, attributes, position)),
+            Given::Text(None) => {
+                Err(Error::not_found(format!("model `{name}` holds no item {item} at position {position}")))
+            }
             Given::Pass { .. } => Err(Error::internal("an answer came in place of an item")),
         }
+    }
+
+    /// What each shard says of a version, in JSON, in the order of the shards.
+    ///
+    /// # Errors
+    /// As [`Cluster::get`]; that of a shard that cannot answer.
+    pub async fn told(&self, name: &str, pin: Pin<'_>, terms: Terms) -> Result<(Arc<Served>, Vec<String>)> {
+        let served = self.get(name, pin)?;
+        let asking = self.asking(&served, terms);
+        let call = asking.write(Asked::Model);
+        let told = join_all((0..served.homes.len()).map(|shard| asking.reply(shard, &call))).await;
+        let text = |said: Result<(PassReply, Arc<Client>, Duration)>| match said?.0.given {
+            Given::Text(Some(text)) => Ok(text),
+            Given::Text(None) | Given::Pass { .. } => Err(Error::internal("a shard does not say what it has")),
+        };
+        let told = told.into_iter().map(text).collect::<Result<Vec<_>>>()?;
+        drop(asking);
+        Ok((served, told))
     }
 
     fn place(&self) -> Result<tokio::sync::SemaphorePermit<'_>> {

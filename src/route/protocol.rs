@@ -42,6 +42,8 @@ pub enum Asked {
     Pass(Request),
     /// An item as it is.
     Item(ItemId),
+    /// What the version is.
+    Model,
 }
 
 /// What a server answers, and what of it.
@@ -68,16 +70,16 @@ pub enum Given {
         content: Content,
         /// Ids of remote tables that were answered with default rows.
         degraded_rows: u64,
-        /// The columns of the items, where some were asked for.
-        columns: Written,
+        /// The tasks and columns of the items, where there are some.
+        rest: Written,
         /// How it came about, in JSON, where that was asked for.
         explain: Option<String>,
     },
-    /// The attributes of an item, in JSON.
-    Item(String),
+    /// What an item or the version is, in JSON; nothing of an item that is not there.
+    Text(Option<String>),
 }
 
-/// The columns of items, each ready to be copied into the JSON of the item.
+/// What the JSON of items says besides ids and scores, ready to be copied.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Written {
     /// Where that of each item ends.
@@ -288,8 +290,8 @@ mod tests {
         for call in calls() {
             assert_eq!(read_call(&write(&call).unwrap()).unwrap(), call);
         }
-        let mut columns = Written::default();
-        [&b"ab"[..], b"", b"c"].iter().for_each(|text| columns.push(text));
+        let mut rest = Written::default();
+        [&b"ab"[..], b"", b"c"].iter().for_each(|text| rest.push(text));
         let ranked = Ranked {
             slots: vec![Slot(3)],
             ids: vec![ItemId(1), ItemId(2), ItemId(3)],
@@ -300,7 +302,7 @@ mod tests {
         };
         let selected = Selected { ids: vec![ItemId(5)], codes: vec![1.5], scores: vec![1.25], ..Selected::default() };
         for content in [Content::Items(ranked.clone()), Content::Selected(vec![selected])] {
-            let given = Given::Pass { content, degraded_rows: 2, columns: columns.clone(), explain: Some("{}".into()) };
+            let given = Given::Pass { content, degraded_rows: 2, rest: rest.clone(), explain: Some("{}".into()) };
             let reply = PassReply { version: 3, digest: "ab".into(), shard: 1, position: 9, given };
             let mut found: PassReply = read(&write(&reply).unwrap()).unwrap();
             if let Given::Pass { content: Content::Items(found), .. } = &mut found.given {
@@ -309,7 +311,7 @@ mod tests {
             }
             assert_eq!(found, reply);
         }
-        let of = |item| columns.of(item);
+        let of = |item| rest.of(item);
         assert_eq!((of(0), of(1), of(2), of(3)), (&b"ab"[..], &b""[..], &b"c"[..], &b""[..]));
         let wrong = Written { ends: vec![9, 1, u32::MAX], text: vec![1, 2] };
         assert!((0..4).all(|item| wrong.of(item).is_empty()));

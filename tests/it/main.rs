@@ -27,6 +27,7 @@ mod recall;
 mod redis_cluster;
 mod registry;
 mod remote;
+mod route;
 mod shards;
 mod snapshots;
 mod sparse;

@@ -155,7 +155,7 @@ fn lines(count: i64) -> String {
     (0..count).map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn catalogue(folder: &Path, rescore: Rescore) -> Publish {
+pub fn catalogue(folder: &Path, rescore: Rescore) -> Publish {
     let mut what = vectors(folder, &lines(700));
     what.recipe.index.lists = 12;
     what.recipe.index.rescore = rescore;
