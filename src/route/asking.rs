@@ -20,8 +20,10 @@ use crate::request::{Priority, Request};
 use crate::snapshot::shard_of;
 use crate::units::ItemId;
 
-/// The share of the time that is left after which a call that has no answer is sent to another replica, whatever the budget of hedges.
+/// The share of the time that is left after which a call that has no answer is sent to another replica, whatever the budget of hedges,
+/// and how long that is at most.
 const PATIENCE: f64 = 0.4;
+const PATIENCE_MAX: Duration = Duration::from_secs(2);
 /// Where an answer may do without some shards, the share of the time that is left for their candidates: the rest is for the results.
 const SELECT_SHARE: f64 = 0.6;
 
@@ -118,7 +120,7 @@ impl Asking<'_> {
         let left = self.terms.deadline.saturating_duration_since(start);
         let is_partial = call.may_be_missing && self.terms.min_coverage < 1.0;
         let left = if is_partial { left.mul_f64(SELECT_SHARE) } else { left };
-        let (deadline, patience) = (start + left, start + left.mul_f64(PATIENCE));
+        let (deadline, patience) = (start + left, start + left.mul_f64(PATIENCE).min(PATIENCE_MAX));
         let mut rest: Vec<Arc<Client>> = home.servers.clone();
         let mut attempts = FuturesUnordered::new();
         let mut next = |is_first: bool| {
@@ -150,7 +152,7 @@ impl Asking<'_> {
                 // A refusal by one is a sign that the others have much to do as well.
                 (Some(error), hedge) => {
                     hedge_at = hedge;
-                    error.kind() != Kind::Overloaded || locked(&home.group).hedge(self.now())
+                    error.kind() != Kind::Overloaded || locked(&home.group).spend()
                 }
                 (None, Some(_)) => locked(&home.group).hedge(self.now()),
                 (None, None) => {
@@ -184,7 +186,8 @@ impl Asking<'_> {
             Err(error) => {
                 under_way.end(match error.kind() {
                     Kind::Overloaded => Outcome::Refused,
-                    Kind::Unavailable | Kind::DeadlineExceeded => Outcome::Failed,
+                    Kind::Unavailable => Outcome::Failed,
+                    Kind::DeadlineExceeded => Outcome::Late,
                     _ => Outcome::Answered,
                 });
                 // It had the version when it was looked at last; nothing else in a call may be missing.
@@ -242,9 +245,9 @@ impl UnderWay<'_> {
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         if self.kind != usize::MAX {
-            // Whoever was waited for in vain until another had to be asked is as good as dead.
-            let is_dead = Instant::now() >= self.patience;
-            self.end(if is_dead { Outcome::Failed } else { Outcome::Left });
+            // Another had to be asked, for this one did not answer.
+            let is_late = Instant::now() >= self.patience;
+            self.end(if is_late { Outcome::Late } else { Outcome::Left });
         }
     }
 }

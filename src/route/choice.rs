@@ -31,8 +31,12 @@ const UNKNOWN_CALLS: u32 = 2;
 const FAILURES_MAX: u32 = 3;
 const EJECTED: Micros = 500_000;
 const EJECTED_MAX: Micros = 30_000_000;
-/// How long after a refusal nothing is hedged.
+/// How long after a refusal nothing is hedged, and others are asked before the one that refused.
 const OVERLOADED: Micros = 1_000_000;
+const REFUSED: Micros = 100_000;
+/// What comes so many times later than 95 % of its kind is not slow, but dead; where nothing is known, after so long.
+const LATE: Micros = 4;
+const LATE_UNKNOWN: Micros = 300_000;
 /// What one answer weighs in how slow a replica is, and after how long half of that is forgotten.
 const WEIGHT: f64 = 0.1;
 const HALF_LIFE: f64 = 5_000_000.0;
@@ -44,8 +48,11 @@ pub enum Outcome {
     Answered,
     /// With a refusal: the replica has too much to do.
     Refused,
-    /// Without an answer: no connection, a broken one, or nothing in all the time there was.
+    /// Without an answer: no connection, or a broken one.
     Failed,
+    /// Without an answer in all the time there was. How much that was is the caller's to say: it counts as a failure where others
+    /// would have answered long before.
+    Late,
     /// Nobody wanted the answer any more.
     Left,
 }
@@ -112,11 +119,13 @@ struct Member {
     /// Times that it was left alone since it last counted as known.
     ejections: u32,
     ejected_until: Micros,
+    refused_at: Option<Micros>,
 }
 
 impl Member {
     fn new(now: Micros) -> Self {
-        Member { calls: 0, slowness: 1.0, at: now, answers: 0, failures: 0, ejections: 0, ejected_until: 0 }
+        let (slowness, refused_at) = (1.0, None);
+        Member { calls: 0, slowness, at: now, answers: 0, failures: 0, ejections: 0, ejected_until: 0, refused_at }
     }
 
     /// What was found long ago says little.
@@ -134,12 +143,13 @@ impl Member {
         self.at = now;
     }
 
-    /// 0 for one that may be asked, 1 for one that has enough to show what it can, 2 for one that is left alone.
+    /// 0 for one that may be asked, 1 for one that has enough to do or to show what it can, 2 for one that is left alone.
     fn rank(&self, now: Micros) -> u8 {
         let most = if self.ejections > 0 && self.answers == 0 { 1 } else { UNKNOWN_CALLS };
         match () {
             () if now < self.ejected_until => 2,
             () if self.answers < KNOWN_AFTER && self.calls >= most => 1,
+            () if self.refused_at.is_some_and(|at| now < at + REFUSED) => 1,
             () => 0,
         }
     }
@@ -210,6 +220,7 @@ impl<I: Ord + Copy> Group<I> {
     pub fn end(&mut self, id: I, kind: usize, (outcome, took): (Outcome, Micros), now: Micros) {
         let mean = self.times[kind].mean;
         let slowness = if mean > 0.0 { (took as f64 / mean).min(1000.0) } else { 1.0 };
+        let is_long = took >= self.hedge_after(kind).map_or(LATE_UNKNOWN, |most| most.saturating_mul(LATE));
         let member = self.member(id, now);
         member.calls = member.calls.saturating_sub(1);
         match outcome {
@@ -219,10 +230,14 @@ impl<I: Ord + Copy> Group<I> {
                 self.times[kind].add(took);
             }
             Outcome::Failed => member.failed(now),
+            Outcome::Late if is_long => member.failed(now),
             // It would have taken longer still.
-            Outcome::Left if slowness > member.slowness(now) => member.saw(slowness, now),
-            Outcome::Left => {}
-            Outcome::Refused => self.refused_at = Some(now),
+            Outcome::Late | Outcome::Left if slowness > member.slowness(now) => member.saw(slowness, now),
+            Outcome::Late | Outcome::Left => {}
+            Outcome::Refused => {
+                member.refused_at = Some(now);
+                self.refused_at = Some(now);
+            }
         }
     }
 
@@ -236,9 +251,14 @@ impl<I: Ord + Copy> Group<I> {
         self.refused_at.is_none_or(|at| now.saturating_sub(at) > OVERLOADED)
     }
 
-    /// Takes one hedge from the budget, where it holds one.
+    /// Takes one hedge from the budget, where it holds one and there is room.
     pub fn hedge(&mut self, now: Micros) -> bool {
-        let may = self.budget >= 1.0 && self.has_room(now);
+        self.has_room(now) && self.spend()
+    }
+
+    /// Takes one from the budget, for a call that was refused at once and has cost nobody anything.
+    pub fn spend(&mut self) -> bool {
+        let may = self.budget >= 1.0;
         if may {
             self.budget -= 1.0;
         }
@@ -304,6 +324,7 @@ mod tests {
             6 => Just(Outcome::Answered),
             1 => Just(Outcome::Refused),
             3 => Just(Outcome::Failed),
+            2 => Just(Outcome::Late),
             1 => Just(Outcome::Left),
         ];
         prop_oneof![
@@ -422,6 +443,25 @@ mod tests {
             group.end(1, 0, (Outcome::Answered, 1000), now);
         }
         assert_eq!((group.members[&1].ejections, group.members[&1].rank(now)), (0, 0));
+    }
+
+    #[test]
+    fn callers_with_little_time_throw_nobody_out() {
+        let mut group = known(&[1, 2]);
+        let late = |group: &mut Group<u32>, took| {
+            for _ in 0..FAILURES_MAX {
+                group.begin(1, true, 0);
+                group.end(1, 0, (Outcome::Late, took), 0);
+            }
+            group.members[&1].ejections
+        };
+        assert_eq!((late(&mut group, 900), late(&mut group, 3000), late(&mut group, 100_000)), (0, 0, 1));
+        // Who has just refused is asked after the others, and is no failure.
+        let mut group = known(&[1, 2]);
+        group.begin(1, true, 0);
+        group.end(1, 0, (Outcome::Refused, 10), 0);
+        assert_eq!(shares(&mut group, &[1, 2], REFUSED - 1)[0], 0);
+        assert!(shares(&mut group, &[1, 2], REFUSED)[0] > 300);
     }
 
     #[test]

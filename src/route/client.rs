@@ -34,11 +34,8 @@ struct Kept {
     wire: Wire,
 }
 
-/// What reads and writes.
-struct Wire {
-    connection: Pin<Box<http1::Connection<TokioIo<TcpStream>, Body>>>,
-    is_open: bool,
-}
+/// What reads and writes; nothing once it is closed, which those who wait for it are told by its end.
+struct Wire(Option<Pin<Box<http1::Connection<TokioIo<TcpStream>, Body>>>>);
 
 impl Wire {
     /// Runs what needs the connection, on the task of the caller: no other one has to be woken for it.
@@ -49,8 +46,8 @@ impl Wire {
             if let Poll::Ready(done) = what.as_mut().poll(cx) {
                 return Poll::Ready(done);
             }
-            if self.is_open && self.connection.as_mut().poll(cx).is_ready() {
-                self.is_open = false;
+            if self.0.as_mut().is_some_and(|connection| connection.as_mut().poll(cx).is_ready()) {
+                self.0 = None;
             }
             what.as_mut().poll(cx)
         })
@@ -131,7 +128,7 @@ impl Client {
         let stream = made.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())).map_err(|e| self.broken(e))?;
         stream.set_nodelay(true).map_err(|e| self.broken(e))?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.broken(e))?;
-        Ok(Kept { sender, wire: Wire { connection: Box::pin(connection), is_open: true } })
+        Ok(Kept { sender, wire: Wire(Some(Box::pin(connection))) })
     }
 
     fn request(&self, call: &Outgoing, deadline: Instant) -> Result<Request<Body>> {
@@ -148,7 +145,7 @@ impl Client {
         let read = kept.wire.with(to_bytes(Body::new(body), ANSWER_BYTES_MAX)).await;
         let body = read.map_err(|e| self.broken(e))?;
         let mut idle = self.idle();
-        if kept.wire.is_open && idle.len() < IDLE_MAX {
+        if kept.wire.0.is_some() && idle.len() < IDLE_MAX {
             idle.push_back(kept);
         }
         drop(idle);
@@ -163,5 +160,139 @@ impl Client {
 
     fn broken(&self, e: impl std::error::Error + Send + Sync + 'static) -> Error {
         Error::unavailable(format!("server {}: {e}", self.address)).caused_by(e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream as Plain};
+    use std::sync::mpsc::channel;
+    use std::thread::spawn;
+
+    use super::*;
+    use crate::error::Kind;
+
+    const CALL: &str = "/v1/models/m/versions/1:pass";
+
+    fn listener() -> (TcpListener, Client) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = Client::new(listener.local_addr().unwrap());
+        (listener, client)
+    }
+
+    fn call(client: &Client, wait_ms: u64) -> Result<Bytes> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let call = Outgoing { path: CALL.into(), body: Some(Bytes::from_static(b"question")) };
+        runtime.block_on(client.call(&call, Instant::now() + Duration::from_millis(wait_ms)))
+    }
+
+    /// Reads one request, which is small enough to come at once.
+    fn request(stream: &mut Plain) -> String {
+        let mut text = vec![0; 4096];
+        let mut read = 0;
+        while !text[..read].ends_with(b"question") {
+            read += stream.read(&mut text[read..]).unwrap();
+        }
+        String::from_utf8_lossy(&text[..read]).to_ascii_lowercase()
+    }
+
+    fn answer(stream: &mut Plain, status: &str, kind: &str, body: &str) {
+        let length = body.len();
+        let text = format!(
+            "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\nretry-after: 3\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(text.as_bytes()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_used_again_and_made_anew_where_the_server_closed_it() {
+        let (listener, client) = listener();
+        let served = spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            for _ in 0..3 {
+                let asked = request(&mut stream);
+                assert!(asked.starts_with("post /v1/models/m/versions/1:pass http/1.1\r\n"), "{asked}");
+                assert!(asked.contains("sterling-timeout-us: ") && asked.contains(MEDIA_TYPE), "{asked}");
+                answer(&mut stream, "200 OK", MEDIA_TYPE, "yes");
+            }
+            drop(stream);
+            let (mut stream, _) = listener.accept().unwrap();
+            request(&mut stream);
+            answer(&mut stream, "200 OK", MEDIA_TYPE, "again");
+        });
+        let call = Outgoing { path: CALL.into(), body: Some(Bytes::from_static(b"question")) };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        for _ in 0..3 {
+            assert_eq!(&client.call(&call, deadline).await.unwrap()[..], b"yes");
+        }
+        assert_eq!(client.idle().len(), 1);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(&client.call(&call, deadline).await.unwrap()[..], b"again");
+        served.join().unwrap();
+        client.forget();
+        assert_eq!(
+            client.call(&call, deadline).await.unwrap_err().kind(),
+            Kind::Unavailable,
+            "nobody listens any more"
+        );
+    }
+
+    #[test]
+    fn whoever_drops_a_call_closes_its_connection() {
+        let (listener, client) = listener();
+        let (tell, told) = channel();
+        let served = spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            request(&mut stream);
+            tell.send(()).unwrap();
+            // The end of what the caller sends.
+            assert_eq!(stream.read(&mut [0; 16]).unwrap(), 0);
+        });
+        let error = call(&client, 200).unwrap_err();
+        assert_eq!(error.kind(), Kind::DeadlineExceeded);
+        told.recv().unwrap();
+        served.join().unwrap();
+        assert!(client.idle().is_empty());
+    }
+
+    #[test]
+    fn answers_that_are_none_are_errors() {
+        let overloaded = r#"{"code": "overloaded", "detail": "full"}"#;
+        let cases = [
+            ("503 Service Unavailable", "application/problem+json", overloaded, Kind::Overloaded),
+            (
+                "400 Bad Request",
+                "application/problem+json",
+                r#"{"code": "invalid", "detail": "field `k`"}"#,
+                Kind::Invalid,
+            ),
+            ("200 OK", "text/html", "<html>", Kind::Unavailable),
+            ("200 OK", "", "", Kind::Unavailable),
+        ];
+        for (status, media, body, kind) in cases {
+            let (listener, client) = listener();
+            let served = spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                request(&mut stream);
+                answer(&mut stream, status, media, body);
+            });
+            let error = call(&client, 20_000).unwrap_err();
+            served.join().unwrap();
+            assert_eq!(error.kind(), kind, "{status} {media}: {error}");
+            assert_eq!(error.retry_wait(), Some(Duration::from_secs(3)));
+            assert_eq!(error.to_string().contains("server 127.0.0.1:"), kind != Kind::Invalid, "{error}");
+        }
+        for garbage in ["SSH-2.0-OpenSSH\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nshort", ""] {
+            let (listener, client) = listener();
+            let served = spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                request(&mut stream);
+                stream.write_all(garbage.as_bytes()).unwrap();
+            });
+            assert_eq!(call(&client, 20_000).unwrap_err().kind(), Kind::Unavailable, "{garbage}");
+            served.join().unwrap();
+        }
     }
 }

@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn labels_point_where_most_servers_say() {
-        let mut told = servers(&[&[(1, 0, true), (2, 0, false)]; 3]);
+        let mut told = servers(&[&[(1, 0, true), (2, 0, false)][..]; 3]);
         for (_, parts) in &mut told {
             parts.iter_mut().for_each(|part| (part.shards, part.items_of_all) = (1, 30));
         }

@@ -28,6 +28,7 @@ mod redis_cluster;
 mod registry;
 mod remote;
 mod route;
+mod routers;
 mod shards;
 mod snapshots;
 mod sparse;

@@ -31,7 +31,9 @@ pub fn route<'a>(servers: impl IntoIterator<Item = &'a str>) -> Server {
     let mut command = sterling();
     command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ROUTE__REFRESH_MS", "100");
     command.args(["route", "--listen", "127.0.0.1:0"]).stderr(Stdio::null());
-    servers.into_iter().for_each(|server| drop(command.args(["--server", server])));
+    for server in servers {
+        command.args(["--server", server]);
+    }
     let router = Server::spawn(&mut command);
     router.wait_ready();
     router

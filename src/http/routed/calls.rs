@@ -114,14 +114,13 @@ fn min_coverage(app: &RouterApp, uri: &Uri) -> Result<f64> {
 }
 
 fn told(model: &str, served: &route::Served) -> Served {
-    Served {
-        model: model.into(),
-        version: served.version(),
-        digest: served.digest().into(),
-        coverage: 1.0,
-        position: 0,
-        missing: Vec::new(),
-    }
+    Served { version: served.version(), digest: served.digest().into(), ..nothing(model) }
+}
+
+/// What is said of a model before anything has answered.
+fn nothing(model: &str) -> Served {
+    let (model, digest, missing) = (model.into(), String::new(), Vec::new());
+    Served { model, version: 0, digest, coverage: 1.0, position: 0, missing }
 }
 
 /// A call under way.
@@ -147,17 +146,19 @@ impl Call<'_> {
         Ok(covering(told.coverage, reply(Reply::one(told, entry), timing, share)))
     }
 
-    /// Each of a list of retrievals, all of them of one version.
+    /// Each of a list of retrievals, all of them of one version: where that goes meanwhile, all of them once more, of another.
     async fn many(&self, requests: Vec<Result<(Retrieve, engine::Terms)>>) -> Outcome {
-        let of_call = self.app.cluster().get(self.model, self.pin)?;
-        let pinned = Call { pin: Pin::Version(of_call.version()), ..*self };
         let held = requests.iter().flatten().map(|(retrieve, _)| held(retrieve)).fold(0, usize::saturating_add);
         let share = self.app.bodies.hold_answer(held)?;
-        let calls = requests.into_iter().map(|request| async {
-            let (retrieve, terms) = request?;
-            pinned.entry(Work::Retrieve(Box::new(retrieve)), terms).await
-        });
-        let mut results: Vec<Result<(Served, Entry)>> = stream::iter(calls).buffered(AT_ONCE).collect().await;
+        let mut version = self.version()?;
+        let mut results = self.each(&requests, version.0).await;
+        let is_lost = |r: &Result<(Served, Entry)>| r.as_ref().is_err_and(|e| e.kind().is_retryable());
+        let by_now = self.version()?;
+        if results.iter().any(is_lost) && by_now != version {
+            version = by_now;
+            results = self.each(&requests, version.0).await;
+        }
+        // Where nothing was taken in, the whole call was refused, and load balancers must see it.
         let is_refused = |r: &Result<(Served, Entry)>| {
             r.as_ref().is_err_and(|e| matches!(e.kind(), Kind::Overloaded | Kind::Partial))
         };
@@ -167,12 +168,13 @@ impl Call<'_> {
             return Err(error.into());
         }
         // What is said of all is said of the one that covers least.
-        let mut of_all = told(self.model, &of_call);
+        let (number, digest) = version;
+        let mut of_all = Served { version: number, digest, ..nothing(self.model) };
         let mut entries = Vec::with_capacity(results.len());
         for result in results {
             entries.push(match result {
                 Ok((told, entry)) if told.digest == of_all.digest => {
-                    if told.coverage < of_all.coverage {
+                    if told.coverage < of_all.coverage || told.position > 0 && of_all.position == 0 {
                         of_all = told;
                     }
                     entry
@@ -182,6 +184,21 @@ impl Call<'_> {
             });
         }
         Ok(covering(of_all.coverage, reply(Reply::many(of_all, entries), Timing::default(), share)))
+    }
+
+    /// The version that answers, with its digest.
+    fn version(&self) -> Result<(u64, String)> {
+        let served = self.app.cluster().get(self.model, self.pin)?;
+        Ok((served.version(), served.digest().to_owned()))
+    }
+
+    async fn each(&self, requests: &[Result<(Retrieve, engine::Terms)>], version: u64) -> Vec<Result<(Served, Entry)>> {
+        let pinned = Call { pin: Pin::Version(version), ..*self };
+        let calls = requests.iter().map(|request| async move {
+            let (retrieve, terms) = request.as_ref().map_err(Error::again)?;
+            pinned.entry(Work::Retrieve(Box::new(retrieve.clone())), *terms).await
+        });
+        stream::iter(calls).buffered(AT_ONCE).collect().await
     }
 
     /// Asks the shards, and makes what they say ready to be written.
