@@ -5,7 +5,8 @@
 //!    its first time is thrown away. Each thread takes a part of a batch through the search that serves ([`crate::search`]),
 //!    with as many candidates as results; parsing and planning the part's filter is included.
 //! 3. With `--recall` the index is calibrated as a publication does it, and lists are chosen from that by target.
-//! 4. Answers are held against the exact ones: recall is the share of the true K that was returned.
+//! 4. With `--cheapest` the fewest lists that do the same, one number for all queries, are found by trying.
+//! 5. Answers are held against the exact ones: recall is the share of the true K that was returned.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -31,6 +32,10 @@ use crate::units::Slot;
 const THREADS_MAX: usize = 4096;
 /// Most queries searched at once.
 const BATCH_MAX: usize = 65_536;
+/// A recall is reached when the mean of the queries is, and, under a filter, the worst of them is at most so far below it.
+const WORST_BELOW: f64 = 0.05;
+/// The fewest lists are found to this factor.
+const CHEAPEST_STEP: f64 = 1.03;
 /// Most results of a filtered query: as far as the exact answers of filters go.
 const FILTERED_MOST: usize = 1000;
 
@@ -58,6 +63,10 @@ pub(super) struct AnnBench {
     /// Queries to calibrate with, `.npy` `[Q, D]`; items with noise where it is not given.
     #[arg(long, requires = "recall")]
     calibrate_queries: Option<PathBuf>,
+    /// Also measure the fewest lists that reach each recall for the queries measured: their mean, and under a filter the
+    /// worst of them within 0.05.
+    #[arg(long, requires = "recall")]
+    cheapest: bool,
     /// Results.
     #[arg(long, value_delimiter = ',', default_value = "100,1000")]
     k: Vec<usize>,
@@ -147,11 +156,16 @@ impl Sink for Results {
 enum Asked {
     Probes(usize),
     Recall(f64),
+    /// So many lists, with a filter too.
+    Just(usize),
 }
 
 /// One measurement.
+#[derive(Clone, Copy)]
 struct Run<'a> {
     asked: Asked,
+    /// The fewest lists that do what is asked, in its place.
+    cheapest: bool,
     k: usize,
     filter: Option<(&'a str, &'a str)>,
 }
@@ -178,20 +192,31 @@ impl AnnBench {
             .map_err(|e| Error::internal(format!("threads: {e}")))?;
         let mut searchers: Vec<Searcher> = (0..self.threads).map(|_| Searcher::default()).collect();
         let mut measure = |run: Run<'_>, truth: &Integers| {
-            pool.install(|| measure(&self, &subject, queries, run, truth, &mut searchers))
+            pool.install(|| {
+                let mut bench = Bench { arguments: &self, subject: &subject, queries, searchers: &mut searchers };
+                let (run, outcome) = match run.asked {
+                    Asked::Recall(target) if run.cheapest => bench.cheapest(&run, target, truth)?,
+                    _ => (run, bench.outcome(&run, truth)?),
+                };
+                bench.tell(&run, &outcome)
+            })
         };
         let asked = self.probes.iter().copied().map(Asked::Probes);
-        let asked: Vec<Asked> = asked.chain(self.recall.iter().copied().map(Asked::Recall)).collect();
+        let recalls = self.recall.iter().copied().map(Asked::Recall);
+        let cheapest = recalls.clone().filter(|_| self.cheapest).map(|asked| (asked, true));
+        // What was tried brings into the caches what the others then find there alike.
+        let asked = asked.map(|asked| (asked, false)).chain(cheapest).chain(recalls.map(|asked| (asked, false)));
+        let asked: Vec<(Asked, bool)> = asked.collect();
         for &k in &self.k {
-            for &asked in &asked {
-                measure(Run { asked, k, filter: None }, &truth)?;
+            for &(asked, cheapest) in &asked {
+                measure(Run { asked, cheapest, k, filter: None }, &truth)?;
             }
         }
         let k = self.k.iter().copied().max().unwrap_or(FILTERED_MOST).min(FILTERED_MOST);
         for (name, expression) in &filters {
             let truth = Integers::read(&self.truth.with_file_name(format!("truth_{name}.npy")), used)?;
-            for &asked in &asked {
-                measure(Run { asked, k, filter: Some((name, expression)) }, &truth)?;
+            for &(asked, cheapest) in &asked {
+                measure(Run { asked, cheapest, k, filter: Some((name, expression)) }, &truth)?;
             }
         }
         Ok(())
@@ -280,6 +305,7 @@ fn build_in(folder: &Path, items: Matrix<'_>, attributes: &[ItemColumn], argumen
         rescore: arguments.rescore,
         ..ivf::Options::default()
     };
+    let stated = ivf::Sizes::of(items, &options)?.bytes();
     let bar = indicatif::ProgressBar::new(ivf::steps(items.rows(), &options)? as u64);
     let started = Instant::now();
     let mut built = ivf::build(items, &options, &|n| bar.inc(n as u64))?;
@@ -312,6 +338,7 @@ fn build_in(folder: &Path, items: Matrix<'_>, attributes: &[ItemColumn], argumen
         "peer": "sterling", "version": env!("CARGO_PKG_VERSION"), "kernel": index.kernel(), "lists": index.lists(),
         "longest_list": lengths.iter().max(), "imbalance": round(imbalance, 3),
         "build_s": round(build_s, 2), "filter_build_s": round(filter_started.elapsed().as_secs_f64(), 2),
+        "stated_bytes": stated, "bytes": index.bytes(),
         "bytes_per_item": round((index.bytes() + filter.bytes()) as f64 / index.items() as f64, 1),
         "filter_bytes_per_item": round(filter.bytes() as f64 / index.items() as f64, 1),
     }))?;
@@ -339,68 +366,116 @@ fn round(x: f64, digits: i32) -> f64 {
     (x * scale).round() / scale
 }
 
-fn measure(
-    arguments: &AnnBench,
-    subject: &Subject,
-    queries: Matrix<'_>,
-    run: Run<'_>,
-    truth: &Integers,
-    searchers: &mut [Searcher],
-) -> Result<()> {
-    let index = &subject.index;
-    let (mut seconds, mut hits, mut total, mut worst) = (Vec::new(), 0usize, 0usize, 1f64);
-    let mut counters = ivf::Counters::default();
-    let size = arguments.batch;
-    let mut at = 0;
-    let mut warm = false;
-    while at < queries.rows() {
-        let end = (at + size).min(queries.rows());
-        let part = Matrix::new(&queries.data()[at * queries.cols()..end * queries.cols()], queries.cols())?;
-        let started = Instant::now();
-        search(subject, part, &run, searchers)?;
-        let took = started.elapsed().as_secs_f64();
-        if !warm {
-            warm = true;
-            continue;
-        }
-        seconds.push(took);
-        searchers.iter().for_each(|searcher| counters.add(&searcher.results.counters));
-        for (query, slots) in (at..end).zip(searchers.iter().flat_map(|searcher| &searcher.results.slots)) {
-            let row = truth.row(query);
-            let mut wanted: Vec<i64> = row[..run.k.min(row.len())].iter().copied().filter(|&t| t >= 0).collect();
-            wanted.sort_unstable();
-            let found = |s: &&Slot| wanted.binary_search(&i64::from(subject.order[s.index()])).is_ok();
-            let right = slots.iter().filter(found).count();
-            worst = worst.min(right as f64 / wanted.len().max(1) as f64);
-            hits += right;
-            total += wanted.len();
-        }
-        at = end;
+/// What is measured, with what.
+struct Bench<'a> {
+    arguments: &'a AnnBench,
+    subject: &'a Subject,
+    queries: Matrix<'a>,
+    searchers: &'a mut [Searcher],
+}
+
+/// What a measurement came to.
+#[derive(Default)]
+struct Outcome {
+    /// Of each batch.
+    seconds: Vec<f64>,
+    hits: usize,
+    wanted: usize,
+    /// The recall of the worst query.
+    worst: f64,
+    counters: ivf::Counters,
+}
+
+impl Outcome {
+    fn recall(&self) -> f64 {
+        self.hits as f64 / self.wanted.max(1) as f64
     }
-    let told = match run.asked {
-        Asked::Probes(probes) => (Some(probes), None),
-        Asked::Recall(recall) => (None, Some(recall)),
-    };
-    let count = queries.rows();
-    let mean = |n: u64| round(n as f64 / count as f64, 1);
-    let whole: f64 = seconds.iter().sum();
-    seconds.sort_by(f64::total_cmp);
-    let percentile = |p: f64| round(1e3 * seconds[((seconds.len() - 1) as f64 * p).round() as usize], 3);
-    let kind = match index.rows() {
-        ivf::WideRows::None => "int8",
-        ivf::WideRows::Bf16(_) => "int8+bf16",
-        ivf::WideRows::F16(_) => "int8+f16",
-        ivf::WideRows::F32(_) => "int8+f32",
-    };
-    say(json!({
-        "peer": "sterling", "kind": kind, "kernel": index.kernel(), "lists": index.lists(), "probes": told.0, "target": told.1, "k": run.k,
-        "threads": arguments.threads, "batch": size, "filter": run.filter.map(|f| f.0), "qps": round(count as f64 / whole, 1),
-        "p50_ms": percentile(0.5), "p99_ms": percentile(0.99), "recall": round(hits as f64 / total.max(1) as f64, 4),
-        "worst_recall": round(worst, 4),
-        "mask_ms": 0, "bytes_per_item": round(index.bytes() as f64 / index.items() as f64, 1),
-        "lists_probed": mean(counters.lists), "items_scanned": mean(counters.items),
-        "survivors": mean(counters.survivors), "bytes_read": mean(counters.bytes),
-    }))
+
+    /// True where the queries reach a recall, each of them nearly where they have a filter.
+    fn reaches(&self, target: f64, filtered: bool) -> bool {
+        self.recall() >= target && (!filtered || self.worst >= target - WORST_BELOW)
+    }
+}
+
+impl Bench<'_> {
+    fn outcome(&mut self, run: &Run<'_>, truth: &Integers) -> Result<Outcome> {
+        let Bench { arguments, subject, queries, .. } = *self;
+        let mut outcome = Outcome { worst: 1.0, ..Outcome::default() };
+        let (mut at, mut warm) = (0, false);
+        while at < queries.rows() {
+            let end = (at + arguments.batch).min(queries.rows());
+            let part = Matrix::new(&queries.data()[at * queries.cols()..end * queries.cols()], queries.cols())?;
+            let started = Instant::now();
+            search(subject, part, run, self.searchers)?;
+            let took = started.elapsed().as_secs_f64();
+            if !warm {
+                warm = true;
+                continue;
+            }
+            outcome.seconds.push(took);
+            self.searchers.iter().for_each(|searcher| outcome.counters.add(&searcher.results.counters));
+            for (query, slots) in (at..end).zip(self.searchers.iter().flat_map(|searcher| &searcher.results.slots)) {
+                let row = truth.row(query);
+                let mut wanted: Vec<i64> = row[..run.k.min(row.len())].iter().copied().filter(|&t| t >= 0).collect();
+                wanted.sort_unstable();
+                let found = |s: &&Slot| wanted.binary_search(&i64::from(subject.order[s.index()])).is_ok();
+                let right = slots.iter().filter(found).count();
+                outcome.worst = outcome.worst.min(right as f64 / wanted.len().max(1) as f64);
+                outcome.hits += right;
+                outcome.wanted += wanted.len();
+            }
+            at = end;
+        }
+        Ok(outcome)
+    }
+
+    /// The fewest lists, the same for all queries, that reach a recall.
+    fn cheapest<'r>(&mut self, run: &Run<'r>, target: f64, truth: &Integers) -> Result<(Run<'r>, Outcome)> {
+        let just = |lists| Run { asked: Asked::Just(lists), ..*run };
+        let (mut fewer, mut enough) = (0, self.subject.index.lists());
+        let mut found = self.outcome(&just(enough), truth)?;
+        while enough > fewer + 1 && enough as f64 > fewer as f64 * CHEAPEST_STEP {
+            let middle = (((fewer.max(1) * enough) as f64).sqrt() as usize).clamp(fewer + 1, enough - 1);
+            let outcome = self.outcome(&just(middle), truth)?;
+            if outcome.reaches(target, run.filter.is_some()) {
+                (enough, found) = (middle, outcome);
+            } else {
+                fewer = middle;
+            }
+        }
+        Ok((just(enough), found))
+    }
+
+    fn tell(&self, run: &Run<'_>, outcome: &Outcome) -> Result<()> {
+        let (arguments, index) = (self.arguments, &self.subject.index);
+        let (probes, target) = match run.asked {
+            Asked::Probes(probes) | Asked::Just(probes) => (Some(probes), None),
+            Asked::Recall(recall) => (None, Some(recall)),
+        };
+        let count = self.queries.rows();
+        let mean = |n: u64| round(n as f64 / count as f64, 1);
+        let mut seconds = outcome.seconds.clone();
+        let whole: f64 = seconds.iter().sum();
+        seconds.sort_by(f64::total_cmp);
+        let percentile = |p: f64| round(1e3 * seconds[((seconds.len() - 1) as f64 * p).round() as usize], 3);
+        let kind = match index.rows() {
+            ivf::WideRows::None => "int8",
+            ivf::WideRows::Bf16(_) => "int8+bf16",
+            ivf::WideRows::F16(_) => "int8+f16",
+            ivf::WideRows::F32(_) => "int8+f32",
+        };
+        let counters = &outcome.counters;
+        say(json!({
+            "peer": "sterling", "kind": kind, "kernel": index.kernel(), "lists": index.lists(), "probes": probes, "target": target,
+            "cheapest": run.cheapest, "k": run.k, "threads": arguments.threads, "batch": arguments.batch,
+            "filter": run.filter.map(|f| f.0), "qps": round(count as f64 / whole, 1),
+            "p50_ms": percentile(0.5), "p99_ms": percentile(0.99), "recall": round(outcome.recall(), 4),
+            "worst_recall": round(outcome.worst, 4),
+            "mask_ms": 0, "bytes_per_item": round(index.bytes() as f64 / index.items() as f64, 1),
+            "lists_probed": mean(counters.lists), "items_scanned": mean(counters.items),
+            "survivors": mean(counters.survivors), "bytes_read": mean(counters.bytes),
+        }))
+    }
 }
 
 /// Searches a batch, each thread a part of it; the parts lie with the searchers, in the order of the queries.
@@ -415,11 +490,11 @@ impl Subject {
     /// The lists to probe for so many candidates, and when a filtered search ends.
     fn probing(&self, asked: Asked, candidates: usize, pass_rate: f64) -> Result<(usize, Option<ivf::Ending<'_>>)> {
         match (asked, &self.calibration) {
-            (Asked::Probes(probes), _) => Ok((probes, None)),
+            (Asked::Probes(probes) | Asked::Just(probes), _) => Ok((probes, None)),
             (Asked::Recall(recall), Some(calibration)) => {
                 let wanted = Wanted { candidates, pass_rate, recall };
                 let chosen = calibration.choose(wanted, self.index.items(), self.index.lists());
-                Ok((chosen.probes, Some(ivf::Ending { margins: &calibration.margins, left: chosen.left })))
+                Ok((chosen.probes, Some(ivf::Ending { margins: &calibration.margins, recall, left: chosen.left })))
             }
             (Asked::Recall(_), None) => Err(Error::internal("a recall without a calibration")),
         }
@@ -447,7 +522,8 @@ impl Searcher {
         };
         let queries: Vec<search::Query<'_>> = (0..queries.rows()).map(query).collect();
         self.results.slots.resize(queries.len(), Vec::new());
-        let catalogue = Catalogue { index, filter, ids: None, probes_max: index.lists(), gone: None, beside: &[] };
+        let probes_max = if let Asked::Just(_) = run.asked { probes } else { index.lists() };
+        let catalogue = Catalogue { index, filter, ids: None, probes_max, gone: None, beside: &[] };
         catalogue.search(&queries, &mut self.scratch, &mut self.results);
         Ok(())
     }
@@ -523,6 +599,7 @@ mod tests {
             &["--lists", "4", "--probes", "1,4", "--k", "3,500"][..],
             &["--batch", "3", "--threads", "2", "--rescore", "f16"],
             &["--batch", "5", "--queries-count", "0", "--rescore", "none"],
+            &["--lists", "16", "--recall", "0.9", "--cheapest"],
         ] {
             run(folder.path(), more).unwrap();
             run(folder.path(), &[more, &filters].concat()).unwrap();
@@ -539,6 +616,7 @@ mod tests {
             (&["--threads", "0"], "--threads: got 0"),
             (&["--batch", "0"], "--batch: got 0"),
             (&["--lists", "301"], "301 lists for 300 items"),
+            (&["--cheapest"], "--recall"),
             (&["--rescore", "f8"], "expected none, bf16, f16 or f32"),
             (&["--attributes", "attributes.npy"], "--filters"),
             (&["--attributes", "truth.npy", "--filters", "filters.json"], "expected 300 rows"),

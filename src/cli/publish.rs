@@ -1,5 +1,6 @@
 //! `sterling publish`.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -157,6 +158,11 @@ impl Progress {
     }
 
     fn show(&self, stage: Stage, done: usize, total: usize) {
+        if let Stage::Sized(sizes) = stage {
+            // Beside the bar; a stderr that is closed keeps nothing from being published.
+            let _ = self.bar.suspend(|| writeln!(std::io::stderr().lock(), "index: {sizes}"));
+            return;
+        }
         if let Ok(mut now) = self.stage.lock()
             && *now != Some(stage)
         {

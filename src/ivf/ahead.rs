@@ -1,9 +1,12 @@
 //! What lists that were not scanned may still hold: when a filtered search may end.
 //!
-//! An item scores above the product of its list's centroid by a margin that depends on the query's length and on chance. How
-//! margins spread was measured with sample queries ([`Margins`]). So each list ahead tells, by its score, how many of its
-//! survivors may be expected to beat the K0-th best so far ([`Ahead`]). The idea of ending a search by what is expected ahead
+//! An item scores about as its list's centroid does: a share of that score, for a list's items lie closer to the middle than its
+//! centroid of full length, and a margin that depends on the query's length and on chance. The share and how margins spread were
+//! measured with sample queries ([`Margins`]). So each list ahead tells, by its score, how many of its survivors may be expected
+//! to beat what was found ([`Ahead`]). The idea of ending a search by what is expected ahead
 //! is that of Auncel (NSDI 2023) and Quake (OSDI 2025), which take it from geometry; here it is measured, and calibrated.
+
+use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,29 +14,59 @@ use super::pace::Pace;
 
 /// Score ranges that lists are counted in.
 const BINS: usize = 128;
-/// Lists just scanned that hold so many times the survivors of those ahead, on average, tell more of the next ones.
-const NEIGHBOURS_MIN: f64 = 2.0;
+/// Lists just scanned that hold more survivors than those ahead, on average, tell of a filter that goes with the scores: its
+/// survivors are then as many times likelier to score well, at most these.
+const KINSHIP_MAX: f64 = 3.0;
+/// Survivors that were found to score well beyond those expected count from so many on.
+const FOUND_MIN: f64 = 10.0;
+/// What a slope may be.
+const SLOPES: RangeInclusive<f32> = 0.0..=2.0;
 
-/// How far items score above their list's centroid, for a query of length 1: a number for each halving of the share of items
-/// that lie above it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
+/// How items score where their list's centroid is known, for a query of length 1.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Told")]
 pub struct Margins {
-    /// Ascending: the n-th is exceeded by a share `2^-n` of the items.
+    /// What of the centroid's score an item may be expected to have.
+    slope: f32,
+    /// How far items score above that, ascending: the n-th is exceeded by a share `2^-n` of the items.
     halvings: Vec<f32>,
 }
 
+/// Margins as files hold them: those written first were of the whole score of a centroid.
+#[derive(Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+enum Told {
+    Whole(Vec<f32>),
+    Share { slope: f32, halvings: Vec<f32> },
+}
+
+impl From<Told> for Margins {
+    fn from(told: Told) -> Self {
+        match told {
+            Told::Whole(halvings) => Margins { slope: 1.0, halvings },
+            Told::Share { slope, halvings } => Margins { slope, halvings },
+        }
+    }
+}
+
 impl Margins {
-    /// The margins of a sample of items and queries.
-    pub fn of(mut sample: Vec<f32>) -> Self {
+    /// The margins of a sample of items and queries: the score of each item's list and its own, for queries of length 1.
+    pub fn of(sample: &[(f32, f32)]) -> Self {
         /// Fewer items above a number do not tell their share.
         const ABOVE_MIN: usize = 4;
-        sample.sort_unstable_by(|a, b| b.total_cmp(a));
-        let shares = (0..).map(|n| sample.len() >> n).take_while(|&above| above >= ABOVE_MIN);
-        Margins { halvings: shares.map(|above| sample[above - 1]).collect() }
+        let slope = slope(sample);
+        let mut margins: Vec<f32> = sample.iter().map(|(list, item)| item - slope * list).collect();
+        margins.sort_unstable_by(|a, b| b.total_cmp(a));
+        let shares = (0..).map(|n| margins.len() >> n).take_while(|&above| above >= ABOVE_MIN);
+        Margins { slope, halvings: shares.map(|above| margins[above - 1]).collect() }
     }
 
-    /// The numbers, rising.
+    /// What of the centroid's score an item may be expected to have.
+    pub(super) fn slope(&self) -> f32 {
+        self.slope
+    }
+
+    /// How far items score above that, rising.
     pub(super) fn halvings(&self) -> &[f32] {
         &self.halvings
     }
@@ -44,11 +77,20 @@ impl Margins {
     /// What was expected.
     pub fn check(&self) -> Result<(), String> {
         let fit = self.halvings.len() <= 64 && self.halvings.iter().all(|m| m.is_finite()) && self.halvings.is_sorted();
-        if fit { Ok(()) } else { Err("margins: expected at most 64 numbers, rising".into()) }
+        match SLOPES.contains(&self.slope) {
+            true if fit => Ok(()),
+            true => Err("margins: expected at most 64 numbers, rising".into()),
+            false => Err(format!("margins: slope {}, expected {} to {}", self.slope, SLOPES.start(), SLOPES.end())),
+        }
+    }
+
+    /// The share of a list's items that may be expected to score above `threshold`, for a query of length `scale`.
+    fn share(&self, threshold: f32, list_score: f32, scale: f32) -> f64 {
+        self.share_above((threshold - self.slope * list_score) / scale)
     }
 
     /// The share of items with a larger margin; beyond the measured ones their number falls on as it fell last.
-    pub fn share_above(&self, margin: f32) -> f64 {
+    fn share_above(&self, margin: f32) -> f64 {
         let place = self.halvings.partition_point(|m| *m <= margin);
         let [.., before, last] = self.halvings[..] else { return 0.5 };
         let halvings = match place {
@@ -61,8 +103,23 @@ impl Margins {
                 (place - 1) as f32 + (margin - from) / (to - from).max(f32::MIN_POSITIVE)
             }
         };
-        f64::from(-halvings).exp2()
+        // Between two halvings along a line, which searches need not raise numbers to powers for.
+        let whole = halvings.min(1000.0) as u64;
+        f64::from_bits((1023 - whole) << 52) * (1.0 - f64::from(halvings.min(1000.0) - whole as f32) / 2.0)
     }
+}
+
+/// The line through a sample that errs least, by its squares: how much of a list's score its items have.
+fn slope(sample: &[(f32, f32)]) -> f32 {
+    let count = sample.len().max(1) as f64;
+    let mean = |of: fn(&(f32, f32)) -> f32| sample.iter().map(|pair| f64::from(of(pair))).sum::<f64>() / count;
+    let (list, item) = (mean(|pair| pair.0), mean(|pair| pair.1));
+    let away = |pair: &(f32, f32)| (f64::from(pair.0) - list, f64::from(pair.1) - item);
+    let squares: f64 = sample.iter().map(|pair| away(pair).0.powi(2)).sum();
+    let products: f64 = sample.iter().map(|pair| away(pair).0 * away(pair).1).sum();
+    let slope = (products / squares) as f32;
+    // Lists that all score alike tell nothing.
+    if slope.is_finite() { slope.clamp(*SLOPES.start(), *SLOPES.end()) } else { 1.0 }
 }
 
 /// When a filtered search of measured probes ends.
@@ -70,20 +127,40 @@ impl Margins {
 pub struct Ending<'a> {
     /// How far items score above their lists.
     pub margins: &'a Margins,
+    /// Of the best K0, the share that is to be found: so many of those found so far tell what lists ahead must beat.
+    pub recall: f64,
     /// Of the best K0, the share that may be expected ahead.
     pub left: f64,
+}
+
+impl Ending<'_> {
+    /// The place among the best `k0` so far whose score lists ahead must beat: where the recall is just reached, that of the
+    /// true K0-th best.
+    pub(super) fn found(&self, k0: usize) -> usize {
+        ((k0 as f64 * self.recall).ceil() as usize).max(1)
+    }
 }
 
 /// The lists that a search has not scanned, by their scores.
 #[derive(Clone, Debug, Default)]
 pub struct Ahead {
-    /// Items of the lists in each range of scores.
-    bins: Vec<u64>,
+    /// Of the lists in each range of scores, the items ahead and the survivors that were scanned.
+    bins: Vec<Bin>,
     low: f32,
     step: f32,
     items: u64,
     /// The query's length.
     scale: f32,
+}
+
+/// The lists of a range of scores.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bin {
+    /// Items of those that were not scanned, and of those that were since the last look.
+    ahead: u64,
+    fresh: u64,
+    /// Items that passed of all that were, as many in each list as in others between two looks.
+    survivors: f64,
 }
 
 /// What a search has seen of the items that pass.
@@ -93,6 +170,8 @@ pub struct Seen {
     pub passing: f64,
     /// Those that were scanned.
     pub survivors: u64,
+    /// Those of them that score above the threshold.
+    pub above: u64,
     /// The share of items that passed in the lists scanned last.
     pub lately: f64,
 }
@@ -107,10 +186,10 @@ impl Ahead {
         self.scale = vector.iter().map(|x| x * x).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
         self.items = 0;
         self.bins.clear();
-        self.bins.resize(BINS, 0);
+        self.bins.resize(BINS, Bin::default());
         for (score, length) in lists {
             let bin = self.bin(score);
-            self.bins[bin] += u64::from(length);
+            self.bins[bin].ahead += u64::from(length);
             self.items += u64::from(length);
         }
     }
@@ -118,21 +197,37 @@ impl Ahead {
     /// A list is scanned.
     pub fn take(&mut self, score: f32, length: u32) {
         let bin = self.bin(score);
-        self.bins[bin] = self.bins[bin].saturating_sub(u64::from(length));
+        let bin = &mut self.bins[bin];
+        bin.ahead = bin.ahead.saturating_sub(u64::from(length));
+        bin.fresh += u64::from(length);
         self.items = self.items.saturating_sub(u64::from(length));
+    }
+
+    /// A share of the items passed in the lists that were scanned since this was told last: at each look.
+    pub fn passed(&mut self, lately: f64) {
+        for bin in &mut self.bins {
+            bin.survivors += bin.fresh as f64 * lately;
+            bin.fresh = 0;
+        }
     }
 
     /// How many items that pass are expected ahead with a score above `threshold`.
     pub fn expected(&self, threshold: f32, seen: Seen, margins: &Margins) -> f64 {
         let density = (seen.passing - seen.survivors as f64).max(0.0) / self.items.max(1) as f64;
-        // Where the filter keeps to a region and the search is in it, the next lists are as those before.
-        let density = if seen.lately > NEIGHBOURS_MIN * density { seen.lately } else { density.min(1.0) };
-        let bins = self.bins.iter().enumerate().filter(|(_, items)| **items > 0);
-        let above = bins.map(|(n, items)| {
+        let density = density.min(1.0);
+        // Where the filter keeps to a region and the search is in it, the next lists are as those before, and what passes
+        // there scores better than what does not.
+        let kinship = (seen.lately / density.max(f64::MIN_POSITIVE)).clamp(1.0, KINSHIP_MAX);
+        let (mut ahead, mut scanned) = (0.0, 0.0);
+        for (n, bin) in self.bins.iter().enumerate() {
             let score = self.low + (n as f32 + 0.5) * self.step;
-            *items as f64 * margins.share_above((threshold - score) / self.scale)
-        });
-        density * above.sum::<f64>()
+            let share = margins.share(threshold, score, self.scale);
+            ahead += bin.ahead as f64 * share;
+            scanned += bin.survivors * share;
+        }
+        // A query around which more lies than around most may expect more of the same.
+        let surprise = ((seen.above as f64 + FOUND_MIN) / (scanned + FOUND_MIN)).max(1.0);
+        density.max(seen.lately) * kinship * surprise * ahead
     }
 
     fn bin(&self, score: f32) -> usize {
@@ -157,8 +252,9 @@ mod tests {
 
     #[test]
     fn margins_tell_the_shares_that_they_were_made_of() {
-        let margins = Margins::of((0..1 << 16).map(|n| n as f32).collect());
+        let margins = Margins::of(&(0..1 << 16).map(|n| (0.0, n as f32)).collect::<Vec<_>>());
         margins.check().unwrap();
+        assert_eq!(margins.slope, 1.0);
         for (margin, share) in
             [(-1.0, 1.0), (32_768.0, 0.5), (49_152.0, 0.25), (57_344.0, 0.125), (65_024.0, 1.0 / 128.0)]
         {
@@ -168,28 +264,48 @@ mod tests {
         let shares: Vec<f64> = (0..200).map(|n| margins.share_above(n as f32 * 500.0)).collect();
         assert!(shares.is_sorted_by(|a, b| a >= b) && shares.iter().all(|s| (0.0..=1.0).contains(s)));
         // Nothing is known of no items: half of them may lie anywhere.
-        assert_eq!(Margins::of(vec![1.0; 3]).share_above(7.0), 0.5);
-        assert!(Margins { halvings: vec![1.0, 0.5] }.check().is_err());
-        assert!(Margins { halvings: vec![f32::NAN] }.check().is_err());
+        assert_eq!(Margins::of(&[(0.0, 1.0); 3]).share_above(7.0), 0.5);
+        for (slope, halvings) in [(1.0, vec![1.0, 0.5]), (1.0, vec![f32::NAN]), (f32::NAN, vec![]), (-0.1, vec![])] {
+            assert!(Margins { slope, halvings }.check().is_err());
+        }
+    }
+
+    #[test]
+    fn a_share_of_a_list_score_is_what_its_items_have_of_it() {
+        // Items score three quarters of their list's score, and one in four an eighth more.
+        let pairs = (0..4096).map(|n| (n as f32 / 1024.0, 0.75 * (n as f32 / 1024.0) + f32::from(n % 4 == 0) / 8.0));
+        let margins = Margins::of(&pairs.collect::<Vec<_>>());
+        assert!((margins.slope - 0.75).abs() < 1e-3, "{margins:?}");
+        for list in [0.0, 1.0, 4.0] {
+            let share = |above: f32| margins.share(0.75 * list + above, list, 1.0);
+            assert!(share(-0.1) == 1.0 && (share(0.06) - 0.25).abs() < 0.15 && share(0.2) < 0.01, "{margins:?}");
+        }
+        // What was written before there were slopes is read as it was meant.
+        let old: Margins = serde_json::from_str("[0.5,1.5]").unwrap();
+        assert_eq!(old, Margins { slope: 1.0, halvings: vec![0.5, 1.5] });
+        let text = serde_json::to_string(&margins).unwrap();
+        assert_eq!(serde_json::from_str::<Margins>(&text).unwrap(), margins);
     }
 
     #[test]
     fn what_is_ahead_falls_as_lists_are_scanned_and_rises_with_those_that_pass() {
         let lists: Vec<(f32, u32)> = (0..500).map(|n| (1.0 - n as f32 / 250.0, 10 + n % 7)).collect();
-        let margins = Margins::of((0..4096).map(|n| n as f32 / 4096.0).collect());
+        let margins = Margins::of(&(0..4096).map(|n| (0.0, n as f32 / 4096.0)).collect::<Vec<_>>());
         let mut ahead = Ahead::default();
         ahead.begin(&[0.6, 0.8], lists.iter().copied());
-        let seen = Seen { passing: 1000.0, survivors: 0, lately: 0.0 };
+        let seen = Seen { passing: 1000.0, survivors: 0, above: 0, lately: 0.0 };
         let mut last = ahead.expected(0.9, seen, &margins);
         assert!(last > 100.0 && last <= 1000.0, "{last}");
         assert!(ahead.expected(1.4, seen, &margins) < last);
         assert!(ahead.expected(0.9, Seen { survivors: 500, ..seen }, &margins) < last);
         assert!(ahead.expected(0.9, Seen { lately: 1.0, ..seen }, &margins) > last);
+        assert!(ahead.expected(0.9, Seen { above: 50, ..seen }, &margins) > last);
         // What is ahead is as dense as what was seen lately: then each list that is scanned leaves less.
-        let seen = Seen { passing: 0.0, survivors: 0, lately: 0.3 };
+        let seen = Seen { passing: 0.0, survivors: 0, above: 0, lately: 0.3 };
         last = ahead.expected(0.9, seen, &margins);
         for (score, length) in lists {
             ahead.take(score, length);
+            ahead.passed(0.0);
             let now = ahead.expected(0.9, seen, &margins);
             assert!(now <= last);
             last = now;

@@ -15,6 +15,9 @@ use crate::limits;
 use crate::tensor::Matrix;
 use crate::units::NO_ITEM;
 
+/// Lists for the square root of the items: with more, queries lose on centroids what they save on items (`docs/INDEX.md`).
+const LISTS_PER_ROOT: f64 = 4.0;
+
 /// The rows that rescore candidates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -33,22 +36,30 @@ pub enum Rescore {
 impl Rescore {
     /// The rows that hold these vectors: half precision ends at 65,504, and below its smallest normal number, 2^-14, it keeps
     /// few digits or none. An item all of whose numbers are that small would lose its order, so that f32 is taken instead.
-    fn fitting(self, rows: Matrix<'_>) -> Rescore {
+    ///
+    /// With them comes the first vector that half precision does not hold, and its largest number, where there is one.
+    pub(super) fn fitting(self, rows: Matrix<'_>) -> (Rescore, Option<(usize, f32)>) {
         let most = |row: usize| rows.row(row).iter().fold(0f32, |most, x| most.max(x.abs()));
         let leaves = |row: &usize| {
             let most = most(*row);
             most != 0.0 && !(f16::MIN_POSITIVE.to_f32()..=f16::MAX.to_f32()).contains(&most)
         };
         match (self == Rescore::F16).then(|| (0..rows.rows()).into_par_iter().find_first(leaves)).flatten() {
-            Some(row) => {
-                let (item, most) = (row + 1, most(row));
-                tracing::warn!(
-                    "index.rescore: f32 instead of f16, which does not hold item {item}, whose largest number is {most:e}"
-                );
-                Rescore::F32
-            }
-            None => self,
+            Some(row) => (Rescore::F32, Some((row, most(row)))),
+            None => (self, None),
         }
+    }
+
+    /// The same, where others than those asked for with a warning.
+    fn fitted(self, rows: Matrix<'_>) -> Rescore {
+        let (rescore, unheld) = self.fitting(rows);
+        if let Some((row, most)) = unheld {
+            let item = row + 1;
+            tracing::warn!(
+                "index.rescore: f32 instead of f16, which does not hold item {item}, whose largest number is {most:e}"
+            );
+        }
+        rescore
     }
 }
 
@@ -91,13 +102,21 @@ impl Options {
             }
         }
         match self.lists {
-            0 => Ok(((4.0 * (items as f64).sqrt()) as usize).clamp(1, (items / BLOCK).max(1)).min(limits::LISTS_MAX)),
+            0 => {
+                let lists = (LISTS_PER_ROOT * (items as f64).sqrt()) as usize;
+                Ok(lists.clamp(1, (items / BLOCK).max(1)).min(limits::LISTS_MAX))
+            }
             lists if lists > items.min(limits::LISTS_MAX) => Err(Error::invalid(format!(
                 "index.lists: got {lists} lists for {items} items, expected 1 to {}",
                 items.min(limits::LISTS_MAX)
             ))),
             lists => Ok(lists),
         }
+    }
+
+    /// Rows of `items` that train `lists` centroids.
+    pub(super) fn sample(&self, items: usize, lists: usize) -> usize {
+        lists.saturating_mul(self.sample_per_list).clamp(lists, items.max(lists)).min(items)
     }
 }
 
@@ -140,7 +159,7 @@ pub fn build(rows: Matrix<'_>, options: &Options, progress: &(dyn Fn(usize) + Sy
     let centroids = kmeans::train(kernels, rows, lists, sample, options.iterations, options.seed, progress);
     let of_rows = centroids.assign_all(kernels, rows, None, progress);
     let lists = Lists { centroids: centroids.rows, of_rows, nearest: false };
-    Ok(arrange(rows.cols(), lists, options.rescore.fitting(rows)))
+    Ok(arrange(rows.cols(), lists, options.rescore.fitted(rows)))
 }
 
 /// Takes the lists that `rows` `[N, D]` came with as they are.
@@ -163,7 +182,7 @@ pub fn from_lists(rows: Matrix<'_>, lists: Lists, rescore: Rescore) -> Result<Bu
             rows.rows()
         )));
     }
-    Ok(arrange(rows.cols(), lists, rescore.fitting(rows)))
+    Ok(arrange(rows.cols(), lists, rescore.fitted(rows)))
 }
 
 fn check(rows: Matrix<'_>) -> Result<()> {
@@ -220,8 +239,7 @@ fn arrange(dimension: usize, lists: Lists, rescore: Rescore) -> Built {
 /// As [`Options::lists_for`].
 pub fn steps(items: usize, options: &Options) -> Result<usize> {
     let lists = options.lists_for(items)?;
-    let sample = lists.saturating_mul(options.sample_per_list).clamp(lists, items.max(lists)).min(items);
-    Ok(items + sample * options.iterations)
+    Ok(items + options.sample(items, lists) * options.iterations)
 }
 
 impl Built {

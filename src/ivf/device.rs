@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, cast_slice};
 
+use super::ahead::Margins;
 use super::pace::Pace;
 use super::probing::Probing;
 use super::view::{Index, WideRows};
@@ -150,8 +151,9 @@ impl DeviceIndex {
         let most: Vec<u32> = searches.iter().map(|s| s.probing.within(lists).probes_max as u32).collect();
         let (order, keys) = self.best_lists(device, to, &most)?;
         let order = top::sort(device, order, &Ties::default())?;
-        let margins = searches.iter().find_map(|s| s.probing.ending).map_or(&[][..], |e| e.margins.halvings());
-        let margins = device.copy(margins)?;
+        let margins = searches.iter().find_map(|s| s.probing.ending).map(|ending| ending.margins);
+        let slope = margins.map_or(1.0, Margins::slope);
+        let margins = device.copy(margins.map_or(&[][..], Margins::halvings))?;
         let schedules: Vec<Schedule> = searches.iter().map(|s| s.schedule(lists, items, pace)).collect();
         let looks = Looks::new(device, &schedules)?;
         let of = Lookout {
@@ -161,6 +163,7 @@ impl DeviceIndex {
             lengths: &self.lists.lengths,
             vectors,
             margins: &margins,
+            slope,
         };
         for (round, &most) in looks.rounds().iter().enumerate() {
             let begins = Some(&looks.begins);
@@ -217,9 +220,11 @@ impl FilteredSearch<'_> {
             passing: probing.pass_rate * items as f64,
             left: probing.ending.map_or(0.0, |ending| ending.left) * self.enough as f64,
             enough: self.enough as u32,
+            found: probing.ending.map_or(self.enough, |ending| ending.found(self.enough)) as u32,
             is_gain: u32::from(probing.ending.is_none()),
             suffices: suffices as u32,
             suffices_at: suffices_at as u32,
+            unused: 0,
         };
         Schedule { judged, looks: looks.iter().map(|&look| look.min(most) as u32).collect(), gains }
     }

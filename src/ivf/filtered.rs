@@ -89,8 +89,8 @@ impl Filtered<'_, '_> {
         let mut done = 0;
         let mut before = self.counters;
         for look in probing.looks(self.index.lists(), Pace::Often) {
+            self.scratch.order(look.min(probing.probes_max));
             for n in done..look.min(probing.probes_max) {
-                self.scratch.order(n + 1);
                 let (score, list) = unkey(self.scratch.lists[n]);
                 self.scan_list(ListId(list.0));
                 self.scratch.ahead.take(score, self.index.list_lengths()[list.index()]);
@@ -106,11 +106,13 @@ impl Filtered<'_, '_> {
     /// True where enough was found, and lists ahead are expected to hold no more of it than `ending` leaves; `before` is what
     /// was counted at the last look.
     fn expects_no_more_than(&mut self, before: &Counters, pass_rate: f64, ending: Ending<'_>) -> bool {
-        let Some(threshold) = self.selector.kth(self.k0) else { return false };
         let lately =
             (self.counters.survivors - before.survivors) as f64 / (self.counters.items - before.items).max(1) as f64;
+        self.scratch.ahead.passed(lately);
+        let found = ending.found(self.k0);
+        let Some(threshold) = self.selector.kth(found) else { return false };
         let passing = pass_rate * self.index.items() as f64;
-        let seen = Seen { passing, survivors: self.counters.survivors, lately };
+        let seen = Seen { passing, survivors: self.counters.survivors, above: found as u64, lately };
         self.scratch.ahead.expected(threshold, seen, ending.margins) <= ending.left * self.k0 as f64
     }
 

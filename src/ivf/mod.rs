@@ -27,6 +27,7 @@ mod probing;
 mod quantize;
 mod rebalance;
 mod search;
+mod sizes;
 mod view;
 
 pub use ahead::{Ahead, Ending, Margins, Seen, next_look};
@@ -38,6 +39,7 @@ pub use filtered::Words;
 pub use pace::Pace;
 pub use probing::{Counters, Probing, Scratch};
 pub use rebalance::rebalance;
+pub use sizes::Sizes;
 pub use view::{Index, WideRows};
 
 #[cfg(test)]

@@ -150,7 +150,7 @@ impl Search {
     /// When a search with a filter ends, where its probes were measured.
     pub(super) fn ending<'a>(&self, view: &'a View) -> Option<ivf::Ending<'a>> {
         let calibration = view.main().calibration.as_ref()?;
-        Some(ivf::Ending { margins: &calibration.margins, left: self.left? })
+        Some(ivf::Ending { margins: &calibration.margins, recall: self.probes.target?, left: self.left? })
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::remote::Remote;
 use crate::error::{Error, Result};
+use crate::ivf;
 use crate::limits::SHARDS_MAX;
 use crate::snapshot::Recipe;
 use crate::trial::Trials;
@@ -73,6 +74,8 @@ pub enum Stage {
     Trying,
     Reading,
     Embedding,
+    /// What the index will be, before it is built.
+    Sized(ivf::Sizes),
     Clustering,
     Writing,
     Calibrating,

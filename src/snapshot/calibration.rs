@@ -235,16 +235,22 @@ impl Recalibration {
     }
 }
 
+/// What is as little to leave ahead as nothing.
+const LEFT_LEAST: f64 = 1e-6;
+
 /// What lies at `rate`, between the points of a higher and of a lower one.
 fn between(above: (f64, Chosen), below: (f64, Chosen), rate: f64) -> Chosen {
     let share = (above.0 / rate).ln() / (above.0 / below.0).ln();
     let (from, to) = ((above.1.probes as f64).ln(), (below.1.probes as f64).ln());
     let probes = (from + (to - from) * share).exp().ceil() as usize;
     let (least, most) = (above.1.probes.min(below.1.probes), above.1.probes.max(below.1.probes));
+    // Towards a rate at which all is scanned nothing may be left.
+    let ends = (above.1.left.max(LEFT_LEAST).ln(), below.1.left.max(LEFT_LEAST).ln());
+    let left = ends.0 + (ends.1 - ends.0) * share;
     Chosen {
         probes: probes.clamp(least, most),
         recall: above.1.recall.min(below.1.recall),
-        left: above.1.left.min(below.1.left),
+        left: left.exp().clamp(above.1.left.min(below.1.left), above.1.left.max(below.1.left)),
     }
 }
 
@@ -278,7 +284,7 @@ mod tests {
             source: "test".into(),
             queries: 9,
             targets: vec![0.9, 0.95, 0.99],
-            margins: Margins::of(vec![0.0, 1.0]),
+            margins: Margins::of(&[(0.0, 0.0), (0.0, 1.0)]),
             curves,
         }
     }
@@ -342,7 +348,8 @@ mod tests {
             ("\"k\":100,\"pass_rate\":1.0", "\"k\":100,\"pass_rate\":0.7", "by rising k"),
             ("\"pass_rate\":0.01", "\"pass_rate\":-0.01", "by rising k"),
             ("[0.9,0.95,0.99],\"margins\"", "[0.9,0.9,0.99],\"margins\"", "expected rising shares"),
-            ("\"margins\":[]", "\"margins\":[2,1]", "margins: expected"),
+            ("\"halvings\":[]", "\"halvings\":[2,1]", "margins: expected"),
+            ("\"slope\":1.0", "\"slope\":-1.0", "margins: slope -1, expected 0 to 2"),
             ("\"source\"", "\"sauce\"", "unknown field `sauce`"),
             ("{", "", "calibration.json"),
         ] {

@@ -40,9 +40,10 @@ fn catalogue(lists: usize, thin: u32, is_regional: bool) -> Catalogue {
     }
     let rows = values.chunks_exact(DIMENSION);
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
-    let sample = rows.clone().zip(rows.skip(7)).map(|(a, b)| dot(a, b) / dot(b, b).sqrt()).collect();
+    let pair = |(a, b): (&[f32], &[f32])| (dot(a, b) / dot(b, b).sqrt() + a[0], dot(a, b) / dot(b, b).sqrt());
+    let sample: Vec<(f32, f32)> = rows.clone().zip(rows.skip(7)).map(pair).collect();
     let pass_rate = f64::from(passing) / index.items() as f64;
-    Catalogue { index, firsts, words, vectors: random.numbers(5 * DIMENSION), margins: Margins::of(sample), pass_rate }
+    Catalogue { index, firsts, words, vectors: random.numbers(5 * DIMENSION), margins: Margins::of(&sample), pass_rate }
 }
 
 /// Lists, items and survivors of a search on the CPU.
@@ -100,7 +101,7 @@ fn searches_end_where_those_of_the_cpu_do() {
             (1, lists, 1, None),
             (lists, lists, 5, None),
         ] {
-            let ending = left.map(|left| Ending { margins: &of.margins, left });
+            let ending = left.map(|left| Ending { margins: &of.margins, recall: 0.93, left });
             let probing = Probing { probes, probes_max, pass_rate: of.pass_rate, ending };
             let searches: Vec<FilteredSearch<'_>> =
                 (0..5).map(|q| FilteredSearch { probing, enough: enough + q, suffices: None }).collect();
@@ -127,7 +128,7 @@ fn searches_end_where_those_of_the_cpu_do() {
 fn what_suffices_ends_a_search_whatever_is_ahead() {
     let (device, of) = (device(), catalogue(60, 0, false));
     let copied = DeviceIndex::copy(&device, &of.index).unwrap();
-    let ending = Some(Ending { margins: &of.margins, left: 0.0 });
+    let ending = Some(Ending { margins: &of.margins, recall: 0.93, left: 0.0 });
     let probing = Probing { probes: 6, probes_max: 60, pass_rate: 1.0, ending };
     for (survivors, ends) in [(1, true), (2600, false)] {
         let search = FilteredSearch { probing, enough: 30, suffices: Some((6, survivors)) };

@@ -73,10 +73,11 @@ fn margins(index: &ivf::Index, queries: &[Vec<f32>], seed: u64) -> Margins {
         drawn.sort_unstable();
         let mut products = vec![0.0; drawn.len()];
         index.products(query, &drawn, &mut products);
-        let margin = |(slot, product): (&u32, &f32)| (product - scores[index.list_of(Slot(*slot)).index()]) / length;
-        drawn.iter().zip(&products).map(margin).collect::<Vec<f32>>()
+        let pair =
+            |(slot, product): (&u32, &f32)| (scores[index.list_of(Slot(*slot)).index()] / length, product / length);
+        drawn.iter().zip(&products).map(pair).collect::<Vec<_>>()
     };
-    Margins::of(queries.par_iter().enumerate().flat_map_iter(of_query).collect())
+    Margins::of(&queries.par_iter().enumerate().flat_map_iter(of_query).collect::<Vec<_>>())
 }
 
 /// A query that is measured.

@@ -75,9 +75,10 @@ impl Tally {
                 held += 1;
             }
             if is_open && done == look {
+                let lately = (survivors - before.0) as f64 / (items - before.1).max(1) as f64;
+                ahead.passed(lately);
                 if survivors >= self.k as u64 {
-                    let lately = (survivors - before.0) as f64 / (items - before.1).max(1) as f64;
-                    let seen = Seen { passing: share.items as f64, survivors, lately };
+                    let seen = Seen { passing: share.items as f64, survivors, above: found, lately };
                     let left = ahead.expected(walk.threshold, seen, walk.margins) / self.k as f64;
                     looks.push(Look { left: left as f32, hits: found as u32 });
                     is_open = left > LEFT_MIN;

@@ -5,17 +5,22 @@
 struct Judged {
     double passing; // items that pass, scanned or not: an estimate
     double left;    // of the best, how many may be expected ahead
-    u32 enough;     // survivors that must be found; the score of the last of them is the threshold
+    u32 enough;     // survivors that must be found where a search ends by what the last lists brought
+    u32 found;      // and where by what is ahead; the score of the last of them is the threshold
     u32 is_gain;    // whether a search ends by what the last lists brought, for want of margins
     // Survivors that are enough after so many lists, whatever is ahead; 0 lists for none.
     u32 suffices, suffices_at;
+    u32 unused;
 };
 
 #define RANGES 128u
+#define KINSHIP_MAX 3.0
+#define FOUND_MIN 10.0
 
 // What is known of a search so far.
 struct Sighted {
     u64 ahead[RANGES]; // items of the lists in each range of scores that were not scanned
+    double scanned[RANGES]; // items that passed of those that were
     u64 items_ahead;
     u64 items_before; // at the last look
     float low, step;
@@ -41,6 +46,8 @@ struct LookArgs {
     u32* ends;
     u64* items;             // [queries] of all lists that were scanned
     u32 round, lists, stride, dimension, margin_count, room;
+    float slope; // the share of its list's score that an item is expected to have
+    u32 unused;
 };
 
 DEVICE u32 range_of(float score, float low, float step) {
@@ -64,7 +71,9 @@ DEVICE double share_above(const LookArgs& a, float margin) {
     float start = is_beyond ? a.margins[place - 1] : a.margins[from];
     float width = fmaxf(__fadd_rn(a.margins[from + 1], -a.margins[from]), least);
     float halvings = __fadd_rn((float)(place - 1), __fdiv_rn(__fadd_rn(margin, -start), width));
-    return exp2(-(double)halvings);
+    halvings = fminf(halvings, 1000.0f);
+    u32 whole = (u32)halvings;
+    return exp2(-(double)whole) * (1.0 - (double)__fadd_rn(halvings, -(float)whole) / 2.0);
 }
 
 // The length of a query. A whole warp.
@@ -86,7 +95,10 @@ DEVICE void begin(const LookArgs& a, u32 query, Sighted& seen, u32* extremes) {
         extremes[1] = 0;
         seen.items_ahead = 0;
     }
-    for (u32 n = threadIdx.x; n < RANGES; n += blockDim.x) seen.ahead[n] = 0;
+    for (u32 n = threadIdx.x; n < RANGES; n += blockDim.x) {
+        seen.ahead[n] = 0;
+        seen.scanned[n] = 0;
+    }
     __syncthreads();
     u32 low = EVERY_LANE, high = 0;
     for (u32 n = threadIdx.x; n < a.lists; n += blockDim.x) {
@@ -114,30 +126,37 @@ DEVICE void begin(const LookArgs& a, u32 query, Sighted& seen, u32* extremes) {
 }
 
 // How many items that pass are expected ahead above the threshold: `Ahead::expected`. A whole block; thread 0 has it.
-DEVICE double expected(const LookArgs& a, u32 query, const Sighted& seen, u32 survivors, u64 items, double* terms) {
+DEVICE double expected(const LookArgs& a, u32 query, const Sighted& seen, u32 survivors, double lately, double* terms) {
+    double* past = terms + RANGES;
     float scale = length_of(a, query), threshold = unordered(seen.threshold);
     for (u32 n = threadIdx.x; n < RANGES; n += blockDim.x) {
         float score = __fadd_rn(seen.low, __fmul_rn((float)n + 0.5f, seen.step));
-        u64 here = seen.ahead[n];
-        terms[n] = here ? (double)here * share_above(a, __fdiv_rn(__fadd_rn(threshold, -score), scale)) : 0.0;
+        float above = __fadd_rn(threshold, -__fmul_rn(a.slope, score));
+        double share = share_above(a, __fdiv_rn(above, scale));
+        terms[n] = (double)seen.ahead[n] * share;
+        past[n] = seen.scanned[n] * share;
     }
     __syncthreads();
     if (threadIdx.x > 0) return 0;
-    double above = 0;
-    for (u32 n = 0; n < RANGES; n++) above += terms[n];
+    double above = 0, scanned = 0;
+    for (u32 n = 0; n < RANGES; n++) {
+        above += terms[n];
+        scanned += past[n];
+    }
+    const double least = 2.2250738585072014e-308;
     double rest = a.judged[query].passing - (double)survivors;
-    double density = (rest > 0 ? rest : 0.0) / (double)(seen.items_ahead ? seen.items_ahead : 1);
-    u64 lists_items = items - seen.items_before;
-    double lately = (double)(survivors - seen.survivors_before) / (double)(lists_items ? lists_items : 1);
-    density = lately > 2.0 * density ? lately : density < 1.0 ? density : 1.0;
-    return density * above;
+    double density = fmin((rest > 0 ? rest : 0.0) / (double)(seen.items_ahead ? seen.items_ahead : 1), 1.0);
+    double kinship = fmin(fmax(lately / fmax(density, least), 1.0), KINSHIP_MAX);
+    double surprise = fmax(((double)a.judged[query].found + FOUND_MIN) / (scanned + FOUND_MIN), 1.0);
+    return fmax(density, lately) * kinship * surprise * above;
 }
 
 // Looks whether each search goes on, and with which lists: a block a query.
 KERNEL(256, look_ahead, LookArgs) {
     u32* histogram = (u32*)shared_memory();
     double* terms = (double*)(histogram + DESCENT_WORDS);
-    u64* scanned = (u64*)(terms + RANGES);
+    u64* fresh = (u64*)(terms + 2 * RANGES); // items of the lists that were scanned last, in each range of scores
+    u64* scanned = fresh + RANGES;
     u32* gained = (u32*)(scanned + 1);
     u32* extremes = gained + 2;
     u32 query = blockIdx.x, queries = gridDim.x, first = a.begins[query], done = a.ends[query];
@@ -145,6 +164,7 @@ KERNEL(256, look_ahead, LookArgs) {
     const Judged& judged = a.judged[query];
     Sighted& seen = a.sighted[query];
     if (a.round == 0) begin(a, query, seen, extremes);
+    for (u32 n = threadIdx.x; n < RANGES; n += blockDim.x) fresh[n] = 0;
     if (threadIdx.x == 0) {
         *scanned = 0;
         *gained = 0;
@@ -156,6 +176,7 @@ KERNEL(256, look_ahead, LookArgs) {
         u32 range = range_of(unordered(a.list_keys[(u64)query * a.lists + list]), seen.low, seen.step);
         atomicAdd(scanned, length);
         atomicAdd(seen.ahead + range, 0 - length);
+        atomicAdd(fresh + range, length);
     }
     const u32* keys = a.keys + (u64)query * a.room;
     u32 kept = min(a.counts[query], a.room), survivors = a.survivors[query], known = seen.threshold;
@@ -167,13 +188,15 @@ KERNEL(256, look_ahead, LookArgs) {
     __syncthreads();
     u32 next = a.looks[(a.round + 1) * queries + query];
     u64 items = a.items[query] + *scanned;
-    bool has_enough = survivors >= judged.enough && kept >= judged.enough && judged.enough > 0;
+    double lately = (double)(survivors - seen.survivors_before) / (double)(*scanned ? *scanned : 1);
+    for (u32 n = threadIdx.x; n < RANGES; n += blockDim.x) seen.scanned[n] += (double)fresh[n] * lately;
+    bool has_enough = survivors >= judged.found && kept >= judged.found && judged.found > 0;
     bool is_over = next <= done, suffices = judged.suffices_at == done;
     if (judged.is_gain) is_over |= first > 0 && survivors >= judged.enough && (double)*gained < a.gains[a.round * queries + query];
     if (suffices) is_over = next <= done || survivors >= judged.suffices;
     u32 threshold = known;
     if (!is_over && has_enough) {
-        u32 wanted = judged.enough;
+        u32 wanted = judged.found;
         threshold = kth(keys, kept, wanted, histogram);
     }
     if (threadIdx.x == 0) {
@@ -182,7 +205,7 @@ KERNEL(256, look_ahead, LookArgs) {
     }
     __syncthreads();
     bool is_judged = !is_over && !suffices && !judged.is_gain && has_enough;
-    double ahead = is_judged ? expected(a, query, seen, survivors, items, terms) : 0;
+    double ahead = is_judged ? expected(a, query, seen, survivors, lately, terms) : 0;
     if (threadIdx.x > 0) return;
     is_over |= is_judged && ahead <= judged.left;
     seen.survivors_before = survivors;

@@ -10,9 +10,9 @@ use crate::error::{Error, Result};
 /// Ranges of scores that lists ahead are counted in.
 const RANGES: usize = 128;
 /// Numbers of 8 bytes that are kept of a search between looks.
-const SIGHTED_WORDS: usize = RANGES + 5;
-/// Shared memory of a block that looks: a descent, a term of each range, and what its threads add up.
-const SHARED_BYTES: usize = 4 * (super::top::DESCENT_WORDS + 2 * RANGES + 8);
+const SIGHTED_WORDS: usize = 2 * RANGES + 5;
+/// Shared memory of a block that looks: a descent, three numbers of each range, and what its threads add up.
+const SHARED_BYTES: usize = 4 * (super::top::DESCENT_WORDS + 6 * RANGES + 8);
 
 /// What a search is judged by.
 #[repr(C)]
@@ -22,14 +22,18 @@ pub struct Judged {
     pub passing: f64,
     /// How many of the best may be expected ahead when it ends.
     pub left: f64,
-    /// Survivors that must be found before it ends; the score of the last of them is what others must beat.
+    /// Survivors that must be found before it ends by what its last lists brought.
     pub enough: u32,
+    /// Survivors that must be found before it ends by what is ahead; the score of the last of them is what others must beat.
+    pub found: u32,
     /// 1 where it ends by what its last lists brought, for want of margins.
     pub is_gain: u32,
     /// Survivors that are enough after `suffices_at` lists, whatever is ahead.
     pub suffices: u32,
     /// See `suffices`; 0 for none.
     pub suffices_at: u32,
+    /// Fills the last 8 bytes.
+    pub unused: u32,
 }
 
 /// What is judged of one search, and when.
@@ -56,8 +60,10 @@ pub struct Lookout<'a> {
     pub lengths: &'a Array<u32>,
     /// The queries, `[queries, D]`.
     pub vectors: &'a Array<f32>,
-    /// How far items score above their lists, rising.
+    /// How far items score above a share of their list's score, rising.
     pub margins: &'a Array<f32>,
+    /// That share.
+    pub slope: f32,
 }
 
 /// Searches under way.
@@ -144,6 +150,8 @@ impl Looks {
             dimension: u32,
             margin_count: u32,
             room: u32,
+            slope: f32,
+            unused: u32,
         }
         let queries = self.judged.len();
         let dimension = of.vectors.len() / queries.max(1);
@@ -174,6 +182,8 @@ impl Looks {
             dimension: dimension as u32,
             margin_count: of.margins.len() as u32,
             room: to.room() as u32,
+            slope: of.slope,
+            unused: 0,
         };
         let shape = Shape { kernel: "look_ahead", grid: [queries, 1, 1], threads: 256, shared_bytes: SHARED_BYTES };
         launch(device, &shape, &arguments)

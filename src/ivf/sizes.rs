@@ -1,0 +1,159 @@
+//! How large an index will be, and why: told before it is built.
+
+use std::fmt;
+
+use super::build::{Options, Rescore};
+use crate::device::cpu::kernels::BLOCK;
+use crate::error::Result;
+use crate::tensor::Matrix;
+
+/// Pads of a list beyond half a block, for lists of one item on average, and as much fewer as lists are longer: measured.
+const SHORT_LISTS: f64 = 12.0;
+
+/// Where the number of lists comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    Items,
+    Recipe,
+    Brought,
+}
+
+/// What an index of so many items will be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Items, N.
+    pub items: usize,
+    /// Width of a vector, D.
+    pub dimension: usize,
+    /// Lists, C.
+    pub lists: usize,
+    /// Rows that train the centroids; none where the lists are there already.
+    pub sample: usize,
+    /// Bytes of a number of the rows that rescore; 0 without such rows.
+    pub row_width: usize,
+    rounds: usize,
+    origin: Origin,
+}
+
+impl Sizes {
+    /// The sizes of an index that is built over `rows` `[N, D]`.
+    ///
+    /// # Errors
+    /// As [`Options::lists_for`].
+    pub fn of(rows: Matrix<'_>, options: &Options) -> Result<Self> {
+        let lists = options.lists_for(rows.rows())?;
+        Ok(Sizes {
+            lists,
+            sample: options.sample(rows.rows(), lists),
+            rounds: options.iterations,
+            origin: if options.lists == 0 { Origin::Items } else { Origin::Recipe },
+            ..Sizes::of_lists(rows, lists, options.rescore)
+        })
+    }
+
+    /// The sizes of an index over lists that rows `[N, D]` came with.
+    pub fn of_lists(rows: Matrix<'_>, lists: usize, rescore: Rescore) -> Self {
+        let row_width = match rescore.fitting(rows).0 {
+            Rescore::None => 0,
+            Rescore::Bf16 | Rescore::F16 => 2,
+            Rescore::F32 => 4,
+        };
+        let (items, dimension) = (rows.rows(), rows.cols());
+        Sizes { items, dimension, lists, sample: 0, row_width, rounds: 0, origin: Origin::Brought }
+    }
+
+    /// Bytes in memory of all that serves but the filter's planes and the columns. Lists take whole blocks: half a block
+    /// more each, on average, and somewhat more where many of them are shorter than one.
+    pub fn bytes(&self) -> u64 {
+        let codes = self.dimension.next_multiple_of(4) + 4;
+        let short = SHORT_LISTS * self.lists as f64 / self.items.max(1) as f64;
+        let pads = self.lists as f64 * ((BLOCK - 1) as f64 / 2.0 + short);
+        let slots = self.items + pads as usize;
+        let centroids = self.lists.next_multiple_of(BLOCK) * codes;
+        (slots * (codes + self.row_width * self.dimension) + centroids) as u64
+    }
+}
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Sizes { items, dimension, lists, sample, rounds, .. } = self;
+        let why = match self.origin {
+            Origin::Items => "about 4 √N",
+            Origin::Recipe => "as the recipe says",
+            Origin::Brought => "as they came",
+        };
+        write!(f, "{items} items of {dimension} numbers in {lists} lists ({why}), {} a list", items / (*lists).max(1))?;
+        if *sample > 0 {
+            write!(f, "; {sample} rows train them in {rounds} rounds")?;
+        }
+        let wide = self.row_width * dimension;
+        let rescored = if wide == 0 { "none to rescore".to_owned() } else { format!("{wide} B to rescore") };
+        let megabytes = self.bytes() as f64 / 1e6;
+        write!(
+            f,
+            "; an item takes {} B to scan, {rescored}: {megabytes:.1} MB in memory",
+            dimension.next_multiple_of(4) + 4
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::{Index, build};
+    use super::*;
+    use crate::files::{TensorFile, Tensors};
+
+    /// Numbers that look random, of unequal clusters.
+    fn rows(items: usize, dimension: usize) -> Vec<f32> {
+        let number = |n: usize| (n.wrapping_mul(0x9E37_79B9) >> 7) as u32 as f32 / u32::MAX as f32;
+        let centre = |row: usize, d: usize| 3.0 * number(row * row % 37 * 1000 + d);
+        (0..items * dimension).map(|n| centre(n / dimension, n % dimension) + number(n)).collect()
+    }
+
+    #[test]
+    fn what_is_stated_is_what_an_index_takes() {
+        for (items, dimension, lists, rescore) in [
+            (1000, 3, 0, Rescore::None),
+            (3000, 64, 0, Rescore::F16),
+            (3000, 50, 7, Rescore::Bf16),
+            (9000, 17, 0, Rescore::F32),
+            (20_000, 16, 0, Rescore::F16),
+        ] {
+            let rows = rows(items, dimension);
+            let rows = Matrix::new(&rows, dimension).unwrap();
+            let options = Options { lists, rescore, ..Options::default() };
+            let sizes = Sizes::of(rows, &options).unwrap();
+            let built = build(rows, &options, &|_| ()).unwrap();
+            let (folder, mut file) = (tempfile::tempdir().unwrap(), TensorFile::new());
+            built.encode(rows, &mut file).unwrap();
+            let path = folder.path().join("index.safetensors");
+            file.write(&path).unwrap();
+            let index = Index::open(&Tensors::open(&path).unwrap()).unwrap();
+            assert_eq!((sizes.items, sizes.lists), (index.items(), index.lists()));
+            let ratio = sizes.bytes() as f64 / index.bytes() as f64;
+            assert!((0.95..1.05).contains(&ratio), "{sizes}: {ratio} of {}", index.bytes());
+        }
+    }
+
+    #[test]
+    fn what_was_chosen_is_told_with_its_reason() {
+        let rows = rows(4096, 10);
+        let rows = Matrix::new(&rows, 10).unwrap();
+        let told = |options: &Options| Sizes::of(rows, options).unwrap().to_string();
+        let text = told(&Options::default());
+        assert!(
+            text.starts_with("4096 items of 10 numbers in 256 lists (about 4 √N), 16 a list; 4096 rows train"),
+            "{text}"
+        );
+        assert!(text.contains("16 B to scan, 20 B to rescore"), "{text}");
+        let text = told(&Options { lists: 9, rescore: Rescore::None, ..Options::default() });
+        assert!(text.contains("in 9 lists (as the recipe says)") && text.contains("none to rescore"), "{text}");
+        let text = Sizes::of_lists(rows, 5, Rescore::F32).to_string();
+        assert!(text.contains("in 5 lists (as they came), 819 a list; an item takes 16 B"), "{text}");
+        assert!(Sizes::of(rows, &Options { lists: 5000, ..Options::default() }).is_err());
+        // Half precision cannot hold these, which takes twice the memory.
+        let large: Vec<f32> = rows.data().iter().map(|x| x * 1e6).collect();
+        assert_eq!(Sizes::of(Matrix::new(&large, 10).unwrap(), &Options::default()).unwrap().row_width, 4);
+    }
+}
