@@ -11,7 +11,7 @@ use super::serve::stop_signals;
 use crate::config::{RouterConfig, RouterFlags, ServerFlags};
 use crate::error::{Error, Result};
 use crate::http::{self, RouterApp};
-use crate::route::Cluster;
+use crate::route::Fleet;
 use crate::telemetry;
 
 /// Arguments of `sterling route`.
@@ -37,7 +37,7 @@ impl Route {
         telemetry::metrics();
         let flags = RouterFlags { listen: self.listen, route: ServerFlags { servers: self.server } };
         let config = RouterConfig::read(self.config.as_deref(), &flags)?;
-        let app = Arc::new(RouterApp::new(Cluster::new(config.route.clone()), &config.http));
+        let app = Arc::new(RouterApp::new(Fleet::new(config.route.clone()), &config.http));
         let threads = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime = threads.map_err(|e| Error::io("the threads of the router", e))?;
         let ended = runtime.block_on(async {

@@ -23,7 +23,7 @@ use crate::units::ItemId;
 const MERGES_MAX: usize = 6;
 
 /// The shards of one version, as they can be asked.
-pub trait Shards: Sync {
+pub trait Sharded: Sync {
     /// A request as it goes to any number of shards.
     type Call: Clone + Send;
     /// What comes with an answer and is not merged, such as the columns of its items.
@@ -61,7 +61,7 @@ pub struct Said<B> {
 
 /// The results of one shard.
 #[derive(Clone, Debug)]
-pub struct Part<B> {
+pub struct Results<B> {
     /// Its number.
     pub shard: usize,
     /// Its best, best first.
@@ -87,7 +87,7 @@ pub struct Gathered<B> {
     /// The results, best first: the place of a part in `parts`, and of the item in it.
     pub order: Vec<(usize, usize)>,
     /// What the shards sent, in the order of their numbers.
-    pub parts: Vec<Part<B>>,
+    pub parts: Vec<Results<B>>,
     /// Of a [`Rank`]: items that no shard holds, as they were asked.
     pub unknown: Vec<ItemId>,
     /// What came with the answers before those.
@@ -112,7 +112,7 @@ impl<B> Gathered<B> {
             let value = |&(n, at): &(usize, usize)| read(part(n))[row * part(n).ids.len() + at];
             self.order.iter().map(value).collect()
         };
-        let tasks = |part: &Part<B>| part.ranked.tasks.len().checked_div(part.ranked.ids.len());
+        let tasks = |part: &Results<B>| part.ranked.tasks.len().checked_div(part.ranked.ids.len());
         let tasks = self.parts.iter().filter_map(tasks).max().unwrap_or(0);
         Ranked {
             slots: Vec::new(),
@@ -134,7 +134,7 @@ pub fn is_absence(kind: Kind) -> bool {
 ///
 /// # Errors
 /// What is wrong with the request; `Partial` where shards that cannot answer leave less than `min_coverage` of the items, 0 to 1.
-pub async fn retrieve<S: Shards>(shards: &S, retrieve: Retrieve, min_coverage: f64) -> Result<Gathered<S::Beside>> {
+pub async fn retrieve<S: Sharded>(shards: &S, retrieve: Retrieve, min_coverage: f64) -> Result<Gathered<S::Beside>> {
     let mut run = Run::new(shards, min_coverage);
     if run.present.len() == 1 {
         return run.only(Request::Retrieve(retrieve)).await;
@@ -155,7 +155,7 @@ pub async fn retrieve<S: Shards>(shards: &S, retrieve: Retrieve, min_coverage: f
 ///
 /// # Errors
 /// As [`retrieve`].
-pub async fn rank<S: Shards>(shards: &S, rank: Rank, min_coverage: f64) -> Result<Gathered<S::Beside>> {
+pub async fn rank<S: Sharded>(shards: &S, rank: Rank, min_coverage: f64) -> Result<Gathered<S::Beside>> {
     let mut run = Run::new(shards, min_coverage);
     if run.present.len() == 1 {
         return run.only(Request::Rank(rank)).await;
@@ -169,7 +169,7 @@ pub async fn rank<S: Shards>(shards: &S, rank: Rank, min_coverage: f64) -> Resul
     let calls = of_shards.into_iter().map(|(shard, items)| (shard, call(items))).collect();
     let mut parts = Vec::new();
     for (shard, said) in run.ask("rank", calls).await? {
-        parts.push(Part { shard, ranked: ranked(said.content)?, beside: Some(said.beside) });
+        parts.push(Results { shard, ranked: ranked(said.content)?, beside: Some(said.beside) });
     }
     let unknown: BTreeSet<ItemId> = parts.iter().flat_map(|part| part.ranked.unknown.iter().copied()).collect();
     let unknown = items.into_iter().filter(|item| unknown.contains(item)).collect();
@@ -184,7 +184,7 @@ pub async fn rank<S: Shards>(shards: &S, rank: Rank, min_coverage: f64) -> Resul
 ///
 /// # Errors
 /// What is wrong with the request; the last shard's error where none could answer.
-pub async fn embed<S: Shards>(shards: &S, embed: Embed) -> Result<Said<S::Beside>> {
+pub async fn embed<S: Sharded>(shards: &S, embed: Embed) -> Result<Said<S::Beside>> {
     Run::new(shards, 0.0).anyone(embed).await.map(|(_, said)| said)
 }
 
@@ -203,7 +203,7 @@ fn is_whole(ranked: &Ranked) -> bool {
 }
 
 /// One request under way.
-struct Run<'a, S: Shards> {
+struct Run<'a, S: Sharded> {
     shards: &'a S,
     min_coverage: f64,
     /// Those that have not been lost.
@@ -220,7 +220,7 @@ struct Run<'a, S: Shards> {
 type Answers<B> = BTreeMap<usize, Said<B>>;
 type Order = Vec<(usize, usize)>;
 
-impl<'a, S: Shards> Run<'a, S> {
+impl<'a, S: Sharded> Run<'a, S> {
     fn new(shards: &'a S, min_coverage: f64) -> Self {
         let present = (0..shards.items().len()).collect();
         let (missing, told, steps) = (Vec::new(), Vec::new(), Vec::new());
@@ -284,7 +284,7 @@ impl<'a, S: Shards> Run<'a, S> {
         let mut ranked = ranked(said.content)?;
         let unknown = std::mem::take(&mut ranked.unknown);
         let order = (0..ranked.ids.len()).map(|at| (0, at)).collect();
-        Ok(self.end(order, vec![Part { shard: 0, ranked, beside: Some(said.beside) }], unknown))
+        Ok(self.end(order, vec![Results { shard: 0, ranked, beside: Some(said.beside) }], unknown))
     }
 
     /// Runs the user tower at one shard, whichever can.
@@ -373,12 +373,12 @@ impl<'a, S: Shards> Run<'a, S> {
         &mut self,
         retrieve: &Retrieve,
         chosen: BTreeMap<usize, Chosen>,
-    ) -> Result<Option<(Order, Vec<Part<S::Beside>>)>> {
+    ) -> Result<Option<(Order, Vec<Results<S::Beside>>)>> {
         let share = likely(retrieve.k, self.present.len() as u32).max(1);
         let mut asked: Vec<(usize, usize)> =
             chosen.values().map(|of_shard| (share, of_shard.iter().map(Vec::len).sum())).collect();
-        let mut parts: Vec<Part<S::Beside>> =
-            chosen.keys().map(|&shard| Part { shard, ranked: Ranked::default(), beside: None }).collect();
+        let mut parts: Vec<Results<S::Beside>> =
+            chosen.keys().map(|&shard| Results { shard, ranked: Ranked::default(), beside: None }).collect();
         let (user, reading) = (&retrieve.user, &retrieve.reading);
         let rerank = |candidates: &Chosen, k| self::rerank(user, candidates, k, reading);
         let mut places: Vec<usize> = (0..parts.len()).filter(|&place| asked[place].1 > 0).collect();
@@ -414,7 +414,7 @@ impl<'a, S: Shards> Run<'a, S> {
         Err(Error::internal("shards sent results that prove nothing"))
     }
 
-    fn end(self, order: Order, parts: Vec<Part<S::Beside>>, unknown: Vec<ItemId>) -> Gathered<S::Beside> {
+    fn end(self, order: Order, parts: Vec<Results<S::Beside>>, unknown: Vec<ItemId>) -> Gathered<S::Beside> {
         let coverage = self.coverage();
         let Run { told, missing, again, degraded_rows, steps, .. } = self;
         Gathered { order, parts, unknown, told, missing, coverage, again, degraded_rows, steps }

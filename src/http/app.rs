@@ -8,13 +8,14 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::audit::Audit;
-use super::bodies::Bodies;
+use super::bodies::{Bodies, Whole};
 use super::meters::AnswerMeters;
 use super::options::Options;
+use super::wire::{self, ModelInfo};
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feeds, Merges};
-use crate::registry::Registry;
+use crate::registry::{Loaded, Registry};
 
 /// The share of a snapshot that may be changed or lie beside it before `/readyz` warns ...
 const FRESH_SHARE_MAX: f64 = 0.3;
@@ -24,6 +25,9 @@ const FRESH_MIN: usize = 1024;
 const LAG_MAX: u64 = 10_000;
 /// How long a call that takes long waits for others of the kind.
 const ASIDE_WAIT: Duration = Duration::from_secs(1);
+/// Bodies from so many bytes on are read and prepared on threads of their own. A filter takes about a tenth of a microsecond
+/// a byte, so that shorter ones hold up whoever else this thread answers for a few milliseconds at most.
+const LONG_BODY_BYTES: usize = 32 << 10;
 
 /// What stands behind the sockets.
 pub(super) trait Host: Send + Sync + 'static {
@@ -61,6 +65,21 @@ impl Asides {
             span.in_scope(work)
         });
         done.await.map_err(|e| Error::internal(format!("a request broke what answers it: {e}")))?
+    }
+
+    /// Reads and prepares what a body asks for: here, or, where that takes long, where nobody else waits for it.
+    ///
+    /// # Errors
+    /// As [`Asides::run`].
+    pub(super) async fn prepare<T: Send + 'static>(
+        &self,
+        body: Whole,
+        prepare: impl FnOnce(&[u8]) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        if body.len() < LONG_BODY_BYTES {
+            return prepare(&body);
+        }
+        self.run(move || prepare(&body)).await
     }
 }
 
@@ -138,6 +157,14 @@ impl App {
             }
         }
         warnings
+    }
+
+    /// What a version is.
+    pub(super) fn info(&self, model: &Loaded) -> ModelInfo {
+        let labels = self.registry.labels(model.name()).unwrap_or_default();
+        let labels = labels.into_iter().filter(|(_, version)| *version == model.version()).map(|(label, _)| label);
+        let (labels, memory_bytes) = (labels.collect(), model.memory_bytes());
+        ModelInfo { labels, memory_bytes, ..wire::model_info(model.view().main()) }
     }
 
     pub(super) fn ready(&self) -> Result<()> {

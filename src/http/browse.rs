@@ -8,9 +8,9 @@ use axum::http::Uri;
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
-use super::answer::{Refusal, json};
+use super::answer::{Outcome, Refusal, json};
 use super::app::App;
-use super::calls::{Names, Outcome, served};
+use super::calls::{Names, served};
 use super::position::{feed, seen};
 use super::wire::{
     self, ColumnResponse, FindRequest, FindResponse, FoundItem, IndexResponse, Problem, ValuesRequest, attributes,

@@ -12,8 +12,8 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
 use serde::de::DeserializeOwned;
 
-use super::answer::{Refusal, Share, Timing, json, problem, reply};
-use super::app::{App, Asides};
+use super::answer::{Held, Outcome, Refusal, Timing, json, problem, reply};
+use super::app::App;
 use super::audit::{self, Again, Turn};
 use super::bodies::Whole;
 use super::parts::pass;
@@ -29,12 +29,7 @@ use crate::registry::{Loaded, Registry, VersionState, Which};
 use crate::request::{Answer, Request as Ask};
 use crate::view::View;
 
-pub(super) type Outcome = Result<Response, Refusal>;
-
 const GET: &str = "GET, HEAD";
-/// Bodies from so many bytes on are read and prepared on threads of their own. A filter takes about a tenth of a microsecond
-/// a byte, so that shorter ones hold up whoever else this thread answers for a few milliseconds at most.
-const LONG_BODY_BYTES: usize = 32 << 10;
 /// The verbs of the calls that workers answer.
 pub(super) const VERBS: [&str; 4] = ["retrieve", "rank", "embed", "pass"];
 
@@ -136,18 +131,6 @@ enum Asked {
     Many(Vec<Result<(Prepared, Terms)>>),
 }
 
-/// Reads and prepares what a body asks for: here, or, where that takes long, where nobody else waits for it.
-pub(super) async fn prepare<T: Send + 'static>(
-    asides: &Asides,
-    body: Whole,
-    prepare: impl FnOnce(&[u8]) -> Result<T> + Send + 'static,
-) -> Result<T> {
-    if body.len() < LONG_BODY_BYTES {
-        return prepare(&body);
-    }
-    asides.run(move || prepare(&body)).await
-}
-
 fn prepare_retrievals(view: &Arc<View>, turn: Option<Turn>, body: &[u8]) -> Result<Asked> {
     let requests = match wire::retrievals(body)? {
         Retrievals::One(request, terms) => {
@@ -176,7 +159,7 @@ fn prepare_retrievals(view: &Arc<View>, turn: Option<Turn>, body: &[u8]) -> Resu
     responses((status = 200, body = inline(RetrievedOneOrMany)), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn retrieve(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
     let (told, turn) = (served(model, &view), app.audit.turn());
-    match prepare(&app.asides, body, move |body| prepare_retrievals(&view, turn, body)).await? {
+    match app.asides.prepare(body, move |body| prepare_retrievals(&view, turn, body)).await? {
         Asked::One(prepared, terms, again) => one(app, model, *prepared, terms, again).await,
         Asked::Many(prepared) => {
             let costs = prepared.iter().flatten().map(|(prepared, _)| prepared.cost());
@@ -244,7 +227,7 @@ async fn rank(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole) -> O
         let (request, terms) = wire::rank(body)?;
         Ok((pass::prepare(&view, Ask::Rank(request))?, terms))
     };
-    let (prepared, terms) = prepare(&app.asides, body, ranking).await?;
+    let (prepared, terms) = app.asides.prepare(body, ranking).await?;
     one(app, model, prepared, terms, None).await
 }
 
@@ -257,7 +240,7 @@ async fn embed(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outco
         let (request, terms) = wire::embed(body)?;
         Ok((pass::prepare(&view, Ask::Embed(request))?, terms))
     };
-    let (prepared, terms) = prepare(&app.asides, body, embedding).await?;
+    let (prepared, terms) = app.asides.prepare(body, embedding).await?;
     let told = served(model, prepared.view());
     let answer = submit(app, prepared, terms).await?;
     Ok(json(&wire::embedding(told, answer)?))
@@ -269,7 +252,7 @@ async fn embed(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outco
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn activate(app: &Arc<App>, model: String, version: u64) -> Outcome {
     let loaded = manage(app, move |registry| registry.activate(&model, version)).await?;
-    Ok(json(&info(app, &loaded)))
+    Ok(json(&app.info(&loaded)))
 }
 
 /// Load a published version beside those in memory, and keep it there: for pins, labels and a quick activation.
@@ -278,7 +261,7 @@ async fn activate(app: &Arc<App>, model: String, version: u64) -> Outcome {
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn load(app: &Arc<App>, model: String, version: u64) -> Outcome {
     let loaded = manage(app, move |registry| registry.load(&model, version)).await?;
-    Ok(json(&info(app, &loaded)))
+    Ok(json(&app.info(&loaded)))
 }
 
 /// Take a version out of memory that is neither active nor labelled.
@@ -332,23 +315,17 @@ async fn manage<T: Send + 'static>(
     changed.await.map_err(|e| Error::internal(format!("a change of the registry: {e}")))?
 }
 
-pub(super) fn info(app: &App, model: &Loaded) -> ModelInfo {
-    let labels = app.registry.labels(model.name()).unwrap_or_default();
-    let labels = labels.into_iter().filter(|(_, version)| *version == model.version()).map(|(label, _)| label);
-    ModelInfo { labels: labels.collect(), memory_bytes: model.memory_bytes(), ..wire::model_info(model.view().main()) }
-}
-
 /// The models that are served.
 #[utoipa::path(get, path = "/v1/models", tag = "models", responses((status = 200, body = ModelList)))]
 pub async fn models(State(app): State<Arc<App>>) -> Response {
-    json(&ModelList { models: app.registry.list().iter().map(|model| info(&app, model)).collect() })
+    json(&ModelList { models: app.registry.list().iter().map(|model| app.info(model)).collect() })
 }
 
 /// The version of a model that answers.
 #[utoipa::path(get, path = "/v1/models/{model}", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 fn model(app: &App, model: &str) -> Outcome {
-    Ok(json(&info(app, &*app.registry.get(model, Which::Active)?)))
+    Ok(json(&app.info(&*app.registry.get(model, Which::Active)?)))
 }
 
 /// A version of a model that is in memory.
@@ -356,7 +333,7 @@ fn model(app: &App, model: &str) -> Outcome {
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 fn version(app: &App, model: &str, version: u64) -> Outcome {
-    Ok(json(&info(app, &*app.registry.get(model, Which::Version(version))?)))
+    Ok(json(&app.info(&*app.registry.get(model, Which::Version(version))?)))
 }
 
 /// The published versions of a model.
@@ -408,18 +385,6 @@ pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>) -
     }
     let body = Bytes::from_owner(Held { lines, _share: share });
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], body).into_response())
-}
-
-/// An answer with its share of the memory for answers, until it is sent.
-pub(super) struct Held {
-    pub(super) lines: Vec<u8>,
-    pub(super) _share: Share,
-}
-
-impl AsRef<[u8]> for Held {
-    fn as_ref(&self) -> &[u8] {
-        &self.lines
-    }
 }
 
 /// The process answers.

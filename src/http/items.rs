@@ -9,9 +9,9 @@ use axum::http::{Method, Uri};
 use tokio::sync::oneshot;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::answer::{Refusal, json};
+use super::answer::{Outcome, Refusal, json};
 use super::app::App;
-use super::calls::{Names, Outcome, prepare, served};
+use super::calls::{Names, served};
 use super::position::{feed, number, seen};
 use super::wire::{
     self, DeleteRequest, DeleteResponse, ItemResponse, MergeResponse, PositionResponse, Problem, RefusedItem,
@@ -82,7 +82,7 @@ pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, re
         }
         Ok((updates, refused, xxh3_64(body)))
     };
-    let (updates, refused, digest) = prepare(&app.asides, body, checked).await?;
+    let (updates, refused, digest) = app.asides.prepare(body, checked).await?;
     let (made, repeated) = write(&feed, updates, digest, said).await?;
     let accepted = made.count as usize;
     Ok(json(&UpdateResponse { model, position: made.position, accepted, refused, repeated }))

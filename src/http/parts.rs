@@ -10,9 +10,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;
 use serde::Serialize;
 
-use super::answer::{Refusal, Share};
+use super::answer::{Held, Outcome, Refusal, Share};
 use super::app::App;
-use super::calls::{Held, Outcome, info, prepare};
 use super::wire::{self, Entry, Explain};
 use crate::engine::Terms;
 use crate::error::{Error, Result};
@@ -20,7 +19,7 @@ use crate::pass::{self, Prepared};
 use crate::registry::Loaded;
 use crate::request::{Answer, Content};
 use crate::route::protocol::{
-    Asked, Given, Holding, Holdings, MEDIA_TYPE, PassReply, TIMEOUT_HEADER, Written, read_call, write,
+    Asked, Holding, Holdings, MEDIA_TYPE, PassReply, Replied, TIMEOUT_HEADER, Written, read_call, write,
 };
 use crate::units::ItemId;
 use crate::view::View;
@@ -72,12 +71,12 @@ pub(super) async fn pass(app: &Arc<App>, model: Arc<Loaded>, request: Request) -
     let body = app.bodies.read_lines(request).await?;
     let view = model.view();
     let seen = view.clone();
-    let call = prepare(&app.asides, body, move |body| {
+    let call = app.asides.prepare(body, move |body| {
         let call = read_call(body)?;
         Ok(match call.asked {
             Asked::Pass(request) => {
                 let terms = Terms { timeout, priority: call.priority };
-                Called::Pass(Box::new(pass::prepare(&seen, request)?), terms)
+                Called::Pass(Box::new(pass::prepare(&seen, *request)?), terms)
             }
             Asked::Item(item) => Called::Item(item),
             Asked::Model => Called::Model,
@@ -90,9 +89,9 @@ pub(super) async fn pass(app: &Arc<App>, model: Arc<Loaded>, request: Request) -
         }
         Called::Item(item) => {
             let attributes = view.slot(item).map(|slot| text(&wire::attributes(&view, slot)));
-            (Given::Text(attributes.transpose()?), None)
+            (Replied::Text(attributes.transpose()?), None)
         }
-        Called::Model => (Given::Text(Some(text(&info(app, &model))?)), None),
+        Called::Model => (Replied::Text(Some(text(&app.info(&model))?)), None),
     };
     let (digest, shard) = identity(&model);
     packed(&PassReply { version: model.version(), digest, shard, position: view.position(), given }, share)
@@ -122,7 +121,7 @@ fn text(said: &impl Serialize) -> Result<String> {
 }
 
 /// Runs a pass, and writes what only this server can say of its answer.
-async fn passed(app: &App, view: &View, prepared: Prepared, terms: Terms) -> Result<Given> {
+async fn passed(app: &App, view: &View, prepared: Prepared, terms: Terms) -> Result<Replied> {
     let columns = prepared.columns().to_vec();
     let answer = app.engine.submit(prepared, terms).await?;
     let degraded_rows = answer.degraded_rows;
@@ -136,5 +135,5 @@ async fn passed(app: &App, view: &View, prepared: Prepared, terms: Terms) -> Res
         }
         other => (other, Written::default()),
     };
-    Ok(Given::Pass { content, degraded_rows, rest, explain })
+    Ok(Replied::Pass { content, degraded_rows, rest, explain })
 }

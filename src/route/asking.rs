@@ -1,6 +1,5 @@
 //! A version over all of its shards, asked for one request: which replica, how long, and which one instead.
 
-use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,9 +12,9 @@ use tokio::time::{Instant, sleep_until};
 use super::choice::{Group, Micros, Outcome};
 use super::client::{Client, Outgoing};
 use super::editions::Edition;
-use super::protocol::{Asked, Given, PassCall, PassReply, Written, read, write};
+use super::protocol::{Asked, PassCall, PassReply, Replied, Written, read, write};
 use crate::error::{Error, Kind, Result};
-use crate::gather::{Said, Shards, is_absence};
+use crate::gather::{Said, Sharded, is_absence};
 use crate::request::{Priority, Request};
 use crate::snapshot::shard_of;
 use crate::units::ItemId;
@@ -54,7 +53,7 @@ pub struct Beside {
 
 /// Under which terms a request is asked.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
+pub struct Conditions {
     /// When its answer is worth nothing any more.
     pub deadline: Instant,
     /// Who goes first where requests wait.
@@ -67,7 +66,7 @@ pub struct Terms {
 pub(super) struct Asking<'a> {
     pub(super) edition: &'a Edition<Arc<Client>>,
     pub(super) homes: &'a [Home],
-    pub(super) terms: Terms,
+    pub(super) terms: Conditions,
     /// What clocks of groups count from.
     pub(super) origin: Instant,
     /// The shard that is asked first for what any can do.
@@ -79,10 +78,12 @@ pub(super) struct Asking<'a> {
 /// What a group calls a request.
 fn kind(request: &Asked) -> usize {
     match request {
-        Asked::Pass(Request::Select(_) | Request::Retrieve(_)) => 0,
-        Asked::Pass(Request::Rerank(_) | Request::Rank(_)) => 1,
-        Asked::Pass(Request::Embed(_)) => 2,
         Asked::Item(_) | Asked::Model => 3,
+        Asked::Pass(request) => match &**request {
+            Request::Select(_) | Request::Retrieve(_) => 0,
+            Request::Rerank(_) | Request::Rank(_) => 1,
+            Request::Embed(_) => 2,
+        },
     }
 }
 
@@ -95,13 +96,14 @@ pub(super) struct Call {
     may_be_missing: bool,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Asking<'_> {
     pub(super) fn write(&self, asked: Asked) -> Call {
-        let (kind, may_be_missing) = (kind(&asked), matches!(&asked, Asked::Pass(Request::Select(_))));
+        let (kind, may_be_missing) =
+            (kind(&asked), matches!(&asked, Asked::Pass(request) if matches!(**request, Request::Select(_))));
         let path = format!("/v1/models/{}/versions/{}:pass", self.edition.model, self.edition.version);
         let body = write(&PassCall { priority: self.terms.priority, asked });
         let out = body.map(|body| Outgoing { path, body: Some(Bytes::from(body)) });
@@ -252,7 +254,7 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-impl Shards for Asking<'_> {
+impl Sharded for Asking<'_> {
     type Call = Call;
     type Beside = Beside;
 
@@ -269,19 +271,17 @@ impl Shards for Asking<'_> {
     }
 
     fn call(&self, request: Request) -> Call {
-        self.write(Asked::Pass(request))
+        self.write(Asked::Pass(Box::new(request)))
     }
 
-    fn ask(&self, shard: usize, call: Call) -> impl Future<Output = Result<Said<Beside>>> + Send {
-        async move {
-            let (reply, server, took) = self.reply(shard, &call).await?;
-            let (position, server) = (reply.position, server.address());
-            match reply.given {
-                Given::Pass { content, degraded_rows, rest, explain } => {
-                    Ok(Said { content, degraded_rows, beside: Beside { rest, explain, position, server, took } })
-                }
-                Given::Text(_) => Err(Error::internal("a text came in place of an answer")),
+    async fn ask(&self, shard: usize, call: Call) -> Result<Said<Beside>> {
+        let (reply, server, took) = self.reply(shard, &call).await?;
+        let (position, server) = (reply.position, server.address());
+        match reply.given {
+            Replied::Pass { content, degraded_rows, rest, explain } => {
+                Ok(Said { content, degraded_rows, beside: Beside { rest, explain, position, server, took } })
             }
+            Replied::Text(_) => Err(Error::internal("a text came in place of an answer")),
         }
     }
 }

@@ -549,4 +549,42 @@ mod tests {
         assert!(even < 6000 && uneven < 12_000, "{even} {uneven}");
         assert!(simulate(3, at_random) > 100_000, "a third of the calls is more than it can do");
     }
+
+    #[test]
+    fn calls_that_stall_are_answered_by_another() {
+        // A call takes a millisecond, each fiftieth a tenth of a second, whoever is asked.
+        let run = |hedges: bool| {
+            let (mut group, mut random, mut took, mut second) = (Group::new(13), 9u64, Vec::new(), 0u32);
+            let mut call = || {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let noise = (random >> 40) % 200;
+                if (random >> 33) % 50 == 0 { 100_000 } else { 900 + noise }
+            };
+            for n in 0..20_000u64 {
+                let now = n * 2000;
+                let id = group.choose(&[1, 2], now).unwrap();
+                group.begin(id, true, now);
+                let (first, after) = (call(), group.hedge_after(0).unwrap_or(Micros::MAX));
+                if hedges && first > after && group.hedge(now + after) {
+                    second += 1;
+                    let other = group.choose(&[3 - id], now + after).unwrap();
+                    group.begin(other, false, now + after);
+                    let answered = first.min(after + call());
+                    let by_first = answered == first;
+                    let outcome = |answered| if answered { Outcome::Answered } else { Outcome::Left };
+                    group.end(id, 0, (outcome(by_first), answered), now + answered);
+                    group.end(other, 0, (outcome(!by_first), answered - after), now + answered);
+                    took.push(answered);
+                } else {
+                    group.end(id, 0, (Outcome::Answered, first), now + first);
+                    took.push(first);
+                }
+            }
+            took.sort_unstable();
+            (took[took.len() * 99 / 100], second)
+        };
+        let ((alone, _), (hedged, second)) = (run(false), run(true));
+        assert!(alone >= 100_000 && hedged < 5000, "{alone} {hedged}");
+        assert!((200..=1000).contains(&second), "a twentieth of the calls at most: {second}");
+    }
 }

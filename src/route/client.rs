@@ -34,8 +34,10 @@ struct Kept {
     wire: Wire,
 }
 
+type Connection = http1::Connection<TokioIo<TcpStream>, Body>;
+
 /// What reads and writes; nothing once it is closed, which those who wait for it are told by its end.
-struct Wire(Option<Pin<Box<http1::Connection<TokioIo<TcpStream>, Body>>>>);
+struct Wire(Option<Pin<Box<Connection>>>);
 
 impl Wire {
     /// Runs what needs the connection, on the task of the caller: no other one has to be woken for it.
@@ -209,6 +211,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_is_used_again_and_made_anew_where_the_server_closed_it() {
         let (listener, client) = listener();
+        let ((tell, told), (closed, is_closed)) = (channel(), channel());
         let served = spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             for _ in 0..3 {
@@ -217,7 +220,10 @@ mod tests {
                 assert!(asked.contains("sterling-timeout-us: ") && asked.contains(MEDIA_TYPE), "{asked}");
                 answer(&mut stream, "200 OK", MEDIA_TYPE, "yes");
             }
+            // Closed only once it lies unused.
+            told.recv().unwrap();
             drop(stream);
+            closed.send(()).unwrap();
             let (mut stream, _) = listener.accept().unwrap();
             request(&mut stream);
             answer(&mut stream, "200 OK", MEDIA_TYPE, "again");
@@ -228,7 +234,8 @@ mod tests {
             assert_eq!(&client.call(&call, deadline).await.unwrap()[..], b"yes");
         }
         assert_eq!(client.idle().len(), 1);
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tell.send(()).unwrap();
+        is_closed.recv().unwrap();
         assert_eq!(&client.call(&call, deadline).await.unwrap()[..], b"again");
         served.join().unwrap();
         client.forget();

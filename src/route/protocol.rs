@@ -39,7 +39,7 @@ pub struct PassCall {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Asked {
     /// A pass.
-    Pass(Request),
+    Pass(Box<Request>),
     /// An item as it is.
     Item(ItemId),
     /// What the version is.
@@ -58,12 +58,12 @@ pub struct PassReply {
     /// The position of the server's updates that the answer saw.
     pub position: u64,
     /// The answer.
-    pub given: Given,
+    pub given: Replied,
 }
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Given {
+pub enum Replied {
     /// To a pass.
     Pass {
         /// What was asked for, without slots.
@@ -279,7 +279,7 @@ mod tests {
             Request::Rerank(Rerank { user, candidates, k: 7, reading }),
             Request::Retrieve(retrieve),
         ];
-        let call = |request| PassCall { priority: Priority::Batch, asked: Asked::Pass(request) };
+        let call = |request| PassCall { priority: Priority::Batch, asked: Asked::Pass(Box::new(request)) };
         let mut calls: Vec<PassCall> = all.map(call).into();
         calls.push(PassCall { priority: Priority::Interactive, asked: Asked::Item(ItemId(9)) });
         calls
@@ -302,10 +302,10 @@ mod tests {
         };
         let selected = Selected { ids: vec![ItemId(5)], codes: vec![1.5], scores: vec![1.25], ..Selected::default() };
         for content in [Content::Items(ranked.clone()), Content::Selected(vec![selected])] {
-            let given = Given::Pass { content, degraded_rows: 2, rest: rest.clone(), explain: Some("{}".into()) };
+            let given = Replied::Pass { content, degraded_rows: 2, rest: rest.clone(), explain: Some("{}".into()) };
             let reply = PassReply { version: 3, digest: "ab".into(), shard: 1, position: 9, given };
             let mut found: PassReply = read(&write(&reply).unwrap()).unwrap();
-            if let Given::Pass { content: Content::Items(found), .. } = &mut found.given {
+            if let Replied::Pass { content: Content::Items(found), .. } = &mut found.given {
                 assert!(found.slots.is_empty(), "they mean nothing elsewhere");
                 found.slots = ranked.slots.clone();
             }
@@ -338,7 +338,11 @@ mod tests {
     fn what_is_more_than_json_may_say_is_refused() {
         let embed = |features| PassCall {
             priority: Priority::Interactive,
-            asked: Asked::Pass(Request::Embed(Embed { features, on_degraded: Default::default(), whole: true })),
+            asked: Asked::Pass(Box::new(Request::Embed(Embed {
+                features,
+                on_degraded: Default::default(),
+                whole: true,
+            }))),
         };
         let many: Features = (0..=FEATURES_MAX).map(|n| (n.to_string(), Values::Integers(vec![]))).collect();
         let long: Features = BTreeMap::from([("a".into(), Values::Texts(vec![String::new(); FEATURE_IDS_MAX + 1]))]);

@@ -280,6 +280,47 @@ fn a_version_answers_when_every_shard_has_it() {
 }
 
 #[test]
+fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), &shards::catalogue(folder.path(), sterling::ivf::Rescore::F16)).unwrap();
+    let servers = [Server::start(folder.path()), Server::start(folder.path())];
+    // By a name, which may stand for addresses that nobody listens at.
+    let names = servers.each_ref().map(|server| server.address.replace("127.0.0.1", "localhost"));
+    let router = route(names.iter().map(String::as_str));
+    let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 5, "timeout_ms": 20_000});
+    let ask = || router.ask("/v1/models/vectors:retrieve", &body)["items"].clone();
+    let count = |server: &Server, name: &str| {
+        let text = server.get("/metrics").1;
+        text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok()).unwrap_or(0)
+    };
+    let passes = |server: &Server| count(server, "sterling_requests_total{call=\"pass\",status=\"200\"}");
+    until("both replicas are known and asked", || {
+        ask();
+        servers.iter().all(|server| passes(server) > 40)
+    });
+    let expected = ask();
+    servers[0].signal("STOP");
+    let late = || count(&router, "sterling_route_second_calls_total{why=\"late\"}");
+    // Somebody waits for it, and is answered by the other ...
+    until("it is waited for", || {
+        assert_eq!(ask(), expected);
+        late() > 0
+    });
+    // ... and nobody does so again and again.
+    let before = late();
+    for _ in 0..40 {
+        assert_eq!(ask(), expected);
+    }
+    assert!(late() - before < 20, "{}", late() - before);
+    servers[0].signal("CONT");
+    let before = passes(&servers[0]);
+    until("it is asked again", || {
+        ask();
+        passes(&servers[0]) > before + 10
+    });
+}
+
+#[test]
 fn what_routers_ask_is_checked_like_all_else() {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), &shards::catalogue(folder.path(), sterling::ivf::Rescore::F16)).unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use sterling::error::{Error, Kind, Result};
-use sterling::gather::{Said, Shards, embed, rank, retrieve};
+use sterling::gather::{Said, Sharded, embed, rank, retrieve};
 use sterling::http::wire::{Retrievals, retrievals};
 use sterling::ivf::Rescore;
 use sterling::pass::{self, Cpu};
@@ -60,7 +60,7 @@ impl<'a> InProcess<'a> {
     }
 }
 
-impl Shards for InProcess<'_> {
+impl Sharded for InProcess<'_> {
     type Call = Request;
     type Beside = ();
 

@@ -8,11 +8,11 @@ use super::super::bodies::Bodies;
 use super::super::meters::AnswerMeters;
 use super::super::options::Options;
 use crate::error::{Error, Result};
-use crate::route::Cluster;
+use crate::route::Fleet;
 
 /// The shards, behind an edge.
 pub struct RouterApp {
-    cluster: Arc<Cluster>,
+    fleet: Arc<Fleet>,
     pub(super) bodies: Bodies,
     pub(super) asides: Asides,
     draining: AtomicBool,
@@ -20,11 +20,11 @@ pub struct RouterApp {
 }
 
 impl RouterApp {
-    /// A cluster behind an edge.
-    pub fn new(cluster: Cluster, options: &Options) -> Self {
+    /// A fleet behind an edge.
+    pub fn new(fleet: Fleet, options: &Options) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         RouterApp {
-            cluster: Arc::new(cluster),
+            fleet: Arc::new(fleet),
             bodies: Bodies::new(options),
             asides: Asides::new(cores),
             draining: AtomicBool::new(false),
@@ -33,14 +33,14 @@ impl RouterApp {
     }
 
     /// The shards.
-    pub fn cluster(&self) -> &Arc<Cluster> {
-        &self.cluster
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.fleet
     }
 
     pub(super) fn ready(&self) -> Result<()> {
         match self.draining.load(Ordering::Relaxed) {
             true => Err(Error::not_ready("the router is shutting down")),
-            false => self.cluster.ready(),
+            false => self.fleet.ready(),
         }
     }
 }
@@ -55,6 +55,6 @@ impl Host for RouterApp {
     }
 
     fn admits(&self) -> Result<()> {
-        self.cluster.admits()
+        self.fleet.admits()
     }
 }

@@ -10,8 +10,8 @@ use axum::response::Response;
 use futures_util::stream::{self, StreamExt as _};
 use tokio::time::Instant;
 
-use super::super::answer::{Refusal, Timing, json, problem, reply};
-use super::super::calls::{Names, Outcome, check_verb, prepare, version_number};
+use super::super::answer::{Outcome, Refusal, Timing, json, problem, reply};
+use super::super::calls::{Names, check_verb, version_number};
 use super::super::position::parameter;
 use super::super::wire::{
     self, Entry, ItemResponse, LabelList, MissingShard, ModelInfo, ModelList, Reply, Retrievals, Served, VersionInfo,
@@ -19,12 +19,12 @@ use super::super::wire::{
 };
 use super::app::RouterApp;
 use super::explain::explain;
-use crate::engine;
+use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
 use crate::gather::Gathered;
 use crate::request::{Answer, Rank, Retrieve};
 use crate::route::protocol::Written;
-use crate::route::{self, Beside, Pin, Terms, Work};
+use crate::route::{Beside, Conditions, Errand, Offering, Pin};
 use crate::units::ItemId;
 
 const GET: &str = "GET, HEAD";
@@ -81,22 +81,22 @@ pub(super) async fn label_call(
 async fn dispatch(app: &RouterApp, (model, pin): (&str, Pin<'_>), verb: &str, request: Request) -> Outcome {
     check_verb(verb, request.method())?;
     // What does not exist need not be read.
-    app.cluster().get(model, pin)?;
+    app.fleet().get(model, pin)?;
     let (arrived, at_least) = (Instant::now(), min_coverage(app, request.uri())?);
     let call = Call { app, model, pin, arrived, at_least };
     let body = app.bodies.read(request).await?;
     match verb {
-        "retrieve" => match prepare(&app.asides, body, wire::retrievals).await? {
-            Retrievals::One(retrieve, terms) => call.one(Work::Retrieve(retrieve), terms).await,
+        "retrieve" => match app.asides.prepare(body, wire::retrievals).await? {
+            Retrievals::One(retrieve, terms) => call.one(Errand::Retrieve(retrieve), terms).await,
             Retrievals::Many(requests) => call.many(requests).await,
         },
         "rank" => {
-            let (rank, terms) = prepare(&app.asides, body, wire::rank).await?;
-            call.one(Work::Rank(Box::new(rank)), terms).await
+            let (rank, terms) = app.asides.prepare(body, wire::rank).await?;
+            call.one(Errand::Rank(Box::new(rank)), terms).await
         }
         _ => {
-            let (embed, terms) = prepare(&app.asides, body, wire::embed).await?;
-            let (served, said) = app.cluster().embed(model, pin, embed, call.terms(terms)).await?;
+            let (embed, terms) = app.asides.prepare(body, wire::embed).await?;
+            let (served, said) = app.fleet().embed(model, pin, embed, call.terms(terms)).await?;
             let told = Served { position: said.beside.position, ..told(model, &served) };
             let answer = Answer { content: said.content, degraded_rows: said.degraded_rows, explain: None };
             Ok(json(&wire::embedding(told, answer)?))
@@ -107,13 +107,13 @@ async fn dispatch(app: &RouterApp, (model, pin): (&str, Pin<'_>), verb: &str, re
 /// The share of the items that an answer must cover.
 fn min_coverage(app: &RouterApp, uri: &Uri) -> Result<f64> {
     let asked = parameter::<f64>(uri, "min_coverage", "a number from 0 to 1")?;
-    match asked.unwrap_or(app.cluster().options().min_coverage) {
+    match asked.unwrap_or(app.fleet().options().min_coverage) {
         coverage if (0.0..=1.0).contains(&coverage) => Ok(coverage),
         other => Err(Error::invalid(format!("min_coverage: got {other}, expected 0 to 1"))),
     }
 }
 
-fn told(model: &str, served: &route::Served) -> Served {
+fn told(model: &str, served: &Offering) -> Served {
     Served { version: served.version(), digest: served.digest().into(), ..nothing(model) }
 }
 
@@ -134,12 +134,12 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    fn terms(&self, terms: engine::Terms) -> Terms {
-        let timeout = terms.timeout.unwrap_or(Duration::from_millis(self.app.cluster().options().timeout_ms));
-        Terms { deadline: self.arrived + timeout, priority: terms.priority, min_coverage: self.at_least }
+    fn terms(&self, terms: Terms) -> Conditions {
+        let timeout = terms.timeout.unwrap_or(Duration::from_millis(self.app.fleet().options().timeout_ms));
+        Conditions { deadline: self.arrived + timeout, priority: terms.priority, min_coverage: self.at_least }
     }
 
-    async fn one(&self, work: Work, terms: engine::Terms) -> Outcome {
+    async fn one(&self, work: Errand, terms: Terms) -> Outcome {
         let share = self.app.bodies.hold_answer(bytes(&work))?;
         let (told, entry) = self.entry(work, terms).await?;
         let timing = Timing::of(entry.steps());
@@ -147,7 +147,7 @@ impl Call<'_> {
     }
 
     /// Each of a list of retrievals, all of them of one version: where that goes meanwhile, all of them once more, of another.
-    async fn many(&self, requests: Vec<Result<(Retrieve, engine::Terms)>>) -> Outcome {
+    async fn many(&self, requests: Vec<Result<(Retrieve, Terms)>>) -> Outcome {
         let held = requests.iter().flatten().map(|(retrieve, _)| held(retrieve)).fold(0, usize::saturating_add);
         let share = self.app.bodies.hold_answer(held)?;
         let mut version = self.version()?;
@@ -188,22 +188,24 @@ impl Call<'_> {
 
     /// The version that answers, with its digest.
     fn version(&self) -> Result<(u64, String)> {
-        let served = self.app.cluster().get(self.model, self.pin)?;
+        let served = self.app.fleet().get(self.model, self.pin)?;
         Ok((served.version(), served.digest().to_owned()))
     }
 
-    async fn each(&self, requests: &[Result<(Retrieve, engine::Terms)>], version: u64) -> Vec<Result<(Served, Entry)>> {
+    async fn each(&self, requests: &[Result<(Retrieve, Terms)>], version: u64) -> Vec<Result<(Served, Entry)>> {
         let pinned = Call { pin: Pin::Version(version), ..*self };
-        let calls = requests.iter().map(|request| async move {
-            let (retrieve, terms) = request.as_ref().map_err(Error::again)?;
-            pinned.entry(Work::Retrieve(Box::new(retrieve.clone())), *terms).await
+        let copies: Vec<Result<(Retrieve, Terms)>> =
+            requests.iter().map(|request| request.as_ref().cloned().map_err(Error::again)).collect();
+        let calls = copies.into_iter().map(|request| async move {
+            let (retrieve, terms) = request?;
+            pinned.entry(Errand::Retrieve(Box::new(retrieve)), terms).await
         });
         stream::iter(calls).buffered(AT_ONCE).collect().await
     }
 
     /// Asks the shards, and makes what they say ready to be written.
-    async fn entry(&self, work: Work, terms: engine::Terms) -> Result<(Served, Entry)> {
-        let (served, gathered) = self.app.cluster().work(self.model, self.pin, work, self.terms(terms)).await?;
+    async fn entry(&self, work: Errand, terms: Terms) -> Result<(Served, Entry)> {
+        let (served, gathered) = self.app.fleet().work(self.model, self.pin, work, self.terms(terms)).await?;
         let besides = gathered.parts.iter().filter_map(|part| part.beside.as_ref());
         let position = besides.map(|beside| beside.position).min().unwrap_or(0);
         let missing = gathered
@@ -238,10 +240,10 @@ fn rest(gathered: &Gathered<Beside>) -> Written {
 }
 
 /// About what an answer takes while it is put together.
-fn bytes(work: &Work) -> usize {
+fn bytes(work: &Errand) -> usize {
     match work {
-        Work::Retrieve(retrieve) => held(retrieve),
-        Work::Rank(rank) => {
+        Errand::Retrieve(retrieve) => held(retrieve),
+        Errand::Rank(rank) => {
             let Rank { items, .. } = &**rank;
             items.len().saturating_mul(RESULT_BYTES)
         }
@@ -264,9 +266,9 @@ fn covering(coverage: f64, mut response: Response) -> Response {
 
 /// What a version is, of all shards together.
 async fn info(app: &RouterApp, model: &str, pin: Pin<'_>) -> Result<ModelInfo> {
-    let deadline = Instant::now() + Duration::from_millis(app.cluster().options().timeout_ms);
-    let terms = Terms { deadline, priority: Default::default(), min_coverage: 1.0 };
-    let (served, told) = app.cluster().told(model, pin, terms).await?;
+    let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
+    let terms = Conditions { deadline, priority: Default::default(), min_coverage: 1.0 };
+    let (served, told) = app.fleet().told(model, pin, terms).await?;
     let mut infos = Vec::with_capacity(told.len());
     for text in &told {
         let info: ModelInfo = serde_json::from_str(text)
@@ -282,7 +284,7 @@ async fn info(app: &RouterApp, model: &str, pin: Pin<'_>) -> Result<ModelInfo> {
 /// `/v1/models`
 pub(super) async fn models(State(app): State<Arc<RouterApp>>) -> Outcome {
     let mut models = Vec::new();
-    for model in app.cluster().models() {
+    for model in app.fleet().models() {
         models.push(info(&app, &model, Pin::Active).await?);
     }
     Ok(json(&ModelList { models }))
@@ -290,7 +292,7 @@ pub(super) async fn models(State(app): State<Arc<RouterApp>>) -> Outcome {
 
 /// `/v1/models/{model}/versions`
 pub(super) async fn versions(State(app): State<Arc<RouterApp>>, Names(model): Names<String>) -> Outcome {
-    let listed = app.cluster().versions(&model)?;
+    let listed = app.fleet().versions(&model)?;
     let versions = listed.into_iter().map(|listed| VersionInfo {
         version: listed.version,
         published: true,
@@ -307,19 +309,19 @@ pub(super) async fn versions(State(app): State<Arc<RouterApp>>, Names(model): Na
 
 /// `/v1/models/{model}/labels`
 pub(super) async fn labels(State(app): State<Arc<RouterApp>>, Names(model): Names<String>) -> Outcome {
-    let listed = app.cluster().versions(&model)?;
+    let listed = app.fleet().versions(&model)?;
     let names = listed.iter().flat_map(|listed| &listed.labels);
     let pointed =
-        names.filter_map(|label| Some((label.clone(), app.cluster().get(&model, Pin::Label(label)).ok()?.version())));
+        names.filter_map(|label| Some((label.clone(), app.fleet().get(&model, Pin::Label(label)).ok()?.version())));
     let labels: BTreeMap<String, u64> = pointed.collect();
     Ok(json(&LabelList { model, labels }))
 }
 
 /// `/v1/models/{model}/items/{id}`
 pub(super) async fn item(State(app): State<Arc<RouterApp>>, Names((model, id)): Names<(String, i64)>) -> Outcome {
-    let deadline = Instant::now() + Duration::from_millis(app.cluster().options().timeout_ms);
-    let terms = Terms { deadline, priority: Default::default(), min_coverage: 1.0 };
-    let (served, attributes, position) = app.cluster().item(&model, ItemId(id), terms).await?;
+    let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
+    let terms = Conditions { deadline, priority: Default::default(), min_coverage: 1.0 };
+    let (served, attributes, position) = app.fleet().item(&model, ItemId(id), terms).await?;
     let attributes = serde_json::from_str(&attributes)
         .map_err(|e| Error::unavailable(format!("a shard says what this router does not understand: {e}")))?;
     Ok(json(&ItemResponse { served: Served { position, ..told(&model, &served) }, id, attributes }))

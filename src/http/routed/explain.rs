@@ -11,7 +11,14 @@ fn step(step: &StepReport) -> Step {
 
 /// The rounds of the router as steps, what the shards counted as sums, and what each of them did; nothing where none explained.
 pub(super) fn explain(gathered: &Gathered<Beside>) -> Option<Explain> {
-    let last = if gathered.told.is_empty() && gathered.parts.len() == 1 { "all" } else { "rerank" };
+    let was = |name: &str| gathered.steps.iter().any(|step| step.name == name);
+    let last = if was("shard") {
+        "all"
+    } else if was("rank") {
+        "rank"
+    } else {
+        "rerank"
+    };
     let before = gathered.told.iter().map(|told| (told.shard, told.round, &told.beside));
     let parts = gathered.parts.iter().filter_map(|part| Some((part.shard, last, part.beside.as_ref()?)));
     let mut all = Explain::default();

@@ -1,6 +1,6 @@
 //! The edge of a router: the calls of a server, answered by the shards of a catalogue together.
 //!
-//! What is read and written is what a server reads and writes; between the two stands [`Cluster`] in place of registry and engine.
+//! What is read and written is what a server reads and writes; between the two stands [`Fleet`](crate::route::Fleet) in place of registry and engine.
 //! Of a server's calls there are those that ask (`:retrieve`, `:rank`, `:embed`, an item, models and versions). What changes a
 //! server is asked of the server.
 
@@ -35,10 +35,10 @@ pub async fn route(
 ) -> Result<bool> {
     let host: Arc<dyn Host> = app.clone();
     let routes = observed(routes(app.clone()), host.clone());
-    let cluster = app.cluster().clone();
+    let fleet = app.fleet().clone();
     tokio::select! {
         ended = answer_all(listener, (host, routes), options, stops) => ended,
-        never = cluster.watch() => match never {},
+        never = fleet.watch() => match never {},
     }
 }
 

@@ -92,7 +92,7 @@ pub struct Explain {
 pub struct ShardSteps {
     /// Its number.
     pub shard: u32,
-    /// What it was asked for: `embed`, `select`, `rerank`, or `all` where there is no other.
+    /// What it was asked for: `embed`, `select`, `rerank`, `rank`, or `all` where there is no other.
     pub round: String,
     /// Time in microseconds until its answer was there.
     pub micros: u64,

@@ -13,14 +13,14 @@ use futures_util::stream::{self, StreamExt as _};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, timeout};
 
-use super::asking::{Asking, Beside, Home, Replicas, Terms};
+use super::asking::{Asking, Beside, Conditions, Home, Replicas, locked};
 use super::choice::Group;
 use super::client::{Client, Outgoing};
 use super::editions::{Edition, active, editions, labelled};
 use super::options::Options;
-use super::protocol::{Asked, Given, Holdings, PARTS_PATH, PassReply, read};
+use super::protocol::{Asked, Holdings, PARTS_PATH, PassReply, Replied, read};
 use crate::error::{Error, Result};
-use crate::gather::{self, Gathered, Said, Shards as _};
+use crate::gather::{self, Gathered, Said, Sharded as _};
 use crate::request::{Embed, Rank, Retrieve};
 use crate::units::ItemId;
 
@@ -39,12 +39,12 @@ struct Known {
 }
 
 /// A version over all of its shards, as it is asked.
-pub struct Served {
+pub struct Offering {
     edition: Edition<Arc<Client>>,
     homes: Vec<Home>,
 }
 
-impl Served {
+impl Offering {
     /// The version.
     pub fn version(&self) -> u64 {
         self.edition.version
@@ -59,18 +59,12 @@ impl Served {
     pub fn items(&self) -> usize {
         self.edition.items.iter().sum()
     }
-
-    /// The shards, each with the addresses of its servers.
-    pub fn shards(&self) -> impl Iterator<Item = (usize, Vec<SocketAddr>)> + '_ {
-        let servers = |home: &Home| home.servers.iter().map(|server| server.address()).collect();
-        self.edition.items.iter().copied().zip(self.homes.iter().map(servers))
-    }
 }
 
 /// One model: its versions, ascending, and the one that answers.
 #[derive(Clone, Default)]
 struct Model {
-    versions: Vec<Arc<Served>>,
+    versions: Vec<Arc<Offering>>,
     active: Option<usize>,
 }
 
@@ -102,7 +96,7 @@ pub struct Listed {
 
 /// What is asked of all shards.
 #[derive(Clone, Debug)]
-pub enum Work {
+pub enum Errand {
     /// The best items.
     Retrieve(Box<Retrieve>),
     /// The scores of given ones.
@@ -110,7 +104,7 @@ pub enum Work {
 }
 
 /// The servers and what they have together.
-pub struct Cluster {
+pub struct Fleet {
     options: Options,
     known: Mutex<BTreeMap<SocketAddr, Known>>,
     names: Mutex<BTreeMap<String, Vec<SocketAddr>>>,
@@ -125,14 +119,10 @@ pub struct Cluster {
     origin: Instant,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-impl Cluster {
-    /// A cluster of which nothing is known yet.
+impl Fleet {
+    /// Servers of which nothing is known yet.
     pub fn new(options: Options) -> Self {
-        Cluster {
+        Fleet {
             requests: Semaphore::new(options.requests),
             options,
             known: Mutex::default(),
@@ -268,7 +258,7 @@ impl Cluster {
         self.models.store(Arc::new(models));
     }
 
-    fn served(&self, edition: Edition<Arc<Client>>) -> Served {
+    fn served(&self, edition: Edition<Arc<Client>>) -> Offering {
         let mut groups = locked(&self.groups);
         let shards = edition.replicas.len();
         let homes = edition.replicas.iter().enumerate().map(|(shard, servers)| {
@@ -277,7 +267,7 @@ impl Cluster {
             let group = group.or_insert_with(|| Arc::new(Mutex::new(Group::new(seed)))).clone();
             Home { servers: servers.clone(), group }
         });
-        Served { homes: homes.collect(), edition }
+        Offering { homes: homes.collect(), edition }
     }
 
     /// The models there are.
@@ -312,7 +302,7 @@ impl Cluster {
     /// `NotFound` for an unknown model.
     pub fn versions(&self, name: &str) -> Result<Vec<Listed>> {
         self.of_model(name, |model| {
-            let listed = |(n, served): (usize, &Arc<Served>)| Listed {
+            let listed = |(n, served): (usize, &Arc<Offering>)| Listed {
                 version: served.edition.version,
                 digest: served.edition.digest.clone(),
                 is_active: model.active == Some(n),
@@ -337,7 +327,7 @@ impl Cluster {
     ///
     /// # Errors
     /// `NotFound` where there is none of that name, `NotReady` where not every shard has it.
-    pub fn get(&self, name: &str, pin: Pin<'_>) -> Result<Arc<Served>> {
+    pub fn get(&self, name: &str, pin: Pin<'_>) -> Result<Arc<Offering>> {
         let least = self.options.min_replicas;
         self.of_model(name, |model| match pin {
             Pin::Active => {
@@ -347,7 +337,7 @@ impl Cluster {
             Pin::Version(version) => {
                 let of_number = || model.versions.iter().filter(|served| served.edition.version == version);
                 let is_active =
-                    |served: &Arc<Served>| model.active.is_some_and(|n| Arc::ptr_eq(&model.versions[n], served));
+                    |served: &Arc<Offering>| model.active.is_some_and(|n| Arc::ptr_eq(&model.versions[n], served));
                 let found = of_number().find(|served| is_active(served) || served.edition.fewest() >= least);
                 found.cloned().ok_or_else(|| match of_number().next() {
                     Some(_) => Error::not_ready(format!("version {version} is not at {least} servers of every shard")),
@@ -363,7 +353,7 @@ impl Cluster {
         })
     }
 
-    fn asking<'a>(&'a self, served: &'a Served, terms: Terms) -> Asking<'a> {
+    fn asking<'a>(&'a self, served: &'a Offering, terms: Conditions) -> Asking<'a> {
         Asking {
             edition: &served.edition,
             homes: &served.homes,
@@ -382,16 +372,16 @@ impl Cluster {
         &self,
         name: &str,
         pin: Pin<'_>,
-        work: Work,
-        terms: Terms,
-    ) -> Result<(Arc<Served>, Gathered<Beside>)> {
+        work: Errand,
+        terms: Conditions,
+    ) -> Result<(Arc<Offering>, Gathered<Beside>)> {
         let _place = self.place()?;
         let mut served = self.get(name, pin)?;
         for is_again in [false, true] {
             let asking = self.asking(&served, terms);
             let done = match work.clone() {
-                Work::Retrieve(retrieve) => gather::retrieve(&asking, *retrieve, terms.min_coverage).await,
-                Work::Rank(rank) => gather::rank(&asking, *rank, terms.min_coverage).await,
+                Errand::Retrieve(retrieve) => gather::retrieve(&asking, *retrieve, terms.min_coverage).await,
+                Errand::Rank(rank) => gather::rank(&asking, *rank, terms.min_coverage).await,
             };
             let is_gone = asking.is_gone.load(Ordering::Relaxed);
             match done {
@@ -405,7 +395,7 @@ impl Cluster {
     }
 
     /// The version that a request is for after one was gone: another one, or the same at other servers.
-    async fn other(&self, name: &str, pin: Pin<'_>, gone: &Arc<Served>, terms: Terms) -> Option<Arc<Served>> {
+    async fn other(&self, name: &str, pin: Pin<'_>, gone: &Arc<Offering>, terms: Conditions) -> Option<Arc<Offering>> {
         let looked = self.looked.notified();
         self.wanted.notify_one();
         let left = terms.deadline.saturating_duration_since(Instant::now());
@@ -422,8 +412,8 @@ impl Cluster {
         name: &str,
         pin: Pin<'_>,
         embed: Embed,
-        terms: Terms,
-    ) -> Result<(Arc<Served>, Said<Beside>)> {
+        terms: Conditions,
+    ) -> Result<(Arc<Offering>, Said<Beside>)> {
         let _place = self.place()?;
         let served = self.get(name, pin)?;
         let said = gather::embed(&self.asking(&served, terms), embed).await?;
@@ -434,36 +424,35 @@ impl Cluster {
     ///
     /// # Errors
     /// `NotFound` where its shard does not hold it.
-    pub async fn item(&self, name: &str, item: ItemId, terms: Terms) -> Result<(Arc<Served>, String, u64)> {
+    pub async fn item(&self, name: &str, item: ItemId, terms: Conditions) -> Result<(Arc<Offering>, String, u64)> {
         let _place = self.place()?;
         let served = self.get(name, Pin::Active)?;
         let asking = self.asking(&served, terms);
         let (reply, ..) = asking.reply(asking.home(item), &asking.write(Asked::Item(item))).await?;
         let position = reply.position;
         match reply.given {
-            Given::Text(Some(attributes)) => Ok((served, attributes, position)),
-            Given::Text(None) => {
+            Replied::Text(Some(attributes)) => Ok((served, attributes, position)),
+            Replied::Text(None) => {
                 Err(Error::not_found(format!("model `{name}` holds no item {item} at position {position}")))
             }
-            Given::Pass { .. } => Err(Error::internal("an answer came in place of an item")),
+            Replied::Pass { .. } => Err(Error::internal("an answer came in place of an item")),
         }
     }
 
     /// What each shard says of a version, in JSON, in the order of the shards.
     ///
     /// # Errors
-    /// As [`Cluster::get`]; that of a shard that cannot answer.
-    pub async fn told(&self, name: &str, pin: Pin<'_>, terms: Terms) -> Result<(Arc<Served>, Vec<String>)> {
+    /// As [`Fleet::get`]; that of a shard that cannot answer.
+    pub async fn told(&self, name: &str, pin: Pin<'_>, terms: Conditions) -> Result<(Arc<Offering>, Vec<String>)> {
         let served = self.get(name, pin)?;
         let asking = self.asking(&served, terms);
         let call = asking.write(Asked::Model);
         let told = join_all((0..served.homes.len()).map(|shard| asking.reply(shard, &call))).await;
         let text = |said: Result<(PassReply, Arc<Client>, Duration)>| match said?.0.given {
-            Given::Text(Some(text)) => Ok(text),
-            Given::Text(None) | Given::Pass { .. } => Err(Error::internal("a shard does not say what it has")),
+            Replied::Text(Some(text)) => Ok(text),
+            Replied::Text(None) | Replied::Pass { .. } => Err(Error::internal("a shard does not say what it has")),
         };
         let told = told.into_iter().map(text).collect::<Result<Vec<_>>>()?;
-        drop(asking);
         Ok((served, told))
     }
 
@@ -476,7 +465,7 @@ impl Cluster {
     /// Whether one more request would be taken in.
     ///
     /// # Errors
-    /// As [`Cluster::work`].
+    /// As [`Fleet::work`].
     pub fn admits(&self) -> Result<()> {
         self.place().map(drop)
     }
