@@ -16,6 +16,10 @@
 //! topology = "machines.toml"  # or planned at each load: for these machines
 //! remote = ["redis://10.0.0.1:6379"]  # the cluster that `publish --remote` brought rows to
 //! timeout_ms = 200            # rows of the cluster that take longer are degraded
+//! [access]                    # who may do what (docs/SECURITY.md)
+//! keys = "keys.toml"          # what `sterling key` printed; without it everybody may do everything
+//! admin_listen = "127.0.0.1:8081"  # calls of administrators are answered here alone
+//! audit_log = "audit.jsonl"   # a line for each call that changes something
 //! [engine]
 //! queue = 1024                # requests that may wait
 //! batch = 32                  # most requests that a worker takes together
@@ -78,6 +82,8 @@ pub struct Config {
     pub recorded_queries: usize,
     /// The share of retrievals that are run again exactly, beside their answers, to tell the recall of what is served; 0 for none.
     pub audit_share: f64,
+    /// Who may do what.
+    pub access: http::AccessOptions,
     /// Where embedding tables lie.
     pub tables: PlacementOptions,
     /// Queue and workers.
@@ -102,6 +108,7 @@ impl Default for Config {
             memory_mb: 0,
             recorded_queries: 0,
             audit_share: 0.001,
+            access: http::AccessOptions::default(),
             tables: PlacementOptions::default(),
             engine: engine::Options::default(),
             http: http::Options::default(),
@@ -198,6 +205,8 @@ impl Config {
 /// min_coverage = 1.0                # share of the items that an answer must cover where the request does not say
 /// timeout_ms = 1000                 # of requests that name none
 /// requests = 1024                   # that are worked on at once
+/// key = ""                          # sent to the servers, where these take keys
+/// [access]                          # as for `serve`; there are no calls of administrators
 /// [http]                            # as for `serve`
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -207,6 +216,8 @@ pub struct RouterConfig {
     pub listen: SocketAddr,
     /// Which servers there are.
     pub route: route::Options,
+    /// Who may do what.
+    pub access: http::AccessOptions,
     /// Bounds of connections, bodies and of the shutdown.
     pub http: http::Options,
 }
@@ -214,7 +225,12 @@ pub struct RouterConfig {
 impl Default for RouterConfig {
     fn default() -> Self {
         let listen = SocketAddr::from(([127, 0, 0, 1], 8090));
-        RouterConfig { listen, route: route::Options::default(), http: http::Options::default() }
+        RouterConfig {
+            listen,
+            route: route::Options::default(),
+            access: http::AccessOptions::default(),
+            http: http::Options::default(),
+        }
     }
 }
 
@@ -250,6 +266,11 @@ impl RouterConfig {
     pub fn read(file: Option<&Path>, flags: &RouterFlags) -> Result<Self> {
         let config: RouterConfig = combined(RouterConfig::default(), file, flags)?;
         config.route.check().map_err(|e| e.within("route"))?;
+        if let Some(address) = config.access.admin_listen {
+            let what =
+                format!("access.admin_listen: got {address}, expected none: routers answer no calls of administrators");
+            return Err(Error::invalid(what));
+        }
         config.http.check()?;
         Ok(config)
     }

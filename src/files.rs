@@ -8,8 +8,9 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::hash::{BuildHasher as _, RandomState};
 use std::io::{BufWriter, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytemuck::Pod;
@@ -219,7 +220,7 @@ impl<W: Write> Write for Hashed<W> {
 /// # Errors
 /// `Io` with the path; the temporary file is removed.
 pub fn write_atomic(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<Checksum> {
-    let temporary = path.with_extension(format!("tmp-{}", std::process::id()));
+    let temporary = temporary(path);
     let written = (|| {
         let mut out =
             Hashed { to: BufWriter::with_capacity(1 << 20, File::create(&temporary)?), hash: Xxh3::new(), bytes: 0 };
@@ -236,6 +237,12 @@ pub fn write_atomic(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::R
         let _ = fs::remove_file(&temporary);
         Error::io(path.display(), e)
     })
+}
+
+/// A name beside `path` that no other writer has, also none of another machine or container, and that readers of folders pass over.
+pub fn temporary(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.tmp-{:016x}", RandomState::new().hash_one(std::process::id())))
 }
 
 /// Makes renames inside `folder` durable.

@@ -38,6 +38,7 @@ pub mod publish;
 pub mod registry;
 pub mod request;
 pub mod route;
+pub mod scoring;
 pub mod search;
 pub mod snapshot;
 pub mod telemetry;

@@ -14,11 +14,13 @@ mod compact;
 mod demo;
 mod inspect;
 mod kernels;
+mod key;
 mod output;
 mod plan;
 mod publish;
 mod remote;
 mod route;
+mod score;
 mod serve;
 mod trial;
 
@@ -51,6 +53,8 @@ enum Command {
     Serve(serve::Serve),
     /// Answer over HTTP from the servers of all shards of a version, as one server of the whole would.
     Route(route::Route),
+    /// Score files of users: a Parquet file of recommendations for each, resumable at any moment.
+    Score(score::Score),
     /// Measure the item index alone on `.npy` files, a JSON line a measurement.
     AnnBench(ann_bench::AnnBench),
     /// Put load on a running server, an open loop at a set rate, and report what became of it.
@@ -61,6 +65,8 @@ enum Command {
     Plan(plan::Plan),
     /// Show the kernels of GPUs, or compile them ahead of time.
     Kernels(kernels::Kernels),
+    /// Make a key for calls of a server, and the entry of its file of keys.
+    Key(key::Key),
     /// Show whose rows a Redis or Valkey Cluster holds, or remove those of a version.
     Remote(remote::Remote),
     /// Run the graphs of a package or version within bounds of memory and time, as `publish` and `serve` have it done.
@@ -76,6 +82,7 @@ pub fn run() -> ExitCode {
         Command::Publish(command) => command.run(),
         Command::Calibrate(command) => command.run(),
         Command::Serve(command) => command.run(),
+        Command::Score(command) => command.run(),
         Command::Compact(command) => command.run(),
         Command::Route(command) => command.run(),
         Command::AnnBench(command) => command.run(),
@@ -83,6 +90,7 @@ pub fn run() -> ExitCode {
         Command::Inspect(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Kernels(command) => command.run(),
+        Command::Key(command) => command.run(),
         Command::Remote(command) => command.run(),
         Command::Trial(command) => command.run(),
     };

@@ -10,7 +10,7 @@ use super::output::say;
 use super::serve::stop_signals;
 use crate::config::{RouterConfig, RouterFlags, ServerFlags};
 use crate::error::{Error, Result};
-use crate::http::{self, RouterApp};
+use crate::http::{self, AccessControl, RouterApp};
 use crate::route::Fleet;
 use crate::telemetry;
 
@@ -37,7 +37,11 @@ impl Route {
         telemetry::metrics();
         let flags = RouterFlags { listen: self.listen, route: ServerFlags { servers: self.server } };
         let config = RouterConfig::read(self.config.as_deref(), &flags)?;
-        let app = Arc::new(RouterApp::new(Fleet::new(config.route.clone()), &config.http));
+        let access = AccessControl::open(&config.access)?;
+        if !access.is_guarded() && !config.listen.ip().is_loopback() {
+            tracing::warn!(address = %config.listen, "whoever reaches this address may ask: `access.keys` names a file of keys");
+        }
+        let app = Arc::new(RouterApp::new(Fleet::new(config.route.clone()), access, &config.http));
         let threads = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime = threads.map_err(|e| Error::io("the threads of the router", e))?;
         let ended = runtime.block_on(async {
@@ -46,7 +50,7 @@ impl Route {
             let address = listener.local_addr().map_err(|e| Error::io("the listening socket", e))?;
             let stops = stop_signals()?;
             say(format_args!("listening on http://{address}"))?;
-            http::route(listener, app, &config.http, stops).await
+            http::route(listener.into(), app, &config.http, stops).await
         });
         runtime.shutdown_background();
         if !ended? {

@@ -19,7 +19,7 @@ use crate::device::heap;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feeds, Merges, Updating};
-use crate::http::{self, App, Stop};
+use crate::http::{self, AccessControl, App, Sockets, Stop};
 use crate::journal::LogOptions;
 use crate::registry::{self, Loaded, Registry, Snapshots};
 use crate::snapshot::Placement;
@@ -74,6 +74,10 @@ impl Serve {
         let config = Config::read(self.config.as_deref(), &flags)?;
         let server = Server::bind(&config)?;
         say(format_args!("listening on http://{}", server.address()?))?;
+        if let Some(admin) = &server.sockets.admin {
+            let address = admin.local_addr().map_err(|e| Error::io("the socket of administrators", e))?;
+            say(format_args!("administrators on http://{address}"))?;
+        }
         server.run()
     }
 }
@@ -81,7 +85,7 @@ impl Serve {
 /// A server whose socket is open, so that an address in use is an error before anything else is done.
 pub(super) struct Server {
     runtime: Runtime,
-    listener: TcpListener,
+    sockets: Sockets,
     refresh: Duration,
     http: http::Options,
     pub(super) app: Arc<App>,
@@ -90,6 +94,10 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn bind(config: &Config) -> Result<Self> {
         telemetry::metrics();
+        let access = AccessControl::open(&config.access)?;
+        if !access.is_guarded() && !config.listen.ip().is_loopback() {
+            tracing::warn!(address = %config.listen, "whoever reaches this address may do everything: `access.keys` names a file of keys");
+        }
         let placement = Placement::open(&config.tables)?;
         let trials = Trials::Apart(Apart::of_this_program()?);
         let loader = Snapshots { placement, trials, recorded: config.recorded_queries };
@@ -128,6 +136,7 @@ impl Server {
         let app = app
             .with_updates(feeds, Duration::from_millis(config.engine.timeout_ms))
             .with_merges(merges)
+            .with_access(access)
             .with_audit(config.audit_share);
         let app = Arc::new(app);
         if let Some(feeds) = feeds_merged {
@@ -144,22 +153,25 @@ impl Server {
             })
             .build()
             .map_err(|e| Error::io("the threads of the HTTP edge", e))?;
-        let listener = runtime
-            .block_on(TcpListener::bind(config.listen))
-            .map_err(|e| Error::io(format!("address {}", config.listen), e))?;
+        let bind = |address: SocketAddr| {
+            let bound = runtime.block_on(TcpListener::bind(address));
+            bound.map_err(|e| Error::io(format!("address {address}"), e))
+        };
+        let admin = config.access.admin_listen;
+        let sockets = Sockets { main: bind(config.listen)?, admin: admin.map(bind).transpose()? };
         let refresh = Duration::from_millis(config.refresh_ms);
-        Ok(Server { runtime, listener, refresh, http: config.http.clone(), app })
+        Ok(Server { runtime, sockets, refresh, http: config.http.clone(), app })
     }
 
     pub(super) fn address(&self) -> Result<SocketAddr> {
-        self.listener.local_addr().map_err(|e| Error::io("the listening socket", e))
+        self.sockets.main.local_addr().map_err(|e| Error::io("the listening socket", e))
     }
 
     /// Answers until a signal ends it, while new versions are taken in as they are published.
     pub(super) fn run(self) -> Result<()> {
         let stops = self.runtime.block_on(async { stop_signals() })?;
         self.app.registry.watch(self.refresh)?;
-        let ended = self.runtime.block_on(http::serve(self.listener, self.app.clone(), &self.http, stops));
+        let ended = self.runtime.block_on(http::serve(self.sockets, self.app.clone(), &self.http, stops));
         match &ended {
             Ok(true) => tracing::info!("stopped"),
             Ok(false) => tracing::warn!("stopped before all was answered"),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::access::AccessControl;
 use super::audit::Audit;
 use super::bodies::{Bodies, Whole};
 use super::meters::AnswerMeters;
@@ -36,6 +37,9 @@ pub(super) trait Host: Send + Sync + 'static {
 
     /// Where calls are counted.
     fn meters(&self) -> &AnswerMeters;
+
+    /// Who may do what.
+    fn access(&self) -> &AccessControl;
 
     /// Whether a call that workers answer would be taken in now; takes no lock.
     fn admits(&self) -> Result<()>;
@@ -99,6 +103,8 @@ pub struct App {
     pub(super) merges: Option<Merges>,
     /// Which answers are held against exact ones.
     pub(super) audit: Audit,
+    /// Who may do what.
+    pub(super) access: AccessControl,
     /// How long a call waits for the position that it wants to see.
     pub(super) updates_wait: Duration,
 }
@@ -119,8 +125,14 @@ impl App {
             feeds: None,
             merges: None,
             audit: Audit::new(0.0),
+            access: AccessControl::default(),
             updates_wait,
         }
+    }
+
+    /// The same edge, which asks who calls.
+    pub fn with_access(self, access: AccessControl) -> Self {
+        App { access, ..self }
     }
 
     /// The same edge, which takes updates too; calls wait for a position as long as other requests have time.
@@ -187,6 +199,10 @@ impl Host for App {
 
     fn meters(&self) -> &AnswerMeters {
         &self.meters
+    }
+
+    fn access(&self) -> &AccessControl {
+        &self.access
     }
 
     fn admits(&self) -> Result<()> {

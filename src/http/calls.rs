@@ -2,21 +2,19 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{FromRequestParts, Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::request::Parts;
-use axum::http::{Method, Uri};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
-use serde::de::DeserializeOwned;
 
+use super::access::Caller;
 use super::answer::{Held, Outcome, Refusal, Timing, json, problem, reply};
 use super::app::App;
 use super::audit::{self, Again, Turn};
 use super::bodies::Whole;
-use super::parts::pass;
+use super::paths::{Names, PathNames};
 use super::position::seen;
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, LabelList, LabelRequest, ModelInfo, ModelList, Problem, RankRequest,
@@ -29,91 +27,34 @@ use crate::registry::{Loaded, Registry, VersionState, Which};
 use crate::request::{Answer, Request as Ask};
 use crate::view::View;
 
-const GET: &str = "GET, HEAD";
 /// The verbs of the calls that workers answer.
 pub(super) const VERBS: [&str; 4] = ["retrieve", "rank", "embed", "pass"];
 
-/// The names in a path; where they are no text, a problem.
-pub struct Names<T>(pub(super) T);
-
-impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Names<T> {
-    type Rejection = Refusal;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
-        let Path(names) = Path::from_request_parts(parts, state)
-            .await
-            .map_err(|e: PathRejection| Error::invalid(format!("path: {}", e.body_text())))?;
-        Ok(Names(names))
-    }
+/// `:retrieve`, `:rank` or `:embed` of the version that answers.
+pub async fn of_active(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    dispatch(&app, app.registry.get(&model, Which::Active)?, request).await
 }
 
-/// `/v1/models/{model}` and `/v1/models/{model}:{verb}`
-pub async fn model_call(State(app): State<Arc<App>>, Names(call): Names<String>, request: Request) -> Outcome {
-    match (call.rsplit_once(':'), request.method()) {
-        (None, &Method::GET | &Method::HEAD) => model(&app, &call),
-        (None, other) => Err(Refusal::method(other, GET)),
-        (Some((model, verb)), _) => {
-            check_verb(verb, request.method())?;
-            dispatch(&app, app.registry.get(model, Which::Active)?, verb, request).await
-        }
-    }
-}
-
-/// `/v1/models/{model}/versions/{version}` and `/v1/models/{model}/versions/{version}:{verb}`
-pub async fn version_call(
+/// The same of the version that the path names.
+pub async fn of_version(
     State(app): State<Arc<App>>,
-    Names((model, call)): Names<(String, String)>,
+    Names((model, version)): Names<(String, u64)>,
     request: Request,
 ) -> Outcome {
-    let (text, verb) = call.rsplit_once(':').unwrap_or((&call, ""));
-    let version = version_number(&model, text)?;
-    match (verb, request.method()) {
-        ("", &Method::GET | &Method::HEAD) if !call.ends_with(':') => self::version(&app, &model, version),
-        ("", other) if !call.ends_with(':') => Err(Refusal::method(other, GET)),
-        ("load", &Method::POST) => load(&app, model, version).await,
-        ("activate", &Method::POST) => activate(&app, model, version).await,
-        ("unload", &Method::POST) => unload(&app, model, version).await,
-        ("pass", &Method::POST) => pass(&app, app.registry.get(&model, Which::Version(version))?, request).await,
-        ("load" | "activate" | "unload" | "pass", other) => Err(Refusal::method(other, "POST")),
-        _ => {
-            check_verb(verb, request.method())?;
-            dispatch(&app, app.registry.get(&model, Which::Version(version))?, verb, request).await
-        }
-    }
+    dispatch(&app, app.registry.get(&model, Which::Version(version))?, request).await
 }
 
-/// `/v1/models/{model}/labels/{label}` and `/v1/models/{model}/labels/{label}:{verb}`
-pub async fn label_call(
+/// The same of the version that a label points to.
+pub async fn of_label(
     State(app): State<Arc<App>>,
-    Names((model, call)): Names<(String, String)>,
+    Names((model, label)): Names<(String, String)>,
     request: Request,
 ) -> Outcome {
-    match (call.rsplit_once(':'), request.method()) {
-        (None, &Method::PUT) => put_label(&app, model, call, request).await,
-        (None, &Method::DELETE) => delete_label(&app, model, call).await,
-        (None, other) => Err(Refusal::method(other, "PUT, DELETE")),
-        (Some((label, verb)), method) => {
-            check_verb(verb, method)?;
-            dispatch(&app, app.registry.get(&model, Which::Label(label))?, verb, request).await
-        }
-    }
+    dispatch(&app, app.registry.get(&model, Which::Label(&label))?, request).await
 }
 
-/// A version as it is listed: one number has one text, so that caches and rules for paths are not led around.
-pub(super) fn version_number(model: &str, text: &str) -> Result<u64> {
-    text.parse().ok().filter(|version: &u64| version.to_string() == text).ok_or_else(|| {
-        Error::invalid(format!("version `{text}`: expected a whole number, as `GET /v1/models/{model}/versions` lists"))
-    })
-}
-
-pub(super) fn check_verb(verb: &str, method: &Method) -> Result<(), Refusal> {
-    if !["retrieve", "rank", "embed"].contains(&verb) {
-        return Err(Error::not_found(format!("call `:{verb}`: expected `:retrieve`, `:rank` or `:embed`")).into());
-    }
-    if method == Method::POST { Ok(()) } else { Err(Refusal::method(method, "POST")) }
-}
-
-async fn dispatch(app: &Arc<App>, model: Arc<Loaded>, verb: &str, request: Request) -> Outcome {
+async fn dispatch(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outcome {
+    let verb = request.extensions().get::<PathNames>().map_or("", PathNames::call);
     // What cannot be in time need not be read; what the gate could not tell ends here.
     app.engine.admits(None)?;
     let view = seen(app, &model, request.uri()).await?;
@@ -250,8 +191,8 @@ async fn embed(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outco
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:activate", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn activate(app: &Arc<App>, model: String, version: u64) -> Outcome {
-    let loaded = manage(app, move |registry| registry.activate(&model, version)).await?;
+pub async fn activate(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
+    let loaded = manage(&app, move |registry| registry.activate(&model, version)).await?;
     Ok(json(&app.info(&loaded)))
 }
 
@@ -259,8 +200,8 @@ async fn activate(app: &Arc<App>, model: String, version: u64) -> Outcome {
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:load", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn load(app: &Arc<App>, model: String, version: u64) -> Outcome {
-    let loaded = manage(app, move |registry| registry.load(&model, version)).await?;
+pub async fn load(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
+    let loaded = manage(&app, move |registry| registry.load(&model, version)).await?;
     Ok(json(&app.info(&loaded)))
 }
 
@@ -268,8 +209,8 @@ async fn load(app: &Arc<App>, model: String, version: u64) -> Outcome {
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:unload", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn unload(app: &Arc<App>, model: String, version: u64) -> Outcome {
-    let states = manage(app, move |registry| {
+pub async fn unload(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
+    let states = manage(&app, move |registry| {
         registry.unload(&model, version)?;
         Ok((registry.versions(&model)?, model))
     });
@@ -282,10 +223,14 @@ async fn unload(app: &Arc<App>, model: String, version: u64) -> Outcome {
         ("label" = String, Path, description = "1 to 128 letters, digits, `_`, `-` or `.`, not starting with `.`")),
     request_body = LabelRequest,
     responses((status = 200, body = LabelList), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn put_label(app: &Arc<App>, model: String, label: String, request: Request) -> Outcome {
+pub async fn put_label(
+    State(app): State<Arc<App>>,
+    Names((model, label)): Names<(String, String)>,
+    request: Request,
+) -> Outcome {
     let body = app.bodies.read(request).await?;
     let LabelRequest { version } = wire::object(&body)?;
-    let labels = manage(app, move |registry| {
+    let labels = manage(&app, move |registry| {
         registry.label(&model, &label, version)?;
         Ok(LabelList { labels: registry.labels(&model)?, model })
     });
@@ -296,8 +241,8 @@ async fn put_label(app: &Arc<App>, model: String, label: String, request: Reques
 #[utoipa::path(delete, path = "/v1/models/{model}/labels/{label}", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("label" = String, Path)),
     responses((status = 200, body = LabelList), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn delete_label(app: &Arc<App>, model: String, label: String) -> Outcome {
-    let labels = manage(app, move |registry| {
+pub async fn delete_label(State(app): State<Arc<App>>, Names((model, label)): Names<(String, String)>) -> Outcome {
+    let labels = manage(&app, move |registry| {
         registry.unlabel(&model, &label)?;
         Ok(LabelList { labels: registry.labels(&model)?, model })
     });
@@ -317,23 +262,25 @@ async fn manage<T: Send + 'static>(
 
 /// The models that are served.
 #[utoipa::path(get, path = "/v1/models", tag = "models", responses((status = 200, body = ModelList)))]
-pub async fn models(State(app): State<Arc<App>>) -> Response {
-    json(&ModelList { models: app.registry.list().iter().map(|model| app.info(model)).collect() })
+pub async fn models(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {
+    let models = app.registry.list();
+    let visible = models.iter().filter(|model| caller.may_see(model.name()));
+    json(&ModelList { models: visible.map(|model| app.info(model)).collect() })
 }
 
 /// The version of a model that answers.
 #[utoipa::path(get, path = "/v1/models/{model}", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
-fn model(app: &App, model: &str) -> Outcome {
-    Ok(json(&app.info(&*app.registry.get(model, Which::Active)?)))
+pub async fn model(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    Ok(json(&app.info(&*app.registry.get(&model, Which::Active)?)))
 }
 
 /// A version of a model that is in memory.
 #[utoipa::path(get, path = "/v1/models/{model}/versions/{version}", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
-fn version(app: &App, model: &str, version: u64) -> Outcome {
-    Ok(json(&app.info(&*app.registry.get(model, Which::Version(version))?)))
+pub async fn version(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
+    Ok(json(&app.info(&*app.registry.get(&model, Which::Version(version))?)))
 }
 
 /// The published versions of a model.
@@ -393,10 +340,15 @@ pub async fn live() -> &'static str {
     "ok\n"
 }
 
-/// A model is loaded and the server is not shutting down; where not, why. Lines that begin with `warning:` tell what slows it.
+/// A model is loaded and the server is not shutting down; where not, why. Lines that begin with `warning:` tell what slows it. A server with keys
+/// says why, and what slows it, to those who have one.
 #[utoipa::path(get, path = "/readyz", tag = "health", responses((status = 200, body = String), (status = 503, body = Problem, content_type = "application/problem+json")))]
-pub async fn ready(State(app): State<Arc<App>>) -> Result<String, Refusal> {
-    app.ready()?;
+pub async fn ready(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Result<String, Refusal> {
+    let ready = app.ready();
+    if !caller.may_see_all() {
+        return ready.map(|()| "ok\n".to_owned()).map_err(|_| Error::not_ready("the server is not ready").into());
+    }
+    ready?;
     let warnings: String = app.warnings().iter().map(|warning| format!("warning: {warning}\n")).collect();
     Ok(format!("ok\ndevice: {}\n{warnings}", app.engine.backend().device()))
 }
@@ -406,16 +358,4 @@ pub async fn ready(State(app): State<Arc<App>>) -> Result<String, Refusal> {
 pub async fn metrics() -> Response {
     let text = crate::telemetry::metrics().render();
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
-}
-
-/// Answers methods that a route does not have.
-pub fn wrong_method(
-    allow: &'static str,
-) -> impl Fn(Method) -> std::future::Ready<Refusal> + Clone + Send + Sync + 'static {
-    move |method| std::future::ready(Refusal::method(&method, allow))
-}
-
-/// Answers paths that no route has.
-pub async fn no_route(uri: Uri) -> Refusal {
-    Error::not_found(format!("nothing lies at {}; `/openapi.json` lists the calls", uri.path())).into()
 }

@@ -7,27 +7,44 @@ use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use axum::body::Body;
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{Request, State};
 use axum::http::header::{CONNECTION, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Instrument as _;
+use tracing::field::Empty;
 
 use super::answer::{Refusal, Timing};
 use super::app::Host;
+use super::table;
 use crate::error::Error;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id that is taken from a caller, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
-/// Counts and times the call, gives it an id that its lines in the log carry, and says in `Server-Timing` where the time
-/// went.
-pub async fn observe(State(host): State<Arc<dyn Host>>, request: Request, next: Next) -> Response {
+/// The id of a request, for those who write it down.
+#[derive(Clone)]
+pub(super) struct CallId(HeaderValue);
+
+impl CallId {
+    /// That of a request which [`observe`] has seen.
+    pub(super) fn of(request: &Request) -> String {
+        let id = request.extensions().get::<CallId>().and_then(|CallId(id)| id.to_str().ok());
+        id.unwrap_or_default().to_owned()
+    }
+}
+
+/// Finds the call that is asked for, counts and times it, gives it an id that its lines in the log carry, and says in
+/// `Server-Timing` where the time went.
+pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, next: Next) -> Response {
     let start = Instant::now();
-    let call = call_of(&request);
+    let matched = table::find(request.method(), request.uri().path());
+    let call = matched.call();
     let id = id_of(request.headers().get(&REQUEST_ID).map(HeaderValue::as_bytes));
-    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call);
+    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call, key = Empty);
+    request.extensions_mut().insert(matched);
+    request.extensions_mut().insert(CallId(id.clone()));
     let mut response = next.run(request).instrument(span.clone()).await;
     let took = start.elapsed();
     span.in_scope(|| {
@@ -63,31 +80,6 @@ fn new_id() -> HeaderValue {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = KEY.hash_one(COUNT.fetch_add(1, Ordering::Relaxed));
     HeaderValue::from_str(&format!("{number:016x}")).unwrap_or(HeaderValue::from_static("0"))
-}
-
-/// The verb that a path ends with, where it is one of this server's.
-pub(super) fn verb_of(path: &str) -> Option<&'static str> {
-    let (_, last) = path.rsplit_once(':')?;
-    ["retrieve", "rank", "embed", "pass", "activate", "load", "unload"].into_iter().find(|verb| *verb == last)
-}
-
-/// The label of a call: from a fixed list, so that no caller can make metrics grow.
-fn call_of(request: &Request) -> &'static str {
-    let path = request.uri().path();
-    if let Some(verb) = verb_of(path) {
-        return verb;
-    }
-    match request.extensions().get::<MatchedPath>().map(MatchedPath::as_str) {
-        Some("/v1/models") => "models",
-        Some("/v1/models/{model}") => "model",
-        Some("/v1/models/{model}/versions") => "versions",
-        Some("/v1/models/{model}/versions/{version}") => "version",
-        Some("/v1/models/{model}/labels") => "labels",
-        Some("/v1/models/{model}/labels/{label}") => "label",
-        Some("/metrics") => "metrics",
-        Some("/livez" | "/readyz") => "health",
-        _ => "other",
-    }
 }
 
 /// The answer to a request whose handler panicked; the server goes on.

@@ -7,14 +7,17 @@ use axum::http::StatusCode;
 use metrics::{Counter, Histogram, counter, histogram};
 
 /// The labels of calls; whatever has none of them is the last.
-const CALLS: [&str; 16] = [
-    "retrieve", "rank", "embed", "pass", "activate", "load", "unload", "models", "model", "versions", "version",
-    "labels", "label", "metrics", "health", "other",
+const CALLS: [&str; 29] = [
+    "retrieve", "rank", "embed", "pass", "parts", "activate", "load", "unload", "models", "model", "versions",
+    "version", "labels", "label", "index", "column", "find", "item", "position", "upsert", "delete", "merge",
+    "queries", "slow", "metrics", "health", "openapi", "console", "other",
 ];
 /// The statuses with their labels; whatever has none of them is the last.
-const STATUSES: [(u16, &str); 14] = [
+const STATUSES: [(u16, &str); 17] = [
     (200, "200"),
     (400, "400"),
+    (401, "401"),
+    (403, "403"),
     (404, "404"),
     (405, "405"),
     (408, "408"),
@@ -22,6 +25,7 @@ const STATUSES: [(u16, &str); 14] = [
     (413, "413"),
     (415, "415"),
     (422, "422"),
+    (429, "429"),
     (500, "500"),
     (503, "503"),
     (504, "504"),

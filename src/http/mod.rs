@@ -7,6 +7,7 @@
 //! does. `layers` holds what every call shares: ids, metrics, `Server-Timing`. `parts` is what routers ask of a server, `routed` the
 //! edge of a router itself: the same calls, answered by shards.
 
+mod access;
 mod answer;
 mod app;
 mod audit;
@@ -22,15 +23,18 @@ mod meters;
 mod openapi;
 mod options;
 mod parts;
+mod paths;
 mod position;
 mod routed;
 mod routes;
 mod server;
+mod table;
 pub mod wire;
 
+pub use access::{AccessControl, AccessOptions, Door, NewKey, Role, new_key};
 pub use app::App;
 pub use openapi::document as openapi;
 pub use options::Options;
 pub use routed::{RouterApp, route};
 pub use routes::router;
-pub use server::{Stop, serve};
+pub use server::{Sockets, Stop, serve};

@@ -3,10 +3,11 @@
 use axum::response::Response;
 use utoipa::OpenApi as _;
 use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{KnownFormat, ObjectBuilder, Required, SchemaFormat, Type};
 
 use super::answer::json;
-use super::{browse, calls, console, items};
+use super::{browse, calls, console, items, parts};
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -34,6 +35,8 @@ use super::{browse, calls, console, items};
         browse::column,
         browse::index,
         calls::queries,
+        parts::pass,
+        parts::parts,
         calls::live,
         calls::ready,
         calls::metrics,
@@ -52,6 +55,10 @@ pub async fn openapi() -> Response {
 /// The document.
 pub fn document() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
+    let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some("A key of a server that has any."));
+    let components = document.components.get_or_insert_default();
+    components.add_security_scheme("key", SecurityScheme::Http(scheme.build()));
+    document.security = Some(vec![SecurityRequirement::default(), SecurityRequirement::new("key", [""; 0])]);
     for verb in ["retrieve", "rank", "embed"] {
         let item = document.paths.paths.get(&format!("/v1/models/{{model}}:{verb}"));
         let Some(item) = item.cloned() else { continue };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
@@ -10,13 +11,15 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;
 use serde::Serialize;
 
+use super::access::Caller;
 use super::answer::{Held, Outcome, Refusal, Share};
 use super::app::App;
-use super::wire::{self, Entry, Explain};
+use super::paths::Names;
+use super::wire::{self, Entry, Explain, Problem};
 use crate::engine::Terms;
 use crate::error::{Error, Result};
 use crate::pass::{self, Prepared};
-use crate::registry::Loaded;
+use crate::registry::{Loaded, Which};
 use crate::request::{Answer, Content};
 use crate::route::protocol::{
     Asked, Holding, Holdings, MEDIA_TYPE, PassReply, Replied, TIMEOUT_HEADER, Written, read_call, write,
@@ -24,10 +27,12 @@ use crate::route::protocol::{
 use crate::units::ItemId;
 use crate::view::View;
 
-/// What is in memory.
-pub async fn parts(State(app): State<Arc<App>>) -> Outcome {
+/// What is in memory, for routers of this release.
+#[utoipa::path(get, path = "/v1/parts", tag = "routers",
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-1")))]
+pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Outcome {
     let mut parts = Vec::new();
-    for model in app.registry.list() {
+    for model in app.registry.list().iter().filter(|model| caller.may_see(model.name())) {
         let labels = app.registry.labels(model.name()).unwrap_or_default();
         for loaded in app.registry.all_in_memory(model.name()) {
             let labels = labels.iter().filter(|(_, version)| **version == loaded.version());
@@ -64,8 +69,17 @@ fn packed(body: &impl Serialize, share: Share) -> Outcome {
     Ok(([(CONTENT_TYPE, MEDIA_TYPE)], body).into_response())
 }
 
-/// A pass over a version, for a router.
-pub(super) async fn pass(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outcome {
+/// A pass over a version, or over the shard of it that this server has, for routers of this release.
+#[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:pass", tag = "routers",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
+    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-1"),
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-1"), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn pass(
+    State(app): State<Arc<App>>,
+    Names((model, version)): Names<(String, u64)>,
+    request: Request,
+) -> Outcome {
+    let model = app.registry.get(&model, Which::Version(version))?;
     let timeout = timeout(request.headers())?;
     app.engine.admits(timeout)?;
     let body = app.bodies.read_lines(request).await?;
@@ -85,7 +99,7 @@ pub(super) async fn pass(app: &Arc<App>, model: Arc<Loaded>, request: Request) -
     let (given, share) = match call.await? {
         Called::Pass(prepared, terms) => {
             let share = app.bodies.hold_answer(prepared.cost().answer_bytes)?;
-            (passed(app, &view, *prepared, terms).await?, share)
+            (passed(&app, &view, *prepared, terms).await?, share)
         }
         Called::Item(item) => {
             let attributes = view.slot(item).map(|slot| text(&wire::attributes(&view, slot)));

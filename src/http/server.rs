@@ -19,14 +19,17 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
 
+use super::access::Door;
 use super::app::{App, Host};
 use super::bodies::Inbound;
-use super::connections::{Answered, Connections, Open, Socket};
+use super::connections::{Answered, Connections, Open, Peer, Socket};
 use super::options::Options;
 use crate::error::{Error, Result};
 
 /// How often connections are looked at.
 const SWEEP: Duration = Duration::from_millis(250);
+/// How often the keys are looked at.
+const RELOAD: Duration = Duration::from_secs(1);
 /// How long nothing is accepted after the system refused to.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Bytes of a connection's buffers: of a header at most, and of replies that wait for their reader.
@@ -41,30 +44,55 @@ pub enum Stop {
     Now,
 }
 
+/// The sockets to answer on.
+pub struct Sockets {
+    /// That for requests.
+    pub main: TcpListener,
+    /// That for all calls, where those of administrators are not answered on the other.
+    pub admin: Option<TcpListener>,
+}
+
+impl From<TcpListener> for Sockets {
+    fn from(main: TcpListener) -> Self {
+        Sockets { main, admin: None }
+    }
+}
+
 /// Serves until `stops` says so, then answers what has begun, within the bounds of `options`. `true` where all of it was
 /// answered.
 ///
 /// # Errors
-/// `Unavailable` where a second stop came before all had been answered.
+/// `Unavailable` where a second stop came before all had been answered; `Io` where the system gives no thread.
 pub async fn serve(
-    listener: TcpListener,
+    sockets: Sockets,
     app: Arc<App>,
     options: &Options,
     stops: mpsc::UnboundedReceiver<Stop>,
 ) -> Result<bool> {
-    answer_all(listener, (app.clone(), super::router(app)), options, stops).await
+    let router = super::router(app.clone());
+    answer_all(sockets, (app, router), options, stops).await
 }
 
 /// The same over whatever stands behind the routes.
 pub(super) async fn answer_all(
-    listener: TcpListener,
+    sockets: Sockets,
     (host, router): (Arc<dyn Host>, axum::Router),
     options: &Options,
     mut stops: mpsc::UnboundedReceiver<Stop>,
 ) -> Result<bool> {
     let connections = Connections::new(options.connections_of(descriptors()));
     let (closing, _) = watch::channel(false);
-    let accept = accept(listener, (host.clone(), router), connections.clone(), closing.clone());
+    watch_keys(&host)?;
+    let accept = |listener, door| {
+        let edge = (host.clone(), router.clone());
+        accept(listener, door, edge, connections.clone(), closing.clone())
+    };
+    let admin = async {
+        match sockets.admin {
+            Some(listener) => accept(listener, Door::Admin).await,
+            None => std::future::pending().await,
+        }
+    };
     let end = async {
         let stop = stops.recv().await;
         host.draining().store(true, Ordering::Relaxed);
@@ -74,9 +102,10 @@ pub(super) async fn answer_all(
             _ => Ok(()),
         }
     };
-    // Dropping `accept` closes the socket.
+    // Dropping what accepts closes the sockets.
     tokio::select! {
-        never = accept => match never {},
+        never = accept(sockets.main, Door::Main) => match never {},
+        never = admin => match never {},
         never = keep(&connections, options) => match never {},
         ended = end => ended?,
     }
@@ -111,19 +140,20 @@ async fn keep(connections: &Connections, options: &Options) -> Infallible {
 
 async fn accept(
     listener: TcpListener,
+    door: Door,
     (host, router): (Arc<dyn Host>, axum::Router),
     connections: Arc<Connections>,
     closing: watch::Sender<bool>,
 ) -> Infallible {
-    for number in 0.. {
+    loop {
         // One over the limit is held at most, until the one that made room for it has gone.
         connections.fewer_than(connections.most() + 1).await;
         match listener.accept().await {
             Ok((stream, _)) if connections.is_full() && !connections.make_room() => refuse(&stream),
-            Ok((stream, _)) => {
+            Ok((stream, address)) => {
                 // Without it a reply in pieces waits for acknowledgements; where it cannot be set, it is slow.
                 let _ = stream.set_nodelay(true);
-                let open = connections.add(number);
+                let open = connections.add(Peer { address, door });
                 tokio::spawn(answer(stream, host.clone(), router.clone(), open, closing.subscribe()));
             }
             Err(error) => {
@@ -133,7 +163,23 @@ async fn accept(
             }
         }
     }
-    std::future::pending().await
+}
+
+/// Reads the keys again when they change, on a thread that answers nobody: their file may lie on a slow disk.
+fn watch_keys(host: &Arc<dyn Host>) -> Result<()> {
+    if !host.access().is_guarded() {
+        return Ok(());
+    }
+    let host = Arc::downgrade(host);
+    let watch = move || {
+        while let Some(host) = host.upgrade() {
+            host.access().reload();
+            drop(host);
+            std::thread::sleep(RELOAD);
+        }
+    };
+    std::thread::Builder::new().name("keys".into()).spawn(watch).map_err(|e| Error::io("the thread of keys", e))?;
+    Ok(())
 }
 
 /// Tells one connection too many to come again. Nothing is waited for: what does not go out at once is lost.

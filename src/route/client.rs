@@ -10,7 +10,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
-use axum::http::header::{CONTENT_TYPE, HOST, RETRY_AFTER};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER};
 use axum::http::{HeaderValue, Method, Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
@@ -69,15 +69,18 @@ pub(super) struct Outgoing {
 pub(super) struct Client {
     address: SocketAddr,
     host: HeaderValue,
+    /// `Authorization`, where the server asks for a key.
+    authorization: Option<HeaderValue>,
     /// The one that was used last is used first, so that no more are open than are needed.
     idle: Mutex<VecDeque<Kept>>,
 }
 
 impl Client {
-    pub(super) fn new(address: SocketAddr) -> Self {
+    pub(super) fn new(address: SocketAddr, key: &str) -> Self {
         // An address is visible ASCII.
         let host = HeaderValue::from_str(&address.to_string()).unwrap_or(HeaderValue::from_static("server"));
-        Client { address, host, idle: Mutex::default() }
+        let authorization = HeaderValue::from_str(&format!("Bearer {key}")).ok().filter(|_| !key.is_empty());
+        Client { address, host, authorization, idle: Mutex::default() }
     }
 
     pub(super) fn address(&self) -> SocketAddr {
@@ -137,7 +140,10 @@ impl Client {
         let left = deadline.saturating_duration_since(Instant::now()).as_micros() as u64;
         let method = if call.body.is_some() { Method::POST } else { Method::GET };
         let request = Request::builder().method(method).uri(&call.path).header(HOST, &self.host);
-        let request = request.header(CONTENT_TYPE, MEDIA_TYPE).header(TIMEOUT_HEADER, left.max(1));
+        let mut request = request.header(CONTENT_TYPE, MEDIA_TYPE).header(TIMEOUT_HEADER, left.max(1));
+        if let Some(authorization) = &self.authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
         let body = call.body.clone().map_or_else(Body::empty, Body::from);
         request.body(body).map_err(|e| Error::internal(format!("a call to `{}`: {e}", call.path)))
     }
@@ -180,7 +186,7 @@ mod tests {
 
     fn listener() -> (TcpListener, Client) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let client = Client::new(listener.local_addr().unwrap());
+        let client = Client::new(listener.local_addr().unwrap(), "stk_1");
         (listener, client)
     }
 
@@ -217,7 +223,12 @@ mod tests {
             for _ in 0..3 {
                 let asked = request(&mut stream);
                 assert!(asked.starts_with("post /v1/models/m/versions/1:pass http/1.1\r\n"), "{asked}");
-                assert!(asked.contains("sterling-timeout-us: ") && asked.contains(MEDIA_TYPE), "{asked}");
+                assert!(
+                    asked.contains("\r\nauthorization: bearer stk_1\r\n")
+                        && asked.contains("sterling-timeout-us: ")
+                        && asked.contains(MEDIA_TYPE),
+                    "{asked}"
+                );
                 answer(&mut stream, "200 OK", MEDIA_TYPE, "yes");
             }
             // Closed only once it lies unused.

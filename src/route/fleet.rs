@@ -193,7 +193,11 @@ impl Fleet {
         let mut known = locked(&self.known);
         known.retain(|address, _| there.contains(address));
         for address in there {
-            let new = || Known { client: Arc::new(Client::new(address)), holdings: Holdings::default(), in_vain: 0 };
+            let new = || Known {
+                client: Arc::new(Client::new(address, &self.options.key)),
+                holdings: Holdings::default(),
+                in_vain: 0,
+            };
             known.entry(address).or_insert_with(new);
         }
     }

@@ -25,6 +25,8 @@ pub struct Options {
     pub timeout_ms: u64,
     /// Requests that are worked on at once.
     pub requests: usize,
+    /// The key that servers ask for; empty where they ask for none.
+    pub key: String,
 }
 
 impl Default for Options {
@@ -36,6 +38,7 @@ impl Default for Options {
             min_coverage: 1.0,
             timeout_ms: 1000,
             requests: 1024,
+            key: String::new(),
         }
     }
 }
@@ -69,6 +72,11 @@ impl Options {
                 return Err(Error::invalid(format!("{name}: got {value}, expected {least} to {most}")));
             }
         }
+        if !self.key.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(Error::invalid(
+                "key: expected visible characters without spaces, as `sterling key` prints them",
+            ));
+        }
         match (0.0..=1.0).contains(&self.min_coverage) {
             true => Ok(()),
             false => Err(Error::invalid(format!("min_coverage: got {}, expected 0 to 1", self.min_coverage))),
@@ -95,6 +103,7 @@ mod tests {
             (Options { min_coverage: 1.5, ..good.clone() }, "min_coverage: got 1.5"),
             (Options { min_coverage: f64::NAN, ..good.clone() }, "min_coverage"),
             (Options { refresh_ms: 0, ..good.clone() }, "refresh_ms: got 0"),
+            (Options { key: "a b".into(), ..good.clone() }, "key: expected visible characters"),
         ] {
             let error = wrong.check().unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

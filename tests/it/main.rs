@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod access;
 mod bench;
 mod browse;
 mod catalogue;
@@ -13,6 +14,7 @@ mod faiss;
 mod filters;
 mod fresh;
 mod http;
+mod item_vectors;
 mod items;
 mod journal;
 mod merge;
@@ -29,6 +31,7 @@ mod registry;
 mod remote;
 mod route;
 mod routers;
+mod score;
 mod shards;
 mod snapshots;
 mod sparse;

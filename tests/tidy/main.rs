@@ -50,6 +50,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("http", 7, &["engine"]),
     ("bench", 7, &[]),
     ("warmup", 7, &["http"]),
+    ("scoring", 7, &["http"]),
     ("publish", 8, &[]),
     ("compact", 8, &["publish"]),
     ("config", 8, &["compact"]),

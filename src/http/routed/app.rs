@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::super::access::AccessControl;
 use super::super::app::{Asides, Host};
 use super::super::bodies::Bodies;
 use super::super::meters::AnswerMeters;
@@ -15,18 +16,20 @@ pub struct RouterApp {
     fleet: Arc<Fleet>,
     pub(super) bodies: Bodies,
     pub(super) asides: Asides,
+    access: AccessControl,
     draining: AtomicBool,
     meters: AnswerMeters,
 }
 
 impl RouterApp {
     /// A fleet behind an edge.
-    pub fn new(fleet: Fleet, options: &Options) -> Self {
+    pub fn new(fleet: Fleet, access: AccessControl, options: &Options) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         RouterApp {
             fleet: Arc::new(fleet),
             bodies: Bodies::new(options),
             asides: Asides::new(cores),
+            access,
             draining: AtomicBool::new(false),
             meters: AnswerMeters::default(),
         }
@@ -52,6 +55,10 @@ impl Host for RouterApp {
 
     fn meters(&self) -> &AnswerMeters {
         &self.meters
+    }
+
+    fn access(&self) -> &AccessControl {
+        &self.access
     }
 
     fn admits(&self) -> Result<()> {

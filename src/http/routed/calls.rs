@@ -4,14 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue, Method, Uri};
+use axum::http::{HeaderName, HeaderValue, Uri};
 use axum::response::Response;
 use futures_util::stream::{self, StreamExt as _};
 use tokio::time::Instant;
 
+use super::super::access::Caller;
 use super::super::answer::{Outcome, Refusal, Timing, json, problem, reply};
-use super::super::calls::{Names, check_verb, version_number};
+use super::super::paths::{Names, PathNames};
 use super::super::position::parameter;
 use super::super::wire::{
     self, Entry, ItemResponse, LabelList, MissingShard, ModelInfo, ModelList, Reply, Retrievals, Served, VersionInfo,
@@ -27,7 +29,6 @@ use crate::route::protocol::Written;
 use crate::route::{Beside, Conditions, Errand, Offering, Pin};
 use crate::units::ItemId;
 
-const GET: &str = "GET, HEAD";
 /// Requests of one list that are asked of the shards side by side.
 const AT_ONCE: usize = 16;
 /// Says how much of the items an answer covers that does not cover all.
@@ -38,48 +39,48 @@ const RESULT_BYTES: usize = 256;
 /// Candidates of a request that does not say.
 const CANDIDATES: usize = 1000;
 
-/// `/v1/models/{model}` and `/v1/models/{model}:{verb}`
-pub(super) async fn model_call(
+/// `:retrieve`, `:rank` or `:embed` of the version that answers.
+pub(super) async fn of_active(
     State(app): State<Arc<RouterApp>>,
-    Names(call): Names<String>,
+    Names(model): Names<String>,
     request: Request,
 ) -> Outcome {
-    match (call.rsplit_once(':'), request.method()) {
-        (None, &Method::GET | &Method::HEAD) => Ok(json(&info(&app, &call, Pin::Active).await?)),
-        (None, other) => Err(Refusal::method(other, GET)),
-        (Some((model, verb)), _) => dispatch(&app, (model, Pin::Active), verb, request).await,
-    }
+    dispatch(&app, (&model, Pin::Active), request).await
 }
 
-/// `/v1/models/{model}/versions/{version}` and `/v1/models/{model}/versions/{version}:{verb}`
-pub(super) async fn version_call(
+/// The same of the version that the path names.
+pub(super) async fn of_version(
     State(app): State<Arc<RouterApp>>,
-    Names((model, call)): Names<(String, String)>,
+    Names((model, version)): Names<(String, u64)>,
     request: Request,
 ) -> Outcome {
-    let (text, verb) = call.rsplit_once(':').map_or((&*call, None), |(text, verb)| (text, Some(verb)));
-    let pin = Pin::Version(version_number(&model, text)?);
-    match (verb, request.method()) {
-        (None, &Method::GET | &Method::HEAD) => Ok(json(&info(&app, &model, pin).await?)),
-        (None, other) => Err(Refusal::method(other, GET)),
-        (Some(verb), _) => dispatch(&app, (&model, pin), verb, request).await,
-    }
+    dispatch(&app, (&model, Pin::Version(version)), request).await
 }
 
-/// `/v1/models/{model}/labels/{label}:{verb}`
-pub(super) async fn label_call(
+/// The same of the version that a label points to.
+pub(super) async fn of_label(
     State(app): State<Arc<RouterApp>>,
-    Names((model, call)): Names<(String, String)>,
+    Names((model, label)): Names<(String, String)>,
     request: Request,
 ) -> Outcome {
-    match call.rsplit_once(':') {
-        Some((label, verb)) => dispatch(&app, (&model, Pin::Label(label)), verb, request).await,
-        None => Err(Error::unsupported("labels are set at the servers of the shards, not at a router").into()),
-    }
+    dispatch(&app, (&model, Pin::Label(&label)), request).await
 }
 
-async fn dispatch(app: &RouterApp, (model, pin): (&str, Pin<'_>), verb: &str, request: Request) -> Outcome {
-    check_verb(verb, request.method())?;
+/// `/v1/models/{model}`
+pub(super) async fn model(State(app): State<Arc<RouterApp>>, Names(model): Names<String>) -> Outcome {
+    Ok(json(&info(&app, &model, Pin::Active).await?))
+}
+
+/// `/v1/models/{model}/versions/{version}`
+pub(super) async fn version(
+    State(app): State<Arc<RouterApp>>,
+    Names((model, version)): Names<(String, u64)>,
+) -> Outcome {
+    Ok(json(&info(&app, &model, Pin::Version(version)).await?))
+}
+
+async fn dispatch(app: &RouterApp, (model, pin): (&str, Pin<'_>), request: Request) -> Outcome {
+    let verb = request.extensions().get::<PathNames>().map_or("", PathNames::call);
     // What does not exist need not be read.
     app.fleet().get(model, pin)?;
     let (arrived, at_least) = (Instant::now(), min_coverage(app, request.uri())?);
@@ -282,9 +283,9 @@ async fn info(app: &RouterApp, model: &str, pin: Pin<'_>) -> Result<ModelInfo> {
 }
 
 /// `/v1/models`
-pub(super) async fn models(State(app): State<Arc<RouterApp>>) -> Outcome {
+pub(super) async fn models(State(app): State<Arc<RouterApp>>, Extension(caller): Extension<Caller>) -> Outcome {
     let mut models = Vec::new();
-    for model in app.fleet().models() {
+    for model in app.fleet().models().into_iter().filter(|model| caller.may_see(model)) {
         models.push(info(&app, &model, Pin::Active).await?);
     }
     Ok(json(&ModelList { models }))

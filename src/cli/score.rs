@@ -1,0 +1,137 @@
+//! `sterling score`.
+
+use std::path::PathBuf;
+use std::thread::available_parallelism;
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::output::say;
+use super::publish::existing;
+use crate::error::{Error, Result};
+use crate::registry::{Loader as _, Snapshots};
+use crate::scoring::{self, Asked, Defaults, JobFolder, Scorer};
+use crate::snapshot::{Manifest, Placement, Store};
+use crate::telemetry;
+use crate::trial::{Apart, Trials};
+
+/// Arguments of `sterling score`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Score {
+    /// The model, or one version of it, as NAME@VERSION; the newest one where none is named
+    #[arg(long)]
+    model: String,
+    /// Files of users, JSON lines: an `id` and the fields of a `:retrieve` body each (docs/SCORE.md)
+    #[arg(long = "in", value_name = "FILE", required = true, num_args = 1..)]
+    inputs: Vec<PathBuf>,
+    /// Where the recommendations go: a Parquet file for each file of users
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Fields that rows get that do not say, as a JSON object such as {"k": 50, "columns": ["name"]}
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    request: String,
+    /// Where versions are published
+    #[arg(long, default_value = "store")]
+    store: PathBuf,
+    /// Threads that run passes; one a core where it is not given
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Score only the file of this number, from 0 up: what one of several workers does
+    #[arg(long, value_name = "N", conflicts_with = "units")]
+    unit: Option<usize>,
+    /// Read the numbers of files from standard input, and answer each with a line on standard output: the worker of an engine
+    #[arg(long, value_name = "-", value_parser = ["-"])]
+    units: Option<String>,
+}
+
+impl Score {
+    pub(super) fn run(self) -> Result<()> {
+        telemetry::start_logs(false);
+        let store = existing(self.store)?;
+        let (model, version) = chosen(&store, &self.model)?;
+        let folder = store.folder(&model, version);
+        let defaults = Defaults::parse(&self.request)?;
+        let digest = Manifest::read(&folder)?.digest();
+        let asked = Asked { model, version, digest, request: defaults.canonical() };
+        let job = JobFolder::open(&self.out, asked, self.inputs)?;
+        let is_whole = self.unit.is_none() && self.units.is_none();
+        if is_whole {
+            job.check_all()?;
+        }
+        let trials = Trials::Apart(Apart::of_this_program()?);
+        let loader = Snapshots { placement: Placement::default(), trials, recorded: 0 };
+        let view = loader.load(&folder)?.view();
+        let threads = self.threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
+        let scorer = Scorer::new(view, defaults, threads)?;
+        if let Some(unit) = self.unit {
+            scorer.order(&job, unit)?;
+        } else if self.units.is_some() {
+            let served = scoring::serve(&job, &scorer, std::io::stdin().lock(), std::io::stdout().lock());
+            // The last of the workers finds that nothing is left.
+            return served.and(job.finish().map(drop));
+        } else {
+            all(&job, &scorer)?;
+        }
+        match job.finish()? {
+            Some(scoring::Counts { rows, scored, problems }) => {
+                let wrong: u64 = problems.values().sum();
+                say(format_args!("{rows} rows: {scored} scored, {wrong} with a problem"))
+            }
+            None => say(format_args!("{} files are left", job.left().len())),
+        }
+    }
+}
+
+/// The version that `NAME` or `NAME@VERSION` means.
+fn chosen(store: &Store, text: &str) -> Result<(String, u64)> {
+    let (name, version) = text.split_once('@').map_or((text, None), |(name, version)| (name, Some(version)));
+    let published = store.versions(name)?;
+    let wanted = match version {
+        Some(version) => version.parse().ok(),
+        None => published.last().copied(),
+    };
+    wanted.filter(|version| published.contains(version)).map(|version| (name.to_owned(), version)).ok_or_else(|| {
+        let known = published.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+        Error::not_found(format!("model `{text}`: not in {}; versions of `{name}`: {known}", store.root().display()))
+    })
+}
+
+/// Scores what is left. A file that fails keeps no other back.
+fn all(job: &JobFolder, scorer: &Scorer) -> Result<()> {
+    let (units, left) = (job.units(), job.left());
+    let total: u64 = left.iter().map(|&unit| units[unit].sum.bytes).sum();
+    let bar = ProgressBar::new(total);
+    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3}% {elapsed} left {eta}") {
+        bar.set_style(style);
+    }
+    let (mut before, mut failed, start) = (0, Vec::new(), Instant::now());
+    for &unit in &left {
+        bar.set_message(format!("file {} of {}", unit + 1, units.len()));
+        let scored = scorer.score(job, unit, &|bytes| bar.set_position(before + bytes));
+        before += units[unit].sum.bytes;
+        match scored {
+            Ok(counts) if bar.is_hidden() => {
+                let seconds = start.elapsed().as_secs_f64();
+                let to_go = seconds * (total - before) as f64 / before.max(1) as f64;
+                let (rows, scored) = (counts.rows, counts.scored);
+                tracing::info!(
+                    "file {} of {}: {scored} of {rows} rows scored, {to_go:.0} s left",
+                    unit + 1,
+                    units.len()
+                );
+            }
+            Ok(_) => {}
+            Err(e) => {
+                tracing::error!("file {} of {}: {e}", unit + 1, units.len());
+                failed.push(e);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    let (count, of) = (failed.len(), left.len());
+    match failed.into_iter().next() {
+        Some(e) if count > 1 => Err(e.within(format!("{count} of {of} files failed, first"))),
+        Some(e) => Err(e),
+        None => Ok(()),
+    }
+}

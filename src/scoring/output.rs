@@ -1,0 +1,195 @@
+//! Recommendations as a Parquet file, and the rows that have none as JSON lines beside it.
+//!
+//! | column | holds |
+//! |---|---|
+//! | `id` | the row's id |
+//! | `items` `scores` `similarities` | lists, the best first: ids, the value model's scores, retrieval scores |
+//! | `task_NAME` | a list of each task's scores |
+//! | `column_NAME` | a list of each item column that was asked for, as texts; several values as a JSON list |
+
+use std::fs::{self, File};
+use std::io::{BufWriter, ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Float32Builder, Int64Array, Int64Builder, ListBuilder, RecordBatch, StringBuilder};
+use arrow::datatypes::SchemaRef;
+use parquet::arrow::ArrowWriter;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::WriterProperties;
+
+use super::counts::{ORIGIN, Problem};
+use super::job::JobFolder;
+use crate::columns::{Cell, Stacked};
+use crate::error::{Error, Kind, Result};
+use crate::files;
+use crate::request::Ranked;
+use crate::view::View;
+
+/// Bytes of encoded rows after which they become a row group.
+const GROUP_BYTES: usize = 32 << 20;
+/// The answers of consecutive rows in their order, and the problems of those that have none.
+pub(super) struct Scored {
+    pub(super) answers: RecordBatch,
+    pub(super) problems: Vec<Problem>,
+}
+
+/// Which columns the outputs of a job have, and where their values come from.
+pub(super) struct Layout {
+    tasks: Vec<String>,
+    columns: Stacked,
+    /// The names and numbers of the item columns that are told.
+    picked: Vec<(String, usize)>,
+}
+
+impl Layout {
+    /// The layout of answers of a view that tell some item columns.
+    pub(super) fn new(view: &View, asked: &[String]) -> Result<Self> {
+        let columns = view.columns();
+        let picked = asked.iter().map(|name| Ok((name.clone(), columns.first().number(name)?)));
+        let picked = picked.collect::<Result<Vec<_>>>()?;
+        let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.clone()).collect();
+        Ok(Layout { tasks, columns, picked })
+    }
+
+    fn schema(&self) -> Result<SchemaRef> {
+        Ok(self.batch(&[])?.schema())
+    }
+
+    /// Rows as columns.
+    pub(super) fn batch(&self, rows: &[(i64, Ranked)]) -> Result<RecordBatch> {
+        let floats = |of: &dyn for<'a> Fn(&'a Ranked) -> &'a [f32]| -> ArrayRef {
+            let mut list = ListBuilder::new(Float32Builder::new());
+            for (_, ranked) in rows {
+                list.values().append_slice(of(ranked));
+                list.append(true);
+            }
+            Arc::new(list.finish())
+        };
+        let mut items = ListBuilder::new(Int64Builder::new());
+        for (_, ranked) in rows {
+            ranked.ids.iter().for_each(|id| items.values().append_value(id.0));
+            items.append(true);
+        }
+        let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.iter().map(|(id, _)| *id)));
+        let mut all: Vec<(String, ArrayRef)> = vec![
+            ("id".into(), ids),
+            ("items".into(), Arc::new(items.finish())),
+            ("scores".into(), floats(&|ranked| &ranked.scores)),
+            ("similarities".into(), floats(&|ranked| &ranked.similarities)),
+        ];
+        for (n, task) in self.tasks.iter().enumerate() {
+            all.push((
+                format!("task_{task}"),
+                floats(&|ranked| &ranked.tasks[n * ranked.ids.len()..][..ranked.ids.len()]),
+            ));
+        }
+        for (name, number) in &self.picked {
+            let mut list = ListBuilder::new(StringBuilder::new());
+            for (_, ranked) in rows {
+                let cells = ranked.slots.iter().map(|&slot| text(self.columns.cell(*number, slot)));
+                cells.for_each(|cell| list.values().append_option(cell));
+                list.append(true);
+            }
+            all.push((format!("column_{name}"), Arc::new(list.finish())));
+        }
+        RecordBatch::try_from_iter(all).map_err(|e| Error::internal(format!("recommendations: {e}")))
+    }
+}
+
+/// A cell as a text; none where it is missing.
+fn text(cell: Cell<'_>) -> Option<String> {
+    match cell {
+        Cell::Missing => None,
+        Cell::Integer(x) => Some(x.to_string()),
+        Cell::Float(x) => Some(x.to_string()),
+        Cell::Text(text) => Some(text.to_owned()),
+        Cell::Integers(many) => serde_json::to_string(&many).ok(),
+        Cell::Texts(many) => serde_json::to_string(&many).ok(),
+    }
+}
+
+/// The files of a unit while they are written.
+pub(super) struct Output {
+    writer: ArrowWriter<File>,
+    problems: BufWriter<File>,
+    output: Growing,
+    of_problems: Growing,
+}
+
+/// A file under another name than it will have.
+struct Growing {
+    path: PathBuf,
+    temporary: PathBuf,
+}
+
+impl Growing {
+    fn create(path: PathBuf) -> Result<(Self, File)> {
+        let temporary = files::temporary(&path);
+        let file = File::create_new(&temporary).map_err(|e| Error::io(temporary.display(), e))?;
+        Ok((Growing { path, temporary }, file))
+    }
+
+    fn wrong(&self, e: &dyn std::fmt::Display) -> Error {
+        Error::new(Kind::Io, format!("{}: {e}", self.path.display()))
+    }
+
+    /// Gives the file its name.
+    fn publish(&self) -> Result<()> {
+        match fs::rename(&self.temporary, &self.path) {
+            // Another worker did the same unit, ended the job and removed what was left.
+            Err(e) if e.kind() == ErrorKind::NotFound && self.path.exists() => Ok(()),
+            renamed => renamed.map_err(|e| Error::io(self.path.display(), e)),
+        }
+    }
+}
+
+impl Drop for Growing {
+    fn drop(&mut self) {
+        // Of a file that is whole nothing is left under this name.
+        let _ = fs::remove_file(&self.temporary);
+    }
+}
+
+impl Output {
+    /// Begins the files of a unit.
+    pub(super) fn create(folder: &JobFolder, unit: usize, layout: &Layout) -> Result<Self> {
+        let (output, file) = Growing::create(folder.output(unit))?;
+        let (of_problems, problems) = Growing::create(folder.problems(unit))?;
+        let origin = KeyValue::new(ORIGIN.to_owned(), folder.origin(unit)?);
+        let properties = WriterProperties::builder()
+            .set_compression(Compression::ZSTD(ZstdLevel::default()))
+            .set_max_row_group_row_count(Some(usize::MAX))
+            .set_key_value_metadata(Some(vec![origin]))
+            .build();
+        let writer = ArrowWriter::try_new(file, layout.schema()?, Some(properties)).map_err(|e| output.wrong(&e))?;
+        Ok(Output { writer, problems: BufWriter::new(problems), output, of_problems })
+    }
+
+    /// Adds rows, in their order.
+    pub(super) fn write(&mut self, rows: &Scored) -> Result<()> {
+        for problem in &rows.problems {
+            let line = serde_json::to_string(problem).map_err(|e| Error::internal(format!("problem: {e}")))?;
+            writeln!(self.problems, "{line}").map_err(|e| Error::io(self.of_problems.path.display(), e))?;
+        }
+        let written = self.writer.write(&rows.answers);
+        let written = written.and_then(|()| match self.writer.in_progress_size() > GROUP_BYTES {
+            true => self.writer.flush(),
+            false => Ok(()),
+        });
+        written.map_err(|e| self.output.wrong(&e))
+    }
+
+    /// Gives the files their names, the one of the recommendations last.
+    pub(super) fn finish(mut self) -> Result<()> {
+        self.writer.finish().map_err(|e| self.output.wrong(&e))?;
+        self.writer.inner().sync_all().map_err(|e| self.output.wrong(&e))?;
+        let synced = self.problems.flush().and_then(|()| self.problems.get_ref().sync_all());
+        synced.map_err(|e| self.of_problems.wrong(&e))?;
+        self.of_problems.publish()?;
+        self.output.publish()?;
+        let folder = self.output.path.parent().unwrap_or(Path::new("."));
+        files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))
+    }
+}

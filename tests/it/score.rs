@@ -1,0 +1,369 @@
+//! Offline scoring, as a program: what it writes is what the server would answer, whole, once, whatever ends it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use arrow::array::AsArray;
+use arrow::datatypes::{Float32Type, Int64Type};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde_json::{Value, json};
+use sterling::snapshot::{Placement, Snapshot, Store};
+use sterling::view::View;
+
+use crate::support::{put, retrieve, run, sterling, vectors};
+
+struct Job {
+    folder: tempfile::TempDir,
+    inputs: Vec<PathBuf>,
+}
+
+fn user(id: i64) -> Value {
+    let (a, b) = ((id as f64 * 0.7).sin(), (id as f64 * 1.3).cos());
+    json!({"id": id, "vector": [a, b, 0.25], "exclude": [id % 50]})
+}
+
+impl Job {
+    /// A store with one model, and files of so many users each.
+    fn new(files: usize, rows: i64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let job = Job { inputs: (0..files).map(|n| folder.path().join(format!("users-{n}.jsonl"))).collect(), folder };
+        job.publish();
+        for (n, path) in (0..).zip(&job.inputs) {
+            let lines: Vec<String> = (n * rows..(n + 1) * rows).map(|id| user(id).to_string()).collect();
+            std::fs::write(path, lines.join("\n")).unwrap();
+        }
+        job
+    }
+
+    fn publish(&self) {
+        let line = |id: i64| {
+            let embedding = [(id as f64 * 0.3).sin(), (id as f64 * 0.11).cos(), (id % 7) as f64 * 0.1];
+            json!({"id": id, "embedding": embedding, "attributes": {"name": format!("n{id}"), "size": id % 5}})
+                .to_string()
+        };
+        let text = (0..300).map(line).collect::<Vec<_>>().join("\n");
+        put(&self.path("store"), &vectors(self.folder.path(), &text)).unwrap();
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn arguments(&self, out: &str, request: &str) -> Vec<String> {
+        let path = |path: &Path| path.to_str().unwrap().to_owned();
+        let mut arguments = vec!["score".to_owned(), "--model".into(), "vectors".into(), "--in".into()];
+        arguments.extend(self.inputs.iter().map(|input| path(input)));
+        let more = ["--out", &path(&self.path(out)), "--store", &path(&self.path("store")), "--request", request];
+        arguments.extend(more.map(str::to_owned));
+        arguments
+    }
+
+    fn score(&self, out: &str, request: &str) -> (i32, String, String) {
+        run(&self.arguments(out, request).iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// The outputs by their names: their bytes.
+    fn files(&self, out: &str) -> BTreeMap<String, Vec<u8>> {
+        let entries = std::fs::read_dir(self.path(out)).unwrap().map(|entry| entry.unwrap());
+        entries
+            .map(|e| (e.file_name().into_string().unwrap(), std::fs::read(e.path()).unwrap()))
+            .filter(|(name, _)| name.starts_with("part-"))
+            .collect()
+    }
+
+    fn view(&self) -> std::sync::Arc<View> {
+        let folder = Store::new(self.path("store")).folder("vectors", 1);
+        std::sync::Arc::new(View::new(std::sync::Arc::new(Snapshot::load(&folder, &Placement::whole()).unwrap())))
+    }
+}
+
+const REQUEST: &str = r#"{"k": 7, "columns": ["name", "size"]}"#;
+
+/// The rows of an output: id, items, scores, names.
+type Row = (i64, Vec<i64>, Vec<f32>, Vec<String>);
+
+fn rows(path: &Path) -> Vec<Row> {
+    let reader = ParquetRecordBatchReaderBuilder::try_new(File::open(path).unwrap()).unwrap().build().unwrap();
+    let mut rows = Vec::new();
+    for batch in reader {
+        let batch = batch.unwrap();
+        let list = |name: &str, row: usize| batch.column_by_name(name).unwrap().as_list::<i32>().value(row);
+        for row in 0..batch.num_rows() {
+            let id = batch.column_by_name("id").unwrap().as_primitive::<Int64Type>().value(row);
+            let items = list("items", row).as_primitive::<Int64Type>().values().to_vec();
+            let scores = list("scores", row).as_primitive::<Float32Type>().values().to_vec();
+            let names = list("column_name", row);
+            let names = names.as_string::<i32>().iter().map(|name| name.unwrap().to_owned()).collect();
+            rows.push((id, items, scores, names));
+        }
+    }
+    rows
+}
+
+#[test]
+fn files_of_users_become_what_the_server_would_answer() {
+    let job = Job::new(2, 150);
+    // Rows that are wrong, each in its way, among others; an empty line is none.
+    let wrong = [
+        "{",
+        "[]",
+        r#"{"vector": [1, 2, 3]}"#,
+        r#"{"id": "x", "vector": [1, 2, 3]}"#,
+        r#"{"id": 1}"#,
+        r#"{"id": 2, "vector": [1, 2]}"#,
+        r#"{"id": 3, "vector": [1, 2, 3], "k": 0}"#,
+        r#"{"id": 4, "vector": [1, 2, 3], "filter": "nothing:1"}"#,
+        r#"{"id": 5, "vector": [1, 2, 3], "columns": []}"#,
+        r#"{"id": 6, "features": {"a": [1]}}"#,
+        r#"{"id": 7, "vector": [1, 2, 3], "more": 1}"#,
+        r#"{"id": 8, "requests": []}"#,
+        r#"{"id": 9, "vector": [1, 2, 3], "k": 8}"#,
+    ];
+    let mut text = std::fs::read_to_string(&job.inputs[1]).unwrap();
+    text = format!(
+        "\u{feff}{}\n\n{}\n",
+        text.replacen('\n', &format!("\n{}\n", wrong[..6].join("\n")), 1),
+        wrong[6..].join("\n")
+    );
+    std::fs::write(&job.inputs[1], text).unwrap();
+    let (code, said, log) = job.score("out", REQUEST);
+    assert_eq!(code, 0, "{log}");
+    assert_eq!(said.trim(), "313 rows: 300 scored, 13 with a problem");
+    let view = job.view();
+    let files = job.files("out");
+    let outputs: Vec<&String> = files.keys().filter(|name| name.ends_with(".parquet")).collect();
+    assert_eq!((files.len(), outputs.len()), (4, 2));
+    let found: Vec<Row> = outputs.iter().flat_map(|name| rows(&job.path("out").join(name))).collect();
+    assert_eq!(found.iter().map(|row| row.0).collect::<Vec<_>>(), (0..300).collect::<Vec<_>>());
+    for chunk in found.chunks(100) {
+        let bodies: Vec<Value> = chunk
+            .iter()
+            .map(|row| {
+                let mut body = user(row.0);
+                body.as_object_mut().unwrap().remove("id");
+                body["k"] = json!(7);
+                body
+            })
+            .collect();
+        for (row, answer) in chunk.iter().zip(retrieve(&view, &bodies)) {
+            let ranked = answer.unwrap().0;
+            assert_eq!(row.1, ranked.ids.iter().map(|id| id.0).collect::<Vec<_>>());
+            assert_eq!(row.2, ranked.scores);
+            assert_eq!(row.3, row.1.iter().map(|id| format!("n{id}")).collect::<Vec<_>>());
+        }
+    }
+    let problems: String = files
+        .iter()
+        .filter(|(name, _)| name.ends_with(".jsonl"))
+        .map(|(_, text)| String::from_utf8_lossy(text))
+        .collect();
+    let problems: Vec<Value> = problems.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of_rows: Vec<u64> = problems.iter().map(|p| p["row"].as_u64().unwrap()).collect();
+    assert_eq!(of_rows, [1, 2, 3, 4, 5, 6, 156, 157, 158, 159, 160, 161, 162]);
+    assert!(
+        problems.iter().all(|p| p["code"] == "invalid" && p["reason"].as_str().unwrap().len() > 10),
+        "{problems:?}"
+    );
+    let success: Value = serde_json::from_str(&crate::support::text(job.path("out").join("_SUCCESS.json"))).unwrap();
+    assert_eq!(success, json!({"rows": 313, "scored": 300, "problems": {"invalid": 13}}));
+}
+
+#[test]
+fn a_job_that_is_killed_goes_on_and_ends_with_the_same_bytes() {
+    let job = Job::new(6, 800);
+    assert_eq!(job.score("undisturbed", REQUEST).0, 0);
+    let expected = job.files("undisturbed");
+    let mut kills = 0;
+    for _ in 0..40 {
+        let mut process =
+            sterling().args(job.arguments("out", REQUEST)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let start = Instant::now();
+        let before = std::fs::read_dir(job.path("out")).map_or(0, Iterator::count);
+        // It runs: a file more is there than before, if only one that is being written.
+        while std::fs::read_dir(job.path("out")).map_or(0, Iterator::count) <= before
+            && start.elapsed() < Duration::from_secs(30)
+            && process.try_wait().unwrap().is_none()
+        {
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        std::thread::sleep(Duration::from_millis(20 * kills));
+        let was_running = process.try_wait().unwrap().is_none();
+        let _ = process.kill();
+        process.wait().unwrap();
+        kills += u64::from(was_running);
+        // What is there is whole.
+        let found = if job.path("out").exists() { job.files("out") } else { BTreeMap::new() };
+        assert!(found.iter().all(|(name, bytes)| expected[name] == *bytes));
+        if kills == 3 || !was_running {
+            break;
+        }
+    }
+    assert!(kills >= 1, "nothing was killed");
+    let (code, said, log) = job.score("out", REQUEST);
+    assert_eq!((code, said.trim()), (0, "4800 rows: 4800 scored, 0 with a problem"), "{log}");
+    assert!(job.files("out") == expected);
+    // Once done, there is nothing to do.
+    assert_eq!(job.score("out", REQUEST).1.trim(), "4800 rows: 4800 scored, 0 with a problem");
+}
+
+#[test]
+fn another_job_in_the_same_folder_is_refused() {
+    let job = Job::new(2, 5);
+    assert_eq!(job.score("out", REQUEST).0, 0);
+    let refused = |said: (i32, String, String), what: &str| {
+        assert!(said.0 == 2 && said.2.contains("another job was begun here") && said.2.contains(what), "{said:?}");
+    };
+    refused(job.score("out", "{\"k\": 8}"), "its request is");
+    job.publish();
+    refused(job.score("out", REQUEST), "its version is (1, ");
+    let mut pinned = job.arguments("out", REQUEST);
+    pinned[2] = "vectors@1".into();
+    assert_eq!(run(&pinned.iter().map(String::as_str).collect::<Vec<_>>()).0, 0);
+    std::fs::write(&job.inputs[0], user(77).to_string()).unwrap();
+    refused(run(&pinned.iter().map(String::as_str).collect::<Vec<_>>()), "users-0.jsonl, in bytes, is");
+    for (at, with, expected) in [
+        (2, "nobody", "model `nobody`"),
+        (2, "vectors@9", "versions of `vectors`: 1, 2"),
+        (2, "vectors@x", "versions of `vectors`: 1, 2"),
+    ] {
+        let mut wrong = job.arguments("other", REQUEST);
+        wrong[at] = with.into();
+        let (code, _, log) = run(&wrong.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(code == 2 && log.contains(expected), "{log}");
+    }
+    for (request, expected) in [
+        ("[]", "not a JSON object"),
+        ("{\"vector\": [1]}", "is of a row"),
+        ("{\"k\": 0}", "field `k`"),
+        ("{\"columns\": [\"x\"]}", "`x`"),
+    ] {
+        let (code, _, log) = job.score("another", request);
+        assert!(code == 2 && log.contains(expected), "{request}: {log}");
+    }
+}
+
+#[test]
+fn a_worker_does_the_files_that_it_is_told_of() {
+    let job = Job::new(3, 20);
+    let worker = |lines: &str| {
+        let mut command: Command = sterling();
+        let mut process = command
+            .args(job.arguments("out", REQUEST))
+            .args(["--units", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        process.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        let output = process.wait_with_output().unwrap();
+        let lines = String::from_utf8(output.stdout).unwrap();
+        (
+            output.status.code().unwrap(),
+            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>(),
+        )
+    };
+    let (code, told) = worker("2\n0\n2\n");
+    assert_eq!((code, told.len()), (0, 3));
+    assert_eq!((&told[0]["unit"], &told[0]["counts"]["rows"]), (&json!(2), &json!(20)));
+    assert_eq!(told[2], json!({"unit": 2, "done": true}), "it is done already");
+    assert!(!job.path("out").join("_SUCCESS.json").exists());
+    let (code, told) = worker(&format!("7\none\n\n  \n-1\n0x1\n{}\n0", "9".repeat(1 << 20)));
+    assert_eq!((code, told.len()), (2, 6));
+    assert!(told[..5].iter().all(|line| line["done"] == false && line["code"] == "invalid"), "{told:?}");
+    assert!(told[0]["error"].as_str().unwrap().contains("0 to 2") && told[0]["unit"] == 7);
+    assert_eq!(told[5], json!({"unit": 0, "done": true}), "the last line needs no end");
+    let mut last = job.arguments("out", REQUEST);
+    last.extend(["--unit".into(), "1".into()]);
+    let (code, said, log) = run(&last.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!((code, said.trim()), (0, "60 rows: 60 scored, 0 with a problem"), "{log}");
+}
+
+/// A row that is no text, or longer than any row, is a problem of that row.
+#[test]
+fn rows_that_cannot_be_read_stop_nobody() {
+    let job = Job::new(1, 3);
+    let mut text = std::fs::read(&job.inputs[0]).unwrap();
+    text.extend(b"\n\xff\xfe\n{\"id\": 7, \"vector\": [");
+    text.resize(text.len() + (9 << 20), b'0');
+    text.extend(b"]}\r\n  \n");
+    text.extend(user(4).to_string().into_bytes());
+    std::fs::write(&job.inputs[0], text).unwrap();
+    let (code, said, log) = job.score("out", REQUEST);
+    assert_eq!((code, said.trim()), (0, "6 rows: 4 scored, 2 with a problem"), "{log}");
+    let files = job.files("out");
+    let (_, problems) = files.iter().find(|(name, _)| name.ends_with(".jsonl")).unwrap();
+    let problems = String::from_utf8(problems.clone()).unwrap();
+    assert!(problems.contains("not UTF-8") && problems.contains("longer than 8388608 bytes"), "{problems}");
+}
+
+#[test]
+fn an_input_that_changed_is_not_scored() {
+    let job = Job::new(2, 5);
+    let unit = |n: &str| sterling().args(job.arguments("out", REQUEST)).args(["--unit", n]).output().unwrap();
+    assert!(unit("0").status.success());
+    // As long as before.
+    let text = std::fs::read_to_string(&job.inputs[1]).unwrap().replace("0.25", "0.75");
+    std::fs::write(&job.inputs[1], text).unwrap();
+    let (code, _, log) = job.score("out", REQUEST);
+    assert!(code == 2 && log.contains("users-1.jsonl had") && log.contains("another job"), "{log}");
+    let log = String::from_utf8(unit("1").stderr).unwrap();
+    assert!(log.contains("users-1.jsonl had") && job.files("out").len() == 2, "{log}");
+}
+
+#[test]
+fn what_is_left_behind_is_removed_and_what_is_foreign_is_refused() {
+    let job = Job::new(2, 5);
+    assert_eq!(job.score("out", REQUEST).0, 0);
+    let parquet = |out: &str| job.files(out).into_keys().find(|name| name.ends_with(".parquet")).unwrap();
+    let leftover = job.path("out").join(format!(".{}.tmp-0123456789abcdef", parquet("out")));
+    std::fs::write(&leftover, "half").unwrap();
+    assert_eq!(job.score("out", REQUEST).0, 0);
+    assert!(!leftover.exists());
+    // The output of a job with another request under the name that this one's has.
+    assert_eq!(job.score("other", r#"{"k": 3, "columns": ["name", "size"]}"#).0, 0);
+    std::fs::copy(job.path("other").join(parquet("other")), job.path("out").join(parquet("out"))).unwrap();
+    let (code, _, log) = job.score("out", REQUEST);
+    assert!(code != 0 && log.contains("the output of another job"), "{log}");
+}
+
+/// Workers that begin together agree on the job, and those that do the same files write the same bytes.
+#[test]
+fn workers_that_do_the_same_files_make_what_one_does() {
+    let job = Job::new(4, 200);
+    assert_eq!(job.score("alone", REQUEST).0, 0);
+    let start = |_| {
+        let mut command = sterling();
+        command.args(job.arguments("out", REQUEST)).args(["--units", "-"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        process.stdin.take().unwrap().write_all(b"0\n1\n2\n3\n").unwrap();
+        process
+    };
+    let workers: Vec<_> = (0..3).map(start).collect();
+    for worker in workers {
+        let output = worker.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8(output.stdout).unwrap().matches("\"done\":true").count(), 4);
+    }
+    assert!(job.files("out") == job.files("alone"));
+    let names =
+        |out: &str| -> Vec<_> { std::fs::read_dir(job.path(out)).unwrap().map(|e| e.unwrap().file_name()).collect() };
+    assert_eq!(names("out").len(), names("alone").len(), "{:?}", names("out"));
+}
+
+#[test]
+fn a_worker_whose_driver_is_gone_ends() {
+    let job = Job::new(3, 50);
+    let mut command = sterling();
+    command.args(job.arguments("out", REQUEST)).args(["--units", "-"]);
+    let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    drop(process.stdout.take());
+    process.stdin.take().unwrap().write_all(b"0\n1\n2\n").unwrap();
+    assert!(!process.wait().unwrap().success());
+    assert!(job.files("out").len() <= 2, "it went on for nobody");
+}
