@@ -12,6 +12,7 @@ use super::audit::Audit;
 use super::bodies::{Bodies, Whole};
 use super::meters::AnswerMeters;
 use super::options::Options;
+use super::slow::SlowCalls;
 use super::wire::{self, ModelInfo};
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
@@ -40,6 +41,9 @@ pub(super) trait Host: Send + Sync + 'static {
 
     /// Who may do what.
     fn access(&self) -> &AccessControl;
+
+    /// Where the slowest calls are kept.
+    fn slow(&self) -> &SlowCalls;
 
     /// Whether a call that workers answer would be taken in now; takes no lock.
     fn admits(&self) -> Result<()>;
@@ -97,6 +101,7 @@ pub struct App {
     pub(super) asides: Asides,
     pub(super) draining: AtomicBool,
     pub(super) meters: AnswerMeters,
+    pub(super) slow: SlowCalls,
     /// The updates of the models, where the server takes any.
     pub(super) feeds: Option<Arc<Feeds>>,
     /// Where merges of updates are asked for.
@@ -122,6 +127,7 @@ impl App {
             asides,
             draining,
             meters: AnswerMeters::default(),
+            slow: SlowCalls::default(),
             feeds: None,
             merges: None,
             audit: Audit::new(0.0),
@@ -203,6 +209,10 @@ impl Host for App {
 
     fn access(&self) -> &AccessControl {
         &self.access
+    }
+
+    fn slow(&self) -> &SlowCalls {
+        &self.slow
     }
 
     fn admits(&self) -> Result<()> {

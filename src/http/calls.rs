@@ -1,6 +1,7 @@
 //! The calls, one function each.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Extension;
 use axum::body::Bytes;
@@ -16,9 +17,11 @@ use super::audit::{self, Again, Turn};
 use super::bodies::Whole;
 use super::paths::{Names, PathNames};
 use super::position::seen;
+use super::slow::{Passed, WINDOW};
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, LabelList, LabelRequest, ModelInfo, ModelList, Problem, RankRequest,
-    Reply, Retrievals, RetrieveOneOrMany, RetrieveResponse, RetrievedOneOrMany, Served, VersionInfo, VersionList,
+    Reply, Retrievals, RetrieveOneOrMany, RetrieveResponse, RetrievedOneOrMany, Served, SlowResponse, VersionInfo,
+    VersionList,
 };
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
@@ -55,12 +58,13 @@ pub async fn of_label(
 
 async fn dispatch(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outcome {
     let verb = request.extensions().get::<PathNames>().map_or("", PathNames::call);
+    let caller = request.extensions().get::<Caller>().cloned();
     // What cannot be in time need not be read; what the gate could not tell ends here.
     app.engine.admits(None)?;
     let view = seen(app, &model, request.uri()).await?;
     let body = app.bodies.read(request).await?;
     match verb {
-        "retrieve" => retrieve(app, &model, view, body).await,
+        "retrieve" => retrieve(app, &model, view, body, caller).await,
         "rank" => rank(app, &model, view, body).await,
         _ => embed(app, &model, view, body).await,
     }
@@ -98,17 +102,22 @@ fn prepare_retrievals(view: &Arc<View>, turn: Option<Turn>, body: &[u8]) -> Resu
 #[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body(content = inline(RetrieveOneOrMany)),
     responses((status = 200, body = inline(RetrievedOneOrMany)), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn retrieve(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
+async fn retrieve(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole, caller: Option<Caller>) -> Outcome {
     let (told, turn) = (served(model, &view), app.audit.turn());
     match app.asides.prepare(body, move |body| prepare_retrievals(&view, turn, body)).await? {
         Asked::One(prepared, terms, again) => one(app, model, *prepared, terms, again).await,
         Asked::Many(prepared) => {
+            if let Some(caller) = caller {
+                caller.charge(prepared.len().saturating_sub(1));
+            }
             let costs = prepared.iter().flatten().map(|(prepared, _)| prepared.cost());
             let share = app.bodies.hold_answer(costs.fold(Cost::default(), Cost::plus).answer_bytes)?;
             let calls = prepared.into_iter().map(|prepared| async {
                 let (prepared, terms) = prepared?;
-                items(app, prepared, terms, None).await
+                let (answer, view, columns) = answered(app, prepared, terms, None).await?;
+                items(answer, &view, &columns)
             });
+            let (count, begun) = (calls.len(), Instant::now());
             let mut results = join_all(calls).await;
             // Where nothing was taken in, the whole call was refused, and load balancers must see it.
             let is_refused = |r: &Result<Entry>| r.as_ref().is_err_and(|e| e.kind() == Kind::Overloaded);
@@ -118,34 +127,46 @@ async fn retrieve(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole) 
                 return Err(error.into());
             }
             let entries = results.into_iter().map(|r| r.unwrap_or_else(|e| problem(&e).into())).collect();
-            Ok(reply(Reply::many(told, entries), Timing::default(), share))
+            let passed = Passed { requests: count, engine: begun.elapsed(), ..Passed::of(&told) };
+            Ok((Extension(passed), reply(Reply::many(told, entries), Timing::default(), share)).into_response())
         }
     }
 }
 
-/// Runs what was prepared, and makes the items of its answer ready to be written; they are audited where they are to be.
-async fn items(app: &Arc<App>, prepared: Prepared, terms: Terms, again: Option<Box<Again>>) -> Result<Entry> {
+/// Runs what was prepared, and has its answer audited where it is to be. Returns it with the view that answered and the columns to tell.
+async fn answered(
+    app: &Arc<App>,
+    prepared: Prepared,
+    terms: Terms,
+    again: Option<Box<Again>>,
+) -> Result<(Answer, Arc<View>, Vec<String>)> {
     let columns = prepared.columns().to_vec();
     let view = prepared.view().clone();
-    let answer = submit(app, prepared, terms).await?;
+    let answer = app.engine.submit(prepared, terms).await?;
     if let Some(again) = again {
         let (app, served) = (app.clone(), audit::ids(&answer));
         tokio::spawn(async move { again.run(&app.engine, &served).await });
     }
-    let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
-    Entry::items(answer, tasks, view.columns(), &columns)
+    Ok((answer, view, columns))
 }
 
-async fn submit(app: &App, prepared: Prepared, terms: Terms) -> Result<Answer> {
-    app.engine.submit(prepared, terms).await
+/// Makes the items of an answer ready to be written.
+fn items(answer: Answer, view: &View, columns: &[String]) -> Result<Entry> {
+    let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
+    Entry::items(answer, tasks, view.columns(), columns)
 }
 
 async fn one(app: &Arc<App>, model: &Loaded, prepared: Prepared, terms: Terms, again: Option<Box<Again>>) -> Outcome {
     let share = app.bodies.hold_answer(prepared.cost().answer_bytes)?;
     let told = served(model, prepared.view());
-    let entry = items(app, prepared, terms, again).await?;
+    let begun = Instant::now();
+    let (prepared, is_asked) = prepared.explained();
+    let (mut answer, view, columns) = answered(app, prepared, terms, again).await?;
+    let explain = if is_asked { answer.explain.clone() } else { answer.explain.take() };
+    let passed = Passed { engine: begun.elapsed(), explain: explain.map(Box::new), ..Passed::of(&told) };
+    let entry = items(answer, &view, &columns)?;
     let timing = Timing::of(entry.steps());
-    Ok(reply(Reply::one(told, entry), timing, share))
+    Ok((Extension(passed), reply(Reply::one(told, entry), timing, share)).into_response())
 }
 
 pub(super) fn served(model: &Loaded, view: &View) -> Served {
@@ -183,8 +204,10 @@ async fn embed(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outco
     };
     let (prepared, terms) = app.asides.prepare(body, embedding).await?;
     let told = served(model, prepared.view());
-    let answer = submit(app, prepared, terms).await?;
-    Ok(json(&wire::embedding(told, answer)?))
+    let begun = Instant::now();
+    let answer = app.engine.submit(prepared, terms).await?;
+    let passed = Passed { engine: begun.elapsed(), ..Passed::of(&told) };
+    Ok((Extension(passed), json(&wire::embedding(told, answer)?)).into_response())
 }
 
 /// Let a published version answer unpinned requests; loads it where it is not in memory.
@@ -332,6 +355,12 @@ pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>) -
     }
     let body = Bytes::from_owner(Held { lines, _share: share });
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], body).into_response())
+}
+
+/// The slowest retrievals, rankings and embeddings of the last minutes, with what their steps did.
+#[utoipa::path(get, path = "/v1/debug/slow", tag = "health", responses((status = 200, body = SlowResponse)))]
+pub async fn slow(State(app): State<Arc<App>>) -> Response {
+    json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.slow.list() })
 }
 
 /// The process answers.

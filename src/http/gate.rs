@@ -15,8 +15,9 @@ use httparse::{EMPTY_HEADER, Request, Status};
 use super::access::secret_of;
 use super::app::Host;
 use super::calls::VERBS;
-use super::layers::id_of;
+use super::layers::{id_of, new_id};
 use super::table;
+use super::trace_context::{TRACEPARENT, TraceContext};
 
 /// Most headers of a request that is looked at here.
 const HEADERS_MAX: usize = 32;
@@ -29,6 +30,7 @@ pub(super) struct PlainRequest<'a> {
     id: Option<&'a [u8]>,
     /// The header `Authorization`.
     authorization: Option<&'a [u8]>,
+    traceparent: Option<&'a [u8]>,
 }
 
 impl<'a> PlainRequest<'a> {
@@ -37,7 +39,7 @@ impl<'a> PlainRequest<'a> {
         let mut headers = [EMPTY_HEADER; HEADERS_MAX];
         let mut request = Request::new(&mut headers);
         let Ok(Status::Complete(head)) = request.parse(bytes) else { return None };
-        let (mut id, mut length, mut authorization) = (None, None, None);
+        let (mut id, mut length, mut authorization, mut traceparent) = (None, None, None, None);
         for header in request.headers.iter() {
             let is = |name: &str| header.name.eq_ignore_ascii_case(name);
             if is("content-length") {
@@ -48,6 +50,8 @@ impl<'a> PlainRequest<'a> {
                 }
             } else if is("x-request-id") {
                 id = id.or(Some(header.value));
+            } else if is(TRACEPARENT) {
+                traceparent = traceparent.or(Some(header.value));
             } else if is("authorization") {
                 if authorization.replace(header.value).is_some() {
                     return None;
@@ -63,7 +67,7 @@ impl<'a> PlainRequest<'a> {
         }
         let call = request.path.filter(|path| request.method == Some("POST") && path.starts_with("/v1/models/"));
         let call = call.and_then(|path| Some((verb_of(path)?, path)));
-        Some(PlainRequest { call, id, authorization })
+        Some(PlainRequest { call, id, authorization, traceparent })
     }
 }
 
@@ -89,7 +93,9 @@ pub(super) fn refusal(host: &dyn Host, request: &PlainRequest<'_>) -> Option<Vec
     let (id, body) = (id.to_str().unwrap_or_default(), refusal.json());
     let took = start.elapsed();
     let status = refusal.status();
-    tracing::debug!(id, call, status = status.as_u16(), "refused unread");
+    let context = request.traceparent.and_then(TraceContext::of);
+    let trace = context.as_ref().map(|context| context.trace);
+    tracing::debug!(id, call, status = status.as_u16(), trace, "refused unread");
     host.meters().answered(call, status, took);
     let mut text = String::with_capacity(512);
     // A string takes whatever it is given.
@@ -107,6 +113,9 @@ pub(super) fn refusal(host: &dyn Host, request: &PlainRequest<'_>) -> Option<Vec
     }
     if let Some(challenge) = refusal.challenge() {
         let _ = write!(text, "www-authenticate: {challenge}\r\n");
+    }
+    if let Some(answer) = context.as_ref().and_then(|context| context.answer(&new_id())) {
+        let _ = write!(text, "{TRACEPARENT}: {}\r\n", answer.to_str().unwrap_or_default());
     }
     text.push_str("\r\n");
     text.push_str(&body);

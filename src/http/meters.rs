@@ -58,3 +58,15 @@ impl AnswerMeters {
         meters.seconds.get_or_init(seconds).record(took.as_secs_f64());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::table::TABLE;
+
+    #[test]
+    fn every_call_has_its_label() {
+        let unknown: Vec<_> = TABLE.iter().map(|route| route.call).filter(|call| !CALLS.contains(call)).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
+}

@@ -28,7 +28,10 @@ mod position;
 mod routed;
 mod routes;
 mod server;
+mod slow;
 mod table;
+mod tls;
+mod trace_context;
 pub mod wire;
 
 pub use access::{AccessControl, AccessOptions, Door, NewKey, Role, new_key};
@@ -38,3 +41,4 @@ pub use options::Options;
 pub use routed::{RouterApp, route};
 pub use routes::router;
 pub use server::{Sockets, Stop, serve};
+pub use tls::{Tls, TlsOptions};

@@ -37,6 +37,7 @@ use super::{browse, calls, console, items, parts};
         calls::queries,
         parts::pass,
         parts::parts,
+        calls::slow,
         calls::live,
         calls::ready,
         calls::metrics,

@@ -56,8 +56,9 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
         })
     });
     request.extensions_mut().insert(matched);
-    request.extensions_mut().insert(caller);
-    let response = next.run(request).await;
+    request.extensions_mut().insert(caller.clone());
+    let mut response = next.run(request).await;
+    response.extensions_mut().insert(caller);
     if let Some(change) = change {
         change.ended(response.status().as_u16());
     }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
@@ -24,11 +25,12 @@ use super::app::{App, Host};
 use super::bodies::Inbound;
 use super::connections::{Answered, Connections, Open, Peer, Socket};
 use super::options::Options;
+use super::tls::Tls;
 use crate::error::{Error, Result};
 
 /// How often connections are looked at.
 const SWEEP: Duration = Duration::from_millis(250);
-/// How often the keys are looked at.
+/// How often keys and certificates are looked at.
 const RELOAD: Duration = Duration::from_secs(1);
 /// How long nothing is accepted after the system refused to.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -50,11 +52,13 @@ pub struct Sockets {
     pub main: TcpListener,
     /// That for all calls, where those of administrators are not answered on the other.
     pub admin: Option<TcpListener>,
+    /// TLS in front of both.
+    pub tls: Option<Arc<Tls>>,
 }
 
 impl From<TcpListener> for Sockets {
     fn from(main: TcpListener) -> Self {
-        Sockets { main, admin: None }
+        Sockets { main, admin: None, tls: None }
     }
 }
 
@@ -82,11 +86,10 @@ pub(super) async fn answer_all(
 ) -> Result<bool> {
     let connections = Connections::new(options.connections_of(descriptors()));
     let (closing, _) = watch::channel(false);
-    watch_keys(&host)?;
-    let accept = |listener, door| {
-        let edge = (host.clone(), router.clone());
-        accept(listener, door, edge, connections.clone(), closing.clone())
-    };
+    watch_files(&host, sockets.tls.as_ref())?;
+    let edge =
+        Edge { router, host: host.clone(), tls: sockets.tls, handshake: Duration::from_millis(options.header_ms) };
+    let accept = |listener, door| accept(listener, door, edge.clone(), connections.clone(), closing.clone());
     let admin = async {
         match sockets.admin {
             Some(listener) => accept(listener, Door::Admin).await,
@@ -138,10 +141,20 @@ async fn keep(connections: &Connections, options: &Options) -> Infallible {
     }
 }
 
+/// What answers connections.
+#[derive(Clone)]
+struct Edge {
+    host: Arc<dyn Host>,
+    router: axum::Router,
+    tls: Option<Arc<Tls>>,
+    /// How long a handshake may take.
+    handshake: Duration,
+}
+
 async fn accept(
     listener: TcpListener,
     door: Door,
-    (host, router): (Arc<dyn Host>, axum::Router),
+    edge: Edge,
     connections: Arc<Connections>,
     closing: watch::Sender<bool>,
 ) -> Infallible {
@@ -149,12 +162,14 @@ async fn accept(
         // One over the limit is held at most, until the one that made room for it has gone.
         connections.fewer_than(connections.most() + 1).await;
         match listener.accept().await {
-            Ok((stream, _)) if connections.is_full() && !connections.make_room() => refuse(&stream),
+            Ok((stream, _)) if connections.is_full() && !connections.make_room() => {
+                refuse(&stream, edge.tls.is_some());
+            }
             Ok((stream, address)) => {
                 // Without it a reply in pieces waits for acknowledgements; where it cannot be set, it is slow.
                 let _ = stream.set_nodelay(true);
                 let open = connections.add(Peer { address, door });
-                tokio::spawn(answer(stream, host.clone(), router.clone(), open, closing.subscribe()));
+                tokio::spawn(greet(stream, edge.clone(), open, closing.subscribe()));
             }
             Err(error) => {
                 tracing::warn!(%error, "no connection can be accepted");
@@ -165,16 +180,19 @@ async fn accept(
     }
 }
 
-/// Reads the keys again when they change, on a thread that answers nobody: their file may lie on a slow disk.
-fn watch_keys(host: &Arc<dyn Host>) -> Result<()> {
-    if !host.access().is_guarded() {
+/// Reads keys and certificates again when they change, on a thread that answers nobody: their files may lie on a slow disk.
+fn watch_files(host: &Arc<dyn Host>, tls: Option<&Arc<Tls>>) -> Result<()> {
+    if !host.access().is_guarded() && tls.is_none() {
         return Ok(());
     }
-    let host = Arc::downgrade(host);
+    let (host, tls) = (Arc::downgrade(host), tls.cloned());
     let watch = move || {
         while let Some(host) = host.upgrade() {
             host.access().reload();
             drop(host);
+            if let Some(tls) = &tls {
+                tls.reload();
+            }
             std::thread::sleep(RELOAD);
         }
     };
@@ -182,23 +200,39 @@ fn watch_keys(host: &Arc<dyn Host>) -> Result<()> {
     Ok(())
 }
 
-/// Tells one connection too many to come again. Nothing is waited for: what does not go out at once is lost.
-fn refuse(stream: &TcpStream) {
+/// Tells one connection too many to come again, where that can be told without a handshake. Nothing is waited for: what does not go
+/// out at once is lost.
+fn refuse(stream: &TcpStream, is_secured: bool) {
     metrics::counter!("sterling_connections_refused_total").increment(1);
+    if is_secured {
+        return;
+    }
     let _ = stream.try_write(
         b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n",
     );
 }
 
+/// Answers a connection, behind a handshake where there is TLS.
+async fn greet(stream: TcpStream, edge: Edge, open: Open, closing: watch::Receiver<bool>) {
+    let Some(tls) = edge.tls.clone() else { return answer(stream, edge, open, closing).await };
+    tokio::select! {
+        shaken = tls.accept(stream) => match shaken {
+            Ok(stream) => answer(stream, edge, open, closing).await,
+            Err(error) => tracing::debug!(%error, "no handshake"),
+        },
+        () = open.connection.cut() => {}
+        () = tokio::time::sleep(edge.handshake) => {}
+    }
+}
+
 /// Answers the requests of one connection until either side has had enough.
 async fn answer(
-    stream: TcpStream,
-    host: Arc<dyn Host>,
-    router: axum::Router,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+    edge: Edge,
     open: Open,
     mut closing: watch::Receiver<bool>,
 ) {
-    let connection = &open.connection;
+    let (connection, Edge { host, router, .. }) = (&open.connection, edge);
     let service = service_fn(|request: axum::http::Request<hyper::body::Incoming>| {
         let request = Inbound::of(connection.begin(request));
         let (router, connection) = (router.clone(), connection.clone());

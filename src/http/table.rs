@@ -59,7 +59,7 @@ macro_rules! table {
 }
 
 /// All calls.
-pub(super) static TABLE: [Route; 35] = table! {
+pub(super) static TABLE: [Route; 36] = table! {
     POST "/v1/models/{model}:retrieve", Read, Model, "retrieve", calls::of_active;
     POST "/v1/models/{model}:rank", Read, Model, "rank", calls::of_active;
     POST "/v1/models/{model}:embed", Read, Model, "embed", calls::of_active;
@@ -90,6 +90,7 @@ pub(super) static TABLE: [Route; 35] = table! {
     GET "/v1/models/{model}/queries", Read, Model, "queries", calls::queries;
     POST "/v1/models/{model}/versions/{version}:pass", Read, Model, "pass", parts::pass;
     GET "/v1/parts", Read, Visible, "parts", parts::parts;
+    GET "/v1/debug/slow", Admin, Server, "slow", calls::slow;
     GET "/livez", Open, Server, "health", calls::live;
     GET "/readyz", Open, Server, "health", calls::ready;
     GET "/metrics", Read, Server, "metrics", calls::metrics;

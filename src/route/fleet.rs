@@ -22,6 +22,7 @@ use super::protocol::{Asked, Holdings, PARTS_PATH, PassReply, Replied, read};
 use crate::error::{Error, Result};
 use crate::gather::{self, Gathered, Said, Sharded as _};
 use crate::request::{Embed, Rank, Retrieve};
+use crate::telemetry;
 use crate::units::ItemId;
 
 /// Looks in vain before a server is taken for one that has nothing.
@@ -246,6 +247,7 @@ impl Fleet {
             if let Some(n) = active.filter(|_| is_new) {
                 let (version, digest) = (of_model[n].version, &of_model[n].digest);
                 tracing::info!(model = name, version, digest, "every shard has it: it answers");
+                telemetry::begin_model(&name);
                 metrics::gauge!("sterling_model_version", "model" => name.clone()).set(version as f64);
             }
             let versions = of_model.into_iter().map(|edition| Arc::new(self.served(edition))).collect();

@@ -102,6 +102,16 @@ fn a_key_has_its_rate() {
     let wait: u64 = wait.unwrap().parse().unwrap();
     assert!((90..=100).contains(&wait), "{wait}");
     assert!((0..20).all(|_| models(&fast).0 == 200), "one key's rate is no other's");
+    // A list is counted as all of its requests.
+    let apart = store.path().join("apart.toml");
+    let many = key(apart.to_str().unwrap(), &["many"]);
+    let texts = [&file, apart.to_str().unwrap()].map(|path| std::fs::read_to_string(path).unwrap());
+    std::fs::write(&file, format!("{}rate = 0.1\nburst = 5\n", texts.concat())).unwrap();
+    until("the new key", || models(&many).0 == 200);
+    let list = json!({"requests": vec![json!({"vector": [1, 0], "k": 1}); 9]}).to_string();
+    assert_eq!(ask(&server.address, &many, "POST", VECTORS, &list).0, 200);
+    let (status, wait, _) = models(&many);
+    assert!(status == 429 && wait.unwrap().parse::<u64>().unwrap() > 30);
 }
 
 #[test]

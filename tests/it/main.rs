@@ -36,6 +36,9 @@ mod shards;
 mod snapshots;
 mod sparse;
 mod support;
+mod telemetry;
+#[cfg(feature = "tls")]
+mod tls;
 mod trial;
 mod updates;
 mod warmup;

@@ -58,6 +58,15 @@ impl Caller {
         }
     }
 
+    /// Counts more requests of one call against the rate of its key.
+    pub(in crate::http) fn charge(&self, count: usize) {
+        if let Who::Key(key) = &self.0
+            && let Some(meter) = &key.meter
+        {
+            meter.charge(count as u64);
+        }
+    }
+
     /// The name of the key.
     pub(in crate::http) fn name(&self) -> Option<&str> {
         match &self.0 {

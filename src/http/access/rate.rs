@@ -38,8 +38,24 @@ impl Meter {
         self.take_at(self.start.elapsed().as_nanos() as u64)
     }
 
+    /// Counts more requests that came with one that was taken: those that come next wait for them.
+    pub(super) fn charge(&self, count: u64) {
+        self.charge_at(self.start.elapsed().as_nanos() as u64, count);
+    }
+
+    fn charge_at(&self, now: u64, count: u64) {
+        let added = self.step().saturating_mul(count);
+        let later = |due: u64| Some(due.max(now).saturating_add(added));
+        // Never refused: what it is changed to is always something.
+        let _ = self.due.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
+    }
+
+    fn step(&self) -> u64 {
+        (1e9 / self.rate.rate) as u64
+    }
+
     fn take_at(&self, now: u64) -> Result<(), Duration> {
-        let step = (1e9 / self.rate.rate) as u64;
+        let step = self.step();
         let slack = (1e9 / self.rate.rate * (self.rate.burst - 1.0)) as u64;
         let mut due = self.due.load(Ordering::Relaxed);
         loop {
@@ -72,6 +88,15 @@ mod tests {
         assert_eq!(taken(SECOND / 10, 10 * SECOND, SECOND / 100), 99);
         // What was not used is a burst again, and no more.
         assert_eq!(taken(60 * SECOND, 60 * SECOND + 100, 1), 5);
+    }
+
+    #[test]
+    fn what_came_with_one_is_paid_for_by_the_next() {
+        let meter = Meter::new(Rate { rate: 10.0, burst: 1.0 });
+        assert_eq!(meter.take_at(0), Ok(()));
+        meter.charge_at(0, 9);
+        assert_eq!(meter.take_at(SECOND - 1), Err(Duration::from_nanos(1)));
+        assert_eq!(meter.take_at(SECOND), Ok(()));
     }
 
     #[test]

@@ -12,10 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use serde::Serialize;
-use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 
 use crate::error::{Error, Result};
+use crate::telemetry;
 
 /// Longest path that is written, in bytes.
 const PATH_BYTES_MAX: usize = 1024;
@@ -113,10 +112,7 @@ impl Change {
 
 impl Drop for Change {
     fn drop(&mut self) {
-        let mut time = String::new();
-        // A string takes whatever it is given.
-        let _ = SystemTime.format_time(&mut Writer::new(&mut time));
-        let ms = (self.begun.elapsed().as_secs_f64() * 1e6).round() / 1e3;
+        let (time, ms) = (telemetry::now(), (self.begun.elapsed().as_secs_f64() * 1e6).round() / 1e3);
         let (asked, status) = (&self.asked, self.status);
         let Asked { id, key, peer, method, path, call } = asked;
         tracing::info!(target: "sterling::audit", id, key, ?peer, method, path, call, status, ms, "a change");

@@ -8,6 +8,7 @@ use super::super::app::{Asides, Host};
 use super::super::bodies::Bodies;
 use super::super::meters::AnswerMeters;
 use super::super::options::Options;
+use super::super::slow::SlowCalls;
 use crate::error::{Error, Result};
 use crate::route::Fleet;
 
@@ -17,6 +18,7 @@ pub struct RouterApp {
     pub(super) bodies: Bodies,
     pub(super) asides: Asides,
     access: AccessControl,
+    slow: SlowCalls,
     draining: AtomicBool,
     meters: AnswerMeters,
 }
@@ -30,6 +32,7 @@ impl RouterApp {
             bodies: Bodies::new(options),
             asides: Asides::new(cores),
             access,
+            slow: SlowCalls::default(),
             draining: AtomicBool::new(false),
             meters: AnswerMeters::default(),
         }
@@ -59,6 +62,10 @@ impl Host for RouterApp {
 
     fn access(&self) -> &AccessControl {
         &self.access
+    }
+
+    fn slow(&self) -> &SlowCalls {
+        &self.slow
     }
 
     fn admits(&self) -> Result<()> {

@@ -13,11 +13,13 @@ use tokio::time::Instant;
 
 use super::super::access::Caller;
 use super::super::answer::{Outcome, Refusal, Timing, json, problem, reply};
+use super::super::app::Host as _;
 use super::super::paths::{Names, PathNames};
 use super::super::position::parameter;
+use super::super::slow::WINDOW;
 use super::super::wire::{
-    self, Entry, ItemResponse, LabelList, MissingShard, ModelInfo, ModelList, Reply, Retrievals, Served, VersionInfo,
-    VersionList,
+    self, Entry, ItemResponse, LabelList, MissingShard, ModelInfo, ModelList, Reply, Retrievals, Served, SlowResponse,
+    VersionInfo, VersionList,
 };
 use super::app::RouterApp;
 use super::explain::explain;
@@ -84,12 +86,18 @@ async fn dispatch(app: &RouterApp, (model, pin): (&str, Pin<'_>), request: Reque
     // What does not exist need not be read.
     app.fleet().get(model, pin)?;
     let (arrived, at_least) = (Instant::now(), min_coverage(app, request.uri())?);
+    let caller = request.extensions().get::<Caller>().cloned();
     let call = Call { app, model, pin, arrived, at_least };
     let body = app.bodies.read(request).await?;
     match verb {
         "retrieve" => match app.asides.prepare(body, wire::retrievals).await? {
             Retrievals::One(retrieve, terms) => call.one(Errand::Retrieve(retrieve), terms).await,
-            Retrievals::Many(requests) => call.many(requests).await,
+            Retrievals::Many(requests) => {
+                if let Some(caller) = caller {
+                    caller.charge(requests.len().saturating_sub(1));
+                }
+                call.many(requests).await
+            }
         },
         "rank" => {
             let (rank, terms) = app.asides.prepare(body, wire::rank).await?;
@@ -326,6 +334,11 @@ pub(super) async fn item(State(app): State<Arc<RouterApp>>, Names((model, id)): 
     let attributes = serde_json::from_str(&attributes)
         .map_err(|e| Error::unavailable(format!("a shard says what this router does not understand: {e}")))?;
     Ok(json(&ItemResponse { served: Served { position, ..told(&model, &served) }, id, attributes }))
+}
+
+/// `/v1/debug/slow`
+pub(super) async fn slow(State(app): State<Arc<RouterApp>>) -> Response {
+    json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.slow().list() })
 }
 
 /// `/readyz`

@@ -67,6 +67,7 @@ async fn answer(State(app): State<Arc<RouterApp>>, mut request: Request) -> Resp
         "/v1/models/{model}/versions/{version}" => calls::version.call(request, app).await,
         "/v1/models/{model}/labels" => calls::labels.call(request, app).await,
         "/v1/models/{model}/items/{id}" => calls::item.call(request, app).await,
+        "/v1/debug/slow" => calls::slow.call(request, app).await,
         "/livez" => super::calls::live.call(request, app).await,
         "/readyz" => calls::ready.call(request, app).await,
         "/metrics" => super::calls::metrics.call(request, app).await,
