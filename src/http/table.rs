@@ -19,7 +19,7 @@ use super::paths::{PathNames, Segments};
 use super::{browse, calls, console, items, openapi, parts};
 
 /// An answer on its way.
-type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
+pub(super) type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
 
 /// A call.
 pub(super) struct Route {
@@ -98,7 +98,8 @@ pub(super) static TABLE: [Route; 36] = table! {
     GET "/", Open, Server, "console", console::console;
 };
 
-fn run<T: 'static, H: Handler<T, Arc<App>>>(handler: H, app: Arc<App>, request: Request) -> Answering {
+/// Answers a request by a function of axum's kind.
+pub(super) fn run<T: 'static, S, H: Handler<T, S>>(handler: H, app: S, request: Request) -> Answering {
     Box::pin(handler.call(request, app))
 }
 

@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::handler::Handler;
 use axum::response::{IntoResponse as _, Response};
 use tokio::sync::mpsc;
 
@@ -22,7 +21,7 @@ use super::app::Host;
 use super::options::Options;
 use super::routes::{guarded, missing};
 use super::server::{Sockets, Stop, answer_all};
-use super::table::Matched;
+use super::table::{Matched, run};
 use crate::error::{Error, Result};
 
 /// Answers requests by asking shards until `stops` says so, as [`serve`](super::serve) does.
@@ -53,24 +52,24 @@ async fn answer(State(app): State<Arc<RouterApp>>, mut request: Request) -> Resp
     request.extensions_mut().insert(names);
     match route.path {
         "/v1/models/{model}:retrieve" | "/v1/models/{model}:rank" | "/v1/models/{model}:embed" => {
-            calls::of_active.call(request, app).await
+            run(calls::of_active, app, request).await
         }
         "/v1/models/{model}/versions/{version}:retrieve"
         | "/v1/models/{model}/versions/{version}:rank"
-        | "/v1/models/{model}/versions/{version}:embed" => calls::of_version.call(request, app).await,
+        | "/v1/models/{model}/versions/{version}:embed" => run(calls::of_version, app, request).await,
         "/v1/models/{model}/labels/{label}:retrieve"
         | "/v1/models/{model}/labels/{label}:rank"
-        | "/v1/models/{model}/labels/{label}:embed" => calls::of_label.call(request, app).await,
-        "/v1/models" => calls::models.call(request, app).await,
-        "/v1/models/{model}" => calls::model.call(request, app).await,
-        "/v1/models/{model}/versions" => calls::versions.call(request, app).await,
-        "/v1/models/{model}/versions/{version}" => calls::version.call(request, app).await,
-        "/v1/models/{model}/labels" => calls::labels.call(request, app).await,
-        "/v1/models/{model}/items/{id}" => calls::item.call(request, app).await,
-        "/v1/debug/slow" => calls::slow.call(request, app).await,
-        "/livez" => super::calls::live.call(request, app).await,
-        "/readyz" => calls::ready.call(request, app).await,
-        "/metrics" => super::calls::metrics.call(request, app).await,
+        | "/v1/models/{model}/labels/{label}:embed" => run(calls::of_label, app, request).await,
+        "/v1/models" => run(calls::models, app, request).await,
+        "/v1/models/{model}" => run(calls::model, app, request).await,
+        "/v1/models/{model}/versions" => run(calls::versions, app, request).await,
+        "/v1/models/{model}/versions/{version}" => run(calls::version, app, request).await,
+        "/v1/models/{model}/labels" => run(calls::labels, app, request).await,
+        "/v1/models/{model}/items/{id}" => run(calls::item, app, request).await,
+        "/v1/debug/slow" => run(calls::slow, app, request).await,
+        "/livez" => run(super::calls::live, app, request).await,
+        "/readyz" => run(calls::ready, app, request).await,
+        "/metrics" => run(super::calls::metrics, app, request).await,
         path => {
             let what = format!("a router does not answer {} {path}: ask the servers of the shards", route.method);
             Refusal::from(Error::unsupported(what)).into_response()
