@@ -244,7 +244,7 @@ impl Server {
 
 /// Tells the server of each signal: of SIGTERM and SIGHUP, which orchestrators and a closed terminal send, and of SIGINT, at
 /// which somebody waits.
-fn stop_signals() -> Result<UnboundedReceiver<Stop>> {
+pub(super) fn stop_signals() -> Result<UnboundedReceiver<Stop>> {
     let (told, stops) = unbounded_channel();
     for (kind, stop) in [
         (SignalKind::terminate(), Stop::Drain),

@@ -8,9 +8,9 @@ use axum::http::Uri;
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
-use super::answer::{Refusal, json};
+use super::answer::{Outcome, Refusal, json};
 use super::app::App;
-use super::calls::{Outcome, served};
+use super::calls::served;
 use super::paths::Names;
 use super::position::{feed, seen};
 use super::wire::{
@@ -85,7 +85,7 @@ pub async fn find(
 ) -> Outcome {
     let Look { served, view, contains, limit } =
         Look::of(&app, &model, &uri, asked.contains, (asked.limit, ITEMS_MAX)).await?;
-    let items = app.aside(move || {
+    let items = app.asides.run(move || {
         let column = match asked.column {
             Some(column) => column,
             None => first_texts(&view)?,
@@ -118,7 +118,7 @@ pub async fn column(
 ) -> Outcome {
     let Look { served, view, contains, limit } =
         Look::of(&app, &model, &uri, asked.contains, (asked.limit, VALUES_MAX)).await?;
-    let told = app.aside(move || {
+    let told = app.asides.run(move || {
         let found = view.values(&column, &contains, limit)?;
         let (least, greatest) = found.range.unzip();
         let values = found.values.into_iter().map(wire::ColumnValue::from).collect();

@@ -15,7 +15,7 @@ use tracing::field::Empty;
 
 use super::access::Caller;
 use super::answer::{Refusal, Timing};
-use super::app::App;
+use super::app::Host;
 use super::calls::VERBS;
 use super::slow::{Passed, millis};
 use super::table;
@@ -43,7 +43,7 @@ impl CallId {
 
 /// Finds the call that is asked for, counts and times it, gives it an id that its lines in the log carry, and says in
 /// `Server-Timing` where the time went.
-pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, next: Next) -> Response {
     let start = Instant::now();
     let matched = table::find(request.method(), request.uri().path());
     let call = matched.call();
@@ -59,7 +59,7 @@ pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Ne
     let mut response = next.run(request).instrument(span.clone()).await;
     let took = start.elapsed();
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms = millis(took), "answered"));
-    app.meters.answered(call, response.status(), took);
+    host.meters().answered(call, response.status(), took);
     let (status, extensions) = (response.status().as_u16(), response.extensions_mut());
     let timing = extensions.remove::<Timing>().unwrap_or_default();
     let (passed, caller) = (extensions.remove::<Passed>(), extensions.remove::<Caller>());
@@ -73,7 +73,7 @@ pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Ne
         app.traces.end(Recorded { traced, begun, took, call, status, key: key.clone(), passed: passed.clone() });
     }
     if VERBS.contains(&call) {
-        app.slow.note(took, || SlowCall {
+        host.slow().note(took, || SlowCall {
             time: telemetry::now(),
             id: id.to_str().unwrap_or_default().to_owned(),
             trace,
@@ -90,7 +90,7 @@ pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Ne
     if let Some(answer) = answer {
         headers.insert(TRACEPARENT, answer);
     }
-    if app.draining.load(Ordering::Relaxed) {
+    if host.draining().load(Ordering::Relaxed) {
         // So that a client that keeps connections asks its next question elsewhere.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }

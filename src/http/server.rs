@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
 
 use super::access::Door;
-use super::app::App;
+use super::app::{App, Host};
 use super::bodies::Inbound;
 use super::connections::{Answered, Connections, Open, Peer, Socket};
 use super::options::Options;
@@ -87,17 +87,24 @@ pub async fn serve(
     sockets: Sockets,
     app: Arc<App>,
     options: &Options,
+    stops: mpsc::UnboundedReceiver<Stop>,
+) -> Result<bool> {
+    let router = super::router(app.clone());
+    answer_all(sockets, (app, router), options, stops).await
+}
+
+/// The same over whatever stands behind the routes.
+pub(super) async fn answer_all(
+    sockets: Sockets,
+    (host, router): (Arc<dyn Host>, axum::Router),
+    options: &Options,
     mut stops: mpsc::UnboundedReceiver<Stop>,
 ) -> Result<bool> {
     let connections = Connections::new(options.connections_of(descriptors()));
     let (closing, _) = watch::channel(false);
-    watch_files(&app, sockets.tls.as_ref())?;
-    let edge = Edge {
-        router: super::router(app.clone()),
-        app: app.clone(),
-        tls: sockets.tls,
-        handshake: Duration::from_millis(options.header_ms),
-    };
+    watch_files(&host, sockets.tls.as_ref())?;
+    let edge =
+        Edge { router, host: host.clone(), tls: sockets.tls, handshake: Duration::from_millis(options.header_ms) };
     let accept = |listener, door| accept(listener, door, edge.clone(), connections.clone(), closing.clone());
     let admin = async {
         match sockets.admin {
@@ -107,7 +114,7 @@ pub async fn serve(
     };
     let end = async {
         let stop = stops.recv().await;
-        app.draining.store(true, Ordering::Relaxed);
+        host.draining().store(true, Ordering::Relaxed);
         let delay = if stop == Some(Stop::Drain) { options.drain_ms } else { 0 };
         match tokio::time::timeout(Duration::from_millis(delay), stops.recv()).await {
             Ok(Some(_)) => Err(at_once()),
@@ -153,7 +160,7 @@ async fn keep(connections: &Connections, options: &Options) -> Infallible {
 /// What answers connections.
 #[derive(Clone)]
 struct Edge {
-    app: Arc<App>,
+    host: Arc<dyn Host>,
     router: axum::Router,
     tls: Option<Arc<Tls>>,
     /// How long a handshake may take.
@@ -190,15 +197,15 @@ async fn accept(
 }
 
 /// Reads keys and certificates again when they change, on a thread that answers nobody: their files may lie on a slow disk.
-fn watch_files(app: &Arc<App>, tls: Option<&Arc<Tls>>) -> Result<()> {
-    if !app.access.is_guarded() && tls.is_none() {
+fn watch_files(host: &Arc<dyn Host>, tls: Option<&Arc<Tls>>) -> Result<()> {
+    if !host.access().is_guarded() && tls.is_none() {
         return Ok(());
     }
-    let (app, tls) = (Arc::downgrade(app), tls.cloned());
+    let (host, tls) = (Arc::downgrade(host), tls.cloned());
     let watch = move || {
-        while let Some(app) = app.upgrade() {
-            app.access.reload();
-            drop(app);
+        while let Some(host) = host.upgrade() {
+            host.access().reload();
+            drop(host);
             if let Some(tls) = &tls {
                 tls.reload();
             }
@@ -241,7 +248,7 @@ async fn answer(
     open: Open,
     mut closing: watch::Receiver<bool>,
 ) {
-    let (connection, Edge { app, router, .. }) = (&open.connection, edge);
+    let (connection, Edge { host, router, .. }) = (&open.connection, edge);
     let service = service_fn(|request: axum::http::Request<hyper::body::Incoming>| {
         let request = Inbound::of(connection.begin(request));
         let (router, connection) = (router.clone(), connection.clone());
@@ -250,7 +257,7 @@ async fn answer(
             Ok::<_, Infallible>(Answered::of(response, connection))
         }
     });
-    let socket = TokioIo::new(Socket::new(stream, connection.clone(), app));
+    let socket = TokioIo::new(Socket::new(stream, connection.clone(), host));
     let served = http1::Builder::new().max_buf_size(BUFFER_BYTES).serve_connection(socket, service);
     let mut served = std::pin::pin!(served);
     let mut told = false;

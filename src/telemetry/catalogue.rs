@@ -162,6 +162,19 @@ const METRICS: &[Metric] = &[
         Model,
         "share of the snapshot that has changed or lies beside it, told with each audit",
     ),
+    metric(
+        "sterling_route_second_calls_total",
+        Counter,
+        Fixed("why", &["failed", "late"]),
+        "calls of a router that went to another replica as well",
+    ),
+    metric(
+        "sterling_route_again_total",
+        Counter,
+        Model,
+        "shards that a router asked again, for their part of an answer was not proven",
+    ),
+    metric("sterling_route_partial_total", Counter, Model, "answers of a router that did not cover all items"),
 ];
 
 /// Describes all metrics to whoever reads them, and begins those counters whose labels are known.

@@ -29,6 +29,8 @@ mod recall;
 mod redis_cluster;
 mod registry;
 mod remote;
+mod route;
+mod routers;
 mod score;
 mod shards;
 mod snapshots;
