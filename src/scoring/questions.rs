@@ -44,7 +44,7 @@ pub(super) enum Template {
 /// What one row asks.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Question {
-    Pass(Request),
+    Pass(Box<Request>),
     /// The features of an item.
     Item(Features),
 }
@@ -138,7 +138,7 @@ impl Questions {
             (Request::Retrieve(Retrieve { k, .. }), Template::Retrieve(most)) if *k > most.k => {
                 Err(Error::invalid(format!("field `k`: got {k}, expected at most {}, that of the job", most.k)))
             }
-            _ => Ok(Question::Pass(request)),
+            _ => Ok(Question::Pass(Box::new(request))),
         }
     }
 }

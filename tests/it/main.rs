@@ -28,6 +28,7 @@ mod redis_cluster;
 mod registry;
 mod remote;
 mod score;
+mod score_inputs;
 mod shards;
 mod snapshots;
 mod sparse;
