@@ -32,6 +32,7 @@ mod remote;
 mod route;
 mod routers;
 mod score;
+mod score_inputs;
 mod shards;
 mod snapshots;
 mod sparse;
