@@ -198,6 +198,8 @@ pub struct RouterConfig {
     pub access: http::AccessOptions,
     /// Bounds of connections, bodies and of the shutdown.
     pub http: http::Options,
+    /// Where traces go.
+    pub traces: http::TraceOptions,
 }
 
 impl Default for RouterConfig {
@@ -208,6 +210,7 @@ impl Default for RouterConfig {
             route: route::Options::default(),
             access: http::AccessOptions::default(),
             http: http::Options::default(),
+            traces: http::TraceOptions::default(),
         }
     }
 }
@@ -250,6 +253,7 @@ impl RouterConfig {
             return Err(Error::invalid(what));
         }
         config.http.check()?;
+        config.traces.check().map_err(|e| e.within("configuration"))?;
         Ok(config)
     }
 }

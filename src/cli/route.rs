@@ -10,7 +10,7 @@ use super::output::say;
 use super::serve::stop_signals;
 use crate::config::{RouterConfig, RouterFlags, ServerFlags};
 use crate::error::{Error, Result};
-use crate::http::{self, AccessControl, RouterApp};
+use crate::http::{self, AccessControl, RouterApp, Traces};
 use crate::route::Fleet;
 use crate::telemetry;
 
@@ -41,7 +41,8 @@ impl Route {
         if !access.is_guarded() && !config.listen.ip().is_loopback() {
             tracing::warn!(address = %config.listen, "whoever reaches this address may ask: `access.keys` names a file of keys");
         }
-        let app = Arc::new(RouterApp::new(Fleet::new(config.route.clone()), access, &config.http));
+        let traces = Traces::start(&config.traces)?;
+        let app = Arc::new(RouterApp::new(Fleet::new(config.route.clone()), access, traces, &config.http));
         let threads = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime = threads.map_err(|e| Error::io("the threads of the router", e))?;
         let ended = runtime.block_on(async {

@@ -46,6 +46,9 @@ pub(super) trait Host: Send + Sync + 'static {
     /// Where the slowest calls are kept.
     fn slow(&self) -> &SlowCalls;
 
+    /// Where traces go.
+    fn traces(&self) -> &Traces;
+
     /// Whether a call that workers answer would be taken in now; takes no lock.
     fn admits(&self) -> Result<()>;
 }
@@ -221,6 +224,10 @@ impl Host for App {
 
     fn slow(&self) -> &SlowCalls {
         &self.slow
+    }
+
+    fn traces(&self) -> &Traces {
+        &self.traces
     }
 
     fn admits(&self) -> Result<()> {

@@ -50,7 +50,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let id = id_of(request.headers().get(&REQUEST_ID).map(HeaderValue::as_bytes));
     let header = request.headers().get(TRACEPARENT).cloned();
     let context = header.as_ref().and_then(|header| TraceContext::of(header.as_bytes()));
-    let (traced, begun) = (app.traces.begin(context.as_ref()), SystemTime::now());
+    let (traced, begun) = (host.traces().begin(context.as_ref()), SystemTime::now());
     let named = context.as_ref().map(|context| context.trace);
     let trace = named.or(traced.as_ref().map(|traced| traced.trace.as_str())).map(str::to_owned);
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call, key = Empty, trace);
@@ -70,7 +70,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
         (None, None) => None,
     };
     if let Some(traced) = traced {
-        app.traces.end(Recorded { traced, begun, took, call, status, key: key.clone(), passed: passed.clone() });
+        host.traces().end(Recorded { traced, begun, took, call, status, key: key.clone(), passed: passed.clone() });
     }
     if VERBS.contains(&call) {
         host.slow().note(took, || SlowCall {

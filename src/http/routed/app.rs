@@ -9,6 +9,7 @@ use super::super::bodies::Bodies;
 use super::super::meters::AnswerMeters;
 use super::super::options::Options;
 use super::super::slow::SlowCalls;
+use super::super::traces::Traces;
 use crate::error::{Error, Result};
 use crate::route::Fleet;
 
@@ -19,13 +20,14 @@ pub struct RouterApp {
     pub(super) asides: Asides,
     access: AccessControl,
     slow: SlowCalls,
+    traces: Traces,
     draining: AtomicBool,
     meters: AnswerMeters,
 }
 
 impl RouterApp {
-    /// A fleet behind an edge.
-    pub fn new(fleet: Fleet, access: AccessControl, options: &Options) -> Self {
+    /// A fleet behind an edge, which tells a collector of its calls.
+    pub fn new(fleet: Fleet, access: AccessControl, traces: Traces, options: &Options) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         RouterApp {
             fleet: Arc::new(fleet),
@@ -33,6 +35,7 @@ impl RouterApp {
             asides: Asides::new(cores),
             access,
             slow: SlowCalls::default(),
+            traces,
             draining: AtomicBool::new(false),
             meters: AnswerMeters::default(),
         }
@@ -66,6 +69,10 @@ impl Host for RouterApp {
 
     fn slow(&self) -> &SlowCalls {
         &self.slow
+    }
+
+    fn traces(&self) -> &Traces {
+        &self.traces
     }
 
     fn admits(&self) -> Result<()> {
