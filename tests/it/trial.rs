@@ -554,7 +554,9 @@ fn a_graph_of_the_runtime_runs_on_the_threads_of_the_workers() {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", server.id())).unwrap();
         let texts = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
         let others = texts.filter(|text| text.starts_with("Name:\trten-") && !text.starts_with("Name:\trten-0\n"));
-        let of = |text: String| text.lines().filter(|line| line.contains("Pid:") || line.contains("ctxt")).collect();
+        let of = |text: String| {
+            text.lines().filter(|line| line.contains("Pid:") || line.contains("ctxt")).collect::<String>()
+        };
         others.map(of).collect()
     };
     answer(&server);
