@@ -145,7 +145,7 @@ fn over_http(store: &Store, users: &[Value]) {
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let url = format!("http://{}/v1/models/debian:retrieve", listener.local_addr().unwrap());
     let (_never, stops) = tokio::sync::mpsc::unbounded_channel();
-    runtime.spawn(async move { sterling::http::serve(listener, app, &options, stops).await });
+    runtime.spawn(async move { sterling::http::serve(listener.into(), app, &options, stops).await });
     let agent = ureq::Agent::new_with_defaults();
     let mut times = Vec::new();
     for round in 0..=ROUNDS {

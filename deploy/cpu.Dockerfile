@@ -3,13 +3,13 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /build
 COPY . .
-RUN cargo build --release --locked
+RUN cargo build --release --locked --features full
 
 FROM debian:bookworm-slim
 COPY --from=build /build/target/release/sterling /usr/local/bin/sterling
-RUN useradd --system sterling
-USER sterling
-EXPOSE 8080
+RUN useradd --system --uid 10001 sterling && install -d -o sterling /store /var/lib/sterling
+USER 10001
+EXPOSE 8080 8081
 VOLUME /store
 ENTRYPOINT ["sterling"]
 CMD ["serve", "--store", "/store", "--listen", "0.0.0.0:8080"]

@@ -32,7 +32,7 @@ if need_chromium; then
 fi
 
 cargo fmt --check
-cargo clippy --locked --all-targets -- -D warnings
-cargo test --locked
-RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet
+cargo clippy --locked --all-targets --features full -- -D warnings
+cargo test --locked --features full
+RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet --features full
 scripts/test_python.sh

@@ -1,41 +1,12 @@
 //! The configuration of `sterling serve`: defaults, then one TOML file, then `STERLING_*`, then flags.
 //!
-//! ```toml
-//! store = "store"
-//! updates = "updates"         # takes updates of items and keeps their journals here; without it none are taken
-//! listen = "127.0.0.1:8080"
-//! model = "debian"            # without it, every model of the store
-//! shard = 0                   # of versions that were cut, the shard to serve; without it, versions that were not
-//! device = "cpu"              # what passes run on: cpu, cuda:N for a card, or auto for one where it works
-//! refresh_ms = 1000           # how often the store is looked at for new versions
-//! follow = true               # the newest published version is activated by itself; else `:activate` does it
-//! memory_mb = 8192            # what versions may take together; 0: 7/8 of what is free at the start
-//! recorded_queries = 0        # query embeddings kept of each version in memory, to calibrate by; up to 1024
-//! [tables]                    # where embedding tables lie; without it whole, in this host's memory
-//! plan = "plan.json"          # as `sterling plan --json` printed it
-//! topology = "machines.toml"  # or planned at each load: for these machines
-//! remote = ["redis://10.0.0.1:6379"]  # the cluster that `publish --remote` brought rows to
-//! timeout_ms = 200            # rows of the cluster that take longer are degraded
-//! [engine]
-//! queue = 1024                # requests that may wait
-//! batch = 32                  # most requests that a worker takes together
-//! workers = 0                 # threads of passes, graphs included; 0: one a core
-//! timeout_ms = 1000           # of requests that name none
-//! dear_ms = 20                # requests that cost more leave one worker to the others
-//! memory_mb = 1024            # what requests may hold together until they are answered
-//! [http]
-//! connections = 0             # most that may be open; 0: as the descriptors allow, up to 16384
-//! header_ms = 10000           # from the first byte of a request to the end of its header
-//! idle_ms = 75000             # between two requests of a connection; longer than that of the load balancer
-//! body_ms = 30000             # a whole body
-//! stall_ms = 15000            # longest pause of a client that sends a body or reads a reply
-//! bodies_mb = 256             # memory for the bodies of all requests, read and parsed
-//! drain_ms = 2000             # after a SIGTERM: /readyz says 503, and requests are still answered
-//! stop_ms = 10000             # then the socket closes, and what runs has this long to end
-//! ```
+//! `docs/CONFIG.md` lists every key; it is written from the types here (`reference`).
 //!
 //! A variable joins the path by two underscores: `STERLING_ENGINE__QUEUE=64`. Other variables that begin with `STERLING_`
 //! are passed over with a warning: an orchestrator sets some, as Kubernetes does for a service called `sterling`.
+
+#[cfg(test)]
+mod reference;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -44,6 +15,7 @@ use figment::providers::{Format, Serialized, Toml};
 use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::device::cuda::Choice;
 use crate::error::{Error, Result};
@@ -51,14 +23,17 @@ use crate::snapshot::PlacementOptions;
 use crate::{compact, engine, http, limits};
 
 /// The configuration of a server.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Where snapshots are published.
+    #[schema(value_type = String)]
     pub store: PathBuf,
     /// Where updates of items are kept, a journal a model; without it the server takes none.
+    #[schema(value_type = Option<String>)]
     pub updates: Option<PathBuf>,
     /// The address to answer on.
+    #[schema(value_type = String)]
     pub listen: SocketAddr,
     /// The one model to serve.
     pub model: Option<String>,
@@ -77,6 +52,10 @@ pub struct Config {
     pub recorded_queries: usize,
     /// The share of retrievals that are run again exactly, beside their answers, to tell the recall of what is served; 0 for none.
     pub audit_share: f64,
+    /// Who may do what.
+    pub access: http::AccessOptions,
+    /// TLS in front of HTTP, in builds that have it (feature `tls`, part of `full`).
+    pub tls: http::TlsOptions,
     /// Where embedding tables lie.
     pub tables: PlacementOptions,
     /// Queue and workers.
@@ -101,6 +80,8 @@ impl Default for Config {
             memory_mb: 0,
             recorded_queries: 0,
             audit_share: 0.001,
+            access: http::AccessOptions::default(),
+            tls: http::TlsOptions::default(),
             tables: PlacementOptions::default(),
             engine: engine::Options::default(),
             http: http::Options::default(),
@@ -199,7 +180,7 @@ impl Config {
 
 const PREFIX: &str = "STERLING_";
 /// Read elsewhere, before there is a configuration.
-const OTHERS: [&str; 3] = ["STERLING_LOG", "STERLING_KERNEL", "STERLING_BLESS"];
+const OTHERS: [&str; 4] = ["STERLING_LOG", "STERLING_KERNEL", "STERLING_KEY", "STERLING_BLESS"];
 
 /// What variables of the environment say, as a source of the configuration.
 struct Variables(Dict);

@@ -3,35 +3,19 @@
 //! Times are in seconds, sizes in bytes. Histograms have fixed buckets (`SECONDS`, `COUNTS`), so that those of several
 //! servers can be added up. What is recorded waits in memory until it is sorted into them: at each reading, and several
 //! times a second by the server ([`sort_in`]), whether or not anybody reads.
-//!
-//! | metric | kind | meaning |
-//! |---|---|---|
-//! | `sterling_requests_total{call,status}` | counter | answered HTTP requests |
-//! | `sterling_request_seconds{call}` | histogram | time from the header of a request to that of its answer |
-//! | `sterling_connections` | gauge | open connections |
-//! | `sterling_connections_cut_total{reason}` | counter | connections that were closed: `idle`, `header`, `stalled`, `crowded`, `stopping` |
-//! | `sterling_connections_refused_total` | counter | connections beyond the limit while all others were at work |
-//! | `sterling_queue_seconds` | histogram | time a request waited for a worker |
-//! | `sterling_batch_requests` | histogram | requests that a worker took together |
-//! | `sterling_waiting_requests` | gauge | requests that wait for a worker or for their rows |
-//! | `sterling_in_flight_bytes` | gauge | memory that requests hold until they are answered, by their price |
-//! | `sterling_pace` | gauge | time that work takes by the time that its price says, over the last moments |
-//! | `sterling_refused_total{reason}` | counter | requests refused: `deadline` it could not be met, `expired` nor after waiting, `queue`, `memory`, `closing` |
-//! | `sterling_dropped_total` | counter | requests whose caller left before the answer |
-//! | `sterling_lost_workers_total` | counter | workers that hung and were given up |
-//! | `sterling_step_seconds{step}` | histogram | time of each step of the pass, warm-ups included |
-//! | `sterling_unseen_ids_total{table}` | counter | ids that a table did not hold |
-//! | `sterling_degraded_rows_total{table}` | counter | rows answered with a default because a remote tier did not |
-//! | `sterling_remote_rows_total{remote_table,outcome}` | counter | rows asked of a remote table, by what came |
-//! | `sterling_remote_cache_hit_rate{remote_table}` | gauge | share of rows that the cache had |
-//! | `sterling_model_version{model}` | gauge | the active version |
-//! | `sterling_loads_total{model,outcome}` | counter | snapshots loaded or refused |
+//! `catalogue` lists all of them, and `docs/METRICS.md` for those who read them.
+
+mod catalogue;
 
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
+
+pub use catalogue::begin_model;
 
 /// Upper bounds of the buckets of times, in seconds: four to a factor of ten where answers lie.
 const SECONDS: [f64; 21] = [
@@ -78,6 +62,14 @@ fn filter(text: &str) -> std::result::Result<EnvFilter, String> {
     }
 }
 
+/// This moment in UTC, as the log writes it.
+pub fn now() -> String {
+    let mut text = String::new();
+    // A string takes whatever it is given.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut text));
+    text
+}
+
 /// The metrics of this process; the first call starts collecting them.
 pub fn metrics() -> &'static PrometheusHandle {
     static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
@@ -86,6 +78,7 @@ pub fn metrics() -> &'static PrometheusHandle {
         let handle = recorder.handle();
         // Another recorder can only be one that a program embedding this library has set; then its metrics are its own.
         let _ = metrics::set_global_recorder(recorder);
+        catalogue::begin();
         handle
     })
 }

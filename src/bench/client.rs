@@ -56,9 +56,10 @@ impl Client {
 
     fn request_and(&self, method: &str, path: &str, body: &[u8], then: &str) -> Vec<u8> {
         let (host, length) = (&self.target.authority, body.len());
+        let key = self.target.key.as_ref().map(|key| format!("authorization: Bearer {key}\r\n")).unwrap_or_default();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: {then}\r\ncontent-type: application/json\r\n\
-             content-length: {length}\r\n\r\n"
+             {key}content-length: {length}\r\n\r\n"
         );
         [head.as_bytes(), body].concat()
     }

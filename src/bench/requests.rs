@@ -92,6 +92,8 @@ pub struct Target {
     /// `HOST:PORT`
     pub(super) authority: String,
     pub(super) address: SocketAddr,
+    /// A key of the server, where it asks for one.
+    pub(super) key: Option<String>,
 }
 
 impl Target {
@@ -105,7 +107,12 @@ impl Target {
         let authority = rest.strip_suffix('/').unwrap_or(rest);
         let mut found = authority.to_socket_addrs().map_err(|e| wrong(&e.to_string()))?;
         let address = found.next().ok_or_else(|| wrong("no such host"))?;
-        Ok(Target { authority: authority.to_owned(), address })
+        Ok(Target { authority: authority.to_owned(), address, key: None })
+    }
+
+    /// The same server, asked with a key.
+    pub fn with_key(self, key: Option<String>) -> Self {
+        Target { key, ..self }
     }
 }
 

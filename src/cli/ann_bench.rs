@@ -23,7 +23,7 @@ use crate::ivf::{self, Rescore};
 use crate::limits;
 use crate::npy;
 use crate::publish::calibrate;
-use crate::search::{self, Catalogue, Found, Sink};
+use crate::search::{self, Catalogue, CataloguePart, Found, Sink};
 use crate::snapshot::{Calibration, Wanted};
 use crate::tensor::Matrix;
 use crate::units::Slot;
@@ -523,7 +523,8 @@ impl Searcher {
         let queries: Vec<search::Query<'_>> = (0..queries.rows()).map(query).collect();
         self.results.slots.resize(queries.len(), Vec::new());
         let probes_max = if let Asked::Just(_) = run.asked { probes } else { index.lists() };
-        let catalogue = Catalogue { index, filter, ids: None, probes_max, gone: None, beside: &[] };
+        let part = CataloguePart { index, filter, ids: None, gone: None, first_slot: 0 };
+        let catalogue = Catalogue { parts: &[part], probes_max };
         catalogue.search(&queries, &mut self.scratch, &mut self.results);
         Ok(())
     }

@@ -23,6 +23,9 @@ pub(super) struct Bench {
     /// The server
     #[arg(default_value = "http://127.0.0.1:8080")]
     url: String,
+    /// A key of the server, where it asks for one
+    #[arg(long, env = "STERLING_KEY", hide_env_values = true)]
+    key: Option<String>,
     /// Bodies of requests, one a line, sent in a random order; without it random vectors
     #[arg(long, value_name = "FILE")]
     requests: Option<PathBuf>,
@@ -83,13 +86,13 @@ impl Bench {
     /// Impossible options, a server that does not answer, and a run that is void.
     pub(super) fn run(self) -> Result<()> {
         self.check()?;
-        let target = Target::parse(&self.url)?;
+        let target = Target::parse(&self.url)?.with_key(self.key.clone());
         let load = self.load(&target)?;
         if self.find_peak {
             return self.find_peak(&target, &load);
         }
         let Some(peer) = &self.peer else { return self.measure(&target, &load, json!({})).map(drop) };
-        self.in_turns(&target, &Target::parse(peer)?, &load)
+        self.in_turns(&target, &Target::parse(peer)?.with_key(self.key.clone()), &load)
     }
 
     fn check(&self) -> Result<()> {

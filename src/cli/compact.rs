@@ -25,6 +25,9 @@ pub(super) struct Compact {
     /// The server that takes its updates, such as http://127.0.0.1:8080: it merges them and goes on with the new version
     #[arg(long, value_name = "URL", required_unless_present = "updates", conflicts_with_all = ["store", "updates"])]
     server: Option<String>,
+    /// A key of the server with the role `admin`, where it asks for one
+    #[arg(long, env = "STERLING_KEY", hide_env_values = true)]
+    key: Option<String>,
     /// The folder of the journals, where no server has it open
     #[arg(long, value_name = "DIR")]
     updates: Option<PathBuf>,
@@ -38,7 +41,7 @@ impl Compact {
         telemetry::start_logs(false);
         check_name("model name", &self.model)?;
         let Merged { version, position, items } = match (&self.server, &self.updates) {
-            (Some(url), _) => ask(url, &self.model)?,
+            (Some(url), _) => ask(url, self.key, &self.model)?,
             (None, Some(updates)) => merge(self.store, updates, &self.model)?,
             (None, None) => return Err(Error::invalid("--server or --updates: expected one of them")),
         };
@@ -48,8 +51,8 @@ impl Compact {
 }
 
 /// Has a server merge.
-fn ask(url: &str, model: &str) -> Result<Merged> {
-    let told = bench::post(&Target::parse(url)?, &format!("/v1/models/{model}/items:merge"))?;
+fn ask(url: &str, key: Option<String>, model: &str) -> Result<Merged> {
+    let told = bench::post(&Target::parse(url)?.with_key(key), &format!("/v1/models/{model}/items:merge"))?;
     let MergeResponse { version, position, items, .. } =
         serde_json::from_value(told).map_err(|e| Error::unavailable(format!("{url}: its answer: {e}")))?;
     Ok(Merged { version, position, items })

@@ -14,6 +14,7 @@ mod compact;
 mod demo;
 mod inspect;
 mod kernels;
+mod key;
 mod output;
 mod plan;
 mod publish;
@@ -61,6 +62,8 @@ enum Command {
     Plan(plan::Plan),
     /// Show the kernels of GPUs, or compile them ahead of time.
     Kernels(kernels::Kernels),
+    /// Make a key for calls of a server, and the entry of its file of keys.
+    Key(key::Key),
     /// Show whose rows a Redis or Valkey Cluster holds, or remove those of a version.
     Remote(remote::Remote),
     /// Run the graphs of a package or version within bounds of memory and time, as `publish` and `serve` have it done.
@@ -83,6 +86,7 @@ pub fn run() -> ExitCode {
         Command::Inspect(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Kernels(command) => command.run(),
+        Command::Key(command) => command.run(),
         Command::Remote(command) => command.run(),
         Command::Trial(command) => command.run(),
     };

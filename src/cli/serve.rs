@@ -19,13 +19,16 @@ use crate::device::heap;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feeds, Merges, Updating};
-use crate::http::{self, App, Stop};
+use crate::http::{self, AccessControl, App, Sockets, Stop, Tls};
 use crate::journal::LogOptions;
 use crate::registry::{self, Loaded, Registry, Snapshots};
-use crate::snapshot::Placement;
+use crate::snapshot::{Manifest, Placement, Snapshot};
 use crate::telemetry;
 use crate::trial::{Apart, Trials};
 use crate::warmup;
+
+/// Memory of a server beside versions and requests, in MiB: threads, their working memory, connections.
+const PROGRAM_MB: u64 = 512;
 
 /// Arguments of `sterling serve`.
 #[derive(Debug, clap::Args)]
@@ -60,6 +63,9 @@ pub(super) struct Serve {
     /// What passes run on: cpu, cuda:N for the card of number N, or auto for a card where one works [default: cpu]
     #[arg(long)]
     device: Option<String>,
+    /// Look at all that a start needs, say what is wrong, and start nothing
+    #[arg(long)]
+    check: bool,
     /// Log as JSON lines
     #[arg(long)]
     log_json: bool,
@@ -72,16 +78,70 @@ impl Serve {
         let (store, updates, listen, model, device) = (self.store, self.updates, self.listen, self.model, self.device);
         let flags = Flags { store, updates, listen, model, shard: self.shard, device, tables };
         let config = Config::read(self.config.as_deref(), &flags)?;
+        if self.check {
+            return check(&config);
+        }
         let server = Server::bind(&config)?;
-        say(format_args!("listening on http://{}", server.address()?))?;
+        let scheme = if server.sockets.tls.is_some() { "https" } else { "http" };
+        say(format_args!("listening on {scheme}://{}", server.address()?))?;
+        if let Some(admin) = &server.sockets.admin {
+            let address = admin.local_addr().map_err(|e| Error::io("the socket of administrators", e))?;
+            say(format_args!("administrators on {scheme}://{address}"))?;
+        }
         server.run()
     }
+}
+
+/// Looks at what a start needs: configuration, keys, certificates, the plan of tables, the device, the store and the manifests
+/// of the versions that would be loaded.
+fn check(config: &Config) -> Result<()> {
+    let access = AccessControl::open(&config.access)?;
+    let scheme = if Tls::open(&config.tls)?.is_some() { "https" } else { "http" };
+    let placement = Placement::open(&config.tables)?;
+    let device = config.device.parse::<Choice>()?.open()?;
+    let keys = if access.is_guarded() { "calls take a key" } else { "calls take no key" };
+    say(format_args!("would listen on {scheme}://{}, {keys}, passes on {device}", config.listen))?;
+    let whole = existing(config.store.clone())?;
+    let store = config.shard.map_or(whole.clone(), |shard| whole.of_shard(shard));
+    let models = match &config.model {
+        Some(model) => vec![model.clone()],
+        None => store.models()?,
+    };
+    let mut versions_bytes = 0;
+    for model in &models {
+        match store.versions(model).unwrap_or_default().last() {
+            Some(&version) => {
+                let folder = store.folder(model, version);
+                let found = Manifest::read(&folder)?;
+                let bytes = Snapshot::memory_bytes(&folder, &found, &placement)?;
+                versions_bytes += bytes;
+                say(format_args!(
+                    "{model} version {version}: {} items, {} MiB of memory",
+                    found.items,
+                    mebibytes(bytes)
+                ))?;
+            }
+            None => say(format_args!("{model}: no version yet"))?,
+        }
+    }
+    if models.is_empty() {
+        say(format_args!("no model in {} yet", config.store.display()))?;
+    }
+    let (requests, bodies) = (config.engine.memory_mb, 2 * config.http.bodies_mb as u64);
+    let all = 2 * mebibytes(versions_bytes) + requests + bodies + PROGRAM_MB;
+    say(format_args!(
+        "memory: {all} MiB, with two versions of each model, {requests} for requests, {bodies} for bodies and answers, {PROGRAM_MB} beside them"
+    ))
+}
+
+fn mebibytes(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
 }
 
 /// A server whose socket is open, so that an address in use is an error before anything else is done.
 pub(super) struct Server {
     runtime: Runtime,
-    listener: TcpListener,
+    sockets: Sockets,
     refresh: Duration,
     http: http::Options,
     pub(super) app: Arc<App>,
@@ -90,6 +150,10 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn bind(config: &Config) -> Result<Self> {
         telemetry::metrics();
+        let (access, tls) = (AccessControl::open(&config.access)?, Tls::open(&config.tls)?.map(Arc::new));
+        if !access.is_guarded() && !config.listen.ip().is_loopback() {
+            tracing::warn!(address = %config.listen, "whoever reaches this address may do everything: `access.keys` names a file of keys");
+        }
         let placement = Placement::open(&config.tables)?;
         let trials = Trials::Apart(Apart::of_this_program()?);
         let loader = Snapshots { placement, trials, recorded: config.recorded_queries };
@@ -128,6 +192,7 @@ impl Server {
         let app = app
             .with_updates(feeds, Duration::from_millis(config.engine.timeout_ms))
             .with_merges(merges)
+            .with_access(access)
             .with_audit(config.audit_share);
         let app = Arc::new(app);
         if let Some(feeds) = feeds_merged {
@@ -144,22 +209,25 @@ impl Server {
             })
             .build()
             .map_err(|e| Error::io("the threads of the HTTP edge", e))?;
-        let listener = runtime
-            .block_on(TcpListener::bind(config.listen))
-            .map_err(|e| Error::io(format!("address {}", config.listen), e))?;
+        let bind = |address: SocketAddr| {
+            let bound = runtime.block_on(TcpListener::bind(address));
+            bound.map_err(|e| Error::io(format!("address {address}"), e))
+        };
+        let admin = config.access.admin_listen;
+        let sockets = Sockets { main: bind(config.listen)?, admin: admin.map(bind).transpose()?, tls };
         let refresh = Duration::from_millis(config.refresh_ms);
-        Ok(Server { runtime, listener, refresh, http: config.http.clone(), app })
+        Ok(Server { runtime, sockets, refresh, http: config.http.clone(), app })
     }
 
     pub(super) fn address(&self) -> Result<SocketAddr> {
-        self.listener.local_addr().map_err(|e| Error::io("the listening socket", e))
+        self.sockets.main.local_addr().map_err(|e| Error::io("the listening socket", e))
     }
 
     /// Answers until a signal ends it, while new versions are taken in as they are published.
     pub(super) fn run(self) -> Result<()> {
         let stops = self.runtime.block_on(async { stop_signals() })?;
         self.app.registry.watch(self.refresh)?;
-        let ended = self.runtime.block_on(http::serve(self.listener, self.app.clone(), &self.http, stops));
+        let ended = self.runtime.block_on(http::serve(self.sockets, self.app.clone(), &self.http, stops));
         match &ended {
             Ok(true) => tracing::info!("stopped"),
             Ok(false) => tracing::warn!("stopped before all was answered"),

@@ -9,6 +9,7 @@ mod retention;
 mod worker;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::error::{Error, Result};
 
@@ -16,7 +17,7 @@ pub use retention::release;
 pub use worker::Compactor;
 
 /// When updates are merged, and what that may take.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
     /// Updates are merged where items beside a snapshot and items of it that are gone come to this share of its items; 0: only

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::state::Fresh;
@@ -18,8 +19,13 @@ use crate::registry::{Declared, Loader, Snapshots, is_passing};
 use crate::snapshot::{Manifest, Snapshot, check_name};
 use crate::view::{Live, Shown};
 
-/// Updates that are applied before they are shown.
+/// Updates that are applied before they are shown, and before a version is: then all cores can share them.
 const TOGETHER_MAX: usize = 1024;
+const TOGETHER_MAX_UNSEEN: usize = 16_384;
+/// Bytes of records after which no more are taken together.
+const TOGETHER_BYTES: usize = 64 << 20;
+/// Records that a thread decodes at a time.
+const DECODED: usize = 1024;
 /// How long a version that nobody holds any more may go on following.
 const LINGER: Duration = Duration::from_millis(250);
 /// Calls with a key that are remembered.
@@ -245,10 +251,7 @@ impl Loader<Live> for Updating {
     fn load(&self, folder: &Path) -> Result<Live> {
         let live = self.snapshots.load(folder)?;
         let main = live.view().main().clone();
-        // Tensors that are kept by item do not come with updates yet.
-        let Some(feeds) = self.feeds.as_ref().filter(|_| main.package.spec.item.vectors.is_empty()) else {
-            return Ok(live);
-        };
+        let Some(feeds) = &self.feeds else { return Ok(live) };
         let Manifest { name, position, .. } = main.manifest.clone();
         let feed = feeds.open(&name, position)?;
         follow(feed, main, &live).map_err(|e| e.within(format!("updates of {name} after position {position}")))?;
@@ -267,8 +270,9 @@ fn follow(feed: Arc<Feed>, main: Arc<Snapshot>, live: &Live) -> Result<()> {
         pending: Vec::new(),
     };
     while following.fresh.position() < following.feed.last() {
-        following.advance(Duration::ZERO, Fresh::catch_up)?;
+        following.advance(LINGER, TOGETHER_MAX_UNSEEN, Fresh::catch_up)?;
     }
+    following.fresh.caught_up()?;
     live.show(following.fresh.view()?);
     let shown = live.shared();
     let run = move || following.run(&shown);
@@ -312,7 +316,7 @@ impl Following {
 
     /// Applies and shows what comes in a while; false where nobody looks any more.
     fn step(&mut self, shown: &Weak<Shown>) -> Result<bool> {
-        let is_further = self.advance(LINGER, Fresh::apply)?;
+        let is_further = self.advance(LINGER, TOGETHER_MAX, Fresh::apply)?;
         let Some(shown) = shown.upgrade() else { return Ok(false) };
         if is_further {
             let view = self.fresh.view()?;
@@ -323,10 +327,10 @@ impl Following {
         Ok(true)
     }
 
-    /// Applies the next updates; false where none came in time.
-    fn advance(&mut self, wait: Duration, apply: Apply) -> Result<bool> {
+    /// Applies the next updates, up to so many; false where none came in time.
+    fn advance(&mut self, wait: Duration, most: usize, apply: Apply) -> Result<bool> {
         if self.pending.is_empty() {
-            self.take(wait)?;
+            self.take(wait, most)?;
         }
         let before = self.fresh.position();
         let applied = apply(&mut self.fresh, &self.pending);
@@ -340,13 +344,26 @@ impl Following {
     }
 
     /// Takes the next updates.
-    fn take(&mut self, wait: Duration) -> Result<()> {
+    fn take(&mut self, wait: Duration, most: usize) -> Result<()> {
+        let (mut records, mut bytes) = (Vec::new(), 0);
         let mut next = self.records.next(wait)?;
-        while let Some(Record { position, payload }) = next {
-            let update = Update::decode(&payload).map_err(|e| e.within(format!("position {position}")))?;
-            self.feed.note(position, &update);
+        while let Some(record) = next {
+            bytes += record.payload.len();
+            records.push(record);
+            let has_room = records.len() < most && bytes < TOGETHER_BYTES;
+            next = if has_room { self.records.next(Duration::ZERO)? } else { None };
+        }
+        let decode = |Record { position, payload }: &Record| {
+            Update::decode(payload).map_err(|e| e.within(format!("position {position}")))
+        };
+        let updates: Vec<Result<Update>> = match records.len() > DECODED {
+            true => records.par_iter().with_min_len(DECODED).map(decode).collect(),
+            false => records.iter().map(decode).collect(),
+        };
+        for (record, update) in records.iter().zip(updates) {
+            let update = update?;
+            self.feed.note(record.position, &update);
             self.pending.push(update);
-            next = if self.pending.len() < TOGETHER_MAX { self.records.next(Duration::ZERO)? } else { None };
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use super::update::{Put, Update};
 use crate::columns::ColumnKind;
 use crate::items::EMBEDDING;
 use crate::limits::COMPONENT_MAX;
-use crate::snapshot::shard_of;
+use crate::snapshot::{VectorRows, shard_of};
 use crate::tower::FeatureKind;
 use crate::units::ItemId;
 use crate::view::{Attribute, View};
@@ -90,6 +90,7 @@ impl GivenItem {
                 None => Err(self.wrong("id", "no such item, whose attributes could change")),
             };
         }
+        self.check_vectors(view, &dense)?;
         let put = Put { id: self.id, vector: self.embedding.clone(), attributes, dense };
         if let Some(tower) = &view.main().package.item
             && let Err(e) = tower.read(put.features(tower.features()))
@@ -124,7 +125,21 @@ impl GivenItem {
         }
     }
 
-    /// The values of an attribute as its column, or the item tower, takes them.
+    /// Whether the rows of `[[item.vectors]]` that columns bring are there and can be kept.
+    fn check_vectors(&self, view: &View, dense: &[(String, Vec<f32>)]) -> Result<(), Wrong> {
+        let mut kept = Vec::new();
+        for spec in &view.main().package.spec.item.vectors {
+            let Some(column) = &spec.column else { continue };
+            let wrong = |reason: String| self.wrong(format!("attributes.{column}"), reason);
+            let row = dense.iter().find(|(name, _)| name == column).map(|(_, row)| row.as_slice());
+            let row = row.ok_or_else(|| wrong(format!("missing, expected {} numbers", spec.width)))?;
+            let rows = VectorRows::of(std::slice::from_ref(spec));
+            rows.and_then(|rows| rows.encode(|_| row, &mut kept)).map_err(|e| wrong(e.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// The values of an attribute as its column, the item tower or one of `[[item.vectors]]` takes them.
     fn attribute(&self, view: &View, name: &str, values: &GivenValues) -> Result<Brought, Wrong> {
         let main = view.main();
         let field = || format!("attributes.{name}");
@@ -133,10 +148,13 @@ impl GivenItem {
             let reason = "the item tower reads it: expected the whole item, from which a new vector is made";
             return Err(self.wrong(field(), reason));
         }
+        let is_kept = main.package.spec.item.vectors.iter().any(|spec| spec.column.as_deref() == Some(name));
+        if is_kept && !self.whole {
+            return Err(self.wrong(field(), "it is a vector that is kept by item: expected the whole item"));
+        }
         let column = main.columns.list().find(|column| column.name() == name);
         let kind = match (column, source) {
-            (Some(column), _) => column.kind(),
-            (None, Some(source)) if source.kind == FeatureKind::Dense => {
+            _ if is_kept || column.is_none() && source.is_some_and(|source| source.kind == FeatureKind::Dense) => {
                 let numbers: Vec<f32> = match values {
                     GivenValues::Integers(values) => values.iter().map(|&x| x as f32).collect(),
                     GivenValues::Numbers(values) => values.iter().map(|&x| x as f32).collect(),
@@ -145,6 +163,7 @@ impl GivenItem {
                 };
                 return Ok(Brought::Dense(numbers));
             }
+            (Some(column), _) => column.kind(),
             (None, Some(_)) if matches!(values, GivenValues::Texts(_)) => ColumnKind::Texts,
             (None, Some(_)) => ColumnKind::Integers,
             (None, None) => {

@@ -1,9 +1,11 @@
 //! Answers: JSON with the headers that every call carries, and problems.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use axum::http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
@@ -24,7 +26,7 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 /// A problem on its way out. Boxed, for answers carry it in `Result`s.
 pub struct Refusal {
     problem: Box<Problem>,
-    allow: Option<&'static str>,
+    allow: Option<Cow<'static, str>>,
     /// Seconds after which the same request may be tried again.
     retry_after: Option<u64>,
 }
@@ -32,10 +34,15 @@ pub struct Refusal {
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         // A queue of bounded length drains well within a second.
-        let seconds = || error.retry_wait().map_or(1, |wait| wait.as_millis().div_ceil(1000).max(1) as u64);
+        let seconds = || error.retry_wait().map_or(1, whole_seconds);
         let problem = Box::new(problem(&error));
         Refusal { retry_after: (problem.status == 503).then(seconds), problem, allow: None }
     }
+}
+
+/// Seconds after which a wait is over, at least one.
+fn whole_seconds(wait: Duration) -> u64 {
+    wait.as_millis().div_ceil(1000).max(1) as u64
 }
 
 /// What the caller is told of an error; what the server itself must look into goes to the log in full.
@@ -59,7 +66,7 @@ impl Refusal {
             status: status.as_u16(),
             detail: detail.into(),
             code: code.into(),
-            retryable: status == StatusCode::REQUEST_TIMEOUT,
+            retryable: [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status),
             offset: None,
         };
         Refusal { problem: Box::new(problem), allow: None, retry_after: None }
@@ -76,8 +83,39 @@ impl Refusal {
         self.retry_after
     }
 
+    /// 401: what came is no key, whatever is wrong with it.
+    pub(super) fn unauthorized() -> Self {
+        Refusal::http(
+            StatusCode::UNAUTHORIZED,
+            "unauthorized",
+            "expected a key of this server: `Authorization: Bearer KEY`",
+        )
+    }
+
+    /// 403: a key that is not for this.
+    pub(super) fn forbidden(detail: String) -> Self {
+        Refusal::http(StatusCode::FORBIDDEN, "forbidden", detail)
+    }
+
+    /// 429: more than a rate, and how long to wait.
+    pub(super) fn too_early(detail: String, wait: Duration) -> Self {
+        let refusal = Refusal::http(StatusCode::TOO_MANY_REQUESTS, "rate_limited", detail);
+        Refusal { retry_after: Some(whole_seconds(wait)), ..refusal }
+    }
+
+    /// The HTTP status.
+    pub(super) fn status(&self) -> StatusCode {
+        StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
+    /// What a caller without a key must show, for `WWW-Authenticate`.
+    pub(super) fn challenge(&self) -> Option<&'static str> {
+        (self.problem.status == 401).then_some("Bearer realm=\"sterling\"")
+    }
+
     /// 405, naming what is allowed.
-    pub fn method(got: &axum::http::Method, allow: &'static str) -> Self {
+    pub fn method(got: &axum::http::Method, allow: impl Into<Cow<'static, str>>) -> Self {
+        let allow = allow.into();
         let detail = format!("method {got} is not allowed here, expected {allow}");
         Refusal { allow: Some(allow), ..Refusal::http(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail) }
     }
@@ -85,15 +123,18 @@ impl Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = (status, axum::Json(&*self.problem)).into_response();
+        let mut response = (self.status(), axum::Json(&*self.problem)).into_response();
+        let challenge = self.challenge();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
         if let Some(seconds) = self.retry_after {
             headers.insert(RETRY_AFTER, seconds.into());
         }
-        if let Some(allow) = self.allow {
-            headers.insert(ALLOW, HeaderValue::from_static(allow));
+        if let Some(allow) = self.allow.as_deref().and_then(|allow| HeaderValue::from_str(allow).ok()) {
+            headers.insert(ALLOW, allow);
+        }
+        if let Some(challenge) = challenge {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
         }
         response
     }

@@ -7,10 +7,12 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::access::AccessControl;
 use super::audit::Audit;
 use super::bodies::Bodies;
 use super::meters::AnswerMeters;
 use super::options::Options;
+use super::slow::SlowCalls;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feeds, Merges};
@@ -36,12 +38,15 @@ pub struct App {
     asides: Arc<Semaphore>,
     pub(super) draining: AtomicBool,
     pub(super) meters: AnswerMeters,
+    pub(super) slow: SlowCalls,
     /// The updates of the models, where the server takes any.
     pub(super) feeds: Option<Arc<Feeds>>,
     /// Where merges of updates are asked for.
     pub(super) merges: Option<Merges>,
     /// Which answers are held against exact ones.
     pub(super) audit: Audit,
+    /// Who may do what.
+    pub(super) access: AccessControl,
     /// How long a call waits for the position that it wants to see.
     pub(super) updates_wait: Duration,
 }
@@ -60,11 +65,18 @@ impl App {
             asides,
             draining,
             meters: AnswerMeters::default(),
+            slow: SlowCalls::default(),
             feeds: None,
             merges: None,
             audit: Audit::new(0.0),
+            access: AccessControl::default(),
             updates_wait,
         }
+    }
+
+    /// The same edge, which asks who calls.
+    pub fn with_access(self, access: AccessControl) -> Self {
+        App { access, ..self }
     }
 
     /// The same edge, which takes updates too; calls wait for a position as long as other requests have time.

@@ -10,7 +10,8 @@ use serde::de::DeserializeOwned;
 
 use super::answer::{Refusal, json};
 use super::app::App;
-use super::calls::{Names, Outcome, served};
+use super::calls::{Outcome, served};
+use super::paths::Names;
 use super::position::{feed, seen};
 use super::wire::{
     self, ColumnResponse, FindRequest, FindResponse, FoundItem, IndexResponse, Problem, ValuesRequest, attributes,

@@ -1,25 +1,27 @@
 //! The calls, one function each.
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{FromRequestParts, Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::request::Parts;
-use axum::http::{Method, Uri};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
-use serde::de::DeserializeOwned;
 
+use super::access::Caller;
 use super::answer::{Refusal, Share, Timing, json, problem, reply};
 use super::app::App;
 use super::audit::{self, Again, Turn};
 use super::bodies::Whole;
+use super::paths::{Names, PathNames};
 use super::position::seen;
+use super::slow::{Passed, WINDOW};
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, LabelList, LabelRequest, ModelInfo, ModelList, Problem, RankRequest,
-    Reply, Retrievals, RetrieveOneOrMany, RetrieveResponse, RetrievedOneOrMany, Served, VersionInfo, VersionList,
+    Reply, Retrievals, RetrieveOneOrMany, RetrieveResponse, RetrievedOneOrMany, Served, SlowResponse, VersionInfo,
+    VersionList,
 };
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
@@ -30,99 +32,44 @@ use crate::view::View;
 
 pub(super) type Outcome = Result<Response, Refusal>;
 
-const GET: &str = "GET, HEAD";
 /// Bodies from so many bytes on are read and prepared on threads of their own. A filter takes about a tenth of a microsecond
 /// a byte, so that shorter ones hold up whoever else this thread answers for a few milliseconds at most.
 const LONG_BODY_BYTES: usize = 32 << 10;
 /// The verbs of the calls that workers answer.
 pub(super) const VERBS: [&str; 3] = ["retrieve", "rank", "embed"];
 
-/// The names in a path; where they are no text, a problem.
-pub struct Names<T>(pub(super) T);
-
-impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Names<T> {
-    type Rejection = Refusal;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
-        let Path(names) = Path::from_request_parts(parts, state)
-            .await
-            .map_err(|e: PathRejection| Error::invalid(format!("path: {}", e.body_text())))?;
-        Ok(Names(names))
-    }
+/// `:retrieve`, `:rank` or `:embed` of the version that answers.
+pub async fn of_active(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    dispatch(&app, app.registry.get(&model, Which::Active)?, request).await
 }
 
-/// `/v1/models/{model}` and `/v1/models/{model}:{verb}`
-pub async fn model_call(State(app): State<Arc<App>>, Names(call): Names<String>, request: Request) -> Outcome {
-    match (call.rsplit_once(':'), request.method()) {
-        (None, &Method::GET | &Method::HEAD) => model(&app, &call),
-        (None, other) => Err(Refusal::method(other, GET)),
-        (Some((model, verb)), _) => {
-            check_verb(verb, request.method())?;
-            dispatch(&app, app.registry.get(model, Which::Active)?, verb, request).await
-        }
-    }
-}
-
-/// `/v1/models/{model}/versions/{version}` and `/v1/models/{model}/versions/{version}:{verb}`
-pub async fn version_call(
+/// The same of the version that the path names.
+pub async fn of_version(
     State(app): State<Arc<App>>,
-    Names((model, call)): Names<(String, String)>,
+    Names((model, version)): Names<(String, u64)>,
     request: Request,
 ) -> Outcome {
-    let (text, verb) = call.rsplit_once(':').unwrap_or((&call, ""));
-    let version = version_number(&model, text)?;
-    match (verb, request.method()) {
-        ("", &Method::GET | &Method::HEAD) if !call.ends_with(':') => self::version(&app, &model, version),
-        ("", other) if !call.ends_with(':') => Err(Refusal::method(other, GET)),
-        ("load", &Method::POST) => load(&app, model, version).await,
-        ("activate", &Method::POST) => activate(&app, model, version).await,
-        ("unload", &Method::POST) => unload(&app, model, version).await,
-        ("load" | "activate" | "unload", other) => Err(Refusal::method(other, "POST")),
-        _ => {
-            check_verb(verb, request.method())?;
-            dispatch(&app, app.registry.get(&model, Which::Version(version))?, verb, request).await
-        }
-    }
+    dispatch(&app, app.registry.get(&model, Which::Version(version))?, request).await
 }
 
-/// `/v1/models/{model}/labels/{label}` and `/v1/models/{model}/labels/{label}:{verb}`
-pub async fn label_call(
+/// The same of the version that a label points to.
+pub async fn of_label(
     State(app): State<Arc<App>>,
-    Names((model, call)): Names<(String, String)>,
+    Names((model, label)): Names<(String, String)>,
     request: Request,
 ) -> Outcome {
-    match (call.rsplit_once(':'), request.method()) {
-        (None, &Method::PUT) => put_label(&app, model, call, request).await,
-        (None, &Method::DELETE) => delete_label(&app, model, call).await,
-        (None, other) => Err(Refusal::method(other, "PUT, DELETE")),
-        (Some((label, verb)), method) => {
-            check_verb(verb, method)?;
-            dispatch(&app, app.registry.get(&model, Which::Label(label))?, verb, request).await
-        }
-    }
+    dispatch(&app, app.registry.get(&model, Which::Label(&label))?, request).await
 }
 
-/// A version as it is listed: one number has one text, so that caches and rules for paths are not led around.
-fn version_number(model: &str, text: &str) -> Result<u64> {
-    text.parse().ok().filter(|version: &u64| version.to_string() == text).ok_or_else(|| {
-        Error::invalid(format!("version `{text}`: expected a whole number, as `GET /v1/models/{model}/versions` lists"))
-    })
-}
-
-fn check_verb(verb: &str, method: &Method) -> Result<(), Refusal> {
-    if !VERBS.contains(&verb) {
-        return Err(Error::not_found(format!("call `:{verb}`: expected `:retrieve`, `:rank` or `:embed`")).into());
-    }
-    if method == Method::POST { Ok(()) } else { Err(Refusal::method(method, "POST")) }
-}
-
-async fn dispatch(app: &Arc<App>, model: Arc<Loaded>, verb: &str, request: Request) -> Outcome {
+async fn dispatch(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outcome {
+    let verb = request.extensions().get::<PathNames>().map_or("", PathNames::call);
+    let caller = request.extensions().get::<Caller>().cloned();
     // What cannot be in time need not be read; what the gate could not tell ends here.
     app.engine.admits(None)?;
     let view = seen(app, &model, request.uri()).await?;
     let body = app.bodies.read(request).await?;
     match verb {
-        "retrieve" => retrieve(app, &model, view, body).await,
+        "retrieve" => retrieve(app, &model, view, body, caller).await,
         "rank" => rank(app, &model, view, body).await,
         _ => embed(app, &model, view, body).await,
     }
@@ -172,17 +119,22 @@ fn prepare_retrievals(view: &Arc<View>, turn: Option<Turn>, body: &[u8]) -> Resu
 #[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body(content = inline(RetrieveOneOrMany)),
     responses((status = 200, body = inline(RetrievedOneOrMany)), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn retrieve(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
+async fn retrieve(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole, caller: Option<Caller>) -> Outcome {
     let (told, turn) = (served(model, &view), app.audit.turn());
     match prepare(app, body, move |body| prepare_retrievals(&view, turn, body)).await? {
         Asked::One(prepared, terms, again) => one(app, model, *prepared, terms, again).await,
         Asked::Many(prepared) => {
+            if let Some(caller) = caller {
+                caller.charge(prepared.len().saturating_sub(1));
+            }
             let costs = prepared.iter().flatten().map(|(prepared, _)| prepared.cost());
             let share = app.bodies.hold_answer(costs.fold(Cost::default(), Cost::plus).answer_bytes)?;
             let calls = prepared.into_iter().map(|prepared| async {
                 let (prepared, terms) = prepared?;
-                items(app, prepared, terms, None).await
+                let (answer, view, columns) = answered(app, prepared, terms, None).await?;
+                items(answer, &view, &columns)
             });
+            let (count, begun) = (calls.len(), Instant::now());
             let mut results = join_all(calls).await;
             // Where nothing was taken in, the whole call was refused, and load balancers must see it.
             let is_refused = |r: &Result<Entry>| r.as_ref().is_err_and(|e| e.kind() == Kind::Overloaded);
@@ -192,34 +144,46 @@ async fn retrieve(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole) 
                 return Err(error.into());
             }
             let entries = results.into_iter().map(|r| r.unwrap_or_else(|e| problem(&e).into())).collect();
-            Ok(reply(Reply::many(told, entries), Timing::default(), share))
+            let passed = Passed { requests: count, engine: begun.elapsed(), ..Passed::of(&told) };
+            Ok((Extension(passed), reply(Reply::many(told, entries), Timing::default(), share)).into_response())
         }
     }
 }
 
-/// Runs what was prepared, and makes the items of its answer ready to be written; they are audited where they are to be.
-async fn items(app: &Arc<App>, prepared: Prepared, terms: Terms, again: Option<Box<Again>>) -> Result<Entry> {
+/// Runs what was prepared, and has its answer audited where it is to be. Returns it with the view that answered and the columns to tell.
+async fn answered(
+    app: &Arc<App>,
+    prepared: Prepared,
+    terms: Terms,
+    again: Option<Box<Again>>,
+) -> Result<(Answer, Arc<View>, Vec<String>)> {
     let columns = prepared.columns().to_vec();
     let view = prepared.view().clone();
-    let answer = submit(app, prepared, terms).await?;
+    let answer = app.engine.submit(prepared, terms).await?;
     if let Some(again) = again {
         let (app, served) = (app.clone(), audit::ids(&answer));
         tokio::spawn(async move { again.run(&app.engine, &served).await });
     }
-    let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
-    Entry::items(answer, tasks, view.columns(), &columns)
+    Ok((answer, view, columns))
 }
 
-async fn submit(app: &App, prepared: Prepared, terms: Terms) -> Result<Answer> {
-    app.engine.submit(prepared, terms).await
+/// Makes the items of an answer ready to be written.
+fn items(answer: Answer, view: &View, columns: &[String]) -> Result<Entry> {
+    let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
+    Entry::items(answer, tasks, view.columns(), columns)
 }
 
 async fn one(app: &Arc<App>, model: &Loaded, prepared: Prepared, terms: Terms, again: Option<Box<Again>>) -> Outcome {
     let share = app.bodies.hold_answer(prepared.cost().answer_bytes)?;
     let told = served(model, prepared.view());
-    let entry = items(app, prepared, terms, again).await?;
+    let begun = Instant::now();
+    let (prepared, is_asked) = prepared.explained();
+    let (mut answer, view, columns) = answered(app, prepared, terms, again).await?;
+    let explain = if is_asked { answer.explain.clone() } else { answer.explain.take() };
+    let passed = Passed { engine: begun.elapsed(), explain: explain.map(Box::new), ..Passed::of(&told) };
+    let entry = items(answer, &view, &columns)?;
     let timing = Timing::of(entry.steps());
-    Ok(reply(Reply::one(told, entry), timing, share))
+    Ok((Extension(passed), reply(Reply::one(told, entry), timing, share)).into_response())
 }
 
 pub(super) fn served(model: &Loaded, view: &View) -> Served {
@@ -256,34 +220,36 @@ async fn embed(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outco
     };
     let (prepared, terms) = prepare(app, body, embedding).await?;
     let told = served(model, prepared.view());
-    let answer = submit(app, prepared, terms).await?;
-    Ok(json(&wire::embedding(told, answer)?))
+    let begun = Instant::now();
+    let answer = app.engine.submit(prepared, terms).await?;
+    let passed = Passed { engine: begun.elapsed(), ..Passed::of(&told) };
+    Ok((Extension(passed), json(&wire::embedding(told, answer)?)).into_response())
 }
 
 /// Let a published version answer unpinned requests; loads it where it is not in memory.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:activate", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn activate(app: &Arc<App>, model: String, version: u64) -> Outcome {
-    let loaded = manage(app, move |registry| registry.activate(&model, version)).await?;
-    Ok(json(&info(app, &loaded)))
+pub async fn activate(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
+    let loaded = manage(&app, move |registry| registry.activate(&model, version)).await?;
+    Ok(json(&info(&app, &loaded)))
 }
 
 /// Load a published version beside those in memory, and keep it there: for pins, labels and a quick activation.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:load", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn load(app: &Arc<App>, model: String, version: u64) -> Outcome {
-    let loaded = manage(app, move |registry| registry.load(&model, version)).await?;
-    Ok(json(&info(app, &loaded)))
+pub async fn load(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
+    let loaded = manage(&app, move |registry| registry.load(&model, version)).await?;
+    Ok(json(&info(&app, &loaded)))
 }
 
 /// Take a version out of memory that is neither active nor labelled.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:unload", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn unload(app: &Arc<App>, model: String, version: u64) -> Outcome {
-    let states = manage(app, move |registry| {
+pub async fn unload(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
+    let states = manage(&app, move |registry| {
         registry.unload(&model, version)?;
         Ok((registry.versions(&model)?, model))
     });
@@ -296,10 +262,14 @@ async fn unload(app: &Arc<App>, model: String, version: u64) -> Outcome {
         ("label" = String, Path, description = "1 to 128 letters, digits, `_`, `-` or `.`, not starting with `.`")),
     request_body = LabelRequest,
     responses((status = 200, body = LabelList), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn put_label(app: &Arc<App>, model: String, label: String, request: Request) -> Outcome {
+pub async fn put_label(
+    State(app): State<Arc<App>>,
+    Names((model, label)): Names<(String, String)>,
+    request: Request,
+) -> Outcome {
     let body = app.bodies.read(request).await?;
     let LabelRequest { version } = wire::object(&body)?;
-    let labels = manage(app, move |registry| {
+    let labels = manage(&app, move |registry| {
         registry.label(&model, &label, version)?;
         Ok(LabelList { labels: registry.labels(&model)?, model })
     });
@@ -310,8 +280,8 @@ async fn put_label(app: &Arc<App>, model: String, label: String, request: Reques
 #[utoipa::path(delete, path = "/v1/models/{model}/labels/{label}", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("label" = String, Path)),
     responses((status = 200, body = LabelList), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn delete_label(app: &Arc<App>, model: String, label: String) -> Outcome {
-    let labels = manage(app, move |registry| {
+pub async fn delete_label(State(app): State<Arc<App>>, Names((model, label)): Names<(String, String)>) -> Outcome {
+    let labels = manage(&app, move |registry| {
         registry.unlabel(&model, &label)?;
         Ok(LabelList { labels: registry.labels(&model)?, model })
     });
@@ -337,23 +307,25 @@ fn info(app: &App, model: &Loaded) -> ModelInfo {
 
 /// The models that are served.
 #[utoipa::path(get, path = "/v1/models", tag = "models", responses((status = 200, body = ModelList)))]
-pub async fn models(State(app): State<Arc<App>>) -> Response {
-    json(&ModelList { models: app.registry.list().iter().map(|model| info(&app, model)).collect() })
+pub async fn models(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {
+    let models = app.registry.list();
+    let visible = models.iter().filter(|model| caller.may_see(model.name()));
+    json(&ModelList { models: visible.map(|model| info(&app, model)).collect() })
 }
 
 /// The version of a model that answers.
 #[utoipa::path(get, path = "/v1/models/{model}", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
-fn model(app: &App, model: &str) -> Outcome {
-    Ok(json(&info(app, &*app.registry.get(model, Which::Active)?)))
+pub async fn model(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    Ok(json(&info(&app, &*app.registry.get(&model, Which::Active)?)))
 }
 
 /// A version of a model that is in memory.
 #[utoipa::path(get, path = "/v1/models/{model}/versions/{version}", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
-fn version(app: &App, model: &str, version: u64) -> Outcome {
-    Ok(json(&info(app, &*app.registry.get(model, Which::Version(version))?)))
+pub async fn version(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
+    Ok(json(&info(&app, &*app.registry.get(&model, Which::Version(version))?)))
 }
 
 /// The published versions of a model.
@@ -419,16 +391,27 @@ impl AsRef<[u8]> for Held {
     }
 }
 
+/// The slowest retrievals, rankings and embeddings of the last minutes, with what their steps did.
+#[utoipa::path(get, path = "/v1/debug/slow", tag = "health", responses((status = 200, body = SlowResponse)))]
+pub async fn slow(State(app): State<Arc<App>>) -> Response {
+    json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.slow.list() })
+}
+
 /// The process answers.
 #[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200, body = String)))]
 pub async fn live() -> &'static str {
     "ok\n"
 }
 
-/// A model is loaded and the server is not shutting down; where not, why. Lines that begin with `warning:` tell what slows it.
+/// A model is loaded and the server is not shutting down; where not, why. Lines that begin with `warning:` tell what slows it. A server with keys
+/// says why, and what slows it, to those who have one.
 #[utoipa::path(get, path = "/readyz", tag = "health", responses((status = 200, body = String), (status = 503, body = Problem, content_type = "application/problem+json")))]
-pub async fn ready(State(app): State<Arc<App>>) -> Result<String, Refusal> {
-    app.ready()?;
+pub async fn ready(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Result<String, Refusal> {
+    let ready = app.ready();
+    if !caller.may_see_all() {
+        return ready.map(|()| "ok\n".to_owned()).map_err(|_| Error::not_ready("the server is not ready").into());
+    }
+    ready?;
     let warnings: String = app.warnings().iter().map(|warning| format!("warning: {warning}\n")).collect();
     Ok(format!("ok\ndevice: {}\n{warnings}", app.engine.backend().device()))
 }
@@ -438,16 +421,4 @@ pub async fn ready(State(app): State<Arc<App>>) -> Result<String, Refusal> {
 pub async fn metrics() -> Response {
     let text = crate::telemetry::metrics().render();
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
-}
-
-/// Answers methods that a route does not have.
-pub fn wrong_method(
-    allow: &'static str,
-) -> impl Fn(Method) -> std::future::Ready<Refusal> + Clone + Send + Sync + 'static {
-    move |method| std::future::ready(Refusal::method(&method, allow))
-}
-
-/// Answers paths that no route has.
-pub async fn no_route(uri: Uri) -> Refusal {
-    Error::not_found(format!("nothing lies at {}; `/openapi.json` lists the calls", uri.path())).into()
 }

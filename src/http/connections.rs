@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,7 @@ use hyper::body::{Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
+use super::access::Door;
 use super::app::App;
 use super::gate::{self, PlainRequest};
 use super::options::Options;
@@ -26,9 +28,17 @@ const HEADER: u8 = 1;
 /// A request is read, worked on or answered.
 const BUSY: u8 = 2;
 
+/// Where a request came from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peer {
+    pub(super) address: SocketAddr,
+    pub(super) door: Door,
+}
+
 /// One open connection.
 #[derive(Debug)]
 pub(super) struct Connection {
+    peer: Peer,
     opened: Instant,
     stage: AtomicU8,
     /// Milliseconds after `opened` at which the stage began.
@@ -41,8 +51,9 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    fn new() -> Self {
+    fn new(peer: Peer) -> Self {
         Connection {
+            peer,
             opened: Instant::now(),
             stage: AtomicU8::new(IDLE),
             since: AtomicU64::new(0),
@@ -83,8 +94,9 @@ impl Connection {
     }
 
     /// Takes in that a whole header came; the request ends when the answer's body is dropped.
-    pub(super) fn begin<B>(&self, request: Request<B>) -> Request<B> {
+    pub(super) fn begin<B>(&self, mut request: Request<B>) -> Request<B> {
         self.enter(BUSY);
+        request.extensions_mut().insert(self.peer);
         request
     }
 
@@ -123,13 +135,15 @@ impl Connection {
 #[derive(Debug)]
 pub(super) struct Connections {
     open: Mutex<BTreeMap<u64, Arc<Connection>>>,
+    /// Connections so far.
+    count: AtomicU64,
     closed: Notify,
     most: usize,
 }
 
 impl Connections {
     pub(super) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Connections { open: Mutex::default(), closed: Notify::new(), most })
+        Arc::new(Connections { open: Mutex::default(), count: AtomicU64::new(0), closed: Notify::new(), most })
     }
 
     fn open(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Connection>>> {
@@ -137,8 +151,9 @@ impl Connections {
     }
 
     /// Takes a connection in.
-    pub(super) fn add(self: &Arc<Self>, number: u64) -> Open {
-        let connection = Arc::new(Connection::new());
+    pub(super) fn add(self: &Arc<Self>, peer: Peer) -> Open {
+        let connection = Arc::new(Connection::new(peer));
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
         let mut open = self.open();
         open.insert(number, connection.clone());
         metrics::gauge!("sterling_connections").set(open.len() as f64);
@@ -335,7 +350,11 @@ impl Drop for Answered {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, SocketAddrV4};
+
     use super::*;
+
+    const PEER: Peer = Peer { address: SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1)), door: Door::Main };
 
     fn options() -> Options {
         Options { idle_ms: 1000, header_ms: 100, stall_ms: 10, ..Options::default() }
@@ -344,7 +363,7 @@ mod tests {
     /// A connection that was opened some time ago and has been in its stage since then.
     fn aged(stage: u8, ms: u64) -> Connection {
         let opened = Instant::now() - std::time::Duration::from_millis(ms);
-        Connection { opened, stage: AtomicU8::new(stage), ..Connection::new() }
+        Connection { opened, stage: AtomicU8::new(stage), ..Connection::new(PEER) }
     }
 
     #[test]

@@ -9,13 +9,15 @@ use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime};
 
-use axum::http::StatusCode;
+use axum::http::Method;
 use httparse::{EMPTY_HEADER, Request, Status};
 
-use super::answer::Refusal;
+use super::access::secret_of;
 use super::app::App;
 use super::calls::VERBS;
-use super::layers::{id_of, verb_of};
+use super::layers::{id_of, new_id};
+use super::table;
+use super::trace_context::{TRACEPARENT, TraceContext};
 
 /// Most headers of a request that is looked at here.
 const HEADERS_MAX: usize = 32;
@@ -23,9 +25,12 @@ const HEADERS_MAX: usize = 32;
 /// One plain request, whole.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PlainRequest<'a> {
-    /// The verb, where it is a call that workers answer.
-    call: Option<&'static str>,
+    /// The verb and the path, where it is a call that workers answer.
+    call: Option<(&'static str, &'a str)>,
     id: Option<&'a [u8]>,
+    /// The header `Authorization`.
+    authorization: Option<&'a [u8]>,
+    traceparent: Option<&'a [u8]>,
 }
 
 impl<'a> PlainRequest<'a> {
@@ -34,7 +39,7 @@ impl<'a> PlainRequest<'a> {
         let mut headers = [EMPTY_HEADER; HEADERS_MAX];
         let mut request = Request::new(&mut headers);
         let Ok(Status::Complete(head)) = request.parse(bytes) else { return None };
-        let (mut id, mut length) = (None, None);
+        let (mut id, mut length, mut authorization, mut traceparent) = (None, None, None, None);
         for header in request.headers.iter() {
             let is = |name: &str| header.name.eq_ignore_ascii_case(name);
             if is("content-length") {
@@ -45,6 +50,12 @@ impl<'a> PlainRequest<'a> {
                 }
             } else if is("x-request-id") {
                 id = id.or(Some(header.value));
+            } else if is(TRACEPARENT) {
+                traceparent = traceparent.or(Some(header.value));
+            } else if is("authorization") {
+                if authorization.replace(header.value).is_some() {
+                    return None;
+                }
             } else if is("connection") && !header.value.eq_ignore_ascii_case(b"keep-alive")
                 || ["transfer-encoding", "expect", "upgrade"].into_iter().any(is)
             {
@@ -55,34 +66,59 @@ impl<'a> PlainRequest<'a> {
             return None;
         }
         let call = request.path.filter(|path| request.method == Some("POST") && path.starts_with("/v1/models/"));
-        let call = call.and_then(verb_of).filter(|verb| VERBS.contains(verb));
-        Some(PlainRequest { call, id })
+        let call = call.and_then(|path| Some((verb_of(path)?, path)));
+        Some(PlainRequest { call, id, authorization, traceparent })
     }
 }
 
-/// The bytes of the answer to a call that could not be in time; `None` where a request is to be looked at.
+/// The verb of workers that a path ends with.
+fn verb_of(path: &str) -> Option<&'static str> {
+    let (_, last) = path.rsplit_once(':')?;
+    VERBS.into_iter().find(|verb| *verb == last)
+}
+
+/// The bytes of the answer to a call that could not be in time, or to one without a key that could not either; `None` where a request is to be looked at.
 pub(super) fn refusal(app: &App, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
     let start = Instant::now();
-    let call = request.call.filter(|_| !app.draining.load(Ordering::Relaxed))?;
-    let refusal = Refusal::from(app.engine.admits(None).err()?);
+    let (call, path) = request.call.filter(|_| !app.draining.load(Ordering::Relaxed))?;
+    let overloaded = app.engine.admits(None).err()?;
+    let is_let_in = || {
+        let secret = request.authorization.and_then(secret_of);
+        app.access.look(table::find(&Method::POST, path).needs(), secret)
+    };
+    // Who may not call learns nothing of the load either.
+    let denied = if app.access.is_guarded() { is_let_in().err() } else { None };
+    let refusal = denied.unwrap_or_else(|| overloaded.into());
     let id = id_of(request.id);
     let (id, body) = (id.to_str().unwrap_or_default(), refusal.json());
     let took = start.elapsed();
-    let status = StatusCode::SERVICE_UNAVAILABLE;
-    tracing::debug!(id, call, status = status.as_u16(), "refused unread");
+    let status = refusal.status();
+    let context = request.traceparent.and_then(TraceContext::of);
+    let trace = context.as_ref().map(|context| context.trace);
+    tracing::debug!(id, call, status = status.as_u16(), trace, "refused unread");
     app.meters.answered(call, status, took);
     let mut text = String::with_capacity(512);
     // A string takes whatever it is given.
     let _ = write!(
         text,
-        "HTTP/1.1 {status}\r\ncontent-type: {}\r\nretry-after: {}\r\nserver-timing: total;dur={:.3}\r\n\
-         x-request-id: {id}\r\ncontent-length: {}\r\ndate: {}\r\n\r\n{body}",
+        "HTTP/1.1 {status}\r\ncontent-type: {}\r\nserver-timing: total;dur={:.3}\r\n\
+         x-request-id: {id}\r\ncontent-length: {}\r\ndate: {}\r\n",
         super::answer::PROBLEM_JSON,
-        refusal.retry_after().unwrap_or(1),
         took.as_secs_f64() * 1000.0,
         body.len(),
         httpdate::HttpDate::from(SystemTime::now()),
     );
+    if let Some(seconds) = refusal.retry_after() {
+        let _ = write!(text, "retry-after: {seconds}\r\n");
+    }
+    if let Some(challenge) = refusal.challenge() {
+        let _ = write!(text, "www-authenticate: {challenge}\r\n");
+    }
+    if let Some(answer) = context.as_ref().and_then(|context| context.answer(&new_id())) {
+        let _ = write!(text, "{TRACEPARENT}: {}\r\n", answer.to_str().unwrap_or_default());
+    }
+    text.push_str("\r\n");
+    text.push_str(&body);
     Some(text.into_bytes())
 }
 
@@ -94,7 +130,7 @@ mod tests {
 
     #[test]
     fn whole_plain_requests_are_seen_and_nothing_else() {
-        let call = |text: &str| PlainRequest::of(text.as_bytes()).map(|whole| whole.call);
+        let call = |text: &str| PlainRequest::of(text.as_bytes()).map(|whole| whole.call.map(|(verb, _)| verb));
         for (rest, expected) in [
             ("\r\n", Some(Some("retrieve"))),
             ("content-length: 2\r\n\r\n{}", Some(Some("retrieve"))),

@@ -4,14 +4,15 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
 use axum::extract::{Request, State};
+use axum::http::Uri;
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{Method, Uri};
 use tokio::sync::oneshot;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::answer::{Refusal, json};
 use super::app::App;
-use super::calls::{Names, Outcome, prepare, served};
+use super::calls::{Outcome, prepare, served};
+use super::paths::Names;
 use super::position::{feed, number, seen};
 use super::wire::{
     self, DeleteRequest, DeleteResponse, ItemResponse, MergeResponse, PositionResponse, Problem, RefusedItem,
@@ -40,9 +41,6 @@ impl Said {
         let key = request.headers().get(KEY).map(|key| key.to_str().unwrap_or_default().to_owned());
         if key.as_ref().is_some_and(|key| key.is_empty() || key.len() > KEY_BYTES_MAX) {
             return Err(Error::invalid(format!("{KEY}: expected 1 to {KEY_BYTES_MAX} visible characters")).into());
-        }
-        if request.method() != Method::POST {
-            return Err(Refusal::method(request.method(), "POST"));
         }
         let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         let essence = kind.split(';').next().unwrap_or_default().trim();
@@ -159,10 +157,7 @@ async fn write(feed: &Arc<Feed>, mut updates: Vec<Update>, digest: u64, said: Sa
 #[utoipa::path(post, path = "/v1/models/{model}/items:merge", tag = "items",
     params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = MergeResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
-    if request.method() != Method::POST {
-        return Err(Refusal::method(request.method(), "POST"));
-    }
+pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
     app.registry.get(&model, Which::Active)?;
     feed(&app, &model)?;
     let merges = app.merges.as_ref().ok_or_else(|| Error::unsupported("this server merges no updates"))?;

@@ -7,37 +7,78 @@ use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use axum::body::Body;
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{Request, State};
 use axum::http::header::{CONNECTION, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Instrument as _;
+use tracing::field::Empty;
 
+use super::access::Caller;
 use super::answer::{Refusal, Timing};
 use super::app::App;
+use super::calls::VERBS;
+use super::slow::{Passed, millis};
+use super::table;
+use super::trace_context::{TRACEPARENT, TraceContext};
+use super::wire::{SlowCall, SlowPass};
 use crate::error::Error;
+use crate::telemetry;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id that is taken from a caller, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
-/// Counts and times the call, gives it an id that its lines in the log carry, and says in `Server-Timing` where the time
-/// went.
-pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+/// The id of a request, for those who write it down.
+#[derive(Clone)]
+pub(super) struct CallId(HeaderValue);
+
+impl CallId {
+    /// That of a request which [`observe`] has seen.
+    pub(super) fn of(request: &Request) -> String {
+        let id = request.extensions().get::<CallId>().and_then(|CallId(id)| id.to_str().ok());
+        id.unwrap_or_default().to_owned()
+    }
+}
+
+/// Finds the call that is asked for, counts and times it, gives it an id that its lines in the log carry, and says in
+/// `Server-Timing` where the time went.
+pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let start = Instant::now();
-    let call = call_of(&request);
+    let matched = table::find(request.method(), request.uri().path());
+    let call = matched.call();
     let id = id_of(request.headers().get(&REQUEST_ID).map(HeaderValue::as_bytes));
-    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call);
+    let header = request.headers().get(TRACEPARENT).cloned();
+    let context = header.as_ref().and_then(|header| TraceContext::of(header.as_bytes()));
+    let trace = context.as_ref().map(|context| context.trace);
+    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call, key = Empty, trace);
+    request.extensions_mut().insert(matched);
+    request.extensions_mut().insert(CallId(id.clone()));
     let mut response = next.run(request).instrument(span.clone()).await;
     let took = start.elapsed();
-    span.in_scope(|| {
-        tracing::debug!(status = response.status().as_u16(), ms = took.as_secs_f64() * 1000.0, "answered")
-    });
+    span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms = millis(took), "answered"));
     app.meters.answered(call, response.status(), took);
-    let timing = response.extensions_mut().remove::<Timing>().unwrap_or_default();
+    let (status, extensions) = (response.status().as_u16(), response.extensions_mut());
+    let timing = extensions.remove::<Timing>().unwrap_or_default();
+    let (passed, caller) = (extensions.remove::<Passed>(), extensions.remove::<Caller>());
+    if VERBS.contains(&call) {
+        app.slow.note(took, || SlowCall {
+            time: telemetry::now(),
+            id: id.to_str().unwrap_or_default().to_owned(),
+            trace: trace.map(str::to_owned),
+            key: caller.as_ref().and_then(Caller::name).map(str::to_owned),
+            call: call.to_owned(),
+            status,
+            ms: millis(took),
+            pass: passed.map(SlowPass::from),
+        });
+    }
     let headers = response.headers_mut();
     headers.extend(timing.header(took.as_secs_f64() * 1000.0));
     headers.insert(REQUEST_ID, id);
+    if let Some(answer) = context.and_then(|context| context.answer(&new_id())) {
+        headers.insert(TRACEPARENT, answer);
+    }
     if app.draining.load(Ordering::Relaxed) {
         // So that a client that keeps connections asks its next question elsewhere.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
@@ -48,7 +89,7 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
 /// The id of a request: its own where it has a sane one, or a new one.
 pub(super) fn id_of(own: Option<&[u8]>) -> HeaderValue {
     let own = own.filter(|id| is_sane(id)).and_then(|id| HeaderValue::from_bytes(id).ok());
-    own.unwrap_or_else(new_id)
+    own.unwrap_or_else(|| HeaderValue::from_str(&new_id()).unwrap_or(HeaderValue::from_static("0")))
 }
 
 /// True for ids that can stand in a log: visible ASCII without quotes and the like.
@@ -58,36 +99,11 @@ fn is_sane(id: &[u8]) -> bool {
 }
 
 /// 64 bits that no other request has, in hexadecimal: a count under a hash that is keyed anew in each process.
-fn new_id() -> HeaderValue {
+pub(super) fn new_id() -> String {
     static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = KEY.hash_one(COUNT.fetch_add(1, Ordering::Relaxed));
-    HeaderValue::from_str(&format!("{number:016x}")).unwrap_or(HeaderValue::from_static("0"))
-}
-
-/// The verb that a path ends with, where it is one of this server's.
-pub(super) fn verb_of(path: &str) -> Option<&'static str> {
-    let (_, last) = path.rsplit_once(':')?;
-    ["retrieve", "rank", "embed", "activate", "load", "unload"].into_iter().find(|verb| *verb == last)
-}
-
-/// The label of a call: from a fixed list, so that no caller can make metrics grow.
-fn call_of(request: &Request) -> &'static str {
-    let path = request.uri().path();
-    if let Some(verb) = verb_of(path) {
-        return verb;
-    }
-    match request.extensions().get::<MatchedPath>().map(MatchedPath::as_str) {
-        Some("/v1/models") => "models",
-        Some("/v1/models/{model}") => "model",
-        Some("/v1/models/{model}/versions") => "versions",
-        Some("/v1/models/{model}/versions/{version}") => "version",
-        Some("/v1/models/{model}/labels") => "labels",
-        Some("/v1/models/{model}/labels/{label}") => "label",
-        Some("/metrics") => "metrics",
-        Some("/livez" | "/readyz") => "health",
-        _ => "other",
-    }
+    format!("{number:016x}")
 }
 
 /// The answer to a request whose handler panicked; the server goes on.

@@ -7,14 +7,17 @@ use axum::http::StatusCode;
 use metrics::{Counter, Histogram, counter, histogram};
 
 /// The labels of calls; whatever has none of them is the last.
-const CALLS: [&str; 15] = [
+const CALLS: [&str; 27] = [
     "retrieve", "rank", "embed", "activate", "load", "unload", "models", "model", "versions", "version", "labels",
-    "label", "metrics", "health", "other",
+    "label", "index", "column", "find", "item", "position", "upsert", "delete", "merge", "queries", "slow", "metrics",
+    "health", "openapi", "console", "other",
 ];
 /// The statuses with their labels; whatever has none of them is the last.
-const STATUSES: [(u16, &str); 14] = [
+const STATUSES: [(u16, &str); 17] = [
     (200, "200"),
     (400, "400"),
+    (401, "401"),
+    (403, "403"),
     (404, "404"),
     (405, "405"),
     (408, "408"),
@@ -22,6 +25,7 @@ const STATUSES: [(u16, &str); 14] = [
     (413, "413"),
     (415, "415"),
     (422, "422"),
+    (429, "429"),
     (500, "500"),
     (503, "503"),
     (504, "504"),
@@ -52,5 +56,17 @@ impl AnswerMeters {
         meters.answers[status].get_or_init(count).increment(1);
         let seconds = || histogram!("sterling_request_seconds", "call" => call);
         meters.seconds.get_or_init(seconds).record(took.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::table::TABLE;
+
+    #[test]
+    fn every_call_has_its_label() {
+        let unknown: Vec<_> = TABLE.iter().map(|route| route.call).filter(|call| !CALLS.contains(call)).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
     }
 }

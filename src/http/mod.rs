@@ -6,6 +6,7 @@
 //! works. A call is named by a verb after a colon (`/v1/models/debian:retrieve`), which routers do not split, so `calls`
 //! does. `layers` holds what every call shares: ids, metrics, `Server-Timing`.
 
+mod access;
 mod answer;
 mod app;
 mod audit;
@@ -20,13 +21,20 @@ mod layers;
 mod meters;
 mod openapi;
 mod options;
+mod paths;
 mod position;
 mod routes;
 mod server;
+mod slow;
+mod table;
+mod tls;
+mod trace_context;
 pub mod wire;
 
+pub use access::{AccessControl, AccessOptions, Door, NewKey, Role, new_key};
 pub use app::App;
 pub use openapi::document as openapi;
 pub use options::Options;
 pub use routes::router;
-pub use server::{Stop, serve};
+pub use server::{Sockets, Stop, serve};
+pub use tls::{Tls, TlsOptions};

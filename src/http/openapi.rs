@@ -3,6 +3,7 @@
 use axum::response::Response;
 use utoipa::OpenApi as _;
 use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{KnownFormat, ObjectBuilder, Required, SchemaFormat, Type};
 
 use super::answer::json;
@@ -34,6 +35,7 @@ use super::{browse, calls, console, items};
         browse::column,
         browse::index,
         calls::queries,
+        calls::slow,
         calls::live,
         calls::ready,
         calls::metrics,
@@ -52,6 +54,10 @@ pub async fn openapi() -> Response {
 /// The document.
 pub fn document() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
+    let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some("A key of a server that has any."));
+    let components = document.components.get_or_insert_default();
+    components.add_security_scheme("key", SecurityScheme::Http(scheme.build()));
+    document.security = Some(vec![SecurityRequirement::default(), SecurityRequirement::new("key", [""; 0])]);
     for verb in ["retrieve", "rank", "embed"] {
         let item = document.paths.paths.get(&format!("/v1/models/{{model}}:{verb}"));
         let Some(item) = item.cloned() else { continue };

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::error::{Error, Result};
 
@@ -10,7 +11,7 @@ use crate::error::{Error, Result};
 const CONNECTIONS_DEFAULT_MAX: usize = 16_384;
 
 /// What a client may hold, and for how long.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
     /// Connections that may be open; 0 means as many as the descriptors of the process allow, up to 16,384. At the

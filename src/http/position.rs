@@ -39,9 +39,5 @@ pub(super) fn number(uri: &Uri, name: &str) -> Result<Option<u64>> {
 pub(super) fn feed(app: &App, model: &str) -> Result<Arc<Feed>> {
     let feeds = app.feeds.as_ref();
     let feeds = feeds.ok_or_else(|| Error::unsupported("this server takes no updates; `serve --updates DIR` does"))?;
-    feeds.of(model).ok_or_else(|| {
-        Error::unsupported(format!(
-            "model `{model}` takes no updates: it keeps `item.vectors`, which do not come with them"
-        ))
-    })
+    feeds.of(model).ok_or_else(|| Error::not_ready(format!("model `{model}`: its updates are not followed yet")))
 }

@@ -1,39 +1,84 @@
-//! Which path leads to which call.
+//! The router: the table of calls behind the layers that all of them share.
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::{any, get};
+use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse as _, Response};
 
+use super::access::{Asked, Door, Role, check_site, secret_in};
+use super::answer::Refusal;
 use super::app::App;
-use super::{browse, calls, console, items, layers, openapi};
+use super::connections::Peer;
+use super::layers::{self, CallId};
+use super::table::Matched;
+use crate::error::Error;
 
-/// All routes over `app`.
+/// All calls over `app`.
 pub fn router(app: Arc<App>) -> Router {
-    let only_get = || calls::wrong_method("GET, HEAD");
     Router::new()
-        .route("/v1/models", get(calls::models).fallback(only_get()))
-        .route("/v1/models/{model}", any(calls::model_call))
-        .route("/v1/models/{model}/versions", get(calls::versions).fallback(only_get()))
-        .route("/v1/models/{model}/versions/{version}", any(calls::version_call))
-        .route("/v1/models/{model}/labels", get(calls::labels).fallback(only_get()))
-        .route("/v1/models/{model}/labels/{label}", any(calls::label_call))
-        .route("/v1/models/{model}/index", get(browse::index).fallback(only_get()))
-        .route("/v1/models/{model}/columns/{column}", get(browse::column).fallback(only_get()))
-        .route("/v1/models/{model}/items", get(browse::find).fallback(only_get()))
-        .route("/v1/models/{model}/items:upsert", any(items::upsert))
-        .route("/v1/models/{model}/items:delete", any(items::delete))
-        .route("/v1/models/{model}/items:merge", any(items::merge))
-        .route("/v1/models/{model}/items:position", get(items::position).fallback(only_get()))
-        .route("/v1/models/{model}/items/{id}", get(items::item).fallback(only_get()))
-        .route("/v1/models/{model}/queries", get(calls::queries).fallback(only_get()))
-        .route("/livez", get(calls::live).fallback(only_get()))
-        .route("/readyz", get(calls::ready).fallback(only_get()))
-        .route("/metrics", get(calls::metrics).fallback(only_get()))
-        .route("/openapi.json", get(openapi::openapi).fallback(only_get()))
-        .route("/", get(console::console).fallback(only_get()))
-        .fallback(calls::no_route)
+        .fallback(answer)
         .layer(tower_http::catch_panic::CatchPanicLayer::custom(layers::panicked))
-        .layer(axum::middleware::from_fn_with_state(app.clone(), layers::observe))
+        .layer(from_fn_with_state(app.clone(), guard))
+        .layer(from_fn_with_state(app.clone(), layers::observe))
         .with_state(app)
+}
+
+/// Lets in who may make the call, and writes down what is changed.
+async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let matched = request.extensions_mut().remove::<Matched>().unwrap_or(Matched::Nowhere);
+    let peer = request.extensions().get::<Peer>().copied();
+    let needs = matched.needs();
+    let admitted = app.access.admit(needs, secret_in(request.headers()));
+    let caller = match admitted.and_then(|caller| check_site(request.method(), request.headers()).map(|()| caller)) {
+        Ok(caller) => caller,
+        Err(refusal) => return refusal.into_response(),
+    };
+    // Behind this door there may be no such call.
+    if !app.access.answers(needs.role, peer.map_or(Door::Main, |peer| peer.door)) {
+        return nowhere(request.uri().path()).into_response();
+    }
+    if let Some(key) = caller.name() {
+        tracing::Span::current().record("key", key);
+    }
+    let change = (needs.role > Role::Read).then(|| {
+        app.access.change(Asked {
+            id: CallId::of(&request),
+            key: caller.name().map(str::to_owned),
+            peer: peer.map(|peer| peer.address),
+            method: request.method().to_string(),
+            path: request.uri().path().to_owned(),
+            call: matched.call(),
+        })
+    });
+    request.extensions_mut().insert(matched);
+    request.extensions_mut().insert(caller.clone());
+    let mut response = next.run(request).await;
+    response.extensions_mut().insert(caller);
+    if let Some(change) = change {
+        change.ended(response.status().as_u16());
+    }
+    response
+}
+
+async fn answer(State(app): State<Arc<App>>, mut request: Request) -> Response {
+    match request.extensions_mut().remove::<Matched>().unwrap_or(Matched::Nowhere) {
+        Matched::Call(route, names) => {
+            request.extensions_mut().insert(names);
+            return route.answer(app, request).await;
+        }
+        Matched::Method(allow) => Refusal::method(request.method(), allow),
+        Matched::Verb(verb, known) => {
+            let known = known.iter().map(|verb| format!("`:{verb}`")).collect::<Vec<_>>().join(", ");
+            Error::not_found(format!("call `:{verb}`: expected one of {known}")).into()
+        }
+        Matched::NoText => Error::invalid(format!("path: {} is no UTF-8 text", request.uri().path())).into(),
+        Matched::Nowhere => nowhere(request.uri().path()),
+    }
+    .into_response()
+}
+
+fn nowhere(path: &str) -> Refusal {
+    Error::not_found(format!("nothing lies at {path}; `/openapi.json` lists the calls")).into()
 }

@@ -15,18 +15,23 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
 
+use super::access::Door;
 use super::app::App;
 use super::bodies::Inbound;
-use super::connections::{Answered, Connections, Open, Socket};
+use super::connections::{Answered, Connections, Open, Peer, Socket};
 use super::options::Options;
+use super::tls::Tls;
 use crate::error::{Error, Result};
 
 /// How often connections are looked at.
 const SWEEP: Duration = Duration::from_millis(250);
+/// How often keys and certificates are looked at.
+const RELOAD: Duration = Duration::from_secs(1);
 /// How long nothing is accepted after the system refused to.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Bytes of a connection's buffers: of a header at most, and of replies that wait for their reader.
@@ -41,20 +46,49 @@ pub enum Stop {
     Now,
 }
 
+/// The sockets to answer on.
+pub struct Sockets {
+    /// That for requests.
+    pub main: TcpListener,
+    /// That for all calls, where those of administrators are not answered on the other.
+    pub admin: Option<TcpListener>,
+    /// TLS in front of both.
+    pub tls: Option<Arc<Tls>>,
+}
+
+impl From<TcpListener> for Sockets {
+    fn from(main: TcpListener) -> Self {
+        Sockets { main, admin: None, tls: None }
+    }
+}
+
 /// Serves until `stops` says so, then answers what has begun, within the bounds of `options`. `true` where all of it was
 /// answered.
 ///
 /// # Errors
-/// `Unavailable` where a second stop came before all had been answered.
+/// `Unavailable` where a second stop came before all had been answered; `Io` where the system gives no thread.
 pub async fn serve(
-    listener: TcpListener,
+    sockets: Sockets,
     app: Arc<App>,
     options: &Options,
     mut stops: mpsc::UnboundedReceiver<Stop>,
 ) -> Result<bool> {
     let connections = Connections::new(options.connections_of(descriptors()));
     let (closing, _) = watch::channel(false);
-    let accept = accept(listener, app.clone(), connections.clone(), closing.clone());
+    watch_files(&app, sockets.tls.as_ref())?;
+    let edge = Edge {
+        router: super::router(app.clone()),
+        app: app.clone(),
+        tls: sockets.tls,
+        handshake: Duration::from_millis(options.header_ms),
+    };
+    let accept = |listener, door| accept(listener, door, edge.clone(), connections.clone(), closing.clone());
+    let admin = async {
+        match sockets.admin {
+            Some(listener) => accept(listener, Door::Admin).await,
+            None => std::future::pending().await,
+        }
+    };
     let end = async {
         let stop = stops.recv().await;
         app.draining.store(true, Ordering::Relaxed);
@@ -64,9 +98,10 @@ pub async fn serve(
             _ => Ok(()),
         }
     };
-    // Dropping `accept` closes the socket.
+    // Dropping what accepts closes the sockets.
     tokio::select! {
-        never = accept => match never {},
+        never = accept(sockets.main, Door::Main) => match never {},
+        never = admin => match never {},
         never = keep(&connections, options) => match never {},
         ended = end => ended?,
     }
@@ -99,23 +134,35 @@ async fn keep(connections: &Connections, options: &Options) -> Infallible {
     }
 }
 
+/// What answers connections.
+#[derive(Clone)]
+struct Edge {
+    app: Arc<App>,
+    router: axum::Router,
+    tls: Option<Arc<Tls>>,
+    /// How long a handshake may take.
+    handshake: Duration,
+}
+
 async fn accept(
     listener: TcpListener,
-    app: Arc<App>,
+    door: Door,
+    edge: Edge,
     connections: Arc<Connections>,
     closing: watch::Sender<bool>,
 ) -> Infallible {
-    let router = super::router(app.clone());
-    for number in 0.. {
+    loop {
         // One over the limit is held at most, until the one that made room for it has gone.
         connections.fewer_than(connections.most() + 1).await;
         match listener.accept().await {
-            Ok((stream, _)) if connections.is_full() && !connections.make_room() => refuse(&stream),
-            Ok((stream, _)) => {
+            Ok((stream, _)) if connections.is_full() && !connections.make_room() => {
+                refuse(&stream, edge.tls.is_some());
+            }
+            Ok((stream, address)) => {
                 // Without it a reply in pieces waits for acknowledgements; where it cannot be set, it is slow.
                 let _ = stream.set_nodelay(true);
-                let open = connections.add(number);
-                tokio::spawn(answer(stream, app.clone(), router.clone(), open, closing.subscribe()));
+                let open = connections.add(Peer { address, door });
+                tokio::spawn(greet(stream, edge.clone(), open, closing.subscribe()));
             }
             Err(error) => {
                 tracing::warn!(%error, "no connection can be accepted");
@@ -124,26 +171,61 @@ async fn accept(
             }
         }
     }
-    std::future::pending().await
 }
 
-/// Tells one connection too many to come again. Nothing is waited for: what does not go out at once is lost.
-fn refuse(stream: &TcpStream) {
+/// Reads keys and certificates again when they change, on a thread that answers nobody: their files may lie on a slow disk.
+fn watch_files(app: &Arc<App>, tls: Option<&Arc<Tls>>) -> Result<()> {
+    if !app.access.is_guarded() && tls.is_none() {
+        return Ok(());
+    }
+    let (app, tls) = (Arc::downgrade(app), tls.cloned());
+    let watch = move || {
+        while let Some(app) = app.upgrade() {
+            app.access.reload();
+            drop(app);
+            if let Some(tls) = &tls {
+                tls.reload();
+            }
+            std::thread::sleep(RELOAD);
+        }
+    };
+    std::thread::Builder::new().name("keys".into()).spawn(watch).map_err(|e| Error::io("the thread of keys", e))?;
+    Ok(())
+}
+
+/// Tells one connection too many to come again, where that can be told without a handshake. Nothing is waited for: what does not go
+/// out at once is lost.
+fn refuse(stream: &TcpStream, is_secured: bool) {
     metrics::counter!("sterling_connections_refused_total").increment(1);
+    if is_secured {
+        return;
+    }
     let _ = stream.try_write(
         b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n",
     );
 }
 
+/// Answers a connection, behind a handshake where there is TLS.
+async fn greet(stream: TcpStream, edge: Edge, open: Open, closing: watch::Receiver<bool>) {
+    let Some(tls) = edge.tls.clone() else { return answer(stream, edge, open, closing).await };
+    tokio::select! {
+        shaken = tls.accept(stream) => match shaken {
+            Ok(stream) => answer(stream, edge, open, closing).await,
+            Err(error) => tracing::debug!(%error, "no handshake"),
+        },
+        () = open.connection.cut() => {}
+        () = tokio::time::sleep(edge.handshake) => {}
+    }
+}
+
 /// Answers the requests of one connection until either side has had enough.
 async fn answer(
-    stream: TcpStream,
-    app: Arc<App>,
-    router: axum::Router,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+    edge: Edge,
     open: Open,
     mut closing: watch::Receiver<bool>,
 ) {
-    let connection = &open.connection;
+    let (connection, Edge { app, router, .. }) = (&open.connection, edge);
     let service = service_fn(|request: axum::http::Request<hyper::body::Incoming>| {
         let request = Inbound::of(connection.begin(request));
         let (router, connection) = (router.clone(), connection.clone());

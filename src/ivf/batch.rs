@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
+use super::union::Union;
 use super::view::Index;
 use crate::device::cpu::kernels::Blocks;
 use crate::topk::{Selector, unkey};
@@ -64,16 +65,12 @@ impl BatchScratch {
     }
 }
 
-impl Index {
-    /// True where queries that probe so many lists, counted over all of them, meet often enough to go list by list.
-    pub fn shares_lists(&self, probes: usize) -> bool {
-        probes as f64 >= PROBES_PER_LIST_MIN * self.lists() as f64
-    }
-
-    /// Searches the best lists of each query. What each finds is what [`Index::search`] finds without words.
+impl Union<'_> {
+    /// Searches the best lists of each query. What each finds is what [`Union::search`] finds without words.
     pub fn search_batch(&self, searches: &mut [Search<'_>], batch: &mut BatchScratch) {
-        let probes: usize = searches.iter().map(|s| s.probes.clamp(1, self.lists())).sum();
-        if searches.len() > 1 && self.shares_lists(probes) {
+        let lists = self.lists.lists();
+        let probes: usize = searches.iter().map(|s| s.probes.clamp(1, lists)).sum();
+        if searches.len() > 1 && self.lists.shares_lists(probes) {
             return self.search_by_lists(searches, batch);
         }
         for Search { vector, probes, selector, counters } in searches {
@@ -85,8 +82,57 @@ impl Index {
 
     fn search_by_lists(&self, searches: &mut [Search<'_>], batch: &mut BatchScratch) {
         let start = Instant::now();
-        let count = searches.len();
-        batch.make_room(count);
+        batch.make_room(searches.len());
+        self.lists.choose(searches, batch);
+        let BatchScratch { queries, pairs, of_list, .. } = batch;
+        let probe_time = start.elapsed();
+        for search in &mut *searches {
+            let lists = search.probes.clamp(1, self.lists.lists()) as u64;
+            search.counters = Counters { lists, probe_time, ..Counters::default() };
+        }
+        let list = |pair: u64| ListId((pair >> 32) as u32 & (u32::MAX >> 1));
+        let mut left = pairs.as_slice();
+        while let Some(&pair) = left.first() {
+            let (here, rest) = left.split_at(left.iter().take_while(|&&p| p >> 32 == pair >> 32).count());
+            left = rest;
+            let next = rest.first().map(|&pair| list(pair));
+            of_list.clear();
+            of_list.extend(here.iter().map(|&pair| pair as u32 as usize));
+            for member in self.members.iter().filter(|member| self.has_lists(member)) {
+                let blocks = member.blocks_before(list(pair), next);
+                scan_list(&blocks, member.index, queries, searches, of_list);
+                of_list.iter().for_each(|&n| member.count_whole(list(pair), &mut searches[n].counters));
+            }
+        }
+        of_list.clear();
+        of_list.extend(0..searches.len());
+        for member in self.members.iter().filter(|member| !self.has_lists(member)) {
+            for list in member.filled_lists() {
+                scan_list(&member.blocks_before(list, None), member.index, queries, searches, of_list);
+                searches.iter_mut().for_each(|search| member.count_whole(list, &mut search.counters));
+            }
+        }
+    }
+}
+
+/// Scans a list for the queries at the given places.
+fn scan_list(list: &Blocks<'_>, index: &Index, queries: &[Quantized], searches: &mut [Search<'_>], which: &[usize]) {
+    list.parts(BLOCKS).for_each(|blocks| index.scan_together(&blocks, queries, searches, which));
+}
+
+impl Index {
+    /// True where queries that probe so many lists, counted over all of them, meet often enough to go list by list.
+    pub fn shares_lists(&self, probes: usize) -> bool {
+        probes as f64 >= PROBES_PER_LIST_MIN * self.lists() as f64
+    }
+
+    /// Searches the best lists of each query. What each finds is what [`Index::search`] finds without words.
+    pub fn search_batch(&self, searches: &mut [Search<'_>], batch: &mut BatchScratch) {
+        Union { lists: self, members: &[self.alone()] }.search_batch(searches, batch);
+    }
+
+    /// Chooses the best lists of each query: afterwards `batch` holds the pairs, in the order in which they are scanned.
+    fn choose(&self, searches: &[Search<'_>], batch: &mut BatchScratch) {
         let BatchScratch { queries, coarse, search, pairs, of_list } = batch;
         for ((one, query), coarse) in searches.iter().zip(&mut *queries).zip(&mut *coarse) {
             self.quantize(one.vector, query);
@@ -94,7 +140,7 @@ impl Index {
         }
         if self.penalties.is_empty() {
             of_list.clear();
-            of_list.extend(0..count);
+            of_list.extend(0..searches.len());
             for blocks in self.centroids().parts(BLOCKS) {
                 self.scan_together(&blocks, queries, coarse, of_list);
             }
@@ -115,21 +161,6 @@ impl Index {
             }));
         }
         pairs.sort_unstable();
-        let probe_time = start.elapsed();
-        searches.iter_mut().for_each(|s| s.counters = Counters { probe_time, ..Counters::default() });
-        let list = |pair: u64| ListId((pair >> 32) as u32 & (u32::MAX >> 1));
-        let mut left = pairs.as_slice();
-        while let Some(&pair) = left.first() {
-            let (here, rest) = left.split_at(left.iter().take_while(|&&p| p >> 32 == pair >> 32).count());
-            left = rest;
-            let next = rest.first().map(|&pair| list(pair));
-            of_list.clear();
-            of_list.extend(here.iter().map(|&pair| pair as u32 as usize));
-            for blocks in self.blocks_before(list(pair), next).parts(BLOCKS) {
-                self.scan_together(&blocks, queries, searches, of_list);
-            }
-            of_list.iter().for_each(|&n| self.count_whole(list(pair), &mut searches[n].counters));
-        }
     }
 
     /// Scans blocks for the queries at the given places, each place once.

@@ -8,14 +8,17 @@ use std::time::Instant;
 
 use super::ahead::{Ending, Seen};
 use super::pace::Pace;
-use super::probing::{Counters, Probing, Scratch};
-use super::view::{Index, WideRows};
+use super::probing::{Counters, Left, Probing, Scratch};
+use super::union::Union;
+use super::view::WideRows;
 use crate::device::cpu::kernels::{BLOCK, Pick};
 use crate::topk::{Selector, unkey};
 use crate::units::{ListId, Slot};
 
 /// Lists whose words survive a filter: fills the words of a list, one bit an item.
 pub type Words<'a> = &'a mut dyn FnMut(ListId, &mut [u64]);
+/// The same of several indexes: told the number of a member first.
+pub type MemberWords<'a> = &'a mut dyn FnMut(usize, ListId, &mut [u64]);
 
 /// What a byte of scattered rows costs beside a byte of blocks, which are read forwards.
 const ROW_COST: u64 = 2;
@@ -26,10 +29,10 @@ const PICKS_AT_ONCE: usize = 512;
 
 /// A search with a filter, under way.
 pub(super) struct Filtered<'a, 'w> {
-    pub(super) index: &'a Index,
+    pub(super) union: Union<'a>,
     /// `[D]`
     pub(super) vector: &'a [f32],
-    pub(super) words: Words<'w>,
+    pub(super) words: MemberWords<'w>,
     pub(super) selector: &'a mut Selector,
     pub(super) scratch: &'a mut Scratch,
     pub(super) counters: Counters,
@@ -40,28 +43,46 @@ pub(super) struct Filtered<'a, 'w> {
 impl Filtered<'_, '_> {
     /// Searches until `probing`, whose numbers fit the index, says that it is enough.
     pub(super) fn run(mut self, probing: Probing<'_>) -> Counters {
+        let members = self.union.members;
+        self.scratch.left.resize_with(members.len().max(self.scratch.left.len()), Left::default);
         match probing.ending {
-            _ if probing.takes_all(self.index.lists()) => self.every(),
+            _ if !members.iter().any(|member| self.union.has_lists(member)) => {
+                self.union.lists.quantize(self.vector, &mut self.scratch.query);
+            }
+            _ if probing.takes_all(self.lists()) => self.every(),
             None => self.on(probing),
             Some(ending) => self.until(probing, ending),
         }
+        self.scan_members(false);
+        self.score_left();
         self.counters
+    }
+
+    /// Number of lists, C.
+    fn lists(&self) -> usize {
+        self.union.lists.lists()
     }
 
     /// Scans the survivors of every list.
     fn every(&mut self) {
-        self.index.quantize(self.vector, &mut self.scratch.query);
-        for list in (0..self.index.lists() as u32).map(ListId) {
-            self.scan_list(list);
+        self.union.lists.quantize(self.vector, &mut self.scratch.query);
+        self.counters.lists = self.lists() as u64;
+        self.scan_members(true);
+    }
+
+    /// Scans all survivors of the members that have, or have not, the lists that are probed.
+    fn scan_members(&mut self, has_lists: bool) {
+        let union = self.union;
+        for (number, member) in union.members.iter().enumerate().filter(|(_, m)| union.has_lists(m) == has_lists) {
+            member.filled_lists().for_each(|list| self.scan_of(number, list));
         }
-        self.score_pending();
     }
 
     /// Scans the survivors of the best lists, and goes on to further lists while that still pays.
     fn on(&mut self, probing: Probing<'_>) {
         self.score_lists();
         let mut done = 0;
-        for look in probing.looks(self.index.lists(), Pace::Often) {
+        for look in probing.looks(self.lists(), Pace::Often) {
             let end = look.min(probing.probes_max);
             let before = self.selector.accepted();
             self.scan_ordered(done..end);
@@ -83,19 +104,19 @@ impl Filtered<'_, '_> {
     /// survivors cost their words and count for nothing.
     fn until(&mut self, probing: Probing<'_>, ending: Ending<'_>) {
         self.score_lists();
-        let Filtered { index, vector, scratch, .. } = self;
+        let Filtered { union, vector, scratch, .. } = self;
         let lists = scratch.lists.iter().map(|&key| unkey(key));
-        scratch.ahead.begin(vector, lists.map(|(score, list)| (score, index.list_lengths()[list.index()])));
+        scratch.ahead.begin(vector, lists.map(|(score, list)| (score, union.list_length(ListId(list.0)))));
         let mut done = 0;
         let mut before = self.counters;
-        for look in probing.looks(self.index.lists(), Pace::Often) {
+        for look in probing.looks(self.lists(), Pace::Often) {
             self.scratch.order(look.min(probing.probes_max));
             for n in done..look.min(probing.probes_max) {
                 let (score, list) = unkey(self.scratch.lists[n]);
                 self.scan_list(ListId(list.0));
-                self.scratch.ahead.take(score, self.index.list_lengths()[list.index()]);
+                self.scratch.ahead.take(score, self.union.list_length(ListId(list.0)));
             }
-            self.score_pending();
+            self.score_left();
             if look >= probing.probes_max || self.expects_no_more_than(&before, probing.pass_rate, ending) {
                 return;
             }
@@ -111,14 +132,14 @@ impl Filtered<'_, '_> {
         self.scratch.ahead.passed(lately);
         let found = ending.found(self.k0);
         let Some(threshold) = self.selector.kth(found) else { return false };
-        let passing = pass_rate * self.index.items() as f64;
+        let passing = pass_rate * self.union.items_in_lists() as f64;
         let seen = Seen { passing, survivors: self.counters.survivors, above: found as u64, lately };
         self.scratch.ahead.expected(threshold, seen, ending.margins) <= ending.left * self.k0 as f64
     }
 
     fn score_lists(&mut self) {
         let start = Instant::now();
-        self.index.score_lists(self.vector, self.scratch);
+        self.union.lists.score_lists(self.vector, self.scratch);
         self.counters.probe_time = start.elapsed();
     }
 
@@ -128,24 +149,35 @@ impl Filtered<'_, '_> {
             let list = ListId(unkey(self.scratch.lists[n]).1.0);
             self.scan_list(list);
         }
-        self.score_pending();
+        self.score_left();
     }
 
-    /// Leaves the survivors of a list's words to [`Filtered::score_pending`].
+    /// Leaves the survivors of a list to [`Filtered::score_left`], those of all members that have it.
     fn scan_list(&mut self, list: ListId) {
-        let Filtered { index, scratch, counters, .. } = self;
-        counters.lists += 1;
+        self.counters.lists += 1;
+        for (number, member) in self.union.members.iter().enumerate() {
+            if self.union.has_lists(member) && member.index.list_lengths[list.index()] > 0 {
+                self.scan_of(number, list);
+            }
+        }
+    }
+
+    /// The same of one member.
+    fn scan_of(&mut self, number: usize, list: ListId) {
+        let Filtered { union, scratch, counters, .. } = self;
+        let index = union.members[number].index;
         counters.items += u64::from(index.list_lengths[list.index()]);
         let first = index.list_offsets[list.index()];
         let count = ((index.list_offsets[list.index() + 1] - first) as usize).div_ceil(64);
         scratch.words.resize(count, 0);
-        (self.words)(list, &mut scratch.words);
+        (self.words)(number, list, &mut scratch.words);
         counters.bytes += count as u64 * 8;
         let survivors: u64 = scratch.words.iter().map(|w| u64::from(w.count_ones())).sum();
         if survivors == 0 {
             return;
         }
         counters.survivors += survivors;
+        let Left { pending, picks } = &mut scratch.left[number];
         let blocks = scratch.words.iter().map(|&w| u64::from(blocks_of(w))).sum::<u64>() * index.block_bytes();
         let rows = survivors * index.row_bytes();
         if matches!(index.rows, WideRows::None) || rows * ROW_COST > blocks {
@@ -155,7 +187,7 @@ impl Filtered<'_, '_> {
                 while left != 0 {
                     let quarter = left.trailing_zeros() / BLOCK as u32;
                     let block = first / BLOCK as u32 + n as u32 * 4 + quarter;
-                    scratch.picks.push(Pick { block, mask: (left >> (quarter * BLOCK as u32)) as u16 });
+                    picks.push(Pick { block, mask: (left >> (quarter * BLOCK as u32)) as u16 });
                     left &= !(u64::from(u16::MAX) << (quarter * BLOCK as u32));
                 }
             }
@@ -164,25 +196,32 @@ impl Filtered<'_, '_> {
             for (n, &word) in scratch.words.iter().enumerate() {
                 let mut left = word;
                 while left != 0 {
-                    scratch.pending.push(first + n as u32 * 64 + left.trailing_zeros());
+                    pending.push(first + n as u32 * 64 + left.trailing_zeros());
                     left &= left - 1;
                 }
             }
         }
-        if scratch.pending.len() >= ROWS_AT_ONCE || scratch.picks.len() >= PICKS_AT_ONCE {
-            self.score_pending();
+        if pending.len() >= ROWS_AT_ONCE || picks.len() >= PICKS_AT_ONCE {
+            self.score_left_of(number);
         }
     }
 
-    /// Offers the survivors that were left to be scored, in their blocks or by their rows.
-    fn score_pending(&mut self) {
-        let Filtered { index, vector, selector, scratch, .. } = self;
-        let Scratch { query, pending, picks, products, .. } = &mut **scratch;
-        selector.scan_picks(index.kernels, &index.all_blocks(), picks, &query.view());
+    /// Offers the survivors that were left to be scored.
+    fn score_left(&mut self) {
+        (0..self.union.members.len()).for_each(|number| self.score_left_of(number));
+    }
+
+    /// The same of one member, in their blocks or by their rows.
+    fn score_left_of(&mut self, number: usize) {
+        let Filtered { union, vector, selector, scratch, .. } = self;
+        let member = &union.members[number];
+        let Scratch { query, left, products, .. } = &mut **scratch;
+        let Left { pending, picks } = &mut left[number];
+        selector.scan_picks(member.index.kernels, &member.all_blocks(), picks, &query.view());
         picks.clear();
         products.resize(pending.len(), 0.0);
-        index.products(vector, pending, products);
-        products.iter().zip(&*pending).for_each(|(&score, &slot)| selector.push(score, Slot(slot)));
+        member.index.products(vector, pending, products);
+        products.iter().zip(&*pending).for_each(|(&score, &slot)| selector.push(score, member.name(Slot(slot))));
         pending.clear();
     }
 }

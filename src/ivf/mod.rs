@@ -28,6 +28,7 @@ mod quantize;
 mod rebalance;
 mod search;
 mod sizes;
+mod union;
 mod view;
 
 pub use ahead::{Ahead, Ending, Margins, Seen, next_look};
@@ -35,11 +36,12 @@ pub use assign::Assigner;
 pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, Options, Rescore, build, from_lists, steps};
 pub use device::{DeviceIndex, FilteredSearch};
-pub use filtered::Words;
+pub use filtered::{MemberWords, Words};
 pub use pace::Pace;
 pub use probing::{Counters, Probing, Scratch};
 pub use rebalance::rebalance;
 pub use sizes::Sizes;
+pub use union::{Member, Union};
 pub use view::{Index, WideRows};
 
 #[cfg(test)]

@@ -110,6 +110,15 @@ impl Counters {
     }
 }
 
+/// Survivors of one index that are to be scored.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    /// Those whose rows are.
+    pub(super) pending: Vec<u32>,
+    /// The blocks of all others.
+    pub(super) picks: Vec<Pick>,
+}
+
 /// Memory of a search, kept between calls.
 #[derive(Debug, Default)]
 pub struct Scratch {
@@ -120,10 +129,8 @@ pub struct Scratch {
     pub(super) scores: Vec<f32>,
     pub(super) slots: Vec<u32>,
     pub(super) words: Vec<u64>,
-    /// Survivors whose rows are to be scored.
-    pub(super) pending: Vec<u32>,
-    /// Blocks whose survivors are to be scored.
-    pub(super) picks: Vec<Pick>,
+    /// Survivors that are to be scored, of each index that is searched.
+    pub(super) left: Vec<Left>,
     pub(super) products: Vec<f32>,
     /// The lists that were not scanned yet.
     pub(super) ahead: Ahead,

@@ -6,16 +6,64 @@
 
 use std::time::Instant;
 
-use super::filtered::{Filtered, Words};
+use super::filtered::{Filtered, MemberWords, Words};
 use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
+use super::union::{Member, Union};
 use super::view::{Index, WideRows};
 use crate::device::cpu::kernels::{BLOCK, Blocks, Staging};
 use crate::topk::{self, Selector, unkey};
 use crate::units::{ListId, Slot};
 
-/// Slots whose rows are scored together, so that the memory always has some to bring.
-const ROWS_AT_ONCE: usize = 1024;
+impl Union<'_> {
+    /// Searches the best lists of `vector` `[D]` for the candidates of `selector`, whose K0 the caller has set.
+    ///
+    /// Without `words` exactly `probes` lists are scanned. With them and an ending, as many as it takes until the lists ahead
+    /// are expected to hold too little of the best K0. With words alone, all lists are where few items pass; else the search
+    /// probes on beyond `probes` until K0 survivors were found and further lists hardly bring better ones. `probes_max` ends
+    /// either. Members of a single list are scanned besides.
+    pub fn search(
+        &self,
+        vector: &[f32],
+        probing: Probing<'_>,
+        words: Option<MemberWords<'_>>,
+        selector: &mut Selector,
+        k0: usize,
+        scratch: &mut Scratch,
+    ) -> Counters {
+        let probing = probing.within(self.lists.lists());
+        match words {
+            None => self.search_best(vector, probing.probes, selector, scratch),
+            Some(words) => {
+                let union = *self;
+                Filtered { union, vector, words, selector, scratch, counters: Counters::default(), k0 }.run(probing)
+            }
+        }
+    }
+
+    /// Scans the best lists, all items of them.
+    fn search_best(&self, vector: &[f32], probes: usize, selector: &mut Selector, scratch: &mut Scratch) -> Counters {
+        let mut counters = Counters { lists: probes as u64, ..Counters::default() };
+        if probes == self.lists.lists() {
+            self.lists.quantize(vector, &mut scratch.query);
+            for member in self.members {
+                member.scan_whole(member.filled_lists(), &scratch.query, selector, &mut counters);
+            }
+            return counters;
+        }
+        let start = Instant::now();
+        let (query, best) = self.lists.best_lists(vector, probes, scratch);
+        counters.probe_time = start.elapsed();
+        let best = || best.iter().map(|&key| ListId(unkey(key).1.0));
+        for member in self.members {
+            match self.has_lists(member) {
+                true => member.scan_whole(member.filled_of(best()), query, selector, &mut counters),
+                false => member.scan_whole(member.filled_lists(), query, selector, &mut counters),
+            }
+        }
+        counters
+    }
+}
 
 impl Index {
     /// Scores every centroid. Afterwards `scratch` hands out lists, best first.
@@ -48,12 +96,25 @@ impl Index {
         })
     }
 
-    /// Searches the best lists of `vector` `[D]` for the candidates of `selector`, whose K0 the caller has set.
-    ///
-    /// Without `words` exactly `probes` lists are scanned. With them and an ending, as many as it takes until the lists ahead
-    /// are expected to hold too little of the best K0. With words alone, all lists are where few items pass; else the search
-    /// probes on beyond `probes` until K0 survivors were found and further lists hardly bring better ones. `probes_max` ends
-    /// either.
+    /// The P best lists of a vector, fewer than all, best first as keys, with the vector's int8 form.
+    pub(super) fn best_lists<'a>(
+        &self,
+        vector: &[f32],
+        probes: usize,
+        scratch: &'a mut Scratch,
+    ) -> (&'a Quantized, &'a [u64]) {
+        if self.penalties.is_empty() {
+            self.quantize(vector, &mut scratch.query);
+            scratch.coarse.reset(probes);
+            scratch.coarse.scan(self.kernels, &self.centroids(), &scratch.query.view());
+            return (&scratch.query, scratch.coarse.finish());
+        }
+        self.score_lists(vector, scratch);
+        scratch.order(probes);
+        (&scratch.query, &scratch.lists[..probes])
+    }
+
+    /// As [`Union::search`], of this index alone.
     pub fn search(
         &self,
         vector: &[f32],
@@ -63,45 +124,20 @@ impl Index {
         k0: usize,
         scratch: &mut Scratch,
     ) -> Counters {
-        let probing = probing.within(self.lists());
+        let alone = [self.alone()];
+        let union = Union { lists: self, members: &alone };
         match words {
-            None => self.search_best(vector, probing.probes, selector, scratch),
+            None => union.search(vector, probing, None, selector, k0, scratch),
             Some(words) => {
-                let filtered =
-                    Filtered { index: self, vector, words, selector, scratch, counters: Counters::default(), k0 };
-                filtered.run(probing)
+                let mut of_members = |_: usize, list: ListId, out: &mut [u64]| words(list, out);
+                union.search(vector, probing, Some(&mut of_members), selector, k0, scratch)
             }
         }
     }
 
-    /// Scans the best lists, all items of them.
-    fn search_best(&self, vector: &[f32], probes: usize, selector: &mut Selector, scratch: &mut Scratch) -> Counters {
-        let mut counters = Counters::default();
-        if probes == self.lists() {
-            self.quantize(vector, &mut scratch.query);
-            for list in (0..self.lists() as u32).map(ListId) {
-                self.scan_whole(list, None, &scratch.query, selector, &mut counters);
-            }
-            return counters;
-        }
-        let start = Instant::now();
-        if self.penalties.is_empty() {
-            self.quantize(vector, &mut scratch.query);
-            scratch.coarse.reset(probes);
-            scratch.coarse.scan(self.kernels, &self.centroids(), &scratch.query.view());
-        } else {
-            self.score_lists(vector, scratch);
-            scratch.order(probes);
-        }
-        let Scratch { query, coarse, lists, .. } = scratch;
-        let lists = if self.penalties.is_empty() { coarse.finish() } else { &lists[..probes] };
-        counters.probe_time = start.elapsed();
-        let list = |key: u64| ListId(unkey(key).1.0);
-        for (n, &key) in lists.iter().enumerate() {
-            let next = lists.get(n + 1).map(|&key| list(key));
-            self.scan_whole(list(key), next, query, selector, &mut counters);
-        }
-        counters
+    /// The only member of a union.
+    pub(super) fn alone(&self) -> Member<'_> {
+        Member { index: self, first_slot: 0 }
     }
 
     /// The centroids as blocks that are scanned, a list a slot.
@@ -116,65 +152,8 @@ impl Index {
         }
     }
 
-    /// Scans all items of a list, before those of the `next` one.
-    pub(super) fn scan_whole(
-        &self,
-        list: ListId,
-        next: Option<ListId>,
-        query: &Quantized,
-        selector: &mut Selector,
-        counters: &mut Counters,
-    ) {
-        selector.scan(self.kernels, &self.blocks_before(list, next), &query.view());
-        self.count_whole(list, counters);
-    }
-
-    /// Counts a list all items of which were scored.
-    pub(super) fn count_whole(&self, list: ListId, counters: &mut Counters) {
-        let length = self.list_lengths[list.index()] as usize;
-        counters.lists += 1;
-        counters.items += length as u64;
-        counters.survivors += length as u64;
-        counters.bytes += length.div_ceil(BLOCK) as u64 * self.block_bytes();
-    }
-
     pub(super) fn block_bytes(&self) -> u64 {
         (self.dimension.div_ceil(4) * 64 + BLOCK * 4) as u64
-    }
-
-    /// Offers the given slots, scored as [`Index::product`] does: the way of posting lists.
-    pub fn search_slots(&self, vector: &[f32], slots: &[Slot], selector: &mut Selector) -> Counters {
-        for slots in slots.chunks(ROWS_AT_ONCE) {
-            let (mut numbers, mut products) = ([0u32; ROWS_AT_ONCE], [0f32; ROWS_AT_ONCE]);
-            let (numbers, products) = (&mut numbers[..slots.len()], &mut products[..slots.len()]);
-            numbers.iter_mut().zip(slots).for_each(|(number, slot)| *number = slot.0);
-            self.products(vector, numbers, products);
-            products.iter().zip(slots).for_each(|(&score, &slot)| selector.push(score, slot));
-        }
-        let (n, width) = (slots.len() as u64, self.row_bytes());
-        Counters { items: n, survivors: n, bytes: n * width, ..Counters::default() }
-    }
-
-    /// Offers every item that `eligible` lets pass, scored as [`Index::product`] does: exact search.
-    pub fn search_exact(
-        &self,
-        vector: &[f32],
-        mut eligible: impl FnMut(Slot) -> bool,
-        selector: &mut Selector,
-    ) -> Counters {
-        let mut counters = Counters { lists: self.lists() as u64, ..Counters::default() };
-        for list in 0..self.lists() {
-            let first = self.list_offsets[list];
-            for slot in (first..first + self.list_lengths[list]).map(Slot) {
-                counters.items += 1;
-                if eligible(slot) {
-                    counters.survivors += 1;
-                    selector.push(self.product(vector, slot), slot);
-                }
-            }
-        }
-        counters.bytes = counters.survivors * self.row_bytes();
-        counters
     }
 
     /// Bytes of the widest row that is kept of an item.

@@ -3,13 +3,14 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::device::buffer::Buffer;
 use crate::device::cpu::Kernels;
 use crate::error::Kind;
 use crate::files::{TensorFile, Tensors};
 use crate::limits;
 use crate::tensor::Matrix;
 use crate::topk::{Selector, unkey};
-use crate::units::{NO_ITEM, Slot};
+use crate::units::{ListId, NO_ITEM, Slot};
 
 /// Clustered unit vectors from a seed.
 pub(super) fn vectors(count: usize, dimension: usize, seed: u64) -> Vec<f32> {
@@ -97,10 +98,10 @@ fn all_lists_with_rescoring_are_exact_search() {
                 assert_eq!((counters.items, counters.survivors), (1500, 1500));
                 let candidates = found(&mut wide);
                 exact.reset(100);
-                index.search_slots(query, &candidates, &mut exact);
+                index.alone().search_slots(query, &candidates, &mut exact);
                 let rescored = found(&mut exact);
                 exact.reset(100);
-                index.search_exact(query, |_| true, &mut exact);
+                index.alone().search_exact(query, |_| true, &mut exact);
                 if dimension > 1 {
                     assert_eq!(rescored, found(&mut exact), "{} D={dimension}", kernels.name());
                 }
@@ -117,7 +118,7 @@ fn exact_search_is_what_the_numbers_say() {
     let query = &vectors(1, 9, 8)[..];
     let mut selector = Selector::new();
     selector.reset(300);
-    index.search_exact(query, |slot| slot.0 % 3 > 0, &mut selector);
+    index.alone().search_exact(query, |slot| slot.0 % 3 > 0, &mut selector);
     let naive = |slot: u32| {
         rows.row(built.order[slot as usize] as usize).iter().zip(query).map(|(a, b)| f64::from(a * b)).sum::<f64>()
     };
@@ -144,7 +145,7 @@ fn filters_cost_no_recall_with(rescore: Rescore) {
         for query in queries.chunks_exact(16) {
             let (mut exact, mut filtered, mut scratch) = (Selector::new(), Selector::new(), Scratch::default());
             exact.reset(50);
-            index.search_exact(query, |s| eligible(s.0), &mut exact);
+            index.alone().search_exact(query, |s| eligible(s.0), &mut exact);
             let truth = found(&mut exact);
             filtered.reset(50);
             let mut words = |list: crate::units::ListId, out: &mut [u64]| {
@@ -204,6 +205,104 @@ fn a_batch_finds_it_in(index: &Index) {
                 let of = |c: &Counters| (c.lists, c.items, c.survivors, c.bytes);
                 assert_eq!(of(&together[n]), of(&alone));
             }
+        }
+    }
+}
+
+/// An index of some rows, of which the first has a number, and the number of the row in each slot.
+fn numbered(rows: &[f32], lists: &Lists, first: usize) -> (Index, Buffer<i64>) {
+    let rows = Matrix::new(rows, 24).unwrap();
+    let of_rows = (0..rows.rows()).map(|r| by_distance(rows.row(r), &lists.centroids)[0]).collect();
+    let built = from_lists(rows, Lists { of_rows, ..lists.clone() }, Rescore::None).unwrap();
+    let number = |row: &u32| if *row == NO_ITEM { -1 } else { i64::from(*row) + first as i64 };
+    let numbers: Vec<i64> = built.order.iter().map(number).collect();
+    (written(&built, rows), Buffer::copied(&numbers).unwrap())
+}
+
+#[test]
+fn a_union_finds_what_one_index_of_all_items_would() {
+    let values = vectors(900, 24, 21);
+    // Some rows are there twice: equal scores rank by number, whichever member holds them.
+    let values: Vec<f32> = [&values[..], &values[..200 * 24]].concat();
+    for nearest in [false, true] {
+        let lists = Lists { centroids: vectors(40, 24, 22), of_rows: Vec::new(), nearest };
+        let single = Lists { centroids: vec![0.0; 24], ..lists.clone() };
+        let (whole, numbers) = numbered(&values, &lists, 0);
+        let cuts = [(0, 700, &lists), (700, 1000, &lists), (1000, 1060, &single), (1060, 1100, &lists)];
+        let parts: Vec<(Index, Buffer<i64>)> =
+            cuts.iter().map(|&(from, to, lists)| numbered(&values[from * 24..to * 24], lists, from)).collect();
+        let mut first_slot = 0;
+        let members: Vec<Member<'_>> = parts
+            .iter()
+            .map(|(index, _)| {
+                first_slot += index.slots() as u32;
+                Member { index, first_slot: first_slot - index.slots() as u32 }
+            })
+            .collect();
+        let ids = || members.iter().zip(&parts).map(|(member, (_, numbers))| (member.first_slot, numbers));
+        let number = |slot: Slot| {
+            let at = members.partition_point(|member| member.first_slot <= slot.0) - 1;
+            parts[at].1[(slot.0 - members[at].first_slot) as usize]
+        };
+        let union = Union { lists: &parts[0].0, members: &members };
+        let (mut one, mut all, mut scratch) = (Selector::new(), Selector::new(), Scratch::default());
+        let queries = vectors(12, 24, 23);
+        for (n, query) in queries.chunks_exact(24).enumerate() {
+            all.reset_by_id(1100, std::iter::once((0, &numbers)));
+            whole.search(query, Probing::of(40, 40), None, &mut all, 1100, &mut scratch);
+            let ranked: Vec<(f32, i64, Slot)> = all
+                .finish()
+                .iter()
+                .map(|&key| unkey(key))
+                .map(|(score, slot)| (score, numbers[slot.index()], slot))
+                .collect();
+            for (probes, k, one_of) in
+                [(1, 30, 1), (6, 5, 1), (6, 2000, 1), (40, 300, 1), (4, 60, 3), (40, 60, 3), (40, 50, 90)]
+            {
+                let probed: Vec<ListId> = whole.probe(query, probes, &mut scratch).map(|(list, _)| list).collect();
+                let passes = |number: i64| kmeans::mix(5, number as u64).is_multiple_of(one_of);
+                let is_looked_at =
+                    |number: i64, slot: Slot| (1000..1060).contains(&number) || probed.contains(&whole.list_of(slot));
+                let expected: Vec<(f32, i64)> = ranked
+                    .iter()
+                    .filter(|(_, number, slot)| is_looked_at(*number, *slot) && passes(*number))
+                    .map(|(score, number, _)| (*score, *number))
+                    .take(k)
+                    .collect();
+                let mut words = |member: usize, list: ListId, out: &mut [u64]| {
+                    let (index, numbers) = &parts[member];
+                    out.fill(0);
+                    for bit in 0..index.list_lengths()[list.index()] {
+                        let slot = index.list_offsets()[list.index()] + bit;
+                        out[bit as usize / 64] |= u64::from(passes(numbers[slot as usize])) << (bit % 64);
+                    }
+                };
+                let words: Option<MemberWords<'_>> = if one_of > 1 { Some(&mut words) } else { None };
+                one.reset_by_id(k, ids());
+                let pass_rate = 1.0 / one_of as f64;
+                let probing = Probing { pass_rate, ..Probing::of(probes, probes) };
+                let counters = union.search(query, probing, words, &mut one, k, &mut scratch);
+                let got: Vec<(f32, i64)> =
+                    one.finish().iter().map(|&key| unkey(key)).map(|(score, slot)| (score, number(slot))).collect();
+                assert_eq!(got, expected, "query {n}, {probes} lists, one of {one_of}");
+                let survivors =
+                    ranked.iter().filter(|(_, number, slot)| is_looked_at(*number, *slot) && passes(*number)).count();
+                assert_eq!((counters.lists, counters.survivors), (probes as u64, survivors as u64));
+            }
+        }
+        // All queries together, list by list.
+        let mut selectors: Vec<Selector> = (0..12).map(|_| Selector::new()).collect();
+        selectors.iter_mut().for_each(|selector| selector.reset_by_id(70, ids()));
+        let searches = queries.chunks_exact(24).zip(&mut selectors);
+        let mut searches: Vec<Search<'_>> = searches.map(|(query, selector)| Search::new(query, 6, selector)).collect();
+        union.search_batch(&mut searches, &mut BatchScratch::default());
+        let together: Vec<Counters> = searches.iter().map(|search| search.counters).collect();
+        for ((query, selector), counters) in queries.chunks_exact(24).zip(&mut selectors).zip(together) {
+            one.reset_by_id(70, ids());
+            let alone = union.search(query, Probing::of(6, 6), None, &mut one, 70, &mut scratch);
+            assert_eq!(selector.finish(), one.finish());
+            let of = |c: &Counters| (c.lists, c.items, c.survivors, c.bytes);
+            assert_eq!(of(&counters), of(&alone));
         }
     }
 }
@@ -339,7 +438,7 @@ fn searches_allocate_nothing_once_they_are_warm() {
                         selector.finish();
                     }
                     selector.reset(300);
-                    index.search_slots(query, &slots, selector);
+                    index.alone().search_slots(query, &slots, selector);
                     selector.finish();
                 }
                 let mut number = 0..;

@@ -160,6 +160,12 @@ impl Prepared {
         &self.view
     }
 
+    /// The same, which tells how its answer comes about, and whether that was asked for.
+    pub fn explained(mut self) -> (Self, bool) {
+        let asked = std::mem::replace(&mut self.reading.explain, true);
+        (self, asked)
+    }
+
     /// What it will cost.
     pub fn cost(&self) -> Cost {
         self.cost

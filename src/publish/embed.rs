@@ -7,14 +7,15 @@ use crate::error::{Error, Result};
 use crate::items::{EMBEDDING, ID, Items};
 use crate::model::{MODEL_FILE, Package, VectorSpec};
 use crate::request::{Features, Values};
+use crate::snapshot::VectorRows;
 use crate::tower::{self, FeatureRow, FeatureSpec, Pooled, RUN_ROWS, Threads, Tower};
 
 /// What is kept of all items, each row after row.
 pub(super) struct Embedded {
     /// `[N, D]`
     pub(super) vectors: Vec<f32>,
-    /// Of each of `[[item.vectors]]`, `[N, width]`.
-    pub(super) kept: Vec<Vec<f32>>,
+    /// Those of `[[item.vectors]]`, as they are stored ([`VectorRows`]).
+    pub(super) kept: Vec<u8>,
 }
 
 /// The vectors of all items, and the tensors that the package keeps of them.
@@ -26,8 +27,15 @@ pub(super) fn embed(package: Option<&Package>, items: &mut Items, progress: &Pro
         None => vec![given(package, items)?].into_iter(),
     };
     let vectors = made.next().unwrap_or_default();
-    let kept = columns.into_iter().map(|column| column.or_else(|| made.next()).unwrap_or_default()).collect();
-    Ok(Embedded { vectors, kept })
+    let kept: Vec<Vec<f32>> =
+        columns.into_iter().map(|column| column.or_else(|| made.next()).unwrap_or_default()).collect();
+    let rows = VectorRows::of(specs)?;
+    let mut stored = Vec::with_capacity(items.len() * rows.bytes());
+    for item in 0..items.len() {
+        let values = |n: usize| &kept[n][item * specs[n].width..][..specs[n].width];
+        rows.encode(values, &mut stored).map_err(|e| e.within(format!("item {}", item + 1)))?;
+    }
+    Ok(Embedded { vectors, kept: stored })
 }
 
 /// The column of one of `[[item.vectors]]`; none where the item tower makes it.

@@ -26,7 +26,7 @@ use crate::ivf;
 use crate::model::Package;
 use crate::snapshot::{
     CALIBRATION_FILE, Calibration, FORMAT, INDEX_FILE, Manifest, MergedFrom, PROGRAM, Provenance, QUERIES_FILE, Recipe,
-    Store, Wanted,
+    Store, VectorRows, Wanted,
 };
 use crate::tensor::Matrix;
 use crate::units::Slot;
@@ -150,7 +150,10 @@ impl<'a> Merging<'a> {
         let lists: Vec<u32> = slots.iter().map(|slot| view.list_of(*slot)).collect();
         let is_nearest = !main.index.penalties().is_empty();
         let built = ivf::rebalance(Matrix::new(&vectors, dimension)?, &lists, is_nearest, main.recipe.index.rescore)?;
-        let arranged = Arranged { ids, columns, built, embedded: Embedded { vectors, kept: Vec::new() } };
+        let rows = VectorRows::of(&main.package.spec.item.vectors)?;
+        let mut kept = Vec::with_capacity(slots.len() * rows.bytes());
+        slots.iter().for_each(|slot| view.read_vectors(&rows, *slot, &mut kept));
+        let arranged = Arranged { ids, columns, built, embedded: Embedded { vectors, kept } };
         let of_main = main.calibration.as_ref();
         let of_main = of_main.map(|c| share(c, &main.recipe, main.index.items(), main.index.lists()));
         let trained_share = main.manifest.merged.as_ref().map_or(of_main, |from| from.trained_share);

@@ -10,7 +10,7 @@ use crate::files::{Checksum, TensorFile, Tensors};
 use crate::ivf;
 use crate::model::{Decisions, Package};
 use crate::snapshot::{
-    COLUMNS_FILE, CandidateRows, INDEX_FILE, Ids, ItemParts, PARTS_FILE, Recipe, RowSources, VECTORS_FILE,
+    COLUMNS_FILE, CandidateRows, INDEX_FILE, Ids, ItemParts, PARTS_FILE, Recipe, RowSources, VECTORS_FILE, vectors,
 };
 use crate::trial;
 
@@ -19,7 +19,7 @@ struct Written {
     index: ivf::Index,
     columns: Columns,
     ids: Ids,
-    vectors: Option<Tensors>,
+    vectors: Vec<Table>,
 }
 
 impl Written {
@@ -28,13 +28,15 @@ impl Written {
         let tensors = Tensors::open(&folder.join(COLUMNS_FILE))?;
         let columns = Columns::open(&tensors, index.slots())?;
         let ids = Ids::open(&tensors, index.slots(), index.items())?;
-        let has_vectors = !package.spec.item.vectors.is_empty();
-        let vectors = has_vectors.then(|| Tensors::open(&folder.join(VECTORS_FILE))).transpose()?;
+        let vectors = match &package.spec.item.vectors[..] {
+            [] => Vec::new(),
+            specs => vectors::open(specs, &Tensors::open(&folder.join(VECTORS_FILE))?, index.slots())?,
+        };
         Ok(Written { index, columns, ids, vectors })
     }
 
     fn sources<'a>(&'a self, package: &'a Package) -> RowSources<'a> {
-        RowSources { package, columns: &self.columns, ids: &self.ids, vectors: self.vectors.as_ref() }
+        RowSources { package, columns: &self.columns, ids: &self.ids, vectors: &self.vectors }
     }
 }
 

@@ -17,8 +17,9 @@ use crate::ivf::Built;
 use crate::model::{MODEL_FILE, ModelSpec, Package, WARMUP_FILE};
 use crate::snapshot::{
     COLUMNS_FILE, FILTER_FILE, INDEX_FILE, MANIFEST, Manifest, PARTS_FILE, QUERIES_FILE, RECIPE_FILE, Recipe,
-    VECTORS_FILE, candidates, ids,
+    VECTORS_FILE, VectorRows, ids,
 };
+use crate::units::NO_ITEM;
 
 /// What the files of a version hold.
 pub(super) struct Version<'a> {
@@ -92,8 +93,12 @@ impl Version<'_> {
         filter::encode(&written, &built.list_offsets, &built.list_lengths, &self.recipe.filter, &mut file)?;
         sums.insert(FILTER_FILE.into(), file.write(&folder.join(FILTER_FILE))?);
         if let Some(package) = self.package.filter(|p| !p.spec.item.vectors.is_empty()) {
-            let kept = &self.arranged.embedded.kept;
-            let tables = candidates::arrange(&package.spec.item.vectors, kept, &built.order)?;
+            let (rows, kept) = (VectorRows::of(&package.spec.item.vectors)?, &self.arranged.embedded.kept);
+            let row = |slot: usize| match built.order[slot] {
+                NO_ITEM => None,
+                item => Some(&kept[item as usize * rows.bytes()..][..rows.bytes()]),
+            };
+            let tables = rows.tables(built.order.len(), row)?;
             let mut file = TensorFile::new();
             tables.iter().try_for_each(|table| table.encode(&mut file))?;
             sums.insert(VECTORS_FILE.into(), file.write(&folder.join(VECTORS_FILE))?);

@@ -14,6 +14,7 @@ use super::permits::locked;
 use super::registry::Registry;
 use crate::error::{Error, Kind, Result};
 use crate::snapshot::Stamp;
+use crate::telemetry;
 
 /// True for failures of a load that time may mend: it is tried again though the folder does not change.
 pub fn is_passing(kind: Kind) -> bool {
@@ -237,6 +238,7 @@ impl<T: Send + Sync> Registry<T> {
     fn bring(&self, name: &str, version: u64, stamp: Stamp) -> Result<Arc<Loaded<T>>> {
         let _permit = self.permits.take();
         self.change(name, |entry| entry.loading = Some(version));
+        telemetry::begin_model(name);
         let start = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| self.loaded(name, version, stamp))).unwrap_or_else(|panic| {
             Err(Error::internal(format!("the load broke: {}; this is a defect", said(&*panic))))

@@ -5,18 +5,15 @@ use std::sync::Arc;
 
 use super::ids::Ids;
 use crate::columns::{Cell, Column, ColumnKind, Columns};
-use crate::device::buffer::Buffer;
 use crate::device::cpu::Kernels;
 use crate::device::cpu::pool::{self, BagSums, Bags};
-use crate::embedding::format::encode_row;
-use crate::embedding::{Pooling, RowFormat, Table, TableSpec, Unseen};
+use crate::embedding::{Pooling, Table};
 use crate::error::{Error, Result};
-use crate::files::Tensors;
 use crate::items::ID;
 use crate::ivf;
-use crate::model::{CandidateInput, ModelSpec, Package, VectorSpec};
+use crate::model::{CandidateInput, ModelSpec, Package};
 use crate::tower::{FeatureKind, FeatureSpec, ItemPart, Readable};
-use crate::units::{NO_ITEM, Slot};
+use crate::units::Slot;
 
 /// Codes of one item that are looked up without an allocation.
 const CODES_AT_ONCE: usize = 64;
@@ -43,8 +40,8 @@ pub struct RowSources<'a> {
     pub columns: &'a Columns,
     /// Which slot holds which item.
     pub ids: &'a Ids,
-    /// The tables of [`arrange`], where the package declares some.
-    pub vectors: Option<&'a Tensors>,
+    /// The tables of `[[item.vectors]]`, each of one row a slot.
+    pub vectors: &'a [Table],
 }
 
 /// Where the rows of an input lie.
@@ -67,40 +64,6 @@ enum Keys {
     Id(Vec<i64>),
     /// Of each value of a column, by its code.
     Codes(Column, Vec<i64>),
-}
-
-/// The tensors of `[[item.vectors]]`, each a table of one row a slot: slot `s` holds the row of item `order[s]`, or zeros where
-/// that is [`NO_ITEM`]. `values` are `[N, width]` each.
-///
-/// # Errors
-/// `Invalid` with the item where a row cannot be stored in its format; `Overloaded` where the memory cannot be had.
-pub fn arrange(specs: &[VectorSpec], values: &[Vec<f32>], order: &[u32]) -> Result<Vec<Table>> {
-    let table = |(spec, values): (&VectorSpec, &Vec<f32>)| {
-        let row = |&item: &u32| (item != NO_ITEM).then(|| &values[item as usize * spec.width..][..spec.width]);
-        let item = |slot: usize| format!("item {}", u64::from(order[slot]) + 1);
-        let kept = keep(&spec.name, (spec.format, spec.width), order.iter().map(row), &item);
-        kept.map_err(|e| e.within(format!("item.vectors `{}`", spec.name)))
-    };
-    specs.iter().zip(values).map(table).collect()
-}
-
-/// A table of one row a slot, zeros where there is none; `item` names that of a slot in errors.
-pub(super) fn keep<'a>(
-    name: &str,
-    (format, width): (RowFormat, usize),
-    rows: impl ExactSizeIterator<Item = Option<&'a [f32]>>,
-    item: &dyn Fn(usize) -> String,
-) -> Result<Table> {
-    let (zeros, slots) = (vec![0.0; width], rows.len());
-    let row_bytes = format.row_bytes(width)?;
-    let mut stored = Ok(());
-    let bytes = Buffer::filled(slots * row_bytes, |out: &mut [u8]| {
-        stored = out.chunks_exact_mut(row_bytes).zip(rows).enumerate().try_for_each(|(slot, (out, row))| {
-            encode_row(format, row.unwrap_or(&zeros), out).map_err(|e| e.within(item(slot)))
-        });
-    })?;
-    stored?;
-    Table::host(TableSpec { name: name.to_owned(), rows: slots as u64, width, format, unseen: Unseen::Zero }, bytes)
 }
 
 /// Refuses `[[overarch.features]]` over columns that the items do not have or that hold something else; `column` says what a
@@ -149,16 +112,12 @@ impl CandidateRows {
         let RowSources { package, columns, ids, vectors } = *from;
         let kind = |name: &str| columns.list().find(|c| c.name() == name).map(Column::kind);
         check_features(&package.spec, &kind)?;
-        let slots = ids.of_slots().len();
-        // They are to be whole, also where what is read of them is kept by item.
-        let declared = vectors.iter().flat_map(|tensors| package.spec.item.vectors.iter().map(move |v| (v, *tensors)));
-        declared.into_iter().try_for_each(|(spec, tensors)| open_kept(spec, slots, Some(tensors)).map(drop))?;
         let part = |row: &Readable| {
             let missing = || Error::internal(format!("input `{}` of candidates that nothing brings", row.name));
             let lies = match package.candidate_input(&row.name).ok_or_else(missing)? {
                 CandidateInput::Item => Lies::Index,
                 CandidateInput::Part => Lies::Kept(kept.take().ok_or_else(missing)?),
-                CandidateInput::Vector(n) => Lies::Kept(open_kept(&package.spec.item.vectors[n], slots, vectors)?),
+                CandidateInput::Vector(n) => Lies::Kept(vectors.get(n).cloned().ok_or_else(missing)?),
                 CandidateInput::Feature(n) => {
                     let spec = package.spec.overarch.iter().flat_map(|o| &o.features).nth(n);
                     let spec = spec.ok_or_else(|| Error::internal("an input without its feature"))?;
@@ -218,28 +177,6 @@ impl CandidateRows {
         let stride = out.len();
         pool::pool(self.kernels, &stored, &bags, &mut BagSums { data: out, stride, column: 0 });
     }
-}
-
-fn open_kept(spec: &VectorSpec, slots: usize, tensors: Option<&Tensors>) -> Result<Table> {
-    let tensors = tensors.ok_or_else(|| Error::corrupt(format!("no file of item vectors with `{}`", spec.name)))?;
-    let table = kept(tensors, &spec.name, (spec.format, spec.width), slots);
-    table.map_err(|e| e.within(format!("item vectors `{}`", spec.name)))
-}
-
-/// A table of one row a slot, as [`keep`] makes them.
-pub(super) fn kept(tensors: &Tensors, name: &str, (format, width): (RowFormat, usize), slots: usize) -> Result<Table> {
-    let table = Table::mapped(tensors, name, format.is_quantised().then_some(format), Unseen::Zero)?;
-    let found = (table.rows(), table.width(), table.spec().format);
-    if found != (slots as u64, width, format) {
-        return Err(Error::corrupt(format!(
-            "{} rows of {} in {}, expected {slots} of {width} in {}",
-            found.0,
-            found.1,
-            found.2.name(),
-            format.name()
-        )));
-    }
-    Ok(table)
 }
 
 fn look_up(spec: &FeatureSpec, package: &Package, columns: &Columns, ids: &Ids) -> Result<Lies> {

@@ -10,8 +10,10 @@ use super::part;
 use super::placement::Placement;
 use super::recipe::Recipe;
 use super::shards::Shards;
+use super::vectors;
 use super::{CALIBRATION_FILE, COLUMNS_FILE, FILTER_FILE, INDEX_FILE, PARTS_FILE, RECIPE_FILE, VECTORS_FILE};
 use crate::columns::{ColumnKind, Columns};
+use crate::embedding::Table;
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::model::{MODEL_FILE, ModelSpec, Package, SIMILARITY};
@@ -42,6 +44,8 @@ pub struct Snapshot {
     pub calibration: Option<Calibration>,
     /// The numeric columns that the reranker and the value model read, one f32 a slot.
     pub numbers: Vec<(String, Vec<f32>)>,
+    /// The tensors of `[[item.vectors]]`, each a table of one row a slot.
+    pub vectors: Vec<Table>,
     /// What the reranker reads of candidates as rows.
     pub candidates: CandidateRows,
     /// All shards of the version, where it is one of several.
@@ -106,7 +110,12 @@ impl Snapshot {
         }
         let numeric: Vec<&str> = columns.list().filter(|c| c.kind() != ColumnKind::Texts).map(|c| c.name()).collect();
         let value = package.value(&numeric)?;
-        let vectors = vectors.map(|file| Tensors::read(&folder.join(file))).transpose()?;
+        let vectors = match vectors {
+            Some(file) => {
+                vectors::open(&package.spec.item.vectors, &Tensors::read(&folder.join(file))?, index.slots())?
+            }
+            None => Vec::new(),
+        };
         let part = match (package.overarch.as_ref().and_then(OverArch::part), &manifest.decisions.item_part) {
             (Some(part), Some(decided)) => {
                 let tensors = Tensors::read(&folder.join(PARTS_FILE))?;
@@ -114,7 +123,7 @@ impl Snapshot {
             }
             _ => None,
         };
-        let from = RowSources { package: &package, columns: &columns, ids: &ids, vectors: vectors.as_ref() };
+        let from = RowSources { package: &package, columns: &columns, ids: &ids, vectors: &vectors };
         let candidates = CandidateRows::open(&from, part)?;
         let used = package.overarch.iter().flat_map(|o| o.numbers());
         let used = used.chain(value.inputs().iter().map(String::as_str));
@@ -143,6 +152,7 @@ impl Snapshot {
             recipe,
             calibration,
             numbers,
+            vectors,
             candidates,
             shards: None,
             digest,

@@ -7,7 +7,7 @@
 //! | `index.safetensors` | the item index ([`crate::ivf`]) |
 //! | `filter.safetensors` | planes and posting lists ([`crate::filter::index`]) |
 //! | `columns.safetensors` | item columns ([`crate::columns`]) and ids |
-//! | `vectors.safetensors` | tensors that the OverArch reads of each item ([`candidates`]), where the package declares some |
+//! | `vectors.safetensors` | tensors that the OverArch reads of each item ([`vectors`]), where the package declares some |
 //! | `parts.safetensors` | what the OverArch says of each item whoever asks ([`ItemParts`]), where that is kept |
 //! | `recipe.toml` | how it was built and the serving defaults |
 //! | `calibration.json` | how many lists a recall takes; not where there is only one list |
@@ -29,6 +29,7 @@ mod placement;
 mod recipe;
 mod shards;
 mod store;
+pub mod vectors;
 mod workload;
 
 pub use calibration::{Calibration, Chosen, RECALIBRATION_FILE, Recalibration, RecallCurve, TARGETS, Wanted};
@@ -41,6 +42,7 @@ pub use placement::{Placement, PlacementOptions, placed, rows_on_cluster};
 pub use recipe::{PartFormat, Recipe, Reranking, Serving};
 pub use shards::{SHARDS_FILE, ShardEntry, Shards, shard_folder, shard_of};
 pub use store::{Stamp, Store, check_name};
+pub use vectors::VectorRows;
 pub use workload::workload;
 
 /// The file of the item index.

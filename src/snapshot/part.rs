@@ -2,10 +2,12 @@
 
 use rayon::prelude::*;
 
-use super::candidates::{self, CandidateRows, RowSources};
+use super::candidates::{CandidateRows, RowSources};
 use super::ids::Ids;
+use super::vectors::{open_table, table_spec};
 use crate::device::buffer::Buffer;
-use crate::embedding::{RowFormat, Table, TableSpec, Unseen};
+use crate::embedding::format::encode_row;
+use crate::embedding::{RowFormat, Table};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::ivf;
@@ -52,7 +54,7 @@ impl ItemParts {
         index.filled_slots().for_each(|slot| is_filled[slot.index()] = true);
         let row = |slot: usize| is_filled[slot].then(|| &self.numbers[slot * self.width..][..self.width]);
         let item = |slot: usize| format!("item {}", ids.of_slots()[slot]);
-        let table = candidates::keep(TENSOR, (format, self.width), (0..index.slots()).map(row), &item);
+        let table = keep(TENSOR, (format, self.width), (0..index.slots()).map(row), &item);
         table.map_err(|e| e.within("what is kept of items of the OverArch"))
     }
 
@@ -61,8 +63,7 @@ impl ItemParts {
     /// # Errors
     /// `Overloaded` where the memory cannot be had.
     pub fn unchecked(&self) -> Result<Table> {
-        let (rows, width) = ((self.numbers.len() / self.width) as u64, self.width);
-        let spec = TableSpec { name: TENSOR.into(), rows, width, format: RowFormat::F32, unseen: Unseen::Zero };
+        let spec = table_spec(TENSOR, (RowFormat::F32, self.width), self.numbers.len() / self.width);
         Table::host(spec, Buffer::copied(bytemuck::cast_slice(&self.numbers))?)
     }
 }
@@ -72,7 +73,26 @@ impl ItemParts {
 /// # Errors
 /// `Corrupt` where it is of another shape.
 pub(super) fn open(tensors: &Tensors, part: &ItemPart, format: RowFormat, slots: usize) -> Result<Table> {
-    candidates::kept(tensors, TENSOR, (format, part.width()), slots)
+    open_table(tensors, TENSOR, (format, part.width()), slots)
+}
+
+/// A table of one row a slot, zeros where there is none; `item` names that of a slot in errors.
+fn keep<'a>(
+    name: &str,
+    (format, width): (RowFormat, usize),
+    rows: impl ExactSizeIterator<Item = Option<&'a [f32]>>,
+    item: &dyn Fn(usize) -> String,
+) -> Result<Table> {
+    let (zeros, slots) = (vec![0.0; width], rows.len());
+    let row_bytes = format.row_bytes(width)?;
+    let mut stored = Ok(());
+    let bytes = Buffer::filled(slots * row_bytes, |out: &mut [u8]| {
+        stored = out.chunks_exact_mut(row_bytes).zip(rows).enumerate().try_for_each(|(slot, (out, row))| {
+            encode_row(format, row.unwrap_or(&zeros), out).map_err(|e| e.within(item(slot)))
+        });
+    })?;
+    stored?;
+    Table::host(table_spec(name, (format, width), slots), bytes)
 }
 
 /// Items that bring what the part is made of.

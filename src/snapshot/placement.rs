@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::manifest::Manifest;
 use super::workload::workload;
@@ -21,12 +22,14 @@ use crate::planner::topology::Host;
 use crate::planner::{self, Topology};
 
 /// How tables are placed at load. Without a plan, a topology or a cluster they lie whole in memory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PlacementOptions {
     /// A plan as `sterling plan --json` prints it; tables that it does not name lie whole in memory.
+    #[schema(value_type = Option<String>)]
     pub plan: Option<PathBuf>,
     /// The machines to plan for at each load, where there is no plan; this machine and the cluster where there is none either.
+    #[schema(value_type = Option<String>)]
     pub topology: Option<PathBuf>,
     /// Nodes of the cluster, such as `redis://10.0.0.1:6379`; any of them finds the others.
     pub remote: Vec<String>,

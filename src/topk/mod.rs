@@ -33,10 +33,16 @@ pub fn unkey(key: u64) -> (f32, Slot) {
     (f32::from_bits(bits), Slot(!(key as u32)))
 }
 
+/// The items of the slots from one on.
+type IdsFrom = (u32, Buffer<i64>);
+
 /// What items of one score rank by, the lowest first.
-fn rank(ids: Option<&[i64]>, slot: u32) -> u64 {
-    // Flipping the sign bit makes signed numbers order as unsigned ones.
-    ids.map_or(u64::from(slot), |ids| ids[slot as usize] as u64 ^ 1 << 63)
+fn rank(ids: &[IdsFrom], slot: u32) -> u64 {
+    match ids.iter().rev().find(|(first, _)| *first <= slot) {
+        // Flipping the sign bit makes signed numbers order as unsigned ones.
+        Some((first, ids)) => ids[(slot - first) as usize] as u64 ^ 1 << 63,
+        None => u64::from(slot),
+    }
 }
 
 /// Collects the K best scored slots.
@@ -50,8 +56,8 @@ pub struct Selector {
     room: usize,
     threshold: f32,
     accepted: u64,
-    /// The item of each slot, until the result was taken.
-    ids: Option<Buffer<i64>>,
+    /// The items of the slots in ascending runs, until the result was taken.
+    ids: Vec<IdsFrom>,
     spare: Vec<f32>,
     keys: Vec<u64>,
     sorting: Vec<u64>,
@@ -75,7 +81,7 @@ impl Selector {
             room: 0,
             threshold: f32::INFINITY,
             accepted: 0,
-            ids: None,
+            ids: Vec::new(),
             spare: Vec::new(),
             keys: Vec::new(),
             sorting: Vec::new(),
@@ -85,7 +91,7 @@ impl Selector {
     /// Forgets everything and selects the `k` best from here on, of equal scores those with the lowest slots. Keeps its
     /// memory.
     pub fn reset(&mut self, k: usize) {
-        self.ids = None;
+        self.ids.clear();
         self.k = k;
         self.len = 0;
         self.accepted = 0;
@@ -93,10 +99,11 @@ impl Selector {
         self.set_room(k + k / 2 + ROOM_MIN + BLOCK);
     }
 
-    /// As [`Selector::reset`], but of equal scores those with the lowest ids: `ids` `[S]` has the item of each slot.
-    pub fn reset_by_id(&mut self, k: usize, ids: &Buffer<i64>) {
+    /// As [`Selector::reset`], but of equal scores those with the lowest ids: each of `ids` has the items of the slots from its
+    /// first one on, in ascending order.
+    pub fn reset_by_id<'a>(&mut self, k: usize, ids: impl Iterator<Item = (u32, &'a Buffer<i64>)>) {
         self.reset(k);
-        self.ids = Some(ids.clone());
+        self.ids.extend(ids.map(|(first, ids)| (first, ids.clone())));
     }
 
     /// As [`Selector::reset`], for a part of what another selector selects from: as many, and equal scores ranked alike.
@@ -243,7 +250,6 @@ impl Selector {
     /// Of the items at the threshold itself those that rank first stay, as many as K has room for.
     fn drop_ties(&mut self) {
         let Selector { k, scores, slots, len, threshold, ids, sorting, .. } = self;
-        let ids = ids.as_deref();
         sorting.clear();
         let tied = scores[..*len].iter().zip(&*slots).filter(|(score, _)| **score == *threshold);
         sorting.extend(tied.map(|(_, &slot)| rank(ids, slot)));
@@ -265,9 +271,10 @@ impl Selector {
         self.keys.clear();
         let held = self.scores[..self.len].iter().zip(&self.slots[..self.len]);
         self.keys.extend(held.map(|(&score, &slot)| key(score, Slot(slot))));
-        let ids = self.ids.take();
-        sort::descending(&mut self.keys, &mut self.sorting, |key| rank(ids.as_deref(), unkey(key).1.0));
-        &self.keys
+        let Selector { keys, sorting, ids, .. } = self;
+        sort::descending(keys, sorting, |key| rank(ids, unkey(key).1.0));
+        ids.clear();
+        keys
     }
 }
 
@@ -312,11 +319,13 @@ mod tests {
             let distinct = ids.iter().collect::<std::collections::BTreeSet<_>>().len() == count;
             let ids: Vec<i64> = if distinct { ids } else { (0..count as i64).rev().collect() };
             let ids: Vec<i64> = ids.iter().map(|id| id - count as i64 / 2).collect();
-            let ids = Buffer::copied(&ids).unwrap();
+            // In one run, or in two.
+            let (low, high) = ids.split_at(if parts % 2 == 0 { count / 3 } else { 0 });
+            let runs = [(0, Buffer::copied(low).unwrap()), (low.len() as u32, Buffer::copied(high).unwrap())];
             let mut slots: Vec<usize> = (0..count).collect();
             slots.sort_by_key(|&slot| scored[slot].1);
             let mut selector = Selector::new();
-            selector.reset_by_id(k, &ids);
+            selector.reset_by_id(k, runs.iter().map(|(first, ids)| (*first, ids)));
             for part in slots.chunks(count.div_ceil(parts)) {
                 let mut of_part = Selector::new();
                 of_part.reset_as(&selector);

@@ -22,8 +22,8 @@ use crate::columns::{Column, Columns, Stacked};
 use crate::error::Result;
 use crate::filter::{self, Plan};
 use crate::ivf;
-use crate::search::{Annex, Catalogue, Tombstones};
-use crate::snapshot::{Ids, Snapshot};
+use crate::search::{Catalogue, CataloguePart, Tombstones};
+use crate::snapshot::{Ids, Snapshot, VectorRows};
 use crate::tower::OverArch;
 use crate::units::{ItemId, Slot};
 use crate::value::Program;
@@ -88,6 +88,7 @@ struct Piece {
 struct Part<'a> {
     first_slot: u32,
     columns: &'a Columns,
+    filter: &'a filter::Index,
     index: &'a ivf::Index,
     ids: &'a Ids,
     gone: &'a Tombstones,
@@ -98,6 +99,16 @@ impl<'a> Part<'a> {
     fn live(&self) -> impl Iterator<Item = Slot> + use<'a> {
         let gone = self.gone;
         self.index.filled_slots().filter(move |&slot| !gone.contains(slot))
+    }
+
+    fn searched(&self) -> CataloguePart<'a> {
+        CataloguePart {
+            index: self.index,
+            filter: self.filter,
+            ids: Some(self.ids.of_slots()),
+            gone: Some(self.gone).filter(|gone| !gone.is_empty()),
+            first_slot: self.first_slot,
+        }
     }
 
     /// A slot of its own as the view counts them.
@@ -202,21 +213,14 @@ impl View {
         }
     }
 
-    /// What lies beside the main snapshot, as it is searched.
-    pub fn parts(&self) -> Vec<Annex<'_>> {
-        self.pieces.iter().map(Piece::part).collect()
+    /// The main snapshot and what lies beside it, as they are searched.
+    pub fn parts(&self) -> Vec<CataloguePart<'_>> {
+        self.all_parts().map(|part| part.searched()).collect()
     }
 
     /// All items as they are searched, given [`View::parts`].
-    pub fn catalogue<'a>(&'a self, parts: &'a [Annex<'a>]) -> Catalogue<'a> {
-        Catalogue {
-            index: &self.main.index,
-            filter: &self.main.filter,
-            ids: Some(self.main.ids.of_slots()),
-            probes_max: self.main.recipe.serving.probes_max_of(self.main.index.lists()),
-            gone: Some(&self.gone).filter(|gone| !gone.is_empty()),
-            beside: parts,
-        }
+    pub fn catalogue<'a>(&self, parts: &'a [CataloguePart<'a>]) -> Catalogue<'a> {
+        Catalogue { parts, probes_max: self.main.recipe.serving.probes_max_of(self.main.index.lists()) }
     }
 
     /// The piece that holds a slot, and the slot in it; `None` for one of the main snapshot.
@@ -250,11 +254,12 @@ impl View {
 
     /// The main snapshot, then the segments.
     fn all_parts(&self) -> impl Iterator<Item = Part<'_>> {
-        let Snapshot { columns, index, ids, .. } = &*self.main;
-        let main = Part { first_slot: 0, columns, index, ids, gone: &self.gone };
+        let Snapshot { columns, filter, index, ids, .. } = &*self.main;
+        let main = Part { first_slot: 0, columns, filter, index, ids, gone: &self.gone };
         let beside = self.pieces.iter().map(|piece| Part {
             first_slot: piece.first_slot,
             columns: piece.segment.columns(),
+            filter: piece.segment.filter(),
             index: piece.segment.index(),
             ids: piece.segment.ids(),
             gone: &piece.gone,
@@ -280,6 +285,14 @@ impl View {
         match self.piece(slot) {
             Some((piece, slot)) => piece.segment.index().row(slot, out),
             None => self.main.index.row(slot, out),
+        }
+    }
+
+    /// Appends the rows of `[[item.vectors]]` of the item in a slot, as they are stored.
+    pub fn read_vectors(&self, rows: &VectorRows<'_>, slot: Slot, out: &mut Vec<u8>) {
+        match self.piece(slot) {
+            Some((piece, slot)) => rows.read(piece.segment.vectors(), slot, out),
+            None => rows.read(&self.main.vectors, slot, out),
         }
     }
 
@@ -406,19 +419,4 @@ impl View {
 /// What lies behind a lock: a panic under it leaves at most a plan or a query less.
 fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-impl Piece {
-    fn part(&self) -> Annex<'_> {
-        let index = self.segment.index();
-        let catalogue = Catalogue {
-            index,
-            filter: self.segment.filter(),
-            ids: Some(self.segment.ids().of_slots()),
-            probes_max: index.lists(),
-            gone: Some(&self.gone).filter(|gone| !gone.is_empty()),
-            beside: &[],
-        };
-        Annex { catalogue, first_slot: self.first_slot }
-    }
 }

@@ -8,16 +8,16 @@
 use std::borrow::Cow;
 
 use crate::columns::{self, Cell, ColumnKind, Columns, ItemColumn, ItemValues};
+use crate::embedding::Table;
 use crate::error::Result;
 use crate::files::TensorFile;
 use crate::filter;
 use crate::ivf::{self, Assigner};
-use crate::snapshot::{CandidateRows, Ids, ItemParts, RowSources, Snapshot, ids};
+use crate::snapshot::{CandidateRows, Ids, ItemParts, RowSources, Snapshot, VectorRows, ids};
 use crate::tensor::Matrix;
 use crate::units::{NO_ITEM, Slot};
 
-/// Items a list, on average, from which on they lie in the lists of the main snapshot: to scan as many more costs about what it
-/// costs to score the lists again.
+/// Items a list, on average, from which on they lie in the lists of the main snapshot: of fewer, blocks would mostly be padding.
 const LISTED_MIN: usize = 2;
 
 /// The values of one attribute of an item.
@@ -68,6 +68,8 @@ pub struct Row {
     pub list: u32,
     /// `[D]`
     pub vector: Vec<f32>,
+    /// The rows of `[[item.vectors]]`, as they are stored ([`VectorRows`]).
+    pub kept: Vec<u8>,
     /// One a column of the main snapshot, in their order and of their kinds.
     pub attributes: Vec<Attribute>,
 }
@@ -81,6 +83,7 @@ pub struct Segment {
     ids: Ids,
     candidates: CandidateRows,
     numbers: Vec<Vec<f32>>,
+    vectors: Vec<Table>,
     /// The list of each slot in the main snapshot.
     lists: Vec<u32>,
 }
@@ -89,7 +92,7 @@ impl Segment {
     /// A segment of at least one row; no two have one id.
     ///
     /// # Errors
-    /// `Corrupt` for a model that keeps further tensors by item; `Invalid` for vectors that cannot be searched, `Overloaded` where the memory cannot be had.
+    /// `Invalid` for vectors that cannot be searched, `Overloaded` where the memory cannot be had.
     pub fn build(main: &Snapshot, assigner: &Assigner, rows: &[Row]) -> Result<Self> {
         let vectors: Vec<f32> = rows.iter().flat_map(|row| &row.vector).copied().collect();
         let matrix = Matrix::new(&vectors, main.index.dimension())?;
@@ -116,10 +119,15 @@ impl Segment {
         let numbers = main.numbers.iter().map(|column| number(column).unwrap_or_default()).collect();
         let list = |&row: &u32| if row == NO_ITEM { 0 } else { rows[row as usize].list };
         let lists = built.order.iter().map(list).collect();
-        let from = RowSources { package: &main.package, columns: &columns, ids: &ids, vectors: None };
+        let row = |slot: usize| match built.order[slot] {
+            NO_ITEM => None,
+            row => Some(rows[row as usize].kept.as_slice()),
+        };
+        let vectors = VectorRows::of(&main.package.spec.item.vectors)?.tables(built.order.len(), row)?;
+        let from = RowSources { package: &main.package, columns: &columns, ids: &ids, vectors: &vectors };
         let parts = ItemParts::work_out(&from, &index, false)?;
         let candidates = CandidateRows::open(&from, parts.map(|parts| parts.unchecked()).transpose()?)?;
-        Ok(Segment { index, filter, columns, ids, candidates, numbers, lists })
+        Ok(Segment { index, filter, columns, ids, candidates, numbers, vectors, lists })
     }
 
     /// The item index.
@@ -152,19 +160,27 @@ impl Segment {
         &self.numbers
     }
 
+    /// The tensors of `[[item.vectors]]`, each a table of one row a slot.
+    pub fn vectors(&self) -> &[Table] {
+        &self.vectors
+    }
+
     /// The list of a slot in the main snapshot.
     pub fn list_of(&self, slot: Slot) -> u32 {
         self.lists[slot.index()]
     }
 
-    /// The item in a slot that holds one, as it went in, its vector as exact as it is kept.
-    pub fn item(&self, slot: Slot) -> Row {
+    /// The item in a slot that holds one, as it went in, its vector as exact as it is kept. `rows` are those of the model.
+    pub fn item(&self, rows: &VectorRows<'_>, slot: Slot) -> Row {
         let mut vector = vec![0.0; self.index.dimension()];
         self.index.row(slot, &mut vector);
+        let mut kept = Vec::with_capacity(rows.bytes());
+        rows.read(&self.vectors, slot, &mut kept);
         Row {
             id: self.ids.item(slot).0,
             list: self.lists[slot.index()],
             vector,
+            kept,
             attributes: self.columns.list().map(|column| column.cell(slot).into()).collect(),
         }
     }

@@ -2,11 +2,12 @@
 
 import collections.abc
 import pathlib
+import subprocess
 import urllib.parse
 
 import pytest
 import sterling
-from conftest import BOOKS, GENRES, ROOT
+from conftest import BOOKS, GENRES, PROGRAM, ROOT
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -303,3 +304,23 @@ def test_texts_stand_out_from_their_ground(console: Console, page: str, scheme: 
     texts, faint = console.driver.execute_script(CONTRAST)
     assert texts > 10 and not faint
     console.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_a_server_with_keys_is_unlocked_with_one(chromium: webdriver.Chrome, tmp_path: pathlib.Path) -> None:
+    store, keys = tmp_path / "store", tmp_path / "keys.toml"
+    sterling.publish(ROOT / "tests/golden/tiny", store, program=PROGRAM)
+    make = [PROGRAM, "key", "person", "--file", keys]
+    key = subprocess.run(make, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout.strip()
+    # The start waits until models are ready, which `/readyz` tells everybody.
+    with sterling.serve(store, program=PROGRAM, settings={"STERLING_ACCESS__KEYS": str(keys)}) as running:
+        page = Console(chromium, running.url)
+        chromium.get(running.url)
+        page.until(lambda: page.one("#unlock").is_displayed())
+        page.one("#key").send_keys("stk_0", Keys.ENTER)
+        page.until(lambda: page.one("#unlock").is_displayed() and "401" in page.text("#absent"))
+        page.one("#key").clear()
+        page.one("#key").send_keys(key, Keys.ENTER)
+        page.until(lambda: "items in" in page.text("#about"))
+        assert not page.one("#unlock").is_displayed() and page.one("#key").get_attribute("value") == ""
+        page.click("#send")
+        page.until(lambda: page.rows(".answer [aria-label=Items]"))

@@ -61,7 +61,7 @@ fn items() -> Vec<Item> {
     (0..9).map(item).collect()
 }
 
-fn lines() -> Vec<Value> {
+pub fn lines() -> Vec<Value> {
     let line = |item: Item| {
         let mut attributes = json!({"image": item.image, "shelf": format!("s{}", item.id % 2)});
         if !item.brands.is_empty() {
@@ -258,13 +258,13 @@ pub fn package(keep: &str, format: &str, is_program: bool) -> Made {
 }
 
 /// A user of the tests.
-struct User {
+pub struct User {
     history: Vec<i64>,
     age: f32,
     likes: Vec<&'static str>,
 }
 
-fn users() -> Vec<User> {
+pub fn users() -> Vec<User> {
     let user =
         |history: &[i64], age, likes: &[&'static str]| User { history: history.to_vec(), age, likes: likes.to_vec() };
     vec![
@@ -306,11 +306,11 @@ fn expected(user: &User, item: &Item, keeps_last: bool) -> [f32; 3] {
     [similarity, sigmoid(watch), sigmoid(buy)]
 }
 
-fn bodies(users: &[User]) -> Vec<Value> {
+pub fn bodies(users: &[User]) -> Vec<Value> {
     users.iter().map(|user| json!({"features": features(user), "k": 9, "exact": true})).collect()
 }
 
-fn answers(view: &Arc<View>, bodies: &[Value]) -> Vec<Ranked> {
+pub fn answers(view: &Arc<View>, bodies: &[Value]) -> Vec<Ranked> {
     retrieve(view, bodies).into_iter().map(|answer| answer.unwrap().0).collect()
 }
 

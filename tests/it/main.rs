@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod access;
 mod bench;
 mod browse;
 mod catalogue;
@@ -13,6 +14,7 @@ mod faiss;
 mod filters;
 mod fresh;
 mod http;
+mod item_vectors;
 mod items;
 mod journal;
 mod merge;
@@ -33,6 +35,9 @@ mod shards;
 mod snapshots;
 mod sparse;
 mod support;
+mod telemetry;
+#[cfg(feature = "tls")]
+mod tls;
 mod trial;
 mod updates;
 mod warmup;

@@ -102,7 +102,7 @@ impl Server {
         for line in BufReader::new(server.process.stdout.take().unwrap()).lines() {
             let line = line.unwrap();
             server.said.push(line.clone());
-            if let Some((_, rest)) = line.split_once("http://") {
+            if let Some((_, rest)) = line.split_once("http://").or(line.split_once("https://")) {
                 server.address = rest.split(['/', ' ']).next().unwrap().to_owned();
                 return server;
             }

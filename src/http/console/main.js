@@ -39,6 +39,12 @@ async function health() {
   at("health").textContent = answer.ok ? "ready" : answer.told.detail ?? "not ready";
 }
 
+at("unlock").addEventListener("submit", async event => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY, at("key").value);
+  at("unlock").hidden = true;
+  if (await refresh()) { at("key").value = ""; show_page(); }
+});
 at("form").addEventListener("submit", event => { event.preventDefault(); send(); });
 at("beside").addEventListener("change", () => { if (answers.length) send(); });
 at("model").addEventListener("change", () => { choose(at("model").value); refresh_versions(); show_page(); });

@@ -30,12 +30,16 @@ const cell = value => value === null || value === undefined ? "" : Array.isArray
 const after = (wait, work) => { let timer; return (...all) => { clearTimeout(timer); timer = setTimeout(() => work(...all), wait); }; };
 const color = number => `var(--${["one", "two", "three", "four", "five"][number % 5]})`;
 
+// The key that the server asks for, until this tab is closed.
+const KEY = "sterling-key";
+
 // Everything that the server says is data: it reaches the page as text alone.
 async function ask(path, { method = "GET", body, signal } = {}) {
-  const start = performance.now();
+  const start = performance.now(), key = sessionStorage.getItem(KEY);
   try {
-    const sent = body === undefined ? {} : { body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
-    const reply = await fetch(path, { method, signal, ...sent });
+    const headers = { ...(body === undefined ? {} : { "Content-Type": "application/json" }), ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+    const reply = await fetch(path, { method, signal, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+    if (reply.status === 401) at("unlock").hidden = false;
     const text = await reply.text();
     const is_json = (reply.headers.get("content-type") ?? "").includes("json");
     const told = is_json ? JSON.parse(text) : text;

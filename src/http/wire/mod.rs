@@ -13,6 +13,7 @@ mod reply;
 mod request;
 mod response;
 mod schemas;
+mod slow;
 mod values;
 
 pub use body::{Retrievals, embed, object, rank, retrievals};
@@ -36,4 +37,5 @@ pub use response::{
     BatchEntry, BatchResponse, EmbedResponse, Explain, Item, ProbesInfo, RetrieveResponse, Retrieved, Served, Step,
 };
 pub(super) use schemas::{RetrieveOneOrMany, RetrievedOneOrMany, UpsertRequest};
+pub use slow::{SlowCall, SlowPass, SlowResponse};
 pub use values::FeatureValue;

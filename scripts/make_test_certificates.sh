@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Makes the certificates of tests/golden/tls, which are good for a hundred years and protect nothing: an authority, two of a server, one of a client.
+set -euo pipefail
+cd "$(dirname "$0")/../tests/golden/tls"
+new() { # NAME SUBJECT EXTENSIONS: a key, and a certificate by the authority
+    openssl ecparam -name prime256v1 -genkey -noout | openssl pkcs8 -topk8 -nocrypt -out "$1.key"
+    openssl req -new -key "$1.key" -subj "/CN=$2" -out "$1.csr"
+    openssl x509 -req -in "$1.csr" -CA ca.pem -CAkey ca.key -CAcreateserial -days 36500 -sha256 -extfile <(printf '%b' "$3") -out "$1.pem"
+    rm "$1.csr"
+}
+openssl ecparam -name prime256v1 -genkey -noout | openssl pkcs8 -topk8 -nocrypt -out ca.key
+openssl req -x509 -new -key ca.key -subj "/CN=tests" -days 36500 -sha256 -addext "basicConstraints=critical,CA:TRUE" -out ca.pem
+new server "localhost" "subjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth"
+new server-2 "localhost" "subjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth"
+new client "a client" "extendedKeyUsage=clientAuth"
+rm -f ca.srl ca.key

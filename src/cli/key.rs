@@ -1,0 +1,56 @@
+//! `sterling key`.
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::PathBuf;
+
+use super::output::say;
+use crate::error::{Error, Result};
+use crate::http::{NewKey, Role, new_key};
+
+/// Arguments of `sterling key`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Key {
+    /// Whose key it is: the name in logs and in the file
+    name: String,
+    /// What it may do
+    #[arg(long, default_value = "read")]
+    role: KeyRole,
+    /// A model that it is for; several may be given [default: all]
+    #[arg(long)]
+    model: Vec<String>,
+    /// Append the entry to this file, which a server reads again by itself, and print the key alone
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+/// The roles that keys have.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum KeyRole {
+    /// Retrievals, and all else that changes nothing
+    Read,
+    /// Changes of items too
+    Write,
+    /// Versions, labels and merges too
+    Admin,
+}
+
+impl Key {
+    pub(super) fn run(self) -> Result<()> {
+        let role = match self.role {
+            KeyRole::Read => Role::Read,
+            KeyRole::Write => Role::Write,
+            KeyRole::Admin => Role::Admin,
+        };
+        let NewKey { secret, entry } = new_key(&self.name, role, &self.model)?;
+        let Some(path) = self.file else {
+            return say(format_args!("{secret}\n\n{entry}"));
+        };
+        let wrong = |e| Error::io(path.display(), e);
+        let mut file = OpenOptions::new().append(true).create(true).mode(0o640).open(&path).map_err(wrong)?;
+        // In one piece, for a server may read it at any time.
+        file.write_all(format!("\n{entry}").as_bytes()).map_err(wrong)?;
+        say(format_args!("{secret}"))
+    }
+}

@@ -1,0 +1,112 @@
+//! The rate of one key: the generic cell rate algorithm (ITU-T I.371), one number under many threads.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// So many requests a second, and so many at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Rate {
+    /// Requests a second.
+    pub(super) rate: f64,
+    /// Requests that may come at once.
+    pub(super) burst: f64,
+}
+
+/// What a key has left of its rate.
+#[derive(Debug)]
+pub(super) struct Meter {
+    rate: Rate,
+    start: Instant,
+    /// Nanoseconds after `start` at which all requests so far were due.
+    due: AtomicU64,
+}
+
+impl Meter {
+    pub(super) fn new(rate: Rate) -> Self {
+        Meter { rate, start: Instant::now(), due: AtomicU64::new(0) }
+    }
+
+    pub(super) fn rate(&self) -> Rate {
+        self.rate
+    }
+
+    /// Counts one request.
+    ///
+    /// # Errors
+    /// How long to wait, where it comes too early.
+    pub(super) fn take(&self) -> Result<(), Duration> {
+        self.take_at(self.start.elapsed().as_nanos() as u64)
+    }
+
+    /// Counts more requests that came with one that was taken: those that come next wait for them.
+    pub(super) fn charge(&self, count: u64) {
+        self.charge_at(self.start.elapsed().as_nanos() as u64, count);
+    }
+
+    fn charge_at(&self, now: u64, count: u64) {
+        let added = self.step().saturating_mul(count);
+        let later = |due: u64| Some(due.max(now).saturating_add(added));
+        // Never refused: what it is changed to is always something.
+        let _ = self.due.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
+    }
+
+    fn step(&self) -> u64 {
+        (1e9 / self.rate.rate) as u64
+    }
+
+    fn take_at(&self, now: u64) -> Result<(), Duration> {
+        let step = self.step();
+        let slack = (1e9 / self.rate.rate * (self.rate.burst - 1.0)) as u64;
+        let mut due = self.due.load(Ordering::Relaxed);
+        loop {
+            let begins = due.max(now);
+            if begins - now > slack {
+                return Err(Duration::from_nanos(begins - now - slack));
+            }
+            match self.due.compare_exchange_weak(due, begins + step, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Ok(()),
+                Err(other) => due = other,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_burst_and_then_the_rate() {
+        let meter = Meter::new(Rate { rate: 10.0, burst: 5.0 });
+        let taken = |from: u64, until: u64, every: u64| {
+            (from..until).step_by(every as usize).filter(|&now| meter.take_at(now).is_ok()).count()
+        };
+        assert_eq!(taken(0, 100, 1), 5);
+        assert_eq!(meter.take_at(100), Err(Duration::from_nanos(SECOND / 10 - 100)));
+        assert_eq!(taken(SECOND / 10, 10 * SECOND, SECOND / 100), 99);
+        // What was not used is a burst again, and no more.
+        assert_eq!(taken(60 * SECOND, 60 * SECOND + 100, 1), 5);
+    }
+
+    #[test]
+    fn what_came_with_one_is_paid_for_by_the_next() {
+        let meter = Meter::new(Rate { rate: 10.0, burst: 1.0 });
+        assert_eq!(meter.take_at(0), Ok(()));
+        meter.charge_at(0, 9);
+        assert_eq!(meter.take_at(SECOND - 1), Err(Duration::from_nanos(1)));
+        assert_eq!(meter.take_at(SECOND), Ok(()));
+    }
+
+    #[test]
+    fn threads_together_take_no_more() {
+        let meter = Meter::new(Rate { rate: 0.001, burst: 100.0 });
+        let taken = || (0..1000).filter(|_| meter.take().is_ok()).count();
+        let sum: usize = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..4).map(|_| scope.spawn(taken)).collect();
+            workers.into_iter().map(|worker| worker.join().unwrap_or_default()).sum()
+        });
+        assert_eq!(sum, 100);
+    }
+}

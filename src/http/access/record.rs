@@ -1,0 +1,155 @@
+//! The audit log: who changed what, from where, and what came of it; a JSON line each, appended and never rewritten.
+//!
+//! A line is written when the call has ended, also where its caller has left meanwhile, for the change may have been made. A
+//! file that was renamed or removed, as `logrotate` does, is opened anew.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::telemetry;
+
+/// Longest path that is written, in bytes.
+const PATH_BYTES_MAX: usize = 1024;
+
+/// The file, where there is one.
+#[derive(Debug, Default)]
+pub(super) struct AuditLog(Option<Mutex<Appended>>);
+
+#[derive(Debug)]
+struct Appended {
+    path: PathBuf,
+    file: File,
+}
+
+/// A call as its line tells it.
+#[derive(Serialize)]
+pub(in crate::http) struct Asked {
+    pub(in crate::http) id: String,
+    /// The name of its key.
+    pub(in crate::http) key: Option<String>,
+    pub(in crate::http) peer: Option<SocketAddr>,
+    pub(in crate::http) method: String,
+    pub(in crate::http) path: String,
+    pub(in crate::http) call: &'static str,
+}
+
+/// One line.
+#[derive(Serialize)]
+struct Line<'a> {
+    time: String,
+    #[serde(flatten)]
+    asked: &'a Asked,
+    /// The status of the answer; nothing where the caller left before it.
+    status: Option<u16>,
+    ms: f64,
+}
+
+fn open(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(0o640).open(path)
+}
+
+impl AuditLog {
+    /// Opens the file.
+    ///
+    /// # Errors
+    /// `Io` or `NotFound` where it cannot be appended to.
+    pub(super) fn open(path: Option<&Path>) -> Result<Self> {
+        let Some(path) = path else { return Ok(AuditLog::default()) };
+        let file = open(path).map_err(|e| Error::io(format!("audit log {}", path.display()), e))?;
+        Ok(AuditLog(Some(Mutex::new(Appended { path: path.to_owned(), file }))))
+    }
+
+    fn write(&self, line: &Line<'_>) {
+        let Some(log) = &self.0 else { return };
+        let mut text = serde_json::to_vec(line).unwrap_or_default();
+        text.push(b'\n');
+        let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = log.append(&text) {
+            metrics::counter!("sterling_audit_log_failures_total").increment(1);
+            tracing::error!(%error, path = %log.path.display(), "the audit log cannot be written");
+        }
+    }
+}
+
+impl Appended {
+    fn append(&mut self, text: &[u8]) -> std::io::Result<()> {
+        let here = self.file.metadata()?;
+        let is_there = std::fs::metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == (here.dev(), here.ino()));
+        if !is_there {
+            self.file = open(&self.path)?;
+        }
+        self.file.write_all(text)
+    }
+}
+
+/// A call that changes something, from its beginning to its end. Dropped, it is written down.
+pub(in crate::http) struct Change {
+    log: Arc<AuditLog>,
+    begun: Instant,
+    asked: Asked,
+    status: Option<u16>,
+}
+
+impl Change {
+    pub(super) fn new(log: Arc<AuditLog>, mut asked: Asked) -> Self {
+        asked.path.truncate(asked.path.floor_char_boundary(PATH_BYTES_MAX));
+        Change { log, begun: Instant::now(), asked, status: None }
+    }
+
+    /// Ends it with the status of its answer.
+    pub(in crate::http) fn ended(mut self, status: u16) {
+        self.status = Some(status);
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        let (time, ms) = (telemetry::now(), (self.begun.elapsed().as_secs_f64() * 1e6).round() / 1e3);
+        let (asked, status) = (&self.asked, self.status);
+        let Asked { id, key, peer, method, path, call } = asked;
+        tracing::info!(target: "sterling::audit", id, key, ?peer, method, path, call, status, ms, "a change");
+        self.log.write(&Line { time, asked, status, ms });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn every_change_is_a_line_also_in_a_file_that_was_moved_and_of_a_caller_that_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, moved) = (folder.path().join("audit.jsonl"), folder.path().join("audit.jsonl.1"));
+        let log = Arc::new(AuditLog::open(Some(&path)).unwrap());
+        let change = |id: &str| {
+            let (id, key, method) = (id.to_owned(), Some("ops".to_owned()), "POST".to_owned());
+            let path = format!("/v1/models/a\"{}", "x".repeat(5000));
+            Change::new(log.clone(), Asked { id, key, peer: None, method, path, call: "load" })
+        };
+        change("1").ended(200);
+        drop(change("2"));
+        std::fs::rename(&path, &moved).unwrap();
+        change("3").ended(409);
+        let lines = |path: &Path| {
+            let text = std::fs::read_to_string(path).unwrap();
+            let line = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap();
+            text.lines().map(line).collect::<Vec<_>>()
+        };
+        let (first, second) = (lines(&moved), lines(&path));
+        assert_eq!((first.len(), second.len()), (2, 1));
+        assert_eq!((&first[0]["id"], &first[0]["status"], &first[0]["key"]), (&"1".into(), &200.into(), &"ops".into()));
+        assert!(first[1]["status"].is_null() && first[1]["id"] == "2");
+        assert!(second[0]["status"] == 409 && second[0]["path"].as_str().unwrap().len() == PATH_BYTES_MAX);
+        assert!(first[0]["time"].as_str().unwrap().ends_with('Z'), "{}", first[0]["time"]);
+        assert!(AuditLog::open(Some(folder.path())).is_err());
+    }
+}

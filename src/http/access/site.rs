@@ -1,0 +1,61 @@
+//! Pages of other sites in the browser of somebody who reaches this server: they can send requests without reading the answers, and
+//! where no key is asked for a request is all it takes to change something.
+
+use axum::http::header::{HOST, HeaderName, ORIGIN};
+use axum::http::{HeaderMap, Method, StatusCode};
+
+use crate::http::answer::Refusal;
+
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// Refuses what a page of another site sends, but for what only reads: no answer of this server may be read by it.
+///
+/// # Errors
+/// 403, saying so.
+pub(in crate::http) fn check_site(method: &Method, headers: &HeaderMap) -> Result<(), Refusal> {
+    if *method == Method::GET || *method == Method::HEAD {
+        return Ok(());
+    }
+    let is_own = match (headers.get(FETCH_SITE), headers.get(ORIGIN)) {
+        (Some(site), _) => site == "same-origin" || site == "none",
+        (None, Some(origin)) => {
+            let origin = origin.to_str().ok().and_then(|origin| Some(origin.split_once("://")?.1));
+            let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+            origin.zip(host).is_some_and(|(origin, host)| origin.eq_ignore_ascii_case(host))
+        }
+        (None, None) => true,
+    };
+    if is_own {
+        return Ok(());
+    }
+    Err(Refusal::http(StatusCode::FORBIDDEN, "cross_site", "a page of another site may not call this server"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn pages_of_other_sites_may_only_read() {
+        for (headers, own) in [
+            (vec![], true),
+            (vec![("host", "a:80")], true),
+            (vec![("host", "a:80"), ("origin", "http://a:80")], true),
+            (vec![("host", "A:80"), ("origin", "https://a:80")], true),
+            (vec![("host", "a:80"), ("origin", "http://b:80")], false),
+            (vec![("host", "a:80"), ("origin", "http://a:81")], false),
+            (vec![("host", "a:80"), ("origin", "null")], false),
+            (vec![("origin", "http://a")], false),
+            (vec![("host", "b"), ("origin", "http://a"), ("sec-fetch-site", "same-origin")], true),
+            (vec![("sec-fetch-site", "none")], true),
+            (vec![("host", "a"), ("origin", "http://a"), ("sec-fetch-site", "cross-site")], false),
+            (vec![("sec-fetch-site", "same-site")], false),
+        ] {
+            let map: HeaderMap =
+                headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
+            assert_eq!(check_site(&Method::POST, &map).is_ok(), own, "{headers:?}");
+            assert!(check_site(&Method::GET, &map).is_ok(), "{headers:?}");
+        }
+    }
+}

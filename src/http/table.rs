@@ -1,0 +1,163 @@
+//! The one table of all calls: method, path, the right that it takes, its name in metrics, and what answers it.
+//!
+//! The router is built from it (`routes`), the gate and the access check look into it, and tests go over it: a call that does not stand
+//! here cannot be made.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use axum::extract::Request;
+use axum::handler::Handler;
+use axum::http::Method;
+use axum::response::Response;
+
+use super::access::Needs;
+use super::access::Reach::{self, Model, Server, Visible};
+use super::access::Role::{self, Admin, Open, Read, Write};
+use super::app::App;
+use super::paths::{PathNames, Segments};
+use super::{browse, calls, console, items, openapi};
+
+/// An answer on its way.
+type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
+
+/// A call.
+pub(super) struct Route {
+    pub(super) method: Method,
+    /// As `paths` reads it.
+    pub(super) path: &'static str,
+    /// The right that a key must have.
+    pub(super) role: Role,
+    pub(super) reach: Reach,
+    /// The call's label in metrics.
+    pub(super) call: &'static str,
+    answer: fn(Arc<App>, Request) -> Answering,
+}
+
+impl Route {
+    fn model<'n>(&self, names: &'n PathNames) -> Option<&'n str> {
+        names.first().filter(|_| self.reach == Model)
+    }
+
+    /// Answers a request, whose extensions hold the [`PathNames`].
+    pub(super) fn answer(&self, app: Arc<App>, request: Request) -> Answering {
+        (self.answer)(app, request)
+    }
+}
+
+macro_rules! table {
+    ($($method:ident $path:literal, $role:ident, $reach:ident, $call:literal, $answer:path;)*) => {
+        [$(Route {
+            method: Method::$method,
+            path: $path,
+            role: $role,
+            reach: $reach,
+            call: $call,
+            answer: |app, request| run($answer, app, request),
+        }),*]
+    };
+}
+
+/// All calls.
+pub(super) static TABLE: [Route; 34] = table! {
+    POST "/v1/models/{model}:retrieve", Read, Model, "retrieve", calls::of_active;
+    POST "/v1/models/{model}:rank", Read, Model, "rank", calls::of_active;
+    POST "/v1/models/{model}:embed", Read, Model, "embed", calls::of_active;
+    POST "/v1/models/{model}/versions/{version}:retrieve", Read, Model, "retrieve", calls::of_version;
+    POST "/v1/models/{model}/versions/{version}:rank", Read, Model, "rank", calls::of_version;
+    POST "/v1/models/{model}/versions/{version}:embed", Read, Model, "embed", calls::of_version;
+    POST "/v1/models/{model}/labels/{label}:retrieve", Read, Model, "retrieve", calls::of_label;
+    POST "/v1/models/{model}/labels/{label}:rank", Read, Model, "rank", calls::of_label;
+    POST "/v1/models/{model}/labels/{label}:embed", Read, Model, "embed", calls::of_label;
+    GET "/v1/models", Read, Visible, "models", calls::models;
+    GET "/v1/models/{model}", Read, Model, "model", calls::model;
+    GET "/v1/models/{model}/versions", Read, Model, "versions", calls::versions;
+    GET "/v1/models/{model}/versions/{version}", Read, Model, "version", calls::version;
+    POST "/v1/models/{model}/versions/{version}:load", Admin, Model, "load", calls::load;
+    POST "/v1/models/{model}/versions/{version}:activate", Admin, Model, "activate", calls::activate;
+    POST "/v1/models/{model}/versions/{version}:unload", Admin, Model, "unload", calls::unload;
+    GET "/v1/models/{model}/labels", Read, Model, "labels", calls::labels;
+    PUT "/v1/models/{model}/labels/{label}", Admin, Model, "label", calls::put_label;
+    DELETE "/v1/models/{model}/labels/{label}", Admin, Model, "label", calls::delete_label;
+    GET "/v1/models/{model}/index", Read, Model, "index", browse::index;
+    GET "/v1/models/{model}/columns/{column*}", Read, Model, "column", browse::column;
+    GET "/v1/models/{model}/items", Read, Model, "find", browse::find;
+    GET "/v1/models/{model}/items/{id}", Read, Model, "item", items::item;
+    GET "/v1/models/{model}/items:position", Read, Model, "position", items::position;
+    POST "/v1/models/{model}/items:upsert", Write, Model, "upsert", items::upsert;
+    POST "/v1/models/{model}/items:delete", Write, Model, "delete", items::delete;
+    POST "/v1/models/{model}/items:merge", Admin, Model, "merge", items::merge;
+    GET "/v1/models/{model}/queries", Read, Model, "queries", calls::queries;
+    GET "/v1/debug/slow", Admin, Server, "slow", calls::slow;
+    GET "/livez", Open, Server, "health", calls::live;
+    GET "/readyz", Open, Server, "health", calls::ready;
+    GET "/metrics", Read, Server, "metrics", calls::metrics;
+    GET "/openapi.json", Open, Server, "openapi", openapi::openapi;
+    GET "/", Open, Server, "console", console::console;
+};
+
+fn run<T: 'static, H: Handler<T, Arc<App>>>(handler: H, app: Arc<App>, request: Request) -> Answering {
+    Box::pin(handler.call(request, app))
+}
+
+/// What the table has for a request.
+#[derive(Clone)]
+pub(super) enum Matched {
+    /// A call, with the names in its path.
+    Call(&'static Route, PathNames),
+    /// A path whose calls have other methods: these, for `Allow`.
+    Method(String),
+    /// A path with a verb that it does not have, and those that it has.
+    Verb(String, Vec<&'static str>),
+    /// Nothing.
+    Nowhere,
+    /// A path that is no text.
+    NoText,
+}
+
+impl Matched {
+    /// What the call takes. To be told that there is no such call takes a key, whichever.
+    pub(super) fn needs(&self) -> Needs<'_> {
+        match self {
+            Matched::Call(route, names) => Needs { role: route.role, reach: route.reach, model: route.model(names) },
+            _ => Needs { role: Read, reach: Visible, model: None },
+        }
+    }
+
+    /// The label in metrics.
+    pub(super) fn call(&self) -> &'static str {
+        match self {
+            Matched::Call(route, _) => route.call,
+            _ => "other",
+        }
+    }
+}
+
+/// The call that a request asks for.
+pub(super) fn find(method: &Method, path: &str) -> Matched {
+    let Some(segments) = Segments::of(path) else { return Matched::NoText };
+    let wanted = if *method == Method::HEAD { &Method::GET } else { method };
+    let mut allowed = Vec::new();
+    for route in &TABLE {
+        let Some(names) = segments.names(route.path) else { continue };
+        if route.method == *wanted {
+            return Matched::Call(route, PathNames::new(route.call, names));
+        }
+        allowed.push(if route.method == Method::GET { "GET, HEAD" } else { route.method.as_str() });
+    }
+    if !allowed.is_empty() {
+        return Matched::Method(allowed.join(", "));
+    }
+    match segments.verb() {
+        Some((verb, rest)) => {
+            let of_rest = |route: &'static Route| {
+                let (path, verb) = route.path.rsplit_once(':')?;
+                rest.names(path).map(|_| verb)
+            };
+            let mut verbs: Vec<&str> = TABLE.iter().filter_map(of_rest).collect();
+            verbs.dedup();
+            if verbs.is_empty() { Matched::Nowhere } else { Matched::Verb(verb, verbs) }
+        }
+        None => Matched::Nowhere,
+    }
+}

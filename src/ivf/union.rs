@@ -1,0 +1,140 @@
+//! Searching an index and others over its lists as one.
+//!
+//! Lists are scored and chosen once, by the index; each member that has these lists is scanned in the chosen ones, and a member
+//! of a single list of its own is scanned whole. All of them offer their items to one selector, under slots that are counted
+//! over all: so what is selected is what an index of all items over the same lists would select, and a member costs no more
+//! than its blocks.
+
+use super::probing::Counters;
+use super::quantize::Quantized;
+use super::view::Index;
+use crate::device::cpu::kernels::{BLOCK, Blocks};
+use crate::topk::Selector;
+use crate::units::{ListId, Slot};
+
+/// Slots whose rows are scored together, so that the memory always has some to bring.
+const ROWS_AT_ONCE: usize = 1024;
+
+/// An index of a union, and what its slots are called there.
+#[derive(Clone, Copy, Debug)]
+pub struct Member<'a> {
+    /// Items in the lists of the union, or in a single list.
+    pub index: &'a Index,
+    /// What its slot 0 is called.
+    pub first_slot: u32,
+}
+
+/// Indexes that are searched as one.
+#[derive(Clone, Copy, Debug)]
+pub struct Union<'a> {
+    /// Whose lists are probed.
+    pub lists: &'a Index,
+    /// What is scanned, in ascending order of their slots.
+    pub members: &'a [Member<'a>],
+}
+
+impl Union<'_> {
+    /// Whether a member lies in the lists that are probed.
+    pub(super) fn has_lists(&self, member: &Member<'_>) -> bool {
+        member.index.lists() == self.lists.lists()
+    }
+
+    /// The items of a list, over the members that have it.
+    pub(super) fn list_length(&self, list: ListId) -> u32 {
+        let having = self.members.iter().filter(|member| self.has_lists(member));
+        having.map(|member| member.index.list_lengths[list.index()]).sum()
+    }
+
+    /// The items that lie in the lists that are probed.
+    pub(super) fn items_in_lists(&self) -> usize {
+        self.members.iter().filter(|member| self.has_lists(member)).map(|member| member.index.items()).sum()
+    }
+}
+
+impl<'a> Member<'a> {
+    /// What a slot of its own is called.
+    pub fn name(&self, slot: Slot) -> Slot {
+        Slot(self.first_slot + slot.0)
+    }
+
+    /// The lists that hold items.
+    pub(super) fn filled_lists(&self) -> impl Iterator<Item = ListId> + use<'a> {
+        self.filled_of((0..self.index.lists() as u32).map(ListId))
+    }
+
+    /// Those of some lists that hold items.
+    pub(super) fn filled_of<L: Iterator<Item = ListId>>(&self, lists: L) -> impl Iterator<Item = ListId> + use<'a, L> {
+        let index = self.index;
+        lists.filter(move |list| index.list_lengths[list.index()] > 0)
+    }
+
+    /// The blocks of a list, before those of the `next` one.
+    pub(super) fn blocks_before(&self, list: ListId, next: Option<ListId>) -> Blocks<'a> {
+        self.named(self.index.blocks_before(list, next))
+    }
+
+    /// The blocks of all lists; their pads are items that nobody picks.
+    pub(super) fn all_blocks(&self) -> Blocks<'a> {
+        self.named(self.index.all_blocks())
+    }
+
+    fn named(&self, blocks: Blocks<'a>) -> Blocks<'a> {
+        Blocks { first_slot: blocks.first_slot + self.first_slot, ..blocks }
+    }
+
+    /// Scans all items of lists, one after the other.
+    pub(super) fn scan_whole(
+        &self,
+        lists: impl Iterator<Item = ListId>,
+        query: &Quantized,
+        selector: &mut Selector,
+        counters: &mut Counters,
+    ) {
+        let mut lists = lists.peekable();
+        while let Some(list) = lists.next() {
+            let blocks = self.blocks_before(list, lists.peek().copied());
+            selector.scan(self.index.kernels, &blocks, &query.view());
+            self.count_whole(list, counters);
+        }
+    }
+
+    /// Counts a list all items of which were scored.
+    pub(super) fn count_whole(&self, list: ListId, counters: &mut Counters) {
+        let length = self.index.list_lengths[list.index()] as usize;
+        counters.items += length as u64;
+        counters.survivors += length as u64;
+        counters.bytes += length.div_ceil(BLOCK) as u64 * self.index.block_bytes();
+    }
+
+    /// Offers slots of its own, scored as [`Index::product`] does: the way of posting lists.
+    pub fn search_slots(&self, vector: &[f32], slots: &[Slot], selector: &mut Selector) -> Counters {
+        for slots in slots.chunks(ROWS_AT_ONCE) {
+            let (mut numbers, mut products) = ([0u32; ROWS_AT_ONCE], [0f32; ROWS_AT_ONCE]);
+            let (numbers, products) = (&mut numbers[..slots.len()], &mut products[..slots.len()]);
+            numbers.iter_mut().zip(slots).for_each(|(number, slot)| *number = slot.0);
+            self.index.products(vector, numbers, products);
+            products.iter().zip(slots).for_each(|(&score, &slot)| selector.push(score, self.name(slot)));
+        }
+        let (n, width) = (slots.len() as u64, self.index.row_bytes());
+        Counters { items: n, survivors: n, bytes: n * width, ..Counters::default() }
+    }
+
+    /// Offers every item whose own slot `eligible` lets pass, scored as [`Index::product`] does: exact search.
+    pub fn search_exact(
+        &self,
+        vector: &[f32],
+        mut eligible: impl FnMut(Slot) -> bool,
+        selector: &mut Selector,
+    ) -> Counters {
+        let mut counters = Counters::default();
+        for slot in self.index.filled_slots() {
+            counters.items += 1;
+            if eligible(slot) {
+                counters.survivors += 1;
+                selector.push(self.index.product(vector, slot), self.name(slot));
+            }
+        }
+        counters.bytes = counters.survivors * self.index.row_bytes();
+        counters
+    }
+}

@@ -1,0 +1,53 @@
+//! Steps 4 and 6 for many queries at once.
+
+use std::time::Instant;
+
+use super::{Catalogue, Query, Scratch, Together};
+use crate::filter::Route;
+use crate::ivf::{Counters, Member, Search, Union};
+use crate::topk::Selector;
+
+/// Most candidates of all searches that run together; a selector takes about 34 bytes for each and keeps them.
+const TOGETHER_MAX: usize = 1 << 18;
+
+impl Catalogue<'_> {
+    /// Steps 4 and 6 for all queries without a filter, list by list, where they are so many that they share lists.
+    pub(super) fn search_together(&self, queries: &[Query<'_>], scratch: &mut Scratch) -> Vec<Option<Together>> {
+        let mut found: Vec<Option<Together>> = queries.iter().map(|_| None).collect();
+        let mut left = TOGETHER_MAX;
+        let mut taken: Vec<(usize, usize)> = Vec::new();
+        for (n, query) in queries.iter().enumerate() {
+            let room = self.room_unfiltered(query);
+            let has_all = (0..self.parts.len()).all(|part| matches!(query.plan_of(part).route(), Route::All));
+            if !query.exact && has_all && room <= left {
+                left -= room;
+                taken.push((n, room));
+            }
+        }
+        let probes = taken.iter().map(|(n, _)| queries[*n].probes).sum();
+        if taken.len() < 2 || !self.main().index.shares_lists(probes) {
+            return found;
+        }
+        // The largest first: then the first selectors alone grow large, and stay so.
+        taken.sort_by_key(|(_, room)| std::cmp::Reverse(*room));
+        let Scratch { selectors, batch, .. } = scratch;
+        selectors.resize_with(taken.len().max(selectors.len()), Selector::new);
+        let start = Instant::now();
+        let each = taken.iter().zip(&mut *selectors);
+        let mut searches: Vec<Search<'_>> = each
+            .map(|((n, room), selector)| {
+                self.begin(selector, *room);
+                Search::new(queries[*n].vector, queries[*n].probes, selector)
+            })
+            .collect();
+        let members: Vec<Member<'_>> = self.parts.iter().map(|part| part.member()).collect();
+        Union { lists: self.main().index, members: &members }.search_batch(&mut searches, batch);
+        let share = u32::try_from(taken.len()).unwrap_or(u32::MAX);
+        let took = start.elapsed() / share;
+        for (selector, ((n, _), search)) in taken.iter().zip(&searches).enumerate() {
+            let counters = Counters { probe_time: search.counters.probe_time / share, ..search.counters };
+            found[*n] = Some(Together { selector, counters, took });
+        }
+        found
+    }
+}

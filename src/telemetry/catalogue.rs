@@ -1,0 +1,257 @@
+//! Every metric: its name, kind, labels and meaning.
+//!
+//! Counters whose labels are known are told from the start on, and those of a model from its first load: what appears with its first
+//! increment cannot be seen to grow, and an alert on it would miss the first failure.
+
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram};
+
+/// How a metric behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Behaves {
+    Counter,
+    Gauge,
+    Histogram,
+}
+use Behaves::{Counter, Gauge, Histogram};
+
+/// The labels of a metric.
+#[derive(Clone, Copy, Debug)]
+enum Labels {
+    /// None.
+    None,
+    /// These, whose values come up as things happen.
+    Open(&'static str),
+    /// One, with these values.
+    Fixed(&'static str, &'static [&'static str]),
+    /// The model.
+    Model,
+    /// The model, and what came of something.
+    ModelOutcome(&'static [&'static str]),
+}
+use Labels::{Fixed, Model, ModelOutcome, Open};
+
+/// A metric.
+struct Metric {
+    name: &'static str,
+    behaves: Behaves,
+    labels: Labels,
+    means: &'static str,
+}
+
+const fn metric(name: &'static str, behaves: Behaves, labels: Labels, means: &'static str) -> Metric {
+    Metric { name, behaves, labels, means }
+}
+
+const METRICS: &[Metric] = &[
+    metric("sterling_requests_total", Counter, Open("call, status"), "answered HTTP requests"),
+    metric(
+        "sterling_request_seconds",
+        Histogram,
+        Open("call"),
+        "time from the header of a request to that of its answer",
+    ),
+    metric("sterling_connections", Gauge, Labels::None, "open connections"),
+    metric(
+        "sterling_connections_cut_total",
+        Counter,
+        Fixed("reason", &["idle", "header", "stalled", "crowded", "stopping"]),
+        "connections that were closed by the server",
+    ),
+    metric(
+        "sterling_connections_refused_total",
+        Counter,
+        Labels::None,
+        "connections beyond the limit while all others were at work",
+    ),
+    metric("sterling_tls_failures_total", Counter, Labels::None, "connections whose handshake failed"),
+    metric(
+        "sterling_denied_total",
+        Counter,
+        Fixed("reason", &["no_key", "role", "model", "rate"]),
+        "calls that were not their caller's to make: without a right key, with a role or models that are not enough, beyond the key's rate",
+    ),
+    metric("sterling_key_reloads_total", Counter, Fixed("outcome", &["read", "failed"]), "changes of the file of keys"),
+    metric(
+        "sterling_certificate_reloads_total",
+        Counter,
+        Fixed("outcome", &["read", "failed"]),
+        "changes of the certificates",
+    ),
+    metric("sterling_audit_log_failures_total", Counter, Labels::None, "lines that the audit log lacks"),
+    metric("sterling_queue_seconds", Histogram, Labels::None, "time a request waited for a worker"),
+    metric("sterling_batch_requests", Histogram, Labels::None, "requests that a worker took together"),
+    metric("sterling_waiting_requests", Gauge, Labels::None, "requests that wait for a worker or for their rows"),
+    metric(
+        "sterling_in_flight_bytes",
+        Gauge,
+        Labels::None,
+        "memory that requests hold until they are answered, by their price",
+    ),
+    metric(
+        "sterling_pace",
+        Gauge,
+        Labels::None,
+        "time that work takes by the time that its price says, over the last moments",
+    ),
+    metric(
+        "sterling_refused_total",
+        Counter,
+        Fixed("reason", &["deadline", "expired", "queue", "memory", "closing"]),
+        "requests refused: the deadline could not be met, nor after waiting; queue or memory full; shutting down",
+    ),
+    metric("sterling_dropped_total", Counter, Labels::None, "requests whose caller left before the answer"),
+    metric("sterling_lost_workers_total", Counter, Labels::None, "workers that hung and were given up"),
+    metric("sterling_step_seconds", Histogram, Open("step"), "time of each step of the pass, warm-ups included"),
+    metric("sterling_unseen_ids_total", Counter, Open("table"), "ids that a table did not hold"),
+    metric(
+        "sterling_degraded_rows_total",
+        Counter,
+        Open("table"),
+        "rows answered with a default because a remote tier did not",
+    ),
+    metric(
+        "sterling_remote_rows_total",
+        Counter,
+        Open("remote_table, outcome"),
+        "rows asked of a remote table, by what came",
+    ),
+    metric("sterling_remote_cache_hit_rate", Gauge, Open("remote_table"), "share of rows that the cache had"),
+    metric("sterling_model_version", Gauge, Model, "the active version"),
+    metric("sterling_loads_total", Counter, ModelOutcome(&["loaded", "refused"]), "snapshots loaded or refused"),
+    metric("sterling_device_info", Gauge, Open("device"), "1, with the device that passes run on"),
+    metric(
+        "sterling_device_fallbacks_total",
+        Counter,
+        Open("kind"),
+        "batches that the CPU answered because the device did not",
+    ),
+    metric("sterling_journal_commit_seconds", Histogram, Labels::None, "time until updates were durable"),
+    metric("sterling_fresh_items", Gauge, Model, "items beside the snapshot"),
+    metric("sterling_position", Gauge, Model, "the position of the updates that are seen"),
+    metric("sterling_updates_refused_total", Counter, Model, "durable updates that the model could make nothing of"),
+    metric(
+        "sterling_merges_total",
+        Counter,
+        ModelOutcome(&["merged", "overtaken", "failed"]),
+        "merges of updates into a version",
+    ),
+    metric("sterling_merge_seconds", Histogram, Model, "time of a merge"),
+    metric(
+        "sterling_audits_total",
+        Counter,
+        ModelOutcome(&["audited", "too_costly", "no_room", "failed"]),
+        "retrievals that were to be run again exactly",
+    ),
+    metric("sterling_audit_wanted_total", Counter, Model, "items of exact answers"),
+    metric(
+        "sterling_audit_found_total",
+        Counter,
+        Model,
+        "items of them that had been served; by the wanted ones this is the recall",
+    ),
+    metric("sterling_longest_list_ratio", Gauge, Model, "items of the longest list by the mean, told with each audit"),
+    metric(
+        "sterling_drift_ratio",
+        Gauge,
+        Model,
+        "share of the snapshot that has changed or lies beside it, told with each audit",
+    ),
+];
+
+/// Describes all metrics to whoever reads them, and begins those counters whose labels are known.
+pub(super) fn begin() {
+    for metric in METRICS {
+        let means = match metric.labels {
+            Open(labels) => format!("{}, by {labels}", metric.means),
+            _ => metric.means.to_owned(),
+        };
+        match metric.behaves {
+            Counter => describe_counter!(metric.name, means),
+            Gauge => describe_gauge!(metric.name, means),
+            Histogram => describe_histogram!(metric.name, means),
+        }
+        match (metric.behaves, metric.labels) {
+            (Counter, Labels::None) => counter!(metric.name).increment(0),
+            (Counter, Fixed(label, values)) => {
+                values.iter().for_each(|&value| counter!(metric.name, label => value).increment(0));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Begins the counters of a model.
+pub fn begin_model(model: &str) {
+    for metric in METRICS.iter().filter(|metric| metric.behaves == Counter) {
+        match metric.labels {
+            Model => counter!(metric.name, "model" => model.to_owned()).increment(0),
+            ModelOutcome(outcomes) => {
+                for &outcome in outcomes {
+                    counter!(metric.name, "model" => model.to_owned(), "outcome" => outcome).increment(0);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    fn walk(folder: &Path, names: &mut BTreeSet<String>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                walk(&path, names);
+            } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("telemetry/catalogue.rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                for macro_name in ["counter!(", "gauge!(", "histogram!("] {
+                    let uses =
+                        text.split(macro_name).skip(1).filter_map(|rest| rest.trim_start().strip_prefix("\"sterling_"));
+                    names.extend(uses.map(|rest| format!("sterling_{}", rest.split('"').next().unwrap())));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_metric_is_in_the_catalogue() {
+        let mut used = BTreeSet::new();
+        walk(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src")), &mut used);
+        let known: BTreeSet<String> = METRICS.iter().map(|metric| metric.name.to_owned()).collect();
+        assert_eq!(known.len(), METRICS.len());
+        assert_eq!(used, known);
+    }
+
+    #[test]
+    fn the_page_of_metrics_is_the_catalogue() {
+        let mut page = "# Metrics\n\nWritten from the code: `STERLING_BLESS=1 cargo test --lib telemetry::` writes it again. `GET /metrics` shows them in Prometheus' text \
+            format;\ntimes are in seconds, sizes in bytes, histograms have fixed buckets, so that those of several servers can be added up.\n\n\
+            | metric | kind | labels | meaning |\n|---|---|---|---|\n"
+            .to_owned();
+        for metric in METRICS {
+            let labels = match metric.labels {
+                Labels::None => String::new(),
+                Open(labels) => format!("`{labels}`"),
+                Fixed(label, values) => format!("`{label}`: {}", values.join(", ")),
+                Model => "`model`".into(),
+                ModelOutcome(outcomes) => format!("`model`, `outcome`: {}", outcomes.join(", ")),
+            };
+            let kind = format!("{:?}", metric.behaves).to_lowercase();
+            page += &format!("| `{}` | {kind} | {labels} | {} |\n", metric.name, metric.means);
+        }
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/METRICS.md");
+        if std::env::var_os("STERLING_BLESS").is_some() {
+            std::fs::write(path, &page).unwrap();
+        }
+        assert!(
+            page == std::fs::read_to_string(path).unwrap_or_default(),
+            "the metrics changed: run with STERLING_BLESS=1"
+        );
+    }
+}

@@ -1,0 +1,234 @@
+"""What lies under `deploy/`, held against the program: metrics of alerts and dashboard, configurations, manifests, the unit.
+
+Needs the program `sterling` (`$STERLING`, or target/debug/sterling), PyYAML and kubernetes-validate, which brings the schemas of Kubernetes."""
+
+import collections.abc
+import configparser
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import time
+import urllib.request
+
+import kubernetes_validate
+import pytest
+import sterling
+import yaml
+
+ROOT = pathlib.Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+PROGRAM = pathlib.Path(os.environ.get("STERLING", ROOT / "target/debug/sterling"))
+KUBERNETES = "1.32"
+RULES = [rule for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
+BOARD = json.loads((DEPLOY / "grafana.json").read_text())
+RUNBOOK = (ROOT / "docs/RUNBOOK.md").read_text()
+# What PromQL has of its own.
+WORDS = set(
+    "sum by rate increase histogram_quantile deriv and or unless on ignoring group_left offset bool label_values instance model call status reason le step "
+    "remote_table outcome table job up".split()
+)
+# Told where there is a cluster of rows or a card alone.
+ELSEWHERE = {"sterling_remote_rows_total", "sterling_remote_cache_hit_rate"}
+
+
+def metrics_of(expression: str) -> set[str]:
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\bsterling_\w+", expression)}
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator[str]:
+    """The metrics of a server that has answered, taken an update and merged it."""
+    folder = tmp_path_factory.mktemp("metrics")
+    store = folder / "store"
+    items = folder / "items.jsonl"
+    items.write_text("".join(f'{{"id": {n}, "embedding": [1, {n}]}}\n' for n in range(100)))
+    publish = [PROGRAM, "publish", "--name", "vectors", "--items", items, "--store", store]
+    subprocess.run(publish, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    sterling.publish(ROOT / "tests/golden/tiny", store, program=PROGRAM)
+    settings = {"STERLING_UPDATES": str(folder / "updates"), "STERLING_AUDIT_SHARE": "1"}
+    with sterling.serve(store, program=PROGRAM, settings=settings) as server:
+        server.post("/v1/models/vectors:retrieve", {"vector": [1, 0]})
+        features = server.get("/v1/models/tiny")["features"]
+        server.post("/v1/models/tiny:retrieve", {"features": {of["name"]: [1] if of["kind"] != "dense" else [0.5] * of["width"] for of in features}})
+        server.post("/v1/models/vectors/items:upsert", {"items": [{"id": 1000, "embedding": [0.5, 0.5]}]})
+        server.post("/v1/models/vectors/items:merge", {})
+        read = lambda: urllib.request.urlopen(server.url + "/metrics", timeout=30).read().decode()
+        end = time.monotonic() + 30
+        while "sterling_drift_ratio" not in read():
+            assert time.monotonic() < end, "no audit"
+            time.sleep(0.1)
+        yield read()
+
+
+def told(scraped: str) -> set[str]:
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"^(sterling_\w+)", scraped, re.M)}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_asks_for_metrics_that_are_there(rule: dict, scraped: str) -> None:
+    asked = metrics_of(rule["expr"])
+    assert asked - ELSEWHERE <= told(scraped), asked - told(scraped)
+    assert asked or rule["expr"].startswith("up{")
+    check_expression(rule["expr"])
+    # Values of labels are those that the server tells.
+    for name, label, value in re.findall(r'(sterling_\w+)\{(\w+)="([^"]+)"', rule["expr"]):
+        assert re.search(rf'^{name}\{{[^}}]*{label}="{value}"', scraped, re.M) or label in ("call", "status"), (name, label, value)
+    assert rule["labels"]["severity"] in ("page", "ticket") and rule["annotations"]["summary"]
+
+
+def check_expression(text: str) -> None:
+    """No parser of PromQL, but what breaks an expression most often."""
+    for opened, closed in ("()", "{}", "[]"):
+        assert text.count(opened) == text.count(closed), text
+    bare = re.sub(r'"[^"]*"|\$\w+|\[[^\]]*\]', " ", text)
+    words = set(re.findall(r"[a-z_][a-z_0-9]*", bare))
+    unknown = {word for word in words if not word.startswith("sterling_")} - WORDS
+    assert not unknown, unknown
+
+
+def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
+    names = [rule["alert"] for rule in RULES]
+    assert re.findall(r"^## (\w+)$", RUNBOOK, re.M) == names
+    for rule in RULES:
+        assert rule["annotations"]["runbook"] == f"docs/RUNBOOK.md#{rule['alert'].lower()}"
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool")
+def test_promtool_takes_the_rules() -> None:
+    subprocess.run(["promtool", "check", "rules", DEPLOY / "alerts.yml"], check=True)
+
+
+def test_the_dashboard_shows_metrics_that_are_there(scraped: str) -> None:
+    page = (ROOT / "docs/METRICS.md").read_text()
+    expressions = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
+    expressions += [variable["query"] for variable in BOARD["templating"]["list"] if variable["type"] == "query"]
+    assert len(expressions) > 24
+    for expression in expressions:
+        check_expression(expression)
+        asked = metrics_of(expression)
+        assert asked and asked - ELSEWHERE <= told(scraped), asked - told(scraped)
+        assert all(f"`{name}`" in page for name in asked)
+    places = [tuple(panel["gridPos"].values()) for panel in BOARD["panels"]]
+    assert len(set(places)) == len(places)
+
+
+def check(config: str, folder: pathlib.Path, *, expect: str = "would listen") -> str:
+    """What `sterling serve --check` says of a configuration whose paths are moved into a folder."""
+    for place in ("/var/lib/sterling", "/etc/sterling-keys", "/etc/sterling"):
+        config = config.replace(f'"{place}', f'"{folder}{place}')
+    (folder / "var/lib/sterling/store").mkdir(parents=True, exist_ok=True)
+    path = folder / "sterling.toml"
+    path.write_text(config)
+    for keys in re.findall(r'keys = "([^"]+)"', config):
+        pathlib.Path(keys).parent.mkdir(parents=True, exist_ok=True)
+        pathlib.Path(keys).write_text("")
+    done = subprocess.run([PROGRAM, "serve", "--check", "--config", path], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0 and expect in done.stdout, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", ["sterling.toml", "kubernetes/sterling.toml"])
+def test_configurations_are_ones(path: str, tmp_path: pathlib.Path) -> None:
+    assert "calls take a key" in check((DEPLOY / path).read_text(), tmp_path)
+
+
+def flags() -> set[str]:
+    said = subprocess.run([PROGRAM, "serve", "--help"], capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"--[a-z-]+", said))
+
+
+def resources() -> list[dict]:
+    kustomization = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text())
+    files = {path.name for path in (DEPLOY / "kubernetes").glob("*.yaml")} - {"kustomization.yaml"}
+    assert files == set(kustomization["resources"])
+    read = (yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text()) for name in kustomization["resources"])
+    return [resource for file in read for resource in file]
+
+
+def of_kind(kind: str) -> list[dict]:
+    return [resource for resource in resources() if resource["kind"] == kind]
+
+
+@pytest.mark.parametrize("resource", resources(), ids=lambda resource: f"{resource['kind']}-{resource['metadata']['name']}")
+def test_manifests_are_what_kubernetes_takes(resource: dict) -> None:
+    kubernetes_validate.validate(resource, KUBERNETES, strict=True)
+
+
+def test_the_deployment_is_bounded_probed_and_without_rights() -> None:
+    (deployment,) = of_kind("Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    config = (DEPLOY / "kubernetes/sterling.toml").read_text()
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert f'listen = "0.0.0.0:{ports["http"]}"' in config and f'admin_listen = "0.0.0.0:{ports["admin"]}"' in config
+    for probe, path in (("startupProbe", "/readyz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
+        assert container[probe]["httpGet"] == {"path": path, "port": "http"}
+    assert container["resources"]["limits"] == container["resources"]["requests"]
+    limit_mb = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) * 1024
+    number = lambda key: int(re.search(rf"^{key} = (\d+)", config, re.M)[1])
+    # memory_mb of versions comes first in the file, that of requests after it; bodies at their default.
+    versions, requests = (int(found) for found in re.findall(r"^memory_mb = (\d+)", config, re.M))
+    assert versions + requests + 2 * 256 + 512 <= limit_mb
+    assert number("drain_ms") + number("stop_ms") < 1000 * pod["terminationGracePeriodSeconds"]
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
+    assert {argument for argument in container["args"] if argument.startswith("--")} <= flags()
+    mounts = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounts == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_everything_selects_the_pods_and_no_network_is_open() -> None:
+    (deployment,) = of_kind("Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"] == labels
+    (budget,) = of_kind("PodDisruptionBudget")
+    assert budget["spec"]["selector"]["matchLabels"] == labels and budget["spec"]["minAvailable"] < deployment["spec"]["replicas"]
+    assert all(service["spec"]["selector"] == labels for service in of_kind("Service"))
+    policies = of_kind("NetworkPolicy")
+    assert all(policy["spec"]["podSelector"]["matchLabels"] == labels for policy in policies)
+    assert any(policy["spec"].get("ingress") is None and set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"} for policy in policies)
+    assert all(rule.get("from") and rule.get("ports") for policy in policies for rule in policy["spec"].get("ingress", []))
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl")
+def test_kustomize_builds_the_base() -> None:
+    built = subprocess.run(["kubectl", "kustomize", DEPLOY / "kubernetes"], check=True, capture_output=True, text=True).stdout
+    for resource in yaml.safe_load_all(built):
+        kubernetes_validate.validate(resource, KUBERNETES, strict=True)
+
+
+def test_the_unit_takes_its_rights_away_and_starts_what_there_is() -> None:
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str
+    unit.read(DEPLOY / "sterling.service")
+    service = unit["Service"]
+    yes = "DynamicUser ProtectHome PrivateTmp PrivateDevices PrivateUsers ProtectClock ProtectHostname ProtectKernelLogs ProtectKernelModules \
+        ProtectKernelTunables ProtectControlGroups RestrictNamespaces RestrictRealtime RestrictSUIDSGID RemoveIPC LockPersonality \
+        MemoryDenyWriteExecute NoNewPrivileges"
+    assert all(service[name] == "yes" for name in yes.split())
+    assert service["ProtectSystem"] == "strict" and service["CapabilityBoundingSet"] == ""
+    for line in (service["ExecStart"], service["ExecStartPre"]):
+        assert set(re.findall(r"--[a-z-]+", line)) <= flags()
+    assert f'"{service["WorkingDirectory"]}/' in (DEPLOY / "sterling.toml").read_text()
+    if shutil.which("systemd-analyze"):
+        said = subprocess.run(["systemd-analyze", "verify", DEPLOY / "sterling.service"], capture_output=True, text=True).stderr
+        assert "Unknown" not in said, said
+
+
+def test_the_compose_file_closes_what_it_starts(tmp_path: pathlib.Path) -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yml").read_text())
+    server = compose["services"]["sterling"]
+    assert server["read_only"] and server["cap_drop"] == ["ALL"] and "privileged" not in server
+    assert {argument for argument in server["command"] if argument.startswith("--")} <= flags()
+    keys = {path for path in (ROOT / "docs/CONFIG.md").read_text().split("`") if re.fullmatch(r"[a-z_]+", path)}
+    for name in server["environment"]:
+        section, _, key = name.removeprefix("STERLING_").lower().partition("__")
+        assert key in keys, name
+    for mount in (mount for service in compose["services"].values() for mount in service["volumes"] if mount.startswith("./")):
+        path = DEPLOY / mount.split(":")[0]
+        assert path.exists() or "secrets" in mount, mount
+    scrape = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    assert scrape["rule_files"] == ["alerts.yml"] and scrape["scrape_configs"][0]["job_name"] == "sterling"

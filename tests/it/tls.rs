@@ -1,0 +1,177 @@
+//! HTTPS, and certificates of clients, against the client of the same library.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+use crate::support::{Server, put, root, run, sterling, vectors};
+
+fn golden(name: &str) -> PathBuf {
+    root().join("tests/golden/tls").join(name)
+}
+
+/// A folder with a store and the certificate and key of `server`.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), &vectors(folder.path(), "{\"id\": 7, \"embedding\": [1, 0]}\n")).unwrap();
+    show(folder.path(), "server");
+    folder
+}
+
+/// Puts a certificate where the server looks.
+fn show(folder: &Path, name: &str) {
+    for kind in ["pem", "key"] {
+        std::fs::copy(golden(&format!("{name}.{kind}")), folder.join(format!("tls.{kind}"))).unwrap();
+    }
+}
+
+fn serve(folder: &Path, more: &str) -> Server {
+    let config = folder.join("sterling.toml");
+    let (certificate, key) = (folder.join("tls.pem"), folder.join("tls.key"));
+    std::fs::write(
+        &config,
+        format!("[http]\nheader_ms = 1000\n[tls]\ncertificate = {certificate:?}\nkey = {key:?}\n{more}\n"),
+    )
+    .unwrap();
+    let mut command = sterling();
+    command.env("STERLING_HTTP__DRAIN_MS", "0");
+    command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(folder).arg("--config").arg(config);
+    Server::spawn(&mut command)
+}
+
+type Stream = StreamOwned<ClientConnection, TcpStream>;
+
+fn connect(server: &Server, client: Option<&str>) -> Stream {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(golden("ca.pem")).unwrap()).unwrap();
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let builder = builder.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
+    let config = match client {
+        None => builder.with_no_client_auth(),
+        Some(name) => {
+            let chain = vec![CertificateDer::from_pem_file(golden(&format!("{name}.pem"))).unwrap()];
+            let key = PrivateKeyDer::from_pem_file(golden(&format!("{name}.key"))).unwrap();
+            builder.with_client_auth_cert(chain, key).unwrap()
+        }
+    };
+    let name = ServerName::try_from("localhost").unwrap();
+    let stream = TcpStream::connect(&server.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), stream)
+}
+
+/// The answer to one request, or why there is none.
+fn ask(stream: &mut Stream, request: &str) -> std::io::Result<String> {
+    stream.write_all(request.as_bytes())?;
+    let mut text = Vec::new();
+    match stream.read_to_end(&mut text) {
+        // The server closes the connection after its answer; it need not say so in TLS.
+        Err(e) if text.is_empty() => Err(e),
+        _ => Ok(String::from_utf8(text).unwrap()),
+    }
+}
+
+const READY: &str = "GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(30), "{what}: not within 30 s");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn is_ready(server: &Server) -> bool {
+    ask(&mut connect(server, None), READY).is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
+}
+
+/// The certificate that the server shows.
+fn shown(server: &Server) -> Vec<u8> {
+    let mut stream = connect(server, None);
+    ask(&mut stream, READY).unwrap();
+    stream.conn.peer_certificates().unwrap()[0].to_vec()
+}
+
+#[test]
+fn calls_are_answered_behind_tls_and_no_others() {
+    let folder = folder();
+    let server = serve(folder.path(), "");
+    assert!(server.said[0].contains("https://"), "{:?}", server.said);
+    until("ready", || is_ready(&server));
+    let body = "{\"vector\": [1, 0]}";
+    let request = format!(
+        "POST /v1/models/vectors:retrieve HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let answer = ask(&mut connect(&server, None), &request).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"id\":7"), "{answer}");
+    // One who speaks plain HTTP, and one who says nothing, are let go.
+    for sent in [READY, ""] {
+        let mut plain = TcpStream::connect(&server.address).unwrap();
+        plain.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        plain.write_all(sent.as_bytes()).unwrap();
+        let mut came = Vec::new();
+        let _ = plain.read_to_end(&mut came);
+        assert!(!came.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&came));
+    }
+    assert!(is_ready(&server));
+    assert_eq!(server.stop(), Some(0));
+}
+
+#[test]
+fn a_certificate_is_changed_without_a_restart() {
+    let folder = folder();
+    let server = serve(folder.path(), "");
+    until("ready", || is_ready(&server));
+    let first = shown(&server);
+    // What does not fit together changes nothing.
+    std::fs::copy(golden("server-2.pem"), folder.path().join("tls.pem")).unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(shown(&server), first);
+    show(folder.path(), "server-2");
+    until("the new certificate", || shown(&server) != first);
+    std::fs::remove_file(folder.path().join("tls.key")).unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(is_ready(&server));
+}
+
+#[test]
+fn clients_have_a_certificate_where_they_must() {
+    let folder = folder();
+    let server = serve(folder.path(), &format!("client_ca = {:?}", golden("ca.pem")));
+    let asks = |client| ask(&mut connect(&server, client), READY);
+    until("ready", || asks(Some("client")).is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")));
+    assert!(asks(None).is_err());
+    assert!(asks(Some("server")).is_err(), "a certificate of a server is none of a client");
+}
+
+#[test]
+fn wrong_certificates_end_the_start() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("empty"), "").unwrap();
+    let (certificate, key, store) = (path("tls.pem"), path("tls.key"), folder.path().to_str().unwrap());
+    for (options, expected) in [
+        (format!("certificate = {certificate:?}"), "tls.certificate: expected `tls.key`"),
+        (format!("key = {key:?}"), "tls.key: expected `tls.certificate`"),
+        (format!("client_ca = {certificate:?}"), "tls.client_ca: expected"),
+        (format!("certificate = {:?}\nkey = {key:?}", path("empty")), "tls.certificate: no certificate"),
+        (format!("certificate = {certificate:?}\nkey = {certificate:?}"), "tls.key"),
+        (format!("certificate = {certificate:?}\nkey = {:?}", golden("server-2.key")), "tls.certificate"),
+        (format!("certificate = {:?}\nkey = {key:?}", path("none")), "none"),
+        (format!("certificate = {certificate:?}\nkey = {key:?}\nclient_ca = {key:?}"), "tls.client_ca"),
+    ] {
+        let config = path("wrong.toml");
+        std::fs::write(&config, format!("[tls]\n{options}\n")).unwrap();
+        let (code, _, err) = run(&["serve", "--check", "--store", store, "--config", &config]);
+        assert!(code == 2 && err.contains(expected), "{options}: {code} {err}");
+    }
+}
