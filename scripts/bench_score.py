@@ -8,7 +8,7 @@ over HTTP with whoever asks: so rows for each second of the server's processor t
 |---|---|
 | `score` | JSON lines to Parquet, `--units -`, one thread a core |
 | `score, Parquet` | the same users as Parquet, where PyArrow is there |
-| `http, lists` | CONNECTIONS (4) connections, each with lists of 64 requests at `"priority": "batch"`, one after the other; answers are read, not parsed |
+| `http, lists` | CONNECTIONS (4) connections, each with lists of 64 requests at `"priority": "batch"` with a minute of time, one after the other; answers are read, not parsed |
 | `http, single` | `sterling bench --find-peak`: single requests, 99 % of them in time |
 """
 
@@ -90,7 +90,7 @@ def processor(pid):
 
 def by_lists(server):
     """The same of lists of requests over some connections."""
-    asked = [user | {"k": K, "priority": "batch"} for user in users()]
+    asked = [user | {"k": K, "priority": "batch", "timeout_ms": 60_000} for user in users()]
     lists = [json.dumps({"requests": (asked[n:] + asked[:n])[:BATCH]}).encode() for n in range(0, len(asked), BATCH)]
     end, counts, failed = time.monotonic() + seconds(20), [0] * CONNECTIONS, []
 

@@ -157,6 +157,16 @@ def test_manifests_are_what_kubernetes_takes(resource: dict) -> None:
     kubernetes_validate.validate(resource, KUBERNETES, strict=True)
 
 
+def test_the_job_that_scores_is_what_kubernetes_takes() -> None:
+    job = yaml.safe_load((DEPLOY / "score-job.yaml").read_text())
+    kubernetes_validate.validate(job, KUBERNETES, strict=True)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["args"][0] == "score" and "--unit=$(JOB_COMPLETION_INDEX)" in container["args"]
+    # The rules of failures name the container, and what it ends with where it refuses a job.
+    (refused, *_) = job["spec"]["podFailurePolicy"]["rules"]
+    assert (refused["onExitCodes"]["containerName"], refused["onExitCodes"]["values"]) == (container["name"], [2])
+
+
 def test_the_deployment_is_bounded_probed_and_without_rights() -> None:
     (deployment,) = of_kind("Deployment")
     pod = deployment["spec"]["template"]["spec"]
