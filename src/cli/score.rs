@@ -10,7 +10,7 @@ use super::output::say;
 use super::publish::existing;
 use crate::error::{Error, Result};
 use crate::registry::{Loader as _, Snapshots};
-use crate::scoring::{self, Asked, JobFolder, Questions, Scorer, Task};
+use crate::scoring::{self, JobFolder, JobTerms, Questions, Scorer, Task};
 use crate::snapshot::{Manifest, Placement, Store};
 use crate::telemetry;
 use crate::trial::{Apart, Trials};
@@ -63,7 +63,7 @@ impl Score {
         };
         let questions = Questions::parse(task, &self.request)?;
         let digest = Manifest::read(&folder)?.digest();
-        let asked = Asked { task, model, version, digest, request: questions.canonical() };
+        let asked = JobTerms { task, model, version, digest, request: questions.canonical() };
         let job = JobFolder::open(&self.out, asked, self.inputs)?;
         let is_whole = self.unit.is_none() && self.units.is_none();
         if is_whole {

@@ -19,7 +19,7 @@ const SUCCESS_FILE: &str = "_SUCCESS.json";
 /// What is asked of every row of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Asked {
+pub struct JobTerms {
     /// What is made of the rows.
     pub task: Task,
     /// The model's name.
@@ -46,7 +46,7 @@ pub struct Unit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Job {
-    asked: Asked,
+    asked: JobTerms,
     /// The input files in the order of their paths, each of which makes one output file.
     units: Vec<Unit>,
 }
@@ -68,7 +68,7 @@ impl JobFolder {
     /// # Errors
     /// `Conflict` with the first difference where another job was begun there; `Invalid` without inputs, or where one stands
     /// twice; `NotFound` or `Io` with the path.
-    pub fn open(root: &Path, asked: Asked, given: Vec<PathBuf>) -> Result<Self> {
+    pub fn open(root: &Path, asked: JobTerms, given: Vec<PathBuf>) -> Result<Self> {
         let mut inputs = Vec::with_capacity(given.len());
         for input in given {
             match input.is_dir() {
@@ -231,11 +231,11 @@ fn create(path: &Path, job: Job) -> Result<Job> {
 }
 
 /// What differs first between the job that was begun and what is asked for.
-fn difference(begun: &Job, asked: &Asked, inputs: &[PathBuf]) -> Result<Option<String>> {
+fn difference(begun: &Job, asked: &JobTerms, inputs: &[PathBuf]) -> Result<Option<String>> {
     let told = |what: &str, begun: &dyn std::fmt::Debug, asked: &dyn std::fmt::Debug| {
         Ok(Some(format!("its {what} is {begun:?}, asked for is {asked:?}")))
     };
-    let Asked { task, model, version, digest, request } = &begun.asked;
+    let JobTerms { task, model, version, digest, request } = &begun.asked;
     if *task != asked.task {
         return told("task", task, &asked.task);
     }

@@ -22,7 +22,7 @@ mod table;
 mod worker;
 
 pub use counts::Counts;
-pub use job::{Asked, JobFolder, Unit};
+pub use job::{JobFolder, JobTerms, Unit};
 pub use orders::serve;
 pub use questions::{Questions, Task};
 pub use run::Scorer;

@@ -11,7 +11,7 @@ use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
 use sterling::request::{Content, Request};
-use sterling::scoring::{Asked, Counts, JobFolder, Questions, Scorer, Task};
+use sterling::scoring::{Counts, JobFolder, JobTerms, Questions, Scorer, Task};
 use sterling::snapshot::{Placement, Snapshot, Store};
 use sterling::tower::Threads;
 use sterling::view::View;
@@ -69,7 +69,7 @@ impl Shop {
     fn score(&self, task: Task, request: &str, input: PathBuf) -> sterling::error::Result<Scored> {
         let questions = Questions::parse(task, request)?;
         let (model, digest, request) = ("m".into(), "d".into(), questions.canonical());
-        let asked = Asked { task, model, version: 1, digest, request };
+        let asked = JobTerms { task, model, version: 1, digest, request };
         let out = tempfile::tempdir().unwrap();
         let job = JobFolder::open(out.path(), asked, vec![input])?;
         let counts = Scorer::new(self.view.clone(), questions, 2)?.score(&job, 0, &|_| ())?;
