@@ -32,22 +32,25 @@ const ASIDE_WAIT: Duration = Duration::from_secs(1);
 /// a byte, so that shorter ones hold up whoever else this thread answers for a few milliseconds at most.
 const LONG_BODY_BYTES: usize = 32 << 10;
 
+/// What every call passes, whoever answers it.
+#[derive(Default)]
+pub(super) struct Entrance {
+    /// True once the server is to end.
+    pub(super) draining: AtomicBool,
+    /// Where calls are counted.
+    pub(super) meters: AnswerMeters,
+    /// Who may do what.
+    pub(super) access: AccessControl,
+    /// Where the slowest calls are kept.
+    pub(super) slow: SlowCalls,
+    /// Where traces go.
+    pub(super) traces: Traces,
+}
+
 /// What stands behind the sockets.
 pub(super) trait Host: Send + Sync + 'static {
-    /// True once the server is to end.
-    fn draining(&self) -> &AtomicBool;
-
-    /// Where calls are counted.
-    fn meters(&self) -> &AnswerMeters;
-
-    /// Who may do what.
-    fn access(&self) -> &AccessControl;
-
-    /// Where the slowest calls are kept.
-    fn slow(&self) -> &SlowCalls;
-
-    /// Where traces go.
-    fn traces(&self) -> &Traces;
+    /// What calls pass.
+    fn entrance(&self) -> &Entrance;
 
     /// Whether a call that workers answer would be taken in now; takes no lock.
     fn admits(&self) -> Result<()>;
@@ -103,18 +106,13 @@ pub struct App {
     pub engine: Engine<Passes>,
     pub(super) bodies: Bodies,
     pub(super) asides: Asides,
-    pub(super) draining: AtomicBool,
-    pub(super) meters: AnswerMeters,
-    pub(super) slow: SlowCalls,
-    pub(super) traces: Traces,
+    pub(super) entrance: Entrance,
     /// The updates of the models, where the server takes any.
     pub(super) feeds: Option<Arc<Feeds>>,
     /// Where merges of updates are asked for.
     pub(super) merges: Option<Merges>,
     /// Which answers are held against exact ones.
     pub(super) audit: Audit,
-    /// Who may do what.
-    pub(super) access: AccessControl,
     /// How long a call waits for the position that it wants to see.
     pub(super) updates_wait: Duration,
 }
@@ -124,32 +122,27 @@ impl App {
     pub fn new(registry: Registry, engine: Engine<Passes>, options: &Options) -> Self {
         let asides = Asides::new(engine.workers());
         let (registry, bodies) = (Arc::new(registry), Bodies::new(options));
-        let (draining, updates_wait) = (AtomicBool::new(false), Duration::from_secs(1));
         App {
             registry,
             engine,
             bodies,
             asides,
-            draining,
-            meters: AnswerMeters::default(),
-            slow: SlowCalls::default(),
-            traces: Traces::default(),
+            entrance: Entrance::default(),
             feeds: None,
             merges: None,
             audit: Audit::new(0.0),
-            access: AccessControl::default(),
-            updates_wait,
+            updates_wait: Duration::from_secs(1),
         }
     }
 
     /// The same edge, which tells a collector of its calls.
     pub fn with_traces(self, traces: Traces) -> Self {
-        App { traces, ..self }
+        App { entrance: Entrance { traces, ..self.entrance }, ..self }
     }
 
     /// The same edge, which asks who calls.
     pub fn with_access(self, access: AccessControl) -> Self {
-        App { access, ..self }
+        App { entrance: Entrance { access, ..self.entrance }, ..self }
     }
 
     /// The same edge, which takes updates too; calls wait for a position as long as other requests have time.
@@ -197,7 +190,7 @@ impl App {
     }
 
     pub(super) fn ready(&self) -> Result<()> {
-        if self.draining.load(Ordering::Relaxed) {
+        if self.entrance.draining.load(Ordering::Relaxed) {
             return Err(Error::not_ready("the server is shutting down"));
         }
         self.registry.ready()?;
@@ -210,24 +203,8 @@ impl App {
 }
 
 impl Host for App {
-    fn draining(&self) -> &AtomicBool {
-        &self.draining
-    }
-
-    fn meters(&self) -> &AnswerMeters {
-        &self.meters
-    }
-
-    fn access(&self) -> &AccessControl {
-        &self.access
-    }
-
-    fn slow(&self) -> &SlowCalls {
-        &self.slow
-    }
-
-    fn traces(&self) -> &Traces {
-        &self.traces
+    fn entrance(&self) -> &Entrance {
+        &self.entrance
     }
 
     fn admits(&self) -> Result<()> {

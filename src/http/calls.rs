@@ -360,7 +360,7 @@ pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>) -
 /// The slowest retrievals, rankings and embeddings of the last minutes, with what their steps did.
 #[utoipa::path(get, path = "/v1/debug/slow", tag = "health", responses((status = 200, body = SlowResponse)))]
 pub async fn slow(State(app): State<Arc<App>>) -> Response {
-    json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.slow.list() })
+    json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.entrance.slow.list() })
 }
 
 /// The process answers.

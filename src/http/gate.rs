@@ -80,14 +80,14 @@ fn verb_of(path: &str) -> Option<&'static str> {
 /// The bytes of the answer to a call that could not be in time, or to one without a key that could not either; `None` where a request is to be looked at.
 pub(super) fn refusal(host: &dyn Host, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
     let start = Instant::now();
-    let (call, path) = request.call.filter(|_| !host.draining().load(Ordering::Relaxed))?;
+    let (call, path) = request.call.filter(|_| !host.entrance().draining.load(Ordering::Relaxed))?;
     let overloaded = host.admits().err()?;
     let is_let_in = || {
         let secret = request.authorization.and_then(secret_of);
-        host.access().look(table::find(&Method::POST, path).needs(), secret)
+        host.entrance().access.look(table::find(&Method::POST, path).needs(), secret)
     };
     // Who may not call learns nothing of the load either.
-    let denied = if host.access().is_guarded() { is_let_in().err() } else { None };
+    let denied = if host.entrance().access.is_guarded() { is_let_in().err() } else { None };
     let refusal = denied.unwrap_or_else(|| overloaded.into());
     let id = id_of(request.id);
     let (id, body) = (id.to_str().unwrap_or_default(), refusal.json());
@@ -96,7 +96,7 @@ pub(super) fn refusal(host: &dyn Host, request: &PlainRequest<'_>) -> Option<Vec
     let context = request.traceparent.and_then(TraceContext::of);
     let trace = context.as_ref().map(|context| context.trace);
     tracing::debug!(id, call, status = status.as_u16(), trace, "refused unread");
-    host.meters().answered(call, status, took);
+    host.entrance().meters.answered(call, status, took);
     let mut text = String::with_capacity(512);
     // A string takes whatever it is given.
     let _ = write!(

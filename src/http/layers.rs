@@ -50,7 +50,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let id = id_of(request.headers().get(&REQUEST_ID).map(HeaderValue::as_bytes));
     let header = request.headers().get(TRACEPARENT).cloned();
     let context = header.as_ref().and_then(|header| TraceContext::of(header.as_bytes()));
-    let (traced, begun) = (host.traces().begin(context.as_ref()), SystemTime::now());
+    let (traced, begun) = (host.entrance().traces.begin(context.as_ref()), SystemTime::now());
     let named = context.as_ref().map(|context| context.trace);
     let trace = named.or(traced.as_ref().map(|traced| traced.trace.as_str())).map(str::to_owned);
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call, key = Empty, trace);
@@ -59,7 +59,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let mut response = next.run(request).instrument(span.clone()).await;
     let took = start.elapsed();
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms = millis(took), "answered"));
-    host.meters().answered(call, response.status(), took);
+    host.entrance().meters.answered(call, response.status(), took);
     let (status, extensions) = (response.status().as_u16(), response.extensions_mut());
     let timing = extensions.remove::<Timing>().unwrap_or_default();
     let (passed, caller) = (extensions.remove::<Passed>(), extensions.remove::<Caller>());
@@ -70,10 +70,18 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
         (None, None) => None,
     };
     if let Some(traced) = traced {
-        host.traces().end(Recorded { traced, begun, took, call, status, key: key.clone(), passed: passed.clone() });
+        host.entrance().traces.end(Recorded {
+            traced,
+            begun,
+            took,
+            call,
+            status,
+            key: key.clone(),
+            passed: passed.clone(),
+        });
     }
     if VERBS.contains(&call) {
-        host.slow().note(took, || SlowCall {
+        host.entrance().slow.note(took, || SlowCall {
             time: telemetry::now(),
             id: id.to_str().unwrap_or_default().to_owned(),
             trace,
@@ -90,7 +98,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     if let Some(answer) = answer {
         headers.insert(TRACEPARENT, answer);
     }
-    if host.draining().load(Ordering::Relaxed) {
+    if host.entrance().draining.load(Ordering::Relaxed) {
         // So that a client that keeps connections asks its next question elsewhere.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }

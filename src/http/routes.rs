@@ -33,20 +33,20 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
     let matched = request.extensions_mut().remove::<Matched>().unwrap_or(Matched::Nowhere);
     let peer = request.extensions().get::<Peer>().copied();
     let needs = matched.needs();
-    let admitted = host.access().admit(needs, secret_in(request.headers()));
+    let admitted = host.entrance().access.admit(needs, secret_in(request.headers()));
     let caller = match admitted.and_then(|caller| check_site(request.method(), request.headers()).map(|()| caller)) {
         Ok(caller) => caller,
         Err(refusal) => return refusal.into_response(),
     };
     // Behind this door there may be no such call.
-    if !host.access().answers(needs.role, peer.map_or(Door::Main, |peer| peer.door)) {
+    if !host.entrance().access.answers(needs.role, peer.map_or(Door::Main, |peer| peer.door)) {
         return nowhere(request.uri().path()).into_response();
     }
     if let Some(key) = caller.name() {
         tracing::Span::current().record("key", key);
     }
     let change = (needs.role > Role::Read).then(|| {
-        host.access().change(Asked {
+        host.entrance().access.change(Asked {
             id: CallId::of(&request),
             key: caller.name().map(str::to_owned),
             peer: peer.map(|peer| peer.address),

@@ -114,7 +114,7 @@ pub(super) async fn answer_all(
     };
     let end = async {
         let stop = stops.recv().await;
-        host.draining().store(true, Ordering::Relaxed);
+        host.entrance().draining.store(true, Ordering::Relaxed);
         let delay = if stop == Some(Stop::Drain) { options.drain_ms } else { 0 };
         match tokio::time::timeout(Duration::from_millis(delay), stops.recv()).await {
             Ok(Some(_)) => Err(at_once()),
@@ -198,13 +198,13 @@ async fn accept(
 
 /// Reads keys and certificates again when they change, on a thread that answers nobody: their files may lie on a slow disk.
 fn watch_files(host: &Arc<dyn Host>, tls: Option<&Arc<Tls>>) -> Result<()> {
-    if !host.access().is_guarded() && tls.is_none() {
+    if !host.entrance().access.is_guarded() && tls.is_none() {
         return Ok(());
     }
     let (host, tls) = (Arc::downgrade(host), tls.cloned());
     let watch = move || {
         while let Some(host) = host.upgrade() {
-            host.access().reload();
+            host.entrance().access.reload();
             drop(host);
             if let Some(tls) = &tls {
                 tls.reload();

@@ -211,9 +211,9 @@ fn ten_thousand_wrong_keys_are_none() {
     let needs = Needs { role: Role::Read, reach: Reach::Visible, model: None };
     for n in 0..10_000_u32 {
         let secret = format!("stk_{:064x}", n.wrapping_mul(2_654_435_761));
-        assert!(edge.app.access.look(needs, Some(secret.as_bytes())).is_err());
+        assert!(edge.app.entrance.access.look(needs, Some(secret.as_bytes())).is_err());
     }
-    assert!(edge.app.access.look(needs, Some(edge.secrets["read"].as_bytes())).is_ok());
+    assert!(edge.app.entrance.access.look(needs, Some(edge.secrets["read"].as_bytes())).is_ok());
 }
 
 #[test]

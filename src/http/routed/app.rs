@@ -1,14 +1,12 @@
 //! What the calls of a router share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::super::access::AccessControl;
-use super::super::app::{Asides, Host};
+use super::super::app::{Asides, Entrance, Host};
 use super::super::bodies::Bodies;
-use super::super::meters::AnswerMeters;
 use super::super::options::Options;
-use super::super::slow::SlowCalls;
 use super::super::traces::Traces;
 use crate::error::{Error, Result};
 use crate::route::Fleet;
@@ -18,11 +16,7 @@ pub struct RouterApp {
     fleet: Arc<Fleet>,
     pub(super) bodies: Bodies,
     pub(super) asides: Asides,
-    access: AccessControl,
-    slow: SlowCalls,
-    traces: Traces,
-    draining: AtomicBool,
-    meters: AnswerMeters,
+    entrance: Entrance,
 }
 
 impl RouterApp {
@@ -33,11 +27,7 @@ impl RouterApp {
             fleet: Arc::new(fleet),
             bodies: Bodies::new(options),
             asides: Asides::new(cores),
-            access,
-            slow: SlowCalls::default(),
-            traces,
-            draining: AtomicBool::new(false),
-            meters: AnswerMeters::default(),
+            entrance: Entrance { access, traces, ..Entrance::default() },
         }
     }
 
@@ -47,7 +37,7 @@ impl RouterApp {
     }
 
     pub(super) fn ready(&self) -> Result<()> {
-        match self.draining.load(Ordering::Relaxed) {
+        match self.entrance.draining.load(Ordering::Relaxed) {
             true => Err(Error::not_ready("the router is shutting down")),
             false => self.fleet.ready(),
         }
@@ -55,24 +45,8 @@ impl RouterApp {
 }
 
 impl Host for RouterApp {
-    fn draining(&self) -> &AtomicBool {
-        &self.draining
-    }
-
-    fn meters(&self) -> &AnswerMeters {
-        &self.meters
-    }
-
-    fn access(&self) -> &AccessControl {
-        &self.access
-    }
-
-    fn slow(&self) -> &SlowCalls {
-        &self.slow
-    }
-
-    fn traces(&self) -> &Traces {
-        &self.traces
+    fn entrance(&self) -> &Entrance {
+        &self.entrance
     }
 
     fn admits(&self) -> Result<()> {

@@ -338,7 +338,7 @@ pub(super) async fn item(State(app): State<Arc<RouterApp>>, Names((model, id)): 
 
 /// `/v1/debug/slow`
 pub(super) async fn slow(State(app): State<Arc<RouterApp>>) -> Response {
-    json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.slow().list() })
+    json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.entrance().slow.list() })
 }
 
 /// `/readyz`
