@@ -3,6 +3,10 @@
 //! `cargo bench --bench forward` prints the tables of docs/BENCHMARKS.md. Requests are the held-out users of the package, one after the
 //! other from one client; every user is asked once to warm up and then `ROUNDS` times.
 //!
+//! With `--turns FOLDER` a published version is opened; a line of input is then the number of a user, and what the reranker takes for
+//! the candidates of that one comes back, in microseconds: the step alone, on a thread that does it again and again
+//! (`scripts/bench_step.py` holds the server's against it).
+//!
 //! The floor of the scan: P lists of N / C items, D bytes each (defaults: 126 x 63 x 64 bytes = 0.5 MB, 0.02 ms at 25 GB/s). The
 //! rest of a request is arithmetic of the reranker: K0 x its weights.
 
@@ -20,12 +24,14 @@ use sterling::http::wire::{Retrievals, retrievals};
 use sterling::pass::{self, Cpu, Prepared};
 use sterling::publish::{Publish, publish};
 use sterling::registry::{self, Loaded, Registry, Which};
-use sterling::request::{Answer, Explain, Request, Retrieve};
+use sterling::request::{Answer, Content, Explain, Request, Rerank, Retrieve};
 use sterling::snapshot::{Placement, Snapshot, Store};
 use sterling::tower::Threads;
 use sterling::view::View;
 
 const ROUNDS: usize = 3;
+/// Runs of a reranker alone.
+const ALONE: usize = 21;
 
 fn request(case: &Value, user: &Value) -> Retrieve {
     let mut body: Map<String, Value> = case.as_object().unwrap().clone();
@@ -50,6 +56,39 @@ fn percentiles(times: &mut [f64]) -> (f64, f64) {
     (times[times.len() / 2], times[times.len() * 99 / 100])
 }
 
+/// The median time of the reranker over one user's candidates at defaults.
+fn reranker_alone(view: &Arc<View>, cpu: &mut Cpu, user: &Value) -> u64 {
+    let retrieve = |case: &Value| request(case, user);
+    let mut asked = retrieve(&json!({}));
+    asked.reading.explain = true;
+    let of_defaults = answer(view, cpu, &[asked]).remove(0).explain.unwrap().candidates;
+    let all = answer(view, cpu, &[retrieve(&json!({"k": of_defaults, "candidates": of_defaults}))]).remove(0);
+    let Content::Items(ranked) = all.content else { unreachable!("a retrieval ranks") };
+    let candidates = vec![ranked.ids.iter().copied().zip(ranked.similarities.iter().copied()).collect()];
+    let Retrieve { user, k, mut reading, .. } = retrieve(&json!({}));
+    reading.explain = true;
+    let rerank = Request::Rerank(Rerank { user, candidates, k, reading });
+    let once = |_| {
+        let prepared = [pass::prepare(view, rerank.clone()).unwrap()];
+        let explain = pass::run(cpu, &prepared, None).remove(0).unwrap().explain.unwrap();
+        let step = explain.steps.iter().find(|step| step.name == "overarch").unwrap();
+        assert_eq!(step.items, of_defaults);
+        step.micros
+    };
+    let mut times: Vec<u64> = (0..ALONE).map(once).collect();
+    times.sort_unstable();
+    times[ALONE / 2]
+}
+
+fn in_turns(version: &Path, users: &[Value]) {
+    let view = Arc::new(View::new(Arc::new(Snapshot::load(version, &Placement::whole()).unwrap())));
+    let mut cpu = Cpu::new(Threads::new(1));
+    println!("{}", view.main().index.kernel());
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        println!("{}", reranker_alone(&view, &mut cpu, &users[line.parse::<usize>().unwrap()]));
+    }
+}
+
 fn main() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let package = root.join("models/debian");
@@ -58,6 +97,10 @@ fn main() {
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
+    let mut arguments = std::env::args().skip_while(|argument| argument != "--turns").skip(1);
+    if let Some(version) = arguments.next() {
+        return in_turns(Path::new(&version), &users);
+    }
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(folder.path());
     let what = Publish { package: Some(package), ..Publish::default() };

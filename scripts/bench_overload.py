@@ -35,7 +35,7 @@ def run(server, requests, rate, more):
         "void": line["void"],
         "server_cores": (server.stat()[1] - cpu) / line["seconds"],
         "generator_cores": line["generator"]["cores"],
-        "unanswered": counts["no_answer"] + counts["unsent"],
+        "unanswered": counts["no_answer"] + counts["no_connection"] + counts["unsent"],
     }
 
 

@@ -1,4 +1,4 @@
-//! The configuration of `sterling serve`: defaults, then one TOML file, then `STERLING_*`, then flags.
+//! The configuration of `sterling serve`, and of `sterling route` ([`RouterConfig`]): defaults, then one TOML file, then `STERLING_*`, then flags.
 //!
 //! `docs/CONFIG.md` lists every key; it is written from the types here (`reference`).
 //!
@@ -14,13 +14,14 @@ use std::path::{Path, PathBuf};
 use figment::providers::{Format, Serialized, Toml};
 use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::device::cuda::Choice;
 use crate::error::{Error, Result};
 use crate::snapshot::PlacementOptions;
-use crate::{compact, engine, http, limits};
+use crate::{compact, engine, http, limits, route};
 
 /// The configuration of a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -59,6 +60,8 @@ pub struct Config {
     pub access: http::AccessOptions,
     /// TLS in front of HTTP, in builds that have it (feature `tls`, part of `full`).
     pub tls: http::TlsOptions,
+    /// Where traces go.
+    pub traces: http::TraceOptions,
     /// Where embedding tables lie.
     pub tables: PlacementOptions,
     /// Queue and workers.
@@ -86,6 +89,7 @@ impl Default for Config {
             audit_share: 0.001,
             access: http::AccessOptions::default(),
             tls: http::TlsOptions::default(),
+            traces: http::TraceOptions::default(),
             tables: PlacementOptions::default(),
             engine: engine::Options::default(),
             http: http::Options::default(),
@@ -146,21 +150,11 @@ impl Config {
     /// # Errors
     /// `Invalid` naming the key, what came, what was expected and where it stood; `NotFound` for a file that is not there.
     pub fn read(file: Option<&Path>, flags: &Flags) -> Result<Self> {
-        let mut sources = Figment::from(Serialized::defaults(Config::default()));
-        if let Some(path) = file {
-            std::fs::metadata(path).map_err(|e| Error::io(path.display(), e))?;
-            sources = sources.merge(Toml::file_exact(path));
-        }
-        let variables =
-            std::env::vars_os().filter_map(|(name, text)| name.into_string().ok().zip(text.into_string().ok()));
-        let config: Config = sources
-            .merge(of_variables(variables)?)
-            .merge(Serialized::defaults(flags))
-            .extract()
-            .map_err(|e| Error::invalid(format!("configuration: {}", shown(e))))?;
+        let config: Config = combined(Config::default(), file, flags)?;
         config.engine.check()?;
         config.http.check()?;
         config.merge.check()?;
+        config.traces.check().map_err(|e| e.within("configuration"))?;
         config.device.parse::<Choice>().map_err(|e| e.within("configuration"))?;
         if config.refresh_ms == 0 {
             return Err(Error::invalid("configuration: refresh_ms: got 0, expected at least 1"));
@@ -182,6 +176,105 @@ impl Config {
     }
 }
 
+/// The configuration of `sterling route`, from the same sources.
+///
+/// ```toml
+/// listen = "127.0.0.1:8090"
+/// [route]
+/// servers = ["shards.search:8080"]  # HOST:PORT of the servers of all shards; a name stands for all of its addresses
+/// refresh_ms = 1000                 # how often the servers are looked at
+/// min_replicas = 1                  # servers that each shard of a version must have before it answers
+/// min_coverage = 1.0                # share of the items that an answer must cover where the request does not say
+/// timeout_ms = 1000                 # of requests that name none
+/// requests = 1024                   # that are worked on at once
+/// key = ""                          # sent to the servers, where these take keys
+/// [access]                          # as for `serve`; there are no calls of administrators
+/// [http]                            # as for `serve`
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RouterConfig {
+    /// The address to answer on.
+    pub listen: SocketAddr,
+    /// Which servers there are.
+    pub route: route::Options,
+    /// Who may do what.
+    pub access: http::AccessOptions,
+    /// Bounds of connections, bodies and of the shutdown.
+    pub http: http::Options,
+    /// Where traces go.
+    pub traces: http::TraceOptions,
+}
+
+impl Default for RouterConfig {
+    fn default() -> Self {
+        let listen = SocketAddr::from(([127, 0, 0, 1], 8090));
+        RouterConfig {
+            listen,
+            route: route::Options::default(),
+            access: http::AccessOptions::default(),
+            http: http::Options::default(),
+            traces: http::TraceOptions::default(),
+        }
+    }
+}
+
+/// What the command line of a router says.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct RouterFlags {
+    /// As [`RouterConfig::listen`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
+    /// As [`RouterConfig::route`].
+    #[serde(skip_serializing_if = "ServerFlags::is_empty")]
+    pub route: ServerFlags,
+}
+
+/// What the command line says of servers.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ServerFlags {
+    /// As [`route::Options::servers`].
+    pub servers: Vec<String>,
+}
+
+impl ServerFlags {
+    fn is_empty(&self) -> bool {
+        self.servers.is_empty()
+    }
+}
+
+impl RouterConfig {
+    /// Puts the sources together.
+    ///
+    /// # Errors
+    /// As [`Config::read`].
+    pub fn read(file: Option<&Path>, flags: &RouterFlags) -> Result<Self> {
+        let config: RouterConfig = combined(RouterConfig::default(), file, flags)?;
+        config.route.check().map_err(|e| e.within("route"))?;
+        if let Some(address) = config.access.admin_listen {
+            let what =
+                format!("access.admin_listen: got {address}, expected none: routers answer no calls of administrators");
+            return Err(Error::invalid(what));
+        }
+        config.http.check()?;
+        config.traces.check().map_err(|e| e.within("configuration"))?;
+        Ok(config)
+    }
+}
+
+/// Defaults, then a file, then variables, then flags.
+fn combined<T: Serialize + DeserializeOwned>(defaults: T, file: Option<&Path>, flags: &impl Serialize) -> Result<T> {
+    let said = Value::serialize(&defaults).map_err(|e| Error::internal(format!("configuration: {e}")))?;
+    let mut sources = Figment::from(Serialized::defaults(defaults));
+    if let Some(path) = file {
+        std::fs::metadata(path).map_err(|e| Error::io(path.display(), e))?;
+        sources = sources.merge(Toml::file_exact(path));
+    }
+    let variables = std::env::vars_os().filter_map(|(name, text)| name.into_string().ok().zip(text.into_string().ok()));
+    let sources = sources.merge(of_variables(&said, variables)?).merge(Serialized::defaults(flags));
+    sources.extract().map_err(|e| Error::invalid(format!("configuration: {}", shown(e))))
+}
+
 const PREFIX: &str = "STERLING_";
 /// Read elsewhere, before there is a configuration.
 const OTHERS: [&str; 4] = ["STERLING_LOG", "STERLING_KERNEL", "STERLING_KEY", "STERLING_BLESS"];
@@ -200,8 +293,7 @@ impl Provider for Variables {
 }
 
 /// What the variables of the environment say of the configuration's keys.
-fn of_variables(variables: impl Iterator<Item = (String, String)>) -> Result<Variables> {
-    let defaults = Value::serialize(Config::default()).map_err(|e| Error::internal(format!("configuration: {e}")))?;
+fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, String)>) -> Result<Variables> {
     let mut said = Dict::new();
     let mut unknown = Vec::new();
     for (name, text) in variables {
@@ -285,6 +377,8 @@ mod tests {
             ("refresh_ms = 0", "refresh_ms"),
             ("recorded_queries = 1025", "recorded_queries: got 1025, expected at most 1024"),
             ("audit_share = 2", "audit_share: got 2, expected 0 to 1"),
+            ("[traces]\nshare = 2", "traces.share: got 2"),
+            ("[traces]\ncollector = 'collector:4318'", "traces.collector: got `collector:4318`"),
             ("[merge]\nshare = -1", "merge.share: got -1, expected 0 to 10"),
             ("[merge]\ncores = 1.5", "merge.cores: got 1.5"),
             ("[merge]\nshare = nan", "merge.share: got NaN"),
@@ -299,7 +393,7 @@ mod tests {
     fn with_variables(variables: &[(&str, &str)]) -> Result<Config> {
         let pairs = variables.iter().map(|(name, text)| (name.to_string(), text.to_string()));
         let sources = Figment::from(Serialized::defaults(Config::default()));
-        let config = sources.merge(of_variables(pairs)?).extract();
+        let config = sources.merge(of_variables(&Value::serialize(Config::default()).unwrap(), pairs)?).extract();
         config.map_err(|e| Error::invalid(shown(e)))
     }
 

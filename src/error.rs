@@ -7,8 +7,10 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// What sort of thing went wrong; the part of an error that a program may act on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Kind {
     /// The caller's input is wrong and will stay wrong.
     Invalid,
@@ -32,6 +34,8 @@ pub enum Kind {
     NotReady,
     /// Another system that this request needs does not answer.
     Unavailable,
+    /// Of what a request asks about, too little could answer, such as too few shards of a catalogue.
+    Partial,
     /// The operating system refused a file or socket operation.
     Io,
     /// A defect of this program.
@@ -53,14 +57,40 @@ impl Kind {
             Kind::DeadlineExceeded => "deadline_exceeded",
             Kind::NotReady => "not_ready",
             Kind::Unavailable => "unavailable",
+            Kind::Partial => "partial",
             Kind::Io => "io",
             Kind::Internal => "internal",
         }
     }
 
+    /// The kind of a name.
+    pub fn named(name: &str) -> Option<Self> {
+        use Kind::{
+            Conflict, Corrupt, DeadlineExceeded, Internal, Invalid, Io, NoSpace, NotFound, NotReady, Overloaded,
+            Partial, TooCostly, Unavailable, Unsupported,
+        };
+        let all = [
+            Invalid,
+            NotFound,
+            Conflict,
+            Corrupt,
+            Unsupported,
+            Overloaded,
+            TooCostly,
+            NoSpace,
+            DeadlineExceeded,
+            NotReady,
+            Unavailable,
+            Partial,
+            Io,
+            Internal,
+        ];
+        all.into_iter().find(|kind| kind.name() == name)
+    }
+
     /// True where the same request may succeed later without a change.
     pub fn is_retryable(self) -> bool {
-        matches!(self, Kind::Overloaded | Kind::DeadlineExceeded | Kind::NotReady | Kind::Unavailable)
+        matches!(self, Kind::Overloaded | Kind::DeadlineExceeded | Kind::NotReady | Kind::Unavailable | Kind::Partial)
     }
 }
 
@@ -104,7 +134,7 @@ impl Error {
     constructors! {
         invalid => Invalid, not_found => NotFound, conflict => Conflict, corrupt => Corrupt, unsupported => Unsupported,
         overloaded => Overloaded, deadline => DeadlineExceeded, not_ready => NotReady, unavailable => Unavailable,
-        too_costly => TooCostly, no_space => NoSpace, internal => Internal,
+        too_costly => TooCostly, no_space => NoSpace, internal => Internal, partial => Partial,
     }
 
     /// An operating-system error on the named thing.

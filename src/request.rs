@@ -1,14 +1,18 @@
 //! What is asked of a model and what it answers, typed: the language of the pass, the engine, and whatever calls them.
 //!
 //! Nothing here knows JSON: `http` reads and writes that. A request is any of the three [`Request`]s; an [`Answer`] is
-//! columnar, one vector a field, so that a hundred thousand results are a handful of allocations.
+//! columnar, one vector a field, so that a hundred thousand results are a handful of allocations. What goes between machines can be
+//! written in a binary format as it is, without the slots, which mean something in one view alone.
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
+use crate::packed;
 use crate::units::{ItemId, Slot};
 
 /// What to do where rows of a remote table cannot be had in time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum OnDegraded {
     /// Answer with an error.
     #[default]
@@ -18,7 +22,7 @@ pub enum OnDegraded {
 }
 
 /// Who goes first where requests wait.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Priority {
     /// Somebody is waiting.
     #[default]
@@ -29,19 +33,21 @@ pub enum Priority {
 
 /// The values of one feature as a caller brings them. What they mean, the model's features say: integers may be ids,
 /// categories or numbers.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Values {
     /// Whole numbers.
-    Integers(Vec<i64>),
+    Integers(#[serde(with = "packed::numbers")] Vec<i64>),
     /// Numbers, one of them at least not whole.
-    Numbers(Vec<f32>),
+    Numbers(#[serde(with = "packed::numbers")] Vec<f32>),
     /// Texts.
-    Texts(Vec<String>),
+    Texts(#[serde(with = "packed::texts")] Vec<String>),
     /// Ids with a weight each.
     Weighted {
         /// The ids.
+        #[serde(with = "packed::numbers")]
         ids: Vec<i64>,
         /// As many weights.
+        #[serde(with = "packed::numbers")]
         weights: Vec<f32>,
     },
 }
@@ -50,34 +56,37 @@ pub enum Values {
 pub type Features = BTreeMap<String, Values>;
 
 /// Who asks: features for the user tower, or the query embedding itself.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum User {
     /// Goes through the user tower.
     Features(Features),
     /// `[D]`; of a model of several queries `[Tq, D]`.
-    Vector(Vec<f32>),
+    Vector(#[serde(with = "packed::numbers")] Vec<f32>),
     /// What the user tower made of features before, somewhere else.
     Embedded(EmbeddedUser),
 }
 
 /// What the steps after the user tower read of a user.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EmbeddedUser {
     /// The query, `[D]`; of a model of several queries `[Tq, D]`.
+    #[serde(with = "packed::numbers")]
     pub query: Vec<f32>,
     /// The tensors of the user that the reranker reads, in its order, each empty where it is the query; none at all where it reads
     /// no others.
+    #[serde(with = "packed::lists")]
     pub tensors: Vec<Vec<f32>>,
 }
 
 /// Asks for the best items of a user.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Retrieve {
     /// Who asks.
     pub user: User,
     /// Which items are eligible; see `docs/FILTERS.md`. Empty means all.
     pub filter: String,
     /// Items that are not to be returned.
+    #[serde(with = "packed::numbers")]
     pub exclude: Vec<ItemId>,
     /// Results, K.
     pub k: usize,
@@ -96,18 +105,19 @@ pub struct Retrieve {
 }
 
 /// Asks for the scores of items that the caller names.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rank {
     /// Who asks.
     pub user: User,
     /// The items to score.
+    #[serde(with = "packed::numbers")]
     pub items: Vec<ItemId>,
     /// How they are read and told of.
     pub reading: Reading,
 }
 
 /// Asks for the query embedding of features.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Embed {
     /// Who asks.
     pub features: Features,
@@ -119,7 +129,7 @@ pub struct Embed {
 
 /// Asks one shard for what it has among the best candidates of all shards: steps 3 to 8 of a retrieval. Of a version that was
 /// not cut, it asks the only one.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Select {
     /// The retrieval, as all shards are asked.
     pub retrieve: Retrieve,
@@ -130,11 +140,12 @@ pub struct Select {
 }
 
 /// Asks one shard for the best of its items among candidates that are chosen: steps 9 to 11 of a retrieval.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rerank {
     /// Who asks.
     pub user: User,
     /// Of each query of the user the items with their retrieval scores. Those that are gone meanwhile drop out.
+    #[serde(with = "packed::scored")]
     pub candidates: Vec<Vec<(ItemId, f32)>>,
     /// Results, K.
     pub k: usize,
@@ -143,9 +154,10 @@ pub struct Rerank {
 }
 
 /// How items are read and told of: shared by [`Retrieve`] and [`Rank`].
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reading {
     /// Item columns to return.
+    #[serde(with = "packed::texts")]
     pub columns: Vec<String>,
     /// Constants of the value model to override.
     pub constants: BTreeMap<String, f32>,
@@ -156,7 +168,7 @@ pub struct Reading {
 }
 
 /// Anything that can be asked of a model.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Request {
     /// The best items of a user.
     Retrieve(Retrieve),
@@ -261,19 +273,25 @@ pub struct QueryReport {
 }
 
 /// The best items, best first: field `n` of each vector belongs to the same item.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ranked {
     /// Where the items lie in the view that answered, `[K]`; columns are read there.
+    #[serde(skip)]
     pub slots: Vec<Slot>,
     /// `[K]`
+    #[serde(with = "packed::numbers")]
     pub ids: Vec<ItemId>,
     /// The value model's scores, by which items are ordered; equal ones by id, `[K]`.
+    #[serde(with = "packed::numbers")]
     pub scores: Vec<f32>,
     /// The retrieval scores, `[K]`.
+    #[serde(with = "packed::numbers")]
     pub similarities: Vec<f32>,
     /// Task scores, task after task, `[T, K]`.
+    #[serde(with = "packed::numbers")]
     pub tasks: Vec<f32>,
     /// Of a [`Rank`]: items that the model does not hold.
+    #[serde(with = "packed::numbers")]
     pub unknown: Vec<ItemId>,
 }
 
@@ -289,7 +307,7 @@ pub struct Answer {
 }
 
 /// What an answer holds.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Content {
     /// Of a [`Retrieve`] or a [`Rank`].
     Items(Ranked),
@@ -300,13 +318,16 @@ pub enum Content {
 }
 
 /// What one shard has among the best candidates of a query, in the order in which they were selected, the best first.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Selected {
     /// The items.
+    #[serde(with = "packed::numbers")]
     pub ids: Vec<ItemId>,
     /// By which they were selected: products with codes, or with rows where those were read at once. Equal ones by id.
+    #[serde(with = "packed::numbers")]
     pub codes: Vec<f32>,
     /// Their retrieval scores.
+    #[serde(with = "packed::numbers")]
     pub scores: Vec<f32>,
     /// True where the shard has looked at no others: what it did not send is worse than the last one that it did.
     pub is_all: bool,

@@ -14,7 +14,12 @@ class SnapshotError(SterlingError, ValueError):
 
 
 class ProgramError(SterlingError, RuntimeError):
-    """The ``sterling`` program is missing, refused what it was given, or ended early."""
+    """The ``sterling`` program is missing, refused what it was given, or ended early.
+
+    ``status`` is what it ended with, negative where a signal ended it; none where it did not run.
+    """
+
+    status: int | None = None
 
 
 class RequestError(SterlingError):

@@ -75,21 +75,23 @@ impl Client {
             },
         };
         // A server that answers at the deadline is heard; one that never answers does not hold the run for ever.
-        match timeout_at(deadline + timeout + PAUSE, self.ask(request)).await {
+        let is_connected = Cell::new(false);
+        match timeout_at(deadline + timeout + PAUSE, self.ask(request, &is_connected)).await {
             Ok(Ok(connection)) => {
                 let status = connection.answer.status();
                 self.keep(connection);
                 End::Status(status)
             }
             Ok(Err(_)) => End::Error,
-            Err(_) => End::NoAnswer,
+            Err(_) if is_connected.get() => End::NoAnswer,
+            Err(_) => End::NoConnection,
         }
     }
 
     /// Asks for a JSON document.
     pub(super) async fn document(&self, method: Method, path: &str) -> Result<serde_json::Value> {
         let failed = |why: String| Error::unavailable(format!("http://{}{path}: {why}", self.target.authority));
-        let asked = self.ask(&self.request(method.as_str(), path, b"")).await;
+        let asked = self.ask(&self.request(method.as_str(), path, b""), &Cell::default()).await;
         let connection = asked.map_err(|e| failed(e.to_string()).caused_by(e))?;
         let (status, body) = (connection.answer.status(), connection.answer.body());
         serde_json::from_slice(&body).ok().filter(|_| status == 200).ok_or_else(|| {
@@ -97,15 +99,17 @@ impl Client {
         })
     }
 
-    /// Sends a request and reads the whole answer, which the connection holds.
-    async fn ask(&self, request: &[u8]) -> std::io::Result<KeptAlive> {
+    /// Sends a request and reads the whole answer, which the connection holds; tells whether it has one.
+    async fn ask(&self, request: &[u8], is_connected: &Cell<bool>) -> std::io::Result<KeptAlive> {
         loop {
+            is_connected.set(false);
             let free = self.free.borrow_mut().pop();
             let is_new = free.is_none();
             let mut connection = match free {
                 Some(connection) => connection,
                 None => self.connect().await?,
             };
+            is_connected.set(true);
             match exchange(&mut connection, request).await {
                 Ok(()) => return Ok(connection),
                 // The server had closed it while it was free.

@@ -19,6 +19,8 @@ pub(super) enum End {
     Error,
     /// Nothing came long after the deadline.
     NoAnswer,
+    /// The server had not taken the connection in by then.
+    NoConnection,
     /// All connections were busy to its deadline.
     Unsent,
 }
@@ -93,6 +95,8 @@ pub struct ClassReport {
     pub errors: usize,
     /// Requests that were given up long after their deadline.
     pub no_answer: usize,
+    /// Requests that were given up then because their connection was never there.
+    pub no_connection: usize,
     /// Requests for which no connection was free to their deadline.
     pub unsent: usize,
     /// Latencies of the answers with 200.
@@ -122,6 +126,7 @@ impl ClassReport {
             other: count(&|sample| matches!(sample.end, End::Status(_)) && !known.contains(&sample.end)),
             errors: ended(End::Error).count(),
             no_answer: ended(End::NoAnswer).count(),
+            no_connection: ended(End::NoConnection).count(),
             unsent: ended(End::Unsent).count(),
             answered_ms: latency(End::Status(200)),
             refused_ms: latency(End::Status(503)),
@@ -145,6 +150,7 @@ impl fmt::Display for ClassReport {
             ("other status", self.other, None),
             ("connection errors", self.errors, None),
             ("no answer", self.no_answer, None),
+            ("no connection", self.no_connection, None),
             ("not sent", self.unsent, None),
         ] {
             if count > 0 {
@@ -263,19 +269,22 @@ mod tests {
             (End::Status(500), true),
             (End::Error, false),
             (End::NoAnswer, false),
+            (End::NoConnection, false),
             (End::Unsent, false),
         ];
         let sample = |n: usize, class| {
             let (end, in_time) = ends[n % ends.len()];
             Sample { class, end, latency: Duration::from_millis(n as u64), in_time }
         };
-        let samples: Vec<Sample> = (0..90).map(|n| sample(n, usize::from(n >= 45))).collect();
+        let samples: Vec<Sample> = (0..100).map(|n| sample(n, usize::from(n >= 50))).collect();
         let report = ClassReport::of(1, "beside", 2.0, &samples);
-        let ClassReport { ok, ok_late, refused, timed_out, other, errors, no_answer, unsent, .. } = report;
-        assert_eq!([ok, ok_late, refused, timed_out, other, errors, no_answer, unsent], [5, 5, 5, 5, 10, 5, 5, 5]);
-        assert_eq!((report.requests, report.rate, report.goodput), (45, 22.5, 2.5));
-        assert_eq!(report.answered_ms.unwrap().max, 82.0);
-        assert_eq!(report.refused_ms.unwrap().p50, 65.0);
+        let ClassReport { ok, ok_late, refused, timed_out, other, errors, no_answer, no_connection, unsent, .. } =
+            report;
+        assert_eq!([ok, ok_late, refused, timed_out, other, errors], [5, 5, 5, 5, 10, 5]);
+        assert_eq!([no_answer, no_connection, unsent], [5, 5, 5]);
+        assert_eq!((report.requests, report.rate, report.goodput), (50, 25.0, 2.5));
+        assert_eq!(report.answered_ms.unwrap().max, 91.0);
+        assert_eq!(report.refused_ms.unwrap().p50, 72.0);
     }
 
     #[test]

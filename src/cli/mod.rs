@@ -20,6 +20,7 @@ mod output;
 mod plan;
 mod publish;
 mod remote;
+mod route;
 mod score;
 mod serve;
 mod trial;
@@ -51,6 +52,8 @@ enum Command {
     Compact(compact::Compact),
     /// Answer over HTTP from the store's newest versions.
     Serve(serve::Serve),
+    /// Answer over HTTP from the servers of all shards of a version, as one server of the whole would.
+    Route(route::Route),
     /// Score files of users: a Parquet file of recommendations for each, resumable at any moment.
     Score(score::Score),
     /// Measure the item index alone on `.npy` files, a JSON line a measurement.
@@ -82,6 +85,7 @@ pub fn run() -> ExitCode {
         Command::Serve(command) => command.run(),
         Command::Score(command) => command.run(),
         Command::Compact(command) => command.run(),
+        Command::Route(command) => command.run(),
         Command::AnnBench(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Inspect(command) => command.run(),

@@ -10,7 +10,7 @@ use super::output::say;
 use super::publish::existing;
 use crate::error::{Error, Result};
 use crate::registry::{Loader as _, Snapshots};
-use crate::scoring::{self, Asked, Defaults, JobFolder, Scorer};
+use crate::scoring::{self, JobFolder, JobTerms, Questions, Scorer, Task};
 use crate::snapshot::{Manifest, Placement, Store};
 use crate::telemetry;
 use crate::trial::{Apart, Trials};
@@ -21,8 +21,8 @@ pub(super) struct Score {
     /// The model, or one version of it, as NAME@VERSION; the newest one where none is named
     #[arg(long)]
     model: String,
-    /// Files of users, JSON lines: an `id` and the fields of a `:retrieve` body each (docs/SCORE.md)
-    #[arg(long = "in", value_name = "FILE", required = true, num_args = 1..)]
+    /// Files of users, or folders of such, JSON lines or Parquet: an `id` and the fields of a `:retrieve` body each (docs/SCORE.md)
+    #[arg(long = "in", value_name = "PATH", required = true, num_args = 1..)]
     inputs: Vec<PathBuf>,
     /// Where the recommendations go: a Parquet file for each file of users
     #[arg(long, value_name = "DIR")]
@@ -30,6 +30,12 @@ pub(super) struct Score {
     /// Fields that rows get that do not say, as a JSON object such as {"k": 50, "columns": ["name"]}
     #[arg(long, value_name = "JSON", default_value = "{}")]
     request: String,
+    /// Score the items that each row names, fields of a `:rank` body, in place of retrieving
+    #[arg(long, conflicts_with = "items")]
+    rank: bool,
+    /// Rows are items, as `publish` reads them: make the vectors that the item tower makes of them
+    #[arg(long)]
+    items: bool,
     /// Where versions are published
     #[arg(long, default_value = "store")]
     store: PathBuf,
@@ -50,9 +56,14 @@ impl Score {
         let store = existing(self.store)?;
         let (model, version) = chosen(&store, &self.model)?;
         let folder = store.folder(&model, version);
-        let defaults = Defaults::parse(&self.request)?;
+        let task = match (self.rank, self.items) {
+            (true, _) => Task::Rank,
+            (_, true) => Task::Items,
+            _ => Task::Retrieve,
+        };
+        let questions = Questions::parse(task, &self.request)?;
         let digest = Manifest::read(&folder)?.digest();
-        let asked = Asked { model, version, digest, request: defaults.canonical() };
+        let asked = JobTerms { task, model, version, digest, request: questions.canonical() };
         let job = JobFolder::open(&self.out, asked, self.inputs)?;
         let is_whole = self.unit.is_none() && self.units.is_none();
         if is_whole {
@@ -62,7 +73,7 @@ impl Score {
         let loader = Snapshots { placement: Placement::default(), trials, recorded: 0 };
         let view = loader.load(&folder)?.view();
         let threads = self.threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
-        let scorer = Scorer::new(view, defaults, threads)?;
+        let scorer = Scorer::new(view, questions, threads)?;
         if let Some(unit) = self.unit {
             scorer.order(&job, unit)?;
         } else if self.units.is_some() {

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -20,7 +19,7 @@ use crate::device::heap;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Merges, Updating};
-use crate::http::{self, AccessControl, App, Sockets, Stop, Tls};
+use crate::http::{self, AccessControl, App, Sockets, Stop, Tls, Traces};
 use crate::registry::{self, Loaded, Registry, Snapshots};
 use crate::snapshot::{Manifest, Placement, Snapshot};
 use crate::telemetry;
@@ -194,6 +193,7 @@ impl Server {
             .with_updates(feeds, Duration::from_millis(config.engine.timeout_ms))
             .with_merges(merges)
             .with_access(access)
+            .with_traces(Traces::start(&config.traces)?)
             .with_audit(config.audit_share);
         let app = Arc::new(app);
         if let Some(feeds) = feeds_merged {
@@ -211,7 +211,7 @@ impl Server {
             .build()
             .map_err(|e| Error::io("the threads of the HTTP edge", e))?;
         let bind = |address: SocketAddr| {
-            let bound = runtime.block_on(TcpListener::bind(address));
+            let bound = runtime.block_on(async { http::listen(address) });
             bound.map_err(|e| Error::io(format!("address {address}"), e))
         };
         let admin = config.access.admin_listen;
@@ -245,7 +245,7 @@ impl Server {
 
 /// Tells the server of each signal: of SIGTERM and SIGHUP, which orchestrators and a closed terminal send, and of SIGINT, at
 /// which somebody waits.
-fn stop_signals() -> Result<UnboundedReceiver<Stop>> {
+pub(super) fn stop_signals() -> Result<UnboundedReceiver<Stop>> {
     let (told, stops) = unbounded_channel();
     for (kind, stop) in [
         (SignalKind::terminate(), Stop::Drain),

@@ -48,6 +48,7 @@ fn page() -> String {
     let sections = [
         ("access", schema::<http::AccessOptions>()),
         ("tls", schema::<http::TlsOptions>()),
+        ("traces", schema::<http::TraceOptions>()),
         ("tables", schema::<PlacementOptions>()),
         ("engine", schema::<engine::Options>()),
         ("http", schema::<http::Options>()),

@@ -270,4 +270,4 @@ impl std::fmt::Display for RowProgram {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

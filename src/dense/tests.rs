@@ -214,22 +214,31 @@ fn lower(bytes: &[u8], given: &[Given], output: &(&'static str, Vec<Size>)) -> R
     RowProgram::lower(bytes, given, &[made(output.0, &output.1)])
 }
 
+/// A tensor of a golden file.
 #[derive(Deserialize)]
-struct Named {
-    shape: Vec<usize>,
-    values: Vec<f32>,
+pub(crate) struct Named {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) values: Vec<f32>,
 }
 
+/// What a graph of the tiny package made of some inputs in ONNX Runtime.
 #[derive(Deserialize)]
-struct Case {
-    graph: String,
-    inputs: Vec<Named>,
-    output: Named,
+pub(crate) struct Case {
+    pub(crate) graph: String,
+    pub(crate) inputs: Vec<Named>,
+    pub(crate) output: Named,
+}
+
+impl Case {
+    pub(crate) fn all() -> Vec<Case> {
+        serde_json::from_slice(&file("tests/golden/tiny/cases.json")).unwrap()
+    }
 }
 
 #[test]
 fn the_graphs_of_the_tiny_package_answer_as_onnxruntime_does() {
-    let cases: Vec<Case> = serde_json::from_slice(&file("tests/golden/tiny/cases.json")).unwrap();
+    let cases = Case::all();
     for case in &cases {
         let (bytes, inputs, output) = tiny(&case.graph);
         let program = lower(&bytes, &inputs, &output).unwrap();

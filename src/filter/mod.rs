@@ -10,10 +10,12 @@ mod lower;
 mod plan;
 mod program;
 mod question;
+mod sample;
 
 pub use index::{Index, Options, encode};
 pub use language::{Canonical, Expr, Leaf, Test, parse};
 pub use plan::{Plan, Route, Scratch};
+pub use sample::PassingShares;
 
 #[cfg(test)]
 mod tests;

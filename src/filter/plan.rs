@@ -4,7 +4,8 @@
 //!    "no item".
 //! 2. The negation-free tree becomes a program over planes (`program`) whose result is an upper bound: a positive leaf is
 //!    exact or Bloom, a negated one is exact where it can be and passes otherwise.
-//! 3. The share of items that pass is estimated from the terms' counts, taken as independent.
+//! 3. The share of items that pass is estimated from the terms' counts, taken as independent. They are not: the price of a search
+//!    rests on a sample besides (`sample`).
 //! 4. Where a conjunction holds a rare term the survivors are found through posting lists, exactly ([`Route::Slots`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +15,7 @@ use super::language::Canonical;
 use super::lower;
 use super::program::Program;
 use super::question::{Node, Question, resolve};
+use super::sample::{PassingShares, Sample};
 use crate::columns::{Columns, Comparison};
 use crate::device::cuda::ops::words::WordProgram;
 use crate::error::Result;
@@ -52,6 +54,8 @@ pub struct Plan {
     pass_rate: f64,
     /// Items that were checked one by one while it was made.
     checked: usize,
+    /// Of words, where the route leads through them.
+    sample: Sample,
     columns: Columns,
     /// Tells the plans apart whose words a scratch may hold.
     number: u64,
@@ -97,6 +101,7 @@ impl Plan {
             pass_rate: pass_rate(&root, columns, index),
             program: Program::of(&root, columns, index),
             checked: 0,
+            sample: Sample::default(),
             root,
             columns: columns.clone(),
             number: PLANS.fetch_add(1, Ordering::Relaxed),
@@ -117,7 +122,12 @@ impl Plan {
                 plan.pass_rate = slots.len() as f64 / index.items().max(1) as f64;
                 if slots.is_empty() { Route::Nothing } else { Route::Slots(slots) }
             }
-            _ => Route::Words,
+            _ => {
+                let passes = |slot| plan.passes(slot);
+                let asks = (!plan.is_exact()).then_some((&passes as &dyn Fn(Slot) -> bool, plan.passes_ns()));
+                plan.sample = Sample::of(&plan.program, columns, index, asks);
+                Route::Words
+            }
         };
         Ok(plan)
     }
@@ -130,6 +140,19 @@ impl Plan {
     /// The estimated share of items that pass, 0 to 1.
     pub fn pass_rate(&self) -> f64 {
         self.pass_rate
+    }
+
+    /// What passes by its words, as some lists show it; counts of terms do not tell what they have in common.
+    pub fn passing(&self, index: &Index) -> PassingShares {
+        match self.route {
+            Route::All => PassingShares { items: 1.0, lists: 1.0 },
+            _ => self.sample.passing(self.pass_rate, index.items() as f64 / index.lists().max(1) as f64),
+        }
+    }
+
+    /// The share of items whose words pass that the filter holds for, as a sample shows it.
+    pub fn holding(&self) -> f64 {
+        self.sample.holding()
     }
 
     /// True where [`Plan::words`] is the truth and not only an upper bound.
@@ -158,7 +181,7 @@ impl Plan {
 
     /// What it took to make the plan, beside reading the filter, in nanoseconds of one core.
     pub fn planning_ns(&self) -> f64 {
-        self.checked as f64 * self.passes_ns()
+        (self.checked + self.sample.asked()) as f64 * self.passes_ns() + self.sample.items() as f64 * self.words_ns()
     }
 
     /// True where the item in the slot satisfies the filter.

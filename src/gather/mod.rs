@@ -9,10 +9,13 @@
 //! - What it does not send is worse than the last that it sends, which is the *certificate*. Where that last one ranks no better
 //!   than the K-th of all, or the shard sent all it has, nothing was missed.
 //!
-//! Nothing here knows of machines: it runs over typed answers alone.
+//! The rounds are driven by [`retrieve`], [`rank`] and [`embed`] over anything that can be asked as [`Sharded`]: processes behind a
+//! network, or, in tests, views in this one. Nothing here knows of machines.
 
+mod drive;
 mod likely;
 mod merge;
 
+pub use drive::{Gathered, Results, Said, Sharded, Told, embed, is_absence, rank, retrieve};
 pub use likely::likely;
 pub use merge::{Chosen, Next, OfShard, candidates, results};

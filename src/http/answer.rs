@@ -19,6 +19,21 @@ use crate::error::{Error, Kind};
 /// A part of a budget, given back when it is dropped.
 pub(super) type Share = Option<OwnedSemaphorePermit>;
 
+/// An answer with its share of the memory for answers, until it is sent.
+pub(super) struct Held {
+    pub(super) lines: Vec<u8>,
+    pub(super) _share: Share,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.lines
+    }
+}
+
+/// What a call ends with.
+pub(super) type Outcome = Result<Response, Refusal>;
+
 /// The content type of a problem.
 pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -49,7 +64,7 @@ fn whole_seconds(wait: Duration) -> u64 {
 pub fn problem(error: &Error) -> Problem {
     match error.kind() {
         Kind::Internal | Kind::Io | Kind::Corrupt => tracing::error!(%error, kind = error.kind().name(), "failed"),
-        Kind::NotReady | Kind::Unavailable | Kind::NoSpace => {
+        Kind::NotReady | Kind::Unavailable | Kind::NoSpace | Kind::Partial => {
             tracing::warn!(%error, kind = error.kind().name(), "failed");
         }
         _ => tracing::debug!(%error, kind = error.kind().name(), "refused"),

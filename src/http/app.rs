@@ -1,4 +1,4 @@
-//! What all calls share: the models, the workers, the budget for bodies.
+//! What all calls share: the models, the workers, the budget for bodies; and what connections see of that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,14 +9,16 @@ use tokio::time::timeout;
 
 use super::access::AccessControl;
 use super::audit::Audit;
-use super::bodies::Bodies;
+use super::bodies::{Bodies, Whole};
 use super::meters::AnswerMeters;
 use super::options::Options;
 use super::slow::SlowCalls;
+use super::traces::Traces;
+use super::wire::{self, ModelInfo};
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feeds, Merges};
-use crate::registry::Registry;
+use crate::registry::{Loaded, Registry};
 
 /// The share of a snapshot that may be changed or lie beside it before `/readyz` warns ...
 const FRESH_SHARE_MAX: f64 = 0.3;
@@ -26,6 +28,75 @@ const FRESH_MIN: usize = 1024;
 const LAG_MAX: u64 = 10_000;
 /// How long a call that takes long waits for others of the kind.
 const ASIDE_WAIT: Duration = Duration::from_secs(1);
+/// Bodies from so many bytes on are read and prepared on threads of their own. A filter takes about a tenth of a microsecond
+/// a byte, so that shorter ones hold up whoever else this thread answers for a few milliseconds at most.
+const LONG_BODY_BYTES: usize = 32 << 10;
+
+/// What every call passes, whoever answers it.
+#[derive(Default)]
+pub(super) struct Entrance {
+    /// True once the server is to end.
+    pub(super) draining: AtomicBool,
+    /// Where calls are counted.
+    pub(super) meters: AnswerMeters,
+    /// Who may do what.
+    pub(super) access: AccessControl,
+    /// Where the slowest calls are kept.
+    pub(super) slow: SlowCalls,
+    /// Where traces go.
+    pub(super) traces: Traces,
+}
+
+/// What stands behind the sockets.
+pub(super) trait Host: Send + Sync + 'static {
+    /// What calls pass.
+    fn entrance(&self) -> &Entrance;
+
+    /// Whether a call that workers answer would be taken in now; takes no lock.
+    fn admits(&self) -> Result<()>;
+}
+
+/// What takes long beside all else: so much of it may run at once.
+#[derive(Clone)]
+pub(super) struct Asides(Arc<Semaphore>);
+
+impl Asides {
+    /// Half of the cores that may be used at most: those that wait for answers to short requests come first.
+    pub(super) fn new(cores: usize) -> Self {
+        Asides(Arc::new(Semaphore::new((cores / 2).max(1))))
+    }
+
+    /// Runs what takes long, such as reading a long body or a column, where nobody else waits for it.
+    ///
+    /// # Errors
+    /// `Overloaded` where others of the kind take all the time there is for them; else what `work` ends with.
+    pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        let crowded = || Error::overloaded("other calls that take long are answered before it, try again later");
+        let place = timeout(ASIDE_WAIT, self.0.clone().acquire_owned()).await.map_err(|_| crowded())?;
+        let place = place.map_err(|e| Error::internal(format!("places of long calls: {e}")))?;
+        let span = tracing::Span::current();
+        let done = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            span.in_scope(work)
+        });
+        done.await.map_err(|e| Error::internal(format!("a request broke what answers it: {e}")))?
+    }
+
+    /// Reads and prepares what a body asks for: here, or, where that takes long, where nobody else waits for it.
+    ///
+    /// # Errors
+    /// As [`Asides::run`].
+    pub(super) async fn prepare<T: Send + 'static>(
+        &self,
+        body: Whole,
+        prepare: impl FnOnce(&[u8]) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        if body.len() < LONG_BODY_BYTES {
+            return prepare(&body);
+        }
+        self.run(move || prepare(&body)).await
+    }
+}
 
 /// What handlers share.
 pub struct App {
@@ -34,19 +105,14 @@ pub struct App {
     /// The workers.
     pub engine: Engine<Passes>,
     pub(super) bodies: Bodies,
-    /// What takes long beside the passes: so much of it may run at once.
-    asides: Arc<Semaphore>,
-    pub(super) draining: AtomicBool,
-    pub(super) meters: AnswerMeters,
-    pub(super) slow: SlowCalls,
+    pub(super) asides: Asides,
+    pub(super) entrance: Entrance,
     /// The updates of the models, where the server takes any.
     pub(super) feeds: Option<Arc<Feeds>>,
     /// Where merges of updates are asked for.
     pub(super) merges: Option<Merges>,
     /// Which answers are held against exact ones.
     pub(super) audit: Audit,
-    /// Who may do what.
-    pub(super) access: AccessControl,
     /// How long a call waits for the position that it wants to see.
     pub(super) updates_wait: Duration,
 }
@@ -54,29 +120,29 @@ pub struct App {
 impl App {
     /// Models and workers behind one edge.
     pub fn new(registry: Registry, engine: Engine<Passes>, options: &Options) -> Self {
-        // Half of the cores that passes use at most: those that wait for answers to short requests come first.
-        let asides = Arc::new(Semaphore::new((engine.workers() / 2).max(1)));
+        let asides = Asides::new(engine.workers());
         let (registry, bodies) = (Arc::new(registry), Bodies::new(options));
-        let (draining, updates_wait) = (AtomicBool::new(false), Duration::from_secs(1));
         App {
             registry,
             engine,
             bodies,
             asides,
-            draining,
-            meters: AnswerMeters::default(),
-            slow: SlowCalls::default(),
+            entrance: Entrance::default(),
             feeds: None,
             merges: None,
             audit: Audit::new(0.0),
-            access: AccessControl::default(),
-            updates_wait,
+            updates_wait: Duration::from_secs(1),
         }
+    }
+
+    /// The same edge, which tells a collector of its calls.
+    pub fn with_traces(self, traces: Traces) -> Self {
+        App { entrance: Entrance { traces, ..self.entrance }, ..self }
     }
 
     /// The same edge, which asks who calls.
     pub fn with_access(self, access: AccessControl) -> Self {
-        App { access, ..self }
+        App { entrance: Entrance { access, ..self.entrance }, ..self }
     }
 
     /// The same edge, which takes updates too; calls wait for a position as long as other requests have time.
@@ -117,27 +183,16 @@ impl App {
         warnings
     }
 
-    /// Runs what takes long, such as reading a long body or a column, where nobody else waits for it.
-    ///
-    /// # Errors
-    /// `Overloaded` where others of the kind take all the time there is for them; else what `work` ends with.
-    pub(super) async fn aside<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let crowded = || Error::overloaded("other calls that take long are answered before it, try again later");
-        let place = timeout(ASIDE_WAIT, self.asides.clone().acquire_owned()).await.map_err(|_| crowded())?;
-        let place = place.map_err(|e| Error::internal(format!("places of long calls: {e}")))?;
-        let span = tracing::Span::current();
-        let done = tokio::task::spawn_blocking(move || {
-            let _place = place;
-            span.in_scope(work)
-        });
-        done.await.map_err(|e| Error::internal(format!("a request broke what answers it: {e}")))?
+    /// What a version is.
+    pub(super) fn info(&self, model: &Loaded) -> ModelInfo {
+        let labels = self.registry.labels(model.name()).unwrap_or_default();
+        let labels = labels.into_iter().filter(|(_, version)| *version == model.version()).map(|(label, _)| label);
+        let (labels, memory_bytes) = (labels.collect(), model.memory_bytes());
+        ModelInfo { labels, memory_bytes, ..wire::model_info(model.view().main()) }
     }
 
     pub(super) fn ready(&self) -> Result<()> {
-        if self.draining.load(Ordering::Relaxed) {
+        if self.entrance.draining.load(Ordering::Relaxed) {
             return Err(Error::not_ready("the server is shutting down"));
         }
         self.registry.ready()?;
@@ -146,5 +201,15 @@ impl App {
             Some((name, why)) => Err(Error::not_ready(format!("model `{name}` follows its updates no more: {why}"))),
             None => Ok(()),
         }
+    }
+}
+
+impl Host for App {
+    fn entrance(&self) -> &Entrance {
+        &self.entrance
+    }
+
+    fn admits(&self) -> Result<()> {
+        self.engine.admits(None)
     }
 }

@@ -8,14 +8,14 @@ use axum::http::Uri;
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
-use super::answer::{Refusal, json};
+use super::answer::{Outcome, Refusal, json};
 use super::app::App;
-use super::calls::{Outcome, served};
+use super::calls::served;
 use super::paths::Names;
 use super::position::{feed, seen};
 use super::wire::{
-    self, ColumnResponse, FindRequest, FindResponse, FoundItem, IndexResponse, Problem, ValuesRequest, attributes,
-    column_info, files, percentiles,
+    self, ColumnResponse, FindRequest, FindResponse, FoundItem, IndexResponse, Problem, Served, ValuesRequest,
+    attributes, column_info, files, percentiles,
 };
 use crate::columns::ColumnKind;
 use crate::error::{Error, Result};
@@ -42,17 +42,35 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Paramet
     }
 }
 
-fn limit(asked: Option<usize>, most: usize) -> Result<usize> {
-    match asked.unwrap_or(FOUND_DEFAULT) {
-        limit if (1..=most).contains(&limit) => Ok(limit),
-        other => Err(Error::invalid(format!("limit: got {other}, expected 1 to {most}"))),
-    }
+/// Where a call looks for a text, and how much it may find.
+struct Look {
+    served: Served,
+    view: Arc<View>,
+    contains: String,
+    limit: usize,
 }
 
-fn checked(contains: String) -> Result<String> {
-    match contains.len() {
-        0..=CONTAINS_BYTES_MAX => Ok(contains),
-        bytes => Err(Error::invalid(format!("contains: got {bytes} bytes, expected at most {CONTAINS_BYTES_MAX}"))),
+impl Look {
+    async fn of(
+        app: &App,
+        model: &str,
+        uri: &Uri,
+        contains: String,
+        (limit, most): (Option<usize>, usize),
+    ) -> Result<Look, Refusal> {
+        let loaded = app.registry.get(model, Which::Active)?;
+        if contains.len() > CONTAINS_BYTES_MAX {
+            let bytes = contains.len();
+            return Err(
+                Error::invalid(format!("contains: got {bytes} bytes, expected at most {CONTAINS_BYTES_MAX}")).into()
+            );
+        }
+        let limit = limit.unwrap_or(FOUND_DEFAULT);
+        if !(1..=most).contains(&limit) {
+            return Err(Error::invalid(format!("limit: got {limit}, expected 1 to {most}")).into());
+        }
+        let view = seen(app, &loaded, uri).await?;
+        Ok(Look { served: served(&loaded, &view), view, contains, limit })
     }
 }
 
@@ -65,11 +83,9 @@ pub async fn find(
     Parameters(asked): Parameters<FindRequest>,
     uri: Uri,
 ) -> Outcome {
-    let loaded = app.registry.get(&model, Which::Active)?;
-    let (contains, limit) = (checked(asked.contains)?, limit(asked.limit, ITEMS_MAX)?);
-    let view = seen(&app, &loaded, &uri).await?;
-    let served = served(&loaded, &view);
-    let items = app.aside(move || {
+    let Look { served, view, contains, limit } =
+        Look::of(&app, &model, &uri, asked.contains, (asked.limit, ITEMS_MAX)).await?;
+    let items = app.asides.run(move || {
         let column = match asked.column {
             Some(column) => column,
             None => first_texts(&view)?,
@@ -100,11 +116,9 @@ pub async fn column(
     Parameters(asked): Parameters<ValuesRequest>,
     uri: Uri,
 ) -> Outcome {
-    let loaded = app.registry.get(&model, Which::Active)?;
-    let (contains, limit) = (checked(asked.contains)?, limit(asked.limit, VALUES_MAX)?);
-    let view = seen(&app, &loaded, &uri).await?;
-    let served = served(&loaded, &view);
-    let told = app.aside(move || {
+    let Look { served, view, contains, limit } =
+        Look::of(&app, &model, &uri, asked.contains, (asked.limit, VALUES_MAX)).await?;
+    let told = app.asides.run(move || {
         let found = view.values(&column, &contains, limit)?;
         let (least, greatest) = found.range.unzip();
         let values = found.values.into_iter().map(wire::ColumnValue::from).collect();

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
 
 use super::access::Caller;
-use super::answer::{Refusal, Share, Timing, json, problem, reply};
+use super::answer::{Held, Outcome, Refusal, Timing, json, problem, reply};
 use super::app::App;
 use super::audit::{self, Again, Turn};
 use super::bodies::Whole;
@@ -30,13 +30,8 @@ use crate::registry::{Loaded, Registry, VersionState, Which};
 use crate::request::{Answer, Request as Ask};
 use crate::view::View;
 
-pub(super) type Outcome = Result<Response, Refusal>;
-
-/// Bodies from so many bytes on are read and prepared on threads of their own. A filter takes about a tenth of a microsecond
-/// a byte, so that shorter ones hold up whoever else this thread answers for a few milliseconds at most.
-const LONG_BODY_BYTES: usize = 32 << 10;
 /// The verbs of the calls that workers answer.
-pub(super) const VERBS: [&str; 3] = ["retrieve", "rank", "embed"];
+pub(super) const VERBS: [&str; 4] = ["retrieve", "rank", "embed", "pass"];
 
 /// `:retrieve`, `:rank` or `:embed` of the version that answers.
 pub async fn of_active(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
@@ -81,18 +76,6 @@ enum Asked {
     Many(Vec<Result<(Prepared, Terms)>>),
 }
 
-/// Reads and prepares what a body asks for: here, or, where that takes long, where nobody else waits for it.
-pub(super) async fn prepare<T: Send + 'static>(
-    app: &App,
-    body: Whole,
-    prepare: impl FnOnce(&[u8]) -> Result<T> + Send + 'static,
-) -> Result<T> {
-    if body.len() < LONG_BODY_BYTES {
-        return prepare(&body);
-    }
-    app.aside(move || prepare(&body)).await
-}
-
 fn prepare_retrievals(view: &Arc<View>, turn: Option<Turn>, body: &[u8]) -> Result<Asked> {
     let requests = match wire::retrievals(body)? {
         Retrievals::One(request, terms) => {
@@ -121,7 +104,7 @@ fn prepare_retrievals(view: &Arc<View>, turn: Option<Turn>, body: &[u8]) -> Resu
     responses((status = 200, body = inline(RetrievedOneOrMany)), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn retrieve(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole, caller: Option<Caller>) -> Outcome {
     let (told, turn) = (served(model, &view), app.audit.turn());
-    match prepare(app, body, move |body| prepare_retrievals(&view, turn, body)).await? {
+    match app.asides.prepare(body, move |body| prepare_retrievals(&view, turn, body)).await? {
         Asked::One(prepared, terms, again) => one(app, model, *prepared, terms, again).await,
         Asked::Many(prepared) => {
             if let Some(caller) = caller {
@@ -193,6 +176,7 @@ pub(super) fn served(model: &Loaded, view: &View) -> Served {
         digest: model.digest().into(),
         coverage: view.coverage(),
         position: view.position(),
+        missing: Vec::new(),
     }
 }
 
@@ -205,7 +189,7 @@ async fn rank(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole) -> O
         let (request, terms) = wire::rank(body)?;
         Ok((pass::prepare(&view, Ask::Rank(request))?, terms))
     };
-    let (prepared, terms) = prepare(app, body, ranking).await?;
+    let (prepared, terms) = app.asides.prepare(body, ranking).await?;
     one(app, model, prepared, terms, None).await
 }
 
@@ -218,7 +202,7 @@ async fn embed(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outco
         let (request, terms) = wire::embed(body)?;
         Ok((pass::prepare(&view, Ask::Embed(request))?, terms))
     };
-    let (prepared, terms) = prepare(app, body, embedding).await?;
+    let (prepared, terms) = app.asides.prepare(body, embedding).await?;
     let told = served(model, prepared.view());
     let begun = Instant::now();
     let answer = app.engine.submit(prepared, terms).await?;
@@ -232,7 +216,7 @@ async fn embed(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outco
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn activate(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
     let loaded = manage(&app, move |registry| registry.activate(&model, version)).await?;
-    Ok(json(&info(&app, &loaded)))
+    Ok(json(&app.info(&loaded)))
 }
 
 /// Load a published version beside those in memory, and keep it there: for pins, labels and a quick activation.
@@ -241,7 +225,7 @@ pub async fn activate(State(app): State<Arc<App>>, Names((model, version)): Name
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn load(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
     let loaded = manage(&app, move |registry| registry.load(&model, version)).await?;
-    Ok(json(&info(&app, &loaded)))
+    Ok(json(&app.info(&loaded)))
 }
 
 /// Take a version out of memory that is neither active nor labelled.
@@ -299,25 +283,19 @@ async fn manage<T: Send + 'static>(
     changed.await.map_err(|e| Error::internal(format!("a change of the registry: {e}")))?
 }
 
-fn info(app: &App, model: &Loaded) -> ModelInfo {
-    let labels = app.registry.labels(model.name()).unwrap_or_default();
-    let labels = labels.into_iter().filter(|(_, version)| *version == model.version()).map(|(label, _)| label);
-    ModelInfo { labels: labels.collect(), memory_bytes: model.memory_bytes(), ..wire::model_info(model.view().main()) }
-}
-
 /// The models that are served.
 #[utoipa::path(get, path = "/v1/models", tag = "models", responses((status = 200, body = ModelList)))]
 pub async fn models(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {
     let models = app.registry.list();
     let visible = models.iter().filter(|model| caller.may_see(model.name()));
-    json(&ModelList { models: visible.map(|model| info(&app, model)).collect() })
+    json(&ModelList { models: visible.map(|model| app.info(model)).collect() })
 }
 
 /// The version of a model that answers.
 #[utoipa::path(get, path = "/v1/models/{model}", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn model(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
-    Ok(json(&info(&app, &*app.registry.get(&model, Which::Active)?)))
+    Ok(json(&app.info(&*app.registry.get(&model, Which::Active)?)))
 }
 
 /// A version of a model that is in memory.
@@ -325,7 +303,7 @@ pub async fn model(State(app): State<Arc<App>>, Names(model): Names<String>) -> 
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn version(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
-    Ok(json(&info(&app, &*app.registry.get(&model, Which::Version(version))?)))
+    Ok(json(&app.info(&*app.registry.get(&model, Which::Version(version))?)))
 }
 
 /// The published versions of a model.
@@ -379,22 +357,10 @@ pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>) -
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], body).into_response())
 }
 
-/// An answer with its share of the memory for answers, until it is sent.
-struct Held {
-    lines: Vec<u8>,
-    _share: Share,
-}
-
-impl AsRef<[u8]> for Held {
-    fn as_ref(&self) -> &[u8] {
-        &self.lines
-    }
-}
-
 /// The slowest retrievals, rankings and embeddings of the last minutes, with what their steps did.
 #[utoipa::path(get, path = "/v1/debug/slow", tag = "health", responses((status = 200, body = SlowResponse)))]
 pub async fn slow(State(app): State<Arc<App>>) -> Response {
-    json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.slow.list() })
+    json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.entrance.slow.list() })
 }
 
 /// The process answers.

@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
 use super::access::Door;
-use super::app::App;
+use super::app::Host;
 use super::gate::{self, PlainRequest};
 use super::options::Options;
 
@@ -231,14 +231,14 @@ impl Drop for Open {
 pub(super) struct Socket<S> {
     stream: S,
     connection: Arc<Connection>,
-    app: Arc<App>,
+    host: Arc<dyn Host>,
     /// Whether each request so far came whole and alone, so that the next byte at rest begins another.
     is_framed: bool,
 }
 
 impl<S> Socket<S> {
-    pub(super) fn new(stream: S, connection: Arc<Connection>, app: Arc<App>) -> Self {
-        Socket { stream, connection, app, is_framed: true }
+    pub(super) fn new(stream: S, connection: Arc<Connection>, host: Arc<dyn Host>) -> Self {
+        Socket { stream, connection, host, is_framed: true }
     }
 }
 
@@ -258,7 +258,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Socket<S> {
                 this.is_framed = false;
                 return polled;
             };
-            let Some(refusal) = gate::refusal(&this.app, &whole) else { return polled };
+            let Some(refusal) = gate::refusal(&*this.host, &whole) else { return polled };
             match Pin::new(&mut this.stream).poll_write(cx, &refusal) {
                 Poll::Ready(Ok(sent)) if sent == refusal.len() => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),

@@ -13,11 +13,11 @@ use axum::http::Method;
 use httparse::{EMPTY_HEADER, Request, Status};
 
 use super::access::secret_of;
-use super::app::App;
+use super::app::Host;
 use super::calls::VERBS;
-use super::layers::{id_of, new_id};
+use super::layers::id_of;
 use super::table;
-use super::trace_context::{TRACEPARENT, TraceContext};
+use super::trace_context::{TRACEPARENT, TraceContext, new_id};
 
 /// Most headers of a request that is looked at here.
 const HEADERS_MAX: usize = 32;
@@ -78,16 +78,16 @@ fn verb_of(path: &str) -> Option<&'static str> {
 }
 
 /// The bytes of the answer to a call that could not be in time, or to one without a key that could not either; `None` where a request is to be looked at.
-pub(super) fn refusal(app: &App, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
+pub(super) fn refusal(host: &dyn Host, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
     let start = Instant::now();
-    let (call, path) = request.call.filter(|_| !app.draining.load(Ordering::Relaxed))?;
-    let overloaded = app.engine.admits(None).err()?;
+    let (call, path) = request.call.filter(|_| !host.entrance().draining.load(Ordering::Relaxed))?;
+    let overloaded = host.admits().err()?;
     let is_let_in = || {
         let secret = request.authorization.and_then(secret_of);
-        app.access.look(table::find(&Method::POST, path).needs(), secret)
+        host.entrance().access.look(table::find(&Method::POST, path).needs(), secret)
     };
     // Who may not call learns nothing of the load either.
-    let denied = if app.access.is_guarded() { is_let_in().err() } else { None };
+    let denied = if host.entrance().access.is_guarded() { is_let_in().err() } else { None };
     let refusal = denied.unwrap_or_else(|| overloaded.into());
     let id = id_of(request.id);
     let (id, body) = (id.to_str().unwrap_or_default(), refusal.json());
@@ -96,7 +96,7 @@ pub(super) fn refusal(app: &App, request: &PlainRequest<'_>) -> Option<Vec<u8>> 
     let context = request.traceparent.and_then(TraceContext::of);
     let trace = context.as_ref().map(|context| context.trace);
     tracing::debug!(id, call, status = status.as_u16(), trace, "refused unread");
-    app.meters.answered(call, status, took);
+    host.entrance().meters.answered(call, status, took);
     let mut text = String::with_capacity(512);
     // A string takes whatever it is given.
     let _ = write!(

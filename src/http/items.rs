@@ -9,9 +9,9 @@ use axum::http::header::CONTENT_TYPE;
 use tokio::sync::oneshot;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::answer::{Refusal, json};
+use super::answer::{Outcome, Refusal, json};
 use super::app::App;
-use super::calls::{Outcome, prepare, served};
+use super::calls::served;
 use super::paths::Names;
 use super::position::{feed, number, seen};
 use super::wire::{
@@ -80,7 +80,7 @@ pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, re
         }
         Ok((updates, refused, xxh3_64(body)))
     };
-    let (updates, refused, digest) = prepare(&app, body, checked).await?;
+    let (updates, refused, digest) = app.asides.prepare(body, checked).await?;
     let (made, repeated) = write(&feed, updates, digest, said).await?;
     let accepted = made.count as usize;
     Ok(json(&UpdateResponse { model, position: made.position, accepted, refused, repeated }))
@@ -101,7 +101,7 @@ pub async fn delete(State(app): State<Arc<App>>, Names(model): Names<String>, re
     let digest = xxh3_64(&body);
     let request = wire::deletion(&body)?;
     let dry_run = request.dry_run;
-    let ids = app.aside(move || named(&view, request)).await?;
+    let ids = app.asides.run(move || named(&view, request)).await?;
     if dry_run {
         let position = loaded.view().position();
         return Ok(json(&DeleteResponse { model, position, deleted: ids.len(), dry_run }));

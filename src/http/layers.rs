@@ -1,10 +1,9 @@
 //! What every call shares: an id, metrics, `Server-Timing`, a line in the log, and a panic that becomes an answer.
 
 use std::any::Any;
-use std::hash::{BuildHasher as _, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
-use std::time::Instant;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Instant, SystemTime};
 
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -16,11 +15,12 @@ use tracing::field::Empty;
 
 use super::access::Caller;
 use super::answer::{Refusal, Timing};
-use super::app::App;
+use super::app::Host;
 use super::calls::VERBS;
 use super::slow::{Passed, millis};
 use super::table;
-use super::trace_context::{TRACEPARENT, TraceContext};
+use super::trace_context::{TRACEPARENT, TraceContext, new_id};
+use super::traces::Recorded;
 use super::wire::{SlowCall, SlowPass};
 use crate::error::Error;
 use crate::telemetry;
@@ -43,30 +43,49 @@ impl CallId {
 
 /// Finds the call that is asked for, counts and times it, gives it an id that its lines in the log carry, and says in
 /// `Server-Timing` where the time went.
-pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, next: Next) -> Response {
     let start = Instant::now();
     let matched = table::find(request.method(), request.uri().path());
     let call = matched.call();
     let id = id_of(request.headers().get(&REQUEST_ID).map(HeaderValue::as_bytes));
     let header = request.headers().get(TRACEPARENT).cloned();
     let context = header.as_ref().and_then(|header| TraceContext::of(header.as_bytes()));
-    let trace = context.as_ref().map(|context| context.trace);
+    let (traced, begun) = (host.entrance().traces.begin(context.as_ref()), SystemTime::now());
+    let named = context.as_ref().map(|context| context.trace);
+    let trace = named.or(traced.as_ref().map(|traced| traced.trace.as_str())).map(str::to_owned);
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call, key = Empty, trace);
     request.extensions_mut().insert(matched);
     request.extensions_mut().insert(CallId(id.clone()));
     let mut response = next.run(request).instrument(span.clone()).await;
     let took = start.elapsed();
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms = millis(took), "answered"));
-    app.meters.answered(call, response.status(), took);
+    host.entrance().meters.answered(call, response.status(), took);
     let (status, extensions) = (response.status().as_u16(), response.extensions_mut());
     let timing = extensions.remove::<Timing>().unwrap_or_default();
     let (passed, caller) = (extensions.remove::<Passed>(), extensions.remove::<Caller>());
+    let key = caller.as_ref().and_then(Caller::name).map(str::to_owned);
+    let answer = match (&traced, context) {
+        (Some(traced), _) => traced.header(),
+        (None, Some(context)) => context.answer(&new_id()),
+        (None, None) => None,
+    };
+    if let Some(traced) = traced {
+        host.entrance().traces.end(Recorded {
+            traced,
+            begun,
+            took,
+            call,
+            status,
+            key: key.clone(),
+            passed: passed.clone(),
+        });
+    }
     if VERBS.contains(&call) {
-        app.slow.note(took, || SlowCall {
+        host.entrance().slow.note(took, || SlowCall {
             time: telemetry::now(),
             id: id.to_str().unwrap_or_default().to_owned(),
-            trace: trace.map(str::to_owned),
-            key: caller.as_ref().and_then(Caller::name).map(str::to_owned),
+            trace,
+            key,
             call: call.to_owned(),
             status,
             ms: millis(took),
@@ -76,10 +95,10 @@ pub async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Ne
     let headers = response.headers_mut();
     headers.extend(timing.header(took.as_secs_f64() * 1000.0));
     headers.insert(REQUEST_ID, id);
-    if let Some(answer) = context.and_then(|context| context.answer(&new_id())) {
+    if let Some(answer) = answer {
         headers.insert(TRACEPARENT, answer);
     }
-    if app.draining.load(Ordering::Relaxed) {
+    if host.entrance().draining.load(Ordering::Relaxed) {
         // So that a client that keeps connections asks its next question elsewhere.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -96,14 +115,6 @@ pub(super) fn id_of(own: Option<&[u8]>) -> HeaderValue {
 fn is_sane(id: &[u8]) -> bool {
     let is_plain = |c: &u8| c.is_ascii_alphanumeric() || b"-_.:/+=@".contains(c);
     !id.is_empty() && id.len() <= REQUEST_ID_BYTES_MAX && id.iter().all(is_plain)
-}
-
-/// 64 bits that no other request has, in hexadecimal: a count under a hash that is keyed anew in each process.
-pub(super) fn new_id() -> String {
-    static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let number = KEY.hash_one(COUNT.fetch_add(1, Ordering::Relaxed));
-    format!("{number:016x}")
 }
 
 /// The answer to a request whose handler panicked; the server goes on.

@@ -4,7 +4,8 @@
 //! a worker; `bodies` reads bodies within a budget.
 //! Handlers read a request with [`wire`], hand it to the engine and write the answer; nothing here knows how a pass
 //! works. A call is named by a verb after a colon (`/v1/models/debian:retrieve`), which routers do not split, so `calls`
-//! does. `layers` holds what every call shares: ids, metrics, `Server-Timing`.
+//! does. `layers` holds what every call shares: ids, metrics, `Server-Timing`. `parts` is what routers ask of a server, `routed` the
+//! edge of a router itself: the same calls, answered by shards.
 
 mod access;
 mod answer;
@@ -21,20 +22,25 @@ mod layers;
 mod meters;
 mod openapi;
 mod options;
+mod parts;
 mod paths;
 mod position;
+mod routed;
 mod routes;
 mod server;
 mod slow;
 mod table;
 mod tls;
 mod trace_context;
+mod traces;
 pub mod wire;
 
 pub use access::{AccessControl, AccessOptions, Door, NewKey, Role, new_key};
 pub use app::App;
 pub use openapi::document as openapi;
 pub use options::Options;
+pub use routed::{RouterApp, route};
 pub use routes::router;
-pub use server::{Sockets, Stop, serve};
+pub use server::{Sockets, Stop, listen, serve};
 pub use tls::{Tls, TlsOptions};
+pub use traces::{TraceOptions, Traces};

@@ -7,7 +7,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement
 use utoipa::openapi::{KnownFormat, ObjectBuilder, Required, SchemaFormat, Type};
 
 use super::answer::json;
-use super::{browse, calls, console, items};
+use super::{browse, calls, console, items, parts};
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -35,6 +35,8 @@ use super::{browse, calls, console, items};
         browse::column,
         browse::index,
         calls::queries,
+        parts::pass,
+        parts::parts,
         calls::slow,
         calls::live,
         calls::ready,

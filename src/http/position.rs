@@ -1,5 +1,6 @@
 //! Which position of a model's updates a call sees.
 
+use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::http::Uri;
@@ -28,12 +29,17 @@ pub(super) async fn seen(app: &App, model: &Loaded, uri: &Uri) -> Result<Arc<Vie
 
 /// A parameter of the query that is a whole number.
 pub(super) fn number(uri: &Uri, name: &str) -> Result<Option<u64>> {
+    parameter(uri, name, "one whole number")
+}
+
+/// A parameter of the query, once at most.
+pub(super) fn parameter<T: FromStr>(uri: &Uri, name: &str, expected: &str) -> Result<Option<T>> {
     let parameters = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
     let mut texts = parameters.filter(|(key, _)| *key == name).map(|(_, text)| text);
     let Some(text) = texts.next() else { return Ok(None) };
     match text.parse() {
-        Ok(number) if texts.next().is_none() => Ok(Some(number)),
-        _ => Err(Error::invalid(format!("{name}: got `{text}`, expected one whole number"))),
+        Ok(value) if texts.next().is_none() => Ok(Some(value)),
+        _ => Err(Error::invalid(format!("{name}: got `{text}`, expected {expected}"))),
     }
 }
 

@@ -9,7 +9,7 @@ use axum::response::{IntoResponse as _, Response};
 
 use super::access::{Asked, Door, Role, check_site, secret_in};
 use super::answer::Refusal;
-use super::app::App;
+use super::app::{App, Host};
 use super::connections::Peer;
 use super::layers::{self, CallId};
 use super::table::Matched;
@@ -17,33 +17,36 @@ use crate::error::Error;
 
 /// All calls over `app`.
 pub fn router(app: Arc<App>) -> Router {
-    Router::new()
-        .fallback(answer)
+    guarded(Router::new().fallback(answer).with_state(app.clone()), app)
+}
+
+/// Whatever answers calls, behind the layers.
+pub(super) fn guarded(answers: Router, host: Arc<dyn Host>) -> Router {
+    answers
         .layer(tower_http::catch_panic::CatchPanicLayer::custom(layers::panicked))
-        .layer(from_fn_with_state(app.clone(), guard))
-        .layer(from_fn_with_state(app.clone(), layers::observe))
-        .with_state(app)
+        .layer(from_fn_with_state(host.clone(), guard))
+        .layer(from_fn_with_state(host, layers::observe))
 }
 
 /// Lets in who may make the call, and writes down what is changed.
-async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Next) -> Response {
     let matched = request.extensions_mut().remove::<Matched>().unwrap_or(Matched::Nowhere);
     let peer = request.extensions().get::<Peer>().copied();
     let needs = matched.needs();
-    let admitted = app.access.admit(needs, secret_in(request.headers()));
+    let admitted = host.entrance().access.admit(needs, secret_in(request.headers()));
     let caller = match admitted.and_then(|caller| check_site(request.method(), request.headers()).map(|()| caller)) {
         Ok(caller) => caller,
         Err(refusal) => return refusal.into_response(),
     };
     // Behind this door there may be no such call.
-    if !app.access.answers(needs.role, peer.map_or(Door::Main, |peer| peer.door)) {
+    if !host.entrance().access.answers(needs.role, peer.map_or(Door::Main, |peer| peer.door)) {
         return nowhere(request.uri().path()).into_response();
     }
     if let Some(key) = caller.name() {
         tracing::Span::current().record("key", key);
     }
     let change = (needs.role > Role::Read).then(|| {
-        app.access.change(Asked {
+        host.entrance().access.change(Asked {
             id: CallId::of(&request),
             key: caller.name().map(str::to_owned),
             peer: peer.map(|peer| peer.address),
@@ -66,17 +69,23 @@ async fn answer(State(app): State<Arc<App>>, mut request: Request) -> Response {
     match request.extensions_mut().remove::<Matched>().unwrap_or(Matched::Nowhere) {
         Matched::Call(route, names) => {
             request.extensions_mut().insert(names);
-            return route.answer(app, request).await;
+            route.answer(app, request).await
         }
+        other => missing(other, &request).into_response(),
+    }
+}
+
+/// The answer where the table has no call for a request.
+pub(super) fn missing(matched: Matched, request: &Request) -> Refusal {
+    match matched {
         Matched::Method(allow) => Refusal::method(request.method(), allow),
         Matched::Verb(verb, known) => {
             let known = known.iter().map(|verb| format!("`:{verb}`")).collect::<Vec<_>>().join(", ");
             Error::not_found(format!("call `:{verb}`: expected one of {known}")).into()
         }
         Matched::NoText => Error::invalid(format!("path: {} is no UTF-8 text", request.uri().path())).into(),
-        Matched::Nowhere => nowhere(request.uri().path()),
+        Matched::Nowhere | Matched::Call(..) => nowhere(request.uri().path()),
     }
-    .into_response()
 }
 
 fn nowhere(path: &str) -> Refusal {

@@ -8,6 +8,7 @@
 //! | a second signal | all of it at once |
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,12 +17,12 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
 
 use super::access::Door;
-use super::app::App;
+use super::app::{App, Host};
 use super::bodies::Inbound;
 use super::connections::{Answered, Connections, Open, Peer, Socket};
 use super::options::Options;
@@ -34,6 +35,9 @@ const SWEEP: Duration = Duration::from_millis(250);
 const RELOAD: Duration = Duration::from_secs(1);
 /// How long nothing is accepted after the system refused to.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Connections that may wait to be accepted, where the system allows so many (`net.core.somaxconn`). The client of one more
+/// hears nothing, and its system asks again a second later, then after two more: by then most answers are too late.
+const BACKLOG: u32 = 16_384;
 /// Bytes of a connection's buffers: of a header at most, and of replies that wait for their reader.
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -44,6 +48,18 @@ pub enum Stop {
     Drain,
     /// A person at the terminal: nothing new is taken.
     Now,
+}
+
+/// Opens a socket, in a runtime.
+///
+/// # Errors
+/// What the system says of the address.
+pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // The address of a server that has just ended can be had at once.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// The sockets to answer on.
@@ -71,17 +87,24 @@ pub async fn serve(
     sockets: Sockets,
     app: Arc<App>,
     options: &Options,
+    stops: mpsc::UnboundedReceiver<Stop>,
+) -> Result<bool> {
+    let router = super::router(app.clone());
+    answer_all(sockets, (app, router), options, stops).await
+}
+
+/// The same over whatever stands behind the routes.
+pub(super) async fn answer_all(
+    sockets: Sockets,
+    (host, router): (Arc<dyn Host>, axum::Router),
+    options: &Options,
     mut stops: mpsc::UnboundedReceiver<Stop>,
 ) -> Result<bool> {
     let connections = Connections::new(options.connections_of(descriptors()));
     let (closing, _) = watch::channel(false);
-    watch_files(&app, sockets.tls.as_ref())?;
-    let edge = Edge {
-        router: super::router(app.clone()),
-        app: app.clone(),
-        tls: sockets.tls,
-        handshake: Duration::from_millis(options.header_ms),
-    };
+    watch_files(&host, sockets.tls.as_ref())?;
+    let edge =
+        Edge { router, host: host.clone(), tls: sockets.tls, handshake: Duration::from_millis(options.header_ms) };
     let accept = |listener, door| accept(listener, door, edge.clone(), connections.clone(), closing.clone());
     let admin = async {
         match sockets.admin {
@@ -91,7 +114,7 @@ pub async fn serve(
     };
     let end = async {
         let stop = stops.recv().await;
-        app.draining.store(true, Ordering::Relaxed);
+        host.entrance().draining.store(true, Ordering::Relaxed);
         let delay = if stop == Some(Stop::Drain) { options.drain_ms } else { 0 };
         match tokio::time::timeout(Duration::from_millis(delay), stops.recv()).await {
             Ok(Some(_)) => Err(at_once()),
@@ -137,7 +160,7 @@ async fn keep(connections: &Connections, options: &Options) -> Infallible {
 /// What answers connections.
 #[derive(Clone)]
 struct Edge {
-    app: Arc<App>,
+    host: Arc<dyn Host>,
     router: axum::Router,
     tls: Option<Arc<Tls>>,
     /// How long a handshake may take.
@@ -174,15 +197,15 @@ async fn accept(
 }
 
 /// Reads keys and certificates again when they change, on a thread that answers nobody: their files may lie on a slow disk.
-fn watch_files(app: &Arc<App>, tls: Option<&Arc<Tls>>) -> Result<()> {
-    if !app.access.is_guarded() && tls.is_none() {
+fn watch_files(host: &Arc<dyn Host>, tls: Option<&Arc<Tls>>) -> Result<()> {
+    if !host.entrance().access.is_guarded() && tls.is_none() {
         return Ok(());
     }
-    let (app, tls) = (Arc::downgrade(app), tls.cloned());
+    let (host, tls) = (Arc::downgrade(host), tls.cloned());
     let watch = move || {
-        while let Some(app) = app.upgrade() {
-            app.access.reload();
-            drop(app);
+        while let Some(host) = host.upgrade() {
+            host.entrance().access.reload();
+            drop(host);
             if let Some(tls) = &tls {
                 tls.reload();
             }
@@ -225,7 +248,7 @@ async fn answer(
     open: Open,
     mut closing: watch::Receiver<bool>,
 ) {
-    let (connection, Edge { app, router, .. }) = (&open.connection, edge);
+    let (connection, Edge { host, router, .. }) = (&open.connection, edge);
     let service = service_fn(|request: axum::http::Request<hyper::body::Incoming>| {
         let request = Inbound::of(connection.begin(request));
         let (router, connection) = (router.clone(), connection.clone());
@@ -234,7 +257,7 @@ async fn answer(
             Ok::<_, Infallible>(Answered::of(response, connection))
         }
     });
-    let socket = TokioIo::new(Socket::new(stream, connection.clone(), app));
+    let socket = TokioIo::new(Socket::new(stream, connection.clone(), host));
     let served = http1::Builder::new().max_buf_size(BUFFER_BYTES).serve_connection(socket, service);
     let mut served = std::pin::pin!(served);
     let mut told = false;

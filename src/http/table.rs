@@ -16,10 +16,10 @@ use super::access::Reach::{self, Model, Server, Visible};
 use super::access::Role::{self, Admin, Open, Read, Write};
 use super::app::App;
 use super::paths::{PathNames, Segments};
-use super::{browse, calls, console, items, openapi};
+use super::{browse, calls, console, items, openapi, parts};
 
 /// An answer on its way.
-type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
+pub(super) type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
 
 /// A call.
 pub(super) struct Route {
@@ -59,7 +59,7 @@ macro_rules! table {
 }
 
 /// All calls.
-pub(super) static TABLE: [Route; 34] = table! {
+pub(super) static TABLE: [Route; 36] = table! {
     POST "/v1/models/{model}:retrieve", Read, Model, "retrieve", calls::of_active;
     POST "/v1/models/{model}:rank", Read, Model, "rank", calls::of_active;
     POST "/v1/models/{model}:embed", Read, Model, "embed", calls::of_active;
@@ -88,6 +88,8 @@ pub(super) static TABLE: [Route; 34] = table! {
     POST "/v1/models/{model}/items:delete", Write, Model, "delete", items::delete;
     POST "/v1/models/{model}/items:merge", Admin, Model, "merge", items::merge;
     GET "/v1/models/{model}/queries", Read, Model, "queries", calls::queries;
+    POST "/v1/models/{model}/versions/{version}:pass", Read, Model, "pass", parts::pass;
+    GET "/v1/parts", Read, Visible, "parts", parts::parts;
     GET "/v1/debug/slow", Admin, Server, "slow", calls::slow;
     GET "/livez", Open, Server, "health", calls::live;
     GET "/readyz", Open, Server, "health", calls::ready;
@@ -96,7 +98,8 @@ pub(super) static TABLE: [Route; 34] = table! {
     GET "/", Open, Server, "console", console::console;
 };
 
-fn run<T: 'static, H: Handler<T, Arc<App>>>(handler: H, app: Arc<App>, request: Request) -> Answering {
+/// Answers a request by a function of axum's kind.
+pub(super) fn run<T: 'static, S, H: Handler<T, S>>(handler: H, app: S, request: Request) -> Answering {
     Box::pin(handler.call(request, app))
 }
 

@@ -1,5 +1,9 @@
 //! W3C Trace Context: the trace that a request belongs to, so that its lines here are found from the caller's side.
 
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use axum::http::header::HeaderValue;
 
 /// The header, in requests and answers.
@@ -12,6 +16,8 @@ const BYTES: usize = 55;
 pub(super) struct TraceContext<'a> {
     /// 32 hexadecimal digits.
     pub(super) trace: &'a str,
+    /// The caller's own part of it, 16 digits.
+    pub(super) parent: &'a str,
     flags: &'a str,
 }
 
@@ -33,13 +39,26 @@ impl<'a> TraceContext<'a> {
             && version != "ff"
             && !is_zero(trace)
             && !is_zero(parent);
-        is_right.then_some(TraceContext { trace, flags })
+        is_right.then_some(TraceContext { trace, parent, flags })
+    }
+
+    /// True where the caller records it.
+    pub(super) fn is_recorded(&self) -> bool {
+        u8::from_str_radix(self.flags, 16).is_ok_and(|flags| flags & 1 == 1)
     }
 
     /// The header of an answer: the same trace, in which this call has an id of its own, 16 hexadecimal digits.
     pub(super) fn answer(&self, call: &str) -> Option<HeaderValue> {
         HeaderValue::from_str(&format!("00-{}-{call}-{}", self.trace, self.flags)).ok()
     }
+}
+
+/// 64 bits that nothing else has, in hexadecimal: a count under a hash that is keyed anew in each process.
+pub(super) fn new_id() -> String {
+    static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let number = KEY.hash_one(COUNT.fetch_add(1, Ordering::Relaxed));
+    format!("{number:016x}")
 }
 
 #[cfg(test)]

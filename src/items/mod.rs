@@ -15,6 +15,7 @@
 //!
 //! No value is changed on the way: what a column cannot keep exactly is an error that names the column and the row.
 
+mod arrays;
 mod builder;
 mod catalogue;
 pub mod faiss;
@@ -22,4 +23,7 @@ mod json;
 mod parquet;
 mod read;
 
+pub use arrays::ParquetColumn;
 pub use catalogue::{Dense, EMBEDDING, ID, Items};
+pub use parquet::{open_parquet, unreadable};
+pub use read::{parts, text_of};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
@@ -91,9 +91,13 @@ fn read(path: &Path) -> Result<Items> {
     Ok(builder.finish())
 }
 
-/// The files of a folder that hold items; names that begin with a dot or an underscore are notes of the writer.
-fn parts(folder: &Path) -> Result<Vec<PathBuf>> {
-    let io = |e| Error::io("items", e);
+/// The files of a folder that hold rows, in the order of their names; names that begin with a dot or an underscore are notes of the
+/// writer.
+///
+/// # Errors
+/// `NotFound` or `Io` with the folder.
+pub fn parts(folder: &Path) -> Result<Vec<PathBuf>> {
+    let io = |e| Error::io(folder.display(), e);
     let mut parts = Vec::new();
     for entry in folder.read_dir().map_err(io)? {
         let path = entry.map_err(io)?.path();
@@ -109,19 +113,31 @@ fn parts(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn read_file(path: &Path, builder: &mut Builder) -> Result<()> {
-    let io = |e| Error::io("items", e);
-    let mut file = BufReader::with_capacity(1 << 20, File::open(path).map_err(io)?);
+    let file = File::open(path).map_err(|e| Error::io("items", e))?;
+    match text_of(path, file)? {
+        Some(lines) => json::read(lines, builder),
+        None => parquet::read(path, builder),
+    }
+}
+
+/// The lines of a file, of which `file` are the bytes, decompressed where they are; nothing where it is Parquet by its first bytes
+/// or, where those say nothing, by its name.
+///
+/// # Errors
+/// `Io`; `Unsupported` for another compression than gzip.
+pub fn text_of(path: &Path, file: impl Read + 'static) -> Result<Option<Box<dyn BufRead>>> {
+    let mut file = BufReader::with_capacity(1 << 20, file);
     let named_parquet = || {
         let ending = path.extension().unwrap_or(OsStr::new(""));
         ["parquet", "pq"].iter().any(|e| ending.eq_ignore_ascii_case(e))
     };
-    match file.fill_buf().map_err(io)? {
-        [b'P', b'A', b'R', b'1' | b'E', ..] => parquet::read(path, builder),
-        [0x1f, 0x8b, ..] => json::read(BufReader::with_capacity(1 << 20, MultiGzDecoder::new(file)), builder),
+    match file.fill_buf().map_err(|e| Error::io(path.display(), e))? {
+        [b'P', b'A', b'R', b'1' | b'E', ..] => Ok(None),
+        [0x1f, 0x8b, ..] => Ok(Some(Box::new(BufReader::with_capacity(1 << 20, MultiGzDecoder::new(file))))),
         [0x28, 0xb5, 0x2f, 0xfd, ..] => {
             Err(Error::unsupported("compressed by zstd, expected gzip or plain JSON lines"))
         }
-        _ if named_parquet() => parquet::read(path, builder),
-        _ => json::read(file, builder),
+        _ if named_parquet() => Ok(None),
+        _ => Ok(Some(Box::new(file))),
     }
 }

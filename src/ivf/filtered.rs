@@ -10,7 +10,7 @@ use super::ahead::{Ending, Seen};
 use super::pace::Pace;
 use super::probing::{Counters, Left, Probing, Scratch};
 use super::union::Union;
-use super::view::WideRows;
+use super::view::{Index, WideRows};
 use crate::device::cpu::kernels::{BLOCK, Pick};
 use crate::topk::{Selector, unkey};
 use crate::units::{ListId, Slot};
@@ -180,7 +180,7 @@ impl Filtered<'_, '_> {
         let Left { pending, picks } = &mut scratch.left[number];
         let blocks = scratch.words.iter().map(|&w| u64::from(blocks_of(w))).sum::<u64>() * index.block_bytes();
         let rows = survivors * index.row_bytes();
-        if matches!(index.rows, WideRows::None) || rows * ROW_COST > blocks {
+        if !index.reads_rows(rows, blocks) {
             counters.bytes += blocks;
             for (n, &word) in scratch.words.iter().enumerate() {
                 let mut left = word;
@@ -223,6 +223,13 @@ impl Filtered<'_, '_> {
         member.index.products(vector, pending, products);
         products.iter().zip(&*pending).for_each(|(&score, &slot)| selector.push(score, member.name(Slot(slot))));
         pending.clear();
+    }
+}
+
+impl Index {
+    /// Whether the rows of survivors are read in place of the blocks that they lie in, so many bytes of either.
+    pub fn reads_rows(&self, rows: u64, blocks: u64) -> bool {
+        !matches!(self.rows, WideRows::None) && rows * ROW_COST <= blocks
     }
 }
 

@@ -18,6 +18,10 @@ const CHUNKS_PER_PROBES: usize = 2;
 /// Probing on ends when a chunk of lists brought fewer new candidates than this share of K0.
 const YIELD_SHARE_MIN: f64 = 0.005;
 
+/// Survivors that a search with words looks at, over those that it needs, where these are what keeps it going: about so many
+/// times (the random filters of the tests of `search`).
+const BEYOND_ENOUGH: f64 = 2.0;
+
 /// How many lists a search looks at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Probing<'a> {
@@ -43,14 +47,26 @@ impl Probing<'_> {
         Probing { probes, probes_max: self.probes_max.clamp(probes, lists), ..self }
     }
 
-    /// About how many of so many lists a search with words looks at.
-    pub fn lists(&self, lists: usize) -> usize {
-        let Probing { probes, probes_max: most, .. } = self.within(lists);
-        match self.ending {
-            Some(_) => probes,
-            None if most == lists && self.pass_rate <= SCAN_ALL_PASS_RATE => lists,
-            None => self.first(probes, most),
+    /// About how many of so many lists a search with words looks at: all of them, where these do not hold `enough` survivors,
+    /// of which a list has so many on average; a share `holding` of the lists has any.
+    pub fn expected_lists(&self, lists: usize, survivors_a_list: f64, holding: f64, enough: usize) -> usize {
+        let probing = self.within(lists);
+        if probing.takes_all(lists) {
+            return lists;
         }
+        let Probing { probes, probes_max: most, ending, .. } = probing;
+        // The best so far are hardly the best where there are just enough.
+        let for_enough = BEYOND_ENOUGH * enough as f64 / survivors_a_list.max(f64::MIN_POSITIVE);
+        let looked_at = match ending {
+            // Lists without survivors count for nothing.
+            Some(_) => probes as f64 / holding.max(f64::MIN_POSITIVE),
+            // It ends after a chunk that brought little.
+            None => {
+                let first = probing.first(probes, most);
+                (first + chunk(first)) as f64
+            }
+        };
+        (looked_at.max(for_enough).ceil() as usize).clamp(1, most)
     }
 
     /// Whether every one of so many lists is scanned, in any order.
@@ -67,8 +83,8 @@ impl Probing<'_> {
         std::iter::successors(Some(begin), move |&done| {
             Some(match (is_measured, pace) {
                 (true, _) => next_look(done, lists, pace),
-                (false, Pace::Often) => done + (first / CHUNKS_PER_PROBES).max(1),
-                (false, Pace::Rare) => done + (first / CHUNKS_PER_PROBES).max(done),
+                (false, Pace::Often) => done + chunk(first),
+                (false, Pace::Rare) => done + chunk(first).max(done),
             })
         })
     }
@@ -84,6 +100,11 @@ impl Probing<'_> {
     }
 }
 
+/// How many lists more a search looks at at a time, after the first ones and without a measurement.
+fn chunk(first: usize) -> usize {
+    (first / CHUNKS_PER_PROBES).max(1)
+}
+
 /// What a search did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -95,6 +116,8 @@ pub struct Counters {
     pub survivors: u64,
     /// Bytes of codes, scales and words that were read.
     pub bytes: u64,
+    /// Times that a search with a filter began again, for more candidates.
+    pub again: u64,
     /// Time that scoring and ordering the lists took.
     pub probe_time: Duration,
 }
@@ -106,6 +129,7 @@ impl Counters {
         self.items += other.items;
         self.survivors += other.survivors;
         self.bytes += other.bytes;
+        self.again += other.again;
         self.probe_time += other.probe_time;
     }
 }

@@ -152,7 +152,8 @@ impl Index {
         }
     }
 
-    pub(super) fn block_bytes(&self) -> u64 {
+    /// Bytes of a block of 16 items: codes and scales.
+    pub fn block_bytes(&self) -> u64 {
         (self.dimension.div_ceil(4) * 64 + BLOCK * 4) as u64
     }
 

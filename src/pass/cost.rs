@@ -1,12 +1,10 @@
 //! What a request will cost, from its numbers alone, before anything of it is done.
 //!
-//! The model counts what each step touches and multiplies by nanoseconds of one core of a server of 2023; the engine scales
-//! it by what it measures. It need not be exact: it orders requests, adds them up and bounds them. Constants are those of
-//! `docs/BENCHMARKS.md` (steps of the Debian model) and `docs/INDEX.md` (probed items).
+//! The model counts what each step touches (what a search does, `search::Expected`) and multiplies by nanoseconds of one core of a
+//! server of 2023; the engine scales it by what it measures. It need not be exact: it orders requests, adds them up and bounds them.
+//! Constants are those of `docs/BENCHMARKS.md` (steps of the Debian model) and `docs/INDEX.md` (probed items).
 
 use super::work::{Cost, Prepared, Search, Task};
-use crate::filter::Route;
-use crate::ivf::Probing;
 use crate::view::View;
 
 /// Nanoseconds of a byte of int8 codes that is scanned, and of a list that is probed, times its width.
@@ -62,36 +60,14 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
 }
 
 fn search_ns(view: &View, search: &Search) -> f64 {
-    let main = view.main();
-    let (items, lists) = (main.index.items() as f64, main.index.lists());
-    let dimension = main.index.dimension() as f64;
-    let plan = &search.planned.plan;
-    let (queries, k0) = (search.k0.len() as f64, search.k0.iter().sum::<usize>() as f64);
-    let excluded = search.excluded.len() as f64 * EXCLUDE_NS;
-    let searched = match plan.route() {
-        Route::Nothing => 0.0,
-        Route::Slots(slots) => slots.len() as f64 * dimension * ROW_NS_A_NUMBER,
-        _ if search.exact => items * (plan.passes_ns() + dimension * EXACT_NS_A_NUMBER),
-        Route::All => scan_ns(items, search.probes.probes, lists, dimension),
-        Route::Words => {
-            let probes_max = main.recipe.serving.probes_max_of(lists);
-            let probing = Probing {
-                probes: search.probes.probes,
-                probes_max,
-                pass_rate: plan.pass_rate(),
-                ending: search.ending(view),
-            };
-            let probes = probing.lists(lists);
-            let verified = if plan.is_exact() { 0.0 } else { k0 * plan.passes_ns() / queries };
-            let words = items * probes as f64 / lists.max(1) as f64 * plan.words_ns();
-            words + verified + scan_ns(items * plan.pass_rate(), probes, lists, dimension)
-        }
+    let parts = view.parts();
+    let catalogue = view.catalogue(&parts);
+    let dimension = view.dimension() as f64;
+    let of_query = |query| {
+        let expected = catalogue.expected(&query);
+        let scanned = (expected.lists * dimension + expected.block_bytes) * SCAN_NS_A_BYTE;
+        let rows = (expected.rows * ROW_NS_A_NUMBER + expected.exact_rows * EXACT_NS_A_NUMBER) * dimension;
+        search.excluded.len() as f64 * EXCLUDE_NS + expected.filter_ns + scanned + rows
     };
-    plan.planning_ns() + queries * (excluded + searched)
-}
-
-/// What it takes to score all lists, and so many items of some of them.
-fn scan_ns(items: f64, probes: usize, lists: usize, dimension: f64) -> f64 {
-    let probed = items * probes as f64 / lists.max(1) as f64;
-    (lists as f64 + probed) * dimension * SCAN_NS_A_BYTE
+    search.planned.planning_ns() + search.queries(view).map(of_query).sum::<f64>()
 }

@@ -126,19 +126,11 @@ fn queries_of<'a>(view: &'a View, asked: &'a Asked<'_>, search: &'a Search) -> i
         Task::Select { selection, .. } => Some(selection.own[n]),
         _ => None,
     };
-    asked.vector.chunks_exact(view.dimension()).zip(&search.k0).enumerate().map(move |(n, (vector, &k0))| {
-        search::Query {
-            vector,
-            selected: selected(n),
-            plan: &search.planned.plan,
-            beside: &search.planned.beside,
-            excluded: &search.excluded,
-            k: search.k,
-            k0,
-            probes: search.probes.probes,
-            ending: search.ending(view),
-            exact: search.exact,
-        }
+    let vectors = asked.vector.chunks_exact(view.dimension());
+    vectors.zip(search.queries(view)).enumerate().map(move |(n, (vector, query))| search::Query {
+        vector,
+        selected: selected(n),
+        ..query
     })
 }
 

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::ivf;
 use crate::limits;
 use crate::request::{EmbeddedUser, Probes, Reading};
+use crate::search;
 use crate::tower::{FeatureRow, Pooled};
 use crate::units::{ItemId, Slot};
 use crate::view::{Planned, View};
@@ -145,6 +146,22 @@ impl Search {
     /// Candidates of the query, where the user has one alone.
     pub(super) fn k0_alone(&self) -> usize {
         self.k0.first().copied().unwrap_or(0)
+    }
+
+    /// What is searched for, of each query of the user: all but its vector.
+    pub(super) fn queries<'a>(&'a self, view: &'a View) -> impl Iterator<Item = search::Query<'a>> {
+        self.k0.iter().map(|&k0| search::Query {
+            vector: &[],
+            selected: None,
+            plan: &self.planned.plan,
+            beside: &self.planned.beside,
+            excluded: &self.excluded,
+            k: self.k,
+            k0,
+            probes: self.probes.probes,
+            ending: self.ending(view),
+            exact: self.exact,
+        })
     }
 
     /// When a search with a filter ends, where its probes were measured.

@@ -19,9 +19,13 @@ use crate::telemetry;
 /// True for failures of a load that time may mend: it is tried again though the folder does not change.
 pub fn is_passing(kind: Kind) -> bool {
     match kind {
-        Kind::Unavailable | Kind::Io | Kind::NotReady | Kind::DeadlineExceeded | Kind::Overloaded | Kind::NoSpace => {
-            true
-        }
+        Kind::Unavailable
+        | Kind::Io
+        | Kind::NotReady
+        | Kind::DeadlineExceeded
+        | Kind::Overloaded
+        | Kind::NoSpace
+        | Kind::Partial => true,
         Kind::Invalid | Kind::NotFound | Kind::Conflict | Kind::Corrupt | Kind::Unsupported => false,
         Kind::TooCostly | Kind::Internal => false,
     }

@@ -8,8 +8,10 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::counts::Counts;
+use super::questions::Task;
 use crate::error::{Error, Kind, Result};
 use crate::files::{self, Checksum};
+use crate::items;
 
 const JOB_FILE: &str = "_job.json";
 const SUCCESS_FILE: &str = "_SUCCESS.json";
@@ -17,7 +19,9 @@ const SUCCESS_FILE: &str = "_SUCCESS.json";
 /// What is asked of every row of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Asked {
+pub struct JobTerms {
+    /// What is made of the rows.
+    pub task: Task,
     /// The model's name.
     pub model: String,
     /// Its version.
@@ -42,7 +46,7 @@ pub struct Unit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Job {
-    asked: Asked,
+    asked: JobTerms,
     /// The input files in the order of their paths, each of which makes one output file.
     units: Vec<Unit>,
 }
@@ -59,12 +63,19 @@ pub struct JobFolder {
 impl JobFolder {
     /// Begins the job in a folder, or goes on with it where it was begun there. Of several that begin at once one writes what the
     /// job is, and all others find it. Inputs are hashed by the one that begins; [`JobFolder::check_all`] and
-    /// [`JobFolder::check`] do it again.
+    /// [`JobFolder::check`] do it again. An input that is a folder is all files in it.
     ///
     /// # Errors
     /// `Conflict` with the first difference where another job was begun there; `Invalid` without inputs, or where one stands
     /// twice; `NotFound` or `Io` with the path.
-    pub fn open(root: &Path, asked: Asked, mut inputs: Vec<PathBuf>) -> Result<Self> {
+    pub fn open(root: &Path, asked: JobTerms, given: Vec<PathBuf>) -> Result<Self> {
+        let mut inputs = Vec::with_capacity(given.len());
+        for input in given {
+            match input.is_dir() {
+                true => inputs.extend(items::parts(&input)?),
+                false => inputs.push(input),
+            }
+        }
         inputs.sort();
         if let Some(pair) = inputs.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(Error::invalid(format!("input {}: given twice, expected once", pair[0].display())));
@@ -220,11 +231,14 @@ fn create(path: &Path, job: Job) -> Result<Job> {
 }
 
 /// What differs first between the job that was begun and what is asked for.
-fn difference(begun: &Job, asked: &Asked, inputs: &[PathBuf]) -> Result<Option<String>> {
+fn difference(begun: &Job, asked: &JobTerms, inputs: &[PathBuf]) -> Result<Option<String>> {
     let told = |what: &str, begun: &dyn std::fmt::Debug, asked: &dyn std::fmt::Debug| {
         Ok(Some(format!("its {what} is {begun:?}, asked for is {asked:?}")))
     };
-    let Asked { model, version, digest, request } = &begun.asked;
+    let JobTerms { task, model, version, digest, request } = &begun.asked;
+    if *task != asked.task {
+        return told("task", task, &asked.task);
+    }
     if *model != asked.model {
         return told("model", model, &asked.model);
     }

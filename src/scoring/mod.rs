@@ -11,16 +11,18 @@
 //! 5. When all units are done `_SUCCESS.json` tells the counts.
 
 mod counts;
-mod defaults;
 mod job;
+mod lines;
 mod orders;
 mod output;
+mod questions;
 mod rows;
 mod run;
+mod table;
 mod worker;
 
 pub use counts::Counts;
-pub use defaults::Defaults;
-pub use job::{Asked, JobFolder, Unit};
+pub use job::{JobFolder, JobTerms, Unit};
 pub use orders::serve;
+pub use questions::{Questions, Task};
 pub use run::Scorer;

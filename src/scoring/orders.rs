@@ -2,19 +2,21 @@
 //!
 //! | line in | line out |
 //! |---|---|
+//! | | first of all `{"ready": true, "units": 16}`: the model is loaded, the job begun |
 //! | `2` | `{"unit": 2, "done": true, "counts": {..}}`, without `counts` where it was done before |
 //! | what fails, or is no number of a unit | `{"unit": 2, "done": false, "code": "..", "retryable": false, "error": ".."}` |
 //! | nothing | nothing |
 
 use std::io::{BufRead, Write};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::counts::Counts;
 use super::job::JobFolder;
-use super::rows::next_line;
+use super::lines::next_line;
 use super::run::Scorer;
 use crate::error::{Error, Result};
+use crate::registry::is_passing;
 
 /// Longest line that comes in, in bytes.
 const ORDER_BYTES_MAX: usize = 64;
@@ -24,6 +26,9 @@ const ORDER_BYTES_MAX: usize = 64;
 /// # Errors
 /// The first of what failed; `Io` where the lines cannot be read or written.
 pub fn serve(folder: &JobFolder, scorer: &Scorer, mut from: impl BufRead, mut to: impl Write) -> Result<()> {
+    let mut tell =
+        |told: Value| writeln!(to, "{told}").and_then(|()| to.flush()).map_err(|e| Error::io("standard output", e));
+    tell(json!({"ready": true, "units": folder.units().len()}))?;
     let mut failed = None;
     loop {
         let mut line = Vec::new();
@@ -42,14 +47,14 @@ pub fn serve(folder: &JobFolder, scorer: &Scorer, mut from: impl BufRead, mut to
             Ok((unit, None)) => json!({"unit": unit, "done": true}),
             Err(e) => {
                 let unit = order.parse::<u64>().map_or_else(|_| json!(order), |unit| json!(unit));
-                let (code, retryable) = (e.kind().name(), e.kind().is_retryable());
+                let (code, retryable) = (e.kind().name(), is_passing(e.kind()));
                 let told =
                     json!({"unit": unit, "done": false, "code": code, "retryable": retryable, "error": e.to_string()});
                 failed.get_or_insert(e);
                 told
             }
         };
-        writeln!(to, "{told}").and_then(|()| to.flush()).map_err(|e| Error::io("standard output", e))?;
+        tell(told)?;
     }
 }
 

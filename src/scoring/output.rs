@@ -1,4 +1,4 @@
-//! Recommendations as a Parquet file, and the rows that have none as JSON lines beside it.
+//! Answers as a Parquet file, and the rows that have none as JSON lines beside it.
 //!
 //! | column | holds |
 //! |---|---|
@@ -6,14 +6,19 @@
 //! | `items` `scores` `similarities` | lists, the best first: ids, the value model's scores, retrieval scores |
 //! | `task_NAME` | a list of each task's scores |
 //! | `column_NAME` | a list of each item column that was asked for, as texts; several values as a JSON list |
+//! | `unknown` | of a ranking: a list of the given items that the model does not hold |
+//! | `vector` | of items, in place of all else: what the item tower makes of them |
 
 use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Float32Builder, Int64Array, Int64Builder, ListBuilder, RecordBatch, StringBuilder};
-use arrow::datatypes::SchemaRef;
+use arrow::array::{
+    ArrayRef, FixedSizeListArray, Float32Array, Float32Builder, Int64Array, Int64Builder, ListBuilder, RecordBatch,
+    StringBuilder,
+};
+use arrow::datatypes::{DataType, Field, SchemaRef};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::metadata::KeyValue;
@@ -21,10 +26,12 @@ use parquet::file::properties::WriterProperties;
 
 use super::counts::{ORIGIN, Problem};
 use super::job::JobFolder;
+use super::questions::{Questions, Template};
 use crate::columns::{Cell, Stacked};
 use crate::error::{Error, Kind, Result};
 use crate::files;
 use crate::request::Ranked;
+use crate::units::ItemId;
 use crate::view::View;
 
 /// Bytes of encoded rows after which they become a row group.
@@ -35,67 +42,121 @@ pub(super) struct Scored {
     pub(super) problems: Vec<Problem>,
 }
 
+/// What one row is answered with.
+pub(super) enum Told {
+    Items(Ranked),
+    /// `[D]`
+    Vector(Vec<f32>),
+}
+
 /// Which columns the outputs of a job have, and where their values come from.
-pub(super) struct Layout {
-    tasks: Vec<String>,
-    columns: Stacked,
-    /// The names and numbers of the item columns that are told.
-    picked: Vec<(String, usize)>,
+pub(super) enum Layout {
+    Items {
+        tasks: Vec<String>,
+        columns: Stacked,
+        /// The names and numbers of the item columns that are told.
+        picked: Vec<(String, usize)>,
+        /// True where items were given, some of which the model may not hold.
+        unknown: bool,
+    },
+    Vectors {
+        width: usize,
+    },
 }
 
 impl Layout {
-    /// The layout of answers of a view that tell some item columns.
-    pub(super) fn new(view: &View, asked: &[String]) -> Result<Self> {
+    /// The layout of what a view answers.
+    pub(super) fn new(view: &View, questions: &Questions) -> Result<Self> {
+        if *questions.template() == Template::Items {
+            return match view.main().package.item {
+                Some(_) => Ok(Layout::Vectors { width: view.dimension() }),
+                None => Err(Error::unsupported("items: this model has no item tower")),
+            };
+        }
         let columns = view.columns();
-        let picked = asked.iter().map(|name| Ok((name.clone(), columns.first().number(name)?)));
+        let picked = questions.columns().iter().map(|name| Ok((name.clone(), columns.first().number(name)?)));
         let picked = picked.collect::<Result<Vec<_>>>()?;
         let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.clone()).collect();
-        Ok(Layout { tasks, columns, picked })
+        Ok(Layout::Items { tasks, columns, picked, unknown: matches!(questions.template(), Template::Rank(_)) })
     }
 
     fn schema(&self) -> Result<SchemaRef> {
-        Ok(self.batch(&[])?.schema())
+        Ok(self.batch(Vec::new())?.schema())
     }
 
     /// Rows as columns.
-    pub(super) fn batch(&self, rows: &[(i64, Ranked)]) -> Result<RecordBatch> {
-        let floats = |of: &dyn for<'a> Fn(&'a Ranked) -> &'a [f32]| -> ArrayRef {
-            let mut list = ListBuilder::new(Float32Builder::new());
-            for (_, ranked) in rows {
-                list.values().append_slice(of(ranked));
-                list.append(true);
-            }
-            Arc::new(list.finish())
-        };
-        let mut items = ListBuilder::new(Int64Builder::new());
-        for (_, ranked) in rows {
-            ranked.ids.iter().for_each(|id| items.values().append_value(id.0));
-            items.append(true);
-        }
+    pub(super) fn batch(&self, rows: Vec<(i64, Told)>) -> Result<RecordBatch> {
         let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.iter().map(|(id, _)| *id)));
-        let mut all: Vec<(String, ArrayRef)> = vec![
-            ("id".into(), ids),
-            ("items".into(), Arc::new(items.finish())),
-            ("scores".into(), floats(&|ranked| &ranked.scores)),
-            ("similarities".into(), floats(&|ranked| &ranked.similarities)),
-        ];
-        for (n, task) in self.tasks.iter().enumerate() {
-            all.push((
-                format!("task_{task}"),
-                floats(&|ranked| &ranked.tasks[n * ranked.ids.len()..][..ranked.ids.len()]),
-            ));
-        }
-        for (name, number) in &self.picked {
-            let mut list = ListBuilder::new(StringBuilder::new());
-            for (_, ranked) in rows {
-                let cells = ranked.slots.iter().map(|&slot| text(self.columns.cell(*number, slot)));
-                cells.for_each(|cell| list.values().append_option(cell));
-                list.append(true);
+        let mut all: Vec<(String, ArrayRef)> = vec![("id".into(), ids)];
+        let (mut ranked, mut vectors) = (Vec::new(), Vec::new());
+        for (_, told) in rows {
+            match told {
+                Told::Items(items) => ranked.push(items),
+                Told::Vector(vector) => vectors.extend(vector),
             }
-            all.push((format!("column_{name}"), Arc::new(list.finish())));
         }
-        RecordBatch::try_from_iter(all).map_err(|e| Error::internal(format!("recommendations: {e}")))
+        match self {
+            Layout::Items { tasks, columns, picked, unknown } => {
+                all.extend(of_items(&ranked, tasks));
+                for (name, number) in picked {
+                    all.push((format!("column_{name}"), of_column(&ranked, columns, *number)));
+                }
+                if *unknown {
+                    all.push(("unknown".into(), lists(&ranked, |ranked| &ranked.unknown)));
+                }
+            }
+            Layout::Vectors { width } => {
+                let field = Arc::new(Field::new("item", DataType::Float32, false));
+                let numbers = Arc::new(Float32Array::from(vectors));
+                let vectors = i32::try_from(*width).map_err(|e| e.to_string()).and_then(|width| {
+                    FixedSizeListArray::try_new(field, width, numbers, None).map_err(|e| e.to_string())
+                });
+                all.push(("vector".into(), Arc::new(vectors.map_err(|e| Error::internal(format!("vectors: {e}")))?)));
+            }
+        }
+        RecordBatch::try_from_iter(all).map_err(|e| Error::internal(format!("answers: {e}")))
     }
+}
+
+/// Ids, scores and those of tasks.
+fn of_items(ranked: &[Ranked], tasks: &[String]) -> Vec<(String, ArrayRef)> {
+    let floats = |of: &dyn for<'a> Fn(&'a Ranked) -> &'a [f32]| -> ArrayRef {
+        let mut list = ListBuilder::new(Float32Builder::new());
+        for ranked in ranked {
+            list.values().append_slice(of(ranked));
+            list.append(true);
+        }
+        Arc::new(list.finish())
+    };
+    let mut all: Vec<(String, ArrayRef)> = vec![
+        ("items".into(), lists(ranked, |ranked| &ranked.ids)),
+        ("scores".into(), floats(&|ranked| &ranked.scores)),
+        ("similarities".into(), floats(&|ranked| &ranked.similarities)),
+    ];
+    for (n, task) in tasks.iter().enumerate() {
+        let of_task = |ranked: &Ranked| n * ranked.ids.len()..(n + 1) * ranked.ids.len();
+        all.push((format!("task_{task}"), floats(&|ranked| &ranked.tasks[of_task(ranked)])));
+    }
+    all
+}
+
+fn lists(ranked: &[Ranked], of: impl for<'a> Fn(&'a Ranked) -> &'a [ItemId]) -> ArrayRef {
+    let mut list = ListBuilder::new(Int64Builder::new());
+    for ranked in ranked {
+        of(ranked).iter().for_each(|id| list.values().append_value(id.0));
+        list.append(true);
+    }
+    Arc::new(list.finish())
+}
+
+fn of_column(ranked: &[Ranked], columns: &Stacked, number: usize) -> ArrayRef {
+    let mut list = ListBuilder::new(StringBuilder::new());
+    for ranked in ranked {
+        let cells = ranked.slots.iter().map(|&slot| text(columns.cell(number, slot)));
+        cells.for_each(|cell| list.values().append_option(cell));
+        list.append(true);
+    }
+    Arc::new(list.finish())
 }
 
 /// A cell as a text; none where it is missing.

@@ -1,93 +1,157 @@
 //! Rows of an input file, in chunks.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind};
+use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use arrow::array::RecordBatch;
+
+use super::lines::Lines;
+use super::questions::{Asking, Questions};
+use super::table::{Roles, sources};
 use crate::error::{Error, Result};
+use crate::items::{open_parquet, text_of, unreadable};
+use crate::model::Package;
 
 /// Rows that are scored together.
 const CHUNK_ROWS: usize = 64;
 /// Bytes of rows after which a chunk ends before it has so many.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Longest row, in bytes.
-const ROW_BYTES_MAX: usize = 8 << 20;
 
 /// Consecutive rows of a file.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Chunk {
     /// Its place among the chunks of the file.
     pub(super) number: usize,
     /// The row of the file that it begins with, from 0.
     pub(super) first_row: u64,
-    /// The rows; an error where a line is none.
-    pub(super) lines: Vec<Result<String>>,
-    /// Bytes of the file up to its end.
+    /// Bytes of the file up to its end, about.
     pub(super) bytes: u64,
+    rows: Rows,
 }
 
-/// Hands the chunks of a file of JSON lines out until `take` says that it wants no more. Empty lines are no rows.
-pub(super) fn read(path: &Path, mut take: impl FnMut(Chunk) -> bool) -> Result<()> {
-    let io = |e| Error::io(path.display(), e);
-    let mut file = BufReader::with_capacity(1 << 20, File::open(path).map_err(io)?);
-    let mut chunk = Chunk::default();
-    let (mut row, mut bytes, mut held) = (0, 0, 0);
-    loop {
-        let mut line = Vec::new();
-        let read = next_line(&mut file, &mut line, ROW_BYTES_MAX).map_err(io)?;
-        if bytes == 0 && line.starts_with(b"\xef\xbb\xbf") {
-            line.drain(..3);
+#[derive(Debug)]
+enum Rows {
+    /// Of JSON; an error where a line is none.
+    Lines(Vec<Result<String>>),
+    /// Of Parquet.
+    Table(RecordBatch, Arc<Roles>),
+}
+
+impl Chunk {
+    /// How many rows it has.
+    pub(super) fn len(&self) -> usize {
+        match &self.rows {
+            Rows::Lines(lines) => lines.len(),
+            Rows::Table(batch, _) => batch.num_rows(),
         }
-        bytes += read;
-        let text = match line.len() > ROW_BYTES_MAX {
-            true => Some(Err(Error::invalid(format!("longer than {ROW_BYTES_MAX} bytes")))),
-            false => text(line).transpose(),
-        };
-        if let Some(text) = text {
-            held += text.as_ref().map_or(0, String::len);
-            chunk.lines.push(text);
-            row += 1;
-        }
-        let is_full = chunk.lines.len() == CHUNK_ROWS || held >= CHUNK_BYTES;
-        if is_full || (read == 0 && !chunk.lines.is_empty()) {
-            let next = Chunk { number: chunk.number + 1, first_row: row, ..Chunk::default() };
-            held = 0;
-            if !take(Chunk { bytes, ..std::mem::replace(&mut chunk, next) }) {
-                return Ok(());
+    }
+
+    /// What its rows ask.
+    pub(super) fn asked(self, questions: &Questions, package: &Package) -> Vec<Asking> {
+        match self.rows {
+            Rows::Lines(lines) => {
+                let sources = sources(package.item.as_ref());
+                let asked = |line: Result<String>| match line {
+                    Ok(line) => questions.of_line(&line, &sources),
+                    Err(e) => (None, Err(e)),
+                };
+                lines.into_iter().map(asked).collect()
             }
+            Rows::Table(batch, roles) => roles.rows(&batch, self.first_row, questions),
         }
-        if read == 0 {
+    }
+}
+
+/// Who takes the chunks of a file, one after the other, until it wants no more.
+struct Taker<T> {
+    take: T,
+    number: usize,
+    row: u64,
+}
+
+impl<T: FnMut(Chunk) -> bool> Taker<T> {
+    fn give(&mut self, rows: Rows, bytes: u64) -> bool {
+        let chunk = Chunk { number: self.number, first_row: self.row, bytes, rows };
+        self.number += 1;
+        self.row += chunk.len() as u64;
+        (self.take)(chunk)
+    }
+}
+
+/// Hands the chunks of a file out until `take` says that it wants no more.
+///
+/// # Errors
+/// `NotFound` or `Io`; `Invalid` where it is no Parquet, or its columns are no rows of these questions.
+pub(super) fn read(
+    path: &Path,
+    questions: &Questions,
+    package: &Package,
+    take: impl FnMut(Chunk) -> bool,
+) -> Result<()> {
+    let io = |e| Error::io("rows", e);
+    let bytes = Arc::new(AtomicU64::new(0));
+    let file = Counted { file: File::open(path).map_err(io)?, bytes: bytes.clone() };
+    let mut taker = Taker { take, number: 0, row: 0 };
+    let Some(lines) = text_of(path, file)? else {
+        return read_table(path, questions, package, &mut taker);
+    };
+    let mut lines = Lines::new(lines);
+    loop {
+        let (mut rows, mut held) = (Vec::new(), 0);
+        while rows.len() < CHUNK_ROWS
+            && held < CHUNK_BYTES
+            && let Some(row) = lines.next().map_err(io)?
+        {
+            held += row.as_ref().map_or(0, String::len);
+            rows.push(row);
+        }
+        if rows.is_empty() || !taker.give(Rows::Lines(rows), bytes.load(Ordering::Relaxed)) {
             return Ok(());
         }
     }
 }
 
-/// The text of a line without what surrounds it; none where nothing is left.
-fn text(line: Vec<u8>) -> Result<Option<String>> {
-    if line.trim_ascii().is_empty() {
-        return Ok(None);
+fn read_table(
+    path: &Path,
+    questions: &Questions,
+    package: &Package,
+    taker: &mut Taker<impl FnMut(Chunk) -> bool>,
+) -> Result<()> {
+    let bytes = std::fs::metadata(path).map_err(|e| Error::io("rows", e))?.len();
+    let reader = open_parquet(path)?;
+    let roles = Arc::new(Roles::of(reader.schema(), package, questions.template())?);
+    let all = reader.metadata().file_metadata().num_rows().max(1) as u64;
+    let reader = reader.with_batch_size(CHUNK_ROWS).build().map_err(|e| unreadable(&e))?;
+    for batch in reader {
+        let batch = batch.map_err(|e| unreadable(&e))?;
+        // Rows of long lists come in smaller chunks.
+        let parts = (batch.get_array_memory_size() / CHUNK_BYTES + 1).min(batch.num_rows().max(1));
+        let rows = batch.num_rows().div_ceil(parts).max(1);
+        for first in (0..batch.num_rows()).step_by(rows) {
+            let part = batch.slice(first, rows.min(batch.num_rows() - first));
+            let done = taker.row + part.num_rows() as u64;
+            let done = (bytes as u128 * u128::from(done) / u128::from(all)) as u64;
+            if !taker.give(Rows::Table(part, roles.clone()), done) {
+                return Ok(());
+            }
+        }
     }
-    let text = String::from_utf8(line).map_err(|e| Error::invalid(format!("not UTF-8: {}", e.utf8_error())))?;
-    Ok(Some(text))
+    Ok(())
 }
 
-/// Reads a line without its end, of which it keeps one byte more than `most`; the bytes that it went over, none at the end.
-pub(super) fn next_line(file: &mut impl BufRead, line: &mut Vec<u8>, most: usize) -> std::io::Result<u64> {
-    let mut read = 0;
-    loop {
-        let here = match file.fill_buf() {
-            Ok(here) => here,
-            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
-            Err(e) => return Err(e),
-        };
-        let end = here.iter().position(|&byte| byte == b'\n');
-        let used = end.map_or(here.len(), |at| at + 1);
-        let kept = end.unwrap_or(here.len()).min((most + 1).saturating_sub(line.len()));
-        line.extend_from_slice(&here[..kept]);
-        file.consume(used);
-        read += used as u64;
-        if end.is_some() || used == 0 {
-            return Ok(read);
-        }
+/// A file that tells how many of its bytes were read.
+struct Counted {
+    file: File,
+    bytes: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.file.read(buffer)?;
+        self.bytes.fetch_add(read as u64, Ordering::Relaxed);
+        Ok(read)
     }
 }

@@ -7,9 +7,9 @@ use std::thread;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::counts::Counts;
-use super::defaults::Defaults;
 use super::job::JobFolder;
 use super::output::{Layout, Output, Scored};
+use super::questions::Questions;
 use super::rows::{self, Chunk};
 use super::worker::Worker;
 use crate::error::{Error, Result};
@@ -21,7 +21,7 @@ const CHUNKS_A_THREAD: usize = 4;
 /// Scores units over one view.
 pub struct Scorer {
     view: Arc<View>,
-    defaults: Defaults,
+    questions: Questions,
     layout: Layout,
     threads: usize,
 }
@@ -37,10 +37,10 @@ impl Scorer {
     /// A scorer with so many threads that run passes.
     ///
     /// # Errors
-    /// What is wrong with the defaults for this model.
-    pub fn new(view: Arc<View>, defaults: Defaults, threads: usize) -> Result<Self> {
-        let layout = Layout::new(&view, defaults.columns()).map_err(|e| e.within("request"))?;
-        Ok(Scorer { view, defaults, layout, threads: threads.max(1) })
+    /// What is wrong with the questions for this model.
+    pub fn new(view: Arc<View>, questions: Questions, threads: usize) -> Result<Self> {
+        let layout = Layout::new(&view, &questions).map_err(|e| e.within("request"))?;
+        Ok(Scorer { view, questions, layout, threads: threads.max(1) })
     }
 
     /// Makes the output of a unit. `told` gets the bytes of the input that are done.
@@ -60,7 +60,8 @@ impl Scorer {
         }
         thread::scope(|scope| {
             let take = move |chunk: Chunk| tokens.recv().is_ok() && chunk_sender.send(chunk).is_ok();
-            let reader = scope.spawn(move || rows::read(input, take));
+            let (questions, package) = (&self.questions, &self.view.main().package);
+            let reader = scope.spawn(move || rows::read(input, questions, package, take));
             for _ in 0..self.threads {
                 let (chunks, done_sender) = (chunks.clone(), done_sender.clone());
                 scope.spawn(move || self.work(&chunks, &done_sender));
@@ -77,7 +78,7 @@ impl Scorer {
     }
 
     fn work(&self, chunks: &Receiver<Chunk>, done: &Sender<Done>) {
-        let mut worker = Worker::new(&self.view, &self.defaults, &self.layout);
+        let mut worker = Worker::new(&self.view, &self.questions, &self.layout);
         for chunk in chunks {
             let (number, bytes) = (chunk.number, chunk.bytes);
             let rows = worker.score(chunk);

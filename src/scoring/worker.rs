@@ -5,14 +5,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::counts::Problem;
-use super::defaults::Defaults;
-use super::output::{Layout, Scored};
+use super::output::{Layout, Scored, Told};
+use super::questions::{Question, Questions};
 use super::rows::Chunk;
+use crate::embedding::Lookup;
 use crate::error::{Error, Result};
+use crate::limits::COMPONENT_MAX;
 use crate::pass::{self, Cpu, Prepared};
 use crate::registry::is_passing;
-use crate::request::{Answer, Content, Ranked, Request};
-use crate::tower::Threads;
+use crate::request::{Answer, Content, Ranked};
+use crate::tower::{self, FeatureRow, Pooled, Threads, Tower};
 use crate::view::View;
 
 /// Memory of the requests of a chunk that run together, as the pass counts it: those of many candidates run in parts.
@@ -21,30 +23,44 @@ const BATCH_BYTES: usize = 64 << 20;
 /// One of the threads that run passes.
 pub(super) struct Worker<'a> {
     view: &'a Arc<View>,
-    defaults: &'a Defaults,
+    questions: &'a Questions,
     layout: &'a Layout,
     threads: Threads,
     pass: Cpu,
+    graphs: tower::Scratch,
 }
 
-/// A row that was understood.
-struct Row {
+/// A row that was understood, and what is to run for it.
+struct Row<T> {
     number: u64,
     id: i64,
-    prepared: Prepared,
+    ready: T,
+}
+
+impl Row<()> {
+    fn with<T>(self, ready: T) -> Row<T> {
+        Row { number: self.number, id: self.id, ready }
+    }
+}
+
+/// What is to run for a row.
+enum Understood {
+    Pass(Box<Prepared>),
+    Item(FeatureRow),
 }
 
 /// What becomes of rows, in their order.
 #[derive(Default)]
 struct Outcome {
-    answers: Vec<(i64, Ranked)>,
+    answers: Vec<(i64, Told)>,
     problems: Vec<Problem>,
 }
 
 impl<'a> Worker<'a> {
-    pub(super) fn new(view: &'a Arc<View>, defaults: &'a Defaults, layout: &'a Layout) -> Self {
+    pub(super) fn new(view: &'a Arc<View>, questions: &'a Questions, layout: &'a Layout) -> Self {
         let threads = Threads::new(1);
-        Worker { view, defaults, layout, pass: Cpu::new(threads.clone()), threads }
+        let pass = Cpu::new(threads.clone());
+        Worker { view, questions, layout, pass, threads, graphs: tower::Scratch::default() }
     }
 
     /// What becomes of the rows of a chunk.
@@ -52,12 +68,12 @@ impl<'a> Worker<'a> {
     /// # Errors
     /// What time may mend, such as a cluster that is away; that is no problem of a row.
     pub(super) fn score(&mut self, chunk: Chunk) -> Result<Scored> {
-        let (first, rows) = (chunk.first_row + 1, chunk.lines.len() as u64);
+        let (first, rows) = (chunk.first_row + 1, chunk.len() as u64);
         let scored = self.guarded(|worker| {
             let Outcome { answers, mut problems } = worker.outcome(chunk)?;
             // Rows that cannot be read are known before those that ran.
             problems.sort_by_key(|problem| problem.row);
-            Ok(Scored { answers: worker.layout.batch(&answers)?, problems })
+            Ok(Scored { answers: worker.layout.batch(answers)?, problems })
         });
         let scored = scored.unwrap_or_else(|why| Err(broken(&*why)));
         scored.map_err(|e| e.within(format!("rows {first} to {}", first + rows - 1)))
@@ -68,39 +84,93 @@ impl<'a> Worker<'a> {
         let ran = catch_unwind(AssertUnwindSafe(|| run(self)));
         if ran.is_err() {
             self.pass = Cpu::new(self.threads.clone());
+            self.graphs = tower::Scratch::default();
         }
         ran
     }
 
     fn outcome(&mut self, chunk: Chunk) -> Result<Outcome> {
         let mut outcome = Outcome::default();
-        let (mut ready, mut bytes) = (Vec::new(), 0);
-        for (number, line) in (chunk.first_row..).zip(chunk.lines) {
-            let (id, request) = match line {
-                Ok(line) => self.defaults.request(&line),
-                Err(e) => (None, Err(e)),
-            };
-            let prepared = request.and_then(|request| pass::prepare(self.view, Request::Retrieve(request)));
-            match (id, prepared) {
-                (Some(id), Ok(prepared)) => {
-                    if bytes + prepared.cost().memory_bytes > BATCH_BYTES {
-                        self.run(std::mem::take(&mut ready), &mut outcome)?;
+        let (mut asked, mut items, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let first = chunk.first_row;
+        for (number, (id, question)) in (first..).zip(chunk.asked(self.questions, &self.view.main().package)) {
+            let row = Row { number, id: id.unwrap_or_default(), ready: () };
+            match question.and_then(|question| self.understood(question)) {
+                Ok(Understood::Pass(ready)) => {
+                    let more = ready.cost().memory_bytes;
+                    if bytes + more > BATCH_BYTES {
+                        self.run(std::mem::take(&mut asked), &mut outcome)?;
                         bytes = 0;
                     }
-                    bytes += prepared.cost().memory_bytes;
-                    ready.push(Row { number, id, prepared });
+                    bytes += more;
+                    asked.push(row.with(*ready));
                 }
-                (id, Err(e)) => outcome.problems.push(problem(number, id, &e)?),
-                (None, Ok(_)) => return Err(Error::internal("a row without an id was understood")),
+                Ok(Understood::Item(ready)) => items.push(row.with(ready)),
+                Err(e) => outcome.problems.push(problem(number, id, &e)?),
             }
         }
-        self.run(ready, &mut outcome)?;
+        self.run(asked, &mut outcome)?;
+        self.embed(items, &mut outcome)?;
         Ok(outcome)
     }
 
-    fn run(&mut self, rows: Vec<Row>, outcome: &mut Outcome) -> Result<()> {
+    fn understood(&self, question: Question) -> Result<Understood> {
+        match question {
+            Question::Pass(request) => Ok(Understood::Pass(Box::new(pass::prepare(self.view, *request)?))),
+            Question::Item(features) => Ok(Understood::Item(self.item_tower()?.read(features)?)),
+        }
+    }
+
+    fn item_tower(&self) -> Result<&'a Tower> {
+        let tower = self.view.main().package.item.as_ref();
+        tower.ok_or_else(|| Error::unsupported("this model has no item tower"))
+    }
+
+    /// Runs items through the item tower: all together, or, where that fails, each alone.
+    fn embed(&mut self, items: Vec<Row<FeatureRow>>, outcome: &mut Outcome) -> Result<()> {
+        if items.is_empty() {
+            return Ok(());
+        }
+        let rows: Vec<&FeatureRow> = items.iter().map(|item| &item.ready).collect();
+        let vectors = match self.guarded(|worker| worker.vectors(&rows)) {
+            Ok(Ok(vectors)) => vectors.into_iter().map(Ok).collect(),
+            _ => rows.iter().map(|row| self.vector_alone(row)).collect::<Vec<_>>(),
+        };
+        for (item, vector) in items.iter().zip(vectors) {
+            let fits = |x: &f32| !x.is_nan() && x.abs() <= COMPONENT_MAX;
+            let checked = vector.and_then(|vector| match vector.iter().find(|x| !fits(x)) {
+                Some(x) => Err(Error::internal(format!("a number of the vector is {x:e}, which cannot be searched"))),
+                None => Ok(vector),
+            });
+            match checked {
+                Ok(vector) => outcome.answers.push((item.id, Told::Vector(vector))),
+                Err(e) => outcome.problems.push(problem(item.number, Some(item.id), &e)?),
+            }
+        }
+        Ok(())
+    }
+
+    fn vector_alone(&mut self, row: &FeatureRow) -> Result<Vec<f32>> {
+        let made = self.guarded(|worker| worker.vectors(&[row])).unwrap_or_else(|why| Err(broken(&*why)))?;
+        made.into_iter().next().ok_or_else(|| Error::internal("an item without a vector"))
+    }
+
+    fn vectors(&mut self, rows: &[&FeatureRow]) -> Result<Vec<Vec<f32>>> {
+        let tower = self.item_tower()?;
+        let (pooled, _) = tower.lookup(rows, &Lookup::default())?;
+        let pairs: Vec<(&FeatureRow, &Pooled)> = rows.iter().copied().zip(&pooled).collect();
+        let made = tower.run(&pairs, &self.threads, &mut self.graphs)?;
+        // The first output is the item's vector.
+        let made = made.first().ok_or_else(|| Error::internal("the item tower makes nothing"))?;
+        Ok(made.data().chunks_exact(self.view.dimension()).map(<[f32]>::to_vec).collect())
+    }
+
+    fn run(&mut self, rows: Vec<Row<Prepared>>, outcome: &mut Outcome) -> Result<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
         let (rows, mut prepared): (Vec<(u64, i64)>, Vec<Prepared>) =
-            rows.into_iter().map(|row| ((row.number, row.id), row.prepared)).unzip();
+            rows.into_iter().map(|row| ((row.number, row.id), row.ready)).unzip();
         pass::fetch(&mut prepared.iter_mut().filter(|p| p.needs_fetch()).collect::<Vec<_>>(), None);
         let answers = match self.guarded(|worker| pass::run(&mut worker.pass, &prepared, None)) {
             Ok(answers) => answers,
@@ -109,7 +179,7 @@ impl<'a> Worker<'a> {
         };
         for ((number, id), answer) in rows.into_iter().zip(answers) {
             match answer.and_then(items) {
-                Ok(ranked) => outcome.answers.push((id, ranked)),
+                Ok(ranked) => outcome.answers.push((id, Told::Items(ranked))),
                 Err(e) => outcome.problems.push(problem(number, Some(id), &e)?),
             }
         }

@@ -11,21 +11,23 @@ use crate::units::{ListId, Slot};
 
 /// Candidates more that are selected where some may be gone.
 const GONE_ROOM: usize = 64;
+/// So many times the candidates are selected where too few of those that seemed to pass did.
+pub(super) const ROOM_GROWTH: usize = 4;
 
 /// The parts of a catalogue whose lists a query walks: what a posting list does not tell.
-struct Walked<'a> {
+pub(super) struct Walked<'a> {
     /// Each a member of the union that is searched ...
     members: Vec<Member<'a>>,
     /// ... with its part ...
-    parts: Vec<&'a CataloguePart<'a>>,
+    pub(super) parts: Vec<&'a CataloguePart<'a>>,
     /// ... the number of that among all parts ...
     numbers: Vec<usize>,
     /// ... and which of its items are eligible.
-    plans: Vec<&'a Plan>,
+    pub(super) plans: Vec<&'a Plan>,
 }
 
 impl<'a> Walked<'a> {
-    fn of(catalogue: &Catalogue<'a>, query: &Query<'a>) -> Self {
+    pub(super) fn of(catalogue: &Catalogue<'a>, query: &Query<'a>) -> Self {
         let walks = |n: &usize| matches!(query.plan_of(*n).route(), Route::All | Route::Words);
         let numbers: Vec<usize> = (0..catalogue.parts.len()).filter(walks).collect();
         let parts: Vec<_> = numbers.iter().map(|&n| &catalogue.parts[n]).collect();
@@ -34,16 +36,22 @@ impl<'a> Walked<'a> {
         Walked { members, parts, numbers, plans }
     }
 
-    fn has_all(&self) -> bool {
+    pub(super) fn has_all(&self) -> bool {
         self.plans.iter().all(|plan| matches!(plan.route(), Route::All))
     }
 
-    fn is_exact(&self) -> bool {
+    pub(super) fn is_exact(&self) -> bool {
         self.plans.iter().all(|plan| plan.is_exact())
     }
 
     fn has_main(&self) -> bool {
         self.numbers.first() == Some(&0)
+    }
+
+    /// Survivors that a filtered search does with, which selects `room` of them.
+    pub(super) fn enough(&self, query: &Query<'_>, probing: &Probing<'_>, room: usize) -> usize {
+        // Of survivors that are no "maybes" none drops out again.
+        if probing.ending.is_some() && self.is_exact() { query.k0 } else { room }
     }
 
     /// The estimated share of their items that pass.
@@ -174,7 +182,7 @@ impl<'a> Catalogue<'a> {
         times: &mut Times,
     ) -> Counters {
         let Scratch { selector, alone, words, candidates, .. } = scratch;
-        let mut room = query.room(self);
+        let (mut room, mut again) = (query.room(self), 0);
         let own = |part: &&CataloguePart<'_>| match part.first_slot {
             0 => Cow::Borrowed(query.excluded),
             _ => Cow::Owned(part.take(query.excluded)),
@@ -196,9 +204,9 @@ impl<'a> Catalogue<'a> {
                 }
                 words_time += start.elapsed();
             };
-            // Of survivors that are no "maybes" none drops out again.
-            let enough = if probing.ending.is_some() && is_exact { query.k0 } else { room };
+            let enough = walked.enough(query, &probing, room);
             let counters = union.search(query.vector, probing, Some(&mut fill), selector, enough, alone);
+            let counters = Counters { again, ..counters };
             times.add_search(start.elapsed(), words_time, &counters);
             self.verify(query, selector, candidates, times);
             // Where "maybe" bits filled the selection and too few of them held, more of the survivors are looked at.
@@ -206,11 +214,12 @@ impl<'a> Catalogue<'a> {
             if candidates.len() >= query.kept() || all_seen || is_exact {
                 return counters;
             }
-            room = (room * 4).min(self.items());
+            room = (room * ROOM_GROWTH).min(self.items());
+            again += 1;
         }
     }
 
-    fn probing<'q>(&self, query: &Query<'q>, walked: &Walked<'_>) -> Probing<'q> {
+    pub(super) fn probing<'q>(&self, query: &Query<'q>, walked: &Walked<'_>) -> Probing<'q> {
         // What was measured, and what is to be spared, are lists of the first part.
         let (probes_max, ending) = match walked.has_main() {
             true => (self.probes_max, query.ending),

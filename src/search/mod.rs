@@ -13,6 +13,7 @@
 //! list. All parts are searched as one ([`ivf::Union`]): lists are chosen once, and the best of all are selected, verified and
 //! scored again together. Items that are gone have a tombstone.
 
+mod expected;
 mod find;
 mod settle;
 mod together;
@@ -26,6 +27,7 @@ use crate::ivf::{self, Counters, Member};
 use crate::topk::{Selector, unkey};
 use crate::units::Slot;
 
+pub use expected::Expected;
 pub use tombstones::Tombstones;
 
 /// What is searched.
@@ -261,3 +263,6 @@ impl<'a> CataloguePart<'a> {
 fn taken(selector: &mut Selector) -> impl Iterator<Item = (f32, Slot)> {
     selector.finish().iter().map(|&key| unkey(key))
 }
+
+#[cfg(test)]
+mod tests;

@@ -78,6 +78,12 @@ const METRICS: &[Metric] = &[
         "changes of the certificates",
     ),
     metric("sterling_audit_log_failures_total", Counter, Labels::None, "lines that the audit log lacks"),
+    metric(
+        "sterling_traces_lost_total",
+        Counter,
+        Labels::None,
+        "calls whose traces the collector did not take in time",
+    ),
     metric("sterling_queue_seconds", Histogram, Labels::None, "time a request waited for a worker"),
     metric("sterling_batch_requests", Histogram, Labels::None, "requests that a worker took together"),
     metric("sterling_waiting_requests", Gauge, Labels::None, "requests that wait for a worker or for their rows"),
@@ -156,6 +162,19 @@ const METRICS: &[Metric] = &[
         Model,
         "share of the snapshot that has changed or lies beside it, told with each audit",
     ),
+    metric(
+        "sterling_route_second_calls_total",
+        Counter,
+        Fixed("why", &["failed", "late"]),
+        "calls of a router that went to another replica as well",
+    ),
+    metric(
+        "sterling_route_again_total",
+        Counter,
+        Model,
+        "shards that a router asked again, for their part of an answer was not proven",
+    ),
+    metric("sterling_route_partial_total", Counter, Model, "answers of a router that did not cover all items"),
 ];
 
 /// Describes all metrics to whoever reads them, and begins those counters whose labels are known.

@@ -67,6 +67,13 @@ pub struct Planned {
     pub canonical: String,
 }
 
+impl Planned {
+    /// What it took to make the plans, in nanoseconds of one core.
+    pub fn planning_ns(&self) -> f64 {
+        std::iter::once(&self.plan).chain(&self.beside).map(Plan::planning_ns).sum()
+    }
+}
+
 #[derive(Debug, Default)]
 struct Plans {
     by_canonical: HashMap<String, Weak<Planned>>,

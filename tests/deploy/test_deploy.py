@@ -30,12 +30,25 @@ WORDS = set(
     "sum by rate increase histogram_quantile deriv and or unless on ignoring group_left offset bool label_values instance model call status reason le step "
     "remote_table outcome table job up".split()
 )
-# Told where there is a cluster of rows or a card alone.
-ELSEWHERE = {"sterling_remote_rows_total", "sterling_remote_cache_hit_rate"}
+# Told where there is a cluster of rows alone, and by routers.
+ELSEWHERE = {"sterling_remote_rows_total", "sterling_remote_cache_hit_rate", "sterling_route_partial_total"}
 
 
 def metrics_of(expression: str) -> set[str]:
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\bsterling_\w+", expression)}
+
+
+def wait_for(server: sterling.Server, model: str) -> None:
+    """Until a model of the server answers."""
+    end = time.monotonic() + 60
+    while True:
+        try:
+            server.get(f"/v1/models/{model}")
+            return
+        except sterling.RequestError as error:
+            if error.status not in (404, 503) or time.monotonic() > end:
+                raise
+            time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +63,9 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterato
     sterling.publish(ROOT / "tests/golden/tiny", store, program=PROGRAM)
     settings = {"STERLING_UPDATES": str(folder / "updates"), "STERLING_AUDIT_SHARE": "1"}
     with sterling.serve(store, program=PROGRAM, settings=settings) as server:
+        # A server is ready as soon as one of its models is.
+        for model in ("vectors", "tiny"):
+            wait_for(server, model)
         server.post("/v1/models/vectors:retrieve", {"vector": [1, 0]})
         features = server.get("/v1/models/tiny")["features"]
         server.post("/v1/models/tiny:retrieve", {"features": {of["name"]: [1] if of["kind"] != "dense" else [0.5] * of["width"] for of in features}})
@@ -155,6 +171,16 @@ def of_kind(kind: str) -> list[dict]:
 @pytest.mark.parametrize("resource", resources(), ids=lambda resource: f"{resource['kind']}-{resource['metadata']['name']}")
 def test_manifests_are_what_kubernetes_takes(resource: dict) -> None:
     kubernetes_validate.validate(resource, KUBERNETES, strict=True)
+
+
+def test_the_job_that_scores_is_what_kubernetes_takes() -> None:
+    job = yaml.safe_load((DEPLOY / "score-job.yaml").read_text())
+    kubernetes_validate.validate(job, KUBERNETES, strict=True)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["args"][0] == "score" and "--unit=$(JOB_COMPLETION_INDEX)" in container["args"]
+    # The rules of failures name the container, and what it ends with where it refuses a job.
+    (refused, *_) = job["spec"]["podFailurePolicy"]["rules"]
+    assert (refused["onExitCodes"]["containerName"], refused["onExitCodes"]["values"]) == (container["name"], [2])
 
 
 def test_the_deployment_is_bounded_probed_and_without_rights() -> None:

@@ -5,6 +5,7 @@ use sterling::device::cpu::Kernels;
 use sterling::device::cpu::dense::{
     Binary, Fold, Form, Lines, MapTarget, Operand, PANEL, Part, Product, Unary, Weights, pack, pack_pairs,
 };
+use sterling::device::cuda::Array;
 use sterling::device::cuda::ops::steps::{self, FactorAt, NumbersAt, ProductTo, RowsOf, RunsOfRow};
 use sterling::tower::Graph;
 
@@ -22,6 +23,24 @@ fn close(got: &[f32], want: &[f32], what: &str) {
     }
 }
 
+/// Rows of these depths, one after the other, times packed matrices.
+fn parts<'a>(rows: &'a [Vec<f32>], packed: &'a [Lines], depths: &[usize]) -> Vec<Part<'a>> {
+    let part = |((rows, packed), &depth): ((&'a Vec<f32>, &'a Lines), &usize)| {
+        let weights = Weights { numbers: packed.numbers(), row_stride: PANEL, panel_stride: PANEL * depth };
+        Part { rows, stride: depth, depth, weights }
+    };
+    rows.iter().zip(packed).zip(depths).map(part).collect()
+}
+
+/// The same on the device, so many rows of each request.
+fn factors(rows: &[Array<f32>], packed: &[Array<f32>], count: usize, depths: &[usize]) -> Vec<FactorAt> {
+    let factor = |((rows, packed), &depth): ((&Array<f32>, &Array<f32>), &usize)| {
+        let rows = NumbersAt::of(rows, 0, count * depth, depth);
+        FactorAt::new(rows, NumbersAt::of(packed, 0, 0, 0), depth, (PANEL, PANEL * depth))
+    };
+    rows.iter().zip(packed).zip(depths).map(factor).collect()
+}
+
 #[test]
 fn products_are_those_of_the_cpu() {
     let (device, mut random) = (device(), Random::new(1));
@@ -36,14 +55,7 @@ fn products_are_those_of_the_cpu() {
         let inputs: Vec<Vec<f32>> = depths.iter().map(|depth| random.numbers(rows * depth)).collect();
         let packed: Vec<Lines> = depths.iter().zip(&matrices).map(|(d, m)| pack(m, *d, columns)).collect();
         let bias = Lines::of(&random.numbers(columns));
-        let parts: Vec<Part<'_>> = (0..depths.len())
-            .map(|n| Part {
-                rows: &inputs[n],
-                stride: depths[n],
-                depth: depths[n],
-                weights: Weights { numbers: packed[n].numbers(), row_stride: PANEL, panel_stride: PANEL * depths[n] },
-            })
-            .collect();
+        let parts = parts(&inputs, &packed, &depths);
         let stride = columns + 2;
         let mut want = vec![7f32; rows * stride];
         let product = Product { rows, columns, parts: &parts, bias: bias.numbers(), relu, ..Product::default() };
@@ -56,13 +68,7 @@ fn products_are_those_of_the_cpu() {
         let bias_on = device.copy(bias.numbers()).unwrap();
         let counts = device.copy(&[rows as u32, rows as u32 / 2]).unwrap();
         let out = device.copy(&vec![7f32; 2 * rows * stride]).unwrap();
-        let factors: Vec<FactorAt> = (0..depths.len())
-            .map(|n| {
-                let depth = depths[n];
-                let rows = NumbersAt::of(&inputs_on[n], 0, rows * depth, depth);
-                FactorAt::new(rows, NumbersAt::of(&packed_on[n], 0, 0, 0), depth, (PANEL, PANEL * depth))
-            })
-            .collect();
+        let factors = factors(&inputs_on, &packed_on, rows, &depths);
         let to = ProductTo {
             bias: NumbersAt::of(&bias_on, 0, 0, 0),
             out: NumbersAt::of(&out, 0, rows * stride, stride),
@@ -105,14 +111,7 @@ fn products_of_pairs_are_those_of_the_cpu() {
                 numbers
             })
             .collect();
-        let parts: Vec<Part<'_>> = (0..depths.len())
-            .map(|n| Part {
-                rows: &narrowed[n],
-                stride: pairs[n],
-                depth: pairs[n],
-                weights: Weights { numbers: packed[n].numbers(), row_stride: PANEL, panel_stride: PANEL * pairs[n] },
-            })
-            .collect();
+        let parts = parts(&narrowed, &packed, &pairs);
         let bias = Lines::of(&random.numbers(columns));
         let stride = result.room(columns.next_multiple_of(PANEL)) + 3;
         let mut want = vec![7f32; rows * stride];
@@ -138,12 +137,7 @@ fn products_of_pairs_are_those_of_the_cpu() {
             assert_eq!(bits(&to.read(words).unwrap()), bits(&packed[n].numbers()[..words]), "a matrix of {columns}");
             matrices_on.push(to);
         }
-        let factors: Vec<FactorAt> = (0..depths.len())
-            .map(|n| {
-                let rows = NumbersAt::of(&rows_on[n], 0, rows * pairs[n], pairs[n]);
-                FactorAt::new(rows, NumbersAt::of(&matrices_on[n], 0, 0, 0), pairs[n], (PANEL, PANEL * pairs[n]))
-            })
-            .collect();
+        let factors = factors(&rows_on, &matrices_on, rows, &pairs);
         let bias_on = device.copy(bias.numbers()).unwrap();
         let out = device.copy(&vec![7f32; 2 * rows * stride]).unwrap();
         let (bias, to) = (NumbersAt::of(&bias_on, 0, 0, 0), NumbersAt::of(&out, 0, rows * stride, stride));

@@ -1,12 +1,12 @@
 //! Keys, doors and the audit log of a real server.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{Server, agent, put, run, sterling, tiny, vectors};
+use crate::support::{Server, agent, put, run, sterling, tiny, until, vectors};
 
 const VECTORS: &str = "/v1/models/vectors:retrieve";
 
@@ -44,14 +44,6 @@ fn ask(address: &str, key: &str, method: &str, path: &str, body: &str) -> (u16, 
     let wait = response.headers().get("retry-after").map(|value| value.to_str().unwrap().to_owned());
     let text = response.body_mut().with_config().limit(1 << 30).read_to_string().unwrap();
     (response.status().as_u16(), wait, serde_json::from_str(&text).unwrap_or(Value::String(text)))
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what}: not within 60 s");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]

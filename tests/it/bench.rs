@@ -1,7 +1,7 @@
 //! `sterling bench` against real servers: what it sends, what it counts, what it says when its run is worth nothing.
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 
 use serde_json::Value;
 
@@ -82,48 +82,38 @@ fn the_peak_is_looked_for_and_told() {
     assert!(lines[..lines.len() - 1].iter().all(|line| line["tried_rate"].as_f64().is_some()), "{lines:?}");
 }
 
+/// A server that says which model it has, and leaves all else that it is asked to somebody.
+fn tell_a_model(listener: &TcpListener, otherwise: &mut dyn FnMut(TcpStream)) {
+    for stream in listener.incoming() {
+        let mut stream = stream.unwrap();
+        let mut head = [0; 4096];
+        let read = stream.read(&mut head).unwrap_or(0);
+        if head[..read].starts_with(b"GET") {
+            let body = "{\"models\": [{\"name\": \"m\", \"dimension\": 2}]}";
+            let length = body.len();
+            write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}").unwrap();
+        } else {
+            otherwise(stream);
+        }
+    }
+}
+
 #[test]
 fn a_server_that_hangs_up_or_never_answers_is_counted_as_such() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     // It tells its model, and hangs up on every retrieval.
-    let serve = move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let mut head = [0; 4096];
-            let read = stream.read(&mut head).unwrap_or(0);
-            if head[..read].starts_with(b"GET") {
-                let body = "{\"models\": [{\"name\": \"m\", \"dimension\": 2}]}";
-                let length = body.len();
-                write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}")
-                    .unwrap();
-            }
-        }
-    };
-    std::thread::spawn(serve);
+    std::thread::spawn(move || tell_a_model(&listener, &mut drop));
     let (_, lines, errors) = bench(&url, &["--rate", "40", "--arrivals", "constant"]);
     assert_eq!(lines[0]["classes"][0]["errors"], 20, "{lines:?} {errors}");
 
     // Time-outs of the client end what has no answer, and one connection cannot carry the others.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
-    let serve = move || {
+    std::thread::spawn(move || {
         let mut kept = Vec::new();
-        for stream in silent.incoming() {
-            let mut stream = stream.unwrap();
-            let mut head = [0; 4096];
-            let read = stream.read(&mut head).unwrap_or(0);
-            if head[..read].starts_with(b"GET") {
-                let body = "{\"models\": [{\"name\": \"m\", \"dimension\": 2}]}";
-                let length = body.len();
-                write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}")
-                    .unwrap();
-            } else {
-                kept.push(stream);
-            }
-        }
-    };
-    std::thread::spawn(serve);
+        tell_a_model(&silent, &mut |stream| kept.push(stream));
+    });
     let few = ["--rate", "20", "--arrivals", "constant", "--connections", "1", "--timeout-ms", "100"];
     let (code, lines, errors) = bench(&url, &few);
     let class = &lines[0]["classes"][0];

@@ -6,10 +6,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{Server, agent, ids, put, sterling, tiny, vectors};
+use crate::support::{Server, agent, ids, put, sterling, tiny, until, vectors};
 
 /// A store of `count` items with vectors of two numbers, each with a long title.
 fn catalogue(count: usize, title: usize) -> TempDir {
@@ -75,14 +76,6 @@ fn is_closed(stream: &mut TcpStream) -> bool {
     match stream.read(&mut [0; 64]) {
         Ok(bytes) => bytes == 0,
         Err(e) => matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe),
-    }
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(30), "{what}: not within 30 s");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -202,6 +195,29 @@ fn idle_connections_lock_nobody_out() {
     put(store.path(), &vectors(store.path(), "{\"id\": 7, \"embedding\": [1, 0]}\n")).unwrap();
     until("version 2", || server.ask(VECTORS, json!({"vector": [1, 0]}))["version"] == 2);
     drop(halves);
+}
+
+#[test]
+fn connections_wait_for_a_server_that_has_no_time_for_them() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    let allowed: usize = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap().trim().parse().unwrap();
+    // Those of one swarm under overload, and more than the runtime asks the system for.
+    let count = allowed.min(1500) - 8;
+    let store = catalogue(3, 1);
+    let server = serve(store.path(), "");
+    server.signal("STOP");
+    // It accepts nothing now: whoever connects waits in the system, a second where there is no room.
+    let address = server.address.parse().unwrap();
+    let connect = |_| TcpStream::connect_timeout(&address, Duration::from_millis(900));
+    let connected: Result<Vec<TcpStream>, _> = (0..count).map(connect).collect();
+    server.signal("CONT");
+    let mut connected = connected.unwrap();
+    for stream in connected.iter_mut().step_by(count / 4) {
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        assert_eq!(answer(&mut BufReader::new(stream.try_clone().unwrap())).0, 200);
+    }
 }
 
 #[test]

@@ -86,7 +86,13 @@ impl Onnx {
     }
 
     pub fn bytes(self) -> Vec<u8> {
-        let opset_import = vec![OperatorSetIdProto { domain: None, version: Some(17) }];
+        self.bytes_of_opset(Some(17))
+    }
+
+    /// The same with operators of another version, or of none.
+    pub fn bytes_of_opset(self, version: Option<i64>) -> Vec<u8> {
+        let opset_import = version.map(|version| OperatorSetIdProto { domain: None, version: Some(version) });
+        let opset_import = opset_import.into_iter().collect();
         ModelProto { ir_version: Some(8), graph: Some(self.graph), opset_import, ..ModelProto::default() }
             .write_buf()
             .unwrap()

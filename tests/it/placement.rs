@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sterling::device::cpu::pool::RowFormat;
@@ -13,16 +15,16 @@ use sterling::error::Kind;
 use sterling::http::wire::{embed, model_info};
 use sterling::model::{Decisions, Package};
 use sterling::planner::PlacementPlan;
-use sterling::publish::{Publish, Remote};
+use sterling::publish::{Publish, Remote, Stage};
 use sterling::request::Ranked;
-use sterling::snapshot::{Manifest, Placement, PlacementOptions, Recipe, Snapshot, rows_on_cluster};
+use sterling::snapshot::{Manifest, Placement, PlacementOptions, Recipe, Snapshot, Store, rows_on_cluster};
 use sterling::tower::Threads;
 use sterling::view::View;
 
 use crate::debian;
 use crate::redis_cluster::RedisCluster;
 use crate::remote::alone;
-use crate::support::{Server, ids, loses, put, retrieve, root, run, tiny, tiny_package};
+use crate::support::{Server, ids, loses, put, retrieve, root, run, tiny, tiny_package, until};
 
 /// A part of a table: its rows and columns and its tier.
 type Part = ([u64; 2], [u32; 2], Tier);
@@ -332,7 +334,7 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
         let versions = server.get_json("/v1/models/tiny/versions");
         versions["versions"].as_array().unwrap().iter().find(|v| v["version"] == 2).cloned()
     };
-    crate::redis_cluster::wait("the second version is refused", || second().is_some_and(|v| v["refused"].is_string()));
+    until("the second version is refused", || second().is_some_and(|v| v["refused"].is_string()));
     let why = second().unwrap()["refused"].as_str().unwrap().to_owned();
     assert!(why.contains("packages version 2-") && why.contains(": not in the cluster; versions there: 1-"), "{why}");
     assert_eq!(ids(&server.ask("/v1/models/tiny:retrieve", request("fail"))), ids(&local));
@@ -354,4 +356,28 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     assert_eq!(status, 503, "{problem}");
     let answer = server.ask("/v1/models/tiny:retrieve", fresh("default_rows"));
     assert_eq!(answer["degraded_rows"], 2, "{answer}");
+}
+
+#[test]
+fn primaries_without_replicas_are_not_waited_for_and_the_load_is_part_of_the_time_told() {
+    let _alone = alone();
+    let redis = RedisCluster::start_one();
+    let store = tempfile::tempdir().unwrap();
+    let cluster = Cluster::connect(ClusterOptions::new(redis.seeds())).unwrap();
+    let what = Publish { remote: Some(Remote { cluster, tables: Vec::new() }), ..tiny() };
+    // A load takes as long as whoever watches it keeps it waiting.
+    let (pause, waited) = (Duration::from_millis(400), AtomicBool::new(false));
+    let slow = |stage: Stage, _: usize, _: usize| {
+        if stage == Stage::Loading && !waited.swap(true, Ordering::Relaxed) {
+            std::thread::sleep(pause);
+        }
+    };
+    let at = Store::new(store.path());
+    let start = Instant::now();
+    let (name, version) = sterling::publish::publish(&at, &what, &slow).unwrap();
+    let took = start.elapsed().as_secs_f64();
+    assert!(waited.load(Ordering::Relaxed) && redis.calls("set") > 0, "rows were loaded");
+    assert_eq!(redis.calls("wait"), 0, "nobody is there to wait for");
+    let told = Manifest::read(&at.folder(&name, version)).unwrap().provenance.seconds;
+    assert!((pause.as_secs_f64()..=took).contains(&told), "told {told} s, took {took} s");
 }

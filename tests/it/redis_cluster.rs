@@ -1,4 +1,4 @@
-//! A real Redis Cluster on loopback for a test: three primaries, three replicas, in a temporary folder.
+//! A real Redis Cluster on loopback for a test, in a temporary folder: three primaries with a replica each, or one alone.
 //!
 //! Ports are found free by binding them. Everything that is started here is killed when the value is dropped, by its own
 //! process handle, also after SIGSTOP.
@@ -13,7 +13,9 @@ use redis::{Connection, Value, cmd};
 
 /// A running cluster.
 pub struct RedisCluster {
+    /// The primaries of the start, and as many replicas or none.
     nodes: Vec<Option<Child>>,
+    primaries: usize,
     ports: Vec<u16>,
     folder: tempfile::TempDir,
 }
@@ -26,15 +28,25 @@ impl RedisCluster {
     /// Starts six processes and waits until they are one cluster in which every primary has a replica. A primary that is
     /// silent for `node_timeout_ms` is replaced.
     pub fn start(node_timeout_ms: u64) -> Self {
-        let ports = free_ports(2 * PRIMARIES);
+        RedisCluster::of((PRIMARIES, PRIMARIES), node_timeout_ms)
+    }
+
+    /// Starts one process that has all slots, and no replica.
+    pub fn start_one() -> Self {
+        RedisCluster::of((1, 0), 5000)
+    }
+
+    fn of((primaries, replicas): (usize, usize), node_timeout_ms: u64) -> Self {
+        let ports = free_ports(primaries + replicas);
         let folder = tempfile::tempdir().unwrap();
         let nodes = ports.iter().map(|_| None).collect();
-        let mut cluster = RedisCluster { nodes, ports, folder };
-        (0..2 * PRIMARIES).for_each(|i| cluster.start_node(i));
+        let mut cluster = RedisCluster { nodes, primaries, ports, folder };
+        let all = 0..primaries + replicas;
+        all.clone().for_each(|i| cluster.start_node(i));
         cluster.join();
         // Nodes that hear of each other seldom would take long to become a cluster.
         let node_timeout = node_timeout_ms.to_string();
-        (0..2 * PRIMARIES).for_each(|i| {
+        all.for_each(|i| {
             cluster.ask(i, &["CONFIG", "SET", "cluster-node-timeout", &node_timeout]);
         });
         cluster
@@ -56,10 +68,15 @@ impl RedisCluster {
 
     /// A plain connection to one node.
     pub fn connection(&self, node: usize) -> Connection {
-        let client = redis::Client::open(self.seeds()[node].as_str()).unwrap();
-        let connection = client.get_connection_with_timeout(Duration::from_secs(2)).unwrap();
-        connection.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        connection
+        self.try_connection(node).unwrap_or_else(|e| panic!("node {node}: {e}"))
+    }
+
+    /// The same of one that may be busy with what another sends.
+    fn try_connection(&self, node: usize) -> redis::RedisResult<Connection> {
+        let client = redis::Client::open(self.seeds()[node].as_str())?;
+        let connection = client.get_connection_with_timeout(Duration::from_secs(2))?;
+        connection.set_read_timeout(Some(Duration::from_secs(10)))?;
+        Ok(connection)
     }
 
     /// Sends a command to one node.
@@ -73,7 +90,7 @@ impl RedisCluster {
         words[1..].iter().for_each(|word| {
             command.arg(word);
         });
-        command.query(&mut self.connection(node))
+        command.query(&mut self.try_connection(node)?)
     }
 
     /// The id of a node.
@@ -86,6 +103,17 @@ impl RedisCluster {
     pub fn slot_of(&self, key: &str) -> String {
         let Value::Int(slot) = self.ask(0, &["CLUSTER", "KEYSLOT", key]) else { panic!("no slot") };
         slot.to_string()
+    }
+
+    /// How often the nodes were sent a command.
+    pub fn calls(&self, command: &str) -> u64 {
+        let start = format!("cmdstat_{command}:calls=");
+        let of = |node| {
+            let info: String = cmd("INFO").arg("commandstats").query(&mut self.connection(node)).unwrap();
+            let calls = info.lines().find_map(|line| line.strip_prefix(&start)?.split(',').next()?.parse::<u64>().ok());
+            calls.unwrap_or(0)
+        };
+        (0..self.nodes.len()).map(of).sum()
     }
 
     /// Bytes that a node has allocated.
@@ -201,20 +229,20 @@ impl RedisCluster {
     }
 
     fn join(&self) {
-        for node in 0..PRIMARIES {
-            let (first, last) = (node * 16_384 / PRIMARIES, (node + 1) * 16_384 / PRIMARIES - 1);
+        let (nodes, primaries) = (self.nodes.len(), self.primaries);
+        for node in 0..primaries {
+            let (first, last) = (node * 16_384 / primaries, (node + 1) * 16_384 / primaries - 1);
             self.ask(node, &["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
         }
-        for node in 1..2 * PRIMARIES {
+        for node in 1..nodes {
             let (port, bus) = (self.port(0).to_string(), self.bus_port(0));
             self.ask(node, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
         }
-        let known = |node| format!("{:?}", self.info(node)).contains("cluster_known_nodes:6");
-        wait("all nodes know each other", || (0..2 * PRIMARIES).all(known));
-        for node in 0..PRIMARIES {
-            let id = self.id(node);
-            let replica = PRIMARIES + node;
-            wait("a replica is taken", || {
+        let known = |node| format!("{:?}", self.info(node)).contains(&format!("cluster_known_nodes:{nodes}"));
+        until("all nodes know each other", || (0..nodes).all(known));
+        for replica in primaries..nodes {
+            let id = self.id(replica - primaries);
+            until("a replica is taken", || {
                 cmd("CLUSTER").arg("REPLICATE").arg(&id).query::<Value>(&mut self.connection(replica)).is_ok()
             });
         }
@@ -228,20 +256,23 @@ impl RedisCluster {
 
     /// What a node says of the cluster; nothing while it loads what another sends.
     fn info(&self, node: usize) -> String {
-        cmd("CLUSTER").arg("INFO").query(&mut self.connection(node)).unwrap_or_default()
+        let told = self.try_connection(node).and_then(|mut node| cmd("CLUSTER").arg("INFO").query(&mut node));
+        told.unwrap_or_default()
     }
 
     /// Waits until every node sees all slots served, each primary with a replica in step.
     pub fn wait_until_whole(&self) {
         let nodes = self.nodes.len();
-        wait("the cluster is whole", || {
+        // First and last slot, the primary, and its replica where it has one.
+        let told = 2 + nodes / self.primaries;
+        until("the cluster is whole", || {
             let served = (0..nodes).all(|i| {
                 let info = self.info(i);
                 info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384")
             });
             let in_step = || {
                 let primaries = self.primaries();
-                primaries.len() == PRIMARIES
+                primaries.len() == self.primaries
                     && (0..nodes).filter(|i| !primaries.contains(i)).all(|i| {
                         let info: String =
                             cmd("INFO").arg("replication").query(&mut self.connection(i)).unwrap_or_default();
@@ -251,7 +282,7 @@ impl RedisCluster {
             let seen = || {
                 (0..nodes).all(|i| {
                     let Ok(Value::Array(ranges)) = self.try_ask(i, &["CLUSTER", "SLOTS"]) else { return false };
-                    ranges.iter().all(|r| matches!(r, Value::Array(parts) if parts.len() == 4))
+                    ranges.iter().all(|r| matches!(r, Value::Array(parts) if parts.len() == told))
                 })
             };
             served && in_step() && seen()
@@ -270,7 +301,7 @@ impl Drop for RedisCluster {
 }
 
 /// Waits until something is so, at most a minute.
-pub fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {
         assert!(started.elapsed() < Duration::from_secs(60), "waited in vain: {what}");

@@ -19,7 +19,8 @@ use sterling::embedding::{
 };
 use sterling::error::{Error, Kind, Result};
 
-use crate::redis_cluster::{RedisCluster, wait};
+use crate::redis_cluster::RedisCluster;
+use crate::support::until;
 
 const ROW_BYTES: usize = 72;
 /// Two groups of chunks, so that one partition has two keys.
@@ -117,6 +118,7 @@ fn what_is_loaded_comes_back_and_nothing_else_does() {
     let redis = RedisCluster::start(5000);
     let cluster = Cluster::connect(options(&redis)).unwrap();
     loading_is_taken_up_and_repeated(&cluster);
+    assert!(redis.calls("wait") > 0, "replicas are waited for where there are some");
     other_tables_are_refused(&cluster);
     batches_cost_one_pipeline_a_node(&cluster);
     equal_misses_fly_once(&redis, &cluster);
@@ -220,7 +222,7 @@ fn equal_misses_fly_once(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     }
     let counters = table.counters();
     assert_eq!((counters.remote, counters.joined), (300, 4 * 300 + 10));
-    wait("all nodes take requests", || cluster.nodes().iter().all(|n| !n.is_open));
+    until("all nodes take requests", || cluster.nodes().iter().all(|n| !n.is_open));
 
     // The first has less time than the second, which then asks for itself.
     let rows = sample(ROWS, 20, 3);
@@ -230,7 +232,7 @@ fn equal_misses_fly_once(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     assert_eq!(hits(&first.wait().unwrap(), &rows, 1), 0);
     (0..6).for_each(|node| redis.resume(node));
     assert_eq!(hits(&second.wait().unwrap(), &rows, 1), 20);
-    wait("all nodes take requests", || cluster.nodes().iter().all(|n| !n.is_open));
+    until("all nodes take requests", || cluster.nodes().iter().all(|n| !n.is_open));
 }
 
 fn lost_and_changed_rows_are_degraded(redis: &RedisCluster, cluster: &Arc<Cluster>) {
@@ -318,7 +320,7 @@ fn half_remote_answers_as_whole(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     refused(failed, Kind::DeadlineExceeded, &["table `items`, shard on `cluster`", "did not come in time"]);
     let away = sample(rows, 200, 11).iter().filter(|row| **row >= rows / 2).count() as u64 + 2;
     assert_eq!(defaults.unwrap().1[0].degraded, away, "ids whose rows are remote, said in the reply");
-    wait("all rows come again", || halves.lookup(&ids, &strict).is_ok());
+    until("all rows come again", || halves.lookup(&ids, &strict).is_ok());
     assert!(near(halves.lookup(&ids, &strict).unwrap().0.values(), expected.values()));
     assert!(delete(cluster, &half).unwrap());
 }
@@ -436,7 +438,7 @@ impl Load {
     /// Waits for so many calls more, and says how many of their rows were degraded.
     fn degraded_in(&self, calls: u64) -> u64 {
         let (start, before) = (self.calls(), self.degraded.load(Ordering::Relaxed));
-        wait("calls are answered", || self.calls() >= start + calls);
+        until("calls are answered", || self.calls() >= start + calls);
         self.degraded.load(Ordering::Relaxed) - before
     }
 }
@@ -462,8 +464,8 @@ fn killed_primaries_lose_no_call_and_come_back() {
         redis.kill(victim);
         assert_eq!(patient_load.degraded_in(200), 0, "a replica answers at once");
         assert!(strict_load.degraded_in(5) > 0, "nobody else is asked, and the call is answered all the same");
-        wait("a replica has taken over", || redis.primaries().len() == 3 && !redis.primaries().contains(&victim));
-        wait("all rows are read again, by themselves", || strict_load.degraded_in(20) == 0);
+        until("a replica has taken over", || redis.primaries().len() == 3 && !redis.primaries().contains(&victim));
+        until("all rows are read again, by themselves", || strict_load.degraded_in(20) == 0);
         assert_eq!(patient_load.degraded_in(20), 0);
         redis.start_node(victim);
         redis.wait_until_whole();
@@ -497,7 +499,7 @@ fn a_shard_without_nodes_is_passed_by(redis: &mut RedisCluster, cluster: &Arc<Cl
         let is_open = |node| health.iter().filter(|n| n.address.port == redis.port(node)).all(|n| n.is_open);
         lost.iter().all(|&node| is_open(node))
     };
-    wait("the breakers of both are open", || {
+    until("the breakers of both are open", || {
         let found = hits(&fetch(table, &rows), &rows, 1);
         assert!((300..600).contains(&found), "two of three shards answer, got {found} of 600 rows");
         of_both()
@@ -509,13 +511,13 @@ fn a_shard_without_nodes_is_passed_by(redis: &mut RedisCluster, cluster: &Arc<Cl
     lost.iter().for_each(|&node| redis.start_node(node));
     redis.wait_until_whole();
     // They kept nothing on disk, and their rows are gone: still no wrong row, and another load brings them back.
-    wait("they are asked again", || {
+    until("they are asked again", || {
         fetch(table, &rows);
         table.counters().missing > 0
     });
     let report = fill(cluster, 1, ROWS);
     assert!(report.progress.chunks_kept > 0 && report.progress.chunks_kept < report.chunks);
-    wait("every row is back", || all_hit(table, &rows, 1));
+    until("every row is back", || all_hit(table, &rows, 1));
 }
 
 #[test]
@@ -553,7 +555,7 @@ fn moved_slots_are_followed(redis: &RedisCluster, cluster: &Arc<Cluster>) {
         redis.ask(node, &["CLUSTER", "SETSLOT", &slot, "NODE", &redis.id(to)]);
     }
     assert!(all_hit(&table, &rows, 1));
-    wait("the new owner is known", || {
+    until("the new owner is known", || {
         let redirections = cluster.counters().redirections;
         assert!(all_hit(&table, &rows, 1));
         cluster.counters().redirections == redirections
@@ -578,7 +580,7 @@ fn slow_nodes_are_passed_by(redis: &RedisCluster, cluster: &Arc<Cluster>) {
         let nodes = cluster.nodes();
         nodes.into_iter().find(|n| n.address.port == redis.port(slow)).unwrap()
     };
-    wait("the breaker opens", || {
+    until("the breaker opens", || {
         let found = hits(&fetch(&on_primaries, &rows), &rows, 1);
         assert!(found < 300, "the slow node's rows are degraded");
         of_it(&strict).is_open
@@ -588,7 +590,7 @@ fn slow_nodes_are_passed_by(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     hits(&fetch(&on_primaries, &rows), &rows, 1);
     assert!(on_primaries.counters().down > down);
     redis.resume(slow);
-    wait("the node is asked again, by itself", || all_hit(&on_primaries, &rows, 1));
+    until("the node is asked again, by itself", || all_hit(&on_primaries, &rows, 1));
     assert!(!of_it(&strict).is_open && of_it(&strict).openings > 0);
 }
 

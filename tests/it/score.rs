@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use sterling::snapshot::{Placement, Snapshot, Store};
 use sterling::view::View;
 
-use crate::support::{put, retrieve, run, sterling, vectors};
+use crate::support::{put, retrieve, run, sterling, text, vectors};
 
 struct Job {
     folder: tempfile::TempDir,
@@ -206,6 +206,16 @@ fn a_job_that_is_killed_goes_on_and_ends_with_the_same_bytes() {
     let (code, said, log) = job.score("out", REQUEST);
     assert_eq!((code, said.trim()), (0, "4800 rows: 4800 scored, 0 with a problem"), "{log}");
     assert!(job.files("out") == expected);
+    // The same files as a folder are another job, with as many rows.
+    let mut folder = job.arguments("folder", REQUEST);
+    std::fs::create_dir(job.path("users")).unwrap();
+    std::fs::write(job.path("users/_note"), "no rows").unwrap();
+    for input in &job.inputs {
+        std::fs::copy(input, job.path("users").join(input.file_name().unwrap())).unwrap();
+    }
+    drop(folder.splice(4..4 + job.inputs.len(), [job.path("users").to_str().unwrap().to_owned()]));
+    let (code, said, log) = run(&folder.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!((code, said.trim()), (0, "4800 rows: 4800 scored, 0 with a problem"), "{log}");
     // Once done, there is nothing to do.
     assert_eq!(job.score("out", REQUEST).1.trim(), "4800 rows: 4800 scored, 0 with a problem");
 }
@@ -262,10 +272,9 @@ fn a_worker_does_the_files_that_it_is_told_of() {
         process.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
         let output = process.wait_with_output().unwrap();
         let lines = String::from_utf8(output.stdout).unwrap();
-        (
-            output.status.code().unwrap(),
-            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>(),
-        )
+        let mut lines = lines.lines().map(|line| serde_json::from_str(line).unwrap());
+        assert_eq!(lines.next(), Some(json!({"ready": true, "units": 3})));
+        (output.status.code().unwrap(), lines.collect::<Vec<Value>>())
     };
     let (code, told) = worker("2\n0\n2\n");
     assert_eq!((code, told.len()), (0, 3));
@@ -366,4 +375,16 @@ fn a_worker_whose_driver_is_gone_ends() {
     process.stdin.take().unwrap().write_all(b"0\n1\n2\n").unwrap();
     assert!(!process.wait().unwrap().success());
     assert!(job.files("out").len() <= 2, "it went on for nobody");
+}
+
+#[test]
+fn the_job_of_kubernetes_gives_flags_that_there_are() {
+    let help = run(&["score", "--help"]).1;
+    let manifest = text(crate::support::root().join("deploy/score-job.yaml"));
+    let flags: Vec<&str> = manifest.split_whitespace().filter(|word| word.starts_with("--")).collect();
+    assert!(flags.len() >= 7);
+    for flag in flags {
+        let name = flag.split('=').next().unwrap();
+        assert!(help.contains(&format!("{name} ")), "{name}: {help}");
+    }
 }

@@ -4,13 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::gather::{Next, candidates, likely, results};
+use sterling::error::{Error, Kind, Result};
+use sterling::gather::{Said, Sharded, embed, rank, retrieve};
 use sterling::http::wire::{Retrievals, retrievals};
 use sterling::ivf::Rescore;
 use sterling::pass::{self, Cpu};
 use sterling::publish::Publish;
-use sterling::request::{Answer, Content, Embed, Ranked, Request, Rerank, Retrieve, Select, Selected, User};
-use sterling::snapshot::{Manifest, Placement, SHARDS_FILE, Shards, Snapshot, Store, shard_folder, shard_of};
+use sterling::request::{Answer, Content, Embed, Rank, Ranked, Request, Retrieve, User};
+use sterling::snapshot::{self, Manifest, Placement, SHARDS_FILE, Snapshot, Store, shard_folder, shard_of};
 use sterling::tower::Threads;
 use sterling::units::ItemId;
 use sterling::view::View;
@@ -27,9 +28,13 @@ fn row(ranked: &Ranked, n: usize) -> Row {
     (ranked.ids[n].0, ranked.scores[n].to_bits(), ranked.similarities[n].to_bits(), tasks)
 }
 
+fn try_ask(view: &Arc<View>, request: Request) -> Result<Answer> {
+    let prepared = pass::prepare(view, request)?;
+    pass::run(&mut Cpu::new(Threads::new(1)), &[prepared], None).remove(0)
+}
+
 fn ask(view: &Arc<View>, request: Request) -> Answer {
-    let prepared = pass::prepare(view, request).unwrap();
-    pass::run(&mut Cpu::new(Threads::new(1)), &[prepared], None).remove(0).unwrap()
+    try_ask(view, request).unwrap()
 }
 
 fn items(answer: Answer) -> Ranked {
@@ -37,64 +42,72 @@ fn items(answer: Answer) -> Ranked {
     ranked
 }
 
-/// What shards answer together, and how often some of them were asked again.
-fn gathered(views: &[Arc<View>], retrieve: &Retrieve) -> (Vec<Row>, usize) {
-    let user = match &retrieve.user {
-        User::Features(features) => {
-            let embed = Embed { features: features.clone(), on_degraded: Default::default(), whole: true };
-            let Content::Embedding(user) = ask(&views[0], Request::Embed(embed)).content else { panic!() };
-            User::Embedded(user)
-        }
-        other => other.clone(),
-    };
-    let retrieve = Retrieve { user: user.clone(), ..retrieve.clone() };
-    let select = |shard: usize, all, further| {
-        let select = Select { retrieve: retrieve.clone(), all, further };
-        let Content::Selected(selected) = ask(&views[shard], Request::Select(Box::new(select))).content else {
-            panic!()
-        };
-        selected
-    };
-    let mut again = 0;
-    let mut further = false;
-    let mut selected: Vec<Vec<Selected>> = (0..views.len()).map(|shard| select(shard, false, false)).collect();
-    let chosen = loop {
-        assert!(again < 4, "asked for ever");
-        let parts: Vec<&[Selected]> = selected.iter().map(Vec::as_slice).collect();
-        match candidates(&parts, retrieve.k).unwrap() {
-            Next::Done(chosen) => break chosen,
-            Next::Again(shards) => shards.iter().for_each(|&shard| selected[shard] = select(shard, true, further)),
-            Next::Further => {
-                further = true;
-                selected = (0..views.len()).map(|shard| select(shard, false, true)).collect();
-            }
-        }
-        again += 1;
-    };
-    let rerank = |shard: usize, k| {
-        let (user, candidates) = (user.clone(), chosen[shard].clone());
-        items(ask(&views[shard], Request::Rerank(Rerank { user, candidates, k, reading: retrieve.reading.clone() })))
-    };
-    let likely = likely(retrieve.k, views.len() as u32).max(1);
-    let had: Vec<usize> = chosen.iter().map(|of_shard| of_shard.iter().map(Vec::len).sum()).collect();
-    let mut asked: Vec<(usize, usize)> = had.iter().map(|&had| (likely, had)).collect();
-    let mut ranked: Vec<Ranked> = (0..views.len()).map(|shard| rerank(shard, likely)).collect();
-    loop {
-        match results(&ranked.iter().collect::<Vec<_>>(), &asked, retrieve.k) {
-            Next::Done(order) => {
-                return (order.into_iter().map(|(shard, at)| row(&ranked[shard], at)).collect(), again);
-            }
-            Next::Again(shards) => {
-                again += 1;
-                assert!(again < 8, "asked for ever");
-                for shard in shards {
-                    ranked[shard] = rerank(shard, retrieve.k);
-                    asked[shard].0 = retrieve.k;
-                }
-            }
-            Next::Further => panic!(),
-        }
+/// Shards in this process, some of which are lost in some round.
+struct InProcess<'a> {
+    views: &'a [Arc<View>],
+    items: Vec<usize>,
+    /// These shards answer no request of these kinds.
+    lost: Vec<(usize, &'static str)>,
+}
+
+impl<'a> InProcess<'a> {
+    fn new(views: &'a [Arc<View>]) -> Self {
+        InProcess { views, items: views.iter().map(|view| view.items()).collect(), lost: Vec::new() }
     }
+
+    fn losing(self, lost: &[(usize, &'static str)]) -> Self {
+        InProcess { lost: lost.to_vec(), ..self }
+    }
+}
+
+impl Sharded for InProcess<'_> {
+    type Call = Request;
+    type Beside = ();
+
+    fn items(&self) -> &[usize] {
+        &self.items
+    }
+
+    fn home(&self, item: ItemId) -> usize {
+        shard_of(item, self.views.len() as u32) as usize
+    }
+
+    fn turn(&self) -> usize {
+        0
+    }
+
+    fn call(&self, request: Request) -> Request {
+        request
+    }
+
+    async fn ask(&self, shard: usize, request: Request) -> Result<Said<()>> {
+        let kind = match &request {
+            Request::Embed(_) => "embed",
+            Request::Select(_) => "select",
+            Request::Rerank(_) => "rerank",
+            _ => "other",
+        };
+        if self.lost.contains(&(shard, kind)) {
+            return Err(Error::unavailable("it is gone"));
+        }
+        let Answer { content, degraded_rows, .. } = try_ask(&self.views[shard], request)?;
+        Ok(Said { content, degraded_rows, beside: () })
+    }
+}
+
+fn wait<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+fn rows(ranked: &Ranked) -> Vec<Row> {
+    (0..ranked.ids.len()).map(|n| row(ranked, n)).collect()
+}
+
+/// What shards answer together, and how often some of them were asked again.
+fn gathered(views: &[Arc<View>], request: &Retrieve) -> (Vec<Row>, usize) {
+    let gathered = wait(retrieve(&InProcess::new(views), request.clone(), 1.0)).unwrap();
+    assert!(gathered.missing.is_empty() && gathered.coverage == 1.0);
+    (rows(&gathered.ranked()), gathered.again)
 }
 
 /// The shards of what is published so, loaded.
@@ -123,9 +136,8 @@ fn check(whole: &Arc<View>, shards: &[Arc<View>], bodies: &[Value]) -> usize {
     for body in bodies {
         let request = read(body);
         let ranked = items(ask(whole, Request::Retrieve(request.clone())));
-        let expected: Vec<Row> = (0..ranked.ids.len()).map(|n| row(&ranked, n)).collect();
         let (found, times) = gathered(shards, &request);
-        assert_eq!(found, expected, "{} shards, {body}", shards.len());
+        assert_eq!(found, rows(&ranked), "{} shards, {body}", shards.len());
         again += times;
     }
     again
@@ -143,7 +155,7 @@ fn lines(count: i64) -> String {
     (0..count).map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn catalogue(folder: &Path, rescore: Rescore) -> Publish {
+pub fn catalogue(folder: &Path, rescore: Rescore) -> Publish {
     let mut what = vectors(folder, &lines(700));
     what.recipe.index.lists = 12;
     what.recipe.index.rescore = rescore;
@@ -286,6 +298,78 @@ fn lists_that_hold_too_few_in_one_shard_may_hold_enough_in_all() {
 }
 
 #[test]
+fn items_that_are_named_are_ranked_where_they_lie() {
+    let made: Made = contract::package("last", "f32", true);
+    let store = tempfile::tempdir().unwrap();
+    let of_all = whole(store.path(), &made.publication());
+    let views = cut(store.path(), &made.publication(), 2);
+    let Retrieve { user, reading, .. } =
+        read(&json!({"features": {"history": [1, 4, 2], "age": [0.5], "likes": ["acme", "bolt"]}}));
+    let held: Vec<ItemId> = of_all.filled_slots().map(|slot| of_all.id(slot)).collect();
+    // Some twice, some that nobody holds, some of these twice.
+    let mut items = held.clone();
+    items.extend([-5, 901, -5, 77_777].map(ItemId));
+    items.extend(held.iter().take(2));
+    for items in [items, vec![held[0]], vec![ItemId(-5)]] {
+        let request = Rank { user: user.clone(), items, reading: reading.clone() };
+        let expected = self::items(ask(&of_all, Request::Rank(request.clone())));
+        let found = wait(rank(&InProcess::new(&views), request, 1.0)).unwrap();
+        assert_eq!((rows(&found.ranked()), &found.unknown), (rows(&expected), &expected.unknown));
+    }
+    let User::Features(features) = user else { panic!() };
+    let request = Embed { features, on_degraded: Default::default(), whole: false };
+    let expected = ask(&of_all, Request::Embed(request.clone())).content;
+    // Any shard can say it.
+    for lost in [vec![], vec![(0, "embed")]] {
+        let shards = InProcess::new(&views).losing(&lost);
+        assert_eq!(wait(embed(&shards, request.clone())).unwrap().content, expected);
+    }
+    let shards = InProcess::new(&views).losing(&[(0, "embed"), (1, "embed")]);
+    assert_eq!(wait(embed(&shards, request)).unwrap_err().kind(), Kind::Unavailable);
+}
+
+#[test]
+fn without_lost_shards_the_others_answer_as_if_there_were_no_more() {
+    let store = tempfile::tempdir().unwrap();
+    let views = cut(store.path(), &catalogue(store.path(), Rescore::F16), 3);
+    let share = (700 - views[1].items()) as f64 / 700.0;
+    for body in [
+        json!({"vector": [1, 0.5, -0.25, 0.1], "k": 40, "probes": 12}),
+        json!({"vector": [0, -1, 0.5, 0], "k": 500, "candidates": 600, "probes": 12, "filter": "NOT colour:green"}),
+        json!({"vector": [0, -1, 0.5, 0], "k": 30, "exact": true}),
+    ] {
+        let request = read(&body);
+        let gather = |lost: &[(usize, &'static str)], coverage| {
+            wait(retrieve(&InProcess::new(&views).losing(lost), request.clone(), coverage))
+        };
+        let all = rows(&gather(&[], 1.0).unwrap().ranked());
+        let mut first = None;
+        // Lost before it chose, or only when its candidates were to be reranked: the answer is one.
+        for lost in [[(1, "select")], [(1, "rerank")]] {
+            let found = gather(&lost, share).unwrap();
+            assert_eq!(found.coverage, share);
+            assert_eq!(found.missing.iter().map(|(shard, _)| *shard).collect::<Vec<_>>(), [1]);
+            let found = rows(&found.ranked());
+            assert!(found.iter().all(|row| shard_of(ItemId(row.0), 3) != 1) && !found.is_empty());
+            assert!(
+                all.iter()
+                    .filter(|row| shard_of(ItemId(row.0), 3) != 1)
+                    .eq(found.iter().take_while(|row| all.contains(row)))
+            );
+            assert_eq!(first.get_or_insert(found.clone()), &found);
+            let error = gather(&lost, 1.0).unwrap_err();
+            assert!(error.kind() == Kind::Partial && error.to_string().contains("2 of 3 shards"), "{error}");
+        }
+        let error = gather(&[(0, "select"), (1, "rerank"), (2, "rerank")], 0.0).unwrap_err();
+        assert_eq!(error.kind(), Kind::Partial, "{error}");
+    }
+    // What is wrong with a request is said by any shard, whatever may be missing.
+    let wrong = read(&json!({"vector": [1, 0.5, -0.25, 0.1], "probes": 13}));
+    let error = wait(retrieve(&InProcess::new(&views), wrong, 0.0)).unwrap_err();
+    assert!(error.kind() == Kind::Invalid && error.to_string().starts_with("field `probes`: got 13"), "{error}");
+}
+
+#[test]
 fn a_cut_version_is_whole_or_refused() {
     let store = tempfile::tempdir().unwrap();
     let what = Publish { shards: Some(3), ..catalogue(store.path(), Rescore::F16) };
@@ -295,7 +379,7 @@ fn a_cut_version_is_whole_or_refused() {
         std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     assert_eq!(names, ["shard-0", "shard-1", "shard-2", SHARDS_FILE]);
-    let shards = Shards::read(&folder).unwrap();
+    let shards = snapshot::Shards::read(&folder).unwrap();
     let load = |shard: u32| Snapshot::load(&shard_folder(&folder, shard), &Placement::whole());
     for (shard, entry) in (0..).zip(&shards.shards) {
         let snapshot = load(shard).unwrap();

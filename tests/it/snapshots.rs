@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sterling::error::Kind;
 use sterling::snapshot::{Manifest, Placement, Snapshot, Store};
 
-use crate::support::{Server, ids, put, run, sterling, text, tiny, vectors};
+use crate::support::{Server, ids, put, run, sterling, text, tiny, until, vectors};
 
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
@@ -71,14 +71,6 @@ fn other_formats_are_refused_as_such() {
 
 fn catalogue(offset: i64) -> String {
     (0..40).map(|n| format!("{{\"id\": {}, \"embedding\": [{}, 1]}}\n", n + offset, n as f32 / 40.0)).collect()
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(30), "{what} did not come");
-        std::thread::sleep(Duration::from_millis(30));
-    }
 }
 
 #[test]

@@ -18,6 +18,8 @@ use sterling::snapshot::{Recipe, Store};
 use sterling::tower::Threads;
 use sterling::view::View;
 
+pub use crate::redis_cluster::until;
+
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }

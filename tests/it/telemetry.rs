@@ -1,5 +1,9 @@
 //! What a server tells of itself: slow calls, traces, metrics from the start.
 
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpListener;
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use crate::support::{Server, agent, put, run, sterling, tiny, vectors};
@@ -75,6 +79,116 @@ fn a_trace_goes_through_answers_log_and_slow_calls() {
     let answered: Vec<&str> = log.lines().filter(|line| line.contains(TRACE) && line.contains("answered")).collect();
     assert_eq!(answered.len(), 2, "{log}");
     assert!(answered.iter().all(|line| serde_json::from_str::<Value>(line).is_ok()));
+}
+
+/// A collector: the spans of each message that comes.
+fn collector() -> (String, std::sync::mpsc::Receiver<Vec<Value>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, tell) = (BufReader::new(stream.unwrap()), tell.clone());
+            std::thread::spawn(move || {
+                loop {
+                    let (mut line, mut length) = (String::new(), 0);
+                    while stream.read_line(&mut line).unwrap() > 2 {
+                        let header = line.to_ascii_lowercase();
+                        if let Some(value) = header.strip_prefix("content-length:") {
+                            length = value.trim().parse().unwrap();
+                        }
+                        assert!(!header.starts_with("post ") || header.starts_with("post /v1/traces "), "{header}");
+                        line.clear();
+                    }
+                    if length == 0 {
+                        return;
+                    }
+                    let mut body = vec![0; length];
+                    stream.read_exact(&mut body).unwrap();
+                    stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").unwrap();
+                    let message: Value = serde_json::from_slice(&body).unwrap();
+                    let spans = message["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap().clone();
+                    if tell.send(spans).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (format!("http://{address}"), told)
+}
+
+#[test]
+fn a_collector_gets_the_calls_that_are_recorded_with_their_steps() {
+    let store = tempfile::tempdir().unwrap();
+    put(store.path(), &vectors(store.path(), "{\"id\": 7, \"embedding\": [1, 0]}\n")).unwrap();
+    let (url, told) = collector();
+    let serve = |share: &str| {
+        let mut command = sterling();
+        command.env("STERLING_TRACES__COLLECTOR", &url).env("STERLING_TRACES__SHARE", share);
+        command.env("STERLING_HTTP__DRAIN_MS", "0");
+        command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store.path());
+        Server::spawn(&mut command)
+    };
+    let server = serve("0");
+    server.wait_ready();
+    let ask = |flags: &str| {
+        let url = format!("http://{}/v1/models/vectors:retrieve", server.address);
+        let request = agent().post(url).header("traceparent", format!("00-{TRACE}-00f067aa0ba902b7-{flags}"));
+        let response = request.header("content-type", "application/json").send("{\"vector\": [1, 0]}").unwrap();
+        response.headers()["traceparent"].to_str().unwrap().split('-').nth(2).unwrap().to_owned()
+    };
+    ask("00");
+    let own = ask("01");
+    let spans = told.recv_timeout(Duration::from_secs(30)).unwrap();
+    let (call, steps) = spans.split_first().unwrap();
+    assert_eq!((&call["name"], &call["kind"], &call["spanId"]), (&json!("retrieve"), &json!(2), &json!(own)));
+    assert_eq!((&call["traceId"], &call["parentSpanId"]), (&json!(TRACE), &json!("00f067aa0ba902b7")));
+    let time = |span: &Value, end: &str| span[format!("{end}TimeUnixNano")].as_str().unwrap().parse::<u64>().unwrap();
+    let names: Vec<&str> = steps.iter().map(|step| step["name"].as_str().unwrap()).collect();
+    assert!(
+        names.contains(&"scan") && steps.iter().all(|s| s["parentSpanId"] == own && s["traceId"] == TRACE),
+        "{names:?}"
+    );
+    let mut at = time(call, "start");
+    for step in steps {
+        assert!(at <= time(step, "start") && time(step, "start") <= time(step, "end"), "{step}");
+        at = time(step, "end");
+    }
+    assert!(at <= time(call, "end"));
+    assert!(told.recv_timeout(Duration::from_millis(1500)).is_err(), "the other was not to be recorded");
+    drop(server);
+    // A share of those that name no trace, each with one of its own.
+    let server = serve("1");
+    server.wait_ready();
+    server.ask("/v1/models/vectors:retrieve", json!({"vector": [1, 0]}));
+    let mut seen = Vec::new();
+    while !seen.iter().any(|span: &Value| span["name"] == "retrieve") {
+        seen.extend(told.recv_timeout(Duration::from_secs(30)).unwrap());
+    }
+    assert!(seen.iter().all(|span| span["traceId"].as_str().unwrap().len() == 32));
+    assert!(seen.iter().any(|span| span["name"] == "health" && span["parentSpanId"] == ""));
+}
+
+#[test]
+fn a_collector_that_is_not_there_costs_no_answer() {
+    let store = tempfile::tempdir().unwrap();
+    put(store.path(), &vectors(store.path(), "{\"id\": 7, \"embedding\": [1, 0]}\n")).unwrap();
+    let mut command = sterling();
+    command.env("STERLING_TRACES__COLLECTOR", "http://127.0.0.1:1").env("STERLING_TRACES__SHARE", "1");
+    command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store.path());
+    let server = Server::spawn(&mut command);
+    server.wait_ready();
+    server.ask("/v1/models/vectors:retrieve", json!({"vector": [1, 0]}));
+    let is_lost = || {
+        let text = server.get("/metrics").1;
+        text.lines().any(|l| l.strip_prefix("sterling_traces_lost_total ").is_some_and(|n| n != "0"))
+    };
+    let start = std::time::Instant::now();
+    while !is_lost() {
+        assert!(start.elapsed() < Duration::from_secs(30));
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 #[test]

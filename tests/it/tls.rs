@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio_rustls::rustls::crypto::ring;
@@ -12,7 +12,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-use crate::support::{Server, put, root, run, sterling, vectors};
+use crate::support::{Server, put, root, run, sterling, until, vectors};
 
 fn golden(name: &str) -> PathBuf {
     root().join("tests/golden/tls").join(name)
@@ -80,14 +80,6 @@ fn ask(stream: &mut Stream, request: &str) -> std::io::Result<String> {
 }
 
 const READY: &str = "GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(30), "{what}: not within 30 s");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
 
 fn is_ready(server: &Server) -> bool {
     ask(&mut connect(server, None), READY).is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rten_onnx::onnx::{
     AttributeProto, AttributeType, DataLocation, DataType, NodeProto, StringStringEntryProto, TensorProto,
@@ -16,7 +16,7 @@ use sterling::trial::{Apart, Bounds, Trials};
 use tempfile::TempDir;
 
 use crate::onnx::{Onnx, floats, integers, node, typed, value};
-use crate::support::{Server, ids, run, sterling};
+use crate::support::{Server, ids, run, sterling, until};
 
 const MODEL: &str = "
 name = 'm'
@@ -176,6 +176,13 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
     let bad: &[&str] = &["overarch.onnx: "];
     vec![
         ("nothing", Vec::new(), &["overarch.onnx: not a usable ONNX graph: a file without a graph"]),
+        (
+            "before opset 7",
+            good().bytes_of_opset(Some(6)),
+            &["overarch.onnx: operators of opset 6, expected opset 7 to 18"],
+        ),
+        ("opset 99", good().bytes_of_opset(Some(99)), &["overarch.onnx: operators of opset 99", "opset_version=18"]),
+        ("no opset", good().bytes_of_opset(None), &["overarch.onnx: no version of the operators"]),
         ("text", b"no graph at all".to_vec(), &["overarch.onnx: not a usable ONNX graph"]),
         ("cut off", whole[..whole.len() - 9].to_vec(), &["overarch.onnx", "cut off"]),
         ("nested", nested(3000), &["overarch.onnx", "a graph within a node"]),
@@ -471,14 +478,6 @@ fn smuggle(folder: &Folder, number: u64, graph: &[u8]) {
     std::fs::rename(aside, to).unwrap();
 }
 
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 #[test]
 fn a_version_of_an_older_program_is_tried_when_it_is_loaded() {
     let folder = Folder::new();
@@ -539,6 +538,33 @@ fn graphs_as_deep_as_they_may_be_are_served() {
         let server = Server::start(&folder.path("store"));
         assert_eq!(ids(&answer(&server)).len(), 3, "{operator}");
     }
+}
+
+#[test]
+fn a_graph_of_the_runtime_runs_on_the_threads_of_the_workers() {
+    let folder = Folder::new();
+    let graph = foreign(&["logits = ReduceSum(sin, last)"]).bytes();
+    let (code, said, errors) = folder.publish(MODEL, &[("overarch.onnx", graph)]);
+    assert!(code == 0 && said.contains("runs whole in rten"), "{said}{errors}");
+    let config = folder.path("sterling.toml");
+    std::fs::write(&config, "[engine]\nworkers = 1\n").unwrap();
+    let server = Server::start_with(&folder.path("store"), &["--config", config.to_str().unwrap()]);
+    // The pool of a worker has one thread, that of the process one a core: its second one, where there is one, sleeps.
+    let woken = || -> Vec<String> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", server.id())).unwrap();
+        let texts = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
+        let others = texts.filter(|text| text.starts_with("Name:\trten-") && !text.starts_with("Name:\trten-0\n"));
+        let of = |text: String| {
+            text.lines().filter(|line| line.contains("Pid:") || line.contains("ctxt")).collect::<String>()
+        };
+        others.map(of).collect()
+    };
+    answer(&server);
+    let before = woken();
+    for _ in 0..40 {
+        assert_eq!(ids(&answer(&server)).len(), 3);
+    }
+    assert_eq!(woken(), before);
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sterling::error::Kind;
@@ -11,7 +10,7 @@ use sterling::publish::Publish;
 use sterling::snapshot::Manifest;
 use tempfile::TempDir;
 
-use crate::support::{Server, ids, put, text, tiny, tiny_package};
+use crate::support::{Server, ids, put, text, tiny, tiny_package, until};
 
 const RETRIEVE: &str = "/v1/models/tiny:retrieve";
 
@@ -56,14 +55,6 @@ fn rewrite(folder: &Path, lines: &[Value]) {
     let mut manifest = Manifest::read(folder).unwrap();
     manifest.files.insert("warmup.jsonl".into(), Checksum::of(text.as_bytes()));
     manifest.write(folder).unwrap();
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]

@@ -241,7 +241,7 @@ proptest! {
     }
 
     #[test]
-    fn a_pace_follows_what_is_measured_within_a_second(
+    fn a_pace_follows_what_is_measured_within_a_second_and_a_half(
         truth in 0.05..20.0f64,
         price_ms in 0.5..10.0f64,
         before in prop::collection::vec(0.01..100.0f64, 0..50),
@@ -255,7 +255,7 @@ proptest! {
         for factor in before {
             learn(factor, &mut pace);
         }
-        for _ in 0..400 + (1000.0 / (price_ms * truth)) as usize {
+        for _ in 0..400 + (1500.0 / (price_ms * truth)) as usize {
             learn(truth, &mut pace);
         }
         prop_assert!((pace.factor() / truth - 1.0).abs() < 0.1, "{} for {truth}", pace.factor());

@@ -34,7 +34,8 @@ pub use problem::{Problem, status};
 pub use reply::{Entry, Reply, embedding};
 pub use request::{EmbedRequest, RankRequest, RetrieveRequest};
 pub use response::{
-    BatchEntry, BatchResponse, EmbedResponse, Explain, Item, ProbesInfo, RetrieveResponse, Retrieved, Served, Step,
+    BatchEntry, BatchResponse, EmbedResponse, Explain, Item, MissingShard, ProbesInfo, RetrieveResponse, Retrieved,
+    Served, ShardSteps, Step,
 };
 pub(super) use schemas::{RetrieveOneOrMany, RetrievedOneOrMany, UpsertRequest};
 pub use slow::{SlowCall, SlowPass, SlowResponse};

@@ -36,7 +36,7 @@ pub fn status(kind: Kind) -> (u16, &'static str) {
         Kind::Conflict => (409, "Conflict"),
         Kind::Unsupported | Kind::TooCostly => (422, "Unprocessable Content"),
         Kind::Corrupt | Kind::Io | Kind::Internal => (500, "Internal Server Error"),
-        Kind::Overloaded | Kind::NotReady | Kind::Unavailable => (503, "Service Unavailable"),
+        Kind::Overloaded | Kind::NotReady | Kind::Unavailable | Kind::Partial => (503, "Service Unavailable"),
         Kind::DeadlineExceeded => (504, "Gateway Timeout"),
         Kind::NoSpace => (507, "Insufficient Storage"),
     }
@@ -65,7 +65,9 @@ const DETAIL_BYTES_MAX: usize = 1000;
 fn detail(error: &Error) -> String {
     let text = match error.kind() {
         Kind::Io | Kind::Internal => "the server failed; its log tells more under this request's id".into(),
-        Kind::Corrupt | Kind::NotReady | Kind::Unavailable | Kind::NoSpace => without_places(&error.to_string()),
+        Kind::Corrupt | Kind::NotReady | Kind::Unavailable | Kind::NoSpace | Kind::Partial => {
+            without_places(&error.to_string())
+        }
         // A file that is not there; other things that are not found are what the caller named.
         Kind::NotFound if error.source().is_some() => without_places(&error.to_string()),
         _ => error.to_string(),

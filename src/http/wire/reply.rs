@@ -8,6 +8,7 @@ use super::response::{EmbedResponse, Explain, Served, Step};
 use crate::columns::{Cell, Stacked};
 use crate::error::{Error, Result};
 use crate::request::{Answer, Content, Ranked};
+use crate::route::protocol::Written;
 
 /// Bytes after which a piece of a reply is sent.
 const PIECE_BYTES: usize = 64 << 10;
@@ -18,6 +19,21 @@ struct Items {
     ranked: Ranked,
     explain: Option<Explain>,
     degraded_rows: u64,
+    rest: Rest,
+}
+
+/// What items say besides ids and scores.
+#[derive(Clone, Debug)]
+enum Rest {
+    /// Told here.
+    Told(Box<Told>),
+    /// Told elsewhere.
+    Written(Written),
+}
+
+/// Tasks and columns with their names.
+#[derive(Clone, Debug)]
+struct Told {
     /// `"name":` of each task and of each column, ready to be copied.
     task_keys: Vec<Vec<u8>>,
     column_keys: Vec<Vec<u8>>,
@@ -54,11 +70,34 @@ impl Entry {
             ranked,
             explain: answer.explain.as_ref().map(Explain::from),
             degraded_rows: answer.degraded_rows,
-            task_keys: tasks.into_iter().map(key).collect(),
-            column_keys: picked.iter().map(|&c| key(&names[c])).collect(),
-            columns,
-            picked,
+            rest: Rest::Told(Box::new(Told {
+                task_keys: tasks.into_iter().map(key).collect(),
+                column_keys: picked.iter().map(|&c| key(&names[c])).collect(),
+                columns,
+                picked,
+            })),
         }))))
+    }
+
+    /// Items that others found, with what these say of them.
+    pub fn gathered(ranked: Ranked, rest: Written, explain: Option<Explain>, degraded_rows: u64) -> Self {
+        Entry(Ok(Box::new(Items { ranked, explain, degraded_rows, rest: Rest::Written(rest) })))
+    }
+
+    /// The items, and what they say besides ids and scores, for whoever writes them.
+    pub fn written(self) -> (Ranked, Written) {
+        let mut written = Written::default();
+        let Ok(items) = self.0 else { return (Ranked::default(), written) };
+        let mut text = Vec::new();
+        for row in 0..items.ranked.ids.len() {
+            text.clear();
+            items.row_rest(row, &mut text);
+            written.push(&text);
+        }
+        (
+            Ranked { tasks: Vec::new(), ..items.ranked },
+            if written.text.is_empty() { Written::default() } else { written },
+        )
     }
 
     /// The steps of an explained answer.
@@ -208,6 +247,38 @@ impl Items {
         number(out, ranked.scores[row]);
         out.extend_from_slice(b",\"similarity\":");
         number(out, ranked.similarities[row]);
+        self.row_rest(row, out);
+        out.push(b'}');
+    }
+
+    /// What stands behind the scores of an item.
+    fn row_rest(&self, row: usize, out: &mut Vec<u8>) {
+        match &self.rest {
+            Rest::Told(told) => told.row(&self.ranked, row, out),
+            Rest::Written(written) => out.extend_from_slice(written.of(row)),
+        }
+    }
+
+    /// What stands behind the items.
+    fn rest(&self, out: &mut Vec<u8>) {
+        out.push(b']');
+        if let Some(explain) = &self.explain {
+            out.extend_from_slice(b",\"explain\":");
+            json(out, explain);
+        }
+        if self.degraded_rows > 0 {
+            out.extend_from_slice(b",\"degraded_rows\":");
+            json(out, &self.degraded_rows);
+        }
+        if !self.ranked.unknown.is_empty() {
+            out.extend_from_slice(b",\"unknown\":");
+            json(out, &self.ranked.unknown);
+        }
+    }
+}
+
+impl Told {
+    fn row(&self, ranked: &Ranked, row: usize, out: &mut Vec<u8>) {
         let count = ranked.ids.len();
         for (task, key) in self.task_keys.iter().enumerate() {
             out.extend_from_slice(if task == 0 { b",\"tasks\":{" } else { b"," });
@@ -229,23 +300,8 @@ impl Items {
                 Cell::Texts(many) => json(out, &many),
             }
         }
-        out.extend_from_slice(if self.picked.is_empty() { b"}" } else { b"}}" });
-    }
-
-    /// What stands behind the items.
-    fn rest(&self, out: &mut Vec<u8>) {
-        out.push(b']');
-        if let Some(explain) = &self.explain {
-            out.extend_from_slice(b",\"explain\":");
-            json(out, explain);
-        }
-        if self.degraded_rows > 0 {
-            out.extend_from_slice(b",\"degraded_rows\":");
-            json(out, &self.degraded_rows);
-        }
-        if !self.ranked.unknown.is_empty() {
-            out.extend_from_slice(b",\"unknown\":");
-            json(out, &self.ranked.unknown);
+        if !self.picked.is_empty() {
+            out.push(b'}');
         }
     }
 }
@@ -291,7 +347,14 @@ mod tests {
     use crate::units::{ItemId, Slot};
 
     fn served() -> Served {
-        Served { model: "shop".into(), version: 7, digest: "ab".into(), coverage: 1.0, position: 0 }
+        Served {
+            model: "shop".into(),
+            version: 7,
+            digest: "ab".into(),
+            coverage: 1.0,
+            position: 0,
+            missing: Vec::new(),
+        }
     }
 
     /// Columns of `count` slots: a text, a set of whole numbers with a gap, a number.

@@ -82,6 +82,22 @@ pub struct Explain {
     /// Where the model has several queries a user, what each of them found; the numbers above are their sums.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub queries: Vec<QueryFound>,
+    /// Of a router: what each shard was asked, in turn; the numbers above are their sums.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shards: Vec<ShardSteps>,
+}
+
+/// What a shard did of a request.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ShardSteps {
+    /// Its number.
+    pub shard: u32,
+    /// What it was asked for: `embed`, `select`, `rerank`, `rank`, or `all` where there is no other.
+    pub round: String,
+    /// Time in microseconds until its answer was there.
+    pub micros: u64,
+    /// The steps that it ran.
+    pub steps: Vec<Step>,
 }
 
 /// What one of several queries of a user found.
@@ -129,6 +145,18 @@ pub struct Served {
     /// The position of the updates that the answer saw: all up to it, and none after it.
     #[serde(default)]
     pub position: u64,
+    /// Of a router: the shards that could not answer, where it was told that their items may be missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<MissingShard>,
+}
+
+/// A shard that could not answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MissingShard {
+    /// Its number.
+    pub shard: u32,
+    /// Why it could not.
+    pub reason: String,
 }
 
 /// The answer to a single retrieval or ranking.
@@ -200,6 +228,7 @@ impl From<&request::Explain> for Explain {
             returned: explain.returned,
             kernel: explain.kernel.into(),
             queries: explain.queries.iter().map(found).collect(),
+            shards: Vec::new(),
         }
     }
 }

@@ -3,26 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use serde::Deserialize;
+use crate::dense::tests::{Case, Named};
 
 /// A file of the tiny package that `python/make_test_graphs.py` writes.
 fn tiny(file: &str) -> Vec<u8> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/tiny/");
     std::fs::read(format!("{path}{file}")).unwrap_or_else(|e| panic!("{file}: {e}"))
-}
-
-#[derive(Deserialize)]
-struct Named {
-    name: String,
-    shape: Vec<usize>,
-    values: Vec<f32>,
-}
-
-#[derive(Deserialize)]
-struct Case {
-    graph: String,
-    inputs: Vec<Named>,
-    output: Named,
 }
 
 fn graph(name: &str) -> Graph {
@@ -40,7 +26,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, expected: &str) {
 
 #[test]
 fn graphs_answer_as_onnxruntime_does() {
-    let cases: Vec<Case> = serde_json::from_slice(&tiny("cases.json")).unwrap();
+    let cases = Case::all();
     for case in &cases {
         let made = graph(&case.graph).run(&inputs(&case.inputs), &case.output.name, &Threads::new(1)).unwrap();
         assert_eq!(made.shape(), case.output.shape, "{}", case.graph);
@@ -136,7 +122,7 @@ fn a_graph_that_cannot_run_says_so() {
 
 #[test]
 fn a_flipped_byte_never_panics() {
-    let cases: Vec<Case> = serde_json::from_slice(&tiny("cases.json")).unwrap();
+    let cases = Case::all();
     let threads = Threads::new(1);
     for case in cases.iter().filter(|c| ["user", "overarch"].contains(&c.graph.as_str())) {
         let whole = tiny(&format!("{}.onnx", case.graph));

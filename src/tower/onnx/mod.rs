@@ -11,12 +11,16 @@
 mod check;
 mod wire;
 
+use std::ops::RangeInclusive;
+
 use rten_onnx::onnx::{DataType, ModelProto, ValueInfoProto};
 
 use crate::error::{Error, Result};
 
 /// Largest file, in bytes: ONNX itself ends at twice as many.
 const BYTES_MAX: usize = 1 << 30;
+/// Versions of the standard operators: from the first whose operands broadcast to the last that models were tried with.
+const OPSETS: RangeInclusive<i64> = 7..=18;
 
 /// An input or output of a graph. `None` stands for a size that differs from run to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +49,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Ports> {
     wire::check(bytes).map_err(|e| unusable(&e))?;
     let model = ModelProto::parse_buf(bytes).map_err(|e| unusable(&e))?;
     let graph = model.graph.as_ref().ok_or_else(|| unusable(&"a file without a graph"))?;
+    check_opset(&model)?;
     check::graph(graph)?;
     let is_constant = |value: &&ValueInfoProto| graph.initializer.iter().any(|tensor| tensor.name == value.name);
     let port = |what: &str, value: &ValueInfoProto| port(value).map_err(|e| e.within(what));
@@ -53,6 +58,18 @@ pub(super) fn read(bytes: &[u8]) -> Result<Ports> {
         inputs: graph.input.iter().filter(|v| !is_constant(v)).map(|v| port("input", v)).collect::<Result<_>>()?,
         outputs: graph.output.iter().map(|v| port("output", v)).collect::<Result<_>>()?,
     })
+}
+
+/// What an operator means depends on the version that a file names: one that nobody has looked at is not guessed.
+fn check_opset(model: &ModelProto) -> Result<()> {
+    let is_standard = |domain: &Option<String>| domain.as_deref().is_none_or(|d| d.is_empty() || d == "ai.onnx");
+    let named = model.opset_import.iter().find(|opset| is_standard(&opset.domain)).and_then(|opset| opset.version);
+    if named.is_some_and(|version| OPSETS.contains(&version)) {
+        return Ok(());
+    }
+    let (least, most) = (OPSETS.start(), OPSETS.end());
+    let named = named.map_or("no version of the operators".into(), |version| format!("operators of opset {version}"));
+    Err(Error::invalid(format!("{named}, expected opset {least} to {most}: export with `opset_version={most}`")))
 }
 
 fn port(value: &ValueInfoProto) -> Result<Port> {

@@ -367,46 +367,53 @@ static inline int dot4(unsigned codes, unsigned query, int sum) {
     return sum;
 }
 
-// mma.m16n8k32 of unsigned by signed bytes, with the fragments of the PTX manual.
-static inline void mma_u8_s8(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    struct Fragment {
-        unsigned a[4], b[2];
-    } mine;
+// What a lane brings to a product of matrices, as the PTX manual lays it out: rows of the left and columns of the right one.
+struct Fragment {
+    unsigned a[4], b[2];
+};
+
+// A product of a warp into 16 by 8 results, four a lane. `add` adds to a result of the upper or lower half what the four lanes of its
+// row and the four of its column have brought.
+template <class T, class Add>
+static inline void mma(const char* name, T (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2], Add add) {
+    Fragment mine;
     std::memcpy(mine.a, a, sizeof mine.a);
     std::memcpy(mine.b, b, sizeof mine.b);
     emu::bring(mine);
-    emu::meet(~0u, "mma.m16n8k32");
+    emu::meet(~0u, name);
     unsigned group = emu::machine->current->lane >> 2, within = emu::machine->current->lane & 3;
     for (unsigned i = 0; i < 4; i++) {
-        unsigned upper = i >> 1, column = within * 2 + (i & 1);
+        Fragment row[4], column[4];
         for (unsigned k = 0; k < 4; k++) {
-            Fragment row = emu::brought<Fragment>(group * 4 + k), col = emu::brought<Fragment>(column * 4 + k);
-            c[i] = dot4(row.a[upper], col.b[0], c[i]);
-            c[i] = dot4(row.a[2 + upper], col.b[1], c[i]);
+            row[k] = emu::brought<Fragment>(group * 4 + k);
+            column[k] = emu::brought<Fragment>((within * 2 + (i & 1)) * 4 + k);
         }
+        c[i] = add(c[i], row, column, i >> 1);
     }
-    emu::meet(~0u, "mma.m16n8k32");
+    emu::meet(~0u, name);
 }
 
-// mma.m16n8k16 of bf16 by bf16, with the fragments of the PTX manual. A card sums in an order of its own.
-static inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    struct Fragment {
-        unsigned a[4], b[2];
-    } mine;
-    std::memcpy(mine.a, a, sizeof mine.a);
-    std::memcpy(mine.b, b, sizeof mine.b);
-    emu::bring(mine);
-    emu::meet(~0u, "mma.m16n8k16");
-    unsigned group = emu::machine->current->lane >> 2, within = emu::machine->current->lane & 3;
-    for (unsigned i = 0; i < 4; i++) {
-        unsigned upper = i >> 1, column = within * 2 + (i & 1);
-        for (unsigned k = 0; k < 16; k++) {
-            Fragment row = emu::brought<Fragment>(group * 4 + k % 8 / 2), col = emu::brought<Fragment>(column * 4 + k % 8 / 2);
-            unsigned x = row.a[k / 8 * 2 + upper] >> (16 * (k % 2)), y = col.b[k / 8] >> (16 * (k % 2));
-            c[i] += __uint_as_float(x << 16) * __uint_as_float(y << 16);
+// mma.m16n8k32 of unsigned by signed bytes.
+static inline void mma_u8_s8(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    mma("mma.m16n8k32", c, a, b, [](int sum, const Fragment* row, const Fragment* column, unsigned lower) {
+        for (unsigned k = 0; k < 4; k++) {
+            sum = dot4(row[k].a[lower], column[k].b[0], sum);
+            sum = dot4(row[k].a[2 + lower], column[k].b[1], sum);
         }
-    }
-    emu::meet(~0u, "mma.m16n8k16");
+        return sum;
+    });
+}
+
+// mma.m16n8k16 of bf16 by bf16. A card sums in an order of its own.
+static inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    mma("mma.m16n8k16", c, a, b, [](float sum, const Fragment* row, const Fragment* column, unsigned lower) {
+        for (unsigned k = 0; k < 16; k++) {
+            unsigned lane = k % 8 / 2, shift = 16 * (k % 2);
+            unsigned x = row[lane].a[k / 8 * 2 + lower] >> shift, y = column[lane].b[k / 8] >> shift;
+            sum += __uint_as_float(x << 16) * __uint_as_float(y << 16);
+        }
+        return sum;
+    });
 }
 
 // IEEE half precision to single.

@@ -1,0 +1,122 @@
+"""The worker of offline scoring: one ``sterling score --units -``, which is told the numbers of files and says what became of each."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from .errors import ProgramError
+from .program import find_program
+
+Path = str | os.PathLike[str]
+
+TASKS = ("retrieve", "rank", "items")
+
+
+def command(
+    inputs: Sequence[Path],
+    output: Path,
+    *,
+    model: str,
+    store: Path = "store",
+    request: Mapping[str, Any] | None = None,
+    task: str = "retrieve",
+) -> list[str]:
+    """The arguments of ``sterling score`` for a job (``docs/SCORE.md``); paths become absolute, for workers run in other folders.
+
+    Raises `ValueError` without inputs, or for another ``task`` than ``retrieve``, ``rank`` and ``items``.
+    """
+    if task not in TASKS:
+        raise ValueError(f"task: got {task!r}, expected one of {', '.join(TASKS)}")
+    if not inputs:
+        raise ValueError("inputs: got no files, expected at least one")
+    said = ["score", "--model", model, "--in", *(os.path.abspath(path) for path in inputs)]
+    said += ["--out", os.path.abspath(output), "--store", os.path.abspath(store)]
+    said += [f"--{task}"] if task != "retrieve" else []
+    return said + ["--request", json.dumps(request or {}, allow_nan=False)]
+
+
+class Worker:
+    """A process that scores the files of a job by their numbers. It dies with this process, and ends with the ``with`` block."""
+
+    def __init__(self, arguments: Sequence[str], *, threads: int | None = None, program: Path | None = None):
+        """Starts it and waits until it has its model; raises `ProgramError` with what it said where it ends before."""
+        said = [str(find_program(program)), *arguments, "--units", "-"]
+        said += ["--threads", str(threads)] if threads else []
+        descriptor, log = tempfile.mkstemp(prefix="sterling-score-", suffix=".log")
+        self._log = pathlib.Path(log)
+        with os.fdopen(descriptor, "wb") as errors:
+            self._process = subprocess.Popen(
+                said, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8", preexec_fn=_die_with_parent
+            )
+        try:
+            self.units = int(self._line()["units"])
+        except BaseException:
+            self.kill()
+            raise
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    def score(self, unit: int) -> dict[str, Any]:
+        """Has a file scored; what the program says of it: ``done``, and ``counts`` or ``code``, ``retryable`` and ``error``.
+
+        Raises `ProgramError` where the process has ended.
+        """
+        assert self._process.stdin is not None
+        # A process that is gone is found out by its answer.
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(f"{unit}\n")
+            self._process.stdin.flush()
+        return self._line()
+
+    def _line(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.endswith("\n"):
+            code = self._process.wait()
+            log = self._log.read_text(encoding="utf-8", errors="replace")[-4000:].strip() if self._log.exists() else ""
+            error = ProgramError(f"sterling score ended with {code}: {log}")
+            error.status = code
+            raise error
+        return json.loads(line)
+
+    def close(self) -> int:
+        """Tells it that there is no more, and waits; where no file of the job is left it writes the counts. The exit status."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        code = self._process.wait()
+        self._process.stdout.close()
+        self._log.unlink(missing_ok=True)
+        return code
+
+    def kill(self) -> None:
+        """Ends it at once; what it was at is done by whoever does it next."""
+        self._process.kill()
+        self.close()
+
+
+def _die_with_parent() -> None:
+    """Has the kernel end this process with its parent, which may be killed at any moment (Linux)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

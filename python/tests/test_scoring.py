@@ -1,0 +1,74 @@
+"""The worker of offline scoring: what it is told, what it says, that it dies with its parent."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import sterling
+from sterling import scoring
+
+
+@pytest.fixture
+def job(store, tmp_path):
+    """The arguments of a job over three files, and its output folder."""
+    for n in range(3):
+        rows = [{"id": 10 * n + i, "features": {"installed": [n, i]}} for i in range(10)]
+        (tmp_path / f"users-{n}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    inputs = sorted(tmp_path.glob("users-*.jsonl"))
+    return scoring.command(inputs, tmp_path / "out", model="tiny@1", store=store, request={"k": 3}), tmp_path / "out"
+
+
+def test_a_worker_scores_what_it_is_told(job, program):
+    arguments, out = job
+    with scoring.Worker(arguments, threads=1, program=program) as worker:
+        assert worker.units == 3
+        assert worker.score(1)["counts"] == {"rows": 10, "scored": 10, "problems": {}}
+        assert worker.score(1) == {"unit": 1, "done": True}
+        said = worker.score(9)
+        assert (said["done"], said["code"], said["retryable"]) == (False, "invalid", False) and "0 to 2" in said["error"]
+    assert not (out / "_SUCCESS.json").exists()
+    with scoring.Worker(arguments, program=program) as worker:
+        assert [worker.score(unit)["done"] for unit in range(3)] == [True] * 3
+    assert json.loads((out / "_SUCCESS.json").read_text())["scored"] == 30
+    assert len(list(out.glob("part-*.parquet"))) == 3
+
+
+def test_a_job_that_is_refused_says_why(job, program, store, tmp_path):
+    with pytest.raises(sterling.ProgramError, match="model `nobody`") as wrong:
+        scoring.Worker(scoring.command([tmp_path / "users-0.jsonl"], tmp_path / "a", model="nobody", store=store), program=program)
+    assert wrong.value.status == 2
+    with pytest.raises(ValueError, match="task: got 'rnk', expected one of"):
+        scoring.command(["a"], "b", model="tiny", task="rnk")
+    with pytest.raises(ValueError, match="no files"):
+        scoring.command([], "b", model="tiny")
+
+
+def test_a_worker_that_is_killed_is_missed(job, program):
+    with scoring.Worker(job[0], program=program) as worker:
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(sterling.ProgramError, match="ended with -9") as wrong:
+            worker.score(0)
+        assert wrong.value.status == -9
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is of Linux")
+def test_a_worker_dies_with_its_parent(job, program):
+    code = "import json, sys, time; from sterling import scoring; w = scoring.Worker(json.loads(sys.argv[1]), program=sys.argv[2]); print(w.pid, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, json.dumps(job[0]), str(program)], stdout=subprocess.PIPE, text=True) as parent:
+        worker = int(parent.stdout.readline())
+        os.kill(worker, 0)
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            # One that nobody has waited for yet is dead too.
+            if open(f"/proc/{worker}/stat").read().rsplit(")", 1)[1].split()[0] == "Z":
+                return
+        except FileNotFoundError:
+            return
+        time.sleep(0.05)
+    pytest.fail("it lives")

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Does the reranker take in the server what it takes alone? STERLING=... [BENCH_FORWARD=...] scripts/bench_step.py
+
+Held-out users in turns: each is asked of the server with `explain`, whose step `overarch` is told, and then of `benches/forward.rs`, which
+runs that step alone over the same candidates, on one thread, again and again. Medians over USERS (200) users. BENCH_FORWARD is the
+built bench, the newest target/release/deps/forward-* where it is not set (`cargo bench --bench forward --no-run`).
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+from served import ROOT, STERLING, Server, finish, header, median, row, store, users, verdict
+
+USERS = int(os.environ.get("USERS", 200))
+SLOWER_MAX = 1.10
+STEP = "overarch"
+
+
+def built():
+    """The bench as a program."""
+    if "BENCH_FORWARD" in os.environ:
+        return os.environ["BENCH_FORWARD"]
+    found = [path for path in (ROOT / "target/release/deps").glob("forward-*") if not path.suffix and os.access(path, os.X_OK)]
+    if not found:
+        sys.exit("no target/release/deps/forward-*: run `cargo bench --bench forward --no-run`")
+    return str(max(found, key=lambda path: path.stat().st_mtime))
+
+
+class Alone:
+    """The bench, told user by user whose candidates to rerank."""
+
+    def __init__(self, version):
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([built(), "--turns", str(version)], stdin=pipe, stdout=pipe, text=True)
+        self.kernel = self.line()
+
+    def line(self):
+        return self.process.stdout.readline().strip() or sys.exit("the bench ended")
+
+    def micros(self, user):
+        self.process.stdin.write(f"{user}\n")
+        self.process.stdin.flush()
+        return float(self.line())
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def in_server(server, body, connection):
+    _, answer = server.retrieve(body | {"explain": True}, connection)
+    return next(float(step["micros"]) for step in answer["explain"]["steps"] if step["name"] == STEP)
+
+
+def compare(server, alone, bodies):
+    """The microseconds of both, user by user in turns. The bench is still while the server is timed."""
+    pairs = []
+    with contextlib.closing(server.connect()) as connection:
+        for number, body in enumerate(bodies):
+            # The second answer: the first one wakes the worker.
+            in_server(server, body, connection)
+            pairs.append((in_server(server, body, connection), alone.micros(number)))
+    return pairs
+
+
+def main():
+    bodies = users()[:USERS]
+    path = store()
+    with Server(STERLING, path) as server:
+        _, info = server.retrieve(bodies[0])
+        alone = Alone(path / "debian" / str(info["version"]))
+        pairs = compare(server, alone, bodies)
+        alone.end()
+    inside, outside = median([a for a, _ in pairs]), median([b for _, b in pairs])
+    header("users", "in the server µs", "alone µs", "ratio of medians", "median of ratios")
+    row(len(pairs), inside, outside, inside / outside, median([a / b for a, b in pairs]))
+    verdict(inside <= SLOWER_MAX * outside, f"{alone.kernel}: the step takes {inside / outside:.3f} of its time alone, expected at most {SLOWER_MAX}")
+    finish()
+
+
+main()

@@ -1,0 +1,62 @@
+//! `sterling route`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+
+use super::output::say;
+use super::serve::stop_signals;
+use crate::config::{RouterConfig, RouterFlags, ServerFlags};
+use crate::error::{Error, Result};
+use crate::http::{self, AccessControl, RouterApp, Traces};
+use crate::route::Fleet;
+use crate::telemetry;
+
+/// Arguments of `sterling route`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Route {
+    /// A server of some shard, or a name that stands for several; may be given again and again
+    #[arg(long, value_name = "HOST:PORT")]
+    server: Vec<String>,
+    /// The address to answer on [default: 127.0.0.1:8090]
+    #[arg(long)]
+    listen: Option<SocketAddr>,
+    /// A configuration file; STERLING_* variables and flags override it
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Log as JSON lines
+    #[arg(long)]
+    log_json: bool,
+}
+
+impl Route {
+    pub(super) fn run(self) -> Result<()> {
+        telemetry::start_logs(self.log_json);
+        telemetry::metrics();
+        let flags = RouterFlags { listen: self.listen, route: ServerFlags { servers: self.server } };
+        let config = RouterConfig::read(self.config.as_deref(), &flags)?;
+        let access = AccessControl::open(&config.access)?;
+        if !access.is_guarded() && !config.listen.ip().is_loopback() {
+            tracing::warn!(address = %config.listen, "whoever reaches this address may ask: `access.keys` names a file of keys");
+        }
+        let traces = Traces::start(&config.traces)?;
+        let app = Arc::new(RouterApp::new(Fleet::new(config.route.clone()), access, traces, &config.http));
+        let threads = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+        let runtime = threads.map_err(|e| Error::io("the threads of the router", e))?;
+        let ended = runtime.block_on(async {
+            let listener = TcpListener::bind(config.listen).await;
+            let listener = listener.map_err(|e| Error::io(format!("address {}", config.listen), e))?;
+            let address = listener.local_addr().map_err(|e| Error::io("the listening socket", e))?;
+            let stops = stop_signals()?;
+            say(format_args!("listening on http://{address}"))?;
+            http::route(listener.into(), app, &config.http, stops).await
+        });
+        runtime.shutdown_background();
+        if !ended? {
+            tracing::warn!("stopped before all was answered");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,153 @@
+//! What routers ask: which versions, or shards of them, are in memory here, and passes over one of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::body::Bytes;
+use axum::extract::{Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::IntoResponse;
+use serde::Serialize;
+
+use super::access::Caller;
+use super::answer::{Held, Outcome, Refusal, Share};
+use super::app::App;
+use super::paths::Names;
+use super::wire::{self, Entry, Explain, Problem};
+use crate::engine::Terms;
+use crate::error::{Error, Result};
+use crate::pass::{self, Prepared};
+use crate::registry::{Loaded, Which};
+use crate::request::{Answer, Content};
+use crate::route::protocol::{
+    Asked, Holding, Holdings, MEDIA_TYPE, PassReply, Replied, TIMEOUT_HEADER, Written, read_call, write,
+};
+use crate::units::ItemId;
+use crate::view::View;
+
+/// What is in memory, for routers of this release.
+#[utoipa::path(get, path = "/v1/parts", tag = "routers",
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-1")))]
+pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Outcome {
+    let mut parts = Vec::new();
+    for model in app.registry.list().iter().filter(|model| caller.may_see(model.name())) {
+        let labels = app.registry.labels(model.name()).unwrap_or_default();
+        for loaded in app.registry.all_in_memory(model.name()) {
+            let labels = labels.iter().filter(|(_, version)| **version == loaded.version());
+            let (digest, shard) = identity(&loaded);
+            let main = loaded.view().main().clone();
+            let manifest = &main.manifest;
+            parts.push(Holding {
+                model: loaded.name().into(),
+                version: loaded.version(),
+                digest,
+                shard,
+                shards: manifest.shard.map_or(1, |part| part.shards),
+                items: manifest.items as u64,
+                items_of_all: manifest.shard.map_or(manifest.items, |part| part.items) as u64,
+                is_active: loaded.version() == model.version(),
+                labels: labels.map(|(label, _)| label.clone()).collect(),
+            });
+        }
+    }
+    packed(&Holdings { is_ready: app.ready().is_ok(), parts }, None)
+}
+
+/// One name for the bytes of all shards of a version, and which of them this is.
+fn identity(loaded: &Loaded) -> (String, u32) {
+    let view = loaded.view();
+    match (view.main().manifest.shard, &view.main().shards) {
+        (Some(part), Some(all)) => (all.digest(), part.shard),
+        _ => (loaded.digest().to_owned(), 0),
+    }
+}
+
+fn packed(body: &impl Serialize, share: Share) -> Outcome {
+    let body = Bytes::from_owner(Held { lines: write(body)?, _share: share });
+    Ok(([(CONTENT_TYPE, MEDIA_TYPE)], body).into_response())
+}
+
+/// A pass over a version, or over the shard of it that this server has, for routers of this release.
+#[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:pass", tag = "routers",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
+    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-1"),
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-1"), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn pass(
+    State(app): State<Arc<App>>,
+    Names((model, version)): Names<(String, u64)>,
+    request: Request,
+) -> Outcome {
+    let model = app.registry.get(&model, Which::Version(version))?;
+    let timeout = timeout(request.headers())?;
+    app.engine.admits(timeout)?;
+    let body = app.bodies.read_lines(request).await?;
+    let view = model.view();
+    let seen = view.clone();
+    let call = app.asides.prepare(body, move |body| {
+        let call = read_call(body)?;
+        Ok(match call.asked {
+            Asked::Pass(request) => {
+                let terms = Terms { timeout, priority: call.priority };
+                Called::Pass(Box::new(pass::prepare(&seen, *request)?), terms)
+            }
+            Asked::Item(item) => Called::Item(item),
+            Asked::Model => Called::Model,
+        })
+    });
+    let (given, share) = match call.await? {
+        Called::Pass(prepared, terms) => {
+            let share = app.bodies.hold_answer(prepared.cost().answer_bytes)?;
+            (passed(&app, &view, *prepared, terms).await?, share)
+        }
+        Called::Item(item) => {
+            let attributes = view.slot(item).map(|slot| text(&wire::attributes(&view, slot)));
+            (Replied::Text(attributes.transpose()?), None)
+        }
+        Called::Model => (Replied::Text(Some(text(&app.info(&model))?)), None),
+    };
+    let (digest, shard) = identity(&model);
+    packed(&PassReply { version: model.version(), digest, shard, position: view.position(), given }, share)
+}
+
+/// A call that was read and checked.
+enum Called {
+    Pass(Box<Prepared>, Terms),
+    Item(ItemId),
+    Model,
+}
+
+/// What the headers say: that this is the protocol spoken here, and how long the answer is worth waiting for.
+fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
+    if headers.get(CONTENT_TYPE).is_none_or(|kind| kind != MEDIA_TYPE) {
+        let detail = format!("content type: expected {MEDIA_TYPE}, as routers of this release send it");
+        return Err(Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail));
+    }
+    let Some(text) = headers.get(TIMEOUT_HEADER) else { return Ok(None) };
+    let micros = text.to_str().ok().and_then(|text| text.parse().ok());
+    let wrong = || Error::invalid(format!("{TIMEOUT_HEADER}: got {text:?}, expected microseconds"));
+    Ok(Some(Duration::from_micros(micros.ok_or_else(wrong)?)))
+}
+
+fn text(said: &impl Serialize) -> Result<String> {
+    serde_json::to_string(said).map_err(|e| Error::internal(format!("what cannot be written: {e}")))
+}
+
+/// Runs a pass, and writes what only this server can say of its answer.
+async fn passed(app: &App, view: &View, prepared: Prepared, terms: Terms) -> Result<Replied> {
+    let columns = prepared.columns().to_vec();
+    let answer = app.engine.submit(prepared, terms).await?;
+    let degraded_rows = answer.degraded_rows;
+    let explain = answer.explain.as_ref().map(|explain| text(&Explain::from(explain))).transpose()?;
+    let (content, rest) = match answer.content {
+        Content::Items(ranked) => {
+            let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
+            let answer = Answer { content: Content::Items(ranked), degraded_rows, explain: None };
+            let (ranked, rest) = Entry::items(answer, tasks, view.columns(), &columns)?.written();
+            (Content::Items(ranked), rest)
+        }
+        other => (other, Written::default()),
+    };
+    Ok(Replied::Pass { content, degraded_rows, rest, explain })
+}

@@ -1,0 +1,55 @@
+//! What the calls of a router share.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::super::access::AccessControl;
+use super::super::app::{Asides, Entrance, Host};
+use super::super::bodies::Bodies;
+use super::super::options::Options;
+use super::super::traces::Traces;
+use crate::error::{Error, Result};
+use crate::route::Fleet;
+
+/// The shards, behind an edge.
+pub struct RouterApp {
+    fleet: Arc<Fleet>,
+    pub(super) bodies: Bodies,
+    pub(super) asides: Asides,
+    entrance: Entrance,
+}
+
+impl RouterApp {
+    /// A fleet behind an edge, which tells a collector of its calls.
+    pub fn new(fleet: Fleet, access: AccessControl, traces: Traces, options: &Options) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        RouterApp {
+            fleet: Arc::new(fleet),
+            bodies: Bodies::new(options),
+            asides: Asides::new(cores),
+            entrance: Entrance { access, traces, ..Entrance::default() },
+        }
+    }
+
+    /// The shards.
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.fleet
+    }
+
+    pub(super) fn ready(&self) -> Result<()> {
+        match self.entrance.draining.load(Ordering::Relaxed) {
+            true => Err(Error::not_ready("the router is shutting down")),
+            false => self.fleet.ready(),
+        }
+    }
+}
+
+impl Host for RouterApp {
+    fn entrance(&self) -> &Entrance {
+        &self.entrance
+    }
+
+    fn admits(&self) -> Result<()> {
+        self.fleet.admits()
+    }
+}

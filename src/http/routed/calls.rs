@@ -1,0 +1,348 @@
+//! The calls of a router, one function each.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue, Uri};
+use axum::response::Response;
+use futures_util::stream::{self, StreamExt as _};
+use tokio::time::Instant;
+
+use super::super::access::Caller;
+use super::super::answer::{Outcome, Refusal, Timing, json, problem, reply};
+use super::super::app::Host as _;
+use super::super::paths::{Names, PathNames};
+use super::super::position::parameter;
+use super::super::slow::WINDOW;
+use super::super::wire::{
+    self, Entry, ItemResponse, LabelList, MissingShard, ModelInfo, ModelList, Reply, Retrievals, Served, SlowResponse,
+    VersionInfo, VersionList,
+};
+use super::app::RouterApp;
+use super::explain::explain;
+use crate::engine::Terms;
+use crate::error::{Error, Kind, Result};
+use crate::gather::Gathered;
+use crate::request::{Answer, Rank, Retrieve};
+use crate::route::protocol::Written;
+use crate::route::{Beside, Conditions, Errand, Offering, Pin};
+use crate::units::ItemId;
+
+/// Requests of one list that are asked of the shards side by side.
+const AT_ONCE: usize = 16;
+/// Says how much of the items an answer covers that does not cover all.
+const COVERAGE: HeaderName = HeaderName::from_static("sterling-coverage");
+/// Memory of a candidate and of a result on their way through, in bytes.
+const CANDIDATE_BYTES: usize = 48;
+const RESULT_BYTES: usize = 256;
+/// Candidates of a request that does not say.
+const CANDIDATES: usize = 1000;
+
+/// `:retrieve`, `:rank` or `:embed` of the version that answers.
+pub(super) async fn of_active(
+    State(app): State<Arc<RouterApp>>,
+    Names(model): Names<String>,
+    request: Request,
+) -> Outcome {
+    dispatch(&app, (&model, Pin::Active), request).await
+}
+
+/// The same of the version that the path names.
+pub(super) async fn of_version(
+    State(app): State<Arc<RouterApp>>,
+    Names((model, version)): Names<(String, u64)>,
+    request: Request,
+) -> Outcome {
+    dispatch(&app, (&model, Pin::Version(version)), request).await
+}
+
+/// The same of the version that a label points to.
+pub(super) async fn of_label(
+    State(app): State<Arc<RouterApp>>,
+    Names((model, label)): Names<(String, String)>,
+    request: Request,
+) -> Outcome {
+    dispatch(&app, (&model, Pin::Label(&label)), request).await
+}
+
+/// `/v1/models/{model}`
+pub(super) async fn model(State(app): State<Arc<RouterApp>>, Names(model): Names<String>) -> Outcome {
+    Ok(json(&info(&app, &model, Pin::Active).await?))
+}
+
+/// `/v1/models/{model}/versions/{version}`
+pub(super) async fn version(
+    State(app): State<Arc<RouterApp>>,
+    Names((model, version)): Names<(String, u64)>,
+) -> Outcome {
+    Ok(json(&info(&app, &model, Pin::Version(version)).await?))
+}
+
+async fn dispatch(app: &RouterApp, (model, pin): (&str, Pin<'_>), request: Request) -> Outcome {
+    let verb = request.extensions().get::<PathNames>().map_or("", PathNames::call);
+    // What does not exist need not be read.
+    app.fleet().get(model, pin)?;
+    let (arrived, at_least) = (Instant::now(), min_coverage(app, request.uri())?);
+    let caller = request.extensions().get::<Caller>().cloned();
+    let call = Call { app, model, pin, arrived, at_least };
+    let body = app.bodies.read(request).await?;
+    match verb {
+        "retrieve" => match app.asides.prepare(body, wire::retrievals).await? {
+            Retrievals::One(retrieve, terms) => call.one(Errand::Retrieve(retrieve), terms).await,
+            Retrievals::Many(requests) => {
+                if let Some(caller) = caller {
+                    caller.charge(requests.len().saturating_sub(1));
+                }
+                call.many(requests).await
+            }
+        },
+        "rank" => {
+            let (rank, terms) = app.asides.prepare(body, wire::rank).await?;
+            call.one(Errand::Rank(Box::new(rank)), terms).await
+        }
+        _ => {
+            let (embed, terms) = app.asides.prepare(body, wire::embed).await?;
+            let (served, said) = app.fleet().embed(model, pin, embed, call.terms(terms)).await?;
+            let told = Served { position: said.beside.position, ..told(model, &served) };
+            let answer = Answer { content: said.content, degraded_rows: said.degraded_rows, explain: None };
+            Ok(json(&wire::embedding(told, answer)?))
+        }
+    }
+}
+
+/// The share of the items that an answer must cover.
+fn min_coverage(app: &RouterApp, uri: &Uri) -> Result<f64> {
+    let asked = parameter::<f64>(uri, "min_coverage", "a number from 0 to 1")?;
+    match asked.unwrap_or(app.fleet().options().min_coverage) {
+        coverage if (0.0..=1.0).contains(&coverage) => Ok(coverage),
+        other => Err(Error::invalid(format!("min_coverage: got {other}, expected 0 to 1"))),
+    }
+}
+
+fn told(model: &str, served: &Offering) -> Served {
+    Served { version: served.version(), digest: served.digest().into(), ..nothing(model) }
+}
+
+/// What is said of a model before anything has answered.
+fn nothing(model: &str) -> Served {
+    let (model, digest, missing) = (model.into(), String::new(), Vec::new());
+    Served { model, version: 0, digest, coverage: 1.0, position: 0, missing }
+}
+
+/// A call under way.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    app: &'a RouterApp,
+    model: &'a str,
+    pin: Pin<'a>,
+    arrived: Instant,
+    at_least: f64,
+}
+
+impl Call<'_> {
+    fn terms(&self, terms: Terms) -> Conditions {
+        let timeout = terms.timeout.unwrap_or(Duration::from_millis(self.app.fleet().options().timeout_ms));
+        Conditions { deadline: self.arrived + timeout, priority: terms.priority, min_coverage: self.at_least }
+    }
+
+    async fn one(&self, work: Errand, terms: Terms) -> Outcome {
+        let share = self.app.bodies.hold_answer(bytes(&work))?;
+        let (told, entry) = self.entry(work, terms).await?;
+        let timing = Timing::of(entry.steps());
+        Ok(covering(told.coverage, reply(Reply::one(told, entry), timing, share)))
+    }
+
+    /// Each of a list of retrievals, all of them of one version: where that goes meanwhile, all of them once more, of another.
+    async fn many(&self, requests: Vec<Result<(Retrieve, Terms)>>) -> Outcome {
+        let held = requests.iter().flatten().map(|(retrieve, _)| held(retrieve)).fold(0, usize::saturating_add);
+        let share = self.app.bodies.hold_answer(held)?;
+        let mut version = self.version()?;
+        let mut results = self.each(&requests, version.0).await;
+        let is_lost = |r: &Result<(Served, Entry)>| r.as_ref().is_err_and(|e| e.kind().is_retryable());
+        let by_now = self.version()?;
+        if results.iter().any(is_lost) && by_now != version {
+            version = by_now;
+            results = self.each(&requests, version.0).await;
+        }
+        // Where nothing was taken in, the whole call was refused, and load balancers must see it.
+        let is_refused = |r: &Result<(Served, Entry)>| {
+            r.as_ref().is_err_and(|e| matches!(e.kind(), Kind::Overloaded | Kind::Partial))
+        };
+        if results.iter().all(is_refused)
+            && let Some(Err(error)) = results.pop()
+        {
+            return Err(error.into());
+        }
+        // What is said of all is said of the one that covers least.
+        let (number, digest) = version;
+        let mut of_all = Served { version: number, digest, ..nothing(self.model) };
+        let mut entries = Vec::with_capacity(results.len());
+        for result in results {
+            entries.push(match result {
+                Ok((told, entry)) if told.digest == of_all.digest => {
+                    if told.coverage < of_all.coverage || told.position > 0 && of_all.position == 0 {
+                        of_all = told;
+                    }
+                    entry
+                }
+                Ok(_) => problem(&Error::not_ready("the version changed while the list was answered")).into(),
+                Err(error) => problem(&error).into(),
+            });
+        }
+        Ok(covering(of_all.coverage, reply(Reply::many(of_all, entries), Timing::default(), share)))
+    }
+
+    /// The version that answers, with its digest.
+    fn version(&self) -> Result<(u64, String)> {
+        let served = self.app.fleet().get(self.model, self.pin)?;
+        Ok((served.version(), served.digest().to_owned()))
+    }
+
+    async fn each(&self, requests: &[Result<(Retrieve, Terms)>], version: u64) -> Vec<Result<(Served, Entry)>> {
+        let pinned = Call { pin: Pin::Version(version), ..*self };
+        let copies: Vec<Result<(Retrieve, Terms)>> =
+            requests.iter().map(|request| request.as_ref().cloned().map_err(Error::again)).collect();
+        let calls = copies.into_iter().map(|request| async move {
+            let (retrieve, terms) = request?;
+            pinned.entry(Errand::Retrieve(Box::new(retrieve)), terms).await
+        });
+        stream::iter(calls).buffered(AT_ONCE).collect().await
+    }
+
+    /// Asks the shards, and makes what they say ready to be written.
+    async fn entry(&self, work: Errand, terms: Terms) -> Result<(Served, Entry)> {
+        let (served, gathered) = self.app.fleet().work(self.model, self.pin, work, self.terms(terms)).await?;
+        let besides = gathered.parts.iter().filter_map(|part| part.beside.as_ref());
+        let position = besides.map(|beside| beside.position).min().unwrap_or(0);
+        let missing = gathered
+            .missing
+            .iter()
+            .map(|(shard, error)| MissingShard { shard: *shard as u32, reason: problem(error).detail });
+        let coverage = gathered.coverage;
+        let told = Served { coverage, position, missing: missing.collect(), ..told(self.model, &served) };
+        if coverage < 1.0 {
+            metrics::counter!("sterling_route_partial_total", "model" => self.model.to_owned()).increment(1);
+        }
+        if gathered.again > 0 {
+            metrics::counter!("sterling_route_again_total", "model" => self.model.to_owned())
+                .increment(gathered.again as u64);
+        }
+        let explained = explain(&gathered);
+        let (ranked, rest) = (gathered.ranked(), rest(&gathered));
+        if let Some(x) = ranked.scores.iter().chain(&ranked.similarities).find(|x| !x.is_finite()) {
+            return Err(Error::internal(format!("a shard sent an item that is worth {x}")));
+        }
+        Ok((told, Entry::gathered(ranked, rest, explained, gathered.degraded_rows)))
+    }
+}
+
+/// What the items of all shards say besides ids and scores, in their order.
+fn rest(gathered: &Gathered<Beside>) -> Written {
+    let mut rest = Written::default();
+    for &(part, at) in &gathered.order {
+        rest.push(gathered.parts[part].beside.as_ref().map_or(&[][..], |beside| beside.rest.of(at)));
+    }
+    rest
+}
+
+/// About what an answer takes while it is put together.
+fn bytes(work: &Errand) -> usize {
+    match work {
+        Errand::Retrieve(retrieve) => held(retrieve),
+        Errand::Rank(rank) => {
+            let Rank { items, .. } = &**rank;
+            items.len().saturating_mul(RESULT_BYTES)
+        }
+    }
+}
+
+fn held(retrieve: &Retrieve) -> usize {
+    let candidates = retrieve.candidates.unwrap_or(CANDIDATES).max(retrieve.k);
+    candidates.saturating_mul(CANDIDATE_BYTES).saturating_add(retrieve.k.saturating_mul(RESULT_BYTES))
+}
+
+fn covering(coverage: f64, mut response: Response) -> Response {
+    if coverage < 1.0
+        && let Ok(value) = HeaderValue::from_str(&coverage.to_string())
+    {
+        response.headers_mut().insert(COVERAGE, value);
+    }
+    response
+}
+
+/// What a version is, of all shards together.
+async fn info(app: &RouterApp, model: &str, pin: Pin<'_>) -> Result<ModelInfo> {
+    let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
+    let terms = Conditions { deadline, priority: Default::default(), min_coverage: 1.0 };
+    let (served, told) = app.fleet().told(model, pin, terms).await?;
+    let mut infos = Vec::with_capacity(told.len());
+    for text in &told {
+        let info: ModelInfo = serde_json::from_str(text)
+            .map_err(|e| Error::unavailable(format!("a shard says what this router does not understand: {e}")))?;
+        infos.push(info);
+    }
+    let (bytes, memory_bytes) = infos.iter().fold((0, 0), |(b, m), info| (b + info.bytes, m + info.memory_bytes));
+    let first = infos.into_iter().next().ok_or_else(|| Error::internal("a version without shards"))?;
+    let (items, digest) = (served.items(), served.digest().to_owned());
+    Ok(ModelInfo { items, digest, bytes, memory_bytes, shard: None, ..first })
+}
+
+/// `/v1/models`
+pub(super) async fn models(State(app): State<Arc<RouterApp>>, Extension(caller): Extension<Caller>) -> Outcome {
+    let mut models = Vec::new();
+    for model in app.fleet().models().into_iter().filter(|model| caller.may_see(model)) {
+        models.push(info(&app, &model, Pin::Active).await?);
+    }
+    Ok(json(&ModelList { models }))
+}
+
+/// `/v1/models/{model}/versions`
+pub(super) async fn versions(State(app): State<Arc<RouterApp>>, Names(model): Names<String>) -> Outcome {
+    let listed = app.fleet().versions(&model)?;
+    let versions = listed.into_iter().map(|listed| VersionInfo {
+        version: listed.version,
+        published: true,
+        active: listed.is_active,
+        loaded: listed.is_whole,
+        labels: listed.labels,
+        digest: Some(listed.digest),
+        refused: (!listed.is_whole).then(|| "not every shard has enough servers with it".into()),
+        attempts: None,
+        retry_in_ms: None,
+    });
+    Ok(json(&VersionList { versions: versions.collect(), model }))
+}
+
+/// `/v1/models/{model}/labels`
+pub(super) async fn labels(State(app): State<Arc<RouterApp>>, Names(model): Names<String>) -> Outcome {
+    let listed = app.fleet().versions(&model)?;
+    let names = listed.iter().flat_map(|listed| &listed.labels);
+    let pointed =
+        names.filter_map(|label| Some((label.clone(), app.fleet().get(&model, Pin::Label(label)).ok()?.version())));
+    let labels: BTreeMap<String, u64> = pointed.collect();
+    Ok(json(&LabelList { model, labels }))
+}
+
+/// `/v1/models/{model}/items/{id}`
+pub(super) async fn item(State(app): State<Arc<RouterApp>>, Names((model, id)): Names<(String, i64)>) -> Outcome {
+    let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
+    let terms = Conditions { deadline, priority: Default::default(), min_coverage: 1.0 };
+    let (served, attributes, position) = app.fleet().item(&model, ItemId(id), terms).await?;
+    let attributes = serde_json::from_str(&attributes)
+        .map_err(|e| Error::unavailable(format!("a shard says what this router does not understand: {e}")))?;
+    Ok(json(&ItemResponse { served: Served { position, ..told(&model, &served) }, id, attributes }))
+}
+
+/// `/v1/debug/slow`
+pub(super) async fn slow(State(app): State<Arc<RouterApp>>) -> Response {
+    json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.entrance().slow.list() })
+}
+
+/// `/readyz`
+pub(super) async fn ready(State(app): State<Arc<RouterApp>>) -> Result<String, Refusal> {
+    app.ready()?;
+    Ok("ok\n".into())
+}

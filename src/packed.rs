@@ -1,0 +1,240 @@
+//! Lists of plain numbers as one run of little-endian bytes, for types that are sent between machines in a binary format.
+//!
+//! To be named in `#[serde(with = "packed::numbers")]`: a list costs a copy, not a call a number. What comes is checked before
+//! anything is made of it, and takes no more memory than a few times its bytes.
+
+use serde::de::{Error as _, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+// Numbers are written as they lie in memory.
+const _: () = assert!(cfg!(target_endian = "little"));
+
+struct Bytes;
+
+impl<'de> Visitor<'de> for Bytes {
+    type Value = &'de [u8];
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("bytes")
+    }
+
+    fn visit_borrowed_bytes<E>(self, bytes: &'de [u8]) -> Result<&'de [u8], E> {
+        Ok(bytes)
+    }
+}
+
+fn read<'de, T: bytemuck::AnyBitPattern, D: Deserializer<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+    let bytes = from.deserialize_bytes(Bytes)?;
+    if bytes.len() % size_of::<T>() != 0 {
+        let (got, width) = (bytes.len(), size_of::<T>());
+        return Err(D::Error::custom(format_args!("got {got} bytes, expected a multiple of {width}")));
+    }
+    Ok(bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect())
+}
+
+/// Lists of numbers of one width: `Vec<f32>`, `Vec<i64>`, `Vec<ItemId>`.
+pub mod numbers {
+    use super::{Deserializer, Serializer};
+
+    /// Writes a list.
+    ///
+    /// # Errors
+    /// Those of the format.
+    pub fn serialize<T: bytemuck::NoUninit, S: Serializer>(list: &[T], to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_bytes(bytemuck::cast_slice(list))
+    }
+
+    /// Reads a list.
+    ///
+    /// # Errors
+    /// Those of the format, and for bytes that are no whole numbers.
+    pub fn deserialize<'de, T, D>(from: D) -> Result<Vec<T>, D::Error>
+    where
+        T: bytemuck::AnyBitPattern,
+        D: Deserializer<'de>,
+    {
+        super::read(from)
+    }
+}
+
+/// Where each list ends among the entries of all, cut there.
+fn cut<T: Clone, E: serde::de::Error>(ends: &[u32], all: &[T]) -> Result<Vec<Vec<T>>, E> {
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    let list = |(start, end): (u32, &u32)| all.get(start as usize..*end as usize).map(<[T]>::to_vec);
+    let lists: Option<Vec<Vec<T>>> = starts.zip(ends).map(list).collect();
+    lists.ok_or_else(|| E::custom("a list ends where none can"))
+}
+
+fn ends<T>(lists: &[Vec<T>]) -> Vec<u32> {
+    let end = |end: &mut u32, list: &Vec<T>| {
+        *end += list.len() as u32;
+        Some(*end)
+    };
+    lists.iter().scan(0, end).collect()
+}
+
+/// Lists of lists of numbers.
+pub mod lists {
+    use bytemuck::{AnyBitPattern, NoUninit};
+
+    use super::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(bound(serialize = "T: NoUninit", deserialize = "T: AnyBitPattern"))]
+    struct Lists<T> {
+        #[serde(with = "super::numbers")]
+        ends: Vec<u32>,
+        #[serde(with = "super::numbers")]
+        all: Vec<T>,
+    }
+
+    /// Writes lists.
+    ///
+    /// # Errors
+    /// Those of the format.
+    pub fn serialize<T: NoUninit, S: Serializer>(lists: &[Vec<T>], to: S) -> Result<S::Ok, S::Error> {
+        Lists { ends: super::ends(lists), all: lists.concat() }.serialize(to)
+    }
+
+    /// Reads lists.
+    ///
+    /// # Errors
+    /// Those of the format, and for ends that lie outside.
+    pub fn deserialize<'de, T: AnyBitPattern, D: Deserializer<'de>>(from: D) -> Result<Vec<Vec<T>>, D::Error> {
+        let Lists { ends, all } = Lists::<T>::deserialize(from)?;
+        super::cut(&ends, &all)
+    }
+}
+
+/// Lists of lists of items with a score each.
+pub mod scored {
+    use super::{Deserialize, Deserializer, Serialize, Serializer};
+    use crate::units::ItemId;
+
+    #[derive(Serialize, Deserialize)]
+    struct Scored {
+        #[serde(with = "super::numbers")]
+        ends: Vec<u32>,
+        #[serde(with = "super::numbers")]
+        ids: Vec<ItemId>,
+        #[serde(with = "super::numbers")]
+        scores: Vec<f32>,
+    }
+
+    /// Writes lists.
+    ///
+    /// # Errors
+    /// Those of the format.
+    pub fn serialize<S: Serializer>(lists: &[Vec<(ItemId, f32)>], to: S) -> Result<S::Ok, S::Error> {
+        let (ids, scores) = lists.iter().flatten().copied().unzip();
+        Scored { ends: super::ends(lists), ids, scores }.serialize(to)
+    }
+
+    /// Reads lists.
+    ///
+    /// # Errors
+    /// Those of the format, and for ends that lie outside.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Vec<(ItemId, f32)>>, D::Error> {
+        let Scored { ends, ids, scores } = Scored::deserialize(from)?;
+        if ids.len() != scores.len() {
+            return Err(serde::de::Error::custom("as many scores as items were expected"));
+        }
+        let all: Vec<(ItemId, f32)> = ids.into_iter().zip(scores).collect();
+        super::cut(&ends, &all)
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Run<'a> {
+    #[serde(with = "numbers")]
+    ends: Vec<u32>,
+    text: &'a str,
+}
+
+/// Lists of texts: one text, and where in it each ends.
+pub mod texts {
+    use super::{Deserialize, Deserializer, Run, Serialize, Serializer};
+
+    /// Writes a list.
+    ///
+    /// # Errors
+    /// Those of the format.
+    pub fn serialize<S: Serializer>(list: &[String], to: S) -> Result<S::Ok, S::Error> {
+        let mut end = 0;
+        let ends = list.iter().map(|text| {
+            end += text.len() as u32;
+            end
+        });
+        Run { ends: ends.collect(), text: &list.concat() }.serialize(to)
+    }
+
+    /// Reads a list.
+    ///
+    /// # Errors
+    /// Those of the format, and for ends that lie outside the text or inside a character.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+        let run = Run::deserialize(from)?;
+        let starts = std::iter::once(0).chain(run.ends.iter().copied());
+        let text = |(start, end): (u32, &u32)| run.text.get(start as usize..*end as usize).map(str::to_owned);
+        let texts: Option<Vec<String>> = starts.zip(&run.ends).map(text).collect();
+        texts.ok_or_else(|| serde::de::Error::custom("a text ends where none can"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::units::ItemId;
+
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+    struct All {
+        #[serde(with = "numbers")]
+        ids: Vec<ItemId>,
+        #[serde(with = "numbers")]
+        scores: Vec<f32>,
+        #[serde(with = "texts")]
+        names: Vec<String>,
+        #[serde(with = "lists")]
+        tensors: Vec<Vec<f32>>,
+        #[serde(with = "scored")]
+        candidates: Vec<Vec<(ItemId, f32)>>,
+    }
+
+    proptest! {
+        #[test]
+        fn lists_come_back_and_broken_ones_are_refused(
+            ids in prop::collection::vec(any::<i64>(), 0..20),
+            scores in prop::collection::vec(-1e30f32..1e30, 0..20),
+            names in prop::collection::vec(".{0,5}", 0..6),
+            cut in 0usize..200,
+            flip in 0usize..200,
+        ) {
+            let ids: Vec<ItemId> = ids.into_iter().map(ItemId).collect();
+            let candidates = names.iter().map(|name| {
+                let many = name.len().min(ids.len()).min(scores.len());
+                ids.iter().copied().zip(scores.iter().copied()).take(many).collect()
+            });
+            let tensors = vec![scores.clone(), Vec::new(), scores.iter().map(|x| x * 0.5).collect()];
+            let all = All { candidates: candidates.collect(), tensors, ids, scores, names };
+            let bytes = postcard::to_allocvec(&all).unwrap();
+            prop_assert_eq!(&postcard::from_bytes::<All>(&bytes).unwrap(), &all);
+            // Whatever came of broken bytes, it came without a panic.
+            prop_assert!(postcard::from_bytes::<All>(&bytes[..cut.min(bytes.len() - 1)]).is_err());
+            let mut broken = bytes.clone();
+            broken[flip % bytes.len()] ^= 0x81;
+            let _ = postcard::from_bytes::<All>(&broken);
+        }
+    }
+
+    #[test]
+    fn a_text_ends_inside_the_text_and_behind_the_one_before() {
+        for ends in [vec![3u32], vec![2, 1], vec![1], vec![u32::MAX]] {
+            let bytes = postcard::to_allocvec(&Run { ends, text: "ü" }).unwrap();
+            let read = |bytes: &[u8]| texts::deserialize(&mut postcard::Deserializer::from_bytes(bytes));
+            assert!(read(&bytes).is_err());
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Connections to one server, kept alive, each for one call at a time. Whoever drops a call closes its connection, which the server
+//! takes for a caller who has left.
+
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER};
+use axum::http::{HeaderValue, Method, Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::protocol::{MEDIA_TYPE, TIMEOUT_HEADER, problem};
+use crate::error::{Error, Result};
+
+/// Longest answer of a server, in bytes.
+const ANSWER_BYTES_MAX: usize = 256 << 20;
+/// Connections that are kept though nobody uses them.
+const IDLE_MAX: usize = 256;
+/// How long a connection may take to be made.
+const CONNECT: Duration = Duration::from_secs(1);
+
+/// One kept connection. It makes progress while a call is under way, and not between two.
+struct Kept {
+    sender: SendRequest<Body>,
+    wire: Wire,
+}
+
+type Connection = http1::Connection<TokioIo<TcpStream>, Body>;
+
+/// What reads and writes; nothing once it is closed, which those who wait for it are told by its end.
+struct Wire(Option<Pin<Box<Connection>>>);
+
+impl Wire {
+    /// Runs what needs the connection, on the task of the caller: no other one has to be woken for it.
+    async fn with<T>(&mut self, what: impl Future<Output = T>) -> T {
+        let mut what = pin!(what);
+        poll_fn(|cx| {
+            // What is asked here is written there, and what is read there is answered here.
+            if let Poll::Ready(done) = what.as_mut().poll(cx) {
+                return Poll::Ready(done);
+            }
+            if self.0.as_mut().is_some_and(|connection| connection.as_mut().poll(cx).is_ready()) {
+                self.0 = None;
+            }
+            what.as_mut().poll(cx)
+        })
+        .await
+    }
+}
+
+/// A call, as often as it is sent.
+#[derive(Clone, Debug)]
+pub(super) struct Outgoing {
+    pub(super) path: String,
+    /// None to ask for what lies at the path.
+    pub(super) body: Option<Bytes>,
+}
+
+/// Connections to one server.
+pub(super) struct Client {
+    address: SocketAddr,
+    host: HeaderValue,
+    /// `Authorization`, where the server asks for a key.
+    authorization: Option<HeaderValue>,
+    /// The one that was used last is used first, so that no more are open than are needed.
+    idle: Mutex<VecDeque<Kept>>,
+}
+
+impl Client {
+    pub(super) fn new(address: SocketAddr, key: &str) -> Self {
+        // An address is visible ASCII.
+        let host = HeaderValue::from_str(&address.to_string()).unwrap_or(HeaderValue::from_static("server"));
+        let authorization = HeaderValue::from_str(&format!("Bearer {key}")).ok().filter(|_| !key.is_empty());
+        Client { address, host, authorization, idle: Mutex::default() }
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn idle(&self) -> MutexGuard<'_, VecDeque<Kept>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Closes the connections that nobody uses.
+    pub(super) fn forget(&self) {
+        self.idle().clear();
+    }
+
+    /// Sends a call and reads the whole answer to it.
+    ///
+    /// # Errors
+    /// The server's own; `Unavailable` where there is no connection or it breaks; `DeadlineExceeded`.
+    pub(super) async fn call(&self, call: &Outgoing, deadline: Instant) -> Result<Bytes> {
+        let late = || Err(Error::deadline(format!("server {}: no answer in time", self.address)));
+        timeout_at(deadline, self.send(call, deadline)).await.unwrap_or_else(|_| late())
+    }
+
+    async fn send(&self, call: &Outgoing, deadline: Instant) -> Result<Bytes> {
+        loop {
+            let kept = self.idle().pop_back();
+            let is_new = kept.is_none();
+            let mut kept = match kept {
+                Some(kept) => kept,
+                None => self.connect().await?,
+            };
+            let Kept { sender, wire } = &mut kept;
+            let request = self.request(call, deadline)?;
+            let sent = async {
+                sender.ready().await?;
+                sender.send_request(request).await
+            };
+            match wire.with(sent).await {
+                Ok(response) => return self.receive(kept, response).await,
+                // The server had closed it while nobody used it. A call changes nothing, so that it may be sent twice.
+                Err(_) if !is_new => {}
+                Err(e) => return Err(self.broken(e)),
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<Kept> {
+        let made = timeout(CONNECT, TcpStream::connect(self.address)).await;
+        let stream = made.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())).map_err(|e| self.broken(e))?;
+        stream.set_nodelay(true).map_err(|e| self.broken(e))?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.broken(e))?;
+        Ok(Kept { sender, wire: Wire(Some(Box::pin(connection))) })
+    }
+
+    fn request(&self, call: &Outgoing, deadline: Instant) -> Result<Request<Body>> {
+        let left = deadline.saturating_duration_since(Instant::now()).as_micros() as u64;
+        let method = if call.body.is_some() { Method::POST } else { Method::GET };
+        let request = Request::builder().method(method).uri(&call.path).header(HOST, &self.host);
+        let mut request = request.header(CONTENT_TYPE, MEDIA_TYPE).header(TIMEOUT_HEADER, left.max(1));
+        if let Some(authorization) = &self.authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        let body = call.body.clone().map_or_else(Body::empty, Body::from);
+        request.body(body).map_err(|e| Error::internal(format!("a call to `{}`: {e}", call.path)))
+    }
+
+    async fn receive(&self, mut kept: Kept, response: Response<Incoming>) -> Result<Bytes> {
+        let (head, body) = response.into_parts();
+        let read = kept.wire.with(to_bytes(Body::new(body), ANSWER_BYTES_MAX)).await;
+        let body = read.map_err(|e| self.broken(e))?;
+        let mut idle = self.idle();
+        if kept.wire.0.is_some() && idle.len() < IDLE_MAX {
+            idle.push_back(kept);
+        }
+        drop(idle);
+        if head.status.is_success() && head.headers.get(CONTENT_TYPE).is_some_and(|kind| kind == MEDIA_TYPE) {
+            return Ok(body);
+        }
+        let seconds = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
+        let error = problem(head.status.as_u16(), seconds.map(Duration::from_secs), &body);
+        // What is wrong with the request is told as it is, what a server could not do with its name.
+        Err(if error.kind().is_retryable() { error.within(format_args!("server {}", self.address)) } else { error })
+    }
+
+    fn broken(&self, e: impl std::error::Error + Send + Sync + 'static) -> Error {
+        Error::unavailable(format!("server {}: {e}", self.address)).caused_by(e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream as Plain};
+    use std::sync::mpsc::channel;
+    use std::thread::spawn;
+
+    use super::*;
+    use crate::error::Kind;
+
+    const CALL: &str = "/v1/models/m/versions/1:pass";
+
+    fn listener() -> (TcpListener, Client) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = Client::new(listener.local_addr().unwrap(), "stk_1");
+        (listener, client)
+    }
+
+    fn call(client: &Client, wait_ms: u64) -> Result<Bytes> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let call = Outgoing { path: CALL.into(), body: Some(Bytes::from_static(b"question")) };
+        runtime.block_on(client.call(&call, Instant::now() + Duration::from_millis(wait_ms)))
+    }
+
+    /// Reads one request, which is small enough to come at once.
+    fn request(stream: &mut Plain) -> String {
+        let mut text = vec![0; 4096];
+        let mut read = 0;
+        while !text[..read].ends_with(b"question") {
+            read += stream.read(&mut text[read..]).unwrap();
+        }
+        String::from_utf8_lossy(&text[..read]).to_ascii_lowercase()
+    }
+
+    fn answer(stream: &mut Plain, status: &str, kind: &str, body: &str) {
+        let length = body.len();
+        let text = format!(
+            "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\nretry-after: 3\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(text.as_bytes()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_used_again_and_made_anew_where_the_server_closed_it() {
+        let (listener, client) = listener();
+        let ((tell, told), (closed, is_closed)) = (channel(), channel());
+        let served = spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            for _ in 0..3 {
+                let asked = request(&mut stream);
+                assert!(asked.starts_with("post /v1/models/m/versions/1:pass http/1.1\r\n"), "{asked}");
+                assert!(
+                    asked.contains("\r\nauthorization: bearer stk_1\r\n")
+                        && asked.contains("sterling-timeout-us: ")
+                        && asked.contains(MEDIA_TYPE),
+                    "{asked}"
+                );
+                answer(&mut stream, "200 OK", MEDIA_TYPE, "yes");
+            }
+            // Closed only once it lies unused.
+            told.recv().unwrap();
+            drop(stream);
+            closed.send(()).unwrap();
+            let (mut stream, _) = listener.accept().unwrap();
+            request(&mut stream);
+            answer(&mut stream, "200 OK", MEDIA_TYPE, "again");
+        });
+        let call = Outgoing { path: CALL.into(), body: Some(Bytes::from_static(b"question")) };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        for _ in 0..3 {
+            assert_eq!(&client.call(&call, deadline).await.unwrap()[..], b"yes");
+        }
+        assert_eq!(client.idle().len(), 1);
+        tell.send(()).unwrap();
+        is_closed.recv().unwrap();
+        assert_eq!(&client.call(&call, deadline).await.unwrap()[..], b"again");
+        served.join().unwrap();
+        client.forget();
+        assert_eq!(
+            client.call(&call, deadline).await.unwrap_err().kind(),
+            Kind::Unavailable,
+            "nobody listens any more"
+        );
+    }
+
+    #[test]
+    fn whoever_drops_a_call_closes_its_connection() {
+        let (listener, client) = listener();
+        let (tell, told) = channel();
+        let served = spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            request(&mut stream);
+            tell.send(()).unwrap();
+            // The end of what the caller sends.
+            assert_eq!(stream.read(&mut [0; 16]).unwrap(), 0);
+        });
+        let error = call(&client, 200).unwrap_err();
+        assert_eq!(error.kind(), Kind::DeadlineExceeded);
+        told.recv().unwrap();
+        served.join().unwrap();
+        assert!(client.idle().is_empty());
+    }
+
+    #[test]
+    fn answers_that_are_none_are_errors() {
+        let overloaded = r#"{"code": "overloaded", "detail": "full"}"#;
+        let cases = [
+            ("503 Service Unavailable", "application/problem+json", overloaded, Kind::Overloaded),
+            (
+                "400 Bad Request",
+                "application/problem+json",
+                r#"{"code": "invalid", "detail": "field `k`"}"#,
+                Kind::Invalid,
+            ),
+            ("200 OK", "text/html", "<html>", Kind::Unavailable),
+            ("200 OK", "", "", Kind::Unavailable),
+        ];
+        for (status, media, body, kind) in cases {
+            let (listener, client) = listener();
+            let served = spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                request(&mut stream);
+                answer(&mut stream, status, media, body);
+            });
+            let error = call(&client, 20_000).unwrap_err();
+            served.join().unwrap();
+            assert_eq!(error.kind(), kind, "{status} {media}: {error}");
+            assert_eq!(error.retry_wait(), Some(Duration::from_secs(3)));
+            assert_eq!(error.to_string().contains("server 127.0.0.1:"), kind != Kind::Invalid, "{error}");
+        }
+        for garbage in ["SSH-2.0-OpenSSH\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nshort", ""] {
+            let (listener, client) = listener();
+            let served = spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                request(&mut stream);
+                stream.write_all(garbage.as_bytes()).unwrap();
+            });
+            assert_eq!(call(&client, 20_000).unwrap_err().kind(), Kind::Unavailable, "{garbage}");
+            served.join().unwrap();
+        }
+    }
+}

@@ -1,0 +1,492 @@
+//! The servers of a router, and the versions that they have together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt as _};
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::{Instant, timeout};
+
+use super::asking::{Asking, Beside, Conditions, Home, Replicas, locked};
+use super::choice::Group;
+use super::client::{Client, Outgoing};
+use super::editions::{Edition, active, editions, labelled};
+use super::options::Options;
+use super::protocol::{Asked, Holdings, PARTS_PATH, PassReply, Replied, read};
+use crate::error::{Error, Result};
+use crate::gather::{self, Gathered, Said, Sharded as _};
+use crate::request::{Embed, Rank, Retrieve};
+use crate::telemetry;
+use crate::units::ItemId;
+
+/// Looks in vain before a server is taken for one that has nothing.
+const LOOKS_MAX: u32 = 3;
+/// Servers that are looked at side by side.
+const LOOKED_AT: usize = 64;
+/// How long a name may take to be resolved.
+const NAMES: Duration = Duration::from_secs(2);
+
+/// A server, and what it said when it was looked at last.
+struct Known {
+    client: Arc<Client>,
+    holdings: Holdings,
+    in_vain: u32,
+}
+
+/// A version over all of its shards, as it is asked.
+pub struct Offering {
+    edition: Edition<Arc<Client>>,
+    homes: Vec<Home>,
+}
+
+impl Offering {
+    /// The version.
+    pub fn version(&self) -> u64 {
+        self.edition.version
+    }
+
+    /// One name for its bytes.
+    pub fn digest(&self) -> &str {
+        &self.edition.digest
+    }
+
+    /// Items, of all shards, when it was published.
+    pub fn items(&self) -> usize {
+        self.edition.items.iter().sum()
+    }
+}
+
+/// One model: its versions, ascending, and the one that answers.
+#[derive(Clone, Default)]
+struct Model {
+    versions: Vec<Arc<Offering>>,
+    active: Option<usize>,
+}
+
+/// Which version a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pin<'a> {
+    /// The one that answers.
+    Active,
+    /// This one.
+    Version(u64),
+    /// The one that a label points to.
+    Label(&'a str),
+}
+
+/// A version of a model, as it is listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The version.
+    pub version: u64,
+    /// One name for its bytes.
+    pub digest: String,
+    /// True for the one that answers.
+    pub is_active: bool,
+    /// True where every shard has enough servers.
+    pub is_whole: bool,
+    /// The labels that point to it.
+    pub labels: Vec<String>,
+}
+
+/// What is asked of all shards.
+#[derive(Clone, Debug)]
+pub enum Errand {
+    /// The best items.
+    Retrieve(Box<Retrieve>),
+    /// The scores of given ones.
+    Rank(Box<Rank>),
+}
+
+/// The servers and what they have together.
+pub struct Fleet {
+    options: Options,
+    known: Mutex<BTreeMap<SocketAddr, Known>>,
+    names: Mutex<BTreeMap<String, Vec<SocketAddr>>>,
+    groups: Mutex<BTreeMap<(String, usize, usize), Arc<Replicas>>>,
+    models: ArcSwap<BTreeMap<String, Model>>,
+    has_looked: AtomicBool,
+    /// Asked for a look before its time.
+    wanted: Notify,
+    looked: Notify,
+    requests: Semaphore,
+    turn: AtomicUsize,
+    origin: Instant,
+}
+
+impl Fleet {
+    /// Servers of which nothing is known yet.
+    pub fn new(options: Options) -> Self {
+        Fleet {
+            requests: Semaphore::new(options.requests),
+            options,
+            known: Mutex::default(),
+            names: Mutex::default(),
+            groups: Mutex::default(),
+            models: ArcSwap::default(),
+            has_looked: AtomicBool::new(false),
+            wanted: Notify::new(),
+            looked: Notify::new(),
+            turn: AtomicUsize::new(0),
+            origin: Instant::now(),
+        }
+    }
+
+    /// What it was told.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Looks at the servers for ever.
+    pub async fn watch(&self) -> Infallible {
+        loop {
+            self.look().await;
+            let pause = Duration::from_millis(self.options.refresh_ms);
+            // Whichever comes first; a time that has come is no error.
+            let _ = timeout(pause, self.wanted.notified()).await;
+        }
+    }
+
+    /// Looks at all servers once, and decides which versions there are.
+    pub async fn look(&self) {
+        self.resolve().await;
+        let clients: Vec<Arc<Client>> = locked(&self.known).values().map(|known| known.client.clone()).collect();
+        let wait = Duration::from_millis(2 * self.options.refresh_ms).clamp(NAMES / 8, NAMES);
+        let parts = Outgoing { path: PARTS_PATH.into(), body: None };
+        let told = stream::iter(clients).map(|client| {
+            let parts = &parts;
+            async move {
+                let told = client.call(parts, Instant::now() + wait).await;
+                (client.address(), told.and_then(|body| read::<Holdings>(&body)))
+            }
+        });
+        let told: Vec<(SocketAddr, Result<Holdings>)> = told.buffer_unordered(LOOKED_AT).collect().await;
+        for (address, told) in told {
+            self.learn(address, told);
+        }
+        self.decide();
+        self.has_looked.store(true, Ordering::Relaxed);
+        self.looked.notify_waiters();
+    }
+
+    /// Finds what the names of servers stand for. A name that cannot be resolved stands for what it stood for before.
+    async fn resolve(&self) {
+        let lookups = self.options.servers.iter().map(|name| async move {
+            let found = timeout(NAMES, tokio::net::lookup_host(name)).await;
+            (name, found.map(|found| found.map(|addresses| addresses.collect::<Vec<_>>())))
+        });
+        let found = join_all(lookups).await;
+        let mut names = locked(&self.names);
+        for (name, found) in found {
+            match found {
+                Ok(Ok(addresses)) => drop(names.insert(name.clone(), addresses)),
+                Ok(Err(error)) => tracing::warn!(name, %error, "the name of a server cannot be resolved"),
+                Err(_) => tracing::warn!(name, "the name of a server is not resolved in time"),
+            }
+        }
+        let there: BTreeSet<SocketAddr> = names.values().flatten().copied().collect();
+        let mut known = locked(&self.known);
+        known.retain(|address, _| there.contains(address));
+        for address in there {
+            let new = || Known {
+                client: Arc::new(Client::new(address, &self.options.key)),
+                holdings: Holdings::default(),
+                in_vain: 0,
+            };
+            known.entry(address).or_insert_with(new);
+        }
+    }
+
+    fn learn(&self, address: SocketAddr, told: Result<Holdings>) {
+        let mut known = locked(&self.known);
+        let Some(server) = known.get_mut(&address) else { return };
+        match told {
+            Ok(holdings) => {
+                if server.in_vain >= LOOKS_MAX {
+                    tracing::info!(server = %address, "answers again");
+                }
+                (server.holdings, server.in_vain) = (holdings, 0);
+            }
+            Err(error) => {
+                server.in_vain = server.in_vain.saturating_add(1);
+                if server.in_vain == LOOKS_MAX {
+                    tracing::warn!(server = %address, %error, "does not answer: left out until it does");
+                    server.client.forget();
+                }
+            }
+        }
+    }
+
+    /// Decides from what the servers said which versions there are and which one answers.
+    fn decide(&self) {
+        let known = locked(&self.known);
+        let answering = known.values().filter(|server| server.in_vain < LOOKS_MAX && server.holdings.is_ready);
+        let told = answering.map(|server| (server.client.clone(), server.holdings.parts.as_slice()));
+        let found = editions(told);
+        let before = self.models.load();
+        let mut models = BTreeMap::new();
+        for (name, mut of_model) in found {
+            let old = before.get(&name);
+            let answered = old.and_then(|old| old.versions.get(old.active?));
+            let answered_as = answered.map(|served| (served.edition.version, served.edition.digest.clone()));
+            if let Some(answered) = answered
+                && let Some(same) =
+                    of_model.iter_mut().find(|e| answered_as.as_ref().is_some_and(|before| e.is(before)))
+            {
+                // Shards that are lost have the items that they had.
+                same.items.clone_from(&answered.edition.items);
+            }
+            let active = active(&of_model, self.options.min_replicas, answered_as.as_ref());
+            let is_new = active.is_some_and(|n| answered_as.as_ref().is_none_or(|before| !of_model[n].is(before)));
+            if let Some(n) = active.filter(|_| is_new) {
+                let (version, digest) = (of_model[n].version, &of_model[n].digest);
+                tracing::info!(model = name, version, digest, "every shard has it: it answers");
+                telemetry::begin_model(&name);
+                metrics::gauge!("sterling_model_version", "model" => name.clone()).set(version as f64);
+            }
+            let versions = of_model.into_iter().map(|edition| Arc::new(self.served(edition))).collect();
+            models.insert(name, Model { versions, active });
+        }
+        drop(known);
+        let used: BTreeMap<(String, usize, usize), BTreeSet<SocketAddr>> = homes(&models);
+        let mut groups = locked(&self.groups);
+        groups.retain(|key, _| used.contains_key(key));
+        for (key, group) in groups.iter() {
+            locked(group).keep(|address| used[key].contains(address));
+        }
+        drop(groups);
+        self.models.store(Arc::new(models));
+    }
+
+    fn served(&self, edition: Edition<Arc<Client>>) -> Offering {
+        let mut groups = locked(&self.groups);
+        let shards = edition.replicas.len();
+        let homes = edition.replicas.iter().enumerate().map(|(shard, servers)| {
+            let seed = self.origin.elapsed().as_nanos() as u64 ^ (shard as u64) << 48;
+            let group = groups.entry((edition.model.clone(), shards, shard));
+            let group = group.or_insert_with(|| Arc::new(Mutex::new(Group::new(seed)))).clone();
+            Home { servers: servers.clone(), group }
+        });
+        Offering { homes: homes.collect(), edition }
+    }
+
+    /// The models there are.
+    pub fn models(&self) -> Vec<String> {
+        self.models.load().iter().filter(|(_, model)| model.active.is_some()).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Whether some model answers.
+    ///
+    /// # Errors
+    /// `NotReady` with what is missing.
+    pub fn ready(&self) -> Result<()> {
+        let models = self.models.load();
+        if models.values().any(|model| model.active.is_some()) {
+            return Ok(());
+        }
+        let known = locked(&self.known);
+        let answering = known.values().filter(|server| server.in_vain == 0 && server.holdings.is_ready).count();
+        let least = self.options.min_replicas;
+        Err(Error::not_ready(match self.has_looked.load(Ordering::Relaxed) {
+            false => "the servers have not been looked at yet".into(),
+            true => format!(
+                "{answering} of {} servers are ready, and have no version of which every shard has {least}",
+                known.len()
+            ),
+        }))
+    }
+
+    /// The versions of a model.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown model.
+    pub fn versions(&self, name: &str) -> Result<Vec<Listed>> {
+        self.of_model(name, |model| {
+            let listed = |(n, served): (usize, &Arc<Offering>)| Listed {
+                version: served.edition.version,
+                digest: served.edition.digest.clone(),
+                is_active: model.active == Some(n),
+                is_whole: served.edition.fewest() >= self.options.min_replicas,
+                labels: served.edition.labels.keys().cloned().collect(),
+            };
+            Ok(model.versions.iter().enumerate().map(listed).collect())
+        })
+    }
+
+    fn of_model<R>(&self, name: &str, read: impl FnOnce(&Model) -> Result<R>) -> Result<R> {
+        let models = self.models.load();
+        let Some(model) = models.get(name) else {
+            let known: Vec<&str> = models.keys().map(String::as_str).collect();
+            let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+            return Err(Error::not_found(format!("model `{name}` is not served here; there are: {known}")));
+        };
+        read(model).map_err(|e| e.within(format_args!("model `{name}`")))
+    }
+
+    /// The version that a request is for.
+    ///
+    /// # Errors
+    /// `NotFound` where there is none of that name, `NotReady` where not every shard has it.
+    pub fn get(&self, name: &str, pin: Pin<'_>) -> Result<Arc<Offering>> {
+        let least = self.options.min_replicas;
+        self.of_model(name, |model| match pin {
+            Pin::Active => {
+                let active = model.active.and_then(|n| model.versions.get(n)).cloned();
+                active.ok_or_else(|| Error::not_ready(format!("no version of which every shard has {least} servers")))
+            }
+            Pin::Version(version) => {
+                let of_number = || model.versions.iter().filter(|served| served.edition.version == version);
+                let is_active =
+                    |served: &Arc<Offering>| model.active.is_some_and(|n| Arc::ptr_eq(&model.versions[n], served));
+                let found = of_number().find(|served| is_active(served) || served.edition.fewest() >= least);
+                found.cloned().ok_or_else(|| match of_number().next() {
+                    Some(_) => Error::not_ready(format!("version {version} is not at {least} servers of every shard")),
+                    None => Error::not_found(format!("version {version} is in the memory of no server")),
+                })
+            }
+            Pin::Label(label) => {
+                let of_label = labelled(model.versions.iter().map(|served| &served.edition), least, label);
+                of_label.and_then(|n| model.versions.get(n)).cloned().ok_or_else(|| {
+                    Error::not_found(format!("label `{label}` points to no version that every shard has"))
+                })
+            }
+        })
+    }
+
+    fn asking<'a>(&'a self, served: &'a Offering, terms: Conditions) -> Asking<'a> {
+        Asking {
+            edition: &served.edition,
+            homes: &served.homes,
+            terms,
+            origin: self.origin,
+            turn: self.turn.fetch_add(1, Ordering::Relaxed) % served.homes.len().max(1),
+            is_gone: AtomicBool::new(false),
+        }
+    }
+
+    /// Asks all shards of a version. Where one has it no more, the whole request goes once to the version that answers by then.
+    ///
+    /// # Errors
+    /// Those of [`gather::retrieve`]; `Overloaded` where too many requests are worked on.
+    pub async fn work(
+        &self,
+        name: &str,
+        pin: Pin<'_>,
+        work: Errand,
+        terms: Conditions,
+    ) -> Result<(Arc<Offering>, Gathered<Beside>)> {
+        let _place = self.place()?;
+        let mut served = self.get(name, pin)?;
+        for is_again in [false, true] {
+            let asking = self.asking(&served, terms);
+            let done = match work.clone() {
+                Errand::Retrieve(retrieve) => gather::retrieve(&asking, *retrieve, terms.min_coverage).await,
+                Errand::Rank(rank) => gather::rank(&asking, *rank, terms.min_coverage).await,
+            };
+            let is_gone = asking.is_gone.load(Ordering::Relaxed);
+            match done {
+                Err(error) if is_gone && !is_again => {
+                    served = self.other(name, pin, &served, terms).await.ok_or(error)?
+                }
+                done => return done.map(|gathered| (served, gathered)),
+            }
+        }
+        Err(Error::internal("a request goes again once"))
+    }
+
+    /// The version that a request is for after one was gone: another one, or the same at other servers.
+    async fn other(&self, name: &str, pin: Pin<'_>, gone: &Arc<Offering>, terms: Conditions) -> Option<Arc<Offering>> {
+        let looked = self.looked.notified();
+        self.wanted.notify_one();
+        let left = terms.deadline.saturating_duration_since(Instant::now());
+        timeout(left / 2, looked).await.ok()?;
+        self.get(name, pin).ok().filter(|served| !Arc::ptr_eq(served, gone))
+    }
+
+    /// What the user tower says.
+    ///
+    /// # Errors
+    /// Those of [`gather::embed`].
+    pub async fn embed(
+        &self,
+        name: &str,
+        pin: Pin<'_>,
+        embed: Embed,
+        terms: Conditions,
+    ) -> Result<(Arc<Offering>, Said<Beside>)> {
+        let _place = self.place()?;
+        let served = self.get(name, pin)?;
+        let said = gather::embed(&self.asking(&served, terms), embed).await?;
+        Ok((served, said))
+    }
+
+    /// The attributes of an item, in JSON, and the position that they were seen at.
+    ///
+    /// # Errors
+    /// `NotFound` where its shard does not hold it.
+    pub async fn item(&self, name: &str, item: ItemId, terms: Conditions) -> Result<(Arc<Offering>, String, u64)> {
+        let _place = self.place()?;
+        let served = self.get(name, Pin::Active)?;
+        let asking = self.asking(&served, terms);
+        let (reply, ..) = asking.reply(asking.home(item), &asking.write(Asked::Item(item))).await?;
+        let position = reply.position;
+        match reply.given {
+            Replied::Text(Some(attributes)) => Ok((served, attributes, position)),
+            Replied::Text(None) => {
+                Err(Error::not_found(format!("model `{name}` holds no item {item} at position {position}")))
+            }
+            Replied::Pass { .. } => Err(Error::internal("an answer came in place of an item")),
+        }
+    }
+
+    /// What each shard says of a version, in JSON, in the order of the shards.
+    ///
+    /// # Errors
+    /// As [`Fleet::get`]; that of a shard that cannot answer.
+    pub async fn told(&self, name: &str, pin: Pin<'_>, terms: Conditions) -> Result<(Arc<Offering>, Vec<String>)> {
+        let served = self.get(name, pin)?;
+        let asking = self.asking(&served, terms);
+        let call = asking.write(Asked::Model);
+        let told = join_all((0..served.homes.len()).map(|shard| asking.reply(shard, &call))).await;
+        let text = |said: Result<(PassReply, Arc<Client>, Duration)>| match said?.0.given {
+            Replied::Text(Some(text)) => Ok(text),
+            Replied::Text(None) | Replied::Pass { .. } => Err(Error::internal("a shard does not say what it has")),
+        };
+        let told = told.into_iter().map(text).collect::<Result<Vec<_>>>()?;
+        Ok((served, told))
+    }
+
+    fn place(&self) -> Result<tokio::sync::SemaphorePermit<'_>> {
+        self.requests.try_acquire().map_err(|_| {
+            Error::overloaded(format!("{} requests are worked on, try again later", self.options.requests))
+        })
+    }
+
+    /// Whether one more request would be taken in.
+    ///
+    /// # Errors
+    /// As [`Fleet::work`].
+    pub fn admits(&self) -> Result<()> {
+        self.place().map(drop)
+    }
+}
+
+/// The servers of each shard of each model, over all versions.
+fn homes(models: &BTreeMap<String, Model>) -> BTreeMap<(String, usize, usize), BTreeSet<SocketAddr>> {
+    let mut homes: BTreeMap<(String, usize, usize), BTreeSet<SocketAddr>> = BTreeMap::new();
+    for (name, model) in models {
+        for served in &model.versions {
+            for (shard, home) in served.homes.iter().enumerate() {
+                let servers = homes.entry((name.clone(), served.homes.len(), shard)).or_default();
+                servers.extend(home.servers.iter().map(|server| server.address()));
+            }
+        }
+    }
+    homes
+}

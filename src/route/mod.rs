@@ -1,0 +1,19 @@
+//! Which servers have which shards of which versions, and what they answer together.
+//!
+//! A router has no state but what servers tell it. [`Fleet`] looks at them again and again (`GET /v1/parts`): a version answers once
+//! every shard of it has enough servers with exactly its bytes ([`editions`](mod@editions)). Each request is asked of one version; a
+//! [`PassCall`](protocol::PassCall) names it, and a [`PassReply`](protocol::PassReply) that names another one is thrown away, so that
+//! an answer never mixes two. How shards answer as one is in [`gather`](crate::gather); here is how one shard is asked: which replica
+//! ([`choice`]), a second one where the first is late or fails (`asking`), over connections that are kept (`client`).
+
+mod asking;
+pub mod choice;
+mod client;
+pub mod editions;
+mod fleet;
+mod options;
+pub mod protocol;
+
+pub use asking::{Beside, Conditions};
+pub use fleet::{Errand, Fleet, Listed, Offering, Pin};
+pub use options::Options;

@@ -1,0 +1,214 @@
+//! What a search is thought to look at against what it looks at.
+
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::columns::{self, Columns, ItemColumn, ItemValues};
+use crate::files::TensorFile;
+use crate::ivf::{Ending, Margins};
+use crate::tensor::Matrix;
+
+const DIMENSION: usize = 16;
+const ITEMS: usize = 12_000;
+const CENTRES: usize = 40;
+/// How much less or more than what is counted may be expected, beside this share of the items: what the average list holds is
+/// not what the nearest ones do, and whether a search looks again may hang on one candidate.
+const LOW_MAX: f64 = 3.0;
+const HIGH_MAX: f64 = 4.0;
+const SLACK: f64 = 0.02;
+
+/// Numbers that look random, of a seed.
+struct Dice(u64);
+
+impl Dice {
+    /// One of so many.
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % sides
+    }
+
+    /// A number of a normal distribution, about.
+    fn gauss(&mut self) -> f32 {
+        (0..6).map(|_| self.roll(1 << 20) as f32 / (1 << 20) as f32).sum::<f32>() - 3.0
+    }
+}
+
+/// Items around some centres, with the columns that filters ask for.
+struct Shop {
+    index: ivf::Index,
+    filter: filter::Index,
+    columns: Columns,
+    queries: Vec<f32>,
+}
+
+/// A column of texts of each item.
+fn texts(name: &str, of: impl Fn(&mut Dice, usize) -> Vec<String>) -> ItemColumn {
+    let mut dice = Dice(name.len() as u64);
+    let (mut offsets, mut values) = (vec![0u32], Vec::new());
+    for row in 0..ITEMS {
+        values.extend(of(&mut dice, row));
+        offsets.push(values.len() as u32);
+    }
+    ItemColumn { name: name.into(), filter: true, values: ItemValues::Texts { offsets, values } }
+}
+
+impl Shop {
+    /// `exact_share_min` decides which terms are "maybes": those on a smaller share of the items.
+    fn new(rescore: ivf::Rescore, exact_share_min: f64) -> Self {
+        let mut dice = Dice(7);
+        let centres: Vec<f32> = (0..CENTRES * DIMENSION).map(|_| dice.gauss()).collect();
+        let mut around = |row: usize| -> Vec<f32> {
+            let centre = &centres[row % CENTRES * DIMENSION..][..DIMENSION];
+            centre.iter().map(|x| x + 0.4 * dice.gauss()).collect()
+        };
+        let rows: Vec<f32> = (0..ITEMS).flat_map(&mut around).collect();
+        let queries = (0..8).flat_map(|n| around(n * 5)).collect();
+        let matrix = Matrix::new(&rows, DIMENSION).unwrap();
+        let options = ivf::Options { lists: 160, iterations: 4, rescore, ..ivf::Options::default() };
+        let built = ivf::build(matrix, &options, &|_| ()).unwrap();
+        let mut file = TensorFile::new();
+        built.encode(matrix, &mut file).unwrap();
+        let index = ivf::Index::open(&file.in_memory("index").unwrap()).unwrap();
+
+        // One value an item of 2, 5 or 30 that know nothing of each other, the region that it lies in, and many tags.
+        let one_of = |sides: usize| move |dice: &mut Dice, _: usize| vec![dice.roll(sides).to_string()];
+        let mut file = TensorFile::new();
+        let columns = [
+            texts("half", one_of(2)),
+            texts("fifth", one_of(5)),
+            texts("maker", one_of(30)),
+            texts("region", |_, row| vec![(row % CENTRES / 4).to_string()]),
+            texts("tag", |dice, _| (0..6).map(|_| dice.roll(80).to_string()).collect()),
+            ItemColumn {
+                name: "price".into(),
+                filter: true,
+                values: ItemValues::Floats((0..ITEMS).map(|row| (row * 7919 % 1000) as f64).collect()),
+            },
+        ];
+        columns::encode(&columns, &built.order, &mut file).unwrap();
+        let columns = Columns::open(&file.in_memory("columns").unwrap(), index.slots()).unwrap();
+        let mut file = TensorFile::new();
+        let (offsets, lengths) = (index.list_offsets(), index.list_lengths());
+        let options = filter::Options { exact_share_min, ..filter::Options::default() };
+        filter::encode(&columns, offsets, lengths, &options, &mut file).unwrap();
+        let filter =
+            filter::Index::open(&file.in_memory("filter").unwrap(), offsets, lengths, columns.terms()).unwrap();
+        Shop { index, filter, columns, queries }
+    }
+
+    fn plan(&self, filter: &str) -> Plan {
+        Plan::new(&filter::parse(filter).unwrap().canonical(), &self.columns, &self.filter).unwrap()
+    }
+
+    fn part(&self) -> CataloguePart<'_> {
+        CataloguePart { index: &self.index, filter: &self.filter, ids: None, gone: None, first_slot: 0 }
+    }
+}
+
+/// What searches with all vectors looked at, on average.
+struct Mean(Vec<Counters>);
+
+impl Sink for Mean {
+    fn is_wanted(&mut self, _: usize) -> bool {
+        true
+    }
+
+    fn found(&mut self, _: usize, found: Found<'_>) {
+        self.0.push(found.counters);
+    }
+}
+
+impl Mean {
+    fn of(&self, count: impl FnMut(&Counters) -> u64) -> f64 {
+        let total: u64 = self.0.iter().map(count).sum();
+        total as f64 / self.0.len() as f64
+    }
+
+    /// How often a search went over its lists; before the last time it was over as many of them at most.
+    fn rounds(&self) -> f64 {
+        1.0 + self.of(|counters| counters.again)
+    }
+}
+
+/// Filters of every kind: those that hold, those that contradict themselves, those that go with the embedding.
+fn filters(dice: &mut Dice) -> String {
+    let mut leaf = || match dice.roll(7) {
+        0 => format!("half:{}", dice.roll(2)),
+        1 => format!("fifth:{}", dice.roll(5)),
+        2 => format!("maker:{}", dice.roll(30)),
+        3 => format!("region:{}", dice.roll(10)),
+        4 => format!("tag:{}", dice.roll(80)),
+        5 => format!("price < {}", dice.roll(1000)),
+        _ => format!("price > {}", dice.roll(1000)),
+    };
+    let leaves: Vec<String> = (0..4).map(|_| leaf()).collect();
+    match dice.roll(6) {
+        0 => leaves[0].clone(),
+        1 => format!("{} AND {}", leaves[0], leaves[1]),
+        2 => format!("NOT {} AND NOT {}", leaves[0], leaves[1]),
+        3 => format!("({} OR {}) AND {}", leaves[0], leaves[1], leaves[2]),
+        4 => format!("{} AND NOT ({} OR {})", leaves[0], leaves[1], leaves[2]),
+        _ => leaves.join(" AND "),
+    }
+}
+
+#[test]
+fn what_is_expected_of_a_search_is_what_it_looks_at() {
+    let mut dice = Dice(9);
+    // An item scores as its list does, more or less.
+    let mut pair = || {
+        let list = dice.gauss();
+        (list, list + 0.4 * dice.gauss())
+    };
+    let sample: Vec<(f32, f32)> = (0..4096).map(|_| pair()).collect();
+    let margins = Margins::of(&sample);
+    let (mut scratch, mut missed) = (Scratch::default(), Vec::new());
+    for (rescore, exact_share_min) in [(ivf::Rescore::F16, 0.01), (ivf::Rescore::None, 0.01), (ivf::Rescore::F16, 1.0)]
+    {
+        let shop = Shop::new(rescore, exact_share_min);
+        let parts = [shop.part()];
+        let catalogue = Catalogue { parts: &parts, probes_max: shop.index.lists() };
+        let contradictions = [
+            "half:0 AND half:1",
+            "fifth:1 AND fifth:2 AND half:0",
+            "price < 300 AND price > 500",
+            "maker:1 AND maker:2",
+        ];
+        let texts = contradictions.map(String::from).into_iter().chain((0..80).map(|_| filters(&mut dice)));
+        for (number, text) in texts.enumerate() {
+            let plan = shop.plan(&text);
+            let k0 = [10, 100, 700][number % 3];
+            let ending = (number % 2 == 0).then_some(Ending { margins: &margins, recall: 0.98, left: 0.02 });
+            let probes = [4, 12][number / 3 % 2];
+            let query = |vector| Query {
+                vector,
+                plan: &plan,
+                beside: &[],
+                excluded: &[],
+                k: k0,
+                k0,
+                selected: None,
+                probes,
+                ending,
+                exact: number % 17 == 16,
+            };
+            let queries: Vec<Query<'_>> = shop.queries.chunks_exact(DIMENSION).map(query).collect();
+            let mut mean = Mean(Vec::new());
+            catalogue.search(&queries, &mut scratch, &mut mean);
+            let expected = catalogue.expected(&query(&[]));
+            let rounds = mean.rounds();
+            for (what, expected, counted) in [
+                ("items", expected.items, mean.of(|counters| counters.items)),
+                ("survivors", expected.survivors, mean.of(|counters| counters.survivors)),
+            ] {
+                let told =
+                    format!("`{text}`, {number}: {what} {expected:.0}, counted {counted:.0} in {rounds:.1} rounds");
+                let slack = SLACK * ITEMS as f64;
+                if expected * LOW_MAX + slack < counted || expected > counted * rounds * HIGH_MAX + slack {
+                    missed.push(told);
+                }
+            }
+        }
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}

@@ -1,0 +1,351 @@
+//! `sterling route`: routers and servers of shards as real processes answer as one server of the whole.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sterling::publish::Publish;
+use sterling::snapshot::shard_of;
+use sterling::units::ItemId;
+
+use crate::support::{Server, agent, put, sterling};
+use crate::{contract, queries, shards};
+
+/// A server of one shard at an address of its own choice.
+pub fn serve_shard(store: &Path, shard: u32) -> Server {
+    serve_at(store, &shard.to_string(), "127.0.0.1:0")
+}
+
+/// A server of one shard at an address.
+pub fn serve_at(store: &Path, shard: &str, listen: &str) -> Server {
+    let mut command = sterling();
+    command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_REFRESH_MS", "100").env("STERLING_ENGINE__WORKERS", "1");
+    let server = Server::spawn(command.args(["serve", "--shard", shard, "--listen", listen, "--store"]).arg(store));
+    server.wait_ready();
+    server
+}
+
+/// A router over servers.
+pub fn route<'a>(servers: impl IntoIterator<Item = &'a str>) -> Server {
+    let mut command = sterling();
+    command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ROUTE__REFRESH_MS", "100");
+    command.args(["route", "--listen", "127.0.0.1:0"]).stderr(Stdio::null());
+    for server in servers {
+        command.args(["--server", server]);
+    }
+    let router = Server::spawn(&mut command);
+    router.wait_ready();
+    router
+}
+
+/// The whole on one server, and cut on several behind a router.
+struct Both {
+    _folder: tempfile::TempDir,
+    one: Server,
+    shards: Vec<Server>,
+    router: Server,
+    model: String,
+}
+
+impl Both {
+    fn new(what: &Publish, shards: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        put(folder.path(), what).unwrap();
+        let one = Server::start(folder.path());
+        let model = one.get_json("/v1/models")["models"][0]["name"].as_str().unwrap().to_owned();
+        put(folder.path(), &Publish { shards: Some(shards), ..what.clone() }).unwrap();
+        let shards: Vec<Server> = (0..shards).map(|shard| serve_shard(folder.path(), shard)).collect();
+        let router = route(shards.iter().map(|server| server.address.as_str()));
+        Both { _folder: folder, one, shards, router, model }
+    }
+
+    /// Holds the router's answer against the server's, but for what names the version.
+    fn check(&self, verb: &str, body: &Value) -> Value {
+        let path = format!("/v1/models/{}:{verb}", self.model);
+        let (expected_status, mut expected) = self.one.post(&path, body);
+        let (status, mut found) = self.router.post(&path, body);
+        let answer = found.clone();
+        for said in [&mut expected, &mut found] {
+            let said = said.as_object_mut().unwrap();
+            ["version", "digest", "explain"].iter().for_each(|key| drop(said.remove(*key)));
+        }
+        assert_eq!((status, &found), (expected_status, &expected), "{} shards, {verb} {body}", self.shards.len());
+        answer
+    }
+}
+
+#[test]
+fn shards_behind_a_router_answer_as_one_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let what = shards::catalogue(folder.path(), sterling::ivf::Rescore::F16);
+    let vectors = [[1.0, 0.5, -0.25, 0.1], [0.0, -1.0, 0.5, 0.0], [0.0; 4]];
+    for count in [1, 2, 3] {
+        let both = Both::new(&what, count);
+        let mut bodies = Vec::new();
+        for vector in vectors {
+            for (k, candidates, probes) in [(1, 1, 1), (37, 37, 5), (100, 400, 12), (700, 700, 12)] {
+                bodies.push(json!({"vector": vector, "k": k, "candidates": candidates, "probes": probes, "columns": ["colour", "price"]}));
+            }
+            bodies.push(json!({"vector": vector, "k": 20, "exact": true, "filter": "colour:red AND NOT price < 9", "exclude": [-9000, 5, 5]}));
+            bodies.push(json!({"vector": vector, "exact": true, "filter": "maker:nobody"}));
+        }
+        for body in &bodies {
+            let answer = both.check("retrieve", body);
+            assert_eq!(
+                (answer["coverage"].as_f64(), answer["version"].as_u64()),
+                (Some(1.0), Some(1 + u64::from(count > 0)))
+            );
+        }
+        both.check("retrieve", &json!({"requests": [bodies[0], {"vector": [1]}, bodies[4], bodies[1]]}));
+        let rank = |items: Value| json!({"vector": vectors[0], "items": items, "columns": ["maker"]});
+        both.check("rank", &rank(json!([-9000, -8993, 1, 2, 1, -8986, -9000])));
+        both.check("rank", &rank(json!([1])));
+        // What is wrong is said as one server says it.
+        for (verb, body) in [
+            ("retrieve", json!({"vector": [1, 2]})),
+            ("retrieve", json!({"vector": vectors[0], "filter": "colour = red"})),
+            ("retrieve", json!({"vector": vectors[0], "filter": "price:"})),
+            ("retrieve", json!({"vector": vectors[0], "k": 0})),
+            ("retrieve", json!({"vector": vectors[0], "probes": 13})),
+            ("retrieve", json!({"vector": vectors[0], "columns": ["size"]})),
+            ("retrieve", json!({"features": {"a": 1}})),
+            ("embed", json!({"features": {"a": 1}})),
+            ("rank", rank(json!([]))),
+            ("score", json!({})),
+        ] {
+            both.check(verb, &body);
+        }
+        let item = |server: &Server, id: i64| server.get(&format!("/v1/models/vectors/items/{id}"));
+        let ((status, found), (_, expected)) = (item(&both.router, -8993), item(&both.one, -8993));
+        let attributes = |text: &str| serde_json::from_str::<Value>(text).unwrap()["attributes"].clone();
+        assert_eq!((status, attributes(&found)), (200, attributes(&expected)));
+        assert_eq!(item(&both.router, 3).0, 404);
+        // What the model is: that of the whole.
+        let (of_router, of_one) = (both.router.get_json("/v1/models/vectors"), both.one.get_json("/v1/models/vectors"));
+        for key in ["name", "items", "lists", "dimension", "columns", "candidates"] {
+            assert_eq!(of_router[key], of_one[key], "{key}");
+        }
+        assert!(of_router.get("shard").is_none());
+        let explained = both.check("retrieve", &json!({"vector": vectors[0], "k": 50, "probes": 6, "explain": true}));
+        let explain = &explained["explain"];
+        assert_eq!(explain["returned"], 50);
+        let asked = explain["shards"].as_array().unwrap();
+        assert_eq!(asked.len() as u32, if count == 1 { 1 } else { 2 * count }, "{explain}");
+        assert!(asked.iter().all(|shard| !shard["steps"].as_array().unwrap().is_empty()));
+        let (pinned, unknown) = ("/v1/models/vectors/versions/2:retrieve", "/v1/models/vectors/versions/9:retrieve");
+        assert_eq!(
+            both.router.ask(pinned, &bodies[0])["items"],
+            both.one.ask("/v1/models/vectors:retrieve", &bodies[0])["items"]
+        );
+        assert_eq!(both.router.post(unknown, &bodies[0]).0, 404);
+        assert_eq!(both.router.post("/v1/models/other:retrieve", &bodies[0]).0, 404);
+        let metrics = both.router.get("/metrics").1;
+        assert!(metrics.contains("sterling_requests_total{call=\"retrieve\",status=\"200\"}"), "{metrics}");
+    }
+}
+
+#[test]
+fn user_towers_run_once_and_rerankers_where_the_items_are() {
+    let made = contract::package("last", "f32", true);
+    let both = Both::new(&made.publication(), 2);
+    for features in [
+        json!({"history": [1, 4, 2], "age": [0.5], "likes": ["acme", "bolt"]}),
+        json!({"history": [], "age": [1.5]}),
+        json!({"history": [5, 5, 0, 1, 2, 3], "age": [-2.0], "likes": "zürich"}),
+    ] {
+        for k in [1, 3, 9] {
+            both.check("retrieve", &json!({"features": features, "k": k, "exact": true}));
+        }
+        both.check("embed", &json!({"features": features}));
+        let every: Vec<i64> = (0..30).collect();
+        both.check("rank", &json!({"features": features, "items": every}));
+    }
+    both.check("retrieve", &json!({"features": {"history": "x"}}));
+    // Both shards run the tower, in turns.
+    for shard in &both.shards {
+        let metrics = shard.get("/metrics").1;
+        assert!(metrics.contains("call=\"pass\",status=\"200\""), "{metrics}");
+    }
+    let made = queries::package("weighted");
+    let both = Both::new(&made.publication(), 3);
+    let lists = both.one.get_json(&format!("/v1/models/{}", both.model))["lists"].clone();
+    for taste in [[1.0, 0.5, 0.75, 0.5], [0.3, -0.9, 0.3, -0.9]] {
+        both.check("retrieve", &json!({"features": {"taste": taste}, "k": 20, "candidates": 25, "probes": lists}));
+        both.check("retrieve", &json!({"vector": taste, "k": 20, "filter": "colour:red", "exact": true}));
+    }
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(60), "never: {what}");
+        std::thread::sleep(Duration::from_millis(30));
+    }
+}
+
+#[test]
+fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let what = Publish { shards: Some(3), ..shards::catalogue(folder.path(), sterling::ivf::Rescore::F16) };
+    put(folder.path(), &what).unwrap();
+    let mut servers: Vec<Server> = (0..3).map(|shard| serve_shard(folder.path(), shard)).collect();
+    let router = route(servers.iter().map(|server| server.address.as_str()));
+    let held: Vec<u64> = servers.iter().map(|s| s.get_json("/v1/models/vectors")["items"].as_u64().unwrap()).collect();
+    let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 700, "probes": 12, "timeout_ms": 2000});
+    let whole = "/v1/models/vectors:retrieve";
+    let part = "/v1/models/vectors:retrieve?min_coverage=0.5";
+    assert_eq!(router.ask(part, &body)["coverage"], 1.0);
+    let wait = |shard: &Server, signal: &str| shard.signal(signal);
+    // Killed, and stopped: it accepts and never answers.
+    for signal in ["STOP", "KILL"] {
+        wait(&servers[1], signal);
+        let mut response = agent().post(format!("http://{}{part}", router.address)).send(body.to_string()).unwrap();
+        let covered = (700 - held[1]) as f64 / 700.0;
+        let header = response.headers().get("sterling-coverage").map(|value| value.to_str().unwrap().to_owned());
+        let answer: Value = response.body_mut().read_json().unwrap();
+        assert_eq!(
+            (answer["coverage"].as_f64(), header),
+            (Some(covered), Some(covered.to_string())),
+            "{signal} {answer}"
+        );
+        assert_eq!(answer["missing"][0]["shard"], 1);
+        let ids: Vec<i64> = answer["items"].as_array().unwrap().iter().map(|i| i["id"].as_i64().unwrap()).collect();
+        assert_eq!(ids.len() as u64, 700 - held[1]);
+        assert!(ids.iter().all(|id| shard_of(ItemId(*id), 3) != 1));
+        let start = Instant::now();
+        let (status, problem) = router.post(whole, &body);
+        assert_eq!(
+            (status, &problem["code"], &problem["retryable"]),
+            (503, &json!("partial"), &json!(true)),
+            "{problem}"
+        );
+        assert!(start.elapsed() < Duration::from_secs(4), "within the deadline");
+        assert_eq!(router.post("/v1/models/vectors:retrieve?min_coverage=0.9", &body).0, 503);
+        assert_eq!(router.post("/v1/models/vectors:retrieve?min_coverage=2", &body).0, 400);
+        if signal == "STOP" {
+            wait(&servers[1], "CONT");
+            until("it answers again", || router.post(whole, &body).0 == 200);
+        }
+    }
+    // Long after it is known to be lost, the others answer on, and tell what they cover.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(router.ask(part, &body)["missing"][0]["shard"], 1);
+    let address = servers[1].address.clone();
+    servers[1] = serve_at(folder.path(), "1", &address);
+    until("the new one is asked", || router.post(whole, &body).0 == 200);
+}
+
+#[test]
+fn a_version_answers_when_every_shard_has_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::ivf::Rescore::None) };
+    assert_eq!(put(folder.path(), &what).unwrap(), 1);
+    // The second shard lies in a store of its own, to which versions come later.
+    let other = tempfile::tempdir().unwrap();
+    let copy = |version: &str| {
+        let from = folder.path().join("vectors").join(version);
+        let to = other.path().join("vectors");
+        std::fs::create_dir_all(&to).unwrap();
+        assert!(std::process::Command::new("cp").arg("-r").args([&from, &to]).status().unwrap().success());
+    };
+    copy("1");
+    let servers = [serve_shard(folder.path(), 0), serve_shard(other.path(), 1)];
+    let router = route(servers.iter().map(|server| server.address.as_str()));
+    let body = json!({"vector": [1, 0, 0, 0], "k": 3});
+    let version = || router.ask("/v1/models/vectors:retrieve", &body)["version"].as_u64().unwrap();
+    assert_eq!(version(), 1);
+    assert_eq!(put(folder.path(), &what).unwrap(), 2);
+    until("one shard has the second", || servers[0].get_json("/v1/models/vectors")["version"] == 2);
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(version(), 1, "one shard of two has the second");
+    assert_eq!(router.post("/v1/models/vectors/versions/2:retrieve", &body).0, 503);
+    copy("2");
+    until("both have it", || version() == 2);
+    let listed = router.get_json("/v1/models/vectors/versions");
+    assert!(
+        listed["versions"].as_array().unwrap().iter().any(|v| v["version"] == 2 && v["active"] == true),
+        "{listed}"
+    );
+    // Back to the first, and a label to the second, at the servers.
+    for server in &servers {
+        let (status, _) = server.post("/v1/models/vectors/versions/1:activate", "");
+        assert_eq!(status, 200);
+        let url = format!("http://{}/v1/models/vectors/labels/canary", server.address);
+        assert_eq!(agent().put(url).send(json!({"version": 2}).to_string()).unwrap().status(), 200);
+    }
+    until("the first answers again", || version() == 1);
+    until("the label points", || router.get_json("/v1/models/vectors/labels")["labels"]["canary"] == 2);
+    assert_eq!(router.ask("/v1/models/vectors/labels/canary:retrieve", &body)["version"], 2);
+}
+
+#[test]
+fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), &shards::catalogue(folder.path(), sterling::ivf::Rescore::F16)).unwrap();
+    let servers = [Server::start(folder.path()), Server::start(folder.path())];
+    // By a name, which may stand for addresses that nobody listens at.
+    let names = servers.each_ref().map(|server| server.address.replace("127.0.0.1", "localhost"));
+    let router = route(names.iter().map(String::as_str));
+    let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 5, "timeout_ms": 20_000});
+    let ask = || router.ask("/v1/models/vectors:retrieve", &body)["items"].clone();
+    let count = |server: &Server, name: &str| {
+        let text = server.get("/metrics").1;
+        text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok()).unwrap_or(0)
+    };
+    let passes = |server: &Server| count(server, "sterling_requests_total{call=\"pass\",status=\"200\"}");
+    until("both replicas are known and asked", || {
+        ask();
+        servers.iter().all(|server| passes(server) > 40)
+    });
+    let expected = ask();
+    servers[0].signal("STOP");
+    let late = || count(&router, "sterling_route_second_calls_total{why=\"late\"}");
+    // Somebody waits for it, and is answered by the other ...
+    until("it is waited for", || {
+        assert_eq!(ask(), expected);
+        late() > 0
+    });
+    // ... and nobody does so again and again.
+    let before = late();
+    for _ in 0..40 {
+        assert_eq!(ask(), expected);
+    }
+    assert!(late() - before < 20, "{}", late() - before);
+    servers[0].signal("CONT");
+    let before = passes(&servers[0]);
+    until("it is asked again", || {
+        ask();
+        passes(&servers[0]) > before + 10
+    });
+}
+
+#[test]
+fn what_routers_ask_is_checked_like_all_else() {
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), &shards::catalogue(folder.path(), sterling::ivf::Rescore::F16)).unwrap();
+    let server = Server::start(folder.path());
+    let url = format!("http://{}/v1/models/vectors/versions/1:pass", server.address);
+    let kind = sterling::route::protocol::MEDIA_TYPE;
+    let post = |url: &str, kind: &str, timeout: &str, body: &[u8]| {
+        let call = agent().post(url).header("content-type", kind).header("sterling-timeout-us", timeout);
+        call.send(body).unwrap().status().as_u16()
+    };
+    assert_eq!(post(&url, "application/json", "1000", b"{}"), 415);
+    assert_eq!(post(&url, kind, "soon", b""), 400);
+    for body in [&b""[..], b"\0", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", &[0; 5000], &[1; 40_000]] {
+        assert_eq!(post(&url, kind, "1000000", body), 400);
+    }
+    assert_eq!(post(&url.replace("versions/1", "versions/7"), kind, "1000", b""), 404);
+    assert_eq!(post(&url.replace("/versions/1", ""), kind, "1000", b""), 404, "a version is always named");
+    assert!(agent().get(&url).call().unwrap().status() == 405);
+    assert_eq!(server.get("/readyz").0, 200);
+    // A router over servers that are none is not ready, and says why.
+    let mut command = sterling();
+    command.args(["route", "--listen", "127.0.0.1:0", "--server", "127.0.0.1:1"]).stderr(Stdio::null());
+    let router = Server::spawn(&mut command);
+    until("it has looked", || router.get("/readyz").1.contains("0 of 1 servers are ready"));
+    assert_eq!(router.get("/readyz").0, 503);
+    let (code, _, log) = crate::support::run(&["route", "--server", "here"]);
+    assert!(code == 2 && log.contains("route: servers: got `here`, expected HOST:PORT"), "{log}");
+}
