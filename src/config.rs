@@ -20,6 +20,7 @@ use utoipa::ToSchema;
 
 use crate::device::cuda::Choice;
 use crate::error::{Error, Result};
+use crate::journal::StreamOptions;
 use crate::snapshot::PlacementOptions;
 use crate::{compact, engine, http, limits, route};
 
@@ -34,8 +35,6 @@ pub struct Config {
     /// separated by commas). Without it the server takes none.
     #[schema(value_type = Option<String>)]
     pub updates: Option<PathBuf>,
-    /// Copies of each message of a stream of updates that is made.
-    pub updates_replicas: usize,
     /// The address to answer on.
     #[schema(value_type = String)]
     pub listen: SocketAddr,
@@ -70,6 +69,8 @@ pub struct Config {
     pub http: http::Options,
     /// When updates are merged into a version.
     pub merge: compact::Options,
+    /// What streams of updates must keep to.
+    pub streams: StreamOptions,
 }
 
 impl Default for Config {
@@ -77,7 +78,6 @@ impl Default for Config {
         Config {
             store: "store".into(),
             updates: None,
-            updates_replicas: 1,
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             model: None,
             shard: None,
@@ -94,6 +94,7 @@ impl Default for Config {
             engine: engine::Options::default(),
             http: http::Options::default(),
             merge: compact::Options::default(),
+            streams: StreamOptions::default(),
         }
     }
 }
@@ -154,6 +155,7 @@ impl Config {
         config.engine.check()?;
         config.http.check()?;
         config.merge.check()?;
+        config.streams.check().map_err(|e| e.within("configuration"))?;
         config.traces.check().map_err(|e| e.within("configuration"))?;
         config.device.parse::<Choice>().map_err(|e| e.within("configuration"))?;
         if config.refresh_ms == 0 {
@@ -382,6 +384,9 @@ mod tests {
             ("[merge]\nshare = -1", "merge.share: got -1, expected 0 to 10"),
             ("[merge]\ncores = 1.5", "merge.cores: got 1.5"),
             ("[merge]\nshare = nan", "merge.share: got NaN"),
+            ("[streams]\nreplicas = 0", "streams.replicas: got 0, expected 1 to 5"),
+            ("[streams]\nreplicas = 6", "streams.replicas: got 6"),
+            ("[streams]\nmonitors = ['broker:8222']", "streams.monitors: got `broker:8222`"),
             ("[engine", "TOML"),
         ] {
             let error = read(text).expect_err(text).to_string();

@@ -11,6 +11,7 @@ use crate::compact::{self, Compactor};
 use crate::error::{Error, Result};
 use crate::fresh::{Merged, Updating};
 use crate::http::wire::MergeResponse;
+use crate::journal::StreamOptions;
 use crate::registry::{self, Registry, Snapshots};
 use crate::snapshot::{Placement, check_name};
 use crate::telemetry;
@@ -64,7 +65,7 @@ fn merge(store: PathBuf, updates: &PathBuf, model: &str) -> Result<Merged> {
         return Err(Error::not_found(format!("updates: {} has no journal of model `{model}`", updates.display())));
     }
     let store = existing(store)?;
-    let feeds = Arc::new(journals::open(updates, 1)?);
+    let feeds = Arc::new(journals::open(updates, &StreamOptions::default())?);
     let snapshots =
         Snapshots { placement: Placement::whole(), trials: Trials::Apart(Apart::of_this_program()?), recorded: 0 };
     let loader = Updating { snapshots, feeds: Some(feeds.clone()) };

@@ -4,33 +4,34 @@ use std::path::Path;
 
 use crate::error::Result;
 use crate::fresh::Feeds;
-use crate::journal::Logs;
+use crate::journal::{Logs, StreamOptions};
 
 /// Whether updates are kept in streams of a cluster, and in no folder.
 pub(super) fn are_streams(updates: &Path) -> bool {
     ["nats://", "tls://"].iter().any(|scheme| updates.to_string_lossy().starts_with(scheme))
 }
 
-/// The updates of a folder, or of streams, of which those that are made keep so many copies.
+/// The updates of a folder, or of streams.
 ///
 /// # Errors
-/// `Unavailable` where no server of the cluster answers; `Unsupported` where this build has no streams.
-pub(super) fn open(updates: &Path, replicas: usize) -> Result<Feeds> {
+/// `Unavailable` where no server of the cluster answers; `Unsupported` where this build has no streams, or the brokers do not keep
+/// to what the options ask for.
+pub(super) fn open(updates: &Path, options: &StreamOptions) -> Result<Feeds> {
     match are_streams(updates) {
-        true => streams(updates.to_string_lossy().into_owned(), replicas),
+        true => streams(updates.to_string_lossy().into_owned(), options.clone()),
         false => Ok(Feeds::new(Logs::below(updates))),
     }
 }
 
 #[cfg(feature = "nats")]
-fn streams(servers: String, replicas: usize) -> Result<Feeds> {
+fn streams(servers: String, streams: StreamOptions) -> Result<Feeds> {
     use crate::journal::nats::{Nats, NatsOptions};
-    Ok(Feeds::new(Nats::connect(NatsOptions { servers, replicas })?))
+    Ok(Feeds::new(Nats::connect(NatsOptions { servers, streams })?))
 }
 
 #[cfg(not(feature = "nats"))]
-fn streams(servers: String, _replicas: usize) -> Result<Feeds> {
-    let what =
-        format!("updates: {servers}: this program was built without streams, expected a build with the feature `nats`");
+fn streams(_servers: String, _streams: StreamOptions) -> Result<Feeds> {
+    // The address may hold a password.
+    let what = "updates: this program was built without streams, expected a folder, or a build with the feature `nats`";
     Err(crate::error::Error::unsupported(what))
 }

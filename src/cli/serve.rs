@@ -168,7 +168,7 @@ impl Server {
             let what = config.shard.map_or("version".into(), |shard| format!("version with a shard {shard}"));
             tracing::warn!("model `{model}` has no {what} in {} yet, waiting for one", config.store.display());
         }
-        let feeds = config.updates.as_ref().map(|updates| journals::open(updates, config.updates_replicas));
+        let feeds = config.updates.as_ref().map(|updates| journals::open(updates, &config.streams));
         let feeds = feeds.transpose()?.map(Arc::new);
         let loader = Updating { snapshots: loader, feeds: feeds.clone() };
         let chosen = config.device.parse::<Choice>()?.open()?;

@@ -13,6 +13,7 @@ use super::retention::release;
 use crate::device::priority;
 use crate::error::{Error, Kind, Result};
 use crate::fresh::{Feeds, MergeWanted, Merged};
+use crate::journal::Topic;
 use crate::publish::merge;
 use crate::registry::{Loaded, Registry, Which};
 use crate::snapshot::Store;
@@ -96,7 +97,7 @@ impl Compactor {
     }
 
     fn let_go(&self, registry: &Registry, model: &str) {
-        let Some(feed) = self.feeds.of(model) else { return };
+        let Some(feed) = self.feeds.of(&Topic::whole(model)) else { return };
         if let Err(error) = release(registry, &self.store, &feed, model) {
             tracing::warn!(model, %error, "the journal is kept longer than it need be");
         }
@@ -128,7 +129,7 @@ impl Compactor {
 
     fn merge_active(&self, registry: &Registry, model: &str) -> Result<Merged> {
         let loaded = registry.get(model, Which::Active)?;
-        self.feeds.of(model).ok_or_else(|| Error::unsupported("it takes no updates"))?;
+        self.feeds.of(&Topic::whole(model)).ok_or_else(|| Error::unsupported("it takes no updates"))?;
         let view = loaded.view();
         let made = self.pool.install(|| merge(&self.store, &view))?;
         tracing::info!(

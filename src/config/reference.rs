@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value};
 use utoipa::PartialSchema;
 
-use super::{Config, PlacementOptions, compact, engine, http};
+use super::{Config, PlacementOptions, StreamOptions, compact, engine, http};
 
 const HEAD: &str = "# Configuration
 
@@ -53,6 +53,7 @@ fn page() -> String {
         ("engine", schema::<engine::Options>()),
         ("http", schema::<http::Options>()),
         ("merge", schema::<compact::Options>()),
+        ("streams", schema::<StreamOptions>()),
     ];
     let all = schema::<Config>();
     let defaults = serde_json::to_value(Config::default()).unwrap();

@@ -13,9 +13,9 @@ use super::calls::{Call, Calls};
 use super::state::Fresh;
 use super::update::Update;
 use crate::error::{Error, Result};
-use crate::journal::{Append, Done, Follower, Journal, Journals, Record};
+use crate::journal::{Append, Done, Follower, Journal, Journals, Record, Topic};
 use crate::registry::{Declared, Loader, Snapshots, is_passing};
-use crate::snapshot::{Manifest, Snapshot, check_name};
+use crate::snapshot::{Snapshot, check_name};
 use crate::view::{Live, Shown};
 
 /// Updates that are applied before they are shown, and before a version is: then all cores can share them.
@@ -29,6 +29,7 @@ const DECODED: usize = 1024;
 const SILENCE: Duration = Duration::from_secs(10);
 /// How long a version that nobody holds any more may go on following.
 const LINGER: Duration = Duration::from_millis(250);
+
 /// The updates of one model.
 pub struct Feed {
     journal: Box<dyn Journal>,
@@ -134,10 +135,10 @@ impl Feed {
     }
 }
 
-/// The updates of all models of a server, a journal each.
+/// The updates of all models of a server, a journal each; shards have journals of their own.
 pub struct Feeds {
     journals: Box<dyn Journals>,
-    open: Mutex<BTreeMap<String, Arc<Feed>>>,
+    open: Mutex<BTreeMap<Topic, Arc<Feed>>>,
 }
 
 impl Feeds {
@@ -146,28 +147,28 @@ impl Feeds {
         Feeds { journals: Box::new(journals), open: Mutex::default() }
     }
 
-    /// The updates of a model of which a version was loaded.
-    pub fn of(&self, model: &str) -> Option<Arc<Feed>> {
-        self.lock().get(model).cloned()
+    /// The updates of a model or a shard of which a version was loaded.
+    pub fn of(&self, topic: &Topic) -> Option<Arc<Feed>> {
+        self.lock().get(topic).cloned()
     }
 
-    /// The updates of a model, whose journal begins after a position where there is none yet.
+    /// The updates of a model or a shard, whose journal begins after a position where there is none yet.
     ///
     /// # Errors
     /// As [`Journals::open`] and [`Feed::open`].
-    pub fn open(&self, model: &str, after: u64) -> Result<Arc<Feed>> {
-        check_name("model name", model)?;
+    pub fn open(&self, topic: &Topic, after: u64) -> Result<Arc<Feed>> {
+        check_name("model name", &topic.model)?;
         let mut open = self.lock();
-        if let Some(feed) = open.get(model) {
+        if let Some(feed) = open.get(topic) {
             return Ok(feed.clone());
         }
-        let (journal, folder) = (self.journals.open(model, after)?, self.journals.folder(model));
+        let (journal, folder) = (self.journals.open(topic, after)?, self.journals.folder(topic));
         let feed = Arc::new(Feed::open(journal, folder, after)?);
-        open.insert(model.into(), feed.clone());
+        open.insert(topic.clone(), feed.clone());
         Ok(feed)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Feed>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Topic, Arc<Feed>>> {
         self.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -189,9 +190,9 @@ impl Loader<Live> for Updating {
         let live = self.snapshots.load(folder)?;
         let main = live.view().main().clone();
         let Some(feeds) = &self.feeds else { return Ok(live) };
-        let Manifest { name, position, .. } = main.manifest.clone();
-        let feed = feeds.open(&name, position)?;
-        follow(feed, main, &live).map_err(|e| e.within(format!("updates of {name} after position {position}")))?;
+        let (topic, position) = (main.manifest.topic(), main.manifest.position);
+        let feed = feeds.open(&topic, position)?;
+        follow(feed, main, &live).map_err(|e| e.within(format!("updates of {topic} after position {position}")))?;
         Ok(live)
     }
 }

@@ -14,11 +14,12 @@ use super::meters::AnswerMeters;
 use super::options::Options;
 use super::slow::SlowCalls;
 use super::traces::Traces;
-use super::wire::{self, ModelInfo};
+use super::wire::{self, ModelInfo, Served};
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
-use crate::fresh::{Feeds, Merges};
+use crate::fresh::{Feed, Feeds, Merges};
 use crate::registry::{Loaded, Registry};
+use crate::view::View;
 
 /// The share of a snapshot that may be changed or lie beside it before `/readyz` warns ...
 const FRESH_SHARE_MAX: f64 = 0.3;
@@ -172,15 +173,40 @@ impl App {
                     "model `{name}`: {share} % of its snapshot are changed or lie beside it ({fresh} items), which slows searches: merge them"
                 ));
             }
-            let feed = self.feeds.as_ref().and_then(|feeds| feeds.of(name));
-            warnings.extend(feed.as_ref().and_then(|feed| feed.trouble()).map(|why| format!("model `{name}`: {why}")));
-            let durable = feed.map_or(0, |feed| feed.last());
-            let lag = durable.saturating_sub(view.position());
+            let trouble = self.feed(&model).ok().and_then(|feed| feed.trouble());
+            warnings.extend(trouble.map(|why| format!("model `{name}`: {why}")));
+            let lag = self.lag(&model, &view);
             if lag >= LAG_MAX {
                 warnings.push(format!("model `{name}`: {lag} durable updates are not seen yet"));
             }
         }
         warnings
+    }
+
+    /// The updates of a model, or of the shard of it that this server has.
+    pub(super) fn feed(&self, model: &Loaded) -> Result<Arc<Feed>> {
+        let feeds = self.feeds.as_ref();
+        let feeds =
+            feeds.ok_or_else(|| Error::unsupported("this server takes no updates; `serve --updates DIR` does"))?;
+        let topic = model.view().main().manifest.topic();
+        feeds.of(&topic).ok_or_else(|| Error::not_ready(format!("model `{topic}`: its updates are not followed yet")))
+    }
+
+    /// Durable updates that a view does not show.
+    fn lag(&self, model: &Loaded, view: &View) -> u64 {
+        self.feed(model).map_or(0, |feed| feed.last()).saturating_sub(view.position())
+    }
+
+    /// What an answer says of where it comes from.
+    pub(super) fn served(&self, model: &Loaded, view: &View) -> Served {
+        Served {
+            model: model.name().into(),
+            version: model.version(),
+            digest: model.digest().into(),
+            coverage: covered(view.coverage(), view.items(), self.lag(model, view)),
+            position: view.position(),
+            missing: Vec::new(),
+        }
     }
 
     /// What a version is.
@@ -204,6 +230,15 @@ impl App {
     }
 }
 
+/// The share of the items that an answer speaks of. Where so many durable updates are not seen that the server counts as behind,
+/// each of them may be of an item that is missing or not as it should be.
+fn covered(coverage: f64, items: usize, lag: u64) -> f64 {
+    match lag >= LAG_MAX {
+        true => coverage * items as f64 / (items as f64 + lag as f64),
+        false => coverage,
+    }
+}
+
 impl Host for App {
     fn entrance(&self) -> &Entrance {
         &self.entrance
@@ -211,5 +246,20 @@ impl Host for App {
 
     fn admits(&self) -> Result<()> {
         self.engine.admits(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_that_are_behind_say_so_by_how_much_they_cover() {
+        assert_eq!(covered(0.5, 100, 0), 0.5);
+        assert_eq!(covered(1.0, 100, LAG_MAX - 1), 1.0, "updates that are on their way are no lag");
+        assert_eq!(covered(1.0, LAG_MAX as usize, LAG_MAX), 0.5);
+        assert_eq!(covered(1.0, 0, LAG_MAX), 0.0);
+        let more = covered(1.0, 1_000_000, 20_000);
+        assert!(more < 1.0 && covered(1.0, 1_000_000, 40_000) < more);
     }
 }

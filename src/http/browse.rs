@@ -10,9 +10,8 @@ use serde::de::DeserializeOwned;
 
 use super::answer::{Outcome, Refusal, json};
 use super::app::App;
-use super::calls::served;
 use super::paths::Names;
-use super::position::{feed, seen};
+use super::position::seen;
 use super::wire::{
     self, ColumnResponse, FindRequest, FindResponse, FoundItem, IndexResponse, Problem, Served, ValuesRequest,
     attributes, column_info, files, percentiles,
@@ -70,7 +69,7 @@ impl Look {
             return Err(Error::invalid(format!("limit: got {limit}, expected 1 to {most}")).into());
         }
         let view = seen(app, &loaded, uri).await?;
-        Ok(Look { served: served(&loaded, &view), view, contains, limit })
+        Ok(Look { served: app.served(&loaded, &view), view, contains, limit })
     }
 }
 
@@ -136,10 +135,10 @@ pub async fn index(State(app): State<Arc<App>>, Names(model): Names<String>) -> 
     let view = loaded.view();
     let index = &view.main().index;
     Ok(json(&IndexResponse {
-        served: served(&loaded, &view),
+        served: app.served(&loaded, &view),
         items: view.items(),
         fresh_items: view.fresh_items(),
-        durable: feed(&app, &model).ok().map(|feed| feed.last()),
+        durable: app.feed(&loaded).ok().map(|feed| feed.last()),
         slots: index.slots(),
         lists: index.lists(),
         list_items: percentiles(index.list_lengths()),

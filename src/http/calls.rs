@@ -103,7 +103,7 @@ fn prepare_retrievals(view: &Arc<View>, turn: Option<Turn>, body: &[u8]) -> Resu
     request_body(content = inline(RetrieveOneOrMany)),
     responses((status = 200, body = inline(RetrievedOneOrMany)), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn retrieve(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole, caller: Option<Caller>) -> Outcome {
-    let (told, turn) = (served(model, &view), app.audit.turn());
+    let (told, turn) = (app.served(model, &view), app.audit.turn());
     match app.asides.prepare(body, move |body| prepare_retrievals(&view, turn, body)).await? {
         Asked::One(prepared, terms, again) => one(app, model, *prepared, terms, again).await,
         Asked::Many(prepared) => {
@@ -158,7 +158,7 @@ fn items(answer: Answer, view: &View, columns: &[String]) -> Result<Entry> {
 
 async fn one(app: &Arc<App>, model: &Loaded, prepared: Prepared, terms: Terms, again: Option<Box<Again>>) -> Outcome {
     let share = app.bodies.hold_answer(prepared.cost().answer_bytes)?;
-    let told = served(model, prepared.view());
+    let told = app.served(model, prepared.view());
     let begun = Instant::now();
     let (prepared, is_asked) = prepared.explained();
     let (mut answer, view, columns) = answered(app, prepared, terms, again).await?;
@@ -167,17 +167,6 @@ async fn one(app: &Arc<App>, model: &Loaded, prepared: Prepared, terms: Terms, a
     let entry = items(answer, &view, &columns)?;
     let timing = Timing::of(entry.steps());
     Ok((Extension(passed), reply(Reply::one(told, entry), timing, share)).into_response())
-}
-
-pub(super) fn served(model: &Loaded, view: &View) -> Served {
-    Served {
-        model: model.name().into(),
-        version: model.version(),
-        digest: model.digest().into(),
-        coverage: view.coverage(),
-        position: view.position(),
-        missing: Vec::new(),
-    }
 }
 
 /// Score the items that the request names.
@@ -203,7 +192,7 @@ async fn embed(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outco
         Ok((pass::prepare(&view, Ask::Embed(request))?, terms))
     };
     let (prepared, terms) = app.asides.prepare(body, embedding).await?;
-    let told = served(model, prepared.view());
+    let told = app.served(model, prepared.view());
     let begun = Instant::now();
     let answer = app.engine.submit(prepared, terms).await?;
     let passed = Passed { engine: begun.elapsed(), ..Passed::of(&told) };

@@ -11,9 +11,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::answer::{Outcome, Refusal, json};
 use super::app::App;
-use super::calls::served;
 use super::paths::Names;
-use super::position::{feed, number, seen};
+use super::position::{number, seen};
 use super::wire::{
     self, DeleteRequest, DeleteResponse, ItemResponse, MergeResponse, PositionResponse, Problem, RefusedItem,
     UpdateResponse, UpsertRequest,
@@ -58,7 +57,7 @@ impl Said {
     responses((status = 200, body = UpdateResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
     let loaded = app.registry.get(&model, Which::Active)?;
-    let (feed, said) = (feed(&app, &model)?, Said::of(&request)?);
+    let (feed, said) = (app.feed(&loaded)?, Said::of(&request)?);
     let body = if said.lines { app.bodies.read_lines(request).await? } else { app.bodies.read(request).await? };
     let (view, lines) = (loaded.view(), said.lines);
     let (fresh, most) = (view.fresh_items(), FRESH_ITEMS.max(view.main().index.items()));
@@ -95,7 +94,7 @@ pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, re
     responses((status = 200, body = DeleteResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn delete(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
     let loaded = app.registry.get(&model, Which::Active)?;
-    let (feed, said) = (feed(&app, &model)?, Said::of(&request)?);
+    let (feed, said) = (app.feed(&loaded)?, Said::of(&request)?);
     let view = seen(&app, &loaded, request.uri()).await?;
     let body = app.bodies.read(request).await?;
     let digest = xxh3_64(&body);
@@ -158,8 +157,7 @@ async fn write(feed: &Arc<Feed>, mut updates: Vec<Update>, digest: u64, said: Sa
     params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = MergeResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
-    app.registry.get(&model, Which::Active)?;
-    feed(&app, &model)?;
+    app.feed(&*app.registry.get(&model, Which::Active)?)?;
     let merges = app.merges.as_ref().ok_or_else(|| Error::unsupported("this server merges no updates"))?;
     let (tell, told) = oneshot::channel();
     merges.ask(
@@ -184,7 +182,7 @@ pub async fn item(State(app): State<Arc<App>>, Names((model, id)): Names<(String
     let slot = view.slot(ItemId(id)).ok_or_else(|| {
         Error::not_found(format!("model `{model}` holds no item {id} at position {}", view.position()))
     })?;
-    Ok(json(&ItemResponse { served: served(&loaded, &view), id, attributes: wire::attributes(&view, slot) }))
+    Ok(json(&ItemResponse { served: app.served(&loaded, &view), id, attributes: wire::attributes(&view, slot) }))
 }
 
 /// How far updates are seen.
@@ -194,8 +192,8 @@ pub async fn item(State(app): State<Arc<App>>, Names((model, id)): Names<(String
     responses((status = 200, body = PositionResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn position(State(app): State<Arc<App>>, Names(model): Names<String>, uri: Uri) -> Outcome {
     let loaded = app.registry.get(&model, Which::Active)?;
-    let durable = feed(&app, &model)?.last();
+    let durable = app.feed(&loaded)?.last();
     let view = seen(&app, &loaded, &uri).await?;
     let (items, fresh_items) = (view.items(), view.fresh_items());
-    Ok(json(&PositionResponse { served: served(&loaded, &view), durable, items, fresh_items }))
+    Ok(json(&PositionResponse { served: app.served(&loaded, &view), durable, items, fresh_items }))
 }

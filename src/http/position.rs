@@ -8,14 +8,13 @@ use tokio::time::timeout;
 
 use super::app::App;
 use crate::error::{Error, Result};
-use crate::fresh::Feed;
 use crate::registry::Loaded;
 use crate::view::View;
 
 /// The view of a model that a call asks for: of this moment, or of the one at which `min_position` is seen.
 pub(super) async fn seen(app: &App, model: &Loaded, uri: &Uri) -> Result<Arc<View>> {
     let Some(position) = number(uri, "min_position")? else { return Ok(model.view()) };
-    let feed = feed(app, model.name()).ok();
+    let feed = app.feed(model).ok();
     let durable = feed.as_ref().map_or(0, |feed| feed.last()).max(model.view().position());
     // Where others append too, what they have appended may still be on its way.
     if position > durable && !feed.is_some_and(|feed| feed.has_others()) {
@@ -41,11 +40,4 @@ pub(super) fn parameter<T: FromStr>(uri: &Uri, name: &str, expected: &str) -> Re
         Ok(value) if texts.next().is_none() => Ok(Some(value)),
         _ => Err(Error::invalid(format!("{name}: got `{text}`, expected {expected}"))),
     }
-}
-
-/// The updates of a model.
-pub(super) fn feed(app: &App, model: &str) -> Result<Arc<Feed>> {
-    let feeds = app.feeds.as_ref();
-    let feeds = feeds.ok_or_else(|| Error::unsupported("this server takes no updates; `serve --updates DIR` does"))?;
-    feeds.of(model).ok_or_else(|| Error::not_ready(format!("model `{model}`: its updates are not followed yet")))
 }

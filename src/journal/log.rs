@@ -21,7 +21,7 @@ use super::disk::{Disk, RealDisk, Tail};
 use super::follow::{LogFollower, Shared, State};
 use super::format::{HEADER_BYTES, PAYLOAD_BYTES_MAX, header, write_record};
 use super::scan::{Cursor, Segment, path_of, segments};
-use super::{Append, Done, Follower, Journal, Journals};
+use super::{Append, Done, Follower, Journal, Journals, Topic};
 use crate::error::{Error, Kind, Result};
 
 /// The file that is locked as long as a log is open.
@@ -64,8 +64,8 @@ impl Logs {
 }
 
 impl Journals for Logs {
-    fn open(&self, model: &str, after: u64) -> Result<Box<dyn Journal>> {
-        let log = Log::open(&self.root.join(model), LogOptions { after, ..self.options.clone() });
+    fn open(&self, topic: &Topic, after: u64) -> Result<Box<dyn Journal>> {
+        let log = Log::open(&self.root.join(topic.to_string()), LogOptions { after, ..self.options.clone() });
         // A process that is about to end lets go of it.
         let log = log.map_err(|e| match e.kind() {
             Kind::Conflict => Error::not_ready(e.to_string()),
@@ -74,8 +74,8 @@ impl Journals for Logs {
         Ok(Box::new(log))
     }
 
-    fn folder(&self, model: &str) -> Option<PathBuf> {
-        Some(self.root.join(model))
+    fn folder(&self, topic: &Topic) -> Option<PathBuf> {
+        Some(self.root.join(topic.to_string()))
     }
 }
 

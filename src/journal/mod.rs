@@ -15,8 +15,10 @@ mod log;
 #[cfg(feature = "nats")]
 pub mod nats;
 mod scan;
+mod streams;
 #[cfg(test)]
 mod tests;
+mod topic;
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -27,6 +29,8 @@ use crate::error::Result;
 pub use disk::{Disk, RealDisk, Tail};
 pub use format::PAYLOAD_BYTES_MAX;
 pub use log::{Log, LogOptions, Logs};
+pub use streams::StreamOptions;
+pub use topic::Topic;
 
 /// Told, once, which positions the appended records have, or why they were not appended.
 pub type Done = Box<dyn FnOnce(Result<Range<u64>>) + Send>;
@@ -87,17 +91,17 @@ pub trait Journal: Send + Sync {
     }
 }
 
-/// The journals of a server, one a model.
+/// The journals of a server.
 pub trait Journals: Send + Sync {
-    /// The journal of a model, which begins after a position where there is none yet.
+    /// The journal of a model or a shard, which begins after a position where there is none yet.
     ///
     /// # Errors
     /// `NotReady` where another process has it to itself, `Unavailable` where it does not answer; `Corrupt`, `Unsupported` or
     /// `Io` where it cannot be used.
-    fn open(&self, model: &str, after: u64) -> Result<Box<dyn Journal>>;
+    fn open(&self, topic: &Topic, after: u64) -> Result<Box<dyn Journal>>;
 
-    /// Where that is kept of a model which its journal lets go of and this server needs; none where it lets go of nothing.
-    fn folder(&self, model: &str) -> Option<PathBuf>;
+    /// Where that is kept which a journal lets go of and this server needs; none where it lets go of nothing.
+    fn folder(&self, topic: &Topic) -> Option<PathBuf>;
 }
 
 /// Takes the records of a journal in their order.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
 use crate::files::{self, Checksum};
+use crate::journal::Topic;
 use crate::model::Decisions;
 use crate::tower::Runs;
 
@@ -193,6 +194,11 @@ impl Manifest {
     /// Whether this program, as it is now, ran all graphs before it published the version.
     pub fn is_tried(&self) -> bool {
         self.graphs.is_some() && self.provenance.program == PROGRAM
+    }
+
+    /// Whose updates it is brought up to date with: the model's, or those of its shard.
+    pub fn topic(&self) -> Topic {
+        Topic { model: self.name.clone(), shard: self.shard.map(|part| (part.shard, part.shards)) }
     }
 
     /// Items of the version: of all its shards, where it was cut.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use sterling::compact::release;
 use sterling::fresh::{Feed, Feeds, Merged, Updating};
 use sterling::fresh::{Put, Update};
-use sterling::journal::{Journal, Log, LogOptions, Logs};
+use sterling::journal::{Journal, Log, LogOptions, Logs, Topic};
 use sterling::publish::{Publish, merge};
 use sterling::registry::{Options, Registry, Snapshots, Which};
 use sterling::snapshot::{Manifest, Snapshot, Store};
@@ -245,7 +245,7 @@ fn the_journal_lets_go_of_what_versions_hold_and_keeps_what_one_may_need() {
     let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()) };
     let registry = Arc::new(Registry::new(store.clone(), loader, Options::default()));
     registry.refresh();
-    let feed = feeds.of("vectors").unwrap();
+    let feed = feeds.of(&Topic::whole("vectors")).unwrap();
     let compactor =
         sterling::compact::Compactor::new(store.clone(), &registry, feeds.clone(), Default::default()).unwrap();
     let first = || Log::open(&folder.path().join("updates/vectors"), small()).err().map(|_| ());

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use sterling::error::{Kind, Result};
 use sterling::journal::nats::{Nats, NatsOptions};
-use sterling::journal::{Append, Journal, Journals, Record};
+use sterling::journal::{Append, Journal, Journals, Record, StreamOptions, Topic};
 
 use crate::support::{Server, ids, put, vectors};
 
@@ -135,11 +135,11 @@ impl Wire {
 }
 
 fn connect(servers: String) -> Nats {
-    Nats::connect(NatsOptions { servers, replicas: 1 }).unwrap()
+    Nats::connect(NatsOptions { servers, streams: StreamOptions::default() }).unwrap()
 }
 
 fn open(servers: String) -> Box<dyn Journal> {
-    connect(servers).open("m", 0).unwrap()
+    connect(servers).open(&Topic::whole("m"), 0).unwrap()
 }
 
 /// Appends, and waits for what came of it.
@@ -258,9 +258,9 @@ fn all_servers_read_what_each_has_written_in_one_order() {
 fn a_stream_begins_where_it_is_told_to_and_takes_large_appends_in_parts() {
     let broker = Broker::start();
     let nats = connect(broker.url());
-    let journal = nats.open("a.model", 41).unwrap();
+    let journal = nats.open(&Topic::whole("a.model"), 41).unwrap();
     assert_eq!((journal.first(), journal.last()), (42, 41));
-    assert_eq!(nats.open("a.model", 7).unwrap().last(), 41, "it is there already");
+    assert_eq!(nats.open(&Topic::whole("a.model"), 7).unwrap().last(), 41, "it is there already");
     let large: Vec<Vec<u8>> = (0..30u8).map(|n| vec![n; 100_000]).collect();
     assert_eq!(append(&*journal, large.clone(), Some(41)).unwrap(), 42..72);
     let read: Vec<Vec<u8>> = records(&*journal, 41, 71).into_iter().map(|record| record.payload).collect();
@@ -279,12 +279,11 @@ fn of_several_that_expect_a_position_one_is_right() {
     let journals: Vec<Box<dyn Journal>> = (0..3).map(|_| open(broker.url())).collect();
     for round in 0..15u64 {
         let told: Vec<Result<Range<u64>>> = std::thread::scope(|scope| {
-            let one = |(n, journal): (usize, &Box<dyn Journal>)| {
-                let journal = journal.as_ref();
+            let mut all = Vec::new();
+            for (n, journal) in journals.iter().enumerate() {
                 let records = vec![name(n, round as usize, 0)];
-                scope.spawn(move || append(journal, records, Some(round)))
-            };
-            let all: Vec<_> = journals.iter().enumerate().map(one).collect();
+                all.push(scope.spawn(move || append(&**journal, records, Some(round))));
+            }
             all.into_iter().map(|one| one.join().unwrap()).collect()
         });
         let right: Vec<&Range<u64>> = told.iter().flatten().collect();
@@ -358,12 +357,12 @@ fn streams_that_keep_no_journal_are_refused_with_the_reason() {
         let mut stream = json!({"name": name, "subjects": [format!("sterling.{model}")], "storage": "file"});
         stream.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
         assert!(ask(broker.port, &format!("$JS.API.STREAM.CREATE.{name}"), &stream.to_string()).is_some());
-        let error = nats.open(model, 0).err().unwrap();
+        let error = nats.open(&Topic::whole(model), 0).err().unwrap();
         assert_eq!(error.kind(), Kind::Unsupported);
         assert!(error.to_string().contains(reason) && error.to_string().contains(&name), "{error}");
     }
     // A message that is no commit ends following, and is never passed over.
-    let journal = nats.open("m", 0).unwrap();
+    let journal = nats.open(&Topic::whole("m"), 0).unwrap();
     append(&*journal, vec![b"one".to_vec()], None).unwrap();
     assert!(ask(broker.port, "sterling.m", "hello").is_some(), "the stream acknowledges it");
     let mut follower = journal.follow(0).unwrap();
@@ -383,7 +382,10 @@ fn streams_that_keep_no_journal_are_refused_with_the_reason() {
     );
     assert_eq!(append(&*journal, vec![b"two".to_vec()], None).unwrap_err().kind(), Kind::Corrupt);
     assert!(journal.trouble().unwrap().contains("message 3"));
-    assert!(Nats::connect(NatsOptions { servers: "nats://127.0.0.1:1".into(), replicas: 1 }).is_err());
+    let nowhere = NatsOptions { servers: "nats://u:secret@127.0.0.1:1".into(), streams: StreamOptions::default() };
+    let error = Nats::connect(nowhere).err().unwrap();
+    assert_eq!(error.kind(), Kind::Unavailable);
+    assert!(error.to_string().contains("nats://127.0.0.1:1") && !error.to_string().contains("secret"), "{error}");
 }
 
 #[test]
@@ -398,7 +400,7 @@ fn what_a_stream_has_let_go_of_is_refused_and_the_rest_is_read() {
     assert_eq!(records(&*late, 18, 40).len(), 22);
     assert_eq!(late.follow(17).err().unwrap().kind(), Kind::NotFound);
     assert!(ask(broker.port, "$JS.API.STREAM.PURGE.sterling-m", "").is_some());
-    assert_eq!(connect(broker.url()).open("m", 0).err().unwrap().kind(), Kind::Corrupt);
+    assert_eq!(connect(broker.url()).open(&Topic::whole("m"), 0).err().unwrap().kind(), Kind::Corrupt);
 }
 
 #[test]
@@ -430,10 +432,11 @@ fn servers_of_one_stream_answer_alike_also_when_one_was_killed() {
         assert_eq!(answers[0], answers[1]);
         assert_eq!(answers[0].0.len(), 2 * n as usize);
     }
-    servers[0].signal("KILL");
-    servers[0].wait();
-    position = upsert(&servers[1], 10).max(position);
-    servers[0] = serve(&folders[0]);
+    let killed = servers.remove(0);
+    killed.signal("KILL");
+    killed.wait();
+    position = upsert(&servers[0], 10).max(position);
+    servers.insert(0, serve(&folders[0]));
     assert_eq!(found(&servers[0], position), found(&servers[1], position));
     // A merge on one server is its own affair.
     let merged = servers[0].ask("/v1/models/vectors/items:merge", json!({}));

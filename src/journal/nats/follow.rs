@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 
 use super::message::Commit;
 use super::shared::Shared;
-use super::{Remote, Threads, wait};
+use super::{ANSWER, Remote, Threads, does_not_follow, wait};
 use crate::error::{Error, Result};
 use crate::journal::{Follower, Record};
 
@@ -24,6 +24,8 @@ pub(super) struct StreamFollower {
     sequence: u64,
     /// ... those from it on that are here ...
     read: VecDeque<Arc<Commit>>,
+    /// The number of the one before it, where that was taken.
+    before: Option<u128>,
     /// ... and the position that is taken next, with the records of it and after it that are here.
     next: u64,
     records: VecDeque<Record>,
@@ -31,6 +33,8 @@ pub(super) struct StreamFollower {
 
 impl StreamFollower {
     pub(super) fn new(shared: Arc<Shared>, remote: Remote, threads: Arc<Threads>, after: u64) -> Result<Self> {
+        // A version that another server has made may hold updates that are still on their way here.
+        shared.wait(|state| state.position >= after, ANSWER);
         let (first, last) = {
             let state = shared.lock();
             (state.first, state.position)
@@ -46,7 +50,8 @@ impl StreamFollower {
             return Err(Error::not_found(format!("stream `{name}`: no position {after}, the stream ends at {last}")));
         }
         let (read, records) = (VecDeque::new(), VecDeque::new());
-        let mut follower = StreamFollower { shared, remote, threads, sequence: 0, read, next: after + 1, records };
+        let mut follower =
+            StreamFollower { shared, remote, threads, sequence: 0, read, before: None, next: after + 1, records };
         follower.sequence = follower.seek()?;
         Ok(follower)
     }
@@ -105,7 +110,8 @@ impl StreamFollower {
 impl Follower for StreamFollower {
     fn next(&mut self, wait: Duration) -> Result<Option<Record>> {
         while self.records.is_empty() {
-            if !self.shared.wait(self.sequence, wait) {
+            let sequence = self.sequence;
+            if !self.shared.wait(|state| state.sequence >= sequence, wait) {
                 return Ok(None);
             }
             if let Some(why) = &self.shared.lock().broken {
@@ -120,7 +126,10 @@ impl Follower for StreamFollower {
                     self.sequence
                 )));
             }
-            self.sequence += 1;
+            if self.before.is_some_and(|before| before != commit.before) {
+                return Err(Error::corrupt(format!("stream `{}`: {}", self.remote.name, does_not_follow(sequence))));
+            }
+            (self.sequence, self.before) = (sequence + 1, Some(commit.number));
             let numbered = commit.records.iter().zip(first..).filter(|(_, position)| *position >= self.next);
             self.records.extend(numbered.map(|(payload, position)| Record { position, payload: payload.clone() }));
             self.next = self.next.max(commit.last() + 1);

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use super::message::{Commit, FRAME_BYTES, LENGTH_BYTES};
 use super::shared::Shared;
-use super::{Remote, number, unavailable};
+use super::{Remote, does_not_follow, number, unavailable};
 use crate::error::{Error, Kind, Result};
 use crate::journal::{Append, Done};
 
@@ -157,12 +157,16 @@ impl Keeper {
 
     /// Takes the next message, whose positions must follow.
     fn take(&self, commit: Commit) -> Result<()> {
-        let (sequence, position) = {
+        let (sequence, position, number) = {
             let state = self.shared.lock();
-            (state.sequence + 1, state.position)
+            (state.sequence + 1, state.position, state.number)
         };
-        if commit.first != position + 1 {
-            let why = format!("message {sequence} begins at position {}, expected {}", commit.first, position + 1);
+        let wrong = if commit.first != position + 1 {
+            Some(format!("message {sequence} begins at position {}, expected {}", commit.first, position + 1))
+        } else {
+            (commit.before != number).then(|| does_not_follow(sequence))
+        };
+        if let Some(why) = wrong {
             self.broken(why.clone());
             return Err(Error::corrupt(why));
         }
@@ -229,7 +233,10 @@ impl Keeper {
             // Whoever knows a later position has seen what was not read here yet. What went wrong is noted.
             let _ = self.read_on().await;
         }
-        let first = self.shared.lock().position + 1;
+        let (first, before) = {
+            let state = self.shared.lock();
+            (state.position + 1, state.number)
+        };
         let (mut records, mut shares, mut bytes) = (Vec::new(), Vec::new(), FRAME_BYTES);
         while let Some(one) = all.get(shares.len()) {
             let next = first + records.len() as u64;
@@ -259,7 +266,7 @@ impl Keeper {
                 break;
             }
         }
-        (!shares.is_empty()).then(|| (Commit { first, number: number(), records }, shares))
+        (!shares.is_empty()).then(|| (Commit { first, number: number(), before, records }, shares))
     }
 
     /// Publishes a commit until it is known what came of it.

@@ -7,6 +7,7 @@
 //! | count u32 | records; none in the message that begins a stream |
 //! | first u64 | the position of the first record, or of the next one where there is none |
 //! | commit u128 | a number that no other commit has |
+//! | before u128 | that of the commit before; 0 in the first message |
 //! | records | each its length as u32, and its bytes |
 //! | check u64 | XXH3-64 of all before |
 
@@ -15,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// The format that is written and read.
 const FORMAT: u32 = 1;
 const MAGIC: &[u8; 8] = b"STRLSTRM";
-const HEAD_BYTES: usize = 40;
+const HEAD_BYTES: usize = 56;
 const CHECK_BYTES: usize = 8;
 /// Bytes of a message besides its records, and of a record besides its own.
 pub(super) const FRAME_BYTES: usize = HEAD_BYTES + CHECK_BYTES;
@@ -28,6 +29,8 @@ pub(super) struct Commit {
     pub(super) first: u64,
     /// What no other commit has.
     pub(super) number: u128,
+    /// That of the commit before, by which messages that were lost and written anew are told from those that were seen.
+    pub(super) before: u128,
     pub(super) records: Vec<Vec<u8>>,
 }
 
@@ -45,6 +48,7 @@ impl Commit {
         bytes.extend_from_slice(&(self.records.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&self.first.to_le_bytes());
         bytes.extend_from_slice(&self.number.to_le_bytes());
+        bytes.extend_from_slice(&self.before.to_le_bytes());
         for record in &self.records {
             bytes.extend_from_slice(&(record.len() as u32).to_le_bytes());
             bytes.extend_from_slice(record);
@@ -67,9 +71,8 @@ impl Commit {
         if number(8) != FORMAT {
             return Err(format!("format {}, expected {FORMAT}", number(8)));
         }
-        let (first, commit) = (head[16..24].first_chunk(), head[24..40].first_chunk());
-        let first = first.map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        let commit = commit.map_or(0, |bytes| u128::from_le_bytes(*bytes));
+        let first = head[16..24].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let commit = |from: usize| head[from..].first_chunk().map_or(0, |bytes| u128::from_le_bytes(*bytes));
         let mut records = Vec::new();
         for _ in 0..number(12) {
             let (length, more) = rest.split_first_chunk::<LENGTH_BYTES>().ok_or("it is cut off")?;
@@ -77,9 +80,12 @@ impl Commit {
             records.push(record.to_vec());
             rest = more;
         }
-        match rest.is_empty() && first > 0 {
-            true => Ok(Commit { first, number: commit, records }),
-            false => Err("its records do not fill it".into()),
+        if !rest.is_empty() {
+            return Err("its records do not fill it".into());
+        }
+        match first > 0 && first.checked_add(records.len() as u64).is_some() {
+            true => Ok(Commit { first, number: commit(24), before: commit(40), records }),
+            false => Err(format!("it begins at position {first}")),
         }
     }
 }
@@ -92,8 +98,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn commits_come_back_and_nothing_else_does(first in 1u64.., number: u128, records: Vec<Vec<u8>>, at: usize, bit in 0u8..8) {
-            let commit = Commit { first, number, records };
+        fn commits_come_back_and_nothing_else_does(first in 1..u64::MAX / 2, number: u128, before: u128, records: Vec<Vec<u8>>, at: usize, bit in 0u8..8) {
+            let commit = Commit { first, number, before, records };
             let bytes = commit.encode();
             prop_assert_eq!(bytes.len(), FRAME_BYTES + commit.records.iter().map(|r| r.len() + LENGTH_BYTES).sum::<usize>());
             prop_assert_eq!(Commit::decode(&bytes).unwrap(), commit);
@@ -101,6 +107,15 @@ mod tests {
             flipped[at % bytes.len()] ^= 1 << bit;
             prop_assert!(Commit::decode(&flipped).is_err());
             prop_assert!(Commit::decode(&bytes[..at % bytes.len()]).is_err());
+        }
+    }
+
+    #[test]
+    fn positions_that_no_journal_has_are_refused() {
+        for (first, records) in [(0, 0), (0, 1), (u64::MAX, 1), (u64::MAX - 1, 2)] {
+            let commit = Commit { first, number: 1, before: 0, records: vec![vec![1]; records] };
+            let error = Commit::decode(&commit.encode()).unwrap_err();
+            assert!(error.contains(&first.to_string()), "{error}");
         }
     }
 }

@@ -21,6 +21,7 @@
 mod follow;
 mod keep;
 mod message;
+mod monitor;
 mod shared;
 
 use std::hash::{BuildHasher, RandomState};
@@ -31,12 +32,14 @@ use std::time::Duration;
 
 use async_nats::jetstream::context::{Context, ContextBuilder, PublishErrorKind};
 use async_nats::jetstream::message::PublishMessage;
-use async_nats::jetstream::stream::{Config, RawMessageErrorKind, RetentionPolicy, StorageType, Stream};
+use async_nats::jetstream::stream::{
+    Config, PersistenceMode, RawMessageErrorKind, RetentionPolicy, StorageType, Stream,
+};
 use async_nats::{Client, ConnectOptions};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc as commands;
 
-use super::{Append, Done, Follower, Journal, Journals};
+use super::{Append, Done, Follower, Journal, Journals, StreamOptions, Topic};
 use crate::error::{Error, Result};
 use follow::StreamFollower;
 use keep::Keeper;
@@ -55,8 +58,8 @@ const PREFIX: &str = "sterling";
 pub struct NatsOptions {
     /// The servers of the cluster, `nats://` or `tls://` each, separated by commas.
     pub servers: String,
-    /// Copies of each message, of a stream that is made; one that is there keeps what it has.
-    pub replicas: usize,
+    /// What they must keep to.
+    pub streams: StreamOptions,
 }
 
 /// A connection to a cluster of NATS servers.
@@ -102,8 +105,16 @@ impl Nats {
     /// Connects; a connection that is lost later is made again, for as long as it takes.
     ///
     /// # Errors
-    /// `Unavailable` where no server answers.
+    /// `Unavailable` where no server answers, or a monitor does not; `Unsupported` where one tells that its broker acknowledges
+    /// what it has not synced.
     pub fn connect(options: NatsOptions) -> Result<Self> {
+        options.streams.check()?;
+        options.streams.monitors.iter().try_for_each(|monitor| monitor::check(monitor))?;
+        if options.streams.monitors.is_empty() {
+            tracing::warn!(
+                "nobody looks whether the brokers sync what they acknowledge: by default they do so every two minutes; `streams.monitors` has them asked"
+            );
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("stream")
@@ -116,18 +127,18 @@ impl Nats {
         let how = ConnectOptions::new().name("sterling").no_echo().connection_timeout(ANSWER);
         let servers: Vec<String> = options.servers.split(',').map(|server| server.trim().to_owned()).collect();
         let connected = async move { how.connect(servers).await.map_err(|e| unavailable("connection", e)) };
-        let client = wait(&threads, connected).map_err(|e| e.within(&options.servers))?;
+        let client = wait(&threads, connected).map_err(|e| e.within(named(&options.servers)))?;
         let context = ContextBuilder::new().timeout(ANSWER).build(client.clone());
         Ok(Nats { options, client, context, threads })
     }
 }
 
 impl Journals for Nats {
-    fn open(&self, model: &str, after: u64) -> Result<Box<dyn Journal>> {
+    fn open(&self, topic: &Topic, after: u64) -> Result<Box<dyn Journal>> {
         // Neither a stream's name nor a part of a subject may have dots; the names of models have no tilde.
-        let token = model.replace('.', "~");
+        let token = topic.to_string().replace('.', "~");
         let (name, subject) = (format!("{PREFIX}-{token}"), format!("{PREFIX}.{token}"));
-        let (client, context, replicas) = (self.client.clone(), self.context.clone(), self.options.replicas);
+        let (client, context, replicas) = (self.client.clone(), self.context.clone(), self.options.streams.replicas);
         let open = async move {
             let config = Config {
                 name: name.clone(),
@@ -140,21 +151,31 @@ impl Journals for Nats {
             };
             let place = |e: Error| e.within(format!("stream `{name}`"));
             let stream = context.get_or_create_stream(config).await.map_err(|e| place(unavailable("opening", e)))?;
-            check(&stream.cached_info().config, &subject).map_err(place)?;
+            check(&stream.cached_info().config, &subject, replicas).map_err(place)?;
             let remote = Remote { name: name.clone(), subject, client, context, stream };
             let state = remote.begin(after).await.map_err(place)?;
             Ok((remote, state))
         };
         let (remote, state) = wait(&self.threads, open)?;
-        let copies = remote.stream.cached_info().config.num_replicas;
-        tracing::info!(stream = remote.name, copies, first = state.first, last = state.position, "following a stream");
+        let Config { num_replicas: copies, max_age, max_bytes, max_messages, .. } = remote.stream.cached_info().config;
+        let (first, last) = (state.first, state.position);
+        tracing::info!(
+            stream = remote.name,
+            first,
+            last,
+            copies,
+            ?max_age,
+            max_bytes,
+            max_messages,
+            "following a stream"
+        );
         let shared = Arc::new(Shared::new(state));
         let (waiting, arrivals) = commands::channel(WAITING_MAX);
         self.threads.handle.spawn(Keeper::new(remote.clone(), shared.clone(), arrivals).run());
         Ok(Box::new(StreamJournal { shared, remote, waiting, threads: self.threads.clone() }))
     }
 
-    fn folder(&self, _model: &str) -> Option<PathBuf> {
+    fn folder(&self, _topic: &Topic) -> Option<PathBuf> {
         None
     }
 }
@@ -208,7 +229,7 @@ impl Remote {
     async fn begin(&self, after: u64) -> Result<State> {
         let mut told = self.stream.get_info().await.map_err(|e| unavailable("its state", e))?.state;
         if told.last_sequence == 0 {
-            let first = Commit { first: after + 1, number: number(), records: Vec::new() };
+            let first = Commit { first: after + 1, number: number(), before: 0, records: Vec::new() };
             match self.publish(&first, 0).await {
                 // Of two servers that begin it one does.
                 Ok(_) => {}
@@ -250,9 +271,18 @@ impl Remote {
     }
 }
 
-/// Whether a stream keeps what it acknowledges, in order.
-fn check(config: &Config, subject: &str) -> Result<()> {
+/// Whether a stream keeps what it acknowledges, in order, and so many copies of it.
+fn check(config: &Config, subject: &str, replicas: usize) -> Result<()> {
     let wrong = match config {
+        Config { num_replicas: copies, .. } if *copies < replicas => {
+            return Err(Error::unsupported(format!(
+                "it keeps {copies} copies of a message, expected {replicas} at least (`streams.replicas`)"
+            )));
+        }
+        Config { persist_mode: Some(PersistenceMode::Async), .. } => {
+            "it acknowledges messages before they are written, expected the default of `persist_mode`"
+        }
+        Config { sealed: true, .. } => "it is sealed and takes no message",
         Config { storage: StorageType::Memory, .. } => "it is kept in memory, expected files",
         Config { retention, .. } if *retention != RetentionPolicy::Limits => {
             "it lets go of messages that somebody has read, expected retention by limits"
@@ -269,6 +299,23 @@ fn check(config: &Config, subject: &str) -> Result<()> {
 fn number() -> u128 {
     let half = || u128::from(RandomState::new().hash_one(std::process::id()));
     half() << 64 | half()
+}
+
+/// Why a message that comes after another one is not the one that was written after it.
+fn does_not_follow(sequence: u64) -> String {
+    format!(
+        "message {sequence} was not written after the one before it: the broker has lost messages that it acknowledged"
+    )
+}
+
+/// Servers without the secrets that their addresses may hold.
+fn named(servers: &str) -> String {
+    let without = |server: &str| match (server.split_once("://"), server.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
+        (_, Some((_, host))) => host.to_owned(),
+        _ => server.to_owned(),
+    };
+    servers.split(',').map(|server| without(server.trim())).collect::<Vec<_>>().join(", ")
 }
 
 fn unavailable(what: &str, e: impl std::fmt::Display) -> Error {

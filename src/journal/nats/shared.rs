@@ -18,6 +18,8 @@ pub(super) struct State {
     /// The last message, and the position that it ends at.
     pub(super) sequence: u64,
     pub(super) position: u64,
+    /// The number of its commit.
+    pub(super) number: u128,
     /// The newest messages; the last one is that of `sequence`.
     recent: VecDeque<Arc<Commit>>,
     recent_bytes: usize,
@@ -35,6 +37,7 @@ impl State {
             first: first.1.first,
             sequence: last.0,
             position: last.1.last(),
+            number: last.1.number,
             ..State::default()
         }
     }
@@ -43,6 +46,7 @@ impl State {
     pub(super) fn take(&mut self, commit: Arc<Commit>) {
         self.sequence += 1;
         self.position = commit.last();
+        self.number = commit.number;
         self.recent_bytes += bytes(&commit);
         self.recent.push_back(commit);
         while self.recent_bytes > RECENT_BYTES
@@ -85,11 +89,11 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits until a message is there or none will come any more: false where neither happened in time.
-    pub(super) fn wait(&self, sequence: u64, most: Duration) -> bool {
+    /// Waits until the stream is so far, or nothing will come any more: false where neither happened in time.
+    pub(super) fn wait(&self, is_there: impl Fn(&State) -> bool, most: Duration) -> bool {
         let until = Instant::now() + most;
         let mut state = self.lock();
-        while state.sequence < sequence && state.broken.is_none() {
+        while !is_there(&state) && state.broken.is_none() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
