@@ -20,8 +20,7 @@ use super::position::seen;
 use super::slow::{Passed, WINDOW};
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, LabelList, LabelRequest, ModelInfo, ModelList, Problem, RankRequest,
-    Reply, Retrievals, RetrieveOneOrMany, RetrieveResponse, RetrievedOneOrMany, Served, SlowResponse, VersionInfo,
-    VersionList,
+    Reply, Retrievals, RetrieveOneOrMany, RetrieveResponse, RetrievedOneOrMany, SlowResponse, VersionInfo, VersionList,
 };
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};

@@ -271,26 +271,19 @@ impl Keeper {
 
     /// Publishes a commit until it is known what came of it.
     async fn publish(&mut self, commit: &Commit) -> Outcome {
-        let after = self.shared.lock().sequence;
         if commit.records.is_empty() {
             return Outcome::Stored;
         }
-        let (until, mut wait) = (Instant::now() + PATIENCE, BACKOFF.0);
-        let start = Instant::now();
+        let after = self.shared.lock().sequence;
+        let (start, mut wait) = (Instant::now(), BACKOFF.0);
         loop {
-            let failed = match self.remote.publish(commit, after).await {
-                Ok(sequence) if sequence == after + 1 => {
+            let failed = match self.tried(commit, after).await {
+                Ok(()) => {
                     metrics::histogram!("sterling_journal_commit_seconds").record(start.elapsed().as_secs_f64());
                     return self.take(commit.clone()).map_or_else(Outcome::Unknown, |()| Outcome::Stored);
                 }
-                Ok(sequence) => Error::corrupt(format!("message {sequence} for the one after {after}")),
-                Err(e) if is_no_room(&e) => {
-                    return Outcome::Refused(Error::no_space(format!("journal: no room for the update: {e}")));
-                }
-                Err(e) if e.kind() == PublishErrorKind::MaxPayloadExceeded => {
-                    return Outcome::Refused(Error::invalid(format!("journal: {e}")));
-                }
-                Err(e) => unavailable("an update", e),
+                Err(e) if matches!(e.kind(), Kind::NoSpace | Kind::Invalid) => return Outcome::Refused(e),
+                Err(e) => e,
             };
             // It is the message after the last one that was seen, or it is not there.
             match self.remote.read(after + 1).await {
@@ -311,12 +304,24 @@ impl Keeper {
                     }
                 }
             }
-            if Instant::now() > until {
+            if start.elapsed() > PATIENCE {
                 let why = format!("journal: {failed}; the update may be lost or kept");
                 return Outcome::Unknown(Error::unavailable(why));
             }
             sleep(wait).await;
             wait = (wait * 2).min(BACKOFF.1);
+        }
+    }
+
+    /// Publishes a commit once; an error of another kind than `NoSpace` and `Invalid` leaves it open whether it is there.
+    async fn tried(&self, commit: &Commit, after: u64) -> Result<()> {
+        self.remote.connected()?;
+        match self.remote.publish(commit, after).await {
+            Ok(sequence) if sequence == after + 1 => Ok(()),
+            Ok(sequence) => Err(Error::unavailable(format!("message {sequence} for the one after {after}"))),
+            Err(e) if is_no_room(&e) => Err(Error::no_space(format!("journal: no room for the update: {e}"))),
+            Err(e) if e.kind() == PublishErrorKind::MaxPayloadExceeded => Err(Error::invalid(format!("journal: {e}"))),
+            Err(e) => Err(unavailable("an update", e)),
         }
     }
 }

@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use async_nats::connection::State as Connection;
 use async_nats::jetstream::context::{Context, ContextBuilder, PublishErrorKind};
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::{
@@ -50,6 +51,8 @@ use shared::{Shared, State};
 const WAITING_MAX: usize = 4096;
 /// How long the broker has to answer.
 const ANSWER: Duration = Duration::from_secs(2);
+/// How often a connection is tried that says nothing: two pings without an answer, and another one is made.
+const PING: Duration = Duration::from_secs(2);
 /// What the names of streams and subjects begin with.
 const PREFIX: &str = "sterling";
 
@@ -124,11 +127,14 @@ impl Nats {
         let handle = runtime.handle().clone();
         let threads = Arc::new(Threads { runtime: Some(runtime), handle });
         // What this server publishes it need not be told of.
-        let how = ConnectOptions::new().name("sterling").no_echo().connection_timeout(ANSWER);
+        let how = ConnectOptions::new().name("sterling").no_echo().connection_timeout(ANSWER).ping_interval(PING);
         let servers: Vec<String> = options.servers.split(',').map(|server| server.trim().to_owned()).collect();
         let connected = async move { how.connect(servers).await.map_err(|e| unavailable("connection", e)) };
         let client = wait(&threads, connected).map_err(|e| e.within(named(&options.servers)))?;
-        let context = ContextBuilder::new().timeout(ANSWER).build(client.clone());
+        let context = {
+            let _inside = threads.handle.enter();
+            ContextBuilder::new().timeout(ANSWER).build(client.clone())
+        };
         Ok(Nats { options, client, context, threads })
     }
 }
@@ -258,8 +264,17 @@ impl Remote {
         Ok(self.context.send_publish(self.subject.clone(), message).await?.await?.sequence)
     }
 
+    /// Refuses what would only wait in memory for a connection.
+    fn connected(&self) -> Result<()> {
+        match self.client.connection_state() {
+            Connection::Connected => Ok(()),
+            _ => Err(Error::unavailable("no connection to a broker")),
+        }
+    }
+
     /// The commit of a message; none where the stream does not hold it.
     async fn read(&self, sequence: u64) -> Result<Option<Commit>> {
+        self.connected()?;
         match self.stream.get_raw_message(sequence).await {
             Ok(message) => {
                 let wrong = |why| Error::corrupt(format!("message {sequence}: {why}"));
