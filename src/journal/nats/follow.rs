@@ -8,12 +8,9 @@ use futures_util::future::join_all;
 
 use super::message::Commit;
 use super::shared::Shared;
-use super::{ANSWER, Remote, Threads, does_not_follow, wait};
+use super::{AHEAD, ANSWER, Remote, Threads, does_not_follow, wait};
 use crate::error::{Error, Result};
 use crate::journal::{Follower, Record};
-
-/// Messages that are asked for at a time where many are to be read.
-const AHEAD: u64 = 16;
 
 /// Follows a [`super::StreamJournal`].
 pub(super) struct StreamFollower {
@@ -114,8 +111,13 @@ impl Follower for StreamFollower {
             if !self.shared.wait(|state| state.sequence >= sequence, wait) {
                 return Ok(None);
             }
-            if let Some(why) = &self.shared.lock().broken {
-                return Err(Error::corrupt(why.clone()));
+            let (last, broken) = {
+                let state = self.shared.lock();
+                (state.sequence, state.broken.clone())
+            };
+            // What was read before is good.
+            if let Some(why) = broken.filter(|_| last < sequence) {
+                return Err(Error::corrupt(why));
             }
             let commit = self.commit()?;
             let first = commit.first;

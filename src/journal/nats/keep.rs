@@ -7,13 +7,15 @@ use std::time::{Duration, Instant};
 
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::{self, ErrorCode};
-use futures_util::StreamExt;
+use async_nats::{Message, Subscriber};
+use futures_util::future::join_all;
+use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::mpsc::Receiver;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout_at};
 
-use super::message::{Commit, FRAME_BYTES, LENGTH_BYTES};
+use super::message::{Attempt, Commit, FRAME_BYTES, LENGTH_BYTES};
 use super::shared::Shared;
-use super::{Remote, does_not_follow, number, unavailable};
+use super::{AHEAD, Remote, does_not_follow, number, unavailable};
 use crate::error::{Error, Kind, Result};
 use crate::journal::{Append, Done};
 
@@ -22,6 +24,9 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Waits for the message of a ring, the first and the last: each doubles the one before.
 const FIRST_RING: Duration = Duration::from_millis(1);
 const LAST_RING: Duration = Duration::from_millis(64);
+/// How long another server is let go first that was overtaken once: twice that, doubled each time, and at most.
+const FIRST_WAY: Duration = Duration::from_millis(5);
+const LAST_WAY: Duration = Duration::from_secs(2);
 /// How long a commit is tried before those who wait are told that nobody knows.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Waits between trials, and at most: each trial doubles it.
@@ -37,8 +42,14 @@ pub(super) struct Keeper {
     remote: Remote,
     shared: Arc<Shared>,
     arrivals: Receiver<(Append, Done)>,
-    /// How long to wait for the message of a ring, where it has not come.
-    rung: Option<Duration>,
+    /// Rings when somebody else publishes, whatever comes of it.
+    bell: Option<Subscriber>,
+    /// What rang and is not in the stream, and how long to wait until it is looked for again.
+    rung: Option<(Attempt, Duration)>,
+    /// How often others came first since the last commit.
+    tries: u32,
+    /// Until when another server is let go first.
+    gives_way: Option<Instant>,
 }
 
 /// An append that waits, or of which a part is written.
@@ -64,46 +75,64 @@ enum Outcome {
 
 impl Keeper {
     pub(super) fn new(remote: Remote, shared: Arc<Shared>, arrivals: Receiver<(Append, Done)>) -> Self {
-        Keeper { remote, shared, arrivals, rung: None }
+        Keeper { remote, shared, arrivals, bell: None, rung: None, tries: 0, gives_way: None }
     }
 
     pub(super) async fn run(mut self) {
-        let mut bell = self.remote.client.subscribe(self.remote.subject.clone()).await.ok();
         loop {
-            let ring = async {
-                match &mut bell {
-                    Some(bell) => bell.next().await.is_some(),
-                    None => std::future::pending().await,
-                }
-            };
+            if self.bell.is_none() {
+                self.bell = self.remote.client.subscribe(self.remote.subject.clone()).await.ok();
+            }
+            let pause = self.rung.as_ref().map_or(LOOK, |(_, wait)| *wait);
             tokio::select! {
                 arrived = self.arrivals.recv() => match arrived {
                     Some(first) => self.commit(first).await,
                     None => return,
                 },
-                rang = ring => match rang {
-                    true => self.heard(FIRST_RING).await,
-                    false => bell = None,
-                },
-                () = sleep(self.rung.unwrap_or(LOOK)) => match self.rung {
-                    Some(waited) => self.heard(waited * 2).await,
-                    None => {
-                        if bell.is_none() {
-                            bell = self.remote.client.subscribe(self.remote.subject.clone()).await.ok();
-                        }
-                        self.look().await;
-                    }
+                rang = ring(&mut self.bell) => self.heard(rang).await,
+                () = sleep(pause) => match self.rung.take() {
+                    Some((attempt, waited)) => self.seek(attempt, waited * 2).await,
+                    None => self.look().await,
                 }
             }
         }
     }
 
-    /// Reads the message of a ring. It may come before the stream has it: then it is looked for again after `wait`.
-    async fn heard(&mut self, wait: Duration) {
-        let before = self.shared.lock().sequence;
+    /// Hears of what somebody else publishes.
+    async fn heard(&mut self, rang: Option<Message>) {
+        let Some(message) = rang else {
+            self.bell = None;
+            return;
+        };
+        // What is none is told when the stream has it.
+        let attempt = Attempt::read(&message.payload).unwrap_or_default();
+        if attempt.tries > self.tries {
+            self.gives_way = Some(Instant::now() + (FIRST_WAY * 2u32.pow(attempt.tries.min(16))).min(LAST_WAY));
+        }
+        self.seek(attempt, FIRST_RING).await;
+    }
+
+    /// Reads on to what was published, which may ring before the stream has it: then it is looked for again after `wait`.
+    async fn seek(&mut self, attempt: Attempt, wait: Duration) {
         let read = self.read_on().await;
-        let has_come = self.shared.lock().sequence > before;
-        self.rung = (read.is_ok() && !has_come && wait <= LAST_RING).then_some(wait);
+        let may_come = {
+            let state = self.shared.lock();
+            !state.has(attempt.number) && attempt.first > state.position
+        };
+        self.rung = (read.is_ok() && may_come && wait <= LAST_RING).then_some((attempt, wait));
+    }
+
+    /// Lets a server go first that has tried more often in vain.
+    async fn give_way(&mut self) {
+        while let Some(rang) = ring(&mut self.bell).now_or_never() {
+            self.heard(rang).await;
+        }
+        while let Some(until) = self.gives_way {
+            match timeout_at(until.into(), ring(&mut self.bell)).await {
+                Ok(rang) => self.heard(rang).await,
+                Err(_) => self.gives_way = None,
+            }
+        }
     }
 
     /// Asks how far the stream is, and reads on to there.
@@ -134,16 +163,22 @@ impl Keeper {
 
     /// Reads all messages that follow.
     async fn read_on(&mut self) -> Result<()> {
+        let mut ahead = 1;
         loop {
-            let sequence = self.shared.lock().sequence + 1;
-            match self.remote.read(sequence).await {
-                Ok(Some(commit)) => self.take(commit)?,
-                Ok(None) => return Ok(()),
-                Err(e) => {
-                    self.failed(&e);
-                    return Err(e);
+            let next = self.shared.lock().sequence + 1;
+            for read in join_all((next..next + ahead).map(|sequence| self.remote.read(sequence))).await {
+                match read {
+                    Ok(Some(commit)) => self.take(commit)?,
+                    Ok(None) => return Ok(()),
+                    Err(e) => {
+                        self.failed(&e);
+                        return Err(e);
+                    }
                 }
+                // Somebody else has come to write.
+                self.gives_way = None;
             }
+            ahead = (ahead * 2).min(AHEAD);
         }
     }
 
@@ -207,15 +242,29 @@ impl Keeper {
         {
             all.push_back(waiting(more));
         }
+        let mut since = Instant::now();
         while !all.is_empty() {
             if let Some(why) = self.shared.lock().broken.clone() {
                 all.drain(..).for_each(|one| (one.done)(Err(Error::corrupt(why.clone()))));
                 return;
             }
+            self.give_way().await;
             let Some((commit, shares)) = self.plan(&mut all).await else { continue };
             match self.publish(&commit).await {
-                Outcome::Stored => tell_written(&mut all, commit.first, &shares),
-                Outcome::Overtaken => {}
+                Outcome::Stored => {
+                    self.tries = 0;
+                    since = Instant::now();
+                    tell_written(&mut all, commit.first, &shares);
+                }
+                Outcome::Overtaken if since.elapsed() < PATIENCE => {
+                    self.tries += 1;
+                    // What went wrong is noted.
+                    let _ = self.read_on().await;
+                }
+                Outcome::Overtaken => {
+                    let e = Error::unavailable("journal: other servers were faster each time, try again later");
+                    all.drain(..shares.len()).for_each(|one| (one.done)(Err(e.again())));
+                }
                 Outcome::Refused(e) | Outcome::Unknown(e) => {
                     all.drain(..shares.len()).for_each(|one| (one.done)(Err(e.again())));
                 }
@@ -266,7 +315,7 @@ impl Keeper {
                 break;
             }
         }
-        (!shares.is_empty()).then(|| (Commit { first, number: number(), before, records }, shares))
+        (!shares.is_empty()).then(|| (Commit { first, number: number(), before, tries: self.tries, records }, shares))
     }
 
     /// Publishes a commit until it is known what came of it.
@@ -323,6 +372,14 @@ impl Keeper {
             Err(e) if e.kind() == PublishErrorKind::MaxPayloadExceeded => Err(Error::invalid(format!("journal: {e}"))),
             Err(e) => Err(unavailable("an update", e)),
         }
+    }
+}
+
+/// What somebody else publishes; nothing where the subscription has ended.
+async fn ring(bell: &mut Option<Subscriber>) -> Option<Message> {
+    match bell {
+        Some(bell) => bell.next().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -12,7 +12,8 @@
 //!
 //! **Following.** Messages are asked for by their sequence, one after the other; the broker keeps no state of who reads. A
 //! subscription rings when something was published; now and then the stream is asked how far it is, so that a lost ring costs
-//! time and no update. What is not known to be a journal's message, a gap, or a position that does not follow ends following
+//! time and no update. A server that others were faster than says so with its next trial, and they let it go first: nobody is
+//! kept from writing by its way to the broker being longer. What is not known to be a journal's message, a gap, or a position that does not follow ends following
 //! with the reason: nothing is passed over.
 //!
 //! What is acknowledged is as durable as the stream: `docs/UPDATES.md` says which settings of the broker that takes. Records are
@@ -53,6 +54,8 @@ const WAITING_MAX: usize = 4096;
 const ANSWER: Duration = Duration::from_secs(2);
 /// How often a connection is tried that says nothing: two pings without an answer, and another one is made.
 const PING: Duration = Duration::from_secs(2);
+/// Messages that are asked for at a time where many are to be read.
+const AHEAD: u64 = 16;
 /// What the names of streams and subjects begin with.
 const PREFIX: &str = "sterling";
 
@@ -235,7 +238,7 @@ impl Remote {
     async fn begin(&self, after: u64) -> Result<State> {
         let mut told = self.stream.get_info().await.map_err(|e| unavailable("its state", e))?.state;
         if told.last_sequence == 0 {
-            let first = Commit { first: after + 1, number: number(), before: 0, records: Vec::new() };
+            let first = Commit { first: after + 1, number: number(), before: 0, tries: 0, records: Vec::new() };
             match self.publish(&first, 0).await {
                 // Of two servers that begin it one does.
                 Ok(_) => {}

@@ -56,6 +56,11 @@ impl State {
         }
     }
 
+    /// Whether a commit is one of the newest.
+    pub(super) fn has(&self, number: u128) -> bool {
+        self.number == number || self.recent.iter().rev().any(|commit| commit.number == number)
+    }
+
     /// A message, where it is one of the newest.
     pub(super) fn recent(&self, sequence: u64) -> Option<Arc<Commit>> {
         let first = self.sequence + 1 - self.recent.len() as u64;

@@ -13,7 +13,7 @@ use sterling::error::{Kind, Result};
 use sterling::journal::nats::{Nats, NatsOptions};
 use sterling::journal::{Append, Journal, Journals, Record, StreamOptions, Topic};
 
-use super::{Broker, Wire, ask, until};
+use super::{Broker, Stop, Wire, ask, until};
 
 fn connect(servers: String) -> Nats {
     Nats::connect(NatsOptions { servers, streams: StreamOptions::default() }).unwrap()
@@ -50,15 +50,6 @@ fn reached(journal: &dyn Journal, position: u64) {
 
 fn name(writer: usize, n: usize, part: usize) -> Vec<u8> {
     format!("{writer} {n} {part}").into_bytes()
-}
-
-/// Tells writers to stop, also where a test ends before.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Several servers that append until they are told to stop. Returns the positions that were acknowledged, with their records.
@@ -292,6 +283,19 @@ fn what_a_stream_has_let_go_of_is_refused_and_the_rest_is_read() {
     assert_eq!(late.follow(17).err().unwrap().kind(), Kind::NotFound);
     assert!(ask(broker.port, "$JS.API.STREAM.PURGE.sterling-m", "").is_some());
     assert_eq!(connect(broker.url()).open(&Topic::whole("m"), 0).err().unwrap().kind(), Kind::Corrupt);
+}
+
+#[test]
+fn nobody_is_kept_from_writing_by_others_that_are_nearer() {
+    let broker = Broker::start();
+    let wire = Wire::to(&broker);
+    wire.delay(Duration::from_millis(15));
+    let journals = [open(wire.url()), open(broker.url()), open(broker.url())];
+    let acknowledged = write(&journals, || sleep(Duration::from_secs(3)));
+    let by = |writer: &str| acknowledged.values().filter(|record| record.starts_with(writer.as_bytes())).count();
+    let counts = ["0 ", "1 ", "2 "].map(by);
+    assert!(counts.iter().all(|count| *count > 10), "{counts:?}");
+    hold(&journals, &acknowledged);
 }
 
 #[test]

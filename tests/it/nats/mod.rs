@@ -8,7 +8,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
@@ -101,6 +101,8 @@ pub struct Wire {
     port: u16,
     open: Arc<Mutex<Option<Vec<TcpStream>>>>,
     swallows: Arc<AtomicBool>,
+    /// Milliseconds that it takes longer.
+    delay: Arc<AtomicU64>,
 }
 
 impl Wire {
@@ -108,8 +110,9 @@ impl Wire {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let open = Arc::new(Mutex::new(Some(Vec::new())));
-        let swallows = Arc::new(AtomicBool::new(false));
-        let (there, wire) = (broker.port, Wire { port, open: open.clone(), swallows: swallows.clone() });
+        let (swallows, delay) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let wire = Wire { port, open: open.clone(), swallows: swallows.clone(), delay: delay.clone() };
+        let there = broker.port;
         spawn(move || {
             for here in listener.incoming().map_while(std::result::Result::ok) {
                 let mut open = open.lock().unwrap();
@@ -118,10 +121,11 @@ impl Wire {
                 let Ok(there) = TcpStream::connect(("127.0.0.1", there)) else { continue };
                 for (from, to) in [(&here, &there), (&there, &here)] {
                     let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let swallows = swallows.clone();
+                    let (swallows, delay) = (swallows.clone(), delay.clone());
                     spawn(move || {
                         let mut some = [0; 1 << 16];
                         while let Ok(read @ 1..) = from.read(&mut some) {
+                            sleep(Duration::from_millis(delay.load(Ordering::Relaxed)));
                             // It comes when the network is whole again, as TCP sends it again.
                             while swallows.load(Ordering::Relaxed) {
                                 sleep(Duration::from_millis(2));
@@ -142,6 +146,11 @@ impl Wire {
     pub fn cut(&self) {
         let open = self.open.lock().unwrap().take();
         open.iter().flatten().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
+    }
+
+    /// Everything takes longer, in both directions.
+    pub fn delay(&self, by: Duration) {
+        self.delay.store(by.as_millis() as u64, Ordering::Relaxed);
     }
 
     /// Nothing comes through, and nobody is told.
@@ -165,5 +174,14 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         assert!(start.elapsed() < Duration::from_secs(30), "never: {what}");
         sleep(Duration::from_millis(10));
+    }
+}
+
+/// Tells writers to stop, also where a test ends before.
+pub struct Stop<'a>(pub &'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{Broker, Wire, ask, until};
+use super::{Broker, Stop, Wire, ask, until};
 use crate::support::{Server, agent, ids, put, sterling, vectors};
 
 /// A store of its own with thirty items.
@@ -148,6 +148,7 @@ fn nothing_is_lost_or_twice_when_servers_and_brokers_are_killed_and_networks_are
     std::thread::scope(|scope| {
         let (written, is_over) = (&written, &is_over);
         let writers = [0, 1].map(|server| scope.spawn(move || write(server, written, is_over)));
+        let _stop = Stop(is_over);
         let counts = || [0, 1].map(|n| written.acknowledged[n].lock().unwrap().len());
         for fault in 0..=faults {
             // Both were writing when it came.
@@ -165,7 +166,6 @@ fn nothing_is_lost_or_twice_when_servers_and_brokers_are_killed_and_networks_are
                 cluster.fail(fault, written);
             }
         }
-        is_over.store(true, Ordering::Relaxed);
     });
     let position = "/v1/models/vectors/items:position";
     let durable = cluster.servers.iter().map(|server| server.get_json(position)["durable"].as_u64().unwrap()).max();
