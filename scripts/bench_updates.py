@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Updates under load: STERLING=... DATA=folder [ITEMS=200000] [SECONDS=15] scripts/bench_updates.py PART...
 
-Parts: lag (acknowledgement to visible), rates (sustained writes beside half of saturation), fresh (5 % beside the snapshot against a full
+Parts: lag (acknowledgement to visible), stream_lag (the same over a stream, at the server that was written to and at another one; NATS_SERVER
+is the broker, SYNC=always has it sync each message, of version 2.10 or later), rates (sustained writes beside half of saturation), fresh (5 % beside the snapshot against a full
 publication), turnover (half of the items replaced and merged, against a fresh build), merge (what a merge costs requests), recovery
 (a start with a journal of a million records). DATA keeps vectors and stores between runs. Needs numpy.
 """
@@ -9,6 +10,7 @@ publication), turnover (half of the items replaced and merged, against a fresh b
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -160,6 +162,53 @@ def lag():
         row("acknowledgement", median(acks), quantile(acks, 0.99))
         row("acknowledged to visible", median(times), quantile(times, 0.99))
         verdict(quantile(times, 0.99) <= 20, "acknowledged to visible, p99 at most 20 ms")
+
+
+class Broker:
+    """A broker of streams in a folder of its own; ends with the `with` block."""
+
+    def __enter__(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        sync = f", sync_interval: {os.environ['SYNC']}" if "SYNC" in os.environ else ""
+        (FOLDER / "broker.conf").write_text(
+            f'listen: 127.0.0.1:{self.port}\njetstream {{ store_dir: "{FOLDER}/streams"{sync} }}\n'
+        )
+        command = [os.environ.get("NATS_SERVER", "nats-server"), "-c", str(FOLDER / "broker.conf")]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait("the broker answers", self.answers)
+        return self
+
+    def answers(self):
+        with socket.socket() as tried:
+            return tried.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+
+def stream_lag():
+    with Broker() as broker:
+        more = ["--updates", f"nats://127.0.0.1:{broker.port}"]
+        share = {"STERLING_MERGE__SHARE": "0"}
+        one = Server(STERLING, copied(base(), "stream-one"), *more, environment=share)
+        two = Server(STERLING, copied(base(), "stream-two"), *more, environment=share)
+        header("seen at", "written at", "acknowledgement p50 ms", "p99 ms", "to visible p50 ms", "p99 ms")
+        with one, two:
+            for name, write, read in [("the same server", [one], one), ("another one", [one], two), ("one of both", [one, two], two)]:
+                writers, reader, times, acks = [server.connect() for server in write], read.connect(), [], []
+                for n in range(600):
+                    start = time.perf_counter()
+                    at = n % len(writers)
+                    position = post(write[at], writers[at], put_bodies([n], vectors(1, n), 1)[0])["position"]
+                    acknowledged = time.perf_counter()
+                    see(reader, position)
+                    times.append((time.perf_counter() - acknowledged) * 1e3)
+                    acks.append((acknowledged - start) * 1e3)
+                row(name, len(write), median(acks), quantile(acks, 0.99), median(times), quantile(times, 0.99))
+                verdict(quantile(times, 0.99) <= 50, f"acknowledged to visible at {name}, p99 at most 50 ms")
 
 
 def writing(server, bodies, rate, size, stop, done):
@@ -317,7 +366,7 @@ def recovery():
     verdict(again <= 10, "a start with a million records takes 10 s at most")
 
 
-PARTS = {one.__name__: one for one in (lag, rates, fresh, turnover, merge, recovery)}
+PARTS = {one.__name__: one for one in (lag, stream_lag, rates, fresh, turnover, merge, recovery)}
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:

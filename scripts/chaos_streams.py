@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""Servers over a stream, each in a network namespace, while they and their broker are killed and the network between them is cut.
+
+STERLING=... [NATS_SERVER=nats-server] [FAULTS=60] [SYNC=always] scripts/chaos_streams.py, as root.
+
+Two writers put one new item after the other, one at each server, and keep what was acknowledged. FAULTS times, in turns and only while
+both have made progress, a server or the broker is killed (SIGKILL) and started again, or the broker's link to one server or both loses
+every packet for up to twelve seconds. In the end both servers must hold each acknowledged item once, at one position, and the position
+must count the items: nothing lost, nothing twice, no gap. SYNC=always needs a broker of 2.10 or later.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+STERLING = os.environ.get("STERLING", str(ROOT / "target/release/sterling"))
+BROKER = os.environ.get("NATS_SERVER", "nats-server")
+FAULTS = int(os.environ.get("FAULTS", 60))
+SYNC = os.environ.get("SYNC", "")
+FOLDER = Path(tempfile.mkdtemp(prefix="sterling-streams-"))
+MODEL = "/v1/models/items"
+NAMES = ["strl-broker", "strl-one", "strl-two"]
+# Of each server: its address as the broker sees it, the broker's as it sees it, and its address for the writers.
+LINKS = [("10.91.1.2", "10.91.1.1", "10.91.11.2"), ("10.91.2.2", "10.91.2.1", "10.91.12.2")]
+
+
+def run(command):
+    subprocess.run(command.split(), check=True)
+
+
+def network(stack):
+    """A namespace for the broker and for each server; the servers have a link to the broker and one to the writers."""
+
+    def away():
+        for name in NAMES:
+            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL)
+
+    away()
+    stack.callback(away)
+    for name in NAMES:
+        run(f"ip netns add {name}")
+        run(f"ip -n {name} link set lo up")
+    for n, (own, broker, outer) in enumerate(LINKS):
+        space = NAMES[n + 1]
+        run(f"ip link add strl-b{n} netns {NAMES[0]} type veth peer name strl-s{n} netns {space}")
+        run(f"ip -n {NAMES[0]} addr add {broker}/24 dev strl-b{n}")
+        run(f"ip -n {space} addr add {own}/24 dev strl-s{n}")
+        run(f"ip link add strl-o{n} type veth peer name strl-i{n} netns {space}")
+        run(f"ip addr add {outer[:-1]}1/24 dev strl-o{n}")
+        run(f"ip -n {space} addr add {outer}/24 dev strl-i{n}")
+        for where, link in [(NAMES[0], f"strl-b{n}"), (space, f"strl-s{n}"), (space, f"strl-i{n}")]:
+            run(f"ip -n {where} link set {link} up")
+        run(f"ip link set strl-o{n} up")
+
+
+def cut(n, is_down):
+    """Every packet between the broker and a server is lost, and nobody is told."""
+    run(f"ip -n {NAMES[0]} link set strl-b{n} {'down' if is_down else 'up'}")
+
+
+class Process:
+    def __init__(self, space, command):
+        self.command = ["ip", "netns", "exec", space, *map(str, command)]
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+class Server(Process):
+    def __init__(self, n):
+        self.address = LINKS[n][2]
+        store = FOLDER / f"store-{n}"
+        arguments = [STERLING, "serve", "--store", store, "--listen", f"{self.address}:8080"]
+        super().__init__(NAMES[n + 1], [*arguments, "--updates", f"nats://{LINKS[n][1]}:4222"])
+
+    def ask(self, method, path, body=None, timeout=30):
+        with contextlib.closing(http.client.HTTPConnection(self.address, 8080, timeout=timeout)) as connection:
+            connection.request(method, path, json.dumps(body) if body else None, {"content-type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def is_ready(self):
+        try:
+            return self.ask("GET", "/readyz", timeout=2)[0] == 200
+        except OSError:
+            # A server that cannot reach its broker ends, and is started again as an orchestrator would.
+            if self.process.poll() is not None:
+                self.start()
+            return False
+
+
+def until(what, is_so, most=90):
+    start = time.monotonic()
+    while not is_so():
+        if time.monotonic() - start > most:
+            sys.exit(f"never: {what}")
+        time.sleep(0.02)
+
+
+class Writer(threading.Thread):
+    def __init__(self, n, server):
+        super().__init__(daemon=True)
+        self.n, self.server, self.is_over = n, server, False
+        self.acknowledged, self.perhaps = [], []
+
+    def run(self):
+        count = 0
+        while not self.is_over:
+            count += 1
+            item = 1000 + 2 * count + self.n
+            body = {"items": [{"id": item, "embedding": [item % 97, 3], "attributes": {"n": item}}]}
+            try:
+                status, text = self.server.ask("POST", f"{MODEL}/items:upsert", body)
+            except (OSError, http.client.HTTPException):
+                status, text = 599, b""
+            if status == 200:
+                self.acknowledged.append(item)
+            elif status >= 500:
+                self.perhaps.append(item)
+                time.sleep(0.02)
+            else:
+                sys.exit(f"{status} {text}")
+
+
+def progress(writers):
+    before = [len(writer.acknowledged) for writer in writers]
+    until("both write", lambda: all(len(w.acknowledged) >= b + 5 for w, b in zip(writers, before)))
+
+
+def fault(kind, broker, servers):
+    if kind < 2:
+        servers[kind].kill()
+        servers[kind].start()
+        until("the server is ready", servers[kind].is_ready)
+    elif kind == 2:
+        broker.kill()
+        time.sleep(random.uniform(0, 2))
+        broker.start()
+    else:
+        links = [[0], [1], [0, 1]][kind - 3]
+        for n in links:
+            cut(n, True)
+        time.sleep(random.choice([0.3, 1.5, 4, 12]))
+        for n in links:
+            cut(n, False)
+
+
+def hold(servers, writers):
+    """Holds what the servers have against what was acknowledged."""
+    told = [json.loads(server.ask("GET", f"{MODEL}/items:position")[1]) for server in servers]
+    durable = max(one["durable"] for one in told)
+    acknowledged = {item for writer in writers for item in writer.acknowledged}
+    perhaps = {item for writer in writers for item in writer.perhaps}
+    for server in servers:
+        until("all is seen", lambda: server.ask("GET", f"{MODEL}/items:position?min_position={durable}")[0] == 200)
+        body = {"vector": [1, 1], "k": 100_000, "filter": "n > 0", "exact": True, "timeout_ms": 30_000}
+        status, text = server.ask("POST", f"{MODEL}:retrieve", body)
+        answer = json.loads(text)
+        there = {item["id"] for item in answer["items"]}
+        assert status == 200 and answer["position"] == durable, (status, answer.get("position"), durable)
+        assert not acknowledged - there, f"acknowledged and gone: {sorted(acknowledged - there)[:10]}"
+        assert not there - acknowledged - perhaps, "items that nobody has written"
+        assert len(there) == durable, f"{len(there)} items by {durable} updates: some are there twice"
+    return len(acknowledged), durable - len(acknowledged), len(perhaps)
+
+
+def main():
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, FOLDER, ignore_errors=True)
+        network(stack)
+        (FOLDER / "items.jsonl").write_text("".join(f'{{"id": {n}, "embedding": [{n}, 1], "attributes": {{"n": 0}}}}\n' for n in range(30)))
+        for n in range(2):
+            command = [STERLING, "publish", "--name", "items", "--items", FOLDER / "items.jsonl", "--store", FOLDER / f"store-{n}"]
+            subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        sync = f", sync_interval: {SYNC}" if SYNC else ""
+        (FOLDER / "broker.conf").write_text(f'listen: 0.0.0.0:4222\njetstream {{ store_dir: "{FOLDER}/streams"{sync} }}\n')
+        version = re.search(r"v[\d.]+", subprocess.run([BROKER, "--version"], capture_output=True, text=True).stdout)[0]
+        broker = Process(NAMES[0], [BROKER, "-c", FOLDER / "broker.conf"])
+        stack.callback(lambda: broker.kill())
+        time.sleep(1)
+        servers = [Server(n) for n in range(2)]
+        stack.callback(lambda: [server.kill() for server in servers])
+        until("the servers are ready", lambda: all(server.is_ready() for server in servers))
+        writers = [Writer(n, server) for n, server in enumerate(servers)]
+        for writer in writers:
+            writer.start()
+        start, kinds = time.monotonic(), ["server killed", "other server killed", "broker killed", "one cut off", "the other cut off", "both cut off"]
+        done = dict.fromkeys(kinds, 0)
+        for n in range(FAULTS):
+            progress(writers)
+            fault(n % len(kinds), broker, servers)
+            done[kinds[n % len(kinds)]] += 1
+            until("the servers are ready", lambda: all(server.is_ready() for server in servers))
+        progress(writers)
+        for writer in writers:
+            writer.is_over = True
+        for writer in writers:
+            writer.join()
+        acknowledged, more, perhaps = hold(servers, writers)
+        print(f"nats-server {version}, {FAULTS} faults in {time.monotonic() - start:.0f} s: " + ", ".join(f"{n} x {what}" for what, n in done.items()))
+        print(f"{acknowledged} acknowledged updates, all there once, at both; {more} of {perhaps} others are there, once")
+
+
+if __name__ == "__main__":
+    main()
