@@ -1,6 +1,6 @@
 //! `sterling compact`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::journals;
@@ -60,7 +60,7 @@ fn ask(url: &str, key: Option<String>, model: &str) -> Result<Merged> {
 }
 
 /// Merges here, where no server does.
-fn merge(store: PathBuf, updates: &PathBuf, model: &str) -> Result<Merged> {
+fn merge(store: PathBuf, updates: &Path, model: &str) -> Result<Merged> {
     if !journals::are_streams(updates) && !updates.join(model).is_dir() {
         return Err(Error::not_found(format!("updates: {} has no journal of model `{model}`", updates.display())));
     }

@@ -24,9 +24,10 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Waits for the message of a ring, the first and the last: each doubles the one before.
 const FIRST_RING: Duration = Duration::from_millis(1);
 const LAST_RING: Duration = Duration::from_millis(64);
-/// How long another server is let go first that was overtaken once: twice that, doubled each time, and at most.
-const FIRST_WAY: Duration = Duration::from_millis(5);
-const LAST_WAY: Duration = Duration::from_secs(2);
+/// Rings that are noted before the stream is read.
+const RINGS_MAX: usize = 1024;
+/// How long another server is let go first at most.
+const WAY: Duration = Duration::from_secs(2);
 /// How long a commit is tried before those who wait are told that nobody knows.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Waits between trials, and at most: each trial doubles it.
@@ -46,8 +47,13 @@ pub(super) struct Keeper {
     bell: Option<Subscriber>,
     /// What rang and is not in the stream, and how long to wait until it is looked for again.
     rung: Option<(Attempt, Duration)>,
-    /// How often others came first since the last commit.
+    /// The commit that is tried, until it is read.
+    trying: Option<u128>,
+    /// How often others came first since the last commit, and how long it took to come to try again.
     tries: u32,
+    needs: Duration,
+    /// Messages that were read at a time last.
+    read: u64,
     /// Until when another server is let go first.
     gives_way: Option<Instant>,
 }
@@ -75,7 +81,18 @@ enum Outcome {
 
 impl Keeper {
     pub(super) fn new(remote: Remote, shared: Arc<Shared>, arrivals: Receiver<(Append, Done)>) -> Self {
-        Keeper { remote, shared, arrivals, bell: None, rung: None, tries: 0, gives_way: None }
+        Keeper {
+            remote,
+            shared,
+            arrivals,
+            bell: None,
+            rung: None,
+            trying: None,
+            tries: 0,
+            needs: Duration::ZERO,
+            read: 0,
+            gives_way: None,
+        }
     }
 
     pub(super) async fn run(mut self) {
@@ -89,7 +106,10 @@ impl Keeper {
                     Some(first) => self.commit(first).await,
                     None => return,
                 },
-                rang = ring(&mut self.bell) => self.heard(rang).await,
+                rang = ring(&mut self.bell) => {
+                    self.note(rang);
+                    self.heard().await;
+                }
                 () = sleep(pause) => match self.rung.take() {
                     Some((attempt, waited)) => self.seek(attempt, waited * 2).await,
                     None => self.look().await,
@@ -98,18 +118,35 @@ impl Keeper {
         }
     }
 
-    /// Hears of what somebody else publishes.
-    async fn heard(&mut self, rang: Option<Message>) {
+    /// Takes note of what somebody else publishes.
+    fn note(&mut self, rang: Option<Message>) {
         let Some(message) = rang else {
             self.bell = None;
             return;
         };
         // What is none is told when the stream has it.
-        let attempt = Attempt::read(&message.payload).unwrap_or_default();
+        let unknown = Attempt { first: u64::MAX, ..Attempt::default() };
+        let attempt = Attempt::read(&message.payload).unwrap_or(unknown);
         if attempt.tries > self.tries {
-            self.gives_way = Some(Instant::now() + (FIRST_WAY * 2u32.pow(attempt.tries.min(16))).min(LAST_WAY));
+            let needs = Duration::from_micros(attempt.needs.into()).min(WAY) * 2u32.pow(attempt.tries.min(8));
+            self.gives_way = Some(Instant::now() + needs.min(WAY));
         }
-        self.seek(attempt, FIRST_RING).await;
+        if attempt.first > self.shared.lock().position {
+            self.rung = Some((attempt, FIRST_RING));
+        }
+    }
+
+    /// Takes note of all that has rung by now, and reads on to there.
+    async fn heard(&mut self) {
+        for _ in 0..RINGS_MAX {
+            match ring(&mut self.bell).now_or_never() {
+                Some(rang) => self.note(rang),
+                None => break,
+            }
+        }
+        if let Some((attempt, wait)) = self.rung.take() {
+            self.seek(attempt, wait).await;
+        }
     }
 
     /// Reads on to what was published, which may ring before the stream has it: then it is looked for again after `wait`.
@@ -124,13 +161,15 @@ impl Keeper {
 
     /// Lets a server go first that has tried more often in vain.
     async fn give_way(&mut self) {
-        while let Some(rang) = ring(&mut self.bell).now_or_never() {
-            self.heard(rang).await;
-        }
-        while let Some(until) = self.gives_way {
+        loop {
+            self.heard().await;
+            let Some(until) = self.gives_way else { return };
             match timeout_at(until.into(), ring(&mut self.bell)).await {
-                Ok(rang) => self.heard(rang).await,
-                Err(_) => self.gives_way = None,
+                Ok(rang) => self.note(rang),
+                Err(_) => {
+                    self.gives_way = None;
+                    return;
+                }
             }
         }
     }
@@ -163,20 +202,25 @@ impl Keeper {
 
     /// Reads all messages that follow.
     async fn read_on(&mut self) -> Result<()> {
-        let mut ahead = 1;
+        // About as many as there were last.
+        let mut ahead = (self.read + 1).next_power_of_two().min(AHEAD);
+        self.read = 0;
         loop {
             let next = self.shared.lock().sequence + 1;
             for read in join_all((next..next + ahead).map(|sequence| self.remote.read(sequence))).await {
-                match read {
-                    Ok(Some(commit)) => self.take(commit)?,
+                let commit = match read {
+                    Ok(Some(commit)) => commit,
                     Ok(None) => return Ok(()),
                     Err(e) => {
                         self.failed(&e);
                         return Err(e);
                     }
-                }
-                // Somebody else has come to write.
+                };
+                // Somebody else has come to write, or this is what is tried.
                 self.gives_way = None;
+                self.trying.take_if(|number| *number == commit.number);
+                self.take(commit)?;
+                self.read += 1;
             }
             ahead = (ahead * 2).min(AHEAD);
         }
@@ -250,6 +294,7 @@ impl Keeper {
             }
             self.give_way().await;
             let Some((commit, shares)) = self.plan(&mut all).await else { continue };
+            let tried = Instant::now();
             match self.publish(&commit).await {
                 Outcome::Stored => {
                     self.tries = 0;
@@ -258,8 +303,7 @@ impl Keeper {
                 }
                 Outcome::Overtaken if since.elapsed() < PATIENCE => {
                     self.tries += 1;
-                    // What went wrong is noted.
-                    let _ = self.read_on().await;
+                    self.needs = tried.elapsed();
                 }
                 Outcome::Overtaken => {
                     let e = Error::unavailable("journal: other servers were faster each time, try again later");
@@ -315,7 +359,13 @@ impl Keeper {
                 break;
             }
         }
-        (!shares.is_empty()).then(|| (Commit { first, number: number(), before, tries: self.tries, records }, shares))
+        (!shares.is_empty()).then(|| (self.next(first, before, records), shares))
+    }
+
+    /// A commit of records, as it is tried next.
+    fn next(&self, first: u64, before: u128, records: Vec<Vec<u8>>) -> Commit {
+        let needs = if self.tries == 0 { 0 } else { u32::try_from(self.needs.as_micros()).unwrap_or(u32::MAX) };
+        Commit { first, number: number(), before, tries: self.tries, needs, records }
     }
 
     /// Publishes a commit until it is known what came of it.
@@ -324,6 +374,7 @@ impl Keeper {
             return Outcome::Stored;
         }
         let after = self.shared.lock().sequence;
+        self.trying = Some(commit.number);
         let (start, mut wait) = (Instant::now(), BACKOFF.0);
         loop {
             let failed = match self.tried(commit, after).await {
@@ -335,23 +386,17 @@ impl Keeper {
                 Err(e) => e,
             };
             // It is the message after the last one that was seen, or it is not there.
-            match self.remote.read(after + 1).await {
-                Ok(Some(found)) => {
-                    let is_ours = found.number == commit.number;
-                    let taken = self.take(found);
-                    return match (taken, is_ours) {
-                        (Err(e), _) => Outcome::Unknown(e),
-                        (Ok(()), true) => Outcome::Stored,
-                        (Ok(()), false) => Outcome::Overtaken,
-                    };
-                }
-                Ok(None) => {}
-                Err(e) => {
-                    self.failed(&e);
-                    if e.kind() == Kind::Corrupt {
-                        return Outcome::Refused(e);
-                    }
-                }
+            let read = self.read_on().await;
+            if self.trying.is_none() {
+                return Outcome::Stored;
+            }
+            if self.shared.lock().sequence > after {
+                return Outcome::Overtaken;
+            }
+            if let Err(e) = read
+                && e.kind() == Kind::Corrupt
+            {
+                return Outcome::Refused(e);
             }
             if start.elapsed() > PATIENCE {
                 let why = format!("journal: {failed}; the update may be lost or kept");

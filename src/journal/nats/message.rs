@@ -9,6 +9,7 @@
 //! | commit u128 | a number that no other commit has |
 //! | before u128 | that of the commit before; 0 in the first message |
 //! | tries u32 | how often others came first while its writer tried |
+//! | needs u32 | microseconds that it took its writer to come to try again |
 //! | records | each its length as u32, and its bytes |
 //! | check u64 | XXH3-64 of all before |
 
@@ -17,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// The format that is written and read.
 const FORMAT: u32 = 1;
 const MAGIC: &[u8; 8] = b"STRLSTRM";
-const HEAD_BYTES: usize = 60;
+const HEAD_BYTES: usize = 64;
 const CHECK_BYTES: usize = 8;
 /// Bytes of a message besides its records, and of a record besides its own.
 pub(super) const FRAME_BYTES: usize = HEAD_BYTES + CHECK_BYTES;
@@ -34,6 +35,8 @@ pub(super) struct Commit {
     pub(super) before: u128,
     /// How often others came first while its writer tried.
     pub(super) tries: u32,
+    /// Microseconds that it took its writer to come to try again.
+    pub(super) needs: u32,
     pub(super) records: Vec<Vec<u8>>,
 }
 
@@ -43,6 +46,7 @@ pub(super) struct Attempt {
     pub(super) number: u128,
     pub(super) first: u64,
     pub(super) tries: u32,
+    pub(super) needs: u32,
 }
 
 impl Attempt {
@@ -53,6 +57,7 @@ impl Attempt {
             number: u128::from_le_bytes(*head[24..].first_chunk()?),
             first: u64::from_le_bytes(*head[16..].first_chunk()?),
             tries: u32::from_le_bytes(*head[56..].first_chunk()?),
+            needs: u32::from_le_bytes(*head[60..].first_chunk()?),
         })
     }
 }
@@ -73,6 +78,7 @@ impl Commit {
         bytes.extend_from_slice(&self.number.to_le_bytes());
         bytes.extend_from_slice(&self.before.to_le_bytes());
         bytes.extend_from_slice(&self.tries.to_le_bytes());
+        bytes.extend_from_slice(&self.needs.to_le_bytes());
         for record in &self.records {
             bytes.extend_from_slice(&(record.len() as u32).to_le_bytes());
             bytes.extend_from_slice(record);
@@ -108,7 +114,14 @@ impl Commit {
             return Err("its records do not fill it".into());
         }
         match first > 0 && first.checked_add(records.len() as u64).is_some() {
-            true => Ok(Commit { first, number: commit(24), before: commit(40), tries: number(56), records }),
+            true => Ok(Commit {
+                first,
+                number: commit(24),
+                before: commit(40),
+                tries: number(56),
+                needs: number(60),
+                records,
+            }),
             false => Err(format!("it begins at position {first}")),
         }
     }
@@ -122,11 +135,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn commits_come_back_and_nothing_else_does(first in 1..u64::MAX / 2, number: u128, before: u128, tries: u32, records: Vec<Vec<u8>>, at: usize, bit in 0u8..8) {
-            let commit = Commit { first, number, before, tries, records };
+        fn commits_come_back_and_nothing_else_does(first in 1..u64::MAX / 2, number: u128, before: u128, tries: u32, needs: u32, records: Vec<Vec<u8>>, at: usize, bit in 0u8..8) {
+            let commit = Commit { first, number, before, tries, needs, records };
             let bytes = commit.encode();
             prop_assert_eq!(bytes.len(), FRAME_BYTES + commit.records.iter().map(|r| r.len() + LENGTH_BYTES).sum::<usize>());
-            prop_assert_eq!(Attempt::read(&bytes), Some(Attempt { number, first, tries }));
+            prop_assert_eq!(Attempt::read(&bytes), Some(Attempt { number, first, tries, needs }));
             prop_assert_eq!(Commit::decode(&bytes).unwrap(), commit);
             let mut flipped = bytes.clone();
             flipped[at % bytes.len()] ^= 1 << bit;
@@ -138,7 +151,7 @@ mod tests {
     #[test]
     fn positions_that_no_journal_has_are_refused() {
         for (first, records) in [(0, 0), (0, 1), (u64::MAX, 1), (u64::MAX - 1, 2)] {
-            let commit = Commit { first, number: 1, before: 0, tries: 0, records: vec![vec![1]; records] };
+            let commit = Commit { first, number: 1, before: 0, tries: 0, needs: 0, records: vec![vec![1]; records] };
             let error = Commit::decode(&commit.encode()).unwrap_err();
             assert!(error.contains(&first.to_string()), "{error}");
         }

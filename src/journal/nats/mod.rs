@@ -55,7 +55,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// How often a connection is tried that says nothing: two pings without an answer, and another one is made.
 const PING: Duration = Duration::from_secs(2);
 /// Messages that are asked for at a time where many are to be read.
-const AHEAD: u64 = 16;
+const AHEAD: u64 = 64;
 /// What the names of streams and subjects begin with.
 const PREFIX: &str = "sterling";
 
@@ -238,7 +238,8 @@ impl Remote {
     async fn begin(&self, after: u64) -> Result<State> {
         let mut told = self.stream.get_info().await.map_err(|e| unavailable("its state", e))?.state;
         if told.last_sequence == 0 {
-            let first = Commit { first: after + 1, number: number(), before: 0, tries: 0, records: Vec::new() };
+            let first =
+                Commit { first: after + 1, number: number(), before: 0, tries: 0, needs: 0, records: Vec::new() };
             match self.publish(&first, 0).await {
                 // Of two servers that begin it one does.
                 Ok(_) => {}
