@@ -54,8 +54,8 @@ pub(super) struct Keeper {
     needs: Duration,
     /// Messages that were read at a time last.
     read: u64,
-    /// Until when another server is let go first.
-    gives_way: Option<Instant>,
+    /// How often another server has tried that is let go first, and until when.
+    gives_way: Option<(u32, Instant)>,
 }
 
 /// An append that waits, or of which a part is written.
@@ -129,7 +129,7 @@ impl Keeper {
         let attempt = Attempt::read(&message.payload).unwrap_or(unknown);
         if attempt.tries > self.tries {
             let needs = Duration::from_micros(attempt.needs.into()).min(WAY) * 2u32.pow(attempt.tries.min(8));
-            self.gives_way = Some(Instant::now() + needs.min(WAY));
+            self.gives_way = Some((attempt.tries, Instant::now() + needs.min(WAY)));
         }
         if attempt.first > self.shared.lock().position {
             self.rung = Some((attempt, FIRST_RING));
@@ -163,13 +163,10 @@ impl Keeper {
     async fn give_way(&mut self) {
         loop {
             self.heard().await;
-            let Some(until) = self.gives_way else { return };
+            let Some((_, until)) = self.gives_way.filter(|(_, until)| Instant::now() < *until) else { return };
             match timeout_at(until.into(), ring(&mut self.bell)).await {
                 Ok(rang) => self.note(rang),
-                Err(_) => {
-                    self.gives_way = None;
-                    return;
-                }
+                Err(_) => return,
             }
         }
     }
@@ -216,10 +213,11 @@ impl Keeper {
                         return Err(e);
                     }
                 };
-                // Somebody else has come to write, or this is what is tried.
-                self.gives_way = None;
-                self.trying.take_if(|number| *number == commit.number);
+                // It has come to write.
+                self.gives_way.take_if(|(tries, _)| commit.tries >= *tries);
+                let number = commit.number;
                 self.take(commit)?;
+                self.trying.take_if(|trying| *trying == number);
                 self.read += 1;
             }
             ahead = (ahead * 2).min(AHEAD);

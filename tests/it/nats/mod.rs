@@ -168,15 +168,6 @@ impl Wire {
     }
 }
 
-/// Waits until something is so.
-pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(30), "never: {what}");
-        sleep(Duration::from_millis(10));
-    }
-}
-
 /// Tells writers to stop, also where a test ends before.
 pub struct Stop<'a>(pub &'a AtomicBool);
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{Broker, Stop, Wire, ask, until};
-use crate::support::{Server, agent, ids, put, sterling, vectors};
+use super::{Broker, Stop, Wire, ask};
+use crate::support::{Server, agent, ids, put, sterling, until, vectors};
 
 /// A store of its own with thirty items.
 fn published() -> tempfile::TempDir {
