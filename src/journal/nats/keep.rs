@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(500);
 const FIRST_RING: Duration = Duration::from_millis(1);
 const LAST_RING: Duration = Duration::from_millis(64);
 /// Rings that are noted before the stream is read.
-const RINGS_MAX: usize = 1024;
+pub(super) const RINGS_MAX: usize = 1024;
 /// How long another server is let go first at most.
 const WAY: Duration = Duration::from_secs(2);
 /// How long a commit is tried before those who wait are told that nobody knows.
@@ -54,6 +54,8 @@ pub(super) struct Keeper {
     needs: Duration,
     /// Messages that were read at a time last.
     read: u64,
+    /// Whether the stream was further at the last look than it could be read.
+    is_missing: bool,
     /// How often another server has tried that is let go first, and until when.
     gives_way: Option<(u32, Instant)>,
 }
@@ -91,6 +93,7 @@ impl Keeper {
             tries: 0,
             needs: Duration::ZERO,
             read: 0,
+            is_missing: false,
             gives_way: None,
         }
     }
@@ -192,8 +195,14 @@ impl Keeper {
             self.shared.change(|state| (state.first_sequence, state.first) = (told.first_sequence, commit.first));
         }
         if told.last_sequence > sequence {
-            // What went wrong is noted.
-            let _ = self.read_on().await;
+            let read = self.read_on().await;
+            let is_missing = read.is_ok() && self.shared.lock().sequence == sequence;
+            // Twice, for another broker of the cluster may have answered the second time.
+            if is_missing && self.is_missing {
+                let last = told.last_sequence;
+                return self.broken(format!("it holds messages up to {last}, but not message {}", sequence + 1));
+            }
+            self.is_missing = is_missing;
         }
     }
 
@@ -306,6 +315,7 @@ impl Keeper {
                 Outcome::Overtaken => {
                     let e = Error::unavailable("journal: other servers were faster each time, try again later");
                     all.drain(..shares.len()).for_each(|one| (one.done)(Err(e.again())));
+                    since = Instant::now();
                 }
                 Outcome::Refused(e) | Outcome::Unknown(e) => {
                     all.drain(..shares.len()).for_each(|one| (one.done)(Err(e.again())));

@@ -44,7 +44,7 @@ use tokio::sync::mpsc as commands;
 use super::{Append, Done, Follower, Journal, Journals, StreamOptions, Topic};
 use crate::error::{Error, Result};
 use follow::StreamFollower;
-use keep::Keeper;
+use keep::{Keeper, RINGS_MAX};
 use message::Commit;
 use shared::{Shared, State};
 
@@ -55,7 +55,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// How often a connection is tried that says nothing: two pings without an answer, and another one is made.
 const PING: Duration = Duration::from_secs(2);
 /// Messages that are asked for at a time where many are to be read.
-const AHEAD: u64 = 64;
+const AHEAD: u64 = 128;
 /// What the names of streams and subjects begin with.
 const PREFIX: &str = "sterling";
 
@@ -131,6 +131,7 @@ impl Nats {
         let threads = Arc::new(Threads { runtime: Some(runtime), handle });
         // What this server publishes it need not be told of.
         let how = ConnectOptions::new().name("sterling").no_echo().connection_timeout(ANSWER).ping_interval(PING);
+        let how = how.subscription_capacity(RINGS_MAX);
         let servers: Vec<String> = options.servers.split(',').map(|server| server.trim().to_owned()).collect();
         let connected = async move { how.connect(servers).await.map_err(|e| unavailable("connection", e)) };
         let client = wait(&threads, connected).map_err(|e| e.within(named(&options.servers)))?;

@@ -53,6 +53,13 @@ fn name(writer: usize, n: usize, part: usize) -> Vec<u8> {
     format!("{writer} {n} {part}").into_bytes()
 }
 
+/// So many appends of so many records each.
+fn fill(journal: &dyn Journal, writer: usize, appends: usize, parts: usize) {
+    for n in 0..appends {
+        append(journal, (0..parts).map(|part| name(writer, n, part)).collect(), None).unwrap();
+    }
+}
+
 /// Several servers that append until they are told to stop. Returns the positions that were acknowledged, with their records.
 fn write(journals: &[Box<dyn Journal>], until: impl FnOnce()) -> BTreeMap<u64, Vec<u8>> {
     let (stop, acknowledged) = (AtomicBool::new(false), Mutex::new(BTreeMap::new()));
@@ -267,7 +274,7 @@ fn streams_that_keep_no_journal_are_refused_with_the_reason() {
 fn what_a_stream_has_let_go_of_is_refused_and_the_rest_is_read() {
     let broker = Broker::start();
     let journal = open(broker.url());
-    (0..20).for_each(|n| drop(append(&*journal, vec![name(0, n, 0), name(0, n, 1)], None).unwrap()));
+    fill(&*journal, 0, 20, 2);
     // Messages 1 to 10: the one that begins the stream, and nine of two records.
     assert!(ask(broker.port, "$JS.API.STREAM.PURGE.sterling-m", "{\"seq\": 11}").is_some());
     let late = open(broker.url());
@@ -301,7 +308,7 @@ fn messages_that_somebody_has_not_read_when_they_go_are_missed_aloud() {
     let mut behind = open(broker.url()).follow(0).unwrap();
     let mut seen = cut_off.follow(1).unwrap();
     wire.cut();
-    (0..20).for_each(|n| drop(append(&*other, vec![name(0, n, 0)], None).unwrap()));
+    fill(&*other, 0, 20, 1);
     assert!(ask(broker.port, "$JS.API.STREAM.PURGE.sterling-m", "{\"seq\": 11}").is_some());
     wire.mend();
     // It is not known what was in them: nothing is passed over.
@@ -320,17 +327,39 @@ fn messages_that_somebody_has_not_read_when_they_go_are_missed_aloud() {
 }
 
 #[test]
+fn a_message_that_is_missing_between_others_ends_following() {
+    let broker = Broker::start();
+    // As one makes it by hand, who may also delete from it.
+    let stream = json!({"name": "sterling-m", "subjects": ["sterling.m"], "storage": "file"}).to_string();
+    assert!(ask(broker.port, "$JS.API.STREAM.CREATE.sterling-m", &stream).is_some());
+    let wire = Wire::to(&broker);
+    let (cut_off, other) = (open(wire.url()), open(broker.url()));
+    wire.cut();
+    fill(&*other, 0, 6, 1);
+    assert!(ask(broker.port, "$JS.API.STREAM.MSG.DELETE.sterling-m", "{\"seq\": 4}").is_some());
+    wire.mend();
+    until("it is told", || cut_off.trouble().is_some_and(|why| why.contains("up to 7, but not message 4")));
+    assert_eq!(cut_off.last(), 2);
+    let mut late = open(broker.url()).follow(0).unwrap();
+    let read = || late.next(Duration::from_secs(10));
+    let told: Vec<Result<Option<Record>>> = std::iter::repeat_with(read).take(3).collect();
+    assert!(told[..2].iter().all(|one| one.as_ref().is_ok_and(Option::is_some)));
+    let error = told[2].as_ref().unwrap_err();
+    assert!(error.kind() == Kind::NotFound && error.to_string().contains("position 3 was released"), "{error}");
+}
+
+#[test]
 fn messages_that_were_lost_and_written_anew_are_told_from_those_that_were_seen() {
     let mut broker = Broker::start();
     let wire = Wire::to(&broker);
     let journal = open(wire.url());
-    (0..3).for_each(|n| drop(append(&*journal, vec![name(0, n, 0)], None).unwrap()));
+    fill(&*journal, 0, 3, 1);
     let mut follower = journal.follow(3).unwrap();
     wire.cut();
     broker.lose_all();
     // As many as were lost, and one more.
     let other = open(broker.url());
-    (0..4).for_each(|n| drop(append(&*other, vec![name(1, n, 0)], None).unwrap()));
+    fill(&*other, 1, 4, 1);
     wire.mend();
     until("it is told", || journal.trouble().is_some_and(|why| why.contains("message 5 was not written after")));
     assert_eq!(follower.next(Duration::from_secs(10)).unwrap_err().kind(), Kind::Corrupt);

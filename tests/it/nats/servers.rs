@@ -182,12 +182,6 @@ fn nothing_is_lost_or_twice_when_servers_and_brokers_are_killed_and_networks_are
         // Each update puts an item of its own: as many of the one as of the other, so that none is there twice.
         assert_eq!((answer["position"].as_u64(), there.len() as u64), (Some(durable), durable));
     }
-    println!(
-        "{} acknowledged, {} of {} others kept",
-        acknowledged.len(),
-        durable as usize - acknowledged.len(),
-        perhaps.len()
-    );
 }
 
 #[test]
