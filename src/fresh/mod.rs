@@ -10,6 +10,7 @@
 mod calls;
 mod feed;
 mod given;
+mod join;
 mod make;
 mod merges;
 mod state;
