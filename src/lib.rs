@@ -31,6 +31,7 @@ pub mod journal;
 pub mod limits;
 pub mod model;
 pub mod npy;
+pub mod objects;
 pub mod packed;
 pub mod pass;
 pub mod planner;

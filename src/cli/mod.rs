@@ -22,7 +22,9 @@ mod remote;
 mod route;
 mod score;
 mod serve;
+mod store;
 mod trial;
+mod wish;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -49,6 +51,10 @@ enum Command {
     Calibrate(calibrate::Calibrate),
     /// Merge the updates of a model into a version of their own, by a server or in its place.
     Compact(compact::Compact),
+    /// Say which version of a model answers, at all servers of a store.
+    Activate(wish::Activate),
+    /// Let a label point to a version of a model, at all servers of a store.
+    Label(wish::Label),
     /// Answer over HTTP from the store's newest versions.
     Serve(serve::Serve),
     /// Answer over HTTP from the servers of all shards of a version, as one server of the whole would.
@@ -81,6 +87,8 @@ pub fn run() -> ExitCode {
         Command::Demo(command) => command.run(),
         Command::Publish(command) => command.run(),
         Command::Calibrate(command) => command.run(),
+        Command::Activate(command) => command.run(),
+        Command::Label(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::Score(command) => command.run(),
         Command::Compact(command) => command.run(),

@@ -26,6 +26,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("files", 2, &["device"]),
     ("npy", 2, &["device"]),
     ("gather", 2, &[]),
+    ("objects", 2, &[]),
     ("value", 3, &[]),
     ("topk", 3, &[]),
     ("journal", 3, &[]),
