@@ -1,71 +1,78 @@
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use crate::error::Kind;
+#![allow(clippy::unwrap_used)]
 
-    fn whole(folder: &Path) -> Result<()> {
-        fs::write(folder.join(MANIFEST), b"{}").map_err(|e| Error::io(folder.display(), e))
-    }
+mod folder;
+mod memory;
+mod remote;
 
-    #[test]
-    fn a_version_made_of_others_gives_way_to_one_that_comes_meanwhile() {
-        let root = tempfile::tempdir().unwrap();
-        let store = Store::new(root.path());
-        store.publish("m", |folder, _| whole(folder)).unwrap();
-        assert_eq!(store.publish_unrivalled("m", |folder, _| whole(folder)).unwrap(), 2);
-        // One that is published while it is made, and one that is under way when it begins or ends.
-        let beaten = store.publish_unrivalled("m", |folder, _| {
-            store.publish("m", |folder, _| whole(folder))?;
-            whole(folder)
-        });
-        assert_eq!(beaten.unwrap_err().kind(), Kind::Conflict);
-        assert_eq!(store.versions("m").unwrap(), [1, 2, 4]);
-        let outer = store.publish("m", |folder, _| {
-            let inner = store.publish_unrivalled("m", |_, _| unreachable!());
-            assert_eq!(inner.unwrap_err().kind(), Kind::Conflict);
-            whole(folder)
-        });
-        assert_eq!(outer.unwrap(), 5);
-        // A failed one does not stand in the way.
-        assert!(store.publish("m", |_, _| Err(Error::invalid("no"))).is_err());
-        let last = store.publish_unrivalled("m", |folder, _| whole(folder)).unwrap();
-        store.remove("m", 2).unwrap();
-        assert_eq!(store.versions("m").unwrap(), [1, 4, 5, last]);
-        assert!(store.remove("m", 2).is_err());
-        assert_eq!(names_in(&root.path().join("m")).unwrap().len(), 5, "four versions and the lock");
-    }
+use std::path::Path;
 
-    #[test]
-    fn publication_is_whole_or_absent_and_counts_up() {
-        let root = tempfile::tempdir().unwrap();
-        let store = Store::new(root.path().join("store"));
-        assert!(store.models().unwrap().is_empty());
-        for expected in [1, 2] {
-            let version = store
-                .publish("m", |folder, version| {
-                    assert_eq!(version, expected);
-                    whole(folder)
-                })
-                .unwrap();
-            assert_eq!(version, expected);
-        }
-        let failed = store.publish("m", |folder, _| {
-            fs::write(folder.join("half"), b"x").unwrap();
-            Err(Error::invalid("no"))
-        });
-        assert!(failed.is_err());
-        assert_eq!(store.versions("m").unwrap(), [1, 2]);
-        assert_eq!(
-            names_in(&root.path().join("store/m")).unwrap().len(),
-            3,
-            "two versions, the lock, nothing half-written"
-        );
-        fs::create_dir(root.path().join("store/m/3")).unwrap();
-        assert_eq!(store.versions("m").unwrap(), [1, 2], "a folder without a manifest is no version");
-        assert_eq!(store.models().unwrap(), ["m"]);
-        for name in ["", "a/b", "..", ".x", "a b", "ü", &"x".repeat(129)] {
-            assert_eq!(store.publish(name, |_, _| Ok(())).unwrap_err().kind(), Kind::Invalid, "{name}");
-        }
+use super::super::manifest::{FORMAT, Provenance};
+use super::*;
+use crate::files;
+use crate::model::{Decisions, MODEL_FILE};
+
+/// Writes a version of two files whose bytes are told by `seed`, as a publication does.
+fn fill(folder: &Path, model: &str, version: u64, seed: u8) -> Result<()> {
+    let write = |name: &str, bytes: &[u8]| files::write_atomic(&folder.join(name), |out| out.write_all(bytes));
+    let named = [(MODEL_FILE, vec![b'#'; 10]), ("data.bin", vec![seed; 100_000]), ("same.bin", vec![7; 50_000])];
+    let files = named.iter().map(|(name, bytes)| Ok((name.to_string(), write(name, bytes)?)));
+    let manifest = Manifest {
+        format: FORMAT,
+        name: model.into(),
+        version,
+        dimension: 2,
+        items: 3,
+        slots: 16,
+        lists: 1,
+        position: 0,
+        shard: None,
+        merged: None,
+        provenance: Provenance::default(),
+        files: files.collect::<Result<_>>()?,
+        graphs: None,
+        decisions: Decisions::default(),
+    };
+    manifest.write(folder)
+}
+
+fn put(store: &Store, seed: u8) -> Result<u64> {
+    store.publish("m", |folder, version| fill(folder, "m", version, seed))
+}
+
+/// What holds of the wish of every kind of store.
+fn wishes(store: &Store) {
+    assert_eq!(store.wish("m").unwrap(), Wish::default());
+    for seed in 1..=3 {
+        put(store, seed).unwrap();
     }
+    let nothing = store.wish("m").unwrap();
+    let first = store.change_wish("m", &nothing, |wish| wish.version = Some(2)).unwrap();
+    assert_eq!((first.version, first.revision), (Some(2), 1));
+    // Who saw it before somebody else changed it is told what is, and changes nothing.
+    let late = store.change_wish("m", &nothing, |wish| wish.version = Some(3)).unwrap_err();
+    assert_eq!(late.kind(), crate::error::Kind::Conflict);
+    assert!(late.to_string().contains("to version 2; nothing was done"), "{late}");
+    assert_eq!(store.wish("m").unwrap(), first);
+    let second = store.change_wish("m", &first, |wish| drop(wish.labels.insert("canary".into(), 3))).unwrap();
+    assert_eq!(second.told(), "version 2, labels `canary` = 3");
+    for wrong in ["", "a/b", ".x"] {
+        assert!(store.change_wish("m", &second, |wish| drop(wish.labels.insert(wrong.into(), 3))).is_err(), "{wrong}");
+    }
+    let missing = store.change_wish("m", &second, |wish| wish.version = Some(9)).unwrap_err();
+    assert!(missing.to_string().contains("there are: 1, 2, 3"), "{missing}");
+    assert_eq!(store.wish("m").unwrap(), second);
+    // Of many at once exactly one wins each time.
+    let mut now = second;
+    for round in 0..5 {
+        let race = |n: u64| store.change_wish("m", &now, |wish| wish.version = Some(n % 3 + 1));
+        let won: Vec<Wish> = std::thread::scope(|scope| {
+            let racers: Vec<_> = (0..6).map(|n| scope.spawn(move || race(n))).collect();
+            racers.into_iter().filter_map(|racer| racer.join().unwrap().ok()).collect()
+        });
+        assert_eq!(won.len(), 1, "round {round}");
+        now = store.wish("m").unwrap();
+        assert_eq!(now, won[0]);
+    }
+    store.renew().unwrap();
+    assert_eq!(store.seen_wish("m").unwrap(), now);
 }
