@@ -331,7 +331,14 @@ impl Shelf for Remote {
     }
 
     fn renew(&self) -> Result<()> {
-        self.take(self.health.ask(|| self.look()))
+        let before = self.health.trouble();
+        let looked = self.health.ask(|| {
+            self.look().inspect_err(|error| tracing::warn!(%error, "the store does not answer; what was seen of it stays"))
+        });
+        if before.is_some() && looked.is_ok() {
+            tracing::info!(store = self.url, "the store answers again");
+        }
+        self.take(looked)
     }
 
     fn trouble(&self) -> Option<String> {

@@ -119,7 +119,8 @@ fn a_publication_that_ends_anywhere_is_no_version_and_is_cleaned() {
     whole.extend([last - 1, last]);
     let reader = bench.store("reader");
     assert_eq!(reader.versions("m").unwrap(), whole);
-    let of_versions = |key: &&String| !key.ends_with(".given");
+    // Of a process that ended in its probe a few bytes stay.
+    let of_versions = |key: &&String| !key.ends_with(".given") && !key.starts_with(".probe");
     assert_eq!(bench.memory.keys().iter().filter(of_versions).count(), whole.len() * 4, "{:?}", bench.memory.keys());
 }
 
@@ -135,7 +136,7 @@ fn a_version_made_of_others_gives_way_to_one_that_comes_meanwhile() {
         })
     };
     assert_eq!(derived(&here, &|| ()).unwrap(), 2);
-    let beaten = derived(&here, &|| drop(put(&there, 2).unwrap()));
+    let beaten = derived(&here, &|| assert_eq!(put(&there, 2).unwrap(), 4));
     assert_eq!(beaten.unwrap_err().kind(), Kind::Conflict);
     let outer = there.publish("m", |folder, version| {
         assert_eq!(derived(&here, &|| ()).unwrap_err().kind(), Kind::Conflict);
