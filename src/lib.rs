@@ -17,6 +17,7 @@ pub mod compact;
 pub mod config;
 pub mod dense;
 pub mod device;
+pub mod doctor;
 pub mod embedding;
 pub mod engine;
 pub mod error;

@@ -12,6 +12,7 @@ mod bench;
 mod calibrate;
 mod compact;
 mod demo;
+mod doctor;
 mod inspect;
 mod kernels;
 mod key;
@@ -59,6 +60,8 @@ enum Command {
     Serve(serve::Serve),
     /// Answer over HTTP from the servers of all shards of a version, as one server of the whole would.
     Route(route::Route),
+    /// Ask servers, routers and stores what they have, and say what is wrong.
+    Doctor(doctor::Doctor),
     /// Score files of users: a Parquet file of recommendations for each, resumable at any moment.
     Score(score::Score),
     /// Measure the item index alone on `.npy` files, a JSON line a measurement.
@@ -93,6 +96,7 @@ pub fn run() -> ExitCode {
         Command::Score(command) => command.run(),
         Command::Compact(command) => command.run(),
         Command::Route(command) => command.run(),
+        Command::Doctor(command) => command.run(),
         Command::AnnBench(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Inspect(command) => command.run(),

@@ -355,7 +355,14 @@ impl<T: Send + Sync> Registry<T> {
 
     /// The content of a version, and what keeps its files. A copy that is damaged is fetched anew, once.
     fn read(&self, name: &str, version: u64) -> Result<(Arc<T>, Held)> {
-        let mut held = self.store.bring(name, version)?;
+        let mut held = match self.store.bring(name, version) {
+            // As with memory: the version before the active one makes room on the disk.
+            Err(e) if e.kind() == Kind::NoSpace => {
+                self.change(name, Entry::drop_previous);
+                self.store.bring(name, version)?
+            }
+            other => other?,
+        };
         let mut content = self.loader.load(held.folder());
         if content.as_ref().is_err_and(|e| e.kind() == Kind::Corrupt) && self.store.discard(name, version)? {
             held = self.store.bring(name, version)?;
