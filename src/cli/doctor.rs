@@ -110,7 +110,8 @@ fn tell(observed: &Observed) -> Result<()> {
     }
     for store in &observed.stores {
         for (model, seen) in &store.models {
-            let versions: Vec<String> = seen.versions.iter().map(|(version, digest)| format!("{version} {digest}")).collect();
+            let versions: Vec<String> =
+                seen.versions.iter().map(|(version, digest)| format!("{version} {digest}")).collect();
             let wished = seen.wished.map_or("the newest".into(), |version| format!("version {version}"));
             say(format_args!("store {}: {model} versions {}; wished is {wished}", store.name, versions.join(", ")))?;
         }

@@ -47,7 +47,8 @@ impl Inspect {
         let mut parts = text.trim_end_matches('/').rsplitn(3, '/');
         let (last, model, root) = (parts.next(), parts.next(), parts.next());
         let version = last.and_then(|last| last.parse::<u64>().ok());
-        let (Some(version), Some(model), Some(root)) = (version, model, root.filter(|root| !root.ends_with('/'))) else {
+        let (Some(version), Some(model), Some(root)) = (version, model, root.filter(|root| !root.ends_with('/')))
+        else {
             return self.store(&StoreArgs::named(&self.folder)?);
         };
         let store = StoreArgs::named(Path::new(root))?;

@@ -37,7 +37,8 @@ impl StoreArgs {
 
     /// The same of another name.
     pub(super) fn named(store: &Path) -> Result<Store> {
-        StoreArgs { store: store.to_owned(), cache: std::env::var_os("STERLING_CACHE__FOLDER").map(Into::into) }.existing()
+        StoreArgs { store: store.to_owned(), cache: std::env::var_os("STERLING_CACHE__FOLDER").map(Into::into) }
+            .existing()
     }
 }
 

@@ -38,11 +38,8 @@ pub struct Asking {
 /// # Errors
 /// `Internal` alone: whatever does not answer is told as such.
 pub fn ask(asking: &Asking) -> Result<Observed> {
-    let agent = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .timeout_global(Some(PATIENCE))
-        .build()
-        .new_agent();
+    let agent =
+        ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE)).build().new_agent();
     let asker = Asker { agent, key: asking.key.clone() };
     let servers = each(&places(&asking.servers), |place| asker.server(place));
     let routers = each(&places(&asking.routers), |place| asker.router(place));
@@ -160,7 +157,8 @@ impl Asker {
                 }
                 let path = format!("/v1/models/{}/versions", part.model);
                 let states: VersionList = self.json(place, &path)?;
-                let refused = states.versions.into_iter().filter_map(|v| Some((part.model.clone(), v.version, v.refused?)));
+                let refused =
+                    states.versions.into_iter().filter_map(|v| Some((part.model.clone(), v.version, v.refused?)));
                 seen.refused.extend(refused);
             }
             seen.parts.push(PartSeen {

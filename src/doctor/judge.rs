@@ -14,7 +14,9 @@ pub fn judge(observed: &Observed, lag_max: u64) -> Vec<String> {
         wrong.extend(why.map(|why| format!("server {name} takes no requests: {why}")));
         wrong.extend(server.warnings.iter().map(|warning| format!("server {name} warns: {warning}")));
         let refused = server.refused.iter();
-        wrong.extend(refused.map(|(model, version, why)| format!("server {name} refused {model} version {version}: {why}")));
+        wrong.extend(
+            refused.map(|(model, version, why)| format!("server {name} refused {model} version {version}: {why}")),
+        );
     }
     for router in &observed.routers {
         let why = router.why.iter().filter(|_| !router.is_ready);
@@ -47,7 +49,9 @@ impl<'a> Model<'a> {
     fn parts(&self) -> impl Iterator<Item = (&'a ServerSeen, &'a PartSeen)> + use<'a> {
         let name = self.name;
         let ready = self.observed.servers.iter().filter(|server| server.is_ready);
-        ready.flat_map(move |server| server.parts.iter().filter(move |part| part.model == name).map(move |part| (server, part)))
+        ready.flat_map(move |server| {
+            server.parts.iter().filter(move |part| part.model == name).map(move |part| (server, part))
+        })
     }
 
     fn active_parts(&self) -> impl Iterator<Item = (&'a ServerSeen, &'a PartSeen)> + use<'a> {
@@ -65,7 +69,8 @@ impl<'a> Model<'a> {
         let mut servers: BTreeMap<u64, Vec<&str>> = BTreeMap::new();
         self.active_parts().for_each(|(server, part)| servers.entry(part.version).or_default().push(&server.name));
         if servers.len() > 1 {
-            let told: Vec<String> = servers.iter().map(|(version, names)| format!("{version} at {}", names.join(", "))).collect();
+            let told: Vec<String> =
+                servers.iter().map(|(version, names)| format!("{version} at {}", names.join(", "))).collect();
             wrong.push(format!("{}: servers answer with several versions: {}", self.name, told.join("; ")));
         }
     }
@@ -84,7 +89,8 @@ impl<'a> Model<'a> {
             }
         }
         for (version, digests) in servers.into_iter().filter(|(_, digests)| digests.len() > 1) {
-            let told: Vec<String> = digests.iter().map(|(digest, names)| format!("{digest} at {}", names.join(", "))).collect();
+            let told: Vec<String> =
+                digests.iter().map(|(digest, names)| format!("{digest} at {}", names.join(", "))).collect();
             let told = told.join("; ");
             wrong.push(format!("{} version {version}: one number has several digests: {told}", self.name));
         }
@@ -104,8 +110,14 @@ impl<'a> Model<'a> {
         let most = replicas.iter().copied().max().unwrap_or(0);
         for (shard, count) in replicas.into_iter().enumerate().filter(|(_, count)| *count < most) {
             wrong.push(match count {
-                0 => format!("{} version {version}: shard {shard} of {shards} is at no server that takes requests", self.name),
-                _ => format!("{} version {version}: shard {shard} of {shards} has {count} replicas, others have {most}", self.name),
+                0 => format!(
+                    "{} version {version}: shard {shard} of {shards} is at no server that takes requests",
+                    self.name
+                ),
+                _ => format!(
+                    "{} version {version}: shard {shard} of {shards} has {count} replicas, others have {most}",
+                    self.name
+                ),
             });
         }
     }
@@ -122,7 +134,10 @@ impl<'a> Model<'a> {
             let (name, lag) = (&server.name, part.lag.unwrap_or(0));
             if behind > lag_max {
                 let shard = if part.shards > 1 { format!(" shard {}", part.shard) } else { String::new() };
-                wrong.push(format!("{}{shard}: server {name} is {behind} updates behind another one, at position {position}", self.name));
+                wrong.push(format!(
+                    "{}{shard}: server {name} is {behind} updates behind another one, at position {position}",
+                    self.name
+                ));
             }
             if lag > lag_max {
                 wrong.push(format!("{}: server {name} does not show its last {lag} updates yet", self.name));
@@ -165,7 +180,10 @@ impl<'a> Model<'a> {
                 let without = self.lacking(|part| part.version == *version && part.labels.contains(label));
                 if !without.is_empty() {
                     let servers = without.join(", ");
-                    wrong.push(format!("{}: label `{label}` is wished for version {version}, not so at {servers}", self.name));
+                    wrong.push(format!(
+                        "{}: label `{label}` is wished for version {version}, not so at {servers}",
+                        self.name
+                    ));
                 }
             }
         }
@@ -191,14 +209,17 @@ impl<'a> Model<'a> {
         }
         wrong.push(match without.len() == servers {
             true => format!("{}: store {store} holds version {newest}, which no server took", self.name),
-            false => format!("{}: store {store} holds version {newest}, not taken by {}", self.name, without.join(", ")),
+            false => {
+                format!("{}: store {store} holds version {newest}, not taken by {}", self.name, without.join(", "))
+            }
         });
     }
 
     /// The servers that answer with the model and have no such part of it.
     fn lacking(&self, has: impl Fn(&PartSeen) -> bool) -> Vec<&'a str> {
         let answering: BTreeSet<&str> = self.active_parts().map(|(server, _)| server.name.as_str()).collect();
-        let having: BTreeSet<&str> = self.parts().filter(|(_, part)| has(part)).map(|(server, _)| server.name.as_str()).collect();
+        let having: BTreeSet<&str> =
+            self.parts().filter(|(_, part)| has(part)).map(|(server, _)| server.name.as_str()).collect();
         answering.difference(&having).copied().collect()
     }
 }
@@ -277,10 +298,7 @@ mod tests {
                     "m version 3: shard 1 of 2 has 1 replicas, others have 2",
                 ],
             ),
-            (
-                |o| o.servers.truncate(2),
-                &["m version 3: shard 1 of 2 is at no server that takes requests"],
-            ),
+            (|o| o.servers.truncate(2), &["m version 3: shard 1 of 2 is at no server that takes requests"]),
             (
                 |o| o.servers[0].parts[0].digest = "other".into(),
                 &[
@@ -316,10 +334,7 @@ mod tests {
                 |o| (model(o).wished, model(o).stands) = (Some(2), Some(2)),
                 &["m: version 2 is wished, and not reached at s0, s1, s2, s3"],
             ),
-            (
-                |o| o.servers[0].parts[0].labels.clear(),
-                &["m: label `stable` is wished for version 3, not so at s0"],
-            ),
+            (|o| o.servers[0].parts[0].labels.clear(), &["m: label `stable` is wished for version 3, not so at s0"]),
             (
                 |o| o.servers[0].refused.push(("m".into(), 4, "checksum".into())),
                 &["server s0 refused m version 4: checksum"],

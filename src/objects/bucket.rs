@@ -84,7 +84,8 @@ pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
         }
         _ => return Err(invalid(format!("`{scheme}`: expected s3, gs, az, abfs or abfss"))),
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).thread_name("store").enable_all().build();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).thread_name("store").enable_all().build();
     let runtime = Some(runtime.map_err(|e| Error::io("threads for the store", e))?);
     Ok(Arc::new(Bucket { url: url.into(), prefix, store, runtime }))
 }
@@ -111,7 +112,9 @@ impl Bucket {
             object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. } => {
                 Error::conflict(format!("{place}: another object stands there"))
             }
-            object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => told(Kind::Io),
+            object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
+                told(Kind::Io)
+            }
             _ => told(Kind::Unavailable),
         }
     }
@@ -198,13 +201,7 @@ impl Objects for Bucket {
         }
     }
 
-    fn read(
-        &self,
-        key: &str,
-        of: &Tag,
-        range: Range<u64>,
-        take: &mut dyn FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
+    fn read(&self, key: &str, of: &Tag, range: Range<u64>, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let (store, at, if_match) = (self.store.clone(), self.key(key)?, of.e_tag.clone());
         let Some(runtime) = &self.runtime else { return Err(Error::internal("a bucket without threads")) };
         let pieces = (range.start..range.end).step_by(PIECE_BYTES as usize);
@@ -234,7 +231,10 @@ impl Objects for Bucket {
             let (range, bytes) = piece.map_err(|e| self.failed(key, e))?;
             if bytes.len() as u64 != range.end - range.start {
                 let (url, got, expected) = (&self.url, bytes.len(), range.end - range.start);
-                return Err(Error::unavailable(format!("{url}/{key}: {got} bytes from {}, expected {expected}", range.start)));
+                return Err(Error::unavailable(format!(
+                    "{url}/{key}: {got} bytes from {}, expected {expected}",
+                    range.start
+                )));
             }
             take(&bytes)?;
         }

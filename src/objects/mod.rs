@@ -91,13 +91,7 @@ pub trait Objects: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// `NotFound`; `Conflict` where it is another one by now; what `take` ends with.
-    fn read(
-        &self,
-        key: &str,
-        of: &Tag,
-        range: Range<u64>,
-        take: &mut dyn FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()>;
+    fn read(&self, key: &str, of: &Tag, range: Range<u64>, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 
     /// Writes an object.
     ///

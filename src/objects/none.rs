@@ -10,5 +10,7 @@ use crate::error::{Error, Result};
 /// # Errors
 /// `Unsupported`.
 pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
-    Err(Error::unsupported(format!("store {url}: this build knows folders alone, the feature `object-store` adds buckets")))
+    Err(Error::unsupported(format!(
+        "store {url}: this build knows folders alone, the feature `object-store` adds buckets"
+    )))
 }

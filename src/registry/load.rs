@@ -178,7 +178,11 @@ impl<T: Send + Sync> Registry<T> {
         match entry.wish.version {
             Some(wished) if !entry.is_wish_done => {
                 let why = Why::Wished(entry.wish.revision);
-                due.extend(seen(&self.store.successor(name, wished)).map(|(version, stamp)| Due { version, stamp, why }));
+                due.extend(seen(&self.store.successor(name, wished)).map(|(version, stamp)| Due {
+                    version,
+                    stamp,
+                    why,
+                }));
             }
             None if self.options.follow || entry.active.is_none() => {
                 let newest = published.iter().rev().filter_map(seen);
@@ -270,9 +274,9 @@ impl<T: Send + Sync> Registry<T> {
     fn is_back(&self, name: &str, due: &Due) -> bool {
         let entries = self.entries.load();
         let Some(entry) = entries.get(name).filter(|e| !e.loaded.contains_key(&due.version)) else { return false };
-        entry.settled_digest(due.version).is_some_and(|digest| {
-            self.declared(name, due.version).is_ok_and(|declared| declared.digest == digest)
-        })
+        entry
+            .settled_digest(due.version)
+            .is_some_and(|digest| self.declared(name, due.version).is_ok_and(|declared| declared.digest == digest))
     }
 
     /// The version as it is published, loaded where it is not in memory; one that is in memory and published no more will do.

@@ -67,7 +67,7 @@ def test_what_is_published_to_a_bucket_is_served_from_it(bucket: Bucket) -> None
 
 
 def test_all_commands_take_a_bucket(bucket: Bucket) -> None:
-    bucket.run(*bucket.publication(0, 300, recipe=""))
+    bucket.run(*bucket.publication(0, 300, recipe="[index]\nlists = 2\n"))
     assert "calibrated vectors version 1" in bucket.run("calibrate", "vectors", "--store", bucket.url)
     assert "vectors/1/recalibration.json" in bucket.keys()
     users = bucket.folder / "users.jsonl"

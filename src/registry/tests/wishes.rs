@@ -100,7 +100,8 @@ fn labels_of_the_store_come_and_go_and_those_of_a_server_stay() {
     bed.registry.load("m", 1).unwrap();
     bed.registry.label("m", "mine", 1).unwrap();
     let set = |pairs: &[(&str, u64)]| {
-        let labels: BTreeMap<String, u64> = pairs.iter().map(|(label, version)| (label.to_string(), *version)).collect();
+        let labels: BTreeMap<String, u64> =
+            pairs.iter().map(|(label, version)| (label.to_string(), *version)).collect();
         wish(&bed, |wish| wish.labels = labels);
     };
     set(&[("a", 1), ("b", 2)]);

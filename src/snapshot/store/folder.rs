@@ -73,13 +73,7 @@ impl Folder {
     }
 
     /// Gives a filled staging folder its place, where it `may` have it.
-    fn finish(
-        &self,
-        staging: &Staging,
-        parent: &Path,
-        target: &Path,
-        may: impl Fn(&Path) -> Result<()>,
-    ) -> Result<()> {
+    fn finish(&self, staging: &Staging, parent: &Path, target: &Path, may: impl Fn(&Path) -> Result<()>) -> Result<()> {
         let _numbers = lock_model(parent)?;
         may(&staging.folder)?;
         staging.unlock()?;

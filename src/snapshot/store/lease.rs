@@ -47,7 +47,8 @@ impl Lease {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("lease".into()).spawn(renew).map_err(|e| Error::io("a thread", e))?;
+        let thread =
+            std::thread::Builder::new().name("lease".into()).spawn(renew).map_err(|e| Error::io("a thread", e))?;
         Ok(Lease { key, objects: objects.clone(), written, stop: Some((stop, thread)) })
     }
 

@@ -163,6 +163,11 @@ impl Store {
         self.shelf.name()
     }
 
+    /// The folder of this machine that versions lie in, or are brought to.
+    pub fn root(&self) -> &Path {
+        self.shelf.root()
+    }
+
     fn unit<'a>(&self, model: &'a str, version: u64) -> Unit<'a> {
         Unit { model, version, shard: self.shard }
     }
@@ -321,12 +326,7 @@ impl Store {
         self.publish_as(model, true, fill)
     }
 
-    fn publish_as(
-        &self,
-        model: &str,
-        is_derived: bool,
-        fill: impl FnOnce(&Path, u64) -> Result<()>,
-    ) -> Result<u64> {
+    fn publish_as(&self, model: &str, is_derived: bool, fill: impl FnOnce(&Path, u64) -> Result<()>) -> Result<u64> {
         check_name("model name", model)?;
         let mut fill = Some(fill);
         let mut once = |folder: &Path, version| match fill.take() {

@@ -177,7 +177,8 @@ impl Remote {
                 Err(e) if e.kind() == Kind::NotFound => None,
                 other => Some(other?),
             };
-            let given = before.as_ref().and_then(|(text, _)| number(std::str::from_utf8(text).ok()?.trim())).unwrap_or(0);
+            let given =
+                before.as_ref().and_then(|(text, _)| number(std::str::from_utf8(text).ok()?.trim())).unwrap_or(0);
             let taken = self.look_now()?.numbers(model).last().copied().unwrap_or(0);
             let version = given.max(taken) + 1;
             let over = before.map_or(Over::Nothing, |(_, tag)| Over::This(tag));
@@ -270,12 +271,15 @@ impl Remote {
             self.objects.upload(&unit.key(name), path)?;
             lease.check()?;
         }
-        let there: BTreeMap<String, Tag> =
-            self.objects.list(&unit.path().to_string_lossy())?.into_iter().collect();
+        let there: BTreeMap<String, Tag> = self.objects.list(&unit.path().to_string_lossy())?.into_iter().collect();
         for (name, path) in files.iter().filter(|(name, _)| name != last) {
             let bytes = fs::metadata(path).map_err(|e| Error::io(path.display(), e))?.len();
             if there.get(&unit.key(name)).is_none_or(|tag| tag.bytes != bytes) {
-                return Err(Error::unavailable(format!("{}/{}: it is not there as it was written", self.url, unit.key(name))));
+                return Err(Error::unavailable(format!(
+                    "{}/{}: it is not there as it was written",
+                    self.url,
+                    unit.key(name)
+                )));
             }
         }
         may()?;
@@ -285,9 +289,11 @@ impl Remote {
         match self.objects.put(&unit.key(last), bytes.clone(), &Over::Nothing) {
             // An answer that was lost: it was this one that wrote it.
             Err(e) if e.kind() == Kind::Conflict && self.objects.get(&unit.key(last))?.0 == bytes => Ok(()),
-            Err(e) if e.kind() == Kind::Conflict => {
-                Err(Error::conflict(format!("{}/{}: put there by somebody else meanwhile", self.url, unit.path().display())))
-            }
+            Err(e) if e.kind() == Kind::Conflict => Err(Error::conflict(format!(
+                "{}/{}: put there by somebody else meanwhile",
+                self.url,
+                unit.path().display()
+            ))),
             other => other.map(drop),
         }
     }
@@ -333,7 +339,8 @@ impl Shelf for Remote {
     fn renew(&self) -> Result<()> {
         let before = self.health.trouble();
         let looked = self.health.ask(|| {
-            self.look().inspect_err(|error| tracing::warn!(%error, "the store does not answer; what was seen of it stays"))
+            self.look()
+                .inspect_err(|error| tracing::warn!(%error, "the store does not answer; what was seen of it stays"))
         });
         if before.is_some() && looked.is_ok() {
             tracing::info!(store = self.url, "the store answers again");

@@ -53,14 +53,21 @@ fn wishes(store: &Store) {
     assert_eq!(late.kind(), crate::error::Kind::Conflict);
     assert!(late.to_string().contains("to version 2; nothing was done"), "{late}");
     assert_eq!(store.wish("m").unwrap(), first);
-    let second = store.change_wish("m", &first, |wish| {
-        wish.labels.insert("canary".into(), 3);
-    }).unwrap();
+    let second = store
+        .change_wish("m", &first, |wish| {
+            wish.labels.insert("canary".into(), 3);
+        })
+        .unwrap();
     assert_eq!(second.told(), "version 2, labels `canary` = 3");
     for wrong in ["", "a/b", ".x"] {
-        assert!(store.change_wish("m", &second, |wish| {
-            wish.labels.insert(wrong.into(), 3);
-        }).is_err(), "{wrong}");
+        assert!(
+            store
+                .change_wish("m", &second, |wish| {
+                    wish.labels.insert(wrong.into(), 3);
+                })
+                .is_err(),
+            "{wrong}"
+        );
     }
     let missing = store.change_wish("m", &second, |wish| wish.version = Some(9)).unwrap_err();
     assert!(missing.to_string().contains("there are: 1, 2, 3"), "{missing}");

@@ -317,7 +317,10 @@ fn a_bucket_that_passes_over_conditions_is_refused() {
     bench.memory.ignores_conditions.store(true, SeqCst);
     for refused in [store.prove().unwrap_err(), put(&bench.store("b"), 1).unwrap_err()] {
         assert_eq!(refused.kind(), Kind::Unsupported);
-        assert!(refused.to_string().contains("store s3://bucket/models: it took a second object of one key"), "{refused}");
+        assert!(
+            refused.to_string().contains("store s3://bucket/models: it took a second object of one key"),
+            "{refused}"
+        );
     }
     assert_eq!(bench.memory.keys(), [""; 0]);
     bench.memory.ignores_conditions.store(false, SeqCst);
