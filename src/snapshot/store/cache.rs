@@ -161,6 +161,22 @@ impl Cache {
         Ok(())
     }
 
+    /// Removes what tells of versions that are neither published any more nor here.
+    pub(super) fn tidy(&self, model: &str, published: &[u64]) {
+        let parent = self.root.join(model);
+        for name in names_in(&parent).unwrap_or_default() {
+            let outline = name.strip_prefix(FETCHING).and_then(|rest| rest.split_once('-')).map(|(version, _)| version);
+            let lock = name.strip_prefix('.').and_then(|rest| rest.strip_suffix(".used"));
+            let Some(version) = outline.or(lock).and_then(number) else { continue };
+            let is_whole = origin(&parent.join(&name)).is_some() || parent.join(version.to_string()).exists();
+            if !published.contains(&version) && !is_whole {
+                let path = parent.join(name);
+                // What somebody else removes at the same time is gone all the same.
+                let _ = if outline.is_some() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+            }
+        }
+    }
+
     /// The folders of versions of a model, whole ones alone.
     pub(super) fn versions(&self, model: &str) -> Vec<PathBuf> {
         let entries = entries_of(&self.root.join(model)).unwrap_or_default();

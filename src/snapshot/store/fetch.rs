@@ -54,11 +54,12 @@ impl Source<'_> {
         }
         let staging = self.staging(cache);
         fs::create_dir_all(&staging).map_err(|e| Error::io(staging.display(), e))?;
-        if let (Some(shards), Some(parent)) = (&self.shards, staging.parent()) {
-            // Of versions with one number the last one that was looked at has its file here.
-            self.whole(&self.unit.shards_key(), shards, &parent.join(super::SHARDS_FILE))?;
-        }
         let manifest = staging.join(MANIFEST);
+        let shards = staging.with_file_name(super::SHARDS_FILE);
+        if let Some(tag) = self.shards.as_ref().filter(|_| !manifest.exists() || !shards.exists()) {
+            // Of versions with one number the last one that was looked at has its file here.
+            self.whole(&self.unit.shards_key(), tag, &shards)?;
+        }
         if !manifest.exists() {
             self.whole(&self.unit.key(MANIFEST), &self.manifest, &manifest)?;
         }

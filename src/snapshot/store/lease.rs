@@ -25,6 +25,8 @@ pub(super) struct Lease {
     key: String,
     objects: Arc<dyn Objects>,
     written: Arc<Mutex<Instant>>,
+    /// True where the object stays, for a later publication to clean after this one.
+    stays: bool,
     stop: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
@@ -49,7 +51,12 @@ impl Lease {
         };
         let thread =
             std::thread::Builder::new().name("lease".into()).spawn(renew).map_err(|e| Error::io("a thread", e))?;
-        Ok(Lease { key, objects: objects.clone(), written, stop: Some((stop, thread)) })
+        Ok(Lease { key, objects: objects.clone(), written, stays: false, stop: Some((stop, thread)) })
+    }
+
+    /// Ends and leaves the object: a later publication finds by it what this one could not remove.
+    pub(super) fn leave(mut self) {
+        self.stays = true;
     }
 
     /// Refuses to go on where others may take the publication for a leftover.
@@ -72,7 +79,9 @@ impl Drop for Lease {
             drop(stop);
             let _ = thread.join();
         }
-        // The next publication removes it where this cannot.
-        let _ = self.objects.remove(&self.key);
+        if !self.stays {
+            // The next publication removes it where this cannot.
+            let _ = self.objects.remove(&self.key);
+        }
     }
 }

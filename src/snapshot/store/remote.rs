@@ -253,47 +253,57 @@ impl Remote {
         };
         may()?;
         (what.fill)(staging, version)?;
-        let uploaded = self.upload(unit, staging, &lease, may);
-        if uploaded.is_err() {
-            // What cannot be removed now, a later publication removes: the lease alone says that it is one.
+        let last = if staging.join(SHARDS_FILE).exists() { SHARDS_FILE } else { MANIFEST };
+        if let Err(error) = self.upload(unit, staging, last, &lease, may) {
             if self.remove_all(what.model, version).is_err() {
-                std::mem::forget(lease);
+                lease.leave();
             }
+            return Err(error);
         }
-        uploaded
+        let sealed = self.seal(unit, staging, last);
+        // Where no answer came it may be whole or not: whoever publishes next sees which.
+        if sealed.as_ref().is_err_and(|e| e.kind() != Kind::Conflict) {
+            lease.leave();
+        }
+        sealed
     }
 
-    /// Writes the files of a folder, what makes the version whole last.
-    fn upload(&self, unit: Unit<'_>, staging: &Path, lease: &Lease, may: impl Fn() -> Result<()>) -> Result<()> {
-        let files = files_in(staging)?;
-        let last = if files.iter().any(|(name, _)| name == SHARDS_FILE) { SHARDS_FILE } else { MANIFEST };
-        for (name, path) in files.iter().filter(|(name, _)| name != last) {
+    /// Writes the files of a folder but the last one, and looks whether they are there.
+    fn upload(
+        &self,
+        unit: Unit<'_>,
+        staging: &Path,
+        last: &str,
+        lease: &Lease,
+        may: impl Fn() -> Result<()>,
+    ) -> Result<()> {
+        let mut files = files_in(staging)?;
+        files.retain(|(name, _)| name != last);
+        for (name, path) in &files {
             self.objects.upload(&unit.key(name), path)?;
             lease.check()?;
         }
         let there: BTreeMap<String, Tag> = self.objects.list(&unit.path().to_string_lossy())?.into_iter().collect();
-        for (name, path) in files.iter().filter(|(name, _)| name != last) {
-            let bytes = fs::metadata(path).map_err(|e| Error::io(path.display(), e))?.len();
-            if there.get(&unit.key(name)).is_none_or(|tag| tag.bytes != bytes) {
-                return Err(Error::unavailable(format!(
-                    "{}/{}: it is not there as it was written",
-                    self.url,
-                    unit.key(name)
-                )));
+        for (name, path) in &files {
+            let (key, bytes) = (unit.key(name), fs::metadata(path).map_err(|e| Error::io(path.display(), e))?.len());
+            if there.get(&key).is_none_or(|tag| tag.bytes != bytes) {
+                return Err(Error::unavailable(format!("{}/{key}: it is not there as it was written", self.url)));
             }
         }
         may()?;
-        lease.check()?;
-        let path = staging.join(last);
+        lease.check()
+    }
+
+    /// Writes the file that makes the version whole, where there is none.
+    fn seal(&self, unit: Unit<'_>, staging: &Path, last: &str) -> Result<()> {
+        let (key, path) = (unit.key(last), staging.join(last));
         let bytes = fs::read(&path).map_err(|e| Error::io(path.display(), e))?;
-        match self.objects.put(&unit.key(last), bytes.clone(), &Over::Nothing) {
+        match self.objects.put(&key, bytes.clone(), &Over::Nothing) {
             // An answer that was lost: it was this one that wrote it.
-            Err(e) if e.kind() == Kind::Conflict && self.objects.get(&unit.key(last))?.0 == bytes => Ok(()),
-            Err(e) if e.kind() == Kind::Conflict => Err(Error::conflict(format!(
-                "{}/{}: put there by somebody else meanwhile",
-                self.url,
-                unit.path().display()
-            ))),
+            Err(e) if e.kind() == Kind::Conflict && self.objects.get(&key)?.0 == bytes => Ok(()),
+            Err(e) if e.kind() == Kind::Conflict => {
+                Err(Error::conflict(format!("{}/{key}: put there by somebody else meanwhile", self.url)))
+            }
             other => other.map(drop),
         }
     }
@@ -402,6 +412,7 @@ impl Shelf for Remote {
             let source = self.sourced(&seen, unit)?;
             if !source.is_there(&self.cache) {
                 source.fetch(&self.cache)?;
+                self.cache.tidy(unit.model, &seen.numbers(unit.model));
             }
         }
         Ok(held)

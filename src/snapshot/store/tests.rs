@@ -72,10 +72,15 @@ fn wishes(store: &Store) {
     let missing = store.change_wish("m", &second, |wish| wish.version = Some(9)).unwrap_err();
     assert!(missing.to_string().contains("there are: 1, 2, 3"), "{missing}");
     assert_eq!(store.wish("m").unwrap(), second);
+    // A version that is gone keeps nobody from wishing something else.
+    store.remove("m", 3).unwrap();
+    let second = store.change_wish("m", &second, |wish| wish.version = Some(1)).unwrap();
+    put(store, 4).unwrap();
     // Of many at once exactly one wins each time.
     let mut now = second;
     for round in 0..5 {
-        let race = |n: u64| store.change_wish("m", &now, |wish| wish.version = Some(n % 3 + 1));
+        let race =
+            |n: u64| store.change_wish("m", &now, |wish| wish.version = [Some(1), Some(2), Some(4)][n as usize % 3]);
         let won: Vec<Wish> = std::thread::scope(|scope| {
             let racers: Vec<_> = (0..6).map(|n| scope.spawn(move || race(n))).collect();
             racers.into_iter().filter_map(|racer| racer.join().unwrap().ok()).collect()

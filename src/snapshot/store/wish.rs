@@ -105,7 +105,7 @@ impl Store {
         }
         let mut wish = now;
         change(&mut wish);
-        self.check_wish(model, &wish)?;
+        self.check_wish(model, before, &wish)?;
         wish.format = FORMAT;
         wish.revision += 1;
         wish.nonce = format!("{:016x}", RandomState::new().hash_one(std::process::id()));
@@ -116,14 +116,18 @@ impl Store {
         }
     }
 
-    fn check_wish(&self, model: &str, wish: &Wish) -> Result<()> {
+    /// Refuses what is new in a wish and cannot be.
+    fn check_wish(&self, model: &str, before: &Wish, wish: &Wish) -> Result<()> {
         wish.labels.keys().try_for_each(|label| check_name("label", label))?;
         if wish.labels.len() > LABELS_MAX {
             return Err(Error::invalid(format!("{} labels, expected at most {LABELS_MAX}", wish.labels.len())));
         }
         let mut published = self.versions(model)?;
         published.extend(self.cut_versions(model)?);
-        match wish.version.iter().chain(wish.labels.values()).find(|version| !published.contains(version)) {
+        let labelled = wish.labels.iter().filter(|(label, version)| before.labels.get(*label) != Some(*version));
+        let answering = wish.version.filter(|version| before.version != Some(*version));
+        let mut new = answering.into_iter().chain(labelled.map(|(_, version)| *version));
+        match new.find(|version| !published.contains(version)) {
             Some(version) => {
                 published.sort_unstable();
                 published.dedup();
