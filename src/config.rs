@@ -21,16 +21,18 @@ use utoipa::ToSchema;
 use crate::device::cuda::Choice;
 use crate::error::{Error, Result};
 use crate::journal::StreamOptions;
-use crate::snapshot::PlacementOptions;
+use crate::snapshot::{CacheOptions, PlacementOptions};
 use crate::{compact, engine, http, limits, route};
 
 /// The configuration of a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Where snapshots are published.
+    /// Where snapshots are published: a folder, or a bucket, as `s3://bucket/prefix` (`docs/STORE.md`).
     #[schema(value_type = String)]
     pub store: PathBuf,
+    /// Where versions of a bucket are fetched to.
+    pub cache: CacheOptions,
     /// Where updates of items are kept, a journal a model: a folder, or the servers of a NATS cluster (`nats://` or `tls://`,
     /// separated by commas). Without it the server takes none.
     #[schema(value_type = Option<String>)]
@@ -77,6 +79,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             store: "store".into(),
+            cache: CacheOptions::default(),
             updates: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             model: None,
@@ -105,6 +108,9 @@ pub struct Flags {
     /// As [`Config::store`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<PathBuf>,
+    /// As [`Config::cache`].
+    #[serde(skip_serializing_if = "CacheFlags::is_empty")]
+    pub cache: CacheFlags,
     /// As [`Config::updates`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub updates: Option<PathBuf>,
@@ -123,6 +129,20 @@ pub struct Flags {
     /// As [`Config::tables`].
     #[serde(skip_serializing_if = "TableFlags::is_empty")]
     pub tables: TableFlags,
+}
+
+/// What the command line says of fetched versions.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CacheFlags {
+    /// As [`CacheOptions::folder`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub folder: Option<PathBuf>,
+}
+
+impl CacheFlags {
+    fn is_empty(&self) -> bool {
+        *self == CacheFlags::default()
+    }
 }
 
 /// What the command line says of tables.

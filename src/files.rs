@@ -177,29 +177,65 @@ impl Checksum {
     /// `NotFound` or `Io` with the path.
     pub fn of_file(path: &Path) -> Result<Self> {
         let read = || {
-            let mut file = File::open(path)?;
-            let mut hashed = Hashed { to: std::io::sink(), hash: Xxh3::new(), bytes: 0 };
-            let mut chunk = vec![0; 1 << 20];
-            loop {
-                match file.read(&mut chunk)? {
-                    0 => return Ok(hashed.sum()),
-                    n => hashed.write_all(&chunk[..n])?,
-                }
-            }
+            let mut hashed = Hashed::new(std::io::sink());
+            hashed.read(&mut File::open(path)?)?;
+            Ok(hashed.sum())
         };
         read().map_err(|e: std::io::Error| Error::io(path.display(), e))
     }
 }
 
-struct Hashed<W> {
+/// What counts and hashes all that goes through it.
+pub struct Hashed<W> {
     to: W,
     hash: Xxh3,
     bytes: u64,
 }
 
 impl<W> Hashed<W> {
-    fn sum(&self) -> Checksum {
+    /// Passes everything on.
+    pub fn new(to: W) -> Self {
+        Hashed { to, hash: Xxh3::new(), bytes: 0 }
+    }
+
+    /// What it passes everything on to.
+    pub fn get_ref(&self) -> &W {
+        &self.to
+    }
+
+    /// Bytes that went through.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Length and hash of what went through.
+    pub fn sum(&self) -> Checksum {
         Checksum { bytes: self.bytes, xxh3: format!("{:032x}", self.hash.digest128()) }
+    }
+}
+
+impl Hashed<std::io::Sink> {
+    /// Takes in what is left of a file.
+    fn read(&mut self, file: &mut File) -> std::io::Result<()> {
+        let mut chunk = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut chunk)? {
+                0 => return Ok(()),
+                n => self.write_all(&chunk[..n])?,
+            }
+        }
+    }
+}
+
+impl Hashed<File> {
+    /// Goes on at the end of a file, as if all that it holds had gone through.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn resumed(mut file: File) -> std::io::Result<Self> {
+        let mut had = Hashed::new(std::io::sink());
+        had.read(&mut file)?;
+        Ok(Hashed { to: file, hash: had.hash, bytes: had.bytes })
     }
 }
 
@@ -222,8 +258,7 @@ impl<W: Write> Write for Hashed<W> {
 pub fn write_atomic(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<Checksum> {
     let temporary = temporary(path);
     let written = (|| {
-        let mut out =
-            Hashed { to: BufWriter::with_capacity(1 << 20, File::create(&temporary)?), hash: Xxh3::new(), bytes: 0 };
+        let mut out = Hashed::new(BufWriter::with_capacity(1 << 20, File::create(&temporary)?));
         fill(&mut out)?;
         out.flush()?;
         out.to.get_ref().sync_all()?;

@@ -40,11 +40,11 @@ def find_program(program: Path | None = None, *, required: bool = True) -> pathl
 
 @dataclass(frozen=True)
 class Published:
-    """A version that was published: it lies in ``folder``, which `load_snapshot` opens."""
+    """A version that was published: it lies in ``folder``, which `load_snapshot` opens, or nowhere on this machine where the store is a bucket."""
 
     name: str
     version: int
-    folder: pathlib.Path
+    folder: pathlib.Path | None
     said: str
 
 
@@ -54,10 +54,10 @@ def publish(package: Path, store: Path, *, items: Path | None = None, index: Pat
     ``items`` is an item file (``docs/ITEMS.md``); without it the package's ``items.parquet`` or ``items.jsonl`` is taken. ``index`` is an
     index recipe. Raises `ProgramError` with what the program said.
     """
-    package, store = pathlib.Path(package), pathlib.Path(store)
+    package, store = pathlib.Path(package), os.fspath(store)
     if items is None and not (package / "items.parquet").exists() and (package / "items.jsonl").exists():
         items = package / "items.jsonl"
-    command = [str(find_program(program)), "publish", str(package), "--store", str(store)]
+    command = [str(find_program(program)), "publish", str(package), "--store", store]
     command += ["--items", str(items)] if items else []
     command += ["--index", str(index)] if index else []
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8", errors="replace")
@@ -65,7 +65,8 @@ def publish(package: Path, store: Path, *, items: Path | None = None, index: Pat
     if done.returncode != 0 or not found:
         raise ProgramError(f"{' '.join(command)} ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-4000:]}")
     name, version = found[1], int(found[2])
-    return Published(name, version, store / name / str(version), done.stdout.strip())
+    folder = None if "://" in store else pathlib.Path(store) / name / str(version)
+    return Published(name, version, folder, done.stdout.strip())
 
 
 class Server:

@@ -41,7 +41,9 @@ def command(
     if not inputs:
         raise ValueError("inputs: got no files, expected at least one")
     said = ["score", "--model", model, "--in", *(os.path.abspath(path) for path in inputs)]
-    said += ["--out", os.path.abspath(output), "--store", os.path.abspath(store)]
+    # The URL of a bucket is no path.
+    store_at = os.fspath(store) if "://" in os.fspath(store) else os.path.abspath(store)
+    said += ["--out", os.path.abspath(output), "--store", store_at]
     said += [f"--{task}"] if task != "retrieve" else []
     return said + ["--request", json.dumps(request or {}, allow_nan=False)]
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::inspect::calibration;
 use super::output::say;
-use super::publish::existing;
+use super::store::StoreArgs;
 use crate::error::{Error, Result};
 use crate::http::wire::calibration_info;
 use crate::publish::calibrate;
@@ -21,15 +21,14 @@ pub(super) struct Calibrate {
     /// Queries like those that will be asked: vectors as .npy, or a `:retrieve` body a line; else items with some noise
     #[arg(long, value_name = "FILE")]
     queries: Option<PathBuf>,
-    /// Where versions are published
-    #[arg(long, default_value = "store")]
-    store: PathBuf,
+    #[command(flatten)]
+    store: StoreArgs,
 }
 
 impl Calibrate {
     pub(super) fn run(self) -> Result<()> {
         telemetry::start_logs(false);
-        let store = existing(self.store)?;
+        let store = self.store.existing()?;
         let versions = store.versions(&self.name)?;
         let version = match self.version {
             Some(version) if versions.contains(&version) => version,

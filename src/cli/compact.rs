@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::journals;
 use super::output::say;
-use super::publish::existing;
+use super::store::StoreArgs;
 use crate::bench::{self, Target};
 use crate::compact::{self, Compactor};
 use crate::error::{Error, Result};
@@ -32,9 +32,8 @@ pub(super) struct Compact {
     /// The folder of the journals, where no server has it open
     #[arg(long, value_name = "DIR")]
     updates: Option<PathBuf>,
-    /// Where versions are published
-    #[arg(long, default_value = "store")]
-    store: PathBuf,
+    #[command(flatten)]
+    store: StoreArgs,
 }
 
 impl Compact {
@@ -43,7 +42,7 @@ impl Compact {
         check_name("model name", &self.model)?;
         let Merged { version, position, items } = match (&self.server, &self.updates) {
             (Some(url), _) => ask(url, self.key, &self.model)?,
-            (None, Some(updates)) => merge(self.store, updates, &self.model)?,
+            (None, Some(updates)) => merge(&self.store, updates, &self.model)?,
             (None, None) => return Err(Error::invalid("--server or --updates: expected one of them")),
         };
         let model = &self.model;
@@ -60,11 +59,11 @@ fn ask(url: &str, key: Option<String>, model: &str) -> Result<Merged> {
 }
 
 /// Merges here, where no server does.
-fn merge(store: PathBuf, updates: &Path, model: &str) -> Result<Merged> {
+fn merge(store: &StoreArgs, updates: &Path, model: &str) -> Result<Merged> {
     if !journals::are_streams(updates) && !updates.join(model).is_dir() {
         return Err(Error::not_found(format!("updates: {} has no journal of model `{model}`", updates.display())));
     }
-    let store = existing(store)?;
+    let store = store.existing()?;
     let feeds = Arc::new(journals::open(updates, &StreamOptions::default())?);
     let snapshots =
         Snapshots { placement: Placement::whole(), trials: Trials::Apart(Apart::of_this_program()?), recorded: 0 };

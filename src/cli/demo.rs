@@ -19,7 +19,7 @@ use crate::pass::{self, Cpu};
 use crate::publish::{self, Publish};
 use crate::registry::Which;
 use crate::request::{Content, Request, Retrieve, User};
-use crate::snapshot::{Manifest, Store};
+use crate::snapshot::Store;
 use crate::telemetry;
 use crate::tower::Threads;
 use crate::trial::{Apart, Trials};
@@ -67,7 +67,7 @@ impl Demo {
                 let trials = Trials::Apart(Apart::of_this_program()?);
                 let what = Publish { package, trials, ..Publish::default() };
                 let (name, version) = publish(&store, &what)?;
-                let manifest = Manifest::read(&store.folder(&name, version))?;
+                let manifest = store.manifest(&name, version)?;
                 say(format_args!(
                     "published {name} version {version}: {} items, {:.1} s",
                     manifest.items,

@@ -1,14 +1,16 @@
 //! `sterling inspect`.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::output::say;
 use super::publish::{decisions, tell_shards};
+use super::store::StoreArgs;
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::http::wire::{CalibrationInfo, ModelInfo, model_info};
 use crate::model::{MODEL_FILE, Package};
+use crate::objects;
 use crate::snapshot::{GraphRecord, MANIFEST, Manifest, Placement, SHARDS_FILE, Shards, Snapshot, Store};
 use crate::tower::{OverArch, Runs};
 use crate::trial::{Apart, Trials};
@@ -16,7 +18,7 @@ use crate::trial::{Apart, Trials};
 /// Arguments of `sterling inspect`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Inspect {
-    /// A store, a snapshot (STORE/NAME/VERSION) or a model package
+    /// A store (a folder or a bucket), a snapshot (STORE/NAME/VERSION) or a model package
     #[arg(default_value = "store")]
     folder: PathBuf,
 }
@@ -24,21 +26,47 @@ pub(super) struct Inspect {
 impl Inspect {
     pub(super) fn run(self) -> Result<()> {
         let folder = &self.folder;
-        if folder.join(MANIFEST).exists() {
+        if objects::is_url(folder) {
+            self.bucket()
+        } else if folder.join(MANIFEST).exists() {
             self.snapshot()
         } else if folder.join(SHARDS_FILE).exists() {
-            tell_shards(&Shards::read(folder)?.name, folder)
+            self.cut(&Shards::read(folder)?)
         } else if folder.join(MODEL_FILE).exists() {
             self.package()
         } else if folder.is_dir() {
-            self.store()
+            self.store(&Store::new(folder))
         } else {
             Err(Error::not_found(format!("{}: expected a store, a snapshot or a model package", folder.display())))
         }
     }
 
-    fn store(&self) -> Result<()> {
-        let store = Store::new(&self.folder);
+    /// A store in a bucket, or a version in one, which is fetched.
+    fn bucket(self) -> Result<()> {
+        let text = self.folder.to_string_lossy();
+        let mut parts = text.trim_end_matches('/').rsplitn(3, '/');
+        let (last, model, root) = (parts.next(), parts.next(), parts.next());
+        let version = last.and_then(|last| last.parse::<u64>().ok());
+        let (Some(version), Some(model), Some(root)) = (version, model, root.filter(|root| !root.ends_with('/')))
+        else {
+            return self.store(&StoreArgs::named(&self.folder)?);
+        };
+        let store = StoreArgs::named(Path::new(root))?;
+        if store.cut_versions(model)?.contains(&version) {
+            return tell_shards(&store, model, version);
+        }
+        let held = store.bring(model, version)?;
+        Inspect { folder: held.folder().to_owned() }.snapshot()
+    }
+
+    /// A version that was cut, in the folder of a store.
+    fn cut(&self, shards: &Shards) -> Result<()> {
+        let path = self.folder.canonicalize().map_err(|e| Error::io(self.folder.display(), e))?;
+        let root = path.ancestors().nth(2).unwrap_or(&path);
+        tell_shards(&Store::new(root), &shards.name, shards.version)
+    }
+
+    fn store(&self, store: &Store) -> Result<()> {
         let (models, cut) = (store.models()?, store.cut_models()?);
         if models.is_empty() && cut.is_empty() {
             return Err(Error::not_found(format!(
@@ -47,9 +75,9 @@ impl Inspect {
             )));
         }
         say(format_args!("{:24} {:>7} {:>10} {:>7} {:>5} {:>10}", "model", "version", "items", "lists", "D", "MB"))?;
-        for name in models {
-            for version in store.versions(&name)? {
-                match Manifest::read(&store.folder(&name, version)) {
+        for name in &models {
+            for version in store.versions(name)? {
+                match store.manifest(name, version) {
                     Ok(m) => say(format_args!(
                         "{name:24} {version:>7} {:>10} {:>7} {:>5} {:>10.1}",
                         m.items,
@@ -61,9 +89,16 @@ impl Inspect {
                 }
             }
         }
-        for name in cut {
-            for version in store.cut_versions(&name)? {
-                tell_shards(&name, &store.folder(&name, version))?;
+        for name in &cut {
+            for version in store.cut_versions(name)? {
+                tell_shards(store, name, version)?;
+            }
+        }
+        let wished = models.iter().chain(&cut).map(|name| (name, store.wish(name)));
+        for (name, wish) in wished.collect::<BTreeMap<_, _>>() {
+            let wish = wish?;
+            if wish.revision > 0 {
+                say(format_args!("{name}: wished is {}, revision {}", wish.told(), wish.revision))?;
             }
         }
         Ok(())

@@ -12,6 +12,7 @@ mod bench;
 mod calibrate;
 mod compact;
 mod demo;
+mod doctor;
 mod inspect;
 mod journals;
 mod kernels;
@@ -23,7 +24,9 @@ mod remote;
 mod route;
 mod score;
 mod serve;
+mod store;
 mod trial;
+mod wish;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -50,10 +53,16 @@ enum Command {
     Calibrate(calibrate::Calibrate),
     /// Merge the updates of a model into a version of their own, by a server or in its place.
     Compact(compact::Compact),
+    /// Say which version of a model answers, at all servers of a store.
+    Activate(wish::Activate),
+    /// Let a label point to a version of a model, at all servers of a store.
+    Label(wish::Label),
     /// Answer over HTTP from the store's newest versions.
     Serve(serve::Serve),
     /// Answer over HTTP from the servers of all shards of a version, as one server of the whole would.
     Route(route::Route),
+    /// Ask servers, routers and stores what they have, and say what is wrong.
+    Doctor(doctor::Doctor),
     /// Score files of users: a Parquet file of recommendations for each, resumable at any moment.
     Score(score::Score),
     /// Measure the item index alone on `.npy` files, a JSON line a measurement.
@@ -82,10 +91,13 @@ pub fn run() -> ExitCode {
         Command::Demo(command) => command.run(),
         Command::Publish(command) => command.run(),
         Command::Calibrate(command) => command.run(),
+        Command::Activate(command) => command.run(),
+        Command::Label(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::Score(command) => command.run(),
         Command::Compact(command) => command.run(),
         Command::Route(command) => command.run(),
+        Command::Doctor(command) => command.run(),
         Command::AnnBench(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Inspect(command) => command.run(),

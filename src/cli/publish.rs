@@ -1,16 +1,17 @@
 //! `sterling publish`.
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::output::say;
+use super::store::StoreArgs;
 use crate::embedding::tiers::remote::{Cluster, ClusterOptions};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::publish::{self, Stage, Vectors};
-use crate::snapshot::{Manifest, PARTS_FILE, Recipe, Shards, Store, shard_folder};
+use crate::snapshot::{Manifest, PARTS_FILE, Recipe, Store};
 use crate::telemetry;
 use crate::trial::{Apart, Trials};
 
@@ -46,9 +47,8 @@ pub(super) struct Publish {
     /// Train once, and cut the version into so many document shards by the ids of its items (docs/SHARDS.md)
     #[arg(long, value_name = "S")]
     shards: Option<u32>,
-    /// Where versions are published
-    #[arg(long, default_value = "store")]
-    store: PathBuf,
+    #[command(flatten)]
+    store: StoreArgs,
     /// Also bring rows of embedding tables to the Redis or Valkey Cluster of this node, such as redis://10.0.0.1:6379; several
     /// nodes may be given
     #[arg(long, value_name = "URL")]
@@ -77,12 +77,12 @@ impl Publish {
             },
             trials: Trials::Apart(Apart::of_this_program()?),
         };
-        let store = Store::new(self.store);
+        let store = self.store.open()?;
         let (name, version) = publish(&store, &what)?;
         if what.shards.is_some() {
-            return tell_shards(&name, &store.folder(&name, version));
+            return tell_shards(&store, &name, version);
         }
-        let manifest = Manifest::read(&store.folder(&name, version))?;
+        let manifest = store.manifest(&name, version)?;
         say(format_args!(
             "published {name} version {version}: {} items in {} lists, {:.1} MB, {:.1} s",
             manifest.items,
@@ -96,16 +96,15 @@ impl Publish {
 }
 
 /// A line for a version that was cut, and one for each of its shards.
-pub(super) fn tell_shards(name: &str, folder: &Path) -> Result<()> {
-    let shards = Shards::read(folder)?;
+pub(super) fn tell_shards(store: &Store, name: &str, version: u64) -> Result<()> {
+    let (shards, manifests) = store.shards(name, version)?;
     let (count, items) = (shards.shards.len(), shards.items);
     say(format_args!(
         "{name} version {}: {items} items in {count} shards, digest {}",
         shards.version,
         shards.digest()
     ))?;
-    (0..).zip(&shards.shards).try_for_each(|(shard, entry)| {
-        let manifest = Manifest::read(&shard_folder(folder, shard))?;
+    shards.shards.iter().zip(&manifests).enumerate().try_for_each(|(shard, (entry, manifest))| {
         let megabytes = manifest.bytes() as f64 / 1e6;
         say(format_args!("  shard {shard}: {} items, {megabytes:.1} MB, digest {}", entry.items, entry.digest))
     })
@@ -172,14 +171,5 @@ impl Progress {
             self.bar.set_message(format!("{stage:?}").to_lowercase());
         }
         self.bar.set_position(done as u64);
-    }
-}
-
-/// Refuses a store that is not there: most often a typing error, and an empty store would never get ready.
-pub(super) fn existing(store: PathBuf) -> Result<Store> {
-    match std::fs::metadata(&store) {
-        Ok(found) if found.is_dir() => Ok(Store::new(store)),
-        Ok(_) => Err(Error::invalid(format!("store {}: expected a folder", store.display()))),
-        Err(e) => Err(Error::io(format!("store {}", store.display()), e)),
     }
 }

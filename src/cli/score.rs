@@ -7,7 +7,7 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::output::say;
-use super::publish::existing;
+use super::store::StoreArgs;
 use crate::error::{Error, Result};
 use crate::registry::{Loader as _, Snapshots};
 use crate::scoring::{self, JobFolder, JobTerms, Questions, Scorer, Task};
@@ -36,9 +36,8 @@ pub(super) struct Score {
     /// Rows are items, as `publish` reads them: make the vectors that the item tower makes of them
     #[arg(long)]
     items: bool,
-    /// Where versions are published
-    #[arg(long, default_value = "store")]
-    store: PathBuf,
+    #[command(flatten)]
+    store: StoreArgs,
     /// Threads that run passes; one a core where it is not given
     #[arg(long)]
     threads: Option<usize>,
@@ -53,16 +52,17 @@ pub(super) struct Score {
 impl Score {
     pub(super) fn run(self) -> Result<()> {
         telemetry::start_logs(false);
-        let store = existing(self.store)?;
+        let store = self.store.existing()?;
         let (model, version) = chosen(&store, &self.model)?;
-        let folder = store.folder(&model, version);
+        let held = store.bring(&model, version)?;
+        let folder = held.folder();
         let task = match (self.rank, self.items) {
             (true, _) => Task::Rank,
             (_, true) => Task::Items,
             _ => Task::Retrieve,
         };
         let questions = Questions::parse(task, &self.request)?;
-        let digest = Manifest::read(&folder)?.digest();
+        let digest = Manifest::read(folder)?.digest();
         let asked = JobTerms { task, model, version, digest, request: questions.canonical() };
         let job = JobFolder::open(&self.out, asked, self.inputs)?;
         let is_whole = self.unit.is_none() && self.units.is_none();
@@ -71,7 +71,7 @@ impl Score {
         }
         let trials = Trials::Apart(Apart::of_this_program()?);
         let loader = Snapshots { placement: Placement::default(), trials, recorded: 0 };
-        let view = loader.load(&folder)?.view();
+        let view = loader.load(folder)?.view();
         let threads = self.threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
         let scorer = Scorer::new(view, questions, threads)?;
         if let Some(unit) = self.unit {
@@ -103,7 +103,7 @@ fn chosen(store: &Store, text: &str) -> Result<(String, u64)> {
     };
     wanted.filter(|version| published.contains(version)).map(|version| (name.to_owned(), version)).ok_or_else(|| {
         let known = published.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-        Error::not_found(format!("model `{text}`: not in {}; versions of `{name}`: {known}", store.root().display()))
+        Error::not_found(format!("model `{text}`: not in {}; versions of `{name}`: {known}", store.name()))
     })
 }
 

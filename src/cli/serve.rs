@@ -11,17 +11,17 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::journals;
 use super::output::say;
-use super::publish::existing;
+use super::store::check_folder;
 use crate::compact::Compactor;
-use crate::config::{Config, Flags, TableFlags};
+use crate::config::{CacheFlags, Config, Flags, TableFlags};
 use crate::device::cuda::Choice;
 use crate::device::heap;
 use crate::engine::{Engine, Passes};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::fresh::{Merges, Updating};
 use crate::http::{self, AccessControl, App, Sockets, Stop, Tls, Traces};
 use crate::registry::{self, Loaded, Registry, Snapshots};
-use crate::snapshot::{Manifest, Placement, Snapshot};
+use crate::snapshot::{Manifest, Placement, Snapshot, Store};
 use crate::telemetry;
 use crate::trial::{Apart, Trials};
 use crate::warmup;
@@ -32,9 +32,12 @@ const PROGRAM_MB: u64 = 512;
 /// Arguments of `sterling serve`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Serve {
-    /// Where versions are published [default: store]
+    /// Where versions are published: a folder, or a bucket such as s3://models/search [default: store]
     #[arg(long)]
     store: Option<PathBuf>,
+    /// The folder that versions of a bucket are fetched to [default: ~/.cache/sterling]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
     /// Take updates of items, and keep their journals in this folder, or in streams of these servers (nats://HOST:PORT,...)
     #[arg(long, value_name = "DIR")]
     updates: Option<PathBuf>,
@@ -75,7 +78,8 @@ impl Serve {
         telemetry::start_logs(self.log_json);
         let tables = TableFlags { plan: self.plan, topology: self.topology, remote: self.remote };
         let (store, updates, listen, model, device) = (self.store, self.updates, self.listen, self.model, self.device);
-        let flags = Flags { store, updates, listen, model, shard: self.shard, device, tables };
+        let cache = CacheFlags { folder: self.cache };
+        let flags = Flags { store, cache, updates, listen, model, shard: self.shard, device, tables };
         let config = Config::read(self.config.as_deref(), &flags)?;
         if self.check {
             return check(&config);
@@ -100,8 +104,8 @@ fn check(config: &Config) -> Result<()> {
     let device = config.device.parse::<Choice>()?.open()?;
     let keys = if access.is_guarded() { "calls take a key" } else { "calls take no key" };
     say(format_args!("would listen on {scheme}://{}, {keys}, passes on {device}", config.listen))?;
-    let whole = existing(config.store.clone())?;
-    let store = config.shard.map_or(whole.clone(), |shard| whole.of_shard(shard));
+    let store = open(config)?;
+    store.renew()?;
     let models = match &config.model {
         Some(model) => vec![model.clone()],
         None => store.models()?,
@@ -110,7 +114,7 @@ fn check(config: &Config) -> Result<()> {
     for model in &models {
         match store.versions(model).unwrap_or_default().last() {
             Some(&version) => {
-                let folder = store.folder(model, version);
+                let folder = store.outline(model, version)?;
                 let found = Manifest::read(&folder)?;
                 let bytes = Snapshot::memory_bytes(&folder, &found, &placement)?;
                 versions_bytes += bytes;
@@ -131,6 +135,20 @@ fn check(config: &Config) -> Result<()> {
     say(format_args!(
         "memory: {all} MiB, with two versions of each model, {requests} for requests, {bodies} for bodies and answers, {PROGRAM_MB} beside them"
     ))
+}
+
+/// The store as the server sees it. One that does not keep publishers apart is refused; one that does not answer is waited for.
+fn open(config: &Config) -> Result<Store> {
+    check_folder(&config.store)?;
+    let store = Store::open(&config.store, &config.cache)?;
+    match store.prove() {
+        Err(e) if e.kind() == Kind::Unavailable => tracing::warn!(error = %e, "the store does not answer yet"),
+        other => other?,
+    }
+    Ok(match config.shard {
+        Some(shard) => store.of_shard(shard),
+        None => store,
+    })
 }
 
 fn mebibytes(bytes: u64) -> u64 {
@@ -162,8 +180,9 @@ impl Server {
             follow: config.follow,
             ..registry::Options::default()
         };
-        let whole = existing(config.store.clone())?;
-        let store = config.shard.map_or(whole.clone(), |shard| whole.of_shard(shard));
+        let store = open(config)?;
+        // Where it does not answer, what was fetched before is what there is.
+        let _ = store.renew();
         if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {
             let what = config.shard.map_or("version".into(), |shard| format!("version with a shard {shard}"));
             tracing::warn!("model `{model}` has no {what} in {} yet, waiting for one", config.store.display());

@@ -7,7 +7,7 @@
 use crate::error::Result;
 use crate::fresh::Feed;
 use crate::registry::Registry;
-use crate::snapshot::{Manifest, Store};
+use crate::snapshot::Store;
 
 /// Lets go of updates and merged versions of a model that no version needs any more.
 ///
@@ -19,7 +19,7 @@ pub fn release(registry: &Registry, store: &Store, feed: &Feed, model: &str) -> 
     let (Some(oldest), Some(newest)) = (numbers.clone().min(), numbers.clone().max()) else { return Ok(()) };
     let mut lowest = loaded.iter().map(|loaded| loaded.view().main().manifest.position).min().unwrap_or(0);
     for version in store.versions(model)? {
-        let manifest = || Manifest::read(&store.folder(model, version));
+        let manifest = || store.manifest(model, version);
         if version > newest {
             lowest = lowest.min(manifest()?.position);
         } else if version < oldest && manifest()?.merged.is_some() {

@@ -163,7 +163,7 @@ impl App {
 
     /// What an operator should look at though all is answered, a line each.
     pub(super) fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
+        let mut warnings = self.registry.troubles();
         for model in self.registry.list() {
             let (name, view) = (model.name(), model.view());
             let (drift, fresh) = (view.drift(), view.fresh_items());

@@ -37,7 +37,7 @@ use std::time::Instant;
 use crate::error::{Error, Result};
 use crate::files::Checksum;
 use crate::model::{ModelSpec, Package};
-use crate::snapshot::{Manifest, Store};
+use crate::snapshot::Store;
 
 pub use merge::{MergedVersion, merge};
 pub use remote::Remote;
@@ -100,7 +100,7 @@ pub fn published(store: &Store, package: &Path) -> Result<Option<(String, u64)>>
     let package = Package::open(package)?;
     let name = &package.spec.name;
     let Some(version) = store.versions(name)?.pop() else { return Ok(None) };
-    let Ok(manifest) = Manifest::read(&store.folder(name, version)) else { return Ok(None) };
+    let Ok(manifest) = store.manifest(name, version) else { return Ok(None) };
     for file in package.files() {
         let path = package.folder().join(&file);
         let bytes = fs::read(&path).map_err(|e| Error::io(path.display(), e))?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::loaded::{Loaded, Refused, Which};
 use crate::error::{Error, Result};
-use crate::snapshot::Stamp;
+use crate::snapshot::{Stamp, Wish};
 
 /// A version that could not be taken in.
 #[derive(Clone, Debug)]
@@ -36,6 +36,12 @@ pub(super) struct Entry<T> {
     /// The one that was active before.
     previous: Option<u64>,
     pub(super) labels: BTreeMap<String, u64>,
+    /// What is wished of the model in its store, as far as this server follows that.
+    pub(super) wish: Wish,
+    /// True where the wished version answers or did, or none is wished.
+    pub(super) is_wish_done: bool,
+    /// Labels that the store wishes and that do not point where it wishes yet.
+    pub(super) labels_left: BTreeSet<String>,
     /// Loaded by hand, and not active since.
     held: BTreeSet<u64>,
     /// Published versions that were decided on, with the digest where it is known: they are not activated by themselves
@@ -55,6 +61,9 @@ impl<T> Default for Entry<T> {
             active: None,
             previous: None,
             labels: BTreeMap::new(),
+            wish: Wish::default(),
+            is_wish_done: true,
+            labels_left: BTreeSet::new(),
             held: BTreeSet::new(),
             settled: BTreeMap::new(),
             refused: BTreeMap::new(),
@@ -71,6 +80,9 @@ impl<T> Clone for Entry<T> {
             active: self.active,
             previous: self.previous,
             labels: self.labels.clone(),
+            wish: self.wish.clone(),
+            is_wish_done: self.is_wish_done,
+            labels_left: self.labels_left.clone(),
             held: self.held.clone(),
             settled: self.settled.clone(),
             refused: self.refused.clone(),
@@ -165,6 +177,28 @@ impl<T> Entry<T> {
         Ok(())
     }
 
+    /// Takes note of what is wished now. What of it is new is left to be done; labels that are wished no more go where they
+    /// still point where they were wished to.
+    pub(super) fn hear(&mut self, wish: Wish) {
+        let before = std::mem::replace(&mut self.wish, wish);
+        if before.version != self.wish.version {
+            self.is_wish_done = self.wish.version.is_none();
+            if self.is_wish_done {
+                // The newest is news again, though it was there when another one was wished.
+                self.settled.clear();
+            }
+        }
+        let Entry { labels, labels_left, wish, .. } = self;
+        let is_gone = |label: &String, version: &u64| {
+            before.labels.get(label) == Some(version) && !wish.labels.contains_key(label)
+        };
+        labels.retain(|label, version| !is_gone(label, version));
+        labels_left.retain(|label| wish.labels.contains_key(label));
+        let is_new = |(label, version): &(&String, &u64)| before.labels.get(*label) != Some(version);
+        labels_left.extend(wish.labels.iter().filter(is_new).map(|(label, _)| label.clone()));
+        self.drop_idle();
+    }
+
     pub(super) fn unload(&mut self, version: u64) -> Result<()> {
         self.find(version)?;
         if self.active == Some(version) {
@@ -209,7 +243,10 @@ impl<T> Entry<T> {
                 let reasons: Vec<&str> = self.refused.values().map(|r| r.what.reason.as_str()).collect();
                 Error::not_ready(format!("no version could be loaded: {}", reasons.join("; ")))
             }
-            (None, None) => Error::not_ready("no version is in memory yet"),
+            (None, None) => Error::not_ready(match self.wish.version.filter(|_| !self.is_wish_done) {
+                Some(version) => format!("version {version} is wished, and not in memory yet"),
+                None => "no version is in memory yet".into(),
+            }),
         }
     }
 }

@@ -13,7 +13,7 @@ use super::memory::Room;
 use super::permits::locked;
 use super::registry::Registry;
 use crate::error::{Error, Kind, Result};
-use crate::snapshot::Stamp;
+use crate::snapshot::{Held, Stamp, Wish};
 use crate::telemetry;
 
 /// True for failures of a load that time may mend: it is tried again though the folder does not change.
@@ -35,8 +35,20 @@ pub fn is_passing(kind: Kind) -> bool {
 struct Due {
     version: u64,
     stamp: Stamp,
-    /// True for the newest, which is to answer; false where bytes in memory are not those that are published any more.
-    follow: bool,
+    why: Why,
+}
+
+/// Why a version is worth a load.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Why {
+    /// It is the newest, which is to answer.
+    Newest,
+    /// It is wished to answer, since this revision of the wish.
+    Wished(u64),
+    /// This label is wished to point to it.
+    Labelled(String),
+    /// Bytes in memory are not those that are published any more.
+    Replaced,
 }
 
 impl<T: Send + Sync> Registry<T> {
@@ -77,6 +89,8 @@ impl<T: Send + Sync> Registry<T> {
 
     /// The models that have something to load and nobody who is at it.
     fn look(&self) -> Vec<String> {
+        // Where the store does not answer, what was seen of it last is what there is.
+        let _ = self.store.renew();
         let mut names = match (&self.options.only, self.store.models()) {
             (Some(only), _) => vec![only.clone()],
             (None, Ok(models)) => models,
@@ -86,12 +100,30 @@ impl<T: Send + Sync> Registry<T> {
             }
         };
         self.forget(&names);
+        names.iter().for_each(|name| self.hear(name));
         names.retain(|name| {
             let gate = self.entries.load().get(name).map(|entry| entry.gate.clone());
             let is_free = gate.is_none_or(|gate| !matches!(gate.try_lock(), Err(std::sync::TryLockError::WouldBlock)));
             is_free && !self.due(name).is_empty()
         });
         names
+    }
+
+    /// Takes note of what the store wishes of a model.
+    fn hear(&self, name: &str) {
+        if !self.options.follow {
+            return;
+        }
+        match self.store.seen_wish(name) {
+            Ok(wish) => {
+                let is_known = |entry: &Entry<T>| entry.wish == wish;
+                if !self.entries.load().get(name).map_or(wish == Wish::default(), is_known) {
+                    tracing::info!(model = name, wished = wish.told(), "the store wishes");
+                    self.change(name, |entry| entry.hear(wish));
+                }
+            }
+            Err(error) => tracing::warn!(model = name, %error, "what is wished cannot be read; what was wished stays"),
+        }
     }
 
     /// Forgets models of which nothing is in memory and nothing is published.
@@ -116,8 +148,9 @@ impl<T: Send + Sync> Registry<T> {
         let mut tried = BTreeSet::new();
         for due in self.due(name) {
             // The first of the newest that can be had is enough.
-            if !(due.follow && is_found) && tried.insert(due.version) {
-                is_found |= self.take_in(name, &due) && due.follow;
+            let is_newest = due.why == Why::Newest;
+            if !(is_newest && is_found) && tried.insert((due.version, due.why.clone())) {
+                is_found |= self.take_in(name, &due) && is_newest;
             }
         }
     }
@@ -126,8 +159,8 @@ impl<T: Send + Sync> Registry<T> {
         self.change(name, |entry| entry.gate.clone())
     }
 
-    /// What is worth loading now: the newest first, down to the first that was decided on, then versions in memory whose bytes
-    /// were replaced.
+    /// What is worth loading now: what is wished, or, where nothing is, the newest first, down to the first that was decided on;
+    /// then what labels are wished to point to, and versions in memory whose bytes were replaced.
     fn due(&self, name: &str) -> Vec<Due> {
         let published = match self.store.versions(name) {
             Ok(published) => published,
@@ -142,14 +175,29 @@ impl<T: Send + Sync> Registry<T> {
         let entry = entries.get(name).unwrap_or(&nothing);
         let seen = |version: &u64| Some((*version, self.store.stamp(name, *version)?));
         let mut due = Vec::new();
-        if self.options.follow || entry.active.is_none() {
-            let newest = published.iter().rev().filter_map(seen);
-            let newer = newest.take_while(|(version, stamp)| !entry.is_settled(*version, *stamp));
-            due.extend(newer.map(|(version, stamp)| Due { version, stamp, follow: true }));
+        match entry.wish.version {
+            Some(wished) if !entry.is_wish_done => {
+                let why = Why::Wished(entry.wish.revision);
+                due.extend(seen(&self.store.successor(name, wished)).map(|(version, stamp)| Due {
+                    version,
+                    stamp,
+                    why,
+                }));
+            }
+            None if self.options.follow || entry.active.is_none() => {
+                let newest = published.iter().rev().filter_map(seen);
+                let newer = newest.take_while(|(version, stamp)| !entry.is_settled(*version, *stamp));
+                due.extend(newer.map(|(version, stamp)| Due { version, stamp, why: Why::Newest }));
+            }
+            _ => {}
+        }
+        for label in &entry.labels_left {
+            let labelled = entry.wish.labels.get(label).and_then(seen);
+            due.extend(labelled.map(|(version, stamp)| Due { version, stamp, why: Why::Labelled(label.clone()) }));
         }
         let in_memory = published.iter().filter(|v| entry.loaded.contains_key(v)).filter_map(seen);
         let replaced = in_memory.filter(|(version, stamp)| !entry.is_current(*version, *stamp));
-        due.extend(replaced.map(|(version, stamp)| Due { version, stamp, follow: false }));
+        due.extend(replaced.map(|(version, stamp)| Due { version, stamp, why: Why::Replaced }));
         due.retain(|d| !entry.waits(d.version, d.stamp, now));
         due
     }
@@ -163,7 +211,7 @@ impl<T: Send + Sync> Registry<T> {
             let loaded = entry.loaded.get(&version).filter(|l| l.stamp == Some(stamp)).map(|l| l.digest());
             settled.or(loaded).map(str::to_owned)
         };
-        let declared = |version| self.loader.declared(&self.store.folder(name, version)).ok().map(|d| d.digest);
+        let declared = |version| self.declared(name, version).ok().map(|declared| declared.digest);
         let versions = self.store.versions(name).unwrap_or_default().into_iter().filter(|v| *v <= most);
         versions
             .filter_map(|version| {
@@ -173,9 +221,14 @@ impl<T: Send + Sync> Registry<T> {
             .collect()
     }
 
+    /// What a published version says of itself.
+    fn declared(&self, name: &str, version: u64) -> Result<Declared> {
+        self.loader.declared(&self.store.outline(name, version)?)
+    }
+
     /// Loads a version that is due, or refuses it. Returns whether it could be had.
     fn take_in(&self, name: &str, due: &Due) -> bool {
-        if self.is_back(name, due) {
+        if !matches!(due.why, Why::Wished(_) | Why::Labelled(_)) && self.is_back(name, due) {
             let settled = self.published(name, due.version);
             self.change(name, |entry| entry.settle(settled));
             return true;
@@ -184,15 +237,32 @@ impl<T: Send + Sync> Registry<T> {
             .in_memory(name, due.version, Some(due.stamp))
             .map_or_else(|| self.bring(name, due.version, due.stamp), Ok);
         let Ok(loaded) = result else { return false };
-        let settled = self.published(name, due.version);
+        let settled = match due.why {
+            // What is there beside the wished version was decided against; a label decides nothing.
+            Why::Wished(_) => self.published(name, u64::MAX),
+            Why::Labelled(_) => Vec::new(),
+            Why::Newest | Why::Replaced => self.published(name, due.version),
+        };
         let is_active = self.change(name, |entry| {
-            let is_news = due.follow && entry.is_news(&loaded);
+            let is_to_answer = match &due.why {
+                Why::Newest => entry.is_news(&loaded),
+                Why::Wished(revision) => !entry.is_wish_done && entry.wish.revision == *revision,
+                Why::Labelled(_) | Why::Replaced => false,
+            };
             entry.insert(loaded.clone());
-            if is_news {
+            if is_to_answer {
                 entry.activate(due.version);
+                entry.is_wish_done = true;
+            }
+            if let Why::Labelled(label) = &due.why
+                && entry.wish.labels.get(label) == Some(&due.version)
+                && entry.labels_left.remove(label)
+            {
+                // It is in memory.
+                let _ = entry.label(label, due.version);
             }
             entry.settle(settled);
-            is_news
+            is_to_answer
         });
         if is_active {
             self.tell_active(name, &loaded, "loaded and activated");
@@ -204,10 +274,9 @@ impl<T: Send + Sync> Registry<T> {
     fn is_back(&self, name: &str, due: &Due) -> bool {
         let entries = self.entries.load();
         let Some(entry) = entries.get(name).filter(|e| !e.loaded.contains_key(&due.version)) else { return false };
-        entry.settled_digest(due.version).is_some_and(|digest| {
-            let declared = self.loader.declared(&self.store.folder(name, due.version));
-            declared.is_ok_and(|d| d.digest == digest)
-        })
+        entry
+            .settled_digest(due.version)
+            .is_some_and(|digest| self.declared(name, due.version).is_ok_and(|declared| declared.digest == digest))
     }
 
     /// The version as it is published, loaded where it is not in memory; one that is in memory and published no more will do.
@@ -216,6 +285,9 @@ impl<T: Send + Sync> Registry<T> {
         if let Some(loaded) = self.in_memory(name, version, stamp) {
             return Ok(loaded);
         }
+        // What was published a moment ago is seen now.
+        let _ = self.store.renew();
+        let stamp = self.store.stamp(name, version);
         let known = self.store.versions(name)?;
         let Some(stamp) = stamp else {
             self.entry(name, |_| Ok(()))?;
@@ -262,7 +334,7 @@ impl<T: Send + Sync> Registry<T> {
 
     fn loaded(&self, name: &str, version: u64, stamp: Stamp) -> Result<Arc<Loaded<T>>> {
         let folder = self.store.folder(name, version);
-        let declared = self.loader.declared(&folder)?;
+        let declared = self.declared(name, version)?;
         if (declared.name.as_str(), declared.version) != (name, version) {
             return Err(Error::corrupt(format!(
                 "{}: its manifest says model `{}` version {}, expected `{name}` version {version}: a version is published \
@@ -273,16 +345,34 @@ impl<T: Send + Sync> Registry<T> {
             )));
         }
         let room = self.room(name, &declared)?;
-        let content = Arc::new(self.loader.load(&folder)?);
+        let (content, held) = self.read(name, version)?;
         let Declared { name, version, digest, .. } = declared;
         if self.store.stamp(&name, version) != Some(stamp) {
             return Err(Error::not_ready(format!("{}: it changed while it was loaded", folder.display())));
         }
-        let loaded = Loaded { content, name, version, digest, stamp: Some(stamp), room: Some(room) };
+        let loaded = Loaded { content, name, version, digest, stamp: Some(stamp), room: Some(room), _held: Some(held) };
         if let Some(warm) = &self.warm {
             warm(&loaded).map_err(|e| e.within(format!("{}: warm-up", folder.display())))?;
         }
         Ok(Arc::new(loaded))
+    }
+
+    /// The content of a version, and what keeps its files. A copy that is damaged is fetched anew, once.
+    fn read(&self, name: &str, version: u64) -> Result<(Arc<T>, Held)> {
+        let mut held = match self.store.bring(name, version) {
+            // As with memory: the version before the active one makes room on the disk.
+            Err(e) if e.kind() == Kind::NoSpace => {
+                self.change(name, Entry::drop_previous);
+                self.store.bring(name, version)?
+            }
+            other => other?,
+        };
+        let mut content = self.loader.load(held.folder());
+        if content.as_ref().is_err_and(|e| e.kind() == Kind::Corrupt) && self.store.discard(name, version)? {
+            held = self.store.bring(name, version)?;
+            content = self.loader.load(held.folder());
+        }
+        Ok((Arc::new(content?), held))
     }
 
     /// Memory for a version: the one before the active one makes room where it must.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::memory::Room;
 use crate::error::Kind;
-use crate::snapshot::{Snapshot, Stamp};
+use crate::snapshot::{Held, Snapshot, Stamp};
 use crate::view::{Live, View};
 
 /// One version in memory. Requests hold it while they run.
@@ -18,6 +18,8 @@ pub struct Loaded<T = Live> {
     /// What its folder looked like when it was loaded.
     pub(super) stamp: Option<Stamp>,
     pub(super) room: Option<Room>,
+    /// Keeps its files where they are.
+    pub(super) _held: Option<Held>,
 }
 
 impl Loaded {
@@ -26,7 +28,7 @@ impl Loaded {
         let (name, version) = (snapshot.manifest.name.clone(), snapshot.manifest.version);
         let digest = snapshot.digest().to_owned();
         let content = Arc::new(Live::new(Arc::new(snapshot)));
-        Loaded { content, name, version, digest, stamp: None, room: None }
+        Loaded { content, name, version, digest, stamp: None, room: None, _held: None }
     }
 
     /// What answers at this moment.

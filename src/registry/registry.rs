@@ -135,6 +135,8 @@ impl<T: Send + Sync> Registry<T> {
         self.change(name, |entry| {
             entry.insert(loaded.clone());
             entry.activate(version);
+            // This server's operator decides until something else is wished.
+            entry.is_wish_done = true;
             entry.settle(settled);
         });
         self.tell_active(name, &loaded, "activated");
@@ -188,7 +190,11 @@ impl<T: Send + Sync> Registry<T> {
     /// `Invalid` for a label that cannot stand in a path, `NotFound` where the version is not in memory.
     pub fn label(&self, name: &str, label: &str, version: u64) -> Result<()> {
         check_name("label", label)?;
-        self.edit(name, |entry| entry.label(label, version))
+        self.edit(name, |entry| {
+            entry.label(label, version)?;
+            entry.labels_left.remove(label);
+            Ok(())
+        })
     }
 
     /// Takes a label away.
@@ -196,7 +202,11 @@ impl<T: Send + Sync> Registry<T> {
     /// # Errors
     /// `NotFound` where there is none of this name.
     pub fn unlabel(&self, name: &str, label: &str) -> Result<()> {
-        self.edit(name, |entry| entry.unlabel(label))
+        self.edit(name, |entry| {
+            entry.unlabel(label)?;
+            entry.labels_left.remove(label);
+            Ok(())
+        })
     }
 
     pub(super) fn edit(&self, name: &str, edit: impl FnOnce(&mut Entry<T>) -> Result<()>) -> Result<()> {
@@ -236,6 +246,22 @@ impl<T: Send + Sync> Registry<T> {
             Some(only) => format!("model `{only}`, the only one to be served, was not found in the store yet"),
             None => "no model was found in the store yet".into(),
         }))
+    }
+
+    /// What is wrong though models answer, a line each: the store does not, or something is wished of it that is not so yet.
+    pub fn troubles(&self) -> Vec<String> {
+        let mut troubles: Vec<String> = self.store.trouble().into_iter().collect();
+        for (name, entry) in self.entries.load().iter() {
+            if let Some(version) = entry.wish.version.filter(|_| !entry.is_wish_done) {
+                let now = entry.active.map_or("none".into(), |active| format!("version {active}"));
+                troubles.push(format!("model `{name}`: version {version} is wished in the store, {now} answers"));
+            }
+            let left = entry.labels_left.iter().filter_map(|label| Some((label, entry.wish.labels.get(label)?)));
+            troubles.extend(left.map(|(label, version)| {
+                format!("model `{name}`: label `{label}` is wished for version {version} in the store, and does not point there yet")
+            }));
+        }
+        troubles
     }
 
     /// Every published or loaded version of a model, ascending.

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod wishes;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

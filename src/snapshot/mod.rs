@@ -41,7 +41,7 @@ pub use part::ItemParts;
 pub use placement::{Placement, PlacementOptions, placed, rows_on_cluster};
 pub use recipe::{PartFormat, Recipe, Reranking, Serving};
 pub use shards::{SHARDS_FILE, ShardEntry, Shards, shard_folder, shard_of};
-pub use store::{Stamp, Store, check_name};
+pub use store::{CacheOptions, Held, Stamp, Store, WISH_FILE, Wish, check_name};
 pub use vectors::VectorRows;
 pub use workload::workload;
 

@@ -124,6 +124,24 @@ const METRICS: &[Metric] = &[
     metric("sterling_remote_cache_hit_rate", Gauge, Open("remote_table"), "share of rows that the cache had"),
     metric("sterling_model_version", Gauge, Model, "the active version"),
     metric("sterling_loads_total", Counter, ModelOutcome(&["loaded", "refused"]), "snapshots loaded or refused"),
+    metric(
+        "sterling_store_available",
+        Gauge,
+        Labels::None,
+        "1 where the last look at the store's bucket was answered, 0 where not",
+    ),
+    metric(
+        "sterling_store_fetched_bytes_total",
+        Counter,
+        Labels::None,
+        "bytes of versions read from the store's bucket",
+    ),
+    metric(
+        "sterling_store_cache_bytes",
+        Gauge,
+        Labels::None,
+        "bytes of versions in the folder that they are fetched to, told with each fetch",
+    ),
     metric("sterling_device_info", Gauge, Open("device"), "1, with the device that passes run on"),
     metric(
         "sterling_device_fallbacks_total",

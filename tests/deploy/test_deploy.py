@@ -30,8 +30,8 @@ WORDS = set(
     "sum by rate increase histogram_quantile deriv and or unless on ignoring group_left offset bool label_values instance model call status reason le step "
     "remote_table outcome table job up".split()
 )
-# Told where there is a cluster of rows alone, and by routers.
-ELSEWHERE = {"sterling_remote_rows_total", "sterling_remote_cache_hit_rate", "sterling_route_partial_total"}
+# Told where there is a cluster of rows or a bucket alone, and by routers.
+ELSEWHERE = {"sterling_store_available", "sterling_remote_rows_total", "sterling_remote_cache_hit_rate", "sterling_route_partial_total"}
 
 
 def metrics_of(expression: str) -> set[str]:
@@ -219,11 +219,121 @@ def test_everything_selects_the_pods_and_no_network_is_open() -> None:
     assert all(rule.get("from") and rule.get("ports") for policy in policies for rule in policy["spec"].get("ingress", []))
 
 
+def built(folder: str) -> list[dict]:
+    """What kustomize makes of a folder, validated."""
+    said = subprocess.run(["kubectl", "kustomize", DEPLOY / folder], check=True, capture_output=True, text=True).stdout
+    made = list(yaml.safe_load_all(said))
+    for resource in made:
+        kubernetes_validate.validate(resource, KUBERNETES, strict=True)
+    return made
+
+
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl")
 def test_kustomize_builds_the_base() -> None:
-    built = subprocess.run(["kubectl", "kustomize", DEPLOY / "kubernetes"], check=True, capture_output=True, text=True).stdout
-    for resource in yaml.safe_load_all(built):
-        kubernetes_validate.validate(resource, KUBERNETES, strict=True)
+    assert built("kubernetes")
+
+
+def sharded(folder: str) -> list[dict]:
+    """The resources of a part of `deploy/sharded`, each named by its kustomization."""
+    kustomization = yaml.safe_load((DEPLOY / "sharded" / folder / "kustomization.yaml").read_text())
+    files = {path.name for path in (DEPLOY / "sharded" / folder).glob("*.yaml")} - {"kustomization.yaml"}
+    assert files == set(kustomization["resources"])
+    read = (yaml.safe_load_all((DEPLOY / "sharded" / folder / name).read_text()) for name in kustomization["resources"])
+    return [resource for file in read for resource in file]
+
+
+SHARDED = sharded("base") + sharded("group")
+
+
+@pytest.mark.parametrize("resource", SHARDED, ids=lambda resource: f"{resource['kind']}-{resource['metadata']['name']}")
+def test_manifests_of_shards_are_what_kubernetes_takes(resource: dict) -> None:
+    kubernetes_validate.validate(resource, KUBERNETES, strict=True)
+
+
+def test_shards_and_routers_find_each_other_and_nobody_else_finds_them() -> None:
+    find = lambda kind, name: next(r for r in SHARDED if (r["kind"], r["metadata"]["name"]) == (kind, name))
+    router, shards = find("Deployment", "sterling-router"), find("StatefulSet", "sterling-shards")
+    labels = {workload["metadata"]["name"]: workload["spec"]["template"]["metadata"]["labels"] for workload in (router, shards)}
+    for name, workload in (("sterling-router", router), ("sterling-shards", shards)):
+        assert workload["spec"]["selector"]["matchLabels"] == labels[name]
+        assert find("PodDisruptionBudget", name)["spec"]["selector"]["matchLabels"] == labels[name]
+        assert find("NetworkPolicy", name)["spec"]["podSelector"]["matchLabels"] == labels[name]
+        pod = workload["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+        assert pod["securityContext"]["runAsNonRoot"] and container["resources"]["limits"] == container["resources"]["requests"]
+        assert container["readinessProbe"]["httpGet"]["path"] == "/readyz" and container["livenessProbe"]["httpGet"]["path"] == "/livez"
+        claims = {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]} | claims
+    assert find("Service", "sterling")["spec"]["selector"] == labels["sterling-router"]
+    headless = find("Service", "sterling-shards")["spec"]
+    assert headless["selector"] == labels["sterling-shards"] and headless["clusterIP"] == "None"
+    assert shards["spec"]["serviceName"] == "sterling-shards"
+    (container,) = shards["spec"]["template"]["spec"]["containers"]
+    # The number of the pod is that of its shard, and the variables are keys of the configuration.
+    (shard,) = [variable for variable in container["env"] if variable["name"] == "STERLING_SHARD"]
+    assert "pod-index" in shard["valueFrom"]["fieldRef"]["fieldPath"]
+    claim = shards["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"]
+    limit = int(re.search(r"^limit_mb = (\d+)", (DEPLOY / "sharded/group/shard.toml").read_text(), re.M)[1])
+    assert limit <= 1024 * int(claim.removesuffix("Gi")) * 15 / 16
+    policies = [r for r in SHARDED if r["kind"] == "NetworkPolicy"]
+    assert any("ingress" not in policy["spec"] and "egress" not in policy["spec"] for policy in policies)
+    assert all(rule.get("from") and rule.get("ports") for policy in policies for rule in policy["spec"].get("ingress", []))
+    assert all(rule.get("to") and rule.get("ports") for policy in policies for rule in policy["spec"].get("egress", []))
+
+
+def test_configurations_of_shards_and_routers_are_ones(tmp_path: pathlib.Path) -> None:
+    shard = 'store = "/var/lib/sterling/store"\n' + (DEPLOY / "sharded/group/shard.toml").read_text()
+    assert "calls take a key" in check(shard.replace("/var/cache", str(tmp_path)), tmp_path)
+    # Its servers cannot be reached from here, and that is all that is wrong.
+    router = DEPLOY / "sharded/base/router.toml"
+    done = subprocess.run([PROGRAM, "doctor", "--config", router], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 1 and "server sterling-shards:8080 takes no requests: the name cannot be resolved" in done.stdout, done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl")
+def test_kustomize_puts_groups_beside_each_other() -> None:
+    made = built("sharded/overlays/two-groups")
+    groups = [resource for resource in made if resource["kind"] == "StatefulSet"]
+    assert [group["metadata"]["name"] for group in groups] == ["sterling-shards-a", "sterling-shards-b"]
+    names = {(resource["kind"], resource["metadata"]["name"]) for resource in made}
+    for group in groups:
+        own = group["metadata"]["name"][-1]
+        selected, pod = group["spec"]["selector"]["matchLabels"], group["spec"]["template"]
+        assert selected["sterling-group"] == own and selected == pod["metadata"]["labels"]
+        # Replicas of a shard are spread over hosts whichever group they are of, and one name stands for all of them.
+        (spread,) = pod["spec"]["topologySpreadConstraints"]
+        assert "sterling-group" not in spread["labelSelector"]["matchLabels"]
+        assert group["spec"]["serviceName"] == "sterling-shards"
+        assert ("ConfigMap", pod["spec"]["volumes"][0]["configMap"]["name"]) in names
+        assert pod["spec"]["containers"][0]["image"].startswith("registry.example.org/")
+    assert all(resource["metadata"].get("namespace", "sterling") == "sterling" for resource in made)
+
+
+def commands() -> dict[str, set[str]]:
+    """The flags of each command."""
+    said = lambda *arguments: subprocess.run([PROGRAM, *arguments, "--help"], capture_output=True, text=True, check=True).stdout
+    return {name: set(re.findall(r"--[a-z-]+", said(name))) for name in ("serve", "route", "publish", "doctor")}
+
+
+def test_the_compose_file_of_shards_has_every_shard_twice_and_one_bucket() -> None:
+    services = yaml.safe_load((DEPLOY / "compose-sharded.yml").read_text())["services"]
+    known = commands()
+    ours = {name: service for name, service in services.items() if service["image"] == "sterling"}
+    for name, service in ours.items():
+        assert service["read_only"] and service["cap_drop"] == ["ALL"], name
+        command, *arguments = service["command"]
+        assert {argument for argument in arguments if argument.startswith("--")} <= known[command], name
+    shards = {name: service["environment"]["STERLING_SHARD"] for name, service in ours.items() if name.startswith("shard-")}
+    assert sorted(shards.values()) == ["0", "0", "1", "1"]
+    assert len({service["volumes"][0] for name, service in ours.items() if name in shards}) == 4
+    named = lambda name: {value.removesuffix(":8080") for value in services[name]["command"] if value.endswith(":8080")}
+    assert named("router") == named("doctor") == set(shards)
+    (bucket,) = [argument for argument in services["bucket"]["command"] if argument.startswith("-bucket=")]
+    stores = {service["environment"]["STERLING_STORE"] for name, service in ours.items() if name in shards}
+    assert stores == {f"s3://{bucket.removeprefix('-bucket=')}/search"} and next(iter(stores)) in services["publish"]["command"]
+    # No port is open to other machines.
+    assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service.get("ports", []))
 
 
 def test_the_unit_takes_its_rights_away_and_starts_what_there_is() -> None:

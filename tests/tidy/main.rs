@@ -26,6 +26,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("files", 2, &["device"]),
     ("npy", 2, &["device"]),
     ("gather", 2, &[]),
+    ("objects", 2, &[]),
     ("value", 3, &[]),
     ("topk", 3, &[]),
     ("journal", 3, &[]),
@@ -54,7 +55,8 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("publish", 8, &[]),
     ("compact", 8, &["publish"]),
     ("config", 8, &["compact"]),
-    ("cli", 8, &["compact", "config", "publish"]),
+    ("doctor", 8, &[]),
+    ("cli", 8, &["compact", "config", "doctor", "publish"]),
 ];
 
 /// Names that several modules share, each with the one whose type is meant where the name stands without its module. Types of

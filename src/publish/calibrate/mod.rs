@@ -100,16 +100,17 @@ pub fn again(
     queries: Option<&Path>,
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Recalibration> {
-    let folder = store.folder(name, version);
-    let manifest = Manifest::read(&folder)?;
-    manifest.verify(&folder)?;
+    let held = store.bring(name, version)?;
+    let folder = held.folder();
+    let manifest = Manifest::read(folder)?;
+    manifest.verify(folder)?;
     let recipe = Recipe::read(&folder.join(RECIPE_FILE))?;
-    let Some((calibration, queries)) = self::version(&folder, queries, None, &recipe, progress)? else {
+    let Some((calibration, queries)) = self::version(folder, queries, None, &recipe, progress)? else {
         return Err(Error::invalid(format!("{}: one list, expected several to choose from", folder.display())));
     };
     let recalibration = Recalibration::of(&manifest, calibration)?;
     if manifest.files.contains_key(WARMUP_FILE) {
-        let mut snapshot = Snapshot::load(&folder, &Placement::default())?;
+        let mut snapshot = Snapshot::load(folder, &Placement::default())?;
         snapshot.calibration = Some(recalibration.calibration.clone());
         warmup::check(&Loaded::new(snapshot)).map_err(|e| {
             e.within(format!(
@@ -118,7 +119,9 @@ pub fn again(
             ))
         })?;
     }
-    queries.write(&folder.join(RECALIBRATION_QUERIES_FILE))?;
-    recalibration.write(&folder)?;
+    store.add(name, version, &[RECALIBRATION_QUERIES_FILE, RECALIBRATION_FILE], |folder| {
+        queries.write(&folder.join(RECALIBRATION_QUERIES_FILE))?;
+        recalibration.write(folder).map(drop)
+    })?;
     Ok(recalibration)
 }

@@ -1,0 +1,120 @@
+//! `sterling doctor`.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::output::say;
+use super::store::StoreArgs;
+use crate::config::{RouterConfig, RouterFlags, ServerFlags};
+use crate::doctor::{Asking, Observed, ask, judge};
+use crate::error::{Error, Kind, Result};
+use crate::telemetry;
+
+/// Arguments of `sterling doctor`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Doctor {
+    /// A server, or a name that stands for several; may be given again and again
+    #[arg(long, value_name = "HOST:PORT")]
+    server: Vec<String>,
+    /// A router, or a name that stands for several
+    #[arg(long, value_name = "HOST:PORT")]
+    router: Vec<String>,
+    /// A store that they belong to
+    #[arg(long)]
+    store: Vec<PathBuf>,
+    /// The configuration file of a router, for its servers and their key
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// A key of the role `read` for all models, where servers and routers ask for one
+    #[arg(long, env = "STERLING_KEY", hide_env_values = true)]
+    key: Option<String>,
+    /// Updates that a replica may be behind
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    lag: u64,
+    /// Print what was seen and what is wrong as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is printed as JSON.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    observed: &'a Observed,
+    wrong: &'a [String],
+}
+
+impl Doctor {
+    pub(super) fn run(self) -> Result<()> {
+        telemetry::start_logs(false);
+        let mut asking = Asking { servers: self.server, routers: self.router, stores: Vec::new(), key: self.key };
+        if let Some(path) = &self.config {
+            let flags = RouterFlags { listen: None, route: ServerFlags { servers: Vec::new() } };
+            let route = RouterConfig::read(Some(path), &flags)?.route;
+            asking.servers.extend(route.servers);
+            asking.key = asking.key.or(Some(route.key).filter(|key| !key.is_empty()));
+        }
+        if asking.servers.is_empty() && asking.routers.is_empty() && self.store.is_empty() {
+            return Err(Error::invalid("expected a --server, a --router, a --store or a --config"));
+        }
+        asking.stores = self.store.iter().map(|store| StoreArgs::named(store)).collect::<Result<_>>()?;
+        let observed = ask(&asking)?;
+        let wrong = judge(&observed, self.lag);
+        if self.json {
+            let report = serde_json::to_string_pretty(&Report { observed: &observed, wrong: &wrong });
+            say(report.map_err(|e| Error::internal(format!("report: {e}")))?)?;
+        } else {
+            tell(&observed)?;
+            wrong.iter().try_for_each(|sentence| say(format_args!("WRONG: {sentence}")))?;
+        }
+        match wrong.len() {
+            0 if self.json => Ok(()),
+            0 => say("all is well"),
+            count => Err(Error::new(Kind::Unavailable, format!("{count} things are wrong"))),
+        }
+    }
+}
+
+/// The matrix: a line for each shard of each version at each server, then routers and stores.
+fn tell(observed: &Observed) -> Result<()> {
+    let mut parts: Vec<_> = observed.servers.iter().flat_map(|s| s.parts.iter().map(move |part| (part, s))).collect();
+    parts.sort_by(|(a, of_a), (b, of_b)| {
+        (&a.model, a.shard, &of_a.name, a.version).cmp(&(&b.model, b.shard, &of_b.name, b.version))
+    });
+    if !parts.is_empty() {
+        let head = format!("{:24} {:>7} {:28} {:>7} {:16}", "model", "shard", "server", "version", "digest");
+        say(format_args!("{head} {:5} {:6} {:>10} {:>7} labels", "ready", "active", "position", "lag"))?;
+    }
+    for (part, server) in parts {
+        let number = |number: Option<u64>| number.map_or("-".into(), |number| number.to_string());
+        let yes = |is_so: bool| if is_so { "yes" } else { "no" };
+        let shard = format!("{}/{}", part.shard, part.shards);
+        say(format_args!(
+            "{:24} {shard:>7} {:28} {:>7} {:16} {:5} {:6} {:>10} {:>7} {}",
+            part.model,
+            server.name,
+            part.version,
+            part.digest,
+            yes(server.is_ready),
+            yes(part.is_active),
+            number(part.position),
+            number(part.lag),
+            part.labels.join(",")
+        ))?;
+    }
+    for router in &observed.routers {
+        for (model, (version, digest)) in &router.active {
+            say(format_args!("router {}: {model} version {version} {digest}", router.name))?;
+        }
+    }
+    for store in &observed.stores {
+        for (model, seen) in &store.models {
+            let versions: Vec<String> =
+                seen.versions.iter().map(|(version, digest)| format!("{version} {digest}")).collect();
+            let wished = seen.wished.map_or("the newest".into(), |version| format!("version {version}"));
+            say(format_args!("store {}: {model} versions {}; wished is {wished}", store.name, versions.join(", ")))?;
+        }
+    }
+    Ok(())
+}

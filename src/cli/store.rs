@@ -1,0 +1,53 @@
+//! The store that a command names.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::objects;
+use crate::snapshot::{CacheOptions, Store};
+
+/// Arguments of all commands that use a store.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct StoreArgs {
+    /// Where versions are published: a folder, or a bucket such as s3://models/search (docs/STORE.md)
+    #[arg(long, default_value = "store")]
+    pub(super) store: PathBuf,
+    /// The folder that versions of a bucket are fetched to [default: ~/.cache/sterling]
+    #[arg(long, value_name = "DIR", env = "STERLING_CACHE__FOLDER")]
+    cache: Option<PathBuf>,
+}
+
+impl StoreArgs {
+    fn options(&self) -> CacheOptions {
+        CacheOptions { folder: self.cache.clone(), ..CacheOptions::default() }
+    }
+
+    /// The store, which need not be there yet; of a bucket what is there was seen.
+    pub(super) fn open(&self) -> Result<Store> {
+        let store = Store::open(&self.store, &self.options())?;
+        store.renew()?;
+        Ok(store)
+    }
+
+    /// The store, which must be there.
+    pub(super) fn existing(&self) -> Result<Store> {
+        check_folder(&self.store)?;
+        self.open()
+    }
+
+    /// The same of another name.
+    pub(super) fn named(store: &Path) -> Result<Store> {
+        StoreArgs { store: store.to_owned(), cache: std::env::var_os("STERLING_CACHE__FOLDER").map(Into::into) }
+            .existing()
+    }
+}
+
+/// Refuses a folder that is not there: most often a typing error, and an empty store would never get ready.
+pub(super) fn check_folder(store: &Path) -> Result<()> {
+    match std::fs::metadata(store) {
+        _ if objects::is_url(store) => Ok(()),
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err(Error::invalid(format!("store {}: expected a folder", store.display()))),
+        Err(e) => Err(Error::io(format!("store {}", store.display()), e)),
+    }
+}

@@ -1,0 +1,92 @@
+//! `sterling activate` and `sterling label`: what all servers of a store follow.
+
+use super::output::say;
+use super::store::StoreArgs;
+use crate::error::{Error, Result};
+use crate::snapshot::{Wish, check_name};
+
+/// Arguments of `sterling activate`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Activate {
+    /// The model
+    model: String,
+    /// The version that answers requests that pin none, or `newest` for whichever was published last; what is wished is shown
+    /// where none is given
+    version: Option<Choice>,
+    /// Change it only where this version is the wished one, or `newest`: else say what is and do nothing
+    #[arg(long, value_name = "VERSION", requires = "version")]
+    expect: Option<Choice>,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+/// Arguments of `sterling label`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Label {
+    /// The model
+    model: String,
+    /// The label
+    label: String,
+    /// The version that it points to
+    #[arg(required_unless_present = "remove", conflicts_with = "remove")]
+    version: Option<u64>,
+    /// Take the label away
+    #[arg(long)]
+    remove: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+/// A version, or the newest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Choice(Option<u64>);
+
+impl std::str::FromStr for Choice {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "newest" => Ok(Choice(None)),
+            _ => text.parse().map(|version| Choice(Some(version))).map_err(|_| "expected a version or `newest`".into()),
+        }
+    }
+}
+
+impl Activate {
+    pub(super) fn run(self) -> Result<()> {
+        let (store, model) = (self.store.existing()?, &self.model);
+        check_name("model name", model)?;
+        let before = store.wish(model)?;
+        let Some(Choice(version)) = self.version else { return tell(model, &before) };
+        if let Some(Choice(expected)) = self.expect.filter(|expected| expected.0 != before.version) {
+            let expected = expected.map_or("the newest version".into(), |version| format!("version {version}"));
+            let now = before.told();
+            return Err(Error::conflict(format!("model `{model}`: expected {expected} to be wished, it is {now}")));
+        }
+        let now = match before.version == version {
+            true => before,
+            false => store.change_wish(model, &before, |wish| wish.version = version)?,
+        };
+        tell(model, &now)
+    }
+}
+
+impl Label {
+    pub(super) fn run(self) -> Result<()> {
+        let (store, model, label) = (self.store.existing()?, &self.model, self.label);
+        check_name("model name", model)?;
+        let before = store.wish(model)?;
+        if self.remove && !before.labels.contains_key(&label) {
+            return Err(Error::not_found(format!("model `{model}`: no label `{label}`, it is {}", before.told())));
+        }
+        let now = store.change_wish(model, &before, |wish| match self.version {
+            Some(version) => drop(wish.labels.insert(label, version)),
+            None => drop(wish.labels.remove(&label)),
+        })?;
+        tell(model, &now)
+    }
+}
+
+fn tell(model: &str, wish: &Wish) -> Result<()> {
+    say(format_args!("{model}: {}, revision {}", wish.told(), wish.revision))
+}

@@ -1,0 +1,85 @@
+use std::fs;
+
+use super::super::folder::names_in;
+use super::*;
+use crate::error::Kind;
+
+fn whole(folder: &Path) -> Result<()> {
+    fs::write(folder.join(MANIFEST), b"{}").map_err(|e| Error::io(folder.display(), e))
+}
+
+#[test]
+fn a_version_made_of_others_gives_way_to_one_that_comes_meanwhile() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    store.publish("m", |folder, _| whole(folder)).unwrap();
+    assert_eq!(store.publish_unrivalled("m", |folder, _| whole(folder)).unwrap(), 2);
+    // One that is published while it is made, and one that is under way when it begins or ends.
+    let beaten = store.publish_unrivalled("m", |folder, _| {
+        store.publish("m", |folder, _| whole(folder))?;
+        whole(folder)
+    });
+    assert_eq!(beaten.unwrap_err().kind(), Kind::Conflict);
+    assert_eq!(store.versions("m").unwrap(), [1, 2, 4]);
+    let outer = store.publish("m", |folder, _| {
+        let inner = store.publish_unrivalled("m", |_, _| unreachable!());
+        assert_eq!(inner.unwrap_err().kind(), Kind::Conflict);
+        whole(folder)
+    });
+    assert_eq!(outer.unwrap(), 5);
+    // A failed one does not stand in the way.
+    assert!(store.publish("m", |_, _| Err(Error::invalid("no"))).is_err());
+    let last = store.publish_unrivalled("m", |folder, _| whole(folder)).unwrap();
+    store.remove("m", 2).unwrap();
+    assert_eq!(store.versions("m").unwrap(), [1, 4, 5, last]);
+    assert!(store.remove("m", 2).is_err());
+    assert_eq!(names_in(&root.path().join("m")).unwrap().len(), 5, "four versions and the lock");
+}
+
+#[test]
+fn publication_is_whole_or_absent_and_counts_up() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path().join("store"));
+    assert!(store.models().unwrap().is_empty());
+    for expected in [1, 2] {
+        let version = store
+            .publish("m", |folder, version| {
+                assert_eq!(version, expected);
+                whole(folder)
+            })
+            .unwrap();
+        assert_eq!(version, expected);
+    }
+    let failed = store.publish("m", |folder, _| {
+        fs::write(folder.join("half"), b"x").unwrap();
+        Err(Error::invalid("no"))
+    });
+    assert!(failed.is_err());
+    assert_eq!(store.versions("m").unwrap(), [1, 2]);
+    assert_eq!(
+        names_in(&root.path().join("store/m")).unwrap().len(),
+        3,
+        "two versions, the lock, nothing half-written"
+    );
+    fs::create_dir(root.path().join("store/m/3")).unwrap();
+    assert_eq!(store.versions("m").unwrap(), [1, 2], "a folder without a manifest is no version");
+    assert_eq!(store.models().unwrap(), ["m"]);
+    for name in ["", "a/b", "..", ".x", "a b", "ü", &"x".repeat(129)] {
+        assert_eq!(store.publish(name, |_, _| Ok(())).unwrap_err().kind(), Kind::Invalid, "{name}");
+    }
+}
+
+#[test]
+fn what_is_wished_is_changed_by_one_at_a_time() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    wishes(&store);
+    for text in ["", "{}", "[]", "{\"format\": 1}", "{\"format\": 2, \"revision\": 1, \"nonce\": \"\"}"] {
+        fs::write(root.path().join("m").join(WISH_FILE), text).unwrap();
+        assert!(store.wish("m").unwrap_err().to_string().contains("wish.json"), "{text}");
+    }
+    let many: Vec<String> = (0..300).map(|n| format!("\"l{n}\": 1")).collect();
+    let text = format!("{{\"format\": 1, \"revision\": 1, \"nonce\": \"\", \"labels\": {{{}}}}}", many.join(","));
+    fs::write(root.path().join("m").join(WISH_FILE), text).unwrap();
+    assert!(store.wish("m").unwrap_err().to_string().contains("300 labels"));
+}
