@@ -15,19 +15,21 @@ use super::answer::{Held, Outcome, Refusal, Timing, json, problem, reply};
 use super::app::App;
 use super::audit::{self, Again, Turn};
 use super::bodies::Whole;
+use super::form::Form;
+use super::pages::Page;
 use super::paths::{Names, PathNames};
 use super::position::seen;
 use super::slow::{Passed, WINDOW};
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, LabelList, LabelRequest, ModelInfo, ModelList, Problem, RankRequest,
-    Reply, Retrievals, RetrieveOneOrMany, RetrieveResponse, RetrievedOneOrMany, Served, SlowResponse, VersionInfo,
-    VersionList,
+    Reply, Retrievals, RetrieveOneOrMany, RetrieveResponse, RetrievedOneOrMany, Served, Shape, SlowResponse,
+    VersionInfo, VersionList,
 };
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
 use crate::pass::{self, Cost, Prepared};
 use crate::registry::{Loaded, Registry, VersionState, Which};
-use crate::request::{Answer, Request as Ask};
+use crate::request::{Answer, Request as Ask, Retrieve};
 use crate::view::View;
 
 /// The verbs of the calls that workers answer.
@@ -58,37 +60,58 @@ pub async fn of_label(
 
 async fn dispatch(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outcome {
     let verb = request.extensions().get::<PathNames>().map_or("", PathNames::call);
-    let caller = request.extensions().get::<Caller>().cloned();
+    let (caller, form) = (request.extensions().get::<Caller>().cloned(), Form::of(&request));
     // What cannot be in time need not be read; what the gate could not tell ends here.
     app.engine.admits(None)?;
     let view = seen(app, &model, request.uri()).await?;
     let body = app.bodies.read(request).await?;
     match verb {
-        "retrieve" => retrieve(app, &model, view, body, caller).await,
-        "rank" => rank(app, &model, view, body).await,
+        "retrieve" => retrieve(app, &model, view, body, (caller, form)).await,
+        "rank" => rank(app, &model, view, body, form).await,
         _ => embed(app, &model, view, body).await,
     }
 }
 
 /// What a body asks for, ready to run.
 enum Asked {
-    One(Box<Prepared>, Terms, Option<Box<Again>>),
-    Many(Vec<Result<(Prepared, Terms)>>),
+    One(Box<Single>),
+    Many(Vec<Result<(Prepared, Terms, Shape)>>),
 }
 
-fn prepare_retrievals(view: &Arc<View>, turn: Option<Turn>, body: &[u8]) -> Result<Asked> {
+/// One request, ready to run.
+struct Single {
+    prepared: Prepared,
+    terms: Terms,
+    shape: Shape,
+    /// Where its answer is to be audited.
+    again: Option<Box<Again>>,
+    /// Where its answer is to be a page.
+    page: Option<Page>,
+}
+
+/// What a call sees: the edge, a version, and a view of it.
+struct Seen {
+    app: Arc<App>,
+    model: Arc<Loaded>,
+    view: Arc<View>,
+}
+
+fn prepare_retrievals(seen: &Seen, turn: Option<Turn>, body: &[u8]) -> Result<Asked> {
+    let view = &seen.view;
     let requests = match wire::retrievals(body)? {
-        Retrievals::One(request, terms) => {
-            let again = Again::of(turn, view, &request).map(Box::new);
-            return Ok(Asked::One(Box::new(pass::prepare(view, Ask::Retrieve(*request))?), terms, again));
-        }
+        Retrievals::One(request, terms, shape) => return single(seen, turn, *request, (terms, shape)),
         Retrievals::Many(requests) => requests,
     };
     let mut cost = Cost::default();
     let mut asked = Vec::with_capacity(requests.len());
     for request in requests {
-        let prepared = request.and_then(|(request, terms)| Ok((pass::prepare(view, Ask::Retrieve(request))?, terms)));
-        if let Ok((prepared, _)) = &prepared {
+        let prepared = request.and_then(|(request, terms, shape)| {
+            if shape.cursor.is_some() {
+                return Err(Error::invalid("field `cursor` in a list of requests: pages are asked for one by one"));
+            }
+            Ok((pass::prepare(view, Ask::Retrieve(request))?, terms, shape))
+        });
+        if let Ok((prepared, ..)) = &prepared {
             // What is too much already need not be added up to its end.
             cost = cost.plus(prepared.cost());
             cost.check("the requests of the body")?;
@@ -98,24 +121,44 @@ fn prepare_retrievals(view: &Arc<View>, turn: Option<Turn>, body: &[u8]) -> Resu
     Ok(Asked::Many(asked))
 }
 
+/// One retrieval made ready, over the view that its cursor names where it has one.
+fn single(seen: &Seen, turn: Option<Turn>, mut request: Retrieve, (terms, shape): (Terms, Shape)) -> Result<Asked> {
+    let of = |cursor: &String| {
+        let app = &seen.app;
+        Page::of((&app.registry, &app.pages), (&seen.model, &seen.view), &mut request, cursor)
+    };
+    let page = shape.cursor.as_ref().map(of).transpose()?;
+    let view = page.as_ref().map_or(&seen.view, |page| &page.view);
+    let again = Again::of(turn.filter(|_| page.is_none()), view, &request).map(Box::new);
+    let prepared = pass::prepare(view, Ask::Retrieve(request))?;
+    Ok(Asked::One(Box::new(Single { prepared, terms, shape, again, page })))
+}
+
 /// Retrieve items for one request, or for each of a list of requests.
 #[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body(content = inline(RetrieveOneOrMany)),
     responses((status = 200, body = inline(RetrievedOneOrMany)), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn retrieve(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole, caller: Option<Caller>) -> Outcome {
+async fn retrieve(
+    app: &Arc<App>,
+    model: &Arc<Loaded>,
+    view: Arc<View>,
+    body: Whole,
+    (caller, form): (Option<Caller>, Form),
+) -> Outcome {
     let (told, turn) = (served(model, &view), app.audit.turn());
-    match app.asides.prepare(body, move |body| prepare_retrievals(&view, turn, body)).await? {
-        Asked::One(prepared, terms, again) => one(app, model, *prepared, terms, again).await,
+    let seen = Seen { app: app.clone(), model: model.clone(), view };
+    match app.asides.prepare(body, move |body| prepare_retrievals(&seen, turn, body)).await? {
+        Asked::One(single) => one(app, model, *single, form).await,
         Asked::Many(prepared) => {
             if let Some(caller) = caller {
                 caller.charge(prepared.len().saturating_sub(1));
             }
-            let costs = prepared.iter().flatten().map(|(prepared, _)| prepared.cost());
+            let costs = prepared.iter().flatten().map(|(prepared, ..)| prepared.cost());
             let share = app.bodies.hold_answer(costs.fold(Cost::default(), Cost::plus).answer_bytes)?;
             let calls = prepared.into_iter().map(|prepared| async {
-                let (prepared, terms) = prepared?;
+                let (prepared, terms, shape) = prepared?;
                 let (answer, view, columns) = answered(app, prepared, terms, None).await?;
-                items(answer, &view, &columns)
+                items(answer, &view, &columns, &shape)
             });
             let (count, begun) = (calls.len(), Instant::now());
             let mut results = join_all(calls).await;
@@ -128,7 +171,8 @@ async fn retrieve(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole, 
             }
             let entries = results.into_iter().map(|r| r.unwrap_or_else(|e| problem(&e).into())).collect();
             let passed = Passed { requests: count, engine: begun.elapsed(), ..Passed::of(&told) };
-            Ok((Extension(passed), reply(Reply::many(told, entries), Timing::default(), share)).into_response())
+            let answer = reply(Reply::many(told, entries), Timing::default(), share, form)?;
+            Ok((Extension(passed), answer).into_response())
         }
     }
 }
@@ -151,12 +195,15 @@ async fn answered(
 }
 
 /// Makes the items of an answer ready to be written.
-fn items(answer: Answer, view: &View, columns: &[String]) -> Result<Entry> {
+fn items(answer: Answer, view: &View, columns: &[String], shape: &Shape) -> Result<Entry> {
     let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
-    Entry::items(answer, tasks, view.columns(), columns)
+    let entry = Entry::items(answer, tasks, view.columns(), columns)?;
+    if shape.is_table { entry.as_table() } else { Ok(entry) }
 }
 
-async fn one(app: &Arc<App>, model: &Loaded, prepared: Prepared, terms: Terms, again: Option<Box<Again>>) -> Outcome {
+async fn one(app: &Arc<App>, model: &Loaded, single: Single, form: Form) -> Outcome {
+    let Single { prepared, terms, shape, again, page } = single;
+    let model = page.as_ref().map_or(model, |page| &page.model);
     let share = app.bodies.hold_answer(prepared.cost().answer_bytes)?;
     let told = served(model, prepared.view());
     let begun = Instant::now();
@@ -164,9 +211,13 @@ async fn one(app: &Arc<App>, model: &Loaded, prepared: Prepared, terms: Terms, a
     let (mut answer, view, columns) = answered(app, prepared, terms, again).await?;
     let explain = if is_asked { answer.explain.clone() } else { answer.explain.take() };
     let passed = Passed { engine: begun.elapsed(), explain: explain.map(Box::new), ..Passed::of(&told) };
-    let entry = items(answer, &view, &columns)?;
+    let cursor = page.as_ref().map(|page| page.cut(&mut answer)).transpose()?.flatten();
+    if let Some(page) = page.filter(|_| cursor.is_some()) {
+        app.pages.keep(&app.registry, &page);
+    }
+    let entry = items(answer, &view, &columns, &shape)?.with_cursor(cursor);
     let timing = Timing::of(entry.steps());
-    Ok((Extension(passed), reply(Reply::one(told, entry), timing, share)).into_response())
+    Ok((Extension(passed), reply(Reply::one(told, entry), timing, share, form)?).into_response())
 }
 
 pub(super) fn served(model: &Loaded, view: &View) -> Served {
@@ -184,13 +235,14 @@ pub(super) fn served(model: &Loaded, view: &View) -> Served {
 #[utoipa::path(post, path = "/v1/models/{model}:rank", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body = RankRequest,
     responses((status = 200, body = RetrieveResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn rank(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
+async fn rank(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole, form: Form) -> Outcome {
     let ranking = move |body: &[u8]| {
-        let (request, terms) = wire::rank(body)?;
-        Ok((pass::prepare(&view, Ask::Rank(request))?, terms))
+        let (request, terms, shape) = wire::rank(body)?;
+        let prepared = pass::prepare(&view, Ask::Rank(request))?;
+        Ok(Single { prepared, terms, shape, again: None, page: None })
     };
-    let (prepared, terms) = app.asides.prepare(body, ranking).await?;
-    one(app, model, prepared, terms, None).await
+    let single = app.asides.prepare(body, ranking).await?;
+    one(app, model, single, form).await
 }
 
 /// The query embedding of a user's features.

@@ -13,7 +13,7 @@ const CALLS: [&str; 29] = [
     "queries", "slow", "metrics", "health", "openapi", "console", "other",
 ];
 /// The statuses with their labels; whatever has none of them is the last.
-const STATUSES: [(u16, &str); 17] = [
+const STATUSES: [(u16, &str); 18] = [
     (200, "200"),
     (400, "400"),
     (401, "401"),
@@ -22,6 +22,7 @@ const STATUSES: [(u16, &str); 17] = [
     (405, "405"),
     (408, "408"),
     (409, "409"),
+    (410, "410"),
     (413, "413"),
     (415, "415"),
     (422, "422"),

@@ -4,6 +4,17 @@ use super::items::ItemUpsert;
 use super::request::RetrieveRequest;
 use super::response::{BatchResponse, RetrieveResponse};
 
+/// A vector.
+#[derive(utoipa::ToSchema, serde::Deserialize)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "a schema of the document, never a value: `values::Vector` reads both forms")]
+pub enum VectorForm {
+    /// Its numbers.
+    Numbers(Vec<f32>),
+    /// The same as little-endian 32-bit numbers in base64.
+    Base64(String),
+}
+
 /// The body of a retrieval.
 #[derive(utoipa::ToSchema, serde::Deserialize)]
 #[serde(untagged)]
