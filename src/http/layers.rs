@@ -7,6 +7,7 @@ use std::time::{Instant, SystemTime};
 
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::Version;
 use axum::http::header::{CONNECTION, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -46,7 +47,7 @@ impl CallId {
 pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, next: Next) -> Response {
     let start = Instant::now();
     let matched = table::find(request.method(), request.uri().path());
-    let call = matched.call();
+    let (call, version) = (matched.call(), request.version());
     let id = id_of(request.headers().get(&REQUEST_ID).map(HeaderValue::as_bytes));
     let header = request.headers().get(TRACEPARENT).cloned();
     let context = header.as_ref().and_then(|header| TraceContext::of(header.as_bytes()));
@@ -98,7 +99,8 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     if let Some(answer) = answer {
         headers.insert(TRACEPARENT, answer);
     }
-    if host.entrance().draining.load(Ordering::Relaxed) {
+    // HTTP/2 has a frame of its own for it.
+    if host.entrance().draining.load(Ordering::Relaxed) && version < Version::HTTP_2 {
         // So that a client that keeps connections asks its next question elsewhere.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }

@@ -33,6 +33,7 @@ mod routed;
 mod routes;
 mod server;
 mod slow;
+mod streams;
 mod table;
 mod tls;
 mod trace_context;
