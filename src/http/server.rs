@@ -14,6 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use axum::http::HeaderValue;
+use axum::http::header::HOST;
 use axum::response::{IntoResponse as _, Response};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -308,7 +310,7 @@ async fn answer(
     let (all, router) = (Arc::new(open), edge.router);
     let open = all.clone();
     let service = service_fn(move |request: axum::http::Request<hyper::body::Incoming>| {
-        let (turn, request) = (all.turn(), all.connection.marked(request));
+        let (turn, request) = (all.turn(), with_host(all.connection.marked(request)));
         let (router, stream) = (router.clone(), turn.map(|turn| Stream::begin(&all.connection, turn)));
         async move {
             let Some(stream) = stream else { return Ok(crowded().map(Streamed::refused)) };
@@ -327,6 +329,13 @@ async fn answer(
         .max_local_error_reset_streams(RESETS_MAX);
     let served = builder.serve_connection(socket, service);
     until_end(served, |served| served.graceful_shutdown(), &open, closing).await;
+}
+
+/// A request of HTTP/2 with the header by which HTTP/1.1 names the host.
+fn with_host<B>(mut request: axum::http::Request<B>) -> axum::http::Request<B> {
+    let host = request.uri().authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok());
+    request.headers_mut().extend(host.map(|host| (HOST, host)));
+    request
 }
 
 /// What one request of HTTP/2 too many is answered.

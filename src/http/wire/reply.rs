@@ -397,6 +397,35 @@ mod tests {
     }
 
     #[test]
+    fn a_table_says_what_the_items_say_whoever_tells_it() {
+        let columns = columns(5);
+        let asked = ["price".to_owned(), "ti\"tle".into(), "years".into()];
+        for (tasks, asked) in [(&tasks()[..], &asked[..]), (&tasks()[..], &[]), (&[], &asked[..]), (&[], &[])] {
+            let entry = || Entry::items(answer(5), tasks.iter().copied(), &columns, asked).unwrap();
+            let plain: RetrieveResponse = serde_json::from_str(&text(Reply::one(served(), entry()))).unwrap();
+            let (ranked, written) = entry().written();
+            let gathered = Entry::gathered(ranked, written, None, 0);
+            for told in [entry(), gathered] {
+                let reply = Reply::one(served(), told.as_table().unwrap());
+                let read: RetrieveResponse = serde_json::from_str(&text(reply)).unwrap();
+                let (items, table) = (&plain.result.items, read.result.table.unwrap());
+                assert!(read.result.items.is_empty());
+                assert_eq!(table.id, items.iter().map(|item| item.id).collect::<Vec<_>>());
+                assert_eq!(table.score, items.iter().map(|item| item.score).collect::<Vec<_>>());
+                assert_eq!(table.similarity, items.iter().map(|item| item.similarity).collect::<Vec<_>>());
+                assert_eq!((table.tasks.len(), table.columns.len()), (tasks.len(), asked.len()));
+                for (name, scores) in table.tasks {
+                    assert_eq!(scores, items.iter().map(|item| item.tasks[&name]).collect::<Vec<_>>());
+                }
+                for (name, values) in table.columns {
+                    let wanted: Vec<Value> = items.iter().map(|item| item.columns[&name].clone()).collect();
+                    assert_eq!(values, Value::from(wanted));
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_large_reply_comes_in_pieces_of_a_bounded_size() {
         let columns = columns(5000);
         let entry = Entry::items(answer(5000), tasks(), &columns, &["ti\"tle".into()]).unwrap();
