@@ -137,7 +137,7 @@ fn single(seen: &Seen, turn: Option<Turn>, mut request: Retrieve, (terms, shape)
 /// Retrieve items for one request, or for each of a list of requests.
 #[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body(content = inline(RetrieveOneOrMany)),
-    responses((status = 200, body = inline(RetrievedOneOrMany)), (status = "default", body = Problem, content_type = "application/problem+json")))]
+    responses((status = 200, content((inline(RetrievedOneOrMany) = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn retrieve(
     app: &Arc<App>,
     model: &Arc<Loaded>,
@@ -234,7 +234,7 @@ pub(super) fn served(model: &Loaded, view: &View) -> Served {
 /// Score the items that the request names.
 #[utoipa::path(post, path = "/v1/models/{model}:rank", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body = RankRequest,
-    responses((status = 200, body = RetrieveResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+    responses((status = 200, content((RetrieveResponse = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn rank(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole, form: Form) -> Outcome {
     let ranking = move |body: &[u8]| {
         let (request, terms, shape) = wire::rank(body)?;

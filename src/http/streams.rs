@@ -17,6 +17,8 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::connections::Connection;
 
+/// Answers that share a connection without keeping each other waiting for long.
+const ANSWERS_ABREAST: u64 = 16;
 /// Requests that a client may take back beyond those that it read the answers of.
 const TAKEN_BACK_MAX: u64 = 100;
 
@@ -45,8 +47,11 @@ impl Streams {
         if under.taken_back > under.answered + TAKEN_BACK_MAX {
             return Some("resets");
         }
-        let oldest = under.open.values().flatten().min();
-        oldest.is_some_and(|moved| age.saturating_sub(*moved) > stall_ms).then_some("stalled")
+        let answers = under.open.values().flatten();
+        let (count, oldest) = (answers.clone().count() as u64, answers.min());
+        // Each has its turn among those that share the connection.
+        let bound = stall_ms * (1 + count / ANSWERS_ABREAST);
+        oldest.is_some_and(|moved| age.saturating_sub(*moved) > bound).then_some("stalled")
     }
 }
 

@@ -70,7 +70,7 @@ fn many_requests_side_by_side_are_answered_as_those_of_http1() {
     let store = catalogue(3000, 50);
     let server = serve(&store, "drain_ms = 0");
     let bodies: Vec<Value> =
-        (0..300).map(|n| json!({"vector": [1, n], "k": 1 + n * 9, "columns": ["title"]})).collect();
+        (0..200).map(|n| json!({"vector": [1, n], "k": 1 + n * 3, "columns": ["title"]})).collect();
     let wanted: Vec<Value> = bodies.iter().map(|body| server.ask(VECTORS, body)).collect();
     Runtime::new().unwrap().block_on(async {
         let sender = connect(&server, 64 << 10).await;
@@ -166,7 +166,7 @@ fn who_asks_and_takes_back_again_and_again_is_cut() {
 #[test]
 fn what_only_begins_like_http2_is_no_http2() {
     let store = catalogue(10, 1);
-    let server = serve(&store, "header_ms = 1500");
+    let server = serve(&store, "header_ms = 1500\nidle_ms = 1500");
     let send = |text: &str| {
         let mut stream = TcpStream::connect(&server.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();

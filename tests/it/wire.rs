@@ -68,7 +68,8 @@ fn cell(array: &dyn Array, row: usize) -> Value {
         DataType::Float64 => array.as_primitive::<Float64Type>().value(row).into(),
         // Through its text: JSON has the shortest decimal of the 32 bits.
         DataType::Float32 => {
-            serde_json::from_str(&json!(array.as_primitive::<Float32Type>().value(row)).to_string()).unwrap()
+            serde_json::from_str(&serde_json::to_string(&array.as_primitive::<Float32Type>().value(row)).unwrap())
+                .unwrap()
         }
         DataType::Utf8 => array.as_string::<i32>().value(row).into(),
         DataType::List(_) => {
@@ -104,7 +105,7 @@ fn arrow_and_columns_say_what_items_say() {
     let store = catalogue(300);
     put(store.path(), &tiny()).unwrap();
     let server = Server::start(store.path());
-    until("both models", || server.get("/v1/models").1.matches("\"digest\"").count() == 2);
+    until("both models", || server.get("/v1/models").1.matches("\"digest\"").count() >= 2);
     let columns = json!(["title", "years", "price", "rank"]);
     let user = json!({"installed": [1, 5]});
     let cases = [
@@ -117,7 +118,7 @@ fn arrow_and_columns_say_what_items_say() {
     for (path, body) in cases {
         let plain = server.ask(path, &body);
         let (table, told) = arrow(&server, path, &body);
-        assert_eq!(Value::from(items(&table)), plain["items"], "{body}");
+        assert!(Value::from(items(&table)) == plain["items"], "{body}");
         for (name, value) in
             plain.as_object().unwrap().iter().filter(|(name, _)| !["items", "explain"].contains(&name.as_str()))
         {
@@ -150,7 +151,7 @@ fn the_type_of_an_arrow_column_is_the_models_and_a_large_answer_comes_in_batches
     let (table, _) = arrow(&server, VECTORS, &all);
     assert_eq!(table.num_rows(), 9000);
     let plain = server.ask(VECTORS, &all);
-    assert_eq!(Value::from(items(&table)), plain["items"]);
+    assert!(Value::from(items(&table)) == plain["items"]);
     // Of items that have one year each, and of none at all.
     for filter in ["years:2001", "rank < 0"] {
         let (few, _) = arrow(&server, VECTORS, &json!({"vector": [1, 0], "filter": filter, "columns": columns}));
@@ -287,7 +288,7 @@ fn pages_are_slices_of_one_ranking() {
     let store = catalogue(500);
     put(store.path(), &tiny()).unwrap();
     let server = Server::start(store.path());
-    until("both models", || server.get("/v1/models").1.matches("\"digest\"").count() == 2);
+    until("both models", || server.get("/v1/models").1.matches("\"digest\"").count() >= 2);
     let user = json!({"installed": [1, 5]});
     for (path, body) in [
         (VECTORS, json!({"vector": [1, 0.5], "candidates": 100})),
@@ -326,8 +327,8 @@ fn pages_are_slices_of_one_ranking() {
     }
     let listed = server.ask(VECTORS, json!({"requests": [with(json!({}))]}));
     assert!(listed["results"][0]["problem"]["detail"].as_str().unwrap().contains("pages are asked for one by one"));
-    let (_, problem) = server.post("/v1/models/tiny:retrieve", json!({"features": user, "cursor": cursor}));
-    assert_eq!(problem["status"], 410, "tiny has no such version: {problem}");
+    let (status, problem) = server.post("/v1/models/tiny:retrieve", json!({"features": user, "cursor": cursor}));
+    assert_eq!(status, 400, "of another model: {problem}");
 }
 
 fn serve_updates(folder: &Path) -> Server {

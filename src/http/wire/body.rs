@@ -173,6 +173,7 @@ mod tests {
     use serde_json::json;
     use utoipa::PartialSchema;
 
+    use super::super::schemas::VectorForm;
     use super::*;
     use crate::error::Kind;
     use crate::limits::{
@@ -394,10 +395,11 @@ mod tests {
         assert_eq!(names::<EmbedRequest>(), read);
         let limits = serde_json::to_value(RetrieveRequest::schema()).unwrap();
         let rank = serde_json::to_value(RankRequest::schema()).unwrap();
+        let vector = serde_json::to_value(VectorForm::schema()).unwrap();
         for (described, limit) in [
             (&limits["properties"]["exclude"]["maxItems"], EXCLUDE_MAX),
             (&limits["properties"]["columns"]["maxItems"], COLUMNS_MAX),
-            (&limits["properties"]["vector"]["maxItems"], DIMENSION_MAX),
+            (&vector["oneOf"][0]["maxItems"], DIMENSION_MAX),
             (&limits["properties"]["k"]["maximum"], RESULTS_MAX),
             (&limits["properties"]["candidates"]["maximum"], CANDIDATES_MAX),
             (&limits["properties"]["probes"]["maximum"], LISTS_MAX),

@@ -10,7 +10,7 @@ use super::response::{BatchResponse, RetrieveResponse};
 #[expect(dead_code, reason = "a schema of the document, never a value: `values::Vector` reads both forms")]
 pub enum VectorForm {
     /// Its numbers.
-    Numbers(Vec<f32>),
+    Numbers(#[schema(max_items = 8192)] Vec<f32>),
     /// The same as little-endian 32-bit numbers in base64.
     Base64(String),
 }
