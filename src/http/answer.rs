@@ -43,6 +43,10 @@ const ARROW: HeaderValue = HeaderValue::from_static(ARROW_STREAM);
 /// The code of a body in a coding that is not read.
 const UNREAD_CODING: &str = "unsupported_content_encoding";
 
+/// What a problem says, for protocols that say it in another way.
+#[derive(Clone)]
+pub(super) struct Told(pub(super) String);
+
 /// A problem on its way out. Boxed, for answers carry it in `Result`s.
 pub struct Refusal {
     problem: Box<Problem>,
@@ -152,6 +156,7 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let mut response = (self.status(), axum::Json(&*self.problem)).into_response();
         let challenge = self.challenge();
+        response.extensions_mut().insert(Told(self.problem.detail.clone()));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
         if let Some(seconds) = self.retry_after {

@@ -269,7 +269,7 @@ fn late(detail: String) -> Refusal {
     Refusal::http(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail)
 }
 
-fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
+pub(super) fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
     let Some(kind) = headers.get(CONTENT_TYPE) else { return Ok(()) };
     let essence = kind.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     // curl's `-d` says the form type when nothing else is asked for.

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::answer::{Outcome, Refusal, json};
 use super::app::App;
-use super::calls::served;
+use super::passes::served;
 use super::paths::Names;
 use super::position::{feed, seen};
 use super::wire::{

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::answer::{Outcome, Refusal, json};
 use super::app::App;
-use super::calls::served;
+use super::passes::served;
 use super::paths::Names;
 use super::position::{feed, number, seen};
 use super::wire::{

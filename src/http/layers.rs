@@ -17,7 +17,8 @@ use tracing::field::Empty;
 use super::access::Caller;
 use super::answer::{Refusal, Timing};
 use super::app::Host;
-use super::calls::VERBS;
+use super::inference;
+use super::passes::VERBS;
 use super::slow::{Passed, millis};
 use super::table;
 use super::trace_context::{TRACEPARENT, TraceContext, new_id};
@@ -57,7 +58,11 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call, key = Empty, trace);
     request.extensions_mut().insert(matched);
     request.extensions_mut().insert(CallId(id.clone()));
+    let is_inference = inference::is_of_protocol(request.uri().path());
     let mut response = next.run(request).instrument(span.clone()).await;
+    if is_inference {
+        response = inference::with_error(response);
+    }
     let took = start.elapsed();
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms = millis(took), "answered"));
     host.entrance().meters.answered(call, response.status(), took);
@@ -81,7 +86,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
             passed: passed.clone(),
         });
     }
-    if VERBS.contains(&call) {
+    if VERBS.contains(&call) || call == "infer" {
         host.entrance().slow.note(took, || SlowCall {
             time: telemetry::now(),
             id: id.to_str().unwrap_or_default().to_owned(),

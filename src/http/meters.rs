@@ -7,10 +7,38 @@ use axum::http::StatusCode;
 use metrics::{Counter, Histogram, counter, histogram};
 
 /// The labels of calls; whatever has none of them is the last.
-const CALLS: [&str; 29] = [
-    "retrieve", "rank", "embed", "pass", "parts", "activate", "load", "unload", "models", "model", "versions",
-    "version", "labels", "label", "index", "column", "find", "item", "position", "upsert", "delete", "merge",
-    "queries", "slow", "metrics", "health", "openapi", "console", "other",
+const CALLS: [&str; 31] = [
+    "retrieve",
+    "rank",
+    "embed",
+    "pass",
+    "parts",
+    "activate",
+    "load",
+    "unload",
+    "models",
+    "model",
+    "versions",
+    "version",
+    "labels",
+    "label",
+    "index",
+    "column",
+    "find",
+    "item",
+    "position",
+    "upsert",
+    "delete",
+    "merge",
+    "queries",
+    "slow",
+    "metrics",
+    "health",
+    "openapi",
+    "console",
+    "inference",
+    "infer",
+    "other",
 ];
 /// The statuses with their labels; whatever has none of them is the last.
 const STATUSES: [(u16, &str); 18] = [

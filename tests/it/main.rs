@@ -15,6 +15,7 @@ mod filters;
 mod fresh;
 mod http;
 mod http2;
+mod inference;
 mod item_vectors;
 mod items;
 mod journal;

@@ -19,8 +19,8 @@ use super::super::paths::{Names, PathNames};
 use super::super::position::parameter;
 use super::super::slow::WINDOW;
 use super::super::wire::{
-    self, Entry, ItemResponse, LabelList, MissingShard, ModelInfo, ModelList, Reply, Retrievals, Served, Shape,
-    SlowResponse, VersionInfo, VersionList,
+    self, Entry, InferenceReady, ItemResponse, LabelList, MissingShard, ModelInfo, ModelList, Reply, Retrievals,
+    Served, Shape, SlowResponse, VersionInfo, VersionList,
 };
 use super::app::RouterApp;
 use super::explain::explain;
@@ -347,6 +347,12 @@ pub(super) async fn item(State(app): State<Arc<RouterApp>>, Names((model, id)): 
 /// `/v1/debug/slow`
 pub(super) async fn slow(State(app): State<Arc<RouterApp>>) -> Response {
     json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.entrance().slow.list() })
+}
+
+/// `/v2/health/ready`
+pub(super) async fn inference_ready(State(app): State<Arc<RouterApp>>) -> Outcome {
+    app.ready()?;
+    Ok(json(&InferenceReady { ready: Some(true), ..InferenceReady::default() }))
 }
 
 /// `/readyz`

@@ -8,6 +8,7 @@ mod arrow_stream;
 mod body;
 mod browse;
 mod entry;
+mod inference;
 mod info;
 mod items;
 mod problem;
@@ -25,6 +26,10 @@ pub use browse::{
     percentiles,
 };
 pub use entry::Entry;
+pub use inference::{
+    Inference, InferenceError, InferenceModel, InferenceReady, InferenceRequest, InferenceResponse, InferenceServer,
+    inference, inference_answer, inference_model,
+};
 pub use info::{
     CalibrationInfo, ColumnInfo, CurveInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList, QueryLine,
     ShardInfo, TableInfo, VersionInfo, VersionList, calibration_info, column_info, model_info,

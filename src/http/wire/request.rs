@@ -140,11 +140,11 @@ pub struct RetrieveRequest {
 }
 
 // Through a text: of a number in place of a name, serde_json says that it is no JSON.
-fn priority<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Priority, D::Error> {
+pub(super) fn priority<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Priority, D::Error> {
     PriorityName::deserialize(String::deserialize(deserializer)?.into_deserializer())
 }
 
-fn on_degraded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<request::OnDegraded, D::Error> {
+pub(super) fn on_degraded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<request::OnDegraded, D::Error> {
     OnDegradedName::deserialize(String::deserialize(deserializer)?.into_deserializer())
 }
 
@@ -299,7 +299,7 @@ fn reading(
     Ok(Reading { columns, constants, explain, on_degraded })
 }
 
-fn terms(timeout_ms: Option<u64>, priority: Priority) -> Result<Terms> {
+pub(super) fn terms(timeout_ms: Option<u64>, priority: Priority) -> Result<Terms> {
     between("timeout_ms", timeout_ms, TIMEOUT_MS_MAX as usize)?;
     Ok(Terms { timeout: timeout_ms.map(Duration::from_millis), priority })
 }

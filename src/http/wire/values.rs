@@ -261,7 +261,7 @@ impl<'de> Deserialize<'de> for Packed {
 }
 
 /// Adds one entry of a list, which decides what the list is: a fraction makes it one of numbers, a text one of texts.
-struct Push<'a>(&'a mut Values);
+pub(super) struct Push<'a>(pub(super) &'a mut Values);
 
 impl<'de> DeserializeSeed<'de> for Push<'_> {
     type Value = ();

@@ -78,7 +78,7 @@ struct InferenceParameters {
 }
 
 /// A tensor to answer with.
-#[derive(Deserialize, ToSchema)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct RequestedOutput {
     /// `ids`, `scores`, `similarities`, `counts`, `tasks.TASK` or `columns.COLUMN`.
@@ -125,11 +125,11 @@ pub fn inference(body: &[u8], header: Option<usize>, features: &BTreeSet<&str>) 
         return Err(Error::invalid(format!("{} bytes behind those of all tensors", binary.len())));
     }
     let is_binary = parameters.binary_data_output;
-    let wanted: Vec<Wanted> = outputs
-        .into_iter()
-        .map(|output| (output.name, output.parameters.binary_data.unwrap_or(is_binary)))
-        .collect();
-    if let Some((_, (twice, _))) = wanted.iter().enumerate().find(|(n, (name, _))| wanted[..*n].iter().any(|(other, _)| other == name)) {
+    let wanted: Vec<Wanted> =
+        outputs.into_iter().map(|output| (output.name, output.parameters.binary_data.unwrap_or(is_binary))).collect();
+    if let Some((_, (twice, _))) =
+        wanted.iter().enumerate().find(|(n, (name, _))| wanted[..*n].iter().any(|(other, _)| other == name))
+    {
         return Err(Error::invalid(format!("output `{twice}` is asked for twice")));
     }
     let columns = wanted.iter().filter_map(|(name, _)| name.strip_prefix(COLUMNS)).map(str::to_owned).collect();
@@ -165,9 +165,8 @@ fn users(tensors: Vec<Tensor>, features: &BTreeSet<&str>) -> Result<Vec<User>> {
             return Err(Error::invalid(format!("input `{}` is given twice", tensor.name)));
         }
     }
-    let is_of = |name: &str, end: &str| {
-        name.strip_suffix(end).is_some_and(|of| !features.contains(name) && names.contains(of))
-    };
+    let is_of =
+        |name: &str, end: &str| name.strip_suffix(end).is_some_and(|of| !features.contains(name) && names.contains(of));
     let find = |name: &str, end: &str| {
         let name = format!("{name}{end}");
         tensors.iter().find(|tensor| tensor.name == name && is_of(&name, end))
@@ -208,7 +207,10 @@ fn values(tensor: &Tensor, counts: Option<&Tensor>, weights: Option<&Tensor>, ro
         Some(Tensor { values: Values::Integers(counts), width: 1, .. }) => {
             let count = usize::try_from(counts[row]).ok().filter(|count| *count <= width);
             count.ok_or_else(|| {
-                Error::invalid(format!("input `{name}{COUNTS}`: got {} in row {row}, expected 0 to {width}", counts[row]))
+                Error::invalid(format!(
+                    "input `{name}{COUNTS}`: got {} in row {row}, expected 0 to {width}",
+                    counts[row]
+                ))
             })?
         }
         Some(_) => return Err(Error::invalid(format!("input `{name}{COUNTS}`: expected one integer a row"))),

@@ -10,5 +10,5 @@ mod outcome;
 mod tensor;
 
 pub use call::{Inference, InferenceRequest, inference};
-pub use model::{InferenceModel, InferenceReady, InferenceServer, TensorInfo, inference_model};
-pub use outcome::{InferenceAnswer, InferenceResponse, inference_answer};
+pub use model::{InferenceError, InferenceModel, InferenceReady, InferenceServer, inference_model};
+pub use outcome::{InferenceResponse, inference_answer};

@@ -16,6 +16,13 @@ pub struct InferenceServer {
     pub extensions: Vec<String>,
 }
 
+/// What was wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct InferenceError {
+    /// In words.
+    pub error: String,
+}
+
 /// Whether something lives or is ready.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InferenceReady {

@@ -163,7 +163,8 @@ fn texts(column: &str, rows: &[&Items], width: usize) -> Result<Vec<String>> {
         let columns = items.columns();
         // A column may be asked for by its number too, and stands in its place then.
         let asked = columns.iter().position(|key| key.name == column);
-        let place = asked.ok_or_else(|| Error::invalid(format!("output `{COLUMNS}{column}`: expected the column's name")))?;
+        let place =
+            asked.ok_or_else(|| Error::invalid(format!("output `{COLUMNS}{column}`: expected the column's name")))?;
         for row in 0..width {
             texts.push(match items.len() > row {
                 true => text(&items.cell(place, row)),
