@@ -17,7 +17,7 @@ use serde_json::json;
 use super::output::say;
 use crate::columns::{self, Columns, ItemColumn, ItemValues};
 use crate::error::{Error, Result};
-use crate::files::{TensorFile, Tensors};
+use crate::files::TensorFile;
 use crate::filter;
 use crate::ivf::{self, Rescore};
 use crate::limits;
@@ -277,28 +277,11 @@ fn build(arguments: &AnnBench, width: usize) -> Result<Subject> {
     }
     let attributes =
         arguments.attributes.as_deref().map(|path| item_columns(path, rows)).transpose()?.unwrap_or_default();
-    let folder = fresh_folder()?;
-    let subject = build_in(&folder, Matrix::new(&items, cols)?, &attributes, arguments);
-    // The files stay mapped after they are gone.
-    std::fs::remove_dir_all(&folder).map_err(|e| Error::io(folder.display(), e))?;
-    subject
+    build_of(Matrix::new(&items, cols)?, &attributes, arguments)
 }
 
-/// A folder of this run alone.
-fn fresh_folder() -> Result<PathBuf> {
-    let name = |n: u32| std::env::temp_dir().join(format!("sterling-ann-bench-{}-{n}", std::process::id()));
-    let mut number = 0;
-    loop {
-        let folder = name(number);
-        match std::fs::create_dir(&folder) {
-            Ok(()) => return Ok(folder),
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
-            Err(e) => return Err(Error::io(folder.display(), e)),
-        }
-    }
-}
-
-fn build_in(folder: &Path, items: Matrix<'_>, attributes: &[ItemColumn], arguments: &AnnBench) -> Result<Subject> {
+/// The index, columns and filter of the items, in memory as those that are served.
+fn build_of(items: Matrix<'_>, attributes: &[ItemColumn], arguments: &AnnBench) -> Result<Subject> {
     let options = ivf::Options {
         lists: arguments.lists,
         seed: arguments.seed,
@@ -311,25 +294,19 @@ fn build_in(folder: &Path, items: Matrix<'_>, attributes: &[ItemColumn], argumen
     let mut built = ivf::build(items, &options, &|n| bar.inc(n as u64))?;
     bar.finish_and_clear();
     built.sort_lists(&columns::likeness(attributes, &[], items.rows())?);
-    let path = folder.join("index.safetensors");
     let mut file = TensorFile::new();
     built.encode(items, &mut file)?;
     let build_s = started.elapsed().as_secs_f64();
-    file.write(&path)?;
+    let index = ivf::Index::open(&file.in_memory("index")?)?;
     drop(file);
-    let index = ivf::Index::open(&Tensors::open(&path)?)?;
     let filter_started = Instant::now();
-    let path = folder.join("columns.safetensors");
     let mut file = TensorFile::new();
     columns::encode(attributes, &built.order, &mut file)?;
-    file.write(&path)?;
-    let columns = Columns::open(&Tensors::open(&path)?, built.order.len())?;
-    let path = folder.join("filter.safetensors");
+    let columns = Columns::open(&file.in_memory("columns")?, built.order.len())?;
     let mut file = TensorFile::new();
     filter::encode(&columns, &built.list_offsets, &built.list_lengths, &filter::Options::default(), &mut file)?;
-    file.write(&path)?;
     let (offsets, lengths) = (index.list_offsets(), index.list_lengths());
-    let filter = filter::Index::open(&Tensors::open(&path)?, offsets, lengths, columns.terms())?;
+    let filter = filter::Index::open(&file.in_memory("filter")?, offsets, lengths, columns.terms())?;
     let lengths = index.list_lengths();
     // As Faiss defines it: 1 where all lists are equally long, and so many times the work of a random probe where not.
     let squares: f64 = lengths.iter().map(|&n| f64::from(n).powi(2)).sum();

@@ -13,7 +13,7 @@ use super::union::Union;
 use super::view::{Index, WideRows};
 use crate::device::cpu::kernels::{BLOCK, Pick};
 use crate::topk::{Selector, unkey};
-use crate::units::{ListId, Slot};
+use crate::units::ListId;
 
 /// Lists whose words survive a filter: fills the words of a list, one bit an item.
 pub type Words<'a> = &'a mut dyn FnMut(ListId, &mut [u64]);
@@ -26,6 +26,9 @@ const ROW_COST: u64 = 2;
 const ROWS_AT_ONCE: usize = 1024;
 /// The same for blocks that hold survivors.
 const PICKS_AT_ONCE: usize = 512;
+
+/// Lists whose words are filled before any of their survivors is looked at, so that many share two looks at the clock.
+const LISTS_AT_ONCE: usize = 16;
 
 /// A search with a filter, under way.
 pub(super) struct Filtered<'a, 'w> {
@@ -74,7 +77,8 @@ impl Filtered<'_, '_> {
     fn scan_members(&mut self, has_lists: bool) {
         let union = self.union;
         for (number, member) in union.members.iter().enumerate().filter(|(_, m)| union.has_lists(m) == has_lists) {
-            member.filled_lists().for_each(|list| self.scan_of(number, list));
+            self.scratch.asked.extend(member.filled_lists().map(|list| (number, list)));
+            self.scan_asked();
         }
     }
 
@@ -110,13 +114,12 @@ impl Filtered<'_, '_> {
         let mut done = 0;
         let mut before = self.counters;
         for look in probing.looks(self.lists(), Pace::Often) {
-            self.scratch.order(look.min(probing.probes_max));
-            for n in done..look.min(probing.probes_max) {
-                let (score, list) = unkey(self.scratch.lists[n]);
-                self.scan_list(ListId(list.0));
-                self.scratch.ahead.take(score, self.union.list_length(ListId(list.0)));
+            let range = done..look.min(probing.probes_max);
+            self.scan_ordered(range.clone());
+            let Filtered { union, scratch, .. } = &mut *self;
+            for (score, list) in scratch.lists[range].iter().map(|&key| unkey(key)) {
+                scratch.ahead.take(score, union.list_length(ListId(list.0)));
             }
-            self.score_left();
             if look >= probing.probes_max || self.expects_no_more_than(&before, probing.pass_rate, ending) {
                 return;
             }
@@ -143,46 +146,74 @@ impl Filtered<'_, '_> {
         self.counters.probe_time = start.elapsed();
     }
 
+    /// Scans the survivors of the lists at these places of the order, those of all members that have them.
     fn scan_ordered(&mut self, range: Range<usize>) {
         self.scratch.order(range.end);
-        for n in range {
-            let list = ListId(unkey(self.scratch.lists[n]).1.0);
-            self.scan_list(list);
+        self.counters.lists += range.len() as u64;
+        let (union, Scratch { lists, asked, .. }) = (self.union, &mut *self.scratch);
+        for &key in &lists[range] {
+            let list = ListId(unkey(key).1.0);
+            for (number, member) in union.members.iter().enumerate() {
+                if union.has_lists(member) && member.index.list_lengths[list.index()] > 0 {
+                    asked.push((number, list));
+                }
+            }
         }
+        self.scan_asked();
         self.score_left();
     }
 
-    /// Leaves the survivors of a list to [`Filtered::score_left`], those of all members that have it.
-    fn scan_list(&mut self, list: ListId) {
-        self.counters.lists += 1;
-        for (number, member) in self.union.members.iter().enumerate() {
-            if self.union.has_lists(member) && member.index.list_lengths[list.index()] > 0 {
-                self.scan_of(number, list);
+    /// Leaves the survivors of the lists that were asked for to [`Filtered::score_left`].
+    fn scan_asked(&mut self) {
+        let mut asked = std::mem::take(&mut self.scratch.asked);
+        for lists in asked.chunks(LISTS_AT_ONCE) {
+            self.fill_words(lists);
+            let mut from = 0;
+            for &(number, list) in lists {
+                let words = from..from + self.union.members[number].index.words_of(list);
+                from = words.end;
+                self.take_survivors(number, list, words);
             }
         }
+        asked.clear();
+        self.scratch.asked = asked;
     }
 
-    /// The same of one member.
-    fn scan_of(&mut self, number: usize, list: ListId) {
+    /// Fills the words of lists, one behind the other.
+    fn fill_words(&mut self, lists: &[(usize, ListId)]) {
+        let start = Instant::now();
+        let Filtered { union, scratch, words, .. } = self;
+        let mut from = 0;
+        for &(number, list) in lists {
+            let end = from + union.members[number].index.words_of(list);
+            if end > scratch.words.len() {
+                scratch.words.resize(end, 0);
+            }
+            words(number, list, &mut scratch.words[from..end]);
+            from = end;
+        }
+        self.counters.words_time += start.elapsed();
+    }
+
+    /// Leaves the survivors of a list of one member, whose words were filled, to be scored.
+    fn take_survivors(&mut self, number: usize, list: ListId, words: Range<usize>) {
         let Filtered { union, scratch, counters, .. } = self;
         let index = union.members[number].index;
-        counters.items += u64::from(index.list_lengths[list.index()]);
+        let words = &scratch.words[words];
         let first = index.list_offsets[list.index()];
-        let count = ((index.list_offsets[list.index() + 1] - first) as usize).div_ceil(64);
-        scratch.words.resize(count, 0);
-        (self.words)(number, list, &mut scratch.words);
-        counters.bytes += count as u64 * 8;
-        let survivors: u64 = scratch.words.iter().map(|w| u64::from(w.count_ones())).sum();
+        counters.items += u64::from(index.list_lengths[list.index()]);
+        counters.bytes += words.len() as u64 * 8;
+        let survivors: u64 = words.iter().map(|w| u64::from(w.count_ones())).sum();
         if survivors == 0 {
             return;
         }
         counters.survivors += survivors;
         let Left { pending, picks } = &mut scratch.left[number];
-        let blocks = scratch.words.iter().map(|&w| u64::from(blocks_of(w))).sum::<u64>() * index.block_bytes();
+        let blocks = words.iter().map(|&w| u64::from(blocks_of(w))).sum::<u64>() * index.block_bytes();
         let rows = survivors * index.row_bytes();
         if !index.reads_rows(rows, blocks) {
             counters.bytes += blocks;
-            for (n, &word) in scratch.words.iter().enumerate() {
+            for (n, &word) in words.iter().enumerate() {
                 let mut left = word;
                 while left != 0 {
                     let quarter = left.trailing_zeros() / BLOCK as u32;
@@ -193,7 +224,7 @@ impl Filtered<'_, '_> {
             }
         } else {
             counters.bytes += rows;
-            for (n, &word) in scratch.words.iter().enumerate() {
+            for (n, &word) in words.iter().enumerate() {
                 let mut left = word;
                 while left != 0 {
                     pending.push(first + n as u32 * 64 + left.trailing_zeros());
@@ -221,12 +252,17 @@ impl Filtered<'_, '_> {
         picks.clear();
         products.resize(pending.len(), 0.0);
         member.index.products(vector, pending, products);
-        products.iter().zip(&*pending).for_each(|(&score, &slot)| selector.push(score, member.name(Slot(slot))));
+        selector.offer(products, pending, member.first_slot);
         pending.clear();
     }
 }
 
 impl Index {
+    /// Words of a list: one bit an item, of whole blocks.
+    fn words_of(&self, list: ListId) -> usize {
+        ((self.list_offsets[list.index() + 1] - self.list_offsets[list.index()]) as usize).div_ceil(64)
+    }
+
     /// Whether the rows of survivors are read in place of the blocks that they lie in, so many bytes of either.
     pub fn reads_rows(&self, rows: u64, blocks: u64) -> bool {
         !matches!(self.rows, WideRows::None) && rows * ROW_COST <= blocks

@@ -7,6 +7,7 @@ use super::pace::Pace;
 use super::quantize::Quantized;
 use crate::device::cpu::kernels::Pick;
 use crate::topk::Selector;
+use crate::units::ListId;
 
 /// Below this share of passing items every list is scanned: their words cost less than a wrong guess of the lists.
 pub(super) const SCAN_ALL_PASS_RATE: f64 = 0.03;
@@ -120,6 +121,8 @@ pub struct Counters {
     pub again: u64,
     /// Time that scoring and ordering the lists took.
     pub probe_time: Duration,
+    /// Time that filling the words of lists took.
+    pub words_time: Duration,
 }
 
 impl Counters {
@@ -131,6 +134,7 @@ impl Counters {
         self.bytes += other.bytes;
         self.again += other.again;
         self.probe_time += other.probe_time;
+        self.words_time += other.words_time;
     }
 }
 
@@ -153,6 +157,8 @@ pub struct Scratch {
     pub(super) scores: Vec<f32>,
     pub(super) slots: Vec<u32>,
     pub(super) words: Vec<u64>,
+    /// The lists whose words are asked for, each of the member of a number.
+    pub(super) asked: Vec<(usize, ListId)>,
     /// Survivors that are to be scored, of each index that is searched.
     pub(super) left: Vec<Left>,
     pub(super) products: Vec<f32>,

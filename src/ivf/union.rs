@@ -113,7 +113,7 @@ impl<'a> Member<'a> {
             let (numbers, products) = (&mut numbers[..slots.len()], &mut products[..slots.len()]);
             numbers.iter_mut().zip(slots).for_each(|(number, slot)| *number = slot.0);
             self.index.products(vector, numbers, products);
-            products.iter().zip(slots).for_each(|(&score, &slot)| selector.push(score, self.name(slot)));
+            selector.offer(products, numbers, self.first_slot);
         }
         let (n, width) = (slots.len() as u64, self.index.row_bytes());
         Counters { items: n, survivors: n, bytes: n * width, ..Counters::default() }

@@ -1,7 +1,7 @@
 //! Steps 4 to 7: candidates, verified, each with the score that chose it.
 
 use std::borrow::Cow;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::{Catalogue, CataloguePart, Query, Scratch, Times, Together, taken};
 use crate::filter::{Plan, Route};
@@ -76,7 +76,7 @@ impl<'a> Catalogue<'a> {
         }
     }
 
-    /// Fills `scratch.candidates` with verified slots and the int8 scores that chose them, best first, and `scratch.scored` with
+    /// Fills `scratch.candidates` with verified slots and the int8 scores that chose them, best first where that matters, and `scratch.scored` with
     /// those that are scored by their rows already.
     pub(super) fn find(
         &self,
@@ -169,7 +169,7 @@ impl<'a> Catalogue<'a> {
                 (&mut *selector, counters, start.elapsed())
             }
         };
-        times.add_search(took, Duration::ZERO, &counters);
+        times.add_search(took, &counters);
         self.verify(query, selector, candidates, times);
         counters
     }
@@ -193,21 +193,18 @@ impl<'a> Catalogue<'a> {
         loop {
             self.begin(selector, room);
             let start = Instant::now();
-            let mut words_time = Duration::ZERO;
             let mut fill = |member: usize, list: ListId, out: &mut [u64]| {
-                let start = Instant::now();
                 let (part, plan) = (walked.parts[member], walked.plans[member]);
                 plan.words(part.filter, list, &mut words[walked.numbers[member]], out);
                 part.filter.exclude(list, &excluded[member], out);
                 if let Some(gone) = part.gone {
                     gone.clear(part.filter.first_slot(list), &mut out[..part.filter.words(list)]);
                 }
-                words_time += start.elapsed();
             };
             let enough = walked.enough(query, &probing, room);
             let counters = union.search(query.vector, probing, Some(&mut fill), selector, enough, alone);
             let counters = Counters { again, ..counters };
-            times.add_search(start.elapsed(), words_time, &counters);
+            times.add_search(start.elapsed(), &counters);
             self.verify(query, selector, candidates, times);
             // Where "maybe" bits filled the selection and too few of them held, more of the survivors are looked at.
             let all_seen = counters.survivors <= room as u64;
@@ -231,13 +228,21 @@ impl<'a> Catalogue<'a> {
     /// Step 7: what is selected, less what is excluded or gone or only seemed to pass.
     fn verify(&self, query: &Query<'_>, selected: &mut Selector, candidates: &mut Vec<(f32, Slot)>, times: &mut Times) {
         let start = Instant::now();
+        let is_sure = |part: usize| self.parts[part].gone.is_none() && query.plan_of(part).is_exact();
+        let all_hold = query.excluded.is_empty() && (0..self.parts.len()).all(is_sure);
         let holds = |slot: Slot| {
+            if all_hold {
+                return true;
+            }
             let (part, own) = self.part_of(slot);
             let plan = query.plan_of(part);
             !query.is_excluded(slot) && !self.parts[part].is_gone(own) && (plan.is_exact() || plan.passes(own))
         };
         candidates.clear();
-        candidates.extend(taken(selected).filter(|(_, slot)| holds(*slot)));
+        match self.ranks_by_rows(query) {
+            true => candidates.extend(selected.kept().filter(|(_, slot)| holds(*slot))),
+            false => candidates.extend(taken(selected).filter(|(_, slot)| holds(*slot))),
+        }
         times.verify += start.elapsed();
     }
 }

@@ -122,10 +122,10 @@ impl Times {
     }
 
     /// Adds what a search took; what it did not take to probe and for words it scanned.
-    fn add_search(&mut self, took: Duration, words: Duration, counters: &Counters) {
+    fn add_search(&mut self, took: Duration, counters: &Counters) {
         self.probe += counters.probe_time;
-        self.words += words;
-        self.scan += took.saturating_sub(words + counters.probe_time);
+        self.words += counters.words_time;
+        self.scan += took.saturating_sub(counters.words_time + counters.probe_time);
     }
 }
 

@@ -43,6 +43,11 @@ impl Catalogue<'_> {
         rescored
     }
 
+    /// True where nothing comes of the order of int8 scores: rows decide, and nobody asks for what was selected.
+    pub(super) fn ranks_by_rows(&self, query: &Query<'_>) -> bool {
+        query.selected.is_none() && !matches!(self.main().index.rows(), WideRows::None)
+    }
+
     /// Keeps the best `k` of candidates, best first; of equal scores those of the lowest ids.
     fn keep_best(&self, k: usize, candidates: &mut Vec<(f32, Slot)>) {
         let better = |a: &(f32, Slot), b: &(f32, Slot)| {
@@ -73,12 +78,14 @@ impl Catalogue<'_> {
         sink(Found { candidates, selected: &[], counters: Counters::default(), rescored, times });
     }
 
-    /// Scores the candidates with the widest rows, read in their order, and keeps the best K0, best first.
+    /// Scores the candidates with the widest rows, part by part, and keeps the best K0, best first.
     fn rescore(&self, vector: &[f32], k0: usize, scratch: &mut Scratch) -> u64 {
         let Scratch { candidates, selector, slots, own, products, .. } = scratch;
         slots.clear();
         slots.extend(candidates.iter().map(|(_, slot)| slot.0));
-        slots.sort_unstable();
+        if self.parts.len() > 1 {
+            slots.sort_unstable();
+        }
         products.resize(slots.len(), 0.0);
         let mut done = 0;
         for (part, next) in self.parts.iter().zip(self.parts.iter().skip(1).map(Some).chain([None])) {
@@ -89,7 +96,7 @@ impl Catalogue<'_> {
             done = end;
         }
         self.begin(selector, k0);
-        slots.iter().zip(&*products).for_each(|(&slot, &score)| selector.push(score, Slot(slot)));
+        selector.offer(products, slots, 0);
         candidates.clear();
         candidates.extend(taken(selector));
         slots.len() as u64

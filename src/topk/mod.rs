@@ -222,6 +222,18 @@ impl Selector {
         }
     }
 
+    /// Offers scored `slots`, each counted from `first_slot` on.
+    pub fn offer(&mut self, scores: &[f32], slots: &[u32], first_slot: u32) {
+        for (scores, slots) in scores.chunks(BLOCK).zip(slots.chunks(BLOCK)) {
+            let mut len = self.len;
+            for (&score, &slot) in scores.iter().zip(slots) {
+                (self.scores[len], self.slots[len]) = (score, first_slot + slot);
+                len += usize::from(score >= self.threshold);
+            }
+            self.staged(len);
+        }
+    }
+
     /// Keeps the K best of what is held; the threshold becomes the K-th best score.
     pub fn shrink(&mut self) {
         if self.k == 0 {
@@ -265,6 +277,13 @@ impl Selector {
         *len = kept;
     }
 
+    /// The K best, in the order that they came in. Lets go of the ids.
+    pub fn kept(&mut self) -> impl Iterator<Item = (f32, Slot)> {
+        self.shrink();
+        self.ids.clear();
+        self.scores[..self.len].iter().zip(&self.slots[..self.len]).map(|(&score, &slot)| (score, Slot(slot)))
+    }
+
     /// The K best, best first. Lets go of the ids.
     pub fn finish(&mut self) -> &[u64] {
         self.shrink();
@@ -292,14 +311,19 @@ mod tests {
         }
 
         #[test]
-        fn the_best_k_are_those_of_a_full_sort(scores in proptest::collection::vec(-20i32..20, 0..6000), k in 0usize..900, one_by_one: bool) {
+        fn the_best_k_are_those_of_a_full_sort(scores in proptest::collection::vec(-20i32..20, 0..6000), k in 0usize..900, offered in 0..3) {
             let mut scores: Vec<f32> = scores.iter().map(|&s| s as f32 / 4.0).collect();
             let kernels = Kernels::detect().unwrap();
             let mut selector = Selector::new();
             selector.reset(k);
             let count = scores.len();
-            if one_by_one {
+            if offered == 0 {
                 scores.iter().enumerate().for_each(|(slot, &score)| selector.push(score, Slot(slot as u32)));
+            } else if offered == 1 {
+                let (first, rest) = scores.split_at(count / 3);
+                let slots: Vec<u32> = (0..count as u32).collect();
+                selector.offer(first, &slots[..first.len()], 0);
+                selector.offer(rest, &slots[..rest.len()], first.len() as u32);
             } else {
                 scores.resize(count.next_multiple_of(BLOCK), f32::NAN);
                 selector.keep(kernels, &scores, Slot(0));
@@ -307,7 +331,10 @@ mod tests {
             let mut expected: Vec<u64> = (0..count).map(|s| key(scores[s], Slot(s as u32))).collect();
             expected.sort_unstable_by(|a, b| b.cmp(a));
             expected.truncate(k);
+            let kept: Vec<u64> = selector.clone().kept().map(|(score, slot)| key(score, slot)).collect();
             prop_assert_eq!(selector.finish(), &expected);
+            expected.sort_unstable_by_key(|&key| unkey(key).1.0);
+            prop_assert_eq!(kept, expected);
         }
 
         #[test]

@@ -99,7 +99,8 @@ impl Kernels {
             let avx512 = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512vnni");
+                && is_x86_feature_detected!("avx512vnni")
+                && is_x86_feature_detected!("popcnt");
             if avx2 && avx512 {
                 all.push(Kernels::of(Isa::Avx512));
                 if is_x86_feature_detected!("avx512bf16") {

@@ -6,13 +6,13 @@ use super::operands::{BLOCK, Blocks, HIGH, Int8Query, Lane, Pick, Staging, block
 use crate::device::memory::prefetch;
 
 /// Sums of products with a row of a query to numbers.
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,popcnt")]
 fn products(sums: __m512i, query: &Int8Query<'_>, row: usize) -> __m512 {
     _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_set1_epi32(query.corrections[row])))
 }
 
 /// Sums of products with the high and the low row to scores.
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,popcnt")]
 fn scaled(high: __m512i, low: __m512i, query: &Int8Query<'_>, scales: __m512) -> __m512 {
     let dot = _mm512_fmadd_ps(products(high, query, 0), _mm512_set1_ps(HIGH), products(low, query, 1));
     _mm512_mul_ps(_mm512_mul_ps(dot, scales), _mm512_set1_ps(query.scale))
@@ -22,8 +22,8 @@ fn scaled(high: __m512i, low: __m512i, query: &Int8Query<'_>, scales: __m512) ->
 /// block to come are asked for as lines of this one are used, at the pace at which memory can bring them.
 ///
 /// # Safety
-/// Needs AVX-512 F, BW and VNNI; `codes` must point to `groups * 64` bytes, each row to `groups * 4`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+/// Needs AVX-512 F, BW and VNNI, and POPCNT; `codes` must point to `groups * 64` bytes, each row to `groups * 4`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni,popcnt")]
 unsafe fn block_sums<const R: usize>(
     codes: *const u8,
     ahead: *const u8,
@@ -58,8 +58,8 @@ unsafe fn block_sums<const R: usize>(
 /// faster than a compressing store on Zen 4.
 ///
 /// # Safety
-/// Needs AVX-512 F; the staging must have room for 16 entries.
-#[target_feature(enable = "avx512f")]
+/// Needs AVX-512 F and POPCNT; the staging must have room for 16 entries.
+#[target_feature(enable = "avx512f,popcnt")]
 unsafe fn stage(scores: __m512, mask: u16, first_slot: u32, threshold: __m512, staging: &mut Staging<'_>) {
     let kept = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(mask, scores, threshold);
     if kept == 0 {
@@ -85,8 +85,8 @@ fn beyond(blocks: &Blocks<'_>, past: usize, bytes: usize) -> *const u8 {
 }
 
 /// # Safety
-/// Needs AVX-512 F, BW and VNNI. Lengths are checked by the caller.
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+/// Needs AVX-512 F, BW and VNNI, and POPCNT. Lengths are checked by the caller.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni,popcnt")]
 pub(super) unsafe fn scan(
     blocks: &Blocks<'_>,
     query: &Int8Query<'_>,
@@ -120,8 +120,8 @@ pub(super) unsafe fn scan(
 }
 
 /// # Safety
-/// Needs AVX-512 F, BW and VNNI. Lengths and picks are checked by the caller.
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+/// Needs AVX-512 F, BW and VNNI, and POPCNT. Lengths and picks are checked by the caller.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni,popcnt")]
 pub(super) unsafe fn scan_picks(
     blocks: &Blocks<'_>,
     picks: &[Pick],
@@ -161,8 +161,8 @@ pub(super) unsafe fn scan_picks(
 /// Scans for `N` queries, which are `R = 2 N` rows.
 ///
 /// # Safety
-/// Needs AVX-512 F, BW and VNNI. Lengths are checked by the caller.
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+/// Needs AVX-512 F, BW and VNNI, and POPCNT. Lengths are checked by the caller.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni,popcnt")]
 unsafe fn scan_lanes<const N: usize, const R: usize>(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>; N]) {
     const { assert!(R == 2 * N) };
     let count = blocks.items.div_ceil(BLOCK);
@@ -190,8 +190,8 @@ unsafe fn scan_lanes<const N: usize, const R: usize>(blocks: &Blocks<'_>, lanes:
 }
 
 /// # Safety
-/// Needs AVX-512 F, BW and VNNI. Lengths are checked by the caller.
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+/// Needs AVX-512 F, BW and VNNI, and POPCNT. Lengths are checked by the caller.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni,popcnt")]
 pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
     let (fours, rest) = lanes.as_chunks_mut::<4>();
     // SAFETY: the caller checked the lengths of every lane.
@@ -206,8 +206,8 @@ pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
 }
 
 /// # Safety
-/// Needs AVX-512 F, BW and VNNI. Lengths are checked by the caller.
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+/// Needs AVX-512 F, BW and VNNI, and POPCNT. Lengths are checked by the caller.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni,popcnt")]
 pub(super) unsafe fn nearest4(blocks: &Blocks<'_>, penalties: &[f32], queries: &[Int8Query<'_>; 4]) -> [u32; 4] {
     let count = blocks.items.div_ceil(BLOCK);
     let bytes = blocks.groups * 64;
@@ -243,21 +243,20 @@ pub(super) unsafe fn nearest4(blocks: &Blocks<'_>, penalties: &[f32], queries: &
     })
 }
 
-/// Values left at which a sort ends the search for the k-th.
-const SORTED: usize = 48;
+/// Values left at which each is compared with all to find the k-th.
+const COMPARED: usize = 48;
 
 /// Quickselect by compression: a pivot from a sample of 16, a count of the larger values, then the side that holds the k-th
 /// is packed to the front, 16 values a step.
 ///
 /// # Safety
-/// Needs AVX-512 F. `1 <= k <= values.len()`, checked by the caller.
-#[target_feature(enable = "avx512f")]
+/// Needs AVX-512 F and POPCNT. `1 <= k <= values.len()`, checked by the caller.
+#[target_feature(enable = "avx512f,popcnt")]
 pub(super) unsafe fn kth(values: &mut [f32], mut k: usize) -> f32 {
     let mut len = values.len();
-    while len > SORTED {
-        let mut sample: [f32; 16] = std::array::from_fn(|n| values[(2 * n + 1) * len / 32]);
-        sample.sort_unstable_by(|a, b| b.total_cmp(a));
-        let pivot = sample[(k * 16 / (len + 1)).min(15)];
+    while len > COMPARED {
+        let sample: [f32; 16] = std::array::from_fn(|n| values[(2 * n + 1) * len / 32]);
+        let pivot = kth_compared(&sample, (k * 16 / (len + 1)).min(15) + 1);
         let bound = _mm512_set1_ps(pivot);
         let (mut larger, mut smaller) = (0, 0);
         // SAFETY: `n < len` in all loads and `packed <= n` in all stores of 16 lanes that were loaded before; masks keep the
@@ -292,8 +291,31 @@ pub(super) unsafe fn kth(values: &mut [f32], mut k: usize) -> f32 {
             len = packed;
         }
     }
-    values[..len].sort_unstable_by(|a, b| b.total_cmp(a));
-    values[k - 1]
+    kth_compared(&values[..len], k)
+}
+
+/// The k-th of at most [`COMPARED`] values: the one that fewer than `k` are above and no more than the rest are below.
+#[target_feature(enable = "avx512f,popcnt")]
+fn kth_compared(values: &[f32], k: usize) -> f32 {
+    let mut registers = [(0u16, _mm512_setzero_ps()); COMPARED / 16];
+    for (register, part) in registers.iter_mut().zip(values.chunks(16)) {
+        let lanes = tail(part.len());
+        // SAFETY: the mask keeps the load within the part.
+        *register = (lanes, unsafe { _mm512_maskz_loadu_ps(lanes, part.as_ptr()) });
+    }
+    for &value in values {
+        let bound = _mm512_set1_ps(value);
+        let (mut larger, mut smaller) = (0, 0);
+        for (lanes, x) in registers {
+            larger += _mm512_mask_cmp_ps_mask::<_CMP_GT_OQ>(lanes, x, bound).count_ones() as usize;
+            smaller += _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(lanes, x, bound).count_ones() as usize;
+        }
+        if larger < k && k <= values.len() - smaller {
+            return value;
+        }
+    }
+    // Where something is no number; scores that are none are never kept.
+    f32::NEG_INFINITY
 }
 
 /// The first `count` lanes, all from 16 on.
@@ -302,8 +324,8 @@ fn tail(count: usize) -> u16 {
 }
 
 /// # Safety
-/// Needs AVX-512 F. Lengths are checked by the caller.
-#[target_feature(enable = "avx512f")]
+/// Needs AVX-512 F and POPCNT. Lengths are checked by the caller.
+#[target_feature(enable = "avx512f,popcnt")]
 pub(super) unsafe fn retain(scores: &mut [f32], slots: &mut [u32], threshold: f32) -> usize {
     let bound = _mm512_set1_ps(threshold);
     let (len, mut packed) = (scores.len(), 0);
@@ -328,8 +350,8 @@ pub(super) unsafe fn retain(scores: &mut [f32], slots: &mut [u32], threshold: f3
 }
 
 /// # Safety
-/// Needs AVX-512 F. Lengths are checked by the caller.
-#[target_feature(enable = "avx512f")]
+/// Needs AVX-512 F and POPCNT. Lengths are checked by the caller.
+#[target_feature(enable = "avx512f,popcnt")]
 pub(super) unsafe fn keep(
     scores: &[f32],
     first_slot: u32,
@@ -359,7 +381,7 @@ macro_rules! dot {
     ($name:ident, $many:ident, $element:ty, $load:expr, $scalar:expr) => {
         /// # Safety
         /// Needs AVX-512 F and BW. The lengths are equal: checked by the caller.
-        #[target_feature(enable = "avx512f,avx512bw,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,f16c,popcnt")]
         pub(super) unsafe fn $name(a: &[f32], b: &[$element]) -> f32 {
             let len = a.len();
             let mut sums = [_mm512_setzero_ps(); 4];
@@ -384,7 +406,7 @@ macro_rules! dot {
 
         /// # Safety
         /// Needs AVX-512 F and BW.
-        #[target_feature(enable = "avx512f,avx512bw,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,f16c,popcnt")]
         pub(super) unsafe fn $many(a: &[f32], rows: &[$element], slots: &[u32], out: &mut [f32]) {
             let row = |slot: u32| &rows[slot as usize * a.len()..(slot as usize + 1) * a.len()];
             for (n, (&slot, out)) in slots.iter().zip(out).enumerate() {
