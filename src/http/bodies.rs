@@ -164,8 +164,7 @@ impl Bodies {
         };
         let Some(coding) = coding else { return Ok(read) };
         let memory = self.memory();
-        let decoded = self.asides.run(move || Ok(decoded(&read, coding, memory))).await?;
-        decoded
+        self.asides.run(move || Ok(decoded(&read, coding, memory))).await?
     }
 
     fn memory(&self) -> BodyMemory {

@@ -146,7 +146,7 @@ fn digest(model: &Loaded, request: &Retrieve) -> Result<u64> {
 fn skip(ranked: &mut Ranked, count: usize) {
     let all = ranked.ids.len();
     let count = count.min(all);
-    let tasks = if all == 0 { 0 } else { ranked.tasks.len() / all };
+    let tasks = ranked.tasks.len().checked_div(all).unwrap_or(0);
     let kept = (0..tasks).flat_map(|task| task * all + count..(task + 1) * all);
     ranked.tasks = kept.map(|place| ranked.tasks[place]).collect();
     ranked.slots.drain(..count.min(ranked.slots.len()));

@@ -123,7 +123,7 @@ pub struct Retrieved {
     pub items: Vec<Item>,
     /// In their place, where columns were asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub table: Option<ItemTable>,
+    pub table: Option<Box<ItemTable>>,
     /// Given where it was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub explain: Option<Explain>,
