@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
-use axum::http::HeaderMap;
 use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
 use flate2::read::MultiGzDecoder;
@@ -92,7 +92,7 @@ struct Turn;
 
 /// Gives large answers a turn to be compressed, where their readers take that.
 pub(super) async fn choose(State(Encoders(turns)): State<Encoders>, request: Request, next: Next) -> Response {
-    let accepts = request.headers().contains_key(ACCEPT_ENCODING);
+    let accepts = request.headers().get_all(ACCEPT_ENCODING).iter().any(names_one);
     let mut response = next.run(request).await;
     let size = response.body().size_hint();
     if !accepts || size.exact().is_some_and(|bytes| bytes < ANSWER_BYTES_MIN) || !is_text(response.headers()) {
@@ -101,6 +101,11 @@ pub(super) async fn choose(State(Encoders(turns)): State<Encoders>, request: Req
     let Ok(turn) = turns.try_acquire_owned() else { return response };
     response.extensions_mut().insert(Turn);
     response.map(|body| Body::new(Turned { body, _turn: turn }))
+}
+
+/// Whether a value of `Accept-Encoding` names a coding that there is; what weights it has, the layer reads.
+fn names_one(value: &HeaderValue) -> bool {
+    value.to_str().is_ok_and(|text| ["gzip", "zstd", "*"].into_iter().any(|name| text.contains(name)))
 }
 
 fn is_text(headers: &HeaderMap) -> bool {
@@ -155,8 +160,6 @@ impl HttpBody for Turned {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use std::io::Write as _;
-
-    use axum::http::HeaderValue;
 
     use super::*;
 

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::error::{Error, Result};
-use crate::limits::CANDIDATES_MAX;
+use crate::limits::{CANDIDATES_MAX, RESULTS_MAX};
 use crate::registry::{Loaded, Registry, Which};
 use crate::request::{Answer, Content, Ranked, Reading, Retrieve};
 use crate::view::View;
@@ -52,6 +52,11 @@ impl Cursor {
         Ok(URL_SAFE_NO_PAD.encode(bytes))
     }
 
+    /// Results that all pages have together at most.
+    fn depth(&self) -> usize {
+        self.candidates.min(RESULTS_MAX)
+    }
+
     fn read(text: &str) -> Result<Self> {
         let wrong = || Error::invalid("field `cursor`: not one that an answer had");
         let bytes = if text.len() <= CURSOR_BYTES_MAX { URL_SAFE_NO_PAD.decode(text).ok() } else { None };
@@ -61,7 +66,7 @@ impl Cursor {
             return Err(wrong());
         }
         let (cursor, rest) = postcard::take_from_bytes::<Cursor>(body).map_err(|_| wrong())?;
-        let is_sane = rest.is_empty() && cursor.offset < cursor.candidates && cursor.candidates <= CANDIDATES_MAX;
+        let is_sane = rest.is_empty() && cursor.offset < cursor.depth() && cursor.candidates <= CANDIDATES_MAX;
         if is_sane { Ok(cursor) } else { Err(wrong()) }
     }
 }
@@ -102,7 +107,7 @@ impl Page {
             }
             Page { size: request.k, cursor, model, view }
         };
-        let size = page.size.min(page.cursor.candidates - page.cursor.offset);
+        let size = page.size.min(page.cursor.depth() - page.cursor.offset);
         request.k = page.cursor.offset + size;
         request.candidates = Some(page.cursor.candidates);
         Ok(Page { size, ..page })
@@ -128,7 +133,7 @@ impl Page {
         };
         let next = self.cursor.offset + self.size;
         // Where there were fewer results than asked for, and where all candidates were told of, there are no others.
-        let is_last = ranked.ids.len() < next || next >= self.cursor.candidates;
+        let is_last = ranked.ids.len() < next || next >= self.cursor.depth();
         skip(ranked, self.cursor.offset);
         if is_last { Ok(None) } else { Cursor { offset: next, ..self.cursor.clone() }.text().map(Some) }
     }
@@ -249,7 +254,9 @@ mod tests {
         for wrong in ["", " ", "x", "====", &format!("{text}A"), &format!("{text}{text}"), &long, "\u{fc}\u{fc}"] {
             assert!(Cursor::read(wrong).is_err());
         }
-        for (offset, candidates) in [(1000, 1000), (20, 0), (0, CANDIDATES_MAX + 1), (usize::MAX, usize::MAX)] {
+        for (offset, candidates) in
+            [(1000, 1000), (20, 0), (0, CANDIDATES_MAX + 1), (RESULTS_MAX, CANDIDATES_MAX), (usize::MAX, usize::MAX)]
+        {
             let text = Cursor { offset, candidates, ..cursor() }.text().unwrap();
             assert!(Cursor::read(&text).is_err(), "{offset} {candidates}: sums can be made by anybody");
         }

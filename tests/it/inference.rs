@@ -275,6 +275,11 @@ fn errors_are_those_of_the_protocol() {
         assert_eq!(error.as_object().unwrap().len(), 1, "{error}");
         assert!(error["error"].as_str().unwrap().contains(expected), "{body:.200}: {error}");
     }
+    let rows: Vec<i64> = vec![1; 1000];
+    let tensor = json!({"name": "installed", "shape": [1000, 1], "datatype": "INT64", "data": rows});
+    let filter = format!("section:{}", "x".repeat(50_000));
+    let (status, error) = server.post(INFER, json!({"inputs": [tensor], "parameters": {"filter": filter}}));
+    assert!(status == 422 && error["error"].as_str().unwrap().contains("for each of 1000 rows"), "{error}");
     for (path, expected) in [
         ("/v2/models/none", 404),
         ("/v2/models/none/ready", 404),

@@ -16,6 +16,8 @@ use crate::request::{self, Features, Priority, Reading, Retrieve, User, Values};
 
 /// Most tensors of a request: each feature with its counts and its weights.
 const INPUTS_MAX: usize = 3 * FEATURES_MAX;
+/// Bytes of the filters of all rows: each row is planned by itself.
+const FILTERS_BYTES_MAX: usize = 4 << 20;
 /// The query itself in place of features.
 const VECTOR: &str = "vector";
 /// Where a name ends, of tensors that tell of another.
@@ -131,6 +133,13 @@ pub fn inference(body: &[u8], header: Option<usize>, features: &BTreeSet<&str>) 
         wanted.iter().enumerate().find(|(n, (name, _))| wanted[..*n].iter().any(|(other, _)| other == name))
     {
         return Err(Error::invalid(format!("output `{twice}` is asked for twice")));
+    }
+    let rows = tensors.first().map_or(0, |tensor| tensor.rows);
+    if parameters.filter.len().saturating_mul(rows) > FILTERS_BYTES_MAX {
+        return Err(Error::too_costly(format!(
+            "parameter `filter`: {} bytes for each of {rows} rows, expected at most {FILTERS_BYTES_MAX} in all",
+            parameters.filter.len()
+        )));
     }
     let columns = wanted.iter().filter_map(|(name, _)| name.strip_prefix(COLUMNS)).map(str::to_owned).collect();
     let terms = terms(parameters.timeout_ms, parameters.priority)?;
