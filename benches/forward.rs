@@ -38,7 +38,7 @@ fn request(case: &Value, user: &Value) -> Retrieve {
     body.insert("features".into(), user["features"].clone());
     body.insert("exclude".into(), user["exclude"].clone());
     match retrievals(Value::Object(body).to_string().as_bytes()).unwrap() {
-        Retrievals::One(request, _) => *request,
+        Retrievals::One(request, ..) => *request,
         Retrievals::Many(_) => unreachable!("the body holds one request"),
     }
 }

@@ -16,6 +16,8 @@ pub enum Kind {
     Invalid,
     /// The named thing does not exist.
     NotFound,
+    /// What was there before is not any more, and will not come back.
+    Gone,
     /// The request contradicts the present state, such as publishing a version that exists.
     Conflict,
     /// Stored bytes do not say what they must: a checksum, a shape or a format is wrong.
@@ -48,6 +50,7 @@ impl Kind {
         match self {
             Kind::Invalid => "invalid",
             Kind::NotFound => "not_found",
+            Kind::Gone => "gone",
             Kind::Conflict => "conflict",
             Kind::Corrupt => "corrupt",
             Kind::Unsupported => "unsupported",
@@ -66,12 +69,13 @@ impl Kind {
     /// The kind of a name.
     pub fn named(name: &str) -> Option<Self> {
         use Kind::{
-            Conflict, Corrupt, DeadlineExceeded, Internal, Invalid, Io, NoSpace, NotFound, NotReady, Overloaded,
+            Conflict, Corrupt, DeadlineExceeded, Gone, Internal, Invalid, Io, NoSpace, NotFound, NotReady, Overloaded,
             Partial, TooCostly, Unavailable, Unsupported,
         };
         let all = [
             Invalid,
             NotFound,
+            Gone,
             Conflict,
             Corrupt,
             Unsupported,
@@ -132,7 +136,7 @@ impl Error {
     }
 
     constructors! {
-        invalid => Invalid, not_found => NotFound, conflict => Conflict, corrupt => Corrupt, unsupported => Unsupported,
+        invalid => Invalid, not_found => NotFound, gone => Gone, conflict => Conflict, corrupt => Corrupt, unsupported => Unsupported,
         overloaded => Overloaded, deadline => DeadlineExceeded, not_ready => NotReady, unavailable => Unavailable,
         too_costly => TooCostly, no_space => NoSpace, internal => Internal, partial => Partial,
     }

@@ -151,7 +151,7 @@ impl<'a> Replay<'a> {
     }
 
     fn answer(&mut self, line: &Line<'_>) -> Result<Ranked> {
-        let Retrievals::One(request, _) = wire::retrievals(line.request.get().as_bytes())? else {
+        let Retrievals::One(request, ..) = wire::retrievals(line.request.get().as_bytes())? else {
             return Err(Error::invalid("field `request`: got a list of requests, expected one"));
         };
         let answer = self.run(Request::Retrieve(*request))?;

@@ -1,14 +1,16 @@
 """The client against a real server, and against one that has no time."""
 
+import gzip
 import http.server
 import json
+import ssl
 import threading
 
 import numpy as np
 import pytest
 import sterling
 
-pytest.importorskip("httpx")
+httpx = pytest.importorskip("httpx")
 
 FEATURES = {"installed": np.array([1, 2]), "size": np.array([0.5, 0.25, 1.0], np.float32)}
 
@@ -31,6 +33,42 @@ def test_retrieve_rank_and_embed_agree(server):
         ranked = client.rank("tiny", best.ids, features=FEATURES)
         assert ranked.ids.tolist() == best.ids.tolist() and np.allclose(ranked.scores, best.scores, atol=1e-5)
         assert len(client.retrieve("tiny", features=FEATURES, filter="section:nothing")) == 0
+
+
+def test_every_form_of_an_answer_says_the_same(server):
+    pytest.importorskip("pyarrow")
+    asked = {"features": FEATURES, "k": 7, "candidates": 13, "exact": True, "columns": ["section", "popularity"]}
+    with sterling.Client(server.url) as plain:
+        wanted = plain.retrieve("tiny", **asked)
+    for options in ({"arrow": True}, {"compression": True}, {"arrow": True, "compression": True}):
+        with sterling.Client(server.url, **options) as client:
+            found = client.retrieve("tiny", **asked)
+            for name in ("ids", "scores", "similarities"):
+                got, want = getattr(found, name), getattr(wanted, name)
+                assert got.dtype == want.dtype and (got == want).all()
+            assert {name: scores.tolist() for name, scores in found.tasks.items()} == {name: scores.tolist() for name, scores in wanted.tasks.items()}
+            assert (found.columns, found.digest, found.position) == (wanted.columns, wanted.digest, wanted.position)
+            assert len(client.retrieve("tiny", features=FEATURES, filter="section:nothing")) == 0
+            assert len(client.retrieve("tiny", features=FEATURES, exclude=list(range(20_000, 40_000)), k=3)) == 3
+            with pytest.raises(sterling.RequestError, match="field `k`"):
+                client.retrieve("tiny", features=FEATURES, k=0)
+
+
+def test_pages_are_slices_of_one_ranking(server):
+    asked = {"features": FEATURES, "candidates": 12, "exact": True}
+    with sterling.Client(server.url) as client:
+        whole = client.retrieve("tiny", k=12, **asked)
+        pages = list(client.pages("tiny", k=5, **asked))
+        assert [len(page) for page in pages] == [5, 5, 2] and pages[-1].cursor is None
+        assert np.concatenate([page.ids for page in pages]).tolist() == whole.ids.tolist()
+
+
+def test_items_become_a_data_frame(server):
+    pytest.importorskip("pandas")
+    with sterling.Client(server.url) as client:
+        frame = client.retrieve("tiny", features=FEATURES, k=3, columns=["section"]).to_pandas()
+    assert list(frame.columns) == ["id", "score", "similarity", "tasks.buy", "tasks.click", "columns.section"] or len(frame.columns) == 6
+    assert len(frame) == 3
 
 
 def test_what_is_wrong_is_told_and_not_sent_again(server):
@@ -82,3 +120,50 @@ def test_a_server_without_time_is_asked_again_and_not_for_ever(busy):
     with sterling.Client(busy) as client, pytest.raises(sterling.RequestError) as refused:
         client.embed("any", {})
     assert refused.value.retry_after == 3600 and refused.value.retryable
+
+
+class Guarded(http.server.BaseHTTPRequestHandler):
+    """Tells who asks: the key, the coding of the body, the name in the client's certificate."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        coding = self.headers.get("Content-Encoding", "none")
+        json.loads(gzip.decompress(body) if coding == "gzip" else body)
+        shown = getattr(self.connection, "getpeercert", dict)() or {}
+        told = [self.headers.get("Authorization", "none"), coding, self.headers["Accept-Encoding"], shown.get("subject") is not None]
+        data = json.dumps({"code": "told", "detail": json.dumps(told)}).encode()
+        self.send_response(418)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    log_message = Busy.log_message
+
+
+def told(client, features):
+    with client, pytest.raises(sterling.RequestError) as refused:
+        client.embed("any", features)
+    return json.loads(str(refused.value).removeprefix("418 told: "))
+
+
+@pytest.mark.parametrize("wants_certificate", [False, True])
+def test_keys_codings_and_certificates_are_shown(tiny, wants_certificate):
+    folder = tiny.parent / "tls"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem", folder / "server.key")
+    if wants_certificate:
+        context.load_verify_locations(folder / "ca.pem")
+        context.verify_mode = ssl.CERT_REQUIRED
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"https://localhost:{server.server_address[1]}"
+        own = {"ca": folder / "ca.pem", "certificate": (folder / "client.pem", folder / "client.key") if wants_certificate else None}
+        small, large = {"a": [1]}, {"a": list(range(20_000))}
+        assert told(sterling.Client(url, **own), small) == ["none", "none", "identity", wants_certificate]
+        assert told(sterling.Client(url, **own, api_key="k", compression=True), small) == ["Bearer k", "none", "gzip", wants_certificate]
+        assert told(sterling.Client(url, **own, compression=True), large)[1] == "gzip"
+        for wrong in [{}] + [own | {"certificate": None}] * wants_certificate:
+            with sterling.Client(url, **wrong) as client, pytest.raises(httpx.TransportError):
+                client.embed("any", small)
+        server.shutdown()

@@ -118,7 +118,7 @@ pub fn run() -> ExitCode {
 
 fn exit_code(kind: Kind) -> u8 {
     match kind {
-        Kind::Invalid | Kind::NotFound | Kind::Conflict | Kind::Corrupt | Kind::Unsupported => 2,
+        Kind::Invalid | Kind::NotFound | Kind::Gone | Kind::Conflict | Kind::Corrupt | Kind::Unsupported => 2,
         _ => 1,
     }
 }

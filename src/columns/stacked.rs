@@ -22,6 +22,11 @@ impl Stacked {
         &self.first
     }
 
+    /// True where no slot of any part has two values in the column of a number.
+    pub fn is_single(&self, column: usize) -> bool {
+        self.first.at(column).is_single() && self.others.iter().all(|(_, columns)| columns.at(column).is_single())
+    }
+
     /// The values of a slot, of any part, in the column of a number.
     pub fn cell(&self, column: usize, slot: Slot) -> Cell<'_> {
         match self.others.partition_point(|(first, _)| *first <= slot.0).checked_sub(1) {

@@ -56,6 +56,7 @@ pub struct Column {
     offsets: Buffer<u32>,
     codes: Buffer<u32>,
     first_term: Option<TermId>,
+    is_single: bool,
 }
 
 /// All columns of a snapshot.
@@ -210,6 +211,7 @@ impl Column {
                     offsets: Buffer::default(),
                     codes: Buffer::default(),
                     first_term: None,
+                    is_single: true,
                 });
             }
             ColumnKind::Integers => {
@@ -245,7 +247,8 @@ impl Column {
         if !offsets.windows(2).all(ascending) {
             return Err(corrupt("a slot has codes that are out of order or outside the dictionary"));
         }
-        Ok(Column { declared, values, offsets, codes, first_term: None })
+        let is_single = offsets.windows(2).all(|w| w[1] - w[0] <= 1);
+        Ok(Column { declared, values, offsets, codes, first_term: None, is_single })
     }
 
     /// The name that filters and replies use.
@@ -434,7 +437,7 @@ impl Column {
 
     /// True where no slot has two values.
     pub fn is_single(&self) -> bool {
-        self.offsets.windows(2).all(|w| w[1] - w[0] <= 1)
+        self.is_single
     }
 
     /// The first term of a filterable category; its codes follow.

@@ -1,20 +1,21 @@
 //! Answers: JSON with the headers that every call carries, and problems.
 
 use std::borrow::Cow;
-use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::header::{ACCEPT_ENCODING, ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::wire::{Problem, Reply, Step};
+use super::coding::CODINGS;
+use super::form::Form;
+use super::wire::{ARROW_STREAM, ArrowReply, Problem, Reply, Step};
 use crate::device::heap;
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, Result};
 
 /// A part of a budget, given back when it is dropped.
 pub(super) type Share = Option<OwnedSemaphorePermit>;
@@ -32,15 +33,24 @@ impl AsRef<[u8]> for Held {
 }
 
 /// What a call ends with.
-pub(super) type Outcome = Result<Response, Refusal>;
+pub(super) type Outcome = std::result::Result<Response, Refusal>;
 
 /// The content type of a problem.
 pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const ARROW: HeaderValue = HeaderValue::from_static(ARROW_STREAM);
+
+/// The code of a body in a coding that is not read.
+const UNREAD_CODING: &str = "unsupported_content_encoding";
+
+/// What a problem says, for protocols that say it in another way.
+#[derive(Clone)]
+pub(super) struct Told(pub(super) String);
 
 /// A problem on its way out. Boxed, for answers carry it in `Result`s.
 pub struct Refusal {
     problem: Box<Problem>,
+    /// What is taken in place of what came: methods, or codings of a body.
     allow: Option<Cow<'static, str>>,
     /// Seconds after which the same request may be tried again.
     retry_after: Option<u64>,
@@ -128,6 +138,12 @@ impl Refusal {
         (self.problem.status == 401).then_some("Bearer realm=\"sterling\"")
     }
 
+    /// 415: a body in a coding that is not read.
+    pub(super) fn coding(detail: String) -> Self {
+        let refusal = Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, UNREAD_CODING, detail);
+        Refusal { allow: Some(CODINGS.into()), ..refusal }
+    }
+
     /// 405, naming what is allowed.
     pub fn method(got: &axum::http::Method, allow: impl Into<Cow<'static, str>>) -> Self {
         let allow = allow.into();
@@ -140,13 +156,14 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let mut response = (self.status(), axum::Json(&*self.problem)).into_response();
         let challenge = self.challenge();
+        response.extensions_mut().insert(Told(self.problem.detail.clone()));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
         if let Some(seconds) = self.retry_after {
             headers.insert(RETRY_AFTER, seconds.into());
         }
         if let Some(allow) = self.allow.as_deref().and_then(|allow| HeaderValue::from_str(allow).ok()) {
-            headers.insert(ALLOW, allow);
+            headers.insert(if self.problem.code == UNREAD_CODING { ACCEPT_ENCODING } else { ALLOW }, allow);
         }
         if let Some(challenge) = challenge {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
@@ -183,25 +200,43 @@ pub fn json(body: &impl Serialize) -> Response {
 /// A reply of more items held memory that few others need.
 const LARGE_REPLY_ITEMS: usize = 20_000;
 
-/// 200 with a reply of items: whole where it is small, in pieces that are written as the client reads them where it is not.
-/// `share` is given back when all of it is written.
-pub fn reply(mut reply: Reply, timing: Timing, share: Share) -> Response {
+/// 200 with a reply of items, in the form that the caller asked for: whole where it is small, in pieces that are written as the client reads them
+/// where it is not. `share` is given back when all of it is written.
+///
+/// # Errors
+/// What keeps it from being written in that form.
+pub fn reply(mut reply: Reply, timing: Timing, share: Share, form: Form) -> Result<Response> {
     let is_large = reply.len() > LARGE_REPLY_ITEMS;
-    let first = reply.next().unwrap_or_default();
-    let body = if reply.is_done() {
-        Body::from(first)
-    } else {
-        let pieces = std::iter::once(first).chain(reply).map(move |piece| {
-            let _held = &share;
-            Ok::<_, Infallible>(Bytes::from(piece))
-        });
-        let end = std::iter::from_fn(move || {
-            is_large.then(heap::announce);
-            None
-        });
-        Body::from_stream(stream::iter(pieces.chain(end)))
+    let (kind, body) = match form {
+        Form::Json => {
+            let first = reply.next().unwrap_or_default();
+            (JSON, if reply.is_done() { Body::from(first) } else { pieces(first, reply.map(Ok), share, is_large) })
+        }
+        Form::Arrow(id) => {
+            let mut reply = ArrowReply::new(reply, &id)?;
+            let first = reply.next().unwrap_or_else(|| Ok(Vec::new()))?;
+            (ARROW, if reply.is_done() { Body::from(first) } else { pieces(first, reply, share, is_large) })
+        }
     };
-    let mut response = ([(CONTENT_TYPE, JSON)], body).into_response();
+    let mut response = ([(CONTENT_TYPE, kind)], body).into_response();
     response.extensions_mut().insert(timing);
-    response
+    Ok(response)
+}
+
+/// A body in pieces.
+fn pieces(
+    first: Vec<u8>,
+    rest: impl Iterator<Item = Result<Vec<u8>>> + Send + 'static,
+    share: Share,
+    is_large: bool,
+) -> Body {
+    let pieces = std::iter::once(Ok(first)).chain(rest).map(move |piece| {
+        let _held = &share;
+        piece.map(Bytes::from).inspect_err(|error| tracing::error!(%error, "an answer ends in its midst"))
+    });
+    let end = std::iter::from_fn(move || {
+        is_large.then(heap::announce);
+        None
+    });
+    Body::from_stream(stream::iter(pieces.chain(end)))
 }

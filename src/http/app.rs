@@ -12,6 +12,7 @@ use super::audit::Audit;
 use super::bodies::{Bodies, Whole};
 use super::meters::AnswerMeters;
 use super::options::Options;
+use super::pages::Pages;
 use super::slow::SlowCalls;
 use super::traces::Traces;
 use super::wire::{self, ModelInfo, Served};
@@ -107,6 +108,8 @@ pub struct App {
     pub engine: Engine<Passes>,
     pub(super) bodies: Bodies,
     pub(super) asides: Asides,
+    /// The views that pages are slices of.
+    pub(super) pages: Pages,
     pub(super) entrance: Entrance,
     /// The updates of the models, where the server takes any.
     pub(super) feeds: Option<Arc<Feeds>>,
@@ -122,12 +125,13 @@ impl App {
     /// Models and workers behind one edge.
     pub fn new(registry: Registry, engine: Engine<Passes>, options: &Options) -> Self {
         let asides = Asides::new(engine.workers());
-        let (registry, bodies) = (Arc::new(registry), Bodies::new(options));
+        let (registry, bodies) = (Arc::new(registry), Bodies::new(options, asides.clone()));
         App {
             registry,
             engine,
             bodies,
             asides,
+            pages: Pages::default(),
             entrance: Entrance::default(),
             feeds: None,
             merges: None,

@@ -15,6 +15,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::answer::{Refusal, Share};
+use super::app::Asides;
+use super::coding::Coding;
 use super::options::Options;
 use crate::error::{Error, Result};
 use crate::limits::BODY_BYTES_MAX;
@@ -23,6 +25,8 @@ use crate::limits::BODY_BYTES_MAX;
 const MEMORY_FACTOR: usize = 4;
 /// Answers that take less are bounded by the number of connections.
 const SMALL_ANSWER_BYTES: usize = 64 << 10;
+/// A compressed body is read in pieces of so many bytes.
+const PIECE_BYTES: usize = 64 << 10;
 /// The budget is counted in these.
 const UNIT_BYTES: usize = 1024;
 
@@ -86,9 +90,10 @@ impl Drop for Inbound {
 }
 
 /// The memory of the bodies of all requests.
-#[derive(Debug)]
 pub(super) struct Bodies {
     budget: Arc<Semaphore>,
+    /// Where compressed bodies are read.
+    asides: Asides,
     /// As much again for answers that their readers have not read.
     answers: Arc<Semaphore>,
     options: Options,
@@ -110,10 +115,10 @@ impl std::ops::Deref for Whole {
 }
 
 impl Bodies {
-    pub(super) fn new(options: &Options) -> Self {
+    pub(super) fn new(options: &Options, asides: Asides) -> Self {
         let units = (options.bodies_mb << 20) / UNIT_BYTES;
         let budget = || Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS)));
-        Bodies { budget: budget(), answers: budget(), options: options.clone() }
+        Bodies { budget: budget(), asides, answers: budget(), options: options.clone() }
     }
 
     /// Sets memory aside for an answer of so many bytes, before anything is done for it.
@@ -144,6 +149,7 @@ impl Bodies {
 
     /// Reads the whole body of a request whose kind the caller has looked at.
     pub(super) async fn read_lines(&self, request: Request) -> Result<Whole, Refusal> {
+        let coding = Coding::of(request.headers())?;
         let body = request.into_body();
         let announced = body.size_hint().lower();
         if announced > BODY_BYTES_MAX as u64 {
@@ -152,15 +158,22 @@ impl Bodies {
         if units(announced as usize) > self.budget.available_permits() {
             return Err(self.crowded().into());
         }
-        match timeout(self.options.body(), self.collect(body)).await {
-            Ok(read) => read,
-            Err(_) => Err(late(format!("body: not complete after {} ms", self.options.body_ms))),
-        }
+        let read = match timeout(self.options.body(), self.collect(body)).await {
+            Ok(read) => read?,
+            Err(_) => return Err(late(format!("body: not complete after {} ms", self.options.body_ms))),
+        };
+        let Some(coding) = coding else { return Ok(read) };
+        let memory = self.memory();
+        self.asides.run(move || Ok(decoded(&read, coding, memory))).await?
+    }
+
+    fn memory(&self) -> BodyMemory {
+        BodyMemory { budget: self.budget.clone(), share: None, most_mb: self.options.bodies_mb }
     }
 
     /// Collects what comes, each piece against the budget: bytes that were announced and did not come cost nothing.
     async fn collect(&self, mut body: Body) -> Result<Whole, Refusal> {
-        let mut share: Share = None;
+        let mut memory = self.memory();
         let mut first = Bytes::new();
         let mut all: Vec<u8> = Vec::new();
         loop {
@@ -176,7 +189,7 @@ impl Bodies {
             if before + data.len() > BODY_BYTES_MAX {
                 return Err(too_large());
             }
-            self.take(&mut share, units(before + data.len()))?;
+            memory.grow(before + data.len())?;
             if before == 0 {
                 first = data;
             } else {
@@ -185,29 +198,60 @@ impl Bodies {
             }
         }
         let bytes = if all.is_empty() { first } else { all.into() };
-        Ok(Whole { bytes, _share: share })
-    }
-
-    /// Lets a share grow to so many units.
-    fn take(&self, share: &mut Share, units: usize) -> Result<()> {
-        let missing = units - share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        if missing == 0 {
-            return Ok(());
-        }
-        let more = self.budget.clone().try_acquire_many_owned(missing as u32).map_err(|_| self.crowded())?;
-        match share {
-            Some(share) => share.merge(more),
-            None => *share = Some(more),
-        }
-        Ok(())
+        Ok(Whole { bytes, _share: memory.share })
     }
 
     fn crowded(&self) -> Error {
-        Error::overloaded(format!(
-            "body: those of other requests fill the {} MiB that there are for them, try again later",
-            self.options.bodies_mb
-        ))
+        crowded(self.options.bodies_mb)
     }
+}
+
+/// The memory that one body takes.
+struct BodyMemory {
+    budget: Arc<Semaphore>,
+    share: Share,
+    most_mb: usize,
+}
+
+impl BodyMemory {
+    /// Takes what a body of so many bytes needs.
+    fn grow(&mut self, bytes: usize) -> Result<()> {
+        let missing = units(bytes) - self.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        if missing == 0 {
+            return Ok(());
+        }
+        let more = self.budget.clone().try_acquire_many_owned(missing as u32).map_err(|_| crowded(self.most_mb))?;
+        match &mut self.share {
+            Some(share) => share.merge(more),
+            None => self.share = Some(more),
+        }
+        Ok(())
+    }
+}
+
+/// What a compressed body stands for. It ends at the bound of bodies, however little came.
+fn decoded(body: &[u8], coding: Coding, mut memory: BodyMemory) -> Result<Whole, Refusal> {
+    let mut reader = coding.reader(body)?;
+    let (mut bytes, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);
+    loop {
+        let count = reader
+            .read(&mut piece)
+            .map_err(|e| Error::invalid(format!("body: not what `content-encoding: {}` says: {e}", coding.name())))?;
+        if count == 0 {
+            return Ok(Whole { bytes: bytes.into(), _share: memory.share });
+        }
+        if bytes.len() + count > BODY_BYTES_MAX {
+            return Err(too_large());
+        }
+        memory.grow(bytes.len() + count)?;
+        bytes.extend_from_slice(&piece[..count]);
+    }
+}
+
+fn crowded(most_mb: usize) -> Error {
+    Error::overloaded(format!(
+        "body: those of other requests fill the {most_mb} MiB that there are for them, try again later"
+    ))
 }
 
 fn units(bytes: usize) -> usize {
@@ -215,7 +259,8 @@ fn units(bytes: usize) -> usize {
 }
 
 fn too_large() -> Refusal {
-    let detail = format!("body: larger than {BODY_BYTES_MAX} bytes, split it into several requests");
+    let detail =
+        format!("body: larger than {BODY_BYTES_MAX} bytes, as it is or decompressed, split it into several requests");
     Refusal::http(StatusCode::PAYLOAD_TOO_LARGE, "too_large", detail)
 }
 
@@ -223,7 +268,7 @@ fn late(detail: String) -> Refusal {
     Refusal::http(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail)
 }
 
-fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
+pub(super) fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
     let Some(kind) = headers.get(CONTENT_TYPE) else { return Ok(()) };
     let essence = kind.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     // curl's `-d` says the form type when nothing else is asked for.

@@ -1,202 +1,23 @@
-//! The calls, one function each.
+//! The calls about models, versions and the server, one function each.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use futures_util::future::join_all;
 
 use super::access::Caller;
-use super::answer::{Held, Outcome, Refusal, Timing, json, problem, reply};
+use super::answer::{Held, Outcome, Refusal, json};
 use super::app::App;
-use super::audit::{self, Again, Turn};
-use super::bodies::Whole;
-use super::paths::{Names, PathNames};
-use super::position::seen;
-use super::slow::{Passed, WINDOW};
+use super::paths::Names;
+use super::slow::WINDOW;
 use super::wire::{
-    self, EmbedRequest, EmbedResponse, Entry, LabelList, LabelRequest, ModelInfo, ModelList, Problem, RankRequest,
-    Reply, Retrievals, RetrieveOneOrMany, RetrieveResponse, RetrievedOneOrMany, SlowResponse, VersionInfo, VersionList,
+    self, LabelList, LabelRequest, ModelInfo, ModelList, Problem, SlowResponse, VersionInfo, VersionList,
 };
-use crate::engine::Terms;
-use crate::error::{Error, Kind, Result};
-use crate::pass::{self, Cost, Prepared};
-use crate::registry::{Loaded, Registry, VersionState, Which};
-use crate::request::{Answer, Request as Ask};
-use crate::view::View;
-
-/// The verbs of the calls that workers answer.
-pub(super) const VERBS: [&str; 4] = ["retrieve", "rank", "embed", "pass"];
-
-/// `:retrieve`, `:rank` or `:embed` of the version that answers.
-pub async fn of_active(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
-    dispatch(&app, app.registry.get(&model, Which::Active)?, request).await
-}
-
-/// The same of the version that the path names.
-pub async fn of_version(
-    State(app): State<Arc<App>>,
-    Names((model, version)): Names<(String, u64)>,
-    request: Request,
-) -> Outcome {
-    dispatch(&app, app.registry.get(&model, Which::Version(version))?, request).await
-}
-
-/// The same of the version that a label points to.
-pub async fn of_label(
-    State(app): State<Arc<App>>,
-    Names((model, label)): Names<(String, String)>,
-    request: Request,
-) -> Outcome {
-    dispatch(&app, app.registry.get(&model, Which::Label(&label))?, request).await
-}
-
-async fn dispatch(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outcome {
-    let verb = request.extensions().get::<PathNames>().map_or("", PathNames::call);
-    let caller = request.extensions().get::<Caller>().cloned();
-    // What cannot be in time need not be read; what the gate could not tell ends here.
-    app.engine.admits(None)?;
-    let view = seen(app, &model, request.uri()).await?;
-    let body = app.bodies.read(request).await?;
-    match verb {
-        "retrieve" => retrieve(app, &model, view, body, caller).await,
-        "rank" => rank(app, &model, view, body).await,
-        _ => embed(app, &model, view, body).await,
-    }
-}
-
-/// What a body asks for, ready to run.
-enum Asked {
-    One(Box<Prepared>, Terms, Option<Box<Again>>),
-    Many(Vec<Result<(Prepared, Terms)>>),
-}
-
-fn prepare_retrievals(view: &Arc<View>, turn: Option<Turn>, body: &[u8]) -> Result<Asked> {
-    let requests = match wire::retrievals(body)? {
-        Retrievals::One(request, terms) => {
-            let again = Again::of(turn, view, &request).map(Box::new);
-            return Ok(Asked::One(Box::new(pass::prepare(view, Ask::Retrieve(*request))?), terms, again));
-        }
-        Retrievals::Many(requests) => requests,
-    };
-    let mut cost = Cost::default();
-    let mut asked = Vec::with_capacity(requests.len());
-    for request in requests {
-        let prepared = request.and_then(|(request, terms)| Ok((pass::prepare(view, Ask::Retrieve(request))?, terms)));
-        if let Ok((prepared, _)) = &prepared {
-            // What is too much already need not be added up to its end.
-            cost = cost.plus(prepared.cost());
-            cost.check("the requests of the body")?;
-        }
-        asked.push(prepared);
-    }
-    Ok(Asked::Many(asked))
-}
-
-/// Retrieve items for one request, or for each of a list of requests.
-#[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name")),
-    request_body(content = inline(RetrieveOneOrMany)),
-    responses((status = 200, body = inline(RetrievedOneOrMany)), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn retrieve(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole, caller: Option<Caller>) -> Outcome {
-    let (told, turn) = (app.served(model, &view), app.audit.turn());
-    match app.asides.prepare(body, move |body| prepare_retrievals(&view, turn, body)).await? {
-        Asked::One(prepared, terms, again) => one(app, model, *prepared, terms, again).await,
-        Asked::Many(prepared) => {
-            if let Some(caller) = caller {
-                caller.charge(prepared.len().saturating_sub(1));
-            }
-            let costs = prepared.iter().flatten().map(|(prepared, _)| prepared.cost());
-            let share = app.bodies.hold_answer(costs.fold(Cost::default(), Cost::plus).answer_bytes)?;
-            let calls = prepared.into_iter().map(|prepared| async {
-                let (prepared, terms) = prepared?;
-                let (answer, view, columns) = answered(app, prepared, terms, None).await?;
-                items(answer, &view, &columns)
-            });
-            let (count, begun) = (calls.len(), Instant::now());
-            let mut results = join_all(calls).await;
-            // Where nothing was taken in, the whole call was refused, and load balancers must see it.
-            let is_refused = |r: &Result<Entry>| r.as_ref().is_err_and(|e| e.kind() == Kind::Overloaded);
-            if results.iter().all(is_refused)
-                && let Some(Err(error)) = results.pop()
-            {
-                return Err(error.into());
-            }
-            let entries = results.into_iter().map(|r| r.unwrap_or_else(|e| problem(&e).into())).collect();
-            let passed = Passed { requests: count, engine: begun.elapsed(), ..Passed::of(&told) };
-            Ok((Extension(passed), reply(Reply::many(told, entries), Timing::default(), share)).into_response())
-        }
-    }
-}
-
-/// Runs what was prepared, and has its answer audited where it is to be. Returns it with the view that answered and the columns to tell.
-async fn answered(
-    app: &Arc<App>,
-    prepared: Prepared,
-    terms: Terms,
-    again: Option<Box<Again>>,
-) -> Result<(Answer, Arc<View>, Vec<String>)> {
-    let columns = prepared.columns().to_vec();
-    let view = prepared.view().clone();
-    let answer = app.engine.submit(prepared, terms).await?;
-    if let Some(again) = again {
-        let (app, served) = (app.clone(), audit::ids(&answer));
-        tokio::spawn(async move { again.run(&app.engine, &served).await });
-    }
-    Ok((answer, view, columns))
-}
-
-/// Makes the items of an answer ready to be written.
-fn items(answer: Answer, view: &View, columns: &[String]) -> Result<Entry> {
-    let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
-    Entry::items(answer, tasks, view.columns(), columns)
-}
-
-async fn one(app: &Arc<App>, model: &Loaded, prepared: Prepared, terms: Terms, again: Option<Box<Again>>) -> Outcome {
-    let share = app.bodies.hold_answer(prepared.cost().answer_bytes)?;
-    let told = app.served(model, prepared.view());
-    let begun = Instant::now();
-    let (prepared, is_asked) = prepared.explained();
-    let (mut answer, view, columns) = answered(app, prepared, terms, again).await?;
-    let explain = if is_asked { answer.explain.clone() } else { answer.explain.take() };
-    let passed = Passed { engine: begun.elapsed(), explain: explain.map(Box::new), ..Passed::of(&told) };
-    let entry = items(answer, &view, &columns)?;
-    let timing = Timing::of(entry.steps());
-    Ok((Extension(passed), reply(Reply::one(told, entry), timing, share)).into_response())
-}
-
-/// Score the items that the request names.
-#[utoipa::path(post, path = "/v1/models/{model}:rank", tag = "pass", params(("model" = String, Path, description = "The model's name")),
-    request_body = RankRequest,
-    responses((status = 200, body = RetrieveResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn rank(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
-    let ranking = move |body: &[u8]| {
-        let (request, terms) = wire::rank(body)?;
-        Ok((pass::prepare(&view, Ask::Rank(request))?, terms))
-    };
-    let (prepared, terms) = app.asides.prepare(body, ranking).await?;
-    one(app, model, prepared, terms, None).await
-}
-
-/// The query embedding of a user's features.
-#[utoipa::path(post, path = "/v1/models/{model}:embed", tag = "pass", params(("model" = String, Path, description = "The model's name")),
-    request_body = EmbedRequest,
-    responses((status = 200, body = EmbedResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn embed(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
-    let embedding = move |body: &[u8]| {
-        let (request, terms) = wire::embed(body)?;
-        Ok((pass::prepare(&view, Ask::Embed(request))?, terms))
-    };
-    let (prepared, terms) = app.asides.prepare(body, embedding).await?;
-    let told = app.served(model, prepared.view());
-    let begun = Instant::now();
-    let answer = app.engine.submit(prepared, terms).await?;
-    let passed = Passed { engine: begun.elapsed(), ..Passed::of(&told) };
-    Ok((Extension(passed), json(&wire::embedding(told, answer)?)).into_response())
-}
+use crate::error::{Error, Result};
+use crate::registry::{Registry, VersionState, Which};
 
 /// Let a published version answer unpinned requests; loads it where it is not in memory.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:activate", tag = "models",

@@ -6,7 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -14,12 +14,13 @@ use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{Request, Response};
 use hyper::body::{Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::access::Door;
 use super::app::Host;
 use super::gate::{self, PlainRequest};
 use super::options::Options;
+use super::streams::Streams;
 
 /// No request has begun.
 const IDLE: u8 = 0;
@@ -47,6 +48,8 @@ pub(super) struct Connection {
     blocked: AtomicU64,
     /// Whether an answer may not have gone to the system whole.
     is_sending: AtomicBool,
+    /// The requests of a connection of HTTP/2, which may have several.
+    streams: OnceLock<Streams>,
     cut: Notify,
 }
 
@@ -59,11 +62,33 @@ impl Connection {
             since: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
             is_sending: AtomicBool::new(false),
+            streams: OnceLock::new(),
             cut: Notify::new(),
         }
     }
 
-    fn age(&self) -> u64 {
+    /// Takes in that the client speaks HTTP/2.
+    pub(super) fn multiplex(&self) {
+        self.streams.get_or_init(Streams::default);
+    }
+
+    /// The requests of a connection of HTTP/2.
+    pub(super) fn streams(&self) -> &Streams {
+        self.streams.get_or_init(Streams::default)
+    }
+
+    /// Takes in that a request is under way.
+    pub(super) fn work(&self) {
+        self.enter(BUSY);
+    }
+
+    /// Takes in that none is any more.
+    pub(super) fn rest(&self) {
+        self.enter(IDLE);
+    }
+
+    /// Milliseconds since it was opened.
+    pub(super) fn age(&self) -> u64 {
         self.opened.elapsed().as_millis() as u64
     }
 
@@ -77,9 +102,9 @@ impl Connection {
         self.stage.load(Ordering::Relaxed) == IDLE && !self.is_sending.load(Ordering::Relaxed)
     }
 
-    /// Takes in that bytes came.
+    /// Takes in that bytes came. Of HTTP/2 many belong to no request: one begins there with its whole header.
     fn received(&self) {
-        if self.stage.load(Ordering::Relaxed) == IDLE {
+        if self.streams.get().is_none() && self.stage.load(Ordering::Relaxed) == IDLE {
             self.enter(HEADER);
         }
     }
@@ -94,8 +119,13 @@ impl Connection {
     }
 
     /// Takes in that a whole header came; the request ends when the answer's body is dropped.
-    pub(super) fn begin<B>(&self, mut request: Request<B>) -> Request<B> {
-        self.enter(BUSY);
+    pub(super) fn begin<B>(&self, request: Request<B>) -> Request<B> {
+        self.work();
+        self.marked(request)
+    }
+
+    /// A request that says where it came from.
+    pub(super) fn marked<B>(&self, mut request: Request<B>) -> Request<B> {
         request.extensions_mut().insert(self.peer);
         request
     }
@@ -112,7 +142,7 @@ impl Connection {
         match (self.blocked.load(Ordering::Relaxed), self.stage.load(Ordering::Relaxed)) {
             (0, IDLE) => (stage_ms > options.idle_ms).then_some("idle"),
             (0, HEADER) => (stage_ms > options.header_ms).then_some("header"),
-            (0, _) => None,
+            (0, _) => self.streams.get().and_then(|streams| streams.overdue(now, options.stall_ms)),
             (blocked, _) => ((now + 1).saturating_sub(blocked) > options.stall_ms).then_some("stalled"),
         }
     }
@@ -139,11 +169,14 @@ pub(super) struct Connections {
     count: AtomicU64,
     closed: Notify,
     most: usize,
+    /// Requests of HTTP/2 that may be under way: as many as those of HTTP/1.1.
+    turns: Arc<Semaphore>,
 }
 
 impl Connections {
     pub(super) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Connections { open: Mutex::default(), count: AtomicU64::new(0), closed: Notify::new(), most })
+        let turns = Arc::new(Semaphore::new(most));
+        Arc::new(Connections { open: Mutex::default(), count: AtomicU64::new(0), closed: Notify::new(), most, turns })
     }
 
     fn open(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Connection>>> {
@@ -215,6 +248,13 @@ pub(super) struct Open {
     pub(super) connection: Arc<Connection>,
     number: u64,
     all: Arc<Connections>,
+}
+
+impl Open {
+    /// The turn of a request of HTTP/2; nothing where as many are under way as there may be.
+    pub(super) fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        self.all.turns.clone().try_acquire_owned().ok()
+    }
 }
 
 impl Drop for Open {

@@ -14,8 +14,8 @@ use httparse::{EMPTY_HEADER, Request, Status};
 
 use super::access::secret_of;
 use super::app::Host;
-use super::calls::VERBS;
 use super::layers::id_of;
+use super::passes::VERBS;
 use super::table;
 use super::trace_context::{TRACEPARENT, TraceContext, new_id};
 

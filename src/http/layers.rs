@@ -7,6 +7,7 @@ use std::time::{Instant, SystemTime};
 
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::Version;
 use axum::http::header::{CONNECTION, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -16,7 +17,8 @@ use tracing::field::Empty;
 use super::access::Caller;
 use super::answer::{Refusal, Timing};
 use super::app::Host;
-use super::calls::VERBS;
+use super::inference;
+use super::passes::VERBS;
 use super::slow::{Passed, millis};
 use super::table;
 use super::trace_context::{TRACEPARENT, TraceContext, new_id};
@@ -46,7 +48,7 @@ impl CallId {
 pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, next: Next) -> Response {
     let start = Instant::now();
     let matched = table::find(request.method(), request.uri().path());
-    let call = matched.call();
+    let (call, version) = (matched.call(), request.version());
     let id = id_of(request.headers().get(&REQUEST_ID).map(HeaderValue::as_bytes));
     let header = request.headers().get(TRACEPARENT).cloned();
     let context = header.as_ref().and_then(|header| TraceContext::of(header.as_bytes()));
@@ -56,7 +58,11 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call, key = Empty, trace);
     request.extensions_mut().insert(matched);
     request.extensions_mut().insert(CallId(id.clone()));
+    let is_inference = inference::is_of_protocol(request.uri().path());
     let mut response = next.run(request).instrument(span.clone()).await;
+    if is_inference {
+        response = inference::with_error(response);
+    }
     let took = start.elapsed();
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms = millis(took), "answered"));
     host.entrance().meters.answered(call, response.status(), took);
@@ -80,7 +86,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
             passed: passed.clone(),
         });
     }
-    if VERBS.contains(&call) {
+    if VERBS.contains(&call) || call == "infer" {
         host.entrance().slow.note(took, || SlowCall {
             time: telemetry::now(),
             id: id.to_str().unwrap_or_default().to_owned(),
@@ -98,7 +104,8 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     if let Some(answer) = answer {
         headers.insert(TRACEPARENT, answer);
     }
-    if host.entrance().draining.load(Ordering::Relaxed) {
+    // HTTP/2 has a frame of its own for it.
+    if host.entrance().draining.load(Ordering::Relaxed) && version < Version::HTTP_2 {
         // So that a client that keeps connections asks its next question elsewhere.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }

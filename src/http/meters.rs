@@ -7,13 +7,41 @@ use axum::http::StatusCode;
 use metrics::{Counter, Histogram, counter, histogram};
 
 /// The labels of calls; whatever has none of them is the last.
-const CALLS: [&str; 29] = [
-    "retrieve", "rank", "embed", "pass", "parts", "activate", "load", "unload", "models", "model", "versions",
-    "version", "labels", "label", "index", "column", "find", "item", "position", "upsert", "delete", "merge",
-    "queries", "slow", "metrics", "health", "openapi", "console", "other",
+const CALLS: [&str; 31] = [
+    "retrieve",
+    "rank",
+    "embed",
+    "pass",
+    "parts",
+    "activate",
+    "load",
+    "unload",
+    "models",
+    "model",
+    "versions",
+    "version",
+    "labels",
+    "label",
+    "index",
+    "column",
+    "find",
+    "item",
+    "position",
+    "upsert",
+    "delete",
+    "merge",
+    "queries",
+    "slow",
+    "metrics",
+    "health",
+    "openapi",
+    "console",
+    "inference",
+    "infer",
+    "other",
 ];
 /// The statuses with their labels; whatever has none of them is the last.
-const STATUSES: [(u16, &str); 17] = [
+const STATUSES: [(u16, &str); 18] = [
     (200, "200"),
     (400, "400"),
     (401, "401"),
@@ -22,6 +50,7 @@ const STATUSES: [(u16, &str); 17] = [
     (405, "405"),
     (408, "408"),
     (409, "409"),
+    (410, "410"),
     (413, "413"),
     (415, "415"),
     (422, "422"),

@@ -3,8 +3,9 @@
 //! `server` lets connections in and ends them, `connections` knows what each is at; `gate` refuses what would wait in vain for
 //! a worker; `bodies` reads bodies within a budget.
 //! Handlers read a request with [`wire`], hand it to the engine and write the answer; nothing here knows how a pass
-//! works. A call is named by a verb after a colon (`/v1/models/debian:retrieve`), which routers do not split, so `calls`
-//! does. `layers` holds what every call shares: ids, metrics, `Server-Timing`. `parts` is what routers ask of a server, `routed` the
+//! works. A call is named by a verb after a colon (`/v1/models/debian:retrieve`), which routers do not split, so `paths`
+//! does. `passes` are the calls that workers answer, `calls` those about models, `inference` those of another protocol. `layers` holds what every call shares: ids, metrics, `Server-Timing`; `form` is the form of an answer, `coding` its coding and that of a body,
+//! `pages` what cursors mean. `parts` is what routers ask of a server, `routed` the
 //! edge of a router itself: the same calls, answered by shards.
 
 mod access;
@@ -14,21 +15,27 @@ mod audit;
 mod bodies;
 mod browse;
 mod calls;
+mod coding;
 mod connections;
 mod console;
+mod form;
 mod gate;
+mod inference;
 mod items;
 mod layers;
 mod meters;
 mod openapi;
 mod options;
+mod pages;
 mod parts;
+mod passes;
 mod paths;
 mod position;
 mod routed;
 mod routes;
 mod server;
 mod slow;
+mod streams;
 mod table;
 mod tls;
 mod trace_context;

@@ -7,15 +7,15 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement
 use utoipa::openapi::{KnownFormat, ObjectBuilder, Required, SchemaFormat, Type};
 
 use super::answer::json;
-use super::{browse, calls, console, items, parts};
+use super::{browse, calls, console, inference, items, parts, passes};
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
     info(title = "Sterling", description = "Index-as-model retrieval: one forward pass answers a request."),
     paths(
-        calls::retrieve,
-        calls::rank,
-        calls::embed,
+        passes::retrieve,
+        passes::rank,
+        passes::embed,
         calls::models,
         calls::model,
         calls::versions,
@@ -38,6 +38,15 @@ use super::{browse, calls, console, items, parts};
         parts::pass,
         parts::parts,
         calls::slow,
+        inference::server,
+        inference::live,
+        inference::ready,
+        inference::model,
+        inference::version,
+        inference::model_ready,
+        inference::version_ready,
+        inference::infer,
+        inference::infer_version,
         calls::live,
         calls::ready,
         calls::metrics,

@@ -10,6 +10,7 @@ use axum::response::{IntoResponse as _, Response};
 use super::access::{Asked, Door, Role, check_site, secret_in};
 use super::answer::Refusal;
 use super::app::{App, Host};
+use super::coding::{self, Encoders};
 use super::connections::Peer;
 use super::layers::{self, CallId};
 use super::table::Matched;
@@ -26,6 +27,8 @@ pub(super) fn guarded(answers: Router, host: Arc<dyn Host>) -> Router {
         .layer(tower_http::catch_panic::CatchPanicLayer::custom(layers::panicked))
         .layer(from_fn_with_state(host.clone(), guard))
         .layer(from_fn_with_state(host, layers::observe))
+        .layer(from_fn_with_state(Encoders::default(), coding::choose))
+        .layer(coding::layer())
 }
 
 /// Lets in who may make the call, and writes down what is changed.

@@ -9,23 +9,29 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use hyper::server::conn::http1;
+use axum::http::HeaderValue;
+use axum::http::header::HOST;
+use axum::response::{IntoResponse as _, Response};
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
 
 use super::access::Door;
+use super::answer::Refusal;
 use super::app::{App, Host};
 use super::bodies::Inbound;
 use super::connections::{Answered, Connections, Open, Peer, Socket};
 use super::options::Options;
+use super::streams::{Stream, Streamed};
 use super::tls::Tls;
 use crate::error::{Error, Result};
 
@@ -40,6 +46,18 @@ const PAUSE: Duration = Duration::from_millis(50);
 const BACKLOG: u32 = 16_384;
 /// Bytes of a connection's buffers: of a header at most, and of replies that wait for their reader.
 const BUFFER_BYTES: usize = 64 << 10;
+/// How a connection of HTTP/2 begins.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0";
+/// How often it is looked whether the rest of that has come; what sends a part of it and no more is no HTTP/2.
+const PREFACE_LOOKS: usize = 20;
+/// Requests that may be under way on one connection of HTTP/2.
+const STREAMS_MAX: u32 = 128;
+/// Bytes of bodies that a client of HTTP/2 may send ahead of their readers.
+const WINDOW_BYTES: u32 = 256 << 10;
+/// Bytes of one header of HTTP/2, decompressed.
+const HEADER_BYTES_MAX: u32 = 16 << 10;
+/// Requests of a connection of HTTP/2 that may be taken back before they are looked at, and that may be wrong.
+const RESETS_MAX: usize = 20;
 
 /// What asks the server to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,12 +246,19 @@ fn refuse(stream: &TcpStream, is_secured: bool) {
     );
 }
 
-/// Answers a connection, behind a handshake where there is TLS.
-async fn greet(stream: TcpStream, edge: Edge, open: Open, closing: watch::Receiver<bool>) {
-    let Some(tls) = edge.tls.clone() else { return answer(stream, edge, open, closing).await };
+/// Answers a connection, behind a handshake where there is TLS, in the protocol that the client speaks.
+async fn greet(stream: TcpStream, edge: Edge, open: Open, mut closing: watch::Receiver<bool>) {
+    let Some(tls) = edge.tls.clone() else {
+        let is_http2 = tokio::select! {
+            is_http2 = begins_http2(&stream) => is_http2,
+            () = open.connection.cut() => return,
+            _ = closing.wait_for(|closing| *closing) => return,
+        };
+        return answer(stream, is_http2, edge, open, closing).await;
+    };
     tokio::select! {
         shaken = tls.accept(stream) => match shaken {
-            Ok(stream) => answer(stream, edge, open, closing).await,
+            Ok((stream, is_http2)) => answer(stream, is_http2, edge, open, closing).await,
             Err(error) => tracing::debug!(%error, "no handshake"),
         },
         () = open.connection.cut() => {}
@@ -241,34 +266,96 @@ async fn greet(stream: TcpStream, edge: Edge, open: Open, closing: watch::Receiv
     }
 }
 
+/// Whether a connection without TLS begins as one of HTTP/2. Its bytes stay where they are, so that the first request of HTTP/1.1 comes to the
+/// gate whole.
+async fn begins_http2(stream: &TcpStream) -> bool {
+    let mut first = [0; PREFACE.len()];
+    for _ in 0..PREFACE_LOOKS {
+        match stream.peek(&mut first).await {
+            Ok(count) if count > 0 && PREFACE.starts_with(&first[..count]) => {
+                if count == PREFACE.len() {
+                    return true;
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+            _ => return false,
+        }
+    }
+    false
+}
+
 /// Answers the requests of one connection until either side has had enough.
 async fn answer(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    is_http2: bool,
     edge: Edge,
     open: Open,
-    mut closing: watch::Receiver<bool>,
+    closing: watch::Receiver<bool>,
 ) {
-    let (connection, Edge { host, router, .. }) = (&open.connection, edge);
-    let service = service_fn(|request: axum::http::Request<hyper::body::Incoming>| {
-        let request = Inbound::of(connection.begin(request));
-        let (router, connection) = (router.clone(), connection.clone());
+    let connection = open.connection.clone();
+    let socket = TokioIo::new(Socket::new(stream, connection.clone(), edge.host.clone()));
+    if !is_http2 {
+        let service = service_fn(|request: axum::http::Request<hyper::body::Incoming>| {
+            let request = Inbound::of(connection.begin(request));
+            let (router, connection) = (edge.router.clone(), connection.clone());
+            async move {
+                let response = router.oneshot(request).await.unwrap_or_else(|never| match never {});
+                Ok::<_, Infallible>(Answered::of(response, connection))
+            }
+        });
+        let served = http1::Builder::new().max_buf_size(BUFFER_BYTES).serve_connection(socket, service);
+        return until_end(served, |served| served.graceful_shutdown(), &open, closing).await;
+    }
+    connection.multiplex();
+    let (all, router) = (Arc::new(open), edge.router);
+    let open = all.clone();
+    let service = service_fn(move |request: axum::http::Request<hyper::body::Incoming>| {
+        let (turn, request) = (all.turn(), with_host(all.connection.marked(request)));
+        let (router, stream) = (router.clone(), turn.map(|turn| Stream::begin(&all.connection, turn)));
         async move {
-            let response = router.oneshot(request).await.unwrap_or_else(|never| match never {});
-            Ok::<_, Infallible>(Answered::of(response, connection))
+            let Some(stream) = stream else { return Ok(crowded().map(Streamed::refused)) };
+            let response = router.oneshot(Inbound::of(request)).await.unwrap_or_else(|never| match never {});
+            Ok::<_, Infallible>(Streamed::of(response, stream))
         }
     });
-    let socket = TokioIo::new(Socket::new(stream, connection.clone(), host));
-    let served = http1::Builder::new().max_buf_size(BUFFER_BYTES).serve_connection(socket, service);
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .max_concurrent_streams(STREAMS_MAX)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_send_buf_size(BUFFER_BYTES)
+        .max_header_list_size(HEADER_BYTES_MAX)
+        .max_pending_accept_reset_streams(RESETS_MAX)
+        .max_local_error_reset_streams(RESETS_MAX);
+    let served = builder.serve_connection(socket, service);
+    until_end(served, |served| served.graceful_shutdown(), &open, closing).await;
+}
+
+/// A request of HTTP/2 with the header by which HTTP/1.1 names the host.
+fn with_host<B>(mut request: axum::http::Request<B>) -> axum::http::Request<B> {
+    let host = request.uri().authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok());
+    request.headers_mut().extend(host.map(|host| (HOST, host)));
+    request
+}
+
+/// What one request of HTTP/2 too many is answered.
+fn crowded() -> Response {
+    let error = Error::overloaded("as many requests are under way as there may be, try again later");
+    Refusal::from(error).into_response()
+}
+
+/// Runs a connection to its end. When the server closes, the connection is told once.
+async fn until_end<S: Future>(served: S, shut: impl Fn(Pin<&mut S>), open: &Open, mut closing: watch::Receiver<bool>) {
     let mut served = std::pin::pin!(served);
     let mut told = false;
     loop {
         tokio::select! {
             // An error is the client's: broken HTTP is answered by hyper, and what is gone needs no answer.
             _ = served.as_mut() => return,
-            () = connection.cut() => return,
+            () = open.connection.cut() => return,
             _ = closing.wait_for(|closing| *closing), if !told => {
                 told = true;
-                served.as_mut().graceful_shutdown();
+                shut(served.as_mut());
             }
         }
     }

@@ -16,7 +16,7 @@ use super::access::Reach::{self, Model, Server, Visible};
 use super::access::Role::{self, Admin, Open, Read, Write};
 use super::app::App;
 use super::paths::{PathNames, Segments};
-use super::{browse, calls, console, items, openapi, parts};
+use super::{browse, calls, console, inference, items, openapi, parts, passes};
 
 /// An answer on its way.
 pub(super) type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
@@ -59,16 +59,16 @@ macro_rules! table {
 }
 
 /// All calls.
-pub(super) static TABLE: [Route; 36] = table! {
-    POST "/v1/models/{model}:retrieve", Read, Model, "retrieve", calls::of_active;
-    POST "/v1/models/{model}:rank", Read, Model, "rank", calls::of_active;
-    POST "/v1/models/{model}:embed", Read, Model, "embed", calls::of_active;
-    POST "/v1/models/{model}/versions/{version}:retrieve", Read, Model, "retrieve", calls::of_version;
-    POST "/v1/models/{model}/versions/{version}:rank", Read, Model, "rank", calls::of_version;
-    POST "/v1/models/{model}/versions/{version}:embed", Read, Model, "embed", calls::of_version;
-    POST "/v1/models/{model}/labels/{label}:retrieve", Read, Model, "retrieve", calls::of_label;
-    POST "/v1/models/{model}/labels/{label}:rank", Read, Model, "rank", calls::of_label;
-    POST "/v1/models/{model}/labels/{label}:embed", Read, Model, "embed", calls::of_label;
+pub(super) static TABLE: [Route; 45] = table! {
+    POST "/v1/models/{model}:retrieve", Read, Model, "retrieve", passes::of_active;
+    POST "/v1/models/{model}:rank", Read, Model, "rank", passes::of_active;
+    POST "/v1/models/{model}:embed", Read, Model, "embed", passes::of_active;
+    POST "/v1/models/{model}/versions/{version}:retrieve", Read, Model, "retrieve", passes::of_version;
+    POST "/v1/models/{model}/versions/{version}:rank", Read, Model, "rank", passes::of_version;
+    POST "/v1/models/{model}/versions/{version}:embed", Read, Model, "embed", passes::of_version;
+    POST "/v1/models/{model}/labels/{label}:retrieve", Read, Model, "retrieve", passes::of_label;
+    POST "/v1/models/{model}/labels/{label}:rank", Read, Model, "rank", passes::of_label;
+    POST "/v1/models/{model}/labels/{label}:embed", Read, Model, "embed", passes::of_label;
     GET "/v1/models", Read, Visible, "models", calls::models;
     GET "/v1/models/{model}", Read, Model, "model", calls::model;
     GET "/v1/models/{model}/versions", Read, Model, "versions", calls::versions;
@@ -91,6 +91,15 @@ pub(super) static TABLE: [Route; 36] = table! {
     POST "/v1/models/{model}/versions/{version}:pass", Read, Model, "pass", parts::pass;
     GET "/v1/parts", Read, Visible, "parts", parts::parts;
     GET "/v1/debug/slow", Admin, Server, "slow", calls::slow;
+    GET "/v2", Open, Server, "inference", inference::server;
+    GET "/v2/health/live", Open, Server, "health", inference::live;
+    GET "/v2/health/ready", Open, Server, "health", inference::ready;
+    GET "/v2/models/{model}", Read, Model, "inference", inference::model;
+    GET "/v2/models/{model}/versions/{version}", Read, Model, "inference", inference::version;
+    GET "/v2/models/{model}/ready", Read, Model, "inference", inference::model_ready;
+    GET "/v2/models/{model}/versions/{version}/ready", Read, Model, "inference", inference::version_ready;
+    POST "/v2/models/{model}/infer", Read, Model, "infer", inference::infer;
+    POST "/v2/models/{model}/versions/{version}/infer", Read, Model, "infer", inference::infer_version;
     GET "/livez", Open, Server, "health", calls::live;
     GET "/readyz", Open, Server, "health", calls::ready;
     GET "/metrics", Read, Server, "metrics", calls::metrics;

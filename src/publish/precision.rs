@@ -125,7 +125,7 @@ fn answer(view: &Arc<View>, sample: &Sample) -> Result<Ranked> {
     let request = match sample {
         Sample::Item(vector) => Retrieve::of(User::Vector(vector.clone())),
         Sample::Body(body) => match retrievals(body.as_bytes())? {
-            Retrievals::One(request, _) => *request,
+            Retrievals::One(request, ..) => *request,
             Retrievals::Many(_) => return Err(Error::invalid("got a list of requests, expected one request a line")),
         },
     };

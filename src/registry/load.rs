@@ -26,7 +26,7 @@ pub fn is_passing(kind: Kind) -> bool {
         | Kind::Overloaded
         | Kind::NoSpace
         | Kind::Partial => true,
-        Kind::Invalid | Kind::NotFound | Kind::Conflict | Kind::Corrupt | Kind::Unsupported => false,
+        Kind::Invalid | Kind::NotFound | Kind::Gone | Kind::Conflict | Kind::Corrupt | Kind::Unsupported => false,
         Kind::TooCostly | Kind::Internal => false,
     }
 }

@@ -168,7 +168,7 @@ fn joined<'a>(fields: impl Iterator<Item = (&'a str, &'a str)>, first: &str) -> 
 
 fn retrieve(body: &str) -> Result<Retrieve> {
     match wire::retrievals(body.as_bytes())? {
-        Retrievals::One(request, _) => Ok(*request),
+        Retrievals::One(request, ..) => Ok(*request),
         Retrievals::Many(_) => Err(Error::invalid("got a list of requests, expected one a row")),
     }
 }

@@ -54,7 +54,7 @@ const METRICS: &[Metric] = &[
     metric(
         "sterling_connections_cut_total",
         Counter,
-        Fixed("reason", &["idle", "header", "stalled", "crowded", "stopping"]),
+        Fixed("reason", &["idle", "header", "stalled", "resets", "crowded", "stopping"]),
         "connections that were closed by the server",
     ),
     metric(

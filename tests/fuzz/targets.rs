@@ -1,6 +1,6 @@
 //! What is fed with bytes that may be anything. Each target says in a word what came of them; a panic or a broken promise is a defect.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
@@ -224,6 +224,8 @@ fn requests(bytes: &[u8], _: &Path) -> String {
         told(wire::upserts(bytes, false)),
         told(wire::upserts(bytes, true)),
         told(wire::deletion(bytes)),
+        told(wire::inference(bytes, None, &BTreeSet::from(["a", "b"]))),
+        told(wire::inference(bytes, Some(bytes.len() / 2), &BTreeSet::new())),
     ];
     all.join("; ")
 }

@@ -73,7 +73,8 @@ fn gpu(budget_bytes: usize) -> Cuda {
 fn prepare(view: &Arc<View>, bodies: &[Value]) -> Vec<Prepared> {
     let body = json!({"requests": bodies}).to_string();
     let Retrievals::Many(requests) = retrievals(body.as_bytes()).unwrap() else { panic!("{body}") };
-    let prepare = |request: sterling::error::Result<(_, _)>| pass::prepare(view, Request::Retrieve(request.unwrap().0));
+    let prepare =
+        |request: sterling::error::Result<(_, _, _)>| pass::prepare(view, Request::Retrieve(request.unwrap().0));
     requests.into_iter().map(|request| prepare(request).unwrap()).collect()
 }
 

@@ -322,7 +322,7 @@ fn every_answer_has_an_id_and_every_path_a_problem() {
         ("POST /v1/models/tiny/versions", 405, Some("get, head")),
         ("POST /v1/models", 405, Some("get, head")),
         ("PATCH /metrics", 405, Some("get, head")),
-        ("GET /v2", 404, None),
+        ("GET /v3", 404, None),
     ] {
         let (got, header, body) = ask(head, "");
         assert_eq!(got, status, "{head}: {header}");

@@ -92,7 +92,7 @@ fn bad_requests_are_named_and_the_server_goes_on() {
         (tiny, format!("{{{user}, \"vector\": [1]}}"), 400, "`vector`"),
         (tiny, format!("\u{feff}{{{user}}}"), 400, "not JSON"),
         (tiny, "[".repeat(1 << 20), 400, "body"),
-        (tiny, "{\"features\":".repeat(1 << 16), 400, "unknown field `features`, expected `values`"),
+        (tiny, "{\"features\":".repeat(1 << 16), 400, "unknown field `features`, expected one of `values`"),
         (tiny, with("\"k\": 1, \"k\": 2"), 400, "duplicate field `k`"),
         (tiny, with(user), 400, "duplicate field `features`"),
         (tiny, with("\"filter\": \"\\ud800\""), 400, "not JSON"),

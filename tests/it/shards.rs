@@ -126,7 +126,7 @@ fn whole(store: &Path, what: &Publish) -> Arc<View> {
 }
 
 fn read(body: &Value) -> Retrieve {
-    let Retrievals::One(request, _) = retrievals(body.to_string().as_bytes()).unwrap() else { panic!("{body}") };
+    let Retrievals::One(request, ..) = retrievals(body.to_string().as_bytes()).unwrap() else { panic!("{body}") };
     *request
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use sterling::embedding::RowFormat;
 use sterling::engine::Terms;
-use sterling::http::wire::{Retrievals, retrievals};
+use sterling::http::wire::{Retrievals, Shape, retrievals};
 use sterling::ivf::Rescore;
 use sterling::pass::{self, Cpu};
 use sterling::publish::{Publish, publish};
@@ -192,7 +192,7 @@ pub fn retrieve(view: &Arc<View>, bodies: &[Value]) -> Vec<sterling::error::Resu
     let body = serde_json::json!({"requests": bodies}).to_string();
     let Retrievals::Many(requests) = retrievals(body.as_bytes()).unwrap() else { panic!("{body}") };
     let prepare =
-        |request: sterling::error::Result<(Retrieve, Terms)>| pass::prepare(view, Request::Retrieve(request?.0));
+        |request: sterling::error::Result<(Retrieve, Terms, Shape)>| pass::prepare(view, Request::Retrieve(request?.0));
     let mut prepared = Vec::new();
     let failed: Vec<Option<sterling::error::Error>> =
         requests.into_iter().map(|request| prepare(request).map(|one| prepared.push(one)).err()).collect();

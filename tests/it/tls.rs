@@ -50,11 +50,16 @@ fn serve(folder: &Path, more: &str) -> Server {
 type Stream = StreamOwned<ClientConnection, TcpStream>;
 
 fn connect(server: &Server, client: Option<&str>) -> Stream {
+    connect_by(server, client, &[])
+}
+
+/// A connection of a client that speaks these protocols.
+fn connect_by(server: &Server, client: Option<&str>, protocols: &[&[u8]]) -> Stream {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(golden("ca.pem")).unwrap()).unwrap();
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
     let builder = builder.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
-    let config = match client {
+    let mut config = match client {
         None => builder.with_no_client_auth(),
         Some(name) => {
             let chain = vec![CertificateDer::from_pem_file(golden(&format!("{name}.pem"))).unwrap()];
@@ -62,10 +67,36 @@ fn connect(server: &Server, client: Option<&str>) -> Stream {
             builder.with_client_auth_cert(chain, key).unwrap()
         }
     };
+    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
     let name = ServerName::try_from("localhost").unwrap();
     let stream = TcpStream::connect(&server.address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), stream)
+}
+
+#[test]
+fn the_handshake_agrees_on_http2_where_the_client_speaks_it() {
+    let folder = folder();
+    let server = serve(folder.path(), "");
+    for (protocols, expected) in [
+        (&[&b"h2"[..], b"http/1.1"][..], Some(&b"h2"[..])),
+        (&[b"http/1.1", b"h2"], Some(b"h2")),
+        (&[b"http/1.1"], Some(b"http/1.1")),
+        (&[], None),
+    ] {
+        let mut stream = connect_by(&server, None, protocols);
+        if expected != Some(b"h2") {
+            let request = "GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+            assert!(ask(&mut stream, request).unwrap().starts_with("HTTP/1.1 200"));
+        } else {
+            // The preface with empty settings, which the server answers with its own: a frame of type 4.
+            stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
+            let mut frame = [0; 9];
+            stream.read_exact(&mut frame).unwrap();
+            assert_eq!(frame[3], 4, "{frame:?}");
+        }
+        assert_eq!(stream.conn.alpn_protocol(), expected);
+    }
 }
 
 /// The answer to one request, or why there is none.

@@ -23,10 +23,11 @@ impl RouterApp {
     /// A fleet behind an edge, which tells a collector of its calls.
     pub fn new(fleet: Fleet, access: AccessControl, traces: Traces, options: &Options) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let asides = Asides::new(cores);
         RouterApp {
             fleet: Arc::new(fleet),
-            bodies: Bodies::new(options),
-            asides: Asides::new(cores),
+            bodies: Bodies::new(options, asides.clone()),
+            asides,
             entrance: Entrance { access, traces, ..Entrance::default() },
         }
     }

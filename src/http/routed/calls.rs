@@ -14,12 +14,13 @@ use tokio::time::Instant;
 use super::super::access::Caller;
 use super::super::answer::{Outcome, Refusal, Timing, json, problem, reply};
 use super::super::app::Host as _;
+use super::super::form::Form;
 use super::super::paths::{Names, PathNames};
 use super::super::position::parameter;
 use super::super::slow::WINDOW;
 use super::super::wire::{
-    self, Entry, ItemResponse, LabelList, MissingShard, ModelInfo, ModelList, Reply, Retrievals, Served, SlowResponse,
-    VersionInfo, VersionList,
+    self, Entry, InferenceReady, ItemResponse, LabelList, MissingShard, ModelInfo, ModelList, Reply, Retrievals,
+    Served, Shape, SlowResponse, VersionInfo, VersionList,
 };
 use super::app::RouterApp;
 use super::explain::explain;
@@ -87,21 +88,21 @@ async fn dispatch(app: &RouterApp, (model, pin): (&str, Pin<'_>), request: Reque
     app.fleet().get(model, pin)?;
     let (arrived, at_least) = (Instant::now(), min_coverage(app, request.uri())?);
     let caller = request.extensions().get::<Caller>().cloned();
-    let call = Call { app, model, pin, arrived, at_least };
+    let (call, form) = (Call { app, model, pin, arrived, at_least }, Form::of(&request));
     let body = app.bodies.read(request).await?;
     match verb {
         "retrieve" => match app.asides.prepare(body, wire::retrievals).await? {
-            Retrievals::One(retrieve, terms) => call.one(Errand::Retrieve(retrieve), terms).await,
+            Retrievals::One(retrieve, terms, shape) => call.one(Errand::Retrieve(retrieve), (terms, shape), form).await,
             Retrievals::Many(requests) => {
                 if let Some(caller) = caller {
                     caller.charge(requests.len().saturating_sub(1));
                 }
-                call.many(requests).await
+                call.many(requests, form).await
             }
         },
         "rank" => {
-            let (rank, terms) = app.asides.prepare(body, wire::rank).await?;
-            call.one(Errand::Rank(Box::new(rank)), terms).await
+            let (rank, terms, shape) = app.asides.prepare(body, wire::rank).await?;
+            call.one(Errand::Rank(Box::new(rank)), (terms, shape), form).await
         }
         _ => {
             let (embed, terms) = app.asides.prepare(body, wire::embed).await?;
@@ -132,6 +133,9 @@ fn nothing(model: &str) -> Served {
     Served { model, version: 0, digest, coverage: 1.0, position: 0, missing }
 }
 
+/// One of a list of retrievals.
+type Asked = (Retrieve, Terms, Shape);
+
 /// A call under way.
 #[derive(Clone, Copy)]
 struct Call<'a> {
@@ -148,16 +152,16 @@ impl Call<'_> {
         Conditions { deadline: self.arrived + timeout, priority: terms.priority, min_coverage: self.at_least }
     }
 
-    async fn one(&self, work: Errand, terms: Terms) -> Outcome {
+    async fn one(&self, work: Errand, (terms, shape): (Terms, Shape), form: Form) -> Outcome {
         let share = self.app.bodies.hold_answer(bytes(&work))?;
-        let (told, entry) = self.entry(work, terms).await?;
+        let (told, entry) = self.entry(work, terms, &shape).await?;
         let timing = Timing::of(entry.steps());
-        Ok(covering(told.coverage, reply(Reply::one(told, entry), timing, share)))
+        Ok(covering(told.coverage, reply(Reply::one(told, entry), timing, share, form)?))
     }
 
     /// Each of a list of retrievals, all of them of one version: where that goes meanwhile, all of them once more, of another.
-    async fn many(&self, requests: Vec<Result<(Retrieve, Terms)>>) -> Outcome {
-        let held = requests.iter().flatten().map(|(retrieve, _)| held(retrieve)).fold(0, usize::saturating_add);
+    async fn many(&self, requests: Vec<Result<Asked>>, form: Form) -> Outcome {
+        let held = requests.iter().flatten().map(|(retrieve, ..)| held(retrieve)).fold(0, usize::saturating_add);
         let share = self.app.bodies.hold_answer(held)?;
         let mut version = self.version()?;
         let mut results = self.each(&requests, version.0).await;
@@ -192,7 +196,7 @@ impl Call<'_> {
                 Err(error) => problem(&error).into(),
             });
         }
-        Ok(covering(of_all.coverage, reply(Reply::many(of_all, entries), Timing::default(), share)))
+        Ok(covering(of_all.coverage, reply(Reply::many(of_all, entries), Timing::default(), share, form)?))
     }
 
     /// The version that answers, with its digest.
@@ -201,19 +205,22 @@ impl Call<'_> {
         Ok((served.version(), served.digest().to_owned()))
     }
 
-    async fn each(&self, requests: &[Result<(Retrieve, Terms)>], version: u64) -> Vec<Result<(Served, Entry)>> {
+    async fn each(&self, requests: &[Result<Asked>], version: u64) -> Vec<Result<(Served, Entry)>> {
         let pinned = Call { pin: Pin::Version(version), ..*self };
-        let copies: Vec<Result<(Retrieve, Terms)>> =
+        let copies: Vec<Result<Asked>> =
             requests.iter().map(|request| request.as_ref().cloned().map_err(Error::again)).collect();
         let calls = copies.into_iter().map(|request| async move {
-            let (retrieve, terms) = request?;
-            pinned.entry(Errand::Retrieve(Box::new(retrieve)), terms).await
+            let (retrieve, terms, shape) = request?;
+            pinned.entry(Errand::Retrieve(Box::new(retrieve)), terms, &shape).await
         });
         stream::iter(calls).buffered(AT_ONCE).collect().await
     }
 
     /// Asks the shards, and makes what they say ready to be written.
-    async fn entry(&self, work: Errand, terms: Terms) -> Result<(Served, Entry)> {
+    async fn entry(&self, work: Errand, terms: Terms, shape: &Shape) -> Result<(Served, Entry)> {
+        if shape.cursor.is_some() {
+            return Err(Error::unsupported("field `cursor`: a router answers no pages, ask for more results at once"));
+        }
         let (served, gathered) = self.app.fleet().work(self.model, self.pin, work, self.terms(terms)).await?;
         let besides = gathered.parts.iter().filter_map(|part| part.beside.as_ref());
         let position = besides.map(|beside| beside.position).min().unwrap_or(0);
@@ -235,7 +242,8 @@ impl Call<'_> {
         if let Some(x) = ranked.scores.iter().chain(&ranked.similarities).find(|x| !x.is_finite()) {
             return Err(Error::internal(format!("a shard sent an item that is worth {x}")));
         }
-        Ok((told, Entry::gathered(ranked, rest, explained, gathered.degraded_rows)))
+        let entry = Entry::gathered(ranked, rest, explained, gathered.degraded_rows);
+        Ok((told, if shape.is_table { entry.as_table()? } else { entry }))
     }
 }
 
@@ -339,6 +347,12 @@ pub(super) async fn item(State(app): State<Arc<RouterApp>>, Names((model, id)): 
 /// `/v1/debug/slow`
 pub(super) async fn slow(State(app): State<Arc<RouterApp>>) -> Response {
     json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.entrance().slow.list() })
+}
+
+/// `/v2/health/ready`
+pub(super) async fn inference_ready(State(app): State<Arc<RouterApp>>) -> Outcome {
+    app.ready()?;
+    Ok(json(&InferenceReady { ready: Some(true), ..InferenceReady::default() }))
 }
 
 /// `/readyz`

@@ -24,7 +24,7 @@ impl Tls {
         }
     }
 
-    pub(in crate::http) async fn accept(&self, _: TcpStream) -> io::Result<TcpStream> {
+    pub(in crate::http) async fn accept(&self, _: TcpStream) -> io::Result<(TcpStream, bool)> {
         match *self {}
     }
 

@@ -17,6 +17,8 @@ use tokio_rustls::server::TlsStream;
 use super::TlsOptions;
 use crate::error::{Error, Result};
 
+/// The name of HTTP/2 in a handshake.
+const HTTP2: &[u8] = b"h2";
 /// Most of a file of certificates, in bytes.
 const FILE_BYTES_MAX: usize = 4 << 20;
 
@@ -81,7 +83,7 @@ impl Files {
             }
         };
         let mut config = builder.with_single_cert(chain, key).map_err(|e| wrong("certificate", &e))?;
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config.alpn_protocols = vec![HTTP2.to_vec(), b"http/1.1".to_vec()];
         Ok(config)
     }
 }
@@ -98,10 +100,12 @@ impl Tls {
         Ok(Some(Tls { options: options.clone(), config, read: Mutex::new(Some(files)) }))
     }
 
-    /// The connection behind the handshake.
-    pub(in crate::http) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    /// The connection behind the handshake, and whether HTTP/2 was agreed upon there.
+    pub(in crate::http) async fn accept(&self, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, bool)> {
         let accepted = TlsAcceptor::from(self.config.load_full()).accept(stream).await;
-        accepted.inspect_err(|_| metrics::counter!("sterling_tls_failures_total").increment(1))
+        let accepted = accepted.inspect_err(|_| metrics::counter!("sterling_tls_failures_total").increment(1))?;
+        let is_http2 = accepted.get_ref().1.alpn_protocol() == Some(HTTP2);
+        Ok((accepted, is_http2))
     }
 
     /// Reads the files again where they have changed. Those that cannot be used change nothing: while certificate and key are

@@ -10,7 +10,7 @@ use serde::de::value::{MapAccessDeserializer, StringDeserializer};
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer as _, IntoDeserializer as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::request::{EmbedRequest, RankRequest, RetrieveRequest};
+use super::request::{EmbedRequest, RankRequest, RetrieveRequest, Shape};
 use super::values::List;
 use crate::engine::Terms;
 use crate::error::{Error, Result};
@@ -21,9 +21,9 @@ use crate::request;
 #[derive(Debug)]
 pub enum Retrievals {
     /// One request.
-    One(Box<request::Retrieve>, Terms),
+    One(Box<request::Retrieve>, Terms, Shape),
     /// The requests of `{"requests": [..]}`. A wrong one is wrong alone.
-    Many(Vec<Result<(request::Retrieve, Terms)>>),
+    Many(Vec<Result<(request::Retrieve, Terms, Shape)>>),
 }
 
 /// Reads the body of a `:retrieve`.
@@ -33,8 +33,8 @@ pub enum Retrievals {
 pub fn retrievals(body: &[u8]) -> Result<Retrievals> {
     match parse(body, OneOrMany, "")? {
         RetrieveBody::One(request) => {
-            let (request, terms) = request.typed()?;
-            Ok(Retrievals::One(Box::new(request), terms))
+            let (request, terms, shape) = request.typed()?;
+            Ok(Retrievals::One(Box::new(request), terms, shape))
         }
         RetrieveBody::Many(entries) if entries.is_empty() => {
             Err(Error::invalid(format!("field `requests`: got 0 requests, expected 1 to {BATCH_REQUESTS_MAX}")))
@@ -54,7 +54,7 @@ pub fn retrievals(body: &[u8]) -> Result<Retrievals> {
 ///
 /// # Errors
 /// As [`retrievals`].
-pub fn rank(body: &[u8]) -> Result<(request::Rank, Terms)> {
+pub fn rank(body: &[u8]) -> Result<(request::Rank, Terms, Shape)> {
     parse::<_, RankRequest>(body, Object(PhantomData), "")?.typed()
 }
 
@@ -173,6 +173,7 @@ mod tests {
     use serde_json::json;
     use utoipa::PartialSchema;
 
+    use super::super::schemas::VectorForm;
     use super::*;
     use crate::error::Kind;
     use crate::limits::{
@@ -183,7 +184,7 @@ mod tests {
 
     fn one(body: &str) -> Result<(request::Retrieve, Terms)> {
         match retrievals(body.as_bytes())? {
-            Retrievals::One(request, terms) => Ok((*request, terms)),
+            Retrievals::One(request, terms, _) => Ok((*request, terms)),
             Retrievals::Many(_) => panic!("{body}: a list"),
         }
     }
@@ -239,7 +240,7 @@ mod tests {
         let (request, terms) = one("{\"vector\": [1, 0.5]}").unwrap();
         assert_eq!(request, request::Retrieve::of(User::Vector(vec![1.0, 0.5])));
         assert_eq!(terms, Terms::default());
-        let (request, _) = rank(b"{\"vector\": [1], \"items\": [4, -4]}").unwrap();
+        let (request, ..) = rank(b"{\"vector\": [1], \"items\": [4, -4]}").unwrap();
         assert_eq!(request.items, [ItemId(4), ItemId(-4)]);
         let (request, _) = embed(b"{\"features\": {\"installed\": 4}}").unwrap();
         assert_eq!(request.features["installed"], Values::Integers(vec![4]));
@@ -394,10 +395,11 @@ mod tests {
         assert_eq!(names::<EmbedRequest>(), read);
         let limits = serde_json::to_value(RetrieveRequest::schema()).unwrap();
         let rank = serde_json::to_value(RankRequest::schema()).unwrap();
+        let vector = serde_json::to_value(VectorForm::schema()).unwrap();
         for (described, limit) in [
             (&limits["properties"]["exclude"]["maxItems"], EXCLUDE_MAX),
             (&limits["properties"]["columns"]["maxItems"], COLUMNS_MAX),
-            (&limits["properties"]["vector"]["maxItems"], DIMENSION_MAX),
+            (&vector["oneOf"][0]["maxItems"], DIMENSION_MAX),
             (&limits["properties"]["k"]["maximum"], RESULTS_MAX),
             (&limits["properties"]["candidates"]["maximum"], CANDIDATES_MAX),
             (&limits["properties"]["probes"]["maximum"], LISTS_MAX),

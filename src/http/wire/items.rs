@@ -11,11 +11,12 @@ use utoipa::ToSchema;
 
 use super::body::object;
 use super::response::Served;
-use super::values::List;
+use super::schemas::VectorForm;
+use super::values::{List, Vector};
 use crate::columns::Cell;
 use crate::error::{Error, Result};
 use crate::fresh::{GivenItem, GivenValues, UPDATES_MAX, Wrong};
-use crate::limits::EXCLUDE_MAX;
+use crate::limits::{DIMENSION_MAX, EXCLUDE_MAX};
 use crate::units::Slot;
 use crate::view::View;
 
@@ -25,9 +26,10 @@ use crate::view::View;
 pub struct ItemUpsert {
     /// The item.
     pub id: i64,
-    /// Its vector, `[D]`, for a model without an item tower.
+    /// Its vector, `[D]`, for a model without an item tower: a list, or little-endian 32-bit numbers in base64.
     #[serde(default)]
-    pub embedding: Option<Vec<f32>>,
+    #[schema(value_type = Option<VectorForm>)]
+    embedding: Option<Vector<DIMENSION_MAX>>,
     /// All of its attributes, each a text, a number, a list of texts or of integers, or null.
     #[serde(default)]
     #[schema(value_type = Object)]
@@ -208,6 +210,7 @@ fn upsert(text: &[u8]) -> Result<GivenItem, Wrong> {
         }
     };
     let attributes = members.0.into_iter().map(read).collect::<Result<_, _>>()?;
+    let embedding = embedding.map(|Vector(numbers)| numbers);
     Ok(GivenItem { id, embedding, attributes, whole })
 }
 

@@ -1,11 +1,14 @@
 //! The JSON of the HTTP API: every public shape, read into the types of [`crate::request`] and written from them. No
 //! other module knows JSON of requests or answers.
 //!
-//! `values` reads feature values and bounded lists, `body` whole bodies, of the types of `request`; `reply` writes the types
-//! of `response`, a piece at a time; `items` is of updates; `browse` tells of what a catalogue holds, `info` of models and versions; `problem` of errors.
+//! `values` reads feature values and bounded lists, `body` whole bodies, of the types of `request`; `entry` is what an answer says of items,
+//! `reply` writes it in the types of `response`, a piece at a time, and `arrow_stream` as one of Arrow; `items` is of updates; `browse` tells of what a catalogue holds, `info` of models and versions; `problem` of errors.
 
+mod arrow_stream;
 mod body;
 mod browse;
+mod entry;
+mod inference;
 mod info;
 mod items;
 mod problem;
@@ -16,10 +19,16 @@ mod schemas;
 mod slow;
 mod values;
 
+pub use arrow_stream::{ARROW_STREAM, ArrowReply};
 pub use body::{Retrievals, embed, object, rank, retrievals};
 pub use browse::{
     ColumnResponse, ColumnValue, FileInfo, FindRequest, FindResponse, FoundItem, IndexResponse, ValuesRequest, files,
     percentiles,
+};
+pub use entry::Entry;
+pub use inference::{
+    Inference, InferenceError, InferenceModel, InferenceReady, InferenceRequest, InferenceResponse, InferenceServer,
+    inference, inference_answer, inference_model,
 };
 pub use info::{
     CalibrationInfo, ColumnInfo, CurveInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList, QueryLine,
@@ -31,11 +40,11 @@ pub use items::{
 };
 pub(super) use problem::without_places;
 pub use problem::{Problem, status};
-pub use reply::{Entry, Reply, embedding};
-pub use request::{EmbedRequest, RankRequest, RetrieveRequest};
+pub use reply::{Reply, embedding};
+pub use request::{EmbedRequest, RankRequest, RetrieveRequest, Shape};
 pub use response::{
-    BatchEntry, BatchResponse, EmbedResponse, Explain, Item, MissingShard, ProbesInfo, RetrieveResponse, Retrieved,
-    Served, ShardSteps, Step,
+    BatchEntry, BatchResponse, EmbedResponse, Explain, Item, ItemTable, MissingShard, ProbesInfo, RetrieveResponse,
+    Retrieved, Served, ShardSteps, Step,
 };
 pub(super) use schemas::{RetrieveOneOrMany, RetrievedOneOrMany, UpsertRequest};
 pub use slow::{SlowCall, SlowPass, SlowResponse};

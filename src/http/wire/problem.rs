@@ -34,6 +34,7 @@ pub fn status(kind: Kind) -> (u16, &'static str) {
         Kind::Invalid => (400, "Bad Request"),
         Kind::NotFound => (404, "Not Found"),
         Kind::Conflict => (409, "Conflict"),
+        Kind::Gone => (410, "Gone"),
         Kind::Unsupported | Kind::TooCostly => (422, "Unprocessable Content"),
         Kind::Corrupt | Kind::Io | Kind::Internal => (500, "Internal Server Error"),
         Kind::Overloaded | Kind::NotReady | Kind::Unavailable | Kind::Partial => (503, "Service Unavailable"),

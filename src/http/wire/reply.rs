@@ -1,130 +1,19 @@
 //! Answers written from columns straight to text, a piece at a time, in the shapes of `response`.
 
-use serde::Serialize;
-use serde_json::ser::{CompactFormatter, Formatter as _};
-
-use super::problem::Problem;
-use super::response::{EmbedResponse, Explain, Served, Step};
-use crate::columns::{Cell, Stacked};
+use super::entry::{Entry, Items, write_cell, write_integer, write_json, write_number};
+use super::response::{EmbedResponse, Served, Step};
 use crate::error::{Error, Result};
-use crate::request::{Answer, Content, Ranked};
-use crate::route::protocol::Written;
+use crate::request::{Answer, Content};
 
 /// Bytes after which a piece of a reply is sent.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Items with the names of what they have.
-#[derive(Clone, Debug)]
-struct Items {
-    ranked: Ranked,
-    explain: Option<Explain>,
-    degraded_rows: u64,
-    rest: Rest,
-}
-
-/// What items say besides ids and scores.
-#[derive(Clone, Debug)]
-enum Rest {
-    /// Told here.
-    Told(Box<Told>),
-    /// Told elsewhere.
-    Written(Written),
-}
-
-/// Tasks and columns with their names.
-#[derive(Clone, Debug)]
-struct Told {
-    /// `"name":` of each task and of each column, ready to be copied.
-    task_keys: Vec<Vec<u8>>,
-    column_keys: Vec<Vec<u8>>,
-    columns: Stacked,
-    picked: Vec<usize>,
-}
-
-/// One answer of a reply, or the problem in its place.
-#[derive(Clone, Debug)]
-pub struct Entry(std::result::Result<Box<Items>, Problem>);
-
-impl Entry {
-    /// Items; `tasks` are the names of the model's tasks, `asked` those of the columns that were asked for.
-    ///
-    /// # Errors
-    /// `Internal` for an answer without items or with a number that JSON has not; `Invalid` for a column that is not there.
-    pub fn items<'a>(
-        answer: Answer,
-        tasks: impl IntoIterator<Item = &'a str>,
-        columns: impl Into<Stacked>,
-        asked: &[String],
-    ) -> Result<Self> {
-        let Content::Items(ranked) = answer.content else {
-            return Err(Error::internal("an embedding came in place of items"));
-        };
-        let numbers = ranked.scores.iter().chain(&ranked.similarities).chain(&ranked.tasks);
-        if let Some(x) = numbers.into_iter().find(|x| !x.is_finite()) {
-            return Err(Error::internal(format!("an item is worth {x}, expected a finite number")));
-        }
-        let columns = columns.into();
-        let picked = asked.iter().map(|name| columns.first().number(name)).collect::<Result<Vec<_>>>()?;
-        let names: Vec<String> = columns.first().list().map(|c| c.name().to_owned()).collect();
-        Ok(Entry(Ok(Box::new(Items {
-            ranked,
-            explain: answer.explain.as_ref().map(Explain::from),
-            degraded_rows: answer.degraded_rows,
-            rest: Rest::Told(Box::new(Told {
-                task_keys: tasks.into_iter().map(key).collect(),
-                column_keys: picked.iter().map(|&c| key(&names[c])).collect(),
-                columns,
-                picked,
-            })),
-        }))))
-    }
-
-    /// Items that others found, with what these say of them.
-    pub fn gathered(ranked: Ranked, rest: Written, explain: Option<Explain>, degraded_rows: u64) -> Self {
-        Entry(Ok(Box::new(Items { ranked, explain, degraded_rows, rest: Rest::Written(rest) })))
-    }
-
-    /// The items, and what they say besides ids and scores, for whoever writes them.
-    pub fn written(self) -> (Ranked, Written) {
-        let mut written = Written::default();
-        let Ok(items) = self.0 else { return (Ranked::default(), written) };
-        let mut text = Vec::new();
-        for row in 0..items.ranked.ids.len() {
-            text.clear();
-            items.row_rest(row, &mut text);
-            written.push(&text);
-        }
-        (
-            Ranked { tasks: Vec::new(), ..items.ranked },
-            if written.text.is_empty() { Written::default() } else { written },
-        )
-    }
-
-    /// The steps of an explained answer.
-    pub fn steps(&self) -> &[Step] {
-        self.0.as_ref().ok().and_then(|items| items.explain.as_ref()).map_or(&[], |e| &e.steps)
-    }
-}
-
-impl From<Problem> for Entry {
-    fn from(problem: Problem) -> Self {
-        Entry(Err(problem))
-    }
-}
-
-fn key(name: &str) -> Vec<u8> {
-    let mut key = Vec::with_capacity(name.len() + 3);
-    json(&mut key, name);
-    key.push(b':');
-    key
-}
-
 /// A reply of items, written piece by piece as an iterator: what is held is the columnar answer and one piece.
 #[derive(Clone, Debug)]
 pub struct Reply {
-    served: Served,
-    entries: Vec<Entry>,
-    is_list: bool,
+    pub(super) served: Served,
+    pub(super) entries: Vec<Entry>,
+    pub(super) is_list: bool,
     at: Place,
 }
 
@@ -132,7 +21,10 @@ pub struct Reply {
 enum Place {
     Start,
     Entry(usize),
+    /// An item of an entry.
     Row(usize, usize),
+    /// Of an entry and a field of its table, the value of an item.
+    Cell(usize, usize, usize),
     End,
 }
 
@@ -149,7 +41,7 @@ impl Reply {
 
     /// Items in all of its entries.
     pub fn len(&self) -> usize {
-        self.entries.iter().filter_map(|entry| entry.0.as_ref().ok()).map(|items| items.ranked.ids.len()).sum()
+        self.entries.iter().map(Entry::len).sum()
     }
 
     /// True where it tells of no item.
@@ -173,45 +65,69 @@ impl Reply {
     fn advance(&mut self, out: &mut Vec<u8>) {
         self.at = match self.at {
             Place::Start => {
-                json(out, &self.served);
+                write_json(out, &self.served);
                 out.pop();
                 out.extend_from_slice(if self.is_list { b",\"results\":[" } else { b"," });
                 Place::Entry(0)
             }
-            Place::Entry(n) => match self.entries.get(n) {
-                None => {
-                    out.extend_from_slice(if self.is_list { b"]}" } else { b"}" });
-                    Place::End
-                }
-                Some(entry) => {
-                    if self.is_list {
-                        out.extend_from_slice(if n == 0 { b"{" } else { b",{" });
-                    }
-                    match &entry.0 {
-                        Ok(_) => {
-                            out.extend_from_slice(b"\"items\":[");
-                            Place::Row(n, 0)
-                        }
-                        Err(problem) => {
-                            out.extend_from_slice(b"\"problem\":");
-                            json(out, problem);
-                            self.end_of_entry(n, out)
-                        }
-                    }
-                }
-            },
+            Place::Entry(n) => self.enter(n, out),
             Place::Row(n, row) => match &self.entries[n].0 {
-                Ok(items) if row < items.ranked.ids.len() => {
+                Ok(items) if row < items.len() => {
                     items.row(row, out);
                     Place::Row(n, row + 1)
                 }
                 Ok(items) => {
+                    out.push(b']');
+                    items.rest(out);
+                    self.end_of_entry(n, out)
+                }
+                Err(_) => Place::Entry(n + 1),
+            },
+            Place::Cell(n, field, row) => match &self.entries[n].0 {
+                Ok(items) if row < items.len() => {
+                    items.value(field, row, out);
+                    Place::Cell(n, field, row + 1)
+                }
+                Ok(items) if field + 1 < items.fields() => {
+                    out.push(b']');
+                    items.begin(field + 1, out);
+                    Place::Cell(n, field + 1, 0)
+                }
+                Ok(items) => {
+                    out.push(b']');
+                    items.end_of_table(out);
                     items.rest(out);
                     self.end_of_entry(n, out)
                 }
                 Err(_) => Place::Entry(n + 1),
             },
             Place::End => Place::End,
+        }
+    }
+
+    fn enter(&self, n: usize, out: &mut Vec<u8>) -> Place {
+        let Some(entry) = self.entries.get(n) else {
+            out.extend_from_slice(if self.is_list { b"]}" } else { b"}" });
+            return Place::End;
+        };
+        if self.is_list {
+            out.extend_from_slice(if n == 0 { b"{" } else { b",{" });
+        }
+        match &entry.0 {
+            Ok(items) if items.is_table => {
+                out.extend_from_slice(b"\"table\":{");
+                items.begin(0, out);
+                Place::Cell(n, 0, 0)
+            }
+            Ok(_) => {
+                out.extend_from_slice(b"\"items\":[");
+                Place::Row(n, 0)
+            }
+            Err(problem) => {
+                out.extend_from_slice(b"\"problem\":");
+                write_json(out, problem);
+                self.end_of_entry(n, out)
+            }
         }
     }
 
@@ -238,85 +154,93 @@ impl Iterator for Reply {
     }
 }
 
+/// Fields of a table in front of its tasks: ids, scores, similarities.
+const FIELDS: usize = 3;
+
 impl Items {
     fn row(&self, row: usize, out: &mut Vec<u8>) {
         let ranked = &self.ranked;
         out.extend_from_slice(if row == 0 { b"{\"id\":" } else { b",{\"id\":" });
-        integer(out, ranked.ids[row].0);
+        write_integer(out, ranked.ids[row].0);
         out.extend_from_slice(b",\"score\":");
-        number(out, ranked.scores[row]);
+        write_number(out, ranked.scores[row]);
         out.extend_from_slice(b",\"similarity\":");
-        number(out, ranked.similarities[row]);
+        write_number(out, ranked.similarities[row]);
         self.row_rest(row, out);
         out.push(b'}');
     }
 
-    /// What stands behind the scores of an item.
-    fn row_rest(&self, row: usize, out: &mut Vec<u8>) {
-        match &self.rest {
-            Rest::Told(told) => told.row(&self.ranked, row, out),
-            Rest::Written(written) => out.extend_from_slice(written.of(row)),
+    /// How many fields a table of them has.
+    fn fields(&self) -> usize {
+        FIELDS + self.tasks().len() + self.columns().len()
+    }
+
+    /// What stands in front of the values of a field.
+    fn begin(&self, field: usize, out: &mut Vec<u8>) {
+        let (tasks, columns) = (self.tasks(), self.columns());
+        let begin = |out: &mut Vec<u8>, group: &[u8], place: usize, key: &[u8]| {
+            out.extend_from_slice(if place == 0 { group } else { b"," });
+            out.extend_from_slice(key);
+        };
+        match field {
+            0 => out.extend_from_slice(b"\"id\":"),
+            1 => out.extend_from_slice(b",\"score\":"),
+            2 => out.extend_from_slice(b",\"similarity\":"),
+            _ if field < FIELDS + tasks.len() => {
+                begin(out, b",\"tasks\":{", field - FIELDS, &tasks[field - FIELDS].json);
+            }
+            _ => {
+                let column = field - FIELDS - tasks.len();
+                if column == 0 && !tasks.is_empty() {
+                    out.push(b'}');
+                }
+                begin(out, b",\"columns\":{", column, &columns[column].json);
+            }
         }
+        out.push(b'[');
+    }
+
+    /// The value of an item in a field.
+    fn value(&self, field: usize, row: usize, out: &mut Vec<u8>) {
+        if row > 0 {
+            out.push(b',');
+        }
+        let tasks = self.task_count();
+        match field {
+            0 => write_integer(out, self.ranked.ids[row].0),
+            1 => write_number(out, self.ranked.scores[row]),
+            2 => write_number(out, self.ranked.similarities[row]),
+            _ if field < FIELDS + tasks => write_number(out, self.task(field - FIELDS)[row]),
+            _ => write_cell(out, &self.cell(field - FIELDS - tasks, row)),
+        }
+    }
+
+    fn end_of_table(&self, out: &mut Vec<u8>) {
+        if self.fields() > FIELDS {
+            out.push(b'}');
+        }
+        out.push(b'}');
     }
 
     /// What stands behind the items.
-    fn rest(&self, out: &mut Vec<u8>) {
-        out.push(b']');
+    pub(super) fn rest(&self, out: &mut Vec<u8>) {
         if let Some(explain) = &self.explain {
             out.extend_from_slice(b",\"explain\":");
-            json(out, explain);
+            write_json(out, explain);
         }
         if self.degraded_rows > 0 {
             out.extend_from_slice(b",\"degraded_rows\":");
-            json(out, &self.degraded_rows);
+            write_json(out, &self.degraded_rows);
         }
         if !self.ranked.unknown.is_empty() {
             out.extend_from_slice(b",\"unknown\":");
-            json(out, &self.ranked.unknown);
+            write_json(out, &self.ranked.unknown);
+        }
+        if let Some(cursor) = &self.cursor {
+            out.extend_from_slice(b",\"cursor\":");
+            write_json(out, cursor);
         }
     }
-}
-
-impl Told {
-    fn row(&self, ranked: &Ranked, row: usize, out: &mut Vec<u8>) {
-        let count = ranked.ids.len();
-        for (task, key) in self.task_keys.iter().enumerate() {
-            out.extend_from_slice(if task == 0 { b",\"tasks\":{" } else { b"," });
-            out.extend_from_slice(key);
-            number(out, ranked.tasks[task * count + row]);
-        }
-        if !self.task_keys.is_empty() {
-            out.push(b'}');
-        }
-        for (n, (&column, key)) in self.picked.iter().zip(&self.column_keys).enumerate() {
-            out.extend_from_slice(if n == 0 { b",\"columns\":{" } else { b"," });
-            out.extend_from_slice(key);
-            match self.columns.cell(column, ranked.slots[row]) {
-                Cell::Missing => out.extend_from_slice(b"null"),
-                Cell::Integer(x) => integer(out, x),
-                Cell::Integers(many) => json(out, &many),
-                Cell::Float(x) => json(out, &x),
-                Cell::Text(text) => json(out, text),
-                Cell::Texts(many) => json(out, &many),
-            }
-        }
-        if !self.picked.is_empty() {
-            out.push(b'}');
-        }
-    }
-}
-
-fn json(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
-    // Neither a `Vec` nor the types here refuse anything.
-    let _ = serde_json::to_writer(out, value);
-}
-
-fn integer(out: &mut Vec<u8>, x: i64) {
-    let _ = CompactFormatter.write_i64(out, x);
-}
-
-fn number(out: &mut Vec<u8>, x: f32) {
-    let _ = CompactFormatter.write_f32(out, x);
 }
 
 /// The reply to an `:embed`.
@@ -338,12 +262,13 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use serde_json::{Value, json};
 
+    use super::super::problem::Problem;
     use super::super::response::{BatchEntry, BatchResponse, RetrieveResponse};
     use super::*;
     use crate::columns::{Columns, ItemColumn, ItemValues, encode};
     use crate::error::Kind;
     use crate::files::{TensorFile, Tensors};
-    use crate::request::{EmbeddedUser, StepReport};
+    use crate::request::{EmbeddedUser, Ranked, StepReport};
     use crate::units::{ItemId, Slot};
 
     fn served() -> Served {
@@ -469,6 +394,35 @@ mod tests {
         assert_eq!(second.explain.as_ref().unwrap().route, "words");
         assert!(third.items.is_empty() && third.explain.is_none());
         assert_eq!(text(Reply::many(served(), Vec::new())).matches("\"results\":[]").count(), 1);
+    }
+
+    #[test]
+    fn a_table_says_what_the_items_say_whoever_tells_it() {
+        let columns = columns(5);
+        let asked = ["price".to_owned(), "ti\"tle".into(), "years".into()];
+        for (tasks, asked) in [(&tasks()[..], &asked[..]), (&tasks()[..], &[]), (&[], &asked[..]), (&[], &[])] {
+            let entry = || Entry::items(answer(5), tasks.iter().copied(), &columns, asked).unwrap();
+            let plain: RetrieveResponse = serde_json::from_str(&text(Reply::one(served(), entry()))).unwrap();
+            let (ranked, written) = entry().written();
+            let gathered = Entry::gathered(ranked, written, None, 0);
+            for told in [entry(), gathered] {
+                let reply = Reply::one(served(), told.as_table().unwrap());
+                let read: RetrieveResponse = serde_json::from_str(&text(reply)).unwrap();
+                let (items, table) = (&plain.result.items, read.result.table.unwrap());
+                assert!(read.result.items.is_empty());
+                assert_eq!(table.id, items.iter().map(|item| item.id).collect::<Vec<_>>());
+                assert_eq!(table.score, items.iter().map(|item| item.score).collect::<Vec<_>>());
+                assert_eq!(table.similarity, items.iter().map(|item| item.similarity).collect::<Vec<_>>());
+                assert_eq!((table.tasks.len(), table.columns.len()), (tasks.len(), asked.len()));
+                for (name, scores) in table.tasks {
+                    assert_eq!(scores, items.iter().map(|item| item.tasks[&name]).collect::<Vec<_>>());
+                }
+                for (name, values) in table.columns {
+                    let wanted: Vec<Value> = items.iter().map(|item| item.columns[&name].clone()).collect();
+                    assert_eq!(values, Value::from(wanted));
+                }
+            }
+        }
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde::de::{Deserialize as _, Deserializer, IntoDeserializer as _};
 use utoipa::ToSchema;
 
-use super::values::{FeatureValue, Finite, List, Named};
+use super::schemas::VectorForm;
+use super::values::{FeatureValue, Finite, List, Named, Vector};
 use crate::engine::Terms;
 use crate::error::{Error, Result};
 use crate::limits::{
@@ -39,19 +40,40 @@ pub enum PriorityName {
     Batch,
 }
 
+/// How JSON has items.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = Format)]
+pub enum FormatName {
+    /// One after the other, in `items`.
+    #[default]
+    Items,
+    /// Column by column, in `table`.
+    Columns,
+}
+
+/// How an answer is to be given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// Whether JSON has the items column by column.
+    pub is_table: bool,
+    /// Where pages were asked for: nothing for the first, else where the next one begins.
+    pub cursor: Option<String>,
+}
+
 /// One retrieval. Exactly one of `features` and `vector` is given; all else has a default.
 #[derive(Debug, serde::Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RetrieveRequest {
     /// Values of the user's features by name: a list of ids, `{"values": [..], "weights": [..]}`, a text or integer or a list
-    /// of them, or a list of numbers.
+    /// of them, a list of numbers, or these as `{"base64": ".."}`.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     features: Option<FeatureValues>,
-    /// The query itself, in place of features, `[D]`.
+    /// The query itself, in place of features, `[D]`: a list, or little-endian 32-bit numbers in base64.
     #[serde(default)]
-    #[schema(value_type = Option<Vec<f32>>, max_items = 8192)]
-    vector: Option<List<Finite, DIMENSION_MAX>>,
+    #[schema(value_type = Option<VectorForm>)]
+    vector: Option<Vector<DIMENSION_MAX>>,
     /// Which items are eligible; see `docs/FILTERS.md`.
     #[serde(default)]
     filter: String,
@@ -107,15 +129,27 @@ pub struct RetrieveRequest {
     #[serde(default, deserialize_with = "on_degraded")]
     #[schema(value_type = OnDegradedName)]
     on_degraded: request::OnDegraded,
+    /// How JSON has the items.
+    #[serde(default, deserialize_with = "format")]
+    #[schema(value_type = FormatName)]
+    format: FormatName,
+    /// Asks for pages of `k` results: `""` for the first, then what the answer before said, all else unchanged.
+    #[serde(default)]
+    #[schema(max_length = 256)]
+    cursor: Option<String>,
 }
 
 // Through a text: of a number in place of a name, serde_json says that it is no JSON.
-fn priority<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Priority, D::Error> {
+pub(super) fn priority<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Priority, D::Error> {
     PriorityName::deserialize(String::deserialize(deserializer)?.into_deserializer())
 }
 
-fn on_degraded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<request::OnDegraded, D::Error> {
+pub(super) fn on_degraded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<request::OnDegraded, D::Error> {
     OnDegradedName::deserialize(String::deserialize(deserializer)?.into_deserializer())
+}
+
+fn format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FormatName, D::Error> {
+    FormatName::deserialize(String::deserialize(deserializer)?.into_deserializer())
 }
 
 fn default_k() -> usize {
@@ -132,8 +166,8 @@ pub struct RankRequest {
     features: Option<FeatureValues>,
     /// As in a retrieval.
     #[serde(default)]
-    #[schema(value_type = Option<Vec<f32>>, max_items = 8192)]
-    vector: Option<List<Finite, DIMENSION_MAX>>,
+    #[schema(value_type = Option<VectorForm>)]
+    vector: Option<Vector<DIMENSION_MAX>>,
     /// The items to score.
     #[schema(value_type = Vec<i64>, min_items = 1, max_items = 200_000)]
     items: List<i64, CANDIDATES_MAX>,
@@ -160,6 +194,10 @@ pub struct RankRequest {
     #[serde(default, deserialize_with = "on_degraded")]
     #[schema(value_type = OnDegradedName)]
     on_degraded: request::OnDegraded,
+    /// As in a retrieval.
+    #[serde(default, deserialize_with = "format")]
+    #[schema(value_type = FormatName)]
+    format: FormatName,
 }
 
 /// A query embedding for features.
@@ -184,7 +222,7 @@ pub struct EmbedRequest {
 }
 
 impl RetrieveRequest {
-    pub(super) fn typed(self) -> Result<(request::Retrieve, Terms)> {
+    pub(super) fn typed(self) -> Result<(request::Retrieve, Terms, Shape)> {
         between("k", Some(self.k as u64), RESULTS_MAX)?;
         between("candidates", self.candidates.map(|n| n as u64), CANDIDATES_MAX)?;
         between("probes", self.probes.map(|n| n as u64), LISTS_MAX)?;
@@ -207,16 +245,18 @@ impl RetrieveRequest {
             exact: self.exact,
             reading,
         };
-        Ok((retrieve, terms(self.timeout_ms, self.priority)?))
+        let shape = Shape { is_table: self.format == FormatName::Columns, cursor: self.cursor };
+        Ok((retrieve, terms(self.timeout_ms, self.priority)?, shape))
     }
 }
 
 impl RankRequest {
-    pub(super) fn typed(self) -> Result<(request::Rank, Terms)> {
+    pub(super) fn typed(self) -> Result<(request::Rank, Terms, Shape)> {
         between("items", Some(self.items.0.len() as u64), CANDIDATES_MAX)?;
         let reading = reading(self.columns, self.constants, self.explain, self.on_degraded)?;
         let rank = request::Rank { user: user(self.features, self.vector)?, items: items(self.items), reading };
-        Ok((rank, terms(self.timeout_ms, self.priority)?))
+        let shape = Shape { is_table: self.format == FormatName::Columns, cursor: None };
+        Ok((rank, terms(self.timeout_ms, self.priority)?, shape))
     }
 }
 
@@ -228,10 +268,10 @@ impl EmbedRequest {
     }
 }
 
-fn user(given: Option<FeatureValues>, vector: Option<List<Finite, DIMENSION_MAX>>) -> Result<User> {
+fn user(given: Option<FeatureValues>, vector: Option<Vector<DIMENSION_MAX>>) -> Result<User> {
     match (given, vector) {
         (Some(given), None) => Ok(User::Features(features(given))),
-        (None, Some(List(vector))) => Ok(User::Vector(vector.into_iter().map(|x| x.0).collect())),
+        (None, Some(Vector(vector))) => Ok(User::Vector(vector)),
         (Some(_), Some(_)) => Err(Error::invalid("fields `features` and `vector`: got both, expected one of them")),
         (None, None) => Err(Error::invalid("fields `features` and `vector`: got neither, expected one of them")),
     }
@@ -259,7 +299,7 @@ fn reading(
     Ok(Reading { columns, constants, explain, on_degraded })
 }
 
-fn terms(timeout_ms: Option<u64>, priority: Priority) -> Result<Terms> {
+pub(super) fn terms(timeout_ms: Option<u64>, priority: Priority) -> Result<Terms> {
     between("timeout_ms", timeout_ms, TIMEOUT_MS_MAX as usize)?;
     Ok(Terms { timeout: timeout_ms.map(Duration::from_millis), priority })
 }

@@ -119,7 +119,11 @@ pub struct QueryFound {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Retrieved {
     /// Best first.
+    #[serde(default)]
     pub items: Vec<Item>,
+    /// In their place, where columns were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table: Option<Box<ItemTable>>,
     /// Given where it was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub explain: Option<Explain>,
@@ -129,6 +133,27 @@ pub struct Retrieved {
     /// Of a `:rank` request: items that the snapshot does not hold.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<i64>,
+    /// Where pages were asked for and there is another one: where it begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
+}
+
+/// Items column by column, the best first: place `n` of each list belongs to the same item.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ItemTable {
+    /// The ids.
+    pub id: Vec<i64>,
+    /// The value model's scores.
+    pub score: Vec<f32>,
+    /// The retrieval scores.
+    pub similarity: Vec<f32>,
+    /// Task scores by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tasks: BTreeMap<String, Vec<f32>>,
+    /// The columns that were asked for.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    #[schema(value_type = Object)]
+    pub columns: Map<String, Value>,
 }
 
 /// Which snapshot answered.

@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
+use base64::Engine as _;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::limits;
@@ -65,6 +68,65 @@ fn finite<E: de::Error>(x: f64) -> Result<f32, E> {
     }
 }
 
+/// Numbers of a vector, at most `MOST` of them: a list, or a text that has them as little-endian 32-bit numbers in base64.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Vector<const MOST: usize>(pub Vec<f32>);
+
+impl<'de, const MOST: usize> Deserialize<'de> for Vector<MOST> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Numbers<const MOST: usize>;
+        impl<'de, const MOST: usize> Visitor<'de> for Numbers<MOST> {
+            type Value = Vec<f32>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of numbers, or a text of base64")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+                let mut numbers = Vec::new();
+                while let Some(Finite(x)) = entries.next_element()? {
+                    if numbers.len() == MOST {
+                        return Err(too_many::<A::Error>(MOST));
+                    }
+                    numbers.push(x);
+                }
+                Ok(numbers)
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                packed_numbers(text, MOST)
+            }
+        }
+        deserializer.deserialize_any(Numbers::<MOST>).map(Vector)
+    }
+}
+
+/// Base64 as everyone writes it, with padding or without.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// The numbers of a text of base64, four bytes each. Its length is looked at before anything is made of it.
+fn packed_numbers<E: de::Error>(text: &str, most: usize) -> Result<Vec<f32>, E> {
+    if text.len() > (4 * most).div_ceil(3) * 4 {
+        return Err(too_many(most));
+    }
+    let bytes = BASE64.decode(text).map_err(|e| E::custom(format_args!("not base64: {e}")))?;
+    let (numbers, rest) = bytes.as_chunks::<4>();
+    if !rest.is_empty() {
+        return Err(E::custom(format_args!("got {} bytes in base64, expected four for each number", bytes.len())));
+    }
+    if numbers.len() > most {
+        return Err(too_many(most));
+    }
+    let number = |(place, bytes): (usize, &[u8; 4])| match f32::from_le_bytes(*bytes) {
+        x if x.is_finite() => Ok(x),
+        x => Err(E::custom(format_args!("got {x} at place {place}, expected a finite 32-bit number"))),
+    };
+    numbers.iter().enumerate().map(number).collect()
+}
+
 /// An object whose keys are names, each once, at most `MOST` of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Named<T, const MOST: usize>(pub BTreeMap<String, T>);
@@ -103,11 +165,13 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for Named<T, 
     }
 }
 
-/// The values of one feature: a list of whole numbers, of numbers or of texts, one of these alone, or ids with weights.
+/// The values of one feature: a list of whole numbers, of numbers or of texts, one of these alone, numbers in base64, or ids with
+/// weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FeatureValue(pub Values);
 
-const EXPECTED: &str = "a whole number, a number, a text, a list of them, or {\"values\": [..], \"weights\": [..]}";
+const EXPECTED: &str =
+    "a whole number, a number, a text, a list of them, {\"base64\": \"..\"}, or {\"values\": [..], \"weights\": [..]}";
 
 impl<'de> Deserialize<'de> for FeatureValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -154,8 +218,13 @@ impl<'de> Visitor<'de> for FeatureVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Values, A::Error> {
-        let bag = Weighted::deserialize(de::value::MapAccessDeserializer::new(fields))?;
-        let ids = bag.values.0;
+        let bag = Bag::deserialize(de::value::MapAccessDeserializer::new(fields))?;
+        let ids = match (bag.values, bag.base64) {
+            (Some(List(ids)), None) => ids,
+            (None, Some(Packed(numbers))) if bag.weights.is_none() => return Ok(Values::Numbers(numbers)),
+            (None, None) => return Err(de::Error::missing_field("values")),
+            _ => return Err(de::Error::custom("got `base64` beside others, expected it alone")),
+        };
         match bag.weights {
             None => Ok(Values::Integers(ids)),
             Some(List(weights)) if weights.len() == ids.len() => {
@@ -172,13 +241,27 @@ impl<'de> Visitor<'de> for FeatureVisitor {
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Weighted {
-    values: List<i64, { limits::FEATURE_IDS_MAX }>,
+struct Bag {
+    #[serde(default)]
+    values: Option<List<i64, { limits::FEATURE_IDS_MAX }>>,
+    #[serde(default)]
     weights: Option<List<Finite, { limits::FEATURE_IDS_MAX }>>,
+    #[serde(default)]
+    base64: Option<Packed>,
+}
+
+/// Numbers in base64 alone.
+struct Packed(Vec<f32>);
+
+impl<'de> Deserialize<'de> for Packed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        packed_numbers(&text, limits::FEATURE_IDS_MAX).map(Packed)
+    }
 }
 
 /// Adds one entry of a list, which decides what the list is: a fraction makes it one of numbers, a text one of texts.
-struct Push<'a>(&'a mut Values);
+pub(super) struct Push<'a>(pub(super) &'a mut Values);
 
 impl<'de> DeserializeSeed<'de> for Push<'_> {
     type Value = ();
@@ -272,6 +355,8 @@ mod tests {
             ("[\"a\", 3, 18446744073709551615]", texts(&["a", "3", "18446744073709551615"])),
             ("[3, \"a\"]", texts(&["3", "a"])),
             ("{\"values\": [4]}", Values::Integers(vec![4])),
+            ("{\"base64\": \"AACAPwAAAMA=\"}", Values::Numbers(vec![1.0, -2.0])),
+            ("{\"base64\": \"\"}", Values::Numbers(vec![])),
             ("{\"weights\": [0.5], \"values\": [4]}", Values::Weighted { ids: vec![4], weights: vec![0.5] }),
         ] {
             assert_eq!(values(text).as_ref(), Ok(&expected), "{text}");
@@ -295,11 +380,46 @@ mod tests {
             ("{\"values\": [1], \"values\": [1]}", "duplicate field `values`"),
             ("{\"values\": [0.5]}", "invalid type: floating point"),
             ("{\"weights\": [1]}", "missing field `values`"),
+            ("{\"base64\": \"AACAPwAAAMA=\", \"values\": [1]}", "got `base64` beside others"),
+            ("{\"base64\": \"AACAPwAAAMA=\", \"weights\": [1]}", "got `base64` beside others"),
+            ("{\"base64\": [1]}", "invalid type: sequence, expected a string"),
+            ("{}", "missing field `values`"),
             (&long, "got more than 100000 entries"),
         ] {
             let error = values(text).expect_err(text);
             assert!(error.contains(expected), "{text:.60}: {error}");
         }
+    }
+
+    #[test]
+    fn a_vector_is_a_list_or_base64_and_nothing_else() {
+        let read = |text: &str| serde_json::from_str::<Vector<3>>(text).map(|v| v.0).map_err(|e| e.to_string());
+        for (text, expected) in [
+            ("[1, -2.5]", vec![1.0, -2.5]),
+            ("\"AACAPwAAIMA=\"", vec![1.0, -2.5]),
+            ("\"AACAPwAAIMA\"", vec![1.0, -2.5]),
+            ("\"AACAP\\u0077AAIMA=\"", vec![1.0, -2.5]),
+            ("\"\"", vec![]),
+        ] {
+            assert_eq!(read(text), Ok(expected), "{text}");
+        }
+        for (text, expected) in [
+            ("[1, 2, 3, 4]", "got more than 3 entries"),
+            ("\"AACAPwAAgD8AAIA/AACAPw==\"", "got more than 3 entries"),
+            ("\"AACAPwAA\"", "got 6 bytes in base64, expected four for each number"),
+            ("\"AACAfw==\"", "got inf at place 0, expected a finite 32-bit number"),
+            ("\"AADAfw==\"", "got NaN at place 0"),
+            ("\"AAC-Pw==\"", "not base64"),
+            ("\"AACA Pw==\"", "not base64"),
+            ("\"AACAPx==\"", "not base64"),
+            ("3", "invalid type: integer `3`, expected a list of numbers, or a text of base64"),
+            ("null", "invalid type: null"),
+        ] {
+            let error = read(text).expect_err(text);
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        let long = format!("\"{}\"", "A".repeat(1 << 20));
+        assert!(read(&long).unwrap_err().contains("got more than 3 entries"));
     }
 
     #[test]

@@ -148,7 +148,7 @@ fn requests(path: &Path, package: &Package, most: usize) -> Result<Vec<Vec<f32>>
 
 /// What the body's user asks the index for: one query, or several.
 fn queries(line: &str, package: &Package) -> Result<Vec<Vec<f32>>> {
-    let Retrievals::One(request, _) = retrievals(line.as_bytes())? else {
+    let Retrievals::One(request, ..) = retrievals(line.as_bytes())? else {
         return Err(Error::invalid("got a list of requests, expected one request a line"));
     };
     let features = match request.user {

@@ -1,0 +1,44 @@
+"""A retriever of LangChain over a server: ``pip install 'sterling[langchain]'``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from pydantic import ConfigDict, Field
+
+from .client import Client
+
+
+class SterlingRetriever(BaseRetriever):
+    """The best items of a query as documents: ``content`` is the column of their text; id, scores and the other ``columns`` are their metadata.
+
+    ``encode`` makes of a query either a vector (an array or a list of numbers, such as LangChain's ``Embeddings.embed_query`` gives) or the user's features by name. ``fields`` are
+    those of a retrieval (``docs/API.md``): ``filter``, ``candidates``, ``constants`` and others.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    client: Client
+    model: str
+    encode: Callable[[str], np.ndarray | list[float] | Mapping[str, Any]]
+    content: str
+    columns: list[str] = Field(default_factory=list)
+    k: int = 4
+    fields: dict[str, Any] = Field(default_factory=dict)
+
+    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+        encoded = self.encode(query)
+        user = {"features": encoded} if isinstance(encoded, Mapping) else {"vector": encoded}
+        found = self.client.retrieve(self.model, **user, k=self.k, columns=[self.content, *self.columns], **self.fields)
+        document = lambda n: Document(  # noqa: E731
+            id=str(found.ids[n]),
+            page_content=found.columns[self.content][n] or "",
+            metadata={"id": int(found.ids[n]), "score": float(found.scores[n]), "similarity": float(found.similarities[n])}
+            | {column: found.columns[column][n] for column in self.columns},
+        )
+        return [document(n) for n in range(len(found))]

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""What the wire adds to a pass: JSON, JSON by columns and Arrow and codings, at several K.
+
+Asks one server one request after the other, forms in turns, so that what else the machine does falls on all of them alike. The pass's own time is what the server tells
+with each answer (`Server-Timing`: the steps of `explain`), and the whole call's what this client waits until the last byte is there; bodies are not parsed. A table of medians
+goes to stdout, with what each form adds to the pass and their quotient.
+
+    sterling demo                                     # or any server
+    scripts/bench_wire.py --url http://127.0.0.1:8080 --model debian --body '{"features": {"installed": [832, 835]}}'
+"""
+
+import argparse
+import http.client
+import json
+import re
+import statistics
+import time
+import urllib.parse
+
+ARROW = "application/vnd.apache.arrow.stream"
+FORMS = {
+    "json": ({}, {}),
+    "columns": ({"format": "columns"}, {}),
+    "arrow": ({}, {"accept": ARROW}),
+    "gzip": ({}, {"accept-encoding": "gzip"}),
+    "zstd": ({}, {"accept-encoding": "zstd"}),
+}
+
+
+def passed(header: str) -> float:
+    """Milliseconds of the steps that ``Server-Timing`` tells, without the total."""
+    steps = re.findall(r"([a-z_0-9]+);dur=([0-9.]+)", header)
+    return sum(float(ms) for name, ms in steps if name != "total")
+
+
+def ask(connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]) -> tuple[float, float, int]:
+    """Milliseconds of a call and of its pass, and the bytes of its body."""
+    begun = time.perf_counter()
+    connection.request("POST", path, body, {"content-type": "application/json"} | headers)
+    answer = connection.getresponse()
+    data = answer.read()
+    took = (time.perf_counter() - begun) * 1000
+    if answer.status != 200:
+        raise SystemExit(f"{answer.status}: {data[:500]!r}")
+    return took, passed(answer.headers["server-timing"]), len(data)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="http://127.0.0.1:8080")
+    parser.add_argument("--model", default="debian")
+    parser.add_argument("--body", default='{"features": {"installed": [832, 835, 3059, 5405]}}', help="a retrieval, without k")
+    parser.add_argument("--k", type=int, nargs="+", default=[100, 10_000])
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=list(FORMS))
+    arguments = parser.parse_args()
+    where = urllib.parse.urlsplit(arguments.url)
+    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
+    path = f"/v1/models/{arguments.model}:retrieve"
+    print("| K | form | bytes | call p50, ms | pass p50, ms | adds p50, us | call / pass |")
+    print("|---|---|---|---|---|---|---|")
+    for k in arguments.k:
+        base = json.loads(arguments.body) | {"k": k, "candidates": max(k, 1000), "explain": True}
+        taken: dict[str, list[tuple[float, float, int]]] = {form: [] for form in arguments.forms}
+        for turn in range(arguments.rounds + 20):
+            for form in arguments.forms:
+                more, headers = FORMS[form]
+                once = ask(connection, path, json.dumps(base | more).encode(), headers)
+                # The first ones warm up both sides.
+                if turn >= 20:
+                    taken[form].append(once)
+        for form, calls in taken.items():
+            call, own = (statistics.median(one[n] for one in calls) for n in (0, 1))
+            adds = statistics.median((one[0] - one[1]) * 1000 for one in calls)
+            print(f"| {k} | {form} | {calls[-1][2]} | {call:.3f} | {own:.3f} | {adds:.0f} | {call / own:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+//! KServe's Open Inference Protocol, version 2: what existing platforms probe and call. A call of it is a list of retrievals over one version.
+//!
+//! Its errors are `{"error": ".."}`, with the status that the same problem has elsewhere.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::response::{IntoResponse as _, Response};
+
+use super::access::Caller;
+use super::answer::{Held, Outcome, Told, json};
+use super::app::App;
+use super::bodies::is_json;
+use super::passes::{Ready, prepared_each, side_by_side};
+use super::paths::Names;
+use super::wire::{
+    self, InferenceError, InferenceModel, InferenceReady, InferenceRequest, InferenceResponse, InferenceServer, Shape,
+};
+use crate::error::{Error, Result};
+use crate::registry::{Loaded, Which};
+
+/// Where the protocol's paths begin.
+pub(super) const PREFIX: &str = "/v2";
+/// How many bytes of a body are JSON, where those of tensors stand behind it.
+const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+
+/// Whether a path is one of the protocol's.
+pub(super) fn is_of_protocol(path: &str) -> bool {
+    path.strip_prefix(PREFIX).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// A problem as the protocol has it; all else as it is.
+pub(super) fn with_error(mut response: Response) -> Response {
+    let Some(Told(error)) = response.extensions_mut().remove::<Told>() else { return response };
+    *response.body_mut() = Body::from(serde_json::json!({ "error": error }).to_string());
+    let headers = response.headers_mut();
+    headers.remove(CONTENT_LENGTH);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// What the server is.
+#[utoipa::path(get, path = "/v2", tag = "inference", responses((status = 200, body = InferenceServer)))]
+pub async fn server() -> Response {
+    json(&InferenceServer::this())
+}
+
+/// The process answers.
+#[utoipa::path(get, path = "/v2/health/live", operation_id = "inference_live", tag = "inference", responses((status = 200, body = InferenceReady)))]
+pub async fn live() -> Response {
+    json(&InferenceReady { live: Some(true), ..InferenceReady::default() })
+}
+
+/// A model is loaded and the server is not shutting down.
+#[utoipa::path(get, path = "/v2/health/ready", operation_id = "inference_ready", tag = "inference",
+    responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
+pub async fn ready(State(app): State<Arc<App>>) -> Outcome {
+    app.ready().map_err(|_| Error::not_ready("the server is not ready"))?;
+    Ok(json(&InferenceReady { ready: Some(true), ..InferenceReady::default() }))
+}
+
+/// The tensors of the version that answers.
+#[utoipa::path(get, path = "/v2/models/{model}", operation_id = "inference_model", tag = "inference", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = InferenceModel), (status = "default", body = InferenceError)))]
+pub async fn model(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    told(&app, &model, Which::Active)
+}
+
+/// The tensors of a version in memory.
+#[utoipa::path(get, path = "/v2/models/{model}/versions/{version}", operation_id = "inference_version", tag = "inference",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
+    responses((status = 200, body = InferenceModel), (status = "default", body = InferenceError)))]
+pub async fn version(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
+    told(&app, &model, Which::Version(version))
+}
+
+fn told(app: &App, model: &str, which: Which<'_>) -> Outcome {
+    let info = app.info(&*app.registry.get(model, which)?);
+    let states = app.registry.versions(model)?;
+    let versions = states.into_iter().filter(|state| state.loaded).map(|state| state.version);
+    Ok(json(&wire::inference_model(&info, versions.collect())))
+}
+
+/// A version of the model answers.
+#[utoipa::path(get, path = "/v2/models/{model}/ready", operation_id = "inference_model_ready", tag = "inference", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
+pub async fn model_ready(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    is_ready(&app, model, Which::Active)
+}
+
+/// The version is in memory.
+#[utoipa::path(get, path = "/v2/models/{model}/versions/{version}/ready", operation_id = "inference_version_ready", tag = "inference",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
+    responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
+pub async fn version_ready(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
+    is_ready(&app, model, Which::Version(version))
+}
+
+fn is_ready(app: &App, model: String, which: Which<'_>) -> Outcome {
+    app.registry.get(&model, which)?;
+    Ok(json(&InferenceReady { name: Some(model), ready: Some(true), live: None }))
+}
+
+/// The best items of each of a list of users, as tensors.
+#[utoipa::path(post, path = "/v2/models/{model}/infer", operation_id = "infer", tag = "inference", params(("model" = String, Path, description = "The model's name")),
+    request_body = InferenceRequest,
+    responses((status = 200, body = InferenceResponse), (status = "default", body = InferenceError)))]
+pub async fn infer(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    inferred(&app, app.registry.get(&model, Which::Active)?, request).await
+}
+
+/// The same of a version in memory.
+#[utoipa::path(post, path = "/v2/models/{model}/versions/{version}/infer", operation_id = "infer_version", tag = "inference",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
+    request_body = InferenceRequest,
+    responses((status = 200, body = InferenceResponse), (status = "default", body = InferenceError)))]
+pub async fn infer_version(
+    State(app): State<Arc<App>>,
+    Names((model, version)): Names<(String, u64)>,
+    request: Request,
+) -> Outcome {
+    inferred(&app, app.registry.get(&model, Which::Version(version))?, request).await
+}
+
+async fn inferred(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outcome {
+    let caller = request.extensions().get::<Caller>().cloned();
+    app.engine.admits(None)?;
+    let header = header_length(request.headers())?;
+    if header.is_none() {
+        is_json(request.headers())?;
+    }
+    let body = app.bodies.read_lines(request).await?;
+    let view = model.view();
+    let told = app.served(&model, &view);
+    let prepare = move |body: &[u8]| {
+        let spec = &view.main().package.spec;
+        let features: BTreeSet<&str> =
+            spec.user.iter().flat_map(|user| &user.features).map(|feature| feature.source()).collect();
+        let mut call = wire::inference(body, header, &features)?;
+        let requests = std::mem::take(&mut call.requests).into_iter();
+        let ready = prepared_each(&view, requests.map(|(retrieve, terms)| Ok((retrieve, terms, Shape::default()))))?;
+        // A tensor has no place for what is wrong with one row: that is wrong with all.
+        let row = |(n, ready): (usize, Ready)| match ready {
+            Err(error) => Err(error.within(format!("row {n}"))),
+            ready => Ok(ready),
+        };
+        Ok((call, ready.into_iter().enumerate().map(row).collect::<Result<Vec<_>>>()?))
+    };
+    let (call, ready) = app.asides.prepare(body, prepare).await?;
+    let (results, share, passed) = side_by_side(app, &told, ready, caller).await?;
+    let entries = results.into_iter().enumerate().map(|(n, result)| result.map_err(|e| e.within(format!("row {n}"))));
+    let answer = wire::inference_answer(&call, &told, entries.collect::<Result<Vec<_>>>()?)?;
+    let body = Bytes::from_owner(Held { lines: answer.body, _share: share });
+    let mut response = (Extension(passed), body).into_response();
+    let kind = if answer.header.is_some() { "application/octet-stream" } else { "application/json" };
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response.headers_mut().extend(answer.header.map(|length| (HEADER_LENGTH, length.into())));
+    Ok(response)
+}
+
+/// How many bytes of a body are JSON, where its caller says so.
+fn header_length(headers: &HeaderMap) -> Result<Option<usize>> {
+    let Some(value) = headers.get(HEADER_LENGTH) else { return Ok(None) };
+    let length = value.to_str().ok().and_then(|text| text.parse().ok());
+    length
+        .map(Some)
+        .ok_or_else(|| Error::invalid(format!("{HEADER_LENGTH}: got {value:?}, expected a number of bytes")))
+}
