@@ -318,7 +318,7 @@ impl Following {
     fn step(&mut self, shown: &Weak<Shown>) -> Result<bool> {
         let is_further = self.advance(LINGER, TOGETHER_MAX, Fresh::apply)?;
         let Some(shown) = shown.upgrade() else { return Ok(false) };
-        if is_further {
+        if self.fresh.tidy()? || is_further {
             let view = self.fresh.view()?;
             metrics::gauge!("sterling_fresh_items", "model" => self.name.clone()).set(view.fresh_items() as f64);
             metrics::gauge!("sterling_position", "model" => self.name.clone()).set(view.position() as f64);

@@ -19,7 +19,7 @@ const TOWER_BATCH: usize = 512;
 /// Makes rows for one snapshot.
 pub(super) struct Maker {
     main: Arc<Snapshot>,
-    pub(super) assigner: Assigner,
+    pub(super) assigner: Arc<Assigner>,
     threads: Threads,
     graphs: tower::Scratch,
 }
@@ -32,7 +32,7 @@ struct Vectors {
 
 impl Maker {
     pub(super) fn new(main: Arc<Snapshot>) -> Self {
-        let assigner = Assigner::new(&main.index);
+        let assigner = Arc::new(Assigner::new(&main.index));
         Maker { main, assigner, threads: Threads::new(1), graphs: tower::Scratch::default() }
     }
 

@@ -9,6 +9,7 @@
 
 mod feed;
 mod given;
+mod join;
 mod make;
 mod merges;
 mod state;

@@ -1,19 +1,20 @@
 //! A snapshot with the updates up to a position.
 //!
 //! Rows that came last stand in a small table, which is built anew for each view. Once it is full it becomes a segment, and
-//! segments of about one size become one: there are never more than a handful, each some times as large as the next, and a
-//! row is built a few times at most (O'Neil et al., "The Log-Structured Merge-Tree", 1996).
+//! segments of about one size become one beside the updates that go on: there are never more than a handful, each some times
+//! as large as the next, and a row is built a few times at most (O'Neil et al., "The Log-Structured Merge-Tree", 1996).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::join::{Joining, Part, joined, live};
 use super::make::{Maker, changes};
 use super::update::Update;
 use crate::error::{Error, Result};
 use crate::registry::is_passing;
 use crate::search::Tombstones;
 use crate::snapshot::{Snapshot, VectorRows};
-use crate::units::{ItemId, Slot};
+use crate::units::ItemId;
 use crate::view::{Attribute, Row, Segment, View};
 
 /// Rows after which the table becomes a segment: it takes about a millisecond to build so many.
@@ -22,6 +23,8 @@ const TABLE_ROWS: usize = 1024;
 const TABLE_ROWS_UNSEEN: usize = 65_536;
 /// A segment is at least so many times as large as the one after it.
 const RATIO: usize = 4;
+/// Segments that may come up behind a join that is under way before the next update waits for it.
+const BEHIND_MAX: usize = 8;
 
 /// A snapshot with updates, as who applies them sees it.
 pub struct Fresh {
@@ -30,7 +33,9 @@ pub struct Fresh {
     /// What is gone of the main snapshot.
     gone: Tombstones,
     /// The oldest and largest first; no item lies in two of them, or in one and in the main snapshot, without a tombstone.
-    segments: Vec<(Arc<Segment>, Tombstones)>,
+    segments: Vec<Part>,
+    /// Those of them that are becoming one.
+    joining: Option<Joining>,
     /// Rows that came after the last segment; none of them lies elsewhere without a tombstone.
     table: BTreeMap<i64, Row>,
     /// The table as a segment, until it changes.
@@ -46,6 +51,7 @@ impl Fresh {
             main,
             gone: Tombstones::default(),
             segments: Vec::new(),
+            joining: None,
             table: BTreeMap::new(),
             built: None,
             position,
@@ -70,6 +76,7 @@ impl Fresh {
     /// # Errors
     /// `Overloaded` where memory cannot be had.
     pub fn caught_up(&mut self) -> Result<()> {
+        self.take_joined(true)?;
         if self.table.len() >= TABLE_ROWS {
             self.seal()?;
         }
@@ -84,7 +91,7 @@ impl Fresh {
     pub fn apply(&mut self, updates: &[Update]) -> Result<Vec<(u64, Error)>> {
         self.apply_up_to(TABLE_ROWS, updates, |fresh| {
             fresh.seal()?;
-            fresh.join()
+            fresh.join_aside()
         })
     }
 
@@ -127,6 +134,14 @@ impl Fresh {
         let mut segments = self.segments.clone();
         segments.extend(self.table_segment()?.map(|segment| (segment, Tombstones::default())));
         Ok(View::at(self.position, self.main.clone(), self.gone.clone(), segments))
+    }
+
+    /// Takes in what was joined beside the updates; true where a view would hold it in fewer segments than before.
+    ///
+    /// # Errors
+    /// `Overloaded` where memory cannot be had.
+    pub fn tidy(&mut self) -> Result<bool> {
+        self.take_joined(false)
     }
 
     fn set(&mut self, id: i64, given: &[(String, Attribute)]) -> Result<()> {
@@ -206,35 +221,50 @@ impl Fresh {
 
     /// Makes one of all segments that are not much larger than those after them.
     fn join(&mut self) -> Result<()> {
-        let live = |(segment, gone): &(Arc<Segment>, Tombstones)| segment.index().items() - gone.len();
-        self.segments.retain(|segment| live(segment) > 0);
-        let mut rest = self.segments.len();
+        if let Some(first) = self.first_to_join() {
+            let one = joined(&self.main, &self.maker.assigner, &self.segments[first..])?;
+            self.segments.truncate(first);
+            self.segments.push((Arc::new(one), Tombstones::default()));
+        }
+        Ok(())
+    }
+
+    /// The same while updates go on; one join at a time.
+    fn join_aside(&mut self) -> Result<()> {
+        let behind = self.joining.as_ref().map_or(0, |joining| self.segments.len() - joining.places().end);
+        self.take_joined(behind > BEHIND_MAX)?;
+        if self.joining.is_none()
+            && let Some(first) = self.first_to_join()
+        {
+            let parts = self.segments[first..].to_vec();
+            self.joining = Some(Joining::begin(&self.main, &self.maker.assigner, first, parts)?);
+        }
+        Ok(())
+    }
+
+    /// Takes in the segment that others became, once it is there or when it is `awaited`; true where there was one.
+    fn take_joined(&mut self, awaited: bool) -> Result<bool> {
+        let Some(joining) = self.joining.take_if(|joining| awaited || joining.is_done()) else { return Ok(false) };
+        let places = joining.places();
+        let one = joining.end(&self.segments[places.clone()])?;
+        self.segments.splice(places, [one]);
+        Ok(true)
+    }
+
+    /// The first of the segments that are to become one, where any are: those of which nothing is left go.
+    fn first_to_join(&mut self) -> Option<usize> {
+        self.segments.retain(|part| live(part) > 0);
+        let mut first = self.segments.len();
         let mut rows = 0;
-        while let Some(next) = rest.checked_sub(1).map(|n| &self.segments[n]) {
+        while let Some(next) = first.checked_sub(1).map(|n| &self.segments[n]) {
             // The newest is always taken; a larger one where it is no more than so many times what follows it.
             let is_sparse = next.1.len() > live(next);
             if rows > 0 && live(next) >= RATIO * rows && !is_sparse {
                 break;
             }
             rows += live(next);
-            rest -= 1;
+            first -= 1;
         }
-        if self.segments.len() - rest > 1 {
-            let merged = self.merged(rest)?;
-            self.segments.truncate(rest);
-            self.segments.push((Arc::new(merged), Tombstones::default()));
-        }
-        Ok(())
-    }
-
-    /// The items of the segments from one on, in one.
-    fn merged(&self, from: usize) -> Result<Segment> {
-        let (mut rows, of_vectors) = (Vec::new(), VectorRows::of(&self.main.package.spec.item.vectors)?);
-        for (segment, gone) in &self.segments[from..] {
-            let live = segment.index().filled_slots().filter(|slot: &Slot| !gone.contains(*slot));
-            rows.extend(live.map(|slot| segment.item(&of_vectors, slot)));
-        }
-        rows.sort_unstable_by_key(|row: &Row| row.id);
-        Segment::build(&self.main, &self.maker.assigner, &rows)
+        (self.segments.len() - first > 1).then_some(first)
     }
 }

@@ -257,6 +257,35 @@ fn many_items_beside_few_are_found_too() {
 }
 
 #[test]
+fn what_goes_while_segments_become_one_stays_gone() {
+    let random = &mut Random::new(6);
+    let folder = tempfile::tempdir().unwrap();
+    let mut items = catalogue(random, 40);
+    let mut fresh = Fresh::new(published(folder.path(), &items, Rescore::F32), 0);
+    let mut joins = 0;
+    for _ in 0..3 {
+        // More than two tables: a join begins in the middle and is under way, or done, when the last of these are applied.
+        let updates: Vec<Update> = (0..3_000).map(|_| happens(random, &mut items, 4_000)).collect();
+        assert!(fresh.apply(&updates).unwrap().is_empty());
+        let before = Arc::new(fresh.view().unwrap());
+        check(random, &before, &items);
+        let updates: Vec<Update> = items.keys().step_by(3).map(|&id| Update::Delete { id }).collect();
+        assert!(fresh.apply(&updates).unwrap().is_empty());
+        updates.iter().for_each(|update| {
+            let Update::Delete { id } = update else { return };
+            items.remove(id);
+        });
+        let looked = std::time::Instant::now();
+        while looked.elapsed() < std::time::Duration::from_secs(2) && !fresh.tidy().unwrap() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        joins += usize::from(looked.elapsed() < std::time::Duration::from_secs(2));
+        check(random, &Arc::new(fresh.view().unwrap()), &items);
+    }
+    assert!(joins > 0);
+}
+
+#[test]
 fn many_operations_are_those_of_a_plain_map() {
     // A hundred thousand take minutes: `scripts/fresh_model.sh`.
     let operations = std::env::var("STERLING_TEST_OPERATIONS").ok().and_then(|count| count.parse().ok());

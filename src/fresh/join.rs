@@ -1,0 +1,103 @@
+//! Segments that become one while updates go on.
+//!
+//! A join takes as long as its rows are many, and whoever waits for an update would wait for it. So it runs on a thread of its
+//! own, behind all requests; what is put, changed or deleted meanwhile marks the segments that go in, and the one that comes
+//! out once it is there.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crate::device::priority;
+use crate::error::{Error, Result};
+use crate::ivf::Assigner;
+use crate::search::Tombstones;
+use crate::snapshot::{Snapshot, VectorRows};
+use crate::units::Slot;
+use crate::view::{Row, Segment};
+
+/// Requests go first: a join that takes longer leaves more segments to search, which costs them less.
+const NICENESS: i32 = 15;
+
+/// A segment and what is gone of it.
+pub(super) type Part = (Arc<Segment>, Tombstones);
+
+/// Items of a part that are there.
+pub(super) fn live((segment, gone): &Part) -> usize {
+    segment.index().items() - gone.len()
+}
+
+/// A join under way.
+pub(super) struct Joining {
+    /// The place of the first part that goes in.
+    first: usize,
+    /// Those that go in, as they were when it began.
+    parts: Vec<Part>,
+    thread: JoinHandle<Result<Segment>>,
+}
+
+impl Joining {
+    /// Begins to join parts, the first of which has a place; at least one item of them is there.
+    ///
+    /// # Errors
+    /// `Overloaded` where no thread can be had.
+    pub(super) fn begin(
+        main: &Arc<Snapshot>,
+        assigner: &Arc<Assigner>,
+        first: usize,
+        parts: Vec<Part>,
+    ) -> Result<Self> {
+        let (main, assigner, sources) = (main.clone(), assigner.clone(), parts.clone());
+        let run = move || {
+            priority::lower(NICENESS);
+            joined(&main, &assigner, &sources)
+        };
+        let thread = std::thread::Builder::new().name("join".into()).spawn(run);
+        let thread = thread.map_err(|e| Error::overloaded(format!("a thread cannot be had: {e}")).caused_by(e))?;
+        Ok(Joining { first, parts, thread })
+    }
+
+    /// The places of the parts that go in.
+    pub(super) fn places(&self) -> Range<usize> {
+        self.first..self.first + self.parts.len()
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Waits for the one segment. `now` are the parts as they are now: what has gone of them meanwhile is gone of it.
+    ///
+    /// # Errors
+    /// As [`Segment::build`]; the parts are then as they were.
+    pub(super) fn end(self, now: &[Part]) -> Result<Part> {
+        let broke = |_| Error::internal("what joins segments broke; this is a defect");
+        let segment = self.thread.join().map_err(broke)??;
+        let mut gone = Tombstones::default();
+        for ((source, gone_now), (_, gone_before)) in now.iter().zip(&self.parts) {
+            if gone_now.len() == gone_before.len() {
+                continue;
+            }
+            let lately = |slot: &Slot| gone_now.contains(*slot) && !gone_before.contains(*slot);
+            for slot in source.index().filled_slots().filter(lately) {
+                let slot = segment.ids().slot(source.ids().item(slot));
+                gone.insert(slot.ok_or_else(|| Error::internal("an item was lost in a join"))?);
+            }
+        }
+        Ok((Arc::new(segment), gone))
+    }
+}
+
+/// The items of parts that are there, in one segment.
+///
+/// # Errors
+/// As [`Segment::build`].
+pub(super) fn joined(main: &Snapshot, assigner: &Assigner, parts: &[Part]) -> Result<Segment> {
+    let (mut rows, of_vectors) = (Vec::new(), VectorRows::of(&main.package.spec.item.vectors)?);
+    for (segment, gone) in parts {
+        let live = segment.index().filled_slots().filter(|slot: &Slot| !gone.contains(*slot));
+        rows.extend(live.map(|slot| segment.item(&of_vectors, slot)));
+    }
+    rows.sort_unstable_by_key(|row: &Row| row.id);
+    Segment::build(main, assigner, &rows)
+}
