@@ -11,7 +11,6 @@ use futures_util::stream;
 use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::coding::CODINGS;
 use super::form::Form;
 use super::wire::{ARROW_STREAM, ArrowReply, Problem, Reply, Step};
 use crate::device::heap;
@@ -40,6 +39,8 @@ pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const ARROW: HeaderValue = HeaderValue::from_static(ARROW_STREAM);
 
+/// Codings of bodies that are read.
+pub(super) const CODINGS: &str = "gzip, zstd";
 /// The code of a body in a coding that is not read.
 const UNREAD_CODING: &str = "unsupported_content_encoding";
 

@@ -4,12 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
-
 use super::access::AccessControl;
+use super::asides::Asides;
 use super::audit::Audit;
-use super::bodies::{Bodies, Whole};
+use super::bodies::Bodies;
 use super::meters::AnswerMeters;
 use super::options::Options;
 use super::pages::Pages;
@@ -28,12 +26,6 @@ const FRESH_SHARE_MAX: f64 = 0.3;
 const FRESH_MIN: usize = 1024;
 /// Durable updates that are not seen yet before `/readyz` warns: a second of as many as come at most.
 const LAG_MAX: u64 = 10_000;
-/// How long a call that takes long waits for others of the kind.
-const ASIDE_WAIT: Duration = Duration::from_secs(1);
-/// Bodies from so many bytes on are read and prepared on threads of their own. A filter takes about a tenth of a microsecond
-/// a byte, so that shorter ones hold up whoever else this thread answers for a few milliseconds at most.
-const LONG_BODY_BYTES: usize = 32 << 10;
-
 /// What every call passes, whoever answers it.
 #[derive(Default)]
 pub(super) struct Entrance {
@@ -56,48 +48,6 @@ pub(super) trait Host: Send + Sync + 'static {
 
     /// Whether a call that workers answer would be taken in now; takes no lock.
     fn admits(&self) -> Result<()>;
-}
-
-/// What takes long beside all else: so much of it may run at once.
-#[derive(Clone)]
-pub(super) struct Asides(Arc<Semaphore>);
-
-impl Asides {
-    /// Half of the cores that may be used at most: those that wait for answers to short requests come first.
-    pub(super) fn new(cores: usize) -> Self {
-        Asides(Arc::new(Semaphore::new((cores / 2).max(1))))
-    }
-
-    /// Runs what takes long, such as reading a long body or a column, where nobody else waits for it.
-    ///
-    /// # Errors
-    /// `Overloaded` where others of the kind take all the time there is for them; else what `work` ends with.
-    pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-        let crowded = || Error::overloaded("other calls that take long are answered before it, try again later");
-        let place = timeout(ASIDE_WAIT, self.0.clone().acquire_owned()).await.map_err(|_| crowded())?;
-        let place = place.map_err(|e| Error::internal(format!("places of long calls: {e}")))?;
-        let span = tracing::Span::current();
-        let done = tokio::task::spawn_blocking(move || {
-            let _place = place;
-            span.in_scope(work)
-        });
-        done.await.map_err(|e| Error::internal(format!("a request broke what answers it: {e}")))?
-    }
-
-    /// Reads and prepares what a body asks for: here, or, where that takes long, where nobody else waits for it.
-    ///
-    /// # Errors
-    /// As [`Asides::run`].
-    pub(super) async fn prepare<T: Send + 'static>(
-        &self,
-        body: Whole,
-        prepare: impl FnOnce(&[u8]) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        if body.len() < LONG_BODY_BYTES {
-            return prepare(&body);
-        }
-        self.run(move || prepare(&body)).await
-    }
 }
 
 /// What handlers share.

@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::answer::{Refusal, Share};
-use super::app::Asides;
+use super::asides::Asides;
 use super::coding::Coding;
 use super::options::Options;
 use crate::error::{Error, Result};

@@ -16,11 +16,9 @@ use flate2::read::MultiGzDecoder;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower_http::compression::{CompressionLayer, CompressionLevel, Predicate};
 
-use super::answer::Refusal;
+use super::answer::{CODINGS, Refusal};
 use crate::error::Error;
 
-/// Codings of bodies that are read.
-pub(super) const CODINGS: &str = "gzip, zstd";
 /// Answers of fewer bytes go out as they are: compressing them takes longer than sending them.
 const ANSWER_BYTES_MIN: u64 = 32 << 10;
 /// Answers that are compressed at once, each with about a MiB of memory; others go out as they are.

@@ -49,7 +49,7 @@ pub(super) struct Connection {
     /// Whether an answer may not have gone to the system whole.
     is_sending: AtomicBool,
     /// The requests of a connection of HTTP/2, which may have several.
-    streams: OnceLock<Streams>,
+    streams: OnceLock<Arc<Streams>>,
     cut: Notify,
 }
 
@@ -67,28 +67,12 @@ impl Connection {
         }
     }
 
-    /// Takes in that the client speaks HTTP/2.
-    pub(super) fn multiplex(&self) {
-        self.streams.get_or_init(Streams::default);
+    /// Takes in that the client speaks HTTP/2. Returns the requests of the connection.
+    pub(super) fn multiplex(&self) -> Arc<Streams> {
+        self.streams.get_or_init(|| Arc::new(Streams::new(self.opened))).clone()
     }
 
-    /// The requests of a connection of HTTP/2.
-    pub(super) fn streams(&self) -> &Streams {
-        self.streams.get_or_init(Streams::default)
-    }
-
-    /// Takes in that a request is under way.
-    pub(super) fn work(&self) {
-        self.enter(BUSY);
-    }
-
-    /// Takes in that none is any more.
-    pub(super) fn rest(&self) {
-        self.enter(IDLE);
-    }
-
-    /// Milliseconds since it was opened.
-    pub(super) fn age(&self) -> u64 {
+    fn age(&self) -> u64 {
         self.opened.elapsed().as_millis() as u64
     }
 
@@ -120,7 +104,7 @@ impl Connection {
 
     /// Takes in that a whole header came; the request ends when the answer's body is dropped.
     pub(super) fn begin<B>(&self, request: Request<B>) -> Request<B> {
-        self.work();
+        self.enter(BUSY);
         self.marked(request)
     }
 
@@ -139,10 +123,14 @@ impl Connection {
     fn overdue(&self, options: &Options) -> Option<&'static str> {
         let now = self.age();
         let stage_ms = now.saturating_sub(self.since.load(Ordering::Relaxed));
-        match (self.blocked.load(Ordering::Relaxed), self.stage.load(Ordering::Relaxed)) {
+        let blocked = self.blocked.load(Ordering::Relaxed);
+        if let Some(streams) = self.streams.get().filter(|_| blocked == 0) {
+            return streams.overdue(options);
+        }
+        match (blocked, self.stage.load(Ordering::Relaxed)) {
             (0, IDLE) => (stage_ms > options.idle_ms).then_some("idle"),
             (0, HEADER) => (stage_ms > options.header_ms).then_some("header"),
-            (0, _) => self.streams.get().and_then(|streams| streams.overdue(now, options.stall_ms)),
+            (0, _) => None,
             (blocked, _) => ((now + 1).saturating_sub(blocked) > options.stall_ms).then_some("stalled"),
         }
     }
@@ -151,6 +139,10 @@ impl Connection {
     fn waits(&self) -> Option<(u8, Instant)> {
         let stage = self.stage.load(Ordering::Relaxed);
         let flows = self.blocked.load(Ordering::Relaxed) == 0;
+        if let Some(streams) = self.streams.get() {
+            let rested = streams.rested().filter(|_| flows);
+            return rested.map(|age| (IDLE, self.opened + std::time::Duration::from_millis(age)));
+        }
         let since = std::time::Duration::from_millis(self.since.load(Ordering::Relaxed));
         (flows && stage != BUSY).then(|| (stage, self.opened + since))
     }

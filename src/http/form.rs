@@ -4,7 +4,7 @@ use axum::extract::Request;
 use axum::http::HeaderMap;
 use axum::http::header::ACCEPT;
 
-use super::layers::CallId;
+use super::call_id::CallId;
 use super::wire::ARROW_STREAM;
 
 /// JSON, or Arrow.

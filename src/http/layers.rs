@@ -17,6 +17,7 @@ use tracing::field::Empty;
 use super::access::Caller;
 use super::answer::{Refusal, Timing};
 use super::app::Host;
+use super::call_id::CallId;
 use super::inference;
 use super::passes::VERBS;
 use super::slow::{Passed, millis};
@@ -30,18 +31,6 @@ use crate::telemetry;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id that is taken from a caller, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 128;
-
-/// The id of a request, for those who write it down.
-#[derive(Clone)]
-pub(super) struct CallId(HeaderValue);
-
-impl CallId {
-    /// That of a request which [`observe`] has seen.
-    pub(super) fn of(request: &Request) -> String {
-        let id = request.extensions().get::<CallId>().and_then(|CallId(id)| id.to_str().ok());
-        id.unwrap_or_default().to_owned()
-    }
-}
 
 /// Finds the call that is asked for, counts and times it, gives it an id that its lines in the log carry, and says in
 /// `Server-Timing` where the time went.

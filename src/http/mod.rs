@@ -11,9 +11,11 @@
 mod access;
 mod answer;
 mod app;
+mod asides;
 mod audit;
 mod bodies;
 mod browse;
+mod call_id;
 mod calls;
 mod coding;
 mod connections;

@@ -10,9 +10,10 @@ use axum::response::{IntoResponse as _, Response};
 use super::access::{Asked, Door, Role, check_site, secret_in};
 use super::answer::Refusal;
 use super::app::{App, Host};
+use super::call_id::CallId;
 use super::coding::{self, Encoders};
 use super::connections::Peer;
-use super::layers::{self, CallId};
+use super::layers;
 use super::table::Matched;
 use crate::error::Error;
 

@@ -306,12 +306,12 @@ async fn answer(
         let served = http1::Builder::new().max_buf_size(BUFFER_BYTES).serve_connection(socket, service);
         return until_end(served, |served| served.graceful_shutdown(), &open, closing).await;
     }
-    connection.multiplex();
+    let streams = connection.multiplex();
     let (all, router) = (Arc::new(open), edge.router);
     let open = all.clone();
     let service = service_fn(move |request: axum::http::Request<hyper::body::Incoming>| {
         let (turn, request) = (all.turn(), with_host(all.connection.marked(request)));
-        let (router, stream) = (router.clone(), turn.map(|turn| Stream::begin(&all.connection, turn)));
+        let (router, stream) = (router.clone(), turn.map(|turn| Stream::begin(streams.clone(), turn)));
         async move {
             let Some(stream) = stream else { return Ok(crowded().map(Streamed::refused)) };
             let response = router.oneshot(Inbound::of(request)).await.unwrap_or_else(|never| match never {});

@@ -218,7 +218,7 @@ fn tensors_come_and_go_as_bytes() {
         ("5", &body),
         (&whole, &body[..body.len() - 1]),
         (&whole, &[&body[..], b"x"].concat()),
-        (&whole, &head.as_bytes()),
+        (&whole, head.as_bytes()),
     ] {
         let (status, _, bytes) = send(length, body);
         let error: Value = serde_json::from_slice(&bytes).unwrap();

@@ -98,6 +98,13 @@ fn shards_behind_a_router_answer_as_one_server() {
             );
         }
         both.check("retrieve", &json!({"requests": [bodies[0], {"vector": [1]}, bodies[4], bodies[1]]}));
+        let table =
+            json!({"vector": vectors[0], "k": 50, "columns": ["colour", "price", "maker"], "format": "columns"});
+        both.check("retrieve", &table);
+        both.check("retrieve", &json!({"requests": [bodies[0], table, {"vector": [1]}]}));
+        let (status, problem) =
+            both.router.post("/v1/models/vectors:retrieve", json!({"vector": vectors[0], "cursor": ""}));
+        assert_eq!((status, problem["code"].as_str()), (422, Some("unsupported")));
         let rank = |items: Value| json!({"vector": vectors[0], "items": items, "columns": ["maker"]});
         both.check("rank", &rank(json!([-9000, -8993, 1, 2, 1, -8986, -9000])));
         both.check("rank", &rank(json!([1])));
@@ -156,6 +163,7 @@ fn user_towers_run_once_and_rerankers_where_the_items_are() {
     ] {
         for k in [1, 3, 9] {
             both.check("retrieve", &json!({"features": features, "k": k, "exact": true}));
+            both.check("retrieve", &json!({"features": features, "k": k, "exact": true, "format": "columns"}));
         }
         both.check("embed", &json!({"features": features}));
         let every: Vec<i64> = (0..30).collect();

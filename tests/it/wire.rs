@@ -22,7 +22,7 @@ fn catalogue(count: usize) -> TempDir {
     let store = tempfile::tempdir().unwrap();
     let line = |n: usize| {
         let years: Vec<usize> = (0..n % 3).map(|i| 2000 + n + i).collect();
-        let price = if n % 4 == 0 { Value::Null } else { json!(n as f64 / 3.0) };
+        let price = if n.is_multiple_of(4) { Value::Null } else { json!(n as f64 / 3.0) };
         let angle = n as f64;
         let attributes = json!({"title": format!("item \u{fc} {n}"), "years": years, "price": price, "rank": n});
         json!({"id": n, "embedding": [angle.cos(), angle.sin()], "attributes": attributes}).to_string() + "\n"

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::access::AccessControl;
-use super::super::app::{Asides, Entrance, Host};
+use super::super::app::{Entrance, Host};
+use super::super::asides::Asides;
 use super::super::bodies::Bodies;
 use super::super::options::Options;
 use super::super::traces::Traces;

@@ -173,7 +173,7 @@ mod tests {
     use serde_json::json;
     use utoipa::PartialSchema;
 
-    use super::super::schemas::VectorForm;
+    use super::super::vector_form::VectorForm;
     use super::*;
     use crate::error::Kind;
     use crate::limits::{

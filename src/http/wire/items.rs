@@ -11,8 +11,8 @@ use utoipa::ToSchema;
 
 use super::body::object;
 use super::response::Served;
-use super::schemas::VectorForm;
 use super::values::{List, Vector};
+use super::vector_form::VectorForm;
 use crate::columns::Cell;
 use crate::error::{Error, Result};
 use crate::fresh::{GivenItem, GivenValues, UPDATES_MAX, Wrong};

@@ -18,6 +18,7 @@ mod response;
 mod schemas;
 mod slow;
 mod values;
+mod vector_form;
 
 pub use arrow_stream::{ARROW_STREAM, ArrowReply};
 pub use body::{Retrievals, embed, object, rank, retrievals};

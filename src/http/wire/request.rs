@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde::de::{Deserialize as _, Deserializer, IntoDeserializer as _};
 use utoipa::ToSchema;
 
-use super::schemas::VectorForm;
 use super::values::{FeatureValue, Finite, List, Named, Vector};
+use super::vector_form::VectorForm;
 use crate::engine::Terms;
 use crate::error::{Error, Result};
 use crate::limits::{
