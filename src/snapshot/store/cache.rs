@@ -170,7 +170,7 @@ impl Cache {
             let Some(version) = outline.or(lock).and_then(number) else { continue };
             let is_whole = origin(&parent.join(&name)).is_some() || parent.join(version.to_string()).exists();
             if !published.contains(&version) && !is_whole {
-                let path = parent.join(name);
+                let path = parent.join(&name);
                 // What somebody else removes at the same time is gone all the same.
                 let _ = if outline.is_some() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
             }
