@@ -52,6 +52,7 @@ def test_the_doctor_says_what_is_wrong_and_nothing_where_all_is_well(bucket: Buc
         assert any("refused vectors version 2" in wrong and "index.safetensors" in wrong for wrong in report["wrong"])
         bucket.proxy.faults.clear()
         bucket.run("activate", "vectors", 1, "--store", bucket.url)
+        wait_for("version 1", lambda: not any("several versions" in wrong or "not reached" in wrong for wrong in examined(bucket, *asked)[1]["wrong"]))
 
         # A server that is gone, and a store that is.
         os.kill(servers[3]._process.pid, signal.SIGKILL)
