@@ -43,11 +43,10 @@ def test_haystack(server, wanted):
     from sterling.haystack import SterlingRetriever
 
     retriever = SterlingRetriever(server.url, "tiny", "title", columns=["section"], top_k=3, fields={"filter": "popularity < 6"})
-    pipeline = haystack.Pipeline()
-    pipeline.add_component("retriever", retriever)
-    again = haystack.Pipeline.loads(pipeline.dumps())
-    for one in (pipeline, again):
-        documents = one.run({"retriever": {"query_embedding": VECTOR}})["retriever"]["documents"]
+    for one in (retriever, SterlingRetriever.from_dict(retriever.to_dict())):
+        pipeline = haystack.Pipeline()
+        pipeline.add_component("retriever", one)
+        documents = pipeline.run({"retriever": {"query_embedding": VECTOR}})["retriever"]["documents"]
         assert [document.content for document in documents] == wanted.columns["title"]
         assert [document.id for document in documents] == [str(id) for id in wanted.ids]
         assert [document.meta["section"] for document in documents] == wanted.columns["section"]
