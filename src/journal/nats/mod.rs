@@ -151,6 +151,10 @@ impl Journals for Nats {
         Ok(Box::new(StreamJournal { shared, remote, waiting, threads: self.threads.clone() }))
     }
 
+    fn are_shared(&self) -> bool {
+        true
+    }
+
     fn folder(&self, _topic: &Topic) -> Option<PathBuf> {
         None
     }
