@@ -210,6 +210,7 @@ impl Config {
 /// timeout_ms = 1000                 # of requests that name none
 /// requests = 1024                   # that are worked on at once
 /// key = ""                          # sent to the servers, where these take keys
+/// tls = {ca = "ca.pem"}             # authorities of the servers' certificates; with `certificate` and `key` of the router's own
 /// [access]                          # as for `serve`; there are no calls of administrators
 /// [http]                            # as for `serve`
 /// ```
@@ -344,14 +345,14 @@ fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, Strin
     Ok(Variables(said))
 }
 
-/// Puts a value at a path of one or two names.
+/// Puts a value at a path of names.
 fn insert(to: &mut Dict, path: &str, value: Value) {
     match path.split_once('.') {
         None => drop(to.insert(path.into(), value)),
-        Some((section, key)) => {
+        Some((section, rest)) => {
             let section = to.entry(section.into()).or_insert_with(|| Dict::new().into());
             if let Value::Dict(_, section) = section {
-                section.insert(key.into(), value);
+                insert(section, rest, value);
             }
         }
     }

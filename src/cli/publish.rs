@@ -41,9 +41,10 @@ pub(super) struct Publish {
     /// queries.jsonl where it is not given, else items with some noise
     #[arg(long, value_name = "FILE")]
     queries: Option<PathBuf>,
-    /// The items contain the updates up to this position; the server applies those after it (docs/UPDATES.md)
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    position: u64,
+    /// The items contain the updates up to this position; the server applies those after it (docs/UPDATES.md). With --shards one for each
+    /// of them, with commas
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    position: Vec<u64>,
     /// Train once, and cut the version into so many document shards by the ids of its items (docs/SHARDS.md)
     #[arg(long, value_name = "S")]
     shards: Option<u32>,
@@ -62,13 +63,18 @@ impl Publish {
     pub(super) fn run(self) -> Result<()> {
         telemetry::start_logs(false);
         let recipe = self.index.as_deref().map(Recipe::read).transpose()?.unwrap_or_default();
+        let (position, positions) = match (self.shards, self.position.as_slice()) {
+            (None, [position]) => (*position, Vec::new()),
+            _ => (0, self.position),
+        };
         let what = publish::Publish {
             package: self.package,
             name: self.name,
             items: self.items,
             vectors: self.vectors.map(Vectors::Npy).or(self.faiss.map(Vectors::Faiss)),
             queries: self.queries,
-            position: self.position,
+            position,
+            positions,
             recipe,
             shards: self.shards,
             remote: match self.remote.is_empty() {

@@ -147,6 +147,11 @@ impl Feeds {
         Feeds { journals: Box::new(journals), open: Mutex::default() }
     }
 
+    /// Whether other servers write and follow the same updates.
+    pub fn are_shared(&self) -> bool {
+        self.journals.are_shared()
+    }
+
     /// The updates of a model or a shard of which a version was loaded.
     pub fn of(&self, topic: &Topic) -> Option<Arc<Feed>> {
         self.lock().get(topic).cloned()

@@ -159,6 +159,7 @@ impl App {
             digest: model.digest().into(),
             coverage: covered(view.coverage(), view.items(), self.lag(model, view)),
             position: view.position(),
+            positions: Vec::new(),
             missing: Vec::new(),
         }
     }

@@ -29,14 +29,15 @@ const KEY_BYTES_MAX: usize = 128;
 const KEY: &str = "idempotency-key";
 
 /// What a call says beside its body.
-struct Said {
-    key: Option<String>,
-    if_position: Option<u64>,
-    lines: bool,
+pub(super) struct Said {
+    /// Its idempotency key.
+    pub(super) key: Option<String>,
+    /// True where the body has an item a line.
+    pub(super) lines: bool,
 }
 
 impl Said {
-    fn of(request: &Request) -> Result<Self, Refusal> {
+    pub(super) fn of(request: &Request) -> Result<Self, Refusal> {
         let key = request.headers().get(KEY).map(|key| key.to_str().unwrap_or_default().to_owned());
         if key.as_ref().is_some_and(|key| key.is_empty() || key.len() > KEY_BYTES_MAX) {
             return Err(Error::invalid(format!("{KEY}: expected 1 to {KEY_BYTES_MAX} visible characters")).into());
@@ -44,7 +45,7 @@ impl Said {
         let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         let essence = kind.split(';').next().unwrap_or_default().trim();
         let lines = ["application/x-ndjson", "application/jsonl"].iter().any(|l| essence.eq_ignore_ascii_case(l));
-        Ok(Said { key, if_position: number(request.uri(), "if_position")?, lines })
+        Ok(Said { key, lines })
     }
 }
 
@@ -58,6 +59,7 @@ impl Said {
 pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
     let loaded = app.registry.get(&model, Which::Active)?;
     let (feed, said) = (app.feed(&loaded)?, Said::of(&request)?);
+    let expected = number(request.uri(), "if_position")?;
     let body = if said.lines { app.bodies.read_lines(request).await? } else { app.bodies.read(request).await? };
     let (view, lines) = (loaded.view(), said.lines);
     let (fresh, most) = (view.fresh_items(), FRESH_ITEMS.max(view.main().index.items()));
@@ -80,9 +82,16 @@ pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, re
         Ok((updates, refused, xxh3_64(body)))
     };
     let (updates, refused, digest) = app.asides.prepare(body, checked).await?;
-    let (made, repeated) = write(&feed, updates, digest, said).await?;
+    let (made, repeated) = write(&feed, updates, digest, (said.key, expected)).await?;
     let accepted = made.count as usize;
-    Ok(json(&UpdateResponse { model, position: made.position, accepted, refused, repeated }))
+    Ok(json(&UpdateResponse {
+        model,
+        position: made.position,
+        accepted,
+        refused,
+        repeated,
+        ..UpdateResponse::default()
+    }))
 }
 
 /// Delete items.
@@ -95,6 +104,7 @@ pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, re
 pub async fn delete(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
     let loaded = app.registry.get(&model, Which::Active)?;
     let (feed, said) = (app.feed(&loaded)?, Said::of(&request)?);
+    let expected = number(request.uri(), "if_position")?;
     let view = seen(&app, &loaded, request.uri()).await?;
     let body = app.bodies.read(request).await?;
     let digest = xxh3_64(&body);
@@ -103,11 +113,17 @@ pub async fn delete(State(app): State<Arc<App>>, Names(model): Names<String>, re
     let ids = app.asides.run(move || named(&view, request)).await?;
     if dry_run {
         let position = loaded.view().position();
-        return Ok(json(&DeleteResponse { model, position, deleted: ids.len(), dry_run }));
+        return Ok(json(&DeleteResponse { model, position, deleted: ids.len(), dry_run, ..DeleteResponse::default() }));
     }
     let updates = ids.into_iter().map(|id| Update::Delete { id: id.0 }).collect();
-    let (made, _) = write(&feed, updates, digest, said).await?;
-    Ok(json(&DeleteResponse { model, position: made.position, deleted: made.count as usize, dry_run }))
+    let (made, _) = write(&feed, updates, digest, (said.key, expected)).await?;
+    Ok(json(&DeleteResponse {
+        model,
+        position: made.position,
+        deleted: made.count as usize,
+        dry_run,
+        ..DeleteResponse::default()
+    }))
 }
 
 /// The items that a deletion means and that are there.
@@ -128,9 +144,14 @@ fn named(view: &View, request: DeleteRequest) -> Result<Vec<ItemId>> {
 }
 
 /// Makes updates durable. Returns what came of the call, and whether it had been made before.
-async fn write(feed: &Arc<Feed>, mut updates: Vec<Update>, digest: u64, said: Said) -> Result<(Call, bool)> {
+async fn write(
+    feed: &Arc<Feed>,
+    mut updates: Vec<Update>,
+    digest: u64,
+    (key, expected): (Option<String>, Option<u64>),
+) -> Result<(Call, bool)> {
     let count = updates.len() as u32;
-    if let Some(key) = &said.key {
+    if let Some(key) = &key {
         if let Some(made) = feed.begin(key, digest)? {
             return Ok((made, true));
         }
@@ -138,7 +159,7 @@ async fn write(feed: &Arc<Feed>, mut updates: Vec<Update>, digest: u64, said: Sa
     }
     let (tell, told) = oneshot::channel();
     // The journal tells the feed even where the client has left meanwhile.
-    let (weak, key): (Weak<Feed>, _) = (Arc::downgrade(feed), said.key);
+    let weak: Weak<Feed> = Arc::downgrade(feed);
     let done = Box::new(move |result: Result<std::ops::Range<u64>>| {
         let made = result.map(|range| Call { digest, count, position: range.end - 1 });
         if let (Some(key), Some(feed)) = (key, weak.upgrade()) {
@@ -147,7 +168,7 @@ async fn write(feed: &Arc<Feed>, mut updates: Vec<Update>, digest: u64, said: Sa
         // Nobody may wait any more.
         let _ = tell.send(made);
     });
-    feed.append(&updates, said.if_position, done);
+    feed.append(&updates, expected, done);
     let made = told.await.map_err(|_| Error::internal("the journal ended without an answer"))??;
     Ok((made, false))
 }
@@ -195,5 +216,5 @@ pub async fn position(State(app): State<Arc<App>>, Names(model): Names<String>, 
     let durable = app.feed(&loaded)?.last();
     let view = seen(&app, &loaded, &uri).await?;
     let (items, fresh_items) = (view.items(), view.fresh_items());
-    Ok(json(&PositionResponse { served: app.served(&loaded, &view), durable, items, fresh_items }))
+    Ok(json(&PositionResponse { served: app.served(&loaded, &view), durable, items, fresh_items, shards: Vec::new() }))
 }

@@ -15,6 +15,7 @@ use super::access::Caller;
 use super::answer::{Held, Outcome, Refusal, Share};
 use super::app::App;
 use super::paths::Names;
+use super::position::reached;
 use super::wire::{self, Entry, Explain, Problem};
 use crate::engine::Terms;
 use crate::error::{Error, Result};
@@ -22,14 +23,15 @@ use crate::pass::{self, Prepared};
 use crate::registry::{Loaded, Which};
 use crate::request::{Answer, Content};
 use crate::route::protocol::{
-    Asked, Holding, Holdings, MEDIA_TYPE, PassReply, Replied, TIMEOUT_HEADER, Written, read_call, write,
+    Asked, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER, PassReply, Replied, TIMEOUT_HEADER, Written,
+    read_call, write,
 };
 use crate::units::ItemId;
 use crate::view::View;
 
 /// What is in memory, for routers of this release.
 #[utoipa::path(get, path = "/v1/parts", tag = "routers",
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-1")))]
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-2")))]
 pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Outcome {
     let mut parts = Vec::new();
     for model in app.registry.list().iter().filter(|model| caller.may_see(model.name())) {
@@ -52,7 +54,12 @@ pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Cal
             });
         }
     }
-    packed(&Holdings { is_ready: app.ready().is_ok(), parts }, None)
+    let updates = match &app.feeds {
+        None => Keeping::Nowhere,
+        Some(feeds) if feeds.are_shared() => Keeping::Shared,
+        Some(_) => Keeping::Alone,
+    };
+    packed(&Holdings { is_ready: app.ready().is_ok(), updates, parts }, None)
 }
 
 /// One name for the bytes of all shards of a version, and which of them this is.
@@ -72,8 +79,8 @@ fn packed(body: &impl Serialize, share: Share) -> Outcome {
 /// A pass over a version, or over the shard of it that this server has, for routers of this release.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:pass", tag = "routers",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
-    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-1"),
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-1"), (status = "default", body = Problem, content_type = "application/problem+json")))]
+    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-2"),
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-2"), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn pass(
     State(app): State<Arc<App>>,
     Names((model, version)): Names<(String, u64)>,
@@ -82,8 +89,12 @@ pub async fn pass(
     let model = app.registry.get(&model, Which::Version(version))?;
     let timeout = timeout(request.headers())?;
     app.engine.admits(timeout)?;
+    let position = header(request.headers(), POSITION_HEADER, "a position")?;
     let body = app.bodies.read_lines(request).await?;
-    let view = model.view();
+    let view = match position {
+        Some(position) => reached(&app, &model, position, timeout.unwrap_or(app.updates_wait)).await?,
+        None => model.view(),
+    };
     let seen = view.clone();
     let call = app.asides.prepare(body, move |body| {
         let call = read_call(body)?;
@@ -124,10 +135,15 @@ fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
         let detail = format!("content type: expected {MEDIA_TYPE}, as routers of this release send it");
         return Err(Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail));
     }
-    let Some(text) = headers.get(TIMEOUT_HEADER) else { return Ok(None) };
-    let micros = text.to_str().ok().and_then(|text| text.parse().ok());
-    let wrong = || Error::invalid(format!("{TIMEOUT_HEADER}: got {text:?}, expected microseconds"));
-    Ok(Some(Duration::from_micros(micros.ok_or_else(wrong)?)))
+    Ok(header(headers, TIMEOUT_HEADER, "microseconds")?.map(Duration::from_micros))
+}
+
+/// A whole number that a header holds.
+fn header(headers: &HeaderMap, name: &str, expected: &str) -> Result<Option<u64>> {
+    let Some(text) = headers.get(name) else { return Ok(None) };
+    let number = text.to_str().ok().and_then(|text| text.parse().ok());
+    let wrong = || Error::invalid(format!("{name}: got {text:?}, expected {expected}"));
+    number.ok_or_else(wrong).map(Some)
 }
 
 fn text(said: &impl Serialize) -> Result<String> {

@@ -100,6 +100,11 @@ pub trait Journals: Send + Sync {
     /// `Io` where it cannot be used.
     fn open(&self, topic: &Topic, after: u64) -> Result<Box<dyn Journal>>;
 
+    /// Whether other servers append to the same journals and follow them.
+    fn are_shared(&self) -> bool {
+        false
+    }
+
     /// Where that is kept which a journal lets go of and this server needs; none where it lets go of nothing.
     fn folder(&self, topic: &Topic) -> Option<PathBuf>;
 }

@@ -25,6 +25,8 @@ pub struct Publish {
     pub queries: Option<PathBuf>,
     /// The position of the last update of the model that the items contain: those after it are applied when it is loaded.
     pub position: u64,
+    /// Of a version that is cut, in its place: that of each shard, or none where the items contain no updates.
+    pub positions: Vec<u64>,
     /// How the index is built.
     pub recipe: Recipe,
     /// Cuts the version into so many document shards.
@@ -45,6 +47,15 @@ impl Publish {
             Some(_) if self.remote.is_some() => Err(Error::unsupported(
                 "shards: the rows on a cluster are those of one version, expected no `remote` beside shards",
             )),
+            Some(shards) if self.position > 0 || ![0, shards as usize].contains(&self.positions.len()) => {
+                let got = if self.position > 0 { 1 } else { self.positions.len() };
+                Err(Error::invalid(format!(
+                    "position: got {got}, expected {shards}: each shard counts its own updates, as `items:position` of a router tells"
+                )))
+            }
+            None if !self.positions.is_empty() => {
+                Err(Error::invalid(format!("position: got {}, expected one", self.positions.len())))
+            }
             _ => Ok(()),
         }
     }

@@ -86,6 +86,7 @@ fn write(
         items: built.items(),
         slots: built.order.len(),
         shard: Some(shard),
+        position: making.what.positions.get(shard.shard as usize).copied().unwrap_or(0),
         files: sums,
         decisions,
         ..whole.clone()

@@ -52,7 +52,7 @@ pub struct Beside {
 }
 
 /// Under which terms a request is asked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Conditions {
     /// When its answer is worth nothing any more.
     pub deadline: Instant,
@@ -60,6 +60,8 @@ pub struct Conditions {
     pub priority: Priority,
     /// The share of the items that the answer must cover.
     pub min_coverage: f64,
+    /// The position of its updates that each shard must see, where some are to be seen.
+    pub positions: Option<Arc<[u64]>>,
 }
 
 /// One request's way to the shards of an edition.
@@ -106,7 +108,7 @@ impl Asking<'_> {
             (kind(&asked), matches!(&asked, Asked::Pass(request) if matches!(**request, Request::Select(_))));
         let path = format!("/v1/models/{}/versions/{}:pass", self.edition.model, self.edition.version);
         let body = write(&PassCall { priority: self.terms.priority, asked });
-        let out = body.map(|body| Outgoing { path, body: Some(Bytes::from(body)) });
+        let out = body.map(|body| Outgoing::pass(path, Some(Bytes::from(body))));
         Call { out: out.map_err(|e| e.to_string().into()), kind, may_be_missing }
     }
 
@@ -118,6 +120,9 @@ impl Asking<'_> {
     pub(super) async fn reply(&self, shard: usize, call: &Call) -> Result<(PassReply, Arc<Client>, Duration)> {
         let home = &self.homes[shard];
         let out = call.out.as_ref().map_err(|why| Error::internal(why.to_string()))?;
+        let position = self.terms.positions.as_ref().and_then(|positions| positions.get(shard).copied());
+        let seeing = position.filter(|position| *position > 0).map(|_| Outgoing { position, ..out.clone() });
+        let out = seeing.as_ref().unwrap_or(out);
         let start = Instant::now();
         let left = self.terms.deadline.saturating_duration_since(start);
         let is_partial = call.may_be_missing && self.terms.min_coverage < 1.0;

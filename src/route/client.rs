@@ -5,26 +5,31 @@ use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER};
-use axum::http::{HeaderValue, Method, Request, Response};
+use axum::http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::protocol::{MEDIA_TYPE, TIMEOUT_HEADER, problem};
-use crate::error::{Error, Result};
+use super::protocol::{MEDIA_TYPE, POSITION_HEADER, TIMEOUT_HEADER, problem};
+use super::tls::Connector;
+use crate::error::{Error, Kind, Result};
 
 /// Longest answer of a server, in bytes.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 /// Connections that are kept though nobody uses them.
 const IDLE_MAX: usize = 256;
+/// The header of a call that happens once, however often it is sent.
+const KEY_HEADER: &str = "idempotency-key";
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(1);
 
@@ -34,7 +39,12 @@ struct Kept {
     wire: Wire,
 }
 
-type Connection = http1::Connection<TokioIo<TcpStream>, Body>;
+type Connection = http1::Connection<TokioIo<Box<dyn Stream>>, Body>;
+
+/// A connection, secure or not.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 /// What reads and writes; nothing once it is closed, which those who wait for it are told by its end.
 struct Wire(Option<Pin<Box<Connection>>>);
@@ -55,6 +65,17 @@ impl Wire {
         })
         .await
     }
+
+    /// Whether the server has not closed it, as far as it can be told without asking.
+    async fn is_open(&mut self) -> bool {
+        poll_fn(|cx| {
+            if self.0.as_mut().is_some_and(|connection| connection.as_mut().poll(cx).is_ready()) {
+                self.0 = None;
+            }
+            Poll::Ready(self.0.is_some())
+        })
+        .await
+    }
 }
 
 /// A call, as often as it is sent.
@@ -63,12 +84,51 @@ pub(super) struct Outgoing {
     pub(super) path: String,
     /// None to ask for what lies at the path.
     pub(super) body: Option<Bytes>,
+    pub(super) form: Form,
+    /// The position of the server's updates that the answer must see.
+    pub(super) position: Option<u64>,
+}
+
+/// The form of a call and of the answer to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// That of the protocol between routers and servers. Such a call changes nothing, so that it may be sent twice.
+    Pass,
+    /// JSON, as anybody sends it, with an idempotency key where there is one. It may change something: it is sent once.
+    Json(Option<HeaderValue>),
+}
+
+impl Outgoing {
+    /// A call of the protocol.
+    pub(super) fn pass(path: String, body: Option<Bytes>) -> Self {
+        Outgoing { path, body, form: Form::Pass, position: None }
+    }
+
+    /// A call as anybody makes it.
+    pub(super) fn json(path: String, body: Option<Bytes>, key: Option<HeaderValue>) -> Self {
+        Outgoing { path, body, form: Form::Json(key), position: None }
+    }
+
+    fn media_type(&self) -> &'static str {
+        if self.form == Form::Pass { MEDIA_TYPE } else { "application/json" }
+    }
+}
+
+/// Why a call has no answer.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) error: Error,
+    /// True where the server may have got the call, and done what it says.
+    pub(super) may_be_done: bool,
 }
 
 /// Connections to one server.
 pub(super) struct Client {
     address: SocketAddr,
     host: HeaderValue,
+    /// What its certificate must be for, and how it is held to that.
+    name: String,
+    connector: Option<Arc<Connector>>,
     /// `Authorization`, where the server asks for a key.
     authorization: Option<HeaderValue>,
     /// The one that was used last is used first, so that no more are open than are needed.
@@ -76,11 +136,11 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(address: SocketAddr, key: &str) -> Self {
+    pub(super) fn new(address: SocketAddr, name: &str, key: &str, connector: Option<Arc<Connector>>) -> Self {
         // An address is visible ASCII.
         let host = HeaderValue::from_str(&address.to_string()).unwrap_or(HeaderValue::from_static("server"));
         let authorization = HeaderValue::from_str(&format!("Bearer {key}")).ok().filter(|_| !key.is_empty());
-        Client { address, host, authorization, idle: Mutex::default() }
+        Client { address, host, name: name.into(), connector, authorization, idle: Mutex::default() }
     }
 
     pub(super) fn address(&self) -> SocketAddr {
@@ -101,11 +161,19 @@ impl Client {
     /// # Errors
     /// The server's own; `Unavailable` where there is no connection or it breaks; `DeadlineExceeded`.
     pub(super) async fn call(&self, call: &Outgoing, deadline: Instant) -> Result<Bytes> {
-        let late = || Err(Error::deadline(format!("server {}: no answer in time", self.address)));
-        timeout_at(deadline, self.send(call, deadline)).await.unwrap_or_else(|_| late())
+        self.try_call(call, deadline).await.map_err(|failed| failed.error)
     }
 
-    async fn send(&self, call: &Outgoing, deadline: Instant) -> Result<Bytes> {
+    /// The same, telling of a call that fails whether the server may have got it.
+    pub(super) async fn try_call(&self, call: &Outgoing, deadline: Instant) -> std::result::Result<Bytes, Failed> {
+        // Whoever is cut off while a connection is made has sent nothing.
+        let is_sent = AtomicBool::new(false);
+        let late = || Error::deadline(format!("server {}: no answer in time", self.address));
+        let done = timeout_at(deadline, self.send(call, deadline, &is_sent)).await.unwrap_or_else(|_| Err(late()));
+        done.map_err(|error| Failed { may_be_done: is_sent.load(Ordering::Relaxed), error })
+    }
+
+    async fn send(&self, call: &Outgoing, deadline: Instant, is_sent: &AtomicBool) -> Result<Bytes> {
         loop {
             let kept = self.idle().pop_back();
             let is_new = kept.is_none();
@@ -113,34 +181,63 @@ impl Client {
                 Some(kept) => kept,
                 None => self.connect().await?,
             };
+            // The server may have closed it while nobody used it.
+            if !is_new && call.form != Form::Pass && !kept.wire.is_open().await {
+                continue;
+            }
             let Kept { sender, wire } = &mut kept;
             let request = self.request(call, deadline)?;
             let sent = async {
-                sender.ready().await?;
-                sender.send_request(request).await
+                if let Err(error) = sender.ready().await {
+                    return Err((error, false));
+                }
+                is_sent.store(true, Ordering::Relaxed);
+                sender.try_send_request(request).await.map_err(|mut failed| {
+                    let is_back = failed.take_message().is_some();
+                    (failed.into_error(), !is_back)
+                })
             };
             match wire.with(sent).await {
-                Ok(response) => return self.receive(kept, response).await,
-                // The server had closed it while nobody used it. A call changes nothing, so that it may be sent twice.
-                Err(_) if !is_new => {}
-                Err(e) => return Err(self.broken(e)),
+                Ok(response) => return self.receive(kept, response, call, is_sent).await,
+                // The server had closed it while nobody used it. What changes nothing may be sent twice.
+                Err((_, went)) if !is_new && (call.form == Form::Pass || !went) => {
+                    is_sent.store(false, Ordering::Relaxed)
+                }
+                Err((e, went)) => {
+                    is_sent.store(went, Ordering::Relaxed);
+                    return Err(self.broken(e));
+                }
             }
         }
     }
 
     async fn connect(&self) -> Result<Kept> {
-        let made = timeout(CONNECT, TcpStream::connect(self.address)).await;
+        let made = timeout(CONNECT, self.stream()).await;
         let stream = made.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())).map_err(|e| self.broken(e))?;
-        stream.set_nodelay(true).map_err(|e| self.broken(e))?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.broken(e))?;
         Ok(Kept { sender, wire: Wire(Some(Box::pin(connection))) })
+    }
+
+    async fn stream(&self) -> std::io::Result<Box<dyn Stream>> {
+        let stream = TcpStream::connect(self.address).await?;
+        stream.set_nodelay(true)?;
+        Ok(match &self.connector {
+            None => Box::new(stream),
+            Some(connector) => Box::new(connector.secure(&self.name, stream).await?),
+        })
     }
 
     fn request(&self, call: &Outgoing, deadline: Instant) -> Result<Request<Body>> {
         let left = deadline.saturating_duration_since(Instant::now()).as_micros() as u64;
         let method = if call.body.is_some() { Method::POST } else { Method::GET };
         let request = Request::builder().method(method).uri(&call.path).header(HOST, &self.host);
-        let mut request = request.header(CONTENT_TYPE, MEDIA_TYPE).header(TIMEOUT_HEADER, left.max(1));
+        let mut request = request.header(CONTENT_TYPE, call.media_type()).header(TIMEOUT_HEADER, left.max(1));
+        if let Some(position) = call.position {
+            request = request.header(POSITION_HEADER, position);
+        }
+        if let Form::Json(Some(key)) = &call.form {
+            request = request.header(KEY_HEADER, key);
+        }
         if let Some(authorization) = &self.authorization {
             request = request.header(AUTHORIZATION, authorization);
         }
@@ -148,7 +245,13 @@ impl Client {
         request.body(body).map_err(|e| Error::internal(format!("a call to `{}`: {e}", call.path)))
     }
 
-    async fn receive(&self, mut kept: Kept, response: Response<Incoming>) -> Result<Bytes> {
+    async fn receive(
+        &self,
+        mut kept: Kept,
+        response: Response<Incoming>,
+        call: &Outgoing,
+        is_sent: &AtomicBool,
+    ) -> Result<Bytes> {
         let (head, body) = response.into_parts();
         let read = kept.wire.with(to_bytes(Body::new(body), ANSWER_BYTES_MAX)).await;
         let body = read.map_err(|e| self.broken(e))?;
@@ -157,11 +260,18 @@ impl Client {
             idle.push_back(kept);
         }
         drop(idle);
-        if head.status.is_success() && head.headers.get(CONTENT_TYPE).is_some_and(|kind| kind == MEDIA_TYPE) {
+        if head.status.is_success() && head.headers.get(CONTENT_TYPE).is_some_and(|kind| kind == call.media_type()) {
             return Ok(body);
         }
         let seconds = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
-        let error = problem(head.status.as_u16(), seconds.map(Duration::from_secs), &body);
+        let error = match head.status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                let told = problem(head.status.as_u16(), None, &body);
+                Error::unsupported(format!("the key of this router (`route.key`) is not enough for it: {told}"))
+            }
+            status => problem(status.as_u16(), seconds.map(Duration::from_secs), &body),
+        };
+        is_sent.store(leaves_open(error.kind()), Ordering::Relaxed);
         // What is wrong with the request is told as it is, what a server could not do with its name.
         Err(if error.kind().is_retryable() { error.within(format_args!("server {}", self.address)) } else { error })
     }
@@ -169,6 +279,11 @@ impl Client {
     fn broken(&self, e: impl std::error::Error + Send + Sync + 'static) -> Error {
         Error::unavailable(format!("server {}: {e}", self.address)).caused_by(e)
     }
+}
+
+/// Whether a server that answers so may have done what it was told.
+fn leaves_open(kind: Kind) -> bool {
+    matches!(kind, Kind::Unavailable | Kind::DeadlineExceeded | Kind::Internal | Kind::Io | Kind::Corrupt)
 }
 
 #[cfg(test)]
@@ -180,19 +295,18 @@ mod tests {
     use std::thread::spawn;
 
     use super::*;
-    use crate::error::Kind;
 
     const CALL: &str = "/v1/models/m/versions/1:pass";
 
     fn listener() -> (TcpListener, Client) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let client = Client::new(listener.local_addr().unwrap(), "stk_1");
+        let client = Client::new(listener.local_addr().unwrap(), "127.0.0.1", "stk_1", None);
         (listener, client)
     }
 
     fn call(client: &Client, wait_ms: u64) -> Result<Bytes> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let call = Outgoing { path: CALL.into(), body: Some(Bytes::from_static(b"question")) };
+        let call = Outgoing::pass(CALL.into(), Some(Bytes::from_static(b"question")));
         runtime.block_on(client.call(&call, Instant::now() + Duration::from_millis(wait_ms)))
     }
 
@@ -239,7 +353,7 @@ mod tests {
             request(&mut stream);
             answer(&mut stream, "200 OK", MEDIA_TYPE, "again");
         });
-        let call = Outgoing { path: CALL.into(), body: Some(Bytes::from_static(b"question")) };
+        let call = Outgoing::pass(CALL.into(), Some(Bytes::from_static(b"question")));
         let deadline = Instant::now() + Duration::from_secs(20);
         for _ in 0..3 {
             assert_eq!(&client.call(&call, deadline).await.unwrap()[..], b"yes");

@@ -19,6 +19,7 @@ use super::client::{Client, Outgoing};
 use super::editions::{Edition, active, editions, labelled};
 use super::options::Options;
 use super::protocol::{Asked, Holdings, PARTS_PATH, PassReply, Replied, read};
+use super::tls::Connector;
 use crate::error::{Error, Result};
 use crate::gather::{self, Gathered, Said, Sharded as _};
 use crate::request::{Embed, Rank, Retrieve};
@@ -33,16 +34,18 @@ const LOOKED_AT: usize = 64;
 const NAMES: Duration = Duration::from_secs(2);
 
 /// A server, and what it said when it was looked at last.
-struct Known {
+pub(super) struct Known {
     client: Arc<Client>,
-    holdings: Holdings,
+    pub(super) holdings: Holdings,
+    /// Whether it has ever said what it has.
+    pub(super) has_answered: bool,
     in_vain: u32,
 }
 
 /// A version over all of its shards, as it is asked.
 pub struct Offering {
     edition: Edition<Arc<Client>>,
-    homes: Vec<Home>,
+    pub(super) homes: Vec<Home>,
 }
 
 impl Offering {
@@ -54,6 +57,11 @@ impl Offering {
     /// One name for its bytes.
     pub fn digest(&self) -> &str {
         &self.edition.digest
+    }
+
+    /// How many shards it was cut into; 1 where it was not.
+    pub fn shards(&self) -> usize {
+        self.homes.len()
     }
 
     /// Items, of all shards, when it was published.
@@ -107,7 +115,8 @@ pub enum Errand {
 /// The servers and what they have together.
 pub struct Fleet {
     options: Options,
-    known: Mutex<BTreeMap<SocketAddr, Known>>,
+    connector: Option<Arc<Connector>>,
+    pub(super) known: Mutex<BTreeMap<SocketAddr, Known>>,
     names: Mutex<BTreeMap<String, Vec<SocketAddr>>>,
     groups: Mutex<BTreeMap<(String, usize, usize), Arc<Replicas>>>,
     models: ArcSwap<BTreeMap<String, Model>>,
@@ -117,13 +126,18 @@ pub struct Fleet {
     looked: Notify,
     requests: Semaphore,
     turn: AtomicUsize,
-    origin: Instant,
+    pub(super) origin: Instant,
 }
 
 impl Fleet {
     /// Servers of which nothing is known yet.
-    pub fn new(options: Options) -> Self {
-        Fleet {
+    ///
+    /// # Errors
+    /// What is wrong with the certificates that the options name.
+    pub fn open(options: Options) -> Result<Self> {
+        let connector = Connector::open(&options.tls).map_err(|e| e.within("route"))?.map(Arc::new);
+        Ok(Fleet {
+            connector,
             requests: Semaphore::new(options.requests),
             options,
             known: Mutex::default(),
@@ -135,7 +149,7 @@ impl Fleet {
             looked: Notify::new(),
             turn: AtomicUsize::new(0),
             origin: Instant::now(),
-        }
+        })
     }
 
     /// What it was told.
@@ -158,7 +172,7 @@ impl Fleet {
         self.resolve().await;
         let clients: Vec<Arc<Client>> = locked(&self.known).values().map(|known| known.client.clone()).collect();
         let wait = Duration::from_millis(2 * self.options.refresh_ms).clamp(NAMES / 8, NAMES);
-        let parts = Outgoing { path: PARTS_PATH.into(), body: None };
+        let parts = Outgoing::pass(PARTS_PATH.into(), None);
         let told = stream::iter(clients).map(|client| {
             let parts = &parts;
             async move {
@@ -190,13 +204,19 @@ impl Fleet {
                 Err(_) => tracing::warn!(name, "the name of a server is not resolved in time"),
             }
         }
-        let there: BTreeSet<SocketAddr> = names.values().flatten().copied().collect();
+        // Of several names the first one is asked by.
+        let mut there: BTreeMap<SocketAddr, &str> = BTreeMap::new();
+        for (name, addresses) in names.iter().rev() {
+            let host = name.rsplit_once(':').map_or(name.as_str(), |(host, _)| host);
+            there.extend(addresses.iter().map(|address| (*address, host.trim_matches(['[', ']']))));
+        }
         let mut known = locked(&self.known);
-        known.retain(|address, _| there.contains(address));
-        for address in there {
+        known.retain(|address, _| there.contains_key(address));
+        for (address, host) in there {
             let new = || Known {
-                client: Arc::new(Client::new(address, &self.options.key)),
+                client: Arc::new(Client::new(address, host, &self.options.key, self.connector.clone())),
                 holdings: Holdings::default(),
+                has_answered: false,
                 in_vain: 0,
             };
             known.entry(address).or_insert_with(new);
@@ -211,7 +231,7 @@ impl Fleet {
                 if server.in_vain >= LOOKS_MAX {
                     tracing::info!(server = %address, "answers again");
                 }
-                (server.holdings, server.in_vain) = (holdings, 0);
+                (server.holdings, server.has_answered, server.in_vain) = (holdings, true, 0);
             }
             Err(error) => {
                 server.in_vain = server.in_vain.saturating_add(1);
@@ -384,7 +404,7 @@ impl Fleet {
         let _place = self.place()?;
         let mut served = self.get(name, pin)?;
         for is_again in [false, true] {
-            let asking = self.asking(&served, terms);
+            let asking = self.asking(&served, terms.clone());
             let done = match work.clone() {
                 Errand::Retrieve(retrieve) => gather::retrieve(&asking, *retrieve, terms.min_coverage).await,
                 Errand::Rank(rank) => gather::rank(&asking, *rank, terms.min_coverage).await,
@@ -392,7 +412,7 @@ impl Fleet {
             let is_gone = asking.is_gone.load(Ordering::Relaxed);
             match done {
                 Err(error) if is_gone && !is_again => {
-                    served = self.other(name, pin, &served, terms).await.ok_or(error)?
+                    served = self.other(name, pin, &served, terms.deadline).await.ok_or(error)?
                 }
                 done => return done.map(|gathered| (served, gathered)),
             }
@@ -401,10 +421,10 @@ impl Fleet {
     }
 
     /// The version that a request is for after one was gone: another one, or the same at other servers.
-    async fn other(&self, name: &str, pin: Pin<'_>, gone: &Arc<Offering>, terms: Conditions) -> Option<Arc<Offering>> {
+    async fn other(&self, name: &str, pin: Pin<'_>, gone: &Arc<Offering>, deadline: Instant) -> Option<Arc<Offering>> {
         let looked = self.looked.notified();
         self.wanted.notify_one();
-        let left = terms.deadline.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(Instant::now());
         timeout(left / 2, looked).await.ok()?;
         self.get(name, pin).ok().filter(|served| !Arc::ptr_eq(served, gone))
     }
@@ -462,7 +482,7 @@ impl Fleet {
         Ok((served, told))
     }
 
-    fn place(&self) -> Result<tokio::sync::SemaphorePermit<'_>> {
+    pub(super) fn place(&self) -> Result<tokio::sync::SemaphorePermit<'_>> {
         self.requests.try_acquire().map_err(|_| {
             Error::overloaded(format!("{} requests are worked on, try again later", self.options.requests))
         })

@@ -4,7 +4,8 @@
 //! every shard of it has enough servers with exactly its bytes ([`editions`](mod@editions)). Each request is asked of one version; a
 //! [`PassCall`](protocol::PassCall) names it, and a [`PassReply`](protocol::PassReply) that names another one is thrown away, so that
 //! an answer never mixes two. How shards answer as one is in [`gather`](crate::gather); here is how one shard is asked: which replica
-//! ([`choice`]), a second one where the first is late or fails (`asking`), over connections that are kept (`client`).
+//! ([`choice`]), a second one where the first is late or fails (`asking`), over connections that are kept (`client`), and how each is told of
+//! the updates of its items (`updates`).
 
 mod asking;
 pub mod choice;
@@ -13,7 +14,11 @@ pub mod editions;
 mod fleet;
 mod options;
 pub mod protocol;
+mod tls;
+mod updates;
 
 pub use asking::{Beside, Conditions};
 pub use fleet::{Errand, Fleet, Listed, Offering, Pin};
 pub use options::Options;
+pub use tls::ServersTls;
+pub use updates::{ShardCall, ShardFailure, ShardServers};

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::tls::ServersTls;
 use crate::error::{Error, Result};
 use crate::limits::TIMEOUT_MS_MAX;
 
@@ -27,6 +28,8 @@ pub struct Options {
     pub requests: usize,
     /// The key that servers ask for; empty where they ask for none.
     pub key: String,
+    /// TLS to the servers.
+    pub tls: ServersTls,
 }
 
 impl Default for Options {
@@ -39,6 +42,7 @@ impl Default for Options {
             timeout_ms: 1000,
             requests: 1024,
             key: String::new(),
+            tls: ServersTls::default(),
         }
     }
 }

@@ -20,11 +20,14 @@ use crate::request::{Content, Features, Priority, Reading, Request, Retrieve, Us
 use crate::units::ItemId;
 
 /// The media type of all bodies, and so the protocol's name.
-pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-1";
+pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-2";
 /// Where a server tells what it has.
 pub const PARTS_PATH: &str = "/v1/parts";
 /// The header that says how many microseconds the answer is worth waiting for.
 pub const TIMEOUT_HEADER: &str = "sterling-timeout-us";
+
+/// The header that says which position of the server's updates an answer must see.
+pub const POSITION_HEADER: &str = "sterling-min-position";
 
 /// What a router asks of one version at one server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -110,8 +113,22 @@ impl Written {
 pub struct Holdings {
     /// True where it takes requests, and will for a while.
     pub is_ready: bool,
+    /// Where it keeps updates of items.
+    pub updates: Keeping,
     /// Every version, or the shard of it.
     pub parts: Vec<Holding>,
+}
+
+/// Where a server keeps updates of items.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Keeping {
+    /// Nowhere: it takes none.
+    #[default]
+    Nowhere,
+    /// In journals of its own, which no other server reads.
+    Alone,
+    /// In streams that others follow too.
+    Shared,
 }
 
 /// A version in memory, or a shard of one.

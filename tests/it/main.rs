@@ -34,6 +34,7 @@ mod redis_cluster;
 mod registry;
 mod remote;
 mod route;
+mod routed_updates;
 mod routers;
 mod score;
 mod score_inputs;

@@ -198,3 +198,65 @@ fn wrong_certificates_end_the_start() {
         assert!(code == 2 && err.contains(expected), "{options}: {code} {err}");
     }
 }
+
+/// A router over a server with TLS, with these keys under `[route.tls]`.
+fn routed(server: &Server, host: &str, options: &str) -> (tempfile::TempDir, Server) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("router.toml");
+    let port = server.address.rsplit_once(':').unwrap().1;
+    let route = format!("[route]\nservers = [\"{host}:{port}\"]\nrefresh_ms = 100\n[route.tls]\n{options}\n");
+    std::fs::write(&config, route).unwrap();
+    let mut command = sterling();
+    command.env("STERLING_HTTP__DRAIN_MS", "0").args(["route", "--listen", "127.0.0.1:0", "--config"]).arg(config);
+    (folder, Server::spawn(&mut command))
+}
+
+#[test]
+fn routers_ask_servers_by_tls_and_know_them_by_their_authority() {
+    let folder = folder();
+    let ca = format!("ca = {:?}", golden("ca.pem"));
+    let own = format!("{ca}\ncertificate = {:?}\nkey = {:?}", golden("client.pem"), golden("client.key"));
+    let answers = |router: &Server| {
+        let (status, told) = router.post("/v1/models/vectors:retrieve", "{\"vector\": [1, 0], \"k\": 1}");
+        (status == 200).then(|| told["items"][0]["id"].as_i64().unwrap())
+    };
+    let plain = serve(folder.path(), "");
+    for host in ["localhost", "127.0.0.1"] {
+        let (_folder, router) = routed(&plain, host, &ca);
+        until("the router is ready", || router.get("/readyz").0 == 200);
+        // Connections are kept and used again.
+        assert!((0..20).all(|_| answers(&router) == Some(7)));
+    }
+    // The same by variables of the environment.
+    let mut command = sterling();
+    command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ROUTE__TLS__CA", golden("ca.pem"));
+    let by_variables = Server::spawn(command.args(["route", "--listen", "127.0.0.1:0", "--server", &plain.address]));
+    until("the router is ready", || by_variables.get("/readyz").0 == 200);
+    // A server that asks for certificates is shown one; without it, or by another authority, nobody is asked.
+    let guarded = serve(folder.path(), &format!("client_ca = {:?}", golden("ca.pem")));
+    let (_folder, router) = routed(&guarded, "localhost", &own);
+    until("the router is ready", || router.get("/readyz").0 == 200);
+    assert_eq!(answers(&router), Some(7));
+    let other = format!("ca = {:?}", golden("client.pem"));
+    for (server, host, options) in
+        [(&guarded, "localhost", &ca), (&plain, "localhost", &other), (&plain, "localhost", &String::new())]
+    {
+        let (_folder, router) = routed(server, host, options);
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!((router.get("/readyz").0, answers(&router)), (503, None), "{options}");
+    }
+    // What cannot be is said at the start.
+    let wrong = folder.path().join("wrong.toml");
+    let (certificate, key) = (golden("client.pem"), golden("server.key"));
+    for (options, expected) in [
+        ("ca = \"none.pem\"".to_owned(), "none.pem"),
+        (format!("certificate = {certificate:?}\nkey = {key:?}"), "expected `tls.ca` beside it"),
+        (format!("{ca}\ncertificate = {certificate:?}"), "expected `tls.key` beside it"),
+        (format!("{ca}\ncertificate = {certificate:?}\nkey = {key:?}"), "tls.certificate"),
+        (format!("ca = {key:?}"), "no certificate in it"),
+    ] {
+        std::fs::write(&wrong, format!("[route]\nservers = [\"localhost:1\"]\n[route.tls]\n{options}\n")).unwrap();
+        let (code, _, error) = run(&["route", "--listen", "127.0.0.1:0", "--config", wrong.to_str().unwrap()]);
+        assert!(code != 0 && error.contains(expected), "{options}: {code} {error}");
+    }
+}

@@ -16,7 +16,7 @@ use super::super::answer::{Outcome, Refusal, Timing, json, problem, reply};
 use super::super::app::Host as _;
 use super::super::form::Form;
 use super::super::paths::{Names, PathNames};
-use super::super::position::parameter;
+use super::super::position::{parameter, positions};
 use super::super::slow::WINDOW;
 use super::super::wire::{
     self, Entry, InferenceReady, ItemResponse, LabelList, MissingShard, ModelInfo, ModelList, Reply, Retrievals,
@@ -85,10 +85,11 @@ pub(super) async fn version(
 async fn dispatch(app: &RouterApp, (model, pin): (&str, Pin<'_>), request: Request) -> Outcome {
     let verb = request.extensions().get::<PathNames>().map_or("", PathNames::call);
     // What does not exist need not be read.
-    app.fleet().get(model, pin)?;
+    let shards = app.fleet().get(model, pin)?.shards();
+    let seen = positions(request.uri(), "min_position", shards)?.map(Arc::from);
     let (arrived, at_least) = (Instant::now(), min_coverage(app, request.uri())?);
     let caller = request.extensions().get::<Caller>().cloned();
-    let (call, form) = (Call { app, model, pin, arrived, at_least }, Form::of(&request));
+    let (call, form) = (Call { app, model, pin, arrived, at_least, seen: &seen }, Form::of(&request));
     let body = app.bodies.read(request).await?;
     match verb {
         "retrieve" => match app.asides.prepare(body, wire::retrievals).await? {
@@ -123,14 +124,14 @@ fn min_coverage(app: &RouterApp, uri: &Uri) -> Result<f64> {
     }
 }
 
-fn told(model: &str, served: &Offering) -> Served {
+pub(super) fn told(model: &str, served: &Offering) -> Served {
     Served { version: served.version(), digest: served.digest().into(), ..nothing(model) }
 }
 
 /// What is said of a model before anything has answered.
 fn nothing(model: &str) -> Served {
     let (model, digest, missing) = (model.into(), String::new(), Vec::new());
-    Served { model, version: 0, digest, coverage: 1.0, position: 0, missing }
+    Served { model, version: 0, digest, coverage: 1.0, position: 0, positions: Vec::new(), missing }
 }
 
 /// One of a list of retrievals.
@@ -144,12 +145,19 @@ struct Call<'a> {
     pin: Pin<'a>,
     arrived: Instant,
     at_least: f64,
+    /// The positions that are to be seen.
+    seen: &'a Option<Arc<[u64]>>,
 }
 
 impl Call<'_> {
     fn terms(&self, terms: Terms) -> Conditions {
         let timeout = terms.timeout.unwrap_or(Duration::from_millis(self.app.fleet().options().timeout_ms));
-        Conditions { deadline: self.arrived + timeout, priority: terms.priority, min_coverage: self.at_least }
+        Conditions {
+            deadline: self.arrived + timeout,
+            priority: terms.priority,
+            min_coverage: self.at_least,
+            positions: self.seen.clone(),
+        }
     }
 
     async fn one(&self, work: Errand, (terms, shape): (Terms, Shape), form: Form) -> Outcome {
@@ -187,9 +195,11 @@ impl Call<'_> {
         for result in results {
             entries.push(match result {
                 Ok((told, entry)) if told.digest == of_all.digest => {
+                    let seen = lowest(&of_all.positions, &told.positions);
                     if told.coverage < of_all.coverage || told.position > 0 && of_all.position == 0 {
                         of_all = told;
                     }
+                    of_all.positions = seen;
                     entry
                 }
                 Ok(_) => problem(&Error::not_ready("the version changed while the list was answered")).into(),
@@ -222,14 +232,19 @@ impl Call<'_> {
             return Err(Error::unsupported("field `cursor`: a router answers no pages, ask for more results at once"));
         }
         let (served, gathered) = self.app.fleet().work(self.model, self.pin, work, self.terms(terms)).await?;
+        let mut positions = vec![0; served.shards()];
+        let told_before = gathered.told.iter().map(|told| (told.shard, &told.beside));
+        let told_last = gathered.parts.iter().filter_map(|part| Some((part.shard, part.beside.as_ref()?)));
+        told_before.chain(told_last).for_each(|(shard, beside)| positions[shard] = beside.position);
         let besides = gathered.parts.iter().filter_map(|part| part.beside.as_ref());
         let position = besides.map(|beside| beside.position).min().unwrap_or(0);
+        let (_, positions) = summed(positions);
         let missing = gathered
             .missing
             .iter()
             .map(|(shard, error)| MissingShard { shard: *shard as u32, reason: problem(error).detail });
         let coverage = gathered.coverage;
-        let told = Served { coverage, position, missing: missing.collect(), ..told(self.model, &served) };
+        let told = Served { coverage, position, positions, missing: missing.collect(), ..told(self.model, &served) };
         if coverage < 1.0 {
             metrics::counter!("sterling_route_partial_total", "model" => self.model.to_owned()).increment(1);
         }
@@ -244,6 +259,21 @@ impl Call<'_> {
         }
         let entry = Entry::gathered(ranked, rest, explained, gathered.degraded_rows);
         Ok((told, if shape.is_table { entry.as_table()? } else { entry }))
+    }
+}
+
+/// The lowest of the positions of shards that have one, and all of them where there are several shards.
+pub(super) fn summed(positions: Vec<u64>) -> (u64, Vec<u64>) {
+    let lowest = positions.iter().copied().filter(|position| *position > 0).min().unwrap_or(0);
+    let is_one = positions.len() == 1 || lowest == 0;
+    (lowest, if is_one { Vec::new() } else { positions })
+}
+
+/// The lower position of each shard, of two lists of which one may be empty.
+fn lowest(some: &[u64], others: &[u64]) -> Vec<u64> {
+    match (some, others) {
+        ([], all) | (all, []) => all.to_vec(),
+        _ => some.iter().zip(others).map(|(a, b)| *a.min(b)).collect(),
     }
 }
 
@@ -284,7 +314,7 @@ fn covering(coverage: f64, mut response: Response) -> Response {
 /// What a version is, of all shards together.
 async fn info(app: &RouterApp, model: &str, pin: Pin<'_>) -> Result<ModelInfo> {
     let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
-    let terms = Conditions { deadline, priority: Default::default(), min_coverage: 1.0 };
+    let terms = Conditions { deadline, priority: Default::default(), min_coverage: 1.0, positions: None };
     let (served, told) = app.fleet().told(model, pin, terms).await?;
     let mut infos = Vec::with_capacity(told.len());
     for text in &told {
@@ -335,9 +365,15 @@ pub(super) async fn labels(State(app): State<Arc<RouterApp>>, Names(model): Name
 }
 
 /// `/v1/models/{model}/items/{id}`
-pub(super) async fn item(State(app): State<Arc<RouterApp>>, Names((model, id)): Names<(String, i64)>) -> Outcome {
+pub(super) async fn item(
+    State(app): State<Arc<RouterApp>>,
+    Names((model, id)): Names<(String, i64)>,
+    uri: Uri,
+) -> Outcome {
     let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
-    let terms = Conditions { deadline, priority: Default::default(), min_coverage: 1.0 };
+    let shards = app.fleet().get(&model, Pin::Active)?.shards();
+    let positions = positions(&uri, "min_position", shards)?.map(Arc::from);
+    let terms = Conditions { deadline, priority: Default::default(), min_coverage: 1.0, positions };
     let (served, attributes, position) = app.fleet().item(&model, ItemId(id), terms).await?;
     let attributes = serde_json::from_str(&attributes)
         .map_err(|e| Error::unavailable(format!("a shard says what this router does not understand: {e}")))?;

@@ -1,12 +1,13 @@
 //! The edge of a router: the calls of a server, answered by the shards of a catalogue together.
 //!
 //! What is read and written is what a server reads and writes; between the two stands [`Fleet`](crate::route::Fleet) in place of registry and engine.
-//! Of a server's calls there are those that ask (`:retrieve`, `:rank`, `:embed`, an item, models and versions). What changes a
-//! server is asked of the server.
+//! Of a server's calls there are those that ask (`:retrieve`, `:rank`, `:embed`, an item, models and versions), and those that change
+//! items, which go to the shards that they belong to (`items`). What changes a server is asked of the server.
 
 mod app;
 mod calls;
 mod explain;
+mod items;
 
 use std::sync::Arc;
 
@@ -66,6 +67,9 @@ async fn answer(State(app): State<Arc<RouterApp>>, mut request: Request) -> Resp
         "/v1/models/{model}/versions/{version}" => run(calls::version, app, request).await,
         "/v1/models/{model}/labels" => run(calls::labels, app, request).await,
         "/v1/models/{model}/items/{id}" => run(calls::item, app, request).await,
+        "/v1/models/{model}/items:position" => run(items::position, app, request).await,
+        "/v1/models/{model}/items:upsert" => run(items::upsert, app, request).await,
+        "/v1/models/{model}/items:delete" => run(items::delete, app, request).await,
         "/v1/debug/slow" => run(calls::slow, app, request).await,
         "/v2" => run(super::inference::server, app, request).await,
         "/v2/health/live" => run(super::inference::live, app, request).await,

@@ -17,7 +17,8 @@ use crate::columns::Cell;
 use crate::error::{Error, Result};
 use crate::fresh::{GivenItem, GivenValues, UPDATES_MAX, Wrong};
 use crate::limits::{DIMENSION_MAX, EXCLUDE_MAX};
-use crate::units::Slot;
+use crate::snapshot::shard_of;
+use crate::units::{ItemId, Slot};
 use crate::view::View;
 
 /// An item that is put, or whose attributes change.
@@ -48,14 +49,14 @@ struct Upserts<'a> {
 }
 
 /// Items that are to go: named, or found by a filter.
-#[derive(Clone, Debug, PartialEq, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeleteRequest {
     /// The items.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<Vec<i64>>,
     /// In their place: which items; see `docs/FILTERS.md`.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filter: Option<String>,
     /// True where nothing is to be deleted, but only counted.
     #[serde(default)]
@@ -76,32 +77,62 @@ pub struct RefusedItem {
     pub reason: String,
 }
 
-/// What became of updates. They are durable, and seen from their position on.
+/// A shard that did not do what is its part of a call through a router; all others did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FailedShard {
+    /// Its number.
+    pub shard: u32,
+    /// The places in the call of the items that belong to it; none of a deletion by a filter.
+    pub places: Vec<usize>,
+    /// The code of what went wrong, as problems have it.
+    pub code: String,
+    /// What went wrong.
+    pub reason: String,
+    /// True where the same may be tried again.
+    pub retryable: bool,
+    /// True where it may have been done all the same.
+    pub may_be_done: bool,
+}
+
+/// What became of updates. They are durable, and seen from their position on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UpdateResponse {
     /// The model's name.
     pub model: String,
-    /// The position after the last update of the call.
+    /// The position after the last update of the call; of a router over several shards the lowest.
     pub position: u64,
+    /// Of a router over several shards: the position after the call of each that it changed, 0 of the others, as `min_position` takes
+    /// them with commas.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub positions: Vec<u64>,
     /// Items that were taken.
     pub accepted: usize,
     /// Items that were not, with the reasons.
     pub refused: Vec<RefusedItem>,
     /// True where the call was made before, with the same idempotency key: nothing happened again.
     pub repeated: bool,
+    /// Of a router: the shards that did not take their items. The call is answered with a problem then, which has this beside it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<FailedShard>,
 }
 
 /// What became of deletions.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeleteResponse {
     /// The model's name.
     pub model: String,
-    /// The position after the last of them.
+    /// The position after the last of them; of a router over several shards the lowest.
     pub position: u64,
+    /// Of a router over several shards: the position after the call of each that was told, 0 of the others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub positions: Vec<u64>,
     /// Items that are gone, or would be.
     pub deleted: usize,
     /// True where nothing was deleted.
     pub dry_run: bool,
+    /// Of a router: the shards that did not do it. The call is answered with a problem then, which has this beside it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<FailedShard>,
 }
 
 /// An item as it is.
@@ -128,6 +159,24 @@ pub struct PositionResponse {
     /// Items that are searched.
     pub items: usize,
     /// Those of them that do not lie in the snapshot.
+    pub fresh_items: usize,
+    /// Of a router over several shards: what each of them says.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shards: Vec<ShardPosition>,
+}
+
+/// How far a shard is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ShardPosition {
+    /// Its number.
+    pub shard: u32,
+    /// The position that it shows.
+    pub position: u64,
+    /// The position of its last durable update.
+    pub durable: u64,
+    /// Its items that are searched.
+    pub items: usize,
+    /// Those of them that do not lie in its snapshot.
     pub fresh_items: usize,
 }
 
@@ -179,6 +228,42 @@ impl<'de> Deserialize<'de> for Members {
 /// # Errors
 /// `Invalid` for a body that holds no items at all, or too many.
 pub fn upserts(body: &[u8], lines: bool) -> Result<Vec<Result<GivenItem, Wrong>>> {
+    Ok(texts(body, lines)?.into_iter().map(upsert).collect())
+}
+
+/// The items of an upsert, by the shard that each belongs to: their places, and a body with them. Those that cannot be read belong to none.
+///
+/// # Errors
+/// As [`upserts`].
+pub fn divided(body: &[u8], lines: bool, shards: usize) -> Result<(Vec<PlacedItems>, Vec<RefusedItem>)> {
+    let mut parts: Vec<PlacedItems> = vec![(Vec::new(), Vec::new()); shards];
+    let mut refused = Vec::new();
+    for (place, text) in texts(body, lines)?.into_iter().enumerate() {
+        let id = match upsert(text) {
+            Ok(item) => item.id,
+            Err(Wrong { id, field, reason }) => {
+                refused.push(RefusedItem { place, id, field, reason });
+                continue;
+            }
+        };
+        let (places, body) = &mut parts[shard_of(ItemId(id), shards as u32) as usize];
+        body.extend_from_slice(if places.is_empty() { &b"{\"items\":["[..] } else { b"," });
+        body.extend_from_slice(text);
+        places.push(place);
+    }
+    for (places, body) in &mut parts {
+        if !places.is_empty() {
+            body.extend_from_slice(b"]}");
+        }
+    }
+    Ok((parts, refused))
+}
+
+/// Places of items in a call, and a body that holds them.
+pub type PlacedItems = (Vec<usize>, Vec<u8>);
+
+/// The JSON of each item of an upsert.
+fn texts(body: &[u8], lines: bool) -> Result<Vec<&[u8]>> {
     let texts: Vec<&[u8]> = if lines {
         body.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty()).collect()
     } else {
@@ -188,7 +273,7 @@ pub fn upserts(body: &[u8], lines: bool) -> Result<Vec<Result<GivenItem, Wrong>>
     if texts.is_empty() || texts.len() > UPDATES_MAX {
         return Err(Error::invalid(format!("body: {} items, expected 1 to {UPDATES_MAX}", texts.len())));
     }
-    Ok(texts.into_iter().map(upsert).collect())
+    Ok(texts)
 }
 
 fn upsert(text: &[u8]) -> Result<GivenItem, Wrong> {
@@ -321,6 +406,41 @@ mod tests {
         }
         let many = "{\"id\": 1}\n".repeat(UPDATES_MAX + 1);
         assert!(upserts(many.as_bytes(), true).unwrap_err().to_string().contains("10001 items"));
+    }
+
+    #[test]
+    fn items_are_divided_by_the_shards_that_they_belong_to() {
+        let one = |id: i64| format!("{{\"id\": {id}, \"set\": {{\"a\": [{id}, \"x\"]}}}}");
+        let texts: Vec<String> = (0..40)
+            .map(|id| {
+                if id % 9 == 4 {
+                    "{\"id\": \"x\"}".into()
+                } else {
+                    format!("{{\"id\": {id}, \"set\": {{\"a\": {id}}}}}")
+                }
+            })
+            .collect();
+        for (body, lines) in [(format!("{{\"items\": [{}]}}", texts.join(", ")), false), (texts.join("\n\n"), true)] {
+            for shards in [1, 2, 7] {
+                let (parts, refused) = divided(body.as_bytes(), lines, shards).unwrap();
+                assert_eq!(refused.iter().map(|item| item.place).collect::<Vec<_>>(), [4, 13, 22, 31]);
+                let mut seen: Vec<usize> = refused.iter().map(|item| item.place).collect();
+                for (shard, (places, body)) in parts.iter().enumerate().filter(|(_, (places, _))| !places.is_empty()) {
+                    let items = upserts(body, false).unwrap();
+                    assert_eq!(items.len(), places.len());
+                    for (place, item) in places.iter().zip(items) {
+                        let id = item.unwrap().id;
+                        assert_eq!((id as usize, shard_of(ItemId(id), shards as u32) as usize), (*place, shard));
+                    }
+                    seen.extend(places);
+                }
+                seen.sort_unstable();
+                assert!(seen.into_iter().eq(0..40));
+            }
+        }
+        let (parts, refused) = divided(format!("{{\"items\": [{}]}}", one(3)).as_bytes(), false, 2).unwrap();
+        assert!(parts.iter().all(|(places, body)| places.is_empty() && body.is_empty()) && refused.len() == 1);
+        assert!(divided(b"{}", false, 2).is_err());
     }
 
     #[test]

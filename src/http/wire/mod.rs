@@ -36,8 +36,8 @@ pub use info::{
     ShardInfo, TableInfo, VersionInfo, VersionList, calibration_info, column_info, model_info,
 };
 pub use items::{
-    DeleteRequest, DeleteResponse, ItemResponse, ItemUpsert, MergeResponse, PositionResponse, RefusedItem,
-    UpdateResponse, attributes, cell, deletion, upserts,
+    DeleteRequest, DeleteResponse, FailedShard, ItemResponse, ItemUpsert, MergeResponse, PositionResponse, RefusedItem,
+    ShardPosition, UpdateResponse, attributes, cell, deletion, divided, upserts,
 };
 pub(super) use problem::without_places;
 pub use problem::{Problem, status};

@@ -277,6 +277,7 @@ mod tests {
             version: 7,
             digest: "ab".into(),
             coverage: 1.0,
+            positions: Vec::new(),
             position: 0,
             missing: Vec::new(),
         }

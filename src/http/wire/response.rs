@@ -170,6 +170,10 @@ pub struct Served {
     /// The position of the updates that the answer saw: all up to it, and none after it.
     #[serde(default)]
     pub position: u64,
+    /// Of a router over several shards: the position of each, in their order, as `min_position` takes them with commas; 0 of one that did
+    /// not answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub positions: Vec<u64>,
     /// Of a router: the shards that could not answer, where it was told that their items may be missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<MissingShard>,

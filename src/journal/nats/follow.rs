@@ -7,8 +7,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::message::Commit;
+use super::remote::{AHEAD, ANSWER, Remote, Threads, does_not_follow, wait};
 use super::shared::Shared;
-use super::{AHEAD, ANSWER, Remote, Threads, does_not_follow, wait};
 use crate::error::{Error, Result};
 use crate::journal::{Follower, Record};
 

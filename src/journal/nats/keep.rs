@@ -14,8 +14,8 @@ use tokio::sync::mpsc::Receiver;
 use tokio::time::{sleep, timeout_at};
 
 use super::message::{Attempt, Commit, FRAME_BYTES, LENGTH_BYTES};
+use super::remote::{AHEAD, Remote, does_not_follow, number, unavailable};
 use super::shared::Shared;
-use super::{AHEAD, Remote, does_not_follow, number, unavailable};
 use crate::error::{Error, Kind, Result};
 use crate::journal::{Append, Done};
 

@@ -135,7 +135,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn commits_come_back_and_nothing_else_does(first in 1..u64::MAX / 2, number: u128, before: u128, tries: u32, needs: u32, records: Vec<Vec<u8>>, at: usize, bit in 0u8..8) {
+        fn commits_come_back_and_nothing_else_does(head in (1..u64::MAX / 2, any::<u128>(), any::<u128>()), cry: (u32, u32), records: Vec<Vec<u8>>, at: usize, bit in 0u8..8) {
+            let ((first, number, before), (tries, needs)) = (head, cry);
             let commit = Commit { first, number, before, tries, needs, records };
             let bytes = commit.encode();
             prop_assert_eq!(bytes.len(), FRAME_BYTES + commit.records.iter().map(|r| r.len() + LENGTH_BYTES).sum::<usize>());

@@ -23,39 +23,29 @@ mod follow;
 mod keep;
 mod message;
 mod monitor;
+mod remote;
 mod shared;
 
-use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc;
 use std::time::Duration;
 
-use async_nats::connection::State as Connection;
-use async_nats::jetstream::context::{Context, ContextBuilder, PublishErrorKind};
-use async_nats::jetstream::message::PublishMessage;
-use async_nats::jetstream::stream::{
-    Config, PersistenceMode, RawMessageErrorKind, RetentionPolicy, StorageType, Stream,
-};
+use async_nats::jetstream::context::{Context, ContextBuilder};
+use async_nats::jetstream::stream::{Config, PersistenceMode, RetentionPolicy, StorageType};
 use async_nats::{Client, ConnectOptions};
-use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc as commands;
 
 use super::{Append, Done, Follower, Journal, Journals, StreamOptions, Topic};
 use crate::error::{Error, Result};
 use follow::StreamFollower;
 use keep::{Keeper, RINGS_MAX};
-use message::Commit;
-use shared::{Shared, State};
+use remote::{ANSWER, Remote, Threads, unavailable, wait};
+use shared::Shared;
 
 /// Appends that may wait; a server's requests for bodies are bounded long before.
 const WAITING_MAX: usize = 4096;
-/// How long the broker has to answer.
-const ANSWER: Duration = Duration::from_secs(2);
 /// How often a connection is tried that says nothing: two pings without an answer, and another one is made.
 const PING: Duration = Duration::from_secs(2);
-/// Messages that are asked for at a time where many are to be read.
-const AHEAD: u64 = 128;
 /// What the names of streams and subjects begin with.
 const PREFIX: &str = "sterling";
 
@@ -74,29 +64,6 @@ pub struct Nats {
     client: Client,
     context: Context,
     threads: Arc<Threads>,
-}
-
-/// The thread that streams are kept on.
-struct Threads {
-    runtime: Option<Runtime>,
-    handle: Handle,
-}
-
-impl Drop for Threads {
-    fn drop(&mut self) {
-        // Whoever lets go of it last may be a thread that must not wait.
-        self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
-    }
-}
-
-/// A stream, as it is read and written.
-#[derive(Clone)]
-struct Remote {
-    name: String,
-    subject: String,
-    client: Client,
-    context: Context,
-    stream: Stream,
 }
 
 /// A journal in a stream.
@@ -127,8 +94,7 @@ impl Nats {
             .enable_all()
             .build()
             .map_err(|e| Error::io("a thread for streams", e))?;
-        let handle = runtime.handle().clone();
-        let threads = Arc::new(Threads { runtime: Some(runtime), handle });
+        let threads = Arc::new(Threads::of(runtime));
         // What this server publishes it need not be told of.
         let how = ConnectOptions::new().name("sterling").no_echo().connection_timeout(ANSWER).ping_interval(PING);
         let how = how.subscription_capacity(RINGS_MAX);
@@ -185,6 +151,10 @@ impl Journals for Nats {
         Ok(Box::new(StreamJournal { shared, remote, waiting, threads: self.threads.clone() }))
     }
 
+    fn are_shared(&self) -> bool {
+        true
+    }
+
     fn folder(&self, _topic: &Topic) -> Option<PathBuf> {
         None
     }
@@ -234,63 +204,6 @@ impl Journal for StreamJournal {
     }
 }
 
-impl Remote {
-    /// How far the stream is; a new one gets its first message.
-    async fn begin(&self, after: u64) -> Result<State> {
-        let mut told = self.stream.get_info().await.map_err(|e| unavailable("its state", e))?.state;
-        if told.last_sequence == 0 {
-            let first =
-                Commit { first: after + 1, number: number(), before: 0, tries: 0, needs: 0, records: Vec::new() };
-            match self.publish(&first, 0).await {
-                // Of two servers that begin it one does.
-                Ok(_) => {}
-                Err(e) if e.kind() == PublishErrorKind::WrongLastSequence => {}
-                Err(e) => return Err(unavailable("its first message", e)),
-            }
-            told = self.stream.get_info().await.map_err(|e| unavailable("its state", e))?.state;
-        }
-        let (first, last) = (self.read(told.first_sequence).await?, self.read(told.last_sequence).await?);
-        let (Some(first), Some(last)) = (first, last) else {
-            return Err(Error::corrupt("it holds no message any more, so that nobody knows its position; delete it"));
-        };
-        Ok(State::of((told.first_sequence, &first), (told.last_sequence, &last)))
-    }
-
-    /// Publishes a commit that is to follow a message of the stream.
-    async fn publish(
-        &self,
-        commit: &Commit,
-        after: u64,
-    ) -> std::result::Result<u64, async_nats::jetstream::context::PublishError> {
-        let message = PublishMessage::build()
-            .payload(commit.encode().into())
-            .message_id(format!("{:032x}", commit.number))
-            .expected_last_sequence(after);
-        Ok(self.context.send_publish(self.subject.clone(), message).await?.await?.sequence)
-    }
-
-    /// Refuses what would only wait in memory for a connection.
-    fn connected(&self) -> Result<()> {
-        match self.client.connection_state() {
-            Connection::Connected => Ok(()),
-            _ => Err(Error::unavailable("no connection to a broker")),
-        }
-    }
-
-    /// The commit of a message; none where the stream does not hold it.
-    async fn read(&self, sequence: u64) -> Result<Option<Commit>> {
-        self.connected()?;
-        match self.stream.get_raw_message(sequence).await {
-            Ok(message) => {
-                let wrong = |why| Error::corrupt(format!("message {sequence}: {why}"));
-                Commit::decode(&message.payload).map(Some).map_err(wrong)
-            }
-            Err(e) if e.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
-            Err(e) => Err(unavailable("a message", e)),
-        }
-    }
-}
-
 /// Whether a stream keeps what it acknowledges, in order, and so many copies of it.
 fn check(config: &Config, subject: &str, replicas: usize) -> Result<()> {
     let wrong = match config {
@@ -315,19 +228,6 @@ fn check(config: &Config, subject: &str, replicas: usize) -> Result<()> {
     Err(Error::unsupported(wrong))
 }
 
-/// What no other commit has.
-fn number() -> u128 {
-    let half = || u128::from(RandomState::new().hash_one(std::process::id()));
-    half() << 64 | half()
-}
-
-/// Why a message that comes after another one is not the one that was written after it.
-fn does_not_follow(sequence: u64) -> String {
-    format!(
-        "message {sequence} was not written after the one before it: the broker has lost messages that it acknowledged"
-    )
-}
-
 /// Servers without the secrets that their addresses may hold.
 fn named(servers: &str) -> String {
     let without = |server: &str| match (server.split_once("://"), server.rsplit_once('@')) {
@@ -336,18 +236,4 @@ fn named(servers: &str) -> String {
         _ => server.to_owned(),
     };
     servers.split(',').map(|server| without(server.trim())).collect::<Vec<_>>().join(", ")
-}
-
-fn unavailable(what: &str, e: impl std::fmt::Display) -> Error {
-    Error::unavailable(format!("{what}: {e}"))
-}
-
-/// What comes of something on the streams' thread, for another one.
-fn wait<T: Send + 'static>(threads: &Threads, what: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
-    let (tell, told) = mpsc::sync_channel(1);
-    threads.handle.spawn(async move {
-        // Nobody may wait any more.
-        let _ = tell.send(what.await);
-    });
-    told.recv().map_err(|_| Error::internal("what waits for the stream broke; this is a defect"))?
 }

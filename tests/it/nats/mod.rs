@@ -2,6 +2,7 @@
 //! What was acknowledged is there once, in order, for everybody.
 
 mod journals;
+mod routed;
 mod servers;
 
 use std::io::{Read as _, Write as _};
