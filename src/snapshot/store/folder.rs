@@ -61,7 +61,11 @@ impl Folder {
         // After a crash it may hold anything; the folders then say what is taken.
         let _ = numbers.read_to_string(&mut text);
         let given = number(text.trim()).unwrap_or(0);
-        let version = self.taken(model)?.into_iter().max().unwrap_or(0).max(given) + 1;
+        let published = self.numbers(model, &[MANIFEST.into()])?;
+        let mut version = published.last().map_or(given, |last| given.max(*last)) + 1;
+        while self.whole(model, version).exists() {
+            version += 1;
+        }
         let keep = |numbers: &mut File| -> std::io::Result<()> {
             numbers.set_len(0)?;
             numbers.rewind()?;
