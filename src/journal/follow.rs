@@ -1,10 +1,11 @@
 //! Following the records of a log, from the files that it is written to.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use super::scan::{Cursor, Segment};
+use super::shared::Shared;
 use super::{Follower, Record};
 use crate::error::{Error, Result};
 
@@ -18,46 +19,9 @@ pub(super) struct State {
     pub(super) cuts: u64,
 }
 
-/// The state, and a bell that rings when it changes.
-#[derive(Debug, Default)]
-pub(super) struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-impl Shared {
-    pub(super) fn new(state: State) -> Self {
-        Shared { state: Mutex::new(state), changed: Condvar::new() }
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // Each change under the lock is one assignment: a panic leaves nothing half done.
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    pub(super) fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.lock());
-        self.changed.notify_all();
-    }
-
-    /// Waits until the record of a position is durable, and tells how often the log was cut until then.
-    fn wait(&self, position: u64, most: Duration) -> Option<u64> {
-        let until = Instant::now() + most;
-        let mut state = self.lock();
-        while state.last < position {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return None;
-            }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
-        }
-        Some(state.cuts)
-    }
-}
-
 /// Follows a [`super::Log`].
 pub(super) struct LogFollower {
-    shared: Arc<Shared>,
+    shared: Arc<Shared<State>>,
     folder: PathBuf,
     next: u64,
     cursor: Option<Cursor>,
@@ -65,7 +29,7 @@ pub(super) struct LogFollower {
 }
 
 impl LogFollower {
-    pub(super) fn new(shared: Arc<Shared>, folder: PathBuf, after: u64) -> Result<Self> {
+    pub(super) fn new(shared: Arc<Shared<State>>, folder: PathBuf, after: u64) -> Result<Self> {
         let mut follower = LogFollower { shared, folder, next: after + 1, cursor: None, cuts: 0 };
         let (first, last) = {
             let state = follower.shared.lock();
@@ -111,7 +75,9 @@ impl LogFollower {
 
 impl Follower for LogFollower {
     fn next(&mut self, wait: Duration) -> Result<Option<Record>> {
-        let Some(cuts) = self.shared.wait(self.next, wait) else { return Ok(None) };
+        // Until the record is durable; how often the log was cut until then tells whether what was read is still there.
+        let durable = self.shared.wait(|state| state.last >= self.next, wait);
+        let Some(cuts) = durable.map(|state| state.cuts) else { return Ok(None) };
         if self.cuts != cuts {
             (self.cuts, self.cursor) = (cuts, None);
         }

@@ -18,9 +18,10 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 
 use super::disk::{Disk, RealDisk, Tail};
-use super::follow::{LogFollower, Shared, State};
+use super::follow::{LogFollower, State};
 use super::format::{HEADER_BYTES, PAYLOAD_BYTES_MAX, header, write_record};
 use super::scan::{Cursor, Segment, path_of, segments};
+use super::shared::Shared;
 use super::{Append, Done, Follower, Journal, Journals, Topic};
 use crate::error::{Error, Kind, Result};
 
@@ -83,7 +84,7 @@ impl Journals for Logs {
 pub struct Log {
     folder: PathBuf,
     disk: Arc<dyn Disk>,
-    shared: Arc<Shared>,
+    shared: Arc<Shared<State>>,
     waiting: Option<Sender<(Append, Done)>>,
     writer: Option<JoinHandle<()>>,
     _lock: File,
@@ -260,7 +261,7 @@ fn is_no_room(e: &IoError) -> bool {
 struct Writer {
     folder: PathBuf,
     options: LogOptions,
-    shared: Arc<Shared>,
+    shared: Arc<Shared<State>>,
     tail: Box<dyn Tail>,
     /// Bytes of the last segment.
     bytes: u64,

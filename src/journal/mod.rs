@@ -15,6 +15,7 @@ mod log;
 #[cfg(feature = "nats")]
 pub mod nats;
 mod scan;
+mod shared;
 mod streams;
 #[cfg(test)]
 mod tests;

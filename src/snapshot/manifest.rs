@@ -233,18 +233,13 @@ fn is_plain(name: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    fn manifest(folder: &Path) -> Manifest {
-        let sum = files::write_atomic(&folder.join("a.bin"), |out| out.write_all(b"abc")).unwrap();
-        let files = BTreeMap::from([("a.bin".to_string(), sum)]);
-        let provenance = Provenance::default();
+impl Manifest {
+    /// That of a small version of these files.
+    pub(super) fn small(name: &str, version: u64, files: BTreeMap<String, Checksum>) -> Self {
         Manifest {
             format: FORMAT,
-            name: "m".into(),
-            version: 1,
+            name: name.into(),
+            version,
             dimension: 2,
             items: 3,
             slots: 16,
@@ -252,11 +247,23 @@ mod tests {
             position: 0,
             shard: None,
             merged: None,
-            provenance,
+            provenance: Provenance::default(),
             files,
             graphs: None,
             decisions: Decisions::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn manifest(folder: &Path) -> Manifest {
+        let sum = files::write_atomic(&folder.join("a.bin"), |out| out.write_all(b"abc")).unwrap();
+        let files = BTreeMap::from([("a.bin".to_string(), sum)]);
+        Manifest::small("m", 1, files)
     }
 
     #[test]

@@ -2,36 +2,13 @@
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use crate::support::{Server, agent, ids, put, sterling, tiny, until, vectors};
-
-/// A store of `count` items with vectors of two numbers, each with a long title.
-fn catalogue(count: usize, title: usize) -> TempDir {
-    let store = tempfile::tempdir().unwrap();
-    let title = "x".repeat(title);
-    let line =
-        |n| format!("{{\"id\": {n}, \"embedding\": [1, {}], \"attributes\": {{\"title\": \"{title}\"}}}}\n", n + 1);
-    put(store.path(), &vectors(store.path(), &(0..count).map(line).collect::<String>())).unwrap();
-    store
-}
-
-/// A server with these options of `[http]`.
-fn serve(store: &Path, options: &str) -> Server {
-    let config = store.join("sterling.toml");
-    std::fs::write(&config, format!("[http]\n{options}\n")).unwrap();
-    let mut command = sterling();
-    command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store).arg("--config").arg(config);
-    let server = Server::spawn(&mut command);
-    server.wait_ready();
-    server
-}
+use crate::support::{Server, agent, catalogue, ids, put, serve, sterling, tiny, until, vectors};
 
 /// A connection on which `text` was sent.
 fn send(server: &Server, text: &str) -> TcpStream {

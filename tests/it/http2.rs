@@ -12,31 +12,11 @@ use axum::http::{Request, Version};
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use crate::support::{Server, ids, put, sterling, until, vectors};
+use crate::support::{Server, catalogue, ids, serve, until};
 
 const VECTORS: &str = "/v1/models/vectors:retrieve";
-
-fn catalogue(count: usize, title: usize) -> TempDir {
-    let store = tempfile::tempdir().unwrap();
-    let title = "x".repeat(title);
-    let line =
-        |n| format!("{{\"id\": {n}, \"embedding\": [1, {}], \"attributes\": {{\"title\": \"{title}\"}}}}\n", n + 1);
-    put(store.path(), &vectors(store.path(), &(0..count).map(line).collect::<String>())).unwrap();
-    store
-}
-
-fn serve(store: &TempDir, options: &str) -> Server {
-    let config = store.path().join("sterling.toml");
-    std::fs::write(&config, format!("[http]\n{options}\n")).unwrap();
-    let mut command = sterling();
-    command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store.path()).arg("--config").arg(config);
-    let server = Server::spawn(&mut command);
-    server.wait_ready();
-    server
-}
 
 async fn connect(server: &Server, window: u32) -> SendRequest<Body> {
     let stream = tokio::net::TcpStream::connect(&server.address).await.unwrap();
@@ -68,7 +48,7 @@ fn metric(server: &Server, line: &str) -> f64 {
 #[test]
 fn many_requests_side_by_side_are_answered_as_those_of_http1() {
     let store = catalogue(3000, 50);
-    let server = serve(&store, "drain_ms = 0");
+    let server = serve(store.path(), "drain_ms = 0");
     let bodies: Vec<Value> = (0..200)
         .map(|n| json!({"vector": [1, n], "k": 1 + n * 3, "columns": ["title"], "timeout_ms": 30_000}))
         .collect();
@@ -112,7 +92,7 @@ fn many_requests_side_by_side_are_answered_as_those_of_http1() {
 #[test]
 fn running_requests_are_answered_when_the_server_ends() {
     let store = catalogue(3000, 2000);
-    let server = serve(&store, "drain_ms = 0\nstop_ms = 20000");
+    let server = serve(store.path(), "drain_ms = 0\nstop_ms = 20000");
     let body = json!({"vector": [1, 0], "k": 3000, "candidates": 3000, "columns": ["title"]});
     Runtime::new().unwrap().block_on(async {
         let mut sender = connect(&server, 64 << 10).await;
@@ -129,7 +109,7 @@ fn running_requests_are_answered_when_the_server_ends() {
 #[test]
 fn an_answer_that_nobody_reads_ends_its_connection_though_others_are_read() {
     let store = catalogue(3000, 2000);
-    let server = serve(&store, "stall_ms = 1000\nidle_ms = 600000");
+    let server = serve(store.path(), "stall_ms = 1000\nidle_ms = 600000");
     let body = json!({"vector": [1, 0], "k": 3000, "candidates": 3000, "columns": ["title"]});
     Runtime::new().unwrap().block_on(async {
         let mut sender = connect(&server, 64 << 10).await;
@@ -148,7 +128,7 @@ fn an_answer_that_nobody_reads_ends_its_connection_though_others_are_read() {
 #[test]
 fn who_asks_and_takes_back_again_and_again_is_cut() {
     let store = catalogue(1000, 10);
-    let server = serve(&store, "");
+    let server = serve(store.path(), "");
     let body = json!({"vector": [1, 0], "k": 1000, "exact": true});
     Runtime::new().unwrap().block_on(async {
         let sender = connect(&server, 64 << 10).await;
@@ -171,7 +151,7 @@ fn who_asks_and_takes_back_again_and_again_is_cut() {
 #[test]
 fn what_only_begins_like_http2_is_no_http2() {
     let store = catalogue(10, 1);
-    let server = serve(&store, "header_ms = 1500\nidle_ms = 1500");
+    let server = serve(store.path(), "header_ms = 1500\nidle_ms = 1500");
     let send = |text: &str| {
         let mut stream = TcpStream::connect(&server.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();

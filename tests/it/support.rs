@@ -17,6 +17,7 @@ use sterling::request::{Answer, Content, Explain, Ranked, Request, Retrieve};
 use sterling::snapshot::{Recipe, Store};
 use sterling::tower::Threads;
 use sterling::view::View;
+use tempfile::TempDir;
 
 pub use crate::redis_cluster::until;
 
@@ -54,6 +55,27 @@ pub fn vectors(folder: &Path, lines: &str) -> Publish {
     let path = folder.join("items.jsonl");
     std::fs::write(&path, lines).unwrap();
     Publish { name: Some("vectors".into()), items: Some(path), ..Publish::default() }
+}
+
+/// A store of `count` items with vectors of two numbers, each with a title of so many letters.
+pub fn catalogue(count: usize, title: usize) -> TempDir {
+    let store = tempfile::tempdir().unwrap();
+    let title = "x".repeat(title);
+    let line =
+        |n| format!("{{\"id\": {n}, \"embedding\": [1, {}], \"attributes\": {{\"title\": \"{title}\"}}}}\n", n + 1);
+    put(store.path(), &vectors(store.path(), &(0..count).map(line).collect::<String>())).unwrap();
+    store
+}
+
+/// A server with these options of `[http]`.
+pub fn serve(store: &Path, options: &str) -> Server {
+    let config = store.join("sterling.toml");
+    std::fs::write(&config, format!("[http]\n{options}\n")).unwrap();
+    let mut command = sterling();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store).arg("--config").arg(config);
+    let server = Server::spawn(&mut command);
+    server.wait_ready();
+    server
 }
 
 pub fn sterling() -> Command {

@@ -8,13 +8,14 @@ use futures_util::future::join_all;
 
 use super::message::Commit;
 use super::remote::{AHEAD, ANSWER, Remote, Threads, does_not_follow, wait};
-use super::shared::Shared;
+use super::state::State;
 use crate::error::{Error, Result};
+use crate::journal::shared::Shared;
 use crate::journal::{Follower, Record};
 
 /// Follows a [`super::StreamJournal`].
 pub(super) struct StreamFollower {
-    shared: Arc<Shared>,
+    shared: Arc<Shared<State>>,
     remote: Remote,
     threads: Arc<Threads>,
     /// The message that is read next ...
@@ -29,9 +30,9 @@ pub(super) struct StreamFollower {
 }
 
 impl StreamFollower {
-    pub(super) fn new(shared: Arc<Shared>, remote: Remote, threads: Arc<Threads>, after: u64) -> Result<Self> {
+    pub(super) fn new(shared: Arc<Shared<State>>, remote: Remote, threads: Arc<Threads>, after: u64) -> Result<Self> {
         // A version that another server has made may hold updates that are still on their way here.
-        shared.wait(|state| state.position >= after, ANSWER);
+        drop(shared.wait(|state| state.position >= after || state.broken.is_some(), ANSWER));
         let (first, last) = {
             let state = shared.lock();
             (state.first, state.position)
@@ -108,12 +109,9 @@ impl Follower for StreamFollower {
     fn next(&mut self, wait: Duration) -> Result<Option<Record>> {
         while self.records.is_empty() {
             let sequence = self.sequence;
-            if !self.shared.wait(|state| state.sequence >= sequence, wait) {
+            let there = self.shared.wait(|state| state.sequence >= sequence || state.broken.is_some(), wait);
+            let Some((last, broken)) = there.map(|state| (state.sequence, state.broken.clone())) else {
                 return Ok(None);
-            }
-            let (last, broken) = {
-                let state = self.shared.lock();
-                (state.sequence, state.broken.clone())
             };
             // What was read before is good.
             if let Some(why) = broken.filter(|_| last < sequence) {

@@ -15,8 +15,9 @@ use tokio::time::{sleep, timeout_at};
 
 use super::message::{Attempt, Commit, FRAME_BYTES, LENGTH_BYTES};
 use super::remote::{AHEAD, Remote, does_not_follow, number, unavailable};
-use super::shared::Shared;
+use super::state::State;
 use crate::error::{Error, Kind, Result};
+use crate::journal::shared::Shared;
 use crate::journal::{Append, Done};
 
 /// How often the stream is asked how far it is, where nothing rings.
@@ -41,7 +42,7 @@ const HEADER_BYTES: usize = 1 << 10;
 
 pub(super) struct Keeper {
     remote: Remote,
-    shared: Arc<Shared>,
+    shared: Arc<Shared<State>>,
     arrivals: Receiver<(Append, Done)>,
     /// Rings when somebody else publishes, whatever comes of it.
     bell: Option<Subscriber>,
@@ -82,7 +83,7 @@ enum Outcome {
 }
 
 impl Keeper {
-    pub(super) fn new(remote: Remote, shared: Arc<Shared>, arrivals: Receiver<(Append, Done)>) -> Self {
+    pub(super) fn new(remote: Remote, shared: Arc<Shared<State>>, arrivals: Receiver<(Append, Done)>) -> Self {
         Keeper {
             remote,
             shared,

@@ -24,7 +24,7 @@ mod keep;
 mod message;
 mod monitor;
 mod remote;
-mod shared;
+mod state;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,12 +35,13 @@ use async_nats::jetstream::stream::{Config, PersistenceMode, RetentionPolicy, St
 use async_nats::{Client, ConnectOptions};
 use tokio::sync::mpsc as commands;
 
+use super::shared::Shared;
 use super::{Append, Done, Follower, Journal, Journals, StreamOptions, Topic};
 use crate::error::{Error, Result};
 use follow::StreamFollower;
 use keep::{Keeper, RINGS_MAX};
 use remote::{ANSWER, Remote, Threads, unavailable, wait};
-use shared::Shared;
+use state::State;
 
 /// Appends that may wait; a server's requests for bodies are bounded long before.
 const WAITING_MAX: usize = 4096;
@@ -68,7 +69,7 @@ pub struct Nats {
 
 /// A journal in a stream.
 struct StreamJournal {
-    shared: Arc<Shared>,
+    shared: Arc<Shared<State>>,
     remote: Remote,
     waiting: commands::Sender<(Append, Done)>,
     threads: Arc<Threads>,

@@ -12,7 +12,7 @@ use async_nats::jetstream::stream::{RawMessageErrorKind, Stream};
 use tokio::runtime::{Handle, Runtime};
 
 use super::message::Commit;
-use super::shared::State;
+use super::state::State;
 use crate::error::{Error, Result};
 
 /// How long the broker has to answer.

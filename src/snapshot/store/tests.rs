@@ -6,33 +6,16 @@ mod remote;
 
 use std::path::Path;
 
-use super::super::manifest::{FORMAT, Provenance};
 use super::*;
 use crate::files;
-use crate::model::{Decisions, MODEL_FILE};
+use crate::model::MODEL_FILE;
 
 /// Writes a version of two files whose bytes are told by `seed`, as a publication does.
 fn fill(folder: &Path, model: &str, version: u64, seed: u8) -> Result<()> {
     let write = |name: &str, bytes: &[u8]| files::write_atomic(&folder.join(name), |out| out.write_all(bytes));
     let named = [(MODEL_FILE, vec![b'#'; 10]), ("data.bin", vec![seed; 100_000]), ("same.bin", vec![7; 50_000])];
     let files = named.iter().map(|(name, bytes)| Ok((name.to_string(), write(name, bytes)?)));
-    let manifest = Manifest {
-        format: FORMAT,
-        name: model.into(),
-        version,
-        dimension: 2,
-        items: 3,
-        slots: 16,
-        lists: 1,
-        position: 0,
-        shard: None,
-        merged: None,
-        provenance: Provenance::default(),
-        files: files.collect::<Result<_>>()?,
-        graphs: None,
-        decisions: Decisions::default(),
-    };
-    manifest.write(folder)
+    Manifest::small(model, version, files.collect::<Result<_>>()?).write(folder)
 }
 
 fn put(store: &Store, seed: u8) -> Result<u64> {

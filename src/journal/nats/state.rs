@@ -1,8 +1,8 @@
 //! What the keeper of a stream and those who follow it share.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use super::message::{Commit, LENGTH_BYTES};
 
@@ -70,41 +70,4 @@ impl State {
 
 fn bytes(commit: &Commit) -> usize {
     commit.records.iter().map(|record| record.len() + LENGTH_BYTES + size_of::<Vec<u8>>()).sum()
-}
-
-/// The state, and a bell that rings when it changes.
-#[derive(Debug, Default)]
-pub(super) struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-impl Shared {
-    pub(super) fn new(state: State) -> Self {
-        Shared { state: Mutex::new(state), changed: Condvar::new() }
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // What is done under the lock does not panic.
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    pub(super) fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.lock());
-        self.changed.notify_all();
-    }
-
-    /// Waits until the stream is so far, or nothing will come any more: false where neither happened in time.
-    pub(super) fn wait(&self, is_there: impl Fn(&State) -> bool, most: Duration) -> bool {
-        let until = Instant::now() + most;
-        let mut state = self.lock();
-        while !is_there(&state) && state.broken.is_none() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
-        }
-        true
-    }
 }
