@@ -19,7 +19,7 @@ const CURVE_STEPS: u32 = 4;
 /// Any number of latencies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Latencies {
-    histogram: Histogram<u64>,
+    histogram: Histogram<u32>,
     longest: Duration,
 }
 

@@ -16,7 +16,7 @@ use super::latency::Latencies;
 use super::report::{Generator, Report, Sample, Tally};
 use super::requests::{Body, Target};
 use super::sample::Reservoir;
-use super::schedule::{Arrivals, Timing, order, times};
+use super::schedule::{Arrivals, SendTimes, order, times};
 use crate::error::Result;
 
 /// The system counts processor time in hundredths of a second, on every Linux.
@@ -39,7 +39,7 @@ pub struct Class {
     /// What they say; at a rate all in turn, in a random order.
     pub bodies: Vec<Body>,
     /// When they are sent.
-    pub timing: Timing,
+    pub timing: SendTimes,
     /// Users of each call, where lists of so many were made of single requests: they count as so many in rates.
     pub batch: usize,
 }
@@ -49,7 +49,7 @@ pub struct Class {
 pub struct Load {
     /// The kinds of requests.
     pub classes: Vec<Class>,
-    /// How long requests are sent at rates.
+    /// How long requests are sent; a recording says so by itself.
     pub seconds: f64,
     /// How they follow one another at rates.
     pub arrivals: Arrivals,
@@ -81,37 +81,28 @@ impl Class {
     /// Calls in a second, over so many seconds.
     fn calls_per_second(&self, seconds: f64) -> f64 {
         match &self.timing {
-            Timing::Rate(rate) => *rate,
-            Timing::Recorded(times) => times.len() as f64 / seconds,
+            SendTimes::Rate(rate) => *rate,
+            SendTimes::Recorded(times) => times.len() as f64 / seconds,
         }
     }
 }
 
 impl Load {
     fn gather(&self) -> Duration {
-        let rate: f64 = self.classes.iter().map(|class| class.calls_per_second(self.lasts())).sum();
+        let rate: f64 = self.classes.iter().map(|class| class.calls_per_second(self.seconds)).sum();
         if rate < GATHER_RATE { Duration::ZERO } else { GATHER }
-    }
-
-    /// How long requests are sent, in seconds: a recording to its end.
-    fn lasts(&self) -> f64 {
-        let end = |class: &Class| match &class.timing {
-            Timing::Rate(_) => self.seconds,
-            Timing::Recorded(times) => times.last().map_or(0.0, Duration::as_secs_f64),
-        };
-        self.classes.iter().map(end).fold(0.0, f64::max)
     }
 
     fn of_class(&self, class: usize) -> Scheduled {
         let Class { bodies, timing, .. } = &self.classes[class];
         let seed = self.seed.wrapping_add(class as u64);
         match timing {
-            Timing::Rate(rate) => {
+            SendTimes::Rate(rate) => {
                 let times = times(self.arrivals, *rate, self.seconds, seed);
                 let bodies = order(bodies.len(), seed);
                 Box::new(times.zip(bodies).map(move |(at, body)| Planned { at, class, body }))
             }
-            Timing::Recorded(times) => {
+            SendTimes::Recorded(times) => {
                 let times = times.clone();
                 Box::new((0..times.len()).map(move |body| Planned { at: times[body], class, body }))
             }
@@ -145,9 +136,8 @@ pub fn run(target: &Target, load: &Load) -> Result<Report> {
         .map(|(before, after)| (after - before) / TICKS_PER_SECOND / started.elapsed().as_secs_f64());
     let late_ms_p99 = sent.late.percentiles().map_or(0.0, |late| late.p99);
     let generator = Generator { cores, late_ms_p99, closed_by_server: sent.closed_by_server };
-    let seconds = load.lasts();
-    let classes = sent.tallies.into_iter().map(|tally| tally.report(seconds)).collect();
-    Ok(Report::new(target.url(), seconds, classes, generator, load.bound).keeping(sent.kept.into_kept()))
+    let classes = sent.tallies.into_iter().map(|tally| tally.report(load.seconds)).collect();
+    Ok(Report::new(target.url(), load.seconds, classes, generator, load.bound).keeping(sent.kept.into_kept()))
 }
 
 /// A request as it is sent, what it says, and how long its answer is worth waiting for.
@@ -258,7 +248,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn class(timing: Timing) -> Class {
+    fn class(timing: SendTimes) -> Class {
         let bodies = super::super::random_vectors(2, 3, 1, Duration::from_secs(1));
         Class { name: String::new(), path: String::new(), bodies, timing, batch: 1 }
     }
@@ -279,22 +269,21 @@ mod tests {
 
     #[test]
     fn classes_are_merged_in_the_order_of_their_times() {
-        let load = load(vec![class(Timing::Rate(100.0)), class(Timing::Rate(7.0))]);
+        let load = load(vec![class(SendTimes::Rate(100.0)), class(SendTimes::Rate(7.0))]);
         let planned: Vec<Planned> = load.schedule().collect();
         assert!(planned.is_sorted_by_key(|p| p.at));
         let of = |class| planned.iter().filter(move |p| p.class == class);
         assert_eq!((of(0).count(), of(1).count()), (200, 14));
         assert!((0..3).all(|body| of(0).filter(|p| p.body == body).count() >= 66));
-        assert_eq!(load.lasts(), 2.0);
     }
 
     #[test]
     fn a_recording_is_sent_as_it_came() {
         let times = [0, 5, 5, 3000].map(Duration::from_millis);
-        let load = load(vec![class(Timing::Recorded(times.into()))]);
+        let load = load(vec![class(SendTimes::Recorded(times.into()))]);
         let planned: Vec<(Duration, usize)> = load.schedule().map(|p| (p.at, p.body)).collect();
         assert_eq!(planned, times.into_iter().zip(0..).collect::<Vec<_>>());
-        assert_eq!((load.lasts(), load.gather()), (3.0, Duration::ZERO));
+        assert_eq!((load.classes[0].timing.seconds(), load.gather()), (Some(3.0), Duration::ZERO));
     }
 
     #[test]

@@ -47,6 +47,6 @@ pub use recording::read_recording;
 pub use report::{ClassReport, Generator, Report};
 pub use requests::{Body, Target, random_vectors, read_bodies};
 pub use sample::TimedAnswer;
-pub use schedule::{Arrivals, Timing};
+pub use schedule::{Arrivals, SendTimes};
 pub use sweep::{Setting, Sweep, grid, read_filters};
-pub use turns::{Comparison, Contender, compare, counted, in_turns};
+pub use turns::{Contender, FigureRatio, compare, counted, in_turns};

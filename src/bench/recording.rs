@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::requests::{Body, read_lines};
-use super::schedule::Timing;
+use super::schedule::SendTimes;
 use crate::error::{Error, Result};
 
 /// Longest recording, in seconds as it is replayed.
@@ -31,7 +31,7 @@ struct Recorded {
 ///
 /// # Errors
 /// An unreadable file; a line that is no such object, with its number; requests that are all of one moment, or further apart than a day.
-pub fn read_recording(path: &Path, speed: f64, timeout: Duration) -> Result<(Vec<Body>, Timing)> {
+pub fn read_recording(path: &Path, speed: f64, timeout: Duration) -> Result<(Vec<Body>, SendTimes)> {
     let mut requests = read_lines(path, |line| {
         let Recorded { time, body } = serde_json::from_str(line).map_err(|e| e.to_string())?;
         Ok((time, Body::new(body, timeout)))
@@ -46,7 +46,7 @@ pub fn read_recording(path: &Path, speed: f64, timeout: Duration) -> Result<(Vec
     }
     let times: Arc<[Duration]> =
         requests.iter().map(|(time, _)| Duration::from_secs_f64((time - first) / speed)).collect();
-    Ok((requests.into_iter().map(|(_, body)| body).collect(), Timing::Recorded(times)))
+    Ok((requests.into_iter().map(|(_, body)| body).collect(), SendTimes::Recorded(times)))
 }
 
 #[cfg(test)]
@@ -54,7 +54,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn read(text: &str, speed: f64) -> Result<(Vec<Body>, Timing)> {
+    fn read(text: &str, speed: f64) -> Result<(Vec<Body>, SendTimes)> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("recording.jsonl");
         std::fs::write(&path, text).unwrap();
@@ -67,7 +67,7 @@ mod tests {
                     {\"time\": 1732281600.5, \"body\": {\"k\": 2, \"timeout_ms\": 7}}\n";
         for (speed, expected) in [(1.0, [0, 500, 2500]), (2.0, [0, 250, 1250]), (0.5, [0, 1000, 5000])] {
             let (bodies, timing) = read(text, speed).unwrap();
-            assert_eq!(timing, Timing::Recorded(expected.map(Duration::from_millis).into()));
+            assert_eq!(timing, SendTimes::Recorded(expected.map(Duration::from_millis).into()));
             let bodies: Vec<&[u8]> = bodies.iter().map(|body| body.bytes.as_ref()).collect();
             let [first, second, third] =
                 ["{\"k\":1,\"timeout_ms\":1000}", "{\"k\":2,\"timeout_ms\":7}", "{\"k\":3,\"timeout_ms\":1000}"];

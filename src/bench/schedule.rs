@@ -15,11 +15,21 @@ pub enum Arrivals {
 
 /// When the requests of a class are sent.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Timing {
+pub enum SendTimes {
     /// So many in a second.
     Rate(f64),
     /// Each body at its time from the start on, in rising order.
     Recorded(Arc<[Duration]>),
+}
+
+impl SendTimes {
+    /// How long a recording is, in seconds; a rate has no end of its own.
+    pub fn seconds(&self) -> Option<f64> {
+        match self {
+            SendTimes::Rate(_) => None,
+            SendTimes::Recorded(times) => times.last().map(Duration::as_secs_f64),
+        }
+    }
 }
 
 /// Random numbers of a seed (splitmix64).

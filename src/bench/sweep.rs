@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::load::Load;
 use super::requests::Body;
-use super::schedule::Timing;
+use super::schedule::SendTimes;
 use crate::error::{Error, Result};
 
 /// What may vary: fields of a retrieval; `batch`, users of each call; `rate`, users in a second.
@@ -152,8 +152,8 @@ impl Setting {
             class.bodies = lists(&class.bodies, users as usize)?;
         }
         class.timing = match (self.value("rate").and_then(Value::as_f64), &class.timing) {
-            (None, Timing::Rate(rate)) => Timing::Rate(rate / class.batch as f64),
-            (Some(rate), Timing::Rate(_)) => Timing::Rate(rate / class.batch as f64),
+            (None, SendTimes::Rate(rate)) => SendTimes::Rate(rate / class.batch as f64),
+            (Some(rate), SendTimes::Rate(_)) => SendTimes::Rate(rate / class.batch as f64),
             (None, recorded) if class.batch == 1 => recorded.clone(),
             _ => {
                 return Err(Error::invalid(
@@ -202,7 +202,7 @@ mod tests {
 
     fn load() -> Load {
         let bodies = super::super::random_vectors(1, 5, 1, Duration::from_secs(1));
-        let timing = Timing::Rate(80.0);
+        let timing = SendTimes::Rate(80.0);
         Load {
             classes: vec![Class { name: "main".into(), path: String::new(), bodies, timing, batch: 1 }],
             seconds: 2.0,
@@ -272,14 +272,14 @@ mod tests {
         // Five requests in calls of four: two calls, and three users are asked for twice.
         let lists = of(&["batch=4"]).unwrap();
         let users: Vec<usize> = bodies(&lists).iter().map(|b| b["requests"].as_array().unwrap().len()).collect();
-        assert_eq!((users, &lists.classes[0].timing), (vec![4, 4], &Timing::Rate(20.0)));
+        assert_eq!((users, &lists.classes[0].timing), (vec![4, 4], &SendTimes::Rate(20.0)));
         assert_eq!(bodies(&lists)[1]["requests"][1], bodies(&load())[0]);
-        assert_eq!(of(&["batch=4", "rate=8"]).unwrap().classes[0].timing, Timing::Rate(2.0));
+        assert_eq!(of(&["batch=4", "rate=8"]).unwrap().classes[0].timing, SendTimes::Rate(2.0));
         assert!(of(&["filter=no"]).unwrap_err().to_string().contains("expected one of: rare"));
         let listed = settings(&["batch=2"]).unwrap()[0].of(&lists, &filters);
         assert!(listed.unwrap_err().to_string().contains("lists already"));
         let mut recorded = load();
-        recorded.classes[0].timing = Timing::Recorded([Duration::ZERO].into());
+        recorded.classes[0].timing = SendTimes::Recorded([Duration::ZERO].into());
         for (sweep, is_fine) in [("k=1", true), ("rate=3", false), ("batch=2", false)] {
             assert_eq!(settings(&[sweep]).unwrap()[0].of(&recorded, &filters).is_ok(), is_fine, "{sweep}");
         }

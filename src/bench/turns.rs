@@ -74,7 +74,7 @@ pub fn in_turns(
 
 /// What two contenders differ by in one figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Comparison {
+pub struct FigureRatio {
     /// The class of requests.
     pub class: String,
     /// The figure: the medians of its rounds follow.
@@ -104,7 +104,7 @@ const FIGURES: [(&str, Figure); 5] = [
 ];
 
 /// Compares the rounds of two contenders, each with that of the same number.
-pub fn compare(measured: &[Report], baseline: &[Report], seed: u64) -> Vec<Comparison> {
+pub fn compare(measured: &[Report], baseline: &[Report], seed: u64) -> Vec<FigureRatio> {
     let classes = measured.first().map_or(0, |report| report.classes.len());
     let mut found = Vec::new();
     for (class, (median_of, figure)) in (0..classes).flat_map(|class| FIGURES.map(|figure| (class, figure))) {
@@ -117,7 +117,7 @@ pub fn compare(measured: &[Report], baseline: &[Report], seed: u64) -> Vec<Compa
             continue;
         }
         let interval = bootstrap::of_mean(&logarithms, seed);
-        found.push(Comparison {
+        found.push(FigureRatio {
             class: measured[0].classes[class].class.clone(),
             median_of,
             measured: median(ours).unwrap_or_default(),
@@ -205,7 +205,7 @@ mod tests {
         let of = |factor: f64| (1..=6).map(|n| report(factor * 100.0 / f64::from(n), false)).collect::<Vec<_>>();
         let found = compare(&of(2.0), &of(1.0), 1);
         assert_eq!(found.len(), 1, "no latencies, no recall: {found:?}");
-        let Comparison { ratio, interval, rounds, measured, baseline, .. } = &found[0];
+        let FigureRatio { ratio, interval, rounds, measured, baseline, .. } = &found[0];
         let Interval { low, high } = interval.unwrap();
         assert!([*ratio, low, high].iter().all(|ratio| (ratio - 2.0).abs() < 1e-12), "{found:?}");
         assert_eq!((*rounds, measured / baseline), (6, 2.0));

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::Bench;
-use crate::bench::{self, Body, Bound, Class, Contender, Load, Setting, Sweep, Target, Timing};
+use super::options::Bench;
+use crate::bench::{self, Body, Bound, Class, Contender, Load, SendTimes, Setting, Sweep, Target};
 use crate::error::{Error, Result};
 
 /// Random vectors that are sent in turn where no requests are given.
 const VECTORS: usize = 1000;
+/// Most runs of one measurement, whose latencies are all kept to its end: some 100 kB each.
+const RUNS_MAX: usize = 2000;
 /// How long requests are sent at a rate that nobody said more of.
 const SECONDS: f64 = 10.0;
 
@@ -46,6 +48,10 @@ impl Bench {
                 contenders.push(self.contender(target, setting, &load, &filters)?);
             }
         }
+        let runs = contenders.len() * self.rounds();
+        if runs > RUNS_MAX {
+            return Err(Error::invalid(format!("sweeps and rounds: got {runs} runs, expected at most {RUNS_MAX}")));
+        }
         self.check_length(&contenders)?;
         let model = model["name"].as_str().unwrap_or_default().to_owned();
         Ok(Prepared { model, contenders, servers: targets.len() })
@@ -72,14 +78,14 @@ impl Bench {
     fn load(&self, model: &Value) -> Result<Load> {
         let timeout = Duration::from_millis(self.timeout_ms);
         let path = format!("/v1/models/{}:{}", model["name"].as_str().unwrap_or_default(), self.call);
-        let class = |name: &str, bodies: Vec<Body>, timing: Timing| Class {
+        let class = |name: &str, bodies: Vec<Body>, timing: SendTimes| Class {
             name: name.to_owned(),
             path: path.clone(),
             bodies,
             timing,
             batch: 1,
         };
-        let rate = Timing::Rate(self.rate);
+        let rate = SendTimes::Rate(self.rate);
         let (bodies, timing) = match (&self.recording, &self.requests) {
             (Some(file), _) => bench::read_recording(file, self.speed, timeout)?,
             (None, Some(file)) => (bench::read_bodies(file, timeout)?, rate),
@@ -89,13 +95,14 @@ impl Bench {
             }
             (None, None) => return Err(Error::invalid(format!("--call {}: needs --requests", self.call))),
         };
+        let seconds = timing.seconds().or(self.seconds).unwrap_or(SECONDS);
         let mut classes = vec![class("main", bodies, timing)];
         if let Some((file, rate)) = self.beside.as_ref().zip(self.beside_rate) {
-            classes.push(class("beside", bench::read_bodies(file, timeout)?, Timing::Rate(rate)));
+            classes.push(class("beside", bench::read_bodies(file, timeout)?, SendTimes::Rate(rate)));
         }
         Ok(Load {
             classes,
-            seconds: self.seconds.unwrap_or(SECONDS),
+            seconds,
             arrivals: self.arrivals,
             connections: self.connections,
             idle_connections: self.idle_connections,
@@ -123,7 +130,7 @@ impl Bench {
     /// A search under a bound begins at a rate whose runs can say something.
     fn check_length(&self, contenders: &[Contender]) -> Result<()> {
         for Contender { name, load, .. } in contenders.iter().filter(|_| self.find_peak) {
-            let Some((bound, Timing::Rate(rate))) = load.bound.zip(Some(&load.classes[0].timing)) else { continue };
+            let Some((bound, SendTimes::Rate(rate))) = load.bound.zip(Some(&load.classes[0].timing)) else { continue };
             let (queries, least) = (rate * load.seconds, bound.queries_min());
             if queries < least as f64 {
                 return Err(Error::invalid(format!(

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
-use crate::bench::{self, Comparison, Contender, Interval, Measured, Peak, Report};
+use crate::bench::{self, Contender, FigureRatio, Interval, Measured, Peak, Report};
 use crate::cli::output::say;
 use crate::error::{Error, Result};
 
@@ -62,13 +62,13 @@ impl Told {
     }
 
     /// What a contender differs by from another one.
-    pub(super) fn comparison(&mut self, measured: &str, baseline: &str, found: &Comparison) -> Result<()> {
+    pub(super) fn comparison(&mut self, measured: &str, baseline: &str, found: &FigureRatio) -> Result<()> {
         let names = json!({"of": measured, "against": baseline});
         let told = with(json!(found), [object(names), Map::new()]);
         if self.is_json {
             say(&told)?;
         } else {
-            let Comparison { class, median_of, measured: ours, baseline: theirs, ratio, .. } = found;
+            let FigureRatio { class, median_of, measured: ours, baseline: theirs, ratio, .. } = found;
             let interval = found.interval.map(|Interval { low, high }| format!("  [{low:.3}, {high:.3}]"));
             let interval = interval.unwrap_or_default();
             say(format_args!(
