@@ -151,13 +151,11 @@ mod tests {
 
     /// The chance of at most `over` of `queries`, each with the same chance, by multiplying it out.
     fn tail(queries: u64, over: u64, each: f64) -> f64 {
-        let mut chances = vec![1.0];
+        let mut chances = vec![0.0; queries as usize + 1];
+        chances[0] = 1.0;
         for _ in 0..queries {
-            let before = chances.clone();
-            chances.push(0.0);
-            for (k, chance) in chances.iter_mut().enumerate() {
-                let stays = before.get(k).copied().unwrap_or(0.0) * (1.0 - each);
-                *chance = stays + if k > 0 { before[k - 1] * each } else { 0.0 };
+            for k in (0..chances.len()).rev() {
+                chances[k] = chances[k] * (1.0 - each) + if k > 0 { chances[k - 1] * each } else { 0.0 };
             }
         }
         chances.iter().take(over as usize + 1).sum()
