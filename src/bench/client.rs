@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use hyper::Method;
 use hyper::body::Bytes;
+use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::task::LocalSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::answer::RawAnswer;
-use super::report::End;
 use super::requests::Target;
 use crate::error::{Error, Result};
 
@@ -22,6 +23,47 @@ const SLOW_BUFFER_BYTES: u32 = 4096;
 const SLOW_BYTES_PER_SECOND: usize = 1024;
 /// How long a connection that was closed, or a reader that has all of its answer, waits before the next one.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The status of a whole answer.
+    Status(u16),
+    /// The connection failed.
+    Error,
+    /// Nothing came long after the deadline.
+    NoAnswer,
+    /// The server had not taken the connection in by then.
+    NoConnection,
+    /// All connections were busy to its deadline.
+    Unsent,
+}
+
+/// Runs what needs a thread of its own: connections that are not shared. It looks at them once in `gather` at most.
+pub(super) fn local<T>(gather: Duration, work: impl Future<Output = T>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .on_thread_park(move || std::thread::sleep(gather))
+        .build()
+        .map_err(|e| Error::io("the generator's thread", e))?;
+    Ok(LocalSet::new().block_on(&runtime, work))
+}
+
+/// What a server says at a path.
+///
+/// # Errors
+/// `Unavailable` where it does not answer with a JSON document.
+pub fn get(target: &Target, path: &str) -> Result<Value> {
+    local(Duration::ZERO, Client::new(target.clone(), 1).document(&Method::GET, path, b""))?
+}
+
+/// What a server says when it is told to do what a path names, however long that takes.
+///
+/// # Errors
+/// As [`get`].
+pub fn post(target: &Target, path: &str) -> Result<Value> {
+    local(Duration::ZERO, Client::new(target.clone(), 1).document(&Method::POST, path, b""))?
+}
 
 /// A connection that is kept alive.
 struct KeptAlive {
@@ -64,8 +106,14 @@ impl Client {
         [head.as_bytes(), body].concat()
     }
 
-    /// Sends a request that was due at `due` and is worth `timeout`, and reads the whole answer.
-    pub(super) async fn post(&self, request: &[u8], timeout: Duration, due: Instant) -> End {
+    /// Sends a request that was due at `due` and is worth `timeout`, and reads the whole answer, which `heard` may look at.
+    pub(super) async fn post(
+        &self,
+        request: &[u8],
+        timeout: Duration,
+        due: Instant,
+        heard: impl FnOnce(&RawAnswer),
+    ) -> End {
         let deadline = due + timeout;
         let _permit = match self.permits.try_acquire() {
             Ok(permit) => permit,
@@ -79,6 +127,7 @@ impl Client {
         match timeout_at(deadline + timeout + PAUSE, self.ask(request, &is_connected)).await {
             Ok(Ok(connection)) => {
                 let status = connection.answer.status();
+                heard(&connection.answer);
                 self.keep(connection);
                 End::Status(status)
             }
@@ -89,14 +138,25 @@ impl Client {
     }
 
     /// Asks for a JSON document.
-    pub(super) async fn document(&self, method: Method, path: &str) -> Result<serde_json::Value> {
-        let failed = |why: String| Error::unavailable(format!("http://{}{path}: {why}", self.target.authority));
-        let asked = self.ask(&self.request(method.as_str(), path, b""), &Cell::default()).await;
-        let connection = asked.map_err(|e| failed(e.to_string()).caused_by(e))?;
-        let (status, body) = (connection.answer.status(), connection.answer.body());
-        serde_json::from_slice(&body).ok().filter(|_| status == 200).ok_or_else(|| {
-            failed(format!("answered {status}: {}", String::from_utf8_lossy(&body[..body.len().min(200)])))
+    pub(super) async fn document(&self, method: &Method, path: &str, body: &[u8]) -> Result<Value> {
+        let (status, answer) = self.answer(method, path, body).await?;
+        serde_json::from_slice(&answer).ok().filter(|_| status == 200).ok_or_else(|| {
+            let begins = String::from_utf8_lossy(&answer[..answer.len().min(200)]);
+            self.failed(path, format!("answered {status}: {begins}"))
         })
+    }
+
+    /// Asks, and gives back the status and the body of the answer, whatever it is.
+    pub(super) async fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Result<(u16, Vec<u8>)> {
+        let asked = self.ask(&self.request(method.as_str(), path, body), &Cell::default()).await;
+        let connection = asked.map_err(|e| self.failed(path, e.to_string()).caused_by(e))?;
+        let answer = (connection.answer.status(), connection.answer.body());
+        self.keep(connection);
+        Ok(answer)
+    }
+
+    fn failed(&self, path: &str, why: String) -> Error {
+        Error::unavailable(format!("http://{}{path}: {why}", self.target.authority))
     }
 
     /// Sends a request and reads the whole answer, which the connection holds; tells whether it has one.

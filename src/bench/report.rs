@@ -1,29 +1,21 @@
-//! What became of the requests: counts by answer, exact percentiles, and whether the run is worth anything.
+//! What became of the requests: counts by answer, percentiles, and whether the run is worth anything.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// The p99 of how late requests were sent, beyond which the load was not the one asked for.
+use super::bound::{Bound, Seen, ServerResult};
+use super::client::End;
+use super::latency::{Latencies, Latency};
+use super::quality::Quality;
+use super::sample::TimedAnswer;
+
+/// The p99 of how late requests were sent, beyond which the load was not the one asked for. Under a bound on latency, half of
+/// that bound, where it is less.
 const LATE_MS_MAX: f64 = 10.0;
 /// The share of requests that found no connection, beyond which it was not either.
 const UNSENT_MAX: f64 = 0.01;
-
-/// How a request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// The status of a whole answer.
-    Status(u16),
-    /// The connection failed.
-    Error,
-    /// Nothing came long after the deadline.
-    NoAnswer,
-    /// The server had not taken the connection in by then.
-    NoConnection,
-    /// All connections were busy to its deadline.
-    Unsent,
-}
 
 /// One request that has ended.
 #[derive(Clone, Copy, Debug)]
@@ -35,51 +27,18 @@ pub(super) struct Sample {
     pub(super) in_time: bool,
 }
 
-/// Exact percentiles of latencies in milliseconds, each from the time at which the request was to be sent.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Latency {
-    /// The median.
-    pub p50: f64,
-    /// Nine of ten are at most this.
-    pub p90: f64,
-    /// 99 of a hundred.
-    pub p99: f64,
-    /// 999 of a thousand.
-    pub p999: f64,
-    /// The longest.
-    pub max: f64,
-}
-
-impl Latency {
-    /// Nothing where there are no latencies.
-    pub(super) fn of(latencies: impl Iterator<Item = Duration>) -> Option<Self> {
-        let mut sorted: Vec<Duration> = latencies.collect();
-        sorted.sort_unstable();
-        let last = sorted.last()?;
-        let millis = |time: Duration| time.as_nanos() as f64 / 1e6;
-        // The smallest latency that at least this share of all does not exceed.
-        let at = |share: f64| millis(sorted[((sorted.len() as f64 * share).ceil() as usize).max(1) - 1]);
-        Some(Latency { p50: at(0.5), p90: at(0.9), p99: at(0.99), p999: at(0.999), max: millis(*last) })
-    }
-}
-
-impl fmt::Display for Latency {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Latency { p50, p90, p99, p999, max } = self;
-        write!(f, "p50 {p50:.2}  p90 {p90:.2}  p99 {p99:.2}  p99.9 {p999:.2}  max {max:.2} ms")
-    }
-}
-
 /// What became of the requests of one class.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ClassReport {
     /// The name of the class.
     pub class: String,
+    /// Users of each request, where lists were made of single ones.
+    pub batch: usize,
     /// Requests of the schedule.
     pub requests: usize,
-    /// Of them in a second.
+    /// Users of the schedule in a second: requests, times those of each.
     pub rate: f64,
-    /// Answers with 200 within their deadline, in a second.
+    /// Users answered with 200 within their deadline, in a second.
     pub goodput: f64,
     /// Answers with 200 within their deadline.
     pub ok: usize,
@@ -99,37 +58,71 @@ pub struct ClassReport {
     pub no_connection: usize,
     /// Requests for which no connection was free to their deadline.
     pub unsent: usize,
+    /// Answers with 200 within the bound that the run was given.
+    #[serde(skip)]
+    pub within_bound: usize,
     /// Latencies of the answers with 200.
     pub answered_ms: Option<Latency>,
     /// Latencies of the answers with 503.
     pub refused_ms: Option<Latency>,
+    /// Shares of the answers with 200, closer and closer to 1, each with the latency in milliseconds that it does not exceed.
+    pub answered_curve: Vec<(f64, f64)>,
+    /// All latencies of the answers with 200.
+    #[serde(skip)]
+    pub answered: Latencies,
 }
 
-impl ClassReport {
-    pub(super) fn of(class: usize, name: &str, seconds: f64, samples: &[Sample]) -> Self {
-        let own = || samples.iter().filter(|sample| sample.class == class);
-        let count = |is_so: &dyn Fn(&Sample) -> bool| own().filter(|sample| is_so(sample)).count();
-        let ended = |end| own().filter(move |sample| sample.end == end);
-        let latency = |end| Latency::of(ended(end).map(|sample| sample.latency));
-        let [ok, ok_late] = [true, false].map(|t| ended(End::Status(200)).filter(|sample| sample.in_time == t).count());
-        let known = [200, 503, 504].map(End::Status);
-        let requests = own().count();
+/// The requests of a class, as they end.
+#[derive(Debug)]
+pub(super) struct Tally {
+    report: ClassReport,
+    refused: Latencies,
+    bound: Option<Duration>,
+}
+
+impl Tally {
+    pub(super) fn new(name: &str, batch: usize, bound: Option<Bound>) -> Self {
+        let report = ClassReport { class: name.to_owned(), batch, ..ClassReport::default() };
+        let bound = bound.map(|bound| Duration::from_secs_f64(bound.latency_ms / 1000.0));
+        Tally { report, refused: Latencies::default(), bound }
+    }
+
+    pub(super) fn record(&mut self, sample: &Sample) {
+        let Sample { end, latency, in_time, .. } = *sample;
+        let report = &mut self.report;
+        report.requests += 1;
+        let count = match end {
+            End::Status(200) if in_time => &mut report.ok,
+            End::Status(200) => &mut report.ok_late,
+            End::Status(503) => &mut report.refused,
+            End::Status(504) => &mut report.timed_out,
+            End::Status(_) => &mut report.other,
+            End::Error => &mut report.errors,
+            End::NoAnswer => &mut report.no_answer,
+            End::NoConnection => &mut report.no_connection,
+            End::Unsent => &mut report.unsent,
+        };
+        *count += 1;
+        match end {
+            End::Status(200) => {
+                report.answered.record(latency);
+                report.within_bound += usize::from(self.bound.is_some_and(|bound| latency <= bound));
+            }
+            End::Status(503) => self.refused.record(latency),
+            _ => {}
+        }
+    }
+
+    /// What became of them; they were sent in so many seconds.
+    pub(super) fn report(self, seconds: f64) -> ClassReport {
+        let per_second = |calls: usize| (calls * self.report.batch) as f64 / seconds;
         ClassReport {
-            class: name.to_owned(),
-            requests,
-            rate: requests as f64 / seconds,
-            goodput: ok as f64 / seconds,
-            ok,
-            ok_late,
-            refused: ended(End::Status(503)).count(),
-            timed_out: ended(End::Status(504)).count(),
-            other: count(&|sample| matches!(sample.end, End::Status(_)) && !known.contains(&sample.end)),
-            errors: ended(End::Error).count(),
-            no_answer: ended(End::NoAnswer).count(),
-            no_connection: ended(End::NoConnection).count(),
-            unsent: ended(End::Unsent).count(),
-            answered_ms: latency(End::Status(200)),
-            refused_ms: latency(End::Status(503)),
+            rate: per_second(self.report.requests),
+            goodput: per_second(self.report.ok),
+            answered_ms: self.report.answered.percentiles(),
+            refused_ms: self.refused.percentiles(),
+            answered_curve: self.report.answered.curve(),
+            ..self.report
         }
     }
 }
@@ -187,23 +180,49 @@ pub struct Report {
     pub generator: Generator,
     /// Why the run is worth nothing, where it is.
     pub void: Option<String>,
+    /// What it says of the bound that it was given, in MLPerf's terms.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server: Option<ServerResult>,
+    /// What the answers were worth, where some of them were asked for again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quality: Option<Quality>,
+    /// Answers of the first class that were kept.
+    #[serde(skip)]
+    pub kept: Vec<TimedAnswer>,
 }
 
 impl Report {
-    pub(super) fn new(url: String, seconds: f64, classes: Vec<ClassReport>, generator: Generator) -> Self {
+    pub(super) fn new(
+        url: String,
+        seconds: f64,
+        classes: Vec<ClassReport>,
+        generator: Generator,
+        bound: Option<Bound>,
+    ) -> Self {
         let unsent: usize = classes.iter().map(|class| class.unsent).sum();
         let requests: usize = classes.iter().map(|class| class.requests).sum();
         let late = generator.late_ms_p99;
-        let void = if late > LATE_MS_MAX {
-            Some(format!(
-                "the generator fell behind: p99 of its delays {late:.1} ms, expected at most {LATE_MS_MAX} ms"
-            ))
+        let late_max = bound.map_or(LATE_MS_MAX, |bound| LATE_MS_MAX.min(bound.latency_ms / 2.0));
+        let void = if late > late_max {
+            Some(format!("the generator fell behind: p99 of its delays {late:.1} ms, expected at most {late_max} ms"))
         } else if unsent as f64 > requests as f64 * UNSENT_MAX {
             Some(format!("{unsent} of {requests} requests found no free connection: more --connections are needed"))
         } else {
             None
         };
-        Report { url, seconds, classes, generator, void }
+        let seen = |class: &ClassReport| Seen {
+            queries: class.requests as u64,
+            within: class.within_bound as u64,
+            scheduled_per_second: class.rate,
+            completed_per_second: ((class.ok + class.ok_late) * class.batch) as f64 / seconds,
+        };
+        let server = bound.zip(classes.first()).map(|(bound, class)| bound.judge(&seen(class), void.as_deref()));
+        Report { url, seconds, classes, generator, void, server, quality: None, kept: Vec::new() }
+    }
+
+    /// The same with answers that were kept.
+    pub(super) fn keeping(self, kept: Vec<TimedAnswer>) -> Self {
+        Report { kept, ..self }
     }
 }
 
@@ -219,19 +238,9 @@ impl fmt::Display for Report {
         if *closed_by_server > 0 {
             write!(f, ", {closed_by_server} idle or slow connections closed by the server")?;
         }
+        self.server.iter().try_for_each(|server| write!(f, "\n{server}"))?;
+        self.quality.iter().try_for_each(|quality| write!(f, "\n{quality}"))?;
         self.void.iter().try_for_each(|reason| write!(f, "\nVOID: {reason}"))
-    }
-}
-
-/// The middle of the values, or nothing without values.
-pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut sorted: Vec<f64> = values.collect();
-    sorted.sort_unstable_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        odd if odd % 2 == 1 => Some(sorted[middle]),
-        _ => Some((sorted[middle - 1] + sorted[middle]) / 2.0),
     }
 }
 
@@ -240,22 +249,10 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    #[test]
-    fn percentiles_are_those_of_the_sorted_values() {
-        let of = |values: &[u64]| Latency::of(values.iter().map(|&n| Duration::from_millis(n)));
-        assert_eq!(of(&[]), None);
-        let all: Vec<u64> = (1..=1000).rev().collect();
-        let Latency { p50, p90, p99, p999, max } = of(&all).unwrap();
-        assert_eq!([p50, p90, p99, p999, max], [500.0, 900.0, 990.0, 999.0, 1000.0]);
-        let Latency { p50, p99, max, .. } = of(&[7]).unwrap();
-        assert_eq!([p50, p99, max], [7.0; 3]);
-        // The definition itself, on sizes where rounding could go wrong.
-        for count in 1..200u64 {
-            let all: Vec<u64> = (1..=count).collect();
-            let p99 = of(&all).unwrap().p99;
-            let least = (1..=count).find(|n| *n * 100 >= count * 99).unwrap();
-            assert_eq!(p99, least as f64, "{count} values");
-        }
+    fn tallied(name: &str, batch: usize, bound: Option<Bound>, samples: impl Iterator<Item = Sample>) -> ClassReport {
+        let mut tally = Tally::new(name, batch, bound);
+        samples.for_each(|sample| tally.record(&sample));
+        tally.report(2.0)
     }
 
     #[test]
@@ -272,42 +269,48 @@ mod tests {
             (End::NoConnection, false),
             (End::Unsent, false),
         ];
-        let sample = |n: usize, class| {
+        let sample = |n: usize| {
             let (end, in_time) = ends[n % ends.len()];
-            Sample { class, end, latency: Duration::from_millis(n as u64), in_time }
+            Sample { class: 0, end, latency: Duration::from_millis(n as u64), in_time }
         };
-        let samples: Vec<Sample> = (0..100).map(|n| sample(n, usize::from(n >= 50))).collect();
-        let report = ClassReport::of(1, "beside", 2.0, &samples);
+        let report = tallied("beside", 1, None, (50..100).map(sample));
         let ClassReport { ok, ok_late, refused, timed_out, other, errors, no_answer, no_connection, unsent, .. } =
             report;
         assert_eq!([ok, ok_late, refused, timed_out, other, errors], [5, 5, 5, 5, 10, 5]);
         assert_eq!([no_answer, no_connection, unsent], [5, 5, 5]);
         assert_eq!((report.requests, report.rate, report.goodput), (50, 25.0, 2.5));
         assert_eq!(report.answered_ms.unwrap().max, 91.0);
-        assert_eq!(report.refused_ms.unwrap().p50, 72.0);
+        assert!((report.refused_ms.unwrap().p50 - 72.0).abs() < 0.1);
+        assert_eq!(report.answered_curve.last(), Some(&(1.0, 91.0)));
+        // Lists of eight: calls are counted, and users are told in rates. Of calls with 200 those to 60 ms are within the bound.
+        let bound = Bound { latency_ms: 60.0, quantile: 0.9 };
+        let lists = tallied("lists", 8, Some(bound), (50..100).map(sample));
+        assert_eq!((lists.requests, lists.ok, lists.rate, lists.goodput), (50, 5, 200.0, 20.0));
+        assert_eq!(lists.within_bound, 3, "50, 51 and 60 ms");
+        let generator = Generator { cores: None, late_ms_p99: 0.1, closed_by_server: 0 };
+        let server = Report::new(String::new(), 2.0, vec![lists], generator, Some(bound)).server.unwrap();
+        assert_eq!((server.queries, server.overlatency_queries), (50, 47));
+        assert_eq!((server.scheduled_samples_per_second, server.completed_samples_per_second), (200.0, 40.0));
     }
 
     #[test]
     fn a_run_is_void_where_the_load_was_another() {
         let sample = |end| Sample { class: 0, end, latency: Duration::ZERO, in_time: true };
-        let void = |unsent: usize, late_ms_p99| {
-            let samples: Vec<Sample> =
-                (0..200).map(|n| sample(if n < unsent { End::Unsent } else { End::Status(200) })).collect();
+        let void = |unsent: usize, late_ms_p99, bound| {
+            let samples = (0..200).map(|n| sample(if n < unsent { End::Unsent } else { End::Status(200) }));
             let generator = Generator { cores: None, late_ms_p99, closed_by_server: 0 };
-            Report::new(String::new(), 1.0, vec![ClassReport::of(0, "main", 1.0, &samples)], generator).void
+            Report::new(String::new(), 1.0, vec![tallied("main", 1, bound, samples)], generator, bound)
         };
-        assert_eq!(void(0, 0.1), None);
-        assert_eq!(void(2, 9.9), None);
-        assert!(void(3, 0.1).unwrap().contains("3 of 200 requests found no free connection"));
-        assert!(void(0, 10.1).unwrap().contains("10.1 ms"));
-    }
-
-    #[test]
-    fn the_median_is_the_middle() {
-        for (values, expected) in
-            [(&[][..], None), (&[3.0], Some(3.0)), (&[9.0, 1.0, 4.0], Some(4.0)), (&[4.0, 1.0, 2.0, 9.0], Some(3.0))]
-        {
-            assert_eq!(median(values.iter().copied()), expected);
-        }
+        assert_eq!(void(0, 0.1, None).void, None);
+        assert_eq!(void(2, 9.9, None).void, None);
+        assert!(void(3, 0.1, None).void.unwrap().contains("3 of 200 requests found no free connection"));
+        assert!(void(0, 10.1, None).void.unwrap().contains("10.1 ms"));
+        // A generator that is late by as much as the bound says nothing of the server.
+        let bound = |latency_ms| Some(Bound { latency_ms, quantile: 0.9 });
+        let late = void(0, 2.1, bound(4.0));
+        assert!(late.void.unwrap().contains("2.1 ms, expected at most 2 ms"));
+        assert!(!late.server.unwrap().is_valid());
+        assert!(void(0, 2.1, bound(4.4)).server.unwrap().is_valid());
+        assert!(void(0, 10.1, bound(1000.0)).void.is_some());
     }
 }

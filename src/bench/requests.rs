@@ -27,7 +27,7 @@ pub struct Body {
 impl Body {
     /// A body with a time-out in it, the given one where it names none. In a list of requests, each gets one, and the
     /// longest counts.
-    fn new(mut fields: Map<String, Value>, timeout: Duration) -> Self {
+    pub(super) fn new(mut fields: Map<String, Value>, timeout: Duration) -> Self {
         let limit = |fields: &mut Map<String, Value>| {
             let millis = timeout.as_millis() as u64;
             let named = fields.entry("timeout_ms").or_insert_with(|| json!(millis));
@@ -43,15 +43,41 @@ impl Body {
 }
 
 impl Body {
+    fn fields(&self) -> Map<String, Value> {
+        serde_json::from_slice(&self.bytes).unwrap_or_default()
+    }
+
+    /// The same request, or each of a list of them, with other fields.
+    pub(super) fn with(&self, others: &[(String, Value)]) -> Self {
+        let mut fields = self.fields();
+        let set = |request: &mut Map<String, Value>| request.extend(others.iter().cloned());
+        match fields.get_mut("requests").and_then(Value::as_array_mut) {
+            Some(list) => list.iter_mut().filter_map(Value::as_object_mut).for_each(set),
+            None => set(&mut fields),
+        }
+        Body::new(fields, self.timeout)
+    }
+
+    /// One call for all of some requests.
+    pub(super) fn list(bodies: &[&Body]) -> Self {
+        let requests: Vec<Value> = bodies.iter().map(|body| Value::Object(body.fields())).collect();
+        let longest = bodies.iter().map(|body| body.timeout).max().unwrap_or_default();
+        Body::new([("requests".to_owned(), Value::Array(requests))].into_iter().collect(), longest)
+    }
+
     /// The same request for so many results that its answer fills the buffers of a connection. A list stays as it is.
     pub(super) fn for_many_results(&self) -> Bytes {
-        match serde_json::from_slice(&self.bytes) {
-            Ok(Value::Object(mut fields)) if !fields.contains_key("requests") => {
-                fields.insert("k".into(), json!(SLOW_RESULTS));
-                Value::Object(fields).to_string().into()
-            }
-            _ => self.bytes.clone(),
+        let mut fields = self.fields();
+        if fields.is_empty() || fields.contains_key("requests") {
+            return self.bytes.clone();
         }
+        fields.insert("k".into(), json!(SLOW_RESULTS));
+        Value::Object(fields).to_string().into()
+    }
+
+    /// True for a list of requests.
+    pub(super) fn is_list(&self) -> bool {
+        self.fields().contains_key("requests")
     }
 }
 
@@ -60,20 +86,23 @@ impl Body {
 /// # Errors
 /// An unreadable or empty file; a line that is no JSON object, with its number.
 pub fn read_bodies(path: &Path, timeout: Duration) -> Result<Vec<Body>> {
+    read_lines(path, |line| match serde_json::from_str(line).map_err(|e| e.to_string())? {
+        Value::Object(fields) => Ok(Body::new(fields, timeout)),
+        other => Err(format!("got {other}, expected an object: the body of a request")),
+    })
+}
+
+/// What is made of each line of a file that is not blank; at least one.
+pub(super) fn read_lines<T>(path: &Path, read: impl Fn(&str) -> std::result::Result<T, String>) -> Result<Vec<T>> {
     let text = std::fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
     let wrong = |line: usize, what: String| Error::invalid(format!("{}: line {line}: {what}", path.display()));
-    let mut bodies = Vec::new();
-    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let parsed = serde_json::from_str(line).map_err(|e| wrong(number + 1, e.to_string()))?;
-        let Value::Object(fields) = parsed else {
-            return Err(wrong(number + 1, format!("got {parsed}, expected an object: the body of a request")));
-        };
-        bodies.push(Body::new(fields, timeout));
-    }
-    if bodies.is_empty() {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let found: Vec<T> =
+        lines.map(|(number, line)| read(line).map_err(|what| wrong(number + 1, what))).collect::<Result<_>>()?;
+    if found.is_empty() {
         return Err(Error::invalid(format!("{}: no requests", path.display())));
     }
-    Ok(bodies)
+    Ok(found)
 }
 
 /// Retrievals of random vectors.
@@ -108,6 +137,11 @@ impl Target {
         let mut found = authority.to_socket_addrs().map_err(|e| wrong(&e.to_string()))?;
         let address = found.next().ok_or_else(|| wrong("no such host"))?;
         Ok(Target { authority: authority.to_owned(), address, key: None })
+    }
+
+    /// The server's URL.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.authority)
     }
 
     /// The same server, asked with a key.
@@ -146,6 +180,27 @@ mod tests {
             assert_eq!((found.len(), found[0].bytes.as_ref()), (1, body.as_bytes()));
             assert_eq!(found[0].timeout, Duration::from_millis(millis));
         }
+    }
+
+    #[test]
+    fn fields_are_set_in_one_request_and_in_each_of_a_list() {
+        let bodies = read("{\"k\":1,\"vector\":[1]}\n{\"requests\":[{\"k\":1},{}],\"timeout_ms\":5}\n{}").unwrap();
+        let set = [("k".to_owned(), json!(7)), ("timeout_ms".to_owned(), json!(20))];
+        let told = |body: &Body| (String::from_utf8(body.bytes.to_vec()).unwrap(), body.timeout.as_millis());
+        let expected = [
+            ("{\"k\":7,\"vector\":[1],\"timeout_ms\":20}", 20),
+            ("{\"requests\":[{\"k\":7,\"timeout_ms\":20},{\"timeout_ms\":20,\"k\":7}],\"timeout_ms\":5}", 20),
+            ("{\"timeout_ms\":20,\"k\":7}", 20),
+        ];
+        for (body, (text, millis)) in bodies.iter().zip(expected) {
+            assert_eq!(told(&body.with(&set)), (text.to_owned(), millis));
+        }
+        let list = Body::list(&[&bodies[0], &bodies[2]]);
+        assert_eq!(
+            told(&list).0,
+            "{\"requests\":[{\"k\":1,\"vector\":[1],\"timeout_ms\":1000},{\"timeout_ms\":1000}]}"
+        );
+        assert_eq!([bodies[0].is_list(), bodies[1].is_list(), list.is_list()], [false, true, true]);
     }
 
     #[test]

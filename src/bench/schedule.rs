@@ -1,14 +1,35 @@
 //! When each request is to be sent, fixed before the run: the same seed gives the same load.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How requests follow one another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Arrivals {
     /// Independently of each other, as those of many users do.
     Poisson,
     /// At equal distances.
     Constant,
+}
+
+/// When the requests of a class are sent.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SendTimes {
+    /// So many in a second.
+    Rate(f64),
+    /// Each body at its time from the start on, in rising order.
+    Recorded(Arc<[Duration]>),
+}
+
+impl SendTimes {
+    /// How long a recording is, in seconds; a rate has no end of its own.
+    pub fn seconds(&self) -> Option<f64> {
+        match self {
+            SendTimes::Rate(_) => None,
+            SendTimes::Recorded(times) => times.last().map(Duration::as_secs_f64),
+        }
+    }
 }
 
 /// Random numbers of a seed (splitmix64).
@@ -31,22 +52,27 @@ impl Random {
     pub(super) fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
+
+    /// Below `count`, which is at least 1.
+    pub(super) fn below(&mut self, count: usize) -> usize {
+        (self.next() % count as u64) as usize
+    }
 }
 
 /// The times of all requests from the start of the run, in their order.
-pub(super) fn times(arrivals: Arrivals, rate: f64, seconds: f64, seed: u64) -> Vec<Duration> {
+pub(super) fn times(arrivals: Arrivals, rate: f64, seconds: f64, seed: u64) -> impl Iterator<Item = Duration> + Send {
     let mut random = Random::new(seed);
-    let mut times = Vec::with_capacity((rate * seconds) as usize);
-    let mut at = 0.0;
-    while at < seconds {
-        times.push(Duration::from_secs_f64(at));
+    let (mut at, mut count) = (0.0, 0u64);
+    std::iter::from_fn(move || {
+        let time = (at < seconds).then(|| Duration::from_secs_f64(at))?;
+        count += 1;
         at = match arrivals {
             // From the count and not from a sum, whose rounding would drift.
-            Arrivals::Constant => times.len() as f64 / rate,
+            Arrivals::Constant => count as f64 / rate,
             Arrivals::Poisson => at - (1.0 - random.share()).ln() / rate,
         };
-    }
-    times
+        Some(time)
+    })
 }
 
 /// Which of `count` bodies each request sends: all of them in a random order, and again.
@@ -54,7 +80,7 @@ pub(super) fn order(count: usize, seed: u64) -> impl Iterator<Item = usize> {
     let mut random = Random::new(!seed);
     let mut order: Vec<usize> = (0..count).collect();
     for last in (1..count).rev() {
-        order.swap(last, (random.next() % (last as u64 + 1)) as usize);
+        order.swap(last, random.below(last + 1));
     }
     order.into_iter().cycle()
 }
@@ -66,7 +92,7 @@ mod tests {
     #[test]
     fn constant_arrivals_have_equal_distances_and_end_in_time() {
         for (rate, seconds) in [(10.0, 2.0), (3.0, 10.0), (7000.0, 1.0), (0.5, 6.0)] {
-            let times = times(Arrivals::Constant, rate, seconds, 1);
+            let times: Vec<Duration> = times(Arrivals::Constant, rate, seconds, 1).collect();
             assert_eq!(times.len(), (rate * seconds) as usize);
             for (n, time) in times.iter().enumerate() {
                 assert!((time.as_secs_f64() - n as f64 / rate).abs() < 1e-8, "{rate}: request {n} at {time:?}");
@@ -78,7 +104,7 @@ mod tests {
     fn poisson_arrivals_have_the_rate_and_the_spread_of_independent_ones() {
         let (rate, seconds) = (2000.0, 20.0);
         for seed in 0..5 {
-            let times = times(Arrivals::Poisson, rate, seconds, seed);
+            let times: Vec<Duration> = times(Arrivals::Poisson, rate, seconds, seed).collect();
             assert!(times.is_sorted() && times.iter().all(|t| t.as_secs_f64() < seconds));
             // The count's standard deviation is its root: 200 of 40,000; four of them are allowed.
             assert!((times.len() as f64 - rate * seconds).abs() < 800.0, "seed {seed}: {} requests", times.len());
@@ -91,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_seed_gives_one_schedule_and_one_order() {
-        let of = |seed| times(Arrivals::Poisson, 100.0, 3.0, seed);
+        let of = |seed| times(Arrivals::Poisson, 100.0, 3.0, seed).collect::<Vec<_>>();
         assert_eq!(of(7), of(7));
         assert_ne!(of(7), of(8));
         let orders = |seed| order(50, seed).take(120).collect::<Vec<_>>();

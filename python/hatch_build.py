@@ -1,0 +1,28 @@
+"""Takes the program along: a wheel has `sterling` where there is one, and is pure Python where there is none.
+
+The program is what `$STERLING_PROGRAM` names, else `target/release/sterling` of the clone. `$STERLING_PLATFORM` names another platform than this machine's, such
+as `manylinux_2_28_x86_64`, for a program that is known to start there (`scripts/build_wheel.sh`)."""
+
+import os
+import pathlib
+import sysconfig
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class ProgramHook(BuildHookInterface):
+    """Adds the program to the scripts of a wheel."""
+
+    def initialize(self, version: str, build_data: dict) -> None:
+        if version == "editable":
+            return
+        built = pathlib.Path(self.root).parent / "target/release/sterling"
+        given = os.environ.get("STERLING_PROGRAM")
+        if given and not os.path.isfile(given):
+            raise FileNotFoundError(f"STERLING_PROGRAM: got {given!r}, expected the program `sterling`")
+        if not given and not built.is_file():
+            return
+        platform = os.environ.get("STERLING_PLATFORM") or sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["shared_scripts"][given or str(built)] = "sterling"
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{platform}"

@@ -1,0 +1,203 @@
+//! A bound on a quantile of latency, and whether a run shows that a server keeps to it: the rule of MLPerf's Server scenario.
+//!
+//! That a share of the queries seen was in time does not say that this share of all queries would be. MLPerf's LoadGen
+//! (`loadgen/early_stopping.cc`; Reddi et al., MLPerf Inference Benchmark, arXiv 1911.02549, section VI) asks for more: if exactly a share `q` of all
+//! queries were in time, so few over the bound must have come by chance in at most one of a hundred runs. Of `n` queries the number over the
+//! bound is then binomial with `1 - q`. A p99 takes 459 queries with none over its bound, 662 with one of them.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// How sure a run must make it that the bound is kept.
+pub(super) const CONFIDENCE: f64 = 0.99;
+
+/// A bound on a quantile of latency.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    /// The latency in milliseconds; an answer with 200 by then is in time, nothing else is.
+    pub latency_ms: f64,
+    /// The share of all requests that must be in time, above 0, below 1.
+    pub quantile: f64,
+}
+
+impl Bound {
+    /// Queries that may be over the bound in a run of so many; `None` where even none of them would say too little.
+    pub fn over_max(&self, queries: u64) -> Option<u64> {
+        let (late, n) = (1.0 - self.quantile, queries as f64);
+        // In logarithms, for the chance that none of a million is late is no number of 64 bits.
+        let mut chance = n * self.quantile.ln();
+        let mut sum = chance.exp();
+        let mut over_max = None;
+        for over in 0..=queries {
+            if sum > 1.0 - CONFIDENCE {
+                break;
+            }
+            over_max = Some(over);
+            let k = over as f64;
+            chance += ((n - k) / (k + 1.0) * late / self.quantile).ln();
+            sum += chance.exp();
+        }
+        over_max
+    }
+
+    /// Queries without which no run says anything.
+    pub fn queries_min(&self) -> u64 {
+        ((1.0 - CONFIDENCE).ln() / self.quantile.ln()).ceil() as u64
+    }
+
+    /// What a run says; `void` is why it is worth nothing, where it is.
+    pub(super) fn judge(&self, seen: &Seen, void: Option<&str>) -> ServerResult {
+        let queries = seen.queries;
+        let over = queries.saturating_sub(seen.within);
+        let over_max = self.over_max(queries);
+        let mut reasons: Vec<String> = void.map(str::to_owned).into_iter().collect();
+        match over_max {
+            None => reasons.push(format!("{queries} queries, expected at least {}", self.queries_min())),
+            Some(most) if over > most => {
+                reasons.push(format!("{over} of {queries} queries over the bound, expected at most {most}"));
+            }
+            Some(_) => {}
+        }
+        ServerResult {
+            scenario: "Server",
+            result: if reasons.is_empty() { "VALID" } else { "INVALID" },
+            scheduled_samples_per_second: seen.scheduled_per_second,
+            completed_samples_per_second: seen.completed_per_second,
+            target_latency_ms: self.latency_ms,
+            target_latency_percentile: self.quantile * 100.0,
+            queries,
+            overlatency_queries: over,
+            overlatency_queries_max: over_max,
+            early_stopping_confidence: CONFIDENCE,
+            reasons,
+        }
+    }
+}
+
+/// What a run has shown.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// Queries of the schedule.
+    pub(super) queries: u64,
+    /// Of them those answered with 200 within the bound.
+    pub(super) within: u64,
+    /// Samples of the schedule in a second.
+    pub(super) scheduled_per_second: f64,
+    /// Samples answered with 200 in a second.
+    pub(super) completed_per_second: f64,
+}
+
+/// A run in the terms of MLPerf's Server scenario. Queries are calls, samples are users: a call with a list of users is one
+/// query of several samples.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ServerResult {
+    /// `Server`.
+    pub scenario: &'static str,
+    /// `VALID` or `INVALID`.
+    pub result: &'static str,
+    /// Samples of the schedule in a second.
+    pub scheduled_samples_per_second: f64,
+    /// Samples answered with 200 in a second, however late.
+    pub completed_samples_per_second: f64,
+    /// The bound.
+    pub target_latency_ms: f64,
+    /// Of which percentile.
+    pub target_latency_percentile: f64,
+    /// Queries sent.
+    pub queries: u64,
+    /// Of them those not answered with 200 within the bound.
+    pub overlatency_queries: u64,
+    /// Most of them that the rule lets pass; absent where there are too few queries.
+    pub overlatency_queries_max: Option<u64>,
+    /// How sure the rule is.
+    pub early_stopping_confidence: f64,
+    /// Why it is invalid.
+    pub reasons: Vec<String>,
+}
+
+impl ServerResult {
+    /// True where the run shows that the bound is kept.
+    pub fn is_valid(&self) -> bool {
+        self.reasons.is_empty()
+    }
+}
+
+impl fmt::Display for ServerResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ServerResult { scenario, result, scheduled_samples_per_second: scheduled, queries, .. } = self;
+        let (percentile, latency_ms) = (self.target_latency_percentile, self.target_latency_ms);
+        let (completed, over) = (self.completed_samples_per_second, self.overlatency_queries);
+        write!(
+            f,
+            "{scenario}: {result}  scheduled {scheduled:.1}/s, completed {completed:.1}/s, p{percentile} at most {latency_ms} ms: \
+             {over} of {queries} queries over it"
+        )?;
+        if let Some(most) = self.overlatency_queries_max {
+            write!(f, ", {most} may be")?;
+        }
+        self.reasons.iter().try_for_each(|reason| write!(f, "\n  {reason}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn bound(quantile: f64) -> Bound {
+        Bound { latency_ms: 10.0, quantile }
+    }
+
+    /// The chance of at most `over` of `queries`, each with the same chance, by multiplying it out.
+    fn tail(queries: u64, over: u64, each: f64) -> f64 {
+        let mut chances = vec![0.0; queries as usize + 1];
+        chances[0] = 1.0;
+        for _ in 0..queries {
+            for k in (0..chances.len()).rev() {
+                chances[k] = chances[k] * (1.0 - each) + if k > 0 { chances[k - 1] * each } else { 0.0 };
+            }
+        }
+        chances.iter().take(over as usize + 1).sum()
+    }
+
+    #[test]
+    fn the_fewest_queries_are_those_of_loadgen() {
+        // 459 and 662 for a p99, 44 and 64 for a p90 are what LoadGen's tables say.
+        for (quantile, none, one) in [(0.99, 459, 662), (0.9, 44, 64)] {
+            let bound = bound(quantile);
+            assert_eq!(bound.queries_min(), none);
+            assert_eq!((bound.over_max(none - 1), bound.over_max(none)), (None, Some(0)));
+            assert_eq!((bound.over_max(one - 1), bound.over_max(one)), (Some(0), Some(1)));
+        }
+    }
+
+    #[test]
+    fn what_is_let_pass_would_seldom_come_by_chance_and_one_more_would() {
+        for quantile in [0.5, 0.9, 0.97] {
+            for queries in [bound(quantile).queries_min(), 200, 333, 700] {
+                let Some(most) = bound(quantile).over_max(queries) else { continue };
+                assert!(tail(queries, most, 1.0 - quantile) <= 0.01 + 1e-9, "{quantile} {queries}: {most}");
+                assert!(tail(queries, most + 1, 1.0 - quantile) > 0.01 - 1e-9, "{quantile} {queries}: {most}");
+            }
+        }
+        // Of very many queries nearly the whole share may be over: 2.33 standard deviations less.
+        let most = bound(0.99).over_max(100_000_000).unwrap() as f64;
+        assert!((most - (1e6 - 2.326 * 9.95e5f64.sqrt())).abs() < 30.0, "{most}");
+    }
+
+    #[test]
+    fn a_run_is_valid_where_it_was_long_enough_in_time_and_not_void() {
+        for (queries, within, void, reason) in [
+            (662, 661, None, None),
+            (662, 660, None, Some("2 of 662 queries over the bound, expected at most 1")),
+            (458, 458, None, Some("458 queries, expected at least 459")),
+            (0, 0, None, Some("0 queries")),
+            (662, 662, Some("late"), Some("late")),
+        ] {
+            let found = bound(0.99).judge(&Seen { queries, within, ..Seen::default() }, void);
+            assert_eq!((found.is_valid(), found.result == "VALID"), (reason.is_none(), reason.is_none()), "{found:?}");
+            assert!(reason.is_none_or(|reason| found.reasons[0].contains(reason)), "{found:?}");
+        }
+    }
+}

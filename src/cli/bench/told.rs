@@ -1,0 +1,124 @@
+//! What a measurement says: lines or tables on stdout while it runs, and a folder with a report and charts at its end.
+
+use std::path::PathBuf;
+
+use serde_json::{Map, Value, json};
+
+use crate::bench::{self, Contender, FigureRatio, Interval, Measured, Peak, Report};
+use crate::cli::output::say;
+use crate::error::{Error, Result};
+
+/// What has been said.
+pub(super) struct Told {
+    is_json: bool,
+    folder: Option<PathBuf>,
+    options: Value,
+    runs: Vec<Value>,
+    peaks: Vec<Value>,
+    comparisons: Vec<Value>,
+}
+
+impl Told {
+    /// `options` are what the report says of how it came about.
+    ///
+    /// # Errors
+    /// A folder that cannot be made.
+    pub(super) fn new(is_json: bool, folder: Option<PathBuf>, options: Value) -> Result<Self> {
+        if let Some(folder) = &folder {
+            std::fs::create_dir_all(folder).map_err(|e| Error::io(folder.display(), e))?;
+        }
+        Ok(Told { is_json, folder, options, runs: Vec::new(), peaks: Vec::new(), comparisons: Vec::new() })
+    }
+
+    /// A run of a contender, with more that is to be known of it.
+    pub(super) fn run(&mut self, contender: &Contender, report: &Report, more: Value) -> Result<()> {
+        let told = with(json!(report), [setting(contender), object(more)]);
+        match self.is_json {
+            true => say(&told)?,
+            false => say(format_args!("{}\n{report}\n", contender.name))?,
+        }
+        self.runs.push(told);
+        Ok(())
+    }
+
+    /// The peak of a contender.
+    pub(super) fn peak(&mut self, contender: &Contender, peak: &Peak) -> Result<()> {
+        let quality = peak.report.as_ref().and_then(|report| report.quality.as_ref());
+        let quality = quality.map(|quality| json!({"quality": quality})).unwrap_or_default();
+        let told = with(json!({"peak": peak}), [setting(contender), object(quality)]);
+        if self.is_json {
+            say(&told)?;
+        } else {
+            let (name, rate, goodput) = (&contender.name, peak.rate, peak.goodput);
+            say(format_args!(
+                "{name}: peak: follows {rate:.1} requests a second; most answered in time {goodput:.1}/s"
+            ))?;
+            let report = peak.report.as_ref();
+            report.and_then(|report| report.server.as_ref()).map_or(Ok(()), say)?;
+            report.and_then(|report| report.quality.as_ref()).map_or(Ok(()), say)?;
+        }
+        self.peaks.push(told);
+        Ok(())
+    }
+
+    /// What a contender differs by from another one.
+    pub(super) fn comparison(&mut self, measured: &str, baseline: &str, found: &FigureRatio) -> Result<()> {
+        let names = json!({"of": measured, "against": baseline});
+        let told = with(json!(found), [object(names), Map::new()]);
+        if self.is_json {
+            say(&told)?;
+        } else {
+            let FigureRatio { class, median_of, measured: ours, baseline: theirs, ratio, .. } = found;
+            let interval = found.interval.map(|Interval { low, high }| format!("  [{low:.3}, {high:.3}]"));
+            let interval = interval.unwrap_or_default();
+            say(format_args!(
+                "{class:8} {median_of:16} {measured} {ours:.3}  against {baseline} {theirs:.3}  ratio {ratio:.3}{interval}"
+            ))?;
+        }
+        self.comparisons.push(told);
+        Ok(())
+    }
+
+    /// Writes the folder, where one is wanted.
+    ///
+    /// # Errors
+    /// Files that cannot be written.
+    pub(super) fn finish(self, measured: &[Measured<'_>], by_rate: bool) -> Result<()> {
+        let Some(folder) = self.folder else { return Ok(()) };
+        let write = |name: &str, text: String| {
+            let path = folder.join(name);
+            std::fs::write(&path, text).map_err(|e| Error::io(path.display(), e))
+        };
+        let report = json!({
+            "sterling": env!("CARGO_PKG_VERSION"), "options": self.options, "runs": self.runs, "peaks": self.peaks,
+            "comparisons": self.comparisons,
+        });
+        write("report.json", format!("{report:#}\n"))?;
+        bench::charts(measured, by_rate).iter().try_for_each(|(name, chart)| write(name, chart.svg()))
+    }
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    }
+}
+
+fn with(told: Value, more: [Map<String, Value>; 2]) -> Value {
+    let mut told = object(told);
+    more.into_iter().for_each(|fields| told.extend(fields));
+    Value::Object(told)
+}
+
+/// What a contender's lines say of its setting; nothing where there is one setting alone.
+fn setting(contender: &Contender) -> Map<String, Value> {
+    if contender.setting.is_empty() {
+        return Map::new();
+    }
+    let mut told = object(json!({"setting": contender.setting.fields()}));
+    if let Some(share) = contender.selectivity {
+        told.insert("selectivity".to_owned(), json!(share));
+    }
+    told
+}

@@ -1,0 +1,128 @@
+"""The session of a shell that types what docs/TASKS.md says."""
+
+import os
+import pathlib
+import re
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PROGRAM = pathlib.Path(os.environ.get("STERLING", ROOT / "target/debug/sterling"))
+# Ports of the page, which may be taken on the machine that tests.
+PORTS = ("8080", "8443")
+
+
+@dataclass
+class Task:
+    """A section of the page: blocks that are typed, each with the lines that it says come out."""
+
+    title: str
+    needs: set[str] = field(default_factory=set)
+    blocks: list[tuple[str, list[str]]] = field(default_factory=list)
+
+
+def tasks(page: str) -> list[Task]:
+    found = []
+    for section in re.split(r"^## ", page, flags=re.M)[1:]:
+        title, _, rest = section.partition("\n")
+        task = Task(title, set(re.findall(r"<!-- needs (\w+) -->", rest)))
+        for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", rest, re.M | re.S):
+            if language == "sh":
+                task.blocks.append((text, []))
+            elif language == "text":
+                task.blocks[-1][1].extend(text.splitlines())
+            else:
+                raise AssertionError(f"{title}: a block of {language} is neither typed nor what comes out")
+        found.append(task)
+    return found
+
+
+def free_ports(count: int) -> list[str]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [str(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class Shell:
+    """One bash for all blocks, as a person has it: folder, variables and what runs in the background stay."""
+
+    def __init__(self, folder: pathlib.Path, path: pathlib.Path):
+        *ports, admin = free_ports(len(PORTS) + 1)
+        self.ports = dict(zip(PORTS, ports))
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("STERLING", "PYTHON", "VIRTUAL_ENV"))}
+        environment = kept | {
+            "CLONE": str(ROOT),
+            "STERLING_PROGRAM": str(path / "sterling"),
+            "STERLING_LISTEN": f"127.0.0.1:{self.ports['8080']}",
+            "STERLING_HTTP__DRAIN_MS": "0",
+            "PATH": f"{path / 'tools'}:{os.environ['PATH']}",
+            "TASKS_PORTS": ",".join(f"{port}={free}" for port, free in (self.ports | {"admin": admin}).items()),
+        }
+        self.folder, self.count = folder, 0
+        self.process = subprocess.Popen(
+            ["bash", "--noprofile", "--norc"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder, env=environment,
+            start_new_session=True,
+        )
+
+    def run(self, text: str, seconds: float = 150) -> tuple[int, str]:
+        """What a block writes, and what its last command ends with; the first command that fails ends it."""
+        self.count += 1
+        for port, free in self.ports.items():
+            text = text.replace(f":{port}", f":{free}")
+        block = self.folder.parent / f"block-{self.count}.sh"
+        block.write_text(text)
+        # `set -e` would end the shell: the trap leaves the block alone, and its number says so.
+        end = f"=== end of block {self.count}:"
+        line = f"trap 'failed=$?; trap - ERR; return $failed' ERR; . {block}; status=$?; trap - ERR; printf '\\n{end} %s\\n' $status\n"
+        self.process.stdin.write(line.encode())
+        self.process.stdin.flush()
+        said, deadline = b"", time.monotonic() + seconds
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.process.stdout, selectors.EVENT_READ)
+            while not (ended := re.search(rf"\n{re.escape(end)} (\d+)\n".encode(), said)):
+                left = deadline - time.monotonic()
+                assert left > 0 and ready.select(left), f"no end after {seconds} s of:\n{text}\n{said.decode(errors='replace')}"
+                part = os.read(self.process.stdout.fileno(), 1 << 16)
+                assert part, f"the shell ended in:\n{text}\n{said.decode(errors='replace')}"
+                said += part
+        return int(ended[1]), said[: ended.start()].decode(errors="replace")
+
+    def close(self) -> None:
+        """Ends the shell and what it left in the background."""
+        os.killpg(self.process.pid, signal.SIGTERM)
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            pass
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def shell(tmp_path_factory: pytest.TempPathFactory):
+    """A shell in an empty folder, with `docker` where there is none."""
+    place = tmp_path_factory.mktemp("tasks")
+    (place / "tools").mkdir()
+    (place / "empty").mkdir()
+    # Without what a debugger reads the program of a debug build is a third as large: it goes into a wheel.
+    if not shutil.which("strip") or subprocess.run(["strip", "-o", place / "sterling", PROGRAM]).returncode != 0:
+        shutil.copy(PROGRAM, place / "sterling")
+    docker = place / "tools/docker"
+    docker.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT / "tests/tasks/compose.py"}" "$@"\n')
+    docker.chmod(0o755)
+    shell = Shell(place / "empty", place)
+    yield shell
+    shell.close()

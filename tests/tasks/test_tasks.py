@@ -1,0 +1,54 @@
+"""Types what docs/TASKS.md says, block after block, in an empty folder, and holds what comes out against the page.
+
+Nothing is changed but two port numbers, for they may be taken. `docker` is `compose.py` beside this file, which starts the services that are Sterling's in
+a root of their own, with the command, environment, files and ports of the compose file. Task 6 runs where PyTorch is in the environment of the tests."""
+
+import importlib.util
+import re
+import subprocess
+
+import pytest
+from conftest import ROOT, Shell, Task, tasks
+
+TASKS = tasks((ROOT / "docs/TASKS.md").read_text())
+
+
+def has_torch() -> bool:
+    return all(importlib.util.find_spec(name) for name in ("torch", "onnx", "onnxscript", "onnxruntime"))
+
+
+def has_namespaces() -> bool:
+    return subprocess.run(["unshare", "--map-root-user", "--mount", "true"], capture_output=True).returncode == 0
+
+
+def test_the_page_has_ten_tasks_and_each_says_what_comes_out() -> None:
+    assert [task.title.split(".")[0] for task in TASKS] == [str(n) for n in range(1, 11)]
+    for task in TASKS:
+        assert task.blocks and all(expected for _, expected in task.blocks), task.title
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.title)
+def test_what_the_page_says_comes_out(task: Task, shell: Shell) -> None:
+    if "torch" in task.needs and not has_torch():
+        pytest.skip("no PyTorch in this environment")
+    if any("docker" in text for text, _ in task.blocks) and not has_namespaces():
+        pytest.skip("no namespaces for users on this machine")
+    for text, expected in task.blocks:
+        status, said = shell.run(text)
+        assert status == 0, f"ended with {status}:\n{text}\n{said}"
+        check(said, expected)
+
+
+def check(said: str, expected: list[str]) -> None:
+    """Every line of the page, `...` standing for anything, in the order of the page."""
+    lines = iter(said.splitlines())
+    for wanted in expected:
+        pattern = re.compile(".*".join(re.escape(part) for part in wanted.split("...")))
+        assert any(pattern.fullmatch(line) for line in lines), f"no line like {wanted!r}, or not in this place:\n{said}"
+
+
+def test_lines_are_held_against_the_page() -> None:
+    check("a\nb 1 c\nd", ["a", "b ... c", "..."])
+    for said, expected in [("a", ["b"]), ("b\na", ["a", "b"]), ("ab", ["a"]), ("", ["..."])]:
+        with pytest.raises(AssertionError):
+            check(said, expected)
