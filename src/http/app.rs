@@ -11,9 +11,9 @@ use super::bodies::Bodies;
 use super::meters::AnswerMeters;
 use super::options::Options;
 use super::pages::Pages;
-use super::slow::SlowCalls;
 use super::traces::Traces;
-use super::wire::{self, ModelInfo, Served};
+use super::wire::{self, ModelInfo, Served, SlowCall};
+use super::worst::Worst;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feed, Feeds, Merges};
@@ -36,7 +36,7 @@ pub(super) struct Entrance {
     /// Who may do what.
     pub(super) access: AccessControl,
     /// Where the slowest calls are kept.
-    pub(super) slow: SlowCalls,
+    pub(super) slow: Worst<SlowCall>,
     /// Where traces go.
     pub(super) traces: Traces,
 }

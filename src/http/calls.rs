@@ -12,10 +12,10 @@ use super::access::Caller;
 use super::answer::{Held, Outcome, Refusal, json};
 use super::app::App;
 use super::paths::Names;
-use super::slow::WINDOW;
 use super::wire::{
     self, LabelList, LabelRequest, ModelInfo, ModelList, Problem, SlowResponse, VersionInfo, VersionList,
 };
+use super::worst::WINDOW;
 use crate::error::{Error, Result};
 use crate::registry::{Registry, VersionState, Which};
 

@@ -43,6 +43,7 @@ mod tls;
 mod trace_context;
 mod traces;
 pub mod wire;
+mod worst;
 
 pub use access::{AccessControl, AccessOptions, Door, NewKey, Role, new_key};
 pub use app::App;
