@@ -104,7 +104,7 @@ impl Mirrored {
         let Mirrored { run, request, id, _turn } = self;
         let model = run.loaded().name().to_owned();
         let answer = match asked(&app, &run, request).await {
-            Err(e) if e.kind() == Kind::Overloaded => return count(&model, "no_room"),
+            Err(e) if matches!(e.kind(), Kind::Overloaded | Kind::NotReady) => return count(&model, "no_room"),
             answer => answer,
         };
         let shadow_version = run.loaded().version();

@@ -62,7 +62,7 @@ mod tests {
         };
         assert!((850..1150).contains(&both(seed("shop", 8), seed("shop", 9))));
         assert!((850..1150).contains(&both(seed("shop", 8), seed("shoq", 8))));
-        // Servers of several releases divide alike.
-        assert_eq!(Place::of(b"user-1", seed("shop", 8)), Place(0));
+        // Servers of several releases divide alike: by what another implementation of XXH3 says.
+        assert_eq!(Place::of(b"user-1", seed("shop", 8)), Place(0x81a1_ff2e_9cc2_33fc));
     }
 }

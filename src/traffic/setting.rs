@@ -350,7 +350,7 @@ mod tests {
             ("{\"canary\": {\"version\": 8, \"share\": 1.01}}".into(), "canary.share: got 1.01, expected 0 to 1"),
             ("{\"canary\": {\"version\": 8, \"share\": -0.1}}".into(), "canary.share: got -0.1"),
             ("{\"canary\": {\"version\": 8, \"share\": \"1\"}}".into(), "expected f64"),
-            ("{\"canary\": []}".into(), "invalid length 0"),
+            ("{\"canary\": []}".into(), "expected struct Canary"),
             ("{\"canaries\": {}}".into(), "unknown field `canaries`"),
             (canary("\"label\": \"next\""), "got `version` and `label`"),
             (canary("\"weight\": 1"), "unknown field `weight`"),

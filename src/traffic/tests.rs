@@ -119,8 +119,8 @@ fn one_that_falls_behind_is_found_every_time() {
         (0.1, Version { ms: (12.0, 0.6), ..GOOD }, Behind::Latency, 120),
         // As fast as the other most of the time.
         (0.2, Version { ms: (4.0, 1.8), ..GOOD }, Behind::Latency, 300),
-        (0.5, Version { recall: 0.6, ..GOOD }, Behind::Recall, 120),
-        (0.5, Version { recall: 0.85, ..GOOD }, Behind::Recall, 400),
+        (0.5, Version { recall: 0.6, ..GOOD }, Behind::Recall, 400),
+        (0.5, Version { recall: 0.75, ..GOOD }, Behind::Recall, 600),
     ]
     .into_iter()
     .enumerate()

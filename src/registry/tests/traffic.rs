@@ -79,7 +79,7 @@ fn labels_stand_for_versions() {
     let bed = bed();
     let label = |version| {
         let wish = store(&bed).wish("m").unwrap();
-        store(&bed).change_wish("m", &wish, |wish| drop(wish.labels.insert("next".into(), version))).unwrap();
+        store(&bed).change_wish("m", &wish, |wish| wish.labels.extend([("next".into(), version)])).unwrap();
         bed.registry.refresh();
         bed.registry.refresh();
     };
