@@ -4,7 +4,7 @@ use super::store::StoreArgs;
 use super::wish::tell;
 use crate::error::{Error, Result};
 use crate::snapshot::check_name;
-use crate::traffic::{self, Margins, Sticky, Traffic};
+use crate::traffic::{self, CanaryMargins, Sticky, Traffic};
 
 /// Arguments of `sterling canary`.
 #[derive(Debug, clap::Args)]
@@ -18,13 +18,13 @@ pub(super) struct Canary {
     #[arg(long)]
     no_rollback: bool,
     /// By how much the share of its requests that fail may be greater
-    #[arg(long, value_name = "SHARE", default_value_t = Margins::default().errors)]
+    #[arg(long, value_name = "SHARE", default_value_t = CanaryMargins::default().errors)]
     errors: f64,
     /// How many times as long its answers may take
-    #[arg(long, value_name = "TIMES", default_value_t = Margins::default().latency)]
+    #[arg(long, value_name = "TIMES", default_value_t = CanaryMargins::default().latency)]
     latency: f64,
     /// By how much its audited recall may be lower
-    #[arg(long, value_name = "SHARE", default_value_t = Margins::default().recall)]
+    #[arg(long, value_name = "SHARE", default_value_t = CanaryMargins::default().recall)]
     recall: f64,
     /// Seconds that are looked back on
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
@@ -104,7 +104,7 @@ impl Canary {
                 share,
                 sticky,
                 automatic: !no_rollback,
-                margins: Margins { errors, latency, recall },
+                margins: CanaryMargins { errors, latency, recall },
                 window_seconds: window,
                 stopped: None,
             });

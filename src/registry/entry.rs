@@ -8,7 +8,7 @@ use super::loaded::{Loaded, Refused, Which};
 use super::split::{CanaryRun, ShadowRun};
 use crate::error::{Error, Result};
 use crate::snapshot::{Stamp, Wish};
-use crate::traffic::Target;
+use crate::traffic::TrafficTarget;
 
 /// A version that could not be taken in.
 #[derive(Clone, Debug)]
@@ -166,22 +166,22 @@ impl<T> Entry<T> {
             [*active, *previous].contains(&Some(*v))
                 || held.contains(v)
                 || labels.values().any(|of| of == v)
-                || wish.traffic.targets().any(|(_, target)| target == Target::Version(*v))
+                || wish.traffic.targets().any(|(_, target)| target == TrafficTarget::Version(*v))
         });
     }
 
     /// The version that takes part in the traffic, by the labels of this server.
-    pub(super) fn version_of(&self, target: Target<'_>) -> Option<u64> {
+    pub(super) fn version_of(&self, target: TrafficTarget<'_>) -> Option<u64> {
         match target {
-            Target::Version(version) => Some(version),
-            Target::Label(label) => self.labels.get(label).copied(),
+            TrafficTarget::Version(version) => Some(version),
+            TrafficTarget::Label(label) => self.labels.get(label).copied(),
         }
     }
 
     /// Has unpinned requests go where they are wished to go, as far as that is in memory.
     pub(super) fn divide(&mut self) {
         let active = self.active.and_then(|version| self.loaded.get(&version)).cloned();
-        let beside = |target: Target<'_>| {
+        let beside = |target: TrafficTarget<'_>| {
             let (loaded, active) = (self.loaded.get(&self.version_of(target)?)?, active.as_ref()?);
             (loaded.version() != active.version()).then(|| (loaded.clone(), active.clone()))
         };
@@ -251,7 +251,7 @@ impl<T> Entry<T> {
         if let Some((label, _)) = self.labels.iter().find(|(_, of)| **of == version) {
             return Err(Error::conflict(format!("version {version} has the label `{label}`, move the label first")));
         }
-        let part = self.wish.traffic.targets().find(|(_, target)| *target == Target::Version(version));
+        let part = self.wish.traffic.targets().find(|(_, target)| *target == TrafficTarget::Version(version));
         if let Some((part, _)) = part {
             return Err(Error::conflict(format!("version {version} is the {part}, change the traffic first")));
         }

@@ -12,7 +12,7 @@ use metrics::{Counter, Histogram, counter, gauge, histogram};
 
 use super::loaded::Loaded;
 use super::permits::locked;
-use crate::traffic::{Canary, Observed, Place, Shadow, Side, Sticky, Verdict, Watch, seed};
+use crate::traffic::{BothSeen, Canary, Place, Shadow, Side, Sticky, Verdict, Watch, seed};
 use crate::view::Live;
 
 /// A canary that is in memory beside the active version.
@@ -125,7 +125,7 @@ impl<T> CanaryRun<T> {
     }
 
     /// What was seen of it and of the active version.
-    pub fn observed(&self) -> Observed {
+    pub fn observed(&self) -> BothSeen {
         locked(&self.watch).observed(self.began.elapsed())
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::setting::Margins;
+use super::setting::CanaryMargins;
 use super::window::{Both, Counts, STEPS, step_of, time_of};
 
 /// A bound is beyond the true mean with a probability of at most e to the power of minus this.
@@ -104,7 +104,7 @@ fn without_worst(groups: &[Counts], read: impl Fn(&Counts) -> (f64, u64)) -> Mea
 }
 
 /// Says where a canary is behind, of all that was seen of it and of the active version in the same time.
-pub(super) fn verdict(both: &Both, margins: &Margins) -> Option<Verdict> {
+pub(super) fn verdict(both: &Both, margins: &CanaryMargins) -> Option<Verdict> {
     let Both { active, canary } = both;
     let errors = |counts: &Counts| (counts.errors as f64, counts.requests);
     let lost = |counts: &Counts| (counts.lost, counts.audits);

@@ -30,5 +30,5 @@ mod window;
 
 pub use judge::{Behind, Verdict};
 pub use place::{Place, seed};
-pub use setting::{Canary, Margins, Shadow, Sticky, Stopped, Target, Traffic};
-pub use watch::{Observed, Side, SideSeen, Watch};
+pub use setting::{Canary, CanaryMargins, Shadow, Sticky, Stopped, Traffic, TrafficTarget};
+pub use watch::{BothSeen, Side, SideSeen, Watch};

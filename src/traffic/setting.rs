@@ -31,7 +31,7 @@ pub struct Traffic {
 
 /// A version that is meant, by its number or by a label of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target<'a> {
+pub enum TrafficTarget<'a> {
     /// This number.
     Version(u64),
     /// Where this label points.
@@ -60,7 +60,7 @@ pub struct Canary {
     pub automatic: bool,
     /// By how much it may be worse than the active version.
     #[serde(default)]
-    pub margins: Margins,
+    pub margins: CanaryMargins,
     /// Seconds that are looked back on, 60 to 86,400.
     #[serde(default = "ten_minutes")]
     pub window_seconds: u64,
@@ -80,7 +80,7 @@ fn ten_minutes() -> u64 {
 /// By how much a canary may be worse.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Margins {
+pub struct CanaryMargins {
     /// The share of failed requests may be greater by so much.
     pub errors: f64,
     /// Requests may take so many times as long, and a millisecond longer in any case.
@@ -89,9 +89,9 @@ pub struct Margins {
     pub recall: f64,
 }
 
-impl Default for Margins {
+impl Default for CanaryMargins {
     fn default() -> Self {
-        Margins { errors: 0.01, latency: 1.5, recall: 0.02 }
+        CanaryMargins { errors: 0.01, latency: 1.5, recall: 0.02 }
     }
 }
 
@@ -198,10 +198,10 @@ impl From<Sticky> for String {
     }
 }
 
-fn target<'a>(what: &str, version: Option<u64>, label: Option<&'a str>) -> Result<Target<'a>> {
+fn target<'a>(what: &str, version: Option<u64>, label: Option<&'a str>) -> Result<TrafficTarget<'a>> {
     match (version, label) {
-        (Some(version), None) => Ok(Target::Version(version)),
-        (None, Some(label)) => Ok(Target::Label(label)),
+        (Some(version), None) => Ok(TrafficTarget::Version(version)),
+        (None, Some(label)) => Ok(TrafficTarget::Label(label)),
         (None, None) => Err(Error::invalid(format!("{what}: got no version, expected `version` or `label`"))),
         (Some(_), Some(_)) => Err(Error::invalid(format!("{what}: got `version` and `label`, expected one of them"))),
     }
@@ -214,11 +214,11 @@ fn check_range(what: &str, value: f64, (least, most): (f64, f64)) -> Result<()> 
     }
 }
 
-impl fmt::Display for Target<'_> {
+impl fmt::Display for TrafficTarget<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Target::Version(version) => write!(f, "version {version}"),
-            Target::Label(label) => write!(f, "label `{label}`"),
+            TrafficTarget::Version(version) => write!(f, "version {version}"),
+            TrafficTarget::Label(label) => write!(f, "label `{label}`"),
         }
     }
 }
@@ -228,7 +228,7 @@ impl Canary {
     ///
     /// # Errors
     /// `Invalid` where none is named, or one in two ways.
-    pub fn target(&self) -> Result<Target<'_>> {
+    pub fn target(&self) -> Result<TrafficTarget<'_>> {
         target("canary", self.version, self.label.as_deref())
     }
 
@@ -253,7 +253,7 @@ impl Shadow {
     ///
     /// # Errors
     /// `Invalid` where none is named, or one in two ways.
-    pub fn target(&self) -> Result<Target<'_>> {
+    pub fn target(&self) -> Result<TrafficTarget<'_>> {
         target("shadow", self.version, self.label.as_deref())
     }
 
@@ -280,7 +280,7 @@ impl Traffic {
     }
 
     /// The versions that are meant, each with the part that it plays.
-    pub fn targets(&self) -> impl Iterator<Item = (&'static str, Target<'_>)> {
+    pub fn targets(&self) -> impl Iterator<Item = (&'static str, TrafficTarget<'_>)> {
         let canary = self.canary.as_ref().and_then(|canary| Some(("canary", canary.target().ok()?)));
         canary.into_iter().chain(self.shadow.as_ref().and_then(|shadow| Some(("shadow", shadow.target().ok()?))))
     }
@@ -319,9 +319,12 @@ mod tests {
         let text = r#"{"canary": {"version": 8, "share": 0.05}, "shadow": {"label": "next", "share": 1}}"#;
         let traffic = read(text).unwrap();
         let canary = traffic.canary.as_ref().unwrap();
-        assert_eq!((canary.target().unwrap(), canary.sticky.header()), (Target::Version(8), Some("x-sterling-sticky")));
-        assert!(canary.automatic && canary.margins == Margins::default() && canary.window_seconds == 600);
-        assert_eq!(traffic.shadow.as_ref().unwrap().target().unwrap(), Target::Label("next"));
+        assert_eq!(
+            (canary.target().unwrap(), canary.sticky.header()),
+            (TrafficTarget::Version(8), Some("x-sterling-sticky"))
+        );
+        assert!(canary.automatic && canary.margins == CanaryMargins::default() && canary.window_seconds == 600);
+        assert_eq!(traffic.shadow.as_ref().unwrap().target().unwrap(), TrafficTarget::Label("next"));
         assert_eq!(read(&serde_json::to_string(&traffic).unwrap()).unwrap(), traffic);
         assert_eq!(
             traffic.told(),

@@ -46,7 +46,7 @@ impl History {
             share: self.share,
             sticky: Sticky::User,
             automatic: true,
-            margins: Margins::default(),
+            margins: CanaryMargins::default(),
             window_seconds: 600,
             stopped: None,
         };
@@ -175,5 +175,5 @@ fn what_was_behind_long_ago_counts_no_more() {
     }
     assert!(watch.judge(Duration::from_secs(2)).is_some());
     assert_eq!(watch.judge(Duration::from_secs(700)), None);
-    assert_eq!(watch.observed(Duration::from_secs(700)), Observed::default());
+    assert_eq!(watch.observed(Duration::from_secs(700)), BothSeen::default());
 }

@@ -55,7 +55,7 @@ impl SideSeen {
 
 /// What was seen of both.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Observed {
+pub struct BothSeen {
     /// Of the active version.
     pub active: SideSeen,
     /// Of the canary.
@@ -106,8 +106,8 @@ impl Watch {
     }
 
     /// What is in the window.
-    pub fn observed(&self, now: Duration) -> Observed {
+    pub fn observed(&self, now: Duration) -> BothSeen {
         let both = self.window.total(now);
-        Observed { active: SideSeen::of(&both.active), canary: SideSeen::of(&Counts::sum(&both.canary)) }
+        BothSeen { active: SideSeen::of(&both.active), canary: SideSeen::of(&Counts::sum(&both.canary)) }
     }
 }

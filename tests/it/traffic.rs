@@ -220,7 +220,9 @@ fn a_canary_that_is_slow_is_rolled_back() {
     let store = catalogue(10, 3);
     wish(&store, "1");
     let line = |n: u32| format!("{{\"id\": {n}, \"embedding\": [{}, {}]}}\n", n % 173, n % 211 + 1);
-    put(store.path(), &vectors(store.path(), &(0..40_000).map(line).collect::<String>())).unwrap();
+    let mut publication = vectors(store.path(), &(0..40_000).map(line).collect::<String>());
+    publication.recipe.index.lists = 4;
+    put(store.path(), &publication).unwrap();
     let server = start(store.path());
     set(&server, &json!({"canary": {"version": 2, "share": 0.5}}));
     // Every item is looked at, of ten and of forty thousand.

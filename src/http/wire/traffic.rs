@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::registry::TrafficNow;
-use crate::traffic::{Canary, Observed, Shadow, SideSeen, Traffic};
+use crate::traffic::{BothSeen, Canary, Shadow, SideSeen, Traffic};
 
 /// Where the requests of a model are to go that pin no version.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -158,7 +158,7 @@ impl From<SideSeen> for SeenInfo {
 pub fn traffic_info(model: String, now: TrafficNow) -> TrafficResponse {
     let canary = now.setting.canary.map(|setting| {
         let run = now.canary.as_ref();
-        let Observed { active, canary } = run.map(|run| run.observed()).unwrap_or_default();
+        let BothSeen { active, canary } = run.map(|run| run.observed()).unwrap_or_default();
         CanaryInfo {
             setting,
             serving: run.map(|run| run.loaded().version()),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Store, check_name};
 use crate::error::{Error, Kind, Result};
-use crate::traffic::{Target, Traffic};
+use crate::traffic::{Traffic, TrafficTarget};
 
 /// The file of a model's wish.
 pub const WISH_FILE: &str = "wish.json";
@@ -60,10 +60,10 @@ impl Wish {
     }
 
     /// The version that is meant.
-    pub fn version_of(&self, target: Target<'_>) -> Option<u64> {
+    pub fn version_of(&self, target: TrafficTarget<'_>) -> Option<u64> {
         match target {
-            Target::Version(version) => Some(version),
-            Target::Label(label) => self.labels.get(label).copied(),
+            TrafficTarget::Version(version) => Some(version),
+            TrafficTarget::Label(label) => self.labels.get(label).copied(),
         }
     }
 
