@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::choice::Watched;
+use super::watched::Watched;
 use crate::engine::{Engine, Passes, Terms};
 use crate::error::Kind;
 use crate::pass::{self, Prepared};

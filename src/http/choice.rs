@@ -4,24 +4,20 @@
 //! that of the key in its header, or of its id; where a key would lie in the requests themselves, the active one.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::extract::Request;
-use axum::http::{HeaderName, HeaderValue, Uri};
-use axum::response::Response;
+use axum::http::Uri;
 use serde::Serialize;
 
 use super::app::App;
 use super::call_id::CallId;
 use super::position::seen;
-use crate::error::{Error, Kind, Result};
+use super::watched::Watched;
+use crate::error::Result;
 use crate::registry::{CanaryRun, Loaded, ShadowRun, Unpinned};
 use crate::request::{Features, User};
-use crate::traffic::{Place, Side, Sticky};
+use crate::traffic::{Side, Sticky};
 use crate::view::View;
-
-/// Says of an answer whether the canary gave it, where a model has one.
-const ROLE: HeaderName = HeaderName::from_static("x-sterling-role");
 
 /// A version and a view of it.
 #[derive(Clone)]
@@ -107,11 +103,10 @@ impl Choice {
                 Some(key) => key.clone(),
                 None => key_of(canary.run.sticky(), asker)?,
             };
-            let by = canary.run.side(&key);
-            let watched = Watched { run: canary.run.clone(), by, begun: Instant::now() };
-            Some((if by.1 == Side::Canary { &canary.version } else { &self.version }, watched))
+            let watched = Watched::of(&canary.run, &key);
+            Some((if watched.side() == Side::Canary { &canary.version } else { &self.version }, watched))
         });
-        let is_canary = chosen.as_ref().is_some_and(|(_, watched)| watched.by.1 == Side::Canary);
+        let is_canary = chosen.as_ref().is_some_and(|(_, watched)| watched.side() == Side::Canary);
         let shadow = self.shadow.as_ref().filter(|_| !is_canary && !matches!(asker, Asker::Several));
         let (version, watched) = chosen.map_or((&self.version, None), |(version, watched)| (version, Some(watched)));
         let shadow = shadow.map(|shadow| (shadow.clone(), self.id.clone()));
@@ -141,49 +136,6 @@ fn key_of(sticky: &Sticky, asker: &Asker<'_>) -> Option<Vec<u8>> {
 
 fn bytes(of: &impl Serialize) -> Option<Vec<u8>> {
     postcard::to_allocvec(of).ok()
-}
-
-/// A request that is looked at beside those of the other version.
-#[derive(Clone)]
-pub(super) struct Watched {
-    run: Arc<CanaryRun>,
-    by: (Place, Side),
-    begun: Instant,
-}
-
-impl Watched {
-    /// Takes note of how the request ended. A refusal for want of room says nothing of a version.
-    pub(super) fn ended(&self, failure: Option<&Error>) {
-        match failure.map(Error::kind) {
-            Some(Kind::Overloaded | Kind::NotReady) => {}
-            Some(_) => self.run.ended(self.by, None),
-            None => self.run.ended(self.by, Some(self.begun.elapsed())),
-        }
-    }
-
-    /// Takes note of how much of the exact answer was served.
-    pub(super) fn audited(&self, wanted: usize, found: usize) {
-        if wanted > 0 {
-            self.run.audited(self.by, found as f64 / wanted as f64);
-        }
-    }
-
-    /// How many times as often as others it is audited.
-    pub(super) fn audited_times(&self) -> f64 {
-        self.run.audited_times(self.by.1)
-    }
-
-    /// Which version answers it.
-    pub(super) fn side(&self) -> Side {
-        self.by.1
-    }
-}
-
-/// Says in an answer which version gave it, where there was a choice.
-pub(super) fn tell(watched: Option<&Watched>, response: &mut Response) {
-    if let Some(watched) = watched {
-        response.headers_mut().insert(ROLE, HeaderValue::from_static(watched.side().name()));
-    }
 }
 
 #[cfg(test)]

@@ -16,9 +16,10 @@ use super::access::Caller;
 use super::answer::{Held, Outcome, Told, json};
 use super::app::App;
 use super::bodies::is_json;
-use super::choice::{self, Asker, Choice, Chosen, Version};
+use super::choice::{Asker, Choice, Chosen, Version};
 use super::passes::{Ready, prepared_each, side_by_side};
 use super::paths::Names;
+use super::watched;
 use super::wire::{
     self, InferenceError, InferenceModel, InferenceReady, InferenceRequest, InferenceResponse, InferenceServer, Shape,
 };
@@ -163,7 +164,7 @@ async fn inferred(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
     let kind = if answer.header.is_some() { "application/octet-stream" } else { "application/json" };
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response.headers_mut().extend(answer.header.map(|length| (HEADER_LENGTH, length.into())));
-    choice::tell(watched.as_ref(), &mut response);
+    watched::tell(watched.as_ref(), &mut response);
     Ok(response)
 }
 

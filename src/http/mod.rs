@@ -45,6 +45,7 @@ mod tls;
 mod trace_context;
 mod traces;
 mod traffic;
+mod watched;
 pub mod wire;
 mod worst;
 

@@ -13,12 +13,13 @@ use super::answer::{Outcome, Share, Timing, json, problem, reply};
 use super::app::App;
 use super::audit::{self, Again};
 use super::bodies::Whole;
-use super::choice::{self, Asker, Choice, Chosen, Version, Watched};
+use super::choice::{Asker, Choice, Chosen, Version};
 use super::form::Form;
 use super::pages::Page;
 use super::paths::{Names, PathNames};
 use super::shadow::{Given, Mirrored};
 use super::slow::Passed;
+use super::watched::{self, Watched};
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, Problem, RankRequest, Reply, Retrievals, RetrieveOneOrMany,
     RetrieveResponse, RetrievedOneOrMany, Served, Shape,
@@ -187,7 +188,7 @@ async fn retrieve(app: &Arc<App>, choice: Choice, body: Whole, (caller, form): (
             let entries = results.into_iter().map(|r| r.unwrap_or_else(|e| problem(&e).into())).collect();
             let answer = reply(Reply::many(told, entries), Timing::default(), share, form)?;
             let mut response = (Extension(passed), answer).into_response();
-            choice::tell(watched.as_ref(), &mut response);
+            watched::tell(watched.as_ref(), &mut response);
             Ok(response)
         }
     }
@@ -247,7 +248,8 @@ fn compare(
         tokio::spawn(async move { again.run(&app.engine, &served).await });
     }
     if let Some((mirrored, given)) = mirrored.zip(Given::of(version, answer)) {
-        tokio::spawn(mirrored.run(app.clone(), given));
+        let app = app.clone();
+        tokio::spawn(async move { mirrored.run(&app.engine, &app.shadows.worst, given).await });
     }
 }
 
@@ -280,7 +282,7 @@ async fn one(app: &Arc<App>, single: Single, form: Form) -> Outcome {
     let entry = items(answer, &view, &columns, &shape)?.with_cursor(cursor);
     let timing = Timing::of(entry.steps());
     let mut response = (Extension(passed), reply(Reply::one(told, entry), timing, share, form)?).into_response();
-    choice::tell(watched.as_ref(), &mut response);
+    watched::tell(watched.as_ref(), &mut response);
     Ok(response)
 }
 
@@ -320,6 +322,6 @@ async fn embed(app: &App, choice: Choice, body: Whole) -> Outcome {
     }
     let passed = Passed { engine: begun.elapsed(), ..Passed::of(&told) };
     let mut response = (Extension(passed), json(&wire::embedding(told, answer?)?)).into_response();
-    choice::tell(watched.as_ref(), &mut response);
+    watched::tell(watched.as_ref(), &mut response);
     Ok(response)
 }

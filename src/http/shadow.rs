@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::app::App;
 use super::slow::millis;
 use super::wire::ShadowDiff;
 use super::worst::Worst;
-use crate::engine::Terms;
+use crate::engine::{Engine, Passes, Terms};
 use crate::error::{Error, Kind, Result};
 use crate::pass;
 use crate::registry::ShadowRun;
@@ -100,10 +99,10 @@ impl Shadows {
 
 impl Mirrored {
     /// Asks the shadow, and holds its answer against what was served.
-    pub(super) async fn run(self, app: Arc<App>, given: Given) {
+    pub(super) async fn run(self, engine: &Engine<Passes>, worst: &Worst<ShadowDiff>, given: Given) {
         let Mirrored { run, request, id, _turn } = self;
         let model = run.loaded().name().to_owned();
-        let answer = match asked(&app, &run, request).await {
+        let answer = match asked(engine, &run, request).await {
             Err(e) if matches!(e.kind(), Kind::Overloaded | Kind::NotReady) => return count(&model, "no_room"),
             answer => answer,
         };
@@ -115,7 +114,7 @@ impl Mirrored {
         let Ok(compared) = compared.await else { return };
         compared.tell(&model);
         let Compared { diff, .. } = compared;
-        app.shadows.worst.note((1e9 * (1.0 - diff.overlap) + diff.displacement * 1e3) as u64, || ShadowDiff {
+        worst.note((1e9 * (1.0 - diff.overlap) + diff.displacement * 1e3) as u64, || ShadowDiff {
             time: telemetry::now(),
             id,
             model,
@@ -126,12 +125,12 @@ impl Mirrored {
 }
 
 /// What the shadow answers.
-async fn asked(app: &App, run: &ShadowRun, request: Request) -> Result<Answer> {
-    app.engine.admits(None)?;
+async fn asked(engine: &Engine<Passes>, run: &ShadowRun, request: Request) -> Result<Answer> {
+    engine.admits(None)?;
     let view = run.loaded().view();
     let prepared = tokio::task::spawn_blocking(move || pass::prepare(&view, request));
     let prepared = prepared.await.map_err(|e| Error::internal(format!("a shadow's request: {e}")))??;
-    app.engine.submit(prepared, Terms { timeout: Some(TIMEOUT), priority: Priority::Batch }).await
+    engine.submit(prepared, Terms { timeout: Some(TIMEOUT), priority: Priority::Batch }).await
 }
 
 /// What a comparison found.
