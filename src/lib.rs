@@ -47,6 +47,7 @@ pub mod telemetry;
 pub mod tensor;
 pub mod topk;
 pub mod tower;
+pub mod traffic;
 pub mod trial;
 pub mod units;
 pub mod value;

@@ -116,11 +116,12 @@ class Client:
         features: Mapping[str, Any] | None = None,
         vector: np.ndarray | Sequence[float] | None = None,
         k: int = 20,
+        sticky: str | None = None,
         **fields: Any,
     ) -> Ranked:
         """The best ``k`` items for a user's features or a query vector; ``fields`` are those of ``docs/API.md``: ``filter``, ``exclude``,
-        ``columns``, ``candidates``, ``constants``, ``timeout_ms`` and others."""
-        return self._items(f"{model}:retrieve", _user(features, vector) | {"k": k} | fields)
+        ``columns``, ``candidates``, ``constants``, ``timeout_ms`` and others. Beside a canary requests of one ``sticky`` key are answered by one version."""
+        return self._items(f"{model}:retrieve", _user(features, vector) | {"k": k} | fields, sticky)
 
     def pages(
         self,
@@ -146,30 +147,51 @@ class Client:
         *,
         features: Mapping[str, Any] | None = None,
         vector: np.ndarray | Sequence[float] | None = None,
+        sticky: str | None = None,
         **fields: Any,
     ) -> Ranked:
         """The scores of items that the caller names."""
-        return self._items(f"{model}:rank", _user(features, vector) | {"items": items} | fields)
+        return self._items(f"{model}:rank", _user(features, vector) | {"items": items} | fields, sticky)
 
-    def embed(self, model: str, features: Mapping[str, Any]) -> np.ndarray:
+    def embed(self, model: str, features: Mapping[str, Any], *, sticky: str | None = None) -> np.ndarray:
         """The query embedding of features, f32 ``[D]``, or ``[Tq × D]`` of a model with several queries."""
-        return np.asarray(self._call(f"{model}:embed", {"features": features}).json()["embedding"], np.float32)
+        answer = self._call("POST", f"{model}:embed", {"features": features}, _sticking(sticky))
+        return np.asarray(answer.json()["embedding"], np.float32)
 
-    def _items(self, call: str, body: Mapping[str, Any]) -> Ranked:
+    def traffic(self, model: str) -> dict[str, Any]:
+        """The canary and the shadow of a model, and what this server has seen of them; ``docs/API.md`` has the fields."""
+        return self._call("GET", f"{model}/traffic").json()
+
+    def set_traffic(
+        self,
+        model: str,
+        *,
+        canary: Mapping[str, Any] | None = None,
+        shadow: Mapping[str, Any] | None = None,
+        revision: int | None = None,
+    ) -> dict[str, Any]:
+        """Says at all servers of the store which version answers a share of the requests (``canary={"version": 8, "share": 0.05}``) and which one is asked
+        some as well (``shadow={"version": 8, "share": 0.1}``); what is left out is none. With the ``revision`` that `traffic` told it is refused
+        (409) where somebody else has changed it since."""
+        body = {"canary": canary, "shadow": shadow, "revision": revision}
+        return self._call("PUT", f"{model}/traffic", {key: value for key, value in body.items() if value is not None}).json()
+
+    def _items(self, call: str, body: Mapping[str, Any], sticky: str | None = None) -> Ranked:
+        headers = _sticking(sticky)
         if not self._arrow:
-            return _ranked(self._call(call, body).json())
-        answer = self._call(call, body, {"accept": ARROW})
+            return _ranked(self._call("POST", call, body, headers).json())
+        answer = self._call("POST", call, body, headers | {"accept": ARROW})
         # What stands between may answer in its own way.
         return _of_arrow(answer.content) if answer.headers.get("content-type") == ARROW else _ranked(answer.json())
 
-    def _call(self, call: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
-        content = json.dumps(_plain(body), allow_nan=False).encode()
+    def _call(self, method: str, call: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None) -> Any:
+        content = b"" if body is None else json.dumps(_plain(body), allow_nan=False).encode()
         headers = dict(headers or {})
         if self._compression and len(content) >= COMPRESSED:
             content, headers["content-encoding"] = gzip.compress(content, 1), "gzip"
         end = time.monotonic() + self.patience
         for left in range(self.retries, -1, -1):
-            answer = self._http.post(f"/v1/models/{call}", content=content, headers=headers)
+            answer = self._http.request(method, f"/v1/models/{call}", content=content, headers=headers)
             if answer.status_code == 200:
                 return answer
             problem = _problem(answer)
@@ -187,6 +209,10 @@ def _user(features: Mapping[str, Any] | None, vector: Any) -> dict[str, Any]:
         return {"vector": _packed(np.asarray(vector))}
     is_numbers = lambda x: isinstance(x, np.ndarray) and np.issubdtype(x.dtype, np.floating)  # noqa: E731
     return {"features": {name: {"base64": _packed(x)} if is_numbers(x) else x for name, x in features.items()}}
+
+
+def _sticking(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"x-sterling-sticky": key}
 
 
 def _packed(numbers: np.ndarray) -> str:

@@ -71,6 +71,25 @@ def test_items_become_a_data_frame(server):
     assert len(frame) == 3
 
 
+def test_traffic_is_told_and_changed_by_who_has_read_it_last(server):
+    with sterling.Client(server.url) as client:
+        plain = client.retrieve("tiny", features=FEATURES, k=5)
+        assert (client.retrieve("tiny", features=FEATURES, k=5, sticky="user-1").ids == plain.ids).all()
+        assert client.traffic("tiny") == {"model": "tiny", "revision": 0, "active": 1}
+        with pytest.raises(sterling.RequestError, match="version 9") as refused:
+            client.set_traffic("tiny", shadow={"version": 9, "share": 0.5})
+        assert refused.value.status == 404
+        told = client.set_traffic("tiny", shadow={"version": 1, "share": 0.5, "per_second": 5}, revision=0)
+        # It is the version that answers anyway.
+        assert told["shadow"] == {"setting": {"version": 1, "share": 0.5, "per_second": 5.0}} and told["revision"] == 1
+        with pytest.raises(sterling.RequestError, match="sterling activate"):
+            client.set_traffic("tiny", canary={"version": 1, "share": 0.5})
+        with pytest.raises(sterling.RequestError, match="expected revision 0") as refused:
+            client.set_traffic("tiny", revision=0)
+        assert refused.value.status == 409
+        assert "shadow" not in client.set_traffic("tiny", revision=1)
+
+
 def test_what_is_wrong_is_told_and_not_sent_again(server):
     with sterling.Client(server.url) as client:
         with pytest.raises(sterling.RequestError, match="field `k`") as wrong:

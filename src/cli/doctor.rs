@@ -113,6 +113,7 @@ fn tell(observed: &Observed) -> Result<()> {
             let versions: Vec<String> =
                 seen.versions.iter().map(|(version, digest)| format!("{version} {digest}")).collect();
             let wished = seen.wished.map_or("the newest".into(), |version| format!("version {version}"));
+            let wished = [vec![wished], seen.traffic.clone()].concat().join(", ");
             say(format_args!("store {}: {model} versions {}; wished is {wished}", store.name, versions.join(", ")))?;
         }
     }

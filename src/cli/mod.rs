@@ -25,6 +25,7 @@ mod route;
 mod score;
 mod serve;
 mod store;
+mod traffic;
 mod trial;
 mod wish;
 
@@ -57,6 +58,10 @@ enum Command {
     Activate(wish::Activate),
     /// Let a label point to a version of a model, at all servers of a store.
     Label(wish::Label),
+    /// Let a version answer a share of a model's requests, and none once it falls behind, at all servers of a store.
+    Canary(traffic::Canary),
+    /// Ask a version a share of a model's requests as well, and compare its answers, at all servers of a store.
+    Shadow(traffic::Shadow),
     /// Answer over HTTP from the store's newest versions.
     Serve(serve::Serve),
     /// Answer over HTTP from the servers of all shards of a version, as one server of the whole would.
@@ -93,6 +98,8 @@ pub fn run() -> ExitCode {
         Command::Calibrate(command) => command.run(),
         Command::Activate(command) => command.run(),
         Command::Label(command) => command.run(),
+        Command::Canary(command) => command.run(),
+        Command::Shadow(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::Score(command) => command.run(),
         Command::Compact(command) => command.run(),

@@ -65,7 +65,7 @@ impl Activate {
         }
         let now = match before.version == version {
             true => before,
-            false => store.change_wish(model, &before, |wish| wish.version = version)?,
+            false => store.change_wish(model, &before, |wish| wish.answer(version))?,
         };
         tell(model, &now)
     }
@@ -87,6 +87,7 @@ impl Label {
     }
 }
 
-fn tell(model: &str, wish: &Wish) -> Result<()> {
+/// Says what is wished of a model.
+pub(super) fn tell(model: &str, wish: &Wish) -> Result<()> {
     say(format_args!("{model}: {}, revision {}", wish.told(), wish.revision))
 }

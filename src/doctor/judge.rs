@@ -255,6 +255,7 @@ mod tests {
             wished: Some(3),
             stands: Some(3),
             labels: BTreeMap::from([("stable".into(), 3)]),
+            traffic: Vec::new(),
         };
         let store = StoreSeen { name: "st".into(), why: None, models: BTreeMap::from([("m".into(), model)]) };
         let servers = [(0, 0), (1, 0), (2, 1), (3, 1)].map(server).into();

@@ -98,4 +98,6 @@ pub struct ModelSeen {
     pub stands: Option<u64>,
     /// Where labels are wished to point.
     pub labels: BTreeMap<String, u64>,
+    /// The canary and the shadow that are wished, in words.
+    pub traffic: Vec<String>,
 }

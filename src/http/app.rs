@@ -11,9 +11,10 @@ use super::bodies::Bodies;
 use super::meters::AnswerMeters;
 use super::options::Options;
 use super::pages::Pages;
-use super::slow::SlowCalls;
+use super::shadow::Shadows;
 use super::traces::Traces;
-use super::wire::{self, ModelInfo, Served};
+use super::wire::{self, ModelInfo, Served, SlowCall};
+use super::worst::Worst;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feed, Feeds, Merges};
@@ -36,7 +37,7 @@ pub(super) struct Entrance {
     /// Who may do what.
     pub(super) access: AccessControl,
     /// Where the slowest calls are kept.
-    pub(super) slow: SlowCalls,
+    pub(super) slow: Worst<SlowCall>,
     /// Where traces go.
     pub(super) traces: Traces,
 }
@@ -67,6 +68,8 @@ pub struct App {
     pub(super) merges: Option<Merges>,
     /// Which answers are held against exact ones.
     pub(super) audit: Audit,
+    /// Which answers are held against those of other versions.
+    pub(super) shadows: Shadows,
     /// How long a call waits for the position that it wants to see.
     pub(super) updates_wait: Duration,
 }
@@ -86,6 +89,7 @@ impl App {
             feeds: None,
             merges: None,
             audit: Audit::new(0.0),
+            shadows: Shadows::default(),
             updates_wait: Duration::from_secs(1),
         }
     }

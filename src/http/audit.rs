@@ -1,7 +1,8 @@
 //! The online audit: a sampled share of retrievals is run again exactly beside the answer, after all that somebody waits for.
 //!
 //! One runs at a time, in the lane of batches, and none that would be refused for its cost or where the engine is full: an audit takes
-//! what requests leave. What it finds is two counters, whose quotient is the recall@K of what was served.
+//! what requests leave. What it finds is two counters, whose quotient is the recall@K of what was served. Beside a canary both versions are audited as
+//! often, whatever their shares, and what is found of the canary is told of the canary alone.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -11,10 +12,12 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::watched::Watched;
 use crate::engine::{Engine, Passes, Terms};
 use crate::error::Kind;
 use crate::pass::{self, Prepared};
 use crate::request::{Answer, Content, Priority, Reading, Request, Retrieve};
+use crate::traffic::Side;
 use crate::units::ItemId;
 use crate::view::View;
 
@@ -38,6 +41,8 @@ pub(super) struct Turn {
 pub(super) struct Again {
     prepared: Prepared,
     model: String,
+    /// Where the answer was given beside a canary.
+    watched: Option<Watched>,
     _turn: Turn,
 }
 
@@ -47,13 +52,13 @@ impl Audit {
         Audit { share, asked: AtomicU64::new(0), chance: RandomState::new(), turn: Arc::new(Semaphore::new(1)) }
     }
 
-    /// A turn for one retrieval of so many, where none is under way.
-    pub(super) fn turn(&self) -> Option<Turn> {
+    /// A turn for one retrieval of so many, where none is under way; for one of a kind that is to be audited so many times as often as others.
+    pub(super) fn turn(&self, times: f64) -> Option<Turn> {
         if self.share <= 0.0 {
             return None;
         }
         let random = self.chance.hash_one(self.asked.fetch_add(1, Ordering::Relaxed));
-        let is_drawn = random as f64 <= self.share * u64::MAX as f64;
+        let is_drawn = random as f64 <= self.share * times * u64::MAX as f64;
         let permit = || self.turn.clone().try_acquire_owned().ok();
         is_drawn.then(permit).flatten().map(|_permit| Turn { _permit })
     }
@@ -61,13 +66,18 @@ impl Audit {
 
 impl Again {
     /// The exact form of a retrieval; none for one that is exact or that could not be run so.
-    pub(super) fn of(turn: Option<Turn>, view: &Arc<View>, request: &Retrieve) -> Option<Self> {
+    pub(super) fn of(
+        turn: Option<Turn>,
+        view: &Arc<View>,
+        request: &Retrieve,
+        watched: Option<&Watched>,
+    ) -> Option<Self> {
         let turn = turn.filter(|_| !request.exact)?;
         let reading = Reading { columns: Vec::new(), explain: false, ..request.reading.clone() };
         let exact = Retrieve { exact: true, probes: None, recall: None, reading, ..request.clone() };
         let model = view.main().manifest.name.clone();
         match pass::prepare(view, Request::Retrieve(exact)) {
-            Ok(prepared) => Some(Again { prepared, model, _turn: turn }),
+            Ok(prepared) => Some(Again { prepared, model, watched: watched.cloned(), _turn: turn }),
             Err(e) => {
                 count(&model, if e.kind() == Kind::TooCostly { "too_costly" } else { "failed" });
                 None
@@ -77,11 +87,19 @@ impl Again {
 
     /// Runs it when there is room, and holds what was `served` against it.
     pub(super) async fn run(self, engine: &Engine<Passes>, served: &[ItemId]) {
-        let Again { prepared, model, _turn } = self;
+        let Again { prepared, model, watched, _turn } = self;
         let view = prepared.view().clone();
         let terms = Terms { timeout: Some(TIMEOUT), priority: Priority::Batch };
         match engine.submit(prepared, terms).await {
-            Ok(exact) => tell(&model, served, &ids(&exact), &view),
+            Ok(exact) => {
+                let (wanted, found) = found(served, &ids(&exact));
+                if let Some(watched) = &watched {
+                    watched.audited(wanted, found);
+                }
+                if watched.is_none_or(|watched| watched.side() == Side::Active) {
+                    tell(&model, (wanted, found), &view);
+                }
+            }
             Err(e) => count(&model, if e.kind() == Kind::Overloaded { "no_room" } else { "failed" }),
         }
     }
@@ -95,10 +113,14 @@ pub(super) fn ids(answer: &Answer) -> Vec<ItemId> {
     }
 }
 
-fn tell(model: &str, served: &[ItemId], exact: &[ItemId], view: &View) {
+/// How many items an exact answer has, and how many of them were served.
+fn found(served: &[ItemId], exact: &[ItemId]) -> (usize, usize) {
     let served: BTreeSet<ItemId> = served.iter().copied().collect();
-    let found = exact.iter().filter(|id| served.contains(id)).count();
-    metrics::counter!("sterling_audit_wanted_total", "model" => model.to_owned()).increment(exact.len() as u64);
+    (exact.len(), exact.iter().filter(|id| served.contains(id)).count())
+}
+
+fn tell(model: &str, (wanted, found): (usize, usize), view: &View) {
+    metrics::counter!("sterling_audit_wanted_total", "model" => model.to_owned()).increment(wanted as u64);
     metrics::counter!("sterling_audit_found_total", "model" => model.to_owned()).increment(found as u64);
     count(model, "audited");
     let index = &view.main().index;

@@ -12,10 +12,10 @@ use super::access::Caller;
 use super::answer::{Held, Outcome, Refusal, json};
 use super::app::App;
 use super::paths::Names;
-use super::slow::WINDOW;
 use super::wire::{
     self, LabelList, LabelRequest, ModelInfo, ModelList, Problem, SlowResponse, VersionInfo, VersionList,
 };
+use super::worst::WINDOW;
 use crate::error::{Error, Result};
 use crate::registry::{Registry, VersionState, Which};
 
@@ -83,7 +83,7 @@ pub async fn delete_label(State(app): State<Arc<App>>, Names((model, label)): Na
 
 /// Changes what is in memory on a thread that answers nobody else: a load reads a whole snapshot, and what goes out of memory
 /// takes its time too.
-async fn manage<T: Send + 'static>(
+pub(super) async fn manage<T: Send + 'static>(
     app: &Arc<App>,
     change: impl FnOnce(&Registry) -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -143,6 +143,14 @@ fn version_list(model: String, states: Vec<VersionState>) -> VersionList {
     responses((status = 200, body = LabelList), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn labels(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
     Ok(json(&LabelList { labels: app.registry.labels(&model)?, model }))
+}
+
+/// The version that a label points to.
+#[utoipa::path(get, path = "/v1/models/{model}/labels/{label}", tag = "models",
+    params(("model" = String, Path, description = "The model's name"), ("label" = String, Path)),
+    responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn label(State(app): State<Arc<App>>, Names((model, label)): Names<(String, String)>) -> Outcome {
+    Ok(json(&app.info(&*app.registry.get(&model, Which::Label(&label))?)))
 }
 
 /// The query embeddings that the server has recorded of the version that answers, each a body of `:retrieve`, one a line: what

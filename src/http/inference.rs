@@ -16,13 +16,15 @@ use super::access::Caller;
 use super::answer::{Held, Outcome, Told, json};
 use super::app::App;
 use super::bodies::is_json;
+use super::choice::{Asker, Choice, Chosen, Version};
 use super::passes::{Ready, prepared_each, side_by_side};
 use super::paths::Names;
+use super::watched;
 use super::wire::{
     self, InferenceError, InferenceModel, InferenceReady, InferenceRequest, InferenceResponse, InferenceServer, Shape,
 };
 use crate::error::{Error, Result};
-use crate::registry::{Loaded, Which};
+use crate::registry::Which;
 
 /// Where the protocol's paths begin.
 pub(super) const PREFIX: &str = "/v2";
@@ -111,7 +113,8 @@ fn is_ready(app: &App, model: String, which: Which<'_>) -> Outcome {
     request_body = InferenceRequest,
     responses((status = 200, body = InferenceResponse), (status = "default", body = InferenceError)))]
 pub async fn infer(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
-    inferred(&app, app.registry.get(&model, Which::Active)?, request).await
+    let choice = Choice::unpinned(&app, app.registry.unpinned(&model)?, &request).await?;
+    inferred(&app, choice, request).await
 }
 
 /// The same of a version in memory.
@@ -124,10 +127,11 @@ pub async fn infer_version(
     Names((model, version)): Names<(String, u64)>,
     request: Request,
 ) -> Outcome {
-    inferred(&app, app.registry.get(&model, Which::Version(version))?, request).await
+    let choice = Choice::pinned(&app, app.registry.get(&model, Which::Version(version))?, request.uri()).await?;
+    inferred(&app, choice, request).await
 }
 
-async fn inferred(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outcome {
+async fn inferred(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
     let caller = request.extensions().get::<Caller>().cloned();
     app.engine.admits(None)?;
     let header = header_length(request.headers())?;
@@ -135,7 +139,7 @@ async fn inferred(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outco
         is_json(request.headers())?;
     }
     let body = app.bodies.read_lines(request).await?;
-    let view = model.view();
+    let Chosen { version: Version { model, view }, watched, .. } = choice.of(&Asker::Several);
     let told = app.served(&model, &view);
     let prepare = move |body: &[u8]| {
         let spec = &view.main().package.spec;
@@ -152,7 +156,7 @@ async fn inferred(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outco
         Ok((call, ready.into_iter().enumerate().map(row).collect::<Result<Vec<_>>>()?))
     };
     let (call, ready) = app.asides.prepare(body, prepare).await?;
-    let (results, share, passed) = side_by_side(app, &told, ready, caller).await?;
+    let (results, share, passed) = side_by_side(app, &told, ready, (caller, watched.as_ref())).await?;
     let entries = results.into_iter().enumerate().map(|(n, result)| result.map_err(|e| e.within(format!("row {n}"))));
     let answer = wire::inference_answer(&call, &told, entries.collect::<Result<Vec<_>>>()?)?;
     let body = Bytes::from_owner(Held { lines: answer.body, _share: share });
@@ -160,6 +164,7 @@ async fn inferred(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outco
     let kind = if answer.header.is_some() { "application/octet-stream" } else { "application/json" };
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response.headers_mut().extend(answer.header.map(|length| (HEADER_LENGTH, length.into())));
+    watched::tell(watched.as_ref(), &mut response);
     Ok(response)
 }
 

@@ -76,7 +76,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
         });
     }
     if VERBS.contains(&call) || call == "infer" {
-        host.entrance().slow.note(took, || SlowCall {
+        host.entrance().slow.note(took.as_micros() as u64, || SlowCall {
             time: telemetry::now(),
             id: id.to_str().unwrap_or_default().to_owned(),
             trace,

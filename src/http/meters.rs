@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use metrics::{Counter, Histogram, counter, histogram};
 
 /// The labels of calls; whatever has none of them is the last.
-const CALLS: [&str; 31] = [
+const CALLS: [&str; 33] = [
     "retrieve",
     "rank",
     "embed",
@@ -32,6 +32,8 @@ const CALLS: [&str; 31] = [
     "merge",
     "queries",
     "slow",
+    "traffic",
+    "shadow",
     "metrics",
     "health",
     "openapi",
@@ -70,9 +72,14 @@ struct CallMeters {
 }
 
 /// The metrics of all calls.
-#[derive(Default)]
 pub(super) struct AnswerMeters {
     calls: [CallMeters; CALLS.len()],
+}
+
+impl Default for AnswerMeters {
+    fn default() -> Self {
+        AnswerMeters { calls: std::array::from_fn(|_| CallMeters::default()) }
+    }
 }
 
 impl AnswerMeters {

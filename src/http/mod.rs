@@ -5,7 +5,7 @@
 //! Handlers read a request with [`wire`], hand it to the engine and write the answer; nothing here knows how a pass
 //! works. A call is named by a verb after a colon (`/v1/models/debian:retrieve`), which routers do not split, so `paths`
 //! does. `passes` are the calls that workers answer, `calls` those about models, `inference` those of another protocol. `layers` holds what every call shares: ids, metrics, `Server-Timing`; `form` is the form of an answer, `coding` its coding and that of a body,
-//! `pages` what cursors mean. `parts` is what routers ask of a server, `routed` the
+//! `pages` what cursors mean. `choice` is which version answers a call, `audit` and `shadow` hold answers against others, `traffic` are the calls that say so. `parts` is what routers ask of a server, `routed` the
 //! edge of a router itself: the same calls, answered by shards.
 
 mod access;
@@ -17,6 +17,7 @@ mod bodies;
 mod browse;
 mod call_id;
 mod calls;
+mod choice;
 mod coding;
 mod connections;
 mod console;
@@ -36,13 +37,17 @@ mod position;
 mod routed;
 mod routes;
 mod server;
+mod shadow;
 mod slow;
 mod streams;
 mod table;
 mod tls;
 mod trace_context;
 mod traces;
+mod traffic;
+mod watched;
 pub mod wire;
+mod worst;
 
 pub use access::{AccessControl, AccessOptions, Door, NewKey, Role, new_key};
 pub use app::App;

@@ -7,7 +7,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement
 use utoipa::openapi::{KnownFormat, ObjectBuilder, Required, SchemaFormat, Type};
 
 use super::answer::json;
-use super::{browse, calls, console, inference, items, parts, passes};
+use super::{browse, calls, console, inference, items, parts, passes, traffic};
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -31,6 +31,11 @@ use super::{browse, calls, console, inference, items, parts, passes};
         calls::labels,
         calls::put_label,
         calls::delete_label,
+        calls::label,
+        traffic::traffic,
+        traffic::put_traffic,
+        traffic::delete_traffic,
+        traffic::shadow,
         browse::find,
         browse::column,
         browse::index,

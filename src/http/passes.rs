@@ -11,13 +11,15 @@ use futures_util::future::join_all;
 use super::access::Caller;
 use super::answer::{Outcome, Share, Timing, json, problem, reply};
 use super::app::App;
-use super::audit::{self, Again, Turn};
+use super::audit::{self, Again};
 use super::bodies::Whole;
+use super::choice::{Asker, Choice, Chosen, Version};
 use super::form::Form;
 use super::pages::Page;
 use super::paths::{Names, PathNames};
-use super::position::seen;
+use super::shadow::{Given, Mirrored};
 use super::slow::Passed;
+use super::watched::{self, Watched};
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, Problem, RankRequest, Reply, Retrievals, RetrieveOneOrMany,
     RetrieveResponse, RetrievedOneOrMany, Served, Shape,
@@ -34,7 +36,10 @@ pub(super) const VERBS: [&str; 4] = ["retrieve", "rank", "embed", "pass"];
 
 /// `:retrieve`, `:rank` or `:embed` of the version that answers.
 pub async fn of_active(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
-    dispatch(&app, app.registry.get(&model, Which::Active)?, request).await
+    // What cannot be in time need not be read; what the gate could not tell ends here.
+    app.engine.admits(None)?;
+    let choice = Choice::unpinned(&app, app.registry.unpinned(&model)?, &request).await?;
+    dispatch(&app, choice, request).await
 }
 
 /// The same of the version that the path names.
@@ -43,7 +48,7 @@ pub async fn of_version(
     Names((model, version)): Names<(String, u64)>,
     request: Request,
 ) -> Outcome {
-    dispatch(&app, app.registry.get(&model, Which::Version(version))?, request).await
+    of_pinned(&app, app.registry.get(&model, Which::Version(version))?, request).await
 }
 
 /// The same of the version that a label points to.
@@ -52,27 +57,30 @@ pub async fn of_label(
     Names((model, label)): Names<(String, String)>,
     request: Request,
 ) -> Outcome {
-    dispatch(&app, app.registry.get(&model, Which::Label(&label))?, request).await
+    of_pinned(&app, app.registry.get(&model, Which::Label(&label))?, request).await
 }
 
-async fn dispatch(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outcome {
+async fn of_pinned(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outcome {
+    app.engine.admits(None)?;
+    let choice = Choice::pinned(app, model, request.uri()).await?;
+    dispatch(app, choice, request).await
+}
+
+async fn dispatch(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
     let verb = request.extensions().get::<PathNames>().map_or("", PathNames::call);
     let (caller, form) = (request.extensions().get::<Caller>().cloned(), Form::of(&request));
-    // What cannot be in time need not be read; what the gate could not tell ends here.
-    app.engine.admits(None)?;
-    let view = seen(app, &model, request.uri()).await?;
     let body = app.bodies.read(request).await?;
     match verb {
-        "retrieve" => retrieve(app, &model, view, body, (caller, form)).await,
-        "rank" => rank(app, &model, view, body, form).await,
-        _ => embed(app, &model, view, body).await,
+        "retrieve" => retrieve(app, choice, body, (caller, form)).await,
+        "rank" => rank(app, choice, body, form).await,
+        _ => embed(app, choice, body).await,
     }
 }
 
 /// What a body asks for, ready to run.
 enum Asked {
     One(Box<Single>),
-    Many(Vec<Ready>),
+    Many(Chosen, Vec<Ready>),
 }
 
 /// One request, ready to run.
@@ -80,26 +88,31 @@ struct Single {
     prepared: Prepared,
     terms: Terms,
     shape: Shape,
+    /// What answers it.
+    model: Arc<Loaded>,
     /// Where its answer is to be audited.
     again: Option<Box<Again>>,
     /// Where its answer is to be a page.
     page: Option<Page>,
+    /// Where it was chosen what answers it.
+    watched: Option<Watched>,
+    /// Where a shadow is to be asked as well.
+    mirrored: Option<Box<Mirrored>>,
 }
 
-/// What a call sees: the edge, a version, and a view of it.
-struct Seen {
-    app: Arc<App>,
-    model: Arc<Loaded>,
-    view: Arc<View>,
-}
-
-fn prepare_retrievals(seen: &Seen, turn: Option<Turn>, body: &[u8]) -> Result<Asked> {
-    let view = &seen.view;
-    let requests = match wire::retrievals(body)? {
-        Retrievals::One(request, terms, shape) => return single(seen, turn, *request, (terms, shape)),
-        Retrievals::Many(requests) => requests,
-    };
-    prepared_each(view, requests).map(Asked::Many)
+fn prepare_retrievals(app: &App, choice: &Choice, body: &[u8]) -> Result<Asked> {
+    match wire::retrievals(body)? {
+        Retrievals::One(request, terms, shape) => {
+            let chosen = choice.of(&Asker::User(&request.user));
+            let single = retrieval(app, chosen, *request, (terms, shape));
+            single.map(|single| Asked::One(Box::new(single)))
+        }
+        Retrievals::Many(requests) => {
+            let chosen = choice.of(&Asker::Several);
+            let prepared = prepared_each(&chosen.version.view, requests)?;
+            Ok(Asked::Many(chosen, prepared))
+        }
+    }
 }
 
 /// A request that was made ready, or what is wrong with it.
@@ -133,38 +146,50 @@ pub(super) fn prepared_each(
 }
 
 /// One retrieval made ready, over the view that its cursor names where it has one.
-fn single(seen: &Seen, turn: Option<Turn>, mut request: Retrieve, (terms, shape): (Terms, Shape)) -> Result<Asked> {
-    let of = |cursor: &String| {
-        let app = &seen.app;
-        Page::of((&app.registry, &app.pages), (&seen.model, &seen.view), &mut request, cursor)
-    };
+fn retrieval(app: &App, chosen: Chosen, mut request: Retrieve, (terms, shape): (Terms, Shape)) -> Result<Single> {
+    let Chosen { version, watched, shadow } = chosen;
+    let of =
+        |cursor: &String| Page::of((&app.registry, &app.pages), (&version.model, &version.view), &mut request, cursor);
     let page = shape.cursor.as_ref().map(of).transpose()?;
-    let view = page.as_ref().map_or(&seen.view, |page| &page.view);
-    let again = Again::of(turn.filter(|_| page.is_none()), view, &request).map(Box::new);
-    let prepared = pass::prepare(view, Ask::Retrieve(request))?;
-    Ok(Asked::One(Box::new(Single { prepared, terms, shape, again, page })))
+    let Some(page) = page else {
+        let turn = app.audit.turn(watched.as_ref().map_or(1.0, Watched::audited_times));
+        let again = Again::of(turn, &version.view, &request, watched.as_ref()).map(Box::new);
+        let mirrored = app.shadows.mirrored(shadow, || Ask::Retrieve(request.clone()));
+        let single = asked(version, watched, Ask::Retrieve(request), (terms, shape))?;
+        return Ok(Single { again, mirrored, ..single });
+    };
+    let pinned = Version { model: page.model.clone(), view: page.view.clone() };
+    let single = asked(pinned, None, Ask::Retrieve(request), (terms, shape))?;
+    Ok(Single { page: Some(page), ..single })
+}
+
+/// A request made ready over what answers it.
+fn asked(version: Version, watched: Option<Watched>, ask: Ask, (terms, shape): (Terms, Shape)) -> Result<Single> {
+    let Version { model, view } = version;
+    let prepared = pass::prepare(&view, ask).inspect_err(|error| {
+        if let Some(watched) = &watched {
+            watched.ended(Some(error));
+        }
+    })?;
+    Ok(Single { prepared, terms, shape, model, again: None, page: None, watched, mirrored: None })
 }
 
 /// Retrieve items for one request, or for each of a list of requests.
 #[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body(content = inline(RetrieveOneOrMany)),
     responses((status = 200, content((inline(RetrievedOneOrMany) = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn retrieve(
-    app: &Arc<App>,
-    model: &Arc<Loaded>,
-    view: Arc<View>,
-    body: Whole,
-    (caller, form): (Option<Caller>, Form),
-) -> Outcome {
-    let (told, turn) = (app.served(model, &view), app.audit.turn());
-    let seen = Seen { app: app.clone(), model: model.clone(), view };
-    match app.asides.prepare(body, move |body| prepare_retrievals(&seen, turn, body)).await? {
-        Asked::One(single) => one(app, model, *single, form).await,
-        Asked::Many(prepared) => {
-            let (results, share, passed) = side_by_side(app, &told, prepared, caller).await?;
+async fn retrieve(app: &Arc<App>, choice: Choice, body: Whole, (caller, form): (Option<Caller>, Form)) -> Outcome {
+    let shared = app.clone();
+    match app.asides.prepare(body, move |body| prepare_retrievals(&shared, &choice, body)).await? {
+        Asked::One(single) => one(app, *single, form).await,
+        Asked::Many(Chosen { version, watched, .. }, prepared) => {
+            let told = app.served(&version.model, &version.view);
+            let (results, share, passed) = side_by_side(app, &told, prepared, (caller, watched.as_ref())).await?;
             let entries = results.into_iter().map(|r| r.unwrap_or_else(|e| problem(&e).into())).collect();
             let answer = reply(Reply::many(told, entries), Timing::default(), share, form)?;
-            Ok((Extension(passed), answer).into_response())
+            let mut response = (Extension(passed), answer).into_response();
+            watched::tell(watched.as_ref(), &mut response);
+            Ok(response)
         }
     }
 }
@@ -177,7 +202,7 @@ pub(super) async fn side_by_side(
     app: &Arc<App>,
     told: &Served,
     prepared: Vec<Ready>,
-    caller: Option<Caller>,
+    (caller, watched): (Option<Caller>, Option<&Watched>),
 ) -> Result<(Vec<Result<Entry>>, Share, Passed)> {
     if let Some(caller) = caller {
         caller.charge(prepared.len().saturating_sub(1));
@@ -185,9 +210,11 @@ pub(super) async fn side_by_side(
     let costs = prepared.iter().flatten().map(|(prepared, ..)| prepared.cost());
     let share = app.bodies.hold_answer(costs.fold(Cost::default(), Cost::plus).answer_bytes)?;
     let calls = prepared.into_iter().map(|prepared| async {
-        let (prepared, terms, shape) = prepared?;
-        let (answer, view, columns) = answered(app, prepared, terms, None).await?;
-        items(answer, &view, &columns, &shape)
+        let entry = entry(app, prepared).await;
+        if let Some(watched) = watched {
+            watched.ended(entry.as_ref().err());
+        }
+        entry
     });
     let (count, begun) = (calls.len(), Instant::now());
     let mut results = join_all(calls).await;
@@ -202,21 +229,28 @@ pub(super) async fn side_by_side(
     Ok((results, share, passed))
 }
 
-/// Runs what was prepared, and has its answer audited where it is to be. Returns it with the view that answered and the columns to tell.
-async fn answered(
+/// Answers one of a list of retrievals.
+async fn entry(app: &App, prepared: Ready) -> Result<Entry> {
+    let (prepared, terms, shape) = prepared?;
+    let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
+    items(app.engine.submit(prepared, terms).await?, &view, &columns, &shape)
+}
+
+/// Has an answer held against those that it is to be held against, once it was given.
+fn compare(
     app: &Arc<App>,
-    prepared: Prepared,
-    terms: Terms,
-    again: Option<Box<Again>>,
-) -> Result<(Answer, Arc<View>, Vec<String>)> {
-    let columns = prepared.columns().to_vec();
-    let view = prepared.view().clone();
-    let answer = app.engine.submit(prepared, terms).await?;
+    version: u64,
+    answer: &Answer,
+    (again, mirrored): (Option<Box<Again>>, Option<Box<Mirrored>>),
+) {
     if let Some(again) = again {
-        let (app, served) = (app.clone(), audit::ids(&answer));
+        let (app, served) = (app.clone(), audit::ids(answer));
         tokio::spawn(async move { again.run(&app.engine, &served).await });
     }
-    Ok((answer, view, columns))
+    if let Some((mirrored, given)) = mirrored.zip(Given::of(version, answer)) {
+        let app = app.clone();
+        tokio::spawn(async move { mirrored.run(&app.engine, &app.shadows.worst, given).await });
+    }
 }
 
 /// Makes the items of an answer ready to be written.
@@ -226,14 +260,19 @@ fn items(answer: Answer, view: &View, columns: &[String], shape: &Shape) -> Resu
     if shape.is_table { entry.as_table() } else { Ok(entry) }
 }
 
-async fn one(app: &Arc<App>, model: &Loaded, single: Single, form: Form) -> Outcome {
-    let Single { prepared, terms, shape, again, page } = single;
-    let model = page.as_ref().map_or(model, |page| &page.model);
+async fn one(app: &Arc<App>, single: Single, form: Form) -> Outcome {
+    let Single { prepared, terms, shape, model, again, page, watched, mirrored } = single;
     let share = app.bodies.hold_answer(prepared.cost().answer_bytes)?;
-    let told = app.served(model, prepared.view());
+    let told = app.served(&model, prepared.view());
+    let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
     let begun = Instant::now();
     let (prepared, is_asked) = prepared.explained();
-    let (mut answer, view, columns) = answered(app, prepared, terms, again).await?;
+    let answer = app.engine.submit(prepared, terms).await;
+    if let Some(watched) = &watched {
+        watched.ended(answer.as_ref().err());
+    }
+    let mut answer = answer?;
+    compare(app, model.version(), &answer, (again, mirrored));
     let explain = if is_asked { answer.explain.clone() } else { answer.explain.take() };
     let passed = Passed { engine: begun.elapsed(), explain: explain.map(Box::new), ..Passed::of(&told) };
     let cursor = page.as_ref().map(|page| page.cut(&mut answer)).transpose()?.flatten();
@@ -242,36 +281,47 @@ async fn one(app: &Arc<App>, model: &Loaded, single: Single, form: Form) -> Outc
     }
     let entry = items(answer, &view, &columns, &shape)?.with_cursor(cursor);
     let timing = Timing::of(entry.steps());
-    Ok((Extension(passed), reply(Reply::one(told, entry), timing, share, form)?).into_response())
+    let mut response = (Extension(passed), reply(Reply::one(told, entry), timing, share, form)?).into_response();
+    watched::tell(watched.as_ref(), &mut response);
+    Ok(response)
 }
 
 /// Score the items that the request names.
 #[utoipa::path(post, path = "/v1/models/{model}:rank", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body = RankRequest,
     responses((status = 200, content((RetrieveResponse = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn rank(app: &Arc<App>, model: &Loaded, view: Arc<View>, body: Whole, form: Form) -> Outcome {
+async fn rank(app: &Arc<App>, choice: Choice, body: Whole, form: Form) -> Outcome {
+    let shared = app.clone();
     let ranking = move |body: &[u8]| {
         let (request, terms, shape) = wire::rank(body)?;
-        let prepared = pass::prepare(&view, Ask::Rank(request))?;
-        Ok(Single { prepared, terms, shape, again: None, page: None })
+        let Chosen { version, watched, shadow } = choice.of(&Asker::User(&request.user));
+        let mirrored = shared.shadows.mirrored(shadow, || Ask::Rank(request.clone()));
+        let single = asked(version, watched, Ask::Rank(request), (terms, shape))?;
+        Ok(Single { mirrored, ..single })
     };
     let single = app.asides.prepare(body, ranking).await?;
-    one(app, model, single, form).await
+    one(app, single, form).await
 }
 
 /// The query embedding of a user's features.
 #[utoipa::path(post, path = "/v1/models/{model}:embed", tag = "pass", params(("model" = String, Path, description = "The model's name")),
     request_body = EmbedRequest,
     responses((status = 200, body = EmbedResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn embed(app: &App, model: &Loaded, view: Arc<View>, body: Whole) -> Outcome {
+async fn embed(app: &App, choice: Choice, body: Whole) -> Outcome {
     let embedding = move |body: &[u8]| {
         let (request, terms) = wire::embed(body)?;
-        Ok((pass::prepare(&view, Ask::Embed(request))?, terms))
+        let Chosen { version, watched, .. } = choice.of(&Asker::Features(&request.features));
+        asked(version, watched, Ask::Embed(request), (terms, Shape::default()))
     };
-    let (prepared, terms) = app.asides.prepare(body, embedding).await?;
-    let told = app.served(model, prepared.view());
+    let Single { prepared, terms, model, watched, .. } = app.asides.prepare(body, embedding).await?;
+    let told = app.served(&model, prepared.view());
     let begun = Instant::now();
-    let answer = app.engine.submit(prepared, terms).await?;
+    let answer = app.engine.submit(prepared, terms).await;
+    if let Some(watched) = &watched {
+        watched.ended(answer.as_ref().err());
+    }
     let passed = Passed { engine: begun.elapsed(), ..Passed::of(&told) };
-    Ok((Extension(passed), json(&wire::embedding(told, answer)?)).into_response())
+    let mut response = (Extension(passed), json(&wire::embedding(told, answer?)?)).into_response();
+    watched::tell(watched.as_ref(), &mut response);
+    Ok(response)
 }

@@ -16,7 +16,7 @@ use super::access::Reach::{self, Model, Server, Visible};
 use super::access::Role::{self, Admin, Open, Read, Write};
 use super::app::App;
 use super::paths::{PathNames, Segments};
-use super::{browse, calls, console, inference, items, openapi, parts, passes};
+use super::{browse, calls, console, inference, items, openapi, parts, passes, traffic};
 
 /// An answer on its way.
 pub(super) type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
@@ -59,7 +59,7 @@ macro_rules! table {
 }
 
 /// All calls.
-pub(super) static TABLE: [Route; 45] = table! {
+pub(super) static TABLE: [Route; 50] = table! {
     POST "/v1/models/{model}:retrieve", Read, Model, "retrieve", passes::of_active;
     POST "/v1/models/{model}:rank", Read, Model, "rank", passes::of_active;
     POST "/v1/models/{model}:embed", Read, Model, "embed", passes::of_active;
@@ -77,8 +77,12 @@ pub(super) static TABLE: [Route; 45] = table! {
     POST "/v1/models/{model}/versions/{version}:activate", Admin, Model, "activate", calls::activate;
     POST "/v1/models/{model}/versions/{version}:unload", Admin, Model, "unload", calls::unload;
     GET "/v1/models/{model}/labels", Read, Model, "labels", calls::labels;
+    GET "/v1/models/{model}/labels/{label}", Read, Model, "label", calls::label;
     PUT "/v1/models/{model}/labels/{label}", Admin, Model, "label", calls::put_label;
     DELETE "/v1/models/{model}/labels/{label}", Admin, Model, "label", calls::delete_label;
+    GET "/v1/models/{model}/traffic", Read, Model, "traffic", traffic::traffic;
+    PUT "/v1/models/{model}/traffic", Admin, Model, "traffic", traffic::put_traffic;
+    DELETE "/v1/models/{model}/traffic", Admin, Model, "traffic", traffic::delete_traffic;
     GET "/v1/models/{model}/index", Read, Model, "index", browse::index;
     GET "/v1/models/{model}/columns/{column*}", Read, Model, "column", browse::column;
     GET "/v1/models/{model}/items", Read, Model, "find", browse::find;
@@ -91,6 +95,7 @@ pub(super) static TABLE: [Route; 45] = table! {
     POST "/v1/models/{model}/versions/{version}:pass", Read, Model, "pass", parts::pass;
     GET "/v1/parts", Read, Visible, "parts", parts::parts;
     GET "/v1/debug/slow", Admin, Server, "slow", calls::slow;
+    GET "/v1/debug/shadow", Admin, Server, "shadow", traffic::shadow;
     GET "/v2", Open, Server, "inference", inference::server;
     GET "/v2/health/live", Open, Server, "health", inference::live;
     GET "/v2/health/ready", Open, Server, "health", inference::ready;

@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::loaded::{Loaded, Refused, Which};
+use super::split::{CanaryRun, ShadowRun};
 use crate::error::{Error, Result};
 use crate::snapshot::{Stamp, Wish};
+use crate::traffic::TrafficTarget;
 
 /// A version that could not be taken in.
 #[derive(Clone, Debug)]
@@ -42,6 +44,10 @@ pub(super) struct Entry<T> {
     pub(super) is_wish_done: bool,
     /// Labels that the store wishes and that do not point where it wishes yet.
     pub(super) labels_left: BTreeSet<String>,
+    /// The canary that is wished, where it and another one that answers are in memory.
+    pub(super) canary: Option<Arc<CanaryRun<T>>>,
+    /// The shadow that is wished, where it is in memory and does not answer.
+    pub(super) shadow: Option<Arc<ShadowRun<T>>>,
     /// Loaded by hand, and not active since.
     held: BTreeSet<u64>,
     /// Published versions that were decided on, with the digest where it is known: they are not activated by themselves
@@ -64,6 +70,8 @@ impl<T> Default for Entry<T> {
             wish: Wish::default(),
             is_wish_done: true,
             labels_left: BTreeSet::new(),
+            canary: None,
+            shadow: None,
             held: BTreeSet::new(),
             settled: BTreeMap::new(),
             refused: BTreeMap::new(),
@@ -83,6 +91,8 @@ impl<T> Clone for Entry<T> {
             wish: self.wish.clone(),
             is_wish_done: self.is_wish_done,
             labels_left: self.labels_left.clone(),
+            canary: self.canary.clone(),
+            shadow: self.shadow.clone(),
             held: self.held.clone(),
             settled: self.settled.clone(),
             refused: self.refused.clone(),
@@ -151,10 +161,44 @@ impl<T> Entry<T> {
 
     /// Drops what has no part to play.
     fn drop_idle(&mut self) {
-        let Entry { loaded, active, previous, labels, held, .. } = self;
+        let Entry { loaded, active, previous, labels, held, wish, .. } = self;
         loaded.retain(|v, _| {
-            [*active, *previous].contains(&Some(*v)) || held.contains(v) || labels.values().any(|of| of == v)
+            [*active, *previous].contains(&Some(*v))
+                || held.contains(v)
+                || labels.values().any(|of| of == v)
+                || wish.traffic.targets().any(|(_, target)| target == TrafficTarget::Version(*v))
         });
+    }
+
+    /// The version that takes part in the traffic, by the labels of this server.
+    pub(super) fn version_of(&self, target: TrafficTarget<'_>) -> Option<u64> {
+        match target {
+            TrafficTarget::Version(version) => Some(version),
+            TrafficTarget::Label(label) => self.labels.get(label).copied(),
+        }
+    }
+
+    /// Has unpinned requests go where they are wished to go, as far as that is in memory.
+    pub(super) fn divide(&mut self) {
+        let active = self.active.and_then(|version| self.loaded.get(&version)).cloned();
+        let beside = |target: TrafficTarget<'_>| {
+            let (loaded, active) = (self.loaded.get(&self.version_of(target)?)?, active.as_ref()?);
+            (loaded.version() != active.version()).then(|| (loaded.clone(), active.clone()))
+        };
+        let canary = self.wish.traffic.canary.as_ref().and_then(|setting| {
+            let (loaded, active) = beside(setting.target().ok()?)?;
+            let same = self.canary.clone().filter(|run| run.is_of(setting, &loaded, &active));
+            Some(same.unwrap_or_else(|| Arc::new(CanaryRun::new(setting, loaded, &active))))
+        });
+        let shadow = self.wish.traffic.shadow.as_ref().and_then(|setting| {
+            let (loaded, _) = beside(setting.target().ok()?)?;
+            let same = self.shadow.clone().filter(|run| run.is_of(setting, &loaded));
+            Some(same.unwrap_or_else(|| Arc::new(ShadowRun::new(setting, loaded))))
+        });
+        if let (Some(before), None) = (&self.canary, &canary) {
+            before.end();
+        }
+        (self.canary, self.shadow) = (canary, shadow);
     }
 
     /// Drops the version before the active one, where nothing else keeps it.
@@ -206,6 +250,10 @@ impl<T> Entry<T> {
         }
         if let Some((label, _)) = self.labels.iter().find(|(_, of)| **of == version) {
             return Err(Error::conflict(format!("version {version} has the label `{label}`, move the label first")));
+        }
+        let part = self.wish.traffic.targets().find(|(_, target)| *target == TrafficTarget::Version(version));
+        if let Some((part, _)) = part {
+            return Err(Error::conflict(format!("version {version} is the {part}, change the traffic first")));
         }
         self.held.remove(&version);
         self.previous = self.previous.filter(|v| *v != version);

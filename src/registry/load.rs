@@ -47,6 +47,8 @@ enum Why {
     Wished(u64),
     /// This label is wished to point to it.
     Labelled(String),
+    /// It is wished to take part in the traffic.
+    Traffic,
     /// Bytes in memory are not those that are published any more.
     Replaced,
 }
@@ -89,6 +91,7 @@ impl<T: Send + Sync> Registry<T> {
 
     /// The models that have something to load and nobody who is at it.
     fn look(&self) -> Vec<String> {
+        self.judge_canaries();
         // Where the store does not answer, what was seen of it last is what there is.
         let _ = self.store.renew();
         let mut names = match (&self.options.only, self.store.models()) {
@@ -160,7 +163,7 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     /// What is worth loading now: what is wished, or, where nothing is, the newest first, down to the first that was decided on;
-    /// then what labels are wished to point to, and versions in memory whose bytes were replaced.
+    /// then what labels are wished to point to, what takes part in the traffic, and versions in memory whose bytes were replaced.
     fn due(&self, name: &str) -> Vec<Due> {
         let published = match self.store.versions(name) {
             Ok(published) => published,
@@ -195,6 +198,9 @@ impl<T: Send + Sync> Registry<T> {
             let labelled = entry.wish.labels.get(label).and_then(seen);
             due.extend(labelled.map(|(version, stamp)| Due { version, stamp, why: Why::Labelled(label.clone()) }));
         }
+        let parts = entry.wish.traffic.targets().filter_map(|(_, target)| entry.version_of(target));
+        let missing = parts.filter(|version| !entry.loaded.contains_key(version)).filter_map(|version| seen(&version));
+        due.extend(missing.map(|(version, stamp)| Due { version, stamp, why: Why::Traffic }));
         let in_memory = published.iter().filter(|v| entry.loaded.contains_key(v)).filter_map(seen);
         let replaced = in_memory.filter(|(version, stamp)| !entry.is_current(*version, *stamp));
         due.extend(replaced.map(|(version, stamp)| Due { version, stamp, why: Why::Replaced }));
@@ -228,7 +234,7 @@ impl<T: Send + Sync> Registry<T> {
 
     /// Loads a version that is due, or refuses it. Returns whether it could be had.
     fn take_in(&self, name: &str, due: &Due) -> bool {
-        if !matches!(due.why, Why::Wished(_) | Why::Labelled(_)) && self.is_back(name, due) {
+        if !matches!(due.why, Why::Wished(_) | Why::Labelled(_) | Why::Traffic) && self.is_back(name, due) {
             let settled = self.published(name, due.version);
             self.change(name, |entry| entry.settle(settled));
             return true;
@@ -238,16 +244,16 @@ impl<T: Send + Sync> Registry<T> {
             .map_or_else(|| self.bring(name, due.version, due.stamp), Ok);
         let Ok(loaded) = result else { return false };
         let settled = match due.why {
-            // What is there beside the wished version was decided against; a label decides nothing.
+            // What is there beside the wished version was decided against; a label and a part in the traffic decide nothing.
             Why::Wished(_) => self.published(name, u64::MAX),
-            Why::Labelled(_) => Vec::new(),
+            Why::Labelled(_) | Why::Traffic => Vec::new(),
             Why::Newest | Why::Replaced => self.published(name, due.version),
         };
         let is_active = self.change(name, |entry| {
             let is_to_answer = match &due.why {
                 Why::Newest => entry.is_news(&loaded),
                 Why::Wished(revision) => !entry.is_wish_done && entry.wish.revision == *revision,
-                Why::Labelled(_) | Why::Replaced => false,
+                Why::Labelled(_) | Why::Traffic | Why::Replaced => false,
             };
             entry.insert(loaded.clone());
             if is_to_answer {

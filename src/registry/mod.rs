@@ -11,6 +11,9 @@
 //! 3. What cannot be loaded is refused with the reason, and the version before goes on. A passing failure is tried again,
 //!    later and later; any refused version at once when its folder changes; nothing else is.
 //!
+//! Of unpinned requests a share may go to another version, a canary, and some may be asked of another one as well, a shadow (`split`). What the store
+//! wishes of that is followed like all else; a canary that falls behind is stopped here, at once, and then in the store (`traffic`).
+//!
 //! The active version, the one before it, labelled ones and those loaded by hand stay in memory. All others are dropped, and
 //! drain by themselves: a request holds its version while it runs.
 
@@ -22,10 +25,14 @@ mod memory;
 mod permits;
 #[expect(clippy::module_inception, reason = "the registry is what the folder is about; beside it stand its parts")]
 mod registry;
+mod split;
 #[cfg(test)]
 mod tests;
+mod traffic;
 
 pub use load::is_passing;
 pub use loaded::{Loaded, Refused, VersionState, Which};
 pub use loader::{Declared, Loader, Snapshots};
 pub use registry::{Options, Registry, Warm};
+pub use split::{CanaryRun, ShadowRun};
+pub use traffic::{TrafficNow, Unpinned};

@@ -29,12 +29,15 @@ pub struct Options {
     /// How long after a passing failure a load is tried again: after the first one, and at most. Between them the wait
     /// doubles.
     pub retry: (Duration, Duration),
+    /// How often canaries are judged at most.
+    pub judged_every: Duration,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let retry = (Duration::from_secs(1), Duration::from_secs(60));
-        Options { only: None, memory_bytes: None, loads: 2, follow: true, retry }
+        let judged_every = Duration::from_secs(5);
+        Options { only: None, memory_bytes: None, loads: 2, follow: true, retry, judged_every }
     }
 }
 
@@ -81,7 +84,9 @@ impl<T: Send + Sync> Registry<T> {
     pub(super) fn change<R>(&self, name: &str, change: impl FnOnce(&mut Entry<T>) -> R) -> R {
         let guard = locked(&self.changing);
         let mut entries = Entries::clone(&self.entries.load());
-        let result = change(entries.entry(name.to_owned()).or_default());
+        let entry = entries.entry(name.to_owned()).or_default();
+        let result = change(entry);
+        entry.divide();
         let before = self.entries.swap(Arc::new(entries));
         // What goes out of memory takes its time, and nobody waits for it.
         drop(guard);
@@ -261,6 +266,7 @@ impl<T: Send + Sync> Registry<T> {
                 format!("model `{name}`: label `{label}` is wished for version {version} in the store, and does not point there yet")
             }));
         }
+        troubles.extend(self.traffic_troubles());
         troubles
     }
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod traffic;
 mod wishes;
 
 use std::collections::BTreeMap;

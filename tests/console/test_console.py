@@ -192,6 +192,21 @@ def test_versions_are_switched_and_labelled(console: Console, server: sterling.S
     console.until(lambda: active() == 2)
 
 
+def test_a_shadow_is_set_and_ended(console: Console, server: sterling.Server) -> None:
+    wished = lambda: server.get("/v1/models/books/traffic").get("shadow", {}).get("setting")
+    console.open("models", model="books")
+    console.until(lambda: "no shadow" in console.text("#traffic") and "no canary" in console.text("#traffic"))
+    console.click('[aria-label="set the shadow"]')
+    console.until(lambda: "shadow: version" in console.text("#traffic"))
+    assert wished() == {"version": 1, "share": 0.05, "per_second": 10.0}
+    # Beside the newest, which answers by itself, there is no canary: the page says so.
+    console.click('[aria-label="set the canary"]')
+    console.until(lambda: "sterling activate" in console.text("#trouble"))
+    console.click('[aria-label="end the shadow"]')
+    console.until(lambda: "no shadow" in console.text("#traffic"))
+    assert wished() is None
+
+
 def test_charts_show_what_happens(console: Console, server: sterling.Server) -> None:
     console.open("live", model="books")
     for _ in range(3):

@@ -45,6 +45,7 @@ mod support;
 mod telemetry;
 #[cfg(feature = "tls")]
 mod tls;
+mod traffic;
 mod trial;
 mod updates;
 mod warmup;

@@ -4,22 +4,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::{Server, agent, ids, put, sterling, vectors};
+use crate::support::{Server, ids, put, sterling, vectors};
 
 /// Sends a request; the status, the `Allow` header and the JSON of the answer.
 fn send(server: &Server, method: &str, path: &str, body: &str) -> (u16, Option<String>, Value) {
-    let request = ureq::http::Request::builder()
-        .method(method)
-        .uri(format!("http://{}{path}", server.address))
-        .header("content-type", "application/json")
-        .body(body.to_owned())
-        .unwrap();
-    let agent = agent();
-    let request = agent.configure_request(request).allow_non_standard_methods(true).build();
-    let mut response = agent.run(request).unwrap();
+    let response = server.send(method, path, &[], body);
     let allow = response.headers().get("allow").map(|value| value.to_str().unwrap().to_owned());
-    let text = response.body_mut().read_to_string().unwrap();
-    (response.status().as_u16(), allow, serde_json::from_str(&text).unwrap_or_else(|e| panic!("{path}: {e}: {text}")))
+    (response.status().as_u16(), allow, response.into_body())
 }
 
 /// A server of four versions of a model, each with one item that tells it, of which the last answers.
@@ -76,6 +67,7 @@ fn labels_pin_versions_while_another_is_active() {
     assert_eq!((&states[2]["labels"], &states[2]["digest"]), (&json!([]), &Value::Null));
     assert!(states.iter().all(|v| v["published"] == true && v.get("refused").is_none()));
     assert_eq!(server.get_json("/v1/models/vectors/versions/2")["labels"], json!(["canary"]));
+    assert_eq!(server.get_json("/v1/models/vectors/labels/canary")["version"], 2);
 
     // A label moves; what it leaves and nobody holds otherwise stays until it is unloaded, for it was loaded by hand.
     assert_eq!(label("stable", 2), json!({"canary": 2, "stable": 2}));
@@ -106,6 +98,7 @@ fn what_may_not_be_done_says_why_and_changes_nothing() {
         ("POST", "/v1/models/none/versions/1:load".into(), "", 404, "model `none`"),
         ("POST", "/v1/models/none/versions/1:unload".into(), "", 404, "model `none`"),
         ("GET", "/v1/models/none/labels".into(), "", 404, "model `none`"),
+        ("GET", "/v1/models/vectors/labels/canary".into(), "", 404, "label `canary`; there are: stable"),
         ("PUT", "/v1/models/none/labels/stable".into(), "{\"version\": 1}", 404, "model `none`"),
         ("DELETE", "/v1/models/none/labels/stable".into(), "", 404, "model `none`"),
         ("DELETE", "/v1/models/vectors/labels/canary".into(), "", 404, "label `canary`; there are: stable"),
@@ -133,8 +126,7 @@ fn what_may_not_be_done_says_why_and_changes_nothing() {
         assert!(got == status && detail.contains(expected), "{method} {path} {body}: {got}: {problem}");
     }
     for (method, path, expected) in [
-        ("GET", label.to_owned(), "PUT, DELETE"),
-        ("POST", label.to_owned(), "PUT, DELETE"),
+        ("POST", label.to_owned(), "GET, HEAD, PUT, DELETE"),
         ("PUT", format!("{label}:retrieve"), "POST"),
         ("POST", "/v1/models/vectors/labels".into(), "GET, HEAD"),
         ("PUT", format!("{versions}/1:load"), "POST"),

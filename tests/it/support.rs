@@ -162,6 +162,20 @@ impl Server {
         (status, serde_json::from_str(&text).unwrap_or_else(|e| panic!("{path}: {e}: {text}")))
     }
 
+    /// Sends a request with headers of its own; the answer with its JSON.
+    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> ureq::http::Response<Value> {
+        let request = ureq::http::Request::builder().method(method).uri(format!("http://{}{path}", self.address));
+        let request = request.header("content-type", "application/json");
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let agent = agent();
+        let request =
+            agent.configure_request(request.body(body.to_owned()).unwrap()).allow_non_standard_methods(true).build();
+        agent.run(request).unwrap().map(|mut body| {
+            let text = body.read_to_string().unwrap();
+            serde_json::from_str(&text).unwrap_or_else(|e| panic!("{path}: {e}: {text}"))
+        })
+    }
+
     /// Posts a body that must be answered.
     pub fn ask(&self, path: &str, body: impl ToString) -> Value {
         let (status, answer) = self.post(path, body);

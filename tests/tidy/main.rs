@@ -22,6 +22,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("tensor", 0, &["error"]),
     ("telemetry", 0, &["error"]),
     ("request", 1, &[]),
+    ("traffic", 1, &[]),
     ("device", 2, &[]),
     ("files", 2, &["device"]),
     ("npy", 2, &["device"]),

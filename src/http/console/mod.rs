@@ -20,6 +20,7 @@ const PAGE: &str = concat!(
     include_str!("answer.js"),
     include_str!("query.js"),
     include_str!("models.js"),
+    include_str!("traffic.js"),
     include_str!("live.js"),
     include_str!("catalogue.js"),
     include_str!("main.js"),

@@ -6,10 +6,11 @@ async function refresh_versions() {
   shown.versions = answer.told.versions;
   build_beside();
   render_versions();
+  await refresh_traffic();
 }
 
 async function change(path, method, body) {
-  at("versions").querySelectorAll("button").forEach(button => button.disabled = true);
+  at("page-models").querySelectorAll("button").forEach(button => button.disabled = true);
   const answer = await ask(base() + path, { method, body });
   at("trouble").replaceChildren(...(answer.ok ? [] : [problem(answer)]));
   await refresh();

@@ -17,11 +17,11 @@ use super::super::app::Host as _;
 use super::super::form::Form;
 use super::super::paths::{Names, PathNames};
 use super::super::position::{parameter, positions};
-use super::super::slow::WINDOW;
 use super::super::wire::{
     self, Entry, InferenceReady, ItemResponse, LabelList, MissingShard, ModelInfo, ModelList, Reply, Retrievals,
     Served, Shape, SlowResponse, VersionInfo, VersionList,
 };
+use super::super::worst::WINDOW;
 use super::app::RouterApp;
 use super::explain::explain;
 use crate::engine::Terms;

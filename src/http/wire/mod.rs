@@ -2,7 +2,7 @@
 //! other module knows JSON of requests or answers.
 //!
 //! `values` reads feature values and bounded lists, `body` whole bodies, of the types of `request`; `entry` is what an answer says of items,
-//! `reply` writes it in the types of `response`, a piece at a time, and `arrow_stream` as one of Arrow; `items` is of updates; `browse` tells of what a catalogue holds, `info` of models and versions; `problem` of errors.
+//! `reply` writes it in the types of `response`, a piece at a time, and `arrow_stream` as one of Arrow; `items` is of updates; `browse` tells of what a catalogue holds, `info` of models and versions; `traffic` of the share that each has of requests; `problem` of errors.
 
 mod arrow_stream;
 mod body;
@@ -17,6 +17,7 @@ mod request;
 mod response;
 mod schemas;
 mod slow;
+mod traffic;
 mod values;
 mod vector_form;
 
@@ -49,4 +50,7 @@ pub use response::{
 };
 pub(super) use schemas::{RetrieveOneOrMany, RetrievedOneOrMany, UpsertRequest};
 pub use slow::{SlowCall, SlowPass, SlowResponse};
+pub use traffic::{
+    CanaryInfo, SeenInfo, ShadowDiff, ShadowInfo, ShadowResponse, TrafficRequest, TrafficResponse, traffic_info,
+};
 pub use values::FeatureValue;

@@ -1,0 +1,123 @@
+//! `sterling canary` and `sterling shadow`: which other versions take part in the traffic, at all servers of a store.
+
+use super::store::StoreArgs;
+use super::wish::tell;
+use crate::error::{Error, Result};
+use crate::snapshot::check_name;
+use crate::traffic::{self, CanaryMargins, Sticky, Traffic};
+
+/// Arguments of `sterling canary`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Canary {
+    #[command(flatten)]
+    part: Part,
+    /// What a request's key is: user, header:NAME, feature:NAME or request
+    #[arg(long, value_name = "KEY", default_value = "user")]
+    sticky: Sticky,
+    /// Leave it its share where it falls behind
+    #[arg(long)]
+    no_rollback: bool,
+    /// By how much the share of its requests that fail may be greater
+    #[arg(long, value_name = "SHARE", default_value_t = CanaryMargins::default().errors)]
+    errors: f64,
+    /// How many times as long its answers may take
+    #[arg(long, value_name = "TIMES", default_value_t = CanaryMargins::default().latency)]
+    latency: f64,
+    /// By how much its audited recall may be lower
+    #[arg(long, value_name = "SHARE", default_value_t = CanaryMargins::default().recall)]
+    recall: f64,
+    /// Seconds that are looked back on
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    window: u64,
+}
+
+/// Arguments of `sterling shadow`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Shadow {
+    #[command(flatten)]
+    part: Part,
+    /// At most so many a second, of each server
+    #[arg(long, value_name = "N", default_value_t = 10.0)]
+    per_second: f64,
+}
+
+/// Which version takes part, and in how much.
+#[derive(Debug, clap::Args)]
+struct Part {
+    /// The model
+    model: String,
+    /// The version, or a label of the store; what is wished is shown where none is given
+    version: Option<Chosen>,
+    /// Of the requests that pin no version, this share, 0 to 1
+    #[arg(long, requires = "version")]
+    share: Option<f64>,
+    /// Let no version take this part any more
+    #[arg(long, conflicts_with = "version")]
+    remove: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+/// A version by its number, or by a label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Chosen {
+    Version(u64),
+    Label(String),
+}
+
+impl std::str::FromStr for Chosen {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text.parse() {
+            Ok(version) => Ok(Chosen::Version(version)),
+            Err(_) => check_name("label", text).map(|()| Chosen::Label(text.to_owned())).map_err(|e| e.to_string()),
+        }
+    }
+}
+
+impl Part {
+    /// Shows what is wished, or changes it: `change` is told the version, the label and the share, or nothing where none is to take part.
+    fn run(self, change: impl FnOnce(&mut Traffic, Option<(Option<u64>, Option<String>, f64)>)) -> Result<()> {
+        let (store, model) = (self.store.existing()?, &self.model);
+        check_name("model name", model)?;
+        let before = store.wish(model)?;
+        let chosen = match (self.version, self.share, self.remove) {
+            (None, _, false) => return tell(model, &before),
+            (None, _, true) => None,
+            (Some(_), None, _) => return Err(Error::invalid("expected --share, 0 to 1")),
+            (Some(Chosen::Version(version)), Some(share), _) => Some((Some(version), None, share)),
+            (Some(Chosen::Label(label)), Some(share), _) => Some((None, Some(label), share)),
+        };
+        let now = store.change_wish(model, &before, |wish| change(&mut wish.traffic, chosen))?;
+        tell(model, &now)
+    }
+}
+
+impl Canary {
+    pub(super) fn run(self) -> Result<()> {
+        let Canary { part, sticky, no_rollback, errors, latency, recall, window } = self;
+        part.run(|traffic, chosen| {
+            traffic.canary = chosen.map(|(version, label, share)| traffic::Canary {
+                version,
+                label,
+                share,
+                sticky,
+                automatic: !no_rollback,
+                margins: CanaryMargins { errors, latency, recall },
+                window_seconds: window,
+                stopped: None,
+            });
+        })
+    }
+}
+
+impl Shadow {
+    pub(super) fn run(self) -> Result<()> {
+        let Shadow { part, per_second } = self;
+        part.run(|traffic, chosen| {
+            traffic.shadow =
+                chosen.map(|(version, label, share)| traffic::Shadow { version, label, share, per_second });
+        })
+    }
+}

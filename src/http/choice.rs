@@ -1,0 +1,168 @@
+//! Which version answers a call that pins none: the active one, or, for a share of keys, the canary.
+//!
+//! A call that pins a version or a label, and a page that its cursor pins, are never divided. A list of requests is answered by one version:
+//! that of the key in its header, or of its id; where a key would lie in the requests themselves, the active one.
+
+use std::sync::Arc;
+
+use axum::extract::Request;
+use axum::http::Uri;
+use serde::Serialize;
+
+use super::app::App;
+use super::call_id::CallId;
+use super::position::seen;
+use super::watched::Watched;
+use crate::error::Result;
+use crate::registry::{CanaryRun, Loaded, ShadowRun, Unpinned};
+use crate::request::{Features, User};
+use crate::traffic::{Side, Sticky};
+use crate::view::View;
+
+/// A version and a view of it.
+#[derive(Clone)]
+pub(super) struct Version {
+    pub(super) model: Arc<Loaded>,
+    pub(super) view: Arc<View>,
+}
+
+/// What a call may be answered by.
+pub(super) struct Choice {
+    version: Version,
+    canary: Option<Canary>,
+    shadow: Option<Arc<ShadowRun>>,
+    /// The call's id, where it has a shadow.
+    id: String,
+}
+
+/// The other version that may answer.
+struct Canary {
+    run: Arc<CanaryRun>,
+    version: Version,
+    /// The key, where it is known before the body.
+    key: Option<Vec<u8>>,
+}
+
+/// Who asks, as far as a key may be made of it.
+pub(super) enum Asker<'a> {
+    /// One user.
+    User(&'a User),
+    /// One user's features.
+    Features(&'a Features),
+    /// Several.
+    Several,
+}
+
+/// What answers a request.
+pub(super) struct Chosen {
+    pub(super) version: Version,
+    /// Where it was chosen beside a canary.
+    pub(super) watched: Option<Watched>,
+    /// What is to be asked as well, and the call's id.
+    pub(super) shadow: Option<(Arc<ShadowRun>, String)>,
+}
+
+impl Choice {
+    /// A call that pins its version.
+    pub(super) async fn pinned(app: &App, model: Arc<Loaded>, uri: &Uri) -> Result<Self> {
+        let view = seen(app, &model, uri).await?;
+        Ok(Choice { version: Version { model, view }, canary: None, shadow: None, id: String::new() })
+    }
+
+    /// A call that pins none.
+    pub(super) fn unpinned<'a>(
+        app: &'a App,
+        unpinned: Unpinned,
+        request: &'a Request,
+    ) -> impl Future<Output = Result<Self>> + Send + use<'a> {
+        let Unpinned { active, canary, shadow } = unpinned;
+        let id = if shadow.is_some() { CallId::of(request) } else { String::new() };
+        let canary = canary.filter(|run| run.share() > 0.0).map(|run| {
+            let key = match run.sticky() {
+                Sticky::Request => Some(CallId::of(request).into_bytes()),
+                sticky => sticky.header().and_then(|name| Some(request.headers().get(name)?.as_bytes().to_vec())),
+            };
+            (run, key)
+        });
+        let uri = request.uri();
+        async move {
+            let choice = Choice { shadow, id, ..Choice::pinned(app, active, uri).await? };
+            let Some((run, key)) = canary else { return Ok(choice) };
+            // A canary that is behind in its updates is behind: who asks for a position is answered by the other one.
+            let view = seen(app, run.loaded(), uri).await.ok();
+            let version = view.map(|view| Version { model: run.loaded().clone(), view });
+            let canary = version.map(|version| Canary { run, version, key });
+            Ok(Choice { canary, ..choice })
+        }
+    }
+
+    /// What answers a request of this user.
+    pub(super) fn of(&self, asker: &Asker<'_>) -> Chosen {
+        let chosen = self.canary.as_ref().and_then(|canary| {
+            let key = match &canary.key {
+                Some(key) => key.clone(),
+                None => key_of(canary.run.sticky(), asker)?,
+            };
+            let watched = Watched::of(&canary.run, &key);
+            Some((if watched.side() == Side::Canary { &canary.version } else { &self.version }, watched))
+        });
+        let is_canary = chosen.as_ref().is_some_and(|(_, watched)| watched.side() == Side::Canary);
+        let shadow = self.shadow.as_ref().filter(|_| !is_canary && !matches!(asker, Asker::Several));
+        let (version, watched) = chosen.map_or((&self.version, None), |(version, watched)| (version, Some(watched)));
+        let shadow = shadow.map(|shadow| (shadow.clone(), self.id.clone()));
+        Chosen { version: version.clone(), watched, shadow }
+    }
+}
+
+/// The key that lies in what a user brings.
+fn key_of(sticky: &Sticky, asker: &Asker<'_>) -> Option<Vec<u8>> {
+    let features = match asker {
+        Asker::User(User::Features(features)) => Some(features),
+        Asker::Features(features) => Some(*features),
+        Asker::User(User::Vector(_) | User::Embedded(_)) => None,
+        Asker::Several => return None,
+    };
+    if let (Sticky::Feature(name), Some(features)) = (sticky, features)
+        && let Some(values) = features.get(name)
+    {
+        return bytes(values);
+    }
+    match (asker, features) {
+        (_, Some(features)) => bytes(features),
+        (Asker::User(user), None) => bytes(*user),
+        _ => None,
+    }
+}
+
+fn bytes(of: &impl Serialize) -> Option<Vec<u8>> {
+    postcard::to_allocvec(of).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::request::Values;
+
+    #[test]
+    fn a_user_has_one_key_whatever_is_asked() {
+        let features = |user: i64, age: f32| -> Features {
+            [("user".into(), Values::Integers(vec![user])), ("age".into(), Values::Numbers(vec![age]))].into()
+        };
+        let of = |sticky: &Sticky, features: Features| {
+            let by_features = key_of(sticky, &Asker::Features(&features)).unwrap();
+            assert_eq!(key_of(sticky, &Asker::User(&User::Features(features))).unwrap(), by_features);
+            by_features
+        };
+        let by_user = Sticky::Feature("user".into());
+        assert_eq!(of(&by_user, features(7, 0.5)), of(&by_user, features(7, 0.75)));
+        assert_ne!(of(&by_user, features(7, 0.5)), of(&by_user, features(8, 0.5)));
+        assert_ne!(of(&Sticky::User, features(7, 0.5)), of(&Sticky::User, features(7, 0.75)));
+        // Where the feature is missing, all that the user brings.
+        let other = Sticky::Feature("session".into());
+        assert_eq!(of(&other, features(7, 0.5)), of(&Sticky::User, features(7, 0.5)));
+        let vector = |x| User::Vector(vec![x, 1.0]);
+        assert_ne!(key_of(&by_user, &Asker::User(&vector(1.0))), key_of(&by_user, &Asker::User(&vector(2.0))));
+        assert_eq!(key_of(&Sticky::User, &Asker::Several), None);
+    }
+}

@@ -1,0 +1,58 @@
+//! The calls about a model's traffic: canary and shadow.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+
+use super::answer::{Outcome, json};
+use super::app::App;
+use super::calls::manage;
+use super::paths::Names;
+use super::position::number;
+use super::wire::{self, Problem, ShadowResponse, TrafficRequest, TrafficResponse, traffic_info};
+use super::worst::WINDOW;
+use crate::error::Result;
+use crate::traffic::Traffic;
+
+/// Where the requests of a model go that pin no version: its canary and its shadow, and what this server has seen of them.
+#[utoipa::path(get, path = "/v1/models/{model}/traffic", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = TrafficResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn traffic(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    let now = app.registry.traffic(&model)?;
+    Ok(json(&traffic_info(model, now)))
+}
+
+/// Say where the requests of a model go that pin no version, at all servers of the store.
+#[utoipa::path(put, path = "/v1/models/{model}/traffic", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    request_body = TrafficRequest,
+    responses((status = 200, body = TrafficResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn put_traffic(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    let body = app.bodies.read(request).await?;
+    let asked: TrafficRequest = wire::object(&body)?;
+    let revision = asked.revision;
+    Ok(json(&changed(&app, model, revision, asked.into()).await?))
+}
+
+/// Have the active version answer all requests that pin none, and no other one be asked.
+#[utoipa::path(delete, path = "/v1/models/{model}/traffic", tag = "models", params(("model" = String, Path, description = "The model's name"),
+        ("revision" = Option<u64>, Query, description = "Only where what is wished of the model is of this revision")),
+    responses((status = 200, body = TrafficResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn delete_traffic(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    let revision = number(request.uri(), "revision")?;
+    Ok(json(&changed(&app, model, revision, Traffic::default()).await?))
+}
+
+async fn changed(app: &Arc<App>, model: String, revision: Option<u64>, traffic: Traffic) -> Result<TrafficResponse> {
+    let told = manage(app, move |registry| {
+        registry.set_traffic(&model, revision, traffic)?;
+        Ok(traffic_info(model.clone(), registry.traffic(&model)?))
+    });
+    told.await
+}
+
+/// The answers of shadows that differed most from those that were served, in the last minutes.
+#[utoipa::path(get, path = "/v1/debug/shadow", tag = "health", responses((status = 200, body = ShadowResponse)))]
+pub async fn shadow(State(app): State<Arc<App>>) -> Response {
+    json(&ShadowResponse { window_seconds: WINDOW.as_secs(), diffs: app.shadows.worst.list() })
+}

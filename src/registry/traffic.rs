@@ -1,0 +1,145 @@
+//! What unpinned requests go to: what the store wishes of that, how operators change it, and how a canary that is behind is rolled back.
+
+use std::sync::Arc;
+
+use super::loaded::{Loaded, Which};
+use super::registry::Registry;
+use super::split::{CanaryRun, ShadowRun};
+use crate::error::{Error, Result};
+use crate::snapshot::Wish;
+use crate::telemetry;
+use crate::traffic::{Stopped, Traffic, Verdict};
+use crate::view::Live;
+
+/// What unpinned requests of a model go to.
+pub struct Unpinned<T = Live> {
+    /// What answers where nothing else does.
+    pub active: Arc<Loaded<T>>,
+    /// What answers some of them.
+    pub canary: Option<Arc<CanaryRun<T>>>,
+    /// What is asked some of them as well.
+    pub shadow: Option<Arc<ShadowRun<T>>>,
+}
+
+/// What is wished of a model's traffic, and what of it is so.
+pub struct TrafficNow<T = Live> {
+    /// How often what is wished of the model was changed.
+    pub revision: u64,
+    /// What is wished.
+    pub setting: Traffic,
+    /// The version that answers where nothing is pinned.
+    pub active: Option<u64>,
+    /// The canary, where it is in memory and does not answer anyway.
+    pub canary: Option<Arc<CanaryRun<T>>>,
+    /// The shadow, likewise.
+    pub shadow: Option<Arc<ShadowRun<T>>>,
+}
+
+impl<T: Send + Sync> Registry<T> {
+    /// What a request of a model goes to that pins no version.
+    ///
+    /// # Errors
+    /// As [`Registry::get`] of the active version.
+    pub fn unpinned(&self, name: &str) -> Result<Unpinned<T>> {
+        self.entry(name, |entry| {
+            let (canary, shadow) = (entry.canary.clone(), entry.shadow.clone());
+            Ok(Unpinned { active: entry.get(Which::Active)?, canary, shadow })
+        })
+    }
+
+    /// What is wished of a model's traffic, as far as this server has heard.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown model.
+    pub fn traffic(&self, name: &str) -> Result<TrafficNow<T>> {
+        self.entry(name, |entry| {
+            Ok(TrafficNow {
+                revision: entry.wish.revision,
+                setting: entry.wish.traffic.clone(),
+                active: entry.active,
+                canary: entry.canary.clone(),
+                shadow: entry.shadow.clone(),
+            })
+        })
+    }
+
+    /// Changes what is wished of a model's traffic, for all servers of the store: where it is of a revision, or whatever it is. This server
+    /// follows at once, as far as the versions are in memory.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown model; `Unsupported` where this server does not follow the store; `Conflict` where it is of another revision;
+    /// as [`Store::change_wish`](crate::snapshot::Store::change_wish).
+    pub fn set_traffic(&self, name: &str, revision: Option<u64>, mut traffic: Traffic) -> Result<()> {
+        self.entry(name, |_| Ok(()))?;
+        if !self.options.follow {
+            return Err(Error::unsupported(
+                "this server does not follow what is wished in its store (`follow = false`)",
+            ));
+        }
+        if let Some(canary) = &mut traffic.canary {
+            canary.stopped = None;
+        }
+        let before = self.store.wish(name)?;
+        if let Some(expected) = revision.filter(|revision| *revision != before.revision) {
+            let (now, told) = (before.revision, before.told());
+            return Err(Error::conflict(format!(
+                "model `{name}`: expected revision {expected}, it is {now}: {told}; nothing was done"
+            )));
+        }
+        self.wish_traffic(name, &before, traffic)
+    }
+
+    fn wish_traffic(&self, name: &str, before: &Wish, traffic: Traffic) -> Result<()> {
+        let wish = self.store.change_wish(name, before, |wish| wish.traffic = traffic)?;
+        tracing::info!(model = name, wished = wish.told(), "the store wishes");
+        self.change(name, |entry| entry.hear(wish));
+        Ok(())
+    }
+
+    /// Judges the canaries, and has the store know of those that are behind.
+    pub(super) fn judge_canaries(&self) {
+        let entries = self.entries.load_full();
+        for (name, canary) in entries.iter().filter_map(|(name, entry)| Some((name, entry.canary.as_ref()?))) {
+            canary.judge(self.options.judged_every);
+            if let Some(verdict) = canary.verdict()
+                && let Err(error) = self.roll_back(name, canary, &verdict)
+            {
+                tracing::warn!(model = name, %error, "the canary is stopped here, and not in the store yet; that is tried again");
+            }
+        }
+    }
+
+    /// Takes a canary's share away in the store, where it still is the one that is behind.
+    fn roll_back(&self, name: &str, canary: &CanaryRun<T>, verdict: &Verdict) -> Result<()> {
+        let before = self.store.wish(name)?;
+        if before.traffic.canary.as_ref() != Some(canary.setting()) {
+            // Somebody else has decided; the next look hears of it.
+            return Ok(());
+        }
+        let mut traffic = before.traffic.clone();
+        if let Some(setting) = &mut traffic.canary {
+            let (time, share) = (telemetry::now(), setting.share);
+            setting.stopped = Some(Stopped { time, share, reason: verdict.reason.clone() });
+            setting.share = 0.0;
+        }
+        self.wish_traffic(name, &before, traffic)
+    }
+
+    /// What is wished of the traffic and is not so, a line each.
+    pub(super) fn traffic_troubles(&self) -> Vec<String> {
+        let mut troubles = Vec::new();
+        for (name, entry) in self.entries.load().iter() {
+            for (part, target) in entry.wish.traffic.targets() {
+                let version = entry.version_of(target).filter(|version| entry.loaded.contains_key(version));
+                if version.is_none() {
+                    troubles.push(format!("model `{name}`: its {part}, {target}, is not in memory"));
+                }
+            }
+            let stopped = entry.wish.traffic.canary.as_ref().and_then(|canary| canary.stopped.as_ref());
+            let here = entry.canary.as_ref().and_then(|canary| canary.verdict());
+            let reason = stopped.map(|stopped| stopped.reason.clone()).or(here.map(|verdict| verdict.reason));
+            troubles.extend(reason.map(|reason| format!("model `{name}`: its canary was rolled back: {reason}")));
+        }
+        troubles
+    }
+}

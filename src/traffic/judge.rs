@@ -1,0 +1,211 @@
+//! Whether a canary is behind by more than chance and a margin.
+
+use std::time::Duration;
+
+use super::setting::CanaryMargins;
+use super::window::{Both, Counts, STEPS, step_of, time_of};
+
+/// A bound is beyond the true mean with a probability of at most e to the power of minus this.
+const DOUBT: f64 = 20.0;
+/// Times that are shorter by less are taken for equal.
+const SLACK: Duration = Duration::from_millis(1);
+/// Of the active version's times those are looked at that at most this share is longer than.
+const SLOWER_MAX: f64 = 0.5;
+/// Halvings of what a bound may be: to a billionth.
+const HALVINGS: usize = 30;
+
+/// In what a canary is behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behind {
+    /// More of its requests fail.
+    Errors,
+    /// Its answers take longer.
+    Latency,
+    /// Its answers lack more of the exact ones.
+    Recall,
+}
+
+impl Behind {
+    /// Its name, in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Behind::Errors => "errors",
+            Behind::Latency => "latency",
+            Behind::Recall => "recall",
+        }
+    }
+}
+
+/// That a canary is behind, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// In what.
+    pub behind: Behind,
+    /// The numbers, for people.
+    pub reason: String,
+}
+
+/// A mean of numbers between 0 and 1.
+#[derive(Clone, Copy, Debug)]
+struct Mean {
+    sum: f64,
+    count: u64,
+}
+
+impl Mean {
+    fn of(sum: f64, count: u64) -> Self {
+        Mean { sum, count }
+    }
+
+    fn value(self) -> f64 {
+        if self.count == 0 { 0.0 } else { (self.sum / self.count as f64).clamp(0.0, 1.0) }
+    }
+
+    /// How improbable this mean or one farther away would be if the true one were `at`.
+    fn doubt(self, at: f64) -> f64 {
+        let mean = self.value();
+        let part = |p: f64, q: f64| if p <= 0.0 { 0.0 } else { p * (p / q).ln() };
+        self.count as f64 * (part(mean, at) + part(1.0 - mean, 1.0 - at))
+    }
+
+    /// What the true mean is not below.
+    fn least(self) -> f64 {
+        self.bound(0.0)
+    }
+
+    /// What the true mean is not above.
+    fn most(self) -> f64 {
+        self.bound(1.0)
+    }
+
+    /// The last value from the mean towards an end that is not in doubt yet.
+    fn bound(self, end: f64) -> f64 {
+        let (mut near, mut far) = (self.value(), end);
+        for _ in 0..HALVINGS {
+            let middle = f64::midpoint(near, far);
+            match self.doubt(middle) <= DOUBT {
+                true => near = middle,
+                false => far = middle,
+            }
+        }
+        // The outer one: on the safe side of what halving leaves.
+        far
+    }
+}
+
+/// The canary's mean without the group of keys that makes it worst.
+fn without_worst(groups: &[Counts], read: impl Fn(&Counts) -> (f64, u64)) -> Mean {
+    let worst = groups.iter().map(&read).enumerate().max_by(|(_, a), (_, b)| a.0.total_cmp(&b.0));
+    let worst = worst.map(|(place, _)| place);
+    let others = groups.iter().enumerate().filter(|(place, _)| Some(*place) != worst);
+    others
+        .map(|(_, group)| read(group))
+        .fold(Mean::of(0.0, 0), |mean, (sum, count)| Mean::of(mean.sum + sum, mean.count + count))
+}
+
+/// Says where a canary is behind, of all that was seen of it and of the active version in the same time.
+pub(super) fn verdict(both: &Both, margins: &CanaryMargins) -> Option<Verdict> {
+    let Both { active, canary } = both;
+    let errors = |counts: &Counts| (counts.errors as f64, counts.requests);
+    let lost = |counts: &Counts| (counts.lost, counts.audits);
+    let is_behind = |read: &dyn Fn(&Counts) -> (f64, u64), margin: f64| {
+        let (sum, count) = read(active);
+        let (theirs, ours) = (without_worst(canary, read), Mean::of(sum, count));
+        (theirs.least() > ours.most() + margin).then_some((theirs, ours))
+    };
+    if let Some((theirs, ours)) = is_behind(&errors, margins.errors) {
+        return Some(Verdict { behind: Behind::Errors, reason: told("failed requests", theirs, ours) });
+    }
+    if let Some((theirs, ours)) = is_behind(&lost, margins.recall) {
+        return Some(Verdict {
+            behind: Behind::Recall,
+            reason: told("exact items that were not served", theirs, ours),
+        });
+    }
+    slower(active, canary, margins.latency)
+}
+
+fn told(what: &str, canary: Mean, active: Mean) -> String {
+    let percent = |share: f64| share * 100.0;
+    format!(
+        "{what}: {:.2} % of {} of the canary (at least {:.2} %), {:.2} % of {} of the active version (at most {:.2} %)",
+        percent(canary.value()),
+        canary.count,
+        percent(canary.least()),
+        percent(active.value()),
+        active.count,
+        percent(active.most())
+    )
+}
+
+/// Looks for a time that more of the canary's requests take `factor` times of than take it of the active version.
+fn slower(active: &Counts, canary: &[Counts], factor: f64) -> Option<Verdict> {
+    let (ours, theirs) = (active.as_long(), canary.iter().map(Counts::as_long).collect::<Vec<_>>());
+    let totals: Vec<u64> = theirs.iter().map(|group| group[0]).collect();
+    if ours[0] == 0 || totals.iter().sum::<u64>() == 0 {
+        return None;
+    }
+    // The step of a longer time that is wholly beyond it.
+    let beyond = |step: usize| {
+        let time = time_of(step);
+        step_of(time.mul_f64(factor).max(time + SLACK)) + 1
+    };
+    (0..STEPS).find_map(|step| {
+        let long = beyond(step);
+        let active = Mean::of(ours[step] as f64, ours[0]);
+        if active.value() > SLOWER_MAX || active.most() > SLOWER_MAX || long >= STEPS {
+            return None;
+        }
+        let worst = (0..theirs.len()).max_by_key(|&group| theirs[group][long])?;
+        let others = (0..theirs.len()).filter(|&group| group != worst);
+        let (sum, count) =
+            others.fold((0, 0), |(sum, count), group| (sum + theirs[group][long], count + totals[group]));
+        let canary = Mean::of(sum as f64, count);
+        (canary.least() > active.most()).then(|| {
+            let ms = |step: usize| time_of(step).as_secs_f64() * 1e3;
+            let what = format!("requests of {:.2} ms and more against {:.2} ms", ms(long), ms(step));
+            Verdict { behind: Behind::Latency, reason: told(&what, canary, active) }
+        })
+    })
+}
+
+/// The time that a share of the answers take at most, where there are any.
+pub(super) fn quantile(counts: &Counts, share: f64) -> Option<Duration> {
+    let longer = counts.as_long();
+    let most = (longer[0] as f64 * (1.0 - share)) as u64;
+    let step = (0..STEPS).find(|&step| longer.get(step + 1).is_none_or(|&rest| rest <= most))?;
+    (longer[0] > 0).then(|| time_of(step + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_those_of_chernoff() {
+        for (sum, count) in [(0.0, 1), (0.0, 100), (1.0, 1), (3.0, 100), (50.0, 100), (100.0, 100), (7.5, 1_000_000)] {
+            let mean = Mean::of(sum, count);
+            let (least, most) = (mean.least(), mean.most());
+            assert!(0.0 <= least && least <= mean.value() && mean.value() <= most && most <= 1.0, "{mean:?}");
+            assert!(least == 0.0 || mean.doubt(least) >= DOUBT - 1e-3, "{mean:?}: {least}");
+            assert!(most == 1.0 || mean.doubt(most) >= DOUBT - 1e-3, "{mean:?}: {most}");
+        }
+        // All of n: e^(-20/n); none of n: the other end.
+        assert!((Mean::of(50.0, 50).least() - (-20.0_f64 / 50.0).exp()).abs() < 1e-6);
+        assert!((Mean::of(0.0, 50).most() - 1.0 + (-20.0_f64 / 50.0).exp()).abs() < 1e-6);
+        assert_eq!((Mean::of(0.0, 0).least(), Mean::of(0.0, 0).most()), (0.0, 1.0));
+    }
+
+    #[test]
+    fn quantiles_are_the_ends_of_steps() {
+        let mut counts = Counts::default();
+        assert_eq!(quantile(&counts, 0.5), None);
+        for micros in 1..=1000_u64 {
+            counts.answered[step_of(Duration::from_micros(micros * 100))] += 1;
+        }
+        for (share, ms) in [(0.5, 50.0), (0.9, 90.0), (0.99, 99.0)] {
+            let found = quantile(&counts, share).unwrap_or_default().as_secs_f64() * 1e3;
+            assert!(found >= ms && found < ms * 1.12, "{share}: {found}");
+        }
+    }
+}
