@@ -188,6 +188,7 @@ fn what_is_expected_of_a_search_is_what_it_looks_at() {
                 k: k0,
                 k0,
                 selected: None,
+                by_codes: None,
                 probes,
                 ending,
                 exact: number % 17 == 16,
