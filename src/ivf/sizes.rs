@@ -96,7 +96,8 @@ impl fmt::Display for Sizes {
         }
         let wide = self.row_width * dimension;
         let rescored = if wide == 0 { "none to rescore".to_owned() } else { format!("{wide} B to rescore") };
-        let first = if self.subspaces == 0 { String::new() } else { format!("{} B for a first pass, ", self.subspaces / 2) };
+        let first =
+            if self.subspaces == 0 { String::new() } else { format!("{} B for a first pass, ", self.subspaces / 2) };
         let megabytes = self.bytes() as f64 / 1e6;
         write!(
             f,

@@ -285,12 +285,7 @@ impl Index {
     }
 
     /// The first pass's codes of a list, before those of the `next` one.
-    pub(super) fn codes_before<'a>(
-        &self,
-        codes: &'a ItemCodes,
-        list: ListId,
-        next: Option<ListId>,
-    ) -> CodeBlocks<'a> {
+    pub(super) fn codes_before<'a>(&self, codes: &'a ItemCodes, list: ListId, next: Option<ListId>) -> CodeBlocks<'a> {
         let first = |list: ListId| self.list_offsets[list.index()];
         codes.blocks(first(list), self.list_lengths[list.index()] as usize, next.map(first))
     }

@@ -103,7 +103,8 @@ impl<'a> Catalogue<'a> {
         let mut found = 0.0;
         for share in &shares {
             // Those that are gone are scored too.
-            let whole = Share { passing: 1.0, ..*share }.scanned(probed as f64 / lists as f64, query.by_codes.is_some());
+            let whole =
+                Share { passing: 1.0, ..*share }.scanned(probed as f64 / lists as f64, query.by_codes.is_some());
             found += whole.items * share.passing;
             expected.add(&whole);
         }

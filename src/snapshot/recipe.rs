@@ -181,8 +181,12 @@ mod tests {
             let error = Recipe::parse(text).expect_err(text).to_string();
             assert!(error.contains(expected), "{text}: {error}");
         }
-        assert!(!Recipe::default().to_toml().unwrap().contains("first_pass"), "recipes of versions without it stay as they were");
-        let recipe = Recipe::parse("[index]\nlists = 7\nrescore = \"f32\"\n[index.first_pass]\ncodes = \"pq4\"").unwrap();
+        assert!(
+            !Recipe::default().to_toml().unwrap().contains("first_pass"),
+            "recipes of versions without it stay as they were"
+        );
+        let recipe =
+            Recipe::parse("[index]\nlists = 7\nrescore = \"f32\"\n[index.first_pass]\ncodes = \"pq4\"").unwrap();
         assert_eq!(Recipe::parse(&recipe.to_toml().unwrap()).unwrap(), recipe);
     }
 }

@@ -51,7 +51,8 @@ fn requests_reach_their_recall_by_codes() {
         Drawn { items: 20_000, width: 16, clusters: 300 },
     ] {
         let (with, without) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let (of_codes, of_rows) = (drawn.publish_by(with.path(), coded()), drawn.publish_by(without.path(), Recipe::default()));
+        let (of_codes, of_rows) =
+            (drawn.publish_by(with.path(), coded()), drawn.publish_by(without.path(), Recipe::default()));
         assert!(selected(calibration(&of_codes), 10).iter().any(|n| *n > 0), "{:?}", calibration(&of_codes).curves[0]);
         assert!(selected(calibration(&of_rows), 10).is_empty());
         for (k, target) in [(10, 0.9), (10, 0.98), (100, 0.9), (100, 0.98)] {
@@ -122,7 +123,8 @@ fn shards_of_coded_versions_answer_as_the_whole_bit_for_bit() {
 fn updates_are_found_beside_codes_and_merged_with_the_same_values() {
     let drawn = Drawn { items: 3_000, width: 16, clusters: 30 };
     let folder = tempfile::tempdir().unwrap();
-    let line = |n: u64| json!({"id": n, "embedding": drawn.vector(n), "attributes": {"kind": n % 3}}).to_string() + "\n";
+    let line =
+        |n: u64| json!({"id": n, "embedding": drawn.vector(n), "attributes": {"kind": n % 3}}).to_string() + "\n";
     let mut what = vectors(folder.path(), &(0..3_000).map(line).collect::<String>());
     what.recipe = coded();
     let store = folder.path().join("store");
@@ -138,7 +140,8 @@ fn updates_are_found_beside_codes_and_merged_with_the_same_values() {
     server.ask(&format!("{call}:delete"), json!({"ids": (0..200).collect::<Vec<u64>>()}));
     let check = |version: u64| {
         let (mut hits, mut fresh) = (0, 0);
-        for query in drawn.queries().iter().chain((0..20).map(|n| drawn.vector(10_000 + n)).collect::<Vec<_>>().iter()) {
+        for query in drawn.queries().iter().chain((0..20).map(|n| drawn.vector(10_000 + n)).collect::<Vec<_>>().iter())
+        {
             let ask = |more: Value| {
                 let mut body = json!({"vector": query, "k": 10});
                 body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

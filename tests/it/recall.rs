@@ -78,7 +78,8 @@ impl Drawn {
         std::fs::write(&vectors, npy(&rows)).unwrap();
         let (items, vectors) = (Some(items), Some(Vectors::Npy(vectors)));
         let name = Some("drawn".to_owned());
-        let version = put(&store.join("store"), &Publish { name, items, vectors, recipe, ..Publish::default() }).unwrap();
+        let version =
+            put(&store.join("store"), &Publish { name, items, vectors, recipe, ..Publish::default() }).unwrap();
         view(&store.join(format!("store/drawn/{version}")))
     }
 }

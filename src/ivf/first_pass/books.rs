@@ -155,7 +155,8 @@ mod tests {
     fn few_distinct_points_are_values_of_their_own() {
         // Sixteen points far from each other, each many times.
         for width in [1, 2, 3] {
-            let points: Vec<f32> = (0..1600).flat_map(|n| (0..width).map(move |d| ((n % 16) * (d + 3)) as f32)).collect();
+            let points: Vec<f32> =
+                (0..1600).flat_map(|n| (0..width).map(move |d| ((n % 16) * (d + 3)) as f32)).collect();
             let values = values(&points, width, 9);
             for point in points.chunks_exact(width) {
                 assert_eq!(distances(point, &values)[least(&distances(point, &values))], 0.0, "width {width}");

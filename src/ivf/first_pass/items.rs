@@ -47,7 +47,13 @@ impl ItemCodes {
         let from = |slot: u32| slot as usize / BLOCK * self.lines * LINE;
         let bytes = items.div_ceil(BLOCK) * self.lines * LINE;
         let codes = &self.codes[from(first_slot)..][..bytes];
-        CodeBlocks { codes, lines: self.lines, items, first_slot, next: next.map_or(&[], |next| &self.codes[from(next)..]) }
+        CodeBlocks {
+            codes,
+            lines: self.lines,
+            items,
+            first_slot,
+            next: next.map_or(&[], |next| &self.codes[from(next)..]),
+        }
     }
 
     /// Bytes of a block of 16 items.

@@ -64,7 +64,8 @@ mod tests {
     #[test]
     fn subspaces_are_whole_lines() {
         let of = |codes, subspaces, dimension| FirstPass { codes, subspaces }.subspaces_of(dimension);
-        for (dimension, expected) in [(1, 8), (16, 8), (17, 16), (50, 32), (64, 32), (100, 56), (384, 192), (768, 384)] {
+        for (dimension, expected) in [(1, 8), (16, 8), (17, 16), (50, 32), (64, 32), (100, 56), (384, 192), (768, 384)]
+        {
             assert_eq!(of(CodeKind::Pq4, 0, dimension).unwrap(), Some(expected));
         }
         assert_eq!(of(CodeKind::Pq4, 24, 50).unwrap(), Some(24));

@@ -66,7 +66,8 @@ mod tests {
                 let table = |subspace: usize, n: usize| f32::from(query.tables[subspace * VALUES + n]) * query.step;
                 let (mut exact, mut least) = (0f32, 0f32);
                 for subspace in 0..subspaces {
-                    let product = |n: usize| books.bounds(subspace).map(|d| vector[d] * books.values[d][n]).sum::<f32>();
+                    let product =
+                        |n: usize| books.bounds(subspace).map(|d| vector[d] * books.values[d][n]).sum::<f32>();
                     let low = (0..VALUES).map(product).fold(f32::MAX, f32::min);
                     (exact, least) = (exact + product(subspace % VALUES), least + low);
                     for n in 0..VALUES {

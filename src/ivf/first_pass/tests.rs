@@ -7,8 +7,8 @@ use crate::error::Kind;
 use crate::files::{TensorFile, Tensors};
 use crate::ivf::tests::vectors;
 use crate::ivf::{
-    BatchScratch, Built, CodeKind, Counters, FirstPass, Index, Lists, Options, Probing, Rescore, Scratch, Search, build,
-    from_lists,
+    BatchScratch, Built, CodeKind, Counters, FirstPass, Index, Lists, Options, Probing, Rescore, Scratch, Search,
+    build, from_lists,
 };
 use crate::tensor::Matrix;
 use crate::topk::{Selector, unkey};
@@ -63,7 +63,8 @@ fn scores_are_what_the_format_says() {
             usize::from(if subspace % 8 < 4 { byte & 15 } else { byte >> 4 })
         };
         let value = |slot: usize, d: usize| {
-            let subspace = (0..subspaces).find(|j| (j * dimension / subspaces..(j + 1) * dimension / subspaces).contains(&d));
+            let subspace =
+                (0..subspaces).find(|j| (j * dimension / subspaces..(j + 1) * dimension / subspaces).contains(&d));
             values_of[d * 16 + code(slot, subspace.unwrap())]
         };
         // What a slot's vector is, by its centroid and its codes.
@@ -218,7 +219,8 @@ fn values_stay_where_lists_go_on_and_where_they_are_cut() {
     // Other rows in lists of their own, with the values that are there.
     let more = vectors(400, dimension, 19);
     let more = Matrix::new(&more, dimension).unwrap();
-    let lists = Lists { centroids: vec![0.0; 2 * dimension], of_rows: (0..400).map(|n| n % 2).collect(), nearest: false };
+    let lists =
+        Lists { centroids: vec![0.0; 2 * dimension], of_rows: (0..400).map(|n| n % 2).collect(), nearest: false };
     let mut merged = from_lists(more, lists, Rescore::F16).unwrap();
     assert!(!Index::open(&tensors(&merged, more)).unwrap().has_first_pass());
     merged.keep_first_pass(&index);

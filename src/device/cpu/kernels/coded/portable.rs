@@ -10,7 +10,8 @@ pub(super) fn block_sums(codes: &[u8], tables: &[u8]) -> [u32; BLOCK] {
         let (low, high) = tables.split_at(TABLE / 2);
         for (sum, bytes) in sums.iter_mut().zip(line.chunks_exact(4)) {
             for (p, &byte) in bytes.iter().enumerate() {
-                *sum += u32::from(low[p * 16 + usize::from(byte & 15)]) + u32::from(high[p * 16 + usize::from(byte >> 4)]);
+                *sum +=
+                    u32::from(low[p * 16 + usize::from(byte & 15)]) + u32::from(high[p * 16 + usize::from(byte >> 4)]);
             }
         }
     }
