@@ -301,7 +301,7 @@ fn where_codes_select_all_answers_are_those_of_int8_rows() {
                     let by_codes = if filter.is_empty() { Some(most) } else { None };
                     assert_eq!(ask(10, &|_| by_codes, together), expected, "{told}");
                     // Some by codes and some by rows.
-                    let either = ask(10, &|n| by_codes.filter(|_| n % 2 == 0), together);
+                    let either = ask(10, &|n| by_codes.filter(|_| n.is_multiple_of(2)), together);
                     let of_codes = |all: &[Vec<(f32, Slot)>]| all.iter().step_by(2).cloned().collect::<Vec<_>>();
                     assert_eq!(of_codes(&either), of_codes(&expected), "{told}");
                 }

@@ -28,7 +28,7 @@ impl ItemCodes {
         let corrupt = |tensor: &str, what: String| Error::corrupt(format!("tensor `{tensor}`: {what}"));
         let (codes, shape) = tensors.get::<u8>("first_pass_codes", 4)?;
         let lines = shape[1];
-        let most = dimension.next_multiple_of(OF_LINE) / OF_LINE;
+        let most = dimension.div_ceil(OF_LINE);
         if !(1..=most).contains(&lines) || shape != [slots / BLOCK, lines, BLOCK, 4] {
             let what = format!("shape {shape:?} does not fit {slots} slots of {dimension} dimensions");
             return Err(corrupt("first_pass_codes", what));

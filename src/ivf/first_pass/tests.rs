@@ -153,7 +153,7 @@ fn queries_of_a_batch_find_what_they_find_alone() {
     let mut batch = BatchScratch::default();
     // Where queries meet in lists and where they do not, by codes, by rows and either.
     for (probes, way) in [(2, 0), (25, 0), (25, 1), (25, 2), (50, 2)] {
-        let by_codes = |n: usize| way == 0 || way == 2 && n % 3 > 0;
+        let by_codes = |n: usize| way == 0 || way == 2 && !n.is_multiple_of(3);
         let k = |n: usize| 30 + n * 10;
         let mut selectors: Vec<Selector> = (0..13).map(|_| Selector::new()).collect();
         let mut searches: Vec<Search<'_>> = queries

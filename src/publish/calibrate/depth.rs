@@ -18,7 +18,7 @@ pub(super) const SELECTED_MAX: usize = 8192;
 /// (`docs/INDEX.md`).
 const INT8_NS_A_BYTE: f64 = 0.045;
 const CODES_NS_A_BYTE: f64 = 0.06;
-const ROW_NS: f64 = 10.0;
+const ROW_NS: f64 = 20.0;
 const ROW_NS_A_BYTE: f64 = 0.06;
 
 /// Of the true best K of queries, those that are found among so many of the best by codes.
