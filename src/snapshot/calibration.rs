@@ -336,6 +336,28 @@ mod tests {
         assert!((4..=20).contains(&half), "{half}");
     }
 
+    #[test]
+    fn codes_are_chosen_where_they_were_measured_to_pay() {
+        let mut measured = measured();
+        measured.curves[0].selected = vec![0, 40, 60];
+        measured.curves[3].selected = vec![250, 300, 0];
+        assert!(measured.uses_codes() && measured.check(100).is_ok());
+        for (candidates, pass_rate, recall, by_codes) in [
+            (10, 1.0, 0.9, None),
+            (10, 1.0, 0.95, Some(40)),
+            (7, 1.0, 0.97, Some(60)),
+            (11, 1.0, 0.9, Some(250)),
+            (100, 1.0, 0.99, None),
+            (10, 0.5, 0.95, None),
+            (10, 0.1, 0.95, None),
+            (101, 1.0, 0.9, None),
+            (10, 1.0, 0.9999, None),
+        ] {
+            let chosen = measured.choose(Wanted { candidates, pass_rate, recall }, 10_000, 100);
+            assert_eq!(chosen.by_codes, by_codes, "{candidates} of {pass_rate} at {recall}");
+        }
+    }
+
     proptest! {
         #[test]
         fn more_is_never_had_for_less(
@@ -373,6 +395,14 @@ mod tests {
             ("[0.9,0.95,0.99],\"margins\"", "[0.9,0.9,0.99],\"margins\"", "expected rising shares"),
             ("\"halvings\":[]", "\"halvings\":[2,1]", "margins: expected"),
             ("\"slope\":1.0", "\"slope\":-1.0", "margins: slope -1, expected 0 to 2"),
+            ("0.01]}", "0.01],\"selected\":[20,30]}", "selected [20, 30], expected 0 or 10 to"),
+            ("0.01]}", "0.01],\"selected\":[9,20,30]}", "selected [9, 20, 30], expected 0 or 10 to"),
+            ("0.01]}", "0.01],\"selected\":[0,20,9999999]}", "expected 0 or 10 to"),
+            (
+                "0.01]},{\"k\":10,\"pass_rate\":0.1,",
+                "0.01]},{\"selected\":[20,20,20],\"k\":10,\"pass_rate\":0.1,",
+                "at pass rate 1 alone",
+            ),
             ("\"source\"", "\"sauce\"", "unknown field `sauce`"),
             ("{", "", "calibration.json"),
         ] {

@@ -97,3 +97,28 @@ impl ScanTimes {
         probes as f64 * self.codes_list + selected as f64 * self.row
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_tell_what_each_number_loses() {
+        let mut depths = Depths::of(10);
+        // Of two queries one has its best in the first places and the other every tenth, of which the last was not selected.
+        let first: Vec<Option<u32>> = (0..10).map(Some).collect();
+        let tenth: Vec<Option<u32>> = (0..10).map(|n| (n < 9).then_some(n * 10)).collect();
+        let mut other = Depths::of(10);
+        (depths.place(&first), other.place(&tenth));
+        depths.add(&other);
+        let lost: Vec<(usize, f64)> =
+            depths.lost(2).map(|(selected, mean, _)| (selected, (mean * 20.0).round())).collect();
+        let numbers = [15, 20, 25, 30, 40, 50, 60, 80, 110, 160, 220, 320];
+        let expected = [8.0, 8.0, 7.0, 7.0, 6.0, 5.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0];
+        assert_eq!(lost, numbers.into_iter().zip(expected).collect::<Vec<_>>());
+        assert!(depths.lost(2).all(|(_, mean, most)| mean <= most && most <= 1.0));
+        // No more are selected than pays.
+        assert!(Depths::of(1000).lost(1).all(|(selected, ..)| selected <= SELECTED_MAX));
+        assert_eq!(Depths::of(10_000).lost(1).count(), 0);
+    }
+}
