@@ -1,6 +1,6 @@
 //! What queries found after each number of lists, and what curves follow from it.
 
-use super::depth::{Depths, ScanTimes};
+use super::depth::{CLEARLY, Depths, ScanTimes};
 use super::share::{PASS_RATES, Share};
 use crate::ivf::{Ahead, Margins, Pace, Seen, WideRows, next_look};
 use crate::snapshot::{RecallCurve, TARGETS};
@@ -162,7 +162,7 @@ impl Choices<'_> {
             (least..=tally.hits.len()).find(reaches)
         };
         let by_rows = probes(target).unwrap_or(tally.hits.len());
-        let mut time = self.times.by_rows(by_rows, self.rows.selected(tally.k));
+        let mut time = CLEARLY * self.times.by_rows(by_rows, self.rows.selected(tally.k));
         let (recall, low) = tally.recall(by_rows, queries);
         let mut point = Point { probes: by_rows, recall, low, selected: 0 };
         let Some(depths) = self.depths.iter().find(|d| d.k == tally.k && tally.share == 0) else { return point };
