@@ -7,7 +7,7 @@
 //! Which of the numbers, or int8 rows, takes the least time is reckoned from bytes: those of the lists that the recall takes, and
 //! those of the rows that score what was selected.
 
-use super::tally::bounded;
+use super::confidence::bounded;
 use crate::ivf;
 
 /// How many are selected for each of K.

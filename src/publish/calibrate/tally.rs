@@ -1,5 +1,6 @@
 //! What queries found after each number of lists, and what curves follow from it.
 
+use super::confidence::bounded;
 use super::depth::{CLEARLY, Depths, ScanTimes};
 use super::share::{PASS_RATES, Share};
 use crate::ivf::{Ahead, Margins, Pace, Seen, WideRows, next_look};
@@ -8,8 +9,6 @@ use crate::units::ListId;
 
 /// Numbers of candidates that are measured.
 const CANDIDATES: [usize; 4] = [10, 100, 1000, 10_000];
-/// The normal deviation that 95 % lie below.
-const ONE_SIDED: f64 = 1.645;
 /// A search that expects less than this share of K0 ahead has nothing left to decide.
 const LEFT_MIN: f64 = 1e-5;
 /// Halvings of the interval that holds the share at which searches may end.
@@ -127,14 +126,6 @@ impl Tally {
         }
         low.exp()
     }
-}
-
-/// The mean of the queries' recalls, and what it is above with 95 % confidence.
-pub(super) fn bounded(hits: u64, squares: u64, queries: usize, k: usize) -> (f64, f64) {
-    let (queries, k) = (queries as f64, k as f64);
-    let mean = hits as f64 / (queries * k);
-    let variance = (squares as f64 / (queries * k * k) - mean * mean).max(0.0);
-    (mean, (mean - ONE_SIDED * (variance / (queries - 1.0).max(1.0)).sqrt()).max(0.0))
 }
 
 /// What is chosen between beside the lists: how many codes select, or int8 rows.
