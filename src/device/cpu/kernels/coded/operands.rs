@@ -46,11 +46,3 @@ pub(super) fn check(blocks: &CodeBlocks<'_>, query: &CodeQuery<'_>) {
     assert!(blocks.lines > 0 && query.tables.len() == blocks.lines * TABLE);
     assert!(blocks.codes.len() >= blocks.items.div_ceil(BLOCK) * blocks.lines * LINE);
 }
-
-/// The items that a block holds, one bit each.
-pub(super) fn items_of(blocks: &CodeBlocks<'_>, block: usize) -> u16 {
-    match blocks.items - block * BLOCK {
-        left @ 0..BLOCK => (1 << left) - 1,
-        _ => u16::MAX,
-    }
-}

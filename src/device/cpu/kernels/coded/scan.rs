@@ -4,11 +4,11 @@
 use super::avx2;
 #[cfg(target_arch = "aarch64")]
 use super::neon;
-use super::operands::{CodeBlocks, CodeQuery, LINE, check, items_of};
+use super::operands::{CodeBlocks, CodeQuery, LINE, check};
 use super::portable;
 #[cfg(target_arch = "x86_64")]
 use super::vbmi;
-use crate::device::cpu::kernels::operands::{BLOCK, Staging, blocks_ahead};
+use crate::device::cpu::kernels::operands::{BLOCK, Staging, blocks_ahead, filled};
 use crate::device::cpu::kernels::portable::stage;
 use crate::device::cpu::{Isa, Kernels};
 use crate::device::memory::prefetch;
@@ -48,7 +48,7 @@ impl Kernels {
             let scores = self.code_sums(&blocks.codes[block * bytes..(block + 1) * bytes], query.tables);
             let scores = scores.map(|sum| query.score(sum));
             let first = blocks.first_slot + (block * BLOCK) as u32;
-            stage(&scores, items_of(blocks, block), first, threshold, staging);
+            stage(&scores, filled(blocks.items, block), first, threshold, staging);
         }
         count
     }

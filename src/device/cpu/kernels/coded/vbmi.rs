@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::operands::{CodeBlocks, CodeQuery, LINE, TABLE, items_of};
-use crate::device::cpu::kernels::operands::{BLOCK, Staging, blocks_ahead};
+use super::operands::{CodeBlocks, CodeQuery, LINE, TABLE};
+use crate::device::cpu::kernels::operands::{BLOCK, Staging, blocks_ahead, filled};
 
 /// Blocks that are scanned together, which share the loads of the tables.
 const TOGETHER: usize = 2;
@@ -81,7 +81,7 @@ pub(super) unsafe fn scan(
             next.as_ptr().wrapping_add(past * bytes)
         }
     };
-    let whole = |block: usize| (items_of(blocks, block), blocks.first_slot + (block * BLOCK) as u32);
+    let whole = |block: usize| (filled(blocks.items, block), blocks.first_slot + (block * BLOCK) as u32);
     let tables = query.tables.as_ptr();
     let mut block = from;
     while block < count {
