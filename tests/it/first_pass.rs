@@ -175,7 +175,16 @@ fn lists_of_faiss_get_codes_too() {
         put(folder.path(), &faiss::import(&faiss::golden(index), coded())).unwrap();
         let view = view(&folder.path().join("imported/1"));
         assert!(view.main().index.has_first_pass());
-        let queries: Vec<Vec<f32>> = (0..20).map(|n| Drawn { items: 0, width: 24, clusters: 0 }.vector(n)).collect();
+        // Queries like those that calibrated it: items, with a little of something else.
+        let near = |(n, slot)| {
+            let mut row = vec![0.0; 24];
+            view.main().index.row(slot, &mut row);
+            let other = Drawn { items: 0, width: 24, clusters: 0 }.vector(n);
+            row.iter_mut().zip(other).for_each(|(x, other)| *x += 0.1 * other);
+            row
+        };
+        let slots: Vec<_> = view.main().index.filled_slots().step_by(9).collect();
+        let queries: Vec<Vec<f32>> = (0..).zip(slots).map(near).collect();
         let (found, _) = recall(&view, &queries, 5, &[""], &json!({}));
         assert!(found >= 0.9, "{index}: {found}");
     }
