@@ -45,11 +45,7 @@ fn asked(view: &Arc<View>, mut body: Value) -> (Vec<i64>, u64) {
 
 #[test]
 fn requests_reach_their_recall_by_codes() {
-    for drawn in [
-        Drawn { items: 6_000, width: 48, clusters: 40 },
-        Drawn { items: 6_000, width: 20, clusters: 0 },
-        Drawn { items: 20_000, width: 16, clusters: 300 },
-    ] {
+    for drawn in [Drawn { items: 3_000, width: 48, clusters: 40 }, Drawn { items: 4_000, width: 20, clusters: 0 }] {
         let (with, without) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (of_codes, of_rows) =
             (drawn.publish_by(with.path(), coded()), drawn.publish_by(without.path(), Recipe::default()));
@@ -64,7 +60,7 @@ fn requests_reach_their_recall_by_codes() {
         for (pass_rate, filters) in &FILTERS[1..] {
             let (found, _) = recall(&of_codes, &drawn.queries(), 10, filters, &json!({}));
             assert!(found >= 0.96, "{drawn:?} {pass_rate}: {found}");
-            for query in drawn.queries().iter().take(20) {
+            for query in drawn.queries().iter().take(10) {
                 let body = json!({"vector": query, "k": 30, "probes": 20, "filter": filters[0]});
                 assert_eq!(asked(&of_codes, body.clone()), asked(&of_rows, body));
             }
@@ -140,7 +136,8 @@ fn updates_are_found_beside_codes_and_merged_with_the_same_values() {
     server.ask(&format!("{call}:delete"), json!({"ids": (0..200).collect::<Vec<u64>>()}));
     let check = |version: u64| {
         let (mut hits, mut fresh) = (0, 0);
-        for query in drawn.queries().iter().chain((0..20).map(|n| drawn.vector(10_000 + n)).collect::<Vec<_>>().iter())
+        for query in
+            drawn.queries().iter().take(40).chain((0..20).map(|n| drawn.vector(10_000 + n)).collect::<Vec<_>>().iter())
         {
             let ask = |more: Value| {
                 let mut body = json!({"vector": query, "k": 10});
@@ -155,7 +152,7 @@ fn updates_are_found_beside_codes_and_merged_with_the_same_values() {
             fresh += found.iter().filter(|id| **id >= 10_000).count();
             assert!(ask(json!({"filter": "kind:7"})).iter().all(|id| *id >= 10_000));
         }
-        assert!(hits >= 1050 && fresh > 50, "version {version}: {hits} of 1100, {fresh} of the new ones");
+        assert!(hits >= 570 && fresh > 30, "version {version}: {hits} of 600, {fresh} of the new ones");
     };
     check(1);
     let merged = server.ask(&format!("{call}:merge"), "");
