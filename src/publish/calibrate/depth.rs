@@ -112,7 +112,8 @@ mod tests {
         let first: Vec<Option<u32>> = (0..10).map(Some).collect();
         let tenth: Vec<Option<u32>> = (0..10).map(|n| (n < 9).then_some(n * 10)).collect();
         let mut other = Depths::of(10);
-        (depths.place(&first), other.place(&tenth));
+        depths.place(&first);
+        other.place(&tenth);
         depths.add(&other);
         let lost: Vec<(usize, f64)> =
             depths.lost(2).map(|(selected, mean, _)| (selected, (mean * 20.0).round())).collect();
