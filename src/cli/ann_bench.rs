@@ -4,9 +4,11 @@
 //! 2. For each number of results and of probes, and for each filter, all queries run once; the first batch runs twice and
 //!    its first time is thrown away. Each thread takes a part of a batch through the search that serves ([`crate::search`]),
 //!    with as many candidates as results; parsing and planning the part's filter is included.
-//! 3. With `--recall` the index is calibrated as a publication does it, and lists are chosen from that by target.
-//! 4. With `--cheapest` the fewest lists that do the same, one number for all queries, are found by trying.
-//! 5. Answers are held against the exact ones: recall is the share of the true K that was returned.
+//! 3. With `--codes` the index has codes for a first pass; `--selected` says how many these select of all items, 0 for a scan of
+//!    int8 rows. With a recall the calibration chooses.
+//! 4. With `--recall` the index is calibrated as a publication does it, and lists are chosen from that by target.
+//! 5. With `--cheapest` the fewest lists that do the same, one number for all queries, are found by trying.
+//! 6. Answers are held against the exact ones: recall is the share of the true K that was returned.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -19,7 +21,7 @@ use crate::columns::{self, Columns, ItemColumn, ItemValues};
 use crate::error::{Error, Result};
 use crate::files::TensorFile;
 use crate::filter;
-use crate::ivf::{self, Rescore};
+use crate::ivf::{self, CodeKind, FirstPass, Rescore};
 use crate::limits;
 use crate::npy;
 use crate::publish::calibrate;
@@ -82,6 +84,15 @@ pub(super) struct AnnBench {
     /// Rows that rescore: none, bf16, f16 or f32.
     #[arg(long, default_value = "none", value_parser = rescore)]
     rescore: Rescore,
+    /// Codes for a first pass: none or pq4, which take rows that rescore.
+    #[arg(long, default_value = "none", value_parser = codes)]
+    codes: CodeKind,
+    /// Subspaces of these codes, a multiple of 8; 0 chooses.
+    #[arg(long, default_value_t = 0, requires = "codes")]
+    subspaces: usize,
+    /// How many the codes select where --probes says how many lists are probed; 0 scans int8 rows.
+    #[arg(long, value_delimiter = ',', default_value = "0", requires = "codes")]
+    selected: Vec<usize>,
     /// Attributes of the items, integers, `.npy` `[N, F]`; the columns are features f0, f1, ...
     #[arg(long, requires = "filters")]
     attributes: Option<PathBuf>,
@@ -95,6 +106,10 @@ pub(super) struct AnnBench {
 
 fn rescore(text: &str) -> std::result::Result<Rescore, String> {
     serde_json::from_value(json!(text)).map_err(|_| "expected none, bf16, f16 or f32".into())
+}
+
+fn codes(text: &str) -> std::result::Result<CodeKind, String> {
+    serde_json::from_value(json!(text)).map_err(|_| "expected none or pq4".into())
 }
 
 /// Integers with a shape.
@@ -158,6 +173,15 @@ enum Asked {
     Recall(f64),
     /// So many lists, with a filter too.
     Just(usize),
+    /// So many lists, of whose items codes select so many.
+    Codes(usize, usize),
+}
+
+/// How items are searched.
+struct Probed<'a> {
+    probes: usize,
+    ending: Option<ivf::Ending<'a>>,
+    by_codes: Option<usize>,
 }
 
 /// One measurement.
@@ -201,7 +225,12 @@ impl AnnBench {
                 bench.tell(&run, &outcome)
             })
         };
-        let asked = self.probes.iter().copied().map(Asked::Probes);
+        let asked = self.probes.iter().flat_map(|&probes| {
+            self.selected.iter().map(move |&selected| match selected {
+                0 => Asked::Probes(probes),
+                selected => Asked::Codes(probes, selected),
+            })
+        });
         let recalls = self.recall.iter().copied().map(Asked::Recall);
         let cheapest = recalls.clone().filter(|_| self.cheapest).map(|asked| (asked, true));
         // What was tried brings into the caches what the others then find there alike.
@@ -215,7 +244,8 @@ impl AnnBench {
         let k = self.k.iter().copied().max().unwrap_or(FILTERED_MOST).min(FILTERED_MOST);
         for (name, expression) in &filters {
             let truth = Integers::read(&self.truth.with_file_name(format!("truth_{name}.npy")), used)?;
-            for &(asked, cheapest) in &asked {
+            // Codes are not scanned for what passes a filter.
+            for &(asked, cheapest) in asked.iter().filter(|(asked, _)| !matches!(asked, Asked::Codes(..))) {
                 measure(Run { asked, cheapest, k, filter: Some((name, expression)) }, &truth)?;
             }
         }
@@ -286,6 +316,7 @@ fn build_of(items: Matrix<'_>, attributes: &[ItemColumn], arguments: &AnnBench) 
         lists: arguments.lists,
         seed: arguments.seed,
         rescore: arguments.rescore,
+        first_pass: FirstPass { codes: arguments.codes, subspaces: arguments.subspaces },
         ..ivf::Options::default()
     };
     let stated = ivf::Sizes::of(items, &options)?.bytes();
@@ -426,7 +457,7 @@ impl Bench<'_> {
     fn tell(&self, run: &Run<'_>, outcome: &Outcome) -> Result<()> {
         let (arguments, index) = (self.arguments, &self.subject.index);
         let (probes, target) = match run.asked {
-            Asked::Probes(probes) | Asked::Just(probes) => (Some(probes), None),
+            Asked::Probes(probes) | Asked::Just(probes) | Asked::Codes(probes, _) => (Some(probes), None),
             Asked::Recall(recall) => (None, Some(recall)),
         };
         let count = self.queries.rows();
@@ -450,7 +481,7 @@ impl Bench<'_> {
             "worst_recall": round(outcome.worst, 4),
             "mask_ms": 0, "bytes_per_item": round(index.bytes() as f64 / index.items() as f64, 1),
             "lists_probed": mean(counters.lists), "items_scanned": mean(counters.items),
-            "survivors": mean(counters.survivors), "bytes_read": mean(counters.bytes),
+            "selected_by_codes": self.subject.searched(run)?.by_codes, "survivors": mean(counters.survivors), "bytes_read": mean(counters.bytes),
         }))
     }
 }
@@ -464,14 +495,22 @@ fn search(subject: &Subject, queries: Matrix<'_>, run: &Run<'_>, searchers: &mut
 }
 
 impl Subject {
-    /// The lists to probe for so many candidates, and when a filtered search ends.
-    fn probing(&self, asked: Asked, candidates: usize, pass_rate: f64) -> Result<(usize, Option<ivf::Ending<'_>>)> {
+    /// How the items are searched, without a filter.
+    fn searched(&self, run: &Run<'_>) -> Result<Probed<'_>> {
+        self.probing(run.asked, run.k.min(self.index.items()), if run.filter.is_some() { 0.0 } else { 1.0 })
+    }
+
+    /// The lists to probe for so many candidates, when a filtered search ends, and what codes select.
+    fn probing(&self, asked: Asked, candidates: usize, pass_rate: f64) -> Result<Probed<'_>> {
+        let probed = |probes, by_codes| Probed { probes, ending: None, by_codes };
         match (asked, &self.calibration) {
-            (Asked::Probes(probes) | Asked::Just(probes), _) => Ok((probes, None)),
+            (Asked::Probes(probes) | Asked::Just(probes), _) => Ok(probed(probes, None)),
+            (Asked::Codes(probes, selected), _) => Ok(probed(probes, Some(selected))),
             (Asked::Recall(recall), Some(calibration)) => {
                 let wanted = Wanted { candidates, pass_rate, recall };
                 let chosen = calibration.choose(wanted, self.index.items(), self.index.lists());
-                Ok((chosen.probes, Some(ivf::Ending { margins: &calibration.margins, recall, left: chosen.left })))
+                let ending = ivf::Ending { margins: &calibration.margins, recall, left: chosen.left };
+                Ok(Probed { probes: chosen.probes, ending: Some(ending), by_codes: chosen.by_codes })
             }
             (Asked::Recall(_), None) => Err(Error::internal("a recall without a calibration")),
         }
@@ -484,7 +523,7 @@ impl Searcher {
         let expression = run.filter.map_or("", |(_, expression)| expression);
         let plan = filter::Plan::new(&filter::parse(expression)?.canonical(), columns, filter)?;
         let k0 = run.k.min(index.items());
-        let (probes, ending) = subject.probing(run.asked, k0, plan.pass_rate())?;
+        let Probed { probes, ending, by_codes } = subject.probing(run.asked, k0, plan.pass_rate())?;
         let query = |n: usize| search::Query {
             vector: queries.row(n),
             plan: &plan,
@@ -493,6 +532,7 @@ impl Searcher {
             k: run.k,
             k0,
             selected: None,
+            by_codes: by_codes.filter(|_| run.filter.is_none()),
             probes,
             ending,
             exact: false,
@@ -578,6 +618,7 @@ mod tests {
             &["--batch", "3", "--threads", "2", "--rescore", "f16"],
             &["--batch", "5", "--queries-count", "0", "--rescore", "none"],
             &["--lists", "16", "--recall", "0.9", "--cheapest"],
+            &["--lists", "8", "--rescore", "f16", "--codes", "pq4", "--selected", "0,20,400", "--recall", "0.9"],
         ] {
             run(folder.path(), more).unwrap();
             run(folder.path(), &[more, &filters].concat()).unwrap();
@@ -596,6 +637,9 @@ mod tests {
             (&["--lists", "301"], "301 lists for 300 items"),
             (&["--cheapest"], "--recall"),
             (&["--rescore", "f8"], "expected none, bf16, f16 or f32"),
+            (&["--codes", "pq8"], "expected none or pq4"),
+            (&["--codes", "pq4"], "expected rows that score what the codes find"),
+            (&["--codes", "pq4", "--rescore", "f16", "--subspaces", "16"], "subspaces: got 16 for 2 dimensions"),
             (&["--attributes", "attributes.npy"], "--filters"),
             (&["--attributes", "truth.npy", "--filters", "filters.json"], "expected 300 rows"),
             (&["--attributes", "attributes.npy", "--filters", "items.npy"], "items.npy"),

@@ -10,9 +10,10 @@
 use std::borrow::{Borrow, BorrowMut};
 use std::time::Instant;
 
+use super::first_pass::Tables;
 use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
-use super::union::Union;
+use super::union::{Member, Union};
 use super::view::Index;
 use crate::device::cpu::kernels::Blocks;
 use crate::topk::{Selector, unkey};
@@ -30,6 +31,8 @@ pub struct Search<'a> {
     pub vector: &'a [f32],
     /// Lists, P.
     pub probes: usize,
+    /// [`Probing::by_codes`]
+    pub by_codes: bool,
     /// Takes the candidates; the caller has set its K0.
     pub selector: &'a mut Selector,
     /// What the search did.
@@ -37,9 +40,9 @@ pub struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// A search of the best `probes` lists of `vector` `[D]` that has not run yet.
+    /// A search of the best `probes` lists of `vector` `[D]` by int8 rows that has not run yet.
     pub fn new(vector: &'a [f32], probes: usize, selector: &'a mut Selector) -> Self {
-        Search { vector, probes, selector, counters: Counters::default() }
+        Search { vector, probes, by_codes: false, selector, counters: Counters::default() }
     }
 }
 
@@ -47,6 +50,8 @@ impl<'a> Search<'a> {
 #[derive(Debug, Default)]
 pub struct BatchScratch {
     queries: Vec<Quantized>,
+    /// Of those that are searched by the first pass's codes.
+    tables: Vec<Tables>,
     coarse: Vec<Selector>,
     /// Of the queries that are searched alone, and of lists that have penalties.
     search: Scratch,
@@ -60,6 +65,7 @@ impl BatchScratch {
     fn make_room(&mut self, count: usize) {
         if self.queries.len() < count {
             self.queries.resize_with(count, Quantized::default);
+            self.tables.resize_with(count, Tables::default);
             self.coarse.resize_with(count, Selector::new);
         }
     }
@@ -73,8 +79,8 @@ impl Union<'_> {
         if searches.len() > 1 && self.lists.shares_lists(probes) {
             return self.search_by_lists(searches, batch);
         }
-        for Search { vector, probes, selector, counters } in searches {
-            let probing = Probing::of(*probes, *probes);
+        for Search { vector, probes, by_codes, selector, counters } in searches {
+            let probing = Probing { by_codes: *by_codes, ..Probing::of(*probes, *probes) };
             let k0 = selector.k();
             *counters = self.search(vector, probing, None, selector, k0, &mut batch.search);
         }
@@ -84,7 +90,8 @@ impl Union<'_> {
         let start = Instant::now();
         batch.make_room(searches.len());
         self.lists.choose(searches, batch);
-        let BatchScratch { queries, pairs, of_list, .. } = batch;
+        let BatchScratch { queries, tables, pairs, of_list, .. } = batch;
+        let queries = Queries { int8: queries, tables };
         let probe_time = start.elapsed();
         for search in &mut *searches {
             let lists = search.probes.clamp(1, self.lists.lists()) as u64;
@@ -98,26 +105,54 @@ impl Union<'_> {
             let next = rest.first().map(|&pair| list(pair));
             of_list.clear();
             of_list.extend(here.iter().map(|&pair| pair as u32 as usize));
+            of_list.sort_unstable_by_key(|&n| (!searches[n].by_codes, n));
             for member in self.members.iter().filter(|member| self.has_lists(member)) {
-                let blocks = member.blocks_before(list(pair), next);
-                scan_list(&blocks, member.index, queries, searches, of_list);
-                of_list.iter().for_each(|&n| member.count_whole(list(pair), &mut searches[n].counters));
+                queries.scan(member, (list(pair), next), searches, of_list);
             }
         }
         of_list.clear();
         of_list.extend(0..searches.len());
         for member in self.members.iter().filter(|member| !self.has_lists(member)) {
             for list in member.filled_lists() {
-                scan_list(&member.blocks_before(list, None), member.index, queries, searches, of_list);
-                searches.iter_mut().for_each(|search| member.count_whole(list, &mut search.counters));
+                queries.scan(member, (list, None), searches, of_list);
             }
         }
     }
 }
 
-/// Scans a list for the queries at the given places.
-fn scan_list(list: &Blocks<'_>, index: &Index, queries: &[Quantized], searches: &mut [Search<'_>], which: &[usize]) {
-    list.parts(BLOCKS).for_each(|blocks| index.scan_together(&blocks, queries, searches, which));
+/// All queries of a batch in the forms that scans take.
+#[derive(Clone, Copy)]
+struct Queries<'a> {
+    int8: &'a [Quantized],
+    tables: &'a [Tables],
+}
+
+impl Queries<'_> {
+    /// Scans a list of a member for the queries at the given places; where it has codes those by codes come first.
+    fn scan(
+        &self,
+        member: &Member<'_>,
+        (list, next): (ListId, Option<ListId>),
+        searches: &mut [Search<'_>],
+        which: &[usize],
+    ) {
+        let by_codes = match member.index.first_pass {
+            Some(_) => which.partition_point(|&n| searches[n].by_codes),
+            None => 0,
+        };
+        let (by_codes, by_rows) = which.split_at(by_codes);
+        for &n in by_codes {
+            if let Some((codes, tables)) = member.codes_for(Some(&self.tables[n])) {
+                member.scan_codes(codes, (list, next), (searches[n].vector, tables), searches[n].selector);
+                member.count_codes(codes, list, &mut searches[n].counters);
+            }
+        }
+        if !by_rows.is_empty() {
+            let scan = |blocks: Blocks<'_>| member.index.scan_together(&blocks, self.int8, searches, by_rows);
+            member.blocks_before(list, next).parts(BLOCKS).for_each(scan);
+            by_rows.iter().for_each(|&n| member.count_whole(list, &mut searches[n].counters));
+        }
+    }
 }
 
 impl Index {
@@ -133,10 +168,13 @@ impl Index {
 
     /// Chooses the best lists of each query: afterwards `batch` holds the pairs, in the order in which they are scanned.
     fn choose(&self, searches: &[Search<'_>], batch: &mut BatchScratch) {
-        let BatchScratch { queries, coarse, search, pairs, of_list } = batch;
+        let BatchScratch { queries, tables, coarse, search, pairs, of_list } = batch;
         for ((one, query), coarse) in searches.iter().zip(&mut *queries).zip(&mut *coarse) {
             self.quantize(one.vector, query);
             coarse.reset(one.probes.clamp(1, self.lists()));
+        }
+        for (one, tables) in searches.iter().zip(tables).filter(|(one, _)| one.by_codes) {
+            self.make_tables(one.vector, tables);
         }
         if self.penalties.is_empty() {
             of_list.clear();

@@ -5,8 +5,9 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use super::first_pass::{self, Codebooks, FirstPass};
 use super::kmeans;
-use super::view::{EXPECTED, unfit};
+use super::view::{EXPECTED, Index, unfit};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::kernels::BLOCK;
 use crate::error::{Error, Result};
@@ -77,11 +78,15 @@ pub struct Options {
     pub seed: u64,
     /// The rows that rescore.
     pub rescore: Rescore,
+    /// What is scanned in place of int8 rows, where that takes less time.
+    #[serde(skip_serializing_if = "FirstPass::is_none")]
+    pub first_pass: FirstPass,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { lists: 0, sample_per_list: 64, iterations: 10, seed: 1, rescore: Rescore::F16 }
+        let first_pass = FirstPass::default();
+        Options { lists: 0, sample_per_list: 64, iterations: 10, seed: 1, rescore: Rescore::F16, first_pass }
     }
 }
 
@@ -114,6 +119,20 @@ impl Options {
         }
     }
 
+    /// The subspaces of the first pass's codes of vectors of so many dimensions; none without codes.
+    ///
+    /// # Errors
+    /// `Invalid` with the option, its value and its range; for codes without rows that score what they find.
+    pub fn subspaces(&self, dimension: usize) -> Result<Option<usize>> {
+        let subspaces = self.first_pass.subspaces_of(dimension)?;
+        match self.rescore {
+            Rescore::None if subspaces.is_some() => Err(Error::invalid(
+                "index.first_pass.codes: pq4 with index.rescore = \"none\", expected rows that score what the codes find",
+            )),
+            _ => Ok(subspaces),
+        }
+    }
+
     /// Rows of `items` that train `lists` centroids.
     pub(super) fn sample(&self, items: usize, lists: usize) -> usize {
         lists.saturating_mul(self.sample_per_list).clamp(lists, items.max(lists)).min(items)
@@ -134,6 +153,8 @@ pub struct Built {
     penalties: Vec<f32>,
     dimension: usize,
     rescore: Rescore,
+    /// The values of the first pass's codes, where it has any.
+    codebooks: Option<Codebooks>,
 }
 
 /// Lists that vectors bring along.
@@ -159,10 +180,12 @@ pub fn build(rows: Matrix<'_>, options: &Options, progress: &(dyn Fn(usize) + Sy
     let centroids = kmeans::train(kernels, rows, lists, sample, options.iterations, options.seed, progress);
     let of_rows = centroids.assign_all(kernels, rows, None, progress);
     let lists = Lists { centroids: centroids.rows, of_rows, nearest: false };
-    Ok(arrange(rows.cols(), lists, options.rescore.fitted(rows)))
+    let mut built = arrange(rows.cols(), lists, options.rescore.fitted(rows));
+    built.train_first_pass(rows, options)?;
+    Ok(built)
 }
 
-/// Takes the lists that `rows` `[N, D]` came with as they are.
+/// Takes the lists that `rows` `[N, D]` came with as they are, without codes for a first pass.
 ///
 /// # Errors
 /// `Invalid` for numbers that are not finite, and for lists that do not fit the rows.
@@ -230,7 +253,7 @@ fn arrange(dimension: usize, lists: Lists, rescore: Rescore) -> Built {
         next[list as usize] += 1;
     }
     let penalties = if nearest { centroids.chunks_exact(dimension).map(penalty).collect() } else { Vec::new() };
-    Built { order, list_offsets, list_lengths, centroids, penalties, dimension, rescore }
+    Built { order, list_offsets, list_lengths, centroids, penalties, dimension, rescore, codebooks: None }
 }
 
 /// Rows assigned by a build of `items` items, for a progress bar.
@@ -278,8 +301,34 @@ impl Built {
             list_lengths: of_rows.iter().map(|list| list.len() as u32).collect(),
             centroids: self.centroids.clone(),
             penalties: self.penalties.clone(),
+            codebooks: self.codebooks.clone(),
             ..*self
         }
+    }
+
+    /// Trains the values of the first pass's codes on the same `rows` that it was built from, where the options ask for codes.
+    ///
+    /// # Errors
+    /// As [`Options::subspaces`].
+    pub fn train_first_pass(&mut self, rows: Matrix<'_>, options: &Options) -> Result<()> {
+        let Some(subspaces) = options.subspaces(self.dimension)? else { return Ok(()) };
+        let mut of_rows = vec![0u32; rows.rows()];
+        for (list, bounds) in self.list_offsets.windows(2).enumerate() {
+            let slots = &self.order[bounds[0] as usize..bounds[1] as usize];
+            slots.iter().filter(|row| **row != NO_ITEM).for_each(|&row| of_rows[row as usize] = list as u32);
+        }
+        let centroid = |row: u32| self.centroid(of_rows[row as usize] as usize);
+        self.codebooks = Some(Codebooks::train(rows, centroid, subspaces, options.seed));
+        Ok(())
+    }
+
+    /// Takes over the values of the codes of another index, of which it holds more or fewer items.
+    pub fn keep_first_pass(&mut self, index: &Index) {
+        self.codebooks = index.first_pass.as_ref().map(|codes| codes.books.clone());
+    }
+
+    fn centroid(&self, list: usize) -> &[f32] {
+        &self.centroids[list * self.dimension..][..self.dimension]
     }
 
     /// Items in all lists, N.
@@ -304,6 +353,14 @@ impl Built {
         file.add_owned("centroids", &[self.list_lengths.len(), dimension], self.centroids.clone())?;
         if !self.penalties.is_empty() {
             file.add_owned("penalties", &[self.penalties.len()], self.penalties.clone())?;
+        }
+        if let Some(books) = &self.codebooks {
+            let list_of = |slot: usize| self.list_offsets.partition_point(|&first| first as usize <= slot) - 1;
+            let both = |slot: usize| row(slot).map(|row| (row, self.centroid(list_of(slot))));
+            let subspaces = books.subspaces();
+            let codes = first_pass::blocked(books, slots, both);
+            file.add_owned("first_pass_codes", &[slots / BLOCK, subspaces / 8, BLOCK, 4], codes)?;
+            file.add_owned("first_pass_values", &[dimension, books.numbers().len() / dimension], books.numbers())?;
         }
         let shape = [slots, dimension];
         match self.rescore {

@@ -12,6 +12,8 @@
 //! | `penalties` f32 `[C]` | what a centroid's product loses, where queries probe the nearest centroids in L2: `|c|² / 2` |
 //! | `rows` bf16, f16 or f32 `[S, D]` | the rows that rescore, where the recipe asks for them |
 //!
+//! Where the recipe asks for them, smaller codes are scanned in place of the int8 rows for few candidates (`first_pass`).
+//!
 //! Scores are inner products. Source: IVF with scalar quantisation as in Faiss (arXiv 2401.08281), and the int8
 //! co-design of SilverTorch (arXiv 2511.14881).
 
@@ -21,6 +23,7 @@ mod batch;
 mod build;
 mod device;
 mod filtered;
+mod first_pass;
 mod kmeans;
 mod pace;
 mod probing;
@@ -37,6 +40,7 @@ pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, Options, Rescore, build, from_lists, steps};
 pub use device::{DeviceIndex, FilteredSearch};
 pub use filtered::{MemberWords, Words};
+pub use first_pass::{CodeKind, FirstPass};
 pub use pace::Pace;
 pub use probing::{Counters, Probing, Scratch};
 pub use rebalance::rebalance;

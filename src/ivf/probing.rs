@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::ahead::{Ahead, Ending, next_look};
+use super::first_pass::Tables;
 use super::pace::Pace;
 use super::quantize::Quantized;
 use crate::device::cpu::kernels::Pick;
@@ -34,12 +35,14 @@ pub struct Probing<'a> {
     pub pass_rate: f64,
     /// When a filtered search ends, where `probes` were measured: those are then lists that hold survivors.
     pub ending: Option<Ending<'a>>,
+    /// Whether the first pass's codes are scanned, where there are any and nothing filters, in place of int8 rows.
+    pub by_codes: bool,
 }
 
 impl Probing<'_> {
     /// So many lists, of which nothing was measured, and at most these with a filter that lets all pass.
     pub fn of(probes: usize, probes_max: usize) -> Self {
-        Probing { probes, probes_max, pass_rate: 1.0, ending: None }
+        Probing { probes, probes_max, pass_rate: 1.0, ending: None, by_codes: false }
     }
 
     /// The same with numbers that an index of so many lists has.
@@ -151,6 +154,8 @@ pub(super) struct Left {
 #[derive(Debug, Default)]
 pub struct Scratch {
     pub(super) query: Quantized,
+    /// Of a search by the first pass's codes.
+    pub(super) tables: Tables,
     /// All lists, best first as far as they were asked for.
     pub(super) lists: Vec<u64>,
     pub(super) ordered: usize,

@@ -7,9 +7,10 @@
 use std::time::Instant;
 
 use super::filtered::{Filtered, MemberWords, Words};
+use super::first_pass::{ItemCodes, Tables};
 use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
-use super::union::{Member, Union};
+use super::union::{Forms, Member, Union};
 use super::view::{Index, WideRows};
 use crate::device::cpu::kernels::{BLOCK, Blocks, Staging};
 use crate::topk::{self, Selector, unkey};
@@ -33,7 +34,7 @@ impl Union<'_> {
     ) -> Counters {
         let probing = probing.within(self.lists.lists());
         match words {
-            None => self.search_best(vector, probing.probes, selector, scratch),
+            None => self.search_best(vector, probing, selector, scratch),
             Some(words) => {
                 let union = *self;
                 Filtered { union, vector, words, selector, scratch, counters: Counters::default(), k0 }.run(probing)
@@ -42,17 +43,28 @@ impl Union<'_> {
     }
 
     /// Scans the best lists, all items of them.
-    fn search_best(&self, vector: &[f32], probes: usize, selector: &mut Selector, scratch: &mut Scratch) -> Counters {
+    fn search_best(
+        &self,
+        vector: &[f32],
+        Probing { probes, by_codes, .. }: Probing<'_>,
+        selector: &mut Selector,
+        scratch: &mut Scratch,
+    ) -> Counters {
         let mut counters = Counters { lists: probes as u64, ..Counters::default() };
+        let mut tables = std::mem::take(&mut scratch.tables);
+        let with_tables = by_codes && self.lists.make_tables(vector, &mut tables);
+        let forms = |int8| Forms { vector, int8, tables: with_tables.then_some(&tables) };
         if probes == self.lists.lists() {
             self.lists.quantize(vector, &mut scratch.query);
             for member in self.members {
-                member.scan_whole(member.filled_lists(), &scratch.query, selector, &mut counters);
+                member.scan_whole(member.filled_lists(), forms(&scratch.query), selector, &mut counters);
             }
+            scratch.tables = tables;
             return counters;
         }
         let start = Instant::now();
-        let (query, best) = self.lists.best_lists(vector, probes, scratch);
+        let (int8, best) = self.lists.best_lists(vector, probes, scratch);
+        let query = forms(int8);
         counters.probe_time = start.elapsed();
         let best = || best.iter().map(|&key| ListId(unkey(key).1.0));
         for member in self.members {
@@ -61,6 +73,7 @@ impl Union<'_> {
                 false => member.scan_whole(member.filled_lists(), query, selector, &mut counters),
             }
         }
+        scratch.tables = tables;
         counters
     }
 }
@@ -152,9 +165,22 @@ impl Index {
         }
     }
 
+    /// Makes a query's tables for the first pass's codes; false where there are none.
+    pub(super) fn make_tables(&self, vector: &[f32], tables: &mut Tables) -> bool {
+        self.first_pass.as_ref().is_some_and(|codes| {
+            tables.set(&codes.books, vector);
+            true
+        })
+    }
+
     /// Bytes of a block of 16 items: codes and scales.
     pub fn block_bytes(&self) -> u64 {
         (self.dimension.div_ceil(4) * 64 + BLOCK * 4) as u64
+    }
+
+    /// The same where a search scans the first pass's codes.
+    pub fn first_pass_block_bytes(&self) -> u64 {
+        self.first_pass.as_ref().map_or_else(|| self.block_bytes(), ItemCodes::block_bytes)
     }
 
     /// Bytes of the widest row that is kept of an item.

@@ -31,6 +31,8 @@ pub struct Sizes {
     pub sample: usize,
     /// Bytes of a number of the rows that rescore; 0 without such rows.
     pub row_width: usize,
+    /// Subspaces of the first pass's codes, half a byte each; 0 without codes.
+    pub subspaces: usize,
     rounds: usize,
     origin: Origin,
 }
@@ -47,19 +49,24 @@ impl Sizes {
             sample: options.sample(rows.rows(), lists),
             rounds: options.iterations,
             origin: if options.lists == 0 { Origin::Items } else { Origin::Recipe },
-            ..Sizes::of_lists(rows, lists, options.rescore)
+            ..Sizes::of_lists(rows, lists, options)?
         })
     }
 
     /// The sizes of an index over lists that rows `[N, D]` came with.
-    pub fn of_lists(rows: Matrix<'_>, lists: usize, rescore: Rescore) -> Self {
-        let row_width = match rescore.fitting(rows).0 {
+    ///
+    /// # Errors
+    /// As [`Options::subspaces`].
+    pub fn of_lists(rows: Matrix<'_>, lists: usize, options: &Options) -> Result<Self> {
+        let subspaces = options.subspaces(rows.cols())?.unwrap_or(0);
+        let row_width = match options.rescore.fitting(rows).0 {
             Rescore::None => 0,
             Rescore::Bf16 | Rescore::F16 => 2,
             Rescore::F32 => 4,
         };
         let (items, dimension) = (rows.rows(), rows.cols());
-        Sizes { items, dimension, lists, sample: 0, row_width, rounds: 0, origin: Origin::Brought }
+        let origin = Origin::Brought;
+        Ok(Sizes { items, dimension, lists, sample: 0, row_width, subspaces, rounds: 0, origin })
     }
 
     /// Bytes in memory of all that serves but the filter's planes and the columns. Lists take whole blocks: half a block
@@ -70,7 +77,8 @@ impl Sizes {
         let pads = self.lists as f64 * ((BLOCK - 1) as f64 / 2.0 + short);
         let slots = self.items + pads as usize;
         let centroids = self.lists.next_multiple_of(BLOCK) * codes;
-        (slots * (codes + self.row_width * self.dimension) + centroids) as u64
+        let values = if self.subspaces > 0 { self.dimension * 64 } else { 0 };
+        (slots * (codes + self.row_width * self.dimension + self.subspaces / 2) + centroids + values) as u64
     }
 }
 
@@ -88,10 +96,12 @@ impl fmt::Display for Sizes {
         }
         let wide = self.row_width * dimension;
         let rescored = if wide == 0 { "none to rescore".to_owned() } else { format!("{wide} B to rescore") };
+        let first =
+            if self.subspaces == 0 { String::new() } else { format!("{} B for a first pass, ", self.subspaces / 2) };
         let megabytes = self.bytes() as f64 / 1e6;
         write!(
             f,
-            "; an item takes {} B to scan, {rescored}: {megabytes:.1} MB in memory",
+            "; an item takes {} B to scan, {first}{rescored}: {megabytes:.1} MB in memory",
             dimension.next_multiple_of(4) + 4
         )
     }
@@ -100,7 +110,7 @@ impl fmt::Display for Sizes {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::{Index, build};
+    use super::super::{CodeKind, FirstPass, Index, build};
     use super::*;
     use crate::files::{TensorFile, Tensors};
 
@@ -113,16 +123,19 @@ mod tests {
 
     #[test]
     fn what_is_stated_is_what_an_index_takes() {
-        for (items, dimension, lists, rescore) in [
-            (1000, 3, 0, Rescore::None),
-            (3000, 64, 0, Rescore::F16),
-            (3000, 50, 7, Rescore::Bf16),
-            (9000, 17, 0, Rescore::F32),
-            (20_000, 16, 0, Rescore::F16),
+        let pq4 = || FirstPass { codes: CodeKind::Pq4, subspaces: 0 };
+        for (items, dimension, lists, rescore, first_pass) in [
+            (1000, 3, 0, Rescore::None, FirstPass::default()),
+            (3000, 64, 0, Rescore::F16, FirstPass::default()),
+            (3000, 64, 0, Rescore::F16, pq4()),
+            (9000, 17, 0, Rescore::F32, pq4()),
+            (3000, 50, 7, Rescore::Bf16, FirstPass::default()),
+            (9000, 17, 0, Rescore::F32, FirstPass::default()),
+            (20_000, 16, 0, Rescore::F16, FirstPass::default()),
         ] {
             let rows = rows(items, dimension);
             let rows = Matrix::new(&rows, dimension).unwrap();
-            let options = Options { lists, rescore, ..Options::default() };
+            let options = Options { lists, rescore, first_pass, ..Options::default() };
             let sizes = Sizes::of(rows, &options).unwrap();
             let built = build(rows, &options, &|_| ()).unwrap();
             let (folder, mut file) = (tempfile::tempdir().unwrap(), TensorFile::new());
@@ -149,7 +162,8 @@ mod tests {
         assert!(text.contains("16 B to scan, 20 B to rescore"), "{text}");
         let text = told(&Options { lists: 9, rescore: Rescore::None, ..Options::default() });
         assert!(text.contains("in 9 lists (as the recipe says)") && text.contains("none to rescore"), "{text}");
-        let text = Sizes::of_lists(rows, 5, Rescore::F32).to_string();
+        let options = Options { rescore: Rescore::F32, ..Options::default() };
+        let text = Sizes::of_lists(rows, 5, &options).unwrap().to_string();
         assert!(text.contains("in 5 lists (as they came), 819 a list; an item takes 16 B"), "{text}");
         assert!(Sizes::of(rows, &Options { lists: 5000, ..Options::default() }).is_err());
         // Half precision cannot hold these, which takes twice the memory.

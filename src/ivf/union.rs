@@ -5,10 +5,11 @@
 //! over all: so what is selected is what an index of all items over the same lists would select, and a member costs no more
 //! than its blocks.
 
+use super::first_pass::{ItemCodes, Tables};
 use super::probing::Counters;
 use super::quantize::Quantized;
 use super::view::Index;
-use crate::device::cpu::kernels::{BLOCK, Blocks};
+use crate::device::cpu::kernels::{BLOCK, Blocks, CodeBlocks};
 use crate::topk::Selector;
 use crate::units::{ListId, Slot};
 
@@ -24,12 +25,22 @@ pub struct Member<'a> {
     pub first_slot: u32,
 }
 
+/// A query in the forms that scans take.
+#[derive(Clone, Copy)]
+pub(super) struct Forms<'a> {
+    /// `[D]`
+    pub(super) vector: &'a [f32],
+    pub(super) int8: &'a Quantized,
+    /// Where codes of a first pass are to be scanned.
+    pub(super) tables: Option<&'a Tables>,
+}
+
 /// Indexes that are searched as one.
 #[derive(Clone, Copy, Debug)]
 pub struct Union<'a> {
     /// Whose lists are probed.
     pub lists: &'a Index,
-    /// What is scanned, in ascending order of their slots.
+    /// What is scanned, in ascending order of their slots. Codes for a first pass has none but the index of the lists.
     pub members: &'a [Member<'a>],
 }
 
@@ -86,24 +97,60 @@ impl<'a> Member<'a> {
     pub(super) fn scan_whole(
         &self,
         lists: impl Iterator<Item = ListId>,
-        query: &Quantized,
+        query: Forms<'_>,
         selector: &mut Selector,
         counters: &mut Counters,
     ) {
         let mut lists = lists.peekable();
         while let Some(list) = lists.next() {
-            let blocks = self.blocks_before(list, lists.peek().copied());
-            selector.scan(self.index.kernels, &blocks, &query.view());
-            self.count_whole(list, counters);
+            let next = lists.peek().copied();
+            match self.codes_for(query.tables) {
+                Some((codes, tables)) => {
+                    self.scan_codes(codes, (list, next), (query.vector, tables), selector);
+                    self.count_codes(codes, list, counters);
+                }
+                None => {
+                    selector.scan(self.index.kernels, &self.blocks_before(list, next), &query.int8.view());
+                    self.count_whole(list, counters);
+                }
+            }
         }
+    }
+
+    /// The first pass's codes, where it has some and a query comes with tables.
+    pub(super) fn codes_for<'t>(&self, tables: Option<&'t Tables>) -> Option<(&'a ItemCodes, &'t Tables)> {
+        self.index.first_pass.as_ref().zip(tables)
+    }
+
+    /// Scans the codes of a list, before those of the next one.
+    pub(super) fn scan_codes(
+        &self,
+        codes: &ItemCodes,
+        (list, next): (ListId, Option<ListId>),
+        (vector, tables): (&[f32], &Tables),
+        selector: &mut Selector,
+    ) {
+        let blocks = self.index.codes_before(codes, list, next);
+        let blocks = CodeBlocks { first_slot: blocks.first_slot + self.first_slot, ..blocks };
+        let query = tables.of_list(self.index.centroid_product(vector, list));
+        selector.scan_codes(self.index.kernels, &blocks, &query);
+    }
+
+    /// Counts a list all items of which were scored by their codes.
+    pub(super) fn count_codes(&self, codes: &ItemCodes, list: ListId, counters: &mut Counters) {
+        self.count(list, codes.block_bytes(), counters);
     }
 
     /// Counts a list all items of which were scored.
     pub(super) fn count_whole(&self, list: ListId, counters: &mut Counters) {
+        self.count(list, self.index.block_bytes(), counters);
+    }
+
+    fn count(&self, list: ListId, block_bytes: u64, counters: &mut Counters) {
         let length = self.index.list_lengths[list.index()] as usize;
         counters.items += length as u64;
         counters.survivors += length as u64;
-        counters.bytes += length.div_ceil(BLOCK) as u64 * self.index.block_bytes();
+        counters.bytes += length.div_ceil(BLOCK) as u64 * block_bytes;
     }
 
     /// Offers slots of its own, scored as [`Index::product`] does: the way of posting lists.

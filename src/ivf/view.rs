@@ -4,10 +4,11 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use safetensors::Dtype;
 
+use super::first_pass::ItemCodes;
 use super::quantize::{Quantized, read_row};
 use crate::device::buffer::Buffer;
 use crate::device::cpu::Kernels;
-use crate::device::cpu::kernels::{BLOCK, Blocks};
+use crate::device::cpu::kernels::{BLOCK, Blocks, CodeBlocks};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::limits;
@@ -56,6 +57,7 @@ pub struct Index {
     /// `[C]`, or empty where lists are probed by inner products alone.
     pub(super) penalties: Buffer<f32>,
     pub(super) rows: WideRows,
+    pub(super) first_pass: Option<ItemCodes>,
     items: usize,
 }
 
@@ -113,6 +115,10 @@ impl Index {
                 other => return Err(corrupt("rows", format!("type {other:?}, expected BF16, F16 or F32"))),
             }
         };
+        let first_pass = ItemCodes::open(tensors, slots, dimension)?;
+        if first_pass.is_some() && matches!(rows, WideRows::None) {
+            return Err(corrupt("first_pass_codes", "no `rows` score what they find".into()));
+        }
         let rows_of = centroids.chunks_exact(dimension).map(Some);
         let (centroid_codes, centroid_scales) = super::kmeans::blocked(rows_of, dimension, lists);
         let items = list_lengths.iter().map(|&n| n as usize).sum();
@@ -128,6 +134,7 @@ impl Index {
             centroid_scales,
             penalties,
             rows,
+            first_pass,
             items,
         })
     }
@@ -237,6 +244,7 @@ impl Index {
             + self.centroid_codes.len()
             + 4 * self.centroid_scales.len()
             + self.penalties.bytes()
+            + self.first_pass.as_ref().map_or(0, ItemCodes::bytes)
     }
 
     /// The blocks of a list.
@@ -269,6 +277,23 @@ impl Index {
     /// The same with the list that is scanned after it, if there is one.
     pub(super) fn blocks_before(&self, list: ListId, next: Option<ListId>) -> Blocks<'_> {
         Blocks { next: next.map_or(&[], |next| self.blocks(next).codes), ..self.blocks(list) }
+    }
+
+    /// Whether it has codes that a first pass scans in place of int8 rows.
+    pub fn has_first_pass(&self) -> bool {
+        self.first_pass.is_some()
+    }
+
+    /// The first pass's codes of a list, before those of the `next` one.
+    pub(super) fn codes_before<'a>(&self, codes: &'a ItemCodes, list: ListId, next: Option<ListId>) -> CodeBlocks<'a> {
+        let first = |list: ListId| self.list_offsets[list.index()];
+        codes.blocks(first(list), self.list_lengths[list.index()] as usize, next.map(first))
+    }
+
+    /// The product of a vector with the centroid of a list, in f32.
+    pub(super) fn centroid_product(&self, vector: &[f32], list: ListId) -> f32 {
+        let range = list.index() * self.dimension..(list.index() + 1) * self.dimension;
+        self.kernels.dot_f32(vector, &self.centroids[range])
     }
 
     /// The inner product of a vector with the row of a slot, in f32 from the widest rows that are kept: the number that

@@ -9,6 +9,7 @@ use super::cost;
 use super::trace::Trace;
 use super::work::{Cost, Prepared, Query, Search, Selection, Task};
 use crate::error::{Error, Result};
+use crate::filter::Route;
 use crate::gather::likely;
 use crate::limits;
 use crate::model::{QuerySpec, UserInput};
@@ -111,7 +112,8 @@ fn selection(view: &View, request: &Retrieve, (all, further): (bool, bool)) -> R
     let search = search(view, request)?;
     let shards = view.main().manifest.shard.map_or(1, |part| part.shards);
     let rows = view.main().index.rows();
-    let selected: Vec<usize> = search.k0.iter().map(|&k0| rows.selected(k0)).collect();
+    let of_query = |&k0: &usize| search.by_codes.map_or_else(|| rows.selected(k0), |selected| selected.max(k0));
+    let selected: Vec<usize> = search.k0.iter().map(of_query).collect();
     let share = |k: usize| if all { k } else { likely(k, shards) };
     let selection = Selection {
         own: selected.iter().map(|&k| share(k)).collect(),
@@ -168,7 +170,10 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
     // What the query of the most candidates takes is enough for the others.
     let most = k0.iter().copied().max().unwrap_or(0);
     let (probes, left) = probes(view, request, most, planned.plan.pass_rate());
-    Ok(Search { k: request.k, k0, probes, left, exact: request.exact, planned, excluded })
+    let plans = std::iter::once(&planned.plan).chain(&planned.beside);
+    let is_unfiltered = !request.exact && plans.into_iter().all(|plan| matches!(plan.route(), Route::All));
+    let by_codes = if is_unfiltered { by_codes(view, request, most) } else { None };
+    Ok(Search { k: request.k, k0, probes, left, exact: request.exact, by_codes, planned, excluded })
 }
 
 /// The request's number of lists, else what its recall or the recipe's takes, else the recipe's number; and what a search
@@ -191,6 +196,15 @@ fn probes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) ->
             (Probes { probes, target, estimate: None }, None)
         }
     }
+}
+
+/// How many the first pass's codes select for the recall that is asked for, or else the recipe's, where it was measured that
+/// they are worth their while.
+fn by_codes(view: &View, request: &Retrieve, candidates: usize) -> Option<usize> {
+    let main = view.main();
+    let recall = request.recall.unwrap_or(main.recipe.serving.recall);
+    let wanted = Wanted { candidates, pass_rate: 1.0, recall };
+    main.calibration.as_ref()?.choose(wanted, view.items_of_all(), main.index.lists()).by_codes
 }
 
 fn slots(view: &View, items: Vec<ItemId>) -> (Vec<Slot>, Vec<ItemId>) {

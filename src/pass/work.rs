@@ -137,6 +137,8 @@ pub(super) struct Search {
     /// What the search may leave ahead where it has a filter, as a share of K0; none where its probes were not measured.
     pub(super) left: Option<f64>,
     pub(super) exact: bool,
+    /// How many the first pass's codes select, where nothing filters and these are worth their while.
+    pub(super) by_codes: Option<usize>,
     pub(super) planned: Arc<Planned>,
     /// Ascending.
     pub(super) excluded: Vec<Slot>,
@@ -161,6 +163,7 @@ impl Search {
             probes: self.probes.probes,
             ending: self.ending(view),
             exact: self.exact,
+            by_codes: self.by_codes,
         })
     }
 

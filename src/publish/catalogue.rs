@@ -128,9 +128,11 @@ fn arrange(
     progress: &Progress<'_>,
 ) -> Result<ivf::Built> {
     if let Some(lists) = lists {
-        let sizes = ivf::Sizes::of_lists(rows, lists.centroids.len() / rows.cols(), options.rescore);
+        let sizes = ivf::Sizes::of_lists(rows, lists.centroids.len() / rows.cols(), options)?;
         progress(Stage::Sized(sizes), 0, 1);
-        return ivf::from_lists(rows, lists, options.rescore);
+        let mut built = ivf::from_lists(rows, lists, options.rescore)?;
+        built.train_first_pass(rows, options)?;
+        return Ok(built);
     }
     progress(Stage::Sized(ivf::Sizes::of(rows, options)?), 0, 1);
     let total = ivf::steps(rows.rows(), options)?;

@@ -149,7 +149,9 @@ impl<'a> Merging<'a> {
         let ids = slots.iter().map(|slot| view.id(*slot).0).collect();
         let lists: Vec<u32> = slots.iter().map(|slot| view.list_of(*slot)).collect();
         let is_nearest = !main.index.penalties().is_empty();
-        let built = ivf::rebalance(Matrix::new(&vectors, dimension)?, &lists, is_nearest, main.recipe.index.rescore)?;
+        let rows = Matrix::new(&vectors, dimension)?;
+        let mut built = ivf::rebalance(rows, &lists, is_nearest, main.recipe.index.rescore)?;
+        built.keep_first_pass(&main.index);
         let rows = VectorRows::of(&main.package.spec.item.vectors)?;
         let mut kept = Vec::with_capacity(slots.len() * rows.bytes());
         slots.iter().for_each(|slot| view.read_vectors(&rows, *slot, &mut kept));

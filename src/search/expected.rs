@@ -64,16 +64,17 @@ impl Share<'_> {
         self.part.index.items() as f64 * self.passing
     }
 
-    /// What it takes to score those that pass in a share of the lists that are probed: their blocks or, where that is less, their
-    /// rows.
-    fn scanned(&self, probed: f64) -> Expected {
+    /// What it takes to score those that pass in a share of the lists that are probed: their blocks, of int8 rows or of codes, or,
+    /// where that is less, their rows.
+    fn scanned(&self, probed: f64, by_codes: bool) -> Expected {
         let index = self.part.index;
         let items = index.items() as f64 * if self.is_probed { probed } else { 1.0 };
         let survivors = items * self.passing;
         let touched = 1.0 - (1.0 - self.passing).powf(ITEMS_A_BLOCK);
-        let block_bytes = items / ITEMS_A_BLOCK * touched * index.block_bytes() as f64;
+        let of_block = if by_codes { index.first_pass_block_bytes() } else { index.block_bytes() };
+        let block_bytes = items / ITEMS_A_BLOCK * touched * of_block as f64;
         let row_bytes = survivors * index.row_bytes() as f64;
-        let by_rows = index.reads_rows(row_bytes as u64, block_bytes as u64);
+        let by_rows = !by_codes && index.reads_rows(row_bytes as u64, block_bytes as u64);
         let (block_bytes, rows) = if by_rows { (0.0, survivors) } else { (block_bytes, 0.0) };
         Expected { items, survivors, block_bytes, rows, ..Expected::default() }
     }
@@ -102,9 +103,13 @@ impl<'a> Catalogue<'a> {
         let mut found = 0.0;
         for share in &shares {
             // Those that are gone are scored too.
-            let whole = Share { passing: 1.0, ..*share }.scanned(probed as f64 / lists as f64);
+            let whole =
+                Share { passing: 1.0, ..*share }.scanned(probed as f64 / lists as f64, query.by_codes.is_some());
             found += whole.items * share.passing;
             expected.add(&whole);
+        }
+        if query.by_codes.is_some() {
+            expected.rows += (self.room_unfiltered(query) - query.k0) as f64;
         }
         expected.lists += lists as f64;
         if found.min(self.room_unfiltered(query) as f64) < query.k as f64 && probed < lists {
@@ -152,7 +157,7 @@ impl<'a> Catalogue<'a> {
             let looked_at = probing.expected_lists(lists, survivors_a_list, holding, enough) as f64 / lists as f64;
             let mut round = Expected { lists: lists as f64, ..Expected::default() };
             for share in shares {
-                let of_part = share.scanned(looked_at);
+                let of_part = share.scanned(looked_at, false);
                 round.filter_ns += of_part.items * share.plan.words_ns();
                 round.add(&of_part);
             }

@@ -68,7 +68,7 @@ impl<'a> Walked<'a> {
 impl<'a> Catalogue<'a> {
     /// Candidates that are selected without words: some of them may be excluded or gone.
     pub(super) fn room_unfiltered(&self, query: &Query<'_>) -> usize {
-        let room = query.room(self) + query.excluded.len();
+        let room = query.room_of_all(self) + query.excluded.len();
         match self.parts.iter().filter_map(|part| part.gone).map(|gone| gone.len()).sum() {
             0usize => room,
             // About as many as there are among so many, and half as many again.
@@ -117,7 +117,7 @@ impl<'a> Catalogue<'a> {
         // Where more of the selected were gone than there was room for, words keep them from being selected.
         let crowded_out = walked.parts.iter().any(|part| part.gone.is_some())
             && counters.survivors > self.room_unfiltered(query) as u64
-            && scratch.candidates.len() < query.room(self);
+            && scratch.candidates.len() < query.room_of_all(self);
         if enough && !crowded_out { counters } else { self.find_filtered(query, walked, scratch, times) }
     }
 
@@ -222,7 +222,8 @@ impl<'a> Catalogue<'a> {
             true => (self.probes_max, query.ending),
             false => (self.main().index.lists(), None),
         };
-        Probing { probes: query.probes, probes_max, pass_rate: walked.pass_rate(), ending }
+        let by_codes = query.by_codes.is_some();
+        Probing { probes: query.probes, probes_max, pass_rate: walked.pass_rate(), ending, by_codes }
     }
 
     /// Step 7: what is selected, less what is excluded or gone or only seemed to pass.

@@ -12,6 +12,10 @@
 //! Items that came after the catalogue was built lie in further parts of it, over the lists of the first one or over a single
 //! list. All parts are searched as one ([`ivf::Union`]): lists are chosen once, and the best of all are selected, verified and
 //! scored again together. Items that are gone have a tombstone.
+//!
+//! Where the index has smaller codes for a first pass, a query without a filter may have these scanned in place of int8 rows. More
+//! are selected then; all else is the same. Parts beside it have int8 rows alone: either score is about the product of the two
+//! vectors, so that they are selected together, and the rows of the selected decide.
 
 mod expected;
 mod find;
@@ -78,6 +82,8 @@ pub struct Query<'a> {
     pub ending: Option<ivf::Ending<'a>>,
     /// Looks at every item in f32 in place of probing.
     pub exact: bool,
+    /// How many are selected by the first pass's codes, R, where those are scanned in place of int8 rows: nothing may filter.
+    pub by_codes: Option<usize>,
 }
 
 /// What a query found.
@@ -175,6 +181,14 @@ impl<'a> Query<'a> {
     /// Candidates that are selected by int8 scores.
     fn room(&self, catalogue: &Catalogue<'_>) -> usize {
         self.selected.unwrap_or_else(|| catalogue.main().index.rows().selected(self.k0))
+    }
+
+    /// Candidates that are selected without words: by the first pass's codes, or else by int8 scores.
+    fn room_of_all(&self, catalogue: &Catalogue<'_>) -> usize {
+        match (self.selected, self.by_codes) {
+            (None, Some(selected)) => selected.max(self.k0),
+            _ => self.room(catalogue),
+        }
     }
 
     /// Candidates that are kept.

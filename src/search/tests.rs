@@ -5,7 +5,7 @@
 use super::*;
 use crate::columns::{self, Columns, ItemColumn, ItemValues};
 use crate::files::TensorFile;
-use crate::ivf::{Ending, Margins};
+use crate::ivf::{Assigner, CodeKind, Ending, FirstPass, Margins};
 use crate::tensor::Matrix;
 
 const DIMENSION: usize = 16;
@@ -42,10 +42,10 @@ struct Shop {
 }
 
 /// A column of texts of each item.
-fn texts(name: &str, of: impl Fn(&mut Dice, usize) -> Vec<String>) -> ItemColumn {
+fn texts(name: &str, items: usize, of: impl Fn(&mut Dice, usize) -> Vec<String>) -> ItemColumn {
     let mut dice = Dice(name.len() as u64);
     let (mut offsets, mut values) = (vec![0u32], Vec::new());
-    for row in 0..ITEMS {
+    for row in 0..items {
         values.extend(of(&mut dice, row));
         offsets.push(values.len() as u32);
     }
@@ -64,25 +64,32 @@ impl Shop {
         let rows: Vec<f32> = (0..ITEMS).flat_map(&mut around).collect();
         let queries = (0..8).flat_map(|n| around(n * 5)).collect();
         let matrix = Matrix::new(&rows, DIMENSION).unwrap();
-        let options = ivf::Options { lists: 160, iterations: 4, rescore, ..ivf::Options::default() };
+        let codes = if rescore == ivf::Rescore::None { CodeKind::None } else { CodeKind::Pq4 };
+        let first_pass = FirstPass { codes, subspaces: 0 };
+        let options = ivf::Options { lists: 160, iterations: 4, rescore, first_pass, ..ivf::Options::default() };
         let built = ivf::build(matrix, &options, &|_| ()).unwrap();
+        Shop::of(&built, matrix, queries, exact_share_min)
+    }
+
+    fn of(built: &ivf::Built, rows: Matrix<'_>, queries: Vec<f32>, exact_share_min: f64) -> Self {
+        let items = rows.rows();
         let mut file = TensorFile::new();
-        built.encode(matrix, &mut file).unwrap();
+        built.encode(rows, &mut file).unwrap();
         let index = ivf::Index::open(&file.in_memory("index").unwrap()).unwrap();
 
         // One value an item of 2, 5 or 30 that know nothing of each other, the region that it lies in, and many tags.
         let one_of = |sides: usize| move |dice: &mut Dice, _: usize| vec![dice.roll(sides).to_string()];
         let mut file = TensorFile::new();
         let columns = [
-            texts("half", one_of(2)),
-            texts("fifth", one_of(5)),
-            texts("maker", one_of(30)),
-            texts("region", |_, row| vec![(row % CENTRES / 4).to_string()]),
-            texts("tag", |dice, _| (0..6).map(|_| dice.roll(80).to_string()).collect()),
+            texts("half", items, one_of(2)),
+            texts("fifth", items, one_of(5)),
+            texts("maker", items, one_of(30)),
+            texts("region", items, |_, row| vec![(row % CENTRES / 4).to_string()]),
+            texts("tag", items, |dice, _| (0..6).map(|_| dice.roll(80).to_string()).collect()),
             ItemColumn {
                 name: "price".into(),
                 filter: true,
-                values: ItemValues::Floats((0..ITEMS).map(|row| (row * 7919 % 1000) as f64).collect()),
+                values: ItemValues::Floats((0..items).map(|row| (row * 7919 % 1000) as f64).collect()),
             },
         ];
         columns::encode(&columns, &built.order, &mut file).unwrap();
@@ -188,6 +195,7 @@ fn what_is_expected_of_a_search_is_what_it_looks_at() {
                 k: k0,
                 k0,
                 selected: None,
+                by_codes: None,
                 probes,
                 ending,
                 exact: number % 17 == 16,
@@ -211,4 +219,128 @@ fn what_is_expected_of_a_search_is_what_it_looks_at() {
         }
     }
     assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+/// What each query found.
+#[derive(Default)]
+struct All(Vec<(usize, Vec<(f32, Slot)>)>);
+
+impl Sink for All {
+    fn is_wanted(&mut self, _: usize) -> bool {
+        true
+    }
+
+    fn found(&mut self, n: usize, found: Found<'_>) {
+        self.0.push((n, found.candidates.clone()));
+    }
+}
+
+fn tombstones(shop: &Shop, are: impl Fn(u32) -> bool) -> Tombstones {
+    let mut gone = Tombstones::default();
+    shop.index.filled_slots().filter(|slot| are(slot.0)).for_each(|slot| {
+        gone.insert(slot);
+    });
+    gone
+}
+
+#[test]
+fn where_codes_select_all_answers_are_those_of_int8_rows() {
+    let shop = Shop::new(ivf::Rescore::F16, 0.01);
+    // Later items, in the lists of the first ones and in a single list, neither of which has codes.
+    let mut dice = Dice(11);
+    let (later, assigner) =
+        ((0..600 * DIMENSION).map(|_| dice.gauss()).collect::<Vec<f32>>(), Assigner::new(&shop.index));
+    let later = Matrix::new(&later, DIMENSION).unwrap();
+    let listed = Shop::of(&assigner.arrange(later, assigner.assign(later)).unwrap(), later, Vec::new(), 0.01);
+    let single = Shop::of(&assigner.gather(later).unwrap(), later, Vec::new(), 0.01);
+    let gone = tombstones(&shop, |slot| slot % 9 == 0);
+    let mut scratch = Scratch::default();
+    for (beside, gone) in [(None, None), (None, Some(&gone)), (Some(&listed), None), (Some(&single), Some(&gone))] {
+        let first = CataloguePart { gone, ..shop.part() };
+        let parts: Vec<CataloguePart<'_>> = std::iter::once(first)
+            .chain(beside.map(|of| CataloguePart { first_slot: shop.index.slots() as u32, ..of.part() }))
+            .collect();
+        let catalogue = Catalogue { parts: &parts, probes_max: shop.index.lists() };
+        for filter in ["", "fifth:2", "NOT half:0 AND price < 500"] {
+            let plan = shop.plan(filter);
+            let plans: Vec<Plan> = beside.iter().map(|of| of.plan(filter)).collect();
+            let excluded: Vec<Slot> = (0..40).map(|n| Slot(n * 37)).collect();
+            for (probes, excluded) in [(3, &[][..]), (90, &excluded[..])] {
+                let query = |vector, k0: usize, by_codes| Query {
+                    vector,
+                    plan: &plan,
+                    beside: &plans,
+                    excluded,
+                    k: 10,
+                    k0,
+                    selected: None,
+                    by_codes,
+                    probes,
+                    ending: None,
+                    exact: false,
+                };
+                let vectors: Vec<&[f32]> = shop.queries.chunks_exact(DIMENSION).collect();
+                let mut ask = |k0, by_codes: &dyn Fn(usize) -> Option<usize>, together: usize| {
+                    let queries: Vec<Query<'_>> =
+                        vectors.iter().enumerate().map(|(n, vector)| query(vector, k0, by_codes(n))).collect();
+                    let mut all = Vec::new();
+                    for queries in queries.chunks(together) {
+                        let mut found = All::default();
+                        catalogue.search(queries, &mut scratch, &mut found);
+                        found.0.sort_by_key(|(n, _)| *n);
+                        all.extend(found.0.into_iter().map(|(_, found)| found));
+                    }
+                    all
+                };
+                // So many of all that int8 scores leave none out.
+                let most = ITEMS + 600;
+                let mut expected = ask(most, &|_| None, 1);
+                expected.iter_mut().for_each(|found| found.truncate(10));
+                for together in [1, 8] {
+                    let told = format!("`{filter}` {probes} {together}");
+                    let by_codes = if filter.is_empty() { Some(most) } else { None };
+                    assert_eq!(ask(10, &|_| by_codes, together), expected, "{told}");
+                    // Some by codes and some by rows.
+                    let either = ask(10, &|n| by_codes.filter(|_| n.is_multiple_of(2)), together);
+                    let of_codes = |all: &[Vec<(f32, Slot)>]| all.iter().step_by(2).cloned().collect::<Vec<_>>();
+                    assert_eq!(of_codes(&either), of_codes(&expected), "{told}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn few_selected_by_codes_are_near_and_eligible() {
+    let shop = Shop::new(ivf::Rescore::F16, 0.01);
+    let gone = tombstones(&shop, |slot| slot % 4 == 1);
+    let parts = [CataloguePart { gone: Some(&gone), ..shop.part() }];
+    let catalogue = Catalogue { parts: &parts, probes_max: shop.index.lists() };
+    let (plan, mut scratch) = (shop.plan(""), Scratch::default());
+    let excluded: Vec<Slot> = (0..500).map(|n| Slot(n * 2)).collect();
+    let query = |vector, by_codes, exact| Query {
+        vector,
+        plan: &plan,
+        beside: &[],
+        excluded: &excluded,
+        k: 20,
+        k0: 20,
+        selected: None,
+        by_codes,
+        probes: 160,
+        ending: None,
+        exact,
+    };
+    let (mut hits, mut wanted) = (0, 0);
+    for vector in shop.queries.chunks_exact(DIMENSION) {
+        let (mut found, mut exact) = (All::default(), All::default());
+        catalogue.search(&[query(vector, Some(100), false)], &mut scratch, &mut found);
+        catalogue.search(&[query(vector, None, true)], &mut scratch, &mut exact);
+        let (found, exact) = (&found.0[0].1, &exact.0[0].1);
+        assert_eq!(found.len(), 20);
+        assert!(found.iter().all(|(_, slot)| !gone.contains(*slot) && excluded.binary_search(slot).is_err()));
+        hits += found.iter().filter(|of| exact.contains(of)).count();
+        wanted += exact.len();
+    }
+    assert!(hits * 20 >= wanted * 19, "{hits} of {wanted}");
 }

@@ -37,7 +37,8 @@ impl Catalogue<'_> {
         let mut searches: Vec<Search<'_>> = each
             .map(|((n, room), selector)| {
                 self.begin(selector, *room);
-                Search::new(queries[*n].vector, queries[*n].probes, selector)
+                let query = &queries[*n];
+                Search { by_codes: query.by_codes.is_some(), ..Search::new(query.vector, query.probes, selector) }
             })
             .collect();
         let members: Vec<Member<'_>> = self.parts.iter().map(|part| part.member()).collect();

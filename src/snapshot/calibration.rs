@@ -13,6 +13,7 @@ use super::manifest::Manifest;
 use crate::error::{Error, Kind, Result};
 use crate::files::{self, Checksum};
 use crate::ivf::Margins;
+use crate::limits;
 
 /// The recalls that probes are measured for.
 pub const TARGETS: [f64; 12] = [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999];
@@ -49,6 +50,10 @@ pub struct RecallCurve {
     pub low: Vec<f64>,
     /// What a filtered search may expect ahead when it ends, as a share of K0.
     pub left: Vec<f64>,
+    /// How many the codes of a first pass are to select for each target, 0 where int8 rows take less time; none where there are no
+    /// such codes, and under filters.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub selected: Vec<usize>,
 }
 
 /// Probes that were chosen for a target.
@@ -60,6 +65,8 @@ pub struct Chosen {
     pub recall: f64,
     /// What a filtered search may expect ahead when it ends, as a share of K0.
     pub left: f64,
+    /// How many the first pass's codes are to select of all items, where they take less time than int8 rows.
+    pub by_codes: Option<usize>,
 }
 
 /// What a search is asked for: candidates among items, of which a share passes.
@@ -134,6 +141,14 @@ impl Calibration {
             if !curve.probes.is_sorted() || curve.probes.iter().any(|p| *p == 0 || *p > lists) {
                 return Err(format!("{place}: probes {:?}, expected rising ones of 1 to {lists}", curve.probes));
             }
+            let fits = curve.selected.is_empty() || curve.selected.len() == points && pass_rate == 1.0;
+            if !fits || curve.selected.iter().any(|n| *n != 0 && !(k..=limits::CANDIDATES_MAX).contains(n)) {
+                return Err(format!(
+                    "{place}: selected {:?}, expected 0 or {k} to {} for each of {points} targets, at pass rate 1 alone",
+                    curve.selected,
+                    limits::CANDIDATES_MAX
+                ));
+            }
             if !curve.recall.iter().chain(&curve.low).chain(&curve.left).all(share) {
                 return Err(format!("{place}: recall, low and left, expected 0 to 1"));
             }
@@ -142,13 +157,18 @@ impl Calibration {
         Ok(())
     }
 
+    /// Whether codes of a first pass are scanned by it.
+    pub fn uses_codes(&self) -> bool {
+        self.curves.iter().any(|curve| !curve.selected.is_empty())
+    }
+
     /// The probes for what is wanted of an index with so many items and lists.
     ///
     /// Between numbers of candidates and between targets the larger one is taken, between pass rates what lies between on a
     /// logarithmic scale. Beyond the largest number of candidates the same depth is looked up at a lower pass rate: the best
     /// K of a share R reach as far as the best 10 K of a share 10 R.
     pub fn choose(&self, wanted: Wanted, items: usize, lists: usize) -> Chosen {
-        let all = Chosen { probes: lists, recall: 1.0, left: 0.0 };
+        let all = Chosen { probes: lists, recall: 1.0, left: 0.0, by_codes: None };
         let Some(target) = self.targets.iter().position(|t| *t >= wanted.recall) else { return all };
         let mut rate = wanted.pass_rate.clamp(0.0, 1.0);
         let last = wanted.candidates as f64 / items.max(1) as f64;
@@ -163,7 +183,8 @@ impl Calibration {
         let end = (last / deeper, all);
         let curves = self.curves.iter().filter(|c| c.k == k);
         let point = |c: &RecallCurve| {
-            (c.pass_rate, Chosen { probes: c.probes[target], recall: c.recall[target], left: c.left[target] })
+            let by_codes = c.selected.get(target).copied().filter(|selected| *selected > 0);
+            (c.pass_rate, Chosen { probes: c.probes[target], recall: c.recall[target], left: c.left[target], by_codes })
         };
         let mut above = end;
         for below in curves.map(point).chain([end]) {
@@ -251,6 +272,7 @@ fn between(above: (f64, Chosen), below: (f64, Chosen), rate: f64) -> Chosen {
         probes: probes.clamp(least, most),
         recall: above.1.recall.min(below.1.recall),
         left: left.exp().clamp(above.1.left.min(below.1.left), above.1.left.max(below.1.left)),
+        by_codes: None,
     }
 }
 
@@ -269,6 +291,7 @@ mod tests {
             recall: vec![0.91, 0.96, 0.995],
             low: vec![0.9, 0.95, 0.99],
             left: vec![0.1, 0.05, 0.01],
+            selected: Vec::new(),
         }
     }
 
@@ -313,6 +336,28 @@ mod tests {
         assert!((4..=20).contains(&half), "{half}");
     }
 
+    #[test]
+    fn codes_are_chosen_where_they_were_measured_to_pay() {
+        let mut measured = measured();
+        measured.curves[0].selected = vec![0, 40, 60];
+        measured.curves[3].selected = vec![250, 300, 0];
+        assert!(measured.uses_codes() && measured.check(100).is_ok());
+        for (candidates, pass_rate, recall, by_codes) in [
+            (10, 1.0, 0.9, None),
+            (10, 1.0, 0.95, Some(40)),
+            (7, 1.0, 0.97, Some(60)),
+            (11, 1.0, 0.9, Some(250)),
+            (100, 1.0, 0.99, None),
+            (10, 0.5, 0.95, None),
+            (10, 0.1, 0.95, None),
+            (101, 1.0, 0.9, None),
+            (10, 1.0, 0.9999, None),
+        ] {
+            let chosen = measured.choose(Wanted { candidates, pass_rate, recall }, 10_000, 100);
+            assert_eq!(chosen.by_codes, by_codes, "{candidates} of {pass_rate} at {recall}");
+        }
+    }
+
     proptest! {
         #[test]
         fn more_is_never_had_for_less(
@@ -350,6 +395,14 @@ mod tests {
             ("[0.9,0.95,0.99],\"margins\"", "[0.9,0.9,0.99],\"margins\"", "expected rising shares"),
             ("\"halvings\":[]", "\"halvings\":[2,1]", "margins: expected"),
             ("\"slope\":1.0", "\"slope\":-1.0", "margins: slope -1, expected 0 to 2"),
+            ("0.01]}", "0.01],\"selected\":[20,30]}", "selected [20, 30], expected 0 or 10 to"),
+            ("0.01]}", "0.01],\"selected\":[9,20,30]}", "selected [9, 20, 30], expected 0 or 10 to"),
+            ("0.01]}", "0.01],\"selected\":[0,20,9999999]}", "expected 0 or 10 to"),
+            (
+                "0.01]},{\"k\":10,\"pass_rate\":0.1,",
+                "0.01]},{\"selected\":[20,20,20],\"k\":10,\"pass_rate\":0.1,",
+                "at pass rate 1 alone",
+            ),
             ("\"source\"", "\"sauce\"", "unknown field `sauce`"),
             ("{", "", "calibration.json"),
         ] {

@@ -95,6 +95,11 @@ impl Snapshot {
             }
             None => None,
         };
+        if calibration.as_ref().is_some_and(Calibration::uses_codes) && !index.has_first_pass() {
+            return Err(Error::corrupt(
+                "the calibration selects by the codes of a first pass, which the index has not",
+            ));
+        }
         let tensors = Tensors::read(&folder.join(COLUMNS_FILE))?;
         let columns = Columns::open(&tensors, index.slots())?;
         let ids = Ids::open(&tensors, index.slots(), index.items())?;

@@ -92,6 +92,7 @@ impl Recipe {
     pub fn parse(text: &str) -> Result<Self> {
         let recipe: Recipe = toml::from_str(text).map_err(|e| Error::invalid(e.to_string().trim_end().to_owned()))?;
         recipe.filter.check()?;
+        recipe.index.subspaces(limits::DIMENSION_MAX)?;
         let candidates = recipe.serving.candidates;
         if candidates == 0 || candidates > limits::CANDIDATES_MAX {
             return Err(Error::invalid(format!(
@@ -164,6 +165,10 @@ mod tests {
         for (text, expected) in [
             ("[index]\nlist = 3", "unknown field `list`"),
             ("[index]\nlists = -3", "invalid"),
+            ("[index.first_pass]\ncodes = \"pq8\"", "unknown variant `pq8`"),
+            ("[index.first_pass]\ncodes = \"pq4\"\nsubspaces = 12", "index.first_pass.subspaces: got 12"),
+            ("[index.first_pass]\nsubspaces = 8", "index.first_pass.subspaces: got 8 without codes"),
+            ("[index]\nrescore = \"none\"\n[index.first_pass]\ncodes = \"pq4\"", "expected rows that score"),
             ("[filter]\nhashes = 0", "filter.hashes: got 0, expected 1 to 32"),
             ("[filter]\nfixed_bits = 0", "filter.fixed_bits: got 0"),
             ("[serving]\nrecall = 1.0", "serving.recall: got 1, expected 0.5 to 0.999"),
@@ -176,7 +181,12 @@ mod tests {
             let error = Recipe::parse(text).expect_err(text).to_string();
             assert!(error.contains(expected), "{text}: {error}");
         }
-        let recipe = Recipe::parse("[index]\nlists = 7\nrescore = \"f32\"").unwrap();
+        assert!(
+            !Recipe::default().to_toml().unwrap().contains("first_pass"),
+            "recipes of versions without it stay as they were"
+        );
+        let recipe =
+            Recipe::parse("[index]\nlists = 7\nrescore = \"f32\"\n[index.first_pass]\ncodes = \"pq4\"").unwrap();
         assert_eq!(Recipe::parse(&recipe.to_toml().unwrap()).unwrap(), recipe);
     }
 }

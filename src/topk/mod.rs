@@ -12,7 +12,7 @@ mod sort;
 
 use crate::device::buffer::Buffer;
 use crate::device::cpu::Kernels;
-use crate::device::cpu::kernels::{BLOCK, Blocks, Int8Query, Lane, Pick, Staging};
+use crate::device::cpu::kernels::{BLOCK, Blocks, CodeBlocks, CodeQuery, Int8Query, Lane, Pick, Staging};
 use crate::units::Slot;
 
 /// Scores beyond K that are kept before a partition, besides a share of K.
@@ -166,6 +166,19 @@ impl Selector {
             let threshold = self.threshold;
             let mut staging = self.staging();
             next = kernels.scan(blocks, query, threshold, next, &mut staging);
+            let len = staging.len;
+            self.staged(len);
+        }
+    }
+
+    /// Scans blocks of product codes and keeps what reaches the threshold.
+    pub fn scan_codes(&mut self, kernels: Kernels, blocks: &CodeBlocks<'_>, query: &CodeQuery<'_>) {
+        let count = blocks.items.div_ceil(BLOCK);
+        let mut next = 0;
+        while next < count {
+            let threshold = self.threshold;
+            let mut staging = self.staging();
+            next = kernels.scan_codes(blocks, query, threshold, next, &mut staging);
             let len = staging.len;
             self.staged(len);
         }

@@ -102,7 +102,7 @@ fn searches_end_where_those_of_the_cpu_do() {
             (lists, lists, 5, None),
         ] {
             let ending = left.map(|left| Ending { margins: &of.margins, recall: 0.93, left });
-            let probing = Probing { probes, probes_max, pass_rate: of.pass_rate, ending };
+            let probing = Probing { pass_rate: of.pass_rate, ending, ..Probing::of(probes, probes_max) };
             let searches: Vec<FilteredSearch<'_>> =
                 (0..5).map(|q| FilteredSearch { probing, enough: enough + q, suffices: None }).collect();
             let excluded: Vec<Vec<u32>> =
@@ -129,7 +129,7 @@ fn what_suffices_ends_a_search_whatever_is_ahead() {
     let (device, of) = (device(), catalogue(60, 0, false));
     let copied = DeviceIndex::copy(&device, &of.index).unwrap();
     let ending = Some(Ending { margins: &of.margins, recall: 0.93, left: 0.0 });
-    let probing = Probing { probes: 6, probes_max: 60, pass_rate: 1.0, ending };
+    let probing = Probing { ending, ..Probing::of(6, 60) };
     for (survivors, ends) in [(1, true), (2600, false)] {
         let search = FilteredSearch { probing, enough: 30, suffices: Some((6, survivors)) };
         let found = on_device(&device, &of, &copied, &[search], (&[&[]], Pace::Rare));

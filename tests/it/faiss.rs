@@ -16,7 +16,7 @@ use crate::support::{Server, ids, put, retrieve, root, run};
 
 const D: usize = 24;
 
-fn golden(name: &str) -> PathBuf {
+pub fn golden(name: &str) -> PathBuf {
     root().join("tests/golden/faiss").join(name)
 }
 
@@ -41,7 +41,7 @@ fn rounding(a: &[f32], b: &[f32]) -> f64 {
     half(a) * sum(b) + half(b) * sum(a) + a.len() as f64 * half(a) * half(b) + 1e-5
 }
 
-fn import(index: &Path, recipe: Recipe) -> Publish {
+pub fn import(index: &Path, recipe: Recipe) -> Publish {
     let vectors = Some(Vectors::Faiss(index.to_owned()));
     Publish { name: Some("imported".into()), vectors, recipe, ..Publish::default() }
 }

@@ -12,6 +12,7 @@ mod debian;
 mod edge;
 mod faiss;
 mod filters;
+mod first_pass;
 mod fresh;
 mod http;
 mod http2;

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use sterling::publish::{Publish, Vectors};
-use sterling::snapshot::{Calibration, Manifest, Placement, Snapshot};
+use sterling::snapshot::{Calibration, Manifest, Placement, Recipe, Snapshot};
 use sterling::units::ItemId;
 use sterling::view::View;
 
 use crate::support::{Server, put, retrieve, run, sterling};
 
 /// Filters that know nothing of the embedding, by about how many pass.
-const FILTERS: [(f64, &[&str]); 4] = [
+pub const FILTERS: [(f64, &[&str]); 4] = [
     (1.0, &[""]),
     (0.5, &["half:1", "half:0"]),
     (0.1, &["tenth:1", "tenth:2", "tenth:3", "tenth:4", "tenth:5"]),
@@ -36,14 +36,14 @@ fn bell(seed: u64) -> f32 {
 
 /// How vectors are drawn: around so many centres, or around none.
 #[derive(Clone, Copy, Debug)]
-struct Drawn {
-    items: usize,
-    width: usize,
-    clusters: u64,
+pub struct Drawn {
+    pub items: usize,
+    pub width: usize,
+    pub clusters: u64,
 }
 
 impl Drawn {
-    fn vector(self, n: u64) -> Vec<f32> {
+    pub fn vector(self, n: u64) -> Vec<f32> {
         let number = |d: u64| {
             let centre = match self.clusters {
                 0 => 0.0,
@@ -56,12 +56,17 @@ impl Drawn {
         vector.iter().map(|x| x / length).collect()
     }
 
-    fn queries(self) -> Vec<Vec<f32>> {
+    pub fn queries(self) -> Vec<Vec<f32>> {
         (0..HELD_OUT).map(|n| self.vector((1 << 40) + n)).collect()
     }
 
     /// Publishes it in `store` and returns the version's view.
     fn publish(self, store: &Path) -> Arc<View> {
+        self.publish_by(store, Recipe::default())
+    }
+
+    /// The same by a recipe.
+    pub fn publish_by(self, store: &Path, recipe: Recipe) -> Arc<View> {
         let rows: Vec<Vec<f32>> = (0..self.items as u64).map(|n| self.vector(n)).collect();
         let attributes =
             |n: u64| json!({"half": random(n + 7) % 2, "tenth": random(n + 8) % 10, "hundredth": random(n + 9) % 100});
@@ -73,7 +78,8 @@ impl Drawn {
         std::fs::write(&vectors, npy(&rows)).unwrap();
         let (items, vectors) = (Some(items), Some(Vectors::Npy(vectors)));
         let name = Some("drawn".to_owned());
-        let version = put(&store.join("store"), &Publish { name, items, vectors, ..Publish::default() }).unwrap();
+        let version =
+            put(&store.join("store"), &Publish { name, items, vectors, recipe, ..Publish::default() }).unwrap();
         view(&store.join(format!("store/drawn/{version}")))
     }
 }
@@ -93,7 +99,7 @@ fn npy(rows: &[Vec<f32>]) -> Vec<u8> {
 }
 
 /// The share of the true best that requests with `more` fields find, and the probes that they name.
-fn recall(view: &Arc<View>, queries: &[Vec<f32>], k: usize, filters: &[&str], more: &Value) -> (f64, usize) {
+pub fn recall(view: &Arc<View>, queries: &[Vec<f32>], k: usize, filters: &[&str], more: &Value) -> (f64, usize) {
     let body = |(n, query): (usize, &Vec<f32>), exact: bool| {
         let mut body =
             json!({"vector": query, "k": k, "filter": filters[n % filters.len()], "exact": exact, "explain": true});

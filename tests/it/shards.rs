@@ -111,7 +111,7 @@ fn gathered(views: &[Arc<View>], request: &Retrieve) -> (Vec<Row>, usize) {
 }
 
 /// The shards of what is published so, loaded.
-fn cut(store: &Path, what: &Publish, shards: u32) -> Vec<Arc<View>> {
+pub fn cut(store: &Path, what: &Publish, shards: u32) -> Vec<Arc<View>> {
     let what = Publish { shards: Some(shards), ..what.clone() };
     let version = put(store, &what).unwrap();
     let name = Store::new(store).cut_models().unwrap().pop().unwrap();
@@ -119,7 +119,7 @@ fn cut(store: &Path, what: &Publish, shards: u32) -> Vec<Arc<View>> {
     (0..shards).map(|shard| view(&shard_folder(&folder, shard))).collect()
 }
 
-fn whole(store: &Path, what: &Publish) -> Arc<View> {
+pub fn whole(store: &Path, what: &Publish) -> Arc<View> {
     let version = put(store, what).unwrap();
     let name = Store::new(store).models().unwrap().pop().unwrap();
     view(&Store::new(store).folder(&name, version))
@@ -131,7 +131,7 @@ fn read(body: &Value) -> Retrieve {
 }
 
 /// Holds what shards answer together against the whole, and returns how often some were asked again.
-fn check(whole: &Arc<View>, shards: &[Arc<View>], bodies: &[Value]) -> usize {
+pub fn check(whole: &Arc<View>, shards: &[Arc<View>], bodies: &[Value]) -> usize {
     let mut again = 0;
     for body in bodies {
         let request = read(body);

@@ -3,7 +3,7 @@
 //! | name | needs |
 //! |---|---|
 //! | `avx512bf16` | AVX-512 BF16, and what `avx512` needs: products in bf16 are twice as fast as in f32 |
-//! | `avx512` | AVX-512 F, BW, VL, VNNI, and what `avx2` needs |
+//! | `avx512` | AVX-512 F, BW, VL, VNNI, and what `avx2` needs; with VBMI, which is asked for besides, product codes are scanned by it, else by AVX2 |
 //! | `avx2` | AVX2, FMA, F16C |
 //! | `dotprod` | aarch64 with the dot product instructions (Armv8.2 and later) |
 //! | `neon` | aarch64 |
@@ -44,11 +44,13 @@ pub struct Kernels {
     isa: Isa,
     /// Whether the instruction set has products of bf16.
     has_bf16: bool,
+    /// Whether it looks up bytes among 64 at a time.
+    has_vbmi: bool,
 }
 
 impl Kernels {
     fn of(isa: Isa) -> Kernels {
-        Kernels { isa, has_bf16: false }
+        Kernels { isa, has_bf16: false, has_vbmi: false }
     }
 
     /// Whether products of bf16 are faster than those of f32.
@@ -102,9 +104,10 @@ impl Kernels {
                 && is_x86_feature_detected!("avx512vnni")
                 && is_x86_feature_detected!("popcnt");
             if avx2 && avx512 {
-                all.push(Kernels::of(Isa::Avx512));
+                let has_vbmi = is_x86_feature_detected!("avx512vbmi");
+                all.push(Kernels { has_vbmi, ..Kernels::of(Isa::Avx512) });
                 if is_x86_feature_detected!("avx512bf16") {
-                    all.push(Kernels { isa: Isa::Avx512, has_bf16: true });
+                    all.push(Kernels { isa: Isa::Avx512, has_bf16: true, has_vbmi });
                 }
             }
         }

@@ -177,6 +177,9 @@ pub struct CurveInfo {
     pub recall: Vec<f64>,
     /// What that mean is above with 95 % confidence.
     pub low: Vec<f64>,
+    /// How many the codes of a first pass select for each target, 0 where int8 rows are scanned; left out where there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub selected: Vec<usize>,
 }
 
 /// A query that was recorded, as a body of `:retrieve`.
@@ -322,6 +325,7 @@ pub fn calibration_info(calibration: &Calibration) -> Result<CalibrationInfo> {
         probes: c.probes.clone(),
         recall: c.recall.clone(),
         low: c.low.clone(),
+        selected: c.selected.clone(),
     };
     Ok(CalibrationInfo {
         digest: calibration.digest()?,

@@ -223,7 +223,8 @@ impl Searches<'_> {
             // What an exact plan lets through stays.
             let is_sure = ending.is_some() && plan.is_exact();
             let enough = if is_sure { search.k0_alone() } else { selected_of(self.snapshot, search) };
-            let probing = Probing { probes: search.probes.probes, probes_max, pass_rate: plan.pass_rate(), ending };
+            let of = Probing::of(search.probes.probes, probes_max);
+            let probing = Probing { pass_rate: plan.pass_rate(), ending, ..of };
             FilteredSearch { probing, enough, suffices }
         })?;
         let items = self.words()?;

@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
+use super::depth::{Depths, SELECTED_MAX, ScanTimes};
 use super::queries::Queries;
 use super::share::{PASS_RATES, Share, random};
-use super::tally::{Tally, Walk, curves, tallies};
+use super::tally::{Choices, Tally, Walk, curves, tallies};
 use crate::ivf::{self, Ahead, Margins, Probing, WideRows, Words};
 use crate::snapshot::{Calibration, TARGETS};
 use crate::topk::{Selector, unkey};
@@ -41,23 +42,32 @@ pub fn measure(
     let done = AtomicUsize::new(0);
     let part = |asked: &[(usize, Asked<'_>)]| {
         let (mut tallies, mut searcher) = (tallies(index.lists(), &shares), Searcher::default());
+        let mut depths = depths(index, &tallies);
         for (n, (query, made_of)) in asked {
             let shares: Vec<&Share> = shares.iter().map(|draws| &draws[n % draws.len()]).collect();
             let asked = Searched { index, query, made_of: *made_of, margins: &margins };
-            searcher.add(&asked, &shares, &mut tallies);
+            searcher.add(&asked, &shares, &mut tallies, &mut depths);
             progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
         }
-        tallies
+        (tallies, depths)
     };
     let each = total.div_ceil(rayon::current_num_threads()).max(1);
-    let parts: Vec<Vec<Tally>> = asked.par_chunks(each).map(part).collect();
-    let sum = |mut sum: Vec<Tally>, part: Vec<Tally>| {
-        sum.iter_mut().zip(part).for_each(|(sum, part)| sum.add(part));
+    let parts: Vec<(Vec<Tally>, Vec<Depths>)> = asked.par_chunks(each).map(part).collect();
+    let sum = |mut sum: (Vec<Tally>, Vec<Depths>), part: (Vec<Tally>, Vec<Depths>)| {
+        sum.0.iter_mut().zip(part.0).for_each(|(sum, part)| sum.add(part));
+        sum.1.iter_mut().zip(&part.1).for_each(|(sum, part)| sum.add(part));
         sum
     };
-    let tallies = parts.into_iter().reduce(sum).unwrap_or_default();
-    let curves = curves(&tallies, total);
+    let (tallies, depths) = parts.into_iter().reduce(sum).unwrap_or_default();
+    let choices = Choices { depths: &depths, times: ScanTimes::of(index), rows: index.rows() };
+    let curves = curves(&tallies, total, &choices);
     Calibration { source: queries.source.clone(), queries: total, targets: TARGETS.to_vec(), margins, curves }
+}
+
+/// An empty measurement of what codes select for each number of candidates without a filter, where there are codes.
+fn depths(index: &ivf::Index, tallies: &[Tally]) -> Vec<Depths> {
+    let unfiltered = tallies.iter().filter(|tally| tally.share == 0 && index.has_first_pass());
+    unfiltered.map(|tally| Depths::of(tally.k)).collect()
 }
 
 /// How far items score above their lists, by a sample of them for each query.
@@ -98,13 +108,15 @@ struct Searcher {
     slots: Vec<u32>,
     products: Vec<f32>,
     best: Vec<(f32, u32)>,
+    /// Slots with their places in the order by codes.
+    placed: Vec<(u32, u32)>,
     /// Of the best, those in each list, `[C]`.
     hits: Vec<u32>,
     ahead: Ahead,
 }
 
 impl Searcher {
-    fn add(&mut self, asked: &Searched<'_>, shares: &[&Share], tallies: &mut [Tally]) {
+    fn add(&mut self, asked: &Searched<'_>, shares: &[&Share], tallies: &mut [Tally], depths: &mut [Depths]) {
         let Searched { index, query, .. } = *asked;
         self.order.clear();
         self.order.extend(index.probe(query, index.lists(), &mut self.scratch));
@@ -112,6 +124,9 @@ impl Searcher {
             let of_share = |tally: &&mut Tally| tally.share == n;
             let Some(most) = tallies.iter_mut().filter(of_share).map(|t| t.k).max() else { continue };
             self.find(asked, share, most);
+            if n == 0 && !depths.is_empty() {
+                self.place(asked, depths);
+            }
             for tally in tallies.iter_mut().filter(of_share) {
                 self.hits.clear();
                 self.hits.resize(index.lists(), 0);
@@ -123,6 +138,24 @@ impl Searcher {
                 tally.walk(&walk, share, &mut self.ahead);
             }
         }
+    }
+
+    /// Where the true best of all items lie in their order by codes.
+    fn place(&mut self, asked: &Searched<'_>, depths: &mut [Depths]) {
+        let Searched { index, query, made_of, .. } = *asked;
+        self.selector.reset(SELECTED_MAX + 1);
+        let probing = Probing { by_codes: true, ..Probing::of(index.lists(), index.lists()) };
+        index.search(query, probing, None, &mut self.selector, SELECTED_MAX, &mut self.scratch);
+        let by_codes = self.selector.finish().iter().map(|&key| unkey(key).1).filter(|slot| Some(*slot) != made_of);
+        self.placed.clear();
+        self.placed.extend((0..).zip(by_codes).map(|(place, slot)| (slot.0, place)));
+        self.placed.sort_unstable();
+        let place = |slot: u32| {
+            let at = self.placed.binary_search_by_key(&slot, |(slot, _)| *slot).ok()?;
+            Some(self.placed[at].1)
+        };
+        let places: Vec<Option<u32>> = self.best.iter().take(SELECTED_MAX).map(|(_, slot)| place(*slot)).collect();
+        depths.iter_mut().for_each(|depths| depths.place(&places));
     }
 
     /// The best `k` items of the share, best first.

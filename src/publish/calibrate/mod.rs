@@ -3,6 +3,8 @@
 //! A publication calibrates its version; `sterling calibrate` does it again for one that is published, with other queries, and
 //! keeps the result beside it.
 
+mod confidence;
+mod depth;
 mod measure;
 mod queries;
 mod share;

@@ -1,14 +1,14 @@
 //! What queries found after each number of lists, and what curves follow from it.
 
+use super::confidence::bounded;
+use super::depth::{CLEARLY, Depths, ScanTimes};
 use super::share::{PASS_RATES, Share};
-use crate::ivf::{Ahead, Margins, Pace, Seen, next_look};
+use crate::ivf::{Ahead, Margins, Pace, Seen, WideRows, next_look};
 use crate::snapshot::{RecallCurve, TARGETS};
 use crate::units::ListId;
 
 /// Numbers of candidates that are measured.
 const CANDIDATES: [usize; 4] = [10, 100, 1000, 10_000];
-/// The normal deviation that 95 % lie below.
-const ONE_SIDED: f64 = 1.645;
 /// A search that expects less than this share of K0 ahead has nothing left to decide.
 const LEFT_MIN: f64 = 1e-5;
 /// Halvings of the interval that holds the share at which searches may end.
@@ -128,35 +128,71 @@ impl Tally {
     }
 }
 
-/// The mean of the queries' recalls, and what it is above with 95 % confidence.
-fn bounded(hits: u64, squares: u64, queries: usize, k: usize) -> (f64, f64) {
-    let (queries, k) = (queries as f64, k as f64);
-    let mean = hits as f64 / (queries * k);
-    let variance = (squares as f64 / (queries * k * k) - mean * mean).max(0.0);
-    (mean, (mean - ONE_SIDED * (variance / (queries - 1.0).max(1.0)).sqrt()).max(0.0))
+/// What is chosen between beside the lists: how many codes select, or int8 rows.
+pub(super) struct Choices<'a> {
+    /// Of each number of candidates without a filter; none without codes.
+    pub(super) depths: &'a [Depths],
+    pub(super) times: ScanTimes,
+    pub(super) rows: &'a WideRows,
+}
+
+/// A point of a curve.
+struct Point {
+    probes: usize,
+    recall: f64,
+    low: f64,
+    /// What codes select; 0 where int8 rows are scanned.
+    selected: usize,
+}
+
+impl Choices<'_> {
+    /// The way of a tally that reaches a target in the least time, and probes `least` lists at least.
+    fn point(&self, tally: &Tally, queries: usize, target: f64, least: usize) -> Point {
+        let probes = |target: f64| {
+            let reaches = |probes: &usize| tally.recall(*probes, queries).1 >= target;
+            (least..=tally.hits.len()).find(reaches)
+        };
+        let by_rows = probes(target).unwrap_or(tally.hits.len());
+        let mut time = CLEARLY * self.times.by_rows(by_rows, self.rows.selected(tally.k));
+        let (recall, low) = tally.recall(by_rows, queries);
+        let mut point = Point { probes: by_rows, recall, low, selected: 0 };
+        let Some(depths) = self.depths.iter().find(|d| d.k == tally.k && tally.share == 0) else { return point };
+        for (selected, lost, lost_most) in depths.lost(queries) {
+            let Some(probes) = probes(target + lost_most) else { continue };
+            let by_codes = self.times.by_codes(probes, selected);
+            if by_codes < time {
+                let (recall, low) = tally.recall(probes, queries);
+                time = by_codes;
+                point = Point { probes, recall: (recall - lost).max(0.0), low: (low - lost_most).max(0.0), selected };
+            }
+        }
+        point
+    }
 }
 
 /// The curves of tallies, none of which takes fewer lists than one of fewer candidates or more survivors.
-pub(super) fn curves(tallies: &[Tally], queries: usize) -> Vec<RecallCurve> {
+pub(super) fn curves(tallies: &[Tally], queries: usize, choices: &Choices<'_>) -> Vec<RecallCurve> {
     let mut curves: Vec<RecallCurve> = Vec::new();
     for tally in tallies {
         let pass_rate = PASS_RATES[tally.share];
         let below = |c: &&RecallCurve| c.k <= tally.k && c.pass_rate >= pass_rate;
-        let points = TARGETS.iter().enumerate().map(|(n, target)| {
-            let least = curves.iter().filter(below).map(|c| c.probes[n]).max().unwrap_or(1);
-            let reaches = |probes: &usize| tally.recall(*probes, queries).1 >= *target;
-            let probes = (least..=tally.hits.len()).find(reaches).unwrap_or(tally.hits.len());
-            (probes, tally.recall(probes, queries))
-        });
-        let points: Vec<_> = points.collect();
+        let mut points: Vec<Point> = Vec::new();
+        for (n, target) in TARGETS.iter().enumerate() {
+            // Nor does a lower target take more lists.
+            let lower = points.last().map_or(1, |point| point.probes);
+            let least = curves.iter().filter(below).map(|c| c.probes[n]).fold(lower, usize::max);
+            points.push(choices.point(tally, queries, *target, least));
+        }
+        let is_by_codes = tally.share == 0 && !choices.depths.is_empty();
         let digits = |x: f64| (x * 1e5).floor() / 1e5;
         curves.push(RecallCurve {
             k: tally.k,
             pass_rate,
-            probes: points.iter().map(|(probes, _)| *probes).collect(),
-            recall: points.iter().map(|(_, (recall, _))| digits(*recall)).collect(),
-            low: points.iter().map(|(_, (_, low))| digits(*low)).collect(),
+            probes: points.iter().map(|point| point.probes).collect(),
+            recall: points.iter().map(|point| digits(point.recall)).collect(),
+            low: points.iter().map(|point| digits(point.low)).collect(),
             left: TARGETS.iter().map(|target| digits(tally.left_for(*target))).collect(),
+            selected: points.iter().filter(|_| is_by_codes).map(|point| point.selected).collect(),
         });
     }
     curves

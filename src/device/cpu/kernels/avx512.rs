@@ -60,7 +60,7 @@ unsafe fn block_sums<const R: usize>(
 /// # Safety
 /// Needs AVX-512 F and POPCNT; the staging must have room for 16 entries.
 #[target_feature(enable = "avx512f,popcnt")]
-unsafe fn stage(scores: __m512, mask: u16, first_slot: u32, threshold: __m512, staging: &mut Staging<'_>) {
+pub(super) unsafe fn stage(scores: __m512, mask: u16, first_slot: u32, threshold: __m512, staging: &mut Staging<'_>) {
     let kept = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(mask, scores, threshold);
     if kept == 0 {
         return;

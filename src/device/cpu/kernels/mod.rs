@@ -13,6 +13,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod coded;
 mod dispatch;
 #[cfg(target_arch = "aarch64")]
 mod dotprod;
@@ -23,4 +24,5 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
+pub use coded::{CodeBlocks, CodeQuery, LINE, TABLE};
 pub use operands::{BLOCK, Blocks, Int8Query, Lane, Pick, Staging};

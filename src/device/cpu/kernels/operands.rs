@@ -89,7 +89,12 @@ pub(super) fn check(blocks: &Blocks<'_>, query: &Int8Query<'_>) {
 
 /// The items that a block holds, one bit each.
 pub(super) fn items_of(blocks: &Blocks<'_>, block: usize) -> u16 {
-    match blocks.items - block * BLOCK {
+    filled(blocks.items, block)
+}
+
+/// The same of a list of so many items.
+pub(super) fn filled(items: usize, block: usize) -> u16 {
+    match items - block * BLOCK {
         left @ 0..BLOCK => (1 << left) - 1,
         _ => u16::MAX,
     }

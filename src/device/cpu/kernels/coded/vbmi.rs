@@ -1,0 +1,109 @@
+//! AVX-512 VBMI: one permutation looks up 64 bytes in 64 values, the tables of four subspaces.
+
+use std::arch::x86_64::*;
+
+use super::operands::{CodeBlocks, CodeQuery, LINE, TABLE};
+use crate::device::cpu::kernels::operands::{BLOCK, Staging, blocks_ahead, filled};
+
+/// Blocks that are scanned together, which share the loads of the tables.
+const TOGETHER: usize = 2;
+
+/// The sums of `N` blocks. Lines of blocks to come are asked for as lines of these are used.
+///
+/// # Safety
+/// Needs AVX-512 F, BW, VBMI and VNNI; each of `codes` must point to `lines * 64` bytes, `tables` to `lines * 128`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni")]
+unsafe fn block_sums<const N: usize>(
+    codes: [*const u8; N],
+    ahead: [*const u8; N],
+    tables: *const u8,
+    lines: usize,
+) -> [__m512i; N] {
+    let (half, ones) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(1));
+    // The four bytes of an item look into the four tables of 16 values.
+    let place = _mm512_set1_epi32(0x3020_1000);
+    let mut sums = [[_mm512_setzero_si512(); 2]; N];
+    for g in 0..lines {
+        // SAFETY: `g < lines`, and the caller vouches for so many lines and tables; a prefetch may name any address.
+        unsafe {
+            let low = _mm512_loadu_si512(tables.add(g * TABLE).cast());
+            let high = _mm512_loadu_si512(tables.add(g * TABLE + TABLE / 2).cast());
+            for n in 0..N {
+                _mm_prefetch::<_MM_HINT_T0>(ahead[n].wrapping_add(g * LINE).cast());
+                let line = _mm512_loadu_si512(codes[n].add(g * LINE).cast());
+                // (line & half) | place
+                let of_low = _mm512_ternarylogic_epi32::<0xEA>(line, half, place);
+                let of_high = _mm512_ternarylogic_epi32::<0xEA>(_mm512_srli_epi16::<4>(line), half, place);
+                sums[n][0] = _mm512_dpbusd_epi32(sums[n][0], _mm512_permutexvar_epi8(of_low, low), ones);
+                sums[n][1] = _mm512_dpbusd_epi32(sums[n][1], _mm512_permutexvar_epi8(of_high, high), ones);
+            }
+        }
+    }
+    sums.map(|[low, high]| _mm512_add_epi32(low, high))
+}
+
+/// Writes the lanes of `mask` that reach the threshold.
+///
+/// # Safety
+/// Needs AVX-512 F and POPCNT; the staging must have room for 16 entries.
+#[target_feature(enable = "avx512f,popcnt")]
+unsafe fn stage(
+    sums: __m512i,
+    query: &CodeQuery<'_>,
+    (mask, first_slot): (u16, u32),
+    threshold: f32,
+    staging: &mut Staging<'_>,
+) {
+    // A product and a sum, not both in one: every kernel rounds twice.
+    let worth = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(query.step));
+    let scores = _mm512_add_ps(worth, _mm512_set1_ps(query.bias));
+    // SAFETY: the caller left room for 16 entries behind `len`.
+    unsafe { crate::device::cpu::kernels::avx512::stage(scores, mask, first_slot, _mm512_set1_ps(threshold), staging) };
+}
+
+/// # Safety
+/// Needs AVX-512 F, BW, VBMI and VNNI, and POPCNT. Lengths are checked by the caller.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni,popcnt")]
+pub(super) unsafe fn scan(
+    blocks: &CodeBlocks<'_>,
+    query: &CodeQuery<'_>,
+    threshold: f32,
+    from: usize,
+    staging: &mut Staging<'_>,
+) -> usize {
+    let (count, bytes) = (blocks.items.div_ceil(BLOCK), blocks.lines * LINE);
+    let distance = blocks_ahead(bytes);
+    let codes = |block: usize| blocks.codes.as_ptr().wrapping_add(block * bytes);
+    let to_come = |block: usize| match (block + distance).checked_sub(count) {
+        None => codes(block + distance),
+        Some(past) => {
+            let next = if blocks.next.is_empty() { blocks.codes } else { blocks.next };
+            next.as_ptr().wrapping_add(past * bytes)
+        }
+    };
+    let whole = |block: usize| (filled(blocks.items, block), blocks.first_slot + (block * BLOCK) as u32);
+    let tables = query.tables.as_ptr();
+    let mut block = from;
+    while block < count {
+        let left = staging.scores.len() - staging.len;
+        if left < BLOCK {
+            return block;
+        }
+        // SAFETY: blocks before `count` lie in the codes, as the caller checked with the tables; there is room for each of them.
+        unsafe {
+            if block + TOGETHER <= count && left >= TOGETHER * BLOCK {
+                let pair = [block, block + 1];
+                let sums = block_sums(pair.map(codes), pair.map(to_come), tables, blocks.lines);
+                for (block, sums) in pair.into_iter().zip(sums) {
+                    stage(sums, query, whole(block), threshold, staging);
+                }
+                block += TOGETHER;
+            } else {
+                let [sums] = block_sums([codes(block)], [to_come(block)], tables, blocks.lines);
+                stage(sums, query, whole(block), threshold, staging);
+                block += 1;
+            }
+        }
+    }
+    count
+}

@@ -1,0 +1,82 @@
+//! Which codes a recipe asks for.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// Subspaces of a line of codes, of which there is a whole number.
+pub(super) const OF_LINE: usize = 8;
+/// Dimensions that share a code where a recipe does not say.
+const DIMENSIONS_A_CODE: usize = 2;
+
+/// Codes that a first pass may scan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CodeKind {
+    /// None: int8 rows are scanned.
+    #[default]
+    None,
+    /// 4-bit product codes of what items have beside their lists' centroids.
+    Pq4,
+}
+
+/// What a first pass scans in place of int8 rows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FirstPass {
+    /// Its codes.
+    pub codes: CodeKind,
+    /// Subspaces, M, a multiple of 8: an item takes half a byte for each. 0 takes one for every two dimensions, rounded up.
+    pub subspaces: usize,
+}
+
+impl FirstPass {
+    /// True where nothing is asked for.
+    pub fn is_none(&self) -> bool {
+        *self == FirstPass::default()
+    }
+
+    /// The subspaces of vectors of so many dimensions; none without codes.
+    ///
+    /// # Errors
+    /// `Invalid` with the option, its value and its range.
+    pub fn subspaces_of(&self, dimension: usize) -> Result<Option<usize>> {
+        let most = dimension.next_multiple_of(OF_LINE);
+        match (self.codes, self.subspaces) {
+            (CodeKind::None, 0) => Ok(None),
+            (CodeKind::None, got) => Err(Error::invalid(format!(
+                "index.first_pass.subspaces: got {got} without codes, expected index.first_pass.codes = \"pq4\""
+            ))),
+            (CodeKind::Pq4, 0) => Ok(Some(dimension.div_ceil(DIMENSIONS_A_CODE).next_multiple_of(OF_LINE))),
+            (CodeKind::Pq4, got) if got.is_multiple_of(OF_LINE) && got <= most => Ok(Some(got)),
+            (CodeKind::Pq4, got) => Err(Error::invalid(format!(
+                "index.first_pass.subspaces: got {got} for {dimension} dimensions, expected a multiple of {OF_LINE} up to {most}"
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn subspaces_are_whole_lines() {
+        let of = |codes, subspaces, dimension| FirstPass { codes, subspaces }.subspaces_of(dimension);
+        for (dimension, expected) in [(1, 8), (16, 8), (17, 16), (50, 32), (64, 32), (100, 56), (384, 192), (768, 384)]
+        {
+            assert_eq!(of(CodeKind::Pq4, 0, dimension).unwrap(), Some(expected));
+        }
+        assert_eq!(of(CodeKind::Pq4, 24, 50).unwrap(), Some(24));
+        assert_eq!(of(CodeKind::None, 0, 50).unwrap(), None);
+        for (codes, subspaces, reason) in [
+            (CodeKind::Pq4, 12, "got 12 for 50 dimensions, expected a multiple of 8 up to 56"),
+            (CodeKind::Pq4, 64, "got 64 for 50 dimensions"),
+            (CodeKind::None, 8, "got 8 without codes"),
+        ] {
+            let error = of(codes, subspaces, 50).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+}

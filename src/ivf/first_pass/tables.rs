@@ -1,0 +1,96 @@
+//! A query's tables: what each value of each subspace is worth to it, in bytes.
+
+use super::books::{Codebooks, VALUES};
+use super::options::OF_LINE;
+use crate::device::cpu::kernels::{CodeQuery, TABLE};
+
+/// The largest byte.
+const MOST: f32 = 255.0;
+
+/// The tables of a query, kept between calls so that nothing is allocated. All of them have one step, the widest range of a
+/// subspace's 16 products over 255; the least product of each subspace is part of what every item scores in advance.
+#[derive(Clone, Debug, Default)]
+pub(in crate::ivf) struct Tables {
+    /// `[M / 8, 8, 16]`
+    bytes: Vec<u8>,
+    products: Vec<[f32; VALUES]>,
+    step: f32,
+    base: f32,
+}
+
+impl Tables {
+    /// Takes the tables of `vector` `[D]`.
+    pub(in crate::ivf) fn set(&mut self, books: &Codebooks, vector: &[f32]) {
+        let Tables { bytes, products, step, base } = self;
+        products.clear();
+        products.resize(books.subspaces, [0.0; VALUES]);
+        let (mut range, mut sum) = (0f32, 0f32);
+        for (subspace, products) in products.iter_mut().enumerate() {
+            for d in books.bounds(subspace) {
+                products.iter_mut().zip(&books.values[d]).for_each(|(product, value)| *product += vector[d] * value);
+            }
+            let least = products.iter().fold(f32::MAX, |least, &x| least.min(x));
+            products.iter_mut().for_each(|product| *product -= least);
+            range = products.iter().fold(range, |range, &x| range.max(x));
+            sum += least;
+        }
+        let inverse = MOST / range;
+        let inverse = if inverse.is_finite() { inverse } else { 0.0 };
+        (*step, *base) = (if inverse > 0.0 { range / MOST } else { 0.0 }, sum);
+        bytes.clear();
+        bytes.extend(products.as_flattened().iter().map(|product| (product * inverse + 0.5) as u8));
+        debug_assert_eq!(bytes.len(), books.subspaces / OF_LINE * TABLE);
+    }
+
+    /// The query of a list whose centroid's product with the vector is known.
+    pub(in crate::ivf) fn of_list(&self, product: f32) -> CodeQuery<'_> {
+        CodeQuery { tables: &self.bytes, step: self.step, bias: product + self.base }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_products_but_for_half_a_step() {
+        let number = |n: usize| (n.wrapping_mul(0x9E37_79B9) >> 8 & 0xffff) as f32 / 32_768.0 - 1.0;
+        for (dimension, subspaces) in [(3, 8), (16, 8), (50, 32), (64, 64)] {
+            let values: Vec<f32> = (0..dimension * VALUES).map(number).collect();
+            let books = Codebooks::new(&values, subspaces).expect("finite");
+            for scale in [1.0, 1e-30, 1e12] {
+                let vector: Vec<f32> = (0..dimension).map(|d| number(d + 7777) * scale).collect();
+                let mut tables = Tables::default();
+                tables.set(&books, &vector);
+                let query = tables.of_list(0.0);
+                let table = |subspace: usize, n: usize| f32::from(query.tables[subspace * VALUES + n]) * query.step;
+                let (mut exact, mut least) = (0f32, 0f32);
+                for subspace in 0..subspaces {
+                    let product =
+                        |n: usize| books.bounds(subspace).map(|d| vector[d] * books.values[d][n]).sum::<f32>();
+                    let low = (0..VALUES).map(product).fold(f32::MAX, f32::min);
+                    (exact, least) = (exact + product(subspace % VALUES), least + low);
+                    for n in 0..VALUES {
+                        let off = (table(subspace, n) - (product(n) - low)).abs();
+                        assert!(off <= 0.51 * query.step, "{off} of {}", query.step);
+                    }
+                }
+                assert!((query.bias - least).abs() <= 1e-4 * scale * dimension as f32);
+                let sum: f32 = (0..subspaces).map(|subspace| table(subspace, subspace % VALUES)).sum();
+                assert!((sum + query.bias - exact).abs() <= 0.51 * query.step * subspaces as f32 + 1e-4 * scale);
+            }
+        }
+    }
+
+    #[test]
+    fn queries_of_nothing_score_what_their_lists_do() {
+        let books = Codebooks::new(&[0.5; 4 * VALUES], 8).expect("finite");
+        let mut tables = Tables::default();
+        for vector in [[0.0; 4], [1e-45; 4], [1.0; 4]] {
+            tables.set(&books, &vector);
+            let query = tables.of_list(0.25);
+            let products = vector.iter().sum::<f32>() * 0.5;
+            assert_eq!((query.step, query.bias), (0.0, 0.25 + products));
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! How sure a mean over queries is.
+
+/// The normal deviation that 95 % lie below.
+const ONE_SIDED: f64 = 1.645;
+
+/// The mean of the queries' recalls, and what it is above with 95 % confidence.
+pub(super) fn bounded(hits: u64, squares: u64, queries: usize, k: usize) -> (f64, f64) {
+    let (queries, k) = (queries as f64, k as f64);
+    let mean = hits as f64 / (queries * k);
+    let variance = (squares as f64 / (queries * k * k) - mean * mean).max(0.0);
+    (mean, (mean - ONE_SIDED * (variance / (queries - 1.0).max(1.0)).sqrt()).max(0.0))
+}

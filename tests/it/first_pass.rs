@@ -1,0 +1,211 @@
+//! Versions with codes for a first pass: they answer as those without, by fewer bytes, whatever is done with them.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use sterling::files::Tensors;
+use sterling::ivf::{CodeKind, FirstPass, Rescore};
+use sterling::snapshot::{Calibration, Manifest, Placement, Recipe, Snapshot};
+use sterling::view::View;
+
+use crate::recall::{Drawn, FILTERS, recall, view};
+use crate::support::{Server, ids, put, retrieve, run, vectors};
+use crate::{faiss, shards};
+
+fn coded() -> Recipe {
+    let mut recipe = Recipe::default();
+    recipe.index.first_pass = FirstPass { codes: CodeKind::Pq4, subspaces: 0 };
+    recipe
+}
+
+fn calibration(view: &Arc<View>) -> &Calibration {
+    view.main().calibration.as_ref().unwrap()
+}
+
+/// How many are selected for a number of candidates at each target.
+fn selected(calibration: &Calibration, k: usize) -> &[usize] {
+    &calibration.curves.iter().find(|curve| curve.k == k && curve.pass_rate == 1.0).unwrap().selected
+}
+
+/// The values that the codes of a version name.
+fn values(folder: &Path) -> Vec<f32> {
+    let tensors = Tensors::open(&folder.join("index.safetensors")).unwrap();
+    tensors.get::<f32>("first_pass_values", 2).unwrap().0.to_vec()
+}
+
+/// What a request finds, and the bytes of codes that it read for it.
+fn asked(view: &Arc<View>, mut body: Value) -> (Vec<i64>, u64) {
+    body["explain"] = json!(true);
+    let (found, explain) = retrieve(view, &[body]).remove(0).unwrap();
+    let scan = explain.unwrap().steps.into_iter().find(|step| step.name == "scan").unwrap();
+    (found.ids.iter().map(|id| id.0).collect(), scan.bytes)
+}
+
+#[test]
+fn requests_reach_their_recall_by_codes() {
+    for drawn in [Drawn { items: 3_000, width: 48, clusters: 40 }, Drawn { items: 4_000, width: 20, clusters: 0 }] {
+        let (with, without) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (of_codes, of_rows) =
+            (drawn.publish_by(with.path(), coded()), drawn.publish_by(without.path(), Recipe::default()));
+        assert!(selected(calibration(&of_codes), 10).iter().any(|n| *n > 0), "{:?}", calibration(&of_codes).curves[0]);
+        assert!(selected(calibration(&of_rows), 10).is_empty());
+        for (k, target) in [(10, 0.9), (10, 0.98), (100, 0.9), (100, 0.98)] {
+            let more = json!({"recall": target});
+            let (found, probes) = recall(&of_codes, &drawn.queries(), k, &[""], &more);
+            assert!(found >= target - 0.02, "{drawn:?} k = {k}, {target}: {found} by {probes} lists");
+        }
+        // Filters are looked at as without codes: what they let pass is the same, and found alike at equal probes.
+        for (pass_rate, filters) in &FILTERS[1..] {
+            let (found, _) = recall(&of_codes, &drawn.queries(), 10, filters, &json!({}));
+            assert!(found >= 0.96, "{drawn:?} {pass_rate}: {found}");
+            for query in drawn.queries().iter().take(10) {
+                let body = json!({"vector": query, "k": 30, "probes": 20, "filter": filters[0]});
+                assert_eq!(asked(&of_codes, body.clone()), asked(&of_rows, body));
+            }
+        }
+    }
+}
+
+#[test]
+fn codes_are_read_where_they_pay_and_rows_where_not() {
+    let drawn = Drawn { items: 8_000, width: 64, clusters: 60 };
+    let folder = tempfile::tempdir().unwrap();
+    let view = drawn.publish_by(folder.path(), coded());
+    let query = drawn.vector(1 << 40);
+    let of = |k: usize, more: Value| {
+        let mut body = json!({"vector": query, "k": k, "probes": 100});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        asked(&view, body).1
+    };
+    // 64 bytes and a scale for an item of int8 rows, 16 for its codes, and the f16 rows of those that are scored.
+    let (by_codes, by_rows) = (of(10, json!({})), of(10, json!({"filter": "NOT hundredth:1"})));
+    assert!(by_codes * 3 < by_rows, "{by_codes} against {by_rows}");
+    assert_eq!(of(10, json!({"recall": 0.98})), by_codes);
+    // Beyond what the calibration measured of codes there are rows alone.
+    assert!(of(5000, json!({})) > by_codes * 3);
+    let explained = retrieve(&view, &[json!({"vector": query, "k": 10, "exact": true})]);
+    let exact: HashSet<i64> = explained[0].as_ref().unwrap().0.ids.iter().map(|id| id.0).collect();
+    let found = asked(&view, json!({"vector": query, "k": 10})).0;
+    assert!(found.iter().filter(|id| exact.contains(id)).count() >= 8);
+}
+
+#[test]
+fn shards_of_coded_versions_answer_as_the_whole_bit_for_bit() {
+    let store = tempfile::tempdir().unwrap();
+    let mut what = shards::catalogue(store.path(), Rescore::F16);
+    what.recipe.index.first_pass = coded().index.first_pass;
+    let whole = shards::whole(store.path(), &what);
+    let chosen = selected(calibration(&whole), 10).to_vec();
+    assert!(chosen.iter().any(|n| *n > 0), "{chosen:?}");
+    let mut bodies = Vec::new();
+    for vector in [[1.0, 0.5, -0.25, 0.1], [0.0, -1.0, 0.5, 0.0], [-0.3, 0.2, 0.9, -0.7]] {
+        for (k, candidates, probes) in [(1, 1, 1), (5, 10, 3), (10, 10, 12), (37, 100, 5), (700, 700, 12)] {
+            bodies.push(json!({"vector": vector, "k": k, "candidates": candidates, "probes": probes}));
+            bodies.push(json!({"vector": vector, "k": k, "candidates": candidates, "recall": 0.9}));
+        }
+        bodies.push(json!({"vector": vector, "k": 10, "probes": 6, "exclude": [-9000, -8993, -8986]}));
+        bodies.push(json!({"vector": vector, "k": 20, "candidates": 90, "probes": 12, "filter": "colour:red"}));
+    }
+    for count in [1, 2, 5] {
+        let views = shards::cut(store.path(), &what, count);
+        assert!(views.iter().all(|view| view.main().index.has_first_pass()));
+        shards::check(&whole, &views, &bodies);
+    }
+}
+
+#[test]
+fn updates_are_found_beside_codes_and_merged_with_the_same_values() {
+    let drawn = Drawn { items: 3_000, width: 16, clusters: 30 };
+    let folder = tempfile::tempdir().unwrap();
+    let line =
+        |n: u64| json!({"id": n, "embedding": drawn.vector(n), "attributes": {"kind": n % 3}}).to_string() + "\n";
+    let mut what = vectors(folder.path(), &(0..3_000).map(line).collect::<String>());
+    what.recipe = coded();
+    let store = folder.path().join("store");
+    put(&store, &what).unwrap();
+    let updates = folder.path().join("updates").display().to_string();
+    let server = Server::start_with(&store, &["--updates", &updates]);
+    let of = |first: u64| {
+        let item = |n: u64| json!({"id": n, "embedding": drawn.vector(n), "attributes": {"kind": 7}});
+        json!({"items": (first..first + 200).map(item).collect::<Vec<Value>>()})
+    };
+    let call = "/v1/models/vectors/items";
+    server.ask(&format!("{call}:upsert"), of(10_000));
+    server.ask(&format!("{call}:delete"), json!({"ids": (0..200).collect::<Vec<u64>>()}));
+    let check = |version: u64| {
+        let (mut hits, mut fresh) = (0, 0);
+        for query in
+            drawn.queries().iter().take(40).chain((0..20).map(|n| drawn.vector(10_000 + n)).collect::<Vec<_>>().iter())
+        {
+            let ask = |more: Value| {
+                let mut body = json!({"vector": query, "k": 10});
+                body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+                let answer = server.ask("/v1/models/vectors:retrieve?min_position=400", body);
+                assert_eq!(answer["version"], version);
+                ids(&answer)
+            };
+            let (found, exact) = (ask(json!({})), ask(json!({"exact": true})));
+            assert!(found.iter().all(|id| *id >= 200), "one that is gone was found: {found:?}");
+            hits += found.iter().filter(|id| exact.contains(id)).count();
+            fresh += found.iter().filter(|id| **id >= 10_000).count();
+            assert!(ask(json!({"filter": "kind:7"})).iter().all(|id| *id >= 10_000));
+        }
+        assert!(hits >= 570 && fresh > 30, "version {version}: {hits} of 600, {fresh} of the new ones");
+    };
+    check(1);
+    let merged = server.ask(&format!("{call}:merge"), "");
+    assert_eq!((merged["version"].as_u64(), merged["items"].as_u64()), (Some(2), Some(3_000)));
+    check(2);
+    let folder_of = |version: u64| store.join(format!("vectors/{version}"));
+    assert_eq!(values(&folder_of(1)), values(&folder_of(2)), "lists go on, and so do the values of the codes");
+    let merged = view(&folder_of(2));
+    assert!(selected(calibration(&merged), 10).iter().any(|n| *n > 0));
+    assert_eq!(server.stop(), Some(0));
+}
+
+#[test]
+fn lists_of_faiss_get_codes_too() {
+    for index in ["flat_ip.index", "sq8_residual_l2.index"] {
+        let folder = tempfile::tempdir().unwrap();
+        put(folder.path(), &faiss::import(&faiss::golden(index), coded())).unwrap();
+        let view = view(&folder.path().join("imported/1"));
+        assert!(view.main().index.has_first_pass());
+        // Queries like those that calibrated it: items, with a little of something else.
+        let near = |(n, slot)| {
+            let mut row = vec![0.0; 24];
+            view.main().index.row(slot, &mut row);
+            let other = Drawn { items: 0, width: 24, clusters: 0 }.vector(n);
+            row.iter_mut().zip(other).for_each(|(x, other)| *x += 0.1 * other);
+            row
+        };
+        let slots: Vec<_> = view.main().index.filled_slots().step_by(9).collect();
+        let queries: Vec<Vec<f32>> = (0..).zip(slots).map(near).collect();
+        let (found, _) = recall(&view, &queries, 5, &[""], &json!({}));
+        assert!(found >= 0.9, "{index}: {found}");
+    }
+}
+
+#[test]
+fn a_version_is_whole_or_refused() {
+    let drawn = Drawn { items: 2_000, width: 16, clusters: 20 };
+    let folder = tempfile::tempdir().unwrap();
+    let view = drawn.publish_by(folder.path(), coded());
+    let version = folder.path().join("store/drawn/1");
+    let loaded = || Snapshot::load(&version, &Placement::whole());
+    let (_, text, _) = run(&["inspect", version.to_str().unwrap()]);
+    assert!(text.contains("first_pass_codes") && text.contains("first_pass_values"), "{text}");
+    // A calibration that selects by codes belongs to an index with codes.
+    let other = tempfile::tempdir().unwrap();
+    drop(drawn.publish_by(other.path(), Recipe::default()));
+    let mut manifest = Manifest::read(&version).unwrap();
+    let others = Manifest::read(&other.path().join("store/drawn/1")).unwrap();
+    std::fs::copy(other.path().join("store/drawn/1/index.safetensors"), version.join("index.safetensors")).unwrap();
+    assert!(loaded().unwrap_err().to_string().contains("index.safetensors"), "a file of another version");
+    manifest.files.insert("index.safetensors".into(), others.files["index.safetensors"].clone());
+    manifest.write(&version).unwrap();
+    let error = loaded().unwrap_err().to_string();
+    assert!(error.contains("selects by the codes of a first pass"), "{error}");
+    drop(view);
+}
