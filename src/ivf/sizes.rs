@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use super::build::{Options, Rescore};
+use super::options::{Options, Rescore};
+use super::survey::Survey;
 use crate::device::cpu::kernels::BLOCK;
 use crate::error::Result;
-use crate::tensor::Matrix;
 
 /// Pads of a list beyond half a block, for lists of one item on average, and as much fewer as lists are longer: measured.
 const SHORT_LISTS: f64 = 12.0;
@@ -36,29 +36,29 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// The sizes of an index that is built over `rows` `[N, D]`.
+    /// The sizes of an index that is built over rows.
     ///
     /// # Errors
     /// As [`Options::lists_for`].
-    pub fn of(rows: Matrix<'_>, options: &Options) -> Result<Self> {
-        let lists = options.lists_for(rows.rows())?;
+    pub fn of(survey: &Survey, options: &Options) -> Result<Self> {
+        let lists = options.lists_for(survey.rows)?;
         Ok(Sizes {
             lists,
-            sample: options.sample(rows.rows(), lists),
+            sample: options.sample(survey.rows, lists),
             rounds: options.iterations,
             origin: if options.lists == 0 { Origin::Items } else { Origin::Recipe },
-            ..Sizes::of_lists(rows, lists, options.rescore)
+            ..Sizes::of_lists(survey, lists, options.rescore)
         })
     }
 
-    /// The sizes of an index over lists that rows `[N, D]` came with.
-    pub fn of_lists(rows: Matrix<'_>, lists: usize, rescore: Rescore) -> Self {
-        let row_width = match rescore.fitting(rows).0 {
+    /// The sizes of an index over lists that rows came with.
+    pub fn of_lists(survey: &Survey, lists: usize, rescore: Rescore) -> Self {
+        let row_width = match survey.fitting(rescore) {
             Rescore::None => 0,
             Rescore::Bf16 | Rescore::F16 => 2,
             Rescore::F32 => 4,
         };
-        let (items, dimension) = (rows.rows(), rows.cols());
+        let (items, dimension) = (survey.rows, survey.cols);
         Sizes { items, dimension, lists, sample: 0, row_width, rounds: 0, origin: Origin::Brought }
     }
 
@@ -102,7 +102,12 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::{Index, build};
     use super::*;
-    use crate::files::{TensorFile, Tensors};
+    use crate::rows::RowStore;
+    use crate::tensor::Matrix;
+
+    fn surveyed(rows: Matrix<'_>) -> Survey {
+        Survey::of(&rows.into()).unwrap()
+    }
 
     /// Numbers that look random, of unequal clusters.
     fn rows(items: usize, dimension: usize) -> Vec<f32> {
@@ -123,13 +128,11 @@ mod tests {
             let rows = rows(items, dimension);
             let rows = Matrix::new(&rows, dimension).unwrap();
             let options = Options { lists, rescore, ..Options::default() };
-            let sizes = Sizes::of(rows, &options).unwrap();
-            let built = build(rows, &options, &|_| ()).unwrap();
-            let (folder, mut file) = (tempfile::tempdir().unwrap(), TensorFile::new());
-            built.encode(rows, &mut file).unwrap();
-            let path = folder.path().join("index.safetensors");
-            file.write(&path).unwrap();
-            let index = Index::open(&Tensors::open(&path).unwrap()).unwrap();
+            let rows = RowStore::from(rows);
+            let survey = Survey::of(&rows).unwrap();
+            let sizes = Sizes::of(&survey, &options).unwrap();
+            let built = build(&rows, &survey, &options, &|_| ()).unwrap();
+            let index = Index::open(&built.in_memory(&rows, "index").unwrap()).unwrap();
             assert_eq!((sizes.items, sizes.lists), (index.items(), index.lists()));
             let ratio = sizes.bytes() as f64 / index.bytes() as f64;
             assert!((0.95..1.05).contains(&ratio), "{sizes}: {ratio} of {}", index.bytes());
@@ -140,7 +143,7 @@ mod tests {
     fn what_was_chosen_is_told_with_its_reason() {
         let rows = rows(4096, 10);
         let rows = Matrix::new(&rows, 10).unwrap();
-        let told = |options: &Options| Sizes::of(rows, options).unwrap().to_string();
+        let told = |options: &Options| Sizes::of(&surveyed(rows), options).unwrap().to_string();
         let text = told(&Options::default());
         assert!(
             text.starts_with("4096 items of 10 numbers in 256 lists (about 4 √N), 16 a list; 4096 rows train"),
@@ -149,11 +152,11 @@ mod tests {
         assert!(text.contains("16 B to scan, 20 B to rescore"), "{text}");
         let text = told(&Options { lists: 9, rescore: Rescore::None, ..Options::default() });
         assert!(text.contains("in 9 lists (as the recipe says)") && text.contains("none to rescore"), "{text}");
-        let text = Sizes::of_lists(rows, 5, Rescore::F32).to_string();
+        let text = Sizes::of_lists(&surveyed(rows), 5, Rescore::F32).to_string();
         assert!(text.contains("in 5 lists (as they came), 819 a list; an item takes 16 B"), "{text}");
-        assert!(Sizes::of(rows, &Options { lists: 5000, ..Options::default() }).is_err());
+        assert!(Sizes::of(&surveyed(rows), &Options { lists: 5000, ..Options::default() }).is_err());
         // Half precision cannot hold these, which takes twice the memory.
         let large: Vec<f32> = rows.data().iter().map(|x| x * 1e6).collect();
-        assert_eq!(Sizes::of(Matrix::new(&large, 10).unwrap(), &Options::default()).unwrap().row_width, 4);
+        assert_eq!(Sizes::of(&surveyed(Matrix::new(&large, 10).unwrap()), &Options::default()).unwrap().row_width, 4);
     }
 }

@@ -27,6 +27,15 @@ pub(super) fn vectors(count: usize, dimension: usize, seed: u64) -> Vec<f32> {
     values
 }
 
+fn build(rows: Matrix<'_>, options: &Options, progress: &(dyn Fn(usize) + Sync)) -> Result<Built> {
+    let rows = RowStore::from(rows);
+    super::build(&rows, &Survey::of(&rows)?, options, progress)
+}
+
+fn from_lists(rows: Matrix<'_>, lists: Lists, rescore: Rescore) -> Result<Built> {
+    super::from_lists(&Survey::of(&rows.into())?, lists, rescore)
+}
+
 fn opened(rows: Matrix<'_>, options: &Options) -> (Built, Index) {
     let built = build(rows, options, &|_| ()).unwrap();
     let index = written(&built, rows);
@@ -34,12 +43,7 @@ fn opened(rows: Matrix<'_>, options: &Options) -> (Built, Index) {
 }
 
 fn written(built: &Built, rows: Matrix<'_>) -> Index {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("index.safetensors");
-    let mut file = TensorFile::new();
-    built.encode(rows, &mut file).unwrap();
-    file.write(&path).unwrap();
-    Index::open(&Tensors::open(&path).unwrap()).unwrap()
+    Index::open(&built.in_memory(&rows.into(), "index").unwrap()).unwrap()
 }
 
 /// An index over lists that are given: centroids of unequal length, rows in the list nearest to them.

@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::items::{EMBEDDING, Items};
 use crate::ivf;
 use crate::model::{ColumnSpec, MODEL_FILE, ModelSpec, Package};
+use crate::rows::{RowStore, Spill};
 use crate::snapshot::{PROGRAM, Provenance, Recipe, candidates};
-use crate::tensor::Matrix;
 
 /// Items with their vectors, in the order that they came in.
 pub(super) struct Catalogue {
@@ -31,7 +31,12 @@ pub(super) struct Arranged {
 }
 
 /// Reads what is published and gives each item its vector.
-pub(super) fn read(what: &Publish, package: Option<&Package>, progress: &Progress<'_>) -> Result<Catalogue> {
+pub(super) fn read(
+    what: &Publish,
+    package: Option<&Package>,
+    spill: &Spill,
+    progress: &Progress<'_>,
+) -> Result<Catalogue> {
     let path = match (&what.items, package, &what.vectors) {
         (Some(path), _, _) | (None, None, Some(Vectors::Faiss(path))) => path.clone(),
         (None, Some(package), _) => package.folder().join("items.parquet"),
@@ -41,16 +46,16 @@ pub(super) fn read(what: &Publish, package: Option<&Package>, progress: &Progres
             ));
         }
     };
-    let (mut items, lists) = read_items(what, &path)?;
+    let (mut items, lists) = read_items(what, &path, spill)?;
     progress(Stage::Reading, 1, 1);
-    let embedded = embed(package, &mut items, progress)?;
+    let embedded = embed(package, &mut items, spill, progress)?;
     Ok(Catalogue { path, items, embedded, lists })
 }
 
 impl Catalogue {
-    /// The vectors, one row an item.
-    pub(super) fn rows(&self) -> Result<Matrix<'_>> {
-        rows(&self.embedded.vectors, self.items.len())
+    /// Width of an item's vector.
+    pub(super) fn dimension(&self) -> usize {
+        self.embedded.vectors.cols()
     }
 
     /// Where the items and vectors came from, with how long it took left open.
@@ -83,27 +88,16 @@ impl Catalogue {
         }
         let alike = columns::likeness(&columns, &recipe.filter.together, self.items.len()).map_err(within)?;
         let lists = self.lists.take();
-        let mut built = arrange(self.rows()?, lists, &recipe.index, progress)?;
+        let mut built = arrange(&self.embedded.vectors, lists, &recipe.index, progress)?;
         built.sort_lists(&alike);
         Ok(Arranged { ids: self.items.ids, columns, built, embedded: self.embedded })
     }
 }
 
-impl Arranged {
-    /// The vectors, one row an item, in the order that they came in.
-    pub(super) fn rows(&self) -> Result<Matrix<'_>> {
-        rows(&self.embedded.vectors, self.ids.len())
-    }
-}
-
-fn rows(vectors: &[f32], items: usize) -> Result<Matrix<'_>> {
-    Matrix::new(vectors, vectors.len() / items)
-}
-
 /// The items, and the lists that they lie in where they came with some.
-fn read_items(what: &Publish, path: &Path) -> Result<(Items, Option<ivf::Lists>)> {
+fn read_items(what: &Publish, path: &Path, spill: &Spill) -> Result<(Items, Option<ivf::Lists>)> {
     let Some(Vectors::Faiss(index)) = &what.vectors else {
-        return Ok((Items::read(path, what.vectors.as_ref().map(Vectors::path))?, None));
+        return Ok((Items::read_spilling(path, what.vectors.as_ref().map(Vectors::path), spill)?, None));
     };
     if what.package.is_some() {
         let index = index.display();
@@ -122,20 +116,21 @@ fn read_items(what: &Publish, path: &Path) -> Result<(Items, Option<ivf::Lists>)
 
 /// The items' slots: in the lists that they came with, or in clusters.
 fn arrange(
-    rows: Matrix<'_>,
+    rows: &RowStore<'_>,
     lists: Option<ivf::Lists>,
     options: &ivf::Options,
     progress: &Progress<'_>,
 ) -> Result<ivf::Built> {
+    let survey = ivf::Survey::of(rows)?;
     if let Some(lists) = lists {
-        let sizes = ivf::Sizes::of_lists(rows, lists.centroids.len() / rows.cols(), options.rescore);
+        let sizes = ivf::Sizes::of_lists(&survey, lists.centroids.len() / rows.cols(), options.rescore);
         progress(Stage::Sized(sizes), 0, 1);
-        return ivf::from_lists(rows, lists, options.rescore);
+        return ivf::from_lists(&survey, lists, options.rescore);
     }
-    progress(Stage::Sized(ivf::Sizes::of(rows, options)?), 0, 1);
+    progress(Stage::Sized(ivf::Sizes::of(&survey, options)?), 0, 1);
     let total = ivf::steps(rows.rows(), options)?;
     let done = AtomicUsize::new(0);
-    ivf::build(rows, options, &|n| {
+    ivf::build(rows, &survey, options, &|n| {
         progress(Stage::Clustering, done.fetch_add(n, Ordering::Relaxed) + n, total);
     })
 }
@@ -151,7 +146,7 @@ fn keep(spec: &ModelSpec, items: &mut Items) -> Result<Vec<ItemColumn>> {
             return Err(Error::invalid(format!(
                 "column `{name}`: got vectors of {} numbers, which no item tower reads, expected texts, integers or single \
                  numbers; leave it out, or name the columns to keep in {MODEL_FILE}",
-                dense.width
+                dense.cols()
             )));
         }
         spec.check_columns(columns.iter().map(|c| c.name.as_str()))?;

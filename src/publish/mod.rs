@@ -37,6 +37,7 @@ use std::time::Instant;
 use crate::error::{Error, Result};
 use crate::files::Checksum;
 use crate::model::{ModelSpec, Package};
+use crate::rows::Spill;
 use crate::snapshot::Store;
 
 pub use merge::{MergedVersion, merge};
@@ -56,10 +57,10 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
     }
     progress(Stage::Reading, 0, 1);
     let package = what.package.as_deref().map(Package::open).transpose()?;
-    let catalogue = catalogue::read(what, package.as_ref(), progress)?;
+    let catalogue = catalogue::read(what, package.as_ref(), &Spill::never(), progress)?;
     let (spec, tables) = match (&package, &what.name) {
         (Some(package), _) => tables::converted(package, &what.recipe.tables)?,
-        (None, Some(name)) => (ModelSpec::embedding_only(name, catalogue.rows()?.cols()), Vec::new()),
+        (None, Some(name)) => (ModelSpec::embedding_only(name, catalogue.dimension()), Vec::new()),
         (None, None) => return Err(Error::invalid("name: expected one for an embedding-only model")),
     };
     let provenance = catalogue.provenance(what);

@@ -21,6 +21,9 @@ use crate::snapshot::{
 };
 use crate::units::NO_ITEM;
 
+/// Memory for vectors that lie in a file, while they are brought into the order of slots.
+const BUCKET_BYTES: u64 = 1 << 30;
+
 /// What the files of a version hold.
 pub(super) struct Version<'a> {
     pub(super) package: Option<&'a Package>,
@@ -75,9 +78,7 @@ impl Version<'_> {
 
     /// Writes the index of the items that `built` has slots for.
     pub(super) fn write_index(&self, folder: &Path, built: &Built) -> Result<Checksum> {
-        let mut file = TensorFile::new();
-        built.encode(self.arranged.rows()?, &mut file)?;
-        file.write(&folder.join(INDEX_FILE))
+        built.write(&self.arranged.embedded.vectors, &folder.join(INDEX_FILE), BUCKET_BYTES)
     }
 
     /// Writes what else lies in slot order: columns with ids, the filter's planes, and tensors that are kept by item.

@@ -65,10 +65,9 @@ impl Shop {
         let queries = (0..8).flat_map(|n| around(n * 5)).collect();
         let matrix = Matrix::new(&rows, DIMENSION).unwrap();
         let options = ivf::Options { lists: 160, iterations: 4, rescore, ..ivf::Options::default() };
-        let built = ivf::build(matrix, &options, &|_| ()).unwrap();
-        let mut file = TensorFile::new();
-        built.encode(matrix, &mut file).unwrap();
-        let index = ivf::Index::open(&file.in_memory("index").unwrap()).unwrap();
+        let store = RowStore::from(matrix);
+        let built = ivf::build(&store, &ivf::Survey::of(&store).unwrap(), &options, &|_| ()).unwrap();
+        let index = ivf::Index::open(&built.in_memory(&store, "index").unwrap()).unwrap();
 
         // One value an item of 2, 5 or 30 that know nothing of each other, the region that it lies in, and many tags.
         let one_of = |sides: usize| move |dice: &mut Dice, _: usize| vec![dice.roll(sides).to_string()];
