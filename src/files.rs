@@ -559,6 +559,39 @@ mod tests {
     }
 
     #[test]
+    fn tensors_that_are_filled_in_any_order_are_those_that_were_given() {
+        let folder = tempfile::tempdir().unwrap();
+        let (given, filled) = (folder.path().join("a.safetensors"), folder.path().join("b.safetensors"));
+        let (bytes, floats): (Vec<u8>, Vec<f32>) = ((0..=255).collect(), (0..77).map(|n| n as f32).collect());
+        let mut file = TensorFile::new();
+        file.add("bytes", &[4, 64], &bytes).unwrap();
+        file.add("floats", &[7, 11], &floats).unwrap();
+        file.add("few", &[3], &[1u32, 2, 3]).unwrap();
+        let expected = file.write(&given).unwrap();
+        let mut file = TensorFile::new();
+        file.reserve::<u8>("bytes", &[4, 64]).unwrap();
+        file.reserve::<f32>("floats", &[7, 11]).unwrap();
+        file.add("few", &[3], &[1u32, 2, 3]).unwrap();
+        assert!(file.reserve::<f32>("few", &[3]).is_err());
+        let fill = |places: &mut Places<'_>| {
+            places.put("floats", 70, &floats[70..])?;
+            (0..4).rev().try_for_each(|n| places.put("bytes", n * 64, &bytes[n * 64..][..64]))?;
+            for (tensor, first) in [("floats", 71), ("bytes", 0), ("none", 0)] {
+                assert!(places.put(tensor, first, &floats[..7]).is_err(), "{tensor}");
+            }
+            places.put("floats", 0, &floats[..70])
+        };
+        assert_eq!(file.write_filled(&filled, fill).unwrap(), expected);
+        assert_eq!(fs::read(&filled).unwrap(), fs::read(&given).unwrap());
+        assert_eq!(Checksum::of(file.in_memory_filled("b", fill).unwrap().bytes()), expected);
+        fs::remove_file(&filled).unwrap();
+        assert!(file.write(&filled).unwrap_err().to_string().contains("reserved and never filled"));
+        let failed = file.write_filled(&filled, |_| Err(Error::invalid("no"))).unwrap_err();
+        assert!(failed.to_string().contains("b.safetensors: no"), "{failed}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing half is left");
+    }
+
+    #[test]
     fn tensors_of_other_writers_need_not_be_aligned() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.safetensors");

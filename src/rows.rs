@@ -8,6 +8,9 @@ use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::device::map::ForeignFile;
 use crate::error::{Error, Result};
@@ -109,20 +112,26 @@ impl RowStore<'static> {
         Ok(RowStore { source: Source::File(NumberFile { file, start: start as u64, format, name }), rows, cols })
     }
 
-    /// The same matrix where it is to lie: in memory, or else in a spill where it is in memory now.
+    /// The same matrix in memory, where it fits there.
     ///
     /// # Errors
-    /// As [`RowStore::read`]; `Io` where the spill cannot be written.
-    pub fn placed(self, in_memory: bool, spill: &Spill) -> Result<Self> {
-        match &self.source {
-            Source::File(_) if in_memory => Ok(RowStore { source: Source::Memory(Cow::Owned(self.all()?)), ..self }),
-            Source::Memory(values) if !in_memory => {
-                let mut writer = RowWriter::new(self.cols, Spill { memory_bytes: 0, ..spill.clone() });
-                writer.push(values)?;
-                writer.finish()
-            }
-            _ => Ok(self),
+    /// As [`RowStore::read`].
+    pub fn fetched(self, spill: &Spill) -> Result<Self> {
+        match self.in_memory().is_none() && spill.claim(self.bytes()) {
+            true => Ok(RowStore { source: Source::Memory(Cow::Owned(self.all()?)), ..self }),
+            false => Ok(self),
         }
+    }
+
+    /// The same matrix in a file.
+    ///
+    /// # Errors
+    /// As [`RowWriter::push`].
+    pub fn spilled(self, spill: &Spill) -> Result<Self> {
+        let Source::Memory(values) = &self.source else { return Ok(self) };
+        let mut writer = RowWriter::new(self.cols, Spill::new(0, &spill.folder));
+        writer.push(values)?;
+        writer.finish()
     }
 }
 
@@ -227,19 +236,52 @@ impl RowStore<'_> {
     }
 }
 
-/// How many numbers memory may hold, and where others go.
+/// How many bytes of matrices memory may hold, all of them together, and where others go. Copies share what is left.
 #[derive(Clone, Debug)]
 pub struct Spill {
-    /// Bytes of a matrix that stay in memory.
-    pub memory_bytes: u64,
-    /// The folder of a matrix that has more.
-    pub folder: PathBuf,
+    left: Arc<AtomicU64>,
+    folder: PathBuf,
+    others: u64,
 }
 
 impl Spill {
+    /// Memory holds so many bytes, a folder the rest.
+    pub fn new(memory_bytes: u64, folder: impl Into<PathBuf>) -> Self {
+        Spill { left: Arc::new(AtomicU64::new(memory_bytes)), folder: folder.into(), others: u64::MAX }
+    }
+
+    /// The same, and so many bytes for what comes with the matrices and lies in memory always.
+    #[must_use]
+    pub fn with_others(self, bytes: u64) -> Self {
+        Spill { others: bytes, ..self }
+    }
+
+    /// Refuses more of what comes with the matrices than memory may hold.
+    ///
+    /// # Errors
+    /// `NoSpace` with both numbers.
+    pub fn check_others(&self, bytes: u64) -> Result<()> {
+        match bytes <= self.others {
+            true => Ok(()),
+            false => Err(Error::no_space(format!(
+                "memory: ids and columns take more than {} MiB, half of what was given; they lie in memory always",
+                self.others >> 20
+            ))),
+        }
+    }
+
     /// Memory holds everything.
     pub fn never() -> Self {
-        Spill { memory_bytes: u64::MAX, folder: PathBuf::new() }
+        Spill::new(u64::MAX, PathBuf::new())
+    }
+
+    /// Takes memory, where so much is left.
+    fn claim(&self, bytes: u64) -> bool {
+        self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)).is_ok()
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.left.fetch_add(bytes, Relaxed);
     }
 }
 
@@ -270,10 +312,12 @@ impl RowWriter {
     /// `NoSpace` or `Io` with the folder.
     pub fn push(&mut self, rows: &[f32]) -> Result<()> {
         self.numbers += rows.len();
-        let bytes = self.numbers as u64 * size_of::<f32>() as u64;
-        if self.file.is_none() && bytes <= self.spill.memory_bytes {
-            self.memory.extend_from_slice(rows);
-            return Ok(());
+        if self.file.is_none() {
+            if self.spill.claim(size_of_val(rows) as u64) {
+                self.memory.extend_from_slice(rows);
+                return Ok(());
+            }
+            self.spill.give_back(size_of_val(self.memory.as_slice()) as u64);
         }
         let folder = &self.spill.folder;
         let mut write = || {
@@ -315,5 +359,91 @@ fn unwritten(folder: &Path, e: std::io::Error) -> Error {
     match e.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Error::no_space(format!("{what}: {e}")).caused_by(e),
         _ => Error::io(what, e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::error::Kind;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn rows_are_the_same_wherever_they_lie(
+            values in proptest::collection::vec(-1e3f32..1e3, 0..400),
+            cols in 1usize..9,
+            kept in 0u64..2000,
+            step in 1usize..7,
+            picked in proptest::collection::btree_set(0u32..400, 0..30),
+        ) {
+            let values = &values[..values.len() / cols * cols];
+            let folder = tempfile::tempdir().unwrap();
+            let spill = Spill::new(kept, folder.path().join("not/there/yet"));
+            let mut writer = RowWriter::new(cols, spill.clone());
+            values.chunks(step * cols).for_each(|rows| writer.push(rows).unwrap());
+            let rows = writer.finish().unwrap();
+            prop_assert_eq!(rows.in_memory().is_some(), rows.bytes() <= kept);
+            let expected = Matrix::new(values, cols).unwrap();
+            prop_assert_eq!((rows.rows(), rows.cols()), (expected.rows(), cols));
+            let picked: Vec<u32> = picked.into_iter().filter(|row| (*row as usize) < rows.rows()).collect();
+            let wanted: Vec<f32> = picked.iter().flat_map(|row| expected.row(*row as usize)).copied().collect();
+            let mut rows = rows;
+            for in_memory in [false, true, true, false, false] {
+                rows = if in_memory { rows.fetched(&Spill::never()) } else { rows.spilled(&spill) }.unwrap();
+                prop_assert_eq!(rows.in_memory().is_some(), in_memory);
+                prop_assert_eq!(rows.all().unwrap(), values);
+                prop_assert_eq!(rows.picked(&picked).unwrap(), wanted.clone());
+                let middle = rows.rows() / 3..rows.rows() / 2;
+                let mut scratch = vec![7.0; 3];
+                let read = rows.read(middle.clone(), &mut scratch).unwrap();
+                prop_assert_eq!(read.data(), &values[middle.start * cols..middle.end * cols]);
+            }
+        }
+    }
+
+    #[test]
+    fn matrices_share_the_memory_that_there_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let spill = Spill::new(40, folder.path());
+        let (mut one, mut other) = (RowWriter::new(2, spill.clone()), RowWriter::new(2, spill.clone()));
+        one.push(&[1.0; 4]).unwrap();
+        other.push(&[2.0; 6]).unwrap();
+        // Eight bytes more than there are: the first goes to its file, and leaves its memory to the other.
+        one.push(&[3.0; 2]).unwrap();
+        other.push(&[4.0; 4]).unwrap();
+        let (one, other) = (one.finish().unwrap(), other.finish().unwrap());
+        assert!(one.in_memory().is_none() && other.in_memory().is_some());
+        assert_eq!(one.all().unwrap(), [1.0, 1.0, 1.0, 1.0, 3.0, 3.0]);
+        assert_eq!(other.all().unwrap(), [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0]);
+        assert!(one.fetched(&spill).unwrap().in_memory().is_none(), "the other has taken it all");
+    }
+
+    #[test]
+    fn a_spill_without_room_says_so_and_leaves_nothing() {
+        // A device that is full for whoever writes to it, and a folder that cannot be made.
+        let full = |e: ErrorKind| unwritten(Path::new("here"), e.into());
+        assert_eq!(full(ErrorKind::StorageFull).kind(), Kind::NoSpace);
+        assert!(full(ErrorKind::StorageFull).to_string().starts_with("here: vectors that memory is not to hold"));
+        assert_eq!(full(ErrorKind::PermissionDenied).kind(), Kind::Io);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut writer = RowWriter::new(2, Spill::new(4, file.path().join("below a file")));
+        assert_eq!(writer.push(&[1.0, 2.0]).unwrap_err().kind(), Kind::Io);
+    }
+
+    #[test]
+    fn a_file_of_anybody_that_changes_is_an_error() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytemuck::cast_slice(&[1.0f32, 2.0, 3.0, 4.0])).unwrap();
+        let open = |shape| {
+            RowStore::in_file(ForeignFile::open(file.path()).unwrap(), "v".into(), 0, NumberFormat::F32, shape)
+        };
+        assert!(open([3, 2]).unwrap_err().to_string().contains("16 bytes of numbers, expected 3 × 2 of 4 bytes"));
+        assert!(open([usize::MAX, 2]).is_err());
+        let rows = open([2, 2]).unwrap();
+        assert_eq!(rows.all().unwrap(), [1.0, 2.0, 3.0, 4.0]);
+        std::fs::write(file.path(), bytemuck::cast_slice(&[1.0f32; 2])).unwrap();
+        assert!(rows.all().unwrap_err().to_string().starts_with("v: changed while it was read"));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::catalogue::{EMBEDDING, ID, Items};
-use crate::columns::{ItemColumn, ItemValues};
+use crate::columns::{ItemColumn, ItemValues, text_bytes};
 use crate::error::{Error, Result};
 use crate::rows::{RowWriter, Spill};
 
@@ -17,6 +17,16 @@ pub(super) enum Cell {
 }
 
 impl Cell {
+    /// Bytes of memory in a column: offset or number, and values.
+    fn bytes(&self) -> u64 {
+        let values = match self {
+            Cell::Integers(values) => size_of_val(values.as_slice()),
+            Cell::Texts(texts) => texts.iter().map(|text| text_bytes(text)).sum(),
+            Cell::Missing | Cell::Number(_) | Cell::Vector(_) => 0,
+        };
+        8 + values as u64
+    }
+
     fn kind(&self) -> &'static str {
         match self {
             Cell::Missing => "nothing",
@@ -148,11 +158,13 @@ pub(super) struct Builder {
     by_name: BTreeMap<String, usize>,
     /// Of each column of vectors.
     spill: Spill,
+    /// Bytes of all else.
+    taken: u64,
 }
 
 impl Builder {
     pub(super) fn new(spill: Spill) -> Self {
-        Builder { ids: Vec::new(), columns: Vec::new(), by_name: BTreeMap::new(), spill }
+        Builder { ids: Vec::new(), columns: Vec::new(), by_name: BTreeMap::new(), spill, taken: 0 }
     }
 
     /// Starts the next item; its cells follow, then [`Builder::end_item`].
@@ -181,12 +193,15 @@ impl Builder {
             Cell::Integers(numbers) if name == EMBEDDING => Cell::Vector(numbers.iter().map(|&n| n as f32).collect()),
             cell => cell,
         };
+        self.taken += cell.bytes();
         self.columns[at].push(cell, &self.spill)
     }
 
     /// Ends the item: columns it did not name are missing on it.
     pub(super) fn end_item(&mut self) -> Result<()> {
         let items = self.ids.len();
+        self.taken += size_of::<i64>() as u64;
+        self.spill.check_others(self.taken)?;
         let Builder { columns, spill, .. } = self;
         columns.iter_mut().filter(|c| c.items < items).try_for_each(|c| c.push(Cell::Missing, spill))
     }

@@ -45,8 +45,7 @@ impl Items {
                     path.display()
                 )));
             }
-            let fits = rows.bytes() <= spill.memory_bytes;
-            items.dense.insert(EMBEDDING.into(), rows.placed(fits, spill)?);
+            items.dense.insert(EMBEDDING.into(), rows.fetched(spill)?);
         }
         items.check().map_err(|e| e.within(path.display()))?;
         Ok(items)

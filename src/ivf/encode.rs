@@ -18,8 +18,8 @@ use crate::files::{Checksum, Element, Places, TensorFile, Tensors};
 use crate::rows::RowStore;
 use crate::units::NO_ITEM;
 
-/// Slots that are encoded together: their codes and rows are in memory a second time.
-const RUN_SLOTS: usize = 4096 * BLOCK;
+/// Numbers that are encoded together: their codes and rows are in memory a second time.
+const RUN_NUMBERS: usize = 1 << 22;
 /// Memory of a bucket where nobody says how much.
 const BUCKET_BYTES: u64 = 1 << 30;
 
@@ -108,8 +108,9 @@ impl Built {
         places: &mut Places<'_>,
     ) -> Result<()> {
         let block_bytes = self.dimension.div_ceil(4) * 4 * BLOCK;
-        for first in slots.clone().step_by(RUN_SLOTS) {
-            let run = first..(first + RUN_SLOTS).min(slots.end);
+        let each = (RUN_NUMBERS / self.dimension / BLOCK).max(1) * BLOCK;
+        for first in slots.clone().step_by(each) {
+            let run = first..(first + each).min(slots.end);
             let (codes, scales) = blocked(run.clone().map(&row), self.dimension, run.len());
             places.put("codes", first / BLOCK * block_bytes, &codes)?;
             places.put("scales", first, &scales)?;

@@ -177,7 +177,7 @@ impl Sample {
 
 /// Those `wanted` of `count` rows that a hash puts first, ascending. Only about as many are held at a time: the hash is even, so that
 /// all below a bound are some more than are wanted.
-fn drawn(count: usize, wanted: usize, seed: u64) -> Vec<u32> {
+pub(super) fn drawn(count: usize, wanted: usize, seed: u64) -> Vec<u32> {
     if wanted >= count {
         return (0..count as u32).collect();
     }

@@ -62,15 +62,19 @@ impl Sizes {
         Sizes { items, dimension, lists, sample: 0, row_width, rounds: 0, origin: Origin::Brought }
     }
 
-    /// Bytes in memory of all that serves but the filter's planes and the columns. Lists take whole blocks: half a block
-    /// more each, on average, and somewhat more where many of them are shorter than one.
-    pub fn bytes(&self) -> u64 {
-        let codes = self.dimension.next_multiple_of(4) + 4;
+    /// About how many slots there will be. Lists take whole blocks: half a block more each, on average, and somewhat more where many
+    /// of them are shorter than one.
+    pub fn slots(&self) -> usize {
         let short = SHORT_LISTS * self.lists as f64 / self.items.max(1) as f64;
         let pads = self.lists as f64 * ((BLOCK - 1) as f64 / 2.0 + short);
-        let slots = self.items + pads as usize;
+        self.items + pads as usize
+    }
+
+    /// Bytes in memory of all that serves but the filter's planes and the columns.
+    pub fn bytes(&self) -> u64 {
+        let codes = self.dimension.next_multiple_of(4) + 4;
         let centroids = self.lists.next_multiple_of(BLOCK) * codes;
-        (slots * (codes + self.row_width * self.dimension) + centroids) as u64
+        (self.slots() * (codes + self.row_width * self.dimension) + centroids) as u64
     }
 }
 

@@ -5,9 +5,10 @@
 use super::*;
 use crate::device::buffer::Buffer;
 use crate::device::cpu::Kernels;
-use crate::error::Kind;
+use crate::error::{Kind, Result};
 use crate::files::{TensorFile, Tensors};
 use crate::limits;
+use crate::rows::{RowStore, Spill};
 use crate::tensor::Matrix;
 use crate::topk::{Selector, unkey};
 use crate::units::{ListId, NO_ITEM, Slot};
@@ -623,5 +624,52 @@ fn lists_sorted_by_keys_keep_their_items() {
         let length = before.list_lengths[list] as usize;
         expected[..length].sort_by_key(|&row| (keys[row as usize], row));
         assert_eq!(sorted, expected, "list {list}: pads stay at its end");
+    }
+}
+
+#[test]
+fn rows_in_a_file_make_the_same_index_in_any_number_of_passes() {
+    let folder = tempfile::tempdir().unwrap();
+    let spill = Spill::new(0, folder.path());
+    let path = folder.path().join("index.safetensors");
+    for (items, dimension, lists, rescore, scale) in [
+        (1, 1, 1, Rescore::F16, 1.0),
+        (17, 3, 2, Rescore::None, 1.0),
+        (3000, 24, 0, Rescore::F16, 1.0),
+        (3000, 7, 50, Rescore::Bf16, 3.0),
+        (2500, 10, 9, Rescore::F16, 1e6),
+        (2000, 16, 300, Rescore::F32, 1.0),
+    ] {
+        let values: Vec<f32> = vectors(items, dimension, 3).iter().map(|x| x * scale).collect();
+        let rows = RowStore::owned(values, dimension).unwrap();
+        let options = Options { lists, rescore, sample_per_list: 20, iterations: 3, ..Options::default() };
+        let survey = Survey::of(&rows).unwrap();
+        let built = super::build(&rows, &survey, &options, &|_| ()).unwrap();
+        let expected = built.in_memory(&rows, "index").unwrap();
+        let sum = built.write(&rows, &path, 0).unwrap();
+        assert_eq!(sum, crate::files::Checksum::of(expected.bytes()));
+        let filed = RowStore::owned(rows.all().unwrap(), dimension).unwrap().spilled(&spill).unwrap();
+        assert!(filed.in_memory().is_none() && std::fs::read_dir(folder.path()).unwrap().count() == 1);
+        let survey = Survey::of(&filed).unwrap();
+        let again = super::build(&filed, &survey, &options, &|_| ()).unwrap();
+        assert_eq!((&again.order, &again.centroids), (&built.order, &built.centroids));
+        let all = (again.order.len() * dimension * 4) as u64;
+        let mut passes = std::collections::BTreeSet::new();
+        for bytes in [all / 7 + 1, all / 6 + 1, all / 5, all / 4, all / 3 + 1, all / 2 + 1, all, u64::MAX] {
+            assert_eq!(again.write(&filed, &path, bytes).unwrap(), sum, "{items} rows, {bytes} bytes");
+            passes.insert(again.passes(bytes));
+        }
+        assert!(passes.contains(&1) && (items < 2000 || passes.len() >= 6), "{passes:?}");
+    }
+}
+
+#[test]
+fn a_sample_is_the_rows_that_the_hash_puts_first() {
+    for (count, wanted, seed) in [(1, 1, 1), (1000, 1, 2), (1000, 999, 3), (5000, 64, 4), (5000, 4000, 5), (7, 7, 6)] {
+        let mut expected: Vec<u32> = (0..count).collect();
+        expected.sort_by_key(|&row| (kmeans::mix(seed, u64::from(row)), row));
+        expected.truncate(wanted);
+        expected.sort_unstable();
+        assert_eq!(kmeans::drawn(count as usize, wanted, seed), expected, "{wanted} of {count}");
     }
 }

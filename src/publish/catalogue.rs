@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::budget::{self, Budget, Held};
 use super::embed::{Embedded, embed};
 use super::request::{Progress, Publish, Stage, Vectors};
 use crate::columns::{self, ItemColumn, ItemValues};
@@ -20,6 +21,7 @@ pub(super) struct Catalogue {
     items: Items,
     embedded: Embedded,
     lists: Option<ivf::Lists>,
+    spill: Spill,
 }
 
 /// Items with their vectors, and the slots that they get.
@@ -28,15 +30,18 @@ pub(super) struct Arranged {
     pub(super) columns: Vec<ItemColumn>,
     pub(super) built: ivf::Built,
     pub(super) embedded: Embedded,
+    /// Memory for vectors that lie in a file, while they are brought into the order of slots.
+    pub(super) bucket_bytes: u64,
 }
 
-/// Reads what is published and gives each item its vector.
+/// Reads what is published and gives each item its vector; those that memory is not to hold lie in a file in `folder`.
 pub(super) fn read(
     what: &Publish,
     package: Option<&Package>,
-    spill: &Spill,
+    folder: &Path,
     progress: &Progress<'_>,
 ) -> Result<Catalogue> {
+    let spill = Budget::of(what).spill(folder);
     let path = match (&what.items, package, &what.vectors) {
         (Some(path), _, _) | (None, None, Some(Vectors::Faiss(path))) => path.clone(),
         (None, Some(package), _) => package.folder().join("items.parquet"),
@@ -46,10 +51,10 @@ pub(super) fn read(
             ));
         }
     };
-    let (mut items, lists) = read_items(what, &path, spill)?;
+    let (mut items, lists) = read_items(what, &path, &spill)?;
     progress(Stage::Reading, 1, 1);
-    let embedded = embed(package, &mut items, spill, progress)?;
-    Ok(Catalogue { path, items, embedded, lists })
+    let embedded = embed(package, &mut items, &spill, progress)?;
+    Ok(Catalogue { path, items, embedded, lists, spill })
 }
 
 impl Catalogue {
@@ -70,14 +75,16 @@ impl Catalogue {
         }
     }
 
-    /// Puts the items into slots, and keeps the columns that the model declares.
+    /// Puts the items into slots, and keeps the columns that the model declares. The version is to lie in `store`.
     pub(super) fn arrange(
         mut self,
+        what: &Publish,
         package: Option<&Package>,
         spec: &ModelSpec,
-        recipe: &Recipe,
+        store: &Path,
         progress: &Progress<'_>,
     ) -> Result<Arranged> {
+        let Recipe { index: options, filter, .. } = &what.recipe;
         let within = |e: Error| e.within(self.path.display());
         let columns = keep(spec, &mut self.items).map_err(within)?;
         if let Some(package) = package {
@@ -86,11 +93,41 @@ impl Catalogue {
             let kind = |name: &str| columns.iter().find(|c| c.name == name).map(|c| c.values.kind());
             candidates::check_features(&package.spec, &kind).map_err(within)?;
         }
-        let alike = columns::likeness(&columns, &recipe.filter.together, self.items.len()).map_err(within)?;
-        let lists = self.lists.take();
-        let mut built = arrange(&self.embedded.vectors, lists, &recipe.index, progress)?;
+        let Embedded { vectors, kept } = self.embedded;
+        let survey = ivf::Survey::of(&vectors)?;
+        let sizes = match &self.lists {
+            Some(lists) => ivf::Sizes::of_lists(&survey, lists.centroids.len() / vectors.cols(), options.rescore),
+            None => ivf::Sizes::of(&survey, options)?,
+        };
+        progress(Stage::Sized(sizes), 0, 1);
+        let plan = Budget::of(what).plan(package, held(&columns, &kept), &sizes)?;
+        progress(Stage::Planned(plan), 0, 1);
+        // The whole lies beside its shards until these are there.
+        budget::check_disk(store, plan.disk_bytes * if what.shards.is_some() { 2 } else { 1 })?;
+        let vectors = match plan.bucket_bytes {
+            None => vectors.fetched(&Spill::never()),
+            Some(_) => vectors.spilled(&self.spill),
+        }?;
+        let alike = columns::likeness(&columns, &filter.together, self.items.len())
+            .map_err(|e| e.within(self.path.display()))?;
+        let mut built = match self.lists {
+            Some(lists) => ivf::from_lists(&survey, lists, options.rescore)?,
+            None => cluster(&vectors, &survey, options, progress)?,
+        };
         built.sort_lists(&alike);
-        Ok(Arranged { ids: self.items.ids, columns, built, embedded: self.embedded })
+        let embedded = Embedded { vectors, kept };
+        let bucket_bytes = plan.bucket_bytes.unwrap_or(u64::MAX);
+        Ok(Arranged { ids: self.items.ids, columns, built, embedded, bucket_bytes })
+    }
+}
+
+fn held(columns: &[ItemColumn], kept: &[u8]) -> Held {
+    let sum = |of: fn(&ItemValues) -> usize| columns.iter().map(|c| of(&c.values) as u64).sum();
+    Held {
+        columns: columns.len() as u64,
+        values: sum(ItemValues::count),
+        column_bytes: sum(ItemValues::bytes),
+        kept_bytes: kept.len() as u64,
     }
 }
 
@@ -114,23 +151,16 @@ fn read_items(what: &Publish, path: &Path, spill: &Spill) -> Result<(Items, Opti
     Ok((items, Some(lists)))
 }
 
-/// The items' slots: in the lists that they came with, or in clusters.
-fn arrange(
+/// The items' slots, in clusters.
+fn cluster(
     rows: &RowStore<'_>,
-    lists: Option<ivf::Lists>,
+    survey: &ivf::Survey,
     options: &ivf::Options,
     progress: &Progress<'_>,
 ) -> Result<ivf::Built> {
-    let survey = ivf::Survey::of(rows)?;
-    if let Some(lists) = lists {
-        let sizes = ivf::Sizes::of_lists(&survey, lists.centroids.len() / rows.cols(), options.rescore);
-        progress(Stage::Sized(sizes), 0, 1);
-        return ivf::from_lists(&survey, lists, options.rescore);
-    }
-    progress(Stage::Sized(ivf::Sizes::of(&survey, options)?), 0, 1);
     let total = ivf::steps(rows.rows(), options)?;
     let done = AtomicUsize::new(0);
-    ivf::build(rows, &survey, options, &|n| {
+    ivf::build(rows, survey, options, &|n| {
         progress(Stage::Clustering, done.fetch_add(n, Ordering::Relaxed) + n, total);
     })
 }

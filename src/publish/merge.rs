@@ -154,7 +154,8 @@ impl<'a> Merging<'a> {
         let rows = VectorRows::of(&main.package.spec.item.vectors)?;
         let mut kept = Vec::with_capacity(slots.len() * rows.bytes());
         slots.iter().for_each(|slot| view.read_vectors(&rows, *slot, &mut kept));
-        let arranged = Arranged { ids, columns, built, embedded: Embedded { vectors: RowStore::owned(vectors, dimension)?, kept } };
+        let embedded = Embedded { vectors: RowStore::owned(vectors, dimension)?, kept };
+        let arranged = Arranged { ids, columns, built, embedded, bucket_bytes: u64::MAX };
         let of_main = main.calibration.as_ref();
         let of_main = of_main.map(|c| share(c, &main.recipe, main.index.items(), main.index.lists()));
         let trained_share = main.manifest.merged.as_ref().map_or(of_main, |from| from.trained_share);

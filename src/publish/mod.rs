@@ -12,10 +12,13 @@
 //! 9. Rows that are to lie on a cluster are brought there (`remote`).
 //! 10. The manifest is written last, and the folder gets its name.
 //!
+//! Vectors need not lie in memory (`budget`); what is published is the same.
+//!
 //! A version that is to be cut is made so far, whole, and then cut (`shards`).
 //!
 //! [`merge`] makes a version of one that is served and its updates, by the last of these steps.
 
+mod budget;
 pub mod calibrate;
 mod catalogue;
 mod embed;
@@ -37,9 +40,9 @@ use std::time::Instant;
 use crate::error::{Error, Result};
 use crate::files::Checksum;
 use crate::model::{ModelSpec, Package};
-use crate::rows::Spill;
 use crate::snapshot::Store;
 
+pub use budget::MemoryPlan;
 pub use merge::{MergedVersion, merge};
 pub use remote::Remote;
 pub use request::{Progress, Publish, Stage, Vectors};
@@ -57,14 +60,14 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
     }
     progress(Stage::Reading, 0, 1);
     let package = what.package.as_deref().map(Package::open).transpose()?;
-    let catalogue = catalogue::read(what, package.as_ref(), &Spill::never(), progress)?;
+    let catalogue = catalogue::read(what, package.as_ref(), store.root(), progress)?;
     let (spec, tables) = match (&package, &what.name) {
         (Some(package), _) => tables::converted(package, &what.recipe.tables)?,
         (None, Some(name)) => (ModelSpec::embedding_only(name, catalogue.dimension()), Vec::new()),
         (None, None) => return Err(Error::invalid("name: expected one for an embedding-only model")),
     };
     let provenance = catalogue.provenance(what);
-    let arranged = catalogue.arrange(package.as_ref(), &spec, &what.recipe, progress)?;
+    let arranged = catalogue.arrange(what, package.as_ref(), &spec, store.root(), progress)?;
     let files = write::Version {
         package: package.as_ref(),
         spec: &spec,

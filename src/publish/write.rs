@@ -21,9 +21,6 @@ use crate::snapshot::{
 };
 use crate::units::NO_ITEM;
 
-/// Memory for vectors that lie in a file, while they are brought into the order of slots.
-const BUCKET_BYTES: u64 = 1 << 30;
-
 /// What the files of a version hold.
 pub(super) struct Version<'a> {
     pub(super) package: Option<&'a Package>,
@@ -78,7 +75,8 @@ impl Version<'_> {
 
     /// Writes the index of the items that `built` has slots for.
     pub(super) fn write_index(&self, folder: &Path, built: &Built) -> Result<Checksum> {
-        built.write(&self.arranged.embedded.vectors, &folder.join(INDEX_FILE), BUCKET_BYTES)
+        let Arranged { embedded, bucket_bytes, .. } = self.arranged;
+        built.write(&embedded.vectors, &folder.join(INDEX_FILE), *bucket_bytes)
     }
 
     /// Writes what else lies in slot order: columns with ids, the filter's planes, and tensors that are kept by item.

@@ -6,6 +6,7 @@ use super::*;
 use crate::columns::{self, Columns, ItemColumn, ItemValues};
 use crate::files::TensorFile;
 use crate::ivf::{Ending, Margins};
+use crate::rows::RowStore;
 use crate::tensor::Matrix;
 
 const DIMENSION: usize = 16;
