@@ -7,21 +7,23 @@
 //! its elements. A tensor that is made piece by piece is reserved first and put into its place then ([`Places`]). [`Tensors`] maps
 //! such a file and hands out typed views.
 
+mod checksum;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::hash::{BuildHasher as _, RandomState};
-use std::io::{BufWriter, Read, Write};
+use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytemuck::Pod;
-use safetensors::{Dtype, SafeTensors};
-use xxhash_rust::xxh3::Xxh3;
-
 use crate::device::buffer::Buffer;
 use crate::device::map::Map;
 use crate::error::{Error, Result};
+use bytemuck::Pod;
+use safetensors::{Dtype, SafeTensors};
+
+pub use checksum::{Checksum, Hashed};
 
 /// Where the data of a tensor file starts: a cache line, so that a 64-byte load never straddles two.
 const DATA_ALIGN_BYTES: usize = 64;
@@ -117,13 +119,7 @@ impl<'a> TensorFile<'a> {
         self.push::<T>(name.into(), shape, len, Numbers::Reserved(len * size_of::<T>()))
     }
 
-    fn push<T: Element>(
-        &mut self,
-        name: String,
-        shape: &[usize],
-        len: usize,
-        values: Numbers<'a>,
-    ) -> Result<()> {
+    fn push<T: Element>(&mut self, name: String, shape: &[usize], len: usize, values: Numbers<'a>) -> Result<()> {
         if shape.iter().product::<usize>() != len {
             return Err(Error::internal(format!("tensor {name}: shape {shape:?} does not hold {len} values")));
         }
@@ -179,11 +175,7 @@ impl<'a> TensorFile<'a> {
     ///
     /// # Errors
     /// As [`TensorFile::in_memory`]; what `fill` returns.
-    pub fn in_memory_filled(
-        &self,
-        name: &str,
-        fill: impl FnOnce(&mut Places<'_>) -> Result<()>,
-    ) -> Result<Tensors> {
+    pub fn in_memory_filled(&self, name: &str, fill: impl FnOnce(&mut Places<'_>) -> Result<()>) -> Result<Tensors> {
         let (text, ordered) = self.arranged();
         let bytes = 8 + text.len() + ordered.iter().map(|t| t.values.len()).sum::<usize>();
         let mut filled = Ok(());
@@ -216,9 +208,8 @@ impl<'a> TensorFile<'a> {
     /// The header, and the tensors in the order of the file.
     fn arranged(&self) -> (Vec<u8>, Vec<&Named<'a>>) {
         let mut ordered: Vec<&Named<'_>> = self.tensors.iter().collect();
-        ordered.sort_by_key(|t| {
-            (!t.values.len().is_multiple_of(DATA_ALIGN_BYTES), std::cmp::Reverse(t.dtype.bitsize()))
-        });
+        ordered
+            .sort_by_key(|t| (!t.values.len().is_multiple_of(DATA_ALIGN_BYTES), std::cmp::Reverse(t.dtype.bitsize())));
         let mut at = 0usize;
         let mut header = serde_json::Map::new();
         for Named { name, dtype, shape, values } in &ordered {
@@ -268,103 +259,6 @@ impl Places<'_> {
     }
 }
 
-/// Length and hash of a file's bytes, as the manifest keeps them.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Checksum {
-    /// Bytes of the file.
-    pub bytes: u64,
-    /// XXH3-128 of the bytes, 32 hexadecimal digits.
-    pub xxh3: String,
-}
-
-impl Checksum {
-    /// The checksum of `bytes`.
-    pub fn of(bytes: &[u8]) -> Self {
-        Checksum { bytes: bytes.len() as u64, xxh3: format!("{:032x}", xxhash_rust::xxh3::xxh3_128(bytes)) }
-    }
-}
-
-impl Checksum {
-    /// The checksum of a file, read and not mapped: it may shrink meanwhile.
-    ///
-    /// # Errors
-    /// `NotFound` or `Io` with the path.
-    pub fn of_file(path: &Path) -> Result<Self> {
-        let read = || {
-            let mut hashed = Hashed::new(std::io::sink());
-            hashed.read(&mut File::open(path)?)?;
-            Ok(hashed.sum())
-        };
-        read().map_err(|e: std::io::Error| Error::io(path.display(), e))
-    }
-}
-
-/// What counts and hashes all that goes through it.
-pub struct Hashed<W> {
-    to: W,
-    hash: Xxh3,
-    bytes: u64,
-}
-
-impl<W> Hashed<W> {
-    /// Passes everything on.
-    pub fn new(to: W) -> Self {
-        Hashed { to, hash: Xxh3::new(), bytes: 0 }
-    }
-
-    /// What it passes everything on to.
-    pub fn get_ref(&self) -> &W {
-        &self.to
-    }
-
-    /// Bytes that went through.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Length and hash of what went through.
-    pub fn sum(&self) -> Checksum {
-        Checksum { bytes: self.bytes, xxh3: format!("{:032x}", self.hash.digest128()) }
-    }
-}
-
-impl Hashed<std::io::Sink> {
-    /// Takes in what is left of a file.
-    fn read(&mut self, file: &mut File) -> std::io::Result<()> {
-        let mut chunk = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut chunk)? {
-                0 => return Ok(()),
-                n => self.write_all(&chunk[..n])?,
-            }
-        }
-    }
-}
-
-impl Hashed<File> {
-    /// Goes on at the end of a file, as if all that it holds had gone through.
-    ///
-    /// # Errors
-    /// What the operating system says.
-    pub fn resumed(mut file: File) -> std::io::Result<Self> {
-        let mut had = Hashed::new(std::io::sink());
-        had.read(&mut file)?;
-        Ok(Hashed { to: file, hash: had.hash, bytes: had.bytes })
-    }
-}
-
-impl<W: Write> Write for Hashed<W> {
-    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
-        let n = self.to.write(buf)?;
-        self.hash.update(&buf[..n]);
-        self.bytes += n as u64;
-        Ok(n)
-    }
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.to.flush()
-    }
-}
-
 /// Writes a file so that a reader sees the old one or the whole new one: a temporary name, sync, rename, sync of the folder.
 ///
 /// # Errors
@@ -375,7 +269,7 @@ pub fn write_atomic(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::R
             let mut out = Hashed::new(BufWriter::with_capacity(1 << 20, File::create(temporary)?));
             fill(&mut out)?;
             out.flush()?;
-            out.to.get_ref().sync_all()?;
+            out.get_ref().get_ref().sync_all()?;
             Ok(out.sum())
         };
         write().map_err(|e| Error::io(path.display(), e))

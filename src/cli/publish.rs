@@ -211,9 +211,14 @@ mod tests {
 
     #[test]
     fn sizes_are_read_in_both_kinds_of_units() {
-        for (text, bytes) in
-            [("6GiB", 6 << 30), ("1.5 MiB", 3 << 19), ("800MB", 800_000_000), ("12", 12), ("2TiB", 2 << 40), ("1kB", 1000)]
-        {
+        for (text, bytes) in [
+            ("6GiB", 6 << 30),
+            ("1.5 MiB", 3 << 19),
+            ("800MB", 800_000_000),
+            ("12", 12),
+            ("2TiB", 2 << 40),
+            ("1kB", 1000),
+        ] {
             assert_eq!(size(text), Ok(bytes), "{text}");
         }
         for text in ["", "GiB", "-1GiB", "0", "six", "1e99GiB", "NaN", "inf", "6 GiBs", "6Gi"] {

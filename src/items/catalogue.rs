@@ -59,16 +59,15 @@ impl Items {
                 let most = limits::DIMENSION_MAX;
                 return Err(place(Error::invalid(format!("vectors of {width} numbers, expected 1 to {most}"))));
             }
-            let finite = |first: usize, chunk: Matrix<'_>| {
-                match chunk.data().par_iter().position_first(|v| !v.is_finite()) {
+            let finite =
+                |first: usize, chunk: Matrix<'_>| match chunk.data().par_iter().position_first(|v| !v.is_finite()) {
                     Some(at) => Err(Error::invalid(format!(
                         "item {} holds {}, expected a finite number",
                         first + at / width + 1,
                         chunk.data()[at]
                     ))),
                     None => Ok(()),
-                }
-            };
+                };
             dense.each(finite).map_err(place)?;
         }
         Ok(())

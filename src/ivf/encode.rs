@@ -41,12 +41,8 @@ impl Built {
         self.declared()?.write_filled(path, |places| self.fill(rows, bucket_bytes, places))
     }
 
-    /// Passes over rows of a file that writing takes with so much memory.
-    pub fn passes(&self, bucket_bytes: u64) -> usize {
-        self.order.len().div_ceil(self.bucket_slots(bucket_bytes))
-    }
-
-    fn bucket_slots(&self, bytes: u64) -> usize {
+    /// Slots of a bucket whose rows take about so much memory.
+    pub(super) fn bucket_slots(&self, bytes: u64) -> usize {
         let slots = usize::try_from(bytes / (self.dimension * size_of::<f32>()) as u64).unwrap_or(usize::MAX);
         (slots / BLOCK * BLOCK).clamp(BLOCK, self.order.len().max(BLOCK))
     }

@@ -241,7 +241,8 @@ fn seeds(kernels: Kernels, sample: &Sample, count: usize, seed: u64, length: Opt
         // (Efraimidis and Spirakis 2006). Rows that were drawn come after all others, also after their own doubles.
         let round_seed = mix(seed, drawn.len() as u64);
         let time = |n: usize| {
-            let random = ((mix(round_seed, u64::from(sample.numbers[picked[n] as usize])) >> 12) as f64 + 0.5) / (1u64 << 52) as f64;
+            let random = ((mix(round_seed, u64::from(sample.numbers[picked[n] as usize])) >> 12) as f64 + 0.5)
+                / (1u64 << 52) as f64;
             (if taken[n] { f64::INFINITY } else { -random.ln() / f64::from(nearest[n]) }, taken[n], n)
         };
         let mut times: Vec<(f64, bool, usize)> = (0..picked.len()).map(time).collect();

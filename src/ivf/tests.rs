@@ -653,13 +653,15 @@ fn rows_in_a_file_make_the_same_index_in_any_number_of_passes() {
         let survey = Survey::of(&filed).unwrap();
         let again = super::build(&filed, &survey, &options, &|_| ()).unwrap();
         assert_eq!((&again.order, &again.centroids), (&built.order, &built.centroids));
-        let all = (again.order.len() * dimension * 4) as u64;
-        let mut passes = std::collections::BTreeSet::new();
-        for bytes in [all / 7 + 1, all / 6 + 1, all / 5, all / 4, all / 3 + 1, all / 2 + 1, all, u64::MAX] {
-            assert_eq!(again.write(&filed, &path, bytes).unwrap(), sum, "{items} rows, {bytes} bytes");
-            passes.insert(again.passes(bytes));
+        let (blocks, block_bytes) = (again.order.len().div_ceil(16), dimension as u64 * 64);
+        for passes in 1..=7 {
+            let bytes = blocks.div_ceil(passes) as u64 * block_bytes;
+            let buckets = again.order.len().div_ceil(again.bucket_slots(bytes));
+            assert!(blocks < 100 || buckets == passes, "{passes}: {buckets}");
+            assert_eq!(again.write(&filed, &path, bytes).unwrap(), sum, "{items} rows in {passes} passes");
         }
-        assert!(passes.contains(&1) && (items < 2000 || passes.len() >= 6), "{passes:?}");
+        assert_eq!((again.bucket_slots(u64::MAX), again.bucket_slots(0)), (again.order.len(), 16));
+        assert_eq!(again.write(&filed, &path, u64::MAX).unwrap(), sum, "{items} rows");
     }
 }
 

@@ -19,8 +19,10 @@ use crate::model::{AskedPrecision, Package, WARMUP_FILE};
 use crate::rows::Spill;
 
 /// The program, its threads, and pieces of files on their way.
-const PROGRAM_BYTES: u64 = 128 << 20;
-/// The smallest bucket that is worth a pass over all vectors.
+const PROGRAM_BYTES: u64 = 96 << 20;
+/// One part in so many is added to a bucket.
+const SLACK: u64 = 64;
+/// [`Budget::bucket_bytes_min`].
 const BUCKET_BYTES_MIN: u64 = 16 << 20;
 /// Of the memory that is free, the share that is taken where nobody says how much.
 const FREE_SHARE: f64 = 0.75;
@@ -32,9 +34,11 @@ const FILTER_BYTES_A_VALUE: u64 = 14;
 /// The memory of a publication.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
-    bytes: u64,
+    pub(super) bytes: u64,
     /// True where somebody said so: then nothing is published that takes more.
-    is_bound: bool,
+    pub(super) is_bound: bool,
+    /// The smallest bucket that is worth a pass over all vectors.
+    pub(super) bucket_bytes_min: u64,
 }
 
 /// How a publication uses its memory.
@@ -73,7 +77,11 @@ impl Budget {
     /// The memory that is asked for, or most of what is free.
     pub(super) fn of(what: &Publish) -> Self {
         let free = || (memory::available_bytes().unwrap_or(u64::MAX) as f64 * FREE_SHARE) as u64;
-        Budget { bytes: what.memory_bytes.unwrap_or_else(free), is_bound: what.memory_bytes.is_some() }
+        Budget {
+            bytes: what.memory_bytes.unwrap_or_else(free),
+            is_bound: what.memory_bytes.is_some(),
+            bucket_bytes_min: BUCKET_BYTES_MIN,
+        }
     }
 
     /// Where vectors go while they are read: a file in `folder`, where memory is not to hold them. Ids and columns may take half of the
@@ -89,19 +97,22 @@ impl Budget {
     /// `NoSpace` where the memory that was asked for does not suffice.
     pub(super) fn plan(self, package: Option<&Package>, of: Held, sizes: &Sizes) -> Result<MemoryPlan> {
         let need = Need::of(package, of, sizes);
-        let (apart, in_memory) = (need.peak(0), need.peak(0) + need.vectors);
+        let in_memory = need.peak(0) + need.vectors;
         let fits = in_memory <= self.bytes;
-        let room = self.bytes.saturating_sub(need.resident + need.writing);
-        let bucket_bytes = room.clamp(BUCKET_BYTES_MIN, need.bucket.max(BUCKET_BYTES_MIN));
+        let room = self.bytes.saturating_sub(need.resident + need.writing).max(self.bucket_bytes_min);
+        let passes = need.bucket.div_ceil(room).max(1);
+        // Buckets alike, and somewhat larger: how many slots there will be is known about.
+        let even = need.bucket.div_ceil(passes);
+        let bucket_bytes = (even + even / SLACK).min(room);
         let plan = MemoryPlan {
             memory_bytes: self.bytes,
             peak_bytes: if fits { in_memory } else { need.peak(bucket_bytes) },
             bucket_bytes: (!fits).then_some(bucket_bytes),
-            passes: need.bucket.div_ceil(bucket_bytes).max(1),
+            passes,
             disk_bytes: need.disk,
         };
         if self.is_bound && plan.peak_bytes > self.bytes {
-            let (items, least, got) = (sizes.items, gib(apart + BUCKET_BYTES_MIN), gib(self.bytes));
+            let (items, least, got) = (sizes.items, gib(need.peak(self.bucket_bytes_min)), gib(self.bytes));
             return Err(Error::no_space(format!(
                 "memory: {items} items take at least {least:.3} GiB with their vectors on the disk, got {got:.3} GiB"
             )));
@@ -162,7 +173,7 @@ impl Need {
             vectors: items * row,
             bucket: slots * row,
             training: trained.max(lists * 3 * row + 8 * items + 4 * slots) + likeness,
-            writing: 4 * (slots + items) + likeness / 2,
+            writing: 4 * (slots + items),
             columns: 4 * slots + written.max(filter + 16 * values) + kept_bytes,
             answering: 4 * slots + if is_asked { disk } else { 12 * slots },
             disk,
@@ -190,4 +201,60 @@ pub(super) fn check_disk(folder: &Path, bytes: u64) -> Result<()> {
         return Err(Error::no_space(format!("{at}: the version takes about {need:.3} GiB, {free:.3} are free")));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::error::Kind;
+    use crate::ivf::{Options, Survey};
+    use crate::rows::RowStore;
+
+    fn sizes(items: usize, dimension: usize) -> Sizes {
+        let rows = RowStore::owned(vec![1.0; items * dimension], dimension).unwrap();
+        Sizes::of(&Survey::of(&rows).unwrap(), &Options::default()).unwrap()
+    }
+
+    fn plan(megabytes: u64, of: Held, sizes: &Sizes) -> Result<MemoryPlan> {
+        let budget = Budget { bytes: megabytes << 20, is_bound: true, bucket_bytes_min: BUCKET_BYTES_MIN };
+        budget.plan(None, of, sizes)
+    }
+
+    #[test]
+    fn less_memory_is_more_passes_and_then_a_refusal() {
+        let sizes = sizes(1 << 18, 64);
+        let held = Held { columns: 2, values: 1 << 19, column_bytes: 6 << 20, kept_bytes: 1 << 20 };
+        let mut passes = 0;
+        let mut refused = false;
+        for megabytes in (1..400).rev() {
+            match plan(megabytes, held, &sizes) {
+                Ok(plan) => {
+                    assert!(!refused && plan.peak_bytes <= megabytes << 20, "{plan}");
+                    assert!(plan.bucket_bytes.is_none() || plan.passes >= passes, "{megabytes} MiB: {plan}");
+                    assert!(plan.bucket_bytes.is_some() || passes == 0, "{megabytes} MiB: {plan}");
+                    passes = if plan.bucket_bytes.is_some() { plan.passes } else { 0 };
+                }
+                Err(e) => {
+                    refused = true;
+                    assert_eq!(e.kind(), Kind::NoSpace);
+                    assert!(e.to_string().contains("262144 items take at least 0."), "{e}");
+                }
+            }
+        }
+        assert!(refused && passes >= 2, "{passes}");
+        // Where nobody said how much, it is a plan and no bound.
+        let budget = Budget { bytes: 1, is_bound: false, bucket_bytes_min: BUCKET_BYTES_MIN };
+        assert!(budget.plan(None, held, &sizes).unwrap().peak_bytes > 1);
+    }
+
+    #[test]
+    fn a_disk_without_room_is_told_before_anything_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let there = folder.path().join("no/such/store");
+        check_disk(&there, 1).unwrap();
+        let error = check_disk(&there, u64::MAX).unwrap_err();
+        assert_eq!(error.kind(), Kind::NoSpace);
+        assert!(error.to_string().contains("no/such/store: the version takes about"), "{error}");
+    }
 }

@@ -21,6 +21,7 @@ pub(super) struct Catalogue {
     items: Items,
     embedded: Embedded,
     lists: Option<ivf::Lists>,
+    budget: Budget,
     spill: Spill,
 }
 
@@ -38,10 +39,11 @@ pub(super) struct Arranged {
 pub(super) fn read(
     what: &Publish,
     package: Option<&Package>,
+    budget: Budget,
     folder: &Path,
     progress: &Progress<'_>,
 ) -> Result<Catalogue> {
-    let spill = Budget::of(what).spill(folder);
+    let spill = budget.spill(folder);
     let path = match (&what.items, package, &what.vectors) {
         (Some(path), _, _) | (None, None, Some(Vectors::Faiss(path))) => path.clone(),
         (None, Some(package), _) => package.folder().join("items.parquet"),
@@ -54,7 +56,7 @@ pub(super) fn read(
     let (mut items, lists) = read_items(what, &path, &spill)?;
     progress(Stage::Reading, 1, 1);
     let embedded = embed(package, &mut items, &spill, progress)?;
-    Ok(Catalogue { path, items, embedded, lists, spill })
+    Ok(Catalogue { path, items, embedded, lists, budget, spill })
 }
 
 impl Catalogue {
@@ -100,7 +102,7 @@ impl Catalogue {
             None => ivf::Sizes::of(&survey, options)?,
         };
         progress(Stage::Sized(sizes), 0, 1);
-        let plan = Budget::of(what).plan(package, held(&columns, &kept), &sizes)?;
+        let plan = self.budget.plan(package, held(&columns, &kept), &sizes)?;
         progress(Stage::Planned(plan), 0, 1);
         // The whole lies beside its shards until these are there.
         budget::check_disk(store, plan.disk_bytes * if what.shards.is_some() { 2 } else { 1 })?;

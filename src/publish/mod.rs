@@ -37,6 +37,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
+use budget::Budget;
+
 use crate::error::{Error, Result};
 use crate::files::Checksum;
 use crate::model::{ModelSpec, Package};
@@ -52,6 +54,10 @@ pub use request::{Progress, Publish, Stage, Vectors};
 /// # Errors
 /// What is wrong with the package, the recipe or the items, with the place. The store is then as it was.
 pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result<(String, u64)> {
+    publish_within(store, what, Budget::of(what), progress)
+}
+
+fn publish_within(store: &Store, what: &Publish, budget: Budget, progress: &Progress<'_>) -> Result<(String, u64)> {
     let start = Instant::now();
     what.check()?;
     if let Some(folder) = &what.package {
@@ -60,7 +66,7 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
     }
     progress(Stage::Reading, 0, 1);
     let package = what.package.as_deref().map(Package::open).transpose()?;
-    let catalogue = catalogue::read(what, package.as_ref(), store.root(), progress)?;
+    let catalogue = catalogue::read(what, package.as_ref(), budget, store.root(), progress)?;
     let (spec, tables) = match (&package, &what.name) {
         (Some(package), _) => tables::converted(package, &what.recipe.tables)?,
         (None, Some(name)) => (ModelSpec::embedding_only(name, catalogue.dimension()), Vec::new()),
@@ -114,3 +120,6 @@ pub fn published(store: &Store, package: &Path) -> Result<Option<(String, u64)>>
     }
     Ok(Some((name.clone(), version)))
 }
+
+#[cfg(test)]
+mod tests;
