@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::output::say;
 use super::store::StoreArgs;
 use crate::config::{RouterConfig, RouterFlags, ServerFlags};
-use crate::doctor::{Asking, Observed, StoreSeen, ask, judge};
+use crate::doctor::{Asking, Observed, ask, judge};
 use crate::error::{Error, Kind, Result};
 use crate::telemetry;
 
@@ -58,20 +58,8 @@ impl Doctor {
         if asking.servers.is_empty() && asking.routers.is_empty() && self.store.is_empty() {
             return Err(Error::invalid("expected a --server, a --router, a --store or a --config"));
         }
-        let mut unread = Vec::new();
-        for path in &self.store {
-            match StoreArgs::named(path) {
-                Ok(store) => asking.stores.push(store),
-                // That it does not answer is what whoever asks wants to know.
-                Err(e) if e.kind().is_retryable() => {
-                    let (name, why) = (path.display().to_string(), Some(e.to_string()));
-                    unread.push(StoreSeen { name, why, models: Default::default() });
-                }
-                Err(e) => return Err(e),
-            }
-        }
-        let mut observed = ask(&asking)?;
-        observed.stores.extend(unread);
+        asking.stores = self.store.iter().map(|path| StoreArgs::of(path).unasked()).collect::<Result<_>>()?;
+        let observed = ask(&asking)?;
         let wrong = judge(&observed, self.lag);
         if self.json {
             let report = serde_json::to_string_pretty(&Report { observed: &observed, wrong: &wrong });

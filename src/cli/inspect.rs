@@ -49,9 +49,9 @@ impl Inspect {
         let version = last.and_then(|last| last.parse::<u64>().ok());
         let (Some(version), Some(model), Some(root)) = (version, model, root.filter(|root| !root.ends_with('/')))
         else {
-            return self.store(&StoreArgs::named(&self.folder)?);
+            return self.store(&StoreArgs::of(&self.folder).existing()?);
         };
-        let store = StoreArgs::named(Path::new(root))?;
+        let store = StoreArgs::of(Path::new(root)).existing()?;
         if store.cut_versions(model)?.contains(&version) {
             return tell_shards(&store, model, version);
         }

@@ -31,14 +31,20 @@ impl StoreArgs {
 
     /// The store, which must be there.
     pub(super) fn existing(&self) -> Result<Store> {
-        check_folder(&self.store)?;
-        self.open()
+        let store = self.unasked()?;
+        store.renew()?;
+        Ok(store)
     }
 
-    /// The same of another name.
-    pub(super) fn named(store: &Path) -> Result<Store> {
+    /// The store, which must be there where it is a folder; a bucket is not asked for anything yet.
+    pub(super) fn unasked(&self) -> Result<Store> {
+        check_folder(&self.store)?;
+        Store::open(&self.store, &self.options())
+    }
+
+    /// Those of a store that is named in another way.
+    pub(super) fn of(store: &Path) -> Self {
         StoreArgs { store: store.to_owned(), cache: std::env::var_os("STERLING_CACHE__FOLDER").map(Into::into) }
-            .existing()
     }
 }
 

@@ -24,8 +24,6 @@ const LOOK: Duration = Duration::from_secs(1);
 const CHANGED_MIN: f64 = 1024.0;
 /// How long after a failure a model is left alone, and at most: each failure doubles it.
 const WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
-/// The lowest priority that there is.
-const NICENESS: i32 = 19;
 
 /// Merges the updates of a server's models.
 pub struct Compactor {
@@ -47,7 +45,7 @@ impl Compactor {
     /// `Io` where no thread can be had.
     pub fn new(store: Store, registry: &Arc<Registry>, feeds: Arc<Feeds>, options: Options) -> Result<Self> {
         let pool = ThreadPoolBuilder::new().num_threads(options.threads()).thread_name(|_| "merge".into());
-        let pool = pool.start_handler(|_| priority::lower(NICENESS)).build();
+        let pool = pool.start_handler(|_| priority::idle()).build();
         let pool = pool.map_err(|e| Error::io("threads for merges", std::io::Error::other(e)))?;
         let (failed, seen) = (BTreeMap::new(), BTreeMap::new());
         Ok(Compactor { store, registry: Arc::downgrade(registry), feeds, options, pool, failed, seen })

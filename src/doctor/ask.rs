@@ -1,5 +1,6 @@
 //! Asking servers, routers and stores what they have.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
@@ -205,9 +206,8 @@ fn stored(store: &Store) -> StoreSeen {
     }
 }
 
-fn models(store: &Store) -> Result<std::collections::BTreeMap<String, ModelSeen>> {
-    let mut names = store.models()?;
-    names.extend(store.cut_models()?);
+fn models(store: &Store) -> Result<BTreeMap<String, ModelSeen>> {
+    let names: BTreeSet<String> = store.models()?.into_iter().chain(store.cut_models()?).collect();
     let seen = |name: String| {
         let (whole, cut, wish) = (store.versions(&name)?, store.cut_versions(&name)?, store.wish(&name)?);
         let mut all: Vec<u64> = whole.iter().chain(&cut).copied().collect();

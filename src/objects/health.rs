@@ -49,11 +49,8 @@ impl Health {
             Err(error) => {
                 let now = Instant::now();
                 let (since, times) = state.as_ref().map_or((now, 0), |before| (before.since, before.times));
-                let wait = WAIT.0.saturating_mul(1 << times.min(20)).min(WAIT.1);
-                // Up to a fifth less by chance: servers of one store do not all come back at once.
-                let less = RandomState::new().hash_one(times) as f64 / u64::MAX as f64 / 5.0;
-                let next = now + wait.mul_f64(1.0 - less);
-                *state = Some(Failing { since, times: times + 1, next, last: error.again() });
+                let (times, last) = (times.saturating_add(1), error.again());
+                *state = Some(Failing { since, times, next: now + back_off(WAIT, times), last });
             }
         }
         answer
@@ -63,6 +60,13 @@ impl Health {
     pub fn trouble(&self) -> Option<(Duration, String)> {
         self.state().as_ref().map(|failing| (failing.since.elapsed(), failing.last.to_string()))
     }
+}
+
+/// How long to wait after so many failures, one or more: from the first bound twice as long each time, up to the second one,
+/// and up to a fifth less by chance, so that servers of one store do not all come back at once.
+pub fn back_off((first, most): (Duration, Duration), failures: u32) -> Duration {
+    let doubled = first.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(most);
+    doubled.mul_f64(1.0 - RandomState::new().hash_one(failures) as f64 / u64::MAX as f64 / 5.0)
 }
 
 #[cfg(test)]

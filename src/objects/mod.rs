@@ -20,7 +20,7 @@ mod prove;
 
 #[cfg(feature = "object-store")]
 pub use bucket::open;
-pub use health::Health;
+pub use health::{Health, back_off};
 #[cfg(not(feature = "object-store"))]
 pub use none::open;
 pub use prove::{Proof, prove};

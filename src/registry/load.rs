@@ -1,7 +1,6 @@
 //! Looking at the store, and loading what is new there.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{BuildHasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,6 +12,7 @@ use super::memory::Room;
 use super::permits::locked;
 use super::registry::Registry;
 use crate::error::{Error, Kind, Result};
+use crate::objects::back_off;
 use crate::snapshot::{Held, Stamp, Wish};
 use crate::telemetry;
 
@@ -403,19 +403,12 @@ impl<T: Send + Sync> Registry<T> {
             entry.loading = None;
             let before = entry.refused.get(&version).filter(|r| r.stamp == stamp).map_or(0, |r| r.what.attempts);
             let attempts = before.saturating_add(1);
-            let wait = is_passing(error.kind()).then(|| wait(retry, attempts));
+            let wait = is_passing(error.kind()).then(|| back_off(retry, attempts));
             let what = Refused { kind: error.kind(), reason: error.to_string(), attempts, retry_in: wait };
             tracing::error!(model = name, version, %error, attempts, retry_in = ?wait, "refused; what answers goes on");
             entry.refused.insert(version, Refusal { what, stamp, again: wait.map(|wait| Instant::now() + wait) });
         });
     }
-}
-
-/// How long to wait after so many failures: twice as long as the time before, up to a bound, and up to a fifth less by
-/// chance, so that servers of one store do not all come back at once.
-fn wait((first, most): (Duration, Duration), attempts: u32) -> Duration {
-    let doubled = first.saturating_mul(1 << attempts.saturating_sub(1).min(20)).min(most);
-    doubled.mul_f64(1.0 - RandomState::new().hash_one(attempts) as f64 / u64::MAX as f64 / 5.0)
 }
 
 /// What a panic said.

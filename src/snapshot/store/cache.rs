@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::folder::names_in;
+use super::folder::{LOCK, lock_folder, names_in};
 use super::{Held, Stamp, number};
 use crate::error::{Error, Result};
 use crate::files;
@@ -130,9 +130,7 @@ impl Cache {
 
     /// Makes room for a version that is about to be fetched to a folder, by removing what nobody uses.
     pub(super) fn make_room(&self, staging: &Path, stamp: Stamp, bytes: u64) -> Result<()> {
-        let path = self.root.join(".lock");
-        let lock = File::options().write(true).create(true).truncate(false).open(&path);
-        let _lock = lock.and_then(|lock| lock.lock().map(|()| lock)).map_err(|e| Error::io(path.display(), e))?;
+        let _lock = lock_folder(&self.root)?;
         let mut entries = entries(&self.root)?;
         entries.retain(|entry| entry.folder != staging);
         entries.sort_by_key(|entry| entry.used);
@@ -214,7 +212,7 @@ fn entries_of(parent: &Path) -> Result<Vec<Entry>> {
             // Of who was killed while it was removed.
             let _ = fs::remove_dir_all(&folder);
         } else if let Some(Origin { bytes, .. }) = origin(&folder) {
-            let lock = if is_fetching(&folder) { folder.join(".lock") } else { lock_of(&folder) };
+            let lock = if is_fetching(&folder) { folder.join(LOCK) } else { lock_of(&folder) };
             let used = fs::metadata(&lock).and_then(|about| about.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
             found.push(Entry { folder, lock, bytes, used });
         } else if number(&name).is_some() {

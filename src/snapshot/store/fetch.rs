@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::manifest::{MANIFEST, Manifest};
 use super::cache::{Cache, FETCHING};
+use super::folder::{LOCK, lock_folder};
 use super::{Stamp, Unit};
 use crate::error::{Error, Kind, Result};
 use crate::files::{self, Checksum, Hashed};
@@ -73,13 +74,12 @@ impl Source<'_> {
     /// Fetches the version to its place.
     pub(super) fn fetch(&self, cache: &Cache) -> Result<()> {
         let staging = self.outline(cache)?;
-        let lock = staging.join(".lock");
-        let locked = File::create(&lock).and_then(|file| file.lock().map(|()| file));
+        let locked = lock_folder(&staging);
         // Another one that fetches it may have given the folder its place meanwhile.
         if self.is_there(cache) {
             return Ok(());
         }
-        let _lock = locked.map_err(|e| Error::io(lock.display(), e))?;
+        let _lock = locked?;
         let manifest = Manifest::read(&staging)?;
         cache.make_room(&staging, self.stamp, manifest.bytes())?;
         for (name, sum) in &manifest.files {
@@ -90,6 +90,7 @@ impl Source<'_> {
             let head = self.objects.head(&key)?;
             self.whole(&key, &head, &staging.join(name))?;
         }
+        let lock = staging.join(LOCK);
         fs::remove_file(&lock).map_err(|e| Error::io(lock.display(), e))?;
         files::sync_folder(&staging).map_err(|e| Error::io(staging.display(), e))?;
         cache.settle(&staging, &self.folder(cache))

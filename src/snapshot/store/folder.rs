@@ -25,7 +25,7 @@ use crate::files;
 /// What the folder of an unfinished publication is called, before its random name.
 const STAGING: &str = ".publishing-";
 /// The file that is locked, of a model and of an unfinished publication.
-const LOCK: &str = ".lock";
+pub(super) const LOCK: &str = ".lock";
 
 /// A folder of models, each a folder of versions.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Folder {
 
     /// Cleans leftovers, takes a number and makes a staging folder for it.
     fn begin(&self, model: &str, parent: &Path) -> Result<(Staging, u64)> {
-        let mut numbers = lock_model(parent)?;
+        let mut numbers = lock_folder(parent)?;
         remove_leftovers(parent)?;
         let mut text = String::new();
         // After a crash it may hold anything; the folders then say what is taken.
@@ -78,7 +78,7 @@ impl Folder {
 
     /// Gives a filled staging folder its place, where it `may` have it.
     fn finish(&self, staging: &Staging, parent: &Path, target: &Path, may: impl Fn(&Path) -> Result<()>) -> Result<()> {
-        let _numbers = lock_model(parent)?;
+        let _numbers = lock_folder(parent)?;
         may(&staging.folder)?;
         staging.unlock()?;
         if target.exists() {
@@ -159,7 +159,7 @@ impl Shelf for Folder {
 
     fn swap(&self, model: &str, file: &str, before: Option<&[u8]>, bytes: &[u8]) -> Result<bool> {
         let parent = self.root.join(model);
-        let _numbers = lock_model(&parent)?;
+        let _numbers = lock_folder(&parent)?;
         let now = match self.read(model, file) {
             Err(e) if e.kind() == Kind::NotFound => None,
             other => Some(other?),
@@ -209,7 +209,7 @@ impl Shelf for Folder {
 
     fn remove(&self, model: &str, version: u64) -> Result<()> {
         let parent = self.root.join(model);
-        let _numbers = lock_model(&parent)?;
+        let _numbers = lock_folder(&parent)?;
         // As one that was never finished: what cannot be removed now, the next publication removes.
         let leftover = parent.join(format!("{STAGING}{:016x}", RandomState::new().hash_one(version)));
         let folder = self.whole(model, version);
@@ -240,8 +240,8 @@ impl Staging {
     }
 }
 
-/// Takes the lock of a model's folder, which is let go with the file.
-pub(super) fn lock_model(parent: &Path) -> Result<File> {
+/// Takes the lock of a folder, such as a model's, which is let go with the file.
+pub(super) fn lock_folder(parent: &Path) -> Result<File> {
     let path = parent.join(LOCK);
     File::options()
         .read(true)
@@ -250,7 +250,7 @@ pub(super) fn lock_model(parent: &Path) -> Result<File> {
         .truncate(false)
         .open(&path)
         .and_then(|file| file.lock().map(|()| file))
-        .map_err(|e| Error::io(format!("{}: the lock of publishers", path.display()), e))
+        .map_err(|e| Error::io(format!("{}: the lock", path.display()), e))
 }
 
 /// Removes what publications that were killed have left. Only for who holds the model's lock: a staging folder without a

@@ -18,7 +18,7 @@ use super::super::manifest::MANIFEST;
 use super::super::shards::SHARDS_FILE;
 use super::cache::{Cache, CacheOptions};
 use super::fetch::Source;
-use super::folder::{Staging, lock_model, names_in, remove_leftovers};
+use super::folder::{Staging, lock_folder, names_in, remove_leftovers};
 use super::lease::{LEASE, LEASE_MS, Lease};
 use super::{Held, Publication, Shelf, Stamp, Unit, WISH_FILE, check_rivals, number, rival_under_way};
 use crate::error::{Error, Kind, Result};
@@ -109,15 +109,10 @@ impl Remote {
     }
 
     fn seen(&self) -> Arc<Seen> {
-        if let Some(seen) = locked(&self.seen).as_ref().filter(|seen| !seen.is_of_cache) {
+        if let Some(seen) = &*locked(&self.seen) {
             return seen.clone();
         }
-        let fetched = Arc::new(self.fetched());
-        let mut seen = locked(&self.seen);
-        match seen.as_ref().filter(|seen| !seen.is_of_cache) {
-            Some(seen) => seen.clone(),
-            None => seen.insert(fetched).clone(),
-        }
+        Arc::new(self.fetched())
     }
 
     /// What was fetched, as if it was seen.
@@ -313,8 +308,8 @@ impl Remote {
     }
 
     /// Keeps the files of a version that was published here, as if they were fetched.
-    fn keep(&self, unit: Unit<'_>, staging: &Path) -> Result<()> {
-        let Some(source) = self.source(&*self.look_now()?, unit) else { return Ok(()) };
+    fn keep(&self, seen: &Seen, unit: Unit<'_>, staging: &Path) -> Result<()> {
+        let Some(source) = self.source(seen, unit) else { return Ok(()) };
         let folder = self.cache.root().join(unit.path());
         let _held = self.cache.hold(&folder)?;
         let bytes = super::Manifest::read(staging)?.bytes();
@@ -475,7 +470,7 @@ impl Shelf for Remote {
         let parent = self.cache.root().join(model);
         fs::create_dir_all(&parent).map_err(|e| Error::io(parent.display(), e))?;
         let staging = {
-            let _lock = lock_model(&parent)?;
+            let _lock = lock_folder(&parent)?;
             remove_leftovers(&parent)?;
             Staging::new(&parent)?
         };
@@ -484,12 +479,14 @@ impl Shelf for Remote {
         if published.is_ok() {
             let unit = Unit { model, version, shard: None };
             let is_cut = staging.folder.join(SHARDS_FILE).exists();
-            let kept = staging.unlock().and_then(|()| if is_cut { Ok(()) } else { self.keep(unit, &staging.folder) });
+            // Shards are fetched one by one.
+            let kept = self.look_now().and_then(|seen| {
+                staging.unlock()?;
+                if is_cut { Ok(()) } else { self.keep(&seen, unit, &staging.folder) }
+            });
             if let Err(error) = kept {
                 tracing::info!(model, version, %error, "published, and not kept here");
             }
-            // Where it was not kept, and for shards, which are fetched one by one.
-            let _ = self.look_now();
         }
         let _ = fs::remove_dir_all(&staging.folder);
         published.map(|()| version)
