@@ -12,6 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use bytemuck::Pod;
+use half::slice::HalfFloatSliceExt as _;
+
 use crate::device::map::ForeignFile;
 use crate::error::{Error, Result};
 use crate::files;
@@ -19,8 +22,8 @@ use crate::tensor::Matrix;
 
 /// Bytes of f32 that are read of a file at a time.
 const CHUNK_BYTES: usize = 16 << 20;
-/// Bytes of a spill that go to its file together.
-const WRITE_BYTES: usize = 1 << 20;
+/// Bytes that are converted, or go to a spill, together.
+const PART_BYTES: usize = 1 << 20;
 
 /// How a number lies in a file, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,14 +43,6 @@ impl NumberFormat {
             NumberFormat::F16 => 2,
             NumberFormat::F32 => 4,
             NumberFormat::F64 => 8,
-        }
-    }
-
-    fn decode(self, bytes: &[u8], out: &mut Vec<f32>) {
-        match self {
-            NumberFormat::F16 => out.extend(bytes.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32())),
-            NumberFormat::F32 => out.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
-            NumberFormat::F64 => out.extend(bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b) as f32)),
         }
     }
 }
@@ -75,6 +70,33 @@ struct NumberFile {
     format: NumberFormat,
     /// What errors call the file.
     name: String,
+}
+
+impl NumberFile {
+    /// Reads numbers from a place on.
+    fn read(&self, first: usize, to: &mut [f32]) -> Result<()> {
+        match self.format {
+            NumberFormat::F32 => {
+                self.file.read_at(self.start + (first * size_of::<f32>()) as u64, bytemuck::cast_slice_mut(to))
+            }
+            NumberFormat::F16 => self.read_as::<half::f16>(first, to, |from, to| from.convert_to_f32_slice(to)),
+            NumberFormat::F64 => self.read_as::<f64>(first, to, |from, to| {
+                to.iter_mut().zip(from).for_each(|(to, from)| *to = *from as f32);
+            }),
+        }
+    }
+
+    fn read_as<T: Pod>(&self, first: usize, to: &mut [f32], convert: impl Fn(&[T], &mut [f32])) -> Result<()> {
+        let part = PART_BYTES / size_of::<T>();
+        let mut from = vec![T::zeroed(); part.min(to.len())];
+        for (n, to) in to.chunks_mut(part).enumerate() {
+            let from = &mut from[..to.len()];
+            let start = self.start + ((first + n * part) * size_of::<T>()) as u64;
+            self.file.read_at(start, bytemuck::cast_slice_mut(from))?;
+            convert(from, to);
+        }
+        Ok(())
+    }
 }
 
 impl<'a> From<Matrix<'a>> for RowStore<'a> {
@@ -172,19 +194,8 @@ impl RowStore<'_> {
         match &self.source {
             Source::Memory(values) => Matrix::new(&values[numbers], self.cols),
             Source::File(of) => {
-                scratch.clear();
-                scratch.reserve(numbers.len());
-                let width = of.format.bytes();
-                let mut bytes = vec![0; (WRITE_BYTES / width * width).min(numbers.len() * width)];
-                let mut at = numbers.start;
-                while at < numbers.end {
-                    let part = bytes.len().min((numbers.end - at) * width);
-                    of.file
-                        .read_at(of.start + (at * width) as u64, &mut bytes[..part])
-                        .map_err(|e| e.within(&of.name))?;
-                    of.format.decode(&bytes[..part], scratch);
-                    at += part / width;
-                }
+                scratch.resize(numbers.len(), 0.0);
+                of.read(numbers.start, scratch).map_err(|e| e.within(&of.name))?;
                 Matrix::new(scratch, self.cols)
             }
         }
@@ -323,7 +334,7 @@ impl RowWriter {
         let mut write = || {
             let file = match &mut self.file {
                 Some(file) => file,
-                None => self.file.insert(BufWriter::with_capacity(WRITE_BYTES, nameless(folder)?)),
+                None => self.file.insert(BufWriter::with_capacity(PART_BYTES, nameless(folder)?)),
             };
             file.write_all(bytemuck::cast_slice(&std::mem::take(&mut self.memory)))?;
             file.write_all(bytemuck::cast_slice(rows))

@@ -70,7 +70,7 @@ fn items(folder: &Path, count: usize, dimension: usize) -> PathBuf {
             "lang": (["en", "fr", "de", "it"][id * id % 4]),
             "tags": ([format!("t{}", id % 7), format!("t{}", id % 11)]),
             "year": (1990 + id * 7 % 30),
-            "price": (if id % 5 == 0 { serde_json::Value::Null } else { (id as f64 * 0.37).into() }),
+            "price": (if id.is_multiple_of(5) { serde_json::Value::Null } else { (id as f64 * 0.37).into() }),
         });
         serde_json::json!({"id": id * 17 % 100_003, "embedding": vector, "attributes": attributes}).to_string()
     };
