@@ -291,7 +291,7 @@ fn build_of(items: Matrix<'_>, attributes: &[ItemColumn], arguments: &AnnBench) 
     };
     let items = RowStore::from(items);
     let started = Instant::now();
-    let survey = ivf::Survey::of(&items)?;
+    let survey = ivf::RowSurvey::of(&items)?;
     let stated = ivf::Sizes::of(&survey, &options)?.bytes();
     let bar = indicatif::ProgressBar::new(ivf::steps(items.rows(), &options)? as u64);
     let mut built = ivf::build(&items, &survey, &options, &|n| bar.inc(n as u64))?;

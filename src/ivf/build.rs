@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::kmeans::{self, Sample};
 use super::options::{Options, Rescore};
-use super::survey::Survey;
+use super::survey::RowSurvey;
 use super::view::{EXPECTED, unfit};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::kernels::BLOCK;
@@ -49,7 +49,7 @@ pub struct Lists {
 /// `Invalid` for options that cannot be; as [`RowStore::read`].
 pub fn build(
     rows: &RowStore<'_>,
-    survey: &Survey,
+    survey: &RowSurvey,
     options: &Options,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Built> {
@@ -71,7 +71,7 @@ pub fn build(
 ///
 /// # Errors
 /// `Invalid` for lists that do not fit the rows.
-pub fn from_lists(survey: &Survey, lists: Lists, rescore: Rescore) -> Result<Built> {
+pub fn from_lists(survey: &RowSurvey, lists: Lists, rescore: Rescore) -> Result<Built> {
     let centroids = Matrix::new(&lists.centroids, survey.cols)?;
     let count = centroids.rows();
     if count == 0 || count > limits::LISTS_MAX || (0..count).any(|c| unfit(centroids.row(c)).is_some()) {

@@ -45,7 +45,7 @@ pub use pace::Pace;
 pub use probing::{Counters, Probing, Scratch};
 pub use rebalance::rebalance;
 pub use sizes::Sizes;
-pub use survey::Survey;
+pub use survey::RowSurvey;
 pub use union::{Member, Union};
 pub use view::{Index, WideRows};
 

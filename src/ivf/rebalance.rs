@@ -10,7 +10,7 @@ use std::collections::BinaryHeap;
 use super::build::{Built, Lists, from_lists};
 use super::kmeans::{Centroids, distance, halves, means};
 use super::options::Rescore;
-use super::survey::Survey;
+use super::survey::RowSurvey;
 use crate::device::cpu::Kernels;
 use crate::error::{Error, Result};
 use crate::limits;
@@ -28,13 +28,13 @@ const LOPSIDED: usize = 8;
 /// An index of `rows` `[N, D]` that lay in the lists `of_rows` `[N]`. `nearest` is [`Lists::nearest`].
 ///
 /// # Errors
-/// As [`Survey::of`] and [`from_lists`].
+/// As [`RowSurvey::of`] and [`from_lists`].
 pub fn rebalance(rows: Matrix<'_>, of_rows: &[u32], nearest: bool, rescore: Rescore) -> Result<Built> {
     if of_rows.len() != rows.rows() || of_rows.is_empty() {
         return Err(Error::internal(format!("index: {} places of {} rows", of_rows.len(), rows.rows())));
     }
     let kernels = Kernels::detect()?;
-    let survey = Survey::of(&rows.into())?;
+    let survey = RowSurvey::of(&rows.into())?;
     let length = if nearest { None } else { survey.length };
     let is_spherical = length.is_some();
     let mut lists = grouped(of_rows);

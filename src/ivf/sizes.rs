@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::options::{Options, Rescore};
-use super::survey::Survey;
+use super::survey::RowSurvey;
 use crate::device::cpu::kernels::BLOCK;
 use crate::error::Result;
 
@@ -40,7 +40,7 @@ impl Sizes {
     ///
     /// # Errors
     /// As [`Options::lists_for`].
-    pub fn of(survey: &Survey, options: &Options) -> Result<Self> {
+    pub fn of(survey: &RowSurvey, options: &Options) -> Result<Self> {
         let lists = options.lists_for(survey.rows)?;
         Ok(Sizes {
             lists,
@@ -52,7 +52,7 @@ impl Sizes {
     }
 
     /// The sizes of an index over lists that rows came with.
-    pub fn of_lists(survey: &Survey, lists: usize, rescore: Rescore) -> Self {
+    pub fn of_lists(survey: &RowSurvey, lists: usize, rescore: Rescore) -> Self {
         let row_width = match survey.fitting(rescore) {
             Rescore::None => 0,
             Rescore::Bf16 | Rescore::F16 => 2,
@@ -109,8 +109,8 @@ mod tests {
     use crate::rows::RowStore;
     use crate::tensor::Matrix;
 
-    fn surveyed(rows: Matrix<'_>) -> Survey {
-        Survey::of(&rows.into()).unwrap()
+    fn surveyed(rows: Matrix<'_>) -> RowSurvey {
+        RowSurvey::of(&rows.into()).unwrap()
     }
 
     /// Numbers that look random, of unequal clusters.
@@ -133,7 +133,7 @@ mod tests {
             let rows = Matrix::new(&rows, dimension).unwrap();
             let options = Options { lists, rescore, ..Options::default() };
             let rows = RowStore::from(rows);
-            let survey = Survey::of(&rows).unwrap();
+            let survey = RowSurvey::of(&rows).unwrap();
             let sizes = Sizes::of(&survey, &options).unwrap();
             let built = build(&rows, &survey, &options, &|_| ()).unwrap();
             let index = Index::open(&built.in_memory(&rows, "index").unwrap()).unwrap();

@@ -15,7 +15,7 @@ const LENGTH_TOLERANCE: f32 = 1e-3;
 
 /// Rows that can be searched, and what they are like.
 #[derive(Clone, Debug)]
-pub struct Survey {
+pub struct RowSurvey {
     pub(super) rows: usize,
     pub(super) cols: usize,
     /// The length of all rows, where they have one up to a thousandth.
@@ -25,7 +25,7 @@ pub struct Survey {
     pub(super) beyond_half: Option<(usize, f32)>,
 }
 
-impl Survey {
+impl RowSurvey {
     /// Looks at all rows.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl Survey {
                 limits::DIMENSION_MAX
             )));
         }
-        let mut survey = Survey { rows: count, cols, length: None, beyond_half: None };
+        let mut survey = RowSurvey { rows: count, cols, length: None, beyond_half: None };
         rows.each(|first, chunk| survey.add(first, chunk))?;
         Ok(survey)
     }

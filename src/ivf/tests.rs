@@ -30,11 +30,11 @@ pub(super) fn vectors(count: usize, dimension: usize, seed: u64) -> Vec<f32> {
 
 fn build(rows: Matrix<'_>, options: &Options, progress: &(dyn Fn(usize) + Sync)) -> Result<Built> {
     let rows = RowStore::from(rows);
-    super::build(&rows, &Survey::of(&rows)?, options, progress)
+    super::build(&rows, &RowSurvey::of(&rows)?, options, progress)
 }
 
 fn from_lists(rows: Matrix<'_>, lists: Lists, rescore: Rescore) -> Result<Built> {
-    super::from_lists(&Survey::of(&rows.into())?, lists, rescore)
+    super::from_lists(&RowSurvey::of(&rows.into())?, lists, rescore)
 }
 
 fn opened(rows: Matrix<'_>, options: &Options) -> (Built, Index) {
@@ -643,14 +643,14 @@ fn rows_in_a_file_make_the_same_index_in_any_number_of_passes() {
         let values: Vec<f32> = vectors(items, dimension, 3).iter().map(|x| x * scale).collect();
         let rows = RowStore::owned(values, dimension).unwrap();
         let options = Options { lists, rescore, sample_per_list: 20, iterations: 3, ..Options::default() };
-        let survey = Survey::of(&rows).unwrap();
+        let survey = RowSurvey::of(&rows).unwrap();
         let built = super::build(&rows, &survey, &options, &|_| ()).unwrap();
         let expected = built.in_memory(&rows, "index").unwrap();
         let sum = built.write(&rows, &path, 0).unwrap();
         assert_eq!(sum, crate::files::Checksum::of(expected.bytes()));
         let filed = RowStore::owned(rows.all().unwrap(), dimension).unwrap().spilled(&spill).unwrap();
         assert!(filed.in_memory().is_none() && std::fs::read_dir(folder.path()).unwrap().count() == 1);
-        let survey = Survey::of(&filed).unwrap();
+        let survey = RowSurvey::of(&filed).unwrap();
         let again = super::build(&filed, &survey, &options, &|_| ()).unwrap();
         assert_eq!((&again.order, &again.centroids), (&built.order, &built.centroids));
         let (blocks, block_bytes) = (again.order.len().div_ceil(16), dimension as u64 * 64);

@@ -11,7 +11,6 @@
 use std::fmt;
 use std::path::Path;
 
-use super::request::Publish;
 use crate::device::memory;
 use crate::error::{Error, Result};
 use crate::ivf::Sizes;
@@ -75,11 +74,11 @@ fn gib(bytes: u64) -> f64 {
 
 impl Budget {
     /// The memory that is asked for, or most of what is free.
-    pub(super) fn of(what: &Publish) -> Self {
+    pub(super) fn of(asked_bytes: Option<u64>) -> Self {
         let free = || (memory::available_bytes().unwrap_or(u64::MAX) as f64 * FREE_SHARE) as u64;
         Budget {
-            bytes: what.memory_bytes.unwrap_or_else(free),
-            is_bound: what.memory_bytes.is_some(),
+            bytes: asked_bytes.unwrap_or_else(free),
+            is_bound: asked_bytes.is_some(),
             bucket_bytes_min: BUCKET_BYTES_MIN,
         }
     }
@@ -208,12 +207,12 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::error::Kind;
-    use crate::ivf::{Options, Survey};
+    use crate::ivf::{Options, RowSurvey};
     use crate::rows::RowStore;
 
     fn sizes(items: usize, dimension: usize) -> Sizes {
         let rows = RowStore::owned(vec![1.0; items * dimension], dimension).unwrap();
-        Sizes::of(&Survey::of(&rows).unwrap(), &Options::default()).unwrap()
+        Sizes::of(&RowSurvey::of(&rows).unwrap(), &Options::default()).unwrap()
     }
 
     fn plan(megabytes: u64, of: Held, sizes: &Sizes) -> Result<MemoryPlan> {

@@ -89,6 +89,8 @@ impl Catalogue {
         let Recipe { index: options, filter, .. } = &what.recipe;
         let within = |e: Error| e.within(self.path.display());
         let columns = keep(spec, &mut self.items).map_err(within)?;
+        // Vectors that only the item tower has read.
+        self.items.dense.clear();
         if let Some(package) = package {
             let numeric = columns.iter().filter(|c| !matches!(c.values, ItemValues::Texts { .. }));
             package.value(&numeric.map(|c| c.name.as_str()).collect::<Vec<_>>())?;
@@ -96,7 +98,7 @@ impl Catalogue {
             candidates::check_features(&package.spec, &kind).map_err(within)?;
         }
         let Embedded { vectors, kept } = self.embedded;
-        let survey = ivf::Survey::of(&vectors)?;
+        let survey = ivf::RowSurvey::of(&vectors)?;
         let sizes = match &self.lists {
             Some(lists) => ivf::Sizes::of_lists(&survey, lists.centroids.len() / vectors.cols(), options.rescore),
             None => ivf::Sizes::of(&survey, options)?,
@@ -156,7 +158,7 @@ fn read_items(what: &Publish, path: &Path, spill: &Spill) -> Result<(Items, Opti
 /// The items' slots, in clusters.
 fn cluster(
     rows: &RowStore<'_>,
-    survey: &ivf::Survey,
+    survey: &ivf::RowSurvey,
     options: &ivf::Options,
     progress: &Progress<'_>,
 ) -> Result<ivf::Built> {

@@ -194,7 +194,7 @@ impl<'a> Merging<'a> {
         let options = &self.view.main().recipe.index;
         let options = ivf::Options { lists: options.lists.min(items), ..options.clone() };
         let rows = &self.arranged.embedded.vectors;
-        self.arranged.built = ivf::build(rows, &ivf::Survey::of(rows)?, &options, &|_| ())?;
+        self.arranged.built = ivf::build(rows, &ivf::RowSurvey::of(rows)?, &options, &|_| ())?;
         self.is_trained = true;
         let (sum, measured) = self.write_index(folder)?;
         self.trained_share = measured.as_ref().map(|(calibration, _)| self.share(calibration));

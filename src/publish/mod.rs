@@ -54,7 +54,7 @@ pub use request::{Progress, Publish, Stage, Vectors};
 /// # Errors
 /// What is wrong with the package, the recipe or the items, with the place. The store is then as it was.
 pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result<(String, u64)> {
-    publish_within(store, what, Budget::of(what), progress)
+    publish_within(store, what, Budget::of(what.memory_bytes), progress)
 }
 
 fn publish_within(store: &Store, what: &Publish, budget: Budget, progress: &Progress<'_>) -> Result<(String, u64)> {

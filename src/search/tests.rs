@@ -67,7 +67,7 @@ impl Shop {
         let matrix = Matrix::new(&rows, DIMENSION).unwrap();
         let options = ivf::Options { lists: 160, iterations: 4, rescore, ..ivf::Options::default() };
         let store = RowStore::from(matrix);
-        let built = ivf::build(&store, &ivf::Survey::of(&store).unwrap(), &options, &|_| ()).unwrap();
+        let built = ivf::build(&store, &ivf::RowSurvey::of(&store).unwrap(), &options, &|_| ()).unwrap();
         let index = ivf::Index::open(&built.in_memory(&store, "index").unwrap()).unwrap();
 
         // One value an item of 2, 5 or 30 that know nothing of each other, the region that it lies in, and many tags.

@@ -3,7 +3,7 @@
 use sterling::device::cuda::Device;
 use sterling::device::cuda::ops::scan::{Collection, Eligible, Order};
 use sterling::device::cuda::ops::top::{self, Scored, Ties};
-use sterling::ivf::{self, DeviceIndex, Index, Lists, Options, Probing, Rescore, Scratch, Survey};
+use sterling::ivf::{self, DeviceIndex, Index, Lists, Options, Probing, Rescore, RowSurvey, Scratch};
 use sterling::rows::RowStore;
 use sterling::tensor::Matrix;
 use sterling::topk::{Selector, key, unkey};
@@ -24,7 +24,7 @@ pub fn index(items: usize, dimension: usize, lists: usize, rescore: Rescore, nea
         of_rows.push(list as u32);
     }
     let rows = RowStore::from(Matrix::new(&values, dimension).unwrap());
-    let survey = Survey::of(&rows).unwrap();
+    let survey = RowSurvey::of(&rows).unwrap();
     let built = match nearest {
         true => ivf::from_lists(&survey, Lists { centroids, of_rows, nearest }, rescore).unwrap(),
         false => ivf::build(&rows, &survey, &Options { lists, rescore, ..Options::default() }, &|_| ()).unwrap(),
