@@ -85,7 +85,7 @@ class Server:
         else:
             sys.exit(f"{self.arguments[0]} ended before it listened")
         self.url = f"http://{self.address}"
-        wait("the server is ready", lambda: self.get("/readyz")[0] == 200)
+        wait("the server is ready", lambda: self.get("/readyz")[0] == 200, 600)
         return self
 
     def __exit__(self, *_):

@@ -4,22 +4,26 @@
 //! (<https://github.com/huggingface/safetensors#format>): 8 bytes of header length, a JSON header, then the data. The
 //! header is padded with spaces so that the data starts at a multiple of 64 bytes. Tensors whose length is such a multiple
 //! come first and are all aligned to a cache line; the others follow by falling element size, so that each is aligned to
-//! its elements. [`Tensors`] maps such a file and hands out typed views.
+//! its elements. A tensor that is made piece by piece is reserved first and put into its place then ([`Places`]). [`Tensors`] maps
+//! such a file and hands out typed views.
+
+mod checksum;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::hash::{BuildHasher as _, RandomState};
-use std::io::{BufWriter, Read, Write};
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-use bytemuck::Pod;
-use safetensors::{Dtype, SafeTensors};
-use xxhash_rust::xxh3::Xxh3;
 
 use crate::device::buffer::Buffer;
 use crate::device::map::Map;
 use crate::error::{Error, Result};
+use bytemuck::Pod;
+use safetensors::{Dtype, SafeTensors};
+
+pub use checksum::{Checksum, Hashed};
 
 /// Where the data of a tensor file starts: a cache line, so that a 64-byte load never straddles two.
 const DATA_ALIGN_BYTES: usize = 64;
@@ -45,7 +49,26 @@ struct Named<'a> {
     name: String,
     dtype: Dtype,
     shape: Vec<usize>,
-    values: Box<dyn Bytes + 'a>,
+    values: Numbers<'a>,
+}
+
+/// The numbers of a tensor, or how many bytes they will take.
+enum Numbers<'a> {
+    Given(Box<dyn Bytes + 'a>),
+    Reserved(usize),
+}
+
+impl Numbers<'_> {
+    fn len(&self) -> usize {
+        self.given().map_or_else(|bytes| bytes, <[u8]>::len)
+    }
+
+    fn given(&self) -> std::result::Result<&[u8], usize> {
+        match self {
+            Numbers::Given(values) => Ok(values.bytes()),
+            Numbers::Reserved(bytes) => Err(*bytes),
+        }
+    }
 }
 
 /// Numbers, borrowed or owned, as the bytes that a file holds.
@@ -76,7 +99,7 @@ impl<'a> TensorFile<'a> {
     /// # Errors
     /// `Internal` where the shape does not hold the values or the name is taken.
     pub fn add<T: Element>(&mut self, name: impl Into<String>, shape: &[usize], values: &'a [T]) -> Result<()> {
-        self.push::<T>(name.into(), shape, values.len(), Box::new(values))
+        self.push::<T>(name.into(), shape, values.len(), Numbers::Given(Box::new(values)))
     }
 
     /// Adds a tensor and keeps its values.
@@ -84,16 +107,19 @@ impl<'a> TensorFile<'a> {
     /// # Errors
     /// As [`TensorFile::add`].
     pub fn add_owned<T: Element>(&mut self, name: impl Into<String>, shape: &[usize], values: Vec<T>) -> Result<()> {
-        self.push::<T>(name.into(), shape, values.len(), Box::new(values))
+        self.push::<T>(name.into(), shape, values.len(), Numbers::Given(Box::new(values)))
     }
 
-    fn push<T: Element>(
-        &mut self,
-        name: String,
-        shape: &[usize],
-        len: usize,
-        values: Box<dyn Bytes + 'a>,
-    ) -> Result<()> {
+    /// Adds a tensor whose values will be put into their place ([`TensorFile::write_filled`]); until then they are zeros.
+    ///
+    /// # Errors
+    /// `Internal` where the name is taken.
+    pub fn reserve<T: Element>(&mut self, name: impl Into<String>, shape: &[usize]) -> Result<()> {
+        let len = shape.iter().product();
+        self.push::<T>(name.into(), shape, len, Numbers::Reserved(len * size_of::<T>()))
+    }
+
+    fn push<T: Element>(&mut self, name: String, shape: &[usize], len: usize, values: Numbers<'a>) -> Result<()> {
         if shape.iter().product::<usize>() != len {
             return Err(Error::internal(format!("tensor {name}: shape {shape:?} does not hold {len} values")));
         }
@@ -107,13 +133,33 @@ impl<'a> TensorFile<'a> {
     /// Writes the file at `path` (under a temporary name, synced, renamed) and returns what a manifest must say of it.
     ///
     /// # Errors
-    /// `Io` with the path.
+    /// `Io` with the path; `Internal` where a tensor is only reserved.
     pub fn write(&self, path: &Path) -> Result<Checksum> {
         let (text, ordered) = self.arranged();
+        let mut values = Vec::with_capacity(ordered.len());
+        for Named { name, values: given, .. } in ordered {
+            let given = given.given();
+            values.push(given.map_err(|_| Error::internal(format!("tensor {name}: reserved and never filled")))?);
+        }
         write_atomic(path, |out| {
             out.write_all(&(text.len() as u64).to_le_bytes())?;
             out.write_all(&text)?;
-            ordered.iter().try_for_each(|t| out.write_all(t.values.bytes()))
+            values.iter().try_for_each(|values| out.write_all(values))
+        })
+    }
+
+    /// The same for a file with tensors that were reserved, which `fill` puts into their places. The file is read once more for
+    /// its checksum.
+    ///
+    /// # Errors
+    /// `Io` with the path; what `fill` returns. There is no file then.
+    pub fn write_filled(&self, path: &Path, fill: impl FnOnce(&mut Places<'_>) -> Result<()>) -> Result<Checksum> {
+        replace(path, |temporary| {
+            let io = |e| Error::io(path.display(), e);
+            let file = File::create(temporary).map_err(io)?;
+            self.fill(Target::File(&file), fill).map_err(|e| e.within(path.display()))?;
+            file.sync_all().map_err(io)?;
+            Checksum::of_file(temporary)
         })
     }
 
@@ -122,29 +168,52 @@ impl<'a> TensorFile<'a> {
     /// # Errors
     /// `Overloaded` where the memory cannot be had.
     pub fn in_memory(&self, name: &str) -> Result<Tensors> {
+        self.in_memory_filled(name, |_| Ok(()))
+    }
+
+    /// The same with tensors that were reserved, which `fill` puts into their places.
+    ///
+    /// # Errors
+    /// As [`TensorFile::in_memory`]; what `fill` returns.
+    pub fn in_memory_filled(&self, name: &str, fill: impl FnOnce(&mut Places<'_>) -> Result<()>) -> Result<Tensors> {
         let (text, ordered) = self.arranged();
-        let bytes = ordered.iter().map(|t| t.values.bytes().len()).sum::<usize>();
-        let map = Map::filled(8 + text.len() + bytes, |mut to| {
-            let length = (text.len() as u64).to_le_bytes();
-            for part in [&length[..], &text].into_iter().chain(ordered.iter().map(|t| t.values.bytes())) {
-                let (here, rest) = to.split_at_mut(part.len());
-                here.copy_from_slice(part);
-                to = rest;
-            }
-        })?;
+        let bytes = 8 + text.len() + ordered.iter().map(|t| t.values.len()).sum::<usize>();
+        let mut filled = Ok(());
+        let map = Map::filled(bytes, |to| filled = self.fill(Target::Memory(to), fill))?;
+        filled?;
         Tensors::of(Path::new(name), map)
+    }
+
+    /// Puts the header and all tensors that are given into their places, and lets `fill` do so with the others.
+    fn fill(&self, to: Target<'_>, fill: impl FnOnce(&mut Places<'_>) -> Result<()>) -> Result<()> {
+        let (text, ordered) = self.arranged();
+        let mut places = Places { to, tensors: BTreeMap::new() };
+        places.write(0, &(text.len() as u64).to_le_bytes())?;
+        places.write(8, &text)?;
+        let mut at = 8 + text.len();
+        for Named { name, dtype, shape, values } in ordered {
+            let end = at + values.len();
+            if let Ok(values) = values.given() {
+                places.write(at, values)?;
+            }
+            places.tensors.insert(name.clone(), Place { dtype: *dtype, shape: shape.clone(), start: at, end });
+            at = end;
+        }
+        if let Target::File(file) = &places.to {
+            file.set_len(at as u64).map_err(|e| Error::io("writing", e))?;
+        }
+        fill(&mut places)
     }
 
     /// The header, and the tensors in the order of the file.
     fn arranged(&self) -> (Vec<u8>, Vec<&Named<'a>>) {
         let mut ordered: Vec<&Named<'_>> = self.tensors.iter().collect();
-        ordered.sort_by_key(|t| {
-            (!t.values.bytes().len().is_multiple_of(DATA_ALIGN_BYTES), std::cmp::Reverse(t.dtype.bitsize()))
-        });
+        ordered
+            .sort_by_key(|t| (!t.values.len().is_multiple_of(DATA_ALIGN_BYTES), std::cmp::Reverse(t.dtype.bitsize())));
         let mut at = 0usize;
         let mut header = serde_json::Map::new();
         for Named { name, dtype, shape, values } in &ordered {
-            let end = at + values.bytes().len();
+            let end = at + values.len();
             header.insert(name.clone(), serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}));
             at = end;
         }
@@ -154,100 +223,39 @@ impl<'a> TensorFile<'a> {
     }
 }
 
-/// Length and hash of a file's bytes, as the manifest keeps them.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Checksum {
-    /// Bytes of the file.
-    pub bytes: u64,
-    /// XXH3-128 of the bytes, 32 hexadecimal digits.
-    pub xxh3: String,
+/// A tensor file that is being made, of which numbers are put into their places in any order.
+pub struct Places<'t> {
+    to: Target<'t>,
+    tensors: BTreeMap<String, Place>,
 }
 
-impl Checksum {
-    /// The checksum of `bytes`.
-    pub fn of(bytes: &[u8]) -> Self {
-        Checksum { bytes: bytes.len() as u64, xxh3: format!("{:032x}", xxhash_rust::xxh3::xxh3_128(bytes)) }
-    }
+enum Target<'t> {
+    File(&'t File),
+    Memory(&'t mut [u8]),
 }
 
-impl Checksum {
-    /// The checksum of a file, read and not mapped: it may shrink meanwhile.
+impl Places<'_> {
+    /// Puts numbers into a tensor, the first of them at the place `first` of its numbers.
     ///
     /// # Errors
-    /// `NotFound` or `Io` with the path.
-    pub fn of_file(path: &Path) -> Result<Self> {
-        let read = || {
-            let mut hashed = Hashed::new(std::io::sink());
-            hashed.read(&mut File::open(path)?)?;
-            Ok(hashed.sum())
-        };
-        read().map_err(|e: std::io::Error| Error::io(path.display(), e))
-    }
-}
-
-/// What counts and hashes all that goes through it.
-pub struct Hashed<W> {
-    to: W,
-    hash: Xxh3,
-    bytes: u64,
-}
-
-impl<W> Hashed<W> {
-    /// Passes everything on.
-    pub fn new(to: W) -> Self {
-        Hashed { to, hash: Xxh3::new(), bytes: 0 }
-    }
-
-    /// What it passes everything on to.
-    pub fn get_ref(&self) -> &W {
-        &self.to
-    }
-
-    /// Bytes that went through.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Length and hash of what went through.
-    pub fn sum(&self) -> Checksum {
-        Checksum { bytes: self.bytes, xxh3: format!("{:032x}", self.hash.digest128()) }
-    }
-}
-
-impl Hashed<std::io::Sink> {
-    /// Takes in what is left of a file.
-    fn read(&mut self, file: &mut File) -> std::io::Result<()> {
-        let mut chunk = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut chunk)? {
-                0 => return Ok(()),
-                n => self.write_all(&chunk[..n])?,
-            }
+    /// `Io`; `Internal` where the tensor has no such places or is of another type.
+    pub fn put<T: Element>(&mut self, tensor: &str, first: usize, values: &[T]) -> Result<()> {
+        let place = self.tensors.get(tensor).filter(|place| place.dtype == T::DTYPE);
+        let at = place.map(|place| (place.start + first * size_of::<T>(), place.end));
+        match at.filter(|(at, end)| at + size_of_val(values) <= *end) {
+            Some((at, _)) => self.write(at, bytemuck::cast_slice(values)),
+            None => Err(Error::internal(format!("tensor {tensor}: {} numbers at {first} have no place", values.len()))),
         }
     }
-}
 
-impl Hashed<File> {
-    /// Goes on at the end of a file, as if all that it holds had gone through.
-    ///
-    /// # Errors
-    /// What the operating system says.
-    pub fn resumed(mut file: File) -> std::io::Result<Self> {
-        let mut had = Hashed::new(std::io::sink());
-        had.read(&mut file)?;
-        Ok(Hashed { to: file, hash: had.hash, bytes: had.bytes })
-    }
-}
-
-impl<W: Write> Write for Hashed<W> {
-    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
-        let n = self.to.write(buf)?;
-        self.hash.update(&buf[..n]);
-        self.bytes += n as u64;
-        Ok(n)
-    }
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.to.flush()
+    fn write(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
+        match &mut self.to {
+            Target::File(file) => file.write_all_at(bytes, at as u64).map_err(|e| Error::io("writing", e)),
+            Target::Memory(memory) => {
+                memory[at..at + bytes.len()].copy_from_slice(bytes);
+                Ok(())
+            }
+        }
     }
 }
 
@@ -256,21 +264,28 @@ impl<W: Write> Write for Hashed<W> {
 /// # Errors
 /// `Io` with the path; the temporary file is removed.
 pub fn write_atomic(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<Checksum> {
+    replace(path, |temporary| {
+        let write = || {
+            let mut out = Hashed::new(BufWriter::with_capacity(1 << 20, File::create(temporary)?));
+            fill(&mut out)?;
+            out.flush()?;
+            out.get_ref().get_ref().sync_all()?;
+            Ok(out.sum())
+        };
+        write().map_err(|e| Error::io(path.display(), e))
+    })
+}
+
+/// Gives a file that `make` writes, under a temporary name, its own; where that fails the temporary file is removed.
+fn replace<T>(path: &Path, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     let temporary = temporary(path);
-    let written = (|| {
-        let mut out = Hashed::new(BufWriter::with_capacity(1 << 20, File::create(&temporary)?));
-        fill(&mut out)?;
-        out.flush()?;
-        out.to.get_ref().sync_all()?;
+    let renamed = |made| {
         fs::rename(&temporary, path)?;
-        if let Some(folder) = path.parent() {
-            sync_folder(folder)?;
-        }
-        Ok(out.sum())
-    })();
-    written.map_err(|e: std::io::Error| {
+        path.parent().map_or(Ok(()), sync_folder).map(|()| made)
+    };
+    let made = make(&temporary).and_then(|made| renamed(made).map_err(|e| Error::io(path.display(), e)));
+    made.inspect_err(|_| {
         let _ = fs::remove_file(&temporary);
-        Error::io(path.display(), e)
     })
 }
 
@@ -435,6 +450,39 @@ mod tests {
         ] {
             assert_eq!(wrong.unwrap().kind(), crate::error::Kind::Corrupt);
         }
+    }
+
+    #[test]
+    fn tensors_that_are_filled_in_any_order_are_those_that_were_given() {
+        let folder = tempfile::tempdir().unwrap();
+        let (given, filled) = (folder.path().join("a.safetensors"), folder.path().join("b.safetensors"));
+        let (bytes, floats): (Vec<u8>, Vec<f32>) = ((0..=255).collect(), (0..77).map(|n| n as f32).collect());
+        let mut file = TensorFile::new();
+        file.add("bytes", &[4, 64], &bytes).unwrap();
+        file.add("floats", &[7, 11], &floats).unwrap();
+        file.add("few", &[3], &[1u32, 2, 3]).unwrap();
+        let expected = file.write(&given).unwrap();
+        let mut file = TensorFile::new();
+        file.reserve::<u8>("bytes", &[4, 64]).unwrap();
+        file.reserve::<f32>("floats", &[7, 11]).unwrap();
+        file.add("few", &[3], &[1u32, 2, 3]).unwrap();
+        assert!(file.reserve::<f32>("few", &[3]).is_err());
+        let fill = |places: &mut Places<'_>| {
+            places.put("floats", 70, &floats[70..])?;
+            (0..4).rev().try_for_each(|n| places.put("bytes", n * 64, &bytes[n * 64..][..64]))?;
+            for (tensor, first) in [("floats", 71), ("bytes", 0), ("none", 0)] {
+                assert!(places.put(tensor, first, &floats[..7]).is_err(), "{tensor}");
+            }
+            places.put("floats", 0, &floats[..70])
+        };
+        assert_eq!(file.write_filled(&filled, fill).unwrap(), expected);
+        assert_eq!(fs::read(&filled).unwrap(), fs::read(&given).unwrap());
+        assert_eq!(Checksum::of(file.in_memory_filled("b", fill).unwrap().bytes()), expected);
+        fs::remove_file(&filled).unwrap();
+        assert!(file.write(&filled).unwrap_err().to_string().contains("reserved and never filled"));
+        let failed = file.write_filled(&filled, |_| Err(Error::invalid("no"))).unwrap_err();
+        assert!(failed.to_string().contains("b.safetensors: no"), "{failed}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing half is left");
     }
 
     #[test]

@@ -40,6 +40,7 @@ pub mod publish;
 pub mod registry;
 pub mod request;
 pub mod route;
+pub mod rows;
 pub mod scoring;
 pub mod search;
 pub mod snapshot;

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use crate::device::map::ForeignFile;
 use crate::error::{Error, Result};
+use crate::rows::{NumberFormat, RowStore};
 
 /// Longest header; NumPy's own are of some hundred bytes.
 const HEADER_BYTES_MAX: usize = 1 << 16;
@@ -109,17 +110,30 @@ fn unexpected<T>(header: &Header, expected: &str) -> Result<T> {
     Err(Error::invalid(format!("numbers of type `{}`, expected {expected}, little-endian", header.descr)))
 }
 
-/// Reads a matrix of floats (f2, f4 or f8): its numbers row after row, its rows and its columns.
+/// Opens a matrix of floats (f2, f4 or f8), whose numbers are read when they are asked for.
 ///
 /// # Errors
 /// `NotFound` or `Io`; `Invalid` with the path and what is wrong with the file.
+pub fn open_f32(path: &Path) -> Result<RowStore<'static>> {
+    let Body { file, header, bytes } = Body::open(path)?;
+    let format = match header.descr.as_str() {
+        "<f2" => Ok(NumberFormat::F16),
+        "<f4" => Ok(NumberFormat::F32),
+        "<f8" => Ok(NumberFormat::F64),
+        _ => unexpected(&header, "f2, f4 or f8"),
+    };
+    let (name, start) = (path.display().to_string(), file.len() - bytes);
+    let rows = format.and_then(|format| RowStore::in_file(file, name, start, format, [header.rows, header.cols]));
+    rows.map_err(|e| e.within(path.display()))
+}
+
+/// Reads a matrix of floats: its numbers row after row, its rows and its columns.
+///
+/// # Errors
+/// As [`open_f32`]; `Io` where the file changes meanwhile.
 pub fn read_f32(path: &Path) -> Result<(Vec<f32>, usize, usize)> {
-    read(path, |body| match body.header.descr.as_str() {
-        "<f2" => body.numbers(|b: [u8; 2]| half::f16::from_le_bytes(b).to_f32()),
-        "<f4" => body.numbers(f32::from_le_bytes),
-        "<f8" => body.numbers(|b: [u8; 8]| f64::from_le_bytes(b) as f32),
-        _ => unexpected(&body.header, "f2, f4 or f8"),
-    })
+    let file = open_f32(path)?;
+    Ok((file.all()?, file.rows(), file.cols()))
 }
 
 /// Reads a matrix of integers of up to 64 bits: its numbers row after row, its rows and its columns.

@@ -25,6 +25,7 @@ use crate::ivf::{self, CodeKind, FirstPass, Rescore};
 use crate::limits;
 use crate::npy;
 use crate::publish::calibrate;
+use crate::rows::RowStore;
 use crate::search::{self, Catalogue, CataloguePart, Found, Sink};
 use crate::snapshot::{Calibration, Wanted};
 use crate::tensor::Matrix;
@@ -319,17 +320,18 @@ fn build_of(items: Matrix<'_>, attributes: &[ItemColumn], arguments: &AnnBench) 
         first_pass: FirstPass { codes: arguments.codes, subspaces: arguments.subspaces },
         ..ivf::Options::default()
     };
-    let stated = ivf::Sizes::of(items, &options)?.bytes();
-    let bar = indicatif::ProgressBar::new(ivf::steps(items.rows(), &options)? as u64);
+    let items = RowStore::from(items);
     let started = Instant::now();
-    let mut built = ivf::build(items, &options, &|n| bar.inc(n as u64))?;
+    let survey = ivf::RowSurvey::of(&items)?;
+    let stated = ivf::Sizes::of(&survey, &options)?.bytes();
+    let bar = indicatif::ProgressBar::new(ivf::steps(items.rows(), &options)? as u64);
+    let mut built = ivf::build(&items, &survey, &options, &|n| bar.inc(n as u64))?;
     bar.finish_and_clear();
     built.sort_lists(&columns::likeness(attributes, &[], items.rows())?);
-    let mut file = TensorFile::new();
-    built.encode(items, &mut file)?;
+    let tensors = built.in_memory(&items, "index")?;
     let build_s = started.elapsed().as_secs_f64();
-    let index = ivf::Index::open(&file.in_memory("index")?)?;
-    drop(file);
+    let index = ivf::Index::open(&tensors)?;
+    drop(tensors);
     let filter_started = Instant::now();
     let mut file = TensorFile::new();
     columns::encode(attributes, &built.order, &mut file)?;

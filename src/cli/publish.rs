@@ -48,6 +48,10 @@ pub(super) struct Publish {
     /// Train once, and cut the version into so many document shards by the ids of its items (docs/SHARDS.md)
     #[arg(long, value_name = "S")]
     shards: Option<u32>,
+    /// Memory that it may take, such as 6GiB or 800MB; where it does not hold the vectors, they are read from the disk as often as it takes
+    /// (docs/ITEMS.md). Most of what is free where it is not given
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
     #[command(flatten)]
     store: StoreArgs,
     /// Also bring rows of embedding tables to the Redis or Valkey Cluster of this node, such as redis://10.0.0.1:6379; several
@@ -82,6 +86,7 @@ impl Publish {
                 false => Some(publish::Remote { cluster: connect(self.remote)?, tables: self.remote_table }),
             },
             trials: Trials::Apart(Apart::of_this_program()?),
+            memory_bytes: self.memory,
         };
         let store = self.store.open()?;
         let (name, version) = publish(&store, &what)?;
@@ -134,6 +139,20 @@ pub(super) fn decisions(manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
+/// Bytes of a size such as `6GiB`, `800 MB` or `1000000`.
+fn size(text: &str) -> std::result::Result<u64, String> {
+    let units = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1u64 << 40)];
+    let decimal = [("kB", 1_000), ("KB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000), ("TB", 1_000_000_000_000)];
+    let (number, unit) = units
+        .into_iter()
+        .chain(decimal)
+        .find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit)))
+        .unwrap_or((text, 1));
+    let bytes = number.trim().parse::<f64>().ok().map(|number| number * unit as f64);
+    let bytes = bytes.filter(|bytes| (1.0..u64::MAX as f64).contains(bytes));
+    bytes.map(|bytes| bytes as u64).ok_or_else(|| format!("got `{text}`, expected a size such as 6GiB or 800MB"))
+}
+
 /// The cluster that these nodes are of.
 pub(super) fn connect(nodes: Vec<String>) -> Result<Arc<Cluster>> {
     Cluster::connect(ClusterOptions::new(nodes))
@@ -163,9 +182,14 @@ impl Progress {
     }
 
     fn show(&self, stage: Stage, done: usize, total: usize) {
-        if let Stage::Sized(sizes) = stage {
+        let line = match stage {
+            Stage::Sized(sizes) => Some(format!("index: {sizes}")),
+            Stage::Planned(plan) => Some(format!("memory: {plan}")),
+            _ => None,
+        };
+        if let Some(line) = line {
             // Beside the bar; a stderr that is closed keeps nothing from being published.
-            let _ = self.bar.suspend(|| writeln!(std::io::stderr().lock(), "index: {sizes}"));
+            let _ = self.bar.suspend(|| writeln!(std::io::stderr().lock(), "{line}"));
             return;
         }
         if let Ok(mut now) = self.stage.lock()
@@ -177,5 +201,28 @@ impl Progress {
             self.bar.set_message(format!("{stage:?}").to_lowercase());
         }
         self.bar.set_position(done as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_in_both_kinds_of_units() {
+        for (text, bytes) in [
+            ("6GiB", 6 << 30),
+            ("1.5 MiB", 3 << 19),
+            ("800MB", 800_000_000),
+            ("12", 12),
+            ("2TiB", 2 << 40),
+            ("1kB", 1000),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "GiB", "-1GiB", "0", "six", "1e99GiB", "NaN", "inf", "6 GiBs", "6Gi"] {
+            assert!(size(text).unwrap_err().contains("expected a size such as 6GiB"), "{text}");
+        }
     }
 }

@@ -38,7 +38,35 @@ pub enum ItemValues {
     Floats(Vec<f64>),
 }
 
+/// Bytes of a heap beside those of a text: its length, its place, and what an allocation is rounded up by.
+const TEXT_BYTES: usize = 24 + 16;
+
+/// Bytes of memory that a text of a column takes.
+pub fn text_bytes(text: &str) -> usize {
+    text.len() + TEXT_BYTES
+}
+
 impl ItemValues {
+    /// How many values there are.
+    pub fn count(&self) -> usize {
+        match self {
+            ItemValues::Integers { values, .. } => values.len(),
+            ItemValues::Texts { values, .. } => values.len(),
+            ItemValues::Floats(values) => values.len(),
+        }
+    }
+
+    /// Bytes of memory that they take.
+    pub fn bytes(&self) -> usize {
+        match self {
+            ItemValues::Integers { offsets, values } => 4 * offsets.len() + 8 * values.len(),
+            ItemValues::Texts { offsets, values } => {
+                4 * offsets.len() + values.iter().map(|text| text_bytes(text)).sum::<usize>()
+            }
+            ItemValues::Floats(values) => 8 * values.len(),
+        }
+    }
+
     /// What a column of these holds.
     pub fn kind(&self) -> ColumnKind {
         match self {

@@ -20,7 +20,7 @@ mod operator;
 mod stacked;
 mod view;
 
-pub use build::{ItemColumn, ItemValues, encode};
+pub use build::{ItemColumn, ItemValues, encode, text_bytes};
 pub use containing::Contains;
 pub use device::DeviceColumns;
 pub use likeness::likeness;

@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::ops::Deref;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -93,8 +94,15 @@ impl ForeignFile {
     /// `NotFound` or `Io` with the path.
     pub fn open(path: &Path) -> Result<Self> {
         let io = |e| Error::io(path.display(), e);
-        let file = File::open(path).map_err(io)?;
-        let metadata = file.metadata().map_err(io)?;
+        ForeignFile::of(File::open(path).map_err(io)?).map_err(io)
+    }
+
+    /// Takes a file that is open already, at its start.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn of(file: File) -> std::io::Result<Self> {
+        let metadata = file.metadata()?;
         Ok(ForeignFile { file, len: metadata.len() as usize, modified: metadata.modified().ok() })
     }
 
@@ -113,21 +121,34 @@ impl ForeignFile {
     /// # Errors
     /// `Io`, also where the file ends before.
     pub fn read(&mut self, to: &mut [u8]) -> Result<()> {
-        self.file.read_exact(to).map_err(|e| match e.kind() {
-            std::io::ErrorKind::UnexpectedEof => self.changed(),
-            _ => Error::io("reading", e),
-        })
+        self.file.read_exact(to).map_err(|e| self.unread(e))
+    }
+
+    /// Reads the bytes from `start` on, wherever the last read ended.
+    ///
+    /// # Errors
+    /// As [`ForeignFile::read`] and [`ForeignFile::finish`].
+    pub fn read_at(&self, start: u64, to: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(to, start).map_err(|e| self.unread(e))?;
+        self.finish()
     }
 
     /// Makes sure that what was read is one file and not two halves of two.
     ///
     /// # Errors
     /// `Io` where the file is not what it was when it was opened.
-    pub fn finish(self) -> Result<()> {
+    pub fn finish(&self) -> Result<()> {
         let now = self.file.metadata().map_err(|e| Error::io("reading", e))?;
         match now.len() as usize == self.len && now.modified().ok() == self.modified {
             true => Ok(()),
             false => Err(self.changed()),
+        }
+    }
+
+    fn unread(&self, e: std::io::Error) -> Error {
+        match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => self.changed(),
+            _ => Error::io("reading", e),
         }
     }
 

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::catalogue::{Dense, EMBEDDING, ID, Items};
-use crate::columns::{ItemColumn, ItemValues};
+use super::catalogue::{EMBEDDING, ID, Items};
+use crate::columns::{ItemColumn, ItemValues, text_bytes};
 use crate::error::{Error, Result};
+use crate::rows::{RowWriter, Spill};
 
 /// One value of an item as a file may hold it.
 pub(super) enum Cell {
@@ -16,6 +17,16 @@ pub(super) enum Cell {
 }
 
 impl Cell {
+    /// Bytes of memory in a column: offset or number, and values.
+    fn bytes(&self) -> u64 {
+        let values = match self {
+            Cell::Integers(values) => size_of_val(values.as_slice()),
+            Cell::Texts(texts) => texts.iter().map(|text| text_bytes(text)).sum(),
+            Cell::Missing | Cell::Number(_) | Cell::Vector(_) => 0,
+        };
+        8 + values as u64
+    }
+
     fn kind(&self) -> &'static str {
         match self {
             Cell::Missing => "nothing",
@@ -32,7 +43,7 @@ enum Growing {
     Integers { offsets: Vec<u32>, values: Vec<i64> },
     Texts { offsets: Vec<u32>, values: Vec<String> },
     Floats(Vec<f64>),
-    Vectors(Dense),
+    Vectors(RowWriter),
 }
 
 struct Column {
@@ -52,14 +63,14 @@ impl Column {
         }
     }
 
-    fn push(&mut self, cell: Cell) -> Result<()> {
+    fn push(&mut self, cell: Cell, spill: &Spill) -> Result<()> {
         if matches!(self.values, Growing::Untyped) {
             self.values = match &cell {
                 Cell::Missing => Growing::Untyped,
                 Cell::Integers(_) => Growing::Integers { offsets: vec![0; self.items + 1], values: Vec::new() },
                 Cell::Texts(_) => Growing::Texts { offsets: vec![0; self.items + 1], values: Vec::new() },
                 Cell::Number(_) => Growing::Floats(vec![f64::NAN; self.items]),
-                Cell::Vector(v) if self.items == 0 => Growing::Vectors(Dense { values: Vec::new(), width: v.len() }),
+                Cell::Vector(v) if self.items == 0 => Growing::Vectors(RowWriter::new(v.len(), spill.clone())),
                 Cell::Vector(_) => return Err(self.wrong("a vector", "one on every item or on none")),
             };
         }
@@ -88,12 +99,12 @@ impl Column {
                 Some(number) => values.push(number),
                 None => return Err(self.wrong(&v[0].to_string(), "a number that a float keeps exactly, as before")),
             },
-            (Growing::Vectors(dense), Cell::Integers(v)) if v.len() == dense.width => {
-                dense.values.extend(v.iter().map(|&x| x as f32));
+            (Growing::Vectors(rows), Cell::Integers(v)) if v.len() == rows.cols() => {
+                rows.push(&v.iter().map(|&x| x as f32).collect::<Vec<f32>>())?;
             }
-            (Growing::Vectors(dense), Cell::Vector(v)) if v.len() == dense.width => dense.values.extend(v),
-            (Growing::Vectors(dense), Cell::Vector(v)) => {
-                let expected = format!("{} as before", dense.width);
+            (Growing::Vectors(rows), Cell::Vector(v)) if v.len() == rows.cols() => rows.push(&v)?,
+            (Growing::Vectors(rows), Cell::Vector(v)) => {
+                let expected = format!("{} as before", rows.cols());
                 return Err(self.wrong(&format!("a vector of {} numbers", v.len()), &expected));
             }
             (_, cell) => {
@@ -141,14 +152,21 @@ fn bounded(values: usize) -> Result<u32> {
 }
 
 /// An item file on its way into [`Items`].
-#[derive(Default)]
 pub(super) struct Builder {
     ids: Vec<i64>,
     columns: Vec<Column>,
     by_name: BTreeMap<String, usize>,
+    /// Of each column of vectors.
+    spill: Spill,
+    /// Bytes of all else.
+    taken: u64,
 }
 
 impl Builder {
+    pub(super) fn new(spill: Spill) -> Self {
+        Builder { ids: Vec::new(), columns: Vec::new(), by_name: BTreeMap::new(), spill, taken: 0 }
+    }
+
     /// Starts the next item; its cells follow, then [`Builder::end_item`].
     pub(super) fn begin_item(&mut self, id: i64) {
         self.ids.push(id);
@@ -171,20 +189,25 @@ impl Builder {
         if self.columns[at].items > item {
             return Err(Error::invalid(format!("column `{name}`: given twice")));
         }
-        self.columns[at].push(match cell {
+        let cell = match cell {
             Cell::Integers(numbers) if name == EMBEDDING => Cell::Vector(numbers.iter().map(|&n| n as f32).collect()),
             cell => cell,
-        })
+        };
+        self.taken += cell.bytes();
+        self.columns[at].push(cell, &self.spill)
     }
 
     /// Ends the item: columns it did not name are missing on it.
     pub(super) fn end_item(&mut self) -> Result<()> {
         let items = self.ids.len();
-        self.columns.iter_mut().filter(|c| c.items < items).try_for_each(|c| c.push(Cell::Missing))
+        self.taken += size_of::<i64>() as u64;
+        self.spill.check_others(self.taken)?;
+        let Builder { columns, spill, .. } = self;
+        columns.iter_mut().filter(|c| c.items < items).try_for_each(|c| c.push(Cell::Missing, spill))
     }
 
     /// Everything that was read. Columns without a single value are left out, with a note.
-    pub(super) fn finish(self) -> Items {
+    pub(super) fn finish(self) -> Result<Items> {
         let mut items = Items { ids: self.ids, ..Items::default() };
         for Column { name, values, .. } in self.columns {
             let values = match values {
@@ -192,8 +215,8 @@ impl Builder {
                     tracing::warn!("column `{name}`: no item has a value, it is left out");
                     continue;
                 }
-                Growing::Vectors(dense) => {
-                    items.dense.insert(name, dense);
+                Growing::Vectors(rows) => {
+                    items.dense.insert(name, rows.finish()?);
                     continue;
                 }
                 Growing::Integers { offsets, values } => ItemValues::Integers { offsets, values },
@@ -202,6 +225,6 @@ impl Builder {
             };
             items.columns.push(ItemColumn { name, filter: true, values });
         }
-        items
+        Ok(items)
     }
 }

@@ -1,10 +1,13 @@
-//! Items in memory, in columns, whatever file they came from.
+//! Items in columns, whatever file they came from.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+
+use rayon::prelude::*;
 
 use crate::columns::ItemColumn;
 use crate::error::{Error, Result};
 use crate::limits;
+use crate::rows::RowStore;
 use crate::tensor::Matrix;
 
 /// The name of the column that holds an item's vector.
@@ -12,26 +15,7 @@ pub const EMBEDDING: &str = "embedding";
 /// The name of the column that holds an item's id.
 pub const ID: &str = "id";
 
-/// A dense column `[N, width]`.
-#[derive(Clone, Debug, Default)]
-pub struct Dense {
-    /// Numbers of all items, row after row.
-    pub values: Vec<f32>,
-    /// Numbers of an item.
-    pub width: usize,
-}
-
-impl Dense {
-    /// The column as rows.
-    ///
-    /// # Errors
-    /// `Invalid` where the width is 0.
-    pub fn matrix(&self) -> Result<Matrix<'_>> {
-        Matrix::new(&self.values, self.width)
-    }
-}
-
-/// A whole item file in memory, in the file's order.
+/// A whole item file, in the file's order: in memory but for vectors that memory was not to hold.
 #[derive(Debug, Default)]
 pub struct Items {
     /// The user's ids, each once.
@@ -39,7 +23,7 @@ pub struct Items {
     /// Categories and numbers, by name.
     pub columns: Vec<ItemColumn>,
     /// Vectors by name; [`EMBEDDING`] is the one that is searched where no item tower makes it.
-    pub dense: BTreeMap<String, Dense>,
+    pub dense: BTreeMap<String, RowStore<'static>>,
 }
 
 impl Items {
@@ -60,32 +44,43 @@ impl Items {
         if self.len() > limits::ITEMS_MAX {
             return Err(Error::invalid(format!("{} items, expected at most {}", self.len(), limits::ITEMS_MAX)));
         }
-        let mut first = HashMap::with_capacity(self.len());
-        for (row, id) in self.ids.iter().enumerate() {
-            if let Some(before) = first.insert(id, row) {
-                return Err(Error::invalid(format!(
-                    "id {id} stands at items {} and {}, expected each id once",
-                    before + 1,
-                    row + 1
-                )));
-            }
+        if let Some([first, second]) = repeated(&self.ids) {
+            return Err(Error::invalid(format!(
+                "id {} stands at items {} and {}, expected each id once",
+                self.ids[second],
+                first + 1,
+                second + 1
+            )));
         }
         for (name, dense) in &self.dense {
-            if dense.width == 0 || dense.width > limits::DIMENSION_MAX {
-                return Err(Error::invalid(format!(
-                    "column `{name}`: vectors of {} numbers, expected 1 to {}",
-                    dense.width,
-                    limits::DIMENSION_MAX
-                )));
+            let place = |e: Error| e.within(format!("column `{name}`"));
+            let width = dense.cols();
+            if width == 0 || width > limits::DIMENSION_MAX {
+                let most = limits::DIMENSION_MAX;
+                return Err(place(Error::invalid(format!("vectors of {width} numbers, expected 1 to {most}"))));
             }
-            if let Some(at) = dense.values.iter().position(|v| !v.is_finite()) {
-                return Err(Error::invalid(format!(
-                    "column `{name}`: item {} holds {}, expected a finite number",
-                    at / dense.width + 1,
-                    dense.values[at]
-                )));
-            }
+            let finite =
+                |first: usize, chunk: Matrix<'_>| match chunk.data().par_iter().position_first(|v| !v.is_finite()) {
+                    Some(at) => Err(Error::invalid(format!(
+                        "item {} holds {}, expected a finite number",
+                        first + at / width + 1,
+                        chunk.data()[at]
+                    ))),
+                    None => Ok(()),
+                };
+            dense.each(finite).map_err(place)?;
         }
         Ok(())
     }
+}
+
+/// The first two places of the id that is the first to come a second time.
+fn repeated(ids: &[i64]) -> Option<[usize; 2]> {
+    let mut sorted = ids.to_vec();
+    sorted.par_sort_unstable();
+    let twice: BTreeSet<i64> = sorted.windows(2).filter(|w| w[0] == w[1]).map(|w| w[0]).collect();
+    drop(sorted);
+    let mut first = BTreeMap::new();
+    let repeats = ids.iter().enumerate().filter(|(_, id)| twice.contains(id));
+    repeats.filter_map(|(row, id)| first.insert(id, row).map(|before| [before, row])).next()
 }

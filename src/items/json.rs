@@ -132,11 +132,12 @@ mod tests {
     use super::*;
     use crate::columns::ItemValues;
     use crate::items::Items;
+    use crate::rows::Spill;
 
     fn parse(text: &str) -> Result<Items> {
-        let mut builder = Builder::default();
+        let mut builder = Builder::new(Spill::never());
         read(text.as_bytes(), &mut builder)?;
-        Ok(builder.finish())
+        builder.finish()
     }
 
     #[test]
@@ -152,7 +153,7 @@ mod tests {
         ))
         .unwrap();
         assert_eq!(items.ids, [7, -8]);
-        assert_eq!(items.dense[EMBEDDING].values, [1.0, 0.5, 0.0, 1.0]);
+        assert_eq!(items.dense[EMBEDDING].all().unwrap(), [1.0, 0.5, 0.0, 1.0]);
         for column in &items.columns {
             match (column.name.as_str(), &column.values) {
                 ("lang", ItemValues::Texts { offsets, values }) => {

@@ -24,6 +24,6 @@ mod parquet;
 mod read;
 
 pub use arrays::ParquetColumn;
-pub use catalogue::{Dense, EMBEDDING, ID, Items};
+pub use catalogue::{EMBEDDING, ID, Items};
 pub use parquet::{open_parquet, unreadable};
 pub use read::{parts, text_of};

@@ -133,7 +133,7 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(items.ids, [3, 4]);
-        assert_eq!(items.dense["embedding"].values, [1.0, 0.0, 0.5, 2.0]);
+        assert_eq!(items.dense["embedding"].all().unwrap(), [1.0, 0.0, 0.5, 2.0]);
         assert_eq!(items.columns.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(), ["year", "section", "price"]);
     }
 
@@ -180,7 +180,7 @@ mod tests {
         ]);
         let items = items.unwrap();
         assert_eq!(items.ids, [i64::MIN, i64::MAX]);
-        assert_eq!(items.dense["embedding"].values, [1.0, -2.0, 3.0, 127.0]);
+        assert_eq!(items.dense["embedding"].all().unwrap(), [1.0, -2.0, 3.0, 127.0]);
         for (name, expected) in [
             ("flags", "[\"false\", \"true\"]"),
             ("codes", "[20, 10]"),

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use flate2::bufread::MultiGzDecoder;
 
 use super::builder::Builder;
-use super::catalogue::{Dense, EMBEDDING, Items};
+use super::catalogue::{EMBEDDING, Items};
 use super::faiss::IndexFile;
 use super::{json, parquet};
 use crate::error::{Error, Result};
 use crate::ivf::Lists;
 use crate::npy;
+use crate::rows::{RowStore, Spill};
 
 impl Items {
     /// Reads an item file, Parquet or JSON lines, or a folder of such, and, where given, vectors from a `.npy` file.
@@ -23,18 +24,28 @@ impl Items {
     /// Unreadable files, and `Invalid` with the line or row and the column: a missing or repeated id, a ragged or
     /// non-finite vector, a column that changes its type, an empty catalogue.
     pub fn read(path: &Path, vectors: Option<&Path>) -> Result<Self> {
-        let mut items = read(path).map_err(|e| e.within(path.display()))?;
+        Items::read_spilling(path, vectors, &Spill::never())
+    }
+
+    /// The same for vectors of which memory holds but a part: others are written to a file without a name, and those of a `.npy` file
+    /// stay where they are.
+    ///
+    /// # Errors
+    /// As [`Items::read`]; `NoSpace` or `Io` where vectors cannot be written.
+    pub fn read_spilling(path: &Path, vectors: Option<&Path>, spill: &Spill) -> Result<Self> {
+        let mut items = read(path, spill).map_err(|e| e.within(path.display()))?;
         if let Some(file) = vectors {
-            let (values, rows, width) = npy::read_f32(file)?;
-            if rows != items.ids.len() {
+            let rows = npy::open_f32(file)?;
+            if rows.rows() != items.ids.len() {
                 return Err(Error::invalid(format!(
-                    "{}: {rows} vectors, expected one for each of the {} items of {}",
+                    "{}: {} vectors, expected one for each of the {} items of {}",
                     file.display(),
+                    rows.rows(),
                     items.ids.len(),
                     path.display()
                 )));
             }
-            items.dense.insert(EMBEDDING.into(), Dense { values, width });
+            items.dense.insert(EMBEDDING.into(), rows.fetched(spill)?);
         }
         items.check().map_err(|e| e.within(path.display()))?;
         Ok(items)
@@ -72,14 +83,14 @@ impl Items {
             return Err(Error::invalid(format!("{path}: no id {id}, which is in {index}; {count} are missing")));
         }
         let values = file.vectors(&of_rows).map_err(|e| e.within(index.display()))?;
-        items.dense.insert(EMBEDDING.into(), Dense { values, width: file.dimension() });
+        items.dense.insert(EMBEDDING.into(), RowStore::owned(values, file.dimension())?);
         items.check().map_err(|e| e.within(path))?;
         Ok((items, file.lists(&of_rows)))
     }
 }
 
-fn read(path: &Path) -> Result<Items> {
-    let mut builder = Builder::default();
+fn read(path: &Path, spill: &Spill) -> Result<Items> {
+    let mut builder = Builder::new(spill.clone());
     if path.is_dir() {
         for part in parts(path)? {
             let name = part.file_name().unwrap_or_default();
@@ -88,7 +99,7 @@ fn read(path: &Path) -> Result<Items> {
     } else {
         read_file(path, &mut builder)?;
     }
-    Ok(builder.finish())
+    builder.finish()
 }
 
 /// The files of a folder that hold rows, in the order of their names; names that begin with a dot or an underscore are notes of the

@@ -1,7 +1,9 @@
 //! Further rows for an index that is there: which of its lists each belongs to, and an index of them over the same lists.
 
-use super::build::{Built, Lists, Rescore, from_lists};
-use super::kmeans::{Centroids, common_length};
+use super::build::{Built, Lists, from_lists};
+use super::kmeans::Centroids;
+use super::options::Rescore;
+use super::survey::{RowSurvey, common_length};
 use super::view::{Index, WideRows};
 use crate::device::cpu::Kernels;
 use crate::error::Result;
@@ -55,19 +57,20 @@ impl Assigner {
     /// An index of `rows` `[N, D]` in given lists, searched as the index is whose lists these are.
     ///
     /// # Errors
-    /// As [`from_lists`].
+    /// As [`RowSurvey::of`] and [`from_lists`].
     pub fn arrange(&self, rows: Matrix<'_>, of_rows: Vec<u32>) -> Result<Built> {
         let lists = Lists { centroids: self.centroids.rows.clone(), of_rows, nearest: self.nearest };
-        from_lists(rows, lists, self.rescore)
+        from_lists(&RowSurvey::of(&rows.into())?, lists, self.rescore)
     }
 
     /// An index of `rows` `[N, D]` in a single list: every search looks at all of them.
     ///
     /// # Errors
-    /// As [`from_lists`].
+    /// As [`RowSurvey::of`] and [`from_lists`].
     pub fn gather(&self, rows: Matrix<'_>) -> Result<Built> {
         let of_rows = vec![0; rows.rows()];
-        from_lists(rows, Lists { centroids: vec![0.0; self.dimension], of_rows, nearest: false }, self.rescore)
+        let lists = Lists { centroids: vec![0.0; self.dimension], of_rows, nearest: false };
+        from_lists(&RowSurvey::of(&rows.into())?, lists, self.rescore)
     }
 }
 

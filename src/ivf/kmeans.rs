@@ -1,6 +1,7 @@
 //! Spherical k-means over a sample, deterministic from a seed.
 //!
-//! 1. A sample of the rows is drawn; a hash of the seed and the row decides, so that the same rows come every time.
+//! 1. A sample of the rows is drawn; a hash of the seed and the row decides, so that the same rows come every time. Only the sample
+//!    lies in memory.
 //! 2. The first centroids are sampled rows, each drawn with a chance in proportion to its squared distance to those before
 //!    it, as in k-means++ (Arthur and Vassilvitskii 2007); many are drawn a round, as in k-means|| (Bahmani et al. 2012).
 //! 3. Each round assigns every sampled row to the centroid with the largest product of int8 codes, less what rounding the
@@ -12,9 +13,12 @@
 
 use rayon::prelude::*;
 
+use super::options::Options;
 use super::quantize::{Quantized, read_row, write_row};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::kernels::{BLOCK, Blocks};
+use crate::error::Result;
+use crate::rows::RowStore;
 use crate::tensor::Matrix;
 
 /// Rounds of drawing the first centroids.
@@ -136,48 +140,92 @@ pub(super) fn blocked<'a>(
     (codes, scales)
 }
 
-/// The length of all rows, where they have one up to a thousandth.
-pub(super) fn common_length(rows: Matrix<'_>) -> Option<f32> {
-    let length = |r: usize| rows.row(r).iter().map(|x| x * x).sum::<f32>().sqrt();
-    let first = length(0);
-    let common = first > 0.0 && (0..rows.rows()).into_par_iter().all(|r| (length(r) - first).abs() <= first * 1e-3);
-    common.then_some(first)
+/// Rows that train centroids, in the order in which they came.
+pub(super) struct Sample {
+    values: Vec<f32>,
+    cols: usize,
+    /// The number of each among all rows.
+    numbers: Vec<u32>,
+    /// The rows of the sample in a random order.
+    shuffled: Vec<u32>,
 }
 
-/// Trains `lists` centroids on a sample of at most `sample` rows.
+impl Sample {
+    /// Draws `wanted` of all rows.
+    ///
+    /// # Errors
+    /// As [`RowStore::read`].
+    pub(super) fn draw(rows: &RowStore<'_>, wanted: usize, seed: u64) -> Result<Self> {
+        let numbers = drawn(rows.rows(), wanted, seed);
+        let values = rows.picked(&numbers)?;
+        let mut shuffled: Vec<u32> = (0..numbers.len() as u32).collect();
+        shuffled.sort_unstable_by_key(|&n| {
+            let row = numbers[n as usize];
+            (mix(seed, u64::from(row)), row)
+        });
+        Ok(Sample { values, cols: rows.cols(), numbers, shuffled })
+    }
+
+    fn rows(&self) -> Matrix<'_> {
+        Matrix::new(&self.values, self.cols).expect("a store's rows are as wide as it says")
+    }
+
+    fn row(&self, n: u32) -> &[f32] {
+        &self.values[n as usize * self.cols..][..self.cols]
+    }
+}
+
+/// Those `wanted` of `count` rows that a hash puts first, ascending. Only about as many are held at a time: the hash is even, so that
+/// all below a bound are some more than are wanted.
+pub(super) fn drawn(count: usize, wanted: usize, seed: u64) -> Vec<u32> {
+    if wanted >= count {
+        return (0..count as u32).collect();
+    }
+    let mut share = (wanted as f64 + 6.0 * (wanted as f64).sqrt() + 16.0) / count as f64;
+    let mut keys: Vec<(u64, u32)> = loop {
+        let bound = (share.min(1.0) * u64::MAX as f64) as u64;
+        let below = (0..count as u32).into_par_iter().map(|row| (mix(seed, u64::from(row)), row));
+        let keys: Vec<(u64, u32)> = below.filter(|(key, _)| *key <= bound).collect();
+        if keys.len() >= wanted {
+            break keys;
+        }
+        share *= 2.0;
+    };
+    if wanted < keys.len() {
+        keys.select_nth_unstable(wanted);
+        keys.truncate(wanted);
+    }
+    let mut rows: Vec<u32> = keys.into_iter().map(|(_, row)| row).collect();
+    rows.sort_unstable();
+    rows
+}
+
+/// Trains `lists` centroids on a sample of at least as many rows, which are of one `length` where that is given.
 pub(super) fn train(
     kernels: Kernels,
-    rows: Matrix<'_>,
+    sample: &Sample,
     lists: usize,
-    sample: usize,
-    iterations: usize,
-    seed: u64,
+    options: &Options,
+    length: Option<f32>,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Centroids {
-    let length = common_length(rows);
-    let mut picked: Vec<u32> = (0..rows.rows() as u32).collect();
-    let wanted = sample.clamp(lists, rows.rows().max(lists)).min(rows.rows());
-    if wanted < picked.len() {
-        picked.select_nth_unstable_by_key(wanted, |&row| (mix(seed, u64::from(row)), row));
-        picked.truncate(wanted);
-    }
-    picked.sort_unstable_by_key(|&row| (mix(seed, u64::from(row)), row));
-    let first = seeds(kernels, rows, &picked[..(wanted / SEED_SHARE).max(lists)], lists, seed, length);
-    // In the order of the rows memory is read forwards.
-    picked.sort_unstable();
+    let rows = sample.rows();
+    let first = seeds(kernels, sample, lists, options.seed, length);
     let mut centroids = Centroids::of_rows(rows, &first, length);
-    for round in 0..iterations {
-        let assigned = centroids.assign_all(kernels, rows, Some(&picked), progress);
+    for round in 0..options.iterations {
+        let assigned = centroids.assign_all(kernels, rows, None, progress);
         let mut members: Vec<Vec<u32>> = vec![Vec::new(); lists];
-        picked.iter().zip(&assigned).for_each(|(&row, &list)| members[list as usize].push(row));
-        balance(rows, &mut members, round + ROUNDS_SETTLING >= iterations);
+        (0..).zip(&assigned).for_each(|(row, &list)| members[list as usize].push(row));
+        balance(rows, &mut members, round + ROUNDS_SETTLING >= options.iterations);
         centroids = Centroids::new(means(rows, &members, length.is_some()), rows.cols(), length);
     }
     centroids
 }
 
-/// Draws `count` of the `picked` rows, which are in a random order.
-fn seeds(kernels: Kernels, rows: Matrix<'_>, picked: &[u32], count: usize, seed: u64, length: Option<f32>) -> Vec<u32> {
+/// Draws `count` rows of a part of the sample.
+fn seeds(kernels: Kernels, sample: &Sample, count: usize, seed: u64, length: Option<f32>) -> Vec<u32> {
+    let rows = sample.rows();
+    let picked = &sample.shuffled[..(sample.shuffled.len() / SEED_SHARE).max(count)];
     let a_round = count.div_ceil(SEED_ROUNDS);
     let mut drawn = picked[..a_round].to_vec();
     let mut fresh = 0..a_round;
@@ -187,14 +235,14 @@ fn seeds(kernels: Kernels, rows: Matrix<'_>, picked: &[u32], count: usize, seed:
         let centroids = Centroids::of_rows(rows, &drawn[fresh.clone()], length);
         let assigned = centroids.assign_all(kernels, rows, Some(picked), &|_| ());
         nearest.par_iter_mut().zip(picked).zip(&assigned).for_each(|((nearest, &row), &c)| {
-            *nearest =
-                nearest.min(distance(rows.row(row as usize), rows.row(drawn[fresh.start + c as usize] as usize)));
+            *nearest = nearest.min(distance(sample.row(row), sample.row(drawn[fresh.start + c as usize])));
         });
         // Times to the first event at rates of the distances: the earliest are a draw without replacement by weight
         // (Efraimidis and Spirakis 2006). Rows that were drawn come after all others, also after their own doubles.
         let round_seed = mix(seed, drawn.len() as u64);
         let time = |n: usize| {
-            let random = ((mix(round_seed, u64::from(picked[n])) >> 12) as f64 + 0.5) / (1u64 << 52) as f64;
+            let random = ((mix(round_seed, u64::from(sample.numbers[picked[n] as usize])) >> 12) as f64 + 0.5)
+                / (1u64 << 52) as f64;
             (if taken[n] { f64::INFINITY } else { -random.ln() / f64::from(nearest[n]) }, taken[n], n)
         };
         let mut times: Vec<(f64, bool, usize)> = (0..picked.len()).map(time).collect();

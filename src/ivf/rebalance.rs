@@ -7,8 +7,10 @@
 
 use std::collections::BinaryHeap;
 
-use super::build::{Built, Lists, Rescore, from_lists};
-use super::kmeans::{Centroids, common_length, distance, halves, means};
+use super::build::{Built, Lists, from_lists};
+use super::kmeans::{Centroids, distance, halves, means};
+use super::options::Rescore;
+use super::survey::RowSurvey;
 use crate::device::cpu::Kernels;
 use crate::error::{Error, Result};
 use crate::limits;
@@ -26,13 +28,14 @@ const LOPSIDED: usize = 8;
 /// An index of `rows` `[N, D]` that lay in the lists `of_rows` `[N]`. `nearest` is [`Lists::nearest`].
 ///
 /// # Errors
-/// As [`from_lists`].
+/// As [`RowSurvey::of`] and [`from_lists`].
 pub fn rebalance(rows: Matrix<'_>, of_rows: &[u32], nearest: bool, rescore: Rescore) -> Result<Built> {
     if of_rows.len() != rows.rows() || of_rows.is_empty() {
         return Err(Error::internal(format!("index: {} places of {} rows", of_rows.len(), rows.rows())));
     }
     let kernels = Kernels::detect()?;
-    let length = if nearest { None } else { common_length(rows) };
+    let survey = RowSurvey::of(&rows.into())?;
+    let length = if nearest { None } else { survey.length };
     let is_spherical = length.is_some();
     let mut lists = grouped(of_rows);
     let before = lists.len();
@@ -54,7 +57,7 @@ pub fn rebalance(rows: Matrix<'_>, of_rows: &[u32], nearest: bool, rescore: Resc
         kept.extend_from_slice(centroid);
         list.iter().for_each(|&row| places[row as usize] = number as u32);
     }
-    from_lists(rows, Lists { centroids: kept, of_rows: places, nearest }, rescore)
+    from_lists(&survey, Lists { centroids: kept, of_rows: places, nearest }, rescore)
 }
 
 /// The rows of each list.

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use super::build::{Options, Rescore};
+use super::options::{Options, Rescore};
+use super::survey::RowSurvey;
 use crate::device::cpu::kernels::BLOCK;
 use crate::error::Result;
-use crate::tensor::Matrix;
 
 /// Pads of a list beyond half a block, for lists of one item on average, and as much fewer as lists are longer: measured.
 const SHORT_LISTS: f64 = 12.0;
@@ -38,47 +38,51 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// The sizes of an index that is built over `rows` `[N, D]`.
+    /// The sizes of an index that is built over rows.
     ///
     /// # Errors
     /// As [`Options::lists_for`].
-    pub fn of(rows: Matrix<'_>, options: &Options) -> Result<Self> {
-        let lists = options.lists_for(rows.rows())?;
+    pub fn of(survey: &RowSurvey, options: &Options) -> Result<Self> {
+        let lists = options.lists_for(survey.rows)?;
         Ok(Sizes {
             lists,
-            sample: options.sample(rows.rows(), lists),
+            sample: options.sample(survey.rows, lists),
             rounds: options.iterations,
             origin: if options.lists == 0 { Origin::Items } else { Origin::Recipe },
-            ..Sizes::of_lists(rows, lists, options)?
+            ..Sizes::of_lists(survey, lists, options)?
         })
     }
 
-    /// The sizes of an index over lists that rows `[N, D]` came with.
+    /// The sizes of an index over lists that rows came with.
     ///
     /// # Errors
     /// As [`Options::subspaces`].
-    pub fn of_lists(rows: Matrix<'_>, lists: usize, options: &Options) -> Result<Self> {
-        let subspaces = options.subspaces(rows.cols())?.unwrap_or(0);
-        let row_width = match options.rescore.fitting(rows).0 {
+    pub fn of_lists(survey: &RowSurvey, lists: usize, options: &Options) -> Result<Self> {
+        let subspaces = options.subspaces(survey.cols)?.unwrap_or(0);
+        let row_width = match survey.fitting(options.rescore) {
             Rescore::None => 0,
             Rescore::Bf16 | Rescore::F16 => 2,
             Rescore::F32 => 4,
         };
-        let (items, dimension) = (rows.rows(), rows.cols());
+        let (items, dimension) = (survey.rows, survey.cols);
         let origin = Origin::Brought;
         Ok(Sizes { items, dimension, lists, sample: 0, row_width, subspaces, rounds: 0, origin })
     }
 
-    /// Bytes in memory of all that serves but the filter's planes and the columns. Lists take whole blocks: half a block
-    /// more each, on average, and somewhat more where many of them are shorter than one.
-    pub fn bytes(&self) -> u64 {
-        let codes = self.dimension.next_multiple_of(4) + 4;
+    /// About how many slots there will be. Lists take whole blocks: half a block more each, on average, and somewhat more where many
+    /// of them are shorter than one.
+    pub fn slots(&self) -> usize {
         let short = SHORT_LISTS * self.lists as f64 / self.items.max(1) as f64;
         let pads = self.lists as f64 * ((BLOCK - 1) as f64 / 2.0 + short);
-        let slots = self.items + pads as usize;
+        self.items + pads as usize
+    }
+
+    /// Bytes in memory of all that serves but the filter's planes and the columns.
+    pub fn bytes(&self) -> u64 {
+        let codes = self.dimension.next_multiple_of(4) + 4;
         let centroids = self.lists.next_multiple_of(BLOCK) * codes;
         let values = if self.subspaces > 0 { self.dimension * 64 } else { 0 };
-        (slots * (codes + self.row_width * self.dimension + self.subspaces / 2) + centroids + values) as u64
+        (self.slots() * (codes + self.row_width * self.dimension + self.subspaces / 2) + centroids + values) as u64
     }
 }
 
@@ -112,7 +116,12 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::{CodeKind, FirstPass, Index, build};
     use super::*;
-    use crate::files::{TensorFile, Tensors};
+    use crate::rows::RowStore;
+    use crate::tensor::Matrix;
+
+    fn surveyed(rows: Matrix<'_>) -> RowSurvey {
+        RowSurvey::of(&rows.into()).unwrap()
+    }
 
     /// Numbers that look random, of unequal clusters.
     fn rows(items: usize, dimension: usize) -> Vec<f32> {
@@ -136,13 +145,11 @@ mod tests {
             let rows = rows(items, dimension);
             let rows = Matrix::new(&rows, dimension).unwrap();
             let options = Options { lists, rescore, first_pass, ..Options::default() };
-            let sizes = Sizes::of(rows, &options).unwrap();
-            let built = build(rows, &options, &|_| ()).unwrap();
-            let (folder, mut file) = (tempfile::tempdir().unwrap(), TensorFile::new());
-            built.encode(rows, &mut file).unwrap();
-            let path = folder.path().join("index.safetensors");
-            file.write(&path).unwrap();
-            let index = Index::open(&Tensors::open(&path).unwrap()).unwrap();
+            let rows = RowStore::from(rows);
+            let survey = RowSurvey::of(&rows).unwrap();
+            let sizes = Sizes::of(&survey, &options).unwrap();
+            let built = build(&rows, &survey, &options, &|_| ()).unwrap();
+            let index = Index::open(&built.in_memory(&rows, "index").unwrap()).unwrap();
             assert_eq!((sizes.items, sizes.lists), (index.items(), index.lists()));
             let ratio = sizes.bytes() as f64 / index.bytes() as f64;
             assert!((0.95..1.05).contains(&ratio), "{sizes}: {ratio} of {}", index.bytes());
@@ -153,7 +160,7 @@ mod tests {
     fn what_was_chosen_is_told_with_its_reason() {
         let rows = rows(4096, 10);
         let rows = Matrix::new(&rows, 10).unwrap();
-        let told = |options: &Options| Sizes::of(rows, options).unwrap().to_string();
+        let told = |options: &Options| Sizes::of(&surveyed(rows), options).unwrap().to_string();
         let text = told(&Options::default());
         assert!(
             text.starts_with("4096 items of 10 numbers in 256 lists (about 4 √N), 16 a list; 4096 rows train"),
@@ -163,11 +170,11 @@ mod tests {
         let text = told(&Options { lists: 9, rescore: Rescore::None, ..Options::default() });
         assert!(text.contains("in 9 lists (as the recipe says)") && text.contains("none to rescore"), "{text}");
         let options = Options { rescore: Rescore::F32, ..Options::default() };
-        let text = Sizes::of_lists(rows, 5, &options).unwrap().to_string();
+        let text = Sizes::of_lists(&surveyed(rows), 5, &options).unwrap().to_string();
         assert!(text.contains("in 5 lists (as they came), 819 a list; an item takes 16 B"), "{text}");
-        assert!(Sizes::of(rows, &Options { lists: 5000, ..Options::default() }).is_err());
+        assert!(Sizes::of(&surveyed(rows), &Options { lists: 5000, ..Options::default() }).is_err());
         // Half precision cannot hold these, which takes twice the memory.
         let large: Vec<f32> = rows.data().iter().map(|x| x * 1e6).collect();
-        assert_eq!(Sizes::of(Matrix::new(&large, 10).unwrap(), &Options::default()).unwrap().row_width, 4);
+        assert_eq!(Sizes::of(&surveyed(Matrix::new(&large, 10).unwrap()), &Options::default()).unwrap().row_width, 4);
     }
 }

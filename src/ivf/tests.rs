@@ -5,9 +5,10 @@
 use super::*;
 use crate::device::buffer::Buffer;
 use crate::device::cpu::Kernels;
-use crate::error::Kind;
+use crate::error::{Kind, Result};
 use crate::files::{TensorFile, Tensors};
 use crate::limits;
+use crate::rows::{RowStore, Spill};
 use crate::tensor::Matrix;
 use crate::topk::{Selector, unkey};
 use crate::units::{ListId, NO_ITEM, Slot};
@@ -27,6 +28,15 @@ pub(super) fn vectors(count: usize, dimension: usize, seed: u64) -> Vec<f32> {
     values
 }
 
+pub(super) fn build(rows: Matrix<'_>, options: &Options, progress: &(dyn Fn(usize) + Sync)) -> Result<Built> {
+    let rows = RowStore::from(rows);
+    super::build(&rows, &RowSurvey::of(&rows)?, options, progress)
+}
+
+pub(super) fn from_lists(rows: Matrix<'_>, lists: Lists, rescore: Rescore) -> Result<Built> {
+    super::from_lists(&RowSurvey::of(&rows.into())?, lists, rescore)
+}
+
 fn opened(rows: Matrix<'_>, options: &Options) -> (Built, Index) {
     let built = build(rows, options, &|_| ()).unwrap();
     let index = written(&built, rows);
@@ -34,12 +44,7 @@ fn opened(rows: Matrix<'_>, options: &Options) -> (Built, Index) {
 }
 
 fn written(built: &Built, rows: Matrix<'_>) -> Index {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("index.safetensors");
-    let mut file = TensorFile::new();
-    built.encode(rows, &mut file).unwrap();
-    file.write(&path).unwrap();
-    Index::open(&Tensors::open(&path).unwrap()).unwrap()
+    Index::open(&built.in_memory(&rows.into(), "index").unwrap()).unwrap()
 }
 
 /// An index over lists that are given: centroids of unequal length, rows in the list nearest to them.
@@ -619,5 +624,54 @@ fn lists_sorted_by_keys_keep_their_items() {
         let length = before.list_lengths[list] as usize;
         expected[..length].sort_by_key(|&row| (keys[row as usize], row));
         assert_eq!(sorted, expected, "list {list}: pads stay at its end");
+    }
+}
+
+#[test]
+fn rows_in_a_file_make_the_same_index_in_any_number_of_passes() {
+    let folder = tempfile::tempdir().unwrap();
+    let spill = Spill::new(0, folder.path());
+    let path = folder.path().join("index.safetensors");
+    for (items, dimension, lists, rescore, scale) in [
+        (1, 1, 1, Rescore::F16, 1.0),
+        (17, 3, 2, Rescore::None, 1.0),
+        (3000, 24, 0, Rescore::F16, 1.0),
+        (3000, 7, 50, Rescore::Bf16, 3.0),
+        (2500, 10, 9, Rescore::F16, 1e6),
+        (2000, 16, 300, Rescore::F32, 1.0),
+    ] {
+        let values: Vec<f32> = vectors(items, dimension, 3).iter().map(|x| x * scale).collect();
+        let rows = RowStore::owned(values, dimension).unwrap();
+        let options = Options { lists, rescore, sample_per_list: 20, iterations: 3, ..Options::default() };
+        let survey = RowSurvey::of(&rows).unwrap();
+        let built = super::build(&rows, &survey, &options, &|_| ()).unwrap();
+        let expected = built.in_memory(&rows, "index").unwrap();
+        let sum = built.write(&rows, &path, 0).unwrap();
+        assert_eq!(sum, crate::files::Checksum::of(expected.bytes()));
+        let filed = RowStore::owned(rows.all().unwrap(), dimension).unwrap().spilled(&spill).unwrap();
+        assert!(filed.in_memory().is_none() && std::fs::read_dir(folder.path()).unwrap().count() == 1);
+        let survey = RowSurvey::of(&filed).unwrap();
+        let again = super::build(&filed, &survey, &options, &|_| ()).unwrap();
+        assert_eq!((&again.order, &again.centroids), (&built.order, &built.centroids));
+        let (blocks, block_bytes) = (again.order.len().div_ceil(16), dimension as u64 * 64);
+        for passes in 1..=7 {
+            let bytes = blocks.div_ceil(passes) as u64 * block_bytes;
+            let buckets = again.order.len().div_ceil(again.bucket_slots(bytes));
+            assert!(blocks < 100 || buckets == passes, "{passes}: {buckets}");
+            assert_eq!(again.write(&filed, &path, bytes).unwrap(), sum, "{items} rows in {passes} passes");
+        }
+        assert_eq!((again.bucket_slots(u64::MAX), again.bucket_slots(0)), (again.order.len(), 16));
+        assert_eq!(again.write(&filed, &path, u64::MAX).unwrap(), sum, "{items} rows");
+    }
+}
+
+#[test]
+fn a_sample_is_the_rows_that_the_hash_puts_first() {
+    for (count, wanted, seed) in [(1, 1, 1), (1000, 1, 2), (1000, 999, 3), (5000, 64, 4), (5000, 4000, 5), (7, 7, 6)] {
+        let mut expected: Vec<u32> = (0..count).collect();
+        expected.sort_by_key(|&row| (kmeans::mix(seed, u64::from(row)), row));
+        expected.truncate(wanted);
+        expected.sort_unstable();
+        assert_eq!(kmeans::drawn(count as usize, wanted, seed), expected, "{wanted} of {count}");
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::budget::{self, Budget, Held};
 use super::embed::{Embedded, embed};
 use super::request::{Progress, Publish, Stage, Vectors};
 use crate::columns::{self, ItemColumn, ItemValues};
@@ -11,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::items::{EMBEDDING, Items};
 use crate::ivf;
 use crate::model::{ColumnSpec, MODEL_FILE, ModelSpec, Package};
+use crate::rows::{RowStore, Spill};
 use crate::snapshot::{PROGRAM, Provenance, Recipe, candidates};
-use crate::tensor::Matrix;
 
 /// Items with their vectors, in the order that they came in.
 pub(super) struct Catalogue {
@@ -20,6 +21,8 @@ pub(super) struct Catalogue {
     items: Items,
     embedded: Embedded,
     lists: Option<ivf::Lists>,
+    budget: Budget,
+    spill: Spill,
 }
 
 /// Items with their vectors, and the slots that they get.
@@ -28,10 +31,19 @@ pub(super) struct Arranged {
     pub(super) columns: Vec<ItemColumn>,
     pub(super) built: ivf::Built,
     pub(super) embedded: Embedded,
+    /// Memory for vectors that lie in a file, while they are brought into the order of slots.
+    pub(super) bucket_bytes: u64,
 }
 
-/// Reads what is published and gives each item its vector.
-pub(super) fn read(what: &Publish, package: Option<&Package>, progress: &Progress<'_>) -> Result<Catalogue> {
+/// Reads what is published and gives each item its vector; those that memory is not to hold lie in a file in `folder`.
+pub(super) fn read(
+    what: &Publish,
+    package: Option<&Package>,
+    budget: Budget,
+    folder: &Path,
+    progress: &Progress<'_>,
+) -> Result<Catalogue> {
+    let spill = budget.spill(folder);
     let path = match (&what.items, package, &what.vectors) {
         (Some(path), _, _) | (None, None, Some(Vectors::Faiss(path))) => path.clone(),
         (None, Some(package), _) => package.folder().join("items.parquet"),
@@ -41,16 +53,16 @@ pub(super) fn read(what: &Publish, package: Option<&Package>, progress: &Progres
             ));
         }
     };
-    let (mut items, lists) = read_items(what, &path)?;
+    let (mut items, lists) = read_items(what, &path, &spill)?;
     progress(Stage::Reading, 1, 1);
-    let embedded = embed(package, &mut items, progress)?;
-    Ok(Catalogue { path, items, embedded, lists })
+    let embedded = embed(package, &mut items, &spill, progress)?;
+    Ok(Catalogue { path, items, embedded, lists, budget, spill })
 }
 
 impl Catalogue {
-    /// The vectors, one row an item.
-    pub(super) fn rows(&self) -> Result<Matrix<'_>> {
-        rows(&self.embedded.vectors, self.items.len())
+    /// Width of an item's vector.
+    pub(super) fn dimension(&self) -> usize {
+        self.embedded.vectors.cols()
     }
 
     /// Where the items and vectors came from, with how long it took left open.
@@ -65,45 +77,72 @@ impl Catalogue {
         }
     }
 
-    /// Puts the items into slots, and keeps the columns that the model declares.
+    /// Puts the items into slots, and keeps the columns that the model declares. The version is to lie in `store`.
     pub(super) fn arrange(
         mut self,
+        what: &Publish,
         package: Option<&Package>,
         spec: &ModelSpec,
-        recipe: &Recipe,
+        store: &Path,
         progress: &Progress<'_>,
     ) -> Result<Arranged> {
+        let Recipe { index: options, filter, .. } = &what.recipe;
         let within = |e: Error| e.within(self.path.display());
         let columns = keep(spec, &mut self.items).map_err(within)?;
+        // Vectors that only the item tower has read.
+        self.items.dense.clear();
         if let Some(package) = package {
             let numeric = columns.iter().filter(|c| !matches!(c.values, ItemValues::Texts { .. }));
             package.value(&numeric.map(|c| c.name.as_str()).collect::<Vec<_>>())?;
             let kind = |name: &str| columns.iter().find(|c| c.name == name).map(|c| c.values.kind());
             candidates::check_features(&package.spec, &kind).map_err(within)?;
         }
-        let alike = columns::likeness(&columns, &recipe.filter.together, self.items.len()).map_err(within)?;
-        let lists = self.lists.take();
-        let mut built = arrange(self.rows()?, lists, &recipe.index, progress)?;
+        let Embedded { vectors, kept } = self.embedded;
+        let survey = ivf::RowSurvey::of(&vectors)?;
+        let sizes = match &self.lists {
+            Some(lists) => ivf::Sizes::of_lists(&survey, lists.centroids.len() / vectors.cols(), options)?,
+            None => ivf::Sizes::of(&survey, options)?,
+        };
+        progress(Stage::Sized(sizes), 0, 1);
+        let plan = self.budget.plan(package, held(&columns, &kept), &sizes)?;
+        progress(Stage::Planned(plan), 0, 1);
+        // The whole lies beside its shards until these are there.
+        budget::check_disk(store, plan.disk_bytes * if what.shards.is_some() { 2 } else { 1 })?;
+        let vectors = match plan.bucket_bytes {
+            None => vectors.fetched(&Spill::never()),
+            Some(_) => vectors.spilled(&self.spill),
+        }?;
+        let alike = columns::likeness(&columns, &filter.together, self.items.len())
+            .map_err(|e| e.within(self.path.display()))?;
+        let mut built = match self.lists {
+            Some(lists) => {
+                let mut built = ivf::from_lists(&survey, lists, options.rescore)?;
+                built.train_first_pass(&vectors, options)?;
+                built
+            }
+            None => cluster(&vectors, &survey, options, progress)?,
+        };
         built.sort_lists(&alike);
-        Ok(Arranged { ids: self.items.ids, columns, built, embedded: self.embedded })
+        let embedded = Embedded { vectors, kept };
+        let bucket_bytes = plan.bucket_bytes.unwrap_or(u64::MAX);
+        Ok(Arranged { ids: self.items.ids, columns, built, embedded, bucket_bytes })
     }
 }
 
-impl Arranged {
-    /// The vectors, one row an item, in the order that they came in.
-    pub(super) fn rows(&self) -> Result<Matrix<'_>> {
-        rows(&self.embedded.vectors, self.ids.len())
+fn held(columns: &[ItemColumn], kept: &[u8]) -> Held {
+    let sum = |of: fn(&ItemValues) -> usize| columns.iter().map(|c| of(&c.values) as u64).sum();
+    Held {
+        columns: columns.len() as u64,
+        values: sum(ItemValues::count),
+        column_bytes: sum(ItemValues::bytes),
+        kept_bytes: kept.len() as u64,
     }
-}
-
-fn rows(vectors: &[f32], items: usize) -> Result<Matrix<'_>> {
-    Matrix::new(vectors, vectors.len() / items)
 }
 
 /// The items, and the lists that they lie in where they came with some.
-fn read_items(what: &Publish, path: &Path) -> Result<(Items, Option<ivf::Lists>)> {
+fn read_items(what: &Publish, path: &Path, spill: &Spill) -> Result<(Items, Option<ivf::Lists>)> {
     let Some(Vectors::Faiss(index)) = &what.vectors else {
-        return Ok((Items::read(path, what.vectors.as_ref().map(Vectors::path))?, None));
+        return Ok((Items::read_spilling(path, what.vectors.as_ref().map(Vectors::path), spill)?, None));
     };
     if what.package.is_some() {
         let index = index.display();
@@ -120,24 +159,16 @@ fn read_items(what: &Publish, path: &Path) -> Result<(Items, Option<ivf::Lists>)
     Ok((items, Some(lists)))
 }
 
-/// The items' slots: in the lists that they came with, or in clusters.
-fn arrange(
-    rows: Matrix<'_>,
-    lists: Option<ivf::Lists>,
+/// The items' slots, in clusters.
+fn cluster(
+    rows: &RowStore<'_>,
+    survey: &ivf::RowSurvey,
     options: &ivf::Options,
     progress: &Progress<'_>,
 ) -> Result<ivf::Built> {
-    if let Some(lists) = lists {
-        let sizes = ivf::Sizes::of_lists(rows, lists.centroids.len() / rows.cols(), options)?;
-        progress(Stage::Sized(sizes), 0, 1);
-        let mut built = ivf::from_lists(rows, lists, options.rescore)?;
-        built.train_first_pass(rows, options)?;
-        return Ok(built);
-    }
-    progress(Stage::Sized(ivf::Sizes::of(rows, options)?), 0, 1);
     let total = ivf::steps(rows.rows(), options)?;
     let done = AtomicUsize::new(0);
-    ivf::build(rows, options, &|n| {
+    ivf::build(rows, survey, options, &|n| {
         progress(Stage::Clustering, done.fetch_add(n, Ordering::Relaxed) + n, total);
     })
 }
@@ -153,7 +184,7 @@ fn keep(spec: &ModelSpec, items: &mut Items) -> Result<Vec<ItemColumn>> {
             return Err(Error::invalid(format!(
                 "column `{name}`: got vectors of {} numbers, which no item tower reads, expected texts, integers or single \
                  numbers; leave it out, or name the columns to keep in {MODEL_FILE}",
-                dense.width
+                dense.cols()
             )));
         }
         spec.check_columns(columns.iter().map(|c| c.name.as_str()))?;

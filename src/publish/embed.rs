@@ -1,5 +1,7 @@
 //! The vectors of items: their own column, or the item tower over their features.
 
+use std::collections::BTreeMap;
+
 use super::request::{Progress, Stage};
 use crate::columns::ItemValues;
 use crate::embedding::Lookup;
@@ -7,100 +9,152 @@ use crate::error::{Error, Result};
 use crate::items::{EMBEDDING, ID, Items};
 use crate::model::{MODEL_FILE, Package, VectorSpec};
 use crate::request::{Features, Values};
+use crate::rows::{RowStore, RowWriter, Spill};
 use crate::snapshot::VectorRows;
+use crate::tensor::Matrix;
 use crate::tower::{self, FeatureRow, FeatureSpec, Pooled, RUN_ROWS, Threads, Tower};
+
+/// Items whose tensors are encoded together.
+const CHUNK_ITEMS: usize = 4096;
 
 /// What is kept of all items, each row after row.
 pub(super) struct Embedded {
     /// `[N, D]`
-    pub(super) vectors: Vec<f32>,
+    pub(super) vectors: RowStore<'static>,
     /// Those of `[[item.vectors]]`, as they are stored ([`VectorRows`]).
     pub(super) kept: Vec<u8>,
 }
 
-/// The vectors of all items, and the tensors that the package keeps of them.
-pub(super) fn embed(package: Option<&Package>, items: &mut Items, progress: &Progress<'_>) -> Result<Embedded> {
+/// The vectors of all items, and the tensors that the package keeps of them. `spill` holds for what the item tower makes.
+pub(super) fn embed(
+    package: Option<&Package>,
+    items: &mut Items,
+    spill: &Spill,
+    progress: &Progress<'_>,
+) -> Result<Embedded> {
     let specs = package.map_or(&[][..], |p| &p.spec.item.vectors);
-    let columns: Vec<Option<Vec<f32>>> = specs.iter().map(|spec| column(spec, items)).collect::<Result<_>>()?;
-    let mut made = match package.and_then(|p| p.item.as_ref()) {
-        Some(tower) => run(tower, items, progress)?.into_iter(),
-        None => vec![given(package, items)?].into_iter(),
+    specs.iter().try_for_each(|spec| column(spec, items).map(drop))?;
+    let tower = package.and_then(|p| p.item.as_ref());
+    let mut made = match tower {
+        Some(tower) => run(tower, items, spill, progress)?.into_iter(),
+        None => check_given(package, items).map(|()| Vec::new().into_iter())?,
     };
-    let vectors = made.next().unwrap_or_default();
-    let kept: Vec<Vec<f32>> =
-        columns.into_iter().map(|column| column.or_else(|| made.next()).unwrap_or_default()).collect();
+    let of_tower = tower.and_then(|_| made.next());
+    let kept = kept(specs, items, made)?;
+    let vectors = match of_tower.or_else(|| items.dense.remove(EMBEDDING)) {
+        Some(vectors) => vectors,
+        None => return Err(Error::internal("an item tower without outputs")),
+    };
+    Ok(Embedded { vectors, kept })
+}
+
+/// The tensors that are kept, as they are stored: of columns, or else of what the tower has `made`, in turn.
+fn kept(specs: &[VectorSpec], items: &Items, mut made: impl Iterator<Item = RowStore<'static>>) -> Result<Vec<u8>> {
     let rows = VectorRows::of(specs)?;
-    let mut stored = Vec::with_capacity(items.len() * rows.bytes());
-    for item in 0..items.len() {
-        let values = |n: usize| &kept[n][item * specs[n].width..][..specs[n].width];
-        rows.encode(values, &mut stored).map_err(|e| e.within(format!("item {}", item + 1)))?;
+    let mut of_tower: Vec<Option<RowStore<'static>>> = Vec::with_capacity(specs.len());
+    for spec in specs {
+        of_tower.push(if spec.column.is_none() { made.next() } else { None });
     }
-    Ok(Embedded { vectors, kept: stored })
+    let mut sources = Vec::with_capacity(specs.len());
+    for (spec, made) in specs.iter().zip(&of_tower) {
+        let source = column(spec, items)?.or(made.as_ref());
+        sources.push(source.ok_or_else(|| Error::internal(format!("item.vectors `{}`: no rows", spec.name)))?);
+    }
+    let mut stored = Vec::with_capacity(items.len() * rows.bytes());
+    let mut scratch = vec![Vec::new(); sources.len()];
+    for first in (0..if specs.is_empty() { 0 } else { items.len() }).step_by(CHUNK_ITEMS) {
+        let chunk = first..(first + CHUNK_ITEMS).min(items.len());
+        let mut read = Vec::with_capacity(sources.len());
+        for (source, scratch) in sources.iter().zip(&mut scratch) {
+            read.push(source.read(chunk.clone(), scratch)?);
+        }
+        for item in chunk {
+            let values = |n: usize| read[n].row(item - first);
+            rows.encode(values, &mut stored).map_err(|e| e.within(format!("item {}", item + 1)))?;
+        }
+    }
+    Ok(stored)
 }
 
 /// The column of one of `[[item.vectors]]`; none where the item tower makes it.
-fn column(spec: &VectorSpec, items: &Items) -> Result<Option<Vec<f32>>> {
+fn column<'i>(spec: &VectorSpec, items: &'i Items) -> Result<Option<&'i RowStore<'static>>> {
     let Some(column) = &spec.column else { return Ok(None) };
     let place = |e: Error| e.within(format!("item.vectors `{}`", spec.name));
     let dense = items.dense.get(column).ok_or_else(|| {
         let known: Vec<&str> = items.dense.keys().map(String::as_str).collect();
         place(Error::invalid(format!("items: no column `{column}` of vectors; there are: {}", known.join(", "))))
     })?;
-    match dense.width == spec.width {
-        true => Ok(Some(dense.values.clone())),
+    match dense.cols() == spec.width {
+        true => Ok(Some(dense)),
         false => Err(place(Error::invalid(format!(
             "column `{column}`: vectors of {} numbers, expected {}",
-            dense.width, spec.width
+            dense.cols(),
+            spec.width
         )))),
     }
 }
 
-/// The vectors that items bring.
-fn given(package: Option<&Package>, items: &mut Items) -> Result<Vec<f32>> {
-    let dense = items.dense.remove(EMBEDDING).ok_or_else(|| {
+/// Refuses items without vectors of their own, or with others than the model's.
+fn check_given(package: Option<&Package>, items: &Items) -> Result<()> {
+    let dense = items.dense.get(EMBEDDING).ok_or_else(|| {
         Error::invalid(format!(
             "items: no column `{EMBEDDING}` and no vectors beside the file, expected a vector an item"
         ))
     })?;
-    if let Some(want) = package.map(|p| p.spec.dimension).filter(|want| *want != dense.width) {
+    if let Some(want) = package.map(|p| p.spec.dimension).filter(|want| *want != dense.cols()) {
         return Err(Error::invalid(format!(
             "items: vectors of {} numbers, expected {want} as {MODEL_FILE} says",
-            dense.width
+            dense.cols()
         )));
     }
-    Ok(dense.values)
+    Ok(())
 }
 
 /// What the item tower makes of all items, output after output.
-fn run(tower: &Tower, items: &Items, progress: &Progress<'_>) -> Result<Vec<Vec<f32>>> {
+fn run(tower: &Tower, items: &Items, spill: &Spill, progress: &Progress<'_>) -> Result<Vec<RowStore<'static>>> {
     let threads = Threads::new(std::thread::available_parallelism().map_or(1, usize::from));
     let mut scratch = tower::Scratch::default();
-    let mut all: Vec<Vec<f32>> = tower.outputs().iter().map(|_| Vec::new()).collect();
+    let writer = |width: usize| RowWriter::new(width, spill.clone());
+    let mut all: Vec<RowWriter> = Vec::new();
+    let dense = tower.features().iter().filter_map(|s| Some((s.source(), items.dense.get(s.source())?, Vec::new())));
+    let mut dense: Vec<(&str, &RowStore<'_>, Vec<f32>)> = dense.collect();
     for first in (0..items.len()).step_by(RUN_ROWS) {
         let batch = first..(first + RUN_ROWS).min(items.len());
         let place = |e: Error| e.within(format!("items {} to {}", batch.start + 1, batch.end));
+        let numbers = dense.iter_mut().map(|(name, rows, scratch)| Ok((*name, rows.read(batch.clone(), scratch)?)));
+        let numbers = numbers.collect::<Result<BTreeMap<&str, Matrix<'_>>>>()?;
         let read = |row| {
-            tower.read(features(tower.features(), items, row)?).map_err(|e| e.within(format!("item {}", row + 1)))
+            let number = |name: &str| numbers.get(name).map(|rows| rows.row(row - first).to_vec());
+            let given = features(tower.features(), items, row, &number)?;
+            tower.read(given).map_err(|e| e.within(format!("item {}", row + 1)))
         };
         let rows = batch.clone().map(read).collect::<Result<Vec<FeatureRow>>>()?;
         let rows: Vec<&FeatureRow> = rows.iter().collect();
         let (pooled, _) = tower.lookup(&rows, &Lookup::default()).map_err(place)?;
         let rows: Vec<(&FeatureRow, &Pooled)> = rows.into_iter().zip(&pooled).collect();
         let made = tower.run(&rows, &threads, &mut scratch).map_err(place)?;
-        all.iter_mut().zip(&made).for_each(|(all, made)| all.extend_from_slice(made.data()));
+        if all.is_empty() {
+            all = made.iter().map(|made| writer(made.data().len() / batch.len())).collect();
+        }
+        all.iter_mut().zip(&made).try_for_each(|(all, made)| all.push(made.data()))?;
         progress(Stage::Embedding, batch.end, items.len());
     }
-    Ok(all)
+    all.into_iter().map(RowWriter::finish).collect()
 }
 
-/// The features of one item, read from its columns.
-fn features(specs: &[FeatureSpec], items: &Items, row: usize) -> Result<Features> {
+/// The features of one item, read from its columns; `vector` gives those of vectors.
+fn features(
+    specs: &[FeatureSpec],
+    items: &Items,
+    row: usize,
+    vector: &dyn Fn(&str) -> Option<Vec<f32>>,
+) -> Result<Features> {
     let mut features = Features::new();
     for source in specs.iter().map(|s| s.source()) {
         let values = if source == ID {
             Values::Integers(vec![items.ids[row]])
-        } else if let Some(dense) = items.dense.get(source) {
-            Values::Numbers(dense.values[row * dense.width..(row + 1) * dense.width].to_vec())
+        } else if let Some(numbers) = vector(source) {
+            Values::Numbers(numbers)
         } else if let Some(column) = items.columns.iter().find(|c| c.name == source) {
             let range = |offsets: &[u32]| offsets[row] as usize..offsets[row + 1] as usize;
             match &column.values {

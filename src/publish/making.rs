@@ -40,7 +40,7 @@ impl Making<'_> {
             format: FORMAT,
             name: spec.name.clone(),
             version,
-            dimension: arranged.rows()?.cols(),
+            dimension: arranged.embedded.vectors.cols(),
             items: arranged.ids.len(),
             slots: arranged.built.order.len(),
             lists: arranged.built.list_lengths.len(),

@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::files::Checksum;
 use crate::ivf;
 use crate::model::Package;
+use crate::rows::RowStore;
 use crate::snapshot::{
     CALIBRATION_FILE, Calibration, FORMAT, INDEX_FILE, Manifest, MergedFrom, PROGRAM, Provenance, QUERIES_FILE, Recipe,
     Store, VectorRows, Wanted,
@@ -155,7 +156,8 @@ impl<'a> Merging<'a> {
         let rows = VectorRows::of(&main.package.spec.item.vectors)?;
         let mut kept = Vec::with_capacity(slots.len() * rows.bytes());
         slots.iter().for_each(|slot| view.read_vectors(&rows, *slot, &mut kept));
-        let arranged = Arranged { ids, columns, built, embedded: Embedded { vectors, kept } };
+        let embedded = Embedded { vectors: RowStore::owned(vectors, dimension)?, kept };
+        let arranged = Arranged { ids, columns, built, embedded, bucket_bytes: u64::MAX };
         let of_main = main.calibration.as_ref();
         let of_main = of_main.map(|c| share(c, &main.recipe, main.index.items(), main.index.lists()));
         let trained_share = main.manifest.merged.as_ref().map_or(of_main, |from| from.trained_share);
@@ -193,7 +195,8 @@ impl<'a> Merging<'a> {
         let items = self.arranged.ids.len();
         let options = &self.view.main().recipe.index;
         let options = ivf::Options { lists: options.lists.min(items), ..options.clone() };
-        self.arranged.built = ivf::build(self.arranged.rows()?, &options, &|_| ())?;
+        let rows = &self.arranged.embedded.vectors;
+        self.arranged.built = ivf::build(rows, &ivf::RowSurvey::of(rows)?, &options, &|_| ())?;
         self.is_trained = true;
         let (sum, measured) = self.write_index(folder)?;
         self.trained_share = measured.as_ref().map(|(calibration, _)| self.share(calibration));

@@ -12,10 +12,13 @@
 //! 9. Rows that are to lie on a cluster are brought there (`remote`).
 //! 10. The manifest is written last, and the folder gets its name.
 //!
+//! Vectors need not lie in memory (`budget`); what is published is the same.
+//!
 //! A version that is to be cut is made so far, whole, and then cut (`shards`).
 //!
 //! [`merge`] makes a version of one that is served and its updates, by the last of these steps.
 
+mod budget;
 pub mod calibrate;
 mod catalogue;
 mod embed;
@@ -34,11 +37,14 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
+use budget::Budget;
+
 use crate::error::{Error, Result};
 use crate::files::Checksum;
 use crate::model::{ModelSpec, Package};
 use crate::snapshot::Store;
 
+pub use budget::MemoryPlan;
 pub use merge::{MergedVersion, merge};
 pub use remote::Remote;
 pub use request::{Progress, Publish, Stage, Vectors};
@@ -48,6 +54,10 @@ pub use request::{Progress, Publish, Stage, Vectors};
 /// # Errors
 /// What is wrong with the package, the recipe or the items, with the place. The store is then as it was.
 pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result<(String, u64)> {
+    publish_within(store, what, Budget::of(what.memory_bytes), progress)
+}
+
+fn publish_within(store: &Store, what: &Publish, budget: Budget, progress: &Progress<'_>) -> Result<(String, u64)> {
     let start = Instant::now();
     what.check()?;
     if let Some(folder) = &what.package {
@@ -56,14 +66,14 @@ pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result
     }
     progress(Stage::Reading, 0, 1);
     let package = what.package.as_deref().map(Package::open).transpose()?;
-    let catalogue = catalogue::read(what, package.as_ref(), progress)?;
+    let catalogue = catalogue::read(what, package.as_ref(), budget, store.root(), progress)?;
     let (spec, tables) = match (&package, &what.name) {
         (Some(package), _) => tables::converted(package, &what.recipe.tables)?,
-        (None, Some(name)) => (ModelSpec::embedding_only(name, catalogue.rows()?.cols()), Vec::new()),
+        (None, Some(name)) => (ModelSpec::embedding_only(name, catalogue.dimension()), Vec::new()),
         (None, None) => return Err(Error::invalid("name: expected one for an embedding-only model")),
     };
     let provenance = catalogue.provenance(what);
-    let arranged = catalogue.arrange(package.as_ref(), &spec, &what.recipe, progress)?;
+    let arranged = catalogue.arrange(what, package.as_ref(), &spec, store.root(), progress)?;
     let files = write::Version {
         package: package.as_ref(),
         spec: &spec,
@@ -110,3 +120,6 @@ pub fn published(store: &Store, package: &Path) -> Result<Option<(String, u64)>>
     }
     Ok(Some((name.clone(), version)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::budget::MemoryPlan;
 use super::remote::Remote;
 use crate::error::{Error, Result};
 use crate::ivf;
@@ -35,6 +36,8 @@ pub struct Publish {
     pub remote: Option<Remote>,
     /// Where graphs are tried.
     pub trials: Trials,
+    /// Bytes of memory that the publication may take; most of what is free where it is not given.
+    pub memory_bytes: Option<u64>,
 }
 
 impl Publish {
@@ -87,6 +90,8 @@ pub enum Stage {
     Embedding,
     /// What the index will be, before it is built.
     Sized(ivf::Sizes),
+    /// What it will take of memory and disk.
+    Planned(MemoryPlan),
     Clustering,
     Writing,
     Calibrating,

@@ -75,9 +75,8 @@ impl Version<'_> {
 
     /// Writes the index of the items that `built` has slots for.
     pub(super) fn write_index(&self, folder: &Path, built: &Built) -> Result<Checksum> {
-        let mut file = TensorFile::new();
-        built.encode(self.arranged.rows()?, &mut file)?;
-        file.write(&folder.join(INDEX_FILE))
+        let Arranged { embedded, bucket_bytes, .. } = self.arranged;
+        built.write(&embedded.vectors, &folder.join(INDEX_FILE), *bucket_bytes)
     }
 
     /// Writes what else lies in slot order: columns with ids, the filter's planes, and tensors that are kept by item.

@@ -6,6 +6,7 @@ use super::*;
 use crate::columns::{self, Columns, ItemColumn, ItemValues};
 use crate::files::TensorFile;
 use crate::ivf::{Assigner, CodeKind, Ending, FirstPass, Margins};
+use crate::rows::RowStore;
 use crate::tensor::Matrix;
 
 const DIMENSION: usize = 16;
@@ -67,15 +68,14 @@ impl Shop {
         let codes = if rescore == ivf::Rescore::None { CodeKind::None } else { CodeKind::Pq4 };
         let first_pass = FirstPass { codes, subspaces: 0 };
         let options = ivf::Options { lists: 160, iterations: 4, rescore, first_pass, ..ivf::Options::default() };
-        let built = ivf::build(matrix, &options, &|_| ()).unwrap();
+        let store = RowStore::from(matrix);
+        let built = ivf::build(&store, &ivf::RowSurvey::of(&store).unwrap(), &options, &|_| ()).unwrap();
         Shop::of(&built, matrix, queries, exact_share_min)
     }
 
     fn of(built: &ivf::Built, rows: Matrix<'_>, queries: Vec<f32>, exact_share_min: f64) -> Self {
         let items = rows.rows();
-        let mut file = TensorFile::new();
-        built.encode(rows, &mut file).unwrap();
-        let index = ivf::Index::open(&file.in_memory("index").unwrap()).unwrap();
+        let index = ivf::Index::open(&built.in_memory(&rows.into(), "index").unwrap()).unwrap();
 
         // One value an item of 2, 5 or 30 that know nothing of each other, the region that it lies in, and many tags.
         let one_of = |sides: usize| move |dice: &mut Dice, _: usize| vec![dice.roll(sides).to_string()];

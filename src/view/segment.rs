@@ -100,9 +100,7 @@ impl Segment {
             true => assigner.arrange(matrix, rows.iter().map(|row| row.list).collect())?,
             false => assigner.gather(matrix)?,
         };
-        let mut file = TensorFile::new();
-        built.encode(matrix, &mut file)?;
-        let index = ivf::Index::open(&file.in_memory("fresh index")?)?;
+        let index = ivf::Index::open(&built.in_memory(&matrix.into(), "fresh index")?)?;
         let mut file = TensorFile::new();
         let attribute = |row: usize, column: usize| Cow::Borrowed(&rows[row].attributes[column]);
         columns::encode(&item_columns(&main.columns, rows.len(), attribute), &built.order, &mut file)?;

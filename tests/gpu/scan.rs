@@ -3,8 +3,8 @@
 use sterling::device::cuda::Device;
 use sterling::device::cuda::ops::scan::{Collection, Eligible, Order};
 use sterling::device::cuda::ops::top::{self, Scored, Ties};
-use sterling::files::{TensorFile, Tensors};
-use sterling::ivf::{self, DeviceIndex, Index, Lists, Options, Probing, Rescore, Scratch};
+use sterling::ivf::{self, DeviceIndex, Index, Lists, Options, Probing, Rescore, RowSurvey, Scratch};
+use sterling::rows::RowStore;
 use sterling::tensor::Matrix;
 use sterling::topk::{Selector, key, unkey};
 use sterling::units::{ListId, Slot};
@@ -23,17 +23,14 @@ pub fn index(items: usize, dimension: usize, lists: usize, rescore: Rescore, nea
         values.extend(row);
         of_rows.push(list as u32);
     }
-    let rows = Matrix::new(&values, dimension).unwrap();
+    let rows = RowStore::from(Matrix::new(&values, dimension).unwrap());
+    let survey = RowSurvey::of(&rows).unwrap();
     let built = match nearest {
-        true => ivf::from_lists(rows, Lists { centroids, of_rows, nearest }, rescore).unwrap(),
-        false => ivf::build(rows, &Options { lists, rescore, ..Options::default() }, &|_| ()).unwrap(),
+        true => ivf::from_lists(&survey, Lists { centroids, of_rows, nearest }, rescore).unwrap(),
+        false => ivf::build(&rows, &survey, &Options { lists, rescore, ..Options::default() }, &|_| ()).unwrap(),
     };
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("index.safetensors");
-    let mut file = TensorFile::new();
-    built.encode(rows, &mut file).unwrap();
-    file.write(&path).unwrap();
-    (Index::open(&Tensors::open(&path).unwrap()).unwrap(), values)
+    let index = Index::open(&built.in_memory(&rows, "index").unwrap()).unwrap();
+    (index, values)
 }
 
 /// What the CPU finds: scores and slots, best first, without the excluded ones.

@@ -24,6 +24,7 @@ mod merge;
 #[cfg(feature = "nats")]
 mod nats;
 mod onnx;
+mod out_of_core;
 mod packages;
 mod parts;
 mod placement;

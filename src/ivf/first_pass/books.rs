@@ -7,14 +7,11 @@ use rayon::prelude::*;
 use super::options::OF_LINE;
 use crate::ivf::kmeans::mix;
 use crate::limits;
-use crate::tensor::Matrix;
 
 /// Values of a subspace.
 pub(super) const VALUES: usize = 16;
 /// Rounds of the k-means that makes them.
 const ROUNDS: usize = 12;
-/// Residuals that train them.
-const SAMPLE: usize = 1 << 15;
 
 /// The values of all subspaces.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +23,9 @@ pub(in crate::ivf) struct Codebooks {
 }
 
 impl Codebooks {
+    /// Residuals that train them.
+    pub(in crate::ivf) const SAMPLE: usize = 1 << 15;
+
     /// Those of a file.
     ///
     /// # Errors
@@ -39,25 +39,12 @@ impl Codebooks {
         }
     }
 
-    /// Trains them on a sample of the residuals of `rows` `[N, D]`, each of which `centroid` gives what it is taken from.
-    pub(in crate::ivf) fn train<'a>(
-        rows: Matrix<'_>,
-        centroid: impl Fn(u32) -> &'a [f32],
-        subspaces: usize,
-        seed: u64,
-    ) -> Self {
-        let mut picked: Vec<u32> = (0..rows.rows() as u32).collect();
-        if picked.len() > SAMPLE {
-            picked.select_nth_unstable_by_key(SAMPLE, |&row| (mix(seed, u64::from(row)), row));
-            picked.truncate(SAMPLE);
-            picked.sort_unstable();
-        }
-        let residual = |row: u32| rows.row(row as usize).iter().zip(centroid(row)).map(|(x, c)| x - c);
-        let residuals: Vec<f32> = picked.iter().flat_map(|&row| residual(row)).collect();
-        let mut books = Codebooks { values: vec![[0.0; VALUES]; rows.cols()], subspaces };
+    /// Trains them on `residuals` `[n, D]`.
+    pub(in crate::ivf) fn train(residuals: &[f32], dimension: usize, subspaces: usize, seed: u64) -> Self {
+        let mut books = Codebooks { values: vec![[0.0; VALUES]; dimension], subspaces };
         let of_subspace = |subspace: usize| {
             let bounds = books.bounds(subspace);
-            let points = residuals.chunks_exact(rows.cols()).flat_map(|row| row[bounds.clone()].iter().copied());
+            let points = residuals.chunks_exact(dimension).flat_map(|row| row[bounds.clone()].iter().copied());
             values(&points.collect::<Vec<f32>>(), bounds.len(), mix(seed, subspace as u64))
         };
         books.values = (0..subspaces).into_par_iter().flat_map(of_subspace).collect();

@@ -5,10 +5,9 @@
 use crate::device::cpu::Kernels;
 use crate::error::Kind;
 use crate::files::{TensorFile, Tensors};
-use crate::ivf::tests::vectors;
+use crate::ivf::tests::{build, from_lists, vectors};
 use crate::ivf::{
     BatchScratch, Built, CodeKind, Counters, FirstPass, Index, Lists, Options, Probing, Rescore, Scratch, Search,
-    build, from_lists,
 };
 use crate::tensor::Matrix;
 use crate::topk::{Selector, unkey};
@@ -17,9 +16,7 @@ use crate::units::{ListId, NO_ITEM, Slot};
 const PQ4: FirstPass = FirstPass { codes: CodeKind::Pq4, subspaces: 0 };
 
 fn tensors(built: &Built, rows: Matrix<'_>) -> Tensors {
-    let mut file = TensorFile::new();
-    built.encode(rows, &mut file).unwrap();
-    file.in_memory("index").unwrap()
+    built.in_memory(&rows.into(), "index").unwrap()
 }
 
 fn coded(values: &[f32], dimension: usize, lists: usize) -> (Built, Index) {

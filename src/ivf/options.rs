@@ -1,0 +1,101 @@
+//! How an index is built.
+
+use serde::{Deserialize, Serialize};
+
+use super::first_pass::FirstPass;
+use crate::device::cpu::kernels::BLOCK;
+use crate::error::{Error, Result};
+use crate::limits;
+
+/// Lists for the square root of the items: with more, queries lose on centroids what they save on items (`docs/INDEX.md`).
+const LISTS_PER_ROOT: f64 = 4.0;
+
+/// The rows that rescore candidates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rescore {
+    /// None: candidates keep the int8 scores.
+    None,
+    /// bfloat16, 2 D bytes an item.
+    Bf16,
+    /// Half precision, 2 D bytes an item; f32 where an item's vector leaves the range of half precision.
+    #[default]
+    F16,
+    /// f32, 4 D bytes an item.
+    F32,
+}
+
+/// How an index is built.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// Lists, C; 0 takes about 4 √N, but no fewer than 1 and no list smaller than 16 items on average.
+    pub lists: usize,
+    /// Rows that train the centroids, as a multiple of the lists.
+    pub sample_per_list: usize,
+    /// Rounds of k-means.
+    pub iterations: usize,
+    /// The seed of everything random.
+    pub seed: u64,
+    /// The rows that rescore.
+    pub rescore: Rescore,
+    /// What is scanned in place of int8 rows, where that takes less time.
+    #[serde(skip_serializing_if = "FirstPass::is_none")]
+    pub first_pass: FirstPass,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let first_pass = FirstPass::default();
+        Options { lists: 0, sample_per_list: 64, iterations: 10, seed: 1, rescore: Rescore::F16, first_pass }
+    }
+}
+
+impl Options {
+    /// The number of lists for `items` items.
+    ///
+    /// # Errors
+    /// `Invalid` with the option, its value and its range.
+    pub fn lists_for(&self, items: usize) -> Result<usize> {
+        if items == 0 {
+            return Err(Error::invalid("index: no items, expected at least one"));
+        }
+        for (name, value, most) in
+            [("sample_per_list", self.sample_per_list, 1 << 20), ("iterations", self.iterations, 1000)]
+        {
+            if value == 0 || value > most {
+                return Err(Error::invalid(format!("index.{name}: got {value}, expected 1 to {most}")));
+            }
+        }
+        match self.lists {
+            0 => {
+                let lists = (LISTS_PER_ROOT * (items as f64).sqrt()) as usize;
+                Ok(lists.clamp(1, (items / BLOCK).max(1)).min(limits::LISTS_MAX))
+            }
+            lists if lists > items.min(limits::LISTS_MAX) => Err(Error::invalid(format!(
+                "index.lists: got {lists} lists for {items} items, expected 1 to {}",
+                items.min(limits::LISTS_MAX)
+            ))),
+            lists => Ok(lists),
+        }
+    }
+
+    /// The subspaces of the first pass's codes of vectors of so many dimensions; none without codes.
+    ///
+    /// # Errors
+    /// `Invalid` with the option, its value and its range; for codes without rows that score what they find.
+    pub fn subspaces(&self, dimension: usize) -> Result<Option<usize>> {
+        let subspaces = self.first_pass.subspaces_of(dimension)?;
+        match self.rescore {
+            Rescore::None if subspaces.is_some() => Err(Error::invalid(
+                "index.first_pass.codes: pq4 with index.rescore = \"none\", expected rows that score what the codes find",
+            )),
+            _ => Ok(subspaces),
+        }
+    }
+
+    /// Rows of `items` that train `lists` centroids.
+    pub(super) fn sample(&self, items: usize, lists: usize) -> usize {
+        lists.saturating_mul(self.sample_per_list).clamp(lists, items.max(lists)).min(items)
+    }
+}

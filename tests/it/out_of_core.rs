@@ -1,0 +1,117 @@
+//! Publications of more vectors than memory is to hold: the bound holds, the version is the same, and nothing half is left by a kill.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use sterling::snapshot::{Manifest, Store};
+use tempfile::TempDir;
+
+use crate::support::sterling;
+
+const ITEMS: usize = 70_000;
+const DIMENSION: usize = 128;
+const MEMORY: &str = "128MiB";
+const MEMORY_BYTES: u64 = 128 << 20;
+
+/// Items of half-precision vectors that take 36 MB as they are computed with, beside a store.
+fn items() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let number = |n: usize| half::f16::from_f32((n.wrapping_mul(0x9E37_79B9) >> 9 & 0xff) as f32 / 256.0 - 0.4);
+    let numbers: Vec<half::f16> = (0..ITEMS * DIMENSION).map(number).collect();
+    let mut text = format!("{{'descr': '<f2', 'fortran_order': False, 'shape': ({ITEMS}, {DIMENSION}), }}");
+    text.push_str(&" ".repeat(117 - text.len()));
+    let header = [b"\x93NUMPY\x01\x00\x76\x00", text.as_bytes(), b"\n"].concat();
+    let bytes = [&header, bytemuck::cast_slice::<_, u8>(&numbers)].concat();
+    std::fs::write(folder.path().join("vectors.npy"), bytes).unwrap();
+    let ids: String =
+        (0..ITEMS).map(|id| format!("{{\"id\": {}, \"attributes\": {{\"n\": {}}}}}\n", id * 3, id % 9)).collect();
+    std::fs::write(folder.path().join("items.jsonl"), ids).unwrap();
+    std::fs::write(folder.path().join("recipe.toml"), "[index]\nlists = 1\nsample_per_list = 1000\niterations = 1\n")
+        .unwrap();
+    folder
+}
+
+fn publish(folder: &Path, arguments: &[&str]) -> Child {
+    let at = |name: &str| folder.join(name);
+    let mut command = sterling();
+    command.args(["publish", "--name", "m", "--items"]).arg(at("items.jsonl"));
+    command.arg("--vectors").arg(at("vectors.npy")).arg("--index").arg(at("recipe.toml"));
+    command.arg("--store").arg(at("store")).args(arguments);
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Reads what a publication says of its memory, which it does before it trains.
+fn planned(process: &mut Child) -> (String, BufReader<std::process::ChildStderr>) {
+    let mut said = BufReader::new(process.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("memory: ") {
+        line.clear();
+        assert!(said.read_line(&mut line).unwrap() > 0, "it ended without a plan");
+    }
+    (line, said)
+}
+
+/// Bytes of memory of a process's own at this moment.
+#[cfg(target_os = "linux")]
+fn own_bytes(process: &Child) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).ok()?;
+    let line = status.lines().find(|line| line.starts_with("RssAnon:"))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kilobytes| kilobytes << 10)
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_bound_is_kept_and_the_version_is_that_of_memory() {
+    let folder = items();
+    let mut bounded = publish(folder.path(), &["--memory", MEMORY]);
+    let mut samples = Vec::new();
+    let mut said = bounded.stderr.take().unwrap();
+    let ended = loop {
+        samples.extend(own_bytes(&bounded));
+        if let Some(ended) = bounded.try_wait().unwrap() {
+            break ended;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut said, &mut text).unwrap();
+    assert!(ended.success() && text.contains("memory: vectors on the disk, written in "), "{text}");
+    let most = samples.iter().max().unwrap();
+    assert!(samples.len() > 50 && *most < MEMORY_BYTES, "{most} bytes at most in {} samples", samples.len());
+    let mut whole = publish(folder.path(), &[]);
+    assert!(planned(&mut whole).0.contains("vectors in memory") && whole.wait().unwrap().success());
+    let files = |version: &str| Manifest::read(&folder.path().join("store/m").join(version)).unwrap().files;
+    assert_eq!(files("1"), files("2"));
+}
+
+#[test]
+fn a_publication_that_is_killed_leaves_nothing_half() {
+    let folder = items();
+    let store = Store::new(folder.path().join("store"));
+    let mut killed = 0;
+    for wait in [0, 100, 400, 900, 1600] {
+        let mut process = publish(folder.path(), &["--memory", MEMORY]);
+        let (plan, _said) = planned(&mut process);
+        assert!(plan.contains("vectors on the disk"), "{plan}");
+        std::thread::sleep(Duration::from_millis(wait));
+        process.kill().unwrap();
+        killed += usize::from(!process.wait().unwrap().success());
+        for version in store.versions("m").unwrap() {
+            let folder = store.folder("m", version);
+            Manifest::read(&folder).unwrap().verify(&folder).unwrap();
+        }
+        // What lies in the store beside versions has no reader, and vectors lie nowhere.
+        for entry in std::fs::read_dir(folder.path().join("store")).into_iter().flatten() {
+            assert_eq!(entry.unwrap().file_name(), "m");
+        }
+    }
+    assert!(killed >= 2, "{killed} were killed before they were done");
+    let mut last = publish(folder.path(), &["--memory", MEMORY]);
+    assert!(planned(&mut last).0.contains("vectors on the disk") && last.wait().unwrap().success());
+    let names = std::fs::read_dir(folder.path().join("store/m")).unwrap().map(|e| e.unwrap().file_name());
+    let names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+    assert!(names.iter().all(|name| !name.starts_with(".publishing")), "{names:?}");
+    assert!(!store.versions("m").unwrap().is_empty());
+}
