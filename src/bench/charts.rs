@@ -146,7 +146,6 @@ mod tests {
     use super::super::load::Load;
     use super::super::report::{Generator, Sample, Tally};
     use super::super::requests::Target;
-    use super::super::schedule::Arrivals;
     use super::super::sweep::{Sweep, grid};
     use super::*;
 
@@ -161,17 +160,7 @@ mod tests {
     }
 
     fn contenders(sweeps: &[&str]) -> Vec<Contender> {
-        let load = Load {
-            classes: Vec::new(),
-            seconds: 1.0,
-            arrivals: Arrivals::Poisson,
-            connections: 1,
-            idle_connections: 0,
-            slow_readers: 0,
-            bound: None,
-            kept: 0,
-            seed: 10,
-        };
+        let load = Load::of(Vec::new());
         let sweeps: Vec<Sweep> = sweeps.iter().map(|sweep| Sweep::parse(sweep).unwrap()).collect();
         let target = Target::parse("http://127.0.0.1:1").unwrap();
         let contender = |setting: Setting| Contender {

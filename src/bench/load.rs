@@ -88,6 +88,15 @@ impl Class {
 }
 
 impl Load {
+    /// Two seconds of some classes, all else as it is least.
+    #[cfg(test)]
+    pub(super) fn of(classes: Vec<Class>) -> Self {
+        let arrivals = Arrivals::Constant;
+        let (connections, idle_connections, slow_readers) = (1, 0, 0);
+        let (seconds, bound, kept, seed) = (2.0, None, 0, 1);
+        Load { classes, seconds, arrivals, connections, idle_connections, slow_readers, bound, kept, seed }
+    }
+
     fn gather(&self) -> Duration {
         let rate: f64 = self.classes.iter().map(|class| class.calls_per_second(self.seconds)).sum();
         if rate < GATHER_RATE { Duration::ZERO } else { GATHER }
@@ -253,23 +262,9 @@ mod tests {
         Class { name: String::new(), path: String::new(), bodies, timing, batch: 1 }
     }
 
-    fn load(classes: Vec<Class>) -> Load {
-        Load {
-            classes,
-            seconds: 2.0,
-            arrivals: Arrivals::Constant,
-            connections: 1,
-            idle_connections: 0,
-            slow_readers: 0,
-            bound: None,
-            kept: 0,
-            seed: 1,
-        }
-    }
-
     #[test]
     fn classes_are_merged_in_the_order_of_their_times() {
-        let load = load(vec![class(SendTimes::Rate(100.0)), class(SendTimes::Rate(7.0))]);
+        let load = Load::of(vec![class(SendTimes::Rate(100.0)), class(SendTimes::Rate(7.0))]);
         let planned: Vec<Planned> = load.schedule().collect();
         assert!(planned.is_sorted_by_key(|p| p.at));
         let of = |class| planned.iter().filter(move |p| p.class == class);
@@ -280,7 +275,7 @@ mod tests {
     #[test]
     fn a_recording_is_sent_as_it_came() {
         let times = [0, 5, 5, 3000].map(Duration::from_millis);
-        let load = load(vec![class(SendTimes::Recorded(times.into()))]);
+        let load = Load::of(vec![class(SendTimes::Recorded(times.into()))]);
         let planned: Vec<(Duration, usize)> = load.schedule().map(|p| (p.at, p.body)).collect();
         assert_eq!(planned, times.into_iter().zip(0..).collect::<Vec<_>>());
         assert_eq!((load.classes[0].timing.seconds(), load.gather()), (Some(3.0), Duration::ZERO));

@@ -197,23 +197,12 @@ mod tests {
     use std::time::Duration;
 
     use super::super::load::Class;
-    use super::super::schedule::Arrivals;
     use super::*;
 
     fn load() -> Load {
         let bodies = super::super::random_vectors(1, 5, 1, Duration::from_secs(1));
         let timing = SendTimes::Rate(80.0);
-        Load {
-            classes: vec![Class { name: "main".into(), path: String::new(), bodies, timing, batch: 1 }],
-            seconds: 2.0,
-            arrivals: Arrivals::Constant,
-            connections: 1,
-            idle_connections: 0,
-            slow_readers: 0,
-            bound: None,
-            kept: 0,
-            seed: 1,
-        }
+        Load::of(vec![Class { name: "main".into(), path: String::new(), bodies, timing, batch: 1 }])
     }
 
     fn settings(sweeps: &[&str]) -> Result<Vec<Setting>> {

@@ -145,7 +145,6 @@ pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::report::{ClassReport, Generator};
-    use super::super::schedule::Arrivals;
     use super::*;
 
     fn report(goodput: f64, void: bool) -> Report {
@@ -155,17 +154,7 @@ mod tests {
     }
 
     fn contender(name: &str) -> Contender {
-        let load = Load {
-            classes: Vec::new(),
-            seconds: 1.0,
-            arrivals: Arrivals::Poisson,
-            connections: 1,
-            idle_connections: 0,
-            slow_readers: 0,
-            bound: None,
-            kept: 0,
-            seed: 10,
-        };
+        let load = Load { seed: 10, ..Load::of(Vec::new()) };
         let target = Target::parse("http://127.0.0.1:1").unwrap();
         Contender { name: name.into(), target, setting: Setting::default(), selectivity: None, load }
     }

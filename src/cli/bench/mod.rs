@@ -17,7 +17,7 @@ impl Bench {
     ///
     /// # Errors
     /// Impossible options, a server that does not answer, and a run that is void.
-    pub(in crate::cli) fn run(self) -> Result<()> {
+    pub(crate) fn run(self) -> Result<()> {
         self.check_options()?;
         let prepared = self.prepare()?;
         let mut told = Told::new(self.json, self.report.clone(), json!(self))?;

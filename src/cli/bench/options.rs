@@ -19,7 +19,7 @@ const CHECK_MAX: u64 = 10_000;
 
 /// Arguments of `sterling bench`.
 #[derive(Clone, Debug, clap::Args, Serialize)]
-pub(in crate::cli) struct Bench {
+pub(crate) struct Bench {
     /// The server
     #[arg(default_value = "http://127.0.0.1:8080")]
     pub(super) url: String,
