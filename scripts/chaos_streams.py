@@ -105,11 +105,11 @@ class Server(Process):
             return False
 
 
-def until(what, is_so, most=90):
+def until(what, is_so, most=90, told=lambda: ""):
     start = time.monotonic()
     while not is_so():
         if time.monotonic() - start > most:
-            sys.exit(f"never: {what}")
+            sys.exit(f"never: {what} {told()}")
         time.sleep(0.02)
 
 
@@ -117,7 +117,7 @@ class Writer(threading.Thread):
     def __init__(self, n, server):
         super().__init__(daemon=True)
         self.n, self.server, self.is_over = n, server, False
-        self.acknowledged, self.perhaps = [], []
+        self.acknowledged, self.perhaps, self.last = [], [], "nothing yet"
 
     def run(self):
         count = 0
@@ -129,18 +129,21 @@ class Writer(threading.Thread):
                 status, text = self.server.ask("POST", f"{MODEL}/items:upsert", body)
             except (OSError, http.client.HTTPException):
                 status, text = 599, b""
+            self.last = f"{status} {text[:300]}"
             if status == 200:
                 self.acknowledged.append(item)
             elif status >= 500:
                 self.perhaps.append(item)
                 time.sleep(0.02)
             else:
-                sys.exit(f"{status} {text}")
+                # It ends, and `progress` says with what.
+                return
 
 
 def progress(writers):
     before = [len(writer.acknowledged) for writer in writers]
-    until("both write", lambda: all(len(w.acknowledged) >= b + 5 for w, b in zip(writers, before)))
+    both = lambda: all(len(w.acknowledged) >= b + 5 for w, b in zip(writers, before))
+    until("both write", both, told=lambda: [(len(w.acknowledged) - b, w.is_alive(), w.last) for w, b in zip(writers, before)])
 
 
 def fault(kind, broker, servers):
