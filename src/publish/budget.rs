@@ -27,6 +27,8 @@ const BUCKET_BYTES_MIN: u64 = 16 << 20;
 const FREE_SHARE: f64 = 0.75;
 /// Of the memory, the share that vectors may take while they are read: they grow by doubling, and are copied then.
 const READING_SHARE: u64 = 4;
+/// Of a smaller version the disk itself says soon enough that it is full.
+const DISK_CHECKED_MIN: u64 = 64 << 20;
 /// Bytes of planes and signatures that the filter makes of an item for each of its values, at the most that is usual.
 const FILTER_BYTES_A_VALUE: u64 = 14;
 
@@ -186,7 +188,7 @@ impl Need {
     }
 }
 
-/// Refuses a version that the disk of `folder` has no room for.
+/// Refuses a large version that the disk of `folder` has no room for, before it is trained.
 ///
 /// # Errors
 /// `NoSpace` with what is needed and what is free.
@@ -194,7 +196,7 @@ pub(super) fn check_disk(folder: &Path, bytes: u64) -> Result<()> {
     let Some(there) = folder.ancestors().find(|folder| folder.exists()) else { return Ok(()) };
     let Ok(disk) = rustix::fs::statvfs(there) else { return Ok(()) };
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-    if bytes > free {
+    if bytes > free.max(DISK_CHECKED_MIN) {
         let (need, free) = (gib(bytes), gib(free));
         let at = folder.display();
         return Err(Error::no_space(format!("{at}: the version takes about {need:.3} GiB, {free:.3} are free")));
