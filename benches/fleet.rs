@@ -284,7 +284,8 @@ impl Fleet {
                 continue;
             }
             let (median, p99) = self.rounds[ask.round].service;
-            let is_slow = self.trouble == Trouble::Slow && ask.shard % 8 == 0 && server % REPLICAS == 0;
+            let is_slow =
+                self.trouble == Trouble::Slow && ask.shard.is_multiple_of(8) && server.is_multiple_of(REPLICAS);
             let sigma = (p99 / median).ln() / TO_P99;
             let took = median * (sigma * self.random.normal()).exp() * if is_slow { 5.0 } else { 1.0 };
             let begins = self.now.max(self.servers[server].still_until);
