@@ -15,6 +15,7 @@ use rayon::prelude::*;
 
 use super::options::Options;
 use super::quantize::{Quantized, read_row, write_row};
+use super::random::mix;
 use crate::device::cpu::Kernels;
 use crate::device::cpu::kernels::{BLOCK, Blocks};
 use crate::error::Result;
@@ -33,14 +34,6 @@ const LARGE: f64 = 3.0;
 const ROUNDS_SETTLING: usize = 2;
 /// Rows that are assigned at a time: each line of the centroids that is loaded serves all of them.
 const ROWS: usize = 4;
-
-/// A random number for the pair of a seed and an index.
-pub(super) fn mix(seed: u64, index: u64) -> u64 {
-    let mut x = seed ^ index.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
-}
 
 /// Centroids `[C, D]` with their int8 form.
 pub(super) struct Centroids {

@@ -30,6 +30,7 @@ mod options;
 mod pace;
 mod probing;
 mod quantize;
+mod random;
 mod rebalance;
 mod search;
 mod sizes;

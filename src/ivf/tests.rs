@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use super::random::mix;
 use super::*;
 use crate::device::buffer::Buffer;
 use crate::device::cpu::Kernels;
@@ -15,10 +16,10 @@ use crate::units::{ListId, NO_ITEM, Slot};
 
 /// Clustered unit vectors from a seed.
 pub(super) fn vectors(count: usize, dimension: usize, seed: u64) -> Vec<f32> {
-    let random = |n: u64| (kmeans::mix(seed, n) >> 40) as f32 / (1u64 << 24) as f32 * 2.0 - 1.0;
+    let random = |n: u64| (mix(seed, n) >> 40) as f32 / (1u64 << 24) as f32 * 2.0 - 1.0;
     let mut values = Vec::with_capacity(count * dimension);
     for row in 0..count {
-        let centre = kmeans::mix(seed, row as u64) % 20;
+        let centre = mix(seed, row as u64) % 20;
         let row: Vec<f32> = (0..dimension)
             .map(|d| random(1 << 40 | centre << 20 | d as u64) + 0.7 * random((row * dimension + d) as u64))
             .collect();
@@ -145,7 +146,7 @@ fn filters_cost_no_recall_with(rescore: Rescore) {
     let (_, index) = opened(rows, &Options { lists: 200, rescore, ..Options::default() });
     let queries = vectors(20, 16, 10);
     for pass in [2u64, 10, 40, 200, 4000] {
-        let eligible = |slot: u32| kmeans::mix(77, u64::from(slot)).is_multiple_of(pass);
+        let eligible = |slot: u32| mix(77, u64::from(slot)).is_multiple_of(pass);
         let (mut hits, mut total) = (0, 0);
         for query in queries.chunks_exact(16) {
             let (mut exact, mut filtered, mut scratch) = (Selector::new(), Selector::new(), Scratch::default());
@@ -265,7 +266,7 @@ fn a_union_finds_what_one_index_of_all_items_would() {
                 [(1, 30, 1), (6, 5, 1), (6, 2000, 1), (40, 300, 1), (4, 60, 3), (40, 60, 3), (40, 50, 90)]
             {
                 let probed: Vec<ListId> = whole.probe(query, probes, &mut scratch).map(|(list, _)| list).collect();
-                let passes = |number: i64| kmeans::mix(5, number as u64).is_multiple_of(one_of);
+                let passes = |number: i64| mix(5, number as u64).is_multiple_of(one_of);
                 let is_looked_at =
                     |number: i64, slot: Slot| (1000..1060).contains(&number) || probed.contains(&whole.list_of(slot));
                 let expected: Vec<(f32, i64)> = ranked
@@ -363,7 +364,7 @@ fn lists_that_do_not_fit_their_rows_are_refused() {
 
 /// Rows around `sizes.len()` random unit vectors, as many around each as told, at most `spread` away in each direction.
 fn clumps(sizes: &[usize], spread: f32, dimension: usize) -> Vec<f32> {
-    let number = |n: u64| (kmeans::mix(5, n) >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+    let number = |n: u64| (mix(5, n) >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
     let mut values = Vec::new();
     for (clump, &size) in sizes.iter().enumerate() {
         for row in 0..size {
@@ -433,7 +434,7 @@ fn searches_allocate_nothing_once_they_are_warm() {
                     selector.finish();
                     for halvings in [1, 5, 9] {
                         let mut words = |list: crate::units::ListId, out: &mut [u64]| {
-                            let bits = |n: u64, w: usize| kmeans::mix(n, (list.index() << 20 | w) as u64);
+                            let bits = |n: u64, w: usize| mix(n, (list.index() << 20 | w) as u64);
                             let word = |w: usize| (0..halvings).fold(u64::MAX, |word, n| word & bits(n, w));
                             out.iter_mut().enumerate().for_each(|(w, o)| *o = word(w));
                         };
@@ -616,7 +617,7 @@ fn lists_sorted_by_keys_keep_their_items() {
     let rows = Matrix::new(&values, 8).unwrap();
     let before = build(rows, &Options { lists: 9, ..Options::default() }, &|_| ()).unwrap();
     let mut after = build(rows, &Options { lists: 9, ..Options::default() }, &|_| ()).unwrap();
-    let keys: Vec<u64> = (0..700).map(|row| kmeans::mix(5, row) % 4).collect();
+    let keys: Vec<u64> = (0..700).map(|row| mix(5, row) % 4).collect();
     after.sort_lists(&keys);
     for list in 0..9 {
         let range = before.list_offsets[list] as usize..before.list_offsets[list + 1] as usize;
@@ -669,7 +670,7 @@ fn rows_in_a_file_make_the_same_index_in_any_number_of_passes() {
 fn a_sample_is_the_rows_that_the_hash_puts_first() {
     for (count, wanted, seed) in [(1, 1, 1), (1000, 1, 2), (1000, 999, 3), (5000, 64, 4), (5000, 4000, 5), (7, 7, 6)] {
         let mut expected: Vec<u32> = (0..count).collect();
-        expected.sort_by_key(|&row| (kmeans::mix(seed, u64::from(row)), row));
+        expected.sort_by_key(|&row| (mix(seed, u64::from(row)), row));
         expected.truncate(wanted);
         expected.sort_unstable();
         assert_eq!(kmeans::drawn(count as usize, wanted, seed), expected, "{wanted} of {count}");

@@ -5,7 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::options::OF_LINE;
-use crate::ivf::kmeans::mix;
+use crate::ivf::random::mix;
 use crate::limits;
 
 /// Values of a subspace.
