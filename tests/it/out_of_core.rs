@@ -109,7 +109,10 @@ fn a_publication_that_is_killed_leaves_nothing_half() {
     }
     assert!(killed >= 2, "{killed} were killed before they were done");
     let mut last = publish(folder.path(), &["--memory", MEMORY]);
-    assert!(planned(&mut last).0.contains("vectors on the disk") && last.wait().unwrap().success());
+    let (plan, mut said) = planned(&mut last);
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut said, &mut text).unwrap();
+    assert!(plan.contains("vectors on the disk") && last.wait().unwrap().success(), "{plan}{text}");
     let names = std::fs::read_dir(folder.path().join("store/m")).unwrap().map(|e| e.unwrap().file_name());
     let names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
     assert!(names.iter().all(|name| !name.starts_with(".publishing")), "{names:?}");
