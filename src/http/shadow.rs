@@ -114,14 +114,14 @@ impl Mirrored {
         let Ok(compared) = compared.await else { return };
         compared.tell(&model);
         let Compared { diff, .. } = compared;
-        worst.note((1e9 * (1.0 - diff.overlap) + diff.displacement * 1e3) as u64, || ShadowDiff {
-            time: telemetry::now(),
-            id,
-            model,
-            shadow_version,
-            ..diff
-        });
+        worst.note(badness(&diff), || ShadowDiff { time: telemetry::now(), id, model, shadow_version, ..diff });
     }
+}
+
+/// How bad a difference is: a failure is worse than any answer, then what is missing counts, then what has moved.
+fn badness(diff: &ShadowDiff) -> u64 {
+    let failure = if diff.error.is_some() { 2e9 } else { 0.0 };
+    (failure + 1e9 * (1.0 - diff.overlap) + diff.displacement.min(1e6)) as u64
 }
 
 /// What the shadow answers.
