@@ -233,25 +233,24 @@ fn a_canary_that_is_slow_is_rolled_back() {
 
 #[test]
 fn a_canary_that_finds_less_is_rolled_back() {
-    let items = |n: u32| {
-        let numbers = (0..8).map(|d| f64::from(((n + 1) * (d * 2 + 3) * 7919) % 997) / 498.5 - 1.0);
-        let numbers: Vec<String> = numbers.map(|x| x.to_string()).collect();
-        format!("{{\"id\": {n}, \"embedding\": [{}]}}\n", numbers.join(", "))
+    let numbers = |n: u32| -> Vec<f64> {
+        let number = |d: u32| f64::from((n * 8 + d).wrapping_mul(0x9E37_79B9).rotate_left(15) >> 16) / 32_768.0 - 1.0;
+        (0..8).map(number).collect()
     };
+    let items = |n: u32| format!("{{\"id\": {n}, \"embedding\": {:?}}}\n", numbers(n));
     let store = tempfile::tempdir().unwrap();
     let mut publication: Publish = vectors(store.path(), &(0..3000).map(items).collect::<String>());
     publication.recipe.index.rescore = Rescore::F32;
     put(store.path(), &publication).unwrap();
     wish(&store, "1");
-    // As many lists as before, of which it looks at one.
+    // As many lists as before, of which it looks at one, where all that are asked for find room.
     publication.recipe.serving.probes = 1;
     put(store.path(), &publication).unwrap();
     let server = start(store.path());
     // How long an answer takes is not what this is about.
     let margins = json!({"latency": 100});
     set(&server, &json!({"canary": {"version": 2, "share": 0.2, "sticky": "request", "margins": margins}}));
-    let vector = |n: usize| (0..8).map(|d| ((n + 5) * (d * 2 + 3) % 97) as f64 / 48.5 - 1.0).collect::<Vec<f64>>();
-    let body = |n: usize| json!({"vector": vector(n), "k": 50});
+    let body = |n: usize| json!({"vector": numbers(1_000_000 + n as u32), "k": 10});
     let stopped = until_rolled_back(&server, |n| drop(server.ask(&format!("{MODEL}:retrieve"), body(n))));
     assert!(stopped["reason"].as_str().unwrap().contains("exact items that were not served"), "{stopped}");
     let (_, metrics) = server.get("/metrics");
