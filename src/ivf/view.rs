@@ -62,7 +62,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// Opens the tensors of [`super::Built::encode`].
+    /// Opens the tensors of [`super::Built::write`].
     ///
     /// # Errors
     /// `Corrupt` with the tensor where something is missing or does not fit the rest.
