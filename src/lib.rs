@@ -18,6 +18,7 @@ pub mod config;
 pub mod dense;
 pub mod device;
 pub mod doctor;
+pub mod draws;
 pub mod embedding;
 pub mod engine;
 pub mod error;

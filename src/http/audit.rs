@@ -5,14 +5,13 @@
 //! often, whatever their shares, and what is found of the canary is told of the canary alone.
 
 use std::collections::BTreeSet;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::watched::Watched;
+use crate::draws::Draws;
 use crate::engine::{Engine, Passes, Terms};
 use crate::error::Kind;
 use crate::pass::{self, Prepared};
@@ -27,8 +26,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Which retrievals are run again.
 pub(super) struct Audit {
     share: f64,
-    asked: AtomicU64,
-    chance: RandomState,
+    draws: Draws,
     turn: Arc<Semaphore>,
 }
 
@@ -49,16 +47,12 @@ pub(super) struct Again {
 impl Audit {
     /// Runs this share of the retrievals again.
     pub(super) fn new(share: f64) -> Self {
-        Audit { share, asked: AtomicU64::new(0), chance: RandomState::new(), turn: Arc::new(Semaphore::new(1)) }
+        Audit { share, draws: Draws::default(), turn: Arc::new(Semaphore::new(1)) }
     }
 
     /// A turn for one retrieval of so many, where none is under way; for one of a kind that is to be audited so many times as often as others.
     pub(super) fn turn(&self, times: f64) -> Option<Turn> {
-        if self.share <= 0.0 {
-            return None;
-        }
-        let random = self.chance.hash_one(self.asked.fetch_add(1, Ordering::Relaxed));
-        let is_drawn = random as f64 <= self.share * times * u64::MAX as f64;
+        let is_drawn = self.draws.draw(self.share * times);
         let permit = || self.turn.clone().try_acquire_owned().ok();
         is_drawn.then(permit).flatten().map(|_permit| Turn { _permit })
     }

@@ -6,8 +6,6 @@
 //! A call is recorded where its caller records its trace (the flag of `traceparent`), and of the others a share. When a step began is not noted,
 //! only how long it took: the spans of steps lie end to end before the answer, and what is left before them is the queue's.
 
-use std::hash::{BuildHasher as _, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::header::HeaderValue;
@@ -18,6 +16,7 @@ use utoipa::ToSchema;
 
 use super::slow::Passed;
 use super::trace_context::{TraceContext, new_id};
+use crate::draws::Draws;
 use crate::error::{Error, Result};
 
 /// Calls that wait to be sent.
@@ -65,8 +64,7 @@ pub struct Traces(Option<Sending>);
 struct Sending {
     calls: Sender<Recorded>,
     share: f64,
-    asked: AtomicU64,
-    chance: RandomState,
+    draws: Draws,
 }
 
 /// A call that is recorded, while it runs.
@@ -111,8 +109,7 @@ impl Traces {
             .name("traces".into())
             .spawn(run)
             .map_err(|e| Error::io("the thread of traces", e))?;
-        let (asked, chance) = (AtomicU64::new(0), RandomState::new());
-        Ok(Traces(Some(Sending { calls, share: options.share, asked, chance })))
+        Ok(Traces(Some(Sending { calls, share: options.share, draws: Draws::default() })))
     }
 
     /// What a call is recorded under, where it is.
@@ -124,10 +121,8 @@ impl Traces {
                 parent: Some(context.parent.to_owned()),
                 span: new_id(),
             }),
-            None if sending.share <= 0.0 => None,
             None => {
-                let random = sending.chance.hash_one(sending.asked.fetch_add(1, Ordering::Relaxed));
-                let is_drawn = random as f64 <= sending.share * u64::MAX as f64;
+                let is_drawn = sending.draws.draw(sending.share);
                 is_drawn.then(|| Traced { trace: new_id() + &new_id(), parent: None, span: new_id() })
             }
         }

@@ -3,7 +3,6 @@
 //! Both are made anew where a version or the setting changes, and with them what was seen: what was seen of other bytes, or under another
 //! setting, is not held against these.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,6 +11,7 @@ use metrics::{Counter, Histogram, counter, gauge, histogram};
 
 use super::loaded::Loaded;
 use super::permits::locked;
+use crate::draws::Draws;
 use crate::traffic::{BothSeen, Canary, Place, Shadow, Side, Sticky, Verdict, Watch, seed};
 use crate::view::Live;
 
@@ -184,8 +184,7 @@ impl<T> CanaryRun<T> {
 pub struct ShadowRun<T = Live> {
     loaded: Arc<Loaded<T>>,
     setting: Shadow,
-    asked: AtomicU64,
-    chance: RandomState,
+    draws: Draws,
     /// What is left of the rate, and when that was.
     left: Mutex<(f64, Instant)>,
 }
@@ -193,8 +192,7 @@ pub struct ShadowRun<T = Live> {
 impl<T> ShadowRun<T> {
     pub(super) fn new(setting: &Shadow, loaded: Arc<Loaded<T>>) -> Self {
         let left = Mutex::new((setting.per_second.max(1.0), Instant::now()));
-        let (asked, chance) = (AtomicU64::new(0), RandomState::new());
-        ShadowRun { loaded, setting: setting.clone(), asked, chance, left }
+        ShadowRun { loaded, setting: setting.clone(), draws: Draws::default(), left }
     }
 
     /// True where nothing has changed that it depends on.
@@ -209,8 +207,7 @@ impl<T> ShadowRun<T> {
 
     /// Whether a request is of the share.
     pub fn is_drawn(&self) -> bool {
-        let random = self.chance.hash_one(self.asked.fetch_add(1, Ordering::Relaxed));
-        random as f64 <= self.setting.share * u64::MAX as f64 && self.setting.share > 0.0
+        self.draws.draw(self.setting.share)
     }
 
     /// Takes one of the requests of this second, where any is left.

@@ -158,42 +158,38 @@ impl Selector {
         }
     }
 
-    /// Scans blocks and keeps what reaches the threshold.
-    pub fn scan(&mut self, kernels: Kernels, blocks: &Blocks<'_>, query: &Int8Query<'_>) {
-        let count = blocks.items.div_ceil(BLOCK);
+    /// Keeps what `scan` stages of `count` blocks or picks, given the next of them and the threshold; it returns where it stopped.
+    #[inline]
+    fn keep_staged(&mut self, count: usize, scan: impl Fn(usize, f32, &mut Staging<'_>) -> usize) {
         let mut next = 0;
         while next < count {
             let threshold = self.threshold;
             let mut staging = self.staging();
-            next = kernels.scan(blocks, query, threshold, next, &mut staging);
+            next = scan(next, threshold, &mut staging);
             let len = staging.len;
             self.staged(len);
         }
+    }
+
+    /// Scans blocks and keeps what reaches the threshold.
+    pub fn scan(&mut self, kernels: Kernels, blocks: &Blocks<'_>, query: &Int8Query<'_>) {
+        self.keep_staged(blocks.items.div_ceil(BLOCK), |next, threshold, staging| {
+            kernels.scan(blocks, query, threshold, next, staging)
+        });
     }
 
     /// Scans blocks of product codes and keeps what reaches the threshold.
     pub fn scan_codes(&mut self, kernels: Kernels, blocks: &CodeBlocks<'_>, query: &CodeQuery<'_>) {
-        let count = blocks.items.div_ceil(BLOCK);
-        let mut next = 0;
-        while next < count {
-            let threshold = self.threshold;
-            let mut staging = self.staging();
-            next = kernels.scan_codes(blocks, query, threshold, next, &mut staging);
-            let len = staging.len;
-            self.staged(len);
-        }
+        self.keep_staged(blocks.items.div_ceil(BLOCK), |next, threshold, staging| {
+            kernels.scan_codes(blocks, query, threshold, next, staging)
+        });
     }
 
     /// Scans the picked blocks and keeps what reaches the threshold.
     pub fn scan_picks(&mut self, kernels: Kernels, blocks: &Blocks<'_>, picks: &[Pick], query: &Int8Query<'_>) {
-        let mut next = 0;
-        while next < picks.len() {
-            let threshold = self.threshold;
-            let mut staging = self.staging();
-            next = kernels.scan_picks(blocks, picks, query, threshold, next, &mut staging);
-            let len = staging.len;
-            self.staged(len);
-        }
+        self.keep_staged(picks.len(), |next, threshold, staging| {
+            kernels.scan_picks(blocks, picks, query, threshold, next, staging)
+        });
     }
 
     /// The selector as one of several that scan together, with room for `items` more in one go.
@@ -217,14 +213,9 @@ impl Selector {
 
     /// Keeps what reaches the threshold among the scores of consecutive slots; a multiple of 16 of them.
     pub fn keep(&mut self, kernels: Kernels, scores: &[f32], first_slot: Slot) {
-        let mut next = 0;
-        while next < scores.len() / BLOCK {
-            let threshold = self.threshold;
-            let mut staging = self.staging();
-            next = kernels.keep(scores, first_slot.0, threshold, next, &mut staging);
-            let len = staging.len;
-            self.staged(len);
-        }
+        self.keep_staged(scores.len() / BLOCK, |next, threshold, staging| {
+            kernels.keep(scores, first_slot.0, threshold, next, staging)
+        });
     }
 
     /// Offers one scored slot.

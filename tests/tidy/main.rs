@@ -17,6 +17,7 @@ use source::Kind;
 const LAYERS: &[(&str, u8, &[&str])] = &[
     ("error", 0, &[]),
     ("units", 0, &[]),
+    ("draws", 0, &[]),
     ("limits", 0, &[]),
     ("packed", 0, &["units"]),
     ("tensor", 0, &["error"]),

@@ -46,7 +46,7 @@ impl Kernels {
         staging: &mut Staging<'_>,
     ) -> usize {
         check(blocks, query);
-        assert!(staging.scores.len() == staging.slots.len() && staging.len + BLOCK <= staging.scores.len());
+        staging.check(BLOCK);
         dispatch!(self, scan(blocks, query, threshold, from, staging))
     }
 
@@ -65,7 +65,7 @@ impl Kernels {
         staging: &mut Staging<'_>,
     ) -> usize {
         check(blocks, query);
-        assert!(staging.scores.len() == staging.slots.len() && staging.len + BLOCK <= staging.scores.len());
+        staging.check(BLOCK);
         let count = blocks.items.div_ceil(BLOCK);
         assert!(picks.iter().all(|pick| (pick.block as usize) < count), "a pick beyond the blocks");
         #[cfg(target_arch = "x86_64")]
@@ -112,7 +112,7 @@ impl Kernels {
         let most = blocks.items.next_multiple_of(BLOCK);
         for Lane { query, staging, .. } in lanes.iter() {
             check(blocks, query);
-            assert!(staging.scores.len() == staging.slots.len() && staging.len + most <= staging.scores.len());
+            staging.check(most);
         }
         dispatch!(self, scan_many(blocks, lanes));
     }
@@ -159,7 +159,7 @@ impl Kernels {
         from: usize,
         staging: &mut Staging<'_>,
     ) -> usize {
-        assert!(staging.scores.len() == staging.slots.len() && staging.len + BLOCK <= staging.scores.len());
+        staging.check(BLOCK);
         assert!(scores.len().is_multiple_of(BLOCK));
         dispatch!(self, keep(scores, first_slot, threshold, from, staging))
     }

@@ -70,6 +70,14 @@ pub struct Staging<'a> {
     pub len: usize,
 }
 
+impl Staging<'_> {
+    /// # Panics
+    /// Where there is no room for `items` more, or less of it for slots than for scores.
+    pub(super) fn check(&self, items: usize) {
+        assert!(self.scores.len() == self.slots.len() && self.len + items <= self.scores.len());
+    }
+}
+
 /// One query of several that scan together.
 #[derive(Debug)]
 pub struct Lane<'a> {

@@ -6,9 +6,9 @@ use super::*;
 use crate::device::cpu::Kernels;
 
 /// A small generator, so that a seed repeats a run everywhere.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 impl Random {
-    fn next(&mut self) -> u32 {
+    pub(super) fn next(&mut self) -> u32 {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 33) as u32
     }

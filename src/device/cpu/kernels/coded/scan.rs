@@ -31,7 +31,7 @@ impl Kernels {
         staging: &mut Staging<'_>,
     ) -> usize {
         check(blocks, query);
-        assert!(staging.scores.len() == staging.slots.len() && staging.len + BLOCK <= staging.scores.len());
+        staging.check(BLOCK);
         #[cfg(target_arch = "x86_64")]
         if self.isa == Isa::Avx512 && self.has_vbmi {
             // SAFETY: `has_vbmi` is set only where the features were found that this needs beside those of the instruction set.

@@ -2,23 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
+use super::super::tests::Random;
 use super::super::{BLOCK, Staging};
 use super::*;
 use crate::device::cpu::Kernels;
-
-/// A small generator, so that a seed repeats a run everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as u32
-    }
-
-    fn bytes(&mut self, count: usize) -> Vec<u8> {
-        (0..count).map(|_| self.next() as u8).collect()
-    }
-}
 
 struct Case {
     codes: Vec<u8>,
@@ -31,7 +18,8 @@ struct Case {
 
 impl Case {
     fn random(lines: usize, items: usize, random: &mut Random) -> Self {
-        let (codes, tables) = (random.bytes(items.div_ceil(BLOCK) * lines * LINE), random.bytes(lines * TABLE));
+        let mut bytes = |count: usize| -> Vec<u8> { (0..count).map(|_| random.next() as u8).collect() };
+        let (codes, tables) = (bytes(items.div_ceil(BLOCK) * lines * LINE), bytes(lines * TABLE));
         let number = |random: &mut Random| random.next() as f32 / (1u32 << 31) as f32;
         Case { codes, tables, lines, items, step: number(random) / 100.0, bias: number(random) * 4.0 - 2.0 }
     }
