@@ -13,11 +13,16 @@
 //! | lists of these | several of them, or a vector where they are floats |
 //! | nulls of no type | nothing |
 
-use arrow::array::{Array, ArrayRef, AsArray, Float32Array, Float64Array, Int64Array, StringArray};
-use arrow::buffer::{OffsetBuffer, ScalarBuffer};
-use arrow::compute::{CastOptions, cast_with_options};
-use arrow::datatypes::{DataType, Decimal128Type, Float32Type, Float64Type, Int64Type, TimeUnit};
-use arrow::util::display::array_value_to_string;
+use std::fmt::Debug;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Decimal128Type, Float16Type, Float32Type, Float64Type};
+use arrow_array::{
+    Array, ArrayRef, ArrowPrimitiveType, Float32Array, Float64Array, Int64Array, PrimitiveArray, StringArray,
+    downcast_integer_array, downcast_temporal_array,
+};
+use arrow_buffer::{ArrowNativeType, OffsetBuffer, ScalarBuffer};
+use arrow_schema::{DataType, TimeUnit};
 
 use super::builder::Cell;
 use crate::error::{Error, Result};
@@ -140,27 +145,38 @@ impl ParquetColumn {
 impl Values {
     /// `row` tells the row of the file that a value of the array belongs to.
     fn read(array: &ArrayRef, in_lists: bool, row: impl Fn(usize) -> usize) -> Result<Self> {
+        let array = array.as_ref();
         Ok(match array.data_type() {
             DataType::Null => Values::Nothing,
-            kind if kind.is_integer() || unit(kind).is_some() => {
-                Values::Integers(cast(array, &DataType::Int64, row)?.as_primitive::<Int64Type>().clone())
+            kind if kind.is_floating() && in_lists => Values::Vectors(match kind {
+                DataType::Float16 => array.as_primitive::<Float16Type>().unary(f32::from),
+                DataType::Float32 => array.as_primitive().clone(),
+                _ => array.as_primitive::<Float64Type>().unary(|number| number as f32),
+            }),
+            kind if kind.is_floating() => Values::Numbers(match kind {
+                DataType::Float16 => array.as_primitive::<Float16Type>().unary(f64::from),
+                DataType::Float32 => array.as_primitive::<Float32Type>().unary(f64::from),
+                _ => array.as_primitive().clone(),
+            }),
+            DataType::Utf8 => Values::Texts(array.as_string().clone()),
+            DataType::LargeUtf8 => Values::Texts(array.as_string::<i64>().iter().collect()),
+            DataType::Utf8View => Values::Texts(array.as_string_view().iter().collect()),
+            DataType::Boolean => {
+                let texts = array.as_boolean().iter().map(|is| is.map(|is| if is { "true" } else { "false" }));
+                Values::Texts(texts.collect())
             }
-            kind if kind.is_floating() && in_lists => {
-                Values::Vectors(cast(array, &DataType::Float32, row)?.as_primitive::<Float32Type>().clone())
-            }
-            kind if kind.is_floating() => {
-                Values::Numbers(cast(array, &DataType::Float64, row)?.as_primitive::<Float64Type>().clone())
-            }
-            DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View | DataType::Boolean => {
-                Values::Texts(cast(array, &DataType::Utf8, row)?.as_string().clone())
-            }
-            &DataType::Decimal128(_, scale) => decimals(array, scale, in_lists, row)?,
-            kind => {
-                return Err(Error::unsupported(format!(
-                    "got {}{kind}, expected integers, floats, strings, booleans or lists of them",
-                    if in_lists { "lists of " } else { "" }
-                )));
-            }
+            &DataType::Decimal128(_, scale) => decimals(array.as_primitive(), scale, in_lists, row)?,
+            _ => Values::Integers(downcast_integer_array!(
+                array => { integers(array, row)? }
+                _ => downcast_temporal_array!(
+                    array => { integers(array, row)? }
+                    kind => {
+                        let lists = if in_lists { "lists of " } else { "" };
+                        let expected = "expected integers, floats, strings, booleans or lists of them";
+                        return Err(Error::unsupported(format!("got {lists}{kind}, {expected}")));
+                    }
+                )
+            )),
         })
     }
 
@@ -176,30 +192,34 @@ impl Values {
 }
 
 /// The error of a value that is lost, with its row.
-fn lost(array: &ArrayRef, at: usize, row: impl Fn(usize) -> usize, expected: &str) -> Error {
-    let shown = array_value_to_string(array, at).unwrap_or_default();
-    Error::invalid(format!("got {shown}, expected {expected}")).within(format!("row {}", row(at) + 1))
+fn lost(got: &dyn Debug, row: usize, expected: &str) -> Error {
+    Error::invalid(format!("got {got:?}, expected {expected}")).within(format!("row {}", row + 1))
 }
 
-fn cast(array: &ArrayRef, to: &DataType, row: impl Fn(usize) -> usize) -> Result<ArrayRef> {
-    let made = cast_with_options(array, to, &CastOptions::default())
-        .map_err(|e| Error::unsupported(format!("{} does not become {to}: {e}", array.data_type())))?;
-    match (0..array.len()).find(|&at| made.is_null(at) && array.is_valid(at)) {
-        Some(at) => Err(lost(array, at, row, &format!("what {to} holds"))),
+/// Integers and times of any width.
+fn integers<T: ArrowPrimitiveType>(values: &PrimitiveArray<T>, row: impl Fn(usize) -> usize) -> Result<Int64Array> {
+    let made: Int64Array = values.unary_opt(ArrowNativeType::to_i64);
+    match (0..values.len()).find(|&at| made.is_null(at) && values.is_valid(at)) {
+        Some(at) => Err(lost(&values.value(at), row(at), "what Int64 holds")),
         None => Ok(made),
     }
 }
 
 /// Decimals of a column: integers where none has digits behind the point, else the numbers of the same digits.
-fn decimals(array: &ArrayRef, scale: i8, in_lists: bool, row: impl Fn(usize) -> usize) -> Result<Values> {
-    let unscaled = array.as_primitive::<Decimal128Type>();
+fn decimals(
+    unscaled: &PrimitiveArray<Decimal128Type>,
+    scale: i8,
+    in_lists: bool,
+    row: impl Fn(usize) -> usize,
+) -> Result<Values> {
+    let lost = |at: usize, expected: &str| lost(&format_args!("{}", unscaled.value_as_string(at)), row(at), expected);
     if scale <= 0 {
         let power = 10i128.checked_pow(u32::from(scale.unsigned_abs()));
         let whole = |at: usize| {
             let value = power.and_then(|power| unscaled.value(at).checked_mul(power)).map(i64::try_from);
-            value.and_then(|v| v.ok()).ok_or_else(|| lost(array, at, &row, "what Int64 holds"))
+            value.and_then(|v| v.ok()).ok_or_else(|| lost(at, "what Int64 holds"))
         };
-        let values = (0..array.len()).map(|at| unscaled.is_valid(at).then(|| whole(at)).transpose());
+        let values = (0..unscaled.len()).map(|at| unscaled.is_valid(at).then(|| whole(at)).transpose());
         return Ok(Values::Integers(values.collect::<Result<_>>()?));
     }
     let number = |at: usize| {
@@ -210,10 +230,10 @@ fn decimals(array: &ArrayRef, scale: i8, in_lists: bool, row: impl Fn(usize) -> 
         match digits.unsigned_abs() < 10u128.pow(DIGITS_MAX) && scale <= POWER_MAX {
             // Of two exact numbers the quotient is the nearest f64.
             true => Ok(digits as f64 / 10f64.powi(i32::from(scale))),
-            false => Err(lost(array, at, &row, &format!("at most {DIGITS_MAX} digits, which a float keeps"))),
+            false => Err(lost(at, &format!("at most {DIGITS_MAX} digits, which a float keeps"))),
         }
     };
-    let values = (0..array.len()).map(|at| unscaled.is_valid(at).then(|| number(at)).transpose());
+    let values = (0..unscaled.len()).map(|at| unscaled.is_valid(at).then(|| number(at)).transpose());
     let values = values.collect::<Result<Float64Array>>()?;
     Ok(match in_lists {
         true => Values::Vectors(values.iter().map(|v| v.map(|v| v as f32)).collect()),

@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::path::Path;
 
-use arrow::array::{Array, RecordBatch};
-use arrow::datatypes::{DataType, Schema};
+use arrow_array::{Array, RecordBatch};
+use arrow_schema::{DataType, Schema};
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 
 use super::arrays::{ParquetColumn, list_of, unit};
@@ -94,8 +94,9 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::sync::Arc;
 
-    use arrow::array::*;
-    use arrow::datatypes::{Field, Float32Type, Int8Type, UInt64Type};
+    use arrow_array::types::{Float32Type, Int8Type, UInt64Type};
+    use arrow_array::*;
+    use arrow_schema::Field;
     use parquet::arrow::ArrowWriter;
 
     use super::*;

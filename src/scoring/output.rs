@@ -14,11 +14,9 @@ use std::io::{BufWriter, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{
-    ArrayRef, FixedSizeListArray, Float32Array, Float32Builder, Int64Array, Int64Builder, ListBuilder, RecordBatch,
-    StringBuilder,
-};
-use arrow::datatypes::{DataType, Field, SchemaRef};
+use arrow_array::builder::{Float32Builder, Int64Builder, ListBuilder, StringBuilder};
+use arrow_array::{ArrayRef, FixedSizeListArray, Float32Array, Int64Array, RecordBatch};
+use arrow_schema::{DataType, Field, SchemaRef};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::metadata::KeyValue;

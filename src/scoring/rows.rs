@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use arrow::array::RecordBatch;
+use arrow_array::RecordBatch;
 
 use super::lines::Lines;
 use super::questions::{Asking, Questions};

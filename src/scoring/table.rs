@@ -9,8 +9,8 @@
 //! | `filter` `exclude` `k`; of a ranking `items` | these fields of a request; null means that of the job |
 //! | of items: named like a source of the item tower | its values; other columns are passed over |
 
-use arrow::array::RecordBatch;
-use arrow::datatypes::Schema;
+use arrow_array::RecordBatch;
+use arrow_schema::Schema;
 
 use super::questions::{Asking, Question, Questions, Template};
 use crate::error::{Error, Result};

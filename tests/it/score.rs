@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use arrow::array::AsArray;
-use arrow::datatypes::{Float32Type, Int64Type};
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float32Type, Int64Type};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
 use sterling::snapshot::{Placement, Snapshot, Store};

@@ -5,8 +5,10 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::*;
-use arrow::datatypes::{Field, Float32Type, Int16Type, Int32Type, Int64Type, Schema, UInt64Type};
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float32Type, Int16Type, Int32Type, Int64Type, UInt64Type};
+use arrow_array::*;
+use arrow_schema::{Field, Schema};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};

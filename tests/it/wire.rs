@@ -3,10 +3,12 @@
 use std::io::{Cursor, Read, Write as _};
 use std::path::Path;
 
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::compute::concat_batches;
-use arrow::datatypes::{DataType, Float32Type, Float64Type, Int64Type, UInt32Type};
-use arrow::ipc::reader::StreamReader;
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float32Type, Float64Type, Int64Type, UInt32Type};
+use arrow_array::{Array, RecordBatch};
+use arrow_ipc::reader::StreamReader;
+use arrow_schema::DataType;
+use arrow_select::concat::concat_batches;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};

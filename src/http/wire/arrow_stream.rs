@@ -9,13 +9,11 @@ use std::iter::once;
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::{
-    ArrayRef, Float32Array, Float64Builder, Int64Array, Int64Builder, ListBuilder, NullArray, RecordBatch,
-    RecordBatchOptions, StringBuilder, UInt32Array,
-};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use arrow::error::ArrowError;
-use arrow::ipc::writer::StreamWriter;
+use arrow_array::builder::{Float64Builder, Int64Builder, ListBuilder, StringBuilder};
+use arrow_array::{ArrayRef, Float32Array, Int64Array, NullArray, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow_ipc::writer::StreamWriter;
+use arrow_schema::ArrowError;
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
 use super::entry::{CellKind, Entry, Items, write_json};
 use super::reply::Reply;
