@@ -6,11 +6,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::ThreadPool;
 
 use super::Options;
 use super::retention::release;
-use crate::device::priority;
+use crate::device::priority::Priority;
 use crate::error::{Error, Kind, Result};
 use crate::fresh::{Feeds, MergeWanted, Merged};
 use crate::journal::Topic;
@@ -44,9 +44,7 @@ impl Compactor {
     /// # Errors
     /// `Io` where no thread can be had.
     pub fn new(store: Store, registry: &Arc<Registry>, feeds: Arc<Feeds>, options: Options) -> Result<Self> {
-        let pool = ThreadPoolBuilder::new().num_threads(options.threads()).thread_name(|_| "merge".into());
-        let pool = pool.start_handler(|_| priority::idle()).build();
-        let pool = pool.map_err(|e| Error::io("threads for merges", std::io::Error::other(e)))?;
+        let pool = Priority::Idle.pool("merge", options.threads())?;
         let (failed, seen) = (BTreeMap::new(), BTreeMap::new());
         Ok(Compactor { store, registry: Arc::downgrade(registry), feeds, options, pool, failed, seen })
     }

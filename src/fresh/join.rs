@@ -8,16 +8,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crate::device::priority;
+use crate::device::priority::Priority;
 use crate::error::{Error, Result};
 use crate::ivf::Assigner;
 use crate::search::Tombstones;
 use crate::snapshot::{Snapshot, VectorRows};
 use crate::units::Slot;
 use crate::view::{Row, Segment};
-
-/// Requests go first: a join that takes longer leaves more segments to search, which costs them less.
-const NICENESS: i32 = 15;
 
 /// A segment and what is gone of it.
 pub(super) type Part = (Arc<Segment>, Tombstones);
@@ -49,7 +46,8 @@ impl Joining {
     ) -> Result<Self> {
         let (main, assigner, sources) = (main.clone(), assigner.clone(), parts.clone());
         let run = move || {
-            priority::lower(NICENESS);
+            // Requests go first: a join that takes longer leaves more segments to search, which costs them less.
+            Priority::Low.take();
             joined(&main, &assigner, &sources)
         };
         let thread = std::thread::Builder::new().name("join".into()).spawn(run);

@@ -11,6 +11,7 @@ use super::loader::Declared;
 use super::memory::Room;
 use super::permits::locked;
 use super::registry::Registry;
+use crate::device::priority::Priority;
 use crate::error::{Error, Kind, Result};
 use crate::objects::back_off;
 use crate::snapshot::{Held, Stamp, Wish};
@@ -241,7 +242,7 @@ impl<T: Send + Sync> Registry<T> {
         }
         let result = self
             .in_memory(name, due.version, Some(due.stamp))
-            .map_or_else(|| self.bring(name, due.version, due.stamp), Ok);
+            .map_or_else(|| self.bring(name, due.version, due.stamp, Priority::Low), Ok);
         let Ok(loaded) = result else { return false };
         let settled = match due.why {
             // What is there beside the wished version was decided against; a label and a part in the traffic decide nothing.
@@ -286,7 +287,7 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     /// The version as it is published, loaded where it is not in memory; one that is in memory and published no more will do.
-    pub(super) fn current(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
+    pub(super) fn current(&self, name: &str, version: u64, priority: Priority) -> Result<Arc<Loaded<T>>> {
         let stamp = self.store.stamp(name, version);
         if let Some(loaded) = self.in_memory(name, version, stamp) {
             return Ok(loaded);
@@ -306,7 +307,7 @@ impl<T: Send + Sync> Registry<T> {
         let _gate = locked(&gate);
         match self.in_memory(name, version, Some(stamp)) {
             Some(loaded) => Ok(loaded),
-            None => self.bring(name, version, stamp),
+            None => self.bring(name, version, stamp, priority),
         }
     }
 
@@ -317,14 +318,15 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     /// Loads a version. Whatever goes wrong is a refusal, a panic too.
-    fn bring(&self, name: &str, version: u64, stamp: Stamp) -> Result<Arc<Loaded<T>>> {
+    fn bring(&self, name: &str, version: u64, stamp: Stamp, priority: Priority) -> Result<Arc<Loaded<T>>> {
         let _permit = self.permits.take();
         self.change(name, |entry| entry.loading = Some(version));
         telemetry::begin_model(name);
         let start = Instant::now();
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.loaded(name, version, stamp))).unwrap_or_else(|panic| {
-            Err(Error::internal(format!("the load broke: {}; this is a defect", said(&*panic))))
-        });
+        let outcome =
+            catch_unwind(AssertUnwindSafe(|| self.loaded(name, version, stamp, priority))).unwrap_or_else(|panic| {
+                Err(Error::internal(format!("the load broke: {}; this is a defect", said(&*panic))))
+            });
         let label = if outcome.is_ok() { "loaded" } else { "refused" };
         metrics::counter!("sterling_loads_total", "model" => name.to_owned(), "outcome" => label).increment(1);
         match &outcome {
@@ -338,7 +340,7 @@ impl<T: Send + Sync> Registry<T> {
         outcome
     }
 
-    fn loaded(&self, name: &str, version: u64, stamp: Stamp) -> Result<Arc<Loaded<T>>> {
+    fn loaded(&self, name: &str, version: u64, stamp: Stamp, priority: Priority) -> Result<Arc<Loaded<T>>> {
         let folder = self.store.folder(name, version);
         let declared = self.declared(name, version)?;
         if (declared.name.as_str(), declared.version) != (name, version) {
@@ -351,7 +353,7 @@ impl<T: Send + Sync> Registry<T> {
             )));
         }
         let room = self.room(name, &declared)?;
-        let (content, held) = self.read(name, version)?;
+        let (content, held) = self.read(name, version, priority)?;
         let Declared { name, version, digest, .. } = declared;
         if self.store.stamp(&name, version) != Some(stamp) {
             return Err(Error::not_ready(format!("{}: it changed while it was loaded", folder.display())));
@@ -364,7 +366,7 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     /// The content of a version, and what keeps its files. A copy that is damaged is fetched anew, once.
-    fn read(&self, name: &str, version: u64) -> Result<(Arc<T>, Held)> {
+    fn read(&self, name: &str, version: u64, priority: Priority) -> Result<(Arc<T>, Held)> {
         let mut held = match self.store.bring(name, version) {
             // As with memory: the version before the active one makes room on the disk.
             Err(e) if e.kind() == Kind::NoSpace => {
@@ -373,10 +375,10 @@ impl<T: Send + Sync> Registry<T> {
             }
             other => other?,
         };
-        let mut content = self.loader.load(held.folder());
+        let mut content = self.loader.load(held.folder(), priority);
         if content.as_ref().is_err_and(|e| e.kind() == Kind::Corrupt) && self.store.discard(name, version)? {
             held = self.store.bring(name, version)?;
-            content = self.loader.load(held.folder());
+            content = self.loader.load(held.folder(), priority);
         }
         Ok((Arc::new(content?), held))
     }

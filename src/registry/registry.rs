@@ -11,6 +11,7 @@ use super::loaded::{Loaded, VersionState, Which};
 use super::loader::Loader;
 use super::memory::Memory;
 use super::permits::{Permits, locked};
+use crate::device::priority::Priority;
 use crate::error::{Error, Result};
 use crate::snapshot::{Store, check_name};
 use crate::view::Live;
@@ -122,7 +123,7 @@ impl<T: Send + Sync> Registry<T> {
     /// # Errors
     /// `NotFound` for a version that is not published; the reason where it cannot be loaded.
     pub fn load(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
-        let loaded = self.current(name, version)?;
+        let loaded = self.current(name, version, Priority::Low)?;
         self.change(name, |entry| {
             entry.insert(loaded.clone());
             entry.hold(version);
@@ -135,7 +136,7 @@ impl<T: Send + Sync> Registry<T> {
     /// # Errors
     /// As [`Registry::load`].
     pub fn activate(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
-        let loaded = self.current(name, version)?;
+        let loaded = self.current(name, version, Priority::Low)?;
         let settled = self.published(name, u64::MAX);
         self.change(name, |entry| {
             entry.insert(loaded.clone());
@@ -148,12 +149,13 @@ impl<T: Send + Sync> Registry<T> {
         Ok(loaded)
     }
 
-    /// Lets a version answer unpinned requests in the place of another one, where that one still does.
+    /// Lets a version answer unpinned requests in the place of another one, where that one still does. Nobody waits for it: it
+    /// is loaded where cores would be idle.
     ///
     /// # Errors
     /// `Conflict` where another one answers by now; as [`Registry::load`].
     pub fn succeed(&self, name: &str, before: u64, version: u64) -> Result<Arc<Loaded<T>>> {
-        let loaded = self.current(name, version)?;
+        let loaded = self.current(name, version, Priority::Idle)?;
         let settled = self.published(name, version);
         let active = self.change(name, |entry| {
             let active = entry.active;
