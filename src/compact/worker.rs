@@ -44,7 +44,7 @@ impl Compactor {
     /// # Errors
     /// `Io` where no thread can be had.
     pub fn new(store: Store, registry: &Arc<Registry>, feeds: Arc<Feeds>, options: Options) -> Result<Self> {
-        let pool = Priority::Idle.pool("merge", options.threads())?;
+        let pool = Priority::Last.pool("merge", options.threads())?;
         let (failed, seen) = (BTreeMap::new(), BTreeMap::new());
         Ok(Compactor { store, registry: Arc::downgrade(registry), feeds, options, pool, failed, seen })
     }

@@ -1,5 +1,8 @@
 //! Whose turn it is where threads want more cores than there are.
 
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::{Error, Result};
@@ -9,14 +12,22 @@ const LAST: i32 = 19;
 /// The niceness of [`Priority::Low`]: what stands behind the passes gets about a quarter of a core that both want.
 const LOW: i32 = 15;
 
+/// How long a thread of [`Priority::Last`] goes on before it leaves its core for a moment, and for how long.
+const BREATH: (Duration, Duration) = (Duration::from_millis(1), Duration::from_micros(100));
+
+thread_local! {
+    /// Since when this thread has gone on, where it is one of [`Priority::Last`].
+    static SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
 /// How work for which nobody waits stands behind requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
     /// It gives way, and goes on under any load.
     Low,
-    /// It runs where a core would be idle. To the scheduler of Linux a core with nothing else on it is an idle one, to which it
-    /// brings a thread that wakes up; beside a thread that is only nice that one waits for a core.
-    Idle,
+    /// It has the least share of a core that there is, and leaves it for a moment where it calls [`breathe`]. Not the policy
+    /// `SCHED_IDLE`: among threads that never sleep such a one comes to no end.
+    Last,
 }
 
 impl Priority {
@@ -25,7 +36,10 @@ impl Priority {
     pub fn take(self) {
         match self {
             Priority::Low => lower(LOW),
-            Priority::Idle => idle(),
+            Priority::Last => {
+                lower(LAST);
+                SINCE.set(Some(Instant::now()));
+            }
         }
     }
 
@@ -40,6 +54,17 @@ impl Priority {
     }
 }
 
+/// Leaves the core for a tenth of a millisecond, where this is a thread of [`Priority::Last`] that has not for one: threads that
+/// wait behind others are brought to a core only when it becomes idle. Called between the small steps of long work.
+pub fn breathe() {
+    SINCE.with(|since| {
+        if since.get().is_some_and(|since| since.elapsed() >= BREATH.0) {
+            std::thread::sleep(BREATH.1);
+            since.set(Some(Instant::now()));
+        }
+    });
+}
+
 /// Lowers the priority of this thread, and of those that it starts, to a niceness of up to 19. Where that cannot be, nothing changes.
 pub fn lower(niceness: i32) {
     // Linux knows priorities of threads; elsewhere this would be the whole process's.
@@ -47,14 +72,4 @@ pub fn lower(niceness: i32) {
     let _ = rustix::process::setpriority_process(None, niceness);
     #[cfg(not(target_os = "linux"))]
     let _ = niceness;
-}
-
-fn idle() {
-    lower(LAST);
-    #[cfg(target_os = "linux")]
-    {
-        let none = libc::sched_param { sched_priority: 0 };
-        // SAFETY: the thread is this one, and the parameters live through the call.
-        let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &none) };
-    }
 }

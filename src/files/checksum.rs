@@ -6,6 +6,7 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::device::priority::breathe;
 use crate::error::{Error, Result};
 
 /// Length and hash of a file's bytes, as the manifest keeps them.
@@ -95,6 +96,7 @@ impl Hashed<File> {
 
 impl<W: Write> Write for Hashed<W> {
     fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        breathe();
         let n = self.to.write(buf)?;
         self.hash.update(&buf[..n]);
         self.bytes += n as u64;

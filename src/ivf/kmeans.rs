@@ -18,6 +18,7 @@ use super::quantize::{Quantized, read_row, write_row};
 use super::random::mix;
 use crate::device::cpu::Kernels;
 use crate::device::cpu::kernels::{BLOCK, Blocks};
+use crate::device::priority::breathe;
 use crate::error::Result;
 use crate::rows::RowStore;
 use crate::tensor::Matrix;
@@ -109,6 +110,7 @@ impl Centroids {
                 let first = chunk * 1024 + part * ROWS;
                 let of_part: Vec<&[f32]> = (first..first + out.len()).map(row).collect();
                 self.assign(kernels, &of_part, &mut queries, out);
+                breathe();
             }
             progress(out.len());
         });
@@ -125,6 +127,7 @@ pub(super) fn blocked<'a>(
     let (blocks, bytes) = (count.div_ceil(BLOCK), dimension.div_ceil(4) * 64);
     let (mut codes, mut scales) = (vec![128u8; blocks * bytes], vec![0f32; blocks * BLOCK]);
     for (slot, row) in rows.enumerate() {
+        breathe();
         if let Some(row) = row {
             let block = slot / BLOCK;
             scales[slot] = write_row(row, slot % BLOCK, &mut codes[block * bytes..(block + 1) * bytes]);

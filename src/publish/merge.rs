@@ -20,6 +20,7 @@ use super::warm;
 use super::write::Version;
 use crate::columns;
 use crate::device::memory;
+use crate::device::priority::breathe;
 use crate::error::{Error, Result};
 use crate::files::Checksum;
 use crate::ivf;
@@ -142,7 +143,10 @@ impl<'a> Merging<'a> {
         let slots: Vec<Slot> = view.filled_slots().collect();
         let dimension = view.dimension();
         let mut vectors = vec![0.0; slots.len() * dimension];
-        vectors.chunks_exact_mut(dimension).zip(&slots).for_each(|(row, slot)| view.row(*slot, row));
+        vectors.chunks_exact_mut(dimension).zip(&slots).for_each(|(row, slot)| {
+            view.row(*slot, row);
+            breathe();
+        });
         let stacked = view.columns();
         let attribute = |row: usize, column: usize| Cow::Owned(Attribute::from(stacked.cell(column, slots[row])));
         let columns = item_columns(&main.columns, slots.len(), attribute);

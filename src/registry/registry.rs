@@ -150,12 +150,12 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     /// Lets a version answer unpinned requests in the place of another one, where that one still does. Nobody waits for it: it
-    /// is loaded where cores would be idle.
+    /// is loaded behind all else.
     ///
     /// # Errors
     /// `Conflict` where another one answers by now; as [`Registry::load`].
     pub fn succeed(&self, name: &str, before: u64, version: u64) -> Result<Arc<Loaded<T>>> {
-        let loaded = self.current(name, version, Priority::Idle)?;
+        let loaded = self.current(name, version, Priority::Last)?;
         let settled = self.published(name, version);
         let active = self.change(name, |entry| {
             let active = entry.active;

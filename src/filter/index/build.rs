@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::hash::TermHash;
 use super::numbers::{self, Buckets};
 use crate::columns::{Column, Columns};
+use crate::device::priority::breathe;
 use crate::error::{Error, Result};
 use crate::files::TensorFile;
 use crate::units::{Slot, TermId};
@@ -265,6 +266,7 @@ impl<'a> Bits<'a> {
     }
 
     fn of_list(&self, list: usize, width: u32) -> ListBits {
+        breathe();
         let words = self.slots.words(list);
         let mut bloom = vec![0u64; width as usize * words];
         let mut planes = vec![0u64; self.planes() * words];

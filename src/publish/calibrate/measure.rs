@@ -13,6 +13,7 @@ use super::depth::{Depths, SELECTED_MAX, ScanTimes};
 use super::queries::Queries;
 use super::share::{PASS_RATES, Share, random};
 use super::tally::{Choices, Tally, Walk, curves, tallies};
+use crate::device::priority::breathe;
 use crate::ivf::{self, Ahead, Margins, Probing, WideRows, Words};
 use crate::snapshot::{Calibration, TARGETS};
 use crate::topk::{Selector, unkey};
@@ -83,6 +84,7 @@ fn margins(index: &ivf::Index, queries: &[Vec<f32>], seed: u64) -> Margins {
         drawn.sort_unstable();
         let mut products = vec![0.0; drawn.len()];
         index.products(query, &drawn, &mut products);
+        breathe();
         let pair =
             |(slot, product): (&u32, &f32)| (scores[index.list_of(Slot(*slot)).index()] / length, product / length);
         drawn.iter().zip(&products).map(pair).collect::<Vec<_>>()
@@ -124,6 +126,7 @@ impl Searcher {
             let of_share = |tally: &&mut Tally| tally.share == n;
             let Some(most) = tallies.iter_mut().filter(of_share).map(|t| t.k).max() else { continue };
             self.find(asked, share, most);
+            breathe();
             if n == 0 && !depths.is_empty() {
                 self.place(asked, depths);
             }
@@ -136,6 +139,7 @@ impl Searcher {
                 let threshold = self.best.get(tally.k - 1).map_or(f32::MIN, |(score, _)| *score);
                 let walk = Walk { order: &self.order, lengths, hits: &self.hits, margins: asked.margins, threshold };
                 tally.walk(&walk, share, &mut self.ahead);
+                breathe();
             }
         }
     }
