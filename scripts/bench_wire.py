@@ -2,17 +2,17 @@
 """What the wire adds to a pass: JSON, JSON by columns and Arrow and codings, at several K.
 
 Asks one server one request after the other, forms in turns, so that what else the machine does falls on all of them alike. The pass's own time is what the server tells
-with each answer (`Server-Timing`: the steps of `explain`), and the whole call's what this client waits until the last byte is there; bodies are not parsed. A table of medians
-goes to stdout, with what each form adds to the pass and their quotient.
+with each answer (`Server-Timing`: the steps of `explain`), and the whole call's what this client waits until the last byte is there: requests are made beforehand, and of an
+answer only its length is read. A table of medians goes to stdout, with what each form adds to the pass and their quotient, and what a call takes that does nothing (`/livez`).
 
     sterling demo                                     # or any server
     scripts/bench_wire.py --url http://127.0.0.1:8080 --model debian --body '{"features": {"installed": [832, 835]}}'
 """
 
 import argparse
-import http.client
 import json
 import re
+import socket
 import statistics
 import time
 import urllib.parse
@@ -33,16 +33,30 @@ def passed(header: str) -> float:
     return sum(float(ms) for name, ms in steps if name != "total")
 
 
-def ask(connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]) -> tuple[float, float, int]:
+def ask(connection: socket.socket, request: bytes) -> tuple[float, float, int]:
     """Milliseconds of a call and of its pass, and the bytes of its body."""
     begun = time.perf_counter()
-    connection.request("POST", path, body, {"content-type": "application/json"} | headers)
-    answer = connection.getresponse()
-    data = answer.read()
+    connection.sendall(request)
+    answer, missing = bytearray(), 1
+    while missing > 0:
+        part = connection.recv(1 << 20)
+        if not part:
+            raise SystemExit("the server ended the connection")
+        answer += part
+        head = answer.find(b"\r\n\r\n")
+        if head >= 0:
+            length = int(re.search(rb"content-length: (\d+)", answer, re.IGNORECASE)[1])
+            missing = head + 4 + length - len(answer)
     took = (time.perf_counter() - begun) * 1000
-    if answer.status != 200:
-        raise SystemExit(f"{answer.status}: {data[:500]!r}")
-    return took, passed(answer.headers["server-timing"]), len(data)
+    if not answer.startswith(b"HTTP/1.1 200"):
+        raise SystemExit(answer[:1000].decode(errors="replace"))
+    timing = re.search(r"server-timing: (.*)", answer[:head].decode())
+    return took, passed(timing[1]) if timing else 0.0, length
+
+
+def request(method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
+    lines = {"host": "sterling", "content-type": "application/json", "content-length": str(len(body))} | (headers or {})
+    return "\r\n".join([f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in lines.items()), "", ""]).encode() + body
 
 
 def main() -> None:
@@ -55,24 +69,29 @@ def main() -> None:
     parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=list(FORMS))
     arguments = parser.parse_args()
     where = urllib.parse.urlsplit(arguments.url)
-    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
+    connection = socket.create_connection((where.hostname, where.port), timeout=60)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     path = f"/v1/models/{arguments.model}:retrieve"
+    idle: list[float] = []
     print("| K | form | bytes | call p50, ms | pass p50, ms | adds p50, us | call / pass |")
     print("|---|---|---|---|---|---|---|")
     for k in arguments.k:
         base = json.loads(arguments.body) | {"k": k, "candidates": max(k, 1000), "explain": True}
+        requests = {form: request("POST", path, json.dumps(base | FORMS[form][0]).encode(), FORMS[form][1]) for form in arguments.forms}
         taken: dict[str, list[tuple[float, float, int]]] = {form: [] for form in arguments.forms}
         for turn in range(arguments.rounds + 20):
             for form in arguments.forms:
-                more, headers = FORMS[form]
-                once = ask(connection, path, json.dumps(base | more).encode(), headers)
+                once = ask(connection, requests[form])
+                nothing = ask(connection, request("GET", "/livez"))
                 # The first ones warm up both sides.
                 if turn >= 20:
                     taken[form].append(once)
+                    idle.append(nothing[0] * 1000)
         for form, calls in taken.items():
             call, own = (statistics.median(one[n] for one in calls) for n in (0, 1))
             adds = statistics.median((one[0] - one[1]) * 1000 for one in calls)
             print(f"| {k} | {form} | {calls[-1][2]} | {call:.3f} | {own:.3f} | {adds:.0f} | {call / own:.2f} |")
+    print(f"\nA call that does nothing: {statistics.median(idle):.0f} us.")
 
 
 if __name__ == "__main__":
