@@ -165,4 +165,5 @@ def measure_alone(name, binary, seeds, proxy):
     return measure(name, binary, seeds, proxy)
 
 
-main()
+if __name__ == "__main__":
+    main()

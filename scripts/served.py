@@ -70,8 +70,8 @@ def requests_file(name, bodies):
 class Server:
     """A running `sterling serve`; ends with the `with` block."""
 
-    def __init__(self, binary, store, *arguments, environment=None):
-        self.arguments = [binary, "serve", "--store", str(store), "--listen", "127.0.0.1:0", *arguments]
+    def __init__(self, binary, store, *arguments, environment=None, listen="127.0.0.1:0"):
+        self.arguments = [binary, "serve", "--store", str(store), "--listen", listen, *arguments]
         self.environment = os.environ | (environment or {})
 
     def __enter__(self):

@@ -21,6 +21,7 @@ use utoipa::ToSchema;
 use crate::device::cuda::Choice;
 use crate::error::{Error, Result};
 use crate::journal::StreamOptions;
+use crate::route::PeerOptions;
 use crate::snapshot::{CacheOptions, PlacementOptions};
 use crate::{compact, engine, http, limits, route};
 
@@ -65,6 +66,8 @@ pub struct Config {
     pub traces: http::TraceOptions,
     /// Where embedding tables lie.
     pub tables: PlacementOptions,
+    /// How servers of other hosts are asked for rows of tables.
+    pub peers: PeerOptions,
     /// Queue and workers.
     pub engine: engine::Options,
     /// Bounds of connections, bodies and of the shutdown.
@@ -94,6 +97,7 @@ impl Default for Config {
             tls: http::TlsOptions::default(),
             traces: http::TraceOptions::default(),
             tables: PlacementOptions::default(),
+            peers: PeerOptions::default(),
             engine: engine::Options::default(),
             http: http::Options::default(),
             merge: compact::Options::default(),
@@ -154,6 +158,9 @@ pub struct TableFlags {
     /// As [`PlacementOptions::topology`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topology: Option<PathBuf>,
+    /// As [`PlacementOptions::host`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// As [`PlacementOptions::remote`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub remote: Vec<String>,

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::output::say;
 use super::publish::connect;
 use crate::embedding::Vocabulary;
+use crate::embedding::place::{Sharding, Tier};
 use crate::error::{Error, Result};
 use crate::model::Package;
 use crate::planner::{Topology, Workload, calibrate, plan, report};
@@ -35,6 +36,12 @@ pub(super) struct Plan {
     /// Recorded requests, one JSON object a line: pooling and skew are measured in them
     #[arg(long)]
     sample: Option<PathBuf>,
+    /// Let tables lie in this tier only (hbm, hbm_cached, host, remote); several may be given
+    #[arg(long, value_name = "TIER")]
+    tier: Vec<Tier>,
+    /// Let tables be cut in this way only (table_wise, data_parallel, column_wise, row_wise, table_row_wise, grid); several may be given
+    #[arg(long, value_name = "TYPE")]
+    sharding: Vec<Sharding>,
     /// Requests that one host answers together
     #[arg(long)]
     batch: Option<u32>,
@@ -97,6 +104,14 @@ impl Plan {
             (None, None) => return Ok(None),
         };
         workload.batch = self.batch.unwrap_or(workload.batch);
+        for table in &mut workload.tables {
+            if !self.tier.is_empty() {
+                table.constraints.tiers.clone_from(&self.tier);
+            }
+            if !self.sharding.is_empty() {
+                table.constraints.sharding.clone_from(&self.sharding);
+            }
+        }
         workload.requests_per_s = self.requests_per_s.or(workload.requests_per_s);
         if let Some(file) = &self.sample {
             let id_of = |feature: &str, value: &Value| match (vocabularies.get(feature), value) {

@@ -21,6 +21,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fresh::{Merges, Updating};
 use crate::http::{self, AccessControl, App, Sockets, Stop, Tls, Traces};
 use crate::registry::{self, Loaded, Registry, Snapshots};
+use crate::route::Peers;
 use crate::snapshot::{Manifest, Placement, Snapshot, Store};
 use crate::telemetry;
 use crate::trial::{Apart, Trials};
@@ -59,6 +60,9 @@ pub(super) struct Serve {
     /// Plan where embedding tables lie at each load, for the machines in this TOML file
     #[arg(long, value_name = "FILE", conflicts_with = "plan")]
     topology: Option<PathBuf>,
+    /// Of a plan or topology over several hosts, be this one
+    #[arg(long, value_name = "NAME")]
+    host: Option<String>,
     /// A node of the Redis or Valkey Cluster that holds rows of tables; several may be given
     #[arg(long, value_name = "URL")]
     remote: Vec<String>,
@@ -76,7 +80,7 @@ pub(super) struct Serve {
 impl Serve {
     pub(super) fn run(self) -> Result<()> {
         telemetry::start_logs(self.log_json);
-        let tables = TableFlags { plan: self.plan, topology: self.topology, remote: self.remote };
+        let tables = TableFlags { plan: self.plan, topology: self.topology, host: self.host, remote: self.remote };
         let (store, updates, listen, model, device) = (self.store, self.updates, self.listen, self.model, self.device);
         let cache = CacheFlags { folder: self.cache };
         let flags = Flags { store, cache, updates, listen, model, shard: self.shard, device, tables };
@@ -172,6 +176,11 @@ impl Server {
             tracing::warn!(address = %config.listen, "whoever reaches this address may do everything: `access.keys` names a file of keys");
         }
         let placement = Placement::open(&config.tables)?;
+        let peers = config.tables.host.as_ref().map(|_| Peers::open(&config.peers)).transpose()?.map(Arc::new);
+        let placement = match &peers {
+            Some(peers) => placement.beside(peers.clone()),
+            None => placement,
+        };
         let trials = Trials::Apart(Apart::of_this_program()?);
         let loader = Snapshots { placement, trials, recorded: config.recorded_queries };
         let options = registry::Options {
@@ -211,6 +220,7 @@ impl Server {
         let app = app
             .with_updates(feeds, Duration::from_millis(config.engine.timeout_ms))
             .with_merges(merges)
+            .with_peers(peers)
             .with_access(access)
             .with_traces(Traces::start(&config.traces)?)
             .with_audit(config.audit_share);

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value};
 use utoipa::PartialSchema;
 
-use super::{Config, PlacementOptions, StreamOptions, compact, engine, http};
+use super::{Config, PeerOptions, PlacementOptions, StreamOptions, compact, engine, http};
 
 const HEAD: &str = "# Configuration
 
@@ -50,6 +50,7 @@ fn page() -> String {
         ("tls", schema::<http::TlsOptions>()),
         ("traces", schema::<http::TraceOptions>()),
         ("tables", schema::<PlacementOptions>()),
+        ("peers", schema::<PeerOptions>()),
         ("engine", schema::<engine::Options>()),
         ("http", schema::<http::Options>()),
         ("merge", schema::<compact::Options>()),

@@ -1,6 +1,6 @@
 //! Lookups of all features of a batch in one call.
 //!
-//! A lookup has two phases. *Begin* tells ids apart by the shards that hold their rows and sends for the rows that are fetched; it
+//! A lookup has two phases. *Begin* finds the rows of ids and sends for those that are fetched; it
 //! waits for nothing. *Finish* pools what lies in memory while those rows travel, then waits for them. The features of a table that is
 //! whole in memory are pooled straight into their place in the output; those of a cut table go the way that [`super::shard`] tells.
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::jagged::{Feature, JaggedTensor, KeyedJaggedTensor};
 use super::keyed::{KeyedTensor, Layout};
 use super::report::{Lookup, LookupReport, TableCounts};
-use super::shard::compute::{self, Travelling};
+use super::shard::gather::{self, Travelling};
 use super::shard::input::{self, FeatureBags, ShardedInput};
 use super::shard::output;
 use super::table::Table;
@@ -277,7 +277,7 @@ impl<'a> Started<'a> {
         let counts = |t: &Arc<Table>| TableCounts { table: t.name().to_owned(), ..TableCounts::default() };
         let mut report = tables.iter().map(counts).collect();
         let input = input::distribute(tables, features, examples, &mut report);
-        let travelling = compute::ask(tables, &input, terms);
+        let travelling = gather::ask(tables, &input, terms);
         Started { tables, kernels, terms: *terms, input, travelling, report }
     }
 
@@ -298,14 +298,17 @@ impl<'a> Started<'a> {
         if tables.iter().all(|t| t.host_rows().is_some()) {
             return Ok(self.report);
         }
-        let partials = compute::compute(tables, input, self.travelling, &terms, kernels, &mut self.report)?;
+        let pieces = gather::gather(tables, input, self.travelling, &terms, &mut self.report)?;
+        let mut pooled = Ok(());
         for (number, feature) in input.features.iter().enumerate() {
             let table = &tables[feature.table];
-            if table.host_rows().is_none() {
-                place(number, &mut |out| output::assemble(table, number, input, &partials, out));
+            if table.host_rows().is_none() && pooled.is_ok() {
+                place(number, &mut |out| {
+                    pooled = output::pool_feature(table, number, input, (&pieces, kernels), out);
+                });
             }
         }
-        Ok(self.report)
+        pooled.map(|()| self.report)
     }
 }
 

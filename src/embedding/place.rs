@@ -1,8 +1,11 @@
 //! Where the parts of a table lie, as plain data: a planner or an operator writes it, [`super::shard`] cuts tables along it.
 
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::device::cpu::pool::RowFormat;
+use crate::error::{Error, Result};
 
 /// Where the rows of a shard lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -40,6 +43,14 @@ impl Tier {
     /// True where a cache stands before the rows.
     pub fn is_cached(self) -> bool {
         matches!(self, Tier::HbmCached | Tier::Remote)
+    }
+}
+
+impl FromStr for Tier {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        named("tier", text, &Tier::ALL, Tier::name)
     }
 }
 
@@ -85,6 +96,21 @@ impl Sharding {
     }
 }
 
+impl FromStr for Sharding {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        named("sharding", text, &Sharding::ALL, Sharding::name)
+    }
+}
+
+/// The one of that name.
+fn named<T: Copy>(what: &str, text: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T> {
+    let names = || all.iter().map(|one| name(*one)).collect::<Vec<_>>().join(", ");
+    let found = all.iter().copied().find(|one| name(*one) == text);
+    found.ok_or_else(|| Error::invalid(format!("{what} `{text}`, expected one of {}", names())))
+}
+
 /// One part of a table on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ShardPlan {
@@ -106,6 +132,53 @@ pub struct ShardPlan {
     pub micros: f64,
 }
 
+/// How several hosts get at the rows of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    /// Each has all of them.
+    Copies,
+    /// Each has a part of them, and asks the others for theirs.
+    BetweenServers,
+    /// Each asks the cluster, but for those that it caches.
+    Cluster,
+}
+
+impl Way {
+    /// The way of a placement.
+    pub fn of(tier: Tier, sharding: Sharding) -> Self {
+        match (tier, sharding) {
+            (Tier::Remote, _) => Way::Cluster,
+            (_, Sharding::DataParallel) => Way::Copies,
+            _ => Way::BetweenServers,
+        }
+    }
+
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Copies => "copies",
+            Way::BetweenServers => "between servers",
+            Way::Cluster => "cluster",
+        }
+    }
+}
+
+/// The best that one way has, weighed on machines that have nothing else to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WayCost {
+    /// The way.
+    pub way: Way,
+    /// How its fastest placement lies ...
+    pub tier: Tier,
+    /// ... and is cut.
+    pub sharding: Sharding,
+    /// Time a batch of its slowest device.
+    pub micros: f64,
+    /// Bytes on all devices.
+    pub bytes: u64,
+}
+
 /// Where one table lies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TablePlan {
@@ -125,4 +198,7 @@ pub struct TablePlan {
     pub hit_share: f64,
     /// Why this place and not a faster one.
     pub why: String,
+    /// Where there are several hosts, what each way that would fit costs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ways: Vec<WayCost>,
 }

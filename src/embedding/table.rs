@@ -14,6 +14,7 @@ use super::spec::{TableSpec, Unseen};
 use super::tiers::remote::{
     Cluster, LoadProgress, LoadReport, RemoteOptions, RemoteTable, TableShape, TableVersion, load,
 };
+use super::tiers::slices::Slice;
 use super::tiers::{RowSource, Source};
 use super::vocabulary::Vocabulary;
 use crate::device::buffer::Buffer;
@@ -55,6 +56,8 @@ pub struct Table {
     /// By copy, then by first row.
     groups: Vec<Group>,
     vocabulary: Option<Arc<Vocabulary>>,
+    /// What of it is held for other servers, as long as it is.
+    _slices: Vec<Arc<Slice>>,
 }
 
 impl Table {
@@ -94,7 +97,7 @@ impl Table {
         let (rows, columns) = (0..spec.rows, 0..spec.width);
         let groups = vec![Group { rows: rows.clone(), copy: 0, shards: vec![0] }];
         let shards = vec![Shard { rows, columns, copy: 0, device: "here".into(), source }];
-        Ok(Table { spec, sharding: None, copies: 1, shards, groups, vocabulary: None })
+        Ok(Table { spec, sharding: None, copies: 1, shards, groups, vocabulary: None, _slices: Vec::new() })
     }
 
     /// A table of shards.
@@ -120,7 +123,7 @@ impl Table {
         for copy in 0..copies.max(1) {
             check_cover(&spec, &shards, groups.iter().filter(|g| g.copy == copy)).map_err(|e| e.within(&place))?;
         }
-        Ok(Table { spec, sharding: Some(sharding), copies, shards, groups, vocabulary: None })
+        Ok(Table { spec, sharding: Some(sharding), copies, shards, groups, vocabulary: None, _slices: Vec::new() })
     }
 
     /// The same table, vocabulary included, with its rows in other shards.
@@ -230,6 +233,20 @@ impl Table {
         }
         self.vocabulary = Some(Arc::new(vocabulary));
         Ok(self)
+    }
+
+    /// The same table, of which these parts are held for other servers as long as it lives.
+    pub fn holding(self, slices: Vec<Arc<Slice>>) -> Self {
+        Table { _slices: slices, ..self }
+    }
+
+    /// Bytes of its rows that lie in this process's memory.
+    pub fn bytes_here(&self) -> u64 {
+        let here = |shard: &Shard| match &shard.source {
+            Source::Host(bytes) => bytes.len() as u64,
+            Source::Fetched(_) => 0,
+        };
+        self.shards.iter().map(here).sum()
     }
 
     /// What the table is.

@@ -19,6 +19,7 @@ use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feed, Feeds, Merges};
 use crate::registry::{Loaded, Registry};
+use crate::route::Peers;
 use crate::view::View;
 
 /// The share of a snapshot that may be changed or lie beside it before `/readyz` warns ...
@@ -66,6 +67,8 @@ pub struct App {
     pub(super) feeds: Option<Arc<Feeds>>,
     /// Where merges of updates are asked for.
     pub(super) merges: Option<Merges>,
+    /// The servers of other hosts, where tables lie over several.
+    pub(super) peers: Option<Arc<Peers>>,
     /// Which answers are held against exact ones.
     pub(super) audit: Audit,
     /// Which answers are held against those of other versions.
@@ -88,6 +91,7 @@ impl App {
             entrance: Entrance::default(),
             feeds: None,
             merges: None,
+            peers: None,
             audit: Audit::new(0.0),
             shadows: Shadows::default(),
             updates_wait: Duration::from_secs(1),
@@ -114,6 +118,11 @@ impl App {
         App { merges, ..self }
     }
 
+    /// The same edge, which gives servers of other hosts the rows that it holds for them.
+    pub fn with_peers(self, peers: Option<Arc<Peers>>) -> Self {
+        App { peers, ..self }
+    }
+
     /// The same edge, which runs this share of the retrievals again exactly, beside their answers.
     pub fn with_audit(self, share: f64) -> Self {
         App { audit: Audit::new(share), ..self }
@@ -122,6 +131,7 @@ impl App {
     /// What an operator should look at though all is answered, a line each.
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut warnings = self.registry.troubles();
+        warnings.extend(self.peers.iter().flat_map(|peers| peers.troubles()));
         for model in self.registry.list() {
             let (name, view) = (model.name(), model.view());
             let (drift, fresh) = (view.drift(), view.fresh_items());

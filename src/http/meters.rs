@@ -7,11 +7,12 @@ use axum::http::StatusCode;
 use metrics::{Counter, Histogram, counter, histogram};
 
 /// The labels of calls; whatever has none of them is the last.
-const CALLS: [&str; 33] = [
+const CALLS: [&str; 34] = [
     "retrieve",
     "rank",
     "embed",
     "pass",
+    "rows",
     "parts",
     "activate",
     "load",

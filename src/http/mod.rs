@@ -36,6 +36,7 @@ mod paths;
 mod position;
 mod routed;
 mod routes;
+mod rows;
 mod server;
 mod shadow;
 mod slow;

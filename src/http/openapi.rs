@@ -7,7 +7,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement
 use utoipa::openapi::{KnownFormat, ObjectBuilder, Required, SchemaFormat, Type};
 
 use super::answer::json;
-use super::{browse, calls, console, inference, items, parts, passes, traffic};
+use super::{browse, calls, console, inference, items, parts, passes, rows, traffic};
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -42,6 +42,7 @@ use super::{browse, calls, console, inference, items, parts, passes, traffic};
         calls::queries,
         parts::pass,
         parts::parts,
+        rows::rows,
         calls::slow,
         inference::server,
         inference::live,

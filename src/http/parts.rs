@@ -71,7 +71,8 @@ fn identity(loaded: &Loaded) -> (String, u32) {
     }
 }
 
-fn packed(body: &impl Serialize, share: Share) -> Outcome {
+/// A body of the protocol.
+pub(super) fn packed(body: &impl Serialize, share: Share) -> Outcome {
     let body = Bytes::from_owner(Held { lines: write(body)?, _share: share });
     Ok(([(CONTENT_TYPE, MEDIA_TYPE)], body).into_response())
 }
@@ -129,12 +130,18 @@ enum Called {
     Model,
 }
 
-/// What the headers say: that this is the protocol spoken here, and how long the answer is worth waiting for.
-fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
+/// Refuses another protocol than the one spoken here.
+pub(super) fn speaks(headers: &HeaderMap) -> Result<(), Refusal> {
     if headers.get(CONTENT_TYPE).is_none_or(|kind| kind != MEDIA_TYPE) {
         let detail = format!("content type: expected {MEDIA_TYPE}, as routers of this release send it");
         return Err(Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail));
     }
+    Ok(())
+}
+
+/// How long the answer is worth waiting for, as the header of a call says it that speaks the protocol.
+fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
+    speaks(headers)?;
     Ok(header(headers, TIMEOUT_HEADER, "microseconds")?.map(Duration::from_micros))
 }
 

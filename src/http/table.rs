@@ -16,7 +16,7 @@ use super::access::Reach::{self, Model, Server, Visible};
 use super::access::Role::{self, Admin, Open, Read, Write};
 use super::app::App;
 use super::paths::{PathNames, Segments};
-use super::{browse, calls, console, inference, items, openapi, parts, passes, traffic};
+use super::{browse, calls, console, inference, items, openapi, parts, passes, rows, traffic};
 
 /// An answer on its way.
 pub(super) type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
@@ -59,7 +59,7 @@ macro_rules! table {
 }
 
 /// All calls.
-pub(super) static TABLE: [Route; 50] = table! {
+pub(super) static TABLE: [Route; 51] = table! {
     POST "/v1/models/{model}:retrieve", Read, Model, "retrieve", passes::of_active;
     POST "/v1/models/{model}:rank", Read, Model, "rank", passes::of_active;
     POST "/v1/models/{model}:embed", Read, Model, "embed", passes::of_active;
@@ -93,6 +93,7 @@ pub(super) static TABLE: [Route; 50] = table! {
     POST "/v1/models/{model}/items:merge", Admin, Model, "merge", items::merge;
     GET "/v1/models/{model}/queries", Read, Model, "queries", calls::queries;
     POST "/v1/models/{model}/versions/{version}:pass", Read, Model, "pass", parts::pass;
+    POST "/v1/models/{model}:rows", Read, Model, "rows", rows::rows;
     GET "/v1/parts", Read, Visible, "parts", parts::parts;
     GET "/v1/debug/slow", Admin, Server, "slow", calls::slow;
     GET "/v1/debug/shadow", Admin, Server, "shadow", traffic::shadow;

@@ -6,12 +6,16 @@
 //! ```text
 //! ids   = B F L s                      bags = B F (1 - (1 - s)^L), all B F where s = 1
 //! read  = call_us + ids (row_ns + row_bytes / bandwidth) + bags 4 w / bandwidth
-//! net   = (hosts - 1) / hosts (8 ids + 4 w bags) / network bandwidth      nothing when replicated
+//! net   = (hosts - 1) / hosts ids (8 + row_bytes) / network bandwidth     nothing when replicated
+//! away  = ids / hosts (row_ns + row_bytes / bandwidth + (8 + row_bytes) / network bandwidth)
+//!                                      of each other host: rows come to it, and are pooled there; nothing when replicated
 //! link  = 4 w bags / link bandwidth                                       host memory of a host with GPUs
 //! miss  = ids (1 - hit)                                                   hit from the access curve
 //! hbm_cached: read on the GPU + miss row_bytes / link; the host pays miss (row_ns + row_bytes / bandwidth)
 //! remote: read on the host + miss max(1 / rows_per_s, row_bytes / bandwidth) of all nodes; the cluster pays the same
 //! ```
+//!
+//! Several hosts each read the cluster for themselves, behind a cache of their own: on them the tier remote is replicated always.
 //!
 //! Round trip, link and network latencies are paid once a batch by each device that uses them, not once a table, because a batch asks
 //! for the rows of all tables together. A device is as slow as the sum of its charges, a plan as slow as its slowest device.
@@ -35,6 +39,8 @@ pub(super) struct Device {
     pub name: String,
     pub kind: DeviceKind,
     pub capacity_bytes: u64,
+    /// Of a host those whom other hosts ask.
+    pub servers: Vec<String>,
     /// The host it is, or is in; itself for the cluster.
     pub host: usize,
     /// Latencies by the bit of [`Charge::uses`].
@@ -98,6 +104,7 @@ impl Machine {
                 name: host.name.clone(),
                 kind: DeviceKind::Host,
                 capacity_bytes: host.capacity_bytes(),
+                servers: host.servers.clone(),
                 host: at,
                 once_us: [latency, link_us, topology.remote.as_ref().map_or(0.0, |r| r.round_trip_us)],
                 row_ns: host.row_ns,
@@ -112,6 +119,7 @@ impl Machine {
                 name: gpu.name.clone(),
                 kind: DeviceKind::Gpu,
                 capacity_bytes: gpu.capacity_bytes(),
+                servers: Vec::new(),
                 host: host.expect("a valid topology names the host of each GPU"),
                 once_us: [latency, gpu.link_us, 0.0],
                 row_ns: gpu.row_ns,
@@ -126,6 +134,7 @@ impl Machine {
                 name: remote.name.clone(),
                 kind: DeviceKind::Remote,
                 capacity_bytes: remote.capacity_bytes(),
+                servers: Vec::new(),
                 host: at,
                 once_us: [0.0; LATENCIES],
                 row_ns: 0.0,
@@ -188,9 +197,11 @@ impl Machine {
         let read_ns = device.row_ns + row_bytes as f64 / device.bandwidth;
         let mut micros = device.call_us + (ids * read_ns + out_bytes / device.bandwidth) / 1e3;
         let mut uses = 0;
-        if self.hosts > 1 && keeping.replicas == 1 {
-            let away = (self.hosts - 1) as f64 / self.hosts as f64;
-            micros += away * (8.0 * ids + out_bytes) / self.network / 1e3;
+        let is_shared = self.hosts > 1 && keeping.replicas == 1;
+        let travel_ns = (8.0 + row_bytes as f64) / self.network;
+        let of_host = ids / self.hosts as f64;
+        if is_shared {
+            micros += (self.hosts - 1) as f64 * of_host * travel_ns / 1e3;
             uses |= NETWORK;
         }
         if device.kind == DeviceKind::Host && device.link > 0.0 {
@@ -217,6 +228,13 @@ impl Machine {
                 charges.push(Charge { device: self.devices.len() - 1, bytes, micros: wait(bandwidth), uses: 0 });
             }
             _ => {}
+        }
+        if is_shared {
+            for host in (0..self.hosts).filter(|host| *host != device.host) {
+                let Device { row_ns, bandwidth, .. } = self.devices[host];
+                let micros = of_host * (row_ns + row_bytes as f64 / bandwidth + travel_ns) / 1e3;
+                charges.push(Charge { device: host, bytes: 0, micros, uses: NETWORK });
+            }
         }
         charges
     }

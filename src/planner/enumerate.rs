@@ -126,7 +126,12 @@ impl Maker<'_> {
         for share in shares {
             let hottest = (self.table.rows as f64 * share).ceil() as u64;
             let hit = if tier.is_cached() { self.table.access.share(hottest, self.table.rows) } else { 1.0 };
-            for sharding in self.table.constraints.sharding.clone() {
+            // Each of several hosts reads the cluster for itself.
+            let is_allowed = |sharding: &Sharding| {
+                tier != Tier::Remote || self.machine.hosts == 1 || *sharding == Sharding::DataParallel
+            };
+            let allowed = self.table.constraints.sharding.iter().copied().filter(is_allowed);
+            for sharding in allowed.collect::<Vec<_>>() {
                 self.sharding(tier, sharding, (share, hit), &devices);
             }
         }

@@ -7,7 +7,7 @@ use super::plan::{DevicePlan, PlacementPlan};
 use super::report;
 use super::search::{Choice, Load};
 use super::workload::{TableWorkload, Workload};
-use crate::embedding::place::{ShardPlan, TablePlan};
+use crate::embedding::place::{ShardPlan, TablePlan, Way, WayCost};
 use crate::error::{Error, Result};
 
 /// Difference of estimates that is none.
@@ -145,6 +145,7 @@ fn device_plans(machine: &Machine, workload: &Workload, plans: &[TablePlan], loa
             micros,
             load: steps_per_s.map(|s| s * micros / 1e6),
             shards: plans.iter().flat_map(|p| &p.shards).filter(on_it).count(),
+            servers: device.servers.clone(),
         }
     });
     described.collect()
@@ -187,8 +188,36 @@ fn table_plan(
         micros: longest(charges_of(candidates, choice)),
         hit_share: chosen.cache.1,
         why: why(machine, candidates, choice, loads),
+        ways: if machine.hosts > 1 { ways(machine, candidates) } else { Vec::new() },
         shards,
     }
+}
+
+/// What the fastest placement of each way takes on an idle machine.
+fn ways(machine: &Machine, candidates: &[Candidate]) -> Vec<WayCost> {
+    let mut ways: Vec<WayCost> = Vec::new();
+    for candidate in candidates {
+        let (loads, _) = alone(machine, candidate);
+        let micros = loads.iter().map(Load::total).fold(0.0, f64::max);
+        let bytes = loads.iter().map(|load| load.bytes).fold(0, u64::saturating_add);
+        let (way, tier, sharding) = (Way::of(candidate.tier, candidate.sharding), candidate.tier, candidate.sharding);
+        let cost = WayCost { way, tier, sharding, micros, bytes };
+        match ways.iter_mut().find(|known| known.way == way) {
+            Some(known) if known.micros <= micros => {}
+            Some(known) => *known = cost,
+            None => ways.push(cost),
+        }
+    }
+    ways.sort_by_key(|cost| cost.way);
+    ways
+}
+
+/// A candidate on a machine with nothing else on it, whatever its memory: what each device has to do, and the sites.
+fn alone(machine: &Machine, candidate: &Candidate) -> (Vec<Load>, Vec<usize>) {
+    let mut loads: Vec<Load> = machine.devices.iter().map(Load::new).collect();
+    loads.iter_mut().for_each(|l| l.capacity_bytes = u64::MAX);
+    let sites = spread(candidate, &mut loads).unwrap_or_else(|_| vec![0; candidate.units.len()]);
+    (loads, sites)
 }
 
 /// The most that one device does of these charges.
@@ -210,13 +239,11 @@ fn why(machine: &Machine, candidates: &[Candidate], choice: &Choice, loads: &mut
         return "the only placement allowed".into();
     }
     let chosen = longest(charges_of(candidates, choice));
-    let alone = |c: &Candidate| {
-        let mut empty: Vec<Load> = machine.devices.iter().map(Load::new).collect();
-        empty.iter_mut().for_each(|l| l.capacity_bytes = u64::MAX);
-        let sites = spread(c, &mut empty).unwrap_or_else(|_| vec![0; c.units.len()]);
+    let longest_alone = |c: &Candidate| {
+        let (_, sites) = alone(machine, c);
         longest(c.units.iter().zip(sites).flat_map(|(u, s)| &u.sites[s].charges))
     };
-    let timed = candidates.iter().map(|c| (alone(c), c));
+    let timed = candidates.iter().map(|c| (longest_alone(c), c));
     let Some((micros, fastest)) = timed.min_by(|a, b| a.0.total_cmp(&b.0)) else { return String::new() };
     if chosen <= micros * (1.0 + TIE) {
         return format!("fastest of {n} placements");

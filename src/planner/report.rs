@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::plan::PlacementPlan;
-use crate::embedding::place::{ShardPlan, TablePlan};
+use crate::embedding::place::{ShardPlan, TablePlan, Way};
 
 /// Shards of one table that are listed one by one; more are summed up.
 const SHARDS_LISTED: usize = 8;
@@ -39,6 +39,10 @@ pub fn text(plan: &PlacementPlan) -> String {
     out.push_str(&grid(&table_rows(plan)));
     heading(&mut out, "Shards");
     out.push_str(&grid(&shard_rows(plan)));
+    if plan.tables.iter().any(|t| !t.ways.is_empty()) {
+        heading(&mut out, "Ways to the rows, each alone on idle hosts");
+        out.push_str(&grid(&way_rows(plan)));
+    }
     heading(&mut out, "Summary");
     let tables = plan.tables.len();
     let shards: usize = plan.tables.iter().map(|t| t.shards.len()).sum();
@@ -95,6 +99,25 @@ fn table_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
             if cached { format!("{:.1} %", table.hit_share * 100.0) } else { "-".into() },
             table.why.clone(),
         ]);
+    }
+    rows
+}
+
+fn way_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
+    let head = ["Table", "Way", "Sharding", "Time a batch", "Bytes", "Taken"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for table in &plan.tables {
+        let taken = table.shards.first().map(|shard| Way::of(shard.tier, table.sharding));
+        rows.extend(table.ways.iter().map(|cost| {
+            vec![
+                table.table.clone(),
+                cost.way.name().into(),
+                format!("{} {}", cost.tier.name(), cost.sharding.name()),
+                micros(cost.micros),
+                bytes(cost.bytes),
+                if Some(cost.way) == taken { "yes" } else { "-" }.into(),
+            ]
+        }));
     }
     rows
 }

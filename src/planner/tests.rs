@@ -10,7 +10,7 @@ use super::topology::{Gpu, Host, Network, Remote, Topology};
 use super::workload::{Constraints, TableWorkload, Workload};
 use super::{BOUNDS, Bounds, access::Access, plan, plan_within, report};
 use crate::embedding::RowFormat;
-use crate::embedding::place::{Sharding, Tier};
+use crate::embedding::place::{Sharding, Tier, Way};
 
 /// A fixed sequence of numbers.
 struct Random(u64);
@@ -29,7 +29,15 @@ impl Random {
 }
 
 fn host(name: &str, dram_gib: f64) -> Host {
-    Host { name: name.into(), dram_gib, reserved_gib: 0.0, bandwidth_gb_s: 40.0, row_ns: 4.0, call_us: 2.0 }
+    Host {
+        name: name.into(),
+        dram_gib,
+        reserved_gib: 0.0,
+        bandwidth_gb_s: 40.0,
+        row_ns: 4.0,
+        call_us: 2.0,
+        servers: Vec::new(),
+    }
 }
 
 fn gpu(name: &str, host: &str, hbm_gib: f64) -> Gpu {
@@ -302,6 +310,125 @@ fn what_cannot_fit_is_refused_with_the_shortfall() {
     assert!(error(&one, vec![table]).contains("pinned to `nowhere`"));
 }
 
+/// Hosts that are alike, a cluster, and one table, all of any size.
+fn several_hosts(random: &mut Random) -> (Topology, TableWorkload) {
+    let mut table = table("t", 1_000 + random.below(1 << 20), 4 << random.below(6));
+    table.format = random.of(&RowFormat::ALL);
+    table.pooling = random.of(&[1.0, 7.0, 80.0]);
+    table.access = random.of(&[0.0, 0.8, 1.1]).then_zipf();
+    table.features = (0..1 + random.below(3)).map(|n| format!("f{n}")).collect();
+    table.constraints.cache_share = Some(random.of(&[0.0, 0.01, 0.1]));
+    let gib = table.bytes() as f64 / f64::from(1 << 30);
+    let (count, dram_gib) = (2 + random.below(3), gib * random.of(&[0.1, 0.6, 1.5]));
+    let network = Network { bandwidth_gb_s: random.of(&[0.01, 1.0, 10.0]), latency_us: random.of(&[20.0, 500.0]) };
+    let cluster = Remote {
+        round_trip_us: random.of(&[60.0, 2000.0]),
+        rows_per_s: random.of(&[1e5, 1e7]),
+        ..remote(gib * random.of(&[0.1, 2.0]))
+    };
+    let hosts = (0..count).map(|n| host(&format!("h{n}"), dram_gib)).collect();
+    (Topology { hosts, gpus: Vec::new(), remote: Some(cluster), network: Some(network) }, table)
+}
+
+/// Microseconds of the slowest device, by the formulas of `docs/PLANNER.md` written out for one way; none where it does not fit.
+fn by_hand(topology: &Topology, table: &TableWorkload, batch: u32, way: Way) -> Option<f64> {
+    let (hosts, host) = (topology.hosts.len() as f64, &topology.hosts[0]);
+    let (network, cluster) = (topology.network.as_ref().unwrap(), topology.remote.as_ref().unwrap());
+    let (row_bytes, rows) = (table.row_bytes(table.width) as f64, table.rows as f64);
+    let ids = f64::from(batch) * table.ids();
+    let row_us = (host.row_ns + row_bytes / host.bandwidth_gb_s) / 1e3;
+    let bags = f64::from(batch) * table.features.len() as f64;
+    let sums_us = |bags: f64| bags * 4.0 * f64::from(table.width) / host.bandwidth_gb_s / 1e3;
+    let fits = |bytes: f64| bytes <= host.capacity_bytes() as f64;
+    match way {
+        Way::Copies => fits(rows * row_bytes).then(|| host.call_us + ids * row_us + sums_us(bags)),
+        Way::BetweenServers => {
+            // The host with the most rows.
+            let share = (0..topology.hosts.len() as u64)
+                .map(|n| table.rows * (n + 1) / hosts as u64 - table.rows * n / hosts as u64)
+                .max()? as f64
+                / rows;
+            let here = bags * hosts * (1.0 - (1.0 - share).powf(table.pooling));
+            let travel_us = (8.0 + row_bytes) / network.bandwidth_gb_s / 1e3;
+            let asked = ids * hosts * share;
+            let answering = host.call_us + asked * row_us + sums_us(here) + asked * (hosts - 1.0) / hosts * travel_us;
+            // What comes from the others, who have the rest of the rows.
+            let coming = ids * (1.0 - share) * (row_us + travel_us);
+            fits((share * rows).round() * row_bytes).then(|| answering + coming + network.latency_us)
+        }
+        Way::Cluster => {
+            let cached = (rows * table.constraints.cache_share?).ceil();
+            let misses = ids * (1.0 - table.access.share(cached as u64, table.rows));
+            let nodes = f64::from(cluster.nodes);
+            let of_nodes = |bandwidth: f64| (1e6 / (nodes * cluster.rows_per_s)).max(row_bytes / bandwidth / 1e3);
+            let waits = misses * of_nodes((nodes * cluster.bandwidth_gb_s).min(network.bandwidth_gb_s));
+            let here = host.call_us + ids * row_us + sums_us(bags) + waits + cluster.round_trip_us;
+            let there = misses * hosts * of_nodes(nodes * cluster.bandwidth_gb_s);
+            let stored = rows * row_bytes * cluster.overhead;
+            (fits(cached * (row_bytes + 16.0)) && stored <= cluster.capacity_bytes() as f64).then(|| here.max(there))
+        }
+    }
+}
+
+#[test]
+fn several_hosts_take_the_cheapest_way_that_fits() {
+    let mut random = Random(0x1057);
+    let mut taken = std::collections::BTreeMap::new();
+    for problem in 0..400 {
+        let (topology, mut table) = several_hosts(&mut random);
+        table.constraints.sharding = vec![Sharding::DataParallel, Sharding::RowWise];
+        let ways = [Way::Copies, Way::BetweenServers, Way::Cluster];
+        let costs = ways.map(|way| by_hand(&topology, &table, 64, way));
+        let best = costs.iter().flatten().copied().fold(f64::INFINITY, f64::min);
+        let found = plan(&topology, &workload(vec![table.clone()]));
+        let Ok(found) = found else {
+            assert!(best.is_infinite(), "{problem}: {}, by hand {costs:?}", found.unwrap_err());
+            continue;
+        };
+        check(&found, &topology, &workload(vec![table.clone()]));
+        assert!((found.micros / best - 1.0).abs() < 1e-6, "{problem}: {} us, by hand {costs:?}", found.micros);
+        let planned = &found.tables[0];
+        let way = Way::of(planned.shards[0].tier, planned.sharding);
+        for (cost, way) in costs.iter().zip(ways) {
+            let told = planned.ways.iter().find(|told| told.way == way).map(|told| told.micros);
+            assert_eq!(told.is_some(), cost.is_some(), "{problem}: {way:?} {told:?} {cost:?}");
+            let is_alike = told.zip(*cost).is_none_or(|(told, cost)| (told / cost - 1.0).abs() < 1e-6);
+            assert!(is_alike, "{problem}: {way:?} {told:?}, by hand {cost:?}");
+        }
+        let place = ways.iter().position(|known| *known == way).unwrap();
+        assert!(costs[place].unwrap() <= best * (1.0 + 1e-6), "{problem}: {way:?} of {costs:?}");
+        assert!(report::text(&found).contains("Ways to the rows"));
+        *taken.entry(way).or_insert(0) += 1;
+        // What is forced is taken, or refused by name.
+        for (tier, cost) in
+            [(Tier::Host, costs[0].into_iter().chain(costs[1]).reduce(f64::min)), (Tier::Remote, costs[2])]
+        {
+            let mut forced = table.clone();
+            forced.constraints.tiers = vec![tier];
+            match (plan(&topology, &workload(vec![forced])), cost) {
+                (Ok(found), Some(cost)) => assert!((found.micros / cost - 1.0).abs() < 1e-6, "{problem}: {tier:?}"),
+                (Err(e), None) => assert!(e.to_string().contains("table `t`"), "{e}"),
+                (found, cost) => panic!("{problem}: {tier:?} {cost:?} {:?}", found.map(|f| f.micros)),
+            }
+        }
+    }
+    assert!(taken.len() == 3 && taken.values().all(|count| *count >= 10), "every way is taken somewhere: {taken:?}");
+}
+
+#[test]
+fn several_hosts_do_not_read_a_cluster_for_each_other() {
+    let (hosts, remote) = (vec![host("h0", 1.0), host("h1", 1.0)], Some(remote(10.0)));
+    let topology = Topology { hosts, gpus: Vec::new(), remote, network: Some(network()) };
+    let mut table = table("t", 10 << 20, 64);
+    table.constraints.tiers = vec![Tier::Remote];
+    let found = plan(&topology, &workload(vec![table.clone()])).unwrap();
+    let planned = &found.tables[0];
+    assert_eq!((planned.sharding, planned.shards.len()), (Sharding::DataParallel, 2));
+    table.constraints.sharding = vec![Sharding::RowWise, Sharding::TableWise];
+    let error = plan(&topology, &workload(vec![table])).unwrap_err().to_string();
+    assert!(error.contains("offers none of tiers [remote] with sharding [row_wise, table_wise]"), "{error}");
+}
+
 #[test]
 fn a_problem_with_more_placements_than_memory_is_refused() {
     let (topology, workload) = large_problem();
@@ -370,6 +497,8 @@ fn topologies_that_are_wrong_are_named() {
     assert!(parse(&format!("{base}{base}")).contains("no [network]"));
     assert!(parse(&format!("{base}{base}[network]\nbandwidth_gb_s = 1\nlatency_us = 1\n")).contains("two devices"));
     assert!(parse(&format!("{base}colour = 'red'\n")).contains("line 7"));
+    assert!(parse(&format!("{base}servers = ['h']\n")).contains("host `h`: `servers` has `h`, expected HOST:PORT"));
+    assert!(parse(&format!("{base}servers = ['h:0']\n")).contains("`servers` has `h:0`"));
     let detected = Topology::detect().unwrap();
     assert_eq!(Topology::parse(&detected.to_toml().unwrap()).unwrap(), detected);
 }

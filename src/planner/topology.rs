@@ -15,6 +15,8 @@ use crate::error::{Error, Result};
 pub const HOSTS_MAX: usize = 1024;
 /// Most GPUs of a topology.
 pub const GPUS_MAX: usize = 4096;
+/// Most servers of a host.
+const SERVERS_MAX: usize = 256;
 /// Bytes that primaries store for a byte of rows, the larger of the two that were measured (`docs/REMOTE.md`).
 const REMOTE_OVERHEAD: f64 = 1.08;
 /// Rows that one node answers in a second, and what it sends, as measured on two shared cores; a topology file may say better.
@@ -39,6 +41,9 @@ pub struct Host {
     pub row_ns: f64,
     /// What one look-up call costs beyond its rows.
     pub call_us: f64,
+    /// Its servers, each as `HOST:PORT`, whom those of other hosts ask for rows; those that are more than one are replicas.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub servers: Vec<String>,
 }
 
 /// A GPU and its memory.
@@ -108,7 +113,7 @@ impl From<Survey> for Remote {
 pub struct Network {
     /// What one host sends and receives.
     pub bandwidth_gb_s: f64,
-    /// Latency, paid once a batch by a device that answers other hosts.
+    /// A call to a server of another host and back, paid once a batch by a device that asks others or answers them.
     pub latency_us: f64,
 }
 
@@ -218,8 +223,8 @@ impl Topology {
         let dram_gib = (total as f64 / GIB * 100.0).floor() / 100.0;
         let reserved_gib = (dram_gib * 10.0).ceil() / 100.0;
         // What a server core of these years reads; `--calibrate` replaces them.
-        let host =
-            Host { name: "host0".into(), dram_gib, reserved_gib, bandwidth_gb_s: 10.0, row_ns: 15.0, call_us: 1.0 };
+        let (name, servers) = ("host0".into(), Vec::new());
+        let host = Host { name, dram_gib, reserved_gib, bandwidth_gb_s: 10.0, row_ns: 15.0, call_us: 1.0, servers };
         Ok(Topology { hosts: vec![host], gpus: Vec::new(), remote: None, network: None })
     }
 }
@@ -234,7 +239,18 @@ impl Host {
         memory("dram_gib", self.dram_gib, self.reserved_gib)?;
         rate("bandwidth_gb_s", self.bandwidth_gb_s)?;
         duration("row_ns", self.row_ns)?;
-        duration("call_us", self.call_us)
+        duration("call_us", self.call_us)?;
+        if self.servers.len() > SERVERS_MAX {
+            return Err(Error::invalid(format!("{} `servers`, expected at most {SERVERS_MAX}", self.servers.len())));
+        }
+        let has_port = |server: &&String| {
+            let (host, port) = server.rsplit_once(':').unwrap_or_default();
+            !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)
+        };
+        match self.servers.iter().find(|server| !has_port(server)) {
+            Some(wrong) => Err(Error::invalid(format!("`servers` has `{wrong}`, expected HOST:PORT"))),
+            None => Ok(()),
+        }
     }
 }
 

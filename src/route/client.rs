@@ -267,7 +267,9 @@ impl Client {
         let error = match head.status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 let told = problem(head.status.as_u16(), None, &body);
-                Error::unsupported(format!("the key of this router (`route.key`) is not enough for it: {told}"))
+                Error::unsupported(format!(
+                    "the key of this router (`route.key`; of a server that asks others, `peers.key`) is not enough for it: {told}"
+                ))
             }
             status => problem(status.as_u16(), seconds.map(Duration::from_secs), &body),
         };

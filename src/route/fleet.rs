@@ -13,10 +13,12 @@ use futures_util::stream::{self, StreamExt as _};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, timeout};
 
-use super::asking::{Asking, Beside, Conditions, Home, Replicas, locked};
+use super::asking::{Asking, Beside, Conditions};
 use super::choice::Group;
 use super::client::{Client, Outgoing};
 use super::editions::{Edition, active, editions, labelled};
+use super::inquiry::{Home, Replicas, locked};
+use super::names::Names;
 use super::options::Options;
 use super::protocol::{Asked, Holdings, PARTS_PATH, PassReply, Replied, read};
 use super::tls::Connector;
@@ -30,8 +32,8 @@ use crate::units::ItemId;
 const LOOKS_MAX: u32 = 3;
 /// Servers that are looked at side by side.
 const LOOKED_AT: usize = 64;
-/// How long a name may take to be resolved.
-const NAMES: Duration = Duration::from_secs(2);
+/// How long a server may take to say what it has.
+const LOOK_MAX: Duration = Duration::from_secs(2);
 
 /// A server, and what it said when it was looked at last.
 pub(super) struct Known {
@@ -117,7 +119,7 @@ pub struct Fleet {
     options: Options,
     connector: Option<Arc<Connector>>,
     pub(super) known: Mutex<BTreeMap<SocketAddr, Known>>,
-    names: Mutex<BTreeMap<String, Vec<SocketAddr>>>,
+    names: Names,
     groups: Mutex<BTreeMap<(String, usize, usize), Arc<Replicas>>>,
     models: ArcSwap<BTreeMap<String, Model>>,
     has_looked: AtomicBool,
@@ -141,7 +143,7 @@ impl Fleet {
             requests: Semaphore::new(options.requests),
             options,
             known: Mutex::default(),
-            names: Mutex::default(),
+            names: Names::default(),
             groups: Mutex::default(),
             models: ArcSwap::default(),
             has_looked: AtomicBool::new(false),
@@ -171,7 +173,7 @@ impl Fleet {
     pub async fn look(&self) {
         self.resolve().await;
         let clients: Vec<Arc<Client>> = locked(&self.known).values().map(|known| known.client.clone()).collect();
-        let wait = Duration::from_millis(2 * self.options.refresh_ms).clamp(NAMES / 8, NAMES);
+        let wait = Duration::from_millis(2 * self.options.refresh_ms).clamp(LOOK_MAX / 8, LOOK_MAX);
         let parts = Outgoing::pass(PARTS_PATH.into(), None);
         let told = stream::iter(clients).map(|client| {
             let parts = &parts;
@@ -189,32 +191,14 @@ impl Fleet {
         self.looked.notify_waiters();
     }
 
-    /// Finds what the names of servers stand for. A name that cannot be resolved stands for what it stood for before.
+    /// Finds what the names of servers stand for.
     async fn resolve(&self) {
-        let lookups = self.options.servers.iter().map(|name| async move {
-            let found = timeout(NAMES, tokio::net::lookup_host(name)).await;
-            (name, found.map(|found| found.map(|addresses| addresses.collect::<Vec<_>>())))
-        });
-        let found = join_all(lookups).await;
-        let mut names = locked(&self.names);
-        for (name, found) in found {
-            match found {
-                Ok(Ok(addresses)) => drop(names.insert(name.clone(), addresses)),
-                Ok(Err(error)) => tracing::warn!(name, %error, "the name of a server cannot be resolved"),
-                Err(_) => tracing::warn!(name, "the name of a server is not resolved in time"),
-            }
-        }
-        // Of several names the first one is asked by.
-        let mut there: BTreeMap<SocketAddr, &str> = BTreeMap::new();
-        for (name, addresses) in names.iter().rev() {
-            let host = name.rsplit_once(':').map_or(name.as_str(), |(host, _)| host);
-            there.extend(addresses.iter().map(|address| (*address, host.trim_matches(['[', ']']))));
-        }
+        let there = self.names.resolve(&self.options.servers).await;
         let mut known = locked(&self.known);
         known.retain(|address, _| there.contains_key(address));
         for (address, host) in there {
             let new = || Known {
-                client: Arc::new(Client::new(address, host, &self.options.key, self.connector.clone())),
+                client: Arc::new(Client::new(address, &host, &self.options.key, self.connector.clone())),
                 holdings: Holdings::default(),
                 has_answered: false,
                 in_vain: 0,

@@ -5,20 +5,26 @@
 //! [`PassCall`](protocol::PassCall) names it, and a [`PassReply`](protocol::PassReply) that names another one is thrown away, so that
 //! an answer never mixes two. How shards answer as one is in [`gather`](crate::gather); here is how one shard is asked: which replica
 //! ([`choice`]), a second one where the first is late or fails (`asking`), over connections that are kept (`client`), and how each is told of
-//! the updates of its items (`updates`).
+//! the updates of its items (`updates`). Servers whose tables lie over several hosts ask each other in the same way for rows ([`Peers`], [`rows`]).
 
 mod asking;
 pub mod choice;
 mod client;
 pub mod editions;
 mod fleet;
+mod inquiry;
+mod names;
 mod options;
+mod peer;
+mod peers;
 pub mod protocol;
+pub mod rows;
 mod tls;
 mod updates;
 
 pub use asking::{Beside, Conditions};
 pub use fleet::{Errand, Fleet, Listed, Offering, Pin};
 pub use options::Options;
+pub use peers::{PeerOptions, Peers};
 pub use tls::ServersTls;
 pub use updates::{ShardCall, ShardFailure, ShardServers};

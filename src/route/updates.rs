@@ -11,9 +11,9 @@ use axum::http::HeaderValue;
 use tokio::sync::SemaphorePermit;
 use tokio::time::Instant;
 
-use super::asking::{Home, locked};
 use super::client::{Client, Failed, Outgoing};
 use super::fleet::{Fleet, Offering, Pin};
+use super::inquiry::{Home, locked};
 use super::protocol::{Holdings, Keeping};
 use crate::error::{Error, Result};
 use crate::gather::is_absence;

@@ -1,9 +1,9 @@
 //! Where the tables of loaded snapshots lie: whole in this host's memory, or along a plan.
 //!
-//! The plan is no part of a snapshot: the same version serves from the memory of one host, or with rows of its tables on a
-//! cluster that `publish` has brought them to.
+//! The plan is no part of a snapshot: the same version serves from the memory of one host, from that of several whose servers give each
+//! other rows, or with rows of its tables on a cluster that `publish` has brought them to.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,13 @@ use utoipa::ToSchema;
 use super::manifest::Manifest;
 use super::workload::workload;
 use crate::embedding::Table;
-use crate::embedding::place::{TablePlan, Tier};
+use crate::embedding::place::{ShardPlan, Sharding, TablePlan, Tier};
+use crate::embedding::tiers::Source;
 use crate::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, TableVersion};
+use crate::embedding::tiers::slices::{Neighbours, PeerHost, PeerSlice, SliceName};
 use crate::error::{Error, Result};
 use crate::model::ModelSpec;
+use crate::planner::plan::DeviceKind;
 use crate::planner::topology::Host;
 use crate::planner::{self, Topology};
 
@@ -31,15 +34,18 @@ pub struct PlacementOptions {
     /// The machines to plan for at each load, where there is no plan; this machine and the cluster where there is none either.
     #[schema(value_type = Option<String>)]
     pub topology: Option<PathBuf>,
+    /// Which host of the plan or the topology this server is, where there are several: it holds that host's rows, and asks the servers
+    /// of the others for theirs.
+    pub host: Option<String>,
     /// Nodes of the cluster, such as `redis://10.0.0.1:6379`; any of them finds the others.
     pub remote: Vec<String>,
-    /// Milliseconds after which a row of the cluster is degraded, where the request has longer.
+    /// Milliseconds after which a row of the cluster or of another server is degraded, where the request has longer.
     pub timeout_ms: u64,
 }
 
 impl Default for PlacementOptions {
     fn default() -> Self {
-        PlacementOptions { plan: None, topology: None, remote: Vec::new(), timeout_ms: 200 }
+        PlacementOptions { plan: None, topology: None, host: None, remote: Vec::new(), timeout_ms: 200 }
     }
 }
 
@@ -47,6 +53,9 @@ impl Default for PlacementOptions {
 #[derive(Debug, Default)]
 pub struct Placement {
     by: By,
+    /// Which host of several this is.
+    host: Option<String>,
+    neighbours: Option<Arc<dyn Neighbours>>,
     cluster: Option<Arc<Cluster>>,
     timeout: Duration,
 }
@@ -57,6 +66,15 @@ enum By {
     Whole,
     Plan(planner::PlacementPlan),
     Topology(Topology),
+}
+
+/// A version whose tables are placed.
+struct Version<'a> {
+    spec: &'a ModelSpec,
+    manifest: &'a Manifest,
+    edition: Arc<str>,
+    /// The servers of each host.
+    hosts: BTreeMap<&'a str, &'a [String]>,
 }
 
 impl Placement {
@@ -90,7 +108,42 @@ impl Placement {
                 }
             },
         };
-        Ok(Placement { by, cluster, timeout: Duration::from_millis(options.timeout_ms) })
+        let (host, timeout) = (options.host.clone(), Duration::from_millis(options.timeout_ms));
+        let placement = Placement { by, host, neighbours: None, cluster, timeout };
+        if let Some(host) = &placement.host {
+            let hosts = placement.hosts();
+            if !hosts.contains_key(&**host) {
+                return Err(Error::invalid(format!(
+                    "tables: this server is host `{host}`, expected one of the plan's: {:?}",
+                    hosts.keys()
+                )));
+            }
+        }
+        Ok(placement)
+    }
+
+    /// The same, among the servers of other hosts.
+    pub fn beside(self, neighbours: Arc<dyn Neighbours>) -> Self {
+        Placement { neighbours: Some(neighbours), ..self }
+    }
+
+    /// Every host that is spoken of, and its servers as far as they are named.
+    fn hosts(&self) -> BTreeMap<&str, &[String]> {
+        match &self.by {
+            By::Whole => BTreeMap::new(),
+            By::Topology(topology) => topology.hosts.iter().map(|h| (&*h.name, &*h.servers)).collect(),
+            By::Plan(plan) => {
+                let shards = plan.tables.iter().flat_map(|p| &p.shards).filter(|s| !s.tier.on_gpu());
+                let devices = plan.devices.iter().filter(|d| d.kind == DeviceKind::Host);
+                let named = devices.map(|d| (&*d.device, &*d.servers));
+                shards.map(|s| (&*s.device, &[][..])).chain(named).collect()
+            }
+        }
+    }
+
+    /// True where a shard lies in the memory of this host, or its cache does.
+    fn is_here(&self, shard: &ShardPlan) -> bool {
+        self.host.as_ref().is_none_or(|host| *host == shard.device)
     }
 
     /// Bytes of this host's memory that the tables of a model take at most, by the bytes of their files.
@@ -99,19 +152,22 @@ impl Placement {
         let whole: u64 = files.iter().map(|file| file_bytes(file)).sum();
         match &self.by {
             By::Whole => whole,
-            By::Topology(topology) => whole.min(topology.hosts.iter().map(Host::capacity_bytes).sum()),
+            By::Topology(topology) => {
+                let here = topology.hosts.iter().filter(|h| self.host.as_ref().is_none_or(|host| *host == h.name));
+                whole.min(here.map(Host::capacity_bytes).sum())
+            }
             By::Plan(plan) => {
                 let is_planned = |table: &str| plan.tables.iter().any(|p| p.table == table);
                 let planned: BTreeSet<&str> =
                     spec.tables.iter().filter(|t| is_planned(&t.name)).map(|t| t.file.as_str()).collect();
-                let shards = plan.tables.iter().flat_map(|p| &p.shards);
+                let shards = plan.tables.iter().flat_map(|p| &p.shards).filter(|s| self.is_here(s));
                 let parts = shards.map(|s| if s.tier == Tier::Remote { s.cache_bytes } else { s.bytes });
                 parts.sum::<u64>() + files.difference(&planned).map(|file| file_bytes(file)).sum::<u64>()
             }
         }
     }
 
-    /// The tables of a version, each where it is planned.
+    /// The tables of a version, each where it is planned. Where other servers hold some of their rows, they do when this returns.
     pub(super) fn place(
         &self,
         spec: &ModelSpec,
@@ -133,9 +189,9 @@ impl Placement {
         };
         let shards = plans.iter().flat_map(|p| &p.shards).filter(|s| !s.tier.on_gpu());
         let hosts: BTreeSet<&str> = shards.map(|s| s.device.as_str()).collect();
-        if hosts.len() > 1 {
+        if hosts.len() > 1 && self.host.is_none() {
             return Err(Error::unsupported(format!(
-                "a plan over the hosts {hosts:?}, expected one: a server reads its own memory and the cluster"
+                "a plan over the hosts {hosts:?}, expected one, or which of them this server is (`tables.host`, `serve --host`)"
             )));
         }
         for plan in plans.iter().filter(|p| tables.iter().all(|t| t.name() != p.table)) {
@@ -145,7 +201,9 @@ impl Placement {
                 "the plan places a table that the model does not have"
             );
         }
-        let place = |table: Arc<Table>| match plans.iter().find(|p| p.table == table.name()) {
+        let version = Version { spec, manifest, edition: manifest.digest().into(), hosts: self.hosts() };
+        let mut away = Vec::new();
+        let mut place = |table: Arc<Table>| match plans.iter().find(|p| p.table == table.name()) {
             // What no request reads may stay a map of its file.
             None if spec.readers(table.name()).next().is_none() && !spec.serves_candidates(table.name()) => Ok(table),
             Some(_) if spec.serves_candidates(table.name()) => Err(Error::invalid(format!(
@@ -153,12 +211,22 @@ impl Placement {
                 table.name()
             ))),
             None => table.in_memory().map(Arc::new),
-            Some(plan) => self.place_table(spec, manifest, &table, plan).map(Arc::new),
+            Some(plan) => self.place_table(&version, &table, plan, &mut away).map(Arc::new),
         };
-        tables.into_iter().map(place).collect()
+        let placed: Vec<Arc<Table>> = tables.into_iter().map(&mut place).collect::<Result<_>>()?;
+        match &self.neighbours {
+            Some(neighbours) if !away.is_empty() => neighbours.wait_for(&away).map(|()| placed),
+            _ => Ok(placed),
+        }
     }
 
-    fn place_table(&self, spec: &ModelSpec, manifest: &Manifest, table: &Table, plan: &TablePlan) -> Result<Table> {
+    fn place_table(
+        &self,
+        version: &Version<'_>,
+        table: &Table,
+        plan: &TablePlan,
+        away: &mut Vec<PeerSlice>,
+    ) -> Result<Table> {
         if let Some(part) = plan.shards.iter().find(|s| s.tier.on_gpu()) {
             return Err(Error::unsupported(format!(
                 "table `{}` is planned in the memory of `{}` (tier {}), expected tiers host and remote: this build has no GPU",
@@ -167,23 +235,100 @@ impl Placement {
                 part.tier.name()
             )));
         }
+        let plan = &self.seen_from_here(plan)?;
         let on_cluster = || plan.shards.iter().filter(|s| s.tier == Tier::Remote);
         let remote = match (on_cluster().next(), &self.cluster) {
             (Some(_), Some(cluster)) => {
-                let named = rows_on_cluster(spec, manifest, table.name())?;
-                let cache_bytes = on_cluster().map(|s| s.cache_bytes).sum::<u64>();
+                let named = rows_on_cluster(version.spec, version.manifest, table.name())?;
+                let cache_bytes = on_cluster().filter(|s| self.is_here(s)).map(|s| s.cache_bytes).sum::<u64>();
                 let cache_bytes = usize::try_from(cache_bytes).unwrap_or(usize::MAX);
                 let options = RemoteOptions { cache_bytes, timeout: self.timeout };
                 Some(Table::on_cluster(cluster, &named, table.spec().clone(), &options)?)
             }
             _ => None,
         };
-        table.planned(plan, remote.as_ref())
+        let Some(neighbours) = &self.neighbours else {
+            return match plan.shards.iter().find(|s| s.tier == Tier::Host && !self.is_here(s)) {
+                Some(part) => Err(Error::unsupported(format!(
+                    "table `{}` has rows on host `{}`: only a server asks others for rows",
+                    plan.table, part.device
+                ))),
+                None => table.planned(plan, remote.as_ref()),
+            };
+        };
+        let slice = |part: &ShardPlan| self.slice(version, table, part);
+        let elsewhere: Vec<Option<PeerSlice>> = plan
+            .shards
+            .iter()
+            .map(|part| (part.tier == Tier::Host && !self.is_here(part)).then(|| slice(part)).transpose())
+            .collect::<Result<_>>()?;
+        let opened = |part: usize| elsewhere[part].as_ref().map(|slice| neighbours.open(slice));
+        let placed = table.planned_beside(plan, remote.as_ref(), opened)?;
+        let mut held = Vec::new();
+        for (part, shard) in plan.shards.iter().zip(placed.shards()).filter(|_| self.host.is_some()) {
+            if let Source::Host(bytes) = &shard.source {
+                held.push(neighbours.slices().hold(name(version, table, part)?, bytes.clone())?);
+            }
+        }
+        away.extend(elsewhere.into_iter().flatten());
+        Ok(placed.holding(held))
     }
+
+    /// The plan of a table as it concerns this host: of copies its own one.
+    fn seen_from_here(&self, plan: &TablePlan) -> Result<TablePlan> {
+        let mut plan = plan.clone();
+        if let Some(host) = self.host.as_ref().filter(|_| plan.sharding == Sharding::DataParallel) {
+            plan.shards.retain(|s| s.device == *host);
+            if plan.shards.is_empty() {
+                let table = &plan.table;
+                return Err(Error::invalid(format!("table `{table}`: no copy of it is planned on host `{host}`")));
+            }
+        }
+        Ok(plan)
+    }
+
+    /// A part of a table that the servers of another host hold.
+    fn slice(&self, version: &Version<'_>, table: &Table, part: &ShardPlan) -> Result<PeerSlice> {
+        let servers = version.hosts.get(&*part.device).copied().unwrap_or_default();
+        if servers.is_empty() {
+            return Err(Error::invalid(format!(
+                "table `{}` has rows on host `{}`, of which no server is named: expected `servers` of that host in the topology",
+                table.name(),
+                part.device
+            )));
+        }
+        let width = part.columns[1].saturating_sub(part.columns[0]) as usize;
+        Ok(PeerSlice {
+            host: PeerHost { name: part.device.clone(), servers: servers.to_vec() },
+            name: name(version, table, part)?,
+            row_bytes: table
+                .spec()
+                .format
+                .row_bytes(width)
+                .map_err(|e| e.within(format!("table `{}`", table.name())))?,
+            edition: version.edition.clone(),
+            timeout: self.timeout,
+        })
+    }
+}
+
+/// The name of a part of a table.
+fn name(version: &Version<'_>, table: &Table, part: &ShardPlan) -> Result<SliceName> {
+    let content = checksum(version.spec, version.manifest, table.name())?.to_owned();
+    let model = version.manifest.name.clone();
+    Ok(SliceName { model, table: table.name().into(), content, rows: part.rows, columns: part.columns })
 }
 
 fn read(file: &Path) -> Result<String> {
     std::fs::read_to_string(file).map_err(|e| Error::io(file.display(), e))
+}
+
+/// The checksum of the file that holds a table of a version.
+fn checksum<'a>(spec: &ModelSpec, manifest: &'a Manifest, table: &str) -> Result<&'a str> {
+    let file = spec.tables.iter().find(|t| t.name == table).map(|t| &t.file);
+    let found = file.and_then(|file| manifest.files.get(file));
+    let missing = || Error::not_found(format!("table `{table}`: the manifest has no checksum of its file"));
+    found.map(|sum| sum.xxh3.as_str()).ok_or_else(missing)
 }
 
 /// The name under which a cluster has the rows of a table of a version. The checksum of the file that holds them is part of it, so
@@ -193,11 +338,9 @@ fn read(file: &Path) -> Result<String> {
 /// # Errors
 /// `NotFound` for a table or a file that the version does not have; as [`TableVersion::new`].
 pub fn rows_on_cluster(spec: &ModelSpec, manifest: &Manifest, table: &str) -> Result<TableVersion> {
-    let file = spec.tables.iter().find(|t| t.name == table).map(|t| &t.file);
-    let checksum = file.and_then(|file| manifest.files.get(file));
-    let rows = checksum.and_then(|sum| u64::from_str_radix(sum.xxh3.get(..16)?, 16).ok());
-    let rows =
-        rows.ok_or_else(|| Error::not_found(format!("table `{table}`: the manifest has no checksum of its file")))?;
+    let checksum = checksum(spec, manifest, table)?;
+    let rows = checksum.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    let rows = rows.ok_or_else(|| Error::not_found(format!("table `{table}`: `{checksum}` is no checksum")))?;
     TableVersion::new(&manifest.name, table, manifest.origin(), rows)
 }
 

@@ -113,7 +113,7 @@ const METRICS: &[Metric] = &[
         "sterling_degraded_rows_total",
         Counter,
         Open("table"),
-        "rows answered with a default because a remote tier did not",
+        "rows answered with a default because a remote tier or another host did not",
     ),
     metric(
         "sterling_remote_rows_total",
@@ -122,6 +122,24 @@ const METRICS: &[Metric] = &[
         "rows asked of a remote table, by what came",
     ),
     metric("sterling_remote_cache_hit_rate", Gauge, Open("remote_table"), "share of rows that the cache had"),
+    metric(
+        "sterling_peer_rows_total",
+        Counter,
+        Open("host, outcome"),
+        "rows asked of the servers of another host, by what came",
+    ),
+    metric(
+        "sterling_peer_calls_total",
+        Counter,
+        Open("host, outcome"),
+        "calls for rows to the servers of another host",
+    ),
+    metric(
+        "sterling_peer_call_seconds",
+        Histogram,
+        Open("host"),
+        "time of a call for rows to the servers of another host",
+    ),
     metric("sterling_model_version", Gauge, Model, "the active version"),
     metric("sterling_loads_total", Counter, ModelOutcome(&["loaded", "refused"]), "snapshots loaded or refused"),
     metric(

@@ -14,6 +14,7 @@ mod faiss;
 mod filters;
 mod first_pass;
 mod fresh;
+mod hosts;
 mod http;
 mod http2;
 mod inference;

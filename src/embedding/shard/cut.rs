@@ -92,12 +92,26 @@ impl Table {
         self.in_shards(sharding, cuts.iter().map(|cut| cut.take(self)).collect::<Result<_>>()?)
     }
 
-    /// The same table, vocabulary included, cut as planned. Parts planned in memory are copied there, parts planned on the cluster are those of `remote`, the same table there.
+    /// The same table, vocabulary included, cut as planned. Parts planned in memory are copied there, parts planned on the cluster
+    /// are those of `remote`, the same table there.
     ///
     /// # Errors
     /// As [`Table::cut`]; `Invalid` where the plan is about a table of another name or format, or places rows on a
     /// cluster and `remote` is none.
     pub fn planned(&self, plan: &TablePlan, remote: Option<&Table>) -> Result<Self> {
+        self.planned_beside(plan, remote, |_| None)
+    }
+
+    /// The same, where `elsewhere` has the rows of parts that other servers hold, by their number.
+    ///
+    /// # Errors
+    /// As [`Table::planned`].
+    pub fn planned_beside(
+        &self,
+        plan: &TablePlan,
+        remote: Option<&Table>,
+        elsewhere: impl Fn(usize) -> Option<Arc<dyn RowSource>>,
+    ) -> Result<Self> {
         if plan.table != self.name() || plan.format != self.spec().format {
             return Err(Error::invalid(format!(
                 "a plan for table `{}` in {}, expected `{}` in {}",
@@ -107,19 +121,25 @@ impl Table {
                 self.spec().format.name()
             )));
         }
-        let on_cluster = |tier| tier == Tier::Remote;
-        let shard = |(part, cut): (&ShardPlan, Cut)| match (on_cluster(part.tier), remote) {
-            (false, _) => cut.take(self).and_then(Shard::in_memory),
-            (true, Some(remote)) => cut.take(remote),
-            (true, None) => Err(Error::invalid(format!("table `{}` is planned on a cluster, got none", plan.table))),
+        let shard = |(number, (part, cut)): (usize, (&ShardPlan, Cut))| match (part.tier, remote, elsewhere(number)) {
+            (Tier::Remote, Some(remote), _) => cut.take(remote),
+            (Tier::Remote, None, _) => {
+                Err(Error::invalid(format!("table `{}` is planned on a cluster, got none", plan.table)))
+            }
+            (_, _, Some(source)) => {
+                let Cut { rows, columns, copy, device } = cut;
+                Ok(Shard { rows, columns, copy, device, source: Source::Fetched(source) })
+            }
+            (_, _, None) => cut.take(self).and_then(Shard::in_memory),
         };
-        self.in_shards(plan.sharding, plan.shards.iter().zip(Cut::of_plan(plan)).map(shard).collect::<Result<_>>()?)
+        let parts = plan.shards.iter().zip(Cut::of_plan(plan)).enumerate();
+        self.in_shards(plan.sharding, parts.map(shard).collect::<Result<_>>()?)
     }
 }
 
 /// Where the bytes of some columns stand in a row.
 #[derive(Clone, Debug)]
-struct ColumnBytes {
+pub(super) struct ColumnBytes {
     row_bytes: usize,
     /// Bytes of scale and bias, which every part of a row keeps.
     head: usize,
@@ -127,7 +147,7 @@ struct ColumnBytes {
 }
 
 impl ColumnBytes {
-    fn of(whole: &TableSpec, columns: &Range<usize>) -> Result<Self> {
+    pub(super) fn of(whole: &TableSpec, columns: &Range<usize>) -> Result<Self> {
         let format = whole.format;
         if !(columns.start * format.bits()).is_multiple_of(8) {
             let per_byte = 8 / format.bits();
@@ -139,8 +159,14 @@ impl ColumnBytes {
         Ok(ColumnBytes { row_bytes: whole.row_bytes()?, head, codes })
     }
 
-    fn part_bytes(&self) -> usize {
+    pub(super) fn part_bytes(&self) -> usize {
         self.head + self.codes.len()
+    }
+
+    /// Copies a part of a row to its place in the whole one.
+    pub(super) fn put(&self, part: &[u8], row: &mut [u8]) {
+        row[..self.head].copy_from_slice(&part[..self.head]);
+        row[self.codes.clone()].copy_from_slice(&part[self.head..]);
     }
 
     /// Copies the columns out of whole rows, as many as `to` holds.
@@ -176,6 +202,10 @@ impl RowSource for PartSource {
             None => pending,
             Some(columns) => Box::new(Cutting { pending, columns }),
         }
+    }
+
+    fn send(&self) {
+        self.source.send();
     }
 }
 

@@ -2,18 +2,16 @@
 //!
 //! A lookup in such a table takes TorchRec's three steps, the same for every sharding type and tier:
 //!
-//! 1. `input`: ids become rows of the whole table (the fate of unseen ids is decided here, once), and each row goes to the
-//!    shards that hold it as a row of theirs (bucketise). Where rows travel, each is asked for once (deduplicate).
-//! 2. `compute`: each shard pools its rows of each bag. Shards whose rows are fetched were asked first, and are pooled when the
-//!    answers are there.
-//! 3. `output`: columns are put side by side, parts of the same columns are added in the order of their rows, and means are
-//!    divided by the length of the whole bag.
+//! 1. `input`: ids become rows of the whole table (the fate of unseen ids is decided here, once).
+//! 2. `gather`: rows that travel are asked for, each once, of the shards that hold them; where a table is cut in rows, those of
+//!    the batch are put together.
+//! 3. `output`: bags are pooled by the kernels that pool whole tables, in the order of their ids, columns side by side.
 //!
-//! A bag whose rows lie in one shard, or in shards of columns, gets the very numbers that the whole table gives; rows added
-//! across shards differ from it by the rounding of f32 sums in another order.
+//! TorchRec's shards of rows answer with sums of their own, which a last step adds. Sums in another order round otherwise; here a bag
+//! gets the very bits that the whole table gives, however that is cut, and rows travel in place of sums.
 
-pub(super) mod compute;
 mod cut;
+pub(super) mod gather;
 pub(super) mod input;
 pub(super) mod output;
 

@@ -1,41 +1,50 @@
-//! Step 3: from the sums of the shards to the embeddings of the bags.
+//! Step 3: from rows to the embeddings of the bags, by the kernels that pool whole tables.
 
-use super::compute::Partials;
-use super::input::ShardedInput;
-use crate::device::cpu::pool::BagSums;
+use super::gather::{PieceRows, Pieces};
+use super::input::{FeatureBags, ShardedInput};
+use crate::device::cpu::Kernels;
+use crate::device::cpu::pool::{self, BagSums, Bags, Rows};
 use crate::embedding::table::Table;
+use crate::embedding::tiers::Source;
+use crate::error::{Error, Result};
 
 /// Writes the embeddings of feature number `number`.
-pub(in crate::embedding) fn assemble(
+///
+/// # Errors
+/// `Internal` where a piece is not the rows of its table.
+pub(in crate::embedding) fn pool_feature(
     table: &Table,
     number: usize,
     input: &ShardedInput<'_>,
-    partials: &Partials,
+    (pieces, kernels): (&Pieces, Kernels),
     out: &mut BagSums<'_>,
-) {
-    let feature = &input.features[number];
-    let nth = input.places[number];
-    for (group, question) in table.groups().iter().zip(&input.questions[feature.table]) {
-        let before: usize = question.bags()[..nth].iter().map(ExactSizeIterator::len).sum();
-        for &shard in &group.shards {
-            let columns = &table.shards()[shard].columns;
-            let sums = partials.of(feature.table, shard)[before * columns.len()..].chunks_exact(columns.len());
-            for (bag, sum) in question.bags()[nth].clone().zip(sums) {
-                let to = &mut out.data[bag * out.stride + out.column..][columns.clone()];
-                // The first rows are copied, so that a table cut by columns alone keeps the very bits of its sums.
-                match group.rows.start {
-                    0 => to.copy_from_slice(sum),
-                    _ => to.iter_mut().zip(sum).for_each(|(to, x)| *to += x),
-                }
-            }
+) -> Result<()> {
+    let feature: &FeatureBags<'_> = &input.features[number];
+    for (question, pieces) in input.questions[feature.table].iter().zip(&pieces[feature.table]) {
+        let reading = &question.readings[input.places[number]];
+        for piece in pieces {
+            let (rows, ids) = match &piece.rows {
+                PieceRows::OfShard(shard) => (in_memory(table, *shard)?, &question.rows),
+                PieceRows::Gathered { bytes, places } => (&bytes[..], places),
+            };
+            let rows = Rows::new(table.spec().format, piece.columns.len(), rows)?;
+            let bags = Bags {
+                ids: &ids[reading.rows.clone()],
+                offsets: &feature.offsets[reading.bags.start..=reading.bags.end],
+                weights: feature.weights.map(|weights| &weights[feature.range(&reading.bags)]),
+                mean: feature.mean,
+            };
+            let (stride, column) = (out.stride, out.column + piece.columns.start);
+            let data = &mut out.data[reading.bags.start * stride..];
+            pool::pool(kernels, &rows, &bags, &mut BagSums { data, stride, column });
         }
     }
-    if !feature.mean {
-        return;
-    }
-    for (bag, length) in feature.lengths().enumerate().filter(|(_, length)| *length > 1) {
-        let factor = 1.0 / length as f32;
-        let to = &mut out.data[bag * out.stride + out.column..][..table.width()];
-        to.iter_mut().for_each(|x| *x *= factor);
+    Ok(())
+}
+
+fn in_memory(table: &Table, shard: usize) -> Result<&[u8]> {
+    match &table.shards()[shard].source {
+        Source::Host(bytes) => Ok(bytes),
+        Source::Fetched(_) => Err(Error::internal(format!("table `{}`: rows that did not come", table.name()))),
     }
 }

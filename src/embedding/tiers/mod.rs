@@ -1,10 +1,12 @@
-//! Where the rows of a table come from: memory of this host, or another machine.
+//! Where the rows of a table come from: memory of this host, another server of the same model, or a cluster.
 //!
-//! A lookup asks every source once, with each row named once ([`RowSource::begin`]), then pools what lies in memory while the
-//! answers travel, then waits ([`Pending::wait`]). Each row asked for ends in exactly one [`RowState`].
+//! A lookup asks every source once, with each row named once ([`RowSource::begin`], [`RowSource::send`]), then pools what lies in
+//! memory while the answers travel, then waits ([`Pending::wait`]). Each row asked for ends in exactly one [`RowState`].
 
+pub mod breaker;
 pub mod cache;
 pub mod remote;
+pub mod slices;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -63,4 +65,7 @@ pub trait RowSource: Send + Sync + Debug {
 
     /// Asks for `rows`, sorted and each once, and returns at once.
     fn begin(&self, rows: Vec<u64>, deadline: Option<Instant>) -> Box<dyn Pending + '_>;
+
+    /// Everything that a lookup asks for has begun: questions that were kept to go together go now.
+    fn send(&self) {}
 }

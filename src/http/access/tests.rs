@@ -122,7 +122,7 @@ fn every_call_takes_its_role_and_its_model() {
 #[test]
 fn what_changes_something_takes_more_than_reading() {
     for route in &TABLE {
-        let is_pass = ["retrieve", "rank", "embed", "pass", "infer"].contains(&route.call);
+        let is_pass = ["retrieve", "rank", "embed", "pass", "rows", "infer"].contains(&route.call);
         // What others asked for is for administrators.
         let reads = (route.method == Method::GET || is_pass) && !["slow", "shadow"].contains(&route.call);
         assert_eq!(reads, route.role <= Role::Read, "{} {}", route.method, route.path);

@@ -202,6 +202,8 @@ pub struct TableInfo {
     pub format: String,
     /// Bytes of all of them.
     pub bytes: u64,
+    /// Bytes of those that lie in this server's memory, caches apart.
+    pub bytes_here: u64,
     /// Where they lie on this server.
     pub placed: String,
 }
@@ -392,6 +394,7 @@ fn table(table: &Table) -> TableInfo {
         width: table.width(),
         format: table.spec().format.name().into(),
         bytes: table.rows() * table.spec().row_bytes().unwrap_or_default() as u64,
+        bytes_here: table.bytes_here(),
         placed: placed(table),
     }
 }

@@ -12,7 +12,6 @@
 //!
 //! What a degraded row means is the caller's policy: the request fails, or goes on with default rows and says so.
 
-mod breaker;
 mod cluster;
 mod flight;
 pub mod layout;

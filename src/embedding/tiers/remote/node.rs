@@ -7,8 +7,8 @@ use arc_swap::ArcSwapOption;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, Pipeline, RedisResult, Value, cmd};
 
-use super::breaker::Breaker;
 use super::slots::Address;
+use crate::embedding::tiers::breaker::Breaker;
 
 /// A node. All requests share one connection, on which they are pipelined.
 #[derive(Debug)]

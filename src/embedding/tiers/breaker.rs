@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The state of one node's breaker.
 #[derive(Debug, Default)]
-pub(super) struct Breaker {
+pub struct Breaker {
     failures: AtomicU32,
     open: AtomicBool,
     openings: AtomicU64,
@@ -16,17 +16,17 @@ pub(super) struct Breaker {
 
 impl Breaker {
     /// True where requests must pass the node by.
-    pub(super) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.open.load(Ordering::Acquire)
     }
 
     /// How often it has opened.
-    pub(super) fn openings(&self) -> u64 {
+    pub fn openings(&self) -> u64 {
         self.openings.load(Ordering::Relaxed)
     }
 
     /// A request was answered.
-    pub(super) fn success(&self) {
+    pub fn success(&self) {
         // A write on every answer would bounce the line between threads.
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
@@ -34,7 +34,7 @@ impl Breaker {
     }
 
     /// A request was not answered; true where this failure opened the breaker, so that the caller starts the probes.
-    pub(super) fn failure(&self, threshold: u32) -> bool {
+    pub fn failure(&self, threshold: u32) -> bool {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         let opened = failures >= threshold && !self.open.swap(true, Ordering::AcqRel);
         if opened {
@@ -44,7 +44,7 @@ impl Breaker {
     }
 
     /// A probe was answered.
-    pub(super) fn close(&self) {
+    pub fn close(&self) {
         self.failures.store(0, Ordering::Relaxed);
         self.open.store(false, Ordering::Release);
     }

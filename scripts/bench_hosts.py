@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""What rows of other hosts cost: STERLING=... [SECONDS=20] [RATE=100] scripts/bench_hosts.py
+
+The Debian model with its tables in one server's memory, cut in rows over two servers that ask each other, and on a Redis Cluster without a cache in front
+(three primaries). Users are embedded (`:embed`), which is what looks tables up, each with 30 packages at random; rounds in turns, p50 and p99 in ms, and what a request
+makes its server ask of the others. The floor: a round trip on loopback, 8 bytes a row there and a row back. Needs redis-server and redis-cli.
+"""
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+
+from bench_slow_node import free_ports, start_cluster
+from served import FOLDER, ROOT, STERLING, Server, bench, header, median, publish, requests_file, row, seconds, users
+
+RATE = float(os.environ.get("RATE", 100))
+ROUNDS = int(os.environ.get("ROUNDS", 3))
+PACKAGES = 63_436
+HOST = """
+[[hosts]]
+name = "{name}"
+dram_gib = 4
+bandwidth_gb_s = 10
+row_ns = 10
+call_us = 1
+servers = ["127.0.0.1:{port}"]
+"""
+
+
+def plan(name, topology, *flags):
+    """A plan as a file."""
+    path = FOLDER / f"{name}.toml"
+    path.write_text(topology)
+    command = [STERLING, "plan", str(ROOT / "models/debian"), "--topology", str(path), "--json", *flags]
+    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    for shard in (shard for table in found["tables"] for shard in table["shards"] if shard["tier"] == "remote"):
+        shard["cache_bytes"] = 0
+    path = FOLDER / f"{name}.json"
+    path.write_text(json.dumps(found))
+    return str(path)
+
+
+def counted(server, metric, label=""):
+    """The sum of a counter over its labels, of those that hold one."""
+    lines = server.get("/metrics")[1].decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(metric + "{") and label in line)
+
+
+def main():
+    seeds, _ = start_cluster()
+    cluster = [word for seed in seeds for word in ("--remote", seed)]
+    folder = FOLDER / "hosts"
+    folder.mkdir()
+    publish(STERLING, folder, cluster)
+    ports = free_ports(2)
+    hosts = "".join(HOST.format(name=f"h{n}", port=port) for n, port in enumerate(ports))
+    between = plan("between", hosts + "[network]\nbandwidth_gb_s = 1\nlatency_us = 300\n", "--tier", "host", "--sharding", "row_wise")
+    remote = plan("remote", HOST.format(name="h0", port=1), *cluster, "--tier", "remote")
+    generator = random.Random(1)
+    rows = lambda: [generator.randrange(PACKAGES) for _ in range(30)]
+    bodies = requests_file("users", [{"features": user["features"] | {"installed": rows()}} for user in users()])
+    part = lambda n: ["--plan", between, "--host", f"h{n}"]
+    with contextlib.ExitStack() as stack:
+        # Each waits for the other, so that the second one is started before the first is waited for.
+        command = [STERLING, "serve", "--store", str(folder), "--listen", f"127.0.0.1:{ports[1]}", *part(1)]
+        second = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        stack.callback(second.kill)
+        servers = {
+            "local": stack.enter_context(Server(STERLING, folder)),
+            "between servers": stack.enter_context(Server(STERLING, folder, *part(0), listen=f"127.0.0.1:{ports[0]}")),
+            "cluster": stack.enter_context(Server(STERLING, folder, "--plan", remote, *cluster)),
+        }
+        times = {name: [] for name in servers}
+        for _ in range(ROUNDS):
+            for name, server in servers.items():
+                flags = ["--requests", bodies, "--call", "embed", "--rate", RATE, "--seconds", seconds(20)]
+                line = bench(server.url, *flags)[0]["classes"][0]
+                times[name].append((line["answered_ms"]["p50"], line["answered_ms"]["p99"], line["goodput"]))
+        header("tables", "p50 ms", "p99 ms", "goodput/s", "calls a request", "rows a request")
+        for name, server in servers.items():
+            p50, p99, goodput = (median([found[n] for found in times[name]]) for n in range(3))
+            asked = max(counted(server, "sterling_requests_total", 'call="embed",status="200"'), 1)
+            calls, rows_asked = (counted(server, f"sterling_peer_{what}_total") for what in ("calls", "rows"))
+            row(name, p50, p99, goodput, calls / asked, rows_asked / asked)
+
+
+main()
