@@ -2,22 +2,25 @@
 """Breaks the kernels in one place at a time and tells which breaks the tests do not notice.
 
     cargo test --test gpu --no-run
-    scripts/mutate_kernels.py target/debug/deps/gpu-… [--only FILE …] [--every N] [--part I/N]
+    scripts/mutate_kernels.py target/debug/deps/gpu-… [--only FILE …] [--every N] [--part I/N] [--sample SEED] [--minutes M]
 
 Each mutant is compiled for the host and run through the tests that launch the kernels of its file, under up to three orders of
 threads, and under sanitizers. Prints a line each as it goes, survivors last. A survivor that docs/MUTANTS.md explains (by its file, its line's text and the
 change) is known; others end the script with 1. All take hours: --every takes
-all barriers and each N-th of the other changes, --part one of N shares.
+all barriers and each N-th of the other changes, --part one of N shares; --sample takes them in an order that SEED draws, and --minutes ends
+the run after so many: what ran by then is a sample of all.
 """
 
 import argparse
 import collections
 import pathlib
+import random
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "src/device/cuda/kernels"
@@ -28,7 +31,7 @@ TESTS = {
     "scan.cu": ["scan::"],
     "scan.cuh": ["scan::", "rows::"],
     "ahead.cu": ["looks::"],
-    "pool.cu": ["bags::"],
+    "pool.cu": ["bags::", "hot::"],
     "filter.cu": ["words::"],
     "rows.cu": ["rows::"],
     "dense.cu": ["steps::"],
@@ -96,13 +99,21 @@ def main():
     parser.add_argument("--only", nargs="+", default=[file for file in TESTS if (KERNELS / file).exists()])
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--part", default="1/1")
+    parser.add_argument("--sample", type=int)
+    parser.add_argument("--minutes", type=float, default=float("inf"))
     arguments = parser.parse_args()
     part, parts = map(int, arguments.part.split("/"))
     known = KNOWN.read_text() if KNOWN.exists() else ""
     unknown, counts = [], collections.Counter()
     all_of_them = list(mutants(arguments.only))
     barriers, others = ([m for m in all_of_them if (m[3] == ";") == of_barriers] for of_barriers in (True, False))
-    for mutant in (barriers + others[:: arguments.every])[part - 1 :: parts]:
+    chosen = (barriers + others[:: arguments.every])[part - 1 :: parts]
+    if arguments.sample is not None:
+        random.Random(arguments.sample).shuffle(chosen)
+    start = time.monotonic()
+    for mutant in chosen:
+        if time.monotonic() - start > 60 * arguments.minutes:
+            break
         file, start, _, change, what = mutant
         text = (KERNELS / file).read_text()
         line = text.count("\n", 0, start) + 1
@@ -115,7 +126,7 @@ def main():
             unknown += [row] if verdict == "SURVIVES" else []
         counts[verdict] += 1
         print(f"{verdict:10} {file}:{line} {row}", flush=True)
-    print(dict(counts))
+    print(f"{sum(counts.values())} of {len(chosen)}: {dict(counts)}")
     print("\n".join(unknown))
     sys.exit(bool(unknown))
 

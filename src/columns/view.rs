@@ -284,7 +284,7 @@ impl Column {
     }
 
     /// Where the codes of each slot start, `[S + 1]`, and the codes of all slots.
-    pub(super) fn all_codes(&self) -> (&[u32], &[u32]) {
+    pub(crate) fn all_codes(&self) -> (&[u32], &[u32]) {
         (&self.offsets, &self.codes)
     }
 

@@ -30,6 +30,22 @@ pub struct DeviceRows {
     pub stride: usize,
 }
 
+/// What a program made of rows: its outputs.
+#[derive(Debug)]
+pub struct DeviceOutputs {
+    buffers: Vec<Array<f32>>,
+    /// Of each output its buffer, and from a row to the next in it.
+    places: Vec<(usize, usize)>,
+}
+
+impl DeviceOutputs {
+    /// Output number `n` in the order that the program was asked for, `[requests, most, stride]`, and its stride.
+    pub fn output(&self, n: usize) -> (&Array<f32>, usize) {
+        let (buffer, stride) = self.places[n];
+        (&self.buffers[buffer], stride)
+    }
+}
+
 impl DevicePlan {
     fn copy(device: &Device, plan: &Plan) -> Result<Self> {
         let constants = plan.constants.iter().map(|lines| device.copy(lines.numbers())).collect::<Result<_>>()?;
@@ -57,12 +73,9 @@ impl DeviceProgram {
     /// Copies the constants of a program.
     ///
     /// # Errors
-    /// `Unsupported` where the output is no step's, or there are several; `Overloaded` where the device has not enough memory.
+    /// `Unsupported` where an output is no step's; `Overloaded` where the device has not enough memory.
     pub fn copy(device: &Device, program: &RowProgram) -> Result<Self> {
-        let is_made = |plan: &Plan| matches!(plan.outputs[..], [Place { memory: Memory::Rows(_), offset: 0 }]);
-        if !is_made(&program.straight) || !is_made(&program.collapsed) {
-            return Err(Error::unsupported("a graph of several outputs, or whose output is one of its inputs"));
-        }
+        DeviceProgram::check(program)?;
         Ok(DeviceProgram {
             program: program.clone(),
             straight: DevicePlan::copy(device, &program.straight)?,
@@ -70,15 +83,31 @@ impl DeviceProgram {
         })
     }
 
+    /// Refuses a program that no device runs.
+    ///
+    /// # Errors
+    /// `Unsupported` where an output is no step's.
+    pub fn check(program: &RowProgram) -> Result<()> {
+        let is_made = |place: &Place| matches!(place, Place { memory: Memory::Rows(_), offset: 0 });
+        let plans = [&program.straight, &program.collapsed];
+        match plans.iter().all(|plan| plan.outputs.iter().all(is_made)) {
+            true => Ok(()),
+            false => Err(Error::unsupported("a graph whose output is one of its inputs")),
+        }
+    }
+
     /// Bytes that it takes on the device.
     pub fn bytes(&self) -> usize {
         self.straight.bytes() + self.collapsed.bytes()
     }
 
-    /// Bytes that running over so many rows takes.
+    /// Bytes that running over so many rows of a request takes.
     pub fn run_bytes(&self, rows: usize) -> usize {
-        let numbers = |plan: &Plan| plan.strides.iter().sum::<usize>() + plan.given_stride;
-        4 * rows.saturating_mul(numbers(&self.program.straight).max(numbers(&self.program.collapsed)))
+        let numbers = |plan: &Plan| {
+            let of_row = plan.strides.iter().sum::<usize>() + plan.given_stride;
+            rows.saturating_mul(of_row).saturating_add(plan.user_counts.iter().sum())
+        };
+        4usize.saturating_mul(numbers(&self.program.straight).max(numbers(&self.program.collapsed)))
     }
 
     /// Room for the inputs of `most` rows of each request.
@@ -91,8 +120,7 @@ impl DeviceProgram {
         Ok(DeviceRows { numbers: device.room(requests * most * stride)?, stride })
     }
 
-    /// Runs over the rows of several requests; `user` are the user's inputs in their order, each `[requests, n]`. Returns the
-    /// outputs with the stride of a row, `[requests, most, stride]`.
+    /// Runs over the rows of several requests; `user` are the user's inputs in their order, each `[requests, n]`.
     ///
     /// # Errors
     /// `Internal` where a launch fails; `Overloaded` where the device has not enough memory.
@@ -102,7 +130,7 @@ impl DeviceProgram {
         rows: RowsOf<'_>,
         user: &[&Array<f32>],
         given: DeviceRows,
-    ) -> Result<DeviceRows> {
+    ) -> Result<DeviceOutputs> {
         let program = &self.program;
         let cost = |plan: &Plan| plan.user_work.saturating_add(plan.row_work.saturating_mul(rows.most));
         let (plan, copied) = match cost(&program.collapsed) < cost(&program.straight) {
@@ -129,7 +157,7 @@ impl DeviceProgram {
         for (step, memory) in plan.rows.iter().map(|s| (s, Memory::Rows(s.out))) {
             run.step(step, rows, run.out(memory), indices.next().map_or(&[], Vec::as_slice))?;
         }
-        run.output()
+        run.outputs()
     }
 }
 
@@ -220,12 +248,12 @@ impl Run<'_> {
     }
 
     /// What the program made.
-    fn output(mut self) -> Result<DeviceRows> {
-        match self.plan.outputs[..] {
-            [Place { memory: Memory::Rows(n), offset: 0 }] => {
-                Ok(DeviceRows { numbers: self.buffers.swap_remove(n), stride: self.plan.strides[n] })
-            }
+    fn outputs(self) -> Result<DeviceOutputs> {
+        let place = |place: &Place| match *place {
+            Place { memory: Memory::Rows(n), offset: 0 } => Ok((n, self.plan.strides[n])),
             _ => Err(Error::internal("an output that no step makes")),
-        }
+        };
+        let places = self.plan.outputs.iter().map(place).collect::<Result<_>>()?;
+        Ok(DeviceOutputs { buffers: self.buffers, places })
     }
 }

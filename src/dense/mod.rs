@@ -23,7 +23,7 @@ mod plan;
 mod split;
 mod text;
 
-pub use device::{DeviceProgram, DeviceRows};
+pub use device::{DeviceOutputs, DeviceProgram, DeviceRows};
 pub use exec::Scratch;
 pub use import::{Given, Made, Size};
 pub use split::ItemCut;

@@ -5,9 +5,12 @@
 //! one [`JaggedTensor`] of rows a feature ([`lookup`]). A [`Table`] is in one piece or cut into shards ([`shard`]), each with a
 //! source of its own ([`tiers`]); [`place`] says as plain data which shard lies where. Where the shards lie changes no answer.
 //!
-//! Imports go one way: types of ids and rows, `spec` and `place`, then [`tiers`], [`table`], [`shard`], [`lookup`].
+//! Imports go one way: types of ids and rows, `spec` and `place`, then [`tiers`], [`table`], [`shard`], [`lookup`]; [`device`] has
+//! tables in the memory of a GPU, [`HotTables`] those of which only the rows that are asked for often are there.
 
+pub mod device;
 pub mod format;
+mod hot;
 pub mod jagged;
 pub mod keyed;
 pub mod lookup;
@@ -22,6 +25,8 @@ pub mod tiers;
 mod vocabulary;
 
 pub use crate::device::cpu::pool::RowFormat;
+pub use device::DeviceTables;
+pub use hot::{HostBags, HotTables, HotTurn};
 pub use jagged::{Feature, JaggedTensor, KeyedJaggedTensor};
 pub use keyed::KeyedTensor;
 pub use lookup::{BagConfig, EmbeddingBagCollection, EmbeddingCollection, Pooling, SequenceConfig, StartedBags};

@@ -56,6 +56,8 @@ pub struct Table {
     /// By copy, then by first row.
     groups: Vec<Group>,
     vocabulary: Option<Arc<Vocabulary>>,
+    /// Bytes of a card's memory for the rows that are asked for often, where not all are to lie there.
+    card_bytes: Option<u64>,
     /// What of it is held for other servers, as long as it is.
     _slices: Vec<Arc<Slice>>,
 }
@@ -97,7 +99,16 @@ impl Table {
         let (rows, columns) = (0..spec.rows, 0..spec.width);
         let groups = vec![Group { rows: rows.clone(), copy: 0, shards: vec![0] }];
         let shards = vec![Shard { rows, columns, copy: 0, device: "here".into(), source }];
-        Ok(Table { spec, sharding: None, copies: 1, shards, groups, vocabulary: None, _slices: Vec::new() })
+        Ok(Table {
+            spec,
+            sharding: None,
+            copies: 1,
+            shards,
+            groups,
+            vocabulary: None,
+            _slices: Vec::new(),
+            card_bytes: None,
+        })
     }
 
     /// A table of shards.
@@ -123,7 +134,16 @@ impl Table {
         for copy in 0..copies.max(1) {
             check_cover(&spec, &shards, groups.iter().filter(|g| g.copy == copy)).map_err(|e| e.within(&place))?;
         }
-        Ok(Table { spec, sharding: Some(sharding), copies, shards, groups, vocabulary: None, _slices: Vec::new() })
+        Ok(Table {
+            spec,
+            sharding: Some(sharding),
+            copies,
+            shards,
+            groups,
+            vocabulary: None,
+            _slices: Vec::new(),
+            card_bytes: None,
+        })
     }
 
     /// The same table, vocabulary included, with its rows in other shards.
@@ -247,6 +267,16 @@ impl Table {
             Source::Fetched(_) => 0,
         };
         self.shards.iter().map(here).sum()
+    }
+
+    /// The same table, of which a card has only rows that are asked for often, in so many bytes of its memory.
+    pub fn with_card_bytes(self, bytes: u64) -> Self {
+        Table { card_bytes: Some(bytes), ..self }
+    }
+
+    /// Bytes of a card's memory for the rows that are asked for often, where not all are to lie there.
+    pub fn card_bytes(&self) -> Option<u64> {
+        self.card_bytes
     }
 
     /// What the table is.

@@ -1,6 +1,8 @@
 //! What the OverArch reads of candidates as rows: those of the index, tensors that are kept by item, and item columns looked up
 //! in tables. All are taken straight from where they lie, a candidate at a time.
 
+mod device;
+
 use std::sync::Arc;
 
 use super::ids::Ids;
@@ -14,6 +16,8 @@ use crate::ivf;
 use crate::model::{CandidateInput, ModelSpec, Package};
 use crate::tower::{FeatureKind, FeatureSpec, ItemPart, Readable};
 use crate::units::Slot;
+
+pub use device::DeviceCandidates;
 
 /// Codes of one item that are looked up without an allocation.
 const CODES_AT_ONCE: usize = 64;

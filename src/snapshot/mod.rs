@@ -33,7 +33,7 @@ pub mod vectors;
 mod workload;
 
 pub use calibration::{Calibration, Chosen, RECALIBRATION_FILE, Recalibration, RecallCurve, TARGETS, Wanted};
-pub use candidates::{CandidateRows, RowSources};
+pub use candidates::{CandidateRows, DeviceCandidates, RowSources};
 pub use ids::Ids;
 pub use load::Snapshot;
 pub use manifest::{FORMAT, GraphRecord, MANIFEST, Manifest, MergedFrom, PROGRAM, Provenance, ShardOf};

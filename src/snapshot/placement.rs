@@ -188,6 +188,13 @@ impl Placement {
             }
         };
         let shards = plans.iter().flat_map(|p| &p.shards).filter(|s| !s.tier.on_gpu());
+        let cards = plans.iter().flat_map(|p| &p.shards).filter(|s| s.tier.on_gpu());
+        let cards: BTreeSet<&str> = cards.map(|s| s.device.as_str()).collect();
+        if cards.len() > 1 {
+            return Err(Error::unsupported(format!(
+                "a plan over the cards {cards:?}, expected one: a server has one card"
+            )));
+        }
         let hosts: BTreeSet<&str> = shards.map(|s| s.device.as_str()).collect();
         if hosts.len() > 1 && self.host.is_none() {
             return Err(Error::unsupported(format!(
@@ -227,13 +234,8 @@ impl Placement {
         plan: &TablePlan,
         away: &mut Vec<PeerSlice>,
     ) -> Result<Table> {
-        if let Some(part) = plan.shards.iter().find(|s| s.tier.on_gpu()) {
-            return Err(Error::unsupported(format!(
-                "table `{}` is planned in the memory of `{}` (tier {}), expected tiers host and remote: this build has no GPU",
-                plan.table,
-                part.device,
-                part.tier.name()
-            )));
+        if plan.shards.iter().any(|s| s.tier.on_gpu()) {
+            return on_card(table, plan);
         }
         let plan = &self.seen_from_here(plan)?;
         let on_cluster = || plan.shards.iter().filter(|s| s.tier == Tier::Remote);
@@ -317,6 +319,23 @@ fn name(version: &Version<'_>, table: &Table, part: &ShardPlan) -> Result<SliceN
     let content = checksum(version.spec, version.manifest, table.name())?.to_owned();
     let model = version.manifest.name.clone();
     Ok(SliceName { model, table: table.name().into(), content, rows: part.rows, columns: part.columns })
+}
+
+/// A table that a card has whole, or the rows of it that are asked for often. All rows stay in this host's memory: the CPU answers
+/// where there is no card.
+fn on_card(table: &Table, plan: &TablePlan) -> Result<Table> {
+    let [part] = &plan.shards[..] else {
+        return Err(Error::unsupported(format!(
+            "table `{}` is planned in {} parts, expected tiers host and remote, or all of it on one card",
+            plan.table,
+            plan.shards.len()
+        )));
+    };
+    let table = table.in_memory()?;
+    Ok(match part.tier {
+        Tier::HbmCached => table.with_card_bytes(part.cache_bytes),
+        _ => table,
+    })
 }
 
 fn read(file: &Path) -> Result<String> {

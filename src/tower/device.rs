@@ -1,103 +1,251 @@
-//! A tower on a device: bags pooled from tables in its memory, and the graph as a program.
+//! A tower on a device: ids looked up in tables in its memory, pooled or in turn, and the graph as a program.
+
+use std::sync::Arc;
 
 use super::features::{Tower, gather_ids};
 use super::row::{FeatureRow, FeatureValues};
-use super::spec::{FeatureKind, FeatureSpec};
-use crate::dense::{DeviceProgram, DeviceRows};
+use super::spec::FeatureSpec;
+use super::tensors::{FeatureTensor, Holds, Pooled};
+use crate::dense::{DeviceOutputs, DeviceProgram};
 use crate::device::cuda::ops::bags::{IdBags, SumsTo, TableRows, pool};
 use crate::device::cuda::ops::steps::{self, NumbersAt, Placing, RowsOf};
 use crate::device::cuda::{Array, Device};
-use crate::embedding::Pooling;
+use crate::embedding::device::whole;
+use crate::embedding::tiers::cache::CacheCounters;
+use crate::embedding::{DeviceTables, HostBags, HotTables, HotTurn, Pooling, Table};
 use crate::error::{Error, Result};
 
 /// The tables and the program of a tower in the memory of a device.
 #[derive(Debug)]
 pub struct DeviceTower {
     program: DeviceProgram,
-    /// By name, each once.
-    tables: Vec<(String, TableRows)>,
+    sources: Vec<Source>,
+    hot: HotTables,
+}
+
+/// Where the rows of a table lie.
+#[derive(Debug)]
+enum Held {
+    /// All of them on the device.
+    Whole(Arc<TableRows>),
+    /// Some of them, by the number of the table among those.
+    Hot(usize),
+}
+
+/// A tensor that a tower makes of features.
+#[derive(Debug)]
+struct Source {
+    /// Its place among the tensors of the tower.
+    tensor: usize,
+    /// Its feature's place among the features.
+    feature: usize,
+    /// What it is looked up in.
+    table: Option<Held>,
+    /// The first of its numbers among the inputs of the graph, where that reads it.
+    column: Option<usize>,
+    is_kept: bool,
+}
+
+/// What a tower on a device made of rows of features.
+#[derive(Debug)]
+pub struct DeviceMade {
+    /// The outputs of its graph, `[1, rows, stride]` each.
+    pub outputs: DeviceOutputs,
+    /// The tensors that were to be kept, `[rows, count]` each, by their places among those of the tower.
+    pub tensors: Vec<(usize, Array<f32>)>,
 }
 
 impl DeviceTower {
-    /// Copies a tower.
+    /// Copies a tower. Of its tensors those at `kept` are made besides what the graph reads.
     ///
     /// # Errors
     /// `Unsupported` where its graph is no program of ours, or a table is not whole in the memory of this host; `Overloaded` where
     /// the device has not enough memory.
-    pub fn copy(device: &Device, tower: &Tower) -> Result<Self> {
-        if let Some(feature) = tower.features().iter().find(|f| f.is_sequence()) {
-            return Err(Error::unsupported(format!("feature `{}` is a sequence", feature.name)));
-        }
+    pub fn copy(device: &Device, tower: &Tower, kept: &[usize], tables: &mut DeviceTables) -> Result<Self> {
         let program = tower.program().ok_or_else(|| Error::unsupported("the tower's graph is no program of ours"))?;
-        let mut tables: Vec<(String, TableRows)> = Vec::new();
-        for table in tower.tables() {
-            let rows = table
-                .host_rows()
-                .ok_or_else(|| Error::unsupported(format!("table `{}` is not whole in memory", table.name())))?;
-            let bytes = device.copy(rows.bytes())?;
-            tables.push((table.name().to_owned(), TableRows { bytes, format: rows.format(), width: rows.width() }));
+        DeviceProgram::check(program)?;
+        let mut sources = Vec::new();
+        let mut column = 0;
+        for &tensor in tower.inputs() {
+            sources.push(Source::new(tower, tensor, Some(column), kept.contains(&tensor))?);
+            column += tower.tensors()[tensor].count();
         }
-        Ok(DeviceTower { program: DeviceProgram::copy(device, program)?, tables })
+        for &tensor in kept.iter().filter(|tensor| !tower.inputs().contains(tensor)) {
+            sources.push(Source::new(tower, tensor, None, true)?);
+        }
+        // Nothing is copied of a tower that stays on the host.
+        let table_of = |source: &Source| tower.table(&tower.features()[source.feature]);
+        for table in sources.iter().filter_map(table_of) {
+            whole(table)?;
+        }
+        let mut hot = HotTables::default();
+        for source in &mut sources {
+            let is_looked_up = !matches!(tower.tensors()[source.tensor].holds(), Holds::Mask(_));
+            if let Some(table) = table_of(source).filter(|_| is_looked_up) {
+                source.table = Some(match table.card_bytes() {
+                    Some(bytes) => Held::Hot(hot.add(device, table.name(), &whole(table)?, bytes)?),
+                    None => Held::Whole(tables.copy(device, table)?),
+                });
+            }
+        }
+        Ok(DeviceTower { program: DeviceProgram::copy(device, program)?, sources, hot })
     }
 
-    /// Bytes that it takes on the device.
-    pub fn bytes(&self) -> usize {
-        self.program.bytes() + self.tables.iter().map(|(_, rows)| rows.bytes.bytes()).sum::<usize>()
+    /// The turn of a batch at the tables of which only some rows are on the device; none where there are no such tables.
+    pub fn turn(&self) -> Option<HotTurn<'_>> {
+        (!self.hot.is_empty()).then(|| self.hot.turn())
     }
 
-    /// The embeddings of rows of features that `tower`, which this is a copy of, has read: `[rows, stride]`.
+    /// Of each such table its name and how often its rows were asked for.
+    pub fn counters(&self) -> Vec<(String, CacheCounters)> {
+        self.hot.counters()
+    }
+
+    /// What becomes of rows of features that `tower`, which this is a copy of, has read, in the turn of their batch.
     ///
     /// # Errors
     /// `Internal` where a launch fails; `Overloaded` where the device has not enough memory.
-    pub fn run(&self, device: &Device, tower: &Tower, rows: &[&FeatureRow]) -> Result<DeviceRows> {
-        let given = self.program.given(device, 1, rows.len())?;
-        let layout = tower.layout();
-        let bagged = tower.features().iter().enumerate().filter(|(_, spec)| spec.kind != FeatureKind::Dense);
-        for (k, (n, spec)) in bagged.enumerate() {
-            let to = SumsTo { data: &given.numbers, stride: given.stride, column: layout.columns(k).start };
-            self.pool(device, tower, (n, spec), rows, &to)?;
-        }
-        let counts = device.copy(&[rows.len() as u32])?;
-        let of = RowsOf { counts: &counts, most: rows.len() };
-        let mut first = layout.width();
-        for (n, spec) in tower.features().iter().enumerate().filter(|(_, spec)| spec.kind == FeatureKind::Dense) {
-            let count = spec.width.unwrap_or(0);
-            let mut numbers = Vec::with_capacity(rows.len() * count);
-            for row in rows {
-                if let FeatureValues::Dense(of_row) = &row.values[n] {
-                    numbers.extend_from_slice(of_row);
-                }
-            }
-            let numbers: Array<f32> = device.copy(&numbers)?;
-            let placing = Placing { runs: 1, count, stride: 0, first };
-            let out = NumbersAt::of(&given.numbers, 0, 0, given.stride);
-            steps::pick(device, of, NumbersAt::of(&numbers, 0, 0, count), None, placing, out)?;
-            first += count;
-        }
-        self.program.run(device, of, &[], given)
-    }
-
-    /// Pools the bags of feature `n` of all rows.
-    fn pool(
+    pub fn run(
         &self,
         device: &Device,
         tower: &Tower,
-        (n, spec): (usize, &FeatureSpec),
         rows: &[&FeatureRow],
+        turn: &mut Option<HotTurn<'_>>,
+    ) -> Result<DeviceMade> {
+        let looking = Looking { device, tower, rows };
+        let given = self.program.given(device, 1, rows.len())?;
+        let counts = device.copy(&[rows.len() as u32])?;
+        let of = RowsOf { counts: &counts, most: rows.len() };
+        let mut tensors = Vec::new();
+        for source in &self.sources {
+            let tensor = &tower.tensors()[source.tensor];
+            if let (Holds::Bag(_), Some(column), false) = (tensor.holds(), source.column, source.is_kept) {
+                let to = SumsTo { data: &given.numbers, stride: given.stride, column };
+                source.pool(&looking, turn, &to)?;
+                continue;
+            }
+            let (numbers, count) = (source.numbers(&looking, turn, tensor)?, tensor.count());
+            if let Some(first) = source.column {
+                let placing = Placing { runs: 1, count, stride: 0, first };
+                let out = NumbersAt::of(&given.numbers, 0, 0, given.stride);
+                steps::pick(device, of, NumbersAt::of(&numbers, 0, 0, count), None, placing, out)?;
+            }
+            if source.is_kept {
+                tensors.push((source.tensor, numbers));
+            }
+        }
+        Ok(DeviceMade { outputs: self.program.run(device, of, &[], given)?, tensors })
+    }
+}
+
+/// Rows of features whose tensors are made.
+struct Looking<'a> {
+    device: &'a Device,
+    tower: &'a Tower,
+    rows: &'a [&'a FeatureRow],
+}
+
+/// The row that an id takes, -1 for none: nothing that is uploaded names a row beyond the table.
+fn row_of(table: &Table, id: i64) -> i64 {
+    table.resolve(id).0.map_or(-1, |row| row as i64)
+}
+
+impl Source {
+    fn new(tower: &Tower, tensor: usize, column: Option<usize>, is_kept: bool) -> Result<Self> {
+        let name = &tower.tensors()[tensor].feature;
+        let feature = tower.features().iter().position(|spec| spec.name == *name);
+        let feature = feature.ok_or_else(|| Error::internal(format!("a tensor of no feature `{name}`")))?;
+        Ok(Source { tensor, feature, table: None, column, is_kept })
+    }
+
+    /// The tensor of all rows, `[rows, count]`.
+    fn numbers(
+        &self,
+        looking: &Looking<'_>,
+        turn: &mut Option<HotTurn<'_>>,
+        tensor: &FeatureTensor,
+    ) -> Result<Array<f32>> {
+        let (Looking { device, rows, .. }, count) = (looking, tensor.count());
+        match tensor.holds() {
+            Holds::Bag(_) => {
+                let numbers = device.room(rows.len() * count)?;
+                self.pool(looking, turn, &SumsTo { data: &numbers, stride: count, column: 0 })?;
+                Ok(numbers)
+            }
+            Holds::Sequence(_) => self.in_turn(looking, turn, tensor),
+            Holds::Dense(_) | Holds::Mask(_) => {
+                let mut numbers = vec![0f32; rows.len() * count];
+                let nothing = Pooled::default();
+                let places = numbers.chunks_exact_mut(count.max(1));
+                rows.iter().zip(places).for_each(|(row, out)| tensor.write(row, &nothing, out));
+                device.copy(&numbers)
+            }
+        }
+    }
+
+    /// Pools the bags of all rows.
+    fn pool(&self, looking: &Looking<'_>, turn: &mut Option<HotTurn<'_>>, to: &SumsTo<'_>) -> Result<()> {
+        let (spec, table) = self.table(looking.tower)?;
+        let rows = looking.rows;
+        let any_weights = rows.iter().flat_map(|r| &r.values).any(FeatureValues::has_weights);
+        let bags = gather_ids(self.feature, rows, any_weights)?;
+        let offsets: Vec<u32> = bags.offsets().iter().map(|&o| o as u32).collect();
+        let ids = bags.values().iter().map(|&id| row_of(table, id)).collect();
+        let is_mean = spec.pooling == Pooling::Mean;
+        self.look_up(
+            looking.device,
+            table,
+            turn,
+            HostBags { ids, offsets: &offsets, weights: bags.weights(), is_mean },
+            to,
+        )
+    }
+
+    /// The rows of sequences, one for each id and zeros after the last: bags of one id.
+    fn in_turn(
+        &self,
+        looking: &Looking<'_>,
+        turn: &mut Option<HotTurn<'_>>,
+        tensor: &FeatureTensor,
+    ) -> Result<Array<f32>> {
+        let (_, table) = self.table(looking.tower)?;
+        let (length, width) = (tensor.shape[0], tensor.shape[1]);
+        let mut ids = vec![-1i64; looking.rows.len() * length];
+        for (row, places) in looking.rows.iter().zip(ids.chunks_exact_mut(length.max(1))) {
+            if let FeatureValues::Ids { ids: of_row, .. } = &row.values[self.feature] {
+                places.iter_mut().zip(of_row).for_each(|(place, &id)| *place = row_of(table, id));
+            }
+        }
+        let offsets: Vec<u32> = (0..=ids.len() as u32).collect();
+        let numbers = looking.device.room(ids.len() * width)?;
+        let bags = HostBags { ids, offsets: &offsets, weights: None, is_mean: false };
+        self.look_up(looking.device, table, turn, bags, &SumsTo { data: &numbers, stride: width, column: 0 })?;
+        Ok(numbers)
+    }
+
+    fn table<'a>(&self, tower: &'a Tower) -> Result<(&'a FeatureSpec, &'a Table)> {
+        let spec = &tower.features()[self.feature];
+        let missing = || Error::internal(format!("feature `{}` without its table", spec.name));
+        Ok((spec, tower.table(spec).ok_or_else(missing)?))
+    }
+
+    fn look_up(
+        &self,
+        device: &Device,
+        table: &Table,
+        turn: &mut Option<HotTurn<'_>>,
+        bags: HostBags<'_>,
         to: &SumsTo<'_>,
     ) -> Result<()> {
-        let missing = || Error::internal(format!("feature `{}` without its table", spec.name));
-        let table = tower.table(spec).ok_or_else(missing)?;
-        let copied = self.tables.iter().find(|(name, _)| name == table.name()).map(|(_, rows)| rows);
-        let any_weights = rows.iter().flat_map(|r| &r.values).any(FeatureValues::has_weights);
-        let bags = gather_ids(n, rows, any_weights)?;
-        // The rows that ids take, -1 for none: nothing that is uploaded names a row beyond the table.
-        let ids: Vec<i64> = bags.values().iter().map(|&id| table.resolve(id).0.map_or(-1, |row| row as i64)).collect();
-        let offsets: Vec<u32> = bags.offsets().iter().map(|&o| o as u32).collect();
-        let (ids, offsets) = (device.copy(&ids)?, device.copy(&offsets)?);
-        let weights = bags.weights().map(|weights| device.copy(weights)).transpose()?;
-        let is_mean = spec.pooling == Pooling::Mean;
-        let bags = IdBags { ids: &ids, offsets: &offsets, weights: weights.as_ref(), is_mean };
-        pool(device, copied.ok_or_else(missing)?, &bags, to)
+        match (&self.table, turn) {
+            (Some(Held::Whole(copied)), _) => {
+                let (ids, offsets) = (device.copy(&bags.ids)?, device.copy(bags.offsets)?);
+                let weights = bags.weights.map(|weights| device.copy(weights)).transpose()?;
+                let bags = IdBags { ids: &ids, offsets: &offsets, weights: weights.as_ref(), is_mean: bags.is_mean };
+                pool(device, copied, &bags, to)
+            }
+            (Some(Held::Hot(number)), Some(turn)) => turn.pool(device, (*number, &whole(table)?), bags, to),
+            _ => Err(Error::internal(format!("table `{}` without its rows on the device", table.name()))),
+        }
     }
 }

@@ -188,14 +188,9 @@ impl Tower {
         self.runs.program()
     }
 
-    /// The tables that serve it.
-    pub(super) fn tables(&self) -> &[std::sync::Arc<Table>] {
-        self.bags.tables()
-    }
-
-    /// Keys and columns of its bags.
-    pub(super) fn layout(&self) -> &crate::embedding::keyed::Layout {
-        self.bags.layout()
+    /// The tensors that the graph reads, by their places among all, in the order of its inputs.
+    pub(super) fn inputs(&self) -> &[usize] {
+        &self.inputs
     }
 
     pub(super) fn table(&self, spec: &FeatureSpec) -> Option<&Table> {

@@ -18,7 +18,7 @@ mod spec;
 mod tensors;
 mod threads;
 
-pub use device::DeviceTower;
+pub use device::{DeviceMade, DeviceTower};
 pub use features::{RUN_ROWS, Tower, TowerOutput};
 pub use graph::{Graph, Input, Runs, shown};
 pub use onnx::Port;

@@ -36,8 +36,9 @@ pub struct FeatureTensor {
     holds: Holds,
 }
 
+/// Where its numbers come from.
 #[derive(Clone, Debug, PartialEq)]
-enum Holds {
+pub(super) enum Holds {
     /// These columns of the pooled embeddings.
     Bag(Range<usize>),
     /// The numbers of a feature, by its place.
@@ -78,6 +79,11 @@ impl FeatureTensor {
     /// Numbers of one row.
     pub fn count(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Where its numbers come from.
+    pub(super) fn holds(&self) -> &Holds {
+        &self.holds
     }
 
     /// Writes the tensor of a row, `[count]`.

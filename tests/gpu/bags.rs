@@ -3,7 +3,8 @@
 use half::{bf16, f16};
 use sterling::device::cpu::Kernels;
 use sterling::device::cpu::pool::{self, BagSums, Bags, RowFormat, Rows};
-use sterling::device::cuda::ops::bags::{IdBags, SumsTo, TableRows, pool as pool_on};
+use sterling::device::cuda::ops::bags::{IdBags, SlotKeys, SumsTo, TableRows, pool as pool_on, pool_slots};
+use sterling::device::cuda::ops::rows::SlotRows;
 
 use crate::emulation::{Random, device};
 
@@ -67,6 +68,62 @@ fn bags_of_every_format_and_width_are_those_of_the_cpu() {
                     (got - want).abs() <= 2e-5 * want.abs().max(1.0),
                     "{format:?} {width} {place:?}: {got}, {want}"
                 );
+            }
+        }
+    }
+}
+
+/// Candidates of two queries: each slot takes the row of its own number, one that it names, or several.
+#[test]
+fn rows_of_slots_are_those_that_the_cpu_pools() {
+    let (device, mut random) = (device(), Random::new(5));
+    let (stride, counts) = (70, [70u32, 9]);
+    for (n, format) in RowFormat::ALL.into_iter().enumerate() {
+        let width = [4, 64, 12, 260, 20, 8][n];
+        let bytes = rows_of(format, width, &mut random);
+        let table = TableRows { bytes: device.copy(&bytes).unwrap(), format, width };
+        let rows = Rows::new(format, width, &bytes).unwrap();
+        let slots: Vec<u32> = (0..2 * stride).map(|_| random.below(ROWS) as u32).collect();
+        let keys_of_slots: Vec<Vec<i64>> = (0..ROWS)
+            .map(|slot| (0..[1, 0, 3, 40][slot % 4]).map(|_| random.below(ROWS + 1) as i64 - 1).collect())
+            .collect();
+        let key = |row: &i64| u32::try_from(*row).unwrap_or(SlotKeys::NONE);
+        let single: Vec<u32> = (0..ROWS).map(|slot| key(&(slot as i64 * 7 % 41 - 1))).collect();
+        let several: Vec<u32> = keys_of_slots.iter().flatten().map(key).collect();
+        let ends = keys_of_slots.iter().scan(0, |sum, keys| {
+            *sum += keys.len() as u32;
+            Some(*sum)
+        });
+        let offsets: Vec<u32> = std::iter::once(0).chain(ends).collect();
+        let copied = |numbers: &[u32]| Some(device.copy(numbers).unwrap());
+        let is_mean = n % 2 == 1;
+        type RowsOfSlot<'a> = &'a dyn Fn(usize) -> Vec<i64>;
+        let ways: [(SlotKeys, RowsOfSlot<'_>); 3] = [
+            (SlotKeys::default(), &|slot| vec![slot as i64]),
+            (SlotKeys { keys: copied(&single), ..SlotKeys::default() }, &|slot| vec![slot as i64 * 7 % 41 - 1]),
+            (SlotKeys { keys: copied(&several), offsets: copied(&offsets), is_mean }, &|slot| {
+                keys_of_slots[slot].clone()
+            }),
+        ];
+        let (slots_on, counts_on) = (device.copy(&slots).unwrap(), device.copy(&counts).unwrap());
+        let of = SlotRows { slots: &slots_on, counts: &counts_on, stride };
+        for (way, (keys, rows_of_slot)) in ways.iter().enumerate() {
+            let (out_stride, column) = (width + 3, 2);
+            let out = device.copy(&vec![7f32; 2 * stride * out_stride]).unwrap();
+            let to = SumsTo { data: &out, stride: out_stride, column };
+            pool_slots(&device, &table, keys, &of, &to).unwrap();
+            assert!(pool_slots(&device, &table, keys, &of, &SumsTo { column: 4, ..to }).is_err());
+            let out = out.to_vec().unwrap();
+            for (place, got) in out.chunks_exact(out_stride).enumerate() {
+                let mut want = vec![7f32; out_stride];
+                if place % stride < counts[place / stride] as usize {
+                    let ids = rows_of_slot(slots[place] as usize);
+                    let bags = Bags { ids: &ids, offsets: &[0, ids.len()], weights: None, mean: keys.is_mean };
+                    let mut sums = BagSums { data: &mut want, stride: out_stride, column };
+                    pool::pool(Kernels::named("portable").unwrap(), &rows, &bags, &mut sums);
+                }
+                let near = got.iter().zip(&want).all(|(got, want)| (got - want).abs() <= 2e-5 * want.abs().max(1.0));
+                assert!(near, "{format:?}, way {way}, place {place}: {got:?}, expected {want:?}");
             }
         }
     }

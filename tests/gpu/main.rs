@@ -7,9 +7,15 @@
 
 mod bags;
 mod emulation;
+mod figures;
+mod floors;
+mod hot;
 mod lanes;
 mod launches;
 mod looks;
+mod models;
+#[path = "../it/onnx.rs"]
+mod onnx;
 mod rows;
 mod scan;
 mod steps;

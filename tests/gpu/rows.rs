@@ -1,6 +1,6 @@
 //! Rows in full width against the index of the CPU.
 
-use sterling::device::cuda::ops::rows::SlotRows;
+use sterling::device::cuda::ops::rows::{CandidateColumns, SlotRows};
 use sterling::device::cuda::ops::scan::Collection;
 use sterling::device::cuda::ops::top::{self, Scored, Ties};
 use sterling::ivf::{DeviceIndex, Rescore};
@@ -39,13 +39,21 @@ fn rows_of_every_width_are_those_of_the_cpu() {
         copied.rows().products(&device, &vectors_on, &of, &keys).unwrap();
         let keys = keys.to_vec().unwrap();
 
+        // Two numbers that are left out, the row, one more, the price, the retrieval score, and one more.
         let prices: Vec<f32> = random.numbers(index.slots());
         let column = device.copy(&prices).unwrap();
-        let columns = device.copy(&[column.address()]).unwrap();
-        let out_stride = dimension + 3;
-        let out = device.copy(&vec![9f32; queries * stride * out_stride]).unwrap();
-        copied.rows().gather(&device, &of, Some(&columns), (&out, out_stride)).unwrap();
-        let out = out.to_vec().unwrap();
+        let addresses = device.copy(&[column.address(), 0]).unwrap();
+        let scores = device.copy(&keys).unwrap();
+        let columns = CandidateColumns { addresses: &addresses, similarity: &scores, at: dimension + 3 };
+        let out_stride = dimension + 6;
+        let gather = |row_at| {
+            let out = device.copy(&vec![9f32; queries * stride * out_stride]).unwrap();
+            copied.rows().gather(&device, &of, row_at, &columns, (&out, out_stride)).unwrap();
+            out.to_vec().unwrap()
+        };
+        let (out, without_rows) = (gather(Some(2)), gather(None));
+        let short = device.room(queries * stride * (dimension + 2)).unwrap();
+        assert!(copied.rows().gather(&device, &of, Some(2), &columns, (&short, dimension + 2)).is_err());
         for q in 0..queries {
             let vector = &vectors[q * dimension..][..dimension];
             for n in 0..counts[q] as usize {
@@ -53,10 +61,12 @@ fn rows_of_every_width_are_those_of_the_cpu() {
                 let slot = Slot(slots[place]);
                 let (got, want) = (unkey(u64::from(keys[place]) << 32).0, index.product(vector, slot));
                 assert!(close(got, want), "{rescore:?} {dimension}: {got}, expected {want}");
-                let mut row = vec![0f32; dimension];
-                index.row(slot, &mut row);
-                row.extend([prices[slot.index()], 9.0, 9.0]);
+                let mut row = vec![9f32; dimension + 2];
+                index.row(slot, &mut row[2..]);
+                row.extend([9.0, prices[slot.index()], got, 9.0]);
                 assert_eq!(out[place * out_stride..][..out_stride], row, "{rescore:?} {dimension}");
+                row[..dimension + 2].fill(9.0);
+                assert_eq!(without_rows[place * out_stride..][..out_stride], row, "{rescore:?} {dimension}");
             }
             assert!(
                 out[(q * stride + counts[q] as usize) * out_stride..(q + 1) * stride * out_stride]

@@ -262,7 +262,8 @@ fn graphs_of_rerankers_make_on_a_device_what_they_make_on_the_cpu() {
             given.numbers.write(&numbers).unwrap();
             let (counts_on, users_on) = (device.copy(&counts).unwrap(), device.copy(&users).unwrap());
             let made = copied.run(&device, RowsOf { counts: &counts_on, most }, &[&users_on], given).unwrap();
-            let numbers = made.numbers.to_vec().unwrap();
+            let (numbers, stride) = made.output(0);
+            let numbers = numbers.to_vec().unwrap();
             for (request, &count) in counts.iter().enumerate() {
                 let user = &users[request * dimension..][..dimension];
                 let row = |n: usize| &rows[(request * most + n) * each..][..each];
@@ -275,9 +276,24 @@ fn graphs_of_rerankers_make_on_a_device_what_they_make_on_the_cpu() {
                     })
                     .unwrap();
                 for (n, want) in want.chunks_exact(tasks).enumerate() {
-                    close(&numbers[(request * most + n) * made.stride..][..tasks], want, file);
+                    close(&numbers[(request * most + n) * stride..][..tasks], want, file);
                 }
             }
         }
+    }
+}
+
+#[test]
+fn rows_that_are_named_lie_side_by_side() {
+    let (device, mut random) = (device(), Random::new(6));
+    for (rows, width) in [(5, 1), (40, 300), (1, 7)] {
+        let numbers = random.numbers(rows * width);
+        let matrix = device.copy(&numbers).unwrap();
+        let named: Vec<usize> = (0..2 * rows).map(|_| random.below(rows)).collect();
+        let taken = steps::take_rows(&device, &matrix, width, &named).unwrap().to_vec().unwrap();
+        let want: Vec<f32> = named.iter().flat_map(|row| numbers[row * width..][..width].iter().copied()).collect();
+        assert_eq!(taken, want);
+        assert!(steps::take_rows(&device, &matrix, width, &[rows]).is_err());
+        assert!(steps::take_rows(&device, &matrix, width, &[]).unwrap().is_empty());
     }
 }

@@ -22,11 +22,11 @@ use crate::emulation::{Random, device, emulated};
 /// Scores whose difference is no more than this may change places: the sums of a card run in another order.
 const TOLERANCE: f32 = 2e-4;
 
-fn root() -> &'static Path {
+pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn view_of(store: &Store, name: &str, version: u64) -> Arc<View> {
+pub fn view_of(store: &Store, name: &str, version: u64) -> Arc<View> {
     Arc::new(View::new(Arc::new(Snapshot::load(&store.folder(name, version), &Placement::whole()).unwrap())))
 }
 
@@ -66,7 +66,7 @@ fn published_and_loaded() -> Arc<View> {
     view_of(&store, &name, version)
 }
 
-fn gpu(budget_bytes: usize) -> Cuda {
+pub fn gpu(budget_bytes: usize) -> Cuda {
     Cuda::new(Arc::new(Residents::new(device()).with_budget(budget_bytes)), Threads::new(1))
 }
 
@@ -79,7 +79,7 @@ fn prepare(view: &Arc<View>, bodies: &[Value]) -> Vec<Prepared> {
 }
 
 /// Both answers to each request; that of the card came from the card.
-fn both(view: &Arc<View>, gpu: &mut Cuda, bodies: &[Value]) -> Vec<[Answer; 2]> {
+pub fn both(view: &Arc<View>, gpu: &mut Cuda, bodies: &[Value]) -> Vec<[Answer; 2]> {
     let explained: Vec<Value> = bodies
         .iter()
         .cloned()
@@ -100,7 +100,7 @@ fn both(view: &Arc<View>, gpu: &mut Cuda, bodies: &[Value]) -> Vec<[Answer; 2]> 
 }
 
 /// The same items in the same order, where scores that are as good as equal may have changed places.
-fn agree(cpu: &Answer, gpu: &Answer, what: &str) {
+pub fn agree(cpu: &Answer, gpu: &Answer, what: &str) {
     let (Content::Items(cpu), Content::Items(gpu)) = (&cpu.content, &gpu.content) else { panic!("{what}") };
     assert_eq!(cpu.ids.len(), gpu.ids.len(), "{what}");
     let near = |a: f32, b: f32| (a - b).abs() <= TOLERANCE * a.abs().max(1.0);
@@ -128,12 +128,12 @@ fn agree(cpu: &Answer, gpu: &Answer, what: &str) {
     assert_eq!(cpu.unknown, gpu.unknown);
 }
 
-fn heldout(every: usize) -> Vec<Value> {
+pub fn heldout(every: usize) -> Vec<Value> {
     let text = std::fs::read_to_string(root().join("models/debian/heldout.jsonl")).unwrap();
     text.lines().step_by(every).map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn request(user: &Value, more: &Value) -> Value {
+pub fn request(user: &Value, more: &Value) -> Value {
     let mut body = json!({"features": user["features"], "exclude": user["exclude"]});
     more.as_object().unwrap().iter().for_each(|(key, value)| body[key] = value.clone());
     body

@@ -171,6 +171,12 @@ impl Driver for Card {
         }
     }
 
+    unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.here()?;
+        // SAFETY: the caller's condition.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }.map_err(failed(&self.name))
+    }
+
     unsafe fn clear(&self, address: u64, bytes: usize) -> Result<()> {
         self.here()?;
         // SAFETY: the caller's condition.
@@ -224,9 +230,9 @@ impl Card {
                 Work::Clear { address, bytes } => {
                     result::memset_d8_async(*address, 0, *bytes, stream).map_err(failed(&self.name))
                 }
-                Work::Launch { kernel, grid, threads, shared_bytes, arguments } => {
-                    let (grid, threads, shared_bytes) = (*grid, *threads, *shared_bytes);
-                    self.launch_on(stream, &Launch { kernel, grid, threads, shared_bytes, arguments })
+                Work::Launch { kernel, grid, threads, shared_bytes, arguments, demand } => {
+                    let (grid, threads, shared_bytes, demand) = (*grid, *threads, *shared_bytes, *demand);
+                    self.launch_on(stream, &Launch { kernel, grid, threads, shared_bytes, arguments, demand })
                 }
             }
         }

@@ -4,6 +4,43 @@ use std::fmt::Debug;
 
 use crate::error::Result;
 
+/// What a launch moves and computes at most, as far as the host knows: lists are taken to be of mean length, and all that is
+/// collected to be read again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Demand {
+    /// Bytes from and to the memory of the card, each once.
+    pub bytes: u64,
+    /// Bytes that blocks read again, from the caches.
+    pub again: u64,
+    /// Multiply-adds of bytes, four to an instruction.
+    pub dp4a: u64,
+    /// Multiply-adds of bytes by tensor cores.
+    pub tensor_int8: u64,
+    /// Multiply-adds of bf16 by tensor cores.
+    pub tensor_bf16: u64,
+    /// Multiply-adds in single precision.
+    pub single: u64,
+}
+
+impl Demand {
+    /// So many bytes and nothing that is computed.
+    pub fn of_bytes(bytes: usize) -> Self {
+        Demand { bytes: bytes as u64, ..Demand::default() }
+    }
+
+    /// Both.
+    pub fn and(self, other: Demand) -> Self {
+        Demand {
+            bytes: self.bytes + other.bytes,
+            again: self.again + other.again,
+            dp4a: self.dp4a + other.dp4a,
+            tensor_int8: self.tensor_int8 + other.tensor_int8,
+            tensor_bf16: self.tensor_bf16 + other.tensor_bf16,
+            single: self.single + other.single,
+        }
+    }
+}
+
 /// One launch of a kernel over a grid of blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
@@ -17,6 +54,8 @@ pub struct Launch<'a> {
     pub shared_bytes: usize,
     /// The structure that the kernel takes.
     pub arguments: &'a [u8],
+    /// What it moves and computes at most.
+    pub demand: Demand,
 }
 
 /// What a stream is asked to do. Addresses of the host are those of pinned memory.
@@ -68,14 +107,16 @@ pub enum Work {
         shared_bytes: usize,
         /// The structure that the kernel takes.
         arguments: Vec<u8>,
+        /// What it moves and computes at most.
+        demand: Demand,
     },
 }
 
 impl Work {
     /// A launch that outlives its arguments.
     pub fn of(launch: &Launch<'_>) -> Self {
-        let Launch { kernel, grid, threads, shared_bytes, arguments } = *launch;
-        Work::Launch { kernel, grid, threads, shared_bytes, arguments: arguments.to_vec() }
+        let Launch { kernel, grid, threads, shared_bytes, arguments, demand } = *launch;
+        Work::Launch { kernel, grid, threads, shared_bytes, arguments: arguments.to_vec(), demand }
     }
 }
 
@@ -198,6 +239,15 @@ pub trait Driver: Send + Sync + Debug {
     /// # Errors
     /// `Unavailable` where the card does not answer any more, `Internal` where an earlier launch failed.
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()>;
+
+    /// Copies from one place of the card to another.
+    ///
+    /// # Safety
+    /// Both are addresses of at least as many bytes, which do not overlap.
+    ///
+    /// # Errors
+    /// As [`Driver::upload`].
+    unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()>;
 
     /// Fills memory with zeros.
     ///

@@ -11,11 +11,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libloading::Library;
 
-use super::driver::{Driver, Launch, Streams, Work};
+use super::driver::{Demand, Driver, Launch, Streams, Work};
 use crate::error::{Error, Result};
 
 // SAFETY: what each call asks for is what the methods of `Driver` ask for; the types are those of `kernels/emulated.cpp`.
-type LaunchFn = unsafe extern "C" fn(*const c_char, *const u32, u32, usize, *const c_void, usize, u64) -> *const c_char;
+type LaunchFn =
+    unsafe extern "C" fn(*const c_char, *const u32, u32, usize, *const c_void, usize, u64, *mut u64) -> *const c_char;
 // SAFETY: as above.
 type AllocFn = unsafe extern "C" fn(usize) -> *mut c_void;
 // SAFETY: as above.
@@ -52,6 +53,7 @@ pub struct Emulated {
     /// Orders the turns of threads; another one for each launch.
     seed: AtomicU64,
     launches: AtomicU64,
+    demand: Mutex<[Demand; 2]>,
     streams: Mutex<Queues>,
     /// Keeps the functions loaded.
     _library: Library,
@@ -80,6 +82,7 @@ impl Emulated {
             free,
             seed: seed.into(),
             launches: 0.into(),
+            demand: Mutex::default(),
             streams: Mutex::default(),
             _library: loaded,
         })
@@ -92,6 +95,11 @@ impl Emulated {
     /// What was asked of its streams.
     pub fn counts(&self) -> Counts {
         self.queues().counts
+    }
+
+    /// What all launches so far said that they would do, and the multiply-adds that they did.
+    pub fn demand(&self) -> [Demand; 2] {
+        *self.demand.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many kernels it has launched.
@@ -145,6 +153,12 @@ impl Driver for Emulated {
         Ok(())
     }
 
+    unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's condition; addresses are pointers of `alloc`.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+        Ok(())
+    }
+
     unsafe fn clear(&self, address: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller's condition.
         unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes) };
@@ -155,7 +169,9 @@ impl Driver for Emulated {
         let name = CString::new(launch.kernel).map_err(|e| Error::internal("a kernel's name").caused_by(e))?;
         let seed = self.seed.fetch_add(1, Ordering::Relaxed);
         self.launches.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the library checks the size of the arguments; what they point to is the caller's condition.
+        let mut operations = [0u64; 4];
+        // SAFETY: the library checks the size of the arguments; what they point to is the caller's condition. It counts four kinds of
+        // operations.
         let failure = unsafe {
             (self.launch)(
                 name.as_ptr(),
@@ -165,8 +181,14 @@ impl Driver for Emulated {
                 launch.arguments.as_ptr().cast(),
                 launch.arguments.len(),
                 seed,
+                operations.as_mut_ptr(),
             )
         };
+        let [dp4a, tensor_int8, tensor_bf16, single] = operations;
+        let counted = Demand { dp4a, tensor_int8, tensor_bf16, single, ..Demand::default() };
+        let mut demand = self.demand.lock().unwrap_or_else(PoisonError::into_inner);
+        *demand = [demand[0].and(launch.demand), demand[1].and(counted)];
+        drop(demand);
         if failure.is_null() {
             return Ok(());
         }
@@ -191,10 +213,10 @@ impl Emulated {
             }
             // SAFETY: the caller's condition.
             Work::Clear { address, bytes } => unsafe { self.clear(*address, *bytes) },
-            Work::Launch { kernel, grid, threads, shared_bytes, arguments } => {
-                let (grid, threads, shared_bytes) = (*grid, *threads, *shared_bytes);
+            Work::Launch { kernel, grid, threads, shared_bytes, arguments, demand } => {
+                let (grid, threads, shared_bytes, demand) = (*grid, *threads, *shared_bytes, *demand);
                 // SAFETY: the caller's condition.
-                unsafe { self.launch(&Launch { kernel, grid, threads, shared_bytes, arguments }) }
+                unsafe { self.launch(&Launch { kernel, grid, threads, shared_bytes, arguments, demand }) }
             }
         }
     }

@@ -23,7 +23,7 @@ const SEEN_MAX: usize = 256;
 /// Least bytes of a run of memory.
 const ROOM_MIN: usize = 1 << 16;
 
-/// The bytes that an array takes: in steps of a quarter of a power of two, so that arrays which differ a little leave those behind
+/// The bytes that an array takes: in steps of an eighth of a power of two, so that arrays which differ a little leave those behind
 /// them where they are.
 fn rounded(bytes: usize) -> usize {
     let step = (bytes.next_power_of_two() / 8).max(ALIGNMENT);
@@ -200,7 +200,7 @@ impl Lane {
     fn renew(&self, run: &mut Run, is_pinned: bool) -> Result<bool> {
         let grows = run.wanted > run.bytes;
         if grows {
-            let bytes = run.wanted.next_power_of_two().max(ROOM_MIN);
+            let bytes = rounded(run.wanted).max(ROOM_MIN);
             self.give_up(run, is_pinned);
             run.address = if is_pinned { self.inner.pin(bytes)? } else { self.inner.alloc(bytes)? };
             run.bytes = bytes;
@@ -316,6 +316,12 @@ impl Driver for Lane {
         // SAFETY: the caller's condition.
         let coming = unsafe { self.send(from, to.len())? };
         self.receive(&coming, to)
+    }
+
+    // SAFETY: what the trait asks of callers is kept in the work that is written down.
+    unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.state().work.push(Work::Copy { to, from, bytes });
+        Ok(())
     }
 
     unsafe fn clear(&self, address: u64, bytes: usize) -> Result<()> {

@@ -196,6 +196,18 @@ impl<T: Pod> Array<T> {
         unsafe { self.driver.clear(self.address, self.bytes()) }
     }
 
+    /// Copies the first numbers of another array of the same device, as many as it holds.
+    ///
+    /// # Errors
+    /// `Invalid` where the other one holds fewer; as [`Driver::upload`].
+    pub fn copy_from(&self, other: &Array<T>) -> Result<()> {
+        if other.len < self.len {
+            return Err(Error::invalid(format!("{} numbers of an array of {}", self.len, other.len)));
+        }
+        // SAFETY: both arrays have these bytes, checked above, and live; two arrays do not overlap.
+        unsafe { self.driver.copy(self.address, other.address, self.bytes()) }
+    }
+
     /// The first `len` numbers, once all that was asked of the device before is done.
     ///
     /// # Errors

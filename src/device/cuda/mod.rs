@@ -1,7 +1,8 @@
 //! NVIDIA GPUs: memory, launches, and the kernels under `kernels`.
 //!
 //! A [`Driver`] is what a card can do: memory, copies, launches. Beside the card itself there is a
-//! host processor that emulates one ([`emulated`]), on which the tests run every kernel and the launches around them.
+//! host processor that emulates one ([`emulated`]), on which the tests run every kernel and the launches around them, and one that only
+//! says how long work would take ([`modelled`]).
 //! [`Device::lane`] is a stretch of work beside others. [`Array`] is memory of a driver; [`ops`] are the operations, each a checked launch of one kernel or a few.
 //!
 //! Kernels are CUDA C++ that NVRTC compiles at run time for the card ([`sources`]), and g++ for the emulation. What they compute is
@@ -18,9 +19,10 @@ pub mod driver;
 pub mod emulated;
 mod lane;
 pub mod memory;
+pub mod modelled;
 pub mod ops;
 pub mod sources;
 
 pub use choice::{Choice, ChosenDevice};
-pub use driver::{Driver, Launch, Streams, Work};
+pub use driver::{Demand, Driver, Launch, Streams, Work};
 pub use memory::{Array, Device, Later};

@@ -5,6 +5,7 @@
 
 pub mod breaker;
 pub mod cache;
+pub(super) mod places;
 pub mod remote;
 pub mod slices;
 

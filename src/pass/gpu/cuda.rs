@@ -9,7 +9,7 @@ use super::groups::Group;
 use super::resident::{Resident, Residents};
 use super::{rerank, search};
 use crate::device::cuda::Device;
-use crate::device::cuda::ops::steps::{self, NumbersAt, Placing, RowsOf};
+use crate::embedding::HotTurn;
 use crate::error::{Error, Result};
 use crate::limits::COMPONENT_MAX;
 use crate::pass::batch::{Batch, Pass};
@@ -18,7 +18,7 @@ use crate::pass::embed;
 use crate::pass::scratch::Scratch;
 use crate::pass::work::{Prepared, Query, Task};
 use crate::request::{Answer, Content, EmbeddedUser};
-use crate::tower::{FeatureRow, Threads};
+use crate::tower::{DeviceTower, Threads};
 
 /// The pass on a device, with a pass on the CPU for what the device does not do.
 pub struct Cuda {
@@ -44,7 +44,14 @@ impl Lanes {
 impl Cuda {
     /// A pass over what `residents` hold; graphs that run on the host take `threads`.
     pub fn new(residents: Arc<Residents>, threads: Threads) -> Self {
+        residents.join();
         Cuda { residents, cpu: Cpu::new(threads.clone()), threads, scratch: Scratch::default(), lanes: None }
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        self.residents.leave();
     }
 }
 
@@ -91,12 +98,15 @@ impl Cuda {
         let lanes = self.lanes.insert(lanes);
         let (embed, by_turns) = (lanes.embed.clone(), lanes.groups.clone());
         embed.begin()?;
-        let embedded = self.embed(&embed, batch, &wanted, &resident)?;
+        let mut turn = resident.tower.as_ref().and_then(DeviceTower::turn);
+        let embedded = self.embed(&embed, batch, &wanted, (&resident, &mut turn))?;
         let wrong = self.answer_embeddings(batch, &embedded)?;
+        // The answers were waited for, and with them all that filled places.
+        end(turn, &resident);
         let ranked = |n: &usize| !wrong[*n] && !matches!(embedded.requests[*n].1.task, Task::Embed { .. });
         let ranked: Vec<usize> = (0..embedded.requests.len()).filter(ranked).collect();
         let snapshot = view.main();
-        let mut groups = Group::all(snapshot, &resident, &embedded, ranked, residents.budget_bytes());
+        let mut groups = Group::all(snapshot, &resident, &embedded, ranked, residents.group_bytes());
         groups.sort_by_key(|group| std::cmp::Reverse(group.requests.len()));
         let mut under_way: Option<rerank::UnderWay> = None;
         for (n, group) in groups.into_iter().enumerate() {
@@ -125,43 +135,20 @@ impl Cuda {
         device: &Device,
         batch: &'a dyn Batch,
         wanted: &[usize],
-        resident: &Resident,
+        (resident, turn): (&Resident, &mut Option<HotTurn<'_>>),
     ) -> Result<Embedded<'a>> {
         let is_fetched =
             |place: &usize| matches!(batch.prepared(*place).query, Query::Features { fetched: Some(_), .. });
         let view = batch.prepared(wanted[0]).view();
-        match (&resident.tower, &view.main().package.user) {
+        let package = &view.main().package;
+        match (&resident.tower, &package.user) {
             (Some(copied), Some(tower)) if !wanted.iter().any(is_fetched) => {
-                let of = |place: &usize| (*place, batch.prepared(*place));
-                let (towered, given): (Vec<_>, Vec<_>) =
-                    wanted.iter().map(of).partition(|(_, p)| matches!(p.query, Query::Features { .. }));
-                let rows: Vec<&FeatureRow> = towered.iter().filter_map(|(_, p)| p.features()).collect();
-                let dimension = resident.index.dimension();
-                let vectors = device.room((towered.len() + given.len()) * dimension)?;
-                if !rows.is_empty() {
-                    let made = copied.run(device, tower, &rows)?;
-                    let counts = device.copy(&[rows.len() as u32])?;
-                    let of = RowsOf { counts: &counts, most: rows.len() };
-                    let placing = Placing { runs: 1, count: dimension, stride: 0, first: 0 };
-                    let from = NumbersAt::of(&made.numbers, 0, 0, made.stride);
-                    steps::pick(device, of, from, None, placing, NumbersAt::of(&vectors, 0, 0, dimension))?;
-                }
-                for (n, (_, prepared)) in given.iter().enumerate() {
-                    if let Query::Vector(vector) = &prepared.query {
-                        vectors.write_at((rows.len() + n) * dimension, vector)?;
-                    }
-                }
-                let requests: Vec<_> = towered.into_iter().chain(given).collect();
-                Ok(Embedded { degraded_rows: vec![0; requests.len()], requests, vectors })
+                let requests = wanted.iter().map(|place| (*place, batch.prepared(*place))).collect();
+                Embedded::of_device(device, package, (resident, (copied, tower)), requests, turn)
             }
             _ => {
                 let asked = embed::embed(batch, view, wanted, &self.threads, &mut self.scratch.graphs);
-                let vectors: Vec<f32> = asked.iter().flat_map(|asked| asked.vector.iter().copied()).collect();
-                Ok(Embedded {
-                    requests: asked.iter().map(|asked| (asked.place, asked.prepared)).collect(),
-                    vectors: device.copy(&vectors)?,
-                    degraded_rows: asked.iter().map(|asked| asked.degraded_rows).collect(),
-                })
+                Embedded::of_host(device, &package.user_inputs, &asked)
             }
         }
     }
@@ -169,8 +156,8 @@ impl Cuda {
     /// Answers requests that ask for their embedding, and those whose tower made none; tells which these are.
     fn answer_embeddings(&self, batch: &dyn Batch, embedded: &Embedded<'_>) -> Result<Vec<bool>> {
         let count = embedded.requests.len();
-        let dimension = embedded.vectors.len() / count.max(1);
-        let vectors = embedded.vectors.to_vec()?;
+        let dimension = embedded.users.vectors.len() / count.max(1);
+        let vectors = embedded.users.vectors.to_vec()?;
         let mut wrong = vec![false; count];
         for (n, &(place, prepared)) in embedded.requests.iter().enumerate() {
             let vector = &vectors[n * dimension..(n + 1) * dimension];
@@ -186,6 +173,15 @@ impl Cuda {
             }
         }
         Ok(wrong)
+    }
+}
+
+/// Ends the turn of a batch at rows that are on the device as far as they are asked for often, and says how often they were there.
+fn end(turn: Option<HotTurn<'_>>, resident: &Resident) {
+    let (Some(turn), Some(tower)) = (turn, &resident.tower) else { return };
+    turn.end();
+    for (table, counters) in tower.counters() {
+        metrics::gauge!("sterling_device_table_hit_rate", "table" => table).set(counters.hit_rate());
     }
 }
 

@@ -1,26 +1,129 @@
-//! Requests with their query embeddings in the memory of a device.
+//! Steps 1 and 2: requests with their query embeddings, and what else the reranker reads of their users, in the memory of a
+//! device.
 
-use crate::device::cuda::ops::steps::{self, NumbersAt, Placing, RowsOf};
+use super::resident::Resident;
+use crate::device::cuda::ops::steps::{self, NumbersAt, Placing, RowsOf, take_rows};
 use crate::device::cuda::{Array, Device};
-use crate::error::Result;
-use crate::pass::work::Prepared;
+use crate::embedding::HotTurn;
+use crate::error::{Error, Result};
+use crate::model::{Package, UserInput};
+use crate::pass::embed::Asked;
+use crate::pass::work::{Prepared, Query};
+use crate::tower::{DeviceMade, DeviceTower, FeatureRow, Tower};
 
-/// Requests of a batch with their query embeddings on the device.
+/// Requests of a batch with what is known of their users on the device.
 pub(super) struct Embedded<'a> {
     /// Their places in the batch, and they.
     pub(super) requests: Vec<(usize, &'a Prepared)>,
-    /// `[requests, D]`
-    pub(super) vectors: Array<f32>,
+    pub(super) users: Users,
     /// Those of ids that were answered with default rows.
     pub(super) degraded_rows: Vec<u64>,
 }
 
-/// The rows of a matrix `[_, width]` that are named, side by side.
-pub(super) fn rows_of(device: &Device, matrix: &Array<f32>, width: usize, rows: &[usize]) -> Result<Array<f32>> {
-    let index: Vec<u32> = rows.iter().flat_map(|row| (row * width..(row + 1) * width).map(|n| n as u32)).collect();
-    let (index, one, out) = (device.copy(&index)?, device.copy(&[1u32])?, device.room(rows.len() * width)?);
-    let placing = Placing { runs: 1, count: rows.len() * width, stride: 0, first: 0 };
-    let (from, to) = (NumbersAt::of(matrix, 0, 0, 0), NumbersAt::of(&out, 0, 0, 0));
-    steps::pick(device, RowsOf { counts: &one, most: 1 }, from, Some(&index), placing, to)?;
-    Ok(out)
+/// What is known of the users of some requests.
+#[derive(Debug)]
+pub(super) struct Users {
+    /// The query embeddings, `[requests, D]`.
+    pub(super) vectors: Array<f32>,
+    /// The tensors that the reranker reads, in its order, `[requests, count]` each; none where it is the query.
+    tensors: Vec<Option<Array<f32>>>,
+}
+
+impl Users {
+    /// Those of some of `count` requests, which are named.
+    pub(super) fn some(&self, device: &Device, count: usize, named: &[usize]) -> Result<Users> {
+        let rows = |matrix: &Array<f32>| take_rows(device, matrix, matrix.len() / count.max(1), named);
+        let tensors = self.tensors.iter().map(|tensor| tensor.as_ref().map(rows).transpose()).collect::<Result<_>>()?;
+        Ok(Users { vectors: rows(&self.vectors)?, tensors })
+    }
+
+    /// The tensors that the reranker reads, in its order.
+    pub(super) fn tensors(&self) -> Vec<&Array<f32>> {
+        self.tensors.iter().map(|tensor| tensor.as_ref().unwrap_or(&self.vectors)).collect()
+    }
+}
+
+impl<'a> Embedded<'a> {
+    /// What the host has made of requests.
+    pub(super) fn of_host(device: &Device, inputs: &[UserInput], asked: &[Asked<'a>]) -> Result<Self> {
+        let all = |of: &dyn Fn(&Asked<'_>) -> Vec<f32>| device.copy(&asked.iter().flat_map(of).collect::<Vec<f32>>());
+        let tensor = |(n, input): (usize, &UserInput)| match input {
+            UserInput::Query => Ok(None),
+            UserInput::Output(_) | UserInput::Feature(_) => all(&|asked| asked.user[n].clone()).map(Some),
+        };
+        let tensors = inputs.iter().enumerate().map(tensor).collect::<Result<_>>()?;
+        Ok(Embedded {
+            requests: asked.iter().map(|asked| (asked.place, asked.prepared)).collect(),
+            users: Users { vectors: all(&|asked| asked.vector.clone())?, tensors },
+            degraded_rows: asked.iter().map(|asked| asked.degraded_rows).collect(),
+        })
+    }
+
+    /// What the device makes of requests that bring features, and of those that bring their query embedding.
+    pub(super) fn of_device(
+        device: &Device,
+        package: &Package,
+        (resident, tower): (&Resident, (&DeviceTower, &Tower)),
+        requests: Vec<(usize, &'a Prepared)>,
+        turn: &mut Option<HotTurn<'_>>,
+    ) -> Result<Self> {
+        let (towered, given): (Vec<_>, Vec<_>) =
+            requests.into_iter().partition(|(_, prepared)| matches!(prepared.query, Query::Features { .. }));
+        let rows: Vec<&FeatureRow> = towered.iter().filter_map(|(_, prepared)| prepared.features()).collect();
+        let dimension = resident.index.dimension();
+        let vectors = device.room((towered.len() + given.len()) * dimension)?;
+        let mut tensors: Vec<Option<Array<f32>>> = package.user_inputs.iter().map(|_| None).collect();
+        if !rows.is_empty() {
+            let mut made = tower.0.run(device, tower.1, &rows, turn)?;
+            side_by_side(device, &made, 0, (rows.len(), dimension), &vectors)?;
+            for (tensor, input) in tensors.iter_mut().zip(&package.user_inputs) {
+                *tensor = tensor_of(device, tower.1, &mut made, (*input, rows.len()))?;
+            }
+        }
+        for (n, (_, prepared)) in given.iter().enumerate() {
+            if let Query::Vector(vector) = &prepared.query {
+                vectors.write_at((rows.len() + n) * dimension, vector)?;
+            }
+        }
+        let requests: Vec<_> = towered.into_iter().chain(given).collect();
+        Ok(Embedded { degraded_rows: vec![0; requests.len()], requests, users: Users { vectors, tensors } })
+    }
+}
+
+/// What the reranker reads of `rows` users as one of its inputs; none where that is the query.
+fn tensor_of(
+    device: &Device,
+    tower: &Tower,
+    made: &mut DeviceMade,
+    (input, rows): (UserInput, usize),
+) -> Result<Option<Array<f32>>> {
+    match input {
+        UserInput::Query => Ok(None),
+        UserInput::Output(n) => {
+            let count = tower.outputs()[n].count();
+            let numbers = device.room(rows * count)?;
+            side_by_side(device, made, n, (rows, count), &numbers)?;
+            Ok(Some(numbers))
+        }
+        UserInput::Feature(n) => {
+            let place = made.tensors.iter().position(|(tensor, _)| *tensor == n);
+            let place = place.ok_or_else(|| Error::internal("a tensor that the tower did not keep"))?;
+            Ok(Some(made.tensors.swap_remove(place).1))
+        }
+    }
+}
+
+/// Copies output `n` of so many rows of so many numbers to the start of `to`.
+fn side_by_side(
+    device: &Device,
+    made: &DeviceMade,
+    n: usize,
+    (rows, count): (usize, usize),
+    to: &Array<f32>,
+) -> Result<()> {
+    let (from, stride) = made.outputs.output(n);
+    let counts = device.copy(&[rows as u32])?;
+    let of = RowsOf { counts: &counts, most: rows };
+    let placing = Placing { runs: 1, count, stride: 0, first: 0 };
+    steps::pick(device, of, NumbersAt::of(from, 0, 0, stride), None, placing, NumbersAt::of(to, 0, 0, count))
 }

@@ -115,5 +115,6 @@ fn bytes_a_request(resident: &Resident, room: usize, candidates: usize) -> usize
     let program = resident.reranker.as_ref().map_or(0, |reranker| reranker.program.run_bytes(candidates));
     let rated = candidates.saturating_mul(48 + 8 * resident.value.tasks);
     let collected = Collection::bytes_a_query(resident.index.dimension());
-    room.saturating_mul(12).saturating_add(program).saturating_add(rated) + collected + lists * 32
+    let of_user = 4 * (resident.index.dimension() + resident.user_numbers);
+    room.saturating_mul(12).saturating_add(program).saturating_add(rated) + collected + lists * 32 + of_user
 }

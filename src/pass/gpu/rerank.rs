@@ -84,22 +84,23 @@ impl UnderWay {
 }
 
 fn rerank(device: &Device, resident: &Resident, requests: &[&Prepared], found: Found) -> Result<LaterColumns> {
-    let Found { vectors, best, counters } = found;
+    let Found { users, best, counters } = found;
     let (count, stride) = (requests.len(), best.stride);
     let of = SlotRows { slots: &best.slots, counts: &best.counts, stride };
     let logits = match &resident.reranker {
         Some(reranker) if stride > 0 => {
             let given = reranker.program.given(device, count, stride)?;
             let out = (&given.numbers, given.stride);
-            resident.index.rows().gather(device, &of, Some(&reranker.columns), out)?;
+            let numbers = (&reranker.columns, &best.keys);
+            reranker.rows.gather(device, resident.index.rows(), &of, numbers, out)?;
             let rows = RowsOf { counts: &best.counts, most: stride };
-            Some(reranker.program.run(device, rows, &[&vectors], given)?)
+            Some(reranker.program.run(device, rows, &users.tensors(), given)?)
         }
         _ => None,
     };
     let constants: Vec<f32> = requests.iter().flat_map(|p| p.constants.iter().copied()).collect();
     let constants = device.copy(&constants)?;
-    let logits = logits.as_ref().map(|rows| (&rows.numbers, rows.stride));
+    let logits = logits.as_ref().map(|made| made.output(0));
     let rated = Rated { of, similarity: &best.keys, logits };
     let valued = resident.value.evaluate(device, &rated, &constants)?;
     let wanted: Vec<u32> = requests.iter().map(|prepared| results_of(&prepared.task) as u32).collect();

@@ -1,15 +1,17 @@
 //! Snapshots in the memory of a device: planned before anything is copied, shared by all workers, freed with their version.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use crate::dense::DeviceProgram;
 use crate::device::cuda::ops::worth::{ValueInput, ValueProgram};
 use crate::device::cuda::{Array, Device};
+use crate::embedding::DeviceTables;
 use crate::error::{Error, Result};
 use crate::filter::index::DevicePlanes;
 use crate::ivf::DeviceIndex;
-use crate::model::{CandidateInput, Package, UserInput};
-use crate::snapshot::Snapshot;
+use crate::model::UserInput;
+use crate::snapshot::{DeviceCandidates, Snapshot};
 use crate::tower::{DeviceTower, OverArch, Readable};
 
 /// Bytes that requests under way may take of a device's memory.
@@ -19,7 +21,9 @@ const BUDGET_BYTES: usize = 1 << 30;
 #[derive(Debug)]
 pub(super) struct Reranker {
     pub(super) program: DeviceProgram,
-    /// The addresses of the columns that it reads.
+    /// What it reads of candidates as rows.
+    pub(super) rows: DeviceCandidates,
+    /// The addresses of the columns that it reads, 0 for the retrieval score.
     pub(super) columns: Array<u64>,
 }
 
@@ -34,44 +38,49 @@ pub(super) struct Resident {
     pub(super) tower: Option<DeviceTower>,
     pub(super) reranker: Option<Reranker>,
     pub(super) value: ValueProgram,
+    /// Numbers that the reranker reads of a user.
+    pub(super) user_numbers: usize,
     /// What `reranker` and `value` read by its address.
     _columns: Vec<Array<f32>>,
 }
 
 impl Resident {
     fn copy(device: &Device, snapshot: &Snapshot) -> Result<Self> {
-        check_reads(&snapshot.package)?;
-        let (index, numbers) = (&snapshot.index, &snapshot.numbers);
+        let package = &snapshot.package;
+        if !package.spec.queries().is_empty() {
+            return Err(Error::unsupported("a model of several queries a user"));
+        }
+        let numbers = &snapshot.numbers;
         let columns = numbers.iter().map(|(_, column)| device.copy(column)).collect::<Result<Vec<Array<f32>>>>()?;
         let column = |name: &str| numbers.iter().position(|(known, _)| known == name).map(|n| &columns[n]);
-        let reranker = match &snapshot.package.overarch {
+        let mut tables = DeviceTables::default();
+        let reranker = match &package.overarch {
             None => None,
             Some(overarch) => {
                 let program = overarch
                     .program()
                     .ok_or_else(|| Error::unsupported("the reranker's graph is no program of ours"))?;
                 let missing = |name: &str| Error::internal(format!("column `{name}` is not among the numbers"));
-                let address = |name: &str| column(name).map(Array::address).ok_or_else(|| missing(name));
+                let address = |name: &str| match name {
+                    OverArch::SIMILARITY => Ok(0),
+                    name => column(name).map(Array::address).ok_or_else(|| missing(name)),
+                };
                 let columns = overarch.numbers().map(address).collect::<Result<Vec<u64>>>()?;
-                Some(Reranker { program: DeviceProgram::copy(device, program)?, columns: device.copy(&columns)? })
+                Some(Reranker {
+                    program: DeviceProgram::copy(device, program)?,
+                    rows: DeviceCandidates::copy(device, &snapshot.candidates, &mut tables)?,
+                    columns: device.copy(&columns)?,
+                })
             }
         };
-        let tasks = &snapshot.package.spec.tasks;
-        let input = |name: &String| match (tasks.iter().position(|task| task.name == *name), column(name)) {
-            (Some(task), _) => ValueInput::task(task),
-            (None, Some(column)) => ValueInput::column(column),
-            (None, None) => ValueInput::similarity(),
-        };
-        let program = &snapshot.value;
-        let inputs: Vec<ValueInput> = program.inputs().iter().map(input).collect();
-        let value = ValueProgram {
-            steps: device.copy(&program.lower())?,
-            inputs: device.copy(&inputs)?,
-            constants: program.constants(&std::collections::BTreeMap::new())?.len(),
-            tasks: snapshot.package.overarch.as_ref().map_or(0, |o| o.tasks()),
-            depth: program.depth(),
-        };
-        let tower = match snapshot.package.user.as_ref().map(|tower| DeviceTower::copy(device, tower)) {
+        let value = value_program(device, snapshot, &column)?;
+        let kept: Vec<usize> = package
+            .user_inputs
+            .iter()
+            .filter_map(|input| if let UserInput::Feature(n) = input { Some(*n) } else { None })
+            .collect();
+        let tower = package.user.as_ref().map(|tower| DeviceTower::copy(device, tower, &kept, &mut tables));
+        let tower = match tower {
             Some(Err(e)) if e.kind() == crate::error::Kind::Unsupported => {
                 tracing::info!(reason = %e, "the tower runs on the host");
                 None
@@ -79,31 +88,39 @@ impl Resident {
             tower => tower.transpose()?,
         };
         Ok(Resident {
-            index: DeviceIndex::copy(device, index)?,
+            index: DeviceIndex::copy(device, &snapshot.index)?,
             planes: DevicePlanes::copy(device, &snapshot.filter, &snapshot.columns)?,
             ids: device.copy(snapshot.ids.of_slots())?,
             tower,
             reranker,
             value,
+            user_numbers: package.overarch.iter().flat_map(|o| o.user()).map(Readable::count).sum(),
             _columns: columns,
         })
     }
 }
 
-/// Refuses models that read more than the device does: one query, the candidate's row and numeric columns.
-fn check_reads(package: &Package) -> Result<()> {
-    let reranker = package.overarch.as_ref();
-    let reads_query = package.user_inputs == [UserInput::Query];
-    let mut rows = reranker.iter().flat_map(|o| o.rows());
-    let is_item = |row: &Readable| package.candidate_input(&row.name) == Some(CandidateInput::Item);
-    let reads_row = rows.next().is_some_and(is_item) && rows.next().is_none();
-    let reads_similarity = reranker.is_some_and(|o| o.numbers().any(|name| name == OverArch::SIMILARITY));
-    match reranker.is_some() && !(reads_query && reads_row && !reads_similarity) || !package.spec.queries().is_empty() {
-        true => {
-            Err(Error::unsupported("a model that reads more than one query, the candidate's row and numeric columns"))
-        }
-        false => Ok(()),
-    }
+/// The value model; `column` says where a numeric column lies.
+fn value_program<'a>(
+    device: &Device,
+    snapshot: &Snapshot,
+    column: &dyn Fn(&str) -> Option<&'a Array<f32>>,
+) -> Result<ValueProgram> {
+    let tasks = &snapshot.package.spec.tasks;
+    let input = |name: &String| match (tasks.iter().position(|task| task.name == *name), column(name)) {
+        (Some(task), _) => ValueInput::task(task),
+        (None, Some(column)) => ValueInput::column(column),
+        (None, None) => ValueInput::similarity(),
+    };
+    let program = &snapshot.value;
+    let inputs: Vec<ValueInput> = program.inputs().iter().map(input).collect();
+    Ok(ValueProgram {
+        steps: device.copy(&program.lower())?,
+        inputs: device.copy(&inputs)?,
+        constants: program.constants(&std::collections::BTreeMap::new())?.len(),
+        tasks: snapshot.package.overarch.as_ref().map_or(0, |o| o.tasks()),
+        depth: program.depth(),
+    })
 }
 
 /// What became of a version's way to the device; nothing yet while it is under way.
@@ -115,12 +132,17 @@ pub struct Residents {
     device: Device,
     kept: Mutex<Vec<(Weak<Snapshot>, Outcome)>>,
     budget_bytes: usize,
+    /// Passes that share the budget.
+    passes: AtomicUsize,
 }
+
+/// Groups of a pass that are under way at a time, one on each of its lanes.
+const GROUPS_UNDER_WAY: usize = 2;
 
 impl Residents {
     /// Nothing yet, in the memory of `device`.
     pub fn new(device: Device) -> Self {
-        Residents { device, kept: Mutex::default(), budget_bytes: BUDGET_BYTES }
+        Residents { device, kept: Mutex::default(), budget_bytes: BUDGET_BYTES, passes: AtomicUsize::new(0) }
     }
 
     /// The same with another bound of what requests under way may take of the device's memory. Groups of requests become
@@ -153,8 +175,19 @@ impl Residents {
         &self.device
     }
 
-    pub(super) fn budget_bytes(&self) -> usize {
-        self.budget_bytes
+    /// One more pass shares what requests may take, or one less.
+    pub(super) fn join(&self) {
+        self.passes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// See [`Residents::join`].
+    pub(super) fn leave(&self) {
+        self.passes.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// What a group of requests may take.
+    pub(super) fn group_bytes(&self) -> usize {
+        self.budget_bytes / (GROUPS_UNDER_WAY * self.passes.load(Ordering::Relaxed).max(1))
     }
 
     /// Brings a version to the device before it is asked for anything, while others are served. Where it cannot be there, the

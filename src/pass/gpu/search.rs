@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::embedded::{Embedded, rows_of};
+use super::embedded::{Embedded, Users};
 use super::groups::{Group, Way, most_lists, search_of, selected_of};
 use super::resident::Resident;
 use crate::device::cuda::ops::rows::SlotRows;
@@ -24,8 +24,7 @@ const PROBES_PER_LIST_MIN: usize = 4;
 
 /// What a group found.
 pub(super) struct Found {
-    /// The query embeddings, `[requests, D]`.
-    pub(super) vectors: Array<f32>,
+    pub(super) users: Users,
     /// Candidates with their ordered scores, in no order.
     pub(super) best: Best,
     pub(super) counters: Counters,
@@ -55,7 +54,7 @@ struct Searches<'a> {
     resident: &'a Resident,
     /// None for a request that names its slots itself.
     searches: Vec<Option<&'a Search>>,
-    vectors: Array<f32>,
+    users: Users,
 }
 
 /// Finds the candidates of a group.
@@ -66,9 +65,9 @@ pub(super) fn search(
     group: &Group,
 ) -> Result<Found> {
     let tasks: Vec<&Task> = group.requests.iter().map(|&n| &embedded.requests[n].1.task).collect();
-    let vectors = rows_of(device, &embedded.vectors, resident.index.dimension(), &group.requests)?;
+    let users = embedded.users.some(device, embedded.requests.len(), &group.requests)?;
     let searches = tasks.iter().map(|task| search_of(task)).collect();
-    let of = Searches { device, view, snapshot: view.main(), resident, searches, vectors };
+    let of = Searches { device, view, snapshot: view.main(), resident, searches, users };
     let (best, counters) = match group.way {
         Way::Nothing => of.nothing()?,
         Way::Named => of.named(&tasks, group)?,
@@ -76,7 +75,7 @@ pub(super) fn search(
         Way::Enough => of.enough(group)?,
         Way::Exact => of.exact(group)?,
     };
-    Ok(Found { vectors: of.vectors, best, counters })
+    Ok(Found { users: of.users, best, counters })
 }
 
 impl Searches<'_> {
@@ -135,7 +134,7 @@ impl Searches<'_> {
     fn rescore(&self, slots: &Array<u32>, counts: &Array<u32>, stride: usize, wanted: &[u32]) -> Result<Best> {
         let keys = self.device.room(counts.len() * stride)?;
         let of = SlotRows { slots, counts, stride };
-        self.resident.index.rows().products(self.device, &self.vectors, &of, &keys)?;
+        self.resident.index.rows().products(self.device, &self.users.vectors, &of, &keys)?;
         let most = wanted.iter().copied().max().unwrap_or(0) as usize;
         let scored = Scored { keys: &keys, slots: Some(slots), counts: Some(counts), stride };
         top::select(self.device, &scored, &self.ties(), &self.device.copy(wanted)?, most)
@@ -147,7 +146,7 @@ impl Searches<'_> {
         let excluded: Vec<&[u32]> = excluded.iter().map(Vec::as_slice).collect();
         let index = &self.resident.index;
         let collection = Collection::new(self.device, index.dimension(), room, wanted, &excluded)?;
-        collection.quantize(self.device, &self.vectors, index.dimension(), index.norm_max())?;
+        collection.quantize(self.device, &self.users.vectors, index.dimension(), index.norm_max())?;
         Ok(collection)
     }
 
@@ -231,7 +230,7 @@ impl Searches<'_> {
         let words = device.copy(&items.words)?;
         let eligible = Eligible { words: &words, firsts: &self.resident.planes.index().firsts };
         let of = (&searches[..], Pace::Rare);
-        let (counts, scanned) = index.scan_until(device, &collected, &self.vectors, &eligible, of)?;
+        let (counts, scanned) = index.scan_until(device, &collected, &self.users.vectors, &eligible, of)?;
         let best = self.settle(&collected)?;
         Ok((best, Counters { lists: Some(counts), items: Some(scanned), survivors: Some(collected.survivors) }))
     }
@@ -242,7 +241,7 @@ impl Searches<'_> {
         let collected = self.collection(group.room, &wanted)?;
         let eligible = self.words()?;
         let (words, slots) = (device.copy(&eligible.words)?, &self.resident.planes.index().word_slots);
-        self.resident.index.rows().scan(device, &collected, &self.vectors, &words, slots)?;
+        self.resident.index.rows().scan(device, &collected, &self.users.vectors, &words, slots)?;
         let stride = collected.room();
         let scored =
             Scored { keys: &collected.keys, slots: Some(&collected.slots), counts: Some(&collected.counts), stride };

@@ -174,6 +174,7 @@ KERNEL(256, fold_runs, MapArgs) {
 struct PickArgs {
     Numbers from, out;
     const u32* index; // number n of a row is number index[n] of it; null: as they lie
+    const u32* rows;  // row n is row rows[n]; null: as they lie
     const u32* counts;
     // Runs of `count` numbers that come to lie `stride` apart from number `first` on.
     u32 runs, count, stride, first;
@@ -184,7 +185,7 @@ KERNEL(256, pick, PickArgs) {
     u64 each = (u64)a.runs * a.count, total = each * a.counts[blockIdx.y];
     for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += (u64)gridDim.x * blockDim.x) {
         u32 row = (u32)(at / each), within = (u32)(at % each);
-        float x = row_at(a.from, blockIdx.y, row)[a.index ? a.index[within] : within];
+        float x = row_at(a.from, blockIdx.y, a.rows ? a.rows[row] : row)[a.index ? a.index[within] : within];
         u64 place = (u64)(within / a.count) * a.stride + a.first + within % a.count;
         ((float*)row_at(a.out, blockIdx.y, row))[place] = x;
     }

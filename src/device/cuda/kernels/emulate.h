@@ -70,7 +70,11 @@ constexpr size_t STACK_BYTES = 64 << 10;
 constexpr unsigned THREADS_MAX = 1024;
 
 // A block at work. One a host thread.
+// Multiply-adds that are counted.
+enum Operation { DP4A, TENSOR_INT8, TENSOR_BF16, SINGLE, OPERATIONS };
+
 struct Machine {
+    uint64_t operations[OPERATIONS];
     dim3 block_dim, grid_dim, block;
     std::vector<Fiber> fibers;
     void* scheduler = nullptr;
@@ -325,7 +329,10 @@ static inline unsigned __float_as_uint(float f) {
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
-static inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
+static inline float __fmaf_rn(float a, float b, float c) {
+    emu::machine->operations[emu::SINGLE]++;
+    return std::fmaf(a, b, c);
+}
 template <class T> static inline T __ldg(const T* p) { return *p; }
 template <class T> static inline T min(T a, T b) { return a < b ? a : b; }
 template <class T> static inline T max(T a, T b) { return a > b ? a : b; }
@@ -362,9 +369,13 @@ template <class T> static inline T fresh(const T* p) {
 }
 
 // Four unsigned by four signed bytes, added to a sum.
-static inline int dot4(unsigned codes, unsigned query, int sum) {
+static inline int sum4(unsigned codes, unsigned query, int sum) {
     for (int i = 0; i < 32; i += 8) sum += int(codes >> i & 0xff) * int(int8_t(query >> i & 0xff));
     return sum;
+}
+static inline int dot4(unsigned codes, unsigned query, int sum) {
+    emu::machine->operations[emu::DP4A] += 4;
+    return sum4(codes, query, sum);
 }
 
 // What a lane brings to a product of matrices, as the PTX manual lays it out: rows of the left and columns of the right one.
@@ -395,10 +406,12 @@ static inline void mma(const char* name, T (&c)[4], const unsigned (&a)[4], cons
 
 // mma.m16n8k32 of unsigned by signed bytes.
 static inline void mma_u8_s8(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    // Of 16 * 8 * 32 a lane's share.
+    emu::machine->operations[emu::TENSOR_INT8] += 128;
     mma("mma.m16n8k32", c, a, b, [](int sum, const Fragment* row, const Fragment* column, unsigned lower) {
         for (unsigned k = 0; k < 4; k++) {
-            sum = dot4(row[k].a[lower], column[k].b[0], sum);
-            sum = dot4(row[k].a[2 + lower], column[k].b[1], sum);
+            sum = sum4(row[k].a[lower], column[k].b[0], sum);
+            sum = sum4(row[k].a[2 + lower], column[k].b[1], sum);
         }
         return sum;
     });
@@ -406,6 +419,7 @@ static inline void mma_u8_s8(int (&c)[4], const unsigned (&a)[4], const unsigned
 
 // mma.m16n8k16 of bf16 by bf16. A card sums in an order of its own.
 static inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    emu::machine->operations[emu::TENSOR_BF16] += 64;
     mma("mma.m16n8k16", c, a, b, [](float sum, const Fragment* row, const Fragment* column, unsigned lower) {
         for (unsigned k = 0; k < 16; k++) {
             unsigned lane = k % 8 / 2, shift = 16 * (k % 2);

@@ -48,9 +48,10 @@ namespace worth {
 #include "value.cu"
 }
 
-// Runs a kernel over a grid. Returns null, or why it failed.
+// Runs a kernel over a grid, and adds up its multiply-adds of each kind. Returns null, or why it failed.
 extern "C" const char* emu_launch(const char* name, const unsigned* grid, unsigned threads, size_t shared_bytes,
-                                  const void* arguments, size_t argument_bytes, unsigned long long seed) {
+                                  const void* arguments, size_t argument_bytes, unsigned long long seed,
+                                  unsigned long long* operations) {
     auto fails = [&](const std::string& why) {
         emu::failure = std::string("kernel `") + name + "`: " + why;
         return emu::failure.c_str();
@@ -80,6 +81,7 @@ extern "C" const char* emu_launch(const char* name, const unsigned* grid, unsign
     machine.shared_bytes = shared_bytes;
     machine.seed = seed * 0x9E3779B97F4A7C15ull | 1;
     machine.failure.clear();
+    std::memset(machine.operations, 0, sizeof machine.operations);
     // Blocks in an order of their own: every so many-th, from one that the seed chooses.
     uint64_t step = blocks > 2 ? 1 + 2 * machine.random(unsigned(blocks < 4096 ? blocks / 2 : 2048)) : 1;
     while (true) {
@@ -101,6 +103,7 @@ extern "C" const char* emu_launch(const char* name, const unsigned* grid, unsign
         free(machine.shared);
         machine.shared = nullptr;
     }
+    for (unsigned kind = 0; kind < emu::OPERATIONS; kind++) operations[kind] += machine.operations[kind];
     return machine.failure.empty() ? nullptr : fails(machine.failure);
 }
 

@@ -7,6 +7,8 @@ struct PoolArgs {
     const u32* offsets;   // [bags + 1]
     const float* weights; // one an id, or null
     float* sums;          // [bags, stride], of which columns `column` .. `column + width` are written
+    const u8* staged;     // rows that came with the ids: id `resident + n` is the n-th of them
+    u64 resident;
     u32 bags, width, row_bytes, stride, column;
     u32 is_mean;
 };
@@ -61,24 +63,33 @@ template <int FORMAT> DEVICE void read4(const u8* row, u32 first, u32 width, boo
     }
 }
 
-template <int FORMAT> DEVICE void pool(const PoolArgs& a) {
-    u32 bag = blockIdx.x * warps_of() + warp_of();
-    if (bag >= a.bags) return;
-    u32 begin = a.offsets[bag], end = a.offsets[bag + 1];
+// Rows of a table, and how a bag of them becomes one.
+struct Pooled {
+    const u8* rows;
+    const u8* staged; // rows from number `resident` on
+    const float* weights; // one a place, or null
+    u64 resident;
+    u32 width, row_bytes, is_mean;
+};
+
+// The rows at places `begin` to `end` as one, by a whole warp. `row_of` says which row a place takes; a negative one adds nothing.
+template <int FORMAT, class RowOf> DEVICE void pool_bag(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* out) {
     // Narrow rows share a warp: each of its parts takes every so many-th row.
     u32 lanes = 32;
     while (lanes > 1 && (lanes / 2) * EACH >= a.width) lanes /= 2;
     u32 parts = 32 / lanes, part = lane_of() / lanes, within = lane_of() % lanes;
     u32 aligned = FORMAT == F32 ? 16 : FORMAT >= INT8 ? 4 : 8;
-    bool is_whole = a.width % EACH == 0 && a.row_bytes % aligned == 0 && (u64)a.rows % aligned == 0;
+    bool is_whole = a.width % EACH == 0 && a.row_bytes % aligned == 0 && ((u64)a.rows | (u64)a.staged) % aligned == 0;
     for (u32 first = 0; first < a.width; first += lanes * EACH) {
         u32 column = first + within * EACH;
         float sums[EACH] = {0, 0, 0, 0};
         for (u32 n = begin + part; n < end; n += parts) {
-            i64 id = a.ids[n];
-            if (id < 0 || column >= a.width) continue;
+            i64 row = row_of(n);
+            if (row < 0 || column >= a.width) continue;
             float x[EACH], weight = a.weights ? a.weights[n] : 1.0f;
-            read4<FORMAT>(a.rows + (u64)id * a.row_bytes, column, a.width, is_whole, x);
+            bool is_staged = (u64)row >= a.resident;
+            const u8* from = is_staged ? a.staged + ((u64)row - a.resident) * a.row_bytes : a.rows + (u64)row * a.row_bytes;
+            read4<FORMAT>(from, column, a.width, is_whole, x);
 #pragma unroll
             for (u32 i = 0; i < EACH; i++) sums[i] = __fmaf_rn(weight, x[i], sums[i]);
         }
@@ -89,9 +100,16 @@ template <int FORMAT> DEVICE void pool(const PoolArgs& a) {
         float factor = a.is_mean && end > begin ? __fdiv_rn(1.0f, (float)(end - begin)) : 1.0f;
 #pragma unroll
         for (u32 i = 0; i < EACH; i++)
-            if (part == 0 && column + i < a.width)
-                a.sums[(u64)bag * a.stride + a.column + column + i] = __fmul_rn(sums[i], factor);
+            if (part == 0 && column + i < a.width) out[column + i] = __fmul_rn(sums[i], factor);
     }
+}
+
+template <int FORMAT> DEVICE void pool(const PoolArgs& a) {
+    u32 bag = blockIdx.x * warps_of() + warp_of();
+    if (bag >= a.bags) return;
+    Pooled of = {a.rows, a.staged, a.weights, a.resident, a.width, a.row_bytes, a.is_mean};
+    float* out = a.sums + (u64)bag * a.stride + a.column;
+    pool_bag<FORMAT>(of, a.offsets[bag], a.offsets[bag + 1], [&](u32 n) { return a.ids[n]; }, out);
 }
 
 KERNEL(256, pool_f32, PoolArgs) { pool<F32>(a); }
@@ -100,3 +118,56 @@ KERNEL(256, pool_bf16, PoolArgs) { pool<BF16>(a); }
 KERNEL(256, pool_int8, PoolArgs) { pool<INT8>(a); }
 KERNEL(256, pool_int4, PoolArgs) { pool<INT4>(a); }
 KERNEL(256, pool_int2, PoolArgs) { pool<INT2>(a); }
+
+struct SlotBagsArgs {
+    const u8* rows;
+    const u32* keys;    // rows of the table, NO_ROW adds nothing; null: a slot takes the row of its own number
+    const u32* offsets; // [slots + 1] where the keys of each slot start; null: each has one
+    const u32* slots;   // [queries, stride]
+    const u32* counts;  // [queries]
+    float* out;         // [queries, stride, out_stride], of which columns `column` .. `column + width` are written
+    u32 width, row_bytes, format, stride, out_stride, column;
+    u32 is_mean, unused;
+};
+
+#define NO_ROW 0xffffffffu
+
+template <int FORMAT> DEVICE void pool_slot(const SlotBagsArgs& a, u32 slot, float* out) {
+    u32 begin = a.offsets ? a.offsets[slot] : slot, end = a.offsets ? a.offsets[slot + 1] : slot + 1;
+    auto row_of = [&](u32 n) { return !a.keys ? (i64)n : a.keys[n] == NO_ROW ? (i64)-1 : (i64)a.keys[n]; };
+    pool_bag<FORMAT>({a.rows, nullptr, nullptr, ~0ull, a.width, a.row_bytes, a.is_mean}, begin, end, row_of, out);
+}
+
+// What candidates are looked up in: grid (parts, queries), a warp a candidate.
+KERNEL(256, pool_slots, SlotBagsArgs) {
+    u32 count = a.counts[blockIdx.y];
+    for (u32 n = blockIdx.x * warps_of() + warp_of(); n < count; n += gridDim.x * warps_of()) {
+        u64 place = (u64)blockIdx.y * a.stride + n;
+        float* out = a.out + place * a.out_stride + a.column;
+        switch (a.format) {
+        case F32: pool_slot<F32>(a, a.slots[place], out); break;
+        case F16: pool_slot<F16>(a, a.slots[place], out); break;
+        case BF16: pool_slot<BF16>(a, a.slots[place], out); break;
+        case INT8: pool_slot<INT8>(a, a.slots[place], out); break;
+        case INT4: pool_slot<INT4>(a, a.slots[place], out); break;
+        default: pool_slot<INT2>(a, a.slots[place], out);
+        }
+    }
+}
+
+struct PlaceArgs {
+    const u8* staged;  // rows
+    const u32* taken;  // [count] which of them
+    const u32* places; // [count] where each goes
+    u8* rows;
+    u32 count, row_bytes;
+};
+
+// Puts staged rows in their places: a warp a row.
+KERNEL(256, place_rows, PlaceArgs) {
+    u32 n = blockIdx.x * warps_of() + warp_of();
+    if (n >= a.count) return;
+    const u8* from = a.staged + (u64)a.taken[n] * a.row_bytes;
+    u8* to = a.rows + (u64)a.places[n] * a.row_bytes;
+    for (u32 i = lane_of(); i < a.row_bytes; i += 32) to[i] = from[i];
+}

@@ -151,13 +151,18 @@ KERNEL(256, largest_norm, NormArgs) {
 
 struct GatherArgs {
     WideRows rows;
-    const u32* slots;  // [queries, stride]
-    const u32* counts; // [queries]
-    // Columns of one number a slot that follow the row.
+    const u32* slots;      // [queries, stride]
+    const u32* counts;     // [queries]
+    const u32* similarity; // [queries, stride] ordered retrieval scores
+    // Columns of one number a slot; null for the retrieval score.
     const float* const* columns;
     float* out; // [queries, stride, out_stride]
+    // Where the row goes, NOWHERE for a row that is not read, and the first of the columns.
+    u32 row_at, column_at;
     u32 stride, out_stride, column_count, unused;
 };
+
+#define NOWHERE 0xffffffffu
 
 // What a reranker takes of each candidate: its row and its columns. Grid (parts, queries), a warp a candidate.
 KERNEL(256, gather_rows, GatherArgs) {
@@ -166,8 +171,12 @@ KERNEL(256, gather_rows, GatherArgs) {
         u64 place = (u64)blockIdx.y * a.stride + n;
         u32 slot = a.slots[place];
         float* out = a.out + place * a.out_stride;
-        float scale = a.rows.kind == CODES ? a.rows.scales[slot] : 1.0f;
-        for (u32 d = lane_of(); d < a.rows.dimension; d += 32) out[d] = __fmul_rn(number_at(a.rows, slot, d), scale);
-        for (u32 c = lane_of(); c < a.column_count; c += 32) out[a.rows.dimension + c] = a.columns[c][slot];
+        if (a.row_at != NOWHERE) {
+            float scale = a.rows.kind == CODES ? a.rows.scales[slot] : 1.0f;
+            for (u32 d = lane_of(); d < a.rows.dimension; d += 32)
+                out[a.row_at + d] = __fmul_rn(number_at(a.rows, slot, d), scale);
+        }
+        for (u32 c = lane_of(); c < a.column_count; c += 32)
+            out[a.column_at + c] = a.columns[c] ? a.columns[c][slot] : unordered(a.similarity[place]);
     }
 }

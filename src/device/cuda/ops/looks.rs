@@ -185,7 +185,8 @@ impl Looks {
             slope: of.slope,
             unused: 0,
         };
-        let shape = Shape { kernel: "look_ahead", grid: [queries, 1, 1], threads: 256, shared_bytes: SHARED_BYTES };
-        launch(device, &shape, &arguments)
+        let demand = to.looked_at(of.lengths.len());
+        let (grid, shared_bytes) = ([queries, 1, 1], SHARED_BYTES);
+        launch(device, &Shape { kernel: "look_ahead", grid, threads: 256, shared_bytes, demand }, &arguments)
     }
 }

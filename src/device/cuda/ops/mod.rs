@@ -25,7 +25,7 @@ pub mod worth;
 
 use bytemuck::Pod;
 
-use super::driver::Launch;
+use super::driver::{Demand, Launch};
 use super::memory::{Array, Device};
 use crate::error::{Error, Result};
 
@@ -38,6 +38,7 @@ struct Shape {
     grid: [usize; 3],
     threads: u32,
     shared_bytes: usize,
+    demand: Demand,
 }
 
 /// Launches a kernel over its arguments, unless there is nothing to do.
@@ -55,6 +56,7 @@ fn launch<A: Pod>(device: &Device, shape: &Shape, arguments: &A) -> Result<()> {
         threads: shape.threads,
         shared_bytes: shape.shared_bytes,
         arguments: bytemuck::bytes_of(arguments),
+        demand: shape.demand,
     };
     // SAFETY: arguments are made in the files beside this one alone: the structure is the kernel's, its addresses are those of arrays
     // that are borrowed until the launch is queued (memory is given back in the order of launches) and that hold, by the checks
@@ -74,6 +76,11 @@ fn need<T: Pod>(what: &str, array: &Array<T>, len: usize) -> Result<()> {
 /// there is more to do is done in turns.
 fn parts(device: &Device, count: usize, each: usize, rows: usize) -> usize {
     count.div_ceil(each.max(1)).clamp(1, (device.driver().blocks() / rows.max(1)).max(1))
+}
+
+/// A product of counts.
+fn times(counts: &[usize]) -> u64 {
+    counts.iter().fold(1, |product, &count| product.saturating_mul(count as u64))
 }
 
 /// The address of an array that may be missing.

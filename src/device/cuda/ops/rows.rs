@@ -3,9 +3,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::scan::{CandidatesArgs, Collection};
-use super::{Shape, address_of, launch, need, parts};
+use super::{Shape, launch, need, parts, times};
+use crate::device::cuda::driver::Demand;
 use crate::device::cuda::memory::{Array, Device};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// How the numbers of a row are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,13 +51,17 @@ impl ItemRows<'_> {
         }
     }
 
-    fn check(&self) -> Result<()> {
-        let bytes = match self.kind {
+    /// Bytes of a row.
+    fn row_bytes(&self) -> usize {
+        match self.kind {
             RowKind::Codes => self.dimension.div_ceil(4) * 4,
             RowKind::Bf16 | RowKind::F16 => self.dimension * 2,
             RowKind::F32 => self.dimension * 4,
-        };
-        need("rows", self.bytes, self.scales.len() * bytes)
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        need("rows", self.bytes, self.scales.len() * self.row_bytes())
     }
 
     /// The ordered products of candidates `slots[q, ..counts[q]]` with their queries `[queries, D]`, `[queries, stride]`.
@@ -90,7 +95,11 @@ impl ItemRows<'_> {
             unused: 0,
         };
         let grid = [parts(device, of.stride, 32, count), count, 1];
-        let shape = Shape { kernel: "row_products", grid, threads: 256, shared_bytes: 4 * self.dimension };
+        let demand = Demand {
+            single: times(&[count, of.stride, self.dimension]),
+            ..Demand::of_bytes(count * (of.stride * (self.row_bytes() + 8) + 4 * self.dimension))
+        };
+        let shape = Shape { kernel: "row_products", grid, threads: 256, shared_bytes: 4 * self.dimension, demand };
         launch(device, &shape, &arguments)
     }
 
@@ -132,7 +141,13 @@ impl ItemRows<'_> {
             unused: 0,
         };
         let grid = [parts(device, word_slots.len(), 8, count), count, 1];
-        let shape = Shape { kernel: "scan_exact", grid, threads: 256, shared_bytes: 4 * self.dimension };
+        let all = word_slots.len() * 64 * self.row_bytes();
+        let demand = Demand {
+            again: times(&[count.saturating_sub(1), all]),
+            single: times(&[count, word_slots.len(), 64, self.dimension]),
+            ..Demand::of_bytes(all + count * word_slots.len() * 12)
+        };
+        let shape = Shape { kernel: "scan_exact", grid, threads: 256, shared_bytes: 4 * self.dimension, demand };
         launch(device, &shape, &arguments)
     }
 
@@ -162,16 +177,17 @@ impl ItemRows<'_> {
             slots: slots as u32,
             unused: 0,
         };
-        let shape =
-            Shape { kernel: "largest_norm", grid: [parts(device, slots, 8, 1), 1, 1], threads: 256, shared_bytes: 0 };
+        let demand = Demand::of_bytes(slots * (self.row_bytes() + codes.row_bytes() + 4));
+        let grid = [parts(device, slots, 8, 1), 1, 1];
+        let shape = Shape { kernel: "largest_norm", grid, threads: 256, shared_bytes: 0, demand };
         if slots > 0 {
             launch(device, &shape, &arguments)?;
         }
         Ok(f32::from_bits(most.to_vec()?[0]))
     }
 
-    /// Writes what a reranker reads of each candidate: its row and then its columns, `[queries, stride, out_stride]`. `columns`
-    /// are addresses of columns of one number a slot.
+    /// Writes what a reranker reads of each candidate, `[queries, stride, out_stride]`: its row from number `row_at` on, where
+    /// that is read, and its columns.
     ///
     /// # Errors
     /// As [`ItemRows::products`].
@@ -179,8 +195,9 @@ impl ItemRows<'_> {
         &self,
         device: &Device,
         of: &SlotRows<'_>,
-        columns: Option<&Array<u64>>,
-        out: (&Array<f32>, usize),
+        row_at: Option<usize>,
+        columns: &CandidateColumns<'_>,
+        (out, out_stride): (&Array<f32>, usize),
     ) -> Result<()> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]
@@ -188,32 +205,58 @@ impl ItemRows<'_> {
             rows: WideRowsArgs,
             slots: u64,
             counts: u64,
+            similarity: u64,
             columns: u64,
             out: u64,
+            row_at: u32,
+            column_at: u32,
             stride: u32,
             out_stride: u32,
             column_count: u32,
             unused: u32,
         }
-        let (out, out_stride) = out;
-        let count = of.counts.len();
+        let (count, column_count) = (of.counts.len(), columns.addresses.len());
+        let ends = [columns.at + column_count, row_at.map_or(0, |at| at + self.dimension)];
         self.check()?;
         need("slots", of.slots, count * of.stride)?;
+        need("retrieval scores", columns.similarity, count * of.stride)?;
         need("gathered rows", out, count * of.stride * out_stride)?;
+        if ends.iter().any(|&end| end > out_stride) {
+            return Err(Error::internal(format!("gathered rows of {out_stride} numbers, expected {ends:?}")));
+        }
         let arguments = GatherArgs {
             rows: self.arguments(),
             slots: of.slots.address(),
             counts: of.counts.address(),
-            columns: address_of(columns),
+            similarity: columns.similarity.address(),
+            columns: columns.addresses.address(),
             out: out.address(),
+            row_at: row_at.map_or(NOWHERE, |at| at as u32),
+            column_at: columns.at as u32,
             stride: of.stride as u32,
             out_stride: out_stride as u32,
-            column_count: columns.map_or(0, Array::len) as u32,
+            column_count: column_count as u32,
             unused: 0,
         };
         let grid = [parts(device, of.stride, 8, count), count, 1];
-        launch(device, &Shape { kernel: "gather_rows", grid, threads: 256, shared_bytes: 0 }, &arguments)
+        let of_row = row_at.map_or(0, |_| self.row_bytes() + 4 * self.dimension);
+        let demand = Demand::of_bytes(count * of.stride * (8 + of_row + 8 * column_count));
+        launch(device, &Shape { kernel: "gather_rows", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
     }
+}
+
+/// The row of a candidate that is not read.
+const NOWHERE: u32 = u32::MAX;
+
+/// Numbers of candidates that follow their rows.
+#[derive(Clone, Copy, Debug)]
+pub struct CandidateColumns<'a> {
+    /// Addresses of columns of one number a slot; 0 for the retrieval score.
+    pub addresses: &'a Array<u64>,
+    /// The ordered retrieval scores, `[queries, stride]`.
+    pub similarity: &'a Array<u32>,
+    /// Where the first of them goes.
+    pub at: usize,
 }
 
 /// Slots of several queries: `slots[q, ..counts[q]]`.

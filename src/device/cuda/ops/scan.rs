@@ -2,7 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Shape, address_of, launch, need, parts};
+use super::{Shape, address_of, launch, need, parts, times};
+use crate::device::cuda::driver::Demand;
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
 
@@ -142,6 +143,20 @@ impl Collection {
         self.room
     }
 
+    /// Bytes of the candidates of all queries that are written where each scans so many items in no order: of the n-th item the share
+    /// that is wanted of those before it.
+    fn kept_bytes(&self, items: usize) -> usize {
+        let (items, wanted) = (items.max(1) as f64, self.raise_every as f64);
+        let kept = if items > wanted { wanted * (1.0 + (items / wanted).ln()) } else { items };
+        8 * self.queries * kept as usize
+    }
+
+    /// What a look at all candidates reads, beside the scores of so many lists: each three times, for the digits of the last of them.
+    pub(super) fn looked_at(&self, lists: usize) -> Demand {
+        let candidates = self.kept_bytes(self.room) / 2;
+        Demand { again: 2 * candidates as u64, ..Demand::of_bytes(candidates + self.queries * lists * 8) }
+    }
+
     /// Bytes that a collection takes for each query, beside its candidates.
     pub fn bytes_a_query(dimension: usize) -> usize {
         BINS * 4 + dimension.div_ceil(4) * 8 + 64
@@ -194,7 +209,9 @@ impl Collection {
             norm_max,
             unused: 0,
         };
-        let shape = Shape { kernel: "quantize_queries", grid: [self.queries, 1, 1], threads: 128, shared_bytes: 0 };
+        let demand = Demand::of_bytes(self.queries * (4 * dimension + 8 * self.groups + size_of::<QueryHead>()));
+        let grid = [self.queries, 1, 1];
+        let shape = Shape { kernel: "quantize_queries", grid, threads: 128, shared_bytes: 0, demand };
         launch(device, &shape, &arguments)
     }
 }
@@ -248,8 +265,14 @@ impl Centroids {
             groups: queries.groups as u32,
         };
         let grid = [parts(device, blocks, THREADS / 32, count), count, 1];
-        let shape = Shape { kernel: "score_lists", grid, threads: THREADS as u32, shared_bytes: 8 * queries.groups };
-        launch(device, &shape, &arguments)
+        let codes = blocks * queries.groups * 64;
+        let demand = Demand {
+            again: times(&[count.saturating_sub(1), codes]),
+            dp4a: 2 * times(&[count, codes]),
+            ..Demand::of_bytes(codes + 4 * self.lists * (1 + count))
+        };
+        let (threads, shared_bytes) = (THREADS as u32, 8 * queries.groups);
+        launch(device, &Shape { kernel: "score_lists", grid, threads, shared_bytes, demand }, &arguments)
     }
 }
 
@@ -364,7 +387,13 @@ impl BlockLists {
         };
         let grid = [parts(device, order.most, 1, to.queries), to.queries, 1];
         let shared_bytes = 4 * (4 * CHUNK_WORDS + 4 + 2 * self.groups);
-        launch(device, &Shape { kernel: "scan_lists", grid, threads: THREADS as u32, shared_bytes }, &arguments)
+        let items = to.queries * order.most * self.mean_items();
+        let words = if eligible.is_some() { 8 * items.div_ceil(64) } else { 0 };
+        let demand = Demand {
+            dp4a: 2 * times(&[items, 4 * self.groups]),
+            ..Demand::of_bytes(items * (4 * self.groups + 4) + words + to.kept_bytes(order.most * self.mean_items()))
+        };
+        launch(device, &Shape { kernel: "scan_lists", grid, threads: THREADS as u32, shared_bytes, demand }, &arguments)
     }
 
     /// Items of the first lists of each query, `[queries]`.
@@ -393,11 +422,8 @@ impl BlockLists {
             stride: order.stride as u32,
             unused: 0,
         };
-        launch(
-            device,
-            &Shape { kernel: "sum_lengths", grid: [queries, 1, 1], threads: 256, shared_bytes: 8 },
-            &arguments,
-        )?;
+        let (grid, demand) = ([queries, 1, 1], Demand::of_bytes(queries * (8 * order.most + 8)));
+        launch(device, &Shape { kernel: "sum_lengths", grid, threads: 256, shared_bytes: 8, demand }, &arguments)?;
         Ok(items)
     }
 
@@ -432,8 +458,28 @@ impl BlockLists {
             grid: [parts(device, self.lists(), 1, 1), 1, 1],
             threads: THREADS as u32,
             shared_bytes: 4 * TILE_QUERIES * 2 * row_words,
+            demand: self.shared_demand(to, order),
         };
         launch(device, &shape, &arguments)
+    }
+
+    /// Items of a list on average, the room behind the last one of each included.
+    fn mean_items(&self) -> usize {
+        self.scales.len().div_ceil(self.lists().max(1))
+    }
+
+    /// What a scan list by list moves and computes, whose lists are probed evenly.
+    fn shared_demand(&self, to: &Collection, order: &Order<'_>) -> Demand {
+        let probes = to.queries * order.most;
+        let lists = probes.min(self.lists());
+        // So many of the lists have a query that asks for them, and so many of these queries each.
+        let tiles = lists * probes.div_ceil(lists.max(1)).div_ceil(TILE_QUERIES);
+        let list_bytes = self.mean_items() * (4 * self.groups + 4);
+        Demand {
+            again: times(&[tiles - lists, list_bytes]),
+            tensor_int8: 2 * times(&[tiles, TILE_QUERIES, self.mean_items(), 4 * self.groups.next_multiple_of(8)]),
+            ..Demand::of_bytes(lists * list_bytes + to.kept_bytes(order.most * self.mean_items()))
+        }
     }
 
     /// The queries of each list: where they start, and they.
@@ -467,8 +513,11 @@ impl BlockLists {
             lists: self.lists() as u32,
             unused: 0,
         };
-        let shape =
-            |kernel, blocks, threads, shared_bytes| Shape { kernel, grid: [blocks, 1, 1], threads, shared_bytes };
+        let demand = Demand::of_bytes(4 * (2 * to.queries * order.most + 2 * self.lists()));
+        let shape = |kernel, blocks, threads, shared_bytes| {
+            let grid = [blocks, 1, 1];
+            Shape { kernel, grid, threads, shared_bytes, demand }
+        };
         launch(device, &shape("count_askers", to.queries, 256, 0), &arguments)?;
         launch(device, &shape("start_askers", 1, 1024, 4 * 32), &arguments)?;
         launch(device, &shape("place_askers", to.queries, 256, 0), &arguments)?;

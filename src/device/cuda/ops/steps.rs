@@ -2,8 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Shape, address_of, launch, parts};
+use super::{Shape, address_of, launch, parts, times};
 use crate::device::cpu::dense::{Binary, Fold, Form, PANEL, PARTS_MAX, Unary};
+use crate::device::cuda::driver::Demand;
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
 
@@ -143,11 +144,16 @@ pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &Produ
         is_rectified: u32::from(to.relu),
     };
     let count = rows.most * to.runs;
-    let shape = |kernel, [tile_rows, tile_columns]: [usize; 2], shared_bytes| Shape {
-        kernel,
-        grid: [to.columns.div_ceil(tile_columns), count.div_ceil(tile_rows), rows.requests()],
-        threads: 256,
-        shared_bytes,
+    let depth: usize = parts.iter().map(|part| part.depth as usize).sum();
+    let shape = |kernel, tile: [usize; 2], shared_bytes| {
+        let tiles = [to.columns.div_ceil(tile[1]), count.div_ceil(tile[0])];
+        Shape {
+            kernel,
+            grid: [tiles[0], tiles[1], rows.requests()],
+            threads: 256,
+            shared_bytes,
+            demand: product_demand(rows.requests(), [count, depth, to.columns], tiles, to),
+        }
     };
     match (to.factors, to.result) {
         (Form::Single, Form::Single) => {
@@ -159,6 +165,28 @@ pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &Produ
             launch(device, &shape("product_of_pairs", PAIR_TILE, PAIR_SHARED_BYTES), &arguments)
         }
     }
+}
+
+/// What products of `[rows, depth]` of each request with `[depth, columns]` move and compute. Every tile reads its rows and its columns;
+/// all but the first reading comes from the caches.
+fn product_demand(requests: usize, [rows, depth, columns]: [usize; 3], tiles: [usize; 2], to: &ProductTo) -> Demand {
+    let once = rows * depth * requests + depth * columns;
+    let read = times(&[requests, rows, depth, tiles[0]]) + times(&[requests, depth, columns, tiles[1]]);
+    let out = requests * rows * to.result.room(columns);
+    let demand = Demand { again: (4 * read).saturating_sub(4 * once as u64), ..Demand::of_bytes(4 * (once + out)) };
+    match to.factors {
+        Form::Single => Demand { single: times(&[requests, rows, depth, columns]), ..demand },
+        // Tensor cores compute whole tiles, and a number of depth is a pair.
+        Form::Pairs => {
+            let [tall, wide] = [tiles[1] * PAIR_TILE[0], tiles[0] * PAIR_TILE[1]];
+            Demand { tensor_bf16: times(&[requests, tall, wide, 2, depth.next_multiple_of(DEPTH)]), ..demand }
+        }
+    }
+}
+
+/// Bytes of steps that read and write so many numbers of each row.
+fn numbers_demand(rows: RowsOf<'_>, numbers: usize) -> Demand {
+    Demand::of_bytes(4 * rows.requests() * rows.most * numbers)
 }
 
 /// The first `count` numbers of each row as pairs.
@@ -177,7 +205,8 @@ pub fn narrow(device: &Device, rows: RowsOf<'_>, from: NumbersAt, count: usize, 
     }
     let arguments = NarrowArgs { from, out, counts: rows.counts.address(), count: count as u32, unused: 0 };
     let grid = [parts(device, rows.most * Form::Pairs.room(count), 256, rows.requests()), rows.requests(), 1];
-    launch(device, &Shape { kernel: "narrow", grid, threads: 256, shared_bytes: 0 }, &arguments)
+    let demand = numbers_demand(rows, count + Form::Pairs.room(count));
+    launch(device, &Shape { kernel: "narrow", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
 /// A matrix `[depth, columns]` of each row packed in pairs of its rows.
@@ -203,7 +232,8 @@ pub fn pack_narrow(
     let arguments = PackArgs { from, out, counts: rows.counts.address(), depth: depth as u32, columns: columns as u32 };
     let words = Form::Pairs.room(depth) * columns.next_multiple_of(PANEL);
     let grid = [parts(device, rows.most * words, 256, rows.requests()), rows.requests(), 1];
-    launch(device, &Shape { kernel: "pack_narrow", grid, threads: 256, shared_bytes: 0 }, &arguments)
+    let demand = numbers_demand(rows, depth * columns + words);
+    launch(device, &Shape { kernel: "pack_narrow", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
 /// Matrices of rows: `[m, k]` at each of `left`, `[k, n]` at each of `right`.
@@ -250,7 +280,9 @@ pub fn matrices(device: &Device, rows: RowsOf<'_>, of: &MatricesAt<'_>, out: Num
         n: n as u32,
     };
     let grid = [parts(device, rows.most * batch * m * n, 256, rows.requests()), rows.requests(), 1];
-    launch(device, &Shape { kernel: "product_of_matrices", grid, threads: 256, shared_bytes: 0 }, &arguments)
+    let (each, products) = (batch * (m * k + k * n), times(&[rows.requests(), rows.most, batch, m, n, k]));
+    let demand = Demand { again: 8 * products, single: products, ..numbers_demand(rows, each + batch * m * n) };
+    launch(device, &Shape { kernel: "product_of_matrices", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
 #[repr(C)]
@@ -289,7 +321,9 @@ fn map(
     let each = if kernel == "fold_runs" { 8 } else { 256 };
     let count = rows.most * runs.outer * if kernel == "fold_runs" { 1 } else { runs.inner };
     let grid = [parts(device, count, each, rows.requests()), rows.requests(), 1];
-    launch(device, &Shape { kernel, grid, threads: 256, shared_bytes: 0 }, &arguments)
+    let operands = if kernel == "map_two" { 2 } else { 1 };
+    let demand = numbers_demand(rows, runs.outer * runs.inner * operands + count / rows.most.max(1));
+    launch(device, &Shape { kernel, grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
 /// What each number becomes.
@@ -336,6 +370,15 @@ pub struct Placing {
     pub first: usize,
 }
 
+/// Which numbers are copied.
+#[derive(Clone, Copy, Default)]
+struct Picked<'a> {
+    /// Number `n` of a row is number `numbers[n]` of it.
+    numbers: Option<&'a Array<u32>>,
+    /// Row `n` is row `rows[n]`.
+    rows: Option<&'a Array<u32>>,
+}
+
 /// Copies numbers of each row: number `n` is number `index[n]`, or as they lie.
 ///
 /// # Errors
@@ -348,23 +391,54 @@ pub fn pick(
     placing: Placing,
     out: NumbersAt,
 ) -> Result<()> {
+    picked(device, rows, [from, out], Picked { numbers: index, rows: None }, placing)
+}
+
+/// Rows of a matrix `[_, width]`, those that are named, side by side. Whoever names them makes sure that they are there.
+///
+/// # Errors
+/// As [`product`]; `Overloaded` where the device has not enough memory.
+pub fn take_rows(device: &Device, matrix: &Array<f32>, width: usize, named: &[usize]) -> Result<Array<f32>> {
+    if named.iter().any(|row| (row + 1).saturating_mul(width) > matrix.len()) {
+        return Err(Error::internal(format!(
+            "rows of a matrix of {} numbers, of which some are not there",
+            matrix.len()
+        )));
+    }
+    let index: Array<u32> = device.copy(&named.iter().map(|&row| row as u32).collect::<Vec<u32>>())?;
+    let (counts, out) = (device.copy(&[named.len() as u32])?, device.room(named.len() * width)?);
+    let at = [NumbersAt::of(matrix, 0, 0, width), NumbersAt::of(&out, 0, 0, width)];
+    let placing = Placing { runs: 1, count: width, stride: 0, first: 0 };
+    let of = Picked { numbers: None, rows: Some(&index) };
+    picked(device, RowsOf { counts: &counts, most: named.len() }, at, of, placing)?;
+    Ok(out)
+}
+
+fn picked(
+    device: &Device,
+    rows: RowsOf<'_>,
+    [from, out]: [NumbersAt; 2],
+    of: Picked<'_>,
+    Placing { runs, count, stride, first }: Placing,
+) -> Result<()> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
     struct PickArgs {
         from: NumbersAt,
         out: NumbersAt,
         index: u64,
+        rows: u64,
         counts: u64,
         runs: u32,
         count: u32,
         stride: u32,
         first: u32,
     }
-    let Placing { runs, count, stride, first } = placing;
     let arguments = PickArgs {
         from,
         out,
-        index: address_of(index),
+        index: address_of(of.numbers),
+        rows: address_of(of.rows),
         counts: rows.counts.address(),
         runs: runs as u32,
         count: count as u32,
@@ -372,5 +446,6 @@ pub fn pick(
         first: first as u32,
     };
     let grid = [parts(device, rows.most * runs * count, 256, rows.requests()), rows.requests(), 1];
-    launch(device, &Shape { kernel: "pick", grid, threads: 256, shared_bytes: 0 }, &arguments)
+    let demand = numbers_demand(rows, 2 * runs * count);
+    launch(device, &Shape { kernel: "pick", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }

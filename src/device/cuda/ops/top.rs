@@ -2,7 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Shape, address_of, launch, need, parts};
+use super::{Shape, address_of, launch, need, parts, times};
+use crate::device::cuda::driver::Demand;
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::Result;
 
@@ -138,7 +139,11 @@ pub fn select_by(
     };
     if blocks == 1 {
         let shared_bytes = 4 * (DESCENT_WORDS + 2);
-        launch(device, &Shape { kernel: "select_top", grid: [rows, 1, 1], threads: 1024, shared_bytes }, &arguments)?;
+        // Three readings of the keys for the last one of the best, and one of keys and slots.
+        let demand =
+            Demand { again: times(&[rows, from.stride, 8]), ..Demand::of_bytes(rows * (from.stride * 12 + most * 8)) };
+        let grid = [rows, 1, 1];
+        launch(device, &Shape { kernel: "select_top", grid, threads: 1024, shared_bytes, demand }, &arguments)?;
     } else {
         select_together(device, arguments, rows, blocks)?;
     }
@@ -159,7 +164,9 @@ fn select_together(device: &Device, of: TopArgs, rows: usize, blocks: usize) -> 
     let shared_bytes = 4 * (DESCENT_WORDS + 1);
     for (kernel, shift) in [("narrow_keys", 21), ("narrow_keys", 10), ("narrow_keys", -1), ("take_best", 0)] {
         let arguments = ManyArgs { of, descents: descents.address(), shift, unused: 0 };
-        launch(device, &Shape { kernel, grid: [blocks, rows, 1], threads: 512, shared_bytes }, &arguments)?;
+        let each = if kernel == "take_best" { 8 } else { 4 };
+        let demand = Demand::of_bytes(rows * (of.stride as usize * each + 4 * DIGITS));
+        launch(device, &Shape { kernel, grid: [blocks, rows, 1], threads: 512, shared_bytes, demand }, &arguments)?;
     }
     Ok(())
 }
@@ -187,18 +194,21 @@ pub fn sort(device: &Device, best: Best, ties: &Ties<'_>) -> Result<Best> {
             ..TopArgs::zeroed()
         };
         let arguments = SortArgs { of, keys: to.keys.address(), slots: to.slots.address(), run: run as u32, unused: 0 };
+        let demand = Demand::of_bytes(rows * stride * 16);
         let shape = match run {
             0 => Shape {
                 kernel: "sort_runs",
                 grid: [stride.div_ceil(RUN), rows, 1],
                 threads: 512,
                 shared_bytes: 8 * RUN,
+                demand,
             },
             _ => Shape {
                 kernel: "merge_runs",
                 grid: [parts(device, stride, 256, rows), rows, 1],
                 threads: 256,
                 shared_bytes: 0,
+                demand,
             },
         };
         launch(device, &shape, &arguments)?;

@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{Shape, launch};
+use crate::device::cuda::driver::Demand;
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
 
@@ -87,6 +88,18 @@ pub struct WordProgram {
     pub codes: Vec<u32>,
     /// Runs of words that stand on the stack at most.
     pub depth: usize,
+}
+
+impl WordProgram {
+    /// Words of planes that are read for each word of items, where all positions of a Bloom filter have to be looked at.
+    fn planes(&self, hashes: usize) -> usize {
+        let planes = |step: &FilterStep| match step.operation {
+            operation if operation == Operation::Bloom as u32 => hashes,
+            operation if operation == Operation::Number as u32 => 2 * step.count as usize,
+            _ => usize::from(step.plane != NO_PLANE),
+        };
+        self.steps.iter().map(planes).sum()
+    }
 }
 
 /// Where the values of a column lie on the device, as kernels read it; 0 where there are none.
@@ -197,6 +210,7 @@ impl PlaneIndex {
             grid: [words.div_ceil(256), 1, 1],
             threads: 256,
             shared_bytes: 8 * 256 * program.depth.saturating_sub(1),
+            demand: Demand::of_bytes(words * (8 * (program.planes(self.hashes) + 2) + 8)),
         };
         launch(device, &shape, &arguments)?;
         Ok(passing)

@@ -4,6 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::rows::SlotRows;
 use super::{Shape, address_of, launch, need, parts};
+use crate::device::cuda::driver::Demand;
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::Result;
 
@@ -141,7 +142,9 @@ impl ValueProgram {
         };
         let grid = [parts(device, stride, THREADS, queries), queries, 1];
         let shared_bytes = 4 * THREADS * self.depth.max(1);
-        launch(device, &Shape { kernel: "evaluate", grid, threads: THREADS as u32, shared_bytes }, &arguments)?;
+        let demand = Demand::of_bytes(queries * stride * (12 + 8 * tasks + 4 * self.inputs.len()));
+        let threads = THREADS as u32;
+        launch(device, &Shape { kernel: "evaluate", grid, threads, shared_bytes, demand }, &arguments)?;
         Ok(valued)
     }
 }
@@ -201,6 +204,7 @@ pub fn tell(device: &Device, best: SlotRows<'_>, rated: &Rated<'_>, tasks: (&Arr
         unused: 0,
     };
     let grid = [parts(device, best.stride, 256, queries), queries, 1];
-    launch(device, &Shape { kernel: "take_columns", grid, threads: 256, shared_bytes: 0 }, &arguments)?;
+    let demand = Demand::of_bytes(queries * best.stride * (4 + 16 + 8 * task_count));
+    launch(device, &Shape { kernel: "take_columns", grid, threads: 256, shared_bytes: 0, demand }, &arguments)?;
     Ok(told)
 }

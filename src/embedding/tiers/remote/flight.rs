@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::super::RowState;
-use super::super::cache::{RowHasher, mix};
+use super::super::places::{RowHasher, mix};
 
 /// The rows that one call has asked the cluster for.
 #[derive(Debug)]

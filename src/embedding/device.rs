@@ -1,0 +1,47 @@
+//! Tables in the memory of a device.
+
+use std::sync::Arc;
+
+use super::table::Table;
+use crate::device::cpu::pool::Rows;
+use crate::device::cuda::Device;
+use crate::device::cuda::ops::bags::TableRows;
+use crate::error::{Error, Result};
+
+/// Tables in the memory of a device, by their names, each once.
+#[derive(Debug, Default)]
+pub struct DeviceTables {
+    copied: Vec<(String, Arc<TableRows>)>,
+}
+
+impl DeviceTables {
+    /// The rows of a table, copied where they are not there yet.
+    ///
+    /// # Errors
+    /// `Unsupported` where the table is not whole in the memory of this host; `Overloaded` where the device has not enough memory.
+    pub fn copy(&mut self, device: &Device, table: &Table) -> Result<Arc<TableRows>> {
+        if let Some((_, rows)) = self.copied.iter().find(|(name, _)| name == table.name()) {
+            return Ok(rows.clone());
+        }
+        let rows = Arc::new(rows_of(device, table)?);
+        self.copied.push((table.name().to_owned(), rows.clone()));
+        Ok(rows)
+    }
+}
+
+/// The rows of a table of its own in the memory of a device.
+///
+/// # Errors
+/// As [`DeviceTables::copy`].
+pub fn rows_of(device: &Device, table: &Table) -> Result<TableRows> {
+    let rows = whole(table)?;
+    Ok(TableRows { bytes: device.copy(rows.bytes())?, format: rows.format(), width: rows.width() })
+}
+
+/// The rows of a table that a device may copy.
+///
+/// # Errors
+/// `Unsupported` where it is not whole in the memory of this host.
+pub fn whole(table: &Table) -> Result<Rows<'_>> {
+    table.host_rows().ok_or_else(|| Error::unsupported(format!("table `{}` is not whole in memory", table.name())))
+}

@@ -1,0 +1,192 @@
+//! The rows of a table that are asked for often, in the memory of a device; all of them lie in the memory of its host.
+//!
+//! The host keeps which row has which place ([`Places`]), since it turns ids into rows anyway. What a batch asks for and has no place
+//! travels with its ids, and is pooled from where it arrives; what is given a place is put there behind that, in the order of the
+//! same stream. So a place may be given away in the batch that still reads it.
+//!
+//! Batches take turns ([`HotTables::turn`]): a place that one stream fills must not be read by another before it is filled.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::tiers::cache::CacheCounters;
+use super::tiers::places::Places;
+use crate::device::cpu::pool::Rows;
+use crate::device::cuda::ops::bags::{IdBags, SumsTo, TableRows, place_rows, pool_staged};
+use crate::device::cuda::{Array, Device};
+use crate::error::{Error, Result};
+
+/// The places of one table.
+#[derive(Debug)]
+struct HotRows {
+    table: String,
+    rows: TableRows,
+    places: Places,
+    hits: u64,
+    misses: u64,
+}
+
+/// The places of all tables of a device of which only some rows are there.
+#[derive(Debug, Default)]
+pub struct HotTables {
+    state: Mutex<HotState>,
+}
+
+#[derive(Debug, Default)]
+struct HotState {
+    /// False from the beginning of a turn until what it asked for is done: places of one that failed may never have been filled.
+    is_filled: bool,
+    tables: Vec<HotRows>,
+}
+
+/// The turn of a batch.
+#[derive(Debug)]
+pub struct HotTurn<'a> {
+    state: MutexGuard<'a, HotState>,
+}
+
+/// Rows of a batch that have no place.
+#[derive(Default)]
+struct Staged {
+    bytes: Vec<u8>,
+    /// Which of them a row is.
+    index: HashMap<i64, usize>,
+    /// What goes to a place, the last one that is given it.
+    taken: HashMap<u32, u32>,
+}
+
+impl HotTables {
+    /// Room for as many rows of a table as so many bytes of the device hold, all of them at most, and one at least; nothing more for a
+    /// table that has some. Returns the number by which the table is asked.
+    ///
+    /// # Errors
+    /// `Overloaded` where the device has not enough memory.
+    pub fn add(&mut self, device: &Device, name: &str, rows: &Rows<'_>, bytes: u64) -> Result<usize> {
+        let row_bytes = rows.format().row_bytes(rows.width())?;
+        let count = rows.bytes().len() / row_bytes.max(1);
+        let most = usize::try_from(bytes).unwrap_or(usize::MAX) / row_bytes.max(1);
+        let most = most.min(u32::MAX as usize).clamp(1, count.max(1));
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = state.tables.iter().position(|table| table.table == name) {
+            return Ok(known);
+        }
+        state.is_filled = true;
+        let bytes = device.room(most * row_bytes)?;
+        state.tables.push(HotRows {
+            table: name.to_owned(),
+            rows: TableRows { bytes, format: rows.format(), width: rows.width() },
+            places: Places::new(most),
+            hits: 0,
+            misses: 0,
+        });
+        Ok(state.tables.len() - 1)
+    }
+
+    /// True where every table is whole on the device.
+    pub fn is_empty(&self) -> bool {
+        self.lock().tables.is_empty()
+    }
+
+    /// Waits until no other batch is at it.
+    pub fn turn(&self) -> HotTurn<'_> {
+        let mut state = self.lock();
+        if !std::mem::take(&mut state.is_filled) {
+            for table in &mut state.tables {
+                table.places = Places::new(table.places.most());
+            }
+        }
+        HotTurn { state }
+    }
+
+    /// Of each table its name and how often its rows were asked for.
+    pub fn counters(&self) -> Vec<(String, CacheCounters)> {
+        let counters = |table: &HotRows| {
+            let counters = CacheCounters { hits: table.hits, misses: table.misses, ..table.places.counters() };
+            (table.table.clone(), counters)
+        };
+        self.lock().tables.iter().map(counters).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HotState> {
+        // Of whoever panicked `is_filled` tells.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HotTurn<'_> {
+    /// Everything that was asked for in this turn is done.
+    pub fn end(mut self) {
+        self.state.is_filled = true;
+    }
+
+    /// Pools bags of rows of a table: `ids` are rows of `all`, negative ones add nothing.
+    ///
+    /// # Errors
+    /// `Internal` for a table that is not there, or where a launch fails; `Overloaded` where the device has not enough memory.
+    pub fn pool(
+        &mut self,
+        device: &Device,
+        (table, all): (usize, &Rows<'_>),
+        bags: HostBags<'_>,
+        to: &SumsTo<'_>,
+    ) -> Result<()> {
+        let missing = || Error::internal("a table without places");
+        let HotRows { rows, places, hits, misses, .. } = self.state.tables.get_mut(table).ok_or_else(missing)?;
+        let row_bytes = rows.format.row_bytes(rows.width)?;
+        let mut staged = Staged::default();
+        let mut at = bags.ids;
+        for id in at.iter_mut().filter(|id| **id >= 0) {
+            *id = staged.place(places, all, *id, row_bytes);
+        }
+        *misses += staged.index.len() as u64;
+        *hits += (at.iter().filter(|id| **id >= 0).count() - staged.index.len()) as u64;
+        let bytes = device.copy(&staged.bytes)?;
+        let (ids, offsets) = (device.copy(&at)?, device.copy(bags.offsets)?);
+        let weights = bags.weights.map(|weights| device.copy(weights)).transpose()?;
+        let of = IdBags { ids: &ids, offsets: &offsets, weights: weights.as_ref(), is_mean: bags.is_mean };
+        pool_staged(device, (rows, Some(&bytes)), &of, to)?;
+        staged.fill(device, &bytes, rows)
+    }
+}
+
+/// Bags of ids as the host has them.
+#[derive(Debug)]
+pub struct HostBags<'a> {
+    /// Rows of the whole table, or negative ones, which add nothing.
+    pub ids: Vec<i64>,
+    /// `[bags + 1]`, rising from 0.
+    pub offsets: &'a [u32],
+    /// One an id; none means 1.
+    pub weights: Option<&'a [f32]>,
+    /// Divides each sum by the length of its bag.
+    pub is_mean: bool,
+}
+
+impl Staged {
+    /// What a kernel is told of a row: its place, or its number among those that travel.
+    fn place(&mut self, places: &mut Places, all: &Rows<'_>, row: i64, row_bytes: usize) -> i64 {
+        let resident = places.most() as i64;
+        if let Some(&index) = self.index.get(&row) {
+            return resident + index as i64;
+        }
+        if let Some(place) = places.find(row as u64) {
+            return i64::from(place);
+        }
+        let index = self.index.len();
+        self.index.insert(row, index);
+        self.bytes.extend_from_slice(&all.bytes()[row as usize * row_bytes..][..row_bytes]);
+        if let Some(place) = places.insert(row as u64) {
+            self.taken.insert(place, index as u32);
+        }
+        resident + index as i64
+    }
+
+    /// Puts what is given a place there.
+    fn fill(&self, device: &Device, bytes: &Array<u8>, rows: &TableRows) -> Result<()> {
+        if self.taken.is_empty() {
+            return Ok(());
+        }
+        let (places, taken): (Vec<u32>, Vec<u32>) = self.taken.iter().map(|(&place, &taken)| (place, taken)).unzip();
+        place_rows(device, bytes, (&device.copy(&taken)?, &device.copy(&places)?), rows)
+    }
+}

@@ -1,0 +1,189 @@
+//! Models as they are published, on the card against the CPU: sequences, item vectors, columns through tables, parts kept by item.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use sterling::embedding::Table;
+use sterling::ivf::Rescore;
+use sterling::publish::{Publish, publish, published};
+use sterling::snapshot::{PartFormat, Placement, PlacementOptions, Recipe, Snapshot, Store};
+use sterling::view::View;
+
+use crate::emulation::Random;
+use crate::onnx::{Onnx, floats, integers, value};
+use crate::whole_pass::{agree, both, gpu, heldout, request, root, view_of};
+
+/// What `python/make_zoo.py` makes.
+const ZOO: [&str; 6] = ["dcn", "deepfm", "din", "hstu", "mol", "sasrec"];
+
+fn zoo(store: &Path, name: &str) -> Arc<View> {
+    let package = root().join("models").join(name);
+    let mut recipe = Recipe::default();
+    recipe.index.rescore = Rescore::F32;
+    let store = Store::new(store);
+    let items = Some(package.join("items.jsonl"));
+    let what = Publish { package: Some(package), items, recipe, ..Publish::default() };
+    let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
+    view_of(&store, &name, version)
+}
+
+#[test]
+fn whole_pass_of_the_zoo_answers_as_on_the_cpu() {
+    let store = tempfile::tempdir().unwrap();
+    let mut with_sequences = 0;
+    for name in ZOO {
+        let text = std::fs::read_to_string(root().join("models").join(name).join("golden.json")).unwrap();
+        let golden: Value = serde_json::from_str(&text).unwrap();
+        let view = zoo(store.path(), name);
+        let user = view.main().package.user.as_ref();
+        with_sequences += usize::from(user.is_some_and(|user| user.features().iter().any(|f| f.is_sequence())));
+        let more = [json!({"k": 400, "candidates": 400, "exact": true}), json!({"k": 7, "candidates": 40})];
+        let cases = golden["requests"].as_array().unwrap().iter();
+        // Users with their histories, and one that brings nothing.
+        let users = cases.map(|case| case["features"].clone()).chain([json!({})]);
+        let bodies: Vec<Value> = users
+            .enumerate()
+            .map(|(n, features)| request(&json!({"features": features, "exclude": []}), &more[n % 2]))
+            .collect();
+        for ([cpu, gpu], body) in both(&view, &mut gpu(64 << 20), &bodies).iter().zip(&bodies) {
+            agree(cpu, gpu, &format!("{name}: {body}"));
+        }
+    }
+    assert_eq!(with_sequences, 3);
+}
+
+/// Tables that a plan has in the memory of the card, whole or with room for a few rows.
+#[test]
+fn whole_pass_answers_alike_wherever_a_plan_has_the_tables() {
+    let store = tempfile::tempdir().unwrap();
+    let view = zoo(store.path(), "sasrec");
+    let golden = std::fs::read_to_string(root().join("models/sasrec/golden.json")).unwrap();
+    let golden: Value = serde_json::from_str(&golden).unwrap();
+    let cases = golden["requests"].as_array().unwrap().iter();
+    let bodies: Vec<Value> = cases
+        .map(|case| request(&json!({"features": case["features"], "exclude": []}), &json!({"k": 9, "candidates": 30})))
+        .collect();
+    let folder = Store::new(store.path()).folder("sasrec", 1);
+    let placement = |parts: &[Value]| {
+        let tables = view.main().package.tables.iter();
+        let table = |table: &Arc<Table>| {
+            let all = json!({"rows": [0, table.rows()], "columns": [0, table.width()], "bytes": 0, "micros": 0.0,
+                             "device": "gpu0", "backing": "host0", "cache_bytes": 0});
+            let shard = |part: &Value| {
+                let mut shard = all.clone();
+                part.as_object().unwrap().iter().for_each(|(key, value)| shard[key] = value.clone());
+                shard
+            };
+            json!({"table": table.name(), "format": table.spec().format.name(), "sharding": "table_wise",
+                   "shards": parts.iter().map(shard).collect::<Vec<_>>(), "bytes": 0, "micros": 0.0, "hit_share": 1.0,
+                   "why": "a test"})
+        };
+        let plan = json!({"batch": 1, "micros": 0.0, "slowest": "gpu0", "bytes": 0, "candidates": 1, "devices": [],
+                          "notes": [], "tables": tables.map(table).collect::<Vec<_>>()});
+        let path = store.path().join("plan.json");
+        std::fs::write(&path, plan.to_string()).unwrap();
+        let placement = Placement::open(&PlacementOptions { plan: Some(path), ..PlacementOptions::default() }).unwrap();
+        Snapshot::load(&folder, &placement)
+    };
+    let cached = |bytes: u64| json!({"tier": "hbm_cached", "cache_bytes": bytes});
+    for part in [json!({"tier": "hbm"}), cached(1), cached(600), cached(1 << 30)] {
+        let placed = Arc::new(View::new(Arc::new(placement(std::slice::from_ref(&part)).unwrap())));
+        let mut gpu = gpu(64 << 20);
+        for turn in 0..3 {
+            for ([cpu, gpu], body) in both(&placed, &mut gpu, &bodies).iter().zip(&bodies) {
+                agree(cpu, gpu, &format!("{part}, turn {turn}: {body}"));
+            }
+        }
+    }
+    let halves = [json!({"tier": "hbm"}), json!({"tier": "hbm"})];
+    let error = placement(&halves).unwrap_err().to_string();
+    assert!(error.contains("in 2 parts"), "{error}");
+}
+
+/// A network over the item and its price, whose product with the query is the logit beside the retrieval score.
+fn reranker() -> Onnx {
+    let mut random = Random::new(21);
+    let mut matrix = |name: &str, rows: i64, columns: i64| {
+        let numbers = random.numbers((rows * columns) as usize);
+        floats(name, &[rows, columns], &numbers.iter().map(|x| x * 0.3).collect::<Vec<f32>>())
+    };
+    let inputs =
+        [value("query", &[0, 8]), value("item", &[0, 0, 8]), value("price", &[0, 0]), value("similarity", &[0, 0])];
+    Onnx::new(&inputs, &[value("logits", &[0, 0, 1])], &["one_price = Unsqueeze(price, last)"])
+        .and("of_item = Concat(item, one_price)")
+        .attribute("axis", -1)
+        .and("first = MatMul(of_item, w1)")
+        .and("rectified = Relu(first)")
+        .and("second = MatMul(rectified, w2)")
+        .and("both = Relu(second)")
+        .and("out = MatMul(both, w3)")
+        .and("one_query = Unsqueeze(query, middle)")
+        .and("product = Mul(out, one_query)")
+        .and("sum = ReduceSum(product, last)")
+        .attribute("keepdims", 1)
+        .and("one_similarity = Unsqueeze(similarity, last)")
+        .and("logits = Add(sum, one_similarity)")
+        .with(&[matrix("w1", 9, 64), matrix("w2", 64, 64), matrix("w3", 64, 8)])
+        .with(&[integers("last", &[-1]), integers("middle", &[1])])
+}
+
+/// What a reranker says of an item alone is kept by item, in every format, or worked out for each candidate.
+#[test]
+fn whole_pass_reads_what_is_kept_of_items() {
+    let folder = tempfile::tempdir().unwrap();
+    let package = folder.path().join("package");
+    std::fs::create_dir(&package).unwrap();
+    let model = "name = \"parts\"\ndimension = 8\n[[tasks]]\nname = \"click\"\n[overarch]\ngraph = \"overarch.onnx\"\n\
+                 [value]\nexpression = \"click\"\n";
+    std::fs::write(package.join("model.toml"), model).unwrap();
+    std::fs::write(package.join("overarch.onnx"), reranker().bytes()).unwrap();
+    let mut random = Random::new(22);
+    let items = (0..400).map(|id| {
+        json!({"id": id, "embedding": random.numbers(8), "attributes": {"price": f64::from(id % 17) / 4.0}}).to_string()
+    });
+    std::fs::write(package.join("items.jsonl"), items.collect::<Vec<String>>().join("\n")).unwrap();
+    for format in [PartFormat::None, PartFormat::F32, PartFormat::F16, PartFormat::Int8] {
+        let store = Store::new(folder.path().join(format!("{format:?}")));
+        let items = Some(package.join("items.jsonl"));
+        let mut what = Publish { package: Some(package.clone()), items, ..Publish::default() };
+        what.recipe.reranking.item_part = format;
+        let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
+        let view = view_of(&store, &name, version);
+        let has_part = view.main().package.overarch.as_ref().unwrap().part().is_some();
+        assert_eq!(has_part, format != PartFormat::None);
+        let body = |n: usize| json!({"vector": random.numbers(8), "k": 50, "candidates": 120 + n, "exact": n.is_multiple_of(2)});
+        let bodies: Vec<Value> = (0..4).map(body).collect();
+        for ([cpu, gpu], body) in both(&view, &mut gpu(64 << 20), &bodies).iter().zip(&bodies) {
+            agree(cpu, gpu, &format!("{format:?}: {body}"));
+        }
+    }
+}
+
+/// The demo as `sterling demo` publishes it.
+#[test]
+fn whole_pass_of_the_demo_answers_as_on_the_cpu() {
+    let store = Store::new(Path::new(env!("CARGO_TARGET_TMPDIR")).join("card-demo"));
+    std::fs::create_dir_all(store.root()).unwrap();
+    let package = root().join("models/debian");
+    let (name, version) = published(&store, &package).unwrap().unwrap_or_else(|| {
+        publish(&store, &Publish { package: Some(package), ..Publish::default() }, &|_, _, _| {}).unwrap()
+    });
+    let view = view_of(&store, &name, version);
+    let reranker = view.main().package.overarch.as_ref().unwrap();
+    assert!(reranker.user().len() > 1 && reranker.rows().len() > 1, "it reads the history, and rows looked up by id");
+    let lists = view.main().index.lists();
+    let asked = [
+        json!({"k": 20, "candidates": 100}),
+        json!({"k": 1, "candidates": 1}),
+        json!({"k": 30, "probes": lists, "candidates": 60}),
+        json!({"k": 30, "exact": true, "candidates": 50, "filter": "section:python AND NOT priority:optional"}),
+        json!({"k": 40, "candidates": 80, "filter": "priority:required"}),
+        json!({"k": 15, "candidates": 40, "constants": {"w_depends": 1.5, "w_similarity": 2.0}}),
+    ];
+    let bodies: Vec<Value> =
+        asked.iter().zip(heldout(97).iter().cycle()).map(|(more, user)| request(user, more)).collect();
+    for ([cpu, gpu], body) in both(&view, &mut gpu(256 << 20), &bodies).iter().zip(&bodies) {
+        agree(cpu, gpu, &body.to_string());
+    }
+}
