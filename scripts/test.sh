@@ -9,12 +9,13 @@ need_python() { ! "${PYTHON:-python3}" -c 'import sys, ensurepip; sys.exit(sys.v
 need_nats() { ! command -v nats-server >/dev/null; }
 need_chromium() { ! { command -v chromium && command -v chromedriver; } >/dev/null; }
 need_typed() { ! { command -v curl && command -v openssl; } >/dev/null; }
-if { need_redis || need_nats || need_cxx || need_python || need_chromium || need_typed; } && command -v apt-get >/dev/null; then
+need_image() { ! { command -v skopeo && command -v umoci && command -v runc; } >/dev/null; }
+if { need_image || need_redis || need_nats || need_cxx || need_python || need_chromium || need_typed; } && command -v apt-get >/dev/null; then
     as_root=""
     [ "$(id -u)" = 0 ] || as_root=sudo
     $as_root apt-get update -q
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends redis-server nats-server g++ \
-        python3-venv chromium chromium-driver curl openssl ca-certificates
+        python3-venv chromium chromium-driver curl openssl ca-certificates skopeo umoci runc
 fi
 if need_redis; then
     echo "redis-server is missing and could not be installed: the tests of the remote tier start it" >&2
@@ -38,6 +39,11 @@ if need_chromium; then
 fi
 if need_typed; then
     echo "curl or openssl is missing and could not be installed: the tasks of docs/TASKS.md type them" >&2
+    exit 1
+fi
+
+if need_image; then
+    echo "skopeo, umoci or runc is missing and could not be installed: the tests of the container image read, unpack and start it" >&2
     exit 1
 fi
 

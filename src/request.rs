@@ -52,6 +52,17 @@ pub enum Values {
     },
 }
 
+impl Values {
+    /// The values as numbers, `None` of texts and of ids with weights.
+    pub fn into_numbers(self) -> Option<Vec<f32>> {
+        match self {
+            Values::Numbers(numbers) => Some(numbers),
+            Values::Integers(integers) => Some(integers.into_iter().map(|x| x as f32).collect()),
+            Values::Texts(_) | Values::Weighted { .. } => None,
+        }
+    }
+}
+
 /// Values by the name of their feature.
 pub type Features = BTreeMap<String, Values>;
 

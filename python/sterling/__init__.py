@@ -4,7 +4,8 @@
 opens what was published as NumPy arrays, `Client` asks a server. Only `export` needs PyTorch (``pip install 'sterling[export]'``).
 """
 
-from .client import Client, Ranked
+from .answers import Ranked, Upserted
+from .client import Client
 from .errors import ExportError, ProgramError, RequestError, SnapshotError, SterlingError
 from .exporting import Exported, export
 from .features import Category, Column, Dense, Feature, Ids, ItemVector, Query
@@ -34,6 +35,7 @@ __all__ = [
     "SnapshotError",
     "SterlingError",
     "Table",
+    "Upserted",
     "export",
     "find_program",
     "load_snapshot",

@@ -7,54 +7,33 @@ import gzip
 import json
 import ssl
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
+from .answers import Ranked, Upserted, many, many_of_arrow, ranked, ranked_of_arrow
 from .errors import RequestError, SterlingError
+from .streams import is_there, stream
 
 RETRIED = (503,)
 """Statuses after which the same request may succeed: refused before anything was done."""
 
 ARROW = "application/vnd.apache.arrow.stream"
-"""The media type of answers that come as Arrow."""
+"""The media type of bodies and answers that are Arrow."""
+
+REQUESTS_MAX = 1024
+"""Requests that go in one body."""
+
+ITEMS_MAX = 10_000
+"""Items that go in one body."""
+
+BODY_BYTES = 16 << 20
+"""Bytes of vectors that go in one body."""
 
 COMPRESSED = 32 << 10
 """Bytes from which bodies are compressed, where that is asked for: as the server does with answers."""
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """Items, best first: ``ids`` i64 ``[K]``, ``scores`` and ``similarities`` f32 ``[K]``, ``tasks`` by name ``[K]``, ``columns`` by name.
-
-    ``model``, ``version`` and ``digest`` say which version answered, ``position`` which updates it saw; ``cursor`` where the next page begins, where
-    there is one.
-    """
-
-    ids: np.ndarray
-    scores: np.ndarray
-    similarities: np.ndarray
-    tasks: dict[str, np.ndarray]
-    columns: dict[str, list[Any]]
-    model: str
-    version: int
-    digest: str
-    position: int = 0
-    cursor: str | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def to_pandas(self) -> Any:
-        """A data frame of the items: ``id``, ``score``, ``similarity``, ``tasks.NAME`` and ``columns.NAME``. Needs pandas."""
-        import pandas
-
-        data: dict[str, Any] = {"id": self.ids, "score": self.scores, "similarity": self.similarities}
-        data |= {f"tasks.{name}": scores for name, scores in self.tasks.items()}
-        return pandas.DataFrame(data | {f"columns.{name}": values for name, values in self.columns.items()})
 
 
 class Client:
@@ -85,11 +64,8 @@ class Client:
             import httpx
         except ImportError as e:
             raise SterlingError(f"httpx is needed for the client: pip install 'sterling[client]' ({e})") from e
-        if arrow:
-            try:
-                import pyarrow.ipc  # noqa: F401
-            except ImportError as e:
-                raise SterlingError(f"pyarrow is needed for answers as Arrow: pip install 'sterling[arrow]' ({e})") from e
+        if arrow and not is_there():
+            raise SterlingError("pyarrow is needed for answers as Arrow: pip install 'sterling[arrow]'")
         context = ssl.create_default_context(cafile=ca)
         if certificate is not None:
             context.load_cert_chain(*certificate)
@@ -122,6 +98,68 @@ class Client:
         """The best ``k`` items for a user's features or a query vector; ``fields`` are those of ``docs/API.md``: ``filter``, ``exclude``,
         ``columns``, ``candidates``, ``constants``, ``timeout_ms`` and others. Beside a canary requests of one ``sticky`` key are answered by one version."""
         return self._items(f"{model}:retrieve", _user(features, vector) | {"k": k} | fields, sticky)
+
+    def retrieve_many(
+        self,
+        model: str,
+        *,
+        vectors: np.ndarray | Sequence[Sequence[float]] | None = None,
+        features: Mapping[str, Sequence[Any]] | None = None,
+        filters: Sequence[str | None] | None = None,
+        excludes: Sequence[Sequence[int] | None] | None = None,
+        k: int = 20,
+        sticky: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        **fields: Any,
+    ) -> list[Ranked | RequestError]:
+        """The best ``k`` items for each of many users: ``vectors`` ``[B, D]``, or ``features`` with the B users' values of each. ``filters`` and ``excludes`` are
+        those of each user, ``fields`` those of `retrieve`, of all of them. The answers come in the users' order, the error of one that was wrong in its place;
+        ``progress`` is called with how many of how many users are answered."""
+        columns = _users(features, vectors) | {name: list(rows) for name, rows in (("filter", filters), ("exclude", excludes)) if rows is not None}
+        count, shared, headers = _count(columns), {"k": k} | fields, _sticking(sticky)
+        if self._arrow:
+            headers["accept"] = ARROW
+        found: list[Ranked | RequestError] = []
+        for part in _parts(columns, count, REQUESTS_MAX):
+            body = lambda part=part: {"requests": [shared | _request(row) for row in _rows(part)]}  # noqa: E731
+            answer = self._table("POST", f"{model}:retrieve", (part, shared), body, headers)
+            found += many_of_arrow(answer.content) if answer.headers.get("content-type") == ARROW else many(answer.json())
+            if progress is not None:
+                progress(len(found), count)
+        return found
+
+    def upsert(
+        self,
+        model: str,
+        ids: np.ndarray | Sequence[int],
+        *,
+        embeddings: np.ndarray | None = None,
+        attributes: Mapping[str, Sequence[Any]] | None = None,
+        changes: Mapping[str, Sequence[Any]] | None = None,
+        key: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Upserted:
+        """Puts items: ``embeddings`` ``[N, D]`` and all of their ``attributes``, a value (or list) for each item by name; or, with ``changes`` in their place,
+        changes these attributes and leaves all else. ``None`` and NaN are no value. With a ``key`` a call that is repeated happens once."""
+        if changes is not None and (attributes is not None or embeddings is not None):
+            raise ValueError("expected changes, or embeddings and attributes")
+        columns: dict[str, Any] = {"id": np.asarray(ids, np.int64)}
+        if embeddings is not None:
+            columns["embedding"] = np.asarray(embeddings, np.float32)
+        kind, given = ("attributes", attributes or {}) if changes is None else ("set", changes)
+        columns |= {f"{kind}.{name}": values for name, values in given.items()}
+        count, made = _count(columns), Upserted(0, [], 0)
+        first = 0
+        for number, part in enumerate(_parts(columns, count, ITEMS_MAX)):
+            headers = {} if key is None else {"idempotency-key": f"{key}-{number}" if count > len(part["id"]) else key}
+            body = lambda part=part: {"items": [_item(row, kind) for row in _rows(part)]}  # noqa: E731
+            told = self._table("POST", f"{model}/items:upsert", (part, None), body, headers).json()
+            refused = made.refused + [item | {"place": item["place"] + first} for item in told["refused"]]
+            made = Upserted(made.accepted + told["accepted"], refused, max(made.position, told["position"]), told.get("positions", []))
+            first += len(part["id"])
+            if progress is not None:
+                progress(first, count)
+        return made
 
     def pages(
         self,
@@ -179,14 +217,26 @@ class Client:
     def _items(self, call: str, body: Mapping[str, Any], sticky: str | None = None) -> Ranked:
         headers = _sticking(sticky)
         if not self._arrow:
-            return _ranked(self._call("POST", call, body, headers).json())
+            return ranked(self._call("POST", call, body, headers).json())
         answer = self._call("POST", call, body, headers | {"accept": ARROW})
         # What stands between may answer in its own way.
-        return _of_arrow(answer.content) if answer.headers.get("content-type") == ARROW else _ranked(answer.json())
+        return ranked_of_arrow(answer.content) if answer.headers.get("content-type") == ARROW else ranked(answer.json())
+
+    def _table(
+        self, method: str, call: str, table: tuple[Mapping[str, Any], Mapping[str, Any] | None], body: Callable[[], Any], headers: Mapping[str, str]
+    ) -> Any:
+        """Sends columns with what all rows share as Arrow, or, without pyarrow, the same as JSON."""
+        if not is_there():
+            return self._call(method, call, body(), headers)
+        columns, shared = table
+        return self._send(method, call, stream(columns, None if shared is None else _plain(shared)), {**headers, "content-type": ARROW})
 
     def _call(self, method: str, call: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None) -> Any:
         content = b"" if body is None else json.dumps(_plain(body), allow_nan=False).encode()
-        headers = dict(headers or {})
+        return self._send(method, call, content, headers or {})
+
+    def _send(self, method: str, call: str, content: bytes, headers: Mapping[str, str]) -> Any:
+        headers = dict(headers)
         if self._compression and len(content) >= COMPRESSED:
             content, headers["content-encoding"] = gzip.compress(content, 1), "gzip"
         end = time.monotonic() + self.patience
@@ -209,6 +259,62 @@ def _user(features: Mapping[str, Any] | None, vector: Any) -> dict[str, Any]:
         return {"vector": _packed(np.asarray(vector))}
     is_numbers = lambda x: isinstance(x, np.ndarray) and np.issubdtype(x.dtype, np.floating)  # noqa: E731
     return {"features": {name: {"base64": _packed(x)} if is_numbers(x) else x for name, x in features.items()}}
+
+
+def _users(features: Mapping[str, Sequence[Any]] | None, vectors: Any) -> dict[str, Any]:
+    if (features is None) == (vectors is None):
+        raise ValueError("expected features or vectors, and not both")
+    if vectors is None:
+        return {f"features.{name}": values for name, values in (features or {}).items()}
+    matrix = np.asarray(vectors, np.float32)
+    if matrix.ndim != 2:
+        raise ValueError(f"vectors: got {matrix.ndim} dimensions, expected [B, D]")
+    return {"vector": matrix}
+
+
+def _count(columns: Mapping[str, Any]) -> int:
+    """How many rows columns have, which must be one number.
+
+    >>> _count({"id": [1, 2], "embedding": np.zeros((2, 3))})
+    2
+    """
+    counts = {name: len(values) for name, values in columns.items()}
+    if len(set(counts.values())) != 1:
+        raise ValueError(f"expected as many values of each, got {counts}")
+    return next(iter(counts.values()))
+
+
+def _parts(columns: Mapping[str, Any], count: int, most: int) -> Iterator[dict[str, Any]]:
+    """Columns in parts of at most so many rows, fewer where matrices are wide."""
+    width = sum(values[0].nbytes for values in columns.values() if isinstance(values, np.ndarray) and values.ndim == 2 and len(values))
+    rows = max(1, min(most, BODY_BYTES // max(1, width)))
+    for first in range(0, count, rows):
+        yield {name: values[first : first + rows] for name, values in columns.items()}
+
+
+def _rows(columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of columns; what is missing is none.
+
+    >>> list(_rows({"id": np.array([3, 4]), "set.a": [0.5, float("nan")]}))
+    [{'id': 3, 'set.a': 0.5}, {'id': 4, 'set.a': None}]
+    """
+    is_missing = lambda value: isinstance(value, float) and value != value  # noqa: E731
+    plain = {name: list(values) for name, values in columns.items()}
+    for row in range(_count(columns)):
+        values = {name: _packed(rows[row]) if name in ("vector", "embedding") else _plain(rows[row]) for name, rows in plain.items()}
+        yield {name: None if is_missing(value) else value for name, value in values.items()}
+
+
+def _request(row: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in row.items() if value is not None}
+    features = {name.removeprefix("features."): value for name, value in given.items() if name.startswith("features.")}
+    rest = {name: value for name, value in given.items() if not name.startswith("features.")}
+    return rest if "vector" in rest else rest | {"features": features}
+
+
+def _item(row: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    given = {name.removeprefix(f"{kind}."): value for name, value in row.items() if name.startswith(f"{kind}.")}
+    return {name: row[name] for name in ("id", "embedding") if name in row} | {kind: given}
 
 
 def _sticking(key: str | None) -> dict[str, str]:
@@ -245,36 +351,3 @@ def _problem(answer: Any) -> RequestError:
     after = answer.headers.get("retry-after", "")
     told = problem if isinstance(problem, dict) else {"detail": answer.text}
     return RequestError(answer.status_code, told, float(after) if after.isdigit() else None)
-
-
-def _ranked(answer: Mapping[str, Any]) -> Ranked:
-    items = answer["items"]
-    names = lambda key: list(items[0].get(key) or {}) if items else []  # noqa: E731
-    return Ranked(
-        ids=np.array([item["id"] for item in items], np.int64),
-        scores=np.array([item["score"] for item in items], np.float32),
-        similarities=np.array([item["similarity"] for item in items], np.float32),
-        tasks={task: np.array([item["tasks"][task] for item in items], np.float32) for task in names("tasks")},
-        columns={name: [item["columns"].get(name) for item in items] for name in names("columns")},
-        **_told(answer),
-    )
-
-
-def _told(answer: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: answer[name] for name in ("model", "version", "digest", "position")} | {"cursor": answer.get("cursor")}
-
-
-def _of_arrow(content: bytes) -> Ranked:
-    from pyarrow import ipc
-
-    with ipc.open_stream(content) as stream:
-        told, table = json.loads(stream.schema.metadata[b"sterling"]), stream.read_all()
-    group = lambda name: {key.removeprefix(name): table[key] for key in table.column_names if key.startswith(name)}  # noqa: E731
-    return Ranked(
-        ids=table["id"].to_numpy(),
-        scores=table["score"].to_numpy(),
-        similarities=table["similarity"].to_numpy(),
-        tasks={name: scores.to_numpy() for name, scores in group("tasks.").items()},
-        columns={name: values.to_pylist() for name, values in group("columns.").items()},
-        **_told(told),
-    )

@@ -54,6 +54,64 @@ def test_every_form_of_an_answer_says_the_same(server):
                 client.retrieve("tiny", features=FEATURES, k=0)
 
 
+@pytest.fixture(params=["arrow", "lists as arrow", "json"])
+def options(request, monkeypatch):
+    if request.param == "json":
+        monkeypatch.setattr("sterling.client.is_there", lambda: False)
+    else:
+        pytest.importorskip("pyarrow")
+    return {"arrow": request.param == "arrow"}
+
+
+def test_many_users_are_answered_as_each_alone(server, options):
+    users = {"installed": [[1, 2], [], [3], [1]], "size": np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)}
+    told = []
+    with sterling.Client(server.url, **options) as client:
+        alone = [client.retrieve("tiny", features={name: rows[n] for name, rows in users.items()}, k=5, columns=["section"]) for n in range(4)]
+        found = client.retrieve_many("tiny", features=users, k=5, columns=["section"], progress=lambda *counts: told.append(counts))
+        assert told == [(4, 4)]
+        for one, many in zip(alone, found, strict=True):
+            assert one.ids.tolist() == many.ids.tolist() and np.allclose(one.scores, many.scores, atol=1e-5) and one.columns == many.columns
+            assert (many.model, many.version, many.digest) == (one.model, one.version, one.digest)
+        # Vectors, some with a filter or items of their own that are left out; what is wrong is wrong alone.
+        vectors = np.stack([client.embed("tiny", {name: rows[n] for name, rows in users.items()}) for n in range(4)])
+        first = found[0].ids[0]
+        narrowed = client.retrieve_many("tiny", vectors=vectors, filters=[None, "section:", None, "section:nothing"], excludes=[[first], None, [], None], k=3)
+        assert first not in narrowed[0].ids and len(narrowed[0]) == 3
+        assert isinstance(narrowed[1], sterling.RequestError) and narrowed[1].status == 400
+        assert (len(narrowed[2]), len(narrowed[3])) == (3, 0)
+        assert client.retrieve_many("tiny", vectors=np.zeros((0, 4))) == []
+        with pytest.raises(ValueError, match="as many values of each"):
+            client.retrieve_many("tiny", vectors=vectors, filters=[None])
+        with pytest.raises(ValueError, match=r"expected \[B, D\]"):
+            client.retrieve_many("tiny", vectors=vectors[0])
+
+
+def test_more_than_a_body_takes_goes_in_several(server, options, monkeypatch):
+    monkeypatch.setattr("sterling.client.REQUESTS_MAX", 3)
+    vectors, told = np.random.default_rng(2).normal(size=(8, 4)), []
+    with sterling.Client(server.url, **options) as client:
+        found = client.retrieve_many("tiny", vectors=vectors, k=2, exact=True, progress=lambda *counts: told.append(counts))
+        assert told == [(3, 8), (6, 8), (8, 8)]
+        assert [one.ids.tolist() for one in found] == [client.retrieve("tiny", vector=vector, k=2, exact=True).ids.tolist() for vector in vectors]
+
+
+def test_items_are_put_and_changed(store, program, tmp_path, options, monkeypatch):
+    monkeypatch.setattr("sterling.client.ITEMS_MAX", 2)
+    with sterling.serve(store, program=program, settings={"STERLING_UPDATES": str(tmp_path)}) as server, sterling.Client(server.url, **options) as client:
+        ids = client.retrieve("tiny", features=FEATURES, k=4).ids
+        told = []
+        made = client.upsert("tiny", [*ids[:3], 99], changes={"popularity": [7, 8, None, 9]}, key="once", progress=lambda *counts: told.append(counts))
+        assert (made.accepted, told) == (3, [(2, 4), (4, 4)])
+        assert [(item["place"], item["id"], item["field"]) for item in made.refused] == [(3, 99, "id")]
+        again = client.upsert("tiny", [*ids[:3], 99], changes={"popularity": [7, 8, None, 9]}, key="once")
+        assert again.position == made.position
+        attributes = [server.get(f"/v1/models/tiny/items/{item}?min_position={made.position}")["attributes"] for item in ids]
+        assert [one["popularity"] for one in attributes[:3]] == [7, 8, None] and attributes[3]["section"] is not None
+        with pytest.raises(ValueError, match="expected changes, or"):
+            client.upsert("tiny", ids, changes={}, attributes={})
+
+
 def test_pages_are_slices_of_one_ranking(server):
     asked = {"features": FEATURES, "candidates": 12, "exact": True}
     with sterling.Client(server.url) as client:

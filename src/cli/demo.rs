@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,6 +15,7 @@ use crate::columns::Cell;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::http::wire::FeatureValue;
+use crate::model::MODEL_FILE;
 use crate::pass::{self, Cpu};
 use crate::publish::{self, Publish};
 use crate::registry::Which;
@@ -26,15 +27,19 @@ use crate::trial::{Apart, Trials};
 use crate::units::{ItemId, Slot};
 use crate::view::View;
 
+/// Where the model lies beside the program's folder, as wheels install it.
+const INSTALLED: &str = "share/sterling/debian";
+/// Where it lies in the clone that the program was built in.
+const BUILT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/debian");
 /// Users of the held-out set that are shown: names that many readers know.
 const SHOWN: [&str; 3] = ["git", "gnome-music", "jupyter-notebook"];
 
 /// Arguments of `sterling demo`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Demo {
-    /// The model package
-    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/models/debian"), hide_default_value = true)]
-    package: PathBuf,
+    /// The model package; without it the one that was installed with the program, or that of the clone that it was built in
+    #[arg(long)]
+    package: Option<PathBuf>,
     /// Where the model is published
     #[arg(long, default_value = "store")]
     store: PathBuf,
@@ -56,14 +61,15 @@ impl Demo {
     pub(super) fn run(self) -> Result<()> {
         telemetry::start_logs(false);
         let start = Instant::now();
+        let package = self.package()?;
         std::fs::create_dir_all(&self.store).map_err(|e| Error::io(self.store.display(), e))?;
         let config = Config { store: self.store.clone(), listen: self.listen, ..Config::default() };
         let server = Server::bind(&config)?;
         let store = Store::new(&self.store);
-        let name = match publish::published(&store, &self.package)? {
+        let name = match publish::published(&store, &package)? {
             Some((name, _)) => name,
             None => {
-                let package = Some(self.package.clone());
+                let package = Some(package.clone());
                 let trials = Trials::Apart(Apart::of_this_program()?);
                 let what = Publish { package, trials, ..Publish::default() };
                 let (name, version) = publish(&store, &what)?;
@@ -78,7 +84,7 @@ impl Demo {
         };
         server.app.registry.refresh();
         let model = server.app.registry.get(&name, Which::Active)?;
-        for line in self.samples()? {
+        for line in samples(&package)? {
             show(&model.view(), &line)?;
         }
         let address = server.address()?;
@@ -92,16 +98,31 @@ impl Demo {
         server.run()
     }
 
-    fn samples(&self) -> Result<Vec<Heldout>> {
-        let path = self.package.join("heldout.jsonl");
-        let text = std::fs::read_to_string(&path).map_err(|e| Error::io(path.display(), e))?;
-        let parse = |(n, line): (usize, &str)| {
-            serde_json::from_str::<Heldout>(line)
-                .map_err(|e| Error::invalid(format!("{}: line {}: {e}", path.display(), n + 1)))
-        };
-        let all = text.lines().enumerate().map(parse).collect::<Result<Vec<_>>>()?;
-        Ok(all.into_iter().filter(|line| SHOWN.contains(&line.user.as_str())).collect())
+    fn package(&self) -> Result<PathBuf> {
+        if let Some(given) = &self.package {
+            return Ok(given.clone());
+        }
+        let program = std::env::current_exe().map_err(|e| Error::io("the program", e))?;
+        let prefix = program.parent().and_then(Path::parent);
+        let places: Vec<PathBuf> =
+            prefix.map(|prefix| prefix.join(INSTALLED)).into_iter().chain([BUILT.into()]).collect();
+        let found = places.iter().find(|place| place.join(MODEL_FILE).is_file()).cloned();
+        found.ok_or_else(|| {
+            let places: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+            Error::not_found(format!("the demo's model, in {}: name it by --package", places.join(" and in ")))
+        })
     }
+}
+
+fn samples(package: &Path) -> Result<Vec<Heldout>> {
+    let path = package.join("heldout.jsonl");
+    let text = std::fs::read_to_string(&path).map_err(|e| Error::io(path.display(), e))?;
+    let parse = |(n, line): (usize, &str)| {
+        serde_json::from_str::<Heldout>(line)
+            .map_err(|e| Error::invalid(format!("{}: line {}: {e}", path.display(), n + 1)))
+    };
+    let all = text.lines().enumerate().map(parse).collect::<Result<Vec<_>>>()?;
+    Ok(all.into_iter().filter(|line| SHOWN.contains(&line.user.as_str())).collect())
 }
 
 /// Prints what a held-out user has, what was taken out, and what the model proposes.

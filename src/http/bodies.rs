@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
-use axum::http::header::{CONTENT_TYPE, EXPECT};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
+use axum::http::header::EXPECT;
 use hyper::body::{Frame, Incoming, SizeHint};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -18,6 +18,7 @@ use super::answer::{Refusal, Share};
 use super::asides::Asides;
 use super::coding::Coding;
 use super::options::Options;
+use super::sent::Sent;
 use crate::error::{Error, Result};
 use crate::limits::BODY_BYTES_MAX;
 
@@ -143,12 +144,17 @@ impl Bodies {
 
     /// Reads the whole body of a JSON request.
     pub(super) async fn read(&self, request: Request) -> Result<Whole, Refusal> {
-        is_json(request.headers())?;
-        self.read_lines(request).await
+        Ok(self.read_sent(request, &[]).await?.1)
+    }
+
+    /// Reads the whole body of a request that is JSON or one of `others`, and tells which.
+    pub(super) async fn read_sent(&self, request: Request, others: &[Sent]) -> Result<(Sent, Whole), Refusal> {
+        let sent = Sent::of(request.headers(), others)?;
+        Ok((sent, self.read_any(request).await?))
     }
 
     /// Reads the whole body of a request whose kind the caller has looked at.
-    pub(super) async fn read_lines(&self, request: Request) -> Result<Whole, Refusal> {
+    pub(super) async fn read_any(&self, request: Request) -> Result<Whole, Refusal> {
         let coding = Coding::of(request.headers())?;
         let body = request.into_body();
         let announced = body.size_hint().lower();
@@ -167,7 +173,8 @@ impl Bodies {
         self.asides.run(move || Ok(decoded(&read, coding, memory))).await?
     }
 
-    fn memory(&self) -> BodyMemory {
+    /// Room for what a body becomes that is no text.
+    pub(super) fn memory(&self) -> BodyMemory {
         BodyMemory { budget: self.budget.clone(), share: None, most_mb: self.options.bodies_mb }
     }
 
@@ -207,7 +214,7 @@ impl Bodies {
 }
 
 /// The memory that one body takes.
-struct BodyMemory {
+pub(super) struct BodyMemory {
     budget: Arc<Semaphore>,
     share: Share,
     most_mb: usize,
@@ -216,7 +223,29 @@ struct BodyMemory {
 impl BodyMemory {
     /// Takes what a body of so many bytes needs.
     fn grow(&mut self, bytes: usize) -> Result<()> {
-        let missing = units(bytes) - self.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        self.take(units(bytes) - self.held())
+    }
+
+    /// Takes so many bytes more, as many in all as the largest body needs.
+    ///
+    /// # Errors
+    /// `TooCostly` beyond that; `Overloaded` where other bodies leave too little.
+    pub(super) fn hold(&mut self, bytes: usize) -> Result<()> {
+        let missing = bytes.div_ceil(UNIT_BYTES);
+        if missing.saturating_add(self.held()) > units(BODY_BYTES_MAX) {
+            let most = MEMORY_FACTOR * BODY_BYTES_MAX;
+            return Err(Error::too_costly(format!(
+                "body: what it stands for takes more than {most} bytes, split it into several requests"
+            )));
+        }
+        self.take(missing)
+    }
+
+    fn held(&self) -> usize {
+        self.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
+    }
+
+    fn take(&mut self, missing: usize) -> Result<()> {
         if missing == 0 {
             return Ok(());
         }
@@ -266,15 +295,4 @@ fn too_large() -> Refusal {
 
 fn late(detail: String) -> Refusal {
     Refusal::http(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail)
-}
-
-pub(super) fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
-    let Some(kind) = headers.get(CONTENT_TYPE) else { return Ok(()) };
-    let essence = kind.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    // curl's `-d` says the form type when nothing else is asked for.
-    if ["application/json", "application/x-www-form-urlencoded"].contains(&essence.as_str()) {
-        return Ok(());
-    }
-    let detail = format!("content type {kind:?}: expected application/json");
-    Err(Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail))
 }

@@ -15,10 +15,10 @@ use axum::response::{IntoResponse as _, Response};
 use super::access::Caller;
 use super::answer::{Held, Outcome, Told, json};
 use super::app::App;
-use super::bodies::is_json;
 use super::choice::{Asker, Choice, Chosen, Version};
 use super::passes::{Ready, prepared_each, side_by_side};
 use super::paths::Names;
+use super::sent::Sent;
 use super::watched;
 use super::wire::{
     self, InferenceError, InferenceModel, InferenceReady, InferenceRequest, InferenceResponse, InferenceServer, Shape,
@@ -136,9 +136,9 @@ async fn inferred(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
     app.engine.admits(None)?;
     let header = header_length(request.headers())?;
     if header.is_none() {
-        is_json(request.headers())?;
+        Sent::of(request.headers(), &[])?;
     }
-    let body = app.bodies.read_lines(request).await?;
+    let body = app.bodies.read_any(request).await?;
     let Chosen { version: Version { model, view }, watched, .. } = choice.of(&Asker::Several);
     let told = app.served(&model, &view);
     let prepare = move |body: &[u8]| {

@@ -5,7 +5,6 @@ use std::sync::{Arc, Weak};
 
 use axum::extract::{Request, State};
 use axum::http::Uri;
-use axum::http::header::CONTENT_TYPE;
 use tokio::sync::oneshot;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -13,6 +12,7 @@ use super::answer::{Outcome, Refusal, json};
 use super::app::App;
 use super::paths::Names;
 use super::position::{number, seen};
+use super::sent::Sent;
 use super::wire::{
     self, DeleteRequest, DeleteResponse, ItemResponse, MergeResponse, PositionResponse, Problem, RefusedItem,
     UpdateResponse, UpsertRequest,
@@ -27,25 +27,25 @@ use crate::view::View;
 /// Longest idempotency key, in bytes.
 const KEY_BYTES_MAX: usize = 128;
 const KEY: &str = "idempotency-key";
+/// What items may be written in beside JSON.
+pub(super) const ITEMS_SENT: [Sent; 2] = [Sent::Lines, Sent::Arrow];
 
 /// What a call says beside its body.
 pub(super) struct Said {
     /// Its idempotency key.
     pub(super) key: Option<String>,
-    /// True where the body has an item a line.
-    pub(super) lines: bool,
+    /// What its body is written in.
+    pub(super) sent: Sent,
 }
 
 impl Said {
-    pub(super) fn of(request: &Request) -> Result<Self, Refusal> {
+    /// What a call says whose body is JSON or one of `others`.
+    pub(super) fn of(request: &Request, others: &[Sent]) -> Result<Self, Refusal> {
         let key = request.headers().get(KEY).map(|key| key.to_str().unwrap_or_default().to_owned());
         if key.as_ref().is_some_and(|key| key.is_empty() || key.len() > KEY_BYTES_MAX) {
             return Err(Error::invalid(format!("{KEY}: expected 1 to {KEY_BYTES_MAX} visible characters")).into());
         }
-        let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-        let essence = kind.split(';').next().unwrap_or_default().trim();
-        let lines = ["application/x-ndjson", "application/jsonl"].iter().any(|l| essence.eq_ignore_ascii_case(l));
-        Ok(Said { key, lines })
+        Ok(Said { key, sent: Sent::of(request.headers(), others)? })
     }
 }
 
@@ -54,14 +54,14 @@ impl Said {
     params(("model" = String, Path, description = "The model's name"),
         ("if_position" = Option<u64>, Query, description = "Refuses the call where the last update has another position."),
         ("idempotency-key" = Option<String>, Header, description = "A repeated call with one key happens once.")),
-    request_body(content = inline(UpsertRequest)),
+    request_body(content((inline(UpsertRequest) = "application/json"), (String = "application/x-ndjson"), (Vec<u8> = "application/vnd.apache.arrow.stream"))),
     responses((status = 200, body = UpdateResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
     let loaded = app.registry.get(&model, Which::Active)?;
-    let (feed, said) = (app.feed(&loaded)?, Said::of(&request)?);
+    let (feed, said) = (app.feed(&loaded)?, Said::of(&request, &ITEMS_SENT)?);
     let expected = number(request.uri(), "if_position")?;
-    let body = if said.lines { app.bodies.read_lines(request).await? } else { app.bodies.read(request).await? };
-    let (view, lines) = (loaded.view(), said.lines);
+    let body = app.bodies.read_any(request).await?;
+    let (view, sent, mut memory) = (loaded.view(), said.sent, app.bodies.memory());
     let (fresh, most) = (view.fresh_items(), FRESH_ITEMS.max(view.main().index.items()));
     if fresh >= most {
         return Err(Error::no_space(format!(
@@ -71,7 +71,11 @@ pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, re
     }
     let checked = move |body: &[u8]| {
         let (mut updates, mut refused, mut ids) = (Vec::new(), Vec::new(), BTreeSet::new());
-        for (place, item) in wire::upserts(body, lines)?.into_iter().enumerate() {
+        let items = match sent {
+            Sent::Arrow => wire::arrow_upserts(body, &mut |bytes| memory.hold(bytes))?,
+            text => wire::upserts(body, text == Sent::Lines)?,
+        };
+        for (place, item) in items.into_iter().enumerate() {
             match item.and_then(|item| item.checked(&view, &mut ids)) {
                 Ok(update) => updates.push(update),
                 Err(wrong) => {
@@ -103,7 +107,7 @@ pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, re
     responses((status = 200, body = DeleteResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn delete(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
     let loaded = app.registry.get(&model, Which::Active)?;
-    let (feed, said) = (app.feed(&loaded)?, Said::of(&request)?);
+    let (feed, said) = (app.feed(&loaded)?, Said::of(&request, &[])?);
     let expected = number(request.uri(), "if_position")?;
     let view = seen(&app, &loaded, request.uri()).await?;
     let body = app.bodies.read(request).await?;

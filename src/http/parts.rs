@@ -91,7 +91,7 @@ pub async fn pass(
     let timeout = timeout(request.headers())?;
     app.engine.admits(timeout)?;
     let position = header(request.headers(), POSITION_HEADER, "a position")?;
-    let body = app.bodies.read_lines(request).await?;
+    let body = app.bodies.read_any(request).await?;
     let view = match position {
         Some(position) => reached(&app, &model, position, timeout.unwrap_or(app.updates_wait)).await?,
         None => model.view(),

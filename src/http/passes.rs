@@ -12,11 +12,12 @@ use super::access::Caller;
 use super::answer::{Outcome, Share, Timing, json, problem, reply};
 use super::app::App;
 use super::audit::{self, Again};
-use super::bodies::Whole;
+use super::bodies::{BodyMemory, Whole};
 use super::choice::{Asker, Choice, Chosen, Version};
 use super::form::Form;
 use super::pages::Page;
 use super::paths::{Names, PathNames};
+use super::sent::Sent;
 use super::shadow::{Given, Mirrored};
 use super::slow::Passed;
 use super::watched::{self, Watched};
@@ -69,11 +70,24 @@ async fn of_pinned(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outc
 async fn dispatch(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
     let verb = request.extensions().get::<PathNames>().map_or("", PathNames::call);
     let (caller, form) = (request.extensions().get::<Caller>().cloned(), Form::of(&request));
-    let body = app.bodies.read(request).await?;
+    let (sent, body) = app.bodies.read_sent(request, sent_beside_json(verb)).await?;
     match verb {
-        "retrieve" => retrieve(app, choice, body, (caller, form)).await,
+        "retrieve" => retrieve(app, choice, (sent, body), (caller, form)).await,
         "rank" => rank(app, choice, body, form).await,
         _ => embed(app, choice, body).await,
+    }
+}
+
+/// What the body of a call may be written in beside JSON.
+pub(super) fn sent_beside_json(verb: &str) -> &'static [Sent] {
+    if verb == "retrieve" { &[Sent::Arrow] } else { &[] }
+}
+
+/// Reads the body of a retrieval.
+pub(super) fn retrievals(sent: Sent, body: &[u8], mut memory: BodyMemory) -> Result<Retrievals> {
+    match sent {
+        Sent::Arrow => wire::arrow_retrievals(body, &mut |bytes| memory.hold(bytes)),
+        _ => wire::retrievals(body),
     }
 }
 
@@ -100,8 +114,8 @@ struct Single {
     mirrored: Option<Box<Mirrored>>,
 }
 
-fn prepare_retrievals(app: &App, choice: &Choice, body: &[u8]) -> Result<Asked> {
-    match wire::retrievals(body)? {
+fn prepare_retrievals(app: &App, choice: &Choice, (sent, body): (Sent, &[u8])) -> Result<Asked> {
+    match retrievals(sent, body, app.bodies.memory())? {
         Retrievals::One(request, terms, shape) => {
             let chosen = choice.of(&Asker::User(&request.user));
             let single = retrieval(app, chosen, *request, (terms, shape));
@@ -176,11 +190,16 @@ fn asked(version: Version, watched: Option<Watched>, ask: Ask, (terms, shape): (
 
 /// Retrieve items for one request, or for each of a list of requests.
 #[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name")),
-    request_body(content = inline(RetrieveOneOrMany)),
+    request_body(content((inline(RetrieveOneOrMany) = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))),
     responses((status = 200, content((inline(RetrievedOneOrMany) = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn retrieve(app: &Arc<App>, choice: Choice, body: Whole, (caller, form): (Option<Caller>, Form)) -> Outcome {
+async fn retrieve(
+    app: &Arc<App>,
+    choice: Choice,
+    (sent, body): (Sent, Whole),
+    (caller, form): (Option<Caller>, Form),
+) -> Outcome {
     let shared = app.clone();
-    match app.asides.prepare(body, move |body| prepare_retrievals(&shared, &choice, body)).await? {
+    match app.asides.prepare(body, move |body| prepare_retrievals(&shared, &choice, (sent, body))).await? {
         Asked::One(single) => one(app, *single, form).await,
         Asked::Many(Chosen { version, watched, .. }, prepared) => {
             let told = app.served(&version.model, &version.view);

@@ -26,7 +26,7 @@ pub async fn rows(State(app): State<Arc<App>>, Names(model): Names<String>, requ
     speaks(request.headers())?;
     let none = || Error::not_found("this server holds no rows for others: its tables lie on one host");
     let peers = app.peers.clone().ok_or_else(none)?;
-    let body = app.bodies.read_lines(request).await?;
+    let body = app.bodies.read_any(request).await?;
     let call = read_rows_call(&body)?;
     let bytes = rows_bytes(&model, &call, peers.slices());
     let share = app.bodies.hold_answer(bytes)?;

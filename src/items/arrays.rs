@@ -1,9 +1,9 @@
-//! Columns of Parquet files as values.
+//! Columns of Arrow, as Parquet files and bodies of requests have them, as values.
 //!
-//! Types are those of Parquet itself: what a writer notes of its own types beside them (dictionaries, views, fixed or large
+//! Types of files are those of Parquet itself: what a writer notes of its own types beside them (dictionaries, views, fixed or large
 //! lists) says how it held the values and is passed over, so that all writers read alike.
 //!
-//! | Parquet | becomes |
+//! | Arrow | becomes |
 //! |---|---|
 //! | integers of up to 64 bits, unsigned ones where they fit | an integer |
 //! | dates, times, timestamps | an integer in the unit of the file, which a note in the log names |
@@ -74,12 +74,12 @@ enum Values {
 
 /// A column of a batch: its values, and which of them each row has where rows have several.
 #[derive(Debug)]
-pub struct ParquetColumn {
+pub struct ArrowColumn {
     values: Values,
     lists: Option<(ArrayRef, OffsetBuffer<i32>)>,
 }
 
-impl ParquetColumn {
+impl ArrowColumn {
     /// Reads a column; `first_row` is the row of the file that the array starts at.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl ParquetColumn {
     pub fn read(array: &ArrayRef, first_row: usize) -> Result<Self> {
         let Some(list) = array.as_list_opt::<i32>() else {
             let values = Values::read(array, false, |at| first_row + at)?;
-            return Ok(ParquetColumn { values, lists: None });
+            return Ok(ArrowColumn { values, lists: None });
         };
         // Of a part of an array its own values alone.
         let (first, end) = (list.offsets()[0], list.offsets()[list.len()]);
@@ -96,7 +96,7 @@ impl ParquetColumn {
             (OffsetBuffer::new(offsets), list.values().slice(first as usize, (end - first) as usize));
         let row = |at: usize| first_row + offsets.partition_point(|&offset| offset as usize <= at) - 1;
         let values = Values::read(&values, true, row)?;
-        Ok(ParquetColumn { values, lists: Some((array.clone(), offsets)) })
+        Ok(ArrowColumn { values, lists: Some((array.clone(), offsets)) })
     }
 
     /// The values that a row brings; none where it has none, or a number that is none.
@@ -114,10 +114,20 @@ impl ParquetColumn {
         })
     }
 
+    /// The number of a row with all of its digits, where rows are single floats and this one has one.
+    pub fn double(&self, row: usize) -> Option<f64> {
+        match self {
+            ArrowColumn { values: Values::Numbers(values), lists: None } => {
+                values.is_valid(row).then(|| values.value(row))
+            }
+            _ => None,
+        }
+    }
+
     /// The values of a column of integers, one a row.
     pub(super) fn integers(&self) -> Option<&Int64Array> {
         match self {
-            ParquetColumn { values: Values::Integers(values), lists: None } => Some(values),
+            ArrowColumn { values: Values::Integers(values), lists: None } => Some(values),
             _ => None,
         }
     }

@@ -23,7 +23,7 @@ mod json;
 mod parquet;
 mod read;
 
-pub use arrays::ParquetColumn;
+pub use arrays::ArrowColumn;
 pub use catalogue::{EMBEDDING, ID, Items};
 pub use parquet::{open_parquet, unreadable};
 pub use read::{parts, text_of};

@@ -7,7 +7,7 @@ use arrow_array::{Array, RecordBatch};
 use arrow_schema::{DataType, Schema};
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 
-use super::arrays::{ParquetColumn, list_of, unit};
+use super::arrays::{ArrowColumn, list_of, unit};
 use super::builder::Builder;
 use super::catalogue::{EMBEDDING, ID};
 use crate::error::{Error, Result};
@@ -65,7 +65,7 @@ fn read_batch(batch: &RecordBatch, first_row: usize, builder: &mut Builder) -> R
     let schema = batch.schema();
     let columns = schema.fields().iter().zip(batch.columns()).map(|(field, array)| {
         let name = field.name().as_str();
-        let column = ParquetColumn::read(array, first_row).map_err(|e| e.within(format!("column `{name}`")))?;
+        let column = ArrowColumn::read(array, first_row).map_err(|e| e.within(format!("column `{name}`")))?;
         Ok((name, field.data_type(), column))
     });
     let (ids, others): (Vec<_>, Vec<_>) =

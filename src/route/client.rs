@@ -94,8 +94,8 @@ pub(super) struct Outgoing {
 pub(super) enum Form {
     /// That of the protocol between routers and servers. Such a call changes nothing, so that it may be sent twice.
     Pass,
-    /// JSON, as anybody sends it, with an idempotency key where there is one. It may change something: it is sent once.
-    Json(Option<HeaderValue>),
+    /// As anybody sends it: what its body is written in, with an idempotency key where there is one. It may change something: it is sent once.
+    Plain(&'static str, Option<HeaderValue>),
 }
 
 impl Outgoing {
@@ -105,11 +105,22 @@ impl Outgoing {
     }
 
     /// A call as anybody makes it.
-    pub(super) fn json(path: String, body: Option<Bytes>, key: Option<HeaderValue>) -> Self {
-        Outgoing { path, body, form: Form::Json(key), position: None }
+    pub(super) fn plain(
+        path: String,
+        (body, media_type): (Option<Bytes>, &'static str),
+        key: Option<HeaderValue>,
+    ) -> Self {
+        Outgoing { path, body, form: Form::Plain(media_type, key), position: None }
     }
 
     fn media_type(&self) -> &'static str {
+        match self.form {
+            Form::Pass => MEDIA_TYPE,
+            Form::Plain(media_type, _) => media_type,
+        }
+    }
+
+    fn answer_type(&self) -> &'static str {
         if self.form == Form::Pass { MEDIA_TYPE } else { "application/json" }
     }
 }
@@ -235,7 +246,7 @@ impl Client {
         if let Some(position) = call.position {
             request = request.header(POSITION_HEADER, position);
         }
-        if let Form::Json(Some(key)) = &call.form {
+        if let Form::Plain(_, Some(key)) = &call.form {
             request = request.header(KEY_HEADER, key);
         }
         if let Some(authorization) = &self.authorization {
@@ -260,7 +271,7 @@ impl Client {
             idle.push_back(kept);
         }
         drop(idle);
-        if head.status.is_success() && head.headers.get(CONTENT_TYPE).is_some_and(|kind| kind == call.media_type()) {
+        if head.status.is_success() && head.headers.get(CONTENT_TYPE).is_some_and(|kind| kind == call.answer_type()) {
             return Ok(body);
         }
         let seconds = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());

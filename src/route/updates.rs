@@ -32,8 +32,10 @@ pub struct ShardServers<'a> {
 pub struct ShardCall {
     /// Path and query.
     pub path: String,
-    /// JSON; none to ask for what lies at the path.
+    /// None to ask for what lies at the path.
     pub body: Option<Bytes>,
+    /// What the body is written in. The answer is JSON.
+    pub media_type: &'static str,
     /// The idempotency key.
     pub key: Option<HeaderValue>,
 }
@@ -129,7 +131,7 @@ impl ShardServers<'_> {
     /// Why the last server that was asked did not do it.
     pub async fn ask(&self, shard: usize, call: ShardCall, deadline: Instant) -> Result<Bytes, ShardFailure> {
         let home = &self.served.homes[shard];
-        let call = Outgoing::json(call.path, call.body, call.key);
+        let call = Outgoing::plain(call.path, (call.body, call.media_type), call.key);
         let none = Error::unavailable(format!("shard {shard} has no server"));
         let mut last = ShardFailure { error: none, may_be_done: false };
         let mut rest = home.servers.clone();

@@ -14,7 +14,7 @@ use arrow_schema::Schema;
 
 use super::questions::{Asking, Question, Questions, Template};
 use crate::error::{Error, Result};
-use crate::items::{ID, ParquetColumn};
+use crate::items::{ArrowColumn, ID};
 use crate::limits::EXCLUDE_MAX;
 use crate::model::Package;
 use crate::request::{Features, Rank, Request, Retrieve, User, Values};
@@ -140,7 +140,7 @@ impl Roles {
 
 /// The columns of a batch with what they are.
 struct Columns<'a> {
-    columns: Vec<(&'a str, &'a Role, ParquetColumn)>,
+    columns: Vec<(&'a str, &'a Role, ArrowColumn)>,
     reads_id: bool,
 }
 
@@ -148,7 +148,7 @@ impl<'a> Columns<'a> {
     fn read(roles: &'a Roles, batch: &RecordBatch, first_row: u64) -> Result<Self> {
         let columns = roles.columns.iter().zip(batch.columns()).filter(|((_, role), _)| *role != Role::Unread);
         let read = columns.map(|((name, role), array)| {
-            let column = ParquetColumn::read(array, first_row as usize);
+            let column = ArrowColumn::read(array, first_row as usize);
             Ok((name.as_str(), role, column.map_err(|e| e.within(format!("column `{name}`")))?))
         });
         Ok(Columns { columns: read.collect::<Result<_>>()?, reads_id: roles.reads_id })
@@ -240,9 +240,5 @@ fn fill(template: &mut Template, role: &Role, values: Values) -> Result<()> {
 }
 
 fn numbers(values: Values) -> Result<Vec<f32>> {
-    match values {
-        Values::Numbers(numbers) => Ok(numbers),
-        Values::Integers(integers) => Ok(integers.into_iter().map(|x| x as f32).collect()),
-        Values::Texts(_) | Values::Weighted { .. } => Err(Error::invalid("got texts, expected numbers")),
-    }
+    values.into_numbers().ok_or_else(|| Error::invalid("got texts, expected numbers"))
 }

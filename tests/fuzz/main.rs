@@ -178,4 +178,4 @@ macro_rules! targets {
     };
 }
 
-targets! { filter value requests manifest safetensors faiss journal jagged npy }
+targets! { filter value requests manifest safetensors index faiss journal jagged arrow npy }

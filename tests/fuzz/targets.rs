@@ -4,13 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
+use sterling::columns::Columns;
 use sterling::embedding::KeyedJaggedTensor;
 use sterling::error::{Error, Result};
 use sterling::files::Tensors;
 use sterling::http::wire;
 use sterling::items::faiss::IndexFile;
+use sterling::ivf::{self, Index, Probing};
 use sterling::journal::{Journal as _, Log, LogOptions};
 use sterling::snapshot::{MANIFEST, Manifest, Recipe, SHARDS_FILE, Shards};
+use sterling::topk::Selector;
+use sterling::units::Slot;
 use sterling::value::{Program, Scratch};
 use sterling::{filter, npy};
 
@@ -162,12 +166,54 @@ pub const TARGETS: &[Target] = &[
         ],
     },
     Target {
+        name: "index",
+        run: index,
+        words: &[
+            "\u{0}\u{0}\u{0}\u{0}",
+            "\u{1}\u{0}\u{0}\u{0}",
+            "\u{7f}",
+            "\"centroids\"",
+            "\"list_lengths\"",
+            "\"codes\"",
+            "\"first_pass_codes\"",
+            "\"first_pass_values\"",
+            "\"penalties\"",
+            "\"rows\"",
+            "\"planes\"",
+            "\"shape\":[",
+            "\"dtype\":\"U8\"",
+            "\"dtype\":\"F16\"",
+            "]",
+            ",",
+        ],
+    },
+    Target {
         name: "faiss",
         run: faiss,
         words: &["IwFl", "IxFI", "IwSq", "IxMp", "IxM2", "ilar", "full", "sprs", "\u{0}\u{0}\u{0}\u{0}", "\u{7f}"],
     },
     Target { name: "journal", run: journal, words: &["\u{0}\u{0}\u{0}\u{0}\u{0}\u{0}\u{0}\u{0}", "\u{1}", "\u{7f}"] },
     Target { name: "jagged", run: jagged, words: &["\u{0}", "\u{1}", "\u{7f}"] },
+    Target {
+        name: "arrow",
+        run: arrow,
+        words: &[
+            "\u{0}\u{0}\u{0}\u{0}",
+            "\u{7f}",
+            "\u{1}\u{0}\u{0}\u{0}\u{0}\u{0}\u{0}\u{0}",
+            "vector",
+            "features.a",
+            "features.a.weights",
+            "filter",
+            "exclude",
+            "id",
+            "embedding",
+            "attributes.",
+            "set.",
+            "sterling",
+            "{\"k\": 1}",
+        ],
+    },
     Target {
         name: "npy",
         run: npy,
@@ -257,6 +303,38 @@ fn safetensors(bytes: &[u8], folder: &Path) -> String {
     }))
 }
 
+/// What searches read of a version, all in one file: its lists with their codes, its columns, and the planes and posting lists over both.
+fn index(bytes: &[u8], folder: &Path) -> String {
+    let path = put(folder, "index.safetensors", bytes);
+    let tensors = match Tensors::read(&path) {
+        Ok(tensors) => tensors,
+        Err(e) => return e.to_string(),
+    };
+    let index = match Index::open(&tensors) {
+        Ok(index) => index,
+        Err(e) => return e.to_string(),
+    };
+    let columns = Columns::open(&tensors, index.slots());
+    let filter = columns
+        .as_ref()
+        .ok()
+        .map(|columns| filter::Index::open(&tensors, index.list_offsets(), index.list_lengths(), columns.terms()));
+    // Whatever is opened can be searched and read.
+    let (mut found, mut scratch) = (Selector::new(), ivf::Scratch::default());
+    for by_codes in [false, true] {
+        for vector in [vec![0.0; index.dimension()], vec![-1.5; index.dimension()]] {
+            let probing = Probing { by_codes, ..Probing::of(index.lists().div_ceil(2), index.lists()) };
+            found.reset(5);
+            index.search(&vector, probing, None, &mut found, 5, &mut scratch);
+            assert!(found.finish().len() <= 5);
+        }
+    }
+    for column in columns.iter().flat_map(Columns::list) {
+        (0..index.slots().min(200)).for_each(|slot| drop(column.cell(Slot(slot as u32))));
+    }
+    format!("index; {}; {}", told(columns), filter.map_or_else(String::new, told))
+}
+
 fn faiss(bytes: &[u8], folder: &Path) -> String {
     let path = put(folder, "x.index", bytes);
     told(IndexFile::open(&path).and_then(|index| {
@@ -310,6 +388,24 @@ fn jagged(bytes: &[u8], _: &Path) -> String {
         turned(tensor).unwrap();
     }
     format!("{}; {}", told(by_lengths), told(by_offsets))
+}
+
+fn arrow(bytes: &[u8], _: &Path) -> String {
+    // What a server would refuse for want of memory ends there.
+    let hold = |held: &mut usize, more: usize| {
+        *held += more;
+        if *held > 32 << 20 { Err(Error::too_costly("more than there is")) } else { Ok(()) }
+    };
+    let mut held = [0; 3];
+    let [of_requests, of_items, of_shards] = &mut held;
+    let requests = wire::arrow_retrievals(bytes, &mut |more| hold(of_requests, more));
+    let items = wire::arrow_upserts(bytes, &mut |more| hold(of_items, more));
+    let parts = wire::arrow_divided(bytes, 3, &mut |more| hold(of_shards, more));
+    if let (Ok(items), Ok((parts, refused))) = (&items, &parts) {
+        let places: usize = parts.iter().map(|(places, _)| places.len()).sum();
+        assert_eq!(places + refused.len(), items.len(), "each item has one place");
+    }
+    [told(requests), told(items), told(parts)].join("; ")
 }
 
 fn npy(bytes: &[u8], folder: &Path) -> String {

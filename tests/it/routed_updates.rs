@@ -2,7 +2,10 @@
 
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
 
+use arrow_array::types::Float32Type;
+use arrow_array::{ArrayRef, FixedSizeListArray, Int64Array, StringArray};
 use serde_json::{Value, json};
 use sterling::publish::Publish;
 use sterling::snapshot::shard_of;
@@ -11,6 +14,7 @@ use sterling::units::ItemId;
 use crate::route::route;
 use crate::shards;
 use crate::support::{Server, agent, ids, put, run, sterling, until};
+use crate::wire::{send_arrow, stream};
 
 const ITEMS: &str = "/v1/models/vectors/items";
 
@@ -73,6 +77,40 @@ fn post(server: &Server, path: &str, headers: &[(&str, &str)], body: &str) -> (u
     let mut answer = request.send(body).unwrap();
     let status = answer.status().as_u16();
     (status, serde_json::from_str(&answer.body_mut().read_to_string().unwrap()).unwrap())
+}
+
+#[test]
+fn items_and_requests_in_arrow_go_through_a_router() {
+    let cut = Cut::new();
+    let ids: Vec<Option<i64>> = (0..40).map(|n| (n != 17).then_some(7000 + n)).collect();
+    let vectors = (0..40).map(|n| Some([1.0, (n % 7) as f32, 0.5, -0.25].map(Some)));
+    let columns: [(&str, ArrayRef); 4] = [
+        ("id", Arc::new(Int64Array::from(ids))),
+        ("embedding", Arc::new(FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(vectors, 4))),
+        ("attributes.colour", Arc::new(StringArray::from(vec!["violet"; 40]))),
+        ("attributes.price", Arc::new(Int64Array::from_iter((0..40).map(|n| (n != 5).then_some(n % 5))))),
+    ];
+    let body = stream(&columns, None);
+    let (status, expected) = send_arrow(&cut.one, &format!("{ITEMS}:upsert"), &body);
+    assert_eq!((status, expected["accepted"].as_u64()), (200, Some(39)), "{expected}");
+    let (status, made) = send_arrow(&cut.router, &format!("{ITEMS}:upsert"), &body);
+    assert_eq!(
+        (status, &made["accepted"], &made["refused"]),
+        (200, &expected["accepted"], &expected["refused"]),
+        "{made}"
+    );
+    let queries: [(&str, ArrayRef); 1] = [("vector", columns[1].1.slice(3, 4))];
+    let asked = stream(&queries, Some(json!({"k": 9, "exact": true, "filter": "colour:violet", "columns": ["price"]})));
+    let (status, told) =
+        send_arrow(&cut.router, &format!("/v1/models/vectors:retrieve?min_position={}", token(&made)), &asked);
+    let path = format!("/v1/models/vectors:retrieve?min_position={}", expected["position"]);
+    let whole = send_arrow(&cut.one, &path, &asked).1;
+    assert_eq!(status, 200, "{told}");
+    let items = |answer: &Value| -> Vec<Value> {
+        answer["results"].as_array().unwrap().iter().map(|result| result["items"].clone()).collect()
+    };
+    assert!(items(&told).iter().all(|items| items.as_array().is_some_and(|items| items.len() == 9)), "{told}");
+    assert_eq!(items(&told), items(&whole));
 }
 
 #[test]

@@ -1,13 +1,16 @@
 //! What the HTTP API says in other forms than plain JSON: Arrow, columns, base64, codings, pages. Each says what plain JSON says.
 
+use std::collections::HashMap;
 use std::io::{Cursor, Read, Write as _};
 use std::path::Path;
+use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float32Type, Float64Type, Int64Type, UInt32Type};
-use arrow_array::{Array, RecordBatch};
+use arrow_array::{Array, ArrayRef, FixedSizeListArray, Int64Array, RecordBatch, StringArray, StringViewArray};
 use arrow_ipc::reader::StreamReader;
-use arrow_schema::DataType;
+use arrow_ipc::writer::StreamWriter;
+use arrow_schema::{DataType, Field, Schema};
 use arrow_select::concat::concat_batches;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -33,10 +36,18 @@ fn catalogue(count: usize) -> TempDir {
     store
 }
 
-/// Posts a body with headers: status, headers, bytes.
+/// Posts JSON with headers: status, headers, bytes.
 fn send(server: &Server, path: &str, headers: &[(&str, &str)], body: &[u8]) -> (u16, ureq::http::HeaderMap, Vec<u8>) {
-    let mut request =
-        agent().post(format!("http://{}{path}", server.address)).header("content-type", "application/json");
+    send_as(server, path, &[headers, &[("content-type", "application/json")]].concat(), body)
+}
+
+fn send_as(
+    server: &Server,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> (u16, ureq::http::HeaderMap, Vec<u8>) {
+    let mut request = agent().post(format!("http://{}{path}", server.address));
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
@@ -213,6 +224,129 @@ fn a_vector_in_base64_is_the_list() {
         assert_eq!(status, 400);
         assert!(problem["detail"].as_str().unwrap().contains(expected), "{problem}");
     }
+}
+
+/// Columns as a stream of Arrow, with what all rows share.
+pub fn stream(columns: &[(&str, ArrayRef)], shared: Option<Value>) -> Vec<u8> {
+    let fields: Vec<Field> =
+        columns.iter().map(|(name, array)| Field::new(*name, array.data_type().clone(), true)).collect();
+    let metadata: HashMap<String, String> =
+        shared.map(|shared| ("sterling".to_owned(), shared.to_string())).into_iter().collect();
+    let schema = Arc::new(Schema::new_with_metadata(fields, metadata));
+    let batch = RecordBatch::try_new(schema.clone(), columns.iter().map(|(_, array)| array.clone()).collect()).unwrap();
+    let mut writer = StreamWriter::try_new(Vec::new(), &schema).unwrap();
+    writer.write(&batch).unwrap();
+    writer.into_inner().unwrap()
+}
+
+pub fn pairs(rows: &[Option<[f32; 2]>]) -> ArrayRef {
+    let rows = rows.iter().map(|row| row.map(|row| row.map(Some)));
+    Arc::new(FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(rows, 2))
+}
+
+/// Posts a body of Arrow: status and JSON.
+pub fn send_arrow(server: &Server, path: &str, body: &[u8]) -> (u16, Value) {
+    let (status, _, bytes) = send_as(server, path, &[("content-type", ARROW)], body);
+    (status, serde_json::from_slice(&bytes).unwrap())
+}
+
+#[test]
+fn a_batch_in_arrow_is_answered_as_the_same_in_json() {
+    let store = catalogue(300);
+    let server = Server::start(store.path());
+    let vectors = [Some([1.0, 0.0]), Some([0.6, 0.8]), None, Some([0.0, 1.0]), Some([1.0, 1.0])];
+    let filters = [None, Some("rank < 50"), None, Some("rank <"), Some("years:2001")];
+    let k = [3, 2, 1, 1, 4];
+    let requests: Vec<Value> = vectors
+        .iter()
+        .zip(filters)
+        .zip(k)
+        .map(|((vector, filter), k)| {
+            json!({"vector": vector, "filter": filter.unwrap_or("rank < 200"), "k": k, "columns": ["title", "price"]})
+        })
+        .collect();
+    let columns: [(&str, ArrayRef); 3] = [
+        ("vector", pairs(&vectors)),
+        ("filter", Arc::new(StringViewArray::from(filters.to_vec()))),
+        ("k", Arc::new(Int64Array::from(k.to_vec()))),
+    ];
+    let body = stream(&columns, Some(json!({"filter": "rank < 200", "columns": ["title", "price"]})));
+    let expected = server.ask(VECTORS, json!({"requests": requests}));
+    let (status, answer) = send_arrow(&server, VECTORS, &body);
+    assert_eq!(status, 200, "{answer}");
+    for (n, (got, wanted)) in
+        answer["results"].as_array().unwrap().iter().zip(expected["results"].as_array().unwrap()).enumerate()
+    {
+        // A missing vector is told otherwise, for JSON has it as null.
+        match n {
+            2 => assert!(got["problem"]["detail"].as_str().unwrap().starts_with("requests[2]: fields"), "{got}"),
+            3 => assert!(got["problem"]["status"] == 400 && wanted["problem"]["status"] == 400),
+            _ => assert_eq!(got, wanted),
+        }
+    }
+    // The same there and back, compressed.
+    let headers = [("content-type", ARROW), ("accept", ARROW), ("content-encoding", "zstd")];
+    let (status, headers, bytes) = send_as(&server, VECTORS, &headers, &zstd(&body));
+    assert_eq!((status, headers["content-type"].to_str().unwrap()), (200, ARROW));
+    let rows: usize =
+        StreamReader::try_new(Cursor::new(bytes), None).unwrap().map(|batch| batch.unwrap().num_rows()).sum();
+    let found = |result: &Value| result["items"].as_array().map_or(0, Vec::len);
+    assert_eq!(rows, expected["results"].as_array().unwrap().iter().map(found).sum::<usize>());
+    let one = stream(&[("vector", pairs(&[Some([1.0, 0.0])]))], None);
+    assert_eq!(send_arrow(&server, "/v1/models/vectors/versions/1:retrieve", &one).0, 200);
+    for (path, body, status, expected) in [
+        ("/v1/models/vectors:rank", &one[..], 415, "expected application/json"),
+        ("/v1/models/vectors:embed", &one, 415, "expected application/json"),
+        (VECTORS, b"{\"vector\": [1, 0]}", 400, "body: message 1: not a stream of Arrow's IPC format"),
+        (VECTORS, &one[..one.len() - 20], 400, "body: message 2: cut off"),
+    ] {
+        let (got, problem) = send_arrow(&server, path, body);
+        assert!(got == status && problem["detail"].as_str().unwrap().contains(expected), "{path}: {problem}");
+    }
+    let (status, _, problem) = send_as(&server, VECTORS, &[("content-type", "text/csv")], b"1,0");
+    let problem = String::from_utf8(problem).unwrap();
+    assert!(
+        status == 415 && problem.contains("expected application/json or application/vnd.apache.arrow.stream"),
+        "{problem}"
+    );
+}
+
+#[test]
+fn items_in_arrow_are_put_and_changed() {
+    let store = catalogue(30);
+    let updates = tempfile::tempdir().unwrap();
+    let server = Server::start_with(store.path(), &["--updates", updates.path().to_str().unwrap()]);
+    const UPSERT: &str = "/v1/models/vectors/items:upsert";
+    let ids = |ids: &[Option<i64>]| ("id", Arc::new(Int64Array::from(ids.to_vec())) as ArrayRef);
+    let put = stream(
+        &[
+            ids(&[Some(1000), Some(1001), None, Some(1003)]),
+            ("embedding", pairs(&[Some([9.0, 0.0]), Some([0.0, 9.0]), Some([1.0, 1.0]), None])),
+            ("attributes.title", Arc::new(StringArray::from(vec!["new", "other", "x", "x"]))),
+            ("attributes.rank", Arc::new(Int64Array::from(vec![Some(7), None, None, None]))),
+        ],
+        None,
+    );
+    let (status, made) = send_arrow(&server, UPSERT, &put);
+    assert_eq!((status, made["accepted"].as_u64()), (200, Some(2)), "{made}");
+    let refused: Vec<(u64, &str)> = made["refused"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| (item["place"].as_u64().unwrap(), item["field"].as_str().unwrap()))
+        .collect();
+    assert_eq!(refused, [(2, "id"), (3, "embedding")]);
+    assert_eq!(server.get("/v1/models/vectors/items:position?min_position=2").0, 200);
+    let set = stream(&[ids(&[Some(1001), Some(4)]), ("set.rank", Arc::new(Int64Array::from(vec![8, 9])))], None);
+    let (status, made) = send_arrow(&server, UPSERT, &set);
+    assert_eq!((status, made["accepted"].as_u64()), (200, Some(2)), "{made}");
+    let path = format!("{VECTORS}?min_position={}", made["position"]);
+    let found = server.ask(&path, json!({"vector": [0, 1], "k": 1, "columns": ["title", "rank"]}));
+    assert_eq!(found["items"][0]["columns"], json!({"title": "other", "rank": 8}));
+    let item = server.get_json(&format!("/v1/models/vectors/items/4?min_position={}", made["position"]));
+    assert_eq!((&item["attributes"]["rank"], &item["attributes"]["title"]), (&json!(9), &json!("item \u{fc} 4")));
+    let (status, problem) = send_arrow(&server, "/v1/models/vectors/items:delete", &set);
+    assert!(status == 415 && problem["detail"].as_str().unwrap().ends_with("expected application/json"), "{problem}");
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {

@@ -15,6 +15,7 @@ use super::super::access::Caller;
 use super::super::answer::{Outcome, Refusal, Timing, json, problem, reply};
 use super::super::app::Host as _;
 use super::super::form::Form;
+use super::super::passes::{retrievals, sent_beside_json};
 use super::super::paths::{Names, PathNames};
 use super::super::position::{parameter, positions};
 use super::super::wire::{
@@ -90,9 +91,10 @@ async fn dispatch(app: &RouterApp, (model, pin): (&str, Pin<'_>), request: Reque
     let (arrived, at_least) = (Instant::now(), min_coverage(app, request.uri())?);
     let caller = request.extensions().get::<Caller>().cloned();
     let (call, form) = (Call { app, model, pin, arrived, at_least, seen: &seen }, Form::of(&request));
-    let body = app.bodies.read(request).await?;
+    let (sent, body) = app.bodies.read_sent(request, sent_beside_json(verb)).await?;
+    let memory = app.bodies.memory();
     match verb {
-        "retrieve" => match app.asides.prepare(body, wire::retrievals).await? {
+        "retrieve" => match app.asides.prepare(body, move |body| retrievals(sent, body, memory)).await? {
             Retrievals::One(retrieve, terms, shape) => call.one(Errand::Retrieve(retrieve), (terms, shape), form).await,
             Retrievals::Many(requests) => {
                 if let Some(caller) = caller {

@@ -13,9 +13,10 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::super::answer::{Outcome, Refusal, json, problem};
-use super::super::items::Said;
+use super::super::items::{ITEMS_SENT, Said};
 use super::super::paths::Names;
 use super::super::position::positions;
+use super::super::sent::Sent;
 use super::super::wire::{
     self, DeleteRequest, DeleteResponse, FailedShard, PositionResponse, Problem, ShardPosition, UpdateResponse,
 };
@@ -27,6 +28,7 @@ use crate::units::ItemId;
 
 /// How long a shard may take to make updates durable: a little more than its server tries.
 const WRITTEN: Duration = Duration::from_secs(12);
+const JSON: &str = "application/json";
 
 /// `items:upsert`
 pub(super) async fn upsert(
@@ -35,10 +37,13 @@ pub(super) async fn upsert(
     request: Request,
 ) -> Outcome {
     let shards = app.fleet().writable(&model)?;
-    let calls = Calls::of(&model, "upsert", &request, shards.count())?;
-    let (count, lines) = (shards.count(), calls.said.lines);
-    let body = if lines { app.bodies.read_lines(request).await? } else { app.bodies.read(request).await? };
-    let divided = move |body: &[u8]| wire::divided(body, lines, count);
+    let calls = Calls::of(&model, "upsert", (&request, &ITEMS_SENT), shards.count())?;
+    let (count, sent, mut memory) = (shards.count(), calls.said.sent, app.bodies.memory());
+    let body = app.bodies.read_any(request).await?;
+    let divided = move |body: &[u8]| match sent {
+        Sent::Arrow => wire::arrow_divided(body, count, &mut |bytes| memory.hold(bytes)),
+        text => wire::divided(body, text == Sent::Lines, count),
+    };
     let (parts, refused) = app.asides.prepare(body, divided).await?;
     let parts = parts.into_iter().enumerate().filter(|(_, (places, _))| !places.is_empty());
     let parts = parts.map(|(shard, (places, body))| calls.part(shard, places, body.into()));
@@ -66,7 +71,7 @@ pub(super) async fn delete(
     request: Request,
 ) -> Outcome {
     let shards = app.fleet().writable(&model)?;
-    let calls = Calls::of(&model, "delete", &request, shards.count())?;
+    let calls = Calls::of(&model, "delete", (&request, &[]), shards.count())?;
     let body = app.bodies.read(request).await?;
     let DeleteRequest { ids, dry_run, .. } = wire::deletion(&body)?;
     let parts: Vec<Part> = match ids {
@@ -102,7 +107,12 @@ pub(super) async fn position(State(app): State<Arc<RouterApp>>, Names(model): Na
     let seen = positions(&uri, "min_position", shards.count())?;
     let part = |shard: usize| {
         let seen = seen.as_ref().map(|seen| format!("?min_position={}", seen[shard])).unwrap_or_default();
-        let call = ShardCall { path: format!("/v1/models/{model}/items:position{seen}"), body: None, key: None };
+        let call = ShardCall {
+            path: format!("/v1/models/{model}/items:position{seen}"),
+            body: None,
+            media_type: JSON,
+            key: None,
+        };
         Part { shard, places: Vec::new(), call }
     };
     let said: Answers<PositionResponse> = ask(&shards, (0..shards.count()).map(part)).await;
@@ -142,11 +152,11 @@ struct Calls {
 }
 
 impl Calls {
-    fn of(model: &str, verb: &str, request: &Request, shards: usize) -> Result<Self, Refusal> {
+    fn of(model: &str, verb: &str, (request, others): (&Request, &[Sent]), shards: usize) -> Result<Self, Refusal> {
         let uri = request.uri();
         Ok(Calls {
             path: format!("/v1/models/{model}/items:{verb}"),
-            said: Said::of(request)?,
+            said: Said::of(request, others)?,
             expected: positions(uri, "if_position", shards)?,
             seen: positions(uri, "min_position", shards)?,
         })
@@ -165,7 +175,9 @@ impl Calls {
         };
         // What was read of a header is one.
         let key = self.said.key.as_deref().and_then(|key| HeaderValue::from_str(key).ok());
-        Part { shard, places, call: ShardCall { path, body: Some(body), key } }
+        // What comes by lines goes on as JSON.
+        let media_type = if self.said.sent == Sent::Arrow { wire::ARROW_STREAM } else { JSON };
+        Part { shard, places, call: ShardCall { path, body: Some(body), media_type, key } }
     }
 }
 

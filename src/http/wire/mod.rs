@@ -2,9 +2,9 @@
 //! other module knows JSON of requests or answers.
 //!
 //! `values` reads feature values and bounded lists, `body` whole bodies, of the types of `request`; `entry` is what an answer says of items,
-//! `reply` writes it in the types of `response`, a piece at a time, and `arrow_stream` as one of Arrow; `items` is of updates; `browse` tells of what a catalogue holds, `info` of models and versions; `traffic` of the share that each has of requests; `problem` of errors.
+//! `reply` writes it in the types of `response`, a piece at a time; `arrow` reads and writes streams of Arrow; `items` is of updates; `browse` tells of what a catalogue holds, `info` of models and versions; `traffic` of the share that each has of requests; `problem` of errors.
 
-mod arrow_stream;
+mod arrow;
 mod body;
 mod browse;
 mod entry;
@@ -21,7 +21,7 @@ mod traffic;
 mod values;
 mod vector_form;
 
-pub use arrow_stream::{ARROW_STREAM, ArrowReply};
+pub use arrow::{ARROW_STREAM, ArrowReply, arrow_divided, arrow_retrievals, arrow_upserts};
 pub use body::{Retrievals, embed, object, rank, retrievals};
 pub use browse::{
     ColumnResponse, ColumnValue, FileInfo, FindRequest, FindResponse, FoundItem, IndexResponse, ValuesRequest, files,

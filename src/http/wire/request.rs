@@ -16,7 +16,7 @@ use crate::limits::{
 use crate::request::{self, Features, Priority, Reading, User};
 use crate::units::ItemId;
 
-type FeatureValues = Named<FeatureValue, FEATURES_MAX>;
+pub(super) type FeatureValues = Named<FeatureValue, FEATURES_MAX>;
 
 /// What to do where rows of a remote table cannot be had in time.
 #[derive(serde::Deserialize, ToSchema)]
@@ -62,7 +62,7 @@ pub struct Shape {
 }
 
 /// One retrieval. Exactly one of `features` and `vector` is given; all else has a default.
-#[derive(Debug, serde::Deserialize, ToSchema)]
+#[derive(Clone, Debug, serde::Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RetrieveRequest {
     /// Values of the user's features by name: a list of ids, `{"values": [..], "weights": [..]}`, a text or integer or a list
@@ -221,7 +221,32 @@ pub struct EmbedRequest {
     on_degraded: request::OnDegraded,
 }
 
+/// What a row of a table says of its request, in place of what all rows share.
+#[derive(Debug, Default)]
+pub(super) struct RequestRow {
+    pub(super) features: Option<FeatureValues>,
+    pub(super) vector: Option<Vector<DIMENSION_MAX>>,
+    pub(super) filter: Option<String>,
+    pub(super) exclude: Option<List<i64, EXCLUDE_MAX>>,
+    pub(super) k: Option<usize>,
+}
+
 impl RetrieveRequest {
+    /// Whether it says who asks.
+    pub(super) fn has_user(&self) -> bool {
+        self.features.is_some() || self.vector.is_some()
+    }
+
+    /// The request of a row.
+    pub(super) fn with(&self, row: RequestRow) -> Self {
+        let RequestRow { features, vector, filter, exclude, k } = row;
+        let mut request = RetrieveRequest { features, vector, ..self.clone() };
+        request.filter = filter.unwrap_or(request.filter);
+        request.exclude = exclude.unwrap_or(request.exclude);
+        request.k = k.unwrap_or(request.k);
+        request
+    }
+
     pub(super) fn typed(self) -> Result<(request::Retrieve, Terms, Shape)> {
         between("k", Some(self.k as u64), RESULTS_MAX)?;
         between("candidates", self.candidates.map(|n| n as u64), CANDIDATES_MAX)?;

@@ -15,8 +15,8 @@ use arrow_ipc::writer::StreamWriter;
 use arrow_schema::ArrowError;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
-use super::entry::{CellKind, Entry, Items, write_json};
-use super::reply::Reply;
+use super::super::entry::{CellKind, Entry, Items, write_json};
+use super::super::reply::Reply;
 use crate::columns::Cell;
 use crate::error::{Error, Result};
 

@@ -1,0 +1,121 @@
+"""What a server answers, from JSON and from Arrow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .errors import RequestError
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Items, best first: ``ids`` i64 ``[K]``, ``scores`` and ``similarities`` f32 ``[K]``, ``tasks`` by name ``[K]``, ``columns`` by name.
+
+    ``model``, ``version`` and ``digest`` say which version answered, ``position`` which updates it saw; ``cursor`` where the next page begins, where
+    there is one.
+    """
+
+    ids: np.ndarray
+    scores: np.ndarray
+    similarities: np.ndarray
+    tasks: dict[str, np.ndarray]
+    columns: dict[str, list[Any]]
+    model: str
+    version: int
+    digest: str
+    position: int = 0
+    cursor: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def to_pandas(self) -> Any:
+        """A data frame of the items: ``id``, ``score``, ``similarity``, ``tasks.NAME`` and ``columns.NAME``. Needs pandas."""
+        import pandas
+
+        data: dict[str, Any] = {"id": self.ids, "score": self.scores, "similarity": self.similarities}
+        data |= {f"tasks.{name}": scores for name, scores in self.tasks.items()}
+        return pandas.DataFrame(data | {f"columns.{name}": values for name, values in self.columns.items()})
+
+
+@dataclass(frozen=True)
+class Upserted:
+    """What became of items that were put: how many were ``accepted``, and those that were ``refused`` (``place``, ``id``, ``field`` and ``reason`` of each).
+
+    They are seen from ``position`` on; of a router over several shards ``positions`` are those of the shards.
+    """
+
+    accepted: int
+    refused: list[dict[str, Any]]
+    position: int
+    positions: list[int] = field(default_factory=list)
+
+
+def ranked(answer: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> Ranked:
+    """The items of an answer in JSON; of one of several `told` is what is said of all."""
+    items = answer["items"]
+    names = lambda key: list(items[0].get(key) or {}) if items else []  # noqa: E731
+    return Ranked(
+        ids=np.array([item["id"] for item in items], np.int64),
+        scores=np.array([item["score"] for item in items], np.float32),
+        similarities=np.array([item["similarity"] for item in items], np.float32),
+        tasks={task: np.array([item["tasks"][task] for item in items], np.float32) for task in names("tasks")},
+        columns={name: [item["columns"].get(name) for item in items] for name in names("columns")},
+        **_told(answer if told is None else {**told, "cursor": None}),
+    )
+
+
+def many(answer: Mapping[str, Any]) -> list[Ranked | RequestError]:
+    """The answers to a list of requests in JSON, each with what is wrong with it where it was."""
+    return [_problem(one) or ranked(one, answer) for one in answer["results"]]
+
+
+def ranked_of_arrow(content: bytes) -> Ranked:
+    """The items of an answer as Arrow."""
+    told, table = _read(content)
+    return _table(table, told)
+
+
+def many_of_arrow(content: bytes) -> list[Ranked | RequestError]:
+    """The answers to a list of requests as Arrow."""
+    told, table = _read(content)
+    found: list[Ranked | RequestError] = []
+    first = 0
+    for one in told["results"]:
+        rows = one.get("rows", 0)
+        found.append(_problem(one) or _table(table.slice(first, rows), {**told, "cursor": None}))
+        first += rows
+    return found
+
+
+def _problem(result: Mapping[str, Any]) -> RequestError | None:
+    problem = result.get("problem")
+    return None if problem is None else RequestError(problem["status"], dict(problem))
+
+
+def _told(answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: answer[name] for name in ("model", "version", "digest", "position")} | {"cursor": answer.get("cursor")}
+
+
+def _read(content: bytes) -> tuple[dict[str, Any], Any]:
+    from pyarrow import ipc
+
+    with ipc.open_stream(content) as stream:
+        return json.loads(stream.schema.metadata[b"sterling"]), stream.read_all()
+
+
+def _table(table: Any, told: Mapping[str, Any]) -> Ranked:
+    group = lambda name: {key.removeprefix(name): table[key] for key in table.column_names if key.startswith(name)}  # noqa: E731
+    return Ranked(
+        ids=table["id"].to_numpy(),
+        scores=table["score"].to_numpy(),
+        similarities=table["similarity"].to_numpy(),
+        tasks={name: scores.to_numpy() for name, scores in group("tasks.").items()},
+        columns={name: values.to_pylist() for name, values in group("columns.").items()},
+        **_told(told),
+    )

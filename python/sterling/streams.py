@@ -1,0 +1,42 @@
+"""Bodies as streams of Arrow. Needs pyarrow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def is_there() -> bool:
+    """Whether pyarrow can be imported."""
+    try:
+        import pyarrow.ipc  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def stream(columns: Mapping[str, Any], shared: Mapping[str, Any] | None = None) -> bytes:
+    """Columns of equal length, with what all rows share: rows of a matrix become lists, numbers that are none become nulls."""
+    import pyarrow
+    from pyarrow import ipc
+
+    table = pyarrow.table({name: _array(values) for name, values in columns.items()})
+    if shared:
+        table = table.replace_schema_metadata({"sterling": json.dumps(shared, allow_nan=False)})
+    sink = pyarrow.BufferOutputStream()
+    with ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def _array(values: Any) -> Any:
+    import pyarrow
+
+    if isinstance(values, np.ndarray) and values.ndim == 2:
+        return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(np.ascontiguousarray(values).ravel()), values.shape[1])
+    array = pyarrow.array(values, from_pandas=True)
+    # The server takes values as they are.
+    return array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array

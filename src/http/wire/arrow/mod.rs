@@ -1,0 +1,14 @@
+//! Arrow's IPC stream format: bodies of requests and answers.
+//!
+//! `stream` reads a body within bounds, `requests` and `items` make retrievals and items of its rows; `reply` writes answers.
+
+mod items;
+mod reply;
+mod requests;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+pub use items::{arrow_divided, arrow_upserts};
+pub use reply::{ARROW_STREAM, ArrowReply};
+pub use requests::arrow_retrievals;
