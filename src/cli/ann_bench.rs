@@ -85,15 +85,16 @@ pub(super) struct AnnBench {
     /// Rows that rescore: none, bf16, f16 or f32.
     #[arg(long, default_value = "none", value_parser = rescore)]
     rescore: Rescore,
-    /// Codes for a first pass: none or pq4, which take rows that rescore.
+    /// Codes for a first pass: none, pq4, rabitq or auto, which take rows that rescore.
     #[arg(long, default_value = "none", value_parser = codes)]
     codes: CodeKind,
     /// Subspaces of these codes, a multiple of 8; 0 chooses.
     #[arg(long, default_value_t = 0, requires = "codes")]
     subspaces: usize,
-    /// How many the codes select where --probes says how many lists are probed; 0 scans int8 rows.
-    #[arg(long, value_delimiter = ',', default_value = "0", requires = "codes")]
-    selected: Vec<usize>,
+    /// How many the codes select where --probes says how many lists are probed, a number or so many times the results (`1.5x`); 0
+    /// scans int8 rows.
+    #[arg(long, value_delimiter = ',', default_value = "0", requires = "codes", value_parser = selected)]
+    selected: Vec<Selected>,
     /// Attributes of the items, integers, `.npy` `[N, F]`; the columns are features f0, f1, ...
     #[arg(long, requires = "filters")]
     attributes: Option<PathBuf>,
@@ -110,7 +111,33 @@ fn rescore(text: &str) -> std::result::Result<Rescore, String> {
 }
 
 fn codes(text: &str) -> std::result::Result<CodeKind, String> {
-    serde_json::from_value(json!(text)).map_err(|_| "expected none or pq4".into())
+    serde_json::from_value(json!(text)).map_err(|_| "expected none, pq4, rabitq or auto".into())
+}
+
+fn selected(text: &str) -> std::result::Result<Selected, String> {
+    let found = match text.strip_suffix('x') {
+        Some(times) => times.parse().ok().filter(|times| (1.0..1e4).contains(times)).map(Selected::Times),
+        None => text.parse().ok().map(Selected::Count),
+    };
+    found.ok_or_else(|| "expected a number, or 1 to 10000 and an x for so many times the results".into())
+}
+
+/// How many codes select.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Selected {
+    Count(usize),
+    /// For each result that is asked for.
+    Times(f64),
+}
+
+impl Selected {
+    /// For so many results.
+    fn of(self, k: usize) -> usize {
+        match self {
+            Selected::Count(count) => count,
+            Selected::Times(times) => (k as f64 * times) as usize,
+        }
+    }
 }
 
 /// Integers with a shape.
@@ -175,7 +202,7 @@ enum Asked {
     /// So many lists, with a filter too.
     Just(usize),
     /// So many lists, of whose items codes select so many.
-    Codes(usize, usize),
+    Codes(usize, Selected),
 }
 
 /// How items are searched.
@@ -228,7 +255,7 @@ impl AnnBench {
         };
         let asked = self.probes.iter().flat_map(|&probes| {
             self.selected.iter().map(move |&selected| match selected {
-                0 => Asked::Probes(probes),
+                Selected::Count(0) => Asked::Probes(probes),
                 selected => Asked::Codes(probes, selected),
             })
         });
@@ -245,8 +272,7 @@ impl AnnBench {
         let k = self.k.iter().copied().max().unwrap_or(FILTERED_MOST).min(FILTERED_MOST);
         for (name, expression) in &filters {
             let truth = Integers::read(&self.truth.with_file_name(format!("truth_{name}.npy")), used)?;
-            // Codes are not scanned for what passes a filter.
-            for &(asked, cheapest) in asked.iter().filter(|(asked, _)| !matches!(asked, Asked::Codes(..))) {
+            for &(asked, cheapest) in &asked {
                 measure(Run { asked, cheapest, k, filter: Some((name, expression)) }, &truth)?;
             }
         }
@@ -507,7 +533,7 @@ impl Subject {
         let probed = |probes, by_codes| Probed { probes, ending: None, by_codes };
         match (asked, &self.calibration) {
             (Asked::Probes(probes) | Asked::Just(probes), _) => Ok(probed(probes, None)),
-            (Asked::Codes(probes, selected), _) => Ok(probed(probes, Some(selected))),
+            (Asked::Codes(probes, selected), _) => Ok(probed(probes, Some(selected.of(candidates)))),
             (Asked::Recall(recall), Some(calibration)) => {
                 let wanted = Wanted { candidates, pass_rate, recall };
                 let chosen = calibration.choose(wanted, self.index.items(), self.index.lists());
@@ -534,7 +560,7 @@ impl Searcher {
             k: run.k,
             k0,
             selected: None,
-            by_codes: by_codes.filter(|_| run.filter.is_none()),
+            by_codes,
             probes,
             ending,
             exact: false,
@@ -620,7 +646,8 @@ mod tests {
             &["--batch", "3", "--threads", "2", "--rescore", "f16"],
             &["--batch", "5", "--queries-count", "0", "--rescore", "none"],
             &["--lists", "16", "--recall", "0.9", "--cheapest"],
-            &["--lists", "8", "--rescore", "f16", "--codes", "pq4", "--selected", "0,20,400", "--recall", "0.9"],
+            &["--lists", "8", "--rescore", "f16", "--codes", "rabitq", "--selected", "2x"],
+            &["--lists", "8", "--rescore", "f16", "--codes", "pq4", "--selected", "0,20,400,1.5x", "--recall", "0.9"],
         ] {
             run(folder.path(), more).unwrap();
             run(folder.path(), &[more, &filters].concat()).unwrap();
@@ -639,8 +666,9 @@ mod tests {
             (&["--lists", "301"], "301 lists for 300 items"),
             (&["--cheapest"], "--recall"),
             (&["--rescore", "f8"], "expected none, bf16, f16 or f32"),
-            (&["--codes", "pq8"], "expected none or pq4"),
+            (&["--codes", "pq8"], "expected none, pq4, rabitq or auto"),
             (&["--codes", "pq4"], "expected rows that score what the codes find"),
+            (&["--codes", "pq4", "--selected", "0.5x"], "expected a number, or 1 to 10000 and an x"),
             (&["--codes", "pq4", "--rescore", "f16", "--subspaces", "16"], "subspaces: got 16 for 2 dimensions"),
             (&["--attributes", "attributes.npy"], "--filters"),
             (&["--attributes", "truth.npy", "--filters", "filters.json"], "expected 300 rows"),

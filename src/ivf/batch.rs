@@ -143,7 +143,7 @@ impl Queries<'_> {
         let (by_codes, by_rows) = which.split_at(by_codes);
         for &n in by_codes {
             if let Some((codes, tables)) = member.codes_for(Some(&self.tables[n])) {
-                member.scan_codes(codes, (list, next), (searches[n].vector, tables), searches[n].selector);
+                member.scan_codes((codes, &[]), (list, next), (searches[n].vector, tables), searches[n].selector);
                 member.count_codes(codes, list, &mut searches[n].counters);
             }
         }

@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::first_pass::Codebooks;
+use super::first_pass::{Coder, IndexExtent};
 use super::kmeans::{self, Sample};
 use super::options::{Options, Rescore};
 use super::survey::RowSurvey;
@@ -30,8 +30,8 @@ pub struct Built {
     pub(super) penalties: Vec<f32>,
     pub(super) dimension: usize,
     pub(super) rescore: Rescore,
-    /// The values of the first pass's codes, where it has any.
-    pub(super) codebooks: Option<Codebooks>,
+    /// What makes the first pass's codes, where it has any.
+    pub(super) coder: Option<Coder>,
 }
 
 /// Lists that vectors bring along.
@@ -117,7 +117,7 @@ fn arrange(dimension: usize, lists: Lists, rescore: Rescore) -> Built {
         next[list as usize] += 1;
     }
     let penalties = if nearest { centroids.chunks_exact(dimension).map(penalty).collect() } else { Vec::new() };
-    Built { order, list_offsets, list_lengths, centroids, penalties, dimension, rescore, codebooks: None }
+    Built { order, list_offsets, list_lengths, centroids, penalties, dimension, rescore, coder: None }
 }
 
 /// Rows assigned by a build of `items` items, for a progress bar.
@@ -165,35 +165,50 @@ impl Built {
             list_lengths: of_rows.iter().map(|list| list.len() as u32).collect(),
             centroids: self.centroids.clone(),
             penalties: self.penalties.clone(),
-            codebooks: self.codebooks.clone(),
+            coder: self.coder.clone(),
             ..*self
         }
     }
 
-    /// Trains the values of the first pass's codes on the same `rows` that it was built from, where the options ask for codes.
+    /// Trains what makes the first pass's codes on the same `rows` that it was built from, where the options ask for codes.
     ///
     /// # Errors
-    /// As [`Options::subspaces`] and [`RowStore::read`].
+    /// As [`Options::codes_of`] and [`RowStore::read`].
     pub fn train_first_pass(&mut self, rows: &RowStore<'_>, options: &Options) -> Result<()> {
-        let Some(subspaces) = options.subspaces(self.dimension)? else { return Ok(()) };
+        let extent = IndexExtent {
+            items: rows.rows(),
+            dimension: self.dimension,
+            lists: self.list_lengths.len(),
+            row_bytes: self.rescore.width() * self.dimension,
+        };
+        let (Some(shape), _) = options.codes_of(&extent)? else { return Ok(()) };
+        let residuals = match Coder::sample(shape) {
+            0 => Vec::new(),
+            wanted => self.residuals(rows, wanted, options.seed)?,
+        };
+        self.coder = Some(Coder::train(&residuals, self.dimension, shape, options.seed));
+        Ok(())
+    }
+
+    /// What a sample of so many `rows` has beside the centroids of its lists.
+    fn residuals(&self, rows: &RowStore<'_>, wanted: usize, seed: u64) -> Result<Vec<f32>> {
         let mut of_rows = vec![0u32; rows.rows()];
         for (list, bounds) in self.list_offsets.windows(2).enumerate() {
             let slots = &self.order[bounds[0] as usize..bounds[1] as usize];
             slots.iter().filter(|row| **row != NO_ITEM).for_each(|&row| of_rows[row as usize] = list as u32);
         }
-        let sample = kmeans::drawn(rows.rows(), Codebooks::SAMPLE, options.seed);
+        let sample = kmeans::drawn(rows.rows(), wanted, seed);
         let mut residuals = rows.picked(&sample)?;
         for (residual, row) in residuals.chunks_exact_mut(self.dimension).zip(sample) {
             let centroid = self.centroid(of_rows[row as usize] as usize);
             residual.iter_mut().zip(centroid).for_each(|(x, c)| *x -= c);
         }
-        self.codebooks = Some(Codebooks::train(&residuals, self.dimension, subspaces, options.seed));
-        Ok(())
+        Ok(residuals)
     }
 
-    /// Takes over the values of the codes of another index, of which it holds more or fewer items.
+    /// Takes over what makes the codes of another index, of which it holds more or fewer items.
     pub fn keep_first_pass(&mut self, index: &Index) {
-        self.codebooks = index.first_pass.as_ref().map(|codes| codes.books.clone());
+        self.coder = index.first_pass.as_ref().map(|codes| codes.coder.clone());
     }
 
     pub(super) fn centroid(&self, list: usize) -> &[f32] {

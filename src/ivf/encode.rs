@@ -10,7 +10,6 @@ use std::path::Path;
 use half::{bf16, f16};
 
 use super::build::Built;
-use super::first_pass;
 use super::kmeans::blocked;
 use super::options::Rescore;
 use crate::device::cpu::kernels::BLOCK;
@@ -58,9 +57,8 @@ impl Built {
         if !self.penalties.is_empty() {
             file.add("penalties", &[lists], &self.penalties)?;
         }
-        if let Some(books) = &self.codebooks {
-            file.reserve::<u8>("first_pass_codes", &[slots / BLOCK, books.subspaces() / 8, BLOCK, 4])?;
-            file.add_owned("first_pass_values", &[dimension, books.numbers().len() / dimension], books.numbers())?;
+        if let Some(coder) = &self.coder {
+            coder.declare(slots, &mut file)?;
         }
         match self.rescore {
             Rescore::None => Ok(()),
@@ -115,11 +113,14 @@ impl Built {
             let (codes, scales) = blocked(run.clone().map(&row), self.dimension, run.len());
             places.put("codes", first / BLOCK * block_bytes, &codes)?;
             places.put("scales", first, &scales)?;
-            if let Some(books) = &self.codebooks {
+            if let Some(coder) = &self.coder {
                 let list_of = |slot: usize| self.list_offsets.partition_point(|&first| first as usize <= slot) - 1;
                 let both = |n: usize| Some((row(first + n)?, self.centroid(list_of(first + n))));
-                let codes = first_pass::blocked(books, run.len(), both);
-                places.put("first_pass_codes", first / BLOCK * (books.subspaces() / 8 * BLOCK * 4), &codes)?;
+                let (codes, factors) = coder.coded(run.len(), both);
+                places.put("first_pass_codes", first / BLOCK * coder.block_bytes(), &codes)?;
+                if !factors.is_empty() {
+                    places.put("first_pass_factors", first, &factors)?;
+                }
             }
             match self.rescore {
                 Rescore::None => Ok(()),

@@ -2,11 +2,16 @@
 //!
 //! A block is read whole for a single survivor. Where survivors are few and rows that rescore are kept, those rows are read
 //! instead: a tenth of the items touches four fifths of the blocks, 1 KB a survivor, while a row in half precision is 256 B.
+//!
+//! Where the first pass's codes are scanned, survivors are scored by these in each list, whatever their number: so the same items
+//! have the same scores in a shard, whose lists hold fewer. Codes err, and what seems to be the best of many is so by luck too: its
+//! scores are higher than those of its rows. Before a search ends by what it found, that is scored by rows.
 
 use std::ops::Range;
 use std::time::Instant;
 
 use super::ahead::{Ending, Seen};
+use super::first_pass::Tables;
 use super::pace::Pace;
 use super::probing::{Counters, Left, Probing, Scratch};
 use super::union::Union;
@@ -30,27 +35,48 @@ const PICKS_AT_ONCE: usize = 512;
 /// Lists whose words are filled before any of their survivors is looked at, so that many share two looks at the clock.
 const LISTS_AT_ONCE: usize = 16;
 
-/// A search with a filter, under way.
-pub(super) struct Filtered<'a, 'w> {
-    pub(super) union: Union<'a>,
+/// What is searched for.
+#[derive(Clone, Copy)]
+pub(super) struct FilteredQuery<'a> {
     /// `[D]`
     pub(super) vector: &'a [f32],
-    pub(super) words: MemberWords<'w>,
-    pub(super) selector: &'a mut Selector,
-    pub(super) scratch: &'a mut Scratch,
-    pub(super) counters: Counters,
+    /// Where codes of a first pass are to be scanned.
+    pub(super) tables: Option<&'a Tables>,
     /// Candidates that are wanted, K0.
     pub(super) k0: usize,
 }
 
-impl Filtered<'_, '_> {
+/// A search with a filter, under way.
+pub(super) struct Filtered<'a, 'w> {
+    union: Union<'a>,
+    query: FilteredQuery<'a>,
+    words: MemberWords<'w>,
+    selector: &'a mut Selector,
+    scratch: &'a mut Scratch,
+    counters: Counters,
+    /// How much higher codes scored the best that were found than rows did, when these were looked at last.
+    above_rows: f32,
+}
+
+impl<'a, 'w> Filtered<'a, 'w> {
+    /// A search that has not begun.
+    pub(super) fn of(
+        union: Union<'a>,
+        query: FilteredQuery<'a>,
+        words: MemberWords<'w>,
+        selector: &'a mut Selector,
+        scratch: &'a mut Scratch,
+    ) -> Self {
+        Filtered { union, query, words, selector, scratch, counters: Counters::default(), above_rows: 0.0 }
+    }
+
     /// Searches until `probing`, whose numbers fit the index, says that it is enough.
     pub(super) fn run(mut self, probing: Probing<'_>) -> Counters {
         let members = self.union.members;
         self.scratch.left.resize_with(members.len().max(self.scratch.left.len()), Left::default);
         match probing.ending {
             _ if !members.iter().any(|member| self.union.has_lists(member)) => {
-                self.union.lists.quantize(self.vector, &mut self.scratch.query);
+                self.union.lists.quantize(self.query.vector, &mut self.scratch.query);
             }
             _ if probing.takes_all(self.lists()) => self.every(),
             None => self.on(probing),
@@ -68,7 +94,7 @@ impl Filtered<'_, '_> {
 
     /// Scans the survivors of every list.
     fn every(&mut self) {
-        self.union.lists.quantize(self.vector, &mut self.scratch.query);
+        self.union.lists.quantize(self.query.vector, &mut self.scratch.query);
         self.counters.lists = self.lists() as u64;
         self.scan_members(true);
     }
@@ -91,8 +117,8 @@ impl Filtered<'_, '_> {
             let before = self.selector.accepted();
             self.scan_ordered(done..end);
             let gained = self.selector.accepted() - before;
-            let enough = self.counters.survivors >= self.k0 as u64;
-            let brings_little = done > 0 && (gained as f64) < probing.gain_min(self.k0, look - done);
+            let enough = self.counters.survivors >= self.query.k0 as u64;
+            let brings_little = done > 0 && (gained as f64) < probing.gain_min(self.query.k0, look - done);
             if end == probing.probes_max || enough && brings_little {
                 break;
             }
@@ -108,9 +134,9 @@ impl Filtered<'_, '_> {
     /// survivors cost their words and count for nothing.
     fn until(&mut self, probing: Probing<'_>, ending: Ending<'_>) {
         self.score_lists();
-        let Filtered { union, vector, scratch, .. } = self;
+        let Filtered { union, query, scratch, .. } = self;
         let lists = scratch.lists.iter().map(|&key| unkey(key));
-        scratch.ahead.begin(vector, lists.map(|(score, list)| (score, union.list_length(ListId(list.0)))));
+        scratch.ahead.begin(query.vector, lists.map(|(score, list)| (score, union.list_length(ListId(list.0)))));
         let mut done = 0;
         let mut before = self.counters;
         for look in probing.looks(self.lists(), Pace::Often) {
@@ -133,16 +159,43 @@ impl Filtered<'_, '_> {
         let lately =
             (self.counters.survivors - before.survivors) as f64 / (self.counters.items - before.items).max(1) as f64;
         self.scratch.ahead.passed(lately);
-        let found = ending.found(self.k0);
+        let found = ending.found(self.query.k0);
         let Some(threshold) = self.selector.kth(found) else { return false };
         let passing = pass_rate * self.union.items_in_lists() as f64;
         let seen = Seen { passing, survivors: self.counters.survivors, above: found as u64, lately };
-        self.scratch.ahead.expected(threshold, seen, ending.margins) <= ending.left * self.k0 as f64
+        let (ahead, left) = (&mut self.scratch.ahead, ending.left * self.query.k0 as f64);
+        if ahead.expected(threshold - self.above_rows, seen, ending.margins) > left {
+            return false;
+        }
+        if self.query.tables.is_none() {
+            return true;
+        }
+        let by_rows = self.kth_by_rows(found);
+        self.above_rows = threshold - by_rows;
+        self.scratch.ahead.expected(by_rows, seen, ending.margins) <= left
+    }
+
+    /// The `k`-th best score by rows of what is selected so far, which is as many at least.
+    fn kth_by_rows(&mut self, k: usize) -> f32 {
+        let Filtered { union, query, selector, scratch, .. } = self;
+        let Scratch { row_slots, products, .. } = &mut **scratch;
+        selector.shrink();
+        let mut scores = Vec::with_capacity(selector.len());
+        for (number, member) in union.members.iter().enumerate() {
+            let next = union.members.get(number + 1).map_or(u32::MAX, |next| next.first_slot);
+            row_slots.clear();
+            let own = selector.slots().iter().filter(|slot| (member.first_slot..next).contains(slot));
+            row_slots.extend(own.map(|slot| slot - member.first_slot));
+            products.resize(row_slots.len(), 0.0);
+            member.index.products(query.vector, row_slots, products);
+            scores.extend_from_slice(products);
+        }
+        *scores.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
     }
 
     fn score_lists(&mut self) {
         let start = Instant::now();
-        self.union.lists.score_lists(self.vector, self.scratch);
+        self.union.lists.score_lists(self.query.vector, self.scratch);
         self.counters.probe_time = start.elapsed();
     }
 
@@ -169,10 +222,11 @@ impl Filtered<'_, '_> {
         for lists in asked.chunks(LISTS_AT_ONCE) {
             self.fill_words(lists);
             let mut from = 0;
-            for &(number, list) in lists {
+            for (n, &(number, list)) in lists.iter().enumerate() {
                 let words = from..from + self.union.members[number].index.words_of(list);
                 from = words.end;
-                self.take_survivors(number, list, words);
+                let next = lists.get(n + 1).filter(|(other, _)| *other == number).map(|(_, list)| *list);
+                self.take_survivors(number, (list, next), words);
             }
         }
         asked.clear();
@@ -195,10 +249,11 @@ impl Filtered<'_, '_> {
         self.counters.words_time += start.elapsed();
     }
 
-    /// Leaves the survivors of a list of one member, whose words were filled, to be scored.
-    fn take_survivors(&mut self, number: usize, list: ListId, words: Range<usize>) {
-        let Filtered { union, scratch, counters, .. } = self;
-        let index = union.members[number].index;
+    /// Scores the survivors of a list of one member, whose words were filled, by their codes, or leaves them to be scored.
+    fn take_survivors(&mut self, number: usize, (list, next): (ListId, Option<ListId>), words: Range<usize>) {
+        let Filtered { union, query, selector, scratch, counters, .. } = self;
+        let member = &union.members[number];
+        let index = member.index;
         let words = &scratch.words[words];
         let first = index.list_offsets[list.index()];
         counters.items += u64::from(index.list_lengths[list.index()]);
@@ -208,8 +263,14 @@ impl Filtered<'_, '_> {
             return;
         }
         counters.survivors += survivors;
+        let blocks = words.iter().map(|&w| u64::from(blocks_of(w))).sum::<u64>();
+        if let Some((codes, tables)) = member.codes_for(query.tables) {
+            counters.bytes += blocks * codes.block_bytes();
+            member.scan_codes((codes, words), (list, next), (query.vector, tables), selector);
+            return;
+        }
         let Left { pending, picks } = &mut scratch.left[number];
-        let blocks = words.iter().map(|&w| u64::from(blocks_of(w))).sum::<u64>() * index.block_bytes();
+        let blocks = blocks * index.block_bytes();
         let rows = survivors * index.row_bytes();
         if !index.reads_rows(rows, blocks) {
             counters.bytes += blocks;
@@ -244,14 +305,14 @@ impl Filtered<'_, '_> {
 
     /// The same of one member, in their blocks or by their rows.
     fn score_left_of(&mut self, number: usize) {
-        let Filtered { union, vector, selector, scratch, .. } = self;
+        let Filtered { union, query: asked, selector, scratch, .. } = self;
         let member = &union.members[number];
         let Scratch { query, left, products, .. } = &mut **scratch;
         let Left { pending, picks } = &mut left[number];
         selector.scan_picks(member.index.kernels, &member.all_blocks(), picks, &query.view());
         picks.clear();
         products.resize(pending.len(), 0.0);
-        member.index.products(vector, pending, products);
+        member.index.products(asked.vector, pending, products);
         selector.offer(products, pending, member.first_slot);
         pending.clear();
     }
@@ -266,6 +327,11 @@ impl Index {
     /// Whether the rows of survivors are read in place of the blocks that they lie in, so many bytes of either.
     pub fn reads_rows(&self, rows: u64, blocks: u64) -> bool {
         !matches!(self.rows, WideRows::None) && rows * ROW_COST <= blocks
+    }
+
+    /// Bytes of blocks that are read in the time that survivors take, of whose rows and of whose blocks there are so many bytes.
+    pub fn survivor_bytes(&self, rows: u64, blocks: u64) -> u64 {
+        if self.reads_rows(rows, blocks) { rows * ROW_COST } else { blocks }
     }
 }
 

@@ -44,7 +44,7 @@ pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, build, from_lists, steps};
 pub use device::{DeviceIndex, FilteredSearch};
 pub use filtered::{MemberWords, Words};
-pub use first_pass::{CodeKind, FirstPass};
+pub use first_pass::{CodeChoice, CodeKind, CodeShape, FirstPass, IndexExtent, Rates};
 pub use options::{Options, Rescore};
 pub use pace::Pace;
 pub use probing::{Counters, Probing, Scratch};

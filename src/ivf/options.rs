@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::first_pass::FirstPass;
+use super::first_pass::{CodeChoice, CodeKind, CodeShape, FirstPass, IndexExtent};
 use crate::device::cpu::kernels::BLOCK;
 use crate::error::{Error, Result};
 use crate::limits;
@@ -23,6 +23,17 @@ pub enum Rescore {
     F16,
     /// f32, 4 D bytes an item.
     F32,
+}
+
+impl Rescore {
+    /// Bytes of a number of a row; 0 without rows.
+    pub(super) fn width(self) -> usize {
+        match self {
+            Rescore::None => 0,
+            Rescore::Bf16 | Rescore::F16 => 2,
+            Rescore::F32 => 4,
+        }
+    }
 }
 
 /// How an index is built.
@@ -80,17 +91,32 @@ impl Options {
         }
     }
 
-    /// The subspaces of the first pass's codes of vectors of so many dimensions; none without codes.
+    /// The first pass's codes of an index, and what they were chosen between, where the recipe leaves the choice.
+    ///
+    /// # Errors
+    /// As [`Options::codes`].
+    pub fn codes_of(&self, extent: &IndexExtent) -> Result<(Option<CodeShape>, Option<CodeChoice>)> {
+        match self.first_pass.codes {
+            CodeKind::Auto => {
+                self.codes(extent.dimension)?;
+                extent.choose().map(|(codes, choice)| (codes, Some(choice)))
+            }
+            _ => Ok((self.codes(extent.dimension)?, None)),
+        }
+    }
+
+    /// The first pass's codes that are named, of vectors of so many dimensions; none without codes.
     ///
     /// # Errors
     /// `Invalid` with the option, its value and its range; for codes without rows that score what they find.
-    pub fn subspaces(&self, dimension: usize) -> Result<Option<usize>> {
-        let subspaces = self.first_pass.subspaces_of(dimension)?;
-        match self.rescore {
-            Rescore::None if subspaces.is_some() => Err(Error::invalid(
-                "index.first_pass.codes: pq4 with index.rescore = \"none\", expected rows that score what the codes find",
-            )),
-            _ => Ok(subspaces),
+    pub fn codes(&self, dimension: usize) -> Result<Option<CodeShape>> {
+        let codes = self.first_pass.shape_of(dimension)?;
+        match (self.rescore, codes) {
+            (Rescore::None, Some(codes)) => Err(Error::invalid(format!(
+                "index.first_pass.codes: {} with index.rescore = \"none\", expected rows that score what the codes find",
+                codes.kind.name()
+            ))),
+            _ => Ok(codes),
         }
     }
 

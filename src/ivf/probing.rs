@@ -35,7 +35,7 @@ pub struct Probing<'a> {
     pub pass_rate: f64,
     /// When a filtered search ends, where `probes` were measured: those are then lists that hold survivors.
     pub ending: Option<Ending<'a>>,
-    /// Whether the first pass's codes are scanned, where there are any and nothing filters, in place of int8 rows.
+    /// Whether the first pass's codes are scanned, where there are any, in place of int8 rows.
     pub by_codes: bool,
 }
 
@@ -167,6 +167,8 @@ pub struct Scratch {
     /// Survivors that are to be scored, of each index that is searched.
     pub(super) left: Vec<Left>,
     pub(super) products: Vec<f32>,
+    /// Slots whose rows are scored before a search ends.
+    pub(super) row_slots: Vec<u32>,
     /// The lists that were not scanned yet.
     pub(super) ahead: Ahead,
     /// Selects the lists of searches that know how many they want.

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use super::filtered::{Filtered, MemberWords, Words};
+use super::filtered::{Filtered, FilteredQuery, MemberWords, Words};
 use super::first_pass::{ItemCodes, Tables};
 use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
@@ -36,8 +36,12 @@ impl Union<'_> {
         match words {
             None => self.search_best(vector, probing, selector, scratch),
             Some(words) => {
-                let union = *self;
-                Filtered { union, vector, words, selector, scratch, counters: Counters::default(), k0 }.run(probing)
+                let mut tables = std::mem::take(&mut scratch.tables);
+                let with_tables = probing.by_codes && self.lists.make_tables(vector, &mut tables);
+                let query = FilteredQuery { vector, tables: with_tables.then_some(&tables), k0 };
+                let counters = Filtered::of(*self, query, words, selector, scratch).run(probing);
+                scratch.tables = tables;
+                counters
             }
         }
     }
@@ -168,7 +172,7 @@ impl Index {
     /// Makes a query's tables for the first pass's codes; false where there are none.
     pub(super) fn make_tables(&self, vector: &[f32], tables: &mut Tables) -> bool {
         self.first_pass.as_ref().is_some_and(|codes| {
-            tables.set(&codes.books, vector);
+            tables.set(&codes.coder, vector);
             true
         })
     }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::options::{Options, Rescore};
+use super::first_pass::{CodeChoice, CodeKind, CodeShape, IndexExtent};
+use super::options::Options;
 use super::survey::RowSurvey;
 use crate::device::cpu::kernels::BLOCK;
 use crate::error::Result;
@@ -31,8 +32,10 @@ pub struct Sizes {
     pub sample: usize,
     /// Bytes of a number of the rows that rescore; 0 without such rows.
     pub row_width: usize,
-    /// Subspaces of the first pass's codes, half a byte each; 0 without codes.
-    pub subspaces: usize,
+    /// The first pass's codes.
+    pub codes: Option<CodeShape>,
+    /// What these were chosen between, where the recipe leaves the choice.
+    pub choice: Option<CodeChoice>,
     rounds: usize,
     origin: Origin,
 }
@@ -56,17 +59,14 @@ impl Sizes {
     /// The sizes of an index over lists that rows came with.
     ///
     /// # Errors
-    /// As [`Options::subspaces`].
+    /// As [`Options::codes_of`].
     pub fn of_lists(survey: &RowSurvey, lists: usize, options: &Options) -> Result<Self> {
-        let subspaces = options.subspaces(survey.cols)?.unwrap_or(0);
-        let row_width = match survey.fitting(options.rescore) {
-            Rescore::None => 0,
-            Rescore::Bf16 | Rescore::F16 => 2,
-            Rescore::F32 => 4,
-        };
+        let row_width = survey.fitting(options.rescore).width();
         let (items, dimension) = (survey.rows, survey.cols);
+        let extent = IndexExtent { items, dimension, lists, row_bytes: row_width * dimension };
+        let (codes, choice) = options.codes_of(&extent)?;
         let origin = Origin::Brought;
-        Ok(Sizes { items, dimension, lists, sample: 0, row_width, subspaces, rounds: 0, origin })
+        Ok(Sizes { items, dimension, lists, sample: 0, row_width, codes, choice, rounds: 0, origin })
     }
 
     /// About how many slots there will be. Lists take whole blocks: half a block more each, on average, and somewhat more where many
@@ -79,10 +79,11 @@ impl Sizes {
 
     /// Bytes in memory of all that serves but the filter's planes and the columns.
     pub fn bytes(&self) -> u64 {
-        let codes = self.dimension.next_multiple_of(4) + 4;
-        let centroids = self.lists.next_multiple_of(BLOCK) * codes;
-        let values = if self.subspaces > 0 { self.dimension * 64 } else { 0 };
-        (self.slots() * (codes + self.row_width * self.dimension + self.subspaces / 2) + centroids + values) as u64
+        let int8 = self.dimension.next_multiple_of(4) + 4;
+        let centroids = self.lists.next_multiple_of(BLOCK) * int8;
+        let of = |bytes: &dyn Fn(&CodeShape) -> usize| self.codes.as_ref().map_or(0, bytes);
+        let slot = int8 + self.row_width * self.dimension + of(&CodeShape::slot_bytes);
+        (self.slots() * slot + centroids + of(&|codes| codes.shared_bytes(self.dimension))) as u64
     }
 }
 
@@ -100,21 +101,28 @@ impl fmt::Display for Sizes {
         }
         let wide = self.row_width * dimension;
         let rescored = if wide == 0 { "none to rescore".to_owned() } else { format!("{wide} B to rescore") };
-        let first =
-            if self.subspaces == 0 { String::new() } else { format!("{} B for a first pass, ", self.subspaces / 2) };
+        let first = |codes: &CodeShape| format!("{} B for a first pass ({}), ", codes.slot_bytes(), codes.kind.name());
+        let first = self.codes.as_ref().map(first).unwrap_or_default();
         let megabytes = self.bytes() as f64 / 1e6;
         write!(
             f,
             "; an item takes {} B to scan, {first}{rescored}: {megabytes:.1} MB in memory",
             dimension.next_multiple_of(4) + 4
-        )
+        )?;
+        let Some(CodeChoice { int8_us, pq4_us, rabitq_us }) = self.choice else { return Ok(()) };
+        let chosen = self.codes.map_or(CodeKind::None, |codes| codes.kind).name();
+        write!(f, "; a search is reckoned to take {int8_us} µs by int8 rows, {pq4_us} by pq4")?;
+        if let Some(us) = rabitq_us {
+            write!(f, ", {us} by rabitq")?;
+        }
+        write!(f, ": codes {chosen}")
     }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::{CodeKind, FirstPass, Index, build};
+    use super::super::{FirstPass, Index, Rescore, build};
     use super::*;
     use crate::rows::RowStore;
     use crate::tensor::Matrix;
@@ -133,11 +141,14 @@ mod tests {
     #[test]
     fn what_is_stated_is_what_an_index_takes() {
         let pq4 = || FirstPass { codes: CodeKind::Pq4, subspaces: 0 };
+        let rabitq = || FirstPass { codes: CodeKind::Rabitq, subspaces: 0 };
         for (items, dimension, lists, rescore, first_pass) in [
             (1000, 3, 0, Rescore::None, FirstPass::default()),
             (3000, 64, 0, Rescore::F16, FirstPass::default()),
             (3000, 64, 0, Rescore::F16, pq4()),
             (9000, 17, 0, Rescore::F32, pq4()),
+            (2000, 300, 0, Rescore::F16, rabitq()),
+            (9000, 64, 0, Rescore::F16, FirstPass { codes: CodeKind::Auto, subspaces: 0 }),
             (3000, 50, 7, Rescore::Bf16, FirstPass::default()),
             (9000, 17, 0, Rescore::F32, FirstPass::default()),
             (20_000, 16, 0, Rescore::F16, FirstPass::default()),
@@ -172,6 +183,9 @@ mod tests {
         let options = Options { rescore: Rescore::F32, ..Options::default() };
         let text = Sizes::of_lists(&surveyed(rows), 5, &options).unwrap().to_string();
         assert!(text.contains("in 5 lists (as they came), 819 a list; an item takes 16 B"), "{text}");
+        let first_pass = FirstPass { codes: CodeKind::Auto, subspaces: 0 };
+        let text = told(&Options { first_pass, ..Options::default() });
+        assert!(text.contains(" µs by int8 rows, ") && text.ends_with(": codes none"), "{text}");
         assert!(Sizes::of(&surveyed(rows), &Options { lists: 5000, ..Options::default() }).is_err());
         // Half precision cannot hold these, which takes twice the memory.
         let large: Vec<f32> = rows.data().iter().map(|x| x * 1e6).collect();

@@ -106,7 +106,7 @@ impl<'a> Member<'a> {
             let next = lists.peek().copied();
             match self.codes_for(query.tables) {
                 Some((codes, tables)) => {
-                    self.scan_codes(codes, (list, next), (query.vector, tables), selector);
+                    self.scan_codes((codes, &[]), (list, next), (query.vector, tables), selector);
                     self.count_codes(codes, list, counters);
                 }
                 None => {
@@ -122,16 +122,16 @@ impl<'a> Member<'a> {
         self.index.first_pass.as_ref().zip(tables)
     }
 
-    /// Scans the codes of a list, before those of the next one.
+    /// Scans the codes of a list, before those of the next one: of all items, or, where there are words, of those that they name.
     pub(super) fn scan_codes(
         &self,
-        codes: &ItemCodes,
+        (codes, words): (&ItemCodes, &[u64]),
         (list, next): (ListId, Option<ListId>),
         (vector, tables): (&[f32], &Tables),
         selector: &mut Selector,
     ) {
         let blocks = self.index.codes_before(codes, list, next);
-        let blocks = CodeBlocks { first_slot: blocks.first_slot + self.first_slot, ..blocks };
+        let blocks = CodeBlocks { first_slot: blocks.first_slot + self.first_slot, words, ..blocks };
         let query = tables.of_list(self.index.centroid_product(vector, list));
         selector.scan_codes(self.index.kernels, &blocks, &query);
     }

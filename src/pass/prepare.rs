@@ -9,7 +9,6 @@ use super::cost;
 use super::trace::Trace;
 use super::work::{Cost, Prepared, Query, Search, Selection, Task};
 use crate::error::{Error, Result};
-use crate::filter::Route;
 use crate::gather::likely;
 use crate::limits;
 use crate::model::{QuerySpec, UserInput};
@@ -169,10 +168,9 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
     let planned = view.plan(&request.filter)?;
     // What the query of the most candidates takes is enough for the others.
     let most = k0.iter().copied().max().unwrap_or(0);
-    let (probes, left) = probes(view, request, most, planned.plan.pass_rate());
-    let plans = std::iter::once(&planned.plan).chain(&planned.beside);
-    let is_unfiltered = !request.exact && plans.into_iter().all(|plan| matches!(plan.route(), Route::All));
-    let by_codes = if is_unfiltered { by_codes(view, request, most) } else { None };
+    let pass_rate = planned.plan.pass_rate();
+    let (probes, left) = probes(view, request, most, pass_rate);
+    let by_codes = if request.exact { None } else { by_codes(view, request, most, pass_rate) };
     Ok(Search { k: request.k, k0, probes, left, exact: request.exact, by_codes, planned, excluded })
 }
 
@@ -200,10 +198,10 @@ fn probes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) ->
 
 /// How many the first pass's codes select for the recall that is asked for, or else the recipe's, where it was measured that
 /// they are worth their while.
-fn by_codes(view: &View, request: &Retrieve, candidates: usize) -> Option<usize> {
+fn by_codes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) -> Option<usize> {
     let main = view.main();
     let recall = request.recall.unwrap_or(main.recipe.serving.recall);
-    let wanted = Wanted { candidates, pass_rate: 1.0, recall };
+    let wanted = Wanted { candidates, pass_rate, recall };
     main.calibration.as_ref()?.choose(wanted, view.items_of_all(), main.index.lists()).by_codes
 }
 

@@ -137,7 +137,7 @@ pub(super) struct Search {
     /// What the search may leave ahead where it has a filter, as a share of K0; none where its probes were not measured.
     pub(super) left: Option<f64>,
     pub(super) exact: bool,
-    /// How many the first pass's codes select, where nothing filters and these are worth their while.
+    /// How many the first pass's codes select, where these are worth their while.
     pub(super) by_codes: Option<usize>,
     pub(super) planned: Arc<Planned>,
     /// Ascending.

@@ -150,29 +150,33 @@ impl<'a> Catalogue<'a> {
         let survivors: f64 = shares.iter().map(Share::survivors).sum();
         let held: f64 = shares.iter().map(|share| share.survivors() * share.plan.holding()).sum();
         let probing = self.probing(query, walked);
-        let mut room = query.room(self);
+        let (mut room, mut most) = (query.room(self), query.room_at_first(self));
         let mut expected = Expected::default();
         loop {
             let enough = walked.enough(query, &probing, room);
             let looked_at = probing.expected_lists(lists, survivors_a_list, holding, enough) as f64 / lists as f64;
             let mut round = Expected { lists: lists as f64, ..Expected::default() };
             for share in shares {
-                let of_part = share.scanned(looked_at, false);
+                let of_part = share.scanned(looked_at, query.by_codes.is_some());
                 round.filter_ns += of_part.items * share.plan.words_ns();
                 round.add(&of_part);
             }
-            let selected = round.survivors.min(room as f64);
+            let selected = round.survivors.min(most as f64);
             if !walked.is_exact() {
                 let passes_ns = shares.iter().map(|share| share.plan.passes_ns()).fold(0.0, f64::max);
                 round.filter_ns += selected * passes_ns;
             }
+            if query.by_codes.is_some() {
+                round.rows += selected - selected.min(query.k0 as f64);
+            }
             expected.add(&round);
             let hold = selected * held / survivors.max(f64::MIN_POSITIVE) * HOLDING_DOUBT;
-            let is_enough = hold >= query.kept() as f64 || round.survivors <= room as f64;
+            let is_enough = hold >= query.kept() as f64 || round.survivors <= most as f64;
             if is_enough || walked.is_exact() || room >= self.items() {
                 return expected;
             }
             room = (room * ROOM_GROWTH).min(self.items());
+            most = room.max(most);
         }
     }
 }

@@ -48,7 +48,7 @@ impl<'a> Walked<'a> {
         self.numbers.first() == Some(&0)
     }
 
-    /// Survivors that a filtered search does with, which selects `room` of them.
+    /// Survivors that a filtered search does with, which selects `room` of them by int8 scores.
     pub(super) fn enough(&self, query: &Query<'_>, probing: &Probing<'_>, room: usize) -> usize {
         // Of survivors that are no "maybes" none drops out again.
         if probing.ending.is_some() && self.is_exact() { query.k0 } else { room }
@@ -68,7 +68,7 @@ impl<'a> Walked<'a> {
 impl<'a> Catalogue<'a> {
     /// Candidates that are selected without words: some of them may be excluded or gone.
     pub(super) fn room_unfiltered(&self, query: &Query<'_>) -> usize {
-        let room = query.room_of_all(self) + query.excluded.len();
+        let room = query.room_at_first(self) + query.excluded.len();
         match self.parts.iter().filter_map(|part| part.gone).map(|gone| gone.len()).sum() {
             0usize => room,
             // About as many as there are among so many, and half as many again.
@@ -117,7 +117,7 @@ impl<'a> Catalogue<'a> {
         // Where more of the selected were gone than there was room for, words keep them from being selected.
         let crowded_out = walked.parts.iter().any(|part| part.gone.is_some())
             && counters.survivors > self.room_unfiltered(query) as u64
-            && scratch.candidates.len() < query.room_of_all(self);
+            && scratch.candidates.len() < query.room_at_first(self);
         if enough && !crowded_out { counters } else { self.find_filtered(query, walked, scratch, times) }
     }
 
@@ -182,7 +182,7 @@ impl<'a> Catalogue<'a> {
         times: &mut Times,
     ) -> Counters {
         let Scratch { selector, alone, words, candidates, .. } = scratch;
-        let (mut room, mut again) = (query.room(self), 0);
+        let (mut room, mut selected, mut again) = (query.room(self), query.room_at_first(self), 0);
         let own = |part: &&CataloguePart<'_>| match part.first_slot {
             0 => Cow::Borrowed(query.excluded),
             _ => Cow::Owned(part.take(query.excluded)),
@@ -191,7 +191,7 @@ impl<'a> Catalogue<'a> {
         let union = Union { lists: self.main().index, members: &walked.members };
         let (probing, is_exact) = (self.probing(query, walked), walked.is_exact());
         loop {
-            self.begin(selector, room);
+            self.begin(selector, selected);
             let start = Instant::now();
             let mut fill = |member: usize, list: ListId, out: &mut [u64]| {
                 let (part, plan) = (walked.parts[member], walked.plans[member]);
@@ -201,17 +201,18 @@ impl<'a> Catalogue<'a> {
                     gone.clear(part.filter.first_slot(list), &mut out[..part.filter.words(list)]);
                 }
             };
-            let enough = walked.enough(query, &probing, room);
+            let enough = walked.enough(query, &probing, room).min(selected);
             let counters = union.search(query.vector, probing, Some(&mut fill), selector, enough, alone);
             let counters = Counters { again, ..counters };
             times.add_search(start.elapsed(), &counters);
             self.verify(query, selector, candidates, times);
             // Where "maybe" bits filled the selection and too few of them held, more of the survivors are looked at.
-            let all_seen = counters.survivors <= room as u64;
+            let all_seen = counters.survivors <= selected as u64;
             if candidates.len() >= query.kept() || all_seen || is_exact {
                 return counters;
             }
             room = (room * ROOM_GROWTH).min(self.items());
+            selected = room.max(selected);
             again += 1;
         }
     }

@@ -13,8 +13,8 @@
 //! list. All parts are searched as one ([`ivf::Union`]): lists are chosen once, and the best of all are selected, verified and
 //! scored again together. Items that are gone have a tombstone.
 //!
-//! Where the index has smaller codes for a first pass, a query without a filter may have these scanned in place of int8 rows. More
-//! are selected then; all else is the same. Parts beside it have int8 rows alone: either score is about the product of the two
+//! Where the index has smaller codes for a first pass, a query may have these scanned in place of int8 rows, with a filter those of the
+//! items that pass its words. More are selected then; all else is the same. Parts beside it have int8 rows alone: either score is about the product of the two
 //! vectors, so that they are selected together, and the rows of the selected decide.
 
 mod expected;
@@ -82,7 +82,7 @@ pub struct Query<'a> {
     pub ending: Option<ivf::Ending<'a>>,
     /// Looks at every item in f32 in place of probing.
     pub exact: bool,
-    /// How many are selected by the first pass's codes, R, where those are scanned in place of int8 rows: nothing may filter.
+    /// How many are selected by the first pass's codes, R, where those are scanned in place of int8 rows.
     pub by_codes: Option<usize>,
 }
 
@@ -183,8 +183,8 @@ impl<'a> Query<'a> {
         self.selected.unwrap_or_else(|| catalogue.main().index.rows().selected(self.k0))
     }
 
-    /// Candidates that are selected without words: by the first pass's codes, or else by int8 scores.
-    fn room_of_all(&self, catalogue: &Catalogue<'_>) -> usize {
+    /// Candidates that are selected at first: by the first pass's codes, or else by int8 scores.
+    fn room_at_first(&self, catalogue: &Catalogue<'_>) -> usize {
         match (self.selected, self.by_codes) {
             (None, Some(selected)) => selected.max(self.k0),
             _ => self.room(catalogue),

@@ -298,7 +298,7 @@ fn where_codes_select_all_answers_are_those_of_int8_rows() {
                 expected.iter_mut().for_each(|found| found.truncate(10));
                 for together in [1, 8] {
                     let told = format!("`{filter}` {probes} {together}");
-                    let by_codes = if filter.is_empty() { Some(most) } else { None };
+                    let by_codes = Some(most);
                     assert_eq!(ask(10, &|_| by_codes, together), expected, "{told}");
                     // Some by codes and some by rows.
                     let either = ask(10, &|n| by_codes.filter(|_| n.is_multiple_of(2)), together);

@@ -51,7 +51,7 @@ pub struct RecallCurve {
     /// What a filtered search may expect ahead when it ends, as a share of K0.
     pub left: Vec<f64>,
     /// How many the codes of a first pass are to select for each target, 0 where int8 rows take less time; none where there are no
-    /// such codes, and under filters.
+    /// such codes, and where they were not measured, of few items that pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub selected: Vec<usize>,
 }
@@ -65,7 +65,7 @@ pub struct Chosen {
     pub recall: f64,
     /// What a filtered search may expect ahead when it ends, as a share of K0.
     pub left: f64,
-    /// How many the first pass's codes are to select of all items, where they take less time than int8 rows.
+    /// How many the first pass's codes are to select of the items that pass, where they take less time than int8 rows.
     pub by_codes: Option<usize>,
 }
 
@@ -141,10 +141,10 @@ impl Calibration {
             if !curve.probes.is_sorted() || curve.probes.iter().any(|p| *p == 0 || *p > lists) {
                 return Err(format!("{place}: probes {:?}, expected rising ones of 1 to {lists}", curve.probes));
             }
-            let fits = curve.selected.is_empty() || curve.selected.len() == points && pass_rate == 1.0;
+            let fits = curve.selected.is_empty() || curve.selected.len() == points;
             if !fits || curve.selected.iter().any(|n| *n != 0 && !(k..=limits::CANDIDATES_MAX).contains(n)) {
                 return Err(format!(
-                    "{place}: selected {:?}, expected 0 or {k} to {} for each of {points} targets, at pass rate 1 alone",
+                    "{place}: selected {:?}, expected 0 or {k} to {} for each of {points} targets",
                     curve.selected,
                     limits::CANDIDATES_MAX
                 ));
@@ -272,7 +272,8 @@ fn between(above: (f64, Chosen), below: (f64, Chosen), rate: f64) -> Chosen {
         probes: probes.clamp(least, most),
         recall: above.1.recall.min(below.1.recall),
         left: left.exp().clamp(above.1.left.min(below.1.left), above.1.left.max(below.1.left)),
-        by_codes: None,
+        // What is enough for both is enough between them.
+        by_codes: above.1.by_codes.zip(below.1.by_codes).map(|(above, below)| above.max(below)),
     }
 }
 
@@ -340,6 +341,7 @@ mod tests {
     fn codes_are_chosen_where_they_were_measured_to_pay() {
         let mut measured = measured();
         measured.curves[0].selected = vec![0, 40, 60];
+        measured.curves[1].selected = vec![30, 70, 0];
         measured.curves[3].selected = vec![250, 300, 0];
         assert!(measured.uses_codes() && measured.check(100).is_ok());
         for (candidates, pass_rate, recall, by_codes) in [
@@ -348,8 +350,12 @@ mod tests {
             (7, 1.0, 0.97, Some(60)),
             (11, 1.0, 0.9, Some(250)),
             (100, 1.0, 0.99, None),
-            (10, 0.5, 0.95, None),
-            (10, 0.1, 0.95, None),
+            (10, 0.5, 0.95, Some(70)),
+            (10, 0.1, 0.95, Some(70)),
+            (10, 0.05, 0.95, None),
+            (10, 0.5, 0.9, None),
+            (10, 0.5, 0.99, None),
+            (100, 0.5, 0.95, None),
             (101, 1.0, 0.9, None),
             (10, 1.0, 0.9999, None),
         ] {
@@ -398,11 +404,6 @@ mod tests {
             ("0.01]}", "0.01],\"selected\":[20,30]}", "selected [20, 30], expected 0 or 10 to"),
             ("0.01]}", "0.01],\"selected\":[9,20,30]}", "selected [9, 20, 30], expected 0 or 10 to"),
             ("0.01]}", "0.01],\"selected\":[0,20,9999999]}", "expected 0 or 10 to"),
-            (
-                "0.01]},{\"k\":10,\"pass_rate\":0.1,",
-                "0.01]},{\"selected\":[20,20,20],\"k\":10,\"pass_rate\":0.1,",
-                "at pass rate 1 alone",
-            ),
             ("\"source\"", "\"sauce\"", "unknown field `sauce`"),
             ("{", "", "calibration.json"),
         ] {

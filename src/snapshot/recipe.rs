@@ -92,7 +92,7 @@ impl Recipe {
     pub fn parse(text: &str) -> Result<Self> {
         let recipe: Recipe = toml::from_str(text).map_err(|e| Error::invalid(e.to_string().trim_end().to_owned()))?;
         recipe.filter.check()?;
-        recipe.index.subspaces(limits::DIMENSION_MAX)?;
+        recipe.index.codes(limits::DIMENSION_MAX)?;
         let candidates = recipe.serving.candidates;
         if candidates == 0 || candidates > limits::CANDIDATES_MAX {
             return Err(Error::invalid(format!(
@@ -167,7 +167,7 @@ mod tests {
             ("[index]\nlists = -3", "invalid"),
             ("[index.first_pass]\ncodes = \"pq8\"", "unknown variant `pq8`"),
             ("[index.first_pass]\ncodes = \"pq4\"\nsubspaces = 12", "index.first_pass.subspaces: got 12"),
-            ("[index.first_pass]\nsubspaces = 8", "index.first_pass.subspaces: got 8 without codes"),
+            ("[index.first_pass]\nsubspaces = 8", "index.first_pass.subspaces: got 8, expected"),
             ("[index]\nrescore = \"none\"\n[index.first_pass]\ncodes = \"pq4\"", "expected rows that score"),
             ("[filter]\nhashes = 0", "filter.hashes: got 0, expected 1 to 32"),
             ("[filter]\nfixed_bits = 0", "filter.fixed_bits: got 0"),

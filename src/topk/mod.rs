@@ -263,6 +263,11 @@ impl Selector {
         Some(self.kernels.kth(&mut self.spare, k))
     }
 
+    /// The slots that are held, in no order.
+    pub fn slots(&self) -> &[u32] {
+        &self.slots[..self.len]
+    }
+
     /// Of the items at the threshold itself those that rank first stay, as many as K has room for.
     fn drop_ties(&mut self) {
         let Selector { k, scores, slots, len, threshold, ids, sorting, .. } = self;

@@ -24,7 +24,7 @@ pub(in crate::ivf) struct Codebooks {
 
 impl Codebooks {
     /// Residuals that train them.
-    pub(in crate::ivf) const SAMPLE: usize = 1 << 15;
+    pub(super) const SAMPLE: usize = 1 << 15;
 
     /// Those of a file.
     ///
@@ -40,7 +40,7 @@ impl Codebooks {
     }
 
     /// Trains them on `residuals` `[n, D]`.
-    pub(in crate::ivf) fn train(residuals: &[f32], dimension: usize, subspaces: usize, seed: u64) -> Self {
+    pub(super) fn train(residuals: &[f32], dimension: usize, subspaces: usize, seed: u64) -> Self {
         let mut books = Codebooks { values: vec![[0.0; VALUES]; dimension], subspaces };
         let of_subspace = |subspace: usize| {
             let bounds = books.bounds(subspace);
@@ -63,13 +63,8 @@ impl Codebooks {
     }
 
     /// The numbers of all values, as a file holds them.
-    pub(in crate::ivf) fn numbers(&self) -> Vec<f32> {
+    pub(super) fn numbers(&self) -> Vec<f32> {
         self.values.concat()
-    }
-
-    /// Subspaces, M.
-    pub(in crate::ivf) fn subspaces(&self) -> usize {
-        self.subspaces
     }
 }
 

@@ -1,14 +1,16 @@
 //! A query's tables: what each value of each subspace is worth to it, in bytes.
 
 use super::books::{Codebooks, VALUES};
+use super::coder::Coder;
 use super::options::OF_LINE;
+use super::signs::DIMENSIONS;
 use crate::device::cpu::kernels::{CodeQuery, TABLE};
 
 /// The largest byte.
 const MOST: f32 = 255.0;
 
 /// The tables of a query, kept between calls so that nothing is allocated. All of them have one step, the widest range of a
-/// subspace's 16 products over 255; the least product of each subspace is part of what every item scores in advance.
+/// subspace's 16 products over 255; the sum of the least products of all subspaces is part of what an item scores in advance.
 #[derive(Clone, Debug, Default)]
 pub(in crate::ivf) struct Tables {
     /// `[M / 8, 8, 16]`
@@ -16,19 +18,26 @@ pub(in crate::ivf) struct Tables {
     products: Vec<[f32; VALUES]>,
     step: f32,
     base: f32,
+    /// The query in the rotation of signs; empty for product codes.
+    rotated: Vec<f32>,
 }
 
 impl Tables {
     /// Takes the tables of `vector` `[D]`.
-    pub(in crate::ivf) fn set(&mut self, books: &Codebooks, vector: &[f32]) {
-        let Tables { bytes, products, step, base } = self;
+    pub(in crate::ivf) fn set(&mut self, coder: &Coder, vector: &[f32]) {
+        let Tables { bytes, products, step, base, rotated } = self;
         products.clear();
-        products.resize(books.subspaces, [0.0; VALUES]);
-        let (mut range, mut sum) = (0f32, 0f32);
-        for (subspace, products) in products.iter_mut().enumerate() {
-            for d in books.bounds(subspace) {
-                products.iter_mut().zip(&books.values[d]).for_each(|(product, value)| *product += vector[d] * value);
+        products.resize(coder.subspaces(), [0.0; VALUES]);
+        rotated.clear();
+        match coder {
+            Coder::Pq4(books) => of_values(books, vector, products),
+            Coder::Rabitq(rotation) => {
+                rotation.rotate(vector.iter().copied(), rotated);
+                of_signs(rotated, products);
             }
+        }
+        let (mut range, mut sum) = (0f32, 0f32);
+        for products in products.iter_mut() {
             let least = products.iter().fold(f32::MAX, |least, &x| least.min(x));
             products.iter_mut().for_each(|product| *product -= least);
             range = products.iter().fold(range, |range, &x| range.max(x));
@@ -39,12 +48,37 @@ impl Tables {
         (*step, *base) = (if inverse > 0.0 { range / MOST } else { 0.0 }, sum);
         bytes.clear();
         bytes.extend(products.as_flattened().iter().map(|product| (product * inverse + 0.5) as u8));
-        debug_assert_eq!(bytes.len(), books.subspaces / OF_LINE * TABLE);
+        debug_assert_eq!(bytes.len(), coder.subspaces() / OF_LINE * TABLE);
     }
 
     /// The query of a list whose centroid's product with the vector is known.
     pub(in crate::ivf) fn of_list(&self, product: f32) -> CodeQuery<'_> {
-        CodeQuery { tables: &self.bytes, step: self.step, bias: product + self.base }
+        let Tables { bytes: tables, step, base, .. } = self;
+        match self.rotated.is_empty() {
+            true => CodeQuery { tables, step: *step, base: 0.0, bias: product + base },
+            // What lies before the sum is multiplied by an item's factor too.
+            false => CodeQuery { tables, step: *step, base: *base, bias: product },
+        }
+    }
+}
+
+/// The products with the values of each subspace.
+fn of_values(books: &Codebooks, vector: &[f32], products: &mut [[f32; VALUES]]) {
+    for (subspace, products) in products.iter_mut().enumerate() {
+        for d in books.bounds(subspace) {
+            products.iter_mut().zip(&books.values[d]).for_each(|(product, value)| *product += vector[d] * value);
+        }
+    }
+}
+
+/// The products with the 16 patterns of four signs, of each four numbers.
+fn of_signs(rotated: &[f32], products: &mut [[f32; VALUES]]) {
+    for (numbers, products) in rotated.chunks_exact(DIMENSIONS).zip(products) {
+        for (n, x) in numbers.iter().enumerate() {
+            for (code, product) in products.iter_mut().enumerate() {
+                *product += if code >> n & 1 == 1 { *x } else { -x };
+            }
+        }
     }
 }
 
@@ -61,7 +95,7 @@ mod tests {
             for scale in [1.0, 1e-30, 1e12] {
                 let vector: Vec<f32> = (0..dimension).map(|d| number(d + 7777) * scale).collect();
                 let mut tables = Tables::default();
-                tables.set(&books, &vector);
+                tables.set(&Coder::Pq4(books.clone()), &vector);
                 let query = tables.of_list(0.0);
                 let table = |subspace: usize, n: usize| f32::from(query.tables[subspace * VALUES + n]) * query.step;
                 let (mut exact, mut least) = (0f32, 0f32);
@@ -87,7 +121,7 @@ mod tests {
         let books = Codebooks::new(&[0.5; 4 * VALUES], 8).expect("finite");
         let mut tables = Tables::default();
         for vector in [[0.0; 4], [1e-45; 4], [1.0; 4]] {
-            tables.set(&books, &vector);
+            tables.set(&Coder::Pq4(books.clone()), &vector);
             let query = tables.of_list(0.25);
             let products = vector.iter().sum::<f32>() * 0.5;
             assert_eq!((query.step, query.bias), (0.0, 0.25 + products));

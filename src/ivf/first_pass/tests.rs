@@ -7,21 +7,29 @@ use crate::error::Kind;
 use crate::files::{TensorFile, Tensors};
 use crate::ivf::tests::{build, from_lists, vectors};
 use crate::ivf::{
-    BatchScratch, Built, CodeKind, Counters, FirstPass, Index, Lists, Options, Probing, Rescore, Scratch, Search,
+    BatchScratch, Built, CodeKind, Counters, Ending, FirstPass, Index, Lists, Margins, Options, Probing, Rescore,
+    Scratch, Search,
 };
 use crate::tensor::Matrix;
 use crate::topk::{Selector, unkey};
 use crate::units::{ListId, NO_ITEM, Slot};
 
+mod rabitq;
+
 const PQ4: FirstPass = FirstPass { codes: CodeKind::Pq4, subspaces: 0 };
+const RABITQ: FirstPass = FirstPass { codes: CodeKind::Rabitq, subspaces: 0 };
 
 fn tensors(built: &Built, rows: Matrix<'_>) -> Tensors {
     built.in_memory(&rows.into(), "index").unwrap()
 }
 
 fn coded(values: &[f32], dimension: usize, lists: usize) -> (Built, Index) {
+    coded_by(PQ4, values, dimension, lists)
+}
+
+fn coded_by(first_pass: FirstPass, values: &[f32], dimension: usize, lists: usize) -> (Built, Index) {
     let rows = Matrix::new(values, dimension).unwrap();
-    let options = Options { lists, first_pass: PQ4, ..Options::default() };
+    let options = Options { lists, first_pass, ..Options::default() };
     let built = build(rows, &options, &|_| ()).unwrap();
     let index = Index::open(&tensors(&built, rows)).unwrap();
     assert!(index.has_first_pass());
@@ -96,14 +104,17 @@ fn scores_are_what_the_format_says() {
 
 #[test]
 fn where_all_are_selected_answers_are_those_of_int8_rows() {
-    let (values, dimension) = (vectors(3000, 24, 7), 24);
-    let (_, index) = coded(&values, dimension, 30);
-    for kernels in Kernels::all() {
-        let index = index.clone().with_kernels(kernels);
-        for query in vectors(10, dimension, 8).chunks_exact(dimension) {
-            for probes in [1, 5, 29, 30] {
-                let of = |by_codes| rescored(&index, query, &searched(&index, query, probes, 3000, by_codes).0, 200);
-                assert_eq!(of(true), of(false), "{} {probes}", kernels.name());
+    for first_pass in [PQ4, RABITQ] {
+        let (values, dimension) = (vectors(3000, 24, 7), 24);
+        let (_, index) = coded_by(first_pass, &values, dimension, 30);
+        for kernels in Kernels::all() {
+            let index = index.clone().with_kernels(kernels);
+            for query in vectors(10, dimension, 8).chunks_exact(dimension) {
+                for probes in [1, 5, 29, 30] {
+                    let of =
+                        |by_codes| rescored(&index, query, &searched(&index, query, probes, 3000, by_codes).0, 200);
+                    assert_eq!(of(true), of(false), "{} {probes}", kernels.name());
+                }
             }
         }
     }
@@ -128,111 +139,197 @@ fn few_more_than_are_wanted_hold_nearly_all_of_the_best() {
 
 #[test]
 fn every_kernel_selects_the_same() {
-    let (values, dimension) = (vectors(2000, 21, 11), 21);
-    let (_, index) = coded(&values, dimension, 16);
-    for query in vectors(6, dimension, 12).chunks_exact(dimension) {
-        // All lists: then nothing but the codes' scores decides.
-        let of = |kernels| searched(&index.clone().with_kernels(kernels), query, 16, 150, true).0;
-        let expected = of(Kernels::all()[0]);
-        for kernels in Kernels::all() {
-            let near = |(a, b): (&(f32, Slot), &(f32, Slot))| (a.0 - b.0).abs() < 1e-5;
-            // Products with centroids are rounded as kernels sum them; the codes' sums are not.
-            assert!(of(kernels).iter().zip(&expected).all(near), "{}", kernels.name());
+    for first_pass in [PQ4, RABITQ] {
+        let (values, dimension) = (vectors(2000, 21, 11), 21);
+        let (_, index) = coded_by(first_pass, &values, dimension, 16);
+        for query in vectors(6, dimension, 12).chunks_exact(dimension) {
+            // All lists: then nothing but the codes' scores decides.
+            let of = |kernels| searched(&index.clone().with_kernels(kernels), query, 16, 150, true).0;
+            let expected = of(Kernels::all()[0]);
+            for kernels in Kernels::all() {
+                let near = |(a, b): (&(f32, Slot), &(f32, Slot))| (a.0 - b.0).abs() < 1e-5;
+                // Products with centroids are rounded as kernels sum them; the codes' sums are not.
+                assert!(of(kernels).iter().zip(&expected).all(near), "{}", kernels.name());
+            }
         }
     }
 }
 
 #[test]
 fn queries_of_a_batch_find_what_they_find_alone() {
-    let (values, dimension) = (vectors(4000, 16, 13), 16);
-    let (_, index) = coded(&values, dimension, 50);
-    let queries = vectors(13, dimension, 14);
-    let mut batch = BatchScratch::default();
-    // Where queries meet in lists and where they do not, by codes, by rows and either.
-    for (probes, way) in [(2, 0), (25, 0), (25, 1), (25, 2), (50, 2)] {
-        let by_codes = |n: usize| way == 0 || way == 2 && !n.is_multiple_of(3);
-        let k = |n: usize| 30 + n * 10;
-        let mut selectors: Vec<Selector> = (0..13).map(|_| Selector::new()).collect();
-        let mut searches: Vec<Search<'_>> = queries
-            .chunks_exact(dimension)
-            .zip(&mut selectors)
-            .enumerate()
-            .map(|(n, (query, selector))| {
-                selector.reset(k(n));
-                Search { by_codes: by_codes(n), ..Search::new(query, probes, selector) }
-            })
-            .collect();
-        index.search_batch(&mut searches, &mut batch);
-        let counters: Vec<Counters> = searches.iter().map(|search| search.counters).collect();
-        for (n, (query, selector)) in queries.chunks_exact(dimension).zip(&mut selectors).enumerate() {
-            let found: Vec<(f32, Slot)> = selector.finish().iter().map(|&key| unkey(key)).collect();
-            let (alone, counted) = searched(&index, query, probes, k(n), by_codes(n));
-            assert_eq!(found, alone, "query {n} of {probes} probes, way {way}");
-            let of = |c: &Counters| (c.lists, c.items, c.survivors, c.bytes);
-            assert_eq!(of(&counters[n]), of(&counted), "query {n} of {probes} probes, way {way}");
+    for first_pass in [PQ4, RABITQ] {
+        let (values, dimension) = (vectors(4000, 16, 13), 16);
+        let (_, index) = coded_by(first_pass, &values, dimension, 50);
+        let queries = vectors(13, dimension, 14);
+        let mut batch = BatchScratch::default();
+        // Where queries meet in lists and where they do not, by codes, by rows and either.
+        for (probes, way) in [(2, 0), (25, 0), (25, 1), (25, 2), (50, 2)] {
+            let by_codes = |n: usize| way == 0 || way == 2 && !n.is_multiple_of(3);
+            let k = |n: usize| 30 + n * 10;
+            let mut selectors: Vec<Selector> = (0..13).map(|_| Selector::new()).collect();
+            let mut searches: Vec<Search<'_>> = queries
+                .chunks_exact(dimension)
+                .zip(&mut selectors)
+                .enumerate()
+                .map(|(n, (query, selector))| {
+                    selector.reset(k(n));
+                    Search { by_codes: by_codes(n), ..Search::new(query, probes, selector) }
+                })
+                .collect();
+            index.search_batch(&mut searches, &mut batch);
+            let counters: Vec<Counters> = searches.iter().map(|search| search.counters).collect();
+            for (n, (query, selector)) in queries.chunks_exact(dimension).zip(&mut selectors).enumerate() {
+                let found: Vec<(f32, Slot)> = selector.finish().iter().map(|&key| unkey(key)).collect();
+                let (alone, counted) = searched(&index, query, probes, k(n), by_codes(n));
+                assert_eq!(found, alone, "query {n} of {probes} probes, way {way}");
+                let of = |c: &Counters| (c.lists, c.items, c.survivors, c.bytes);
+                assert_eq!(of(&counters[n]), of(&counted), "query {n} of {probes} probes, way {way}");
+            }
         }
     }
 }
 
 #[test]
-fn words_are_looked_at_by_int8_rows() {
-    let (values, dimension) = (vectors(2000, 16, 15), 16);
-    let (_, index) = coded(&values, dimension, 20);
-    let query = &vectors(1, dimension, 16)[..];
-    let of = |by_codes| {
-        let mut selector = Selector::new();
-        selector.reset(100);
-        let mut thirds = |list: ListId, out: &mut [u64]| {
-            out.fill(0);
-            (0..index.list_lengths()[list.index()] as usize).step_by(3).for_each(|n| out[n / 64] |= 1 << (n % 64));
+fn words_choose_among_what_codes_score() {
+    for first_pass in [PQ4, RABITQ] {
+        let (values, dimension) = (vectors(2000, 16, 15), 16);
+        let (_, index) = coded_by(first_pass, &values, dimension, 20);
+        let margins = Margins::of(&(0..64).map(|n| (0.0, n as f32 / 64.0)).collect::<Vec<_>>());
+        let passes: [fn(u32) -> bool; 5] =
+            [|_| true, |_| false, |slot| slot % 3 == 0, |slot| slot == 77, |slot| slot < 900];
+        for (passes, kernels) in passes.into_iter().zip(Kernels::all().into_iter().cycle()) {
+            let index = index.clone().with_kernels(kernels);
+            for query in vectors(4, dimension, 16).chunks_exact(dimension) {
+                let mut scratch = Scratch::default();
+                let mut of = |probes: usize, k: usize, ending| {
+                    let mut words = |list: ListId, out: &mut [u64]| {
+                        let first = index.list_offsets()[list.index()];
+                        out.fill(0);
+                        let own = (0..index.list_lengths()[list.index()]).filter(|n| passes(first + n));
+                        own.for_each(|n| out[n as usize / 64] |= 1 << (n % 64));
+                    };
+                    let mut selector = Selector::new();
+                    selector.reset(k);
+                    let probing = Probing { by_codes: true, ending, pass_rate: 0.3, ..Probing::of(probes, probes) };
+                    index.search(query, probing, Some(&mut words), &mut selector, k, &mut scratch);
+                    selector.finish().iter().map(|&key| unkey(key)).collect::<Vec<_>>()
+                };
+                for (probes, k) in [(20, 2000), (20, 30), (5, 2000), (5, 30)] {
+                    let mut expected = searched(&index, query, probes, 2000, true).0;
+                    expected.retain(|(_, slot)| passes(slot.0));
+                    expected.truncate(k);
+                    assert_eq!(of(probes, k, None), expected, "{} {probes} {k}", kernels.name());
+                    // A search that may leave nothing ahead looks at all that it may.
+                    let ending = Ending { margins: &margins, recall: 0.9, left: 0.0 };
+                    assert_eq!(of(probes, k, Some(ending)), expected, "{} {probes} {k}", kernels.name());
+                }
+            }
+        }
+    }
+}
+
+/// Where a filtered search ends early, it ends by what rows say of what it found.
+#[test]
+fn searches_that_end_early_have_found_what_they_should() {
+    for first_pass in [PQ4, RABITQ] {
+        let (values, dimension) = (vectors(6000, 24, 21), 24);
+        let (_, index) = coded_by(first_pass, &values, dimension, 60);
+        let queries = vectors(60, dimension, 22);
+        let pairs: Vec<(f32, f32)> = queries
+            .chunks_exact(dimension)
+            .flat_map(|query| {
+                let mut of_lists = vec![0.0; 60];
+                index
+                    .probe(query, 60, &mut Scratch::default())
+                    .for_each(|(list, score)| of_lists[list.index()] = score);
+                let length = query.iter().map(|x| x * x).sum::<f32>().sqrt();
+                let pair = |slot| (of_lists[index.list_of(slot).index()] / length, index.product(query, slot) / length);
+                index.filled_slots().step_by(7).map(pair).collect::<Vec<_>>()
+            })
+            .collect();
+        let margins = Margins::of(&pairs);
+        let (mut scratch, mut hits, mut lists) = (Scratch::default(), 0, 0);
+        let mut halves = |list: ListId, out: &mut [u64]| {
+            out.fill(0x5555_5555_5555_5555);
+            let length = index.list_lengths()[list.index()] as usize;
+            out.iter_mut().enumerate().for_each(|(n, word)| {
+                *word &= if length >= (n + 1) * 64 { u64::MAX } else { (1u64 << (length.saturating_sub(n * 64))) - 1 };
+            });
         };
-        let probing = Probing { by_codes, ..Probing::of(20, 20) };
-        index.search(query, probing, Some(&mut thirds), &mut selector, 100, &mut Scratch::default());
-        selector.finish().to_vec()
-    };
-    assert_eq!(of(true), of(false));
+        for query in queries.chunks_exact(dimension) {
+            let mut of = |by_codes, left, k| {
+                let mut selector = Selector::new();
+                selector.reset(k);
+                let ending = Some(Ending { margins: &margins, recall: 0.95, left });
+                let probing = Probing { by_codes, ending, pass_rate: 0.5, ..Probing::of(8, 60) };
+                let counters = index.search(query, probing, Some(&mut halves), &mut selector, 20, &mut scratch);
+                let found: Vec<_> = selector.finish().iter().map(|&key| unkey(key)).collect();
+                let best = rescored(&index, query, &found, 20);
+                (best.into_iter().map(|(_, slot)| slot).collect::<Vec<_>>(), counters.lists)
+            };
+            let selected = if first_pass == PQ4 { 200 } else { 400 };
+            let (found, probed) = of(true, 0.02, selected);
+            let (best, _) = of(false, 0.0, selected);
+            hits += best.iter().filter(|slot| found.contains(slot)).count();
+            lists += probed;
+        }
+        assert!(hits >= 1140, "{hits} of 1200");
+        assert!(lists < 60 * 60, "none ended early");
+    }
 }
 
 #[test]
 fn values_stay_where_lists_go_on_and_where_they_are_cut() {
-    let (values, dimension) = (vectors(900, 12, 17), 12);
-    let rows = Matrix::new(&values, dimension).unwrap();
-    let (built, index) = coded(&values, dimension, 6);
-    let numbers = |tensors: &Tensors| tensors.get::<f32>("first_pass_values", 2).unwrap().0.to_vec();
-    let expected = numbers(&tensors(&built, rows));
-    let part = built.part(|row| row % 3 == 1);
-    assert_eq!(numbers(&tensors(&part, rows)), expected);
-    // An item has the same code wherever it lies.
-    let of_part = Index::open(&tensors(&part, rows)).unwrap();
-    let query = &vectors(1, dimension, 18)[..];
-    let scores = |index: &Index, order: &[u32]| {
-        let mut scores: Vec<(u32, f32)> =
-            searched(index, query, 6, 900, true).0.iter().map(|(score, slot)| (order[slot.index()], *score)).collect();
-        scores.retain(|(row, _)| row % 3 == 1);
-        scores.sort_unstable_by_key(|(row, _)| *row);
-        scores
-    };
-    assert_eq!(scores(&index, &built.order), scores(&of_part, &part.order));
-    // Other rows in lists of their own, with the values that are there.
-    let more = vectors(400, dimension, 19);
-    let more = Matrix::new(&more, dimension).unwrap();
-    let lists =
-        Lists { centroids: vec![0.0; 2 * dimension], of_rows: (0..400).map(|n| n % 2).collect(), nearest: false };
-    let mut merged = from_lists(more, lists, Rescore::F16).unwrap();
-    assert!(!Index::open(&tensors(&merged, more)).unwrap().has_first_pass());
-    merged.keep_first_pass(&index);
-    assert_eq!(numbers(&tensors(&merged, more)), expected);
-    assert_eq!(merged.order.iter().filter(|row| **row != NO_ITEM).count(), 400);
+    for first_pass in [PQ4, RABITQ] {
+        let (values, dimension) = (vectors(900, 12, 17), 12);
+        let rows = Matrix::new(&values, dimension).unwrap();
+        let (built, index) = coded_by(first_pass, &values, dimension, 6);
+        let numbers = |tensors: &Tensors| match first_pass {
+            PQ4 => tensors.get::<f32>("first_pass_values", 2).unwrap().0.to_vec(),
+            _ => tensors.get::<u64>("first_pass_signs", 2).unwrap().0.iter().map(|word| *word as f32).collect(),
+        };
+        let expected = numbers(&tensors(&built, rows));
+        let part = built.part(|row| row % 3 == 1);
+        assert_eq!(numbers(&tensors(&part, rows)), expected);
+        // An item has the same code wherever it lies.
+        let of_part = Index::open(&tensors(&part, rows)).unwrap();
+        let query = &vectors(1, dimension, 18)[..];
+        let scores = |index: &Index, order: &[u32]| {
+            let mut scores: Vec<(u32, f32)> = searched(index, query, 6, 900, true)
+                .0
+                .iter()
+                .map(|(score, slot)| (order[slot.index()], *score))
+                .collect();
+            scores.retain(|(row, _)| row % 3 == 1);
+            scores.sort_unstable_by_key(|(row, _)| *row);
+            scores
+        };
+        assert_eq!(scores(&index, &built.order), scores(&of_part, &part.order));
+        // Other rows in lists of their own, with the values that are there.
+        let more = vectors(400, dimension, 19);
+        let more = Matrix::new(&more, dimension).unwrap();
+        let lists =
+            Lists { centroids: vec![0.0; 2 * dimension], of_rows: (0..400).map(|n| n % 2).collect(), nearest: false };
+        let mut merged = from_lists(more, lists, Rescore::F16).unwrap();
+        assert!(!Index::open(&tensors(&merged, more)).unwrap().has_first_pass());
+        merged.keep_first_pass(&index);
+        assert_eq!(numbers(&tensors(&merged, more)), expected);
+        assert_eq!(merged.order.iter().filter(|row| **row != NO_ITEM).count(), 400);
+    }
 }
 
 #[test]
 fn catalogues_of_next_to_nothing_have_codes() {
-    for (values, dimension) in [(vec![0.0; 12], 3), (vec![1.0; 80], 2), (vec![5.0], 1), (vec![1e-30, -7e16, 7e16], 1)] {
-        let (_, index) = coded(&values, dimension, 1);
-        for query in [0.0, 1.0, -7e16] {
-            let (found, _) = searched(&index, &vec![query; dimension], 1, 100, true);
-            assert_eq!(found.len(), values.len() / dimension);
-            assert!(found.iter().all(|(score, _)| score.is_finite()), "{values:?} {query}: {found:?}");
+    for first_pass in [PQ4, RABITQ] {
+        for (values, dimension) in
+            [(vec![0.0; 12], 3), (vec![1.0; 80], 2), (vec![5.0], 1), (vec![1e-30, -7e16, 7e16], 1)]
+        {
+            let (_, index) = coded_by(first_pass, &values, dimension, 1);
+            for query in [0.0, 1.0, -7e16] {
+                let (found, _) = searched(&index, &vec![query; dimension], 1, 100, true);
+                assert_eq!(found.len(), values.len() / dimension);
+                assert!(found.iter().all(|(score, _)| score.is_finite()), "{values:?} {query}: {found:?}");
+            }
         }
     }
 }
@@ -312,6 +409,8 @@ fn codes_without_rows_are_refused_before_anything_is_built() {
     let rows = Matrix::new(&values, 4).unwrap();
     for (first_pass, rescore, expected) in [
         (PQ4, Rescore::None, "index.first_pass.codes: pq4 with index.rescore"),
+        (RABITQ, Rescore::None, "index.first_pass.codes: rabitq with index.rescore"),
+        (FirstPass { subspaces: 8, ..RABITQ }, Rescore::F16, "got 8, expected none"),
         (FirstPass { subspaces: 16, ..PQ4 }, Rescore::F16, "got 16 for 4 dimensions, expected a multiple of 8 up to 8"),
     ] {
         let error = build(rows, &Options { first_pass, rescore, ..Options::default() }, &|_| ()).unwrap_err();

@@ -1,31 +1,30 @@
 //! How many candidates the codes of a first pass must select so that the true best are among them, and whether that pays.
 //!
-//! For every query of the calibration all codes are scanned, which tells the place of each of the true best in their order: of all
-//! items, so that a search of fewer lists, in which fewer come before it, loses no more. What of the true best is not among so
-//! many selected is lost to a search besides what lies in lists that it does not probe, at most.
+//! For every query of the calibration all codes are scanned, those of all items and those of shares of them, which tells the place
+//! of each of the true best in their order: of all lists, so that a search of fewer, in which fewer come before it, loses no more.
+//! What of the true best is not among so many selected is lost to a search besides what lies in lists that it does not probe, at
+//! most.
 //!
 //! Which of the numbers, or int8 rows, takes the least time is reckoned from bytes: those of the lists that the recall takes, and
 //! those of the rows that score what was selected.
 
 use super::confidence::bounded;
-use crate::ivf;
+use crate::ivf::{self, Rates};
 
 /// How many are selected for each of K.
-const FACTORS: [f64; 12] = [1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0, 22.0, 32.0];
+const FACTORS: [f64; 15] = [1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0, 22.0, 32.0, 48.0, 64.0, 96.0];
 /// Beyond so many codes do not pay: by int8 rows a quarter more than K are selected.
 pub(super) const SELECTED_MAX: usize = 8192;
-/// Nanoseconds of a byte that a scan reads, of int8 rows and of codes, and of a row that is read by itself: measured
-/// (`docs/INDEX.md`).
-const INT8_NS_A_BYTE: f64 = 0.045;
-const CODES_NS_A_BYTE: f64 = 0.06;
-const ROW_NS: f64 = 24.0;
-const ROW_NS_A_BYTE: f64 = 0.06;
+/// Items of a block.
+const BLOCK: f64 = 16.0;
 
-/// Codes are taken where they take at most this share of the time of int8 rows: machines differ in their rates.
-pub(super) const CLEARLY: f64 = 0.8;
+/// Shares of the items in which codes are measured; of fewer items rows are read one by one.
+pub(super) const PASS_RATE_MIN: f64 = 0.1;
 
-/// Of the true best K of queries, those that are found among so many of the best by codes.
+/// Of the true best K of queries among a share of the items, those that are found among so many of the best by codes.
 pub(super) struct Depths {
+    /// Which of the pass rates.
+    pub(super) share: usize,
     pub(super) k: usize,
     /// Of each number that may be selected; and the squares.
     hits: Vec<u64>,
@@ -33,9 +32,9 @@ pub(super) struct Depths {
 }
 
 impl Depths {
-    /// Of so many candidates; nothing was measured yet.
-    pub(super) fn of(k: usize) -> Self {
-        let mut empty = Depths { k, hits: Vec::new(), squares: Vec::new() };
+    /// Of so many candidates of a share; nothing was measured yet.
+    pub(super) fn of(share: usize, k: usize) -> Self {
+        let mut empty = Depths { share, k, hits: Vec::new(), squares: Vec::new() };
         let count = empty.selected().count();
         (empty.hits, empty.squares) = (vec![0; count], vec![0; count]);
         empty
@@ -81,12 +80,17 @@ pub(super) struct ScanTimes {
 }
 
 impl ScanTimes {
-    pub(super) fn of(index: &ivf::Index) -> Self {
-        let blocks = index.slots() as f64 / 16.0 / index.lists() as f64;
+    /// Where so large a share of the items passes.
+    pub(super) fn of(index: &ivf::Index, pass_rate: f64) -> Self {
+        let items = index.slots() as f64 / index.lists() as f64;
+        // Blocks that hold any of them.
+        let blocks = items / BLOCK * (1.0 - (1.0 - pass_rate).powf(BLOCK));
+        let row_bytes = items * pass_rate * index.row_bytes() as f64;
+        let int8_bytes = index.survivor_bytes(row_bytes as u64, (blocks * index.block_bytes() as f64) as u64);
         ScanTimes {
-            int8_list: blocks * index.block_bytes() as f64 * INT8_NS_A_BYTE,
-            codes_list: blocks * index.first_pass_block_bytes() as f64 * CODES_NS_A_BYTE,
-            row: ROW_NS + index.row_bytes() as f64 * ROW_NS_A_BYTE,
+            int8_list: int8_bytes as f64 * Rates::INT8_BYTE_NS,
+            codes_list: blocks * index.first_pass_block_bytes() as f64 * Rates::CODES_BYTE_NS,
+            row: Rates::row_ns(index.row_bytes() as f64),
         }
     }
 
@@ -107,22 +111,22 @@ mod tests {
 
     #[test]
     fn places_tell_what_each_number_loses() {
-        let mut depths = Depths::of(10);
+        let mut depths = Depths::of(0, 10);
         // Of two queries one has its best in the first places and the other every tenth, of which the last was not selected.
         let first: Vec<Option<u32>> = (0..10).map(Some).collect();
         let tenth: Vec<Option<u32>> = (0..10).map(|n| (n < 9).then_some(n * 10)).collect();
-        let mut other = Depths::of(10);
+        let mut other = Depths::of(0, 10);
         depths.place(&first);
         other.place(&tenth);
         depths.add(&other);
         let lost: Vec<(usize, f64)> =
             depths.lost(2).map(|(selected, mean, _)| (selected, (mean * 20.0).round())).collect();
-        let numbers = [15, 20, 25, 30, 40, 50, 60, 80, 110, 160, 220, 320];
-        let expected = [8.0, 8.0, 7.0, 7.0, 6.0, 5.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0];
+        let numbers = [15, 20, 25, 30, 40, 50, 60, 80, 110, 160, 220, 320, 480, 640, 960];
+        let expected = [8.0, 8.0, 7.0, 7.0, 6.0, 5.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
         assert_eq!(lost, numbers.into_iter().zip(expected).collect::<Vec<_>>());
         assert!(depths.lost(2).all(|(_, mean, most)| mean <= most && most <= 1.0));
         // No more are selected than pays.
-        assert!(Depths::of(1000).lost(1).all(|(selected, ..)| selected <= SELECTED_MAX));
-        assert_eq!(Depths::of(10_000).lost(1).count(), 0);
+        assert!(Depths::of(0, 1000).lost(1).all(|(selected, ..)| selected <= SELECTED_MAX));
+        assert_eq!(Depths::of(0, 10_000).lost(1).count(), 0);
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-use super::depth::{Depths, SELECTED_MAX, ScanTimes};
+use super::depth::{Depths, PASS_RATE_MIN, SELECTED_MAX, ScanTimes};
 use super::queries::Queries;
 use super::share::{PASS_RATES, Share, random};
 use super::tally::{Choices, Tally, Walk, curves, tallies};
@@ -60,15 +60,16 @@ pub fn measure(
         sum
     };
     let (tallies, depths) = parts.into_iter().reduce(sum).unwrap_or_default();
-    let choices = Choices { depths: &depths, times: ScanTimes::of(index), rows: index.rows() };
+    let times: Vec<ScanTimes> = PASS_RATES.iter().map(|&pass_rate| ScanTimes::of(index, pass_rate)).collect();
+    let choices = Choices { depths: &depths, times: &times, rows: index.rows() };
     let curves = curves(&tallies, total, &choices);
     Calibration { source: queries.source.clone(), queries: total, targets: TARGETS.to_vec(), margins, curves }
 }
 
-/// An empty measurement of what codes select for each number of candidates without a filter, where there are codes.
+/// An empty measurement of what codes select for each number of candidates of large shares, where there are codes.
 fn depths(index: &ivf::Index, tallies: &[Tally]) -> Vec<Depths> {
-    let unfiltered = tallies.iter().filter(|tally| tally.share == 0 && index.has_first_pass());
-    unfiltered.map(|tally| Depths::of(tally.k)).collect()
+    let coded = tallies.iter().filter(|tally| PASS_RATES[tally.share] >= PASS_RATE_MIN && index.has_first_pass());
+    coded.map(|tally| Depths::of(tally.share, tally.k)).collect()
 }
 
 /// How far items score above their lists, by a sample of them for each query.
@@ -112,6 +113,8 @@ struct Searcher {
     best: Vec<(f32, u32)>,
     /// Slots with their places in the order by codes.
     placed: Vec<(u32, u32)>,
+    /// The places of the best in that order.
+    places: Vec<Option<u32>>,
     /// Of the best, those in each list, `[C]`.
     hits: Vec<u32>,
     ahead: Ahead,
@@ -127,8 +130,10 @@ impl Searcher {
             let Some(most) = tallies.iter_mut().filter(of_share).map(|t| t.k).max() else { continue };
             self.find(asked, share, most);
             breathe();
-            if n == 0 && !depths.is_empty() {
-                self.place(asked, depths);
+            let mut measured = depths.iter_mut().filter(|depths| depths.share == n).peekable();
+            if measured.peek().is_some() {
+                self.place(asked, share);
+                measured.for_each(|depths| depths.place(&self.places));
             }
             for tally in tallies.iter_mut().filter(of_share) {
                 self.hits.clear();
@@ -144,12 +149,14 @@ impl Searcher {
         }
     }
 
-    /// Where the true best of all items lie in their order by codes.
-    fn place(&mut self, asked: &Searched<'_>, depths: &mut [Depths]) {
+    /// Where the true best of a share lie in its order by codes.
+    fn place(&mut self, asked: &Searched<'_>, share: &Share) {
         let Searched { index, query, made_of, .. } = *asked;
         self.selector.reset(SELECTED_MAX + 1);
         let probing = Probing { by_codes: true, ..Probing::of(index.lists(), index.lists()) };
-        index.search(query, probing, None, &mut self.selector, SELECTED_MAX, &mut self.scratch);
+        let mut fill = |list: ListId, out: &mut [u64]| out.copy_from_slice(share.words_of(list));
+        let words: Option<Words<'_>> = if share.words.is_empty() { None } else { Some(&mut fill) };
+        index.search(query, probing, words, &mut self.selector, SELECTED_MAX, &mut self.scratch);
         let by_codes = self.selector.finish().iter().map(|&key| unkey(key).1).filter(|slot| Some(*slot) != made_of);
         self.placed.clear();
         self.placed.extend((0..).zip(by_codes).map(|(place, slot)| (slot.0, place)));
@@ -158,8 +165,8 @@ impl Searcher {
             let at = self.placed.binary_search_by_key(&slot, |(slot, _)| *slot).ok()?;
             Some(self.placed[at].1)
         };
-        let places: Vec<Option<u32>> = self.best.iter().take(SELECTED_MAX).map(|(_, slot)| place(*slot)).collect();
-        depths.iter_mut().for_each(|depths| depths.place(&places));
+        self.places.clear();
+        self.places.extend(self.best.iter().take(SELECTED_MAX).map(|(_, slot)| place(*slot)));
     }
 
     /// The best `k` items of the share, best first.
@@ -168,9 +175,7 @@ impl Searcher {
         let room = k + 1 + k / 4 + 64;
         self.selector.reset(room);
         let probing = Probing::of(index.lists(), index.lists());
-        let mut fill = |list: ListId, out: &mut [u64]| {
-            out.copy_from_slice(&share.words[share.offsets[list.index()]..share.offsets[list.index() + 1]]);
-        };
+        let mut fill = |list: ListId, out: &mut [u64]| out.copy_from_slice(share.words_of(list));
         let words: Option<Words<'_>> = if share.words.is_empty() { None } else { Some(&mut fill) };
         index.search(query, probing, words, &mut self.selector, room, &mut self.scratch);
         self.best.clear();

@@ -1,6 +1,7 @@
 //! Items that a filter lets pass which knows nothing of the embedding: drawn by a hash of their slots.
 
 use crate::ivf;
+use crate::units::ListId;
 
 /// Shares of the items that are drawn.
 pub(super) const PASS_RATES: [f64; 5] = [1.0, 0.5, 0.1, 0.01, 0.001];
@@ -17,6 +18,11 @@ pub(super) struct Share {
 }
 
 impl Share {
+    /// The bits of a list's items.
+    pub(super) fn words_of(&self, list: ListId) -> &[u64] {
+        &self.words[self.offsets[list.index()]..self.offsets[list.index() + 1]]
+    }
+
     /// Draws a share of the items of an index.
     pub(super) fn draw(index: &ivf::Index, pass_rate: f64, seed: u64) -> Self {
         let survivors = index.list_lengths().to_vec();

@@ -1,9 +1,9 @@
 //! What queries found after each number of lists, and what curves follow from it.
 
 use super::confidence::bounded;
-use super::depth::{CLEARLY, Depths, ScanTimes};
+use super::depth::{Depths, ScanTimes};
 use super::share::{PASS_RATES, Share};
-use crate::ivf::{Ahead, Margins, Pace, Seen, WideRows, next_look};
+use crate::ivf::{Ahead, Margins, Pace, Rates, Seen, WideRows, next_look};
 use crate::snapshot::{RecallCurve, TARGETS};
 use crate::units::ListId;
 
@@ -130,9 +130,10 @@ impl Tally {
 
 /// What is chosen between beside the lists: how many codes select, or int8 rows.
 pub(super) struct Choices<'a> {
-    /// Of each number of candidates without a filter; none without codes.
+    /// Of each number of candidates of the shares in which codes were measured; none without codes.
     pub(super) depths: &'a [Depths],
-    pub(super) times: ScanTimes,
+    /// Of each pass rate.
+    pub(super) times: &'a [ScanTimes],
     pub(super) rows: &'a WideRows,
 }
 
@@ -143,9 +144,16 @@ struct Point {
     low: f64,
     /// What codes select; 0 where int8 rows are scanned.
     selected: usize,
+    /// What codes lose, with 95 % confidence.
+    lost: f64,
 }
 
 impl Choices<'_> {
+    /// What was measured of codes for a tally.
+    fn of(&self, tally: &Tally) -> Option<&Depths> {
+        self.depths.iter().find(|depths| (depths.share, depths.k) == (tally.share, tally.k))
+    }
+
     /// The way of a tally that reaches a target in the least time, and probes `least` lists at least.
     fn point(&self, tally: &Tally, queries: usize, target: f64, least: usize) -> Point {
         let probes = |target: f64| {
@@ -153,17 +161,19 @@ impl Choices<'_> {
             (least..=tally.hits.len()).find(reaches)
         };
         let by_rows = probes(target).unwrap_or(tally.hits.len());
-        let mut time = CLEARLY * self.times.by_rows(by_rows, self.rows.selected(tally.k));
+        let times = &self.times[tally.share];
+        let mut time = Rates::CLEARLY * times.by_rows(by_rows, self.rows.selected(tally.k));
         let (recall, low) = tally.recall(by_rows, queries);
-        let mut point = Point { probes: by_rows, recall, low, selected: 0 };
-        let Some(depths) = self.depths.iter().find(|d| d.k == tally.k && tally.share == 0) else { return point };
+        let mut point = Point { probes: by_rows, recall, low, selected: 0, lost: 0.0 };
+        let Some(depths) = self.of(tally) else { return point };
         for (selected, lost, lost_most) in depths.lost(queries) {
             let Some(probes) = probes(target + lost_most) else { continue };
-            let by_codes = self.times.by_codes(probes, selected);
+            let by_codes = times.by_codes(probes, selected);
             if by_codes < time {
                 let (recall, low) = tally.recall(probes, queries);
                 time = by_codes;
-                point = Point { probes, recall: (recall - lost).max(0.0), low: (low - lost_most).max(0.0), selected };
+                let (recall, low) = ((recall - lost).max(0.0), (low - lost_most).max(0.0));
+                point = Point { probes, recall, low, selected, lost: lost_most };
             }
         }
         point
@@ -183,7 +193,8 @@ pub(super) fn curves(tallies: &[Tally], queries: usize, choices: &Choices<'_>) -
             let least = curves.iter().filter(below).map(|c| c.probes[n]).fold(lower, usize::max);
             points.push(choices.point(tally, queries, *target, least));
         }
-        let is_by_codes = tally.share == 0 && !choices.depths.is_empty();
+        let is_by_codes = choices.of(tally).is_some();
+        let left = |(target, point): (&f64, &Point)| tally.left_for(target + point.lost);
         let digits = |x: f64| (x * 1e5).floor() / 1e5;
         curves.push(RecallCurve {
             k: tally.k,
@@ -191,7 +202,7 @@ pub(super) fn curves(tallies: &[Tally], queries: usize, choices: &Choices<'_>) -
             probes: points.iter().map(|point| point.probes).collect(),
             recall: points.iter().map(|point| digits(point.recall)).collect(),
             low: points.iter().map(|point| digits(point.low)).collect(),
-            left: TARGETS.iter().map(|target| digits(tally.left_for(*target))).collect(),
+            left: TARGETS.iter().zip(&points).map(left).map(digits).collect(),
             selected: points.iter().filter(|_| is_by_codes).map(|point| point.selected).collect(),
         });
     }

@@ -8,17 +8,18 @@ use super::operands::{CodeBlocks, CodeQuery, LINE, check};
 use super::portable;
 #[cfg(target_arch = "x86_64")]
 use super::vbmi;
-use crate::device::cpu::kernels::operands::{BLOCK, Staging, blocks_ahead, filled};
+use crate::device::cpu::kernels::operands::{BLOCK, Staging, blocks_ahead};
 use crate::device::cpu::kernels::portable::stage;
 use crate::device::cpu::{Isa, Kernels};
 use crate::device::memory::prefetch;
 
 impl Kernels {
-    /// Scores the items of `blocks` from block `from` on and stages those that reach `threshold`, until all blocks are done or
-    /// the staging has no room for a whole block. Returns the next block to scan.
+    /// Scores the items of `blocks` from block `from` on that are asked for and stages those that reach `threshold`, until all
+    /// blocks are done or the staging has no room for a whole block. Returns the next block to scan. Blocks of which nothing is
+    /// asked for are not read.
     ///
-    /// A score is `step Σ table[code] + bias` from the exact sum on, rounded after the product and after the sum: the same to the
-    /// last bit whatever the instruction set.
+    /// A score is made of the exact sum as [`CodeQuery`] says, rounded after each product and each sum: the same to the last bit
+    /// whatever the instruction set.
     ///
     /// # Panics
     /// Where slices are shorter than their documented lengths, and where the staging has no room for a block.
@@ -39,16 +40,18 @@ impl Kernels {
         }
         let (count, bytes) = (blocks.items.div_ceil(BLOCK), blocks.lines * LINE);
         let distance = blocks_ahead(bytes);
-        for block in from..count {
+        let mut block = blocks.next_asked(from);
+        while block < count {
             if staging.len + BLOCK > staging.scores.len() {
                 return block;
             }
             let ahead = (block + distance) * bytes;
             blocks.codes.get(ahead..ahead + bytes).into_iter().for_each(prefetch);
-            let scores = self.code_sums(&blocks.codes[block * bytes..(block + 1) * bytes], query.tables);
-            let scores = scores.map(|sum| query.score(sum));
+            let sums = self.code_sums(&blocks.codes[block * bytes..(block + 1) * bytes], query.tables);
+            let scores = query.scores(sums, blocks.factors_of(block));
             let first = blocks.first_slot + (block * BLOCK) as u32;
-            stage(&scores, filled(blocks.items, block), first, threshold, staging);
+            stage(&scores, blocks.asked(block), first, threshold, staging);
+            block = blocks.next_asked(block + 1);
         }
         count
     }

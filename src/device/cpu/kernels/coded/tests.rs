@@ -10,9 +10,14 @@ use crate::device::cpu::Kernels;
 struct Case {
     codes: Vec<u8>,
     tables: Vec<u8>,
+    /// Bits of the items that are asked for; none where all are.
+    words: Vec<u64>,
+    /// One an item of whole blocks, or none.
+    factors: Vec<f32>,
     lines: usize,
     items: usize,
     step: f32,
+    base: f32,
     bias: f32,
 }
 
@@ -21,16 +26,30 @@ impl Case {
         let mut bytes = |count: usize| -> Vec<u8> { (0..count).map(|_| random.next() as u8).collect() };
         let (codes, tables) = (bytes(items.div_ceil(BLOCK) * lines * LINE), bytes(lines * TABLE));
         let number = |random: &mut Random| random.next() as f32 / (1u32 << 31) as f32;
-        Case { codes, tables, lines, items, step: number(random) / 100.0, bias: number(random) * 4.0 - 2.0 }
+        let word = |random: &mut Random| {
+            u64::from(random.next()) << 33 ^ u64::from(random.next()) << 15 ^ u64::from(random.next())
+        };
+        let words = match random.next() % 3 {
+            0 => Vec::new(),
+            // Blocks of which nothing is asked for among others.
+            _ => (0..items.div_ceil(64)).map(|_| word(random) & word(random) & word(random)).collect(),
+        };
+        let factors = match random.next() % 2 {
+            0 => Vec::new(),
+            _ => (0..items.next_multiple_of(BLOCK)).map(|_| number(random)).collect(),
+        };
+        let (step, base, bias) = (number(random) / 100.0, -number(random), number(random) * 4.0 - 2.0);
+        Case { codes, tables, words, factors, lines, items, step, base, bias }
     }
 
     fn blocks(&self) -> CodeBlocks<'_> {
         let next = &self.codes[self.codes.len() / 2..];
-        CodeBlocks { codes: &self.codes, lines: self.lines, items: self.items, first_slot: 1000, next }
+        let (codes, words, factors) = (&self.codes, &self.words, &self.factors);
+        CodeBlocks { codes, factors, lines: self.lines, items: self.items, first_slot: 1000, words, next }
     }
 
     fn query(&self) -> CodeQuery<'_> {
-        CodeQuery { tables: &self.tables, step: self.step, bias: self.bias }
+        CodeQuery { tables: &self.tables, step: self.step, base: self.base, bias: self.bias }
     }
 
     /// The code of an item in a subspace, read off the layout's definition.
@@ -40,9 +59,17 @@ impl Case {
         if place < 4 { byte & 15 } else { byte >> 4 }
     }
 
+    fn is_asked(&self, item: usize) -> bool {
+        self.words.is_empty() || self.words[item / 64] >> (item % 64) & 1 == 1
+    }
+
     fn naive(&self, item: usize) -> f32 {
         let worth = |subspace: usize| u32::from(self.tables[subspace * 16 + usize::from(self.code(item, subspace))]);
-        (0..self.lines * 8).map(worth).sum::<u32>() as f32 * self.step + self.bias
+        let worth = (0..self.lines * 8).map(worth).sum::<u32>() as f32 * self.step;
+        match self.factors.get(item) {
+            Some(factor) => (worth + self.base) * factor + self.bias,
+            None => worth + self.bias,
+        }
     }
 
     fn scanned(&self, kernels: Kernels, threshold: f32, room: usize) -> Vec<(u32, u32)> {
@@ -65,7 +92,8 @@ fn every_kernel_says_bit_for_bit_what_the_layout_does() {
         let items = 1 + random.next() as usize % 120;
         let case = Case::random(lines, items, random);
         for threshold in [f32::NEG_INFINITY, case.naive(items / 2), f32::INFINITY] {
-            let all = (0..items).map(|i| (case.naive(i), 1000 + i as u32)).filter(|(score, _)| *score >= threshold);
+            let asked = (0..items).filter(|&i| case.is_asked(i));
+            let all = asked.map(|i| (case.naive(i), 1000 + i as u32)).filter(|(score, _)| *score >= threshold);
             let expected: Vec<(u32, u32)> = all.map(|(score, slot)| (score.to_bits(), slot)).collect();
             for kernels in Kernels::all() {
                 for room in [0, 5, BLOCK, 300] {
@@ -82,6 +110,8 @@ fn the_largest_sums_fit() {
     for lines in [1, 32, 33, 129, 512] {
         let mut case = Case::random(lines, 33, &mut Random(4));
         case.tables.fill(255);
+        case.words.clear();
+        case.factors.clear();
         (case.step, case.bias) = (1.0, 0.0);
         for kernels in Kernels::all() {
             let found = case.scanned(kernels, 0.0, 64);

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::operands::{CodeBlocks, CodeQuery, LINE, TABLE};
-use crate::device::cpu::kernels::operands::{BLOCK, Staging, blocks_ahead, filled};
+use crate::device::cpu::kernels::operands::{BLOCK, Staging, blocks_ahead};
 
 /// Blocks that are scanned together, which share the loads of the tables.
 const TOGETHER: usize = 2;
@@ -50,12 +50,17 @@ unsafe fn block_sums<const N: usize>(
 unsafe fn stage(
     sums: __m512i,
     query: &CodeQuery<'_>,
-    (mask, first_slot): (u16, u32),
+    (mask, first_slot, factors): (u16, u32, &[f32]),
     threshold: f32,
     staging: &mut Staging<'_>,
 ) {
-    // A product and a sum, not both in one: every kernel rounds twice.
-    let worth = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(query.step));
+    // A product and a sum, not both in one: every kernel rounds after each.
+    let mut worth = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(query.step));
+    if !factors.is_empty() {
+        // SAFETY: where there are factors of a block there are 16.
+        let factors = unsafe { _mm512_loadu_ps(factors.as_ptr()) };
+        worth = _mm512_mul_ps(_mm512_add_ps(worth, _mm512_set1_ps(query.base)), factors);
+    }
     let scores = _mm512_add_ps(worth, _mm512_set1_ps(query.bias));
     // SAFETY: the caller left room for 16 entries behind `len`.
     unsafe { crate::device::cpu::kernels::avx512::stage(scores, mask, first_slot, _mm512_set1_ps(threshold), staging) };
@@ -81,27 +86,29 @@ pub(super) unsafe fn scan(
             next.as_ptr().wrapping_add(past * bytes)
         }
     };
-    let whole = |block: usize| (filled(blocks.items, block), blocks.first_slot + (block * BLOCK) as u32);
+    let first_slot = |block: usize| blocks.first_slot + (block * BLOCK) as u32;
+    let whole = |block: usize| (blocks.asked(block), first_slot(block), blocks.factors_of(block));
     let tables = query.tables.as_ptr();
-    let mut block = from;
+    let mut block = blocks.next_asked(from);
     while block < count {
         let left = staging.scores.len() - staging.len;
         if left < BLOCK {
             return block;
         }
+        let second = blocks.next_asked(block + 1);
         // SAFETY: blocks before `count` lie in the codes, as the caller checked with the tables; there is room for each of them.
         unsafe {
-            if block + TOGETHER <= count && left >= TOGETHER * BLOCK {
-                let pair = [block, block + 1];
+            if second < count && left >= TOGETHER * BLOCK {
+                let pair: [usize; TOGETHER] = [block, second];
                 let sums = block_sums(pair.map(codes), pair.map(to_come), tables, blocks.lines);
                 for (block, sums) in pair.into_iter().zip(sums) {
                     stage(sums, query, whole(block), threshold, staging);
                 }
-                block += TOGETHER;
+                block = blocks.next_asked(second + 1);
             } else {
                 let [sums] = block_sums([codes(block)], [to_come(block)], tables, blocks.lines);
                 stage(sums, query, whole(block), threshold, staging);
-                block += 1;
+                block = second;
             }
         }
     }

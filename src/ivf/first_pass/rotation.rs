@@ -1,0 +1,141 @@
+//! A rotation that looks random and costs D log D: signs, Hadamard transforms and sums and differences of halves, in turns.
+//!
+//! Its width W is a multiple of 64; vectors are continued with zeros. In each of four rounds numbers change their signs as
+//! the round's bits say; the first or, in every second round, the last 2^n numbers, the most that are no more than W, go
+//! through a Hadamard transform; and where W is no power of two, each number of the first half and the one W / 2 after it
+//! become their sum and their difference over √2. Each step keeps lengths and angles.
+//!
+//! Source: fast Hadamard transforms with random signs (Ailon & Chazelle 2006), made fit for other widths by a step of Kac's
+//! walk, as in RaBitQ.
+
+use std::f32::consts::FRAC_1_SQRT_2;
+
+use crate::ivf::random::mix;
+
+/// Rounds, each with signs of its own.
+const ROUNDS: usize = 4;
+/// What the width is a multiple of.
+const WORD: usize = 64;
+
+/// A rotation of vectors of so many dimensions.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::ivf) struct Rotation {
+    dimension: usize,
+    /// `[4, W / 64]`: the numbers whose signs change, one bit each.
+    signs: Vec<u64>,
+}
+
+impl Rotation {
+    /// The width of what comes out, W.
+    pub(super) fn width_of(dimension: usize) -> usize {
+        dimension.next_multiple_of(WORD)
+    }
+
+    /// The one of a seed.
+    pub(super) fn draw(dimension: usize, seed: u64) -> Self {
+        let words = ROUNDS * Rotation::width_of(dimension) / WORD;
+        Rotation { dimension, signs: (0..words as u64).map(|n| mix(seed, n)).collect() }
+    }
+
+    /// The one of a file.
+    pub(super) fn of_signs(dimension: usize, signs: &[u64]) -> Self {
+        Rotation { dimension, signs: signs.to_vec() }
+    }
+
+    /// `[4, W / 64]`, as a file holds them.
+    pub(super) fn shape(dimension: usize) -> [usize; 2] {
+        [ROUNDS, Rotation::width_of(dimension) / WORD]
+    }
+
+    pub(super) fn signs(&self) -> &[u64] {
+        &self.signs
+    }
+
+    pub(super) fn width(&self) -> usize {
+        Rotation::width_of(self.dimension)
+    }
+
+    /// Takes `numbers`, of which there are `[D]`, to `[W]`.
+    pub(super) fn rotate(&self, numbers: impl Iterator<Item = f32>, to: &mut Vec<f32>) {
+        let width = self.width();
+        to.clear();
+        to.extend(numbers);
+        debug_assert_eq!(to.len(), self.dimension);
+        to.resize(width, 0.0);
+        let whole = 1 << width.ilog2();
+        for (round, signs) in self.signs.chunks_exact(width / WORD).enumerate() {
+            for (part, word) in to.chunks_exact_mut(WORD).zip(signs) {
+                part.iter_mut().enumerate().for_each(|(n, x)| *x = f32::from_bits(x.to_bits() ^ sign(word >> n)));
+            }
+            let first = if round % 2 == 0 { 0 } else { width - whole };
+            hadamard(&mut to[first..first + whole]);
+            if whole < width {
+                let (low, high) = to.split_at_mut(width / 2);
+                for (a, b) in low.iter_mut().zip(high) {
+                    (*a, *b) = ((*a + *b) * FRAC_1_SQRT_2, (*a - *b) * FRAC_1_SQRT_2);
+                }
+            }
+        }
+    }
+}
+
+/// The sign bit of a number that the lowest bit of `word` says to change.
+fn sign(word: u64) -> u32 {
+    (word as u32 & 1) << 31
+}
+
+/// The Hadamard transform of 2^n numbers, which keeps their length.
+fn hadamard(numbers: &mut [f32]) {
+    let mut half = 1;
+    while half < numbers.len() {
+        for pair in numbers.chunks_exact_mut(2 * half) {
+            let (low, high) = pair.split_at_mut(half);
+            for (a, b) in low.iter_mut().zip(high) {
+                (*a, *b) = (*a + *b, *a - *b);
+            }
+        }
+        half *= 2;
+    }
+    let scale = (numbers.len() as f32).sqrt().recip();
+    numbers.iter_mut().for_each(|x| *x *= scale);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ivf::tests::vectors;
+
+    #[test]
+    fn lengths_and_angles_stay() {
+        for dimension in [1, 50, 64, 65, 200, 256, 384, 700, 768, 1024] {
+            let rotation = Rotation::draw(dimension, 3);
+            let values = vectors(2, dimension, dimension as u64);
+            let (a, b) = values.split_at(dimension);
+            let rotated = |of: &[f32]| {
+                let mut to = Vec::new();
+                rotation.rotate(of.iter().copied(), &mut to);
+                assert_eq!(to.len(), dimension.next_multiple_of(64));
+                to
+            };
+            let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(x * y)).sum::<f64>();
+            for (x, y) in [(a, a), (a, b), (b, b)] {
+                let (before, after) = (product(x, y), product(&rotated(x), &rotated(y)));
+                let slack = 1e-5 * (product(x, x) * product(y, y)).sqrt();
+                assert!((before - after).abs() <= slack, "{dimension}: {before} {after}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_lies_in_one_number_is_spread_over_all() {
+        for dimension in [256, 384, 768] {
+            let rotation = Rotation::draw(dimension, 5);
+            for at in [0, 1, dimension / 2, dimension - 1] {
+                let mut to = Vec::new();
+                rotation.rotate((0..dimension).map(|d| f32::from(u8::from(d == at))), &mut to);
+                let largest = to.iter().fold(0f32, |most, x| most.max(x.abs()));
+                assert!(largest < 6.0 / (dimension as f32).sqrt(), "{dimension} {at}: {largest}");
+            }
+        }
+    }
+}
