@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::output::say;
 use super::store::StoreArgs;
-use crate::device::priority::Priority;
+use crate::device::priority::Background;
 use crate::error::{Error, Result};
 use crate::registry::{Loader as _, Snapshots};
 use crate::scoring::{self, JobFolder, JobTerms, Questions, Scorer, Task};
@@ -72,7 +72,7 @@ impl Score {
         }
         let trials = Trials::Apart(Apart::of_this_program()?);
         let loader = Snapshots { placement: Placement::default(), trials, recorded: 0 };
-        let view = loader.load(folder, Priority::Low)?.view();
+        let view = loader.load(folder, Background::Steady)?.view();
         let threads = self.threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
         let scorer = Scorer::new(view, questions, threads)?;
         if let Some(unit) = self.unit {

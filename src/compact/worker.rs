@@ -10,7 +10,7 @@ use rayon::ThreadPool;
 
 use super::Options;
 use super::retention::release;
-use crate::device::priority::Priority;
+use crate::device::priority::Background;
 use crate::error::{Error, Kind, Result};
 use crate::fresh::{Feeds, MergeWanted, Merged};
 use crate::journal::Topic;
@@ -44,7 +44,7 @@ impl Compactor {
     /// # Errors
     /// `Io` where no thread can be had.
     pub fn new(store: Store, registry: &Arc<Registry>, feeds: Arc<Feeds>, options: Options) -> Result<Self> {
-        let pool = Priority::Last.pool("merge", options.threads())?;
+        let pool = Background::Last.pool("merge", options.threads())?;
         let (failed, seen) = (BTreeMap::new(), BTreeMap::new());
         Ok(Compactor { store, registry: Arc::downgrade(registry), feeds, options, pool, failed, seen })
     }

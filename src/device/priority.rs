@@ -9,34 +9,34 @@ use crate::error::{Error, Result};
 
 /// The lowest niceness that there is.
 const LAST: i32 = 19;
-/// The niceness of [`Priority::Low`]: what stands behind the passes gets about a quarter of a core that both want.
+/// The niceness of [`Background::Steady`]: what stands behind the passes gets about a quarter of a core that both want.
 const LOW: i32 = 15;
 
-/// How long a thread of [`Priority::Last`] goes on before it leaves its core for a moment, and for how long.
+/// How long a thread of [`Background::Last`] goes on before it leaves its core for a moment, and for how long.
 const BREATH: (Duration, Duration) = (Duration::from_millis(1), Duration::from_micros(100));
 
 thread_local! {
-    /// Since when this thread has gone on, where it is one of [`Priority::Last`].
+    /// Since when this thread has gone on, where it is one of [`Background::Last`].
     static SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 /// How work for which nobody waits stands behind requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Priority {
+pub enum Background {
     /// It gives way, and goes on under any load.
-    Low,
+    Steady,
     /// It has the least share of a core that there is, and leaves it for a moment where it calls [`breathe`]. Not the policy
     /// `SCHED_IDLE`: among threads that never sleep such a one comes to no end.
     Last,
 }
 
-impl Priority {
+impl Background {
     /// Gives this thread, and those that it starts, this priority. It cannot be taken back, and where it cannot be had nothing
     /// changes.
     pub fn take(self) {
         match self {
-            Priority::Low => lower(LOW),
-            Priority::Last => {
+            Background::Steady => lower(LOW),
+            Background::Last => {
                 lower(LAST);
                 SINCE.set(Some(Instant::now()));
             }
@@ -54,7 +54,7 @@ impl Priority {
     }
 }
 
-/// Leaves the core for a tenth of a millisecond, where this is a thread of [`Priority::Last`] that has not for one: threads that
+/// Leaves the core for a tenth of a millisecond, where this is a thread of [`Background::Last`] that has not for one: threads that
 /// wait behind others are brought to a core only when it becomes idle. Called between the small steps of long work.
 pub fn breathe() {
     SINCE.with(|since| {

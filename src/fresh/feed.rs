@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use super::calls::{Call, Calls};
 use super::state::Fresh;
 use super::update::Update;
-use crate::device::priority::Priority;
+use crate::device::priority::Background;
 use crate::error::{Error, Result};
 use crate::journal::{Append, Done, Follower, Journal, Journals, Record, Topic};
 use crate::registry::{Declared, Loader, Snapshots, is_passing};
@@ -192,8 +192,8 @@ impl Loader<Live> for Updating {
         self.snapshots.declared(folder)
     }
 
-    fn load(&self, folder: &Path, priority: Priority) -> Result<Live> {
-        let live = self.snapshots.load(folder, priority)?;
+    fn load(&self, folder: &Path, background: Background) -> Result<Live> {
+        let live = self.snapshots.load(folder, background)?;
         let main = live.view().main().clone();
         let Some(feeds) = &self.feeds else { return Ok(live) };
         let (topic, position) = (main.manifest.topic(), main.manifest.position);

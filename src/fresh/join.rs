@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crate::device::priority::Priority;
+use crate::device::priority::Background;
 use crate::error::{Error, Result};
 use crate::ivf::Assigner;
 use crate::search::Tombstones;
@@ -47,7 +47,7 @@ impl Joining {
         let (main, assigner, sources) = (main.clone(), assigner.clone(), parts.clone());
         let run = move || {
             // Requests go first: a join that takes longer leaves more segments to search, which costs them less.
-            Priority::Low.take();
+            Background::Steady.take();
             joined(&main, &assigner, &sources)
         };
         let thread = std::thread::Builder::new().name("join".into()).spawn(run);

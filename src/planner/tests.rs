@@ -354,7 +354,7 @@ fn by_hand(topology: &Topology, table: &TableWorkload, batch: u32, way: Way) -> 
             let answering = host.call_us + asked * row_us + sums_us(here) + asked * (hosts - 1.0) / hosts * travel_us;
             // What comes from the others, who have the rest of the rows.
             let coming = ids * (1.0 - share) * (row_us + travel_us);
-            fits((share * rows).round() * row_bytes).then(|| answering + coming + network.latency_us)
+            fits((share * rows).round() * row_bytes).then_some(answering + coming + network.latency_us)
         }
         Way::Cluster => {
             let cached = (rows * table.constraints.cache_share?).ceil();

@@ -11,7 +11,7 @@ use super::loader::Declared;
 use super::memory::Room;
 use super::permits::locked;
 use super::registry::Registry;
-use crate::device::priority::Priority;
+use crate::device::priority::Background;
 use crate::error::{Error, Kind, Result};
 use crate::objects::back_off;
 use crate::snapshot::{Held, Stamp, Wish};
@@ -242,7 +242,7 @@ impl<T: Send + Sync> Registry<T> {
         }
         let result = self
             .in_memory(name, due.version, Some(due.stamp))
-            .map_or_else(|| self.bring(name, due.version, due.stamp, Priority::Low), Ok);
+            .map_or_else(|| self.bring(name, due.version, due.stamp, Background::Steady), Ok);
         let Ok(loaded) = result else { return false };
         let settled = match due.why {
             // What is there beside the wished version was decided against; a label and a part in the traffic decide nothing.
@@ -287,7 +287,7 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     /// The version as it is published, loaded where it is not in memory; one that is in memory and published no more will do.
-    pub(super) fn current(&self, name: &str, version: u64, priority: Priority) -> Result<Arc<Loaded<T>>> {
+    pub(super) fn current(&self, name: &str, version: u64, background: Background) -> Result<Arc<Loaded<T>>> {
         let stamp = self.store.stamp(name, version);
         if let Some(loaded) = self.in_memory(name, version, stamp) {
             return Ok(loaded);
@@ -307,7 +307,7 @@ impl<T: Send + Sync> Registry<T> {
         let _gate = locked(&gate);
         match self.in_memory(name, version, Some(stamp)) {
             Some(loaded) => Ok(loaded),
-            None => self.bring(name, version, stamp, priority),
+            None => self.bring(name, version, stamp, background),
         }
     }
 
@@ -318,13 +318,13 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     /// Loads a version. Whatever goes wrong is a refusal, a panic too.
-    fn bring(&self, name: &str, version: u64, stamp: Stamp, priority: Priority) -> Result<Arc<Loaded<T>>> {
+    fn bring(&self, name: &str, version: u64, stamp: Stamp, background: Background) -> Result<Arc<Loaded<T>>> {
         let _permit = self.permits.take();
         self.change(name, |entry| entry.loading = Some(version));
         telemetry::begin_model(name);
         let start = Instant::now();
         let outcome =
-            catch_unwind(AssertUnwindSafe(|| self.loaded(name, version, stamp, priority))).unwrap_or_else(|panic| {
+            catch_unwind(AssertUnwindSafe(|| self.loaded(name, version, stamp, background))).unwrap_or_else(|panic| {
                 Err(Error::internal(format!("the load broke: {}; this is a defect", said(&*panic))))
             });
         let label = if outcome.is_ok() { "loaded" } else { "refused" };
@@ -340,7 +340,7 @@ impl<T: Send + Sync> Registry<T> {
         outcome
     }
 
-    fn loaded(&self, name: &str, version: u64, stamp: Stamp, priority: Priority) -> Result<Arc<Loaded<T>>> {
+    fn loaded(&self, name: &str, version: u64, stamp: Stamp, background: Background) -> Result<Arc<Loaded<T>>> {
         let folder = self.store.folder(name, version);
         let declared = self.declared(name, version)?;
         if (declared.name.as_str(), declared.version) != (name, version) {
@@ -353,7 +353,7 @@ impl<T: Send + Sync> Registry<T> {
             )));
         }
         let room = self.room(name, &declared)?;
-        let (content, held) = self.read(name, version, priority)?;
+        let (content, held) = self.read(name, version, background)?;
         let Declared { name, version, digest, .. } = declared;
         if self.store.stamp(&name, version) != Some(stamp) {
             return Err(Error::not_ready(format!("{}: it changed while it was loaded", folder.display())));
@@ -366,7 +366,7 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     /// The content of a version, and what keeps its files. A copy that is damaged is fetched anew, once.
-    fn read(&self, name: &str, version: u64, priority: Priority) -> Result<(Arc<T>, Held)> {
+    fn read(&self, name: &str, version: u64, background: Background) -> Result<(Arc<T>, Held)> {
         let mut held = match self.store.bring(name, version) {
             // As with memory: the version before the active one makes room on the disk.
             Err(e) if e.kind() == Kind::NoSpace => {
@@ -375,10 +375,10 @@ impl<T: Send + Sync> Registry<T> {
             }
             other => other?,
         };
-        let mut content = self.loader.load(held.folder(), priority);
+        let mut content = self.loader.load(held.folder(), background);
         if content.as_ref().is_err_and(|e| e.kind() == Kind::Corrupt) && self.store.discard(name, version)? {
             held = self.store.bring(name, version)?;
-            content = self.loader.load(held.folder(), priority);
+            content = self.loader.load(held.folder(), background);
         }
         Ok((Arc::new(content?), held))
     }

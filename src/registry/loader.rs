@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::device::priority::Priority;
+use crate::device::priority::Background;
 use crate::error::Result;
 use crate::snapshot::{Manifest, Placement, Snapshot};
 use crate::trial::Trials;
@@ -30,11 +30,11 @@ pub trait Loader<T>: Send + Sync {
     /// Why it cannot be used.
     fn declared(&self, folder: &Path) -> Result<Declared>;
 
-    /// The version in memory. What that takes of the machine's cores stands behind requests as `priority` says.
+    /// The version in memory. What that takes of the machine's cores stands behind requests as `background` says.
     ///
     /// # Errors
     /// Why it is refused; [`super::is_passing`] says which kinds are tried again.
-    fn load(&self, folder: &Path, priority: Priority) -> Result<T>;
+    fn load(&self, folder: &Path, background: Background) -> Result<T>;
 }
 
 /// Snapshots, with their tables placed alike. Versions whose graphs this program did not try when they were published are tried
@@ -56,12 +56,12 @@ impl Loader<Live> for Snapshots {
         Ok(Declared { digest: manifest.digest(), name: manifest.name, version: manifest.version, memory_bytes })
     }
 
-    fn load(&self, folder: &Path, priority: Priority) -> Result<Live> {
+    fn load(&self, folder: &Path, background: Background) -> Result<Live> {
         if !Manifest::read(folder)?.is_tried() {
             self.trials.run(folder).map_err(|e| e.within(folder.display()))?;
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let snapshot = priority.pool("load", cores)?.install(|| Snapshot::load(folder, &self.placement))?;
+        let snapshot = background.pool("load", cores)?.install(|| Snapshot::load(folder, &self.placement))?;
         Ok(Live::of(View::new(Arc::new(snapshot)).recording(self.recorded)))
     }
 }

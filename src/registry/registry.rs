@@ -11,7 +11,7 @@ use super::loaded::{Loaded, VersionState, Which};
 use super::loader::Loader;
 use super::memory::Memory;
 use super::permits::{Permits, locked};
-use crate::device::priority::Priority;
+use crate::device::priority::Background;
 use crate::error::{Error, Result};
 use crate::snapshot::{Store, check_name};
 use crate::view::Live;
@@ -123,7 +123,7 @@ impl<T: Send + Sync> Registry<T> {
     /// # Errors
     /// `NotFound` for a version that is not published; the reason where it cannot be loaded.
     pub fn load(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
-        let loaded = self.current(name, version, Priority::Low)?;
+        let loaded = self.current(name, version, Background::Steady)?;
         self.change(name, |entry| {
             entry.insert(loaded.clone());
             entry.hold(version);
@@ -136,7 +136,7 @@ impl<T: Send + Sync> Registry<T> {
     /// # Errors
     /// As [`Registry::load`].
     pub fn activate(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
-        let loaded = self.current(name, version, Priority::Low)?;
+        let loaded = self.current(name, version, Background::Steady)?;
         let settled = self.published(name, u64::MAX);
         self.change(name, |entry| {
             entry.insert(loaded.clone());
@@ -155,7 +155,7 @@ impl<T: Send + Sync> Registry<T> {
     /// # Errors
     /// `Conflict` where another one answers by now; as [`Registry::load`].
     pub fn succeed(&self, name: &str, before: u64, version: u64) -> Result<Arc<Loaded<T>>> {
-        let loaded = self.current(name, version, Priority::Last)?;
+        let loaded = self.current(name, version, Background::Last)?;
         let settled = self.published(name, version);
         let active = self.change(name, |entry| {
             let active = entry.active;

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 
 use super::permits::locked;
 use super::*;
-use crate::device::priority::Priority;
+use crate::device::priority::Background;
 use crate::error::{Error, Kind, Result};
 use crate::snapshot::Store;
 
@@ -60,7 +60,7 @@ impl Loader<String> for Told {
         })
     }
 
-    fn load(&self, folder: &Path, _: Priority) -> Result<String> {
+    fn load(&self, folder: &Path, _: Background) -> Result<String> {
         let Declared { name, version, .. } = self.declared(folder)?;
         locked(&self.tried).push((name.clone(), version));
         let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;

@@ -161,7 +161,7 @@ fn ids(tables: &[Arc<Table>], seed: u64, weighted: bool) -> KeyedJaggedTensor {
 /// What pooled and sequential lookups say, as bits.
 fn looked_up(tables: &[Arc<Table>], ids: &KeyedJaggedTensor, means: bool) -> (Vec<u32>, Vec<u32>) {
     let table = |n: usize| tables[n / 2].name().to_owned();
-    let pooling = |n: usize| if means == (n % 2 == 0) { Pooling::Mean } else { Pooling::Sum };
+    let pooling = |n: usize| if means == n.is_multiple_of(2) { Pooling::Mean } else { Pooling::Sum };
     let every = 0..2 * tables.len();
     let bag = |n: usize| BagConfig { feature: format!("f{n}"), table: table(n), pooling: pooling(n) };
     let bags = EmbeddingBagCollection::new(tables.to_vec(), &every.clone().map(bag).collect::<Vec<_>>()).unwrap();

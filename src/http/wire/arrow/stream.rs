@@ -105,7 +105,7 @@ impl Stream {
         self.messages = number;
         let batch = self.batch(&message).map_err(place)?;
         self.rows += batch.num_rows();
-        hold(batch.columns().iter().map(|array| bytes(array)).sum())?;
+        hold(batch.columns().iter().map(bytes).sum())?;
         let arrays = self.plain.fields().iter().zip(batch.columns());
         let arrays = arrays.map(|(field, array)| {
             made_plain(array, field.data_type()).map_err(|e| Error::invalid(format!("column `{}`: {e}", field.name())))
