@@ -76,11 +76,12 @@ impl Rates {
     pub fn seconds(&self, demand: &Demand, blocks: u64) -> f64 {
         let busy = blocks.min(self.processors) as f64;
         let share = busy / self.processors as f64;
-        let moved = (demand.bytes as f64 / self.memory).max(demand.bytes as f64 / (busy * self.of_processor));
-        let again = (demand.bytes + demand.again) as f64 / (self.cache * share);
+        let taken_in = (demand.bytes + demand.again) as f64;
+        let moved = (demand.bytes as f64 / self.memory).max(taken_in / self.cache);
+        let moved = moved.max(taken_in / (busy * self.of_processor));
         let Demand { dp4a, tensor_int8, tensor_bf16, single, .. } = *demand;
         let computed = [dp4a, tensor_int8, tensor_bf16, single].into_iter().zip(self.operations);
-        computed.map(|(operations, rate)| operations as f64 / (rate * share)).fold(moved.max(again), f64::max)
+        computed.map(|(operations, rate)| operations as f64 / (rate * share)).fold(moved, f64::max)
     }
 }
 

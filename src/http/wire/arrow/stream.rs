@@ -8,8 +8,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use arrow_array::builder::StringBuilder;
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef, ListArray, RecordBatch, RecordBatchOptions, StringArray};
+use arrow_array::{Array, ArrayRef, ListArray, RecordBatch, RecordBatchOptions};
 use arrow_buffer::{Buffer, OffsetBuffer};
 use arrow_ipc::convert::try_fb_to_schema;
 use arrow_ipc::reader::read_record_batch;
@@ -310,8 +311,14 @@ fn made_plain(array: &ArrayRef, to: &DataType) -> std::result::Result<ArrayRef, 
     let long = |offset: &i64| i32::try_from(*offset).map_err(|_| ArrowError::OffsetOverflowError(*offset as usize));
     Ok(match (array.data_type(), to) {
         (from, to) if from == to => array.clone(),
-        (DataType::LargeUtf8, _) => Arc::new(array.as_string::<i64>().iter().collect::<StringArray>()),
-        (DataType::Utf8View, _) => Arc::new(array.as_string_view().iter().collect::<StringArray>()),
+        (DataType::LargeUtf8, _) => {
+            let held = array.as_string::<i64>();
+            texts(held.iter(), span(held.value_offsets()))
+        }
+        (DataType::Utf8View, _) => {
+            let held = array.as_string_view();
+            texts(held.iter(), held.lengths().map(|length| length as usize).sum())
+        }
         (from, DataType::List(inner)) => {
             let (offsets, values) = match from {
                 DataType::FixedSizeList(_, width) => {
@@ -330,6 +337,13 @@ fn made_plain(array: &ArrayRef, to: &DataType) -> std::result::Result<ArrayRef, 
         }
         (from, to) => return Err(ArrowError::CastError(format!("{from} does not become {to}"))),
     })
+}
+
+/// Texts of so many bytes together, in no more memory than these take.
+fn texts<'a>(texts: impl ExactSizeIterator<Item = Option<&'a str>>, bytes: usize) -> ArrayRef {
+    let mut made = StringBuilder::with_capacity(texts.len(), bytes);
+    texts.for_each(|text| made.append_option(text));
+    Arc::new(made.finish())
 }
 
 fn unread(field: &Field) -> Error {
