@@ -459,9 +459,9 @@ fn plans_over_hosts_that_cannot_be_followed_are_refused_with_the_reason() {
     let plan = plan_file(store.path(), &at, vec![copies]);
     let error = load(&plan, Some("h1")).unwrap_err().to_string();
     assert!(error.contains("no copy of it is planned on host `h1`"), "{error}");
-    // Parts of a GPU are refused as before.
+    // What is cut lies on no card.
     let mut cards = packages();
     cards.shards[1].tier = Tier::Hbm;
     let plan = plan_file(store.path(), &at, vec![cards]);
-    assert!(load(&plan, Some("h0")).unwrap_err().to_string().contains("tier hbm"));
+    assert!(load(&plan, Some("h0")).unwrap_err().to_string().contains("is planned in 2 parts"));
 }

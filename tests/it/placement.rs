@@ -229,7 +229,11 @@ fn plans_that_cannot_be_followed_are_refused_with_the_reason() {
         plan
     };
     let cases = [
-        (whole(Tier::Hbm), Kind::Unsupported, "tier hbm"),
+        (
+            change(&|p| p.shards[1].tier = Tier::Hbm),
+            Kind::Unsupported,
+            "is planned in 2 parts, expected tiers host and remote",
+        ),
         (whole(Tier::Remote), Kind::Invalid, "table `packages` is planned on a cluster, got none"),
         (
             change(&|p| p.shards[1].device = "host1".into()),
