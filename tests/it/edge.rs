@@ -116,6 +116,7 @@ fn a_second_signal_ends_at_once_and_a_hangup_drains() {
     for first in ["TERM", "INT", "HUP"] {
         let mut server = serve(store.path(), "drain_ms = 600000\nstop_ms = 600000\nheader_ms = 600000");
         let half = send(&server, "GET /livez HTT");
+        until("the half header is there", || metric(&server, "sterling_connections ") >= 2.0);
         server.signal(first);
         std::thread::sleep(Duration::from_millis(300));
         assert!(server.is_running(), "{first}: it waits for the half header");
