@@ -223,7 +223,8 @@ fn servers_with_a_part_of_the_rows_each_answer_as_one_with_all_of_them() {
             );
             assert!(metrics.contains("call=\"rows\",status=\"200\""), "{metrics}");
         }
-        let here = Snapshot::load(&store.path().join("tiny/1"), &placement_of(&plan, "here")).unwrap();
+        let placement = placement_of(&plan, "here");
+        let here = Snapshot::load(&store.path().join("tiny/1"), &placement).unwrap();
         assert!(here.package.tables.iter().all(|table| table.bytes_here() == 0));
         for seed in 1..8 {
             for (weighted, means) in [(false, false), (true, true)] {
