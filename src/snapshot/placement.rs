@@ -15,7 +15,7 @@ use super::manifest::Manifest;
 use super::workload::workload;
 use crate::embedding::Table;
 use crate::embedding::place::{ShardPlan, Sharding, TablePlan, Tier};
-use crate::embedding::tiers::Source;
+use crate::embedding::tiers;
 use crate::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, TableVersion};
 use crate::embedding::tiers::slices::{Neighbours, PeerHost, PeerSlice, SliceName};
 use crate::error::{Error, Result};
@@ -268,7 +268,7 @@ impl Placement {
         let placed = table.planned_beside(plan, remote.as_ref(), opened)?;
         let mut held = Vec::new();
         for (part, shard) in plan.shards.iter().zip(placed.shards()).filter(|_| self.host.is_some()) {
-            if let Source::Host(bytes) = &shard.source {
+            if let tiers::Source::Host(bytes) = &shard.source {
                 held.push(neighbours.slices().hold(name(version, table, part)?, bytes.clone())?);
             }
         }

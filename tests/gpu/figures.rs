@@ -8,7 +8,7 @@ use std::sync::Arc;
 use sterling::device::cpu::dense::Form;
 use sterling::device::cpu::pool::RowFormat;
 use sterling::device::cuda::Demand;
-use sterling::device::cuda::modelled::{Modelled, Rates};
+use sterling::device::cuda::modelled::{CardRates, Modelled};
 
 use crate::emulation::{Random, emulated};
 use crate::floors::{Asked, Bench, Catalogue, DIMENSION, Layers, Took, lookup, reranked};
@@ -126,7 +126,7 @@ fn of_parts(model: &Arc<Modelled>) -> Vec<Figure> {
 }
 
 /// A version that comes while another answers takes the bandwidth of the way to the card, and adds nothing else.
-fn of_a_swap(rates: &Rates) -> (String, bool) {
+fn of_a_swap(rates: &CardRates) -> (String, bool) {
     let slower = 1.0 / (1.0 - rates.host / rates.memory);
     (format!("{slower:.3} × steady"), slower <= 1.2)
 }
@@ -138,7 +138,7 @@ fn grouped(number: u64) -> String {
 }
 
 fn table() -> String {
-    let models = [Rates::H100, Rates::H200].map(|rates| Arc::new(Modelled::new(rates)));
+    let models = [CardRates::H100, CardRates::H200].map(|rates| Arc::new(Modelled::new(rates)));
     let [of_h100, of_h200] =
         [&models[0], &models[1]].map(|model| of_searches(model).into_iter().chain(of_parts(model)).collect::<Vec<_>>());
     let mut table = String::from(
@@ -165,7 +165,7 @@ fn table() -> String {
         )
         .unwrap();
     }
-    let [a, b] = [Rates::H100, Rates::H200].map(|rates| of_a_swap(&rates).0);
+    let [a, b] = [CardRates::H100, CardRates::H200].map(|rates| of_a_swap(&rates).0);
     writeln!(table, "| a version that comes under load, by what its bytes take of the memory's | | | | {a} | {b} | p99 at most 1.2 × steady | not run on a GPU |")
         .unwrap();
     table

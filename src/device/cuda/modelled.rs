@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 
 /// What a card is taken to reach.
 #[derive(Clone, Copy, Debug)]
-pub struct Rates {
+pub struct CardRates {
     /// What it is called.
     pub name: &'static str,
     /// Bytes a second of its memory, as a copy reaches them.
@@ -41,13 +41,13 @@ const SHARE_OF_MEMORY: f64 = 0.80;
 const SHARE_OF_LANES: f64 = 0.60;
 const SHARE_OF_TENSORS: f64 = 0.40;
 
-impl Rates {
+impl CardRates {
     /// A card of 132 multiprocessors of Hopper, with so many bytes of memory that give so many a second.
     const fn hopper(name: &'static str, published: f64, bytes: u64) -> Self {
         // 132 x 64 lanes at 1.755 GHz, four multiply-adds each; dense rates of the data sheet, two operations to a multiply-add.
         let published_rates = [59.3e12, 989.5e12, 494.7e12, 33.5e12];
         let [dp4a, int8, bf16, single] = published_rates;
-        Rates {
+        CardRates {
             name,
             copied: SHARE_OF_COPY * published,
             memory: SHARE_OF_MEMORY * published,
@@ -68,9 +68,9 @@ impl Rates {
     }
 
     /// NVIDIA's H100 with 80 GB at 3.35 TB/s.
-    pub const H100: Rates = Rates::hopper("H100", 3.35e12, 80_000_000_000);
+    pub const H100: CardRates = CardRates::hopper("H100", 3.35e12, 80_000_000_000);
     /// NVIDIA's H200 with 141 GB at 4.8 TB/s.
-    pub const H200: Rates = Rates::hopper("H200", 4.8e12, 141_000_000_000);
+    pub const H200: CardRates = CardRates::hopper("H200", 4.8e12, 141_000_000_000);
 
     /// Seconds of a launch beside what it takes to launch it: the longest of what it waits for, on as many multiprocessors as it has blocks.
     pub fn seconds(&self, demand: &Demand, blocks: u64) -> f64 {
@@ -124,13 +124,13 @@ struct State {
 /// A card that takes time and does nothing.
 #[derive(Debug)]
 pub struct Modelled {
-    rates: Rates,
+    rates: CardRates,
     state: Mutex<State>,
 }
 
 impl Modelled {
     /// A card of these rates.
-    pub fn new(rates: Rates) -> Self {
+    pub fn new(rates: CardRates) -> Self {
         Modelled { rates, state: Mutex::default() }
     }
 
@@ -140,7 +140,7 @@ impl Modelled {
     }
 
     /// What it is taken to reach.
-    pub fn rates(&self) -> &Rates {
+    pub fn rates(&self) -> &CardRates {
         &self.rates
     }
 
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn work_takes_what_it_waits_for_longest() {
-        let rates = Rates::H200;
+        let rates = CardRates::H200;
         let near = |found: f64, wanted: f64| assert!((found / wanted - 1.0).abs() < 1e-9, "{found}, expected {wanted}");
         let bytes = Demand::of_bytes(384_000_000);
         near(rates.seconds(&bytes, 10_000), 384e6 / (0.8 * 4.8e12));
