@@ -25,8 +25,9 @@ thread_local! {
 pub enum Background {
     /// It gives way, and goes on under any load.
     Steady,
-    /// It has the least share of a core that there is, and leaves it for a moment where it calls [`breathe`]. Not the policy
-    /// `SCHED_IDLE`: among threads that never sleep such a one comes to no end.
+    /// It runs where a core would be idle, and leaves it for a moment where it calls [`breathe`]. To the scheduler of Linux a core
+    /// with nothing else on it is an idle one, to which it brings a thread that wakes up; beside a thread that is only nice that
+    /// one waits for a core. Where threads that never sleep want all cores, it waits for them.
     Last,
 }
 
@@ -37,7 +38,7 @@ impl Background {
         match self {
             Background::Steady => lower(LOW),
             Background::Last => {
-                lower(LAST);
+                idle();
                 SINCE.set(Some(Instant::now()));
             }
         }
@@ -72,4 +73,14 @@ pub fn lower(niceness: i32) {
     let _ = rustix::process::setpriority_process(None, niceness);
     #[cfg(not(target_os = "linux"))]
     let _ = niceness;
+}
+
+fn idle() {
+    lower(LAST);
+    #[cfg(target_os = "linux")]
+    {
+        let none = libc::sched_param { sched_priority: 0 };
+        // SAFETY: the thread is this one, and the parameters live through the call.
+        let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &none) };
+    }
 }

@@ -150,7 +150,7 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     /// Lets a version answer unpinned requests in the place of another one, where that one still does. Nobody waits for it: it
-    /// is loaded behind all else.
+    /// is loaded where cores would be idle.
     ///
     /// # Errors
     /// `Conflict` where another one answers by now; as [`Registry::load`].
