@@ -40,7 +40,7 @@ const SIGNS_SELECT: f64 = 4.0;
 /// Signs of narrower vectors tell too little.
 const SIGNS_DIMENSION_MIN: usize = 256;
 
-/// What is chosen between, in microseconds of the searches of [`TYPICAL`] on average.
+/// What is chosen between, in microseconds that typical searches take on average.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeChoice {
     /// By int8 rows.
