@@ -67,3 +67,9 @@ const _: () = assert!(CANDIDATES_MAX <= ITEMS_MAX);
 const _: () = assert!(FILTER_LEAVES_MAX < FILTER_BYTES_MAX);
 // Half of f32's range is left to the rounding of rows and codes.
 const _: () = assert!(DIMENSION_MAX as f64 * COMPONENT_MAX as f64 * COMPONENT_MAX as f64 <= f32::MAX as f64 / 2.0);
+
+/// Whether a text names a server, as `HOST:PORT`.
+pub fn names_server(text: &str) -> bool {
+    let (host, port) = text.rsplit_once(':').unwrap_or_default();
+    !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)
+}

@@ -127,24 +127,20 @@ impl HotTurn<'_> {
         &mut self,
         device: &Device,
         (table, all): (usize, &Rows<'_>),
-        bags: HostBags<'_>,
+        mut bags: HostBags<'_>,
         to: &SumsTo<'_>,
     ) -> Result<()> {
         let missing = || Error::internal("a table without places");
         let HotRows { rows, places, hits, misses, .. } = self.state.tables.get_mut(table).ok_or_else(missing)?;
         let row_bytes = rows.format.row_bytes(rows.width)?;
         let mut staged = Staged::default();
-        let mut at = bags.ids;
-        for id in at.iter_mut().filter(|id| **id >= 0) {
+        for id in bags.ids.iter_mut().filter(|id| **id >= 0) {
             *id = staged.place(places, all, *id, row_bytes);
         }
         *misses += staged.index.len() as u64;
-        *hits += (at.iter().filter(|id| **id >= 0).count() - staged.index.len()) as u64;
+        *hits += (bags.ids.iter().filter(|id| **id >= 0).count() - staged.index.len()) as u64;
         let bytes = device.copy(&staged.bytes)?;
-        let (ids, offsets) = (device.copy(&at)?, device.copy(bags.offsets)?);
-        let weights = bags.weights.map(|weights| device.copy(weights)).transpose()?;
-        let of = IdBags { ids: &ids, offsets: &offsets, weights: weights.as_ref(), is_mean: bags.is_mean };
-        pool_staged(device, (rows, Some(&bytes)), &of, to)?;
+        bags.on(device, |bags| pool_staged(device, (rows, Some(&bytes)), bags, to))?;
         staged.fill(device, &bytes, rows)
     }
 }
@@ -160,6 +156,18 @@ pub struct HostBags<'a> {
     pub weights: Option<&'a [f32]>,
     /// Divides each sum by the length of its bag.
     pub is_mean: bool,
+}
+
+impl HostBags<'_> {
+    /// Copies them to a device for `pool`, which pools them there.
+    ///
+    /// # Errors
+    /// `Overloaded` where the device has not enough memory; that of `pool`.
+    pub fn on(&self, device: &Device, pool: impl FnOnce(&IdBags<'_>) -> Result<()>) -> Result<()> {
+        let (ids, offsets) = (device.copy(&self.ids)?, device.copy(self.offsets)?);
+        let weights = self.weights.map(|weights| device.copy(weights)).transpose()?;
+        pool(&IdBags { ids: &ids, offsets: &offsets, weights: weights.as_ref(), is_mean: self.is_mean })
+    }
 }
 
 impl Staged {

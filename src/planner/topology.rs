@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::device::memory::installed_bytes;
 use crate::embedding::tiers::remote::Survey;
 use crate::error::{Error, Result};
+use crate::limits::names_server;
 
 /// Most hosts of a topology.
 pub const HOSTS_MAX: usize = 1024;
@@ -243,11 +244,7 @@ impl Host {
         if self.servers.len() > SERVERS_MAX {
             return Err(Error::invalid(format!("{} `servers`, expected at most {SERVERS_MAX}", self.servers.len())));
         }
-        let has_port = |server: &&String| {
-            let (host, port) = server.rsplit_once(':').unwrap_or_default();
-            !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)
-        };
-        match self.servers.iter().find(|server| !has_port(server)) {
+        match self.servers.iter().find(|server| !names_server(server)) {
             Some(wrong) => Err(Error::invalid(format!("`servers` has `{wrong}`, expected HOST:PORT"))),
             None => Ok(()),
         }

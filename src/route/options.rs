@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::tls::ServersTls;
 use crate::error::{Error, Result};
-use crate::limits::TIMEOUT_MS_MAX;
+use crate::limits::{TIMEOUT_MS_MAX, names_server};
 
 /// Most servers that a router is told of.
 const SERVERS_MAX: usize = 4096;
@@ -59,11 +59,7 @@ impl Options {
                 "servers: got {servers}, expected 1 to {SERVERS_MAX}, each as HOST:PORT"
             )));
         }
-        let has_port = |server: &str| {
-            let (host, port) = server.rsplit_once(':').unwrap_or_default();
-            !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)
-        };
-        if let Some(wrong) = self.servers.iter().find(|server| !has_port(server)) {
+        if let Some(wrong) = self.servers.iter().find(|server| !names_server(server)) {
             return Err(Error::invalid(format!("servers: got `{wrong}`, expected HOST:PORT")));
         }
         for (name, value, least, most) in [

@@ -7,7 +7,7 @@ use super::row::{FeatureRow, FeatureValues};
 use super::spec::FeatureSpec;
 use super::tensors::{FeatureTensor, Holds, Pooled};
 use crate::dense::{DeviceOutputs, DeviceProgram};
-use crate::device::cuda::ops::bags::{IdBags, SumsTo, TableRows, pool};
+use crate::device::cuda::ops::bags::{SumsTo, TableRows, pool};
 use crate::device::cuda::ops::steps::{self, NumbersAt, Placing, RowsOf};
 use crate::device::cuda::{Array, Device};
 use crate::embedding::device::whole;
@@ -238,12 +238,7 @@ impl Source {
         to: &SumsTo<'_>,
     ) -> Result<()> {
         match (&self.table, turn) {
-            (Some(Held::Whole(copied)), _) => {
-                let (ids, offsets) = (device.copy(&bags.ids)?, device.copy(bags.offsets)?);
-                let weights = bags.weights.map(|weights| device.copy(weights)).transpose()?;
-                let bags = IdBags { ids: &ids, offsets: &offsets, weights: weights.as_ref(), is_mean: bags.is_mean };
-                pool(device, copied, &bags, to)
-            }
+            (Some(Held::Whole(copied)), _) => bags.on(device, |bags| pool(device, copied, bags, to)),
             (Some(Held::Hot(number)), Some(turn)) => turn.pool(device, (*number, &whole(table)?), bags, to),
             _ => Err(Error::internal(format!("table `{}` without its rows on the device", table.name()))),
         }

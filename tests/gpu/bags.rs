@@ -10,10 +10,10 @@ use crate::emulation::{Random, device};
 
 const ROWS: usize = 40;
 
-/// Rows of small numbers, random codes.
-fn rows_of(format: RowFormat, width: usize, random: &mut Random) -> Vec<u8> {
+/// So many rows of small numbers, random codes.
+pub fn rows_of(format: RowFormat, width: usize, rows: usize, random: &mut Random) -> Vec<u8> {
     let row_bytes = format.row_bytes(width).unwrap();
-    let mut bytes: Vec<u8> = (0..ROWS * row_bytes).map(|_| random.next() as u8).collect();
+    let mut bytes: Vec<u8> = (0..rows * row_bytes).map(|_| random.next() as u8).collect();
     for row in bytes.chunks_exact_mut(row_bytes) {
         match format {
             RowFormat::F32 => row.as_chunks_mut::<4>().0.iter_mut().for_each(|b| *b = random.number().to_le_bytes()),
@@ -40,7 +40,7 @@ fn bags_of_every_format_and_width_are_those_of_the_cpu() {
     for format in RowFormat::ALL {
         let widths: &[usize] = if format.bits() >= 8 { &[4, 64, 260, 1, 7, 33] } else { &[4, 64, 260, 12] };
         for (n, &width) in widths.iter().enumerate() {
-            let bytes = rows_of(format, width, &mut random);
+            let bytes = rows_of(format, width, ROWS, &mut random);
             let mut offsets = vec![0usize];
             for length in [0, 1, 5, 33, 2, 70, 0, 3, 9, 1, 4, 0, 2, 6, 1, 31, 2, 3, 5] {
                 offsets.push(offsets[offsets.len() - 1] + length);
@@ -80,7 +80,7 @@ fn rows_of_slots_are_those_that_the_cpu_pools() {
     let (stride, counts) = (70, [70u32, 9]);
     for (n, format) in RowFormat::ALL.into_iter().enumerate() {
         let width = [4, 64, 12, 260, 20, 8][n];
-        let bytes = rows_of(format, width, &mut random);
+        let bytes = rows_of(format, width, ROWS, &mut random);
         let table = TableRows { bytes: device.copy(&bytes).unwrap(), format, width };
         let rows = Rows::new(format, width, &bytes).unwrap();
         let slots: Vec<u32> = (0..2 * stride).map(|_| random.below(ROWS) as u32).collect();

@@ -7,22 +7,10 @@ use sterling::device::cuda::Device;
 use sterling::device::cuda::ops::bags::SumsTo;
 use sterling::embedding::{HostBags, HotTables, HotTurn};
 
+use crate::bags::rows_of;
 use crate::emulation::{Random, device};
 
 const ROWS: usize = 500;
-
-fn rows_of(format: RowFormat, width: usize, random: &mut Random) -> Vec<u8> {
-    let row_bytes = format.row_bytes(width).unwrap();
-    let mut bytes: Vec<u8> = (0..ROWS * row_bytes).map(|_| random.next() as u8).collect();
-    for row in bytes.chunks_exact_mut(row_bytes) {
-        match format {
-            RowFormat::F32 => row.as_chunks_mut::<4>().0.iter_mut().for_each(|b| *b = random.number().to_le_bytes()),
-            // Scale and bias, 2^-6 and 2^-5 in half precision.
-            _ => row[..4].copy_from_slice(&[0x00, 0x24, 0x00, 0x28]),
-        }
-    }
-    bytes
-}
 
 /// Bags of ids of which few are asked for often, some of no row.
 fn bags_of(random: &mut Random, bags: usize) -> (Vec<i64>, Vec<u32>) {
@@ -72,7 +60,7 @@ impl Case<'_> {
 fn rows_that_are_asked_for_often_are_pooled_as_all_rows_are() {
     let (device, mut random) = (device(), Random::new(11));
     for (format, width) in [(RowFormat::F32, 20), (RowFormat::Int8, 12), (RowFormat::Int8, 7), (RowFormat::Int4, 16)] {
-        let bytes = rows_of(format, width, &mut random);
+        let bytes = rows_of(format, width, ROWS, &mut random);
         let row_bytes = format.row_bytes(width).unwrap() as u64;
         for places in [1, 5, 60, 10_000] {
             let rows = Rows::new(format, width, &bytes).unwrap();
@@ -110,7 +98,7 @@ fn rows_that_are_asked_for_often_are_pooled_as_all_rows_are() {
 #[test]
 fn places_of_a_turn_that_failed_are_not_trusted() {
     let (device, mut random) = (device(), Random::new(12));
-    let bytes = rows_of(RowFormat::Int8, 12, &mut random);
+    let bytes = rows_of(RowFormat::Int8, 12, ROWS, &mut random);
     let rows = Rows::new(RowFormat::Int8, 12, &bytes).unwrap();
     let mut hot = HotTables::default();
     let table = hot.add(&device, "items", &rows, 16 * 50).unwrap();

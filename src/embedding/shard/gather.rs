@@ -123,19 +123,21 @@ pub(in crate::embedding) fn gather(
         }
         came.push(Came { at: (number, copy), shard, rows, fetched });
     }
+    // As they were asked for: table by table, copy by copy.
+    let mut came = came.into_iter().peekable();
     let mut pieces: Pieces = Vec::with_capacity(tables.len());
     for (number, table) in tables.iter().enumerate() {
         let mut of_table = Vec::with_capacity(table.copies());
         for (copy, question) in input.questions[number].iter().enumerate() {
             let distinct = distinct[number][copy].as_ref();
-            let here: Vec<&Came> = came.iter().filter(|c| c.at == (number, copy)).collect();
-            if let Some(distinct) = distinct.filter(|_| !here.is_empty()) {
-                let states = worst(distinct.rows.len(), &here);
-                count_states(&states, distinct, question, (input, number), &mut report[number]);
+            let here: Vec<Came> = std::iter::from_fn(|| came.next_if(|c| c.at == (number, copy))).collect();
+            let states = distinct.map(|distinct| worst(distinct.rows.len(), &here));
+            if let Some((distinct, states)) = distinct.zip(states.as_ref()) {
+                count_states(states, distinct, question, (input, number), &mut report[number]);
             }
-            of_table.push(match (groups_of(table, copy), distinct) {
-                ([group], distinct) => side_by_side(table, group, distinct, &here)?,
-                (groups, Some(distinct)) => vec![whole_rows(table, groups, distinct, &here)?],
+            of_table.push(match (groups_of(table, copy), distinct.zip(states)) {
+                ([group], _) => side_by_side(table, group, distinct, here),
+                (groups, Some((distinct, states))) => vec![whole_rows(table, groups, (distinct, &states), &here)?],
                 (_, None) => {
                     return Err(Error::internal(format!("table `{}`: rows that nobody asked for", table.name())));
                 }
@@ -156,27 +158,29 @@ struct Came {
 }
 
 /// The pieces of a copy that is not cut in rows: its shards.
-fn side_by_side(table: &Table, group: &Group, distinct: Option<&Distinct>, came: &[&Came]) -> Result<Vec<Piece>> {
+fn side_by_side(table: &Table, group: &Group, distinct: Option<&Distinct>, mut came: Vec<Came>) -> Vec<Piece> {
     let piece = |&shard: &usize| {
         let part = &table.shards()[shard];
         let rows = match (&part.source, distinct) {
             (Source::Host(_), _) | (_, None) => PieceRows::OfShard(shard),
             (Source::Fetched(_), Some(distinct)) => {
-                let fetched = came.iter().find(|c| c.shard == shard).map(|c| &c.fetched);
-                let states = fetched.map_or(&[][..], |f| &f.states);
-                PieceRows::Gathered {
-                    bytes: fetched.map_or_else(Vec::new, |f| f.bytes.clone()),
-                    places: hits(distinct, states),
-                }
+                let of_shard = came.iter().position(|c| c.shard == shard);
+                let Fetched { bytes, states } = of_shard.map(|at| came.swap_remove(at).fetched).unwrap_or_default();
+                PieceRows::Gathered { bytes, places: hits(distinct, &states) }
             }
         };
-        Ok(Piece { columns: part.columns.clone(), rows })
+        Piece { columns: part.columns.clone(), rows }
     };
     group.shards.iter().map(piece).collect()
 }
 
 /// The rows of a copy that is cut in rows, whole, wherever their parts lie.
-fn whole_rows(table: &Table, groups: &[Group], distinct: &Distinct, came: &[&Came]) -> Result<Piece> {
+fn whole_rows(
+    table: &Table,
+    groups: &[Group],
+    (distinct, states): (&Distinct, &[RowState]),
+    came: &[Came],
+) -> Result<Piece> {
     let spec = table.spec();
     let row_bytes = spec.row_bytes()?;
     let mut bytes = vec![0; distinct.rows.len() * row_bytes];
@@ -197,8 +201,7 @@ fn whole_rows(table: &Table, groups: &[Group], distinct: &Distinct, came: &[&Cam
             }
         }
     }
-    let states = worst(distinct.rows.len(), came);
-    Ok(Piece { columns: 0..spec.width, rows: PieceRows::Gathered { bytes, places: hits(distinct, &states) } })
+    Ok(Piece { columns: 0..spec.width, rows: PieceRows::Gathered { bytes, places: hits(distinct, states) } })
 }
 
 /// Parts of rows that go to their place in whole ones.
@@ -238,7 +241,7 @@ fn hits(distinct: &Distinct, states: &[RowState]) -> Vec<i64> {
 }
 
 /// The worst that became of each row, over the columns that other shards hold; rows in memory are there.
-fn worst(rows: usize, came: &[&Came]) -> Vec<RowState> {
+fn worst(rows: usize, came: &[Came]) -> Vec<RowState> {
     let mut states = vec![RowState::Hit; rows];
     for part in came {
         for (state, new) in states[part.rows.clone()].iter_mut().zip(&part.fetched.states) {

@@ -4,12 +4,10 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::options::OF_LINE;
+use super::options::{OF_LINE, VALUES};
 use crate::ivf::random::mix;
 use crate::limits;
 
-/// Values of a subspace.
-pub(super) const VALUES: usize = 16;
 /// Rounds of the k-means that makes them.
 const ROUNDS: usize = 12;
 

@@ -4,7 +4,8 @@
 //! along the item, `e·x / |x|`, moves its score most. What is made small is `|e|² + (ETA - 1) (e·x / |x|)²`: first each subspace
 //! takes its nearest value, then each in turn the best one beside the others.
 
-use super::books::{Codebooks, VALUES, least};
+use super::books::{Codebooks, least};
+use super::options::VALUES;
 
 /// So many times as much does an error along the item weigh: 2 to 3 found most of words of GloVe and of sentences.
 const ETA: f32 = 2.5;

@@ -1,8 +1,8 @@
 //! The codes of an index, read from a mapped tensor file without a copy.
 
-use super::books::{Codebooks, VALUES};
+use super::books::Codebooks;
 use super::coder::Coder;
-use super::options::OF_LINE;
+use super::options::{OF_LINE, VALUES};
 use super::rotation::Rotation;
 use super::signs::DIMENSIONS;
 use crate::device::buffer::Buffer;

@@ -8,6 +8,8 @@ use crate::error::{Error, Result};
 
 /// Subspaces of a line of codes, of which there is a whole number.
 pub(super) const OF_LINE: usize = 8;
+/// Values of a subspace: what four bits name.
+pub(super) const VALUES: usize = 16;
 /// Dimensions that share a code where a recipe does not say.
 const DIMENSIONS_A_CODE: usize = 2;
 
@@ -56,7 +58,7 @@ impl CodeShape {
     pub fn shared_bytes(&self, dimension: usize) -> usize {
         match self.kind {
             CodeKind::None | CodeKind::Auto => 0,
-            CodeKind::Pq4 => dimension * 16 * size_of::<f32>(),
+            CodeKind::Pq4 => dimension * VALUES * size_of::<f32>(),
             CodeKind::Rabitq => Rotation::shape(dimension).iter().product::<usize>() * size_of::<u64>(),
         }
     }

@@ -1,8 +1,8 @@
 //! A query's tables: what each value of each subspace is worth to it, in bytes.
 
-use super::books::{Codebooks, VALUES};
+use super::books::Codebooks;
 use super::coder::Coder;
-use super::options::OF_LINE;
+use super::options::{OF_LINE, VALUES};
 use super::signs::DIMENSIONS;
 use crate::device::cpu::kernels::{CodeQuery, TABLE};
 

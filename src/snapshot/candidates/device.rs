@@ -81,10 +81,9 @@ impl Keys {
     /// The rows of each slot's values.
     fn copy(&self, device: &Device) -> Result<SlotKeys> {
         let key = |row: i64| match u32::try_from(row) {
-            Ok(SlotKeys::NONE) => Err(Error::unsupported(format!("row {row} of a table, expected one below 2^32 - 1"))),
-            Ok(row) => Ok(row),
+            Ok(row) if row != SlotKeys::NONE => Ok(row),
             Err(_) if row < 0 => Ok(SlotKeys::NONE),
-            Err(_) => Err(Error::unsupported(format!("row {row} of a table, expected one below 2^32 - 1"))),
+            _ => Err(Error::unsupported(format!("row {row} of a table, expected one below 2^32 - 1"))),
         };
         match self {
             Keys::Id(rows) => {

@@ -11,8 +11,7 @@
 
 use arrow_array::{RecordBatch, UInt32Array};
 use arrow_ipc::writer::StreamWriter;
-use arrow_schema::ArrowError;
-use arrow_schema::Schema;
+use arrow_schema::{ArrowError, Schema};
 use arrow_select::take::take_record_batch;
 
 use super::super::items::{PlacedItems, RefusedItem};
