@@ -72,5 +72,5 @@ fn merge(store: &StoreArgs, updates: &Path, model: &str) -> Result<Merged> {
     let registry = Arc::new(Registry::new(store.clone(), loader, options).with_warm_up(Arc::new(warmup::check)));
     registry.refresh();
     let all_cores = compact::Options { cores: 1.0, ..compact::Options::default() };
-    Compactor::new(store, &registry, feeds, all_cores)?.merge(&registry, model)
+    Compactor::new(store, &registry, feeds, all_cores).merge(&registry, model)
 }

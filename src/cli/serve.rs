@@ -226,7 +226,7 @@ impl Server {
             .with_audit(config.audit_share);
         let app = Arc::new(app);
         if let Some(feeds) = feeds_merged {
-            Compactor::new(store, &app.registry, feeds, config.merge.clone())?.start(wanted)?;
+            Compactor::new(store, &app.registry, feeds, config.merge.clone()).start(wanted)?;
         }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()

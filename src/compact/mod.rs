@@ -11,10 +11,14 @@ mod worker;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::device::priority::Background;
 use crate::error::{Error, Result};
 
 pub use retention::release;
 pub use worker::Compactor;
+
+/// At so many times the share at which it is due a merge is overdue.
+const OVERDUE: f64 = 2.0;
 
 /// When updates are merged, and what that may take.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -48,9 +52,30 @@ impl Options {
         Ok(())
     }
 
+    /// How a merge stands behind requests where this share of a snapshot has changed: one that is overdue waits for idle cores
+    /// no longer, for under a load that leaves none updates would be refused in the end.
+    fn background(&self, drift: f64) -> Background {
+        let is_overdue = self.share > 0.0 && drift >= OVERDUE * self.share;
+        if is_overdue { Background::Steady } else { Background::Last }
+    }
+
     /// Threads of a merge.
     fn threads(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         ((cores as f64 * self.cores) as usize).max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_merge_that_is_overdue_goes_on_under_any_load() {
+        let by_share = Options { share: 0.1, cores: 0.25 };
+        assert_eq!([0.0, 0.1, 0.19].map(|drift| by_share.background(drift)), [Background::Last; 3]);
+        assert_eq!([0.2, 1.5].map(|drift| by_share.background(drift)), [Background::Steady; 2]);
+        let by_hand = Options { share: 0.0, cores: 0.25 };
+        assert_eq!(by_hand.background(3.0), Background::Last);
     }
 }

@@ -6,11 +6,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use rayon::ThreadPool;
 
 use super::Options;
 use super::retention::release;
-use crate::device::priority::Background;
 use crate::error::{Error, Kind, Result};
 use crate::fresh::{Feeds, MergeWanted, Merged};
 use crate::journal::Topic;
@@ -31,7 +29,6 @@ pub struct Compactor {
     registry: Weak<Registry>,
     feeds: Arc<Feeds>,
     options: Options,
-    pool: ThreadPool,
     /// Models whose merges failed: until when they are left alone, and how often they did.
     failed: BTreeMap<String, (Instant, u32)>,
     /// The versions that were in memory at the last look.
@@ -40,13 +37,9 @@ pub struct Compactor {
 
 impl Compactor {
     /// Merges into versions of `store`, which `registry` serves.
-    ///
-    /// # Errors
-    /// `Io` where no thread can be had.
-    pub fn new(store: Store, registry: &Arc<Registry>, feeds: Arc<Feeds>, options: Options) -> Result<Self> {
-        let pool = Background::Last.pool("merge", options.threads())?;
+    pub fn new(store: Store, registry: &Arc<Registry>, feeds: Arc<Feeds>, options: Options) -> Self {
         let (failed, seen) = (BTreeMap::new(), BTreeMap::new());
-        Ok(Compactor { store, registry: Arc::downgrade(registry), feeds, options, pool, failed, seen })
+        Compactor { store, registry: Arc::downgrade(registry), feeds, options, failed, seen }
     }
 
     /// Looks after the models in a thread of its own, until nobody can ask any more.
@@ -127,7 +120,8 @@ impl Compactor {
         let loaded = registry.get(model, Which::Active)?;
         self.feeds.of(&Topic::whole(model)).ok_or_else(|| Error::unsupported("it takes no updates"))?;
         let view = loaded.view();
-        let made = self.pool.install(|| merge(&self.store, &view))?;
+        let background = self.options.background(view.drift());
+        let made = background.pool("merge", self.options.threads())?.install(|| merge(&self.store, &view))?;
         tracing::info!(
             model,
             version = made.version,
@@ -139,7 +133,7 @@ impl Compactor {
         );
         metrics::histogram!("sterling_merge_seconds", "model" => model.to_owned()).record(made.seconds);
         drop(view);
-        registry.succeed(model, loaded.version(), made.version)?;
+        registry.succeed(model, (loaded.version(), made.version), background)?;
         drop(loaded);
         self.let_go(registry, model);
         Ok(Merged { version: made.version, position: made.position, items: made.items })

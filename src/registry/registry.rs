@@ -149,13 +149,13 @@ impl<T: Send + Sync> Registry<T> {
         Ok(loaded)
     }
 
-    /// Lets a version answer unpinned requests in the place of another one, where that one still does. Nobody waits for it: it
-    /// is loaded where cores would be idle.
+    /// Lets a version answer unpinned requests in the place of the one `before`, where that one still does. Nobody waits for it:
+    /// it is loaded in the background.
     ///
     /// # Errors
     /// `Conflict` where another one answers by now; as [`Registry::load`].
-    pub fn succeed(&self, name: &str, before: u64, version: u64) -> Result<Arc<Loaded<T>>> {
-        let loaded = self.current(name, version, Background::Last)?;
+    pub fn succeed(&self, name: &str, (before, version): (u64, u64), background: Background) -> Result<Arc<Loaded<T>>> {
+        let loaded = self.current(name, version, background)?;
         let settled = self.published(name, version);
         let active = self.change(name, |entry| {
             let active = entry.active;
