@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
+use rayon::ThreadPoolBuilder;
 use rayon::prelude::*;
 
 use super::calls::{Call, Calls};
@@ -219,8 +220,12 @@ fn follow(feed: Arc<Feed>, main: Arc<Snapshot>, live: &Live) -> Result<()> {
     following.fresh.caught_up()?;
     live.show(following.fresh.view()?);
     let shown = live.shared();
-    let run = move || following.run(&shown);
-    std::thread::Builder::new().name("updates".into()).spawn(run).map(drop).map_err(|e| Error::io("a thread", e))
+    // What is made of a few rows is not worth dividing among threads that would be in the way of requests: in a pool of one
+    // nothing is.
+    let thread = ThreadPoolBuilder::new().num_threads(1).thread_name(|_| "updates".into()).build();
+    let thread = thread.map_err(|e| Error::io("a thread", std::io::Error::other(e)))?;
+    thread.spawn(move || following.run(&shown));
+    Ok(())
 }
 
 /// How updates are applied, and those told that could not be.

@@ -5,8 +5,10 @@
 //! out once it is there.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, bounded};
 
 use crate::device::priority::Background;
 use crate::error::{Error, Result};
@@ -15,6 +17,8 @@ use crate::search::Tombstones;
 use crate::snapshot::{Snapshot, VectorRows};
 use crate::units::Slot;
 use crate::view::{Row, Segment};
+
+const BROKE: &str = "what joins segments broke; this is a defect";
 
 /// A segment and what is gone of it.
 pub(super) type Part = (Arc<Segment>, Tombstones);
@@ -30,7 +34,8 @@ pub(super) struct Joining {
     first: usize,
     /// Those that go in, as they were when it began.
     parts: Vec<Part>,
-    thread: JoinHandle<Result<Segment>>,
+    /// The one segment, once it is there.
+    made: Receiver<Result<Segment>>,
 }
 
 impl Joining {
@@ -45,14 +50,16 @@ impl Joining {
         parts: Vec<Part>,
     ) -> Result<Self> {
         let (main, assigner, sources) = (main.clone(), assigner.clone(), parts.clone());
+        let (told, made) = bounded(1);
         let run = move || {
-            // Requests go first: a join that takes longer leaves more segments to search, which costs them less.
-            Background::Steady.take();
-            joined(&main, &assigner, &sources)
+            let made = catch_unwind(AssertUnwindSafe(|| joined(&main, &assigner, &sources)));
+            // Whoever began it may be gone.
+            let _ = told.send(made.unwrap_or_else(|_| Err(Error::internal(BROKE))));
         };
-        let thread = std::thread::Builder::new().name("join".into()).spawn(run);
-        let thread = thread.map_err(|e| Error::overloaded(format!("a thread cannot be had: {e}")).caused_by(e))?;
-        Ok(Joining { first, parts, thread })
+        // Requests go first: a join that takes longer leaves more segments to search, which costs them less. A pool of one thread
+        // divides nothing among threads that would be in their way.
+        Background::Steady.pool("join", 1).map_err(|e| Error::overloaded(e.to_string()).caused_by(e))?.spawn(run);
+        Ok(Joining { first, parts, made })
     }
 
     /// The places of the parts that go in.
@@ -61,7 +68,7 @@ impl Joining {
     }
 
     pub(super) fn is_done(&self) -> bool {
-        self.thread.is_finished()
+        !self.made.is_empty()
     }
 
     /// Waits for the one segment. `now` are the parts as they are now: what has gone of them meanwhile is gone of it.
@@ -69,8 +76,7 @@ impl Joining {
     /// # Errors
     /// As [`Segment::build`]; the parts are then as they were.
     pub(super) fn end(self, now: &[Part]) -> Result<Part> {
-        let broke = |_| Error::internal("what joins segments broke; this is a defect");
-        let segment = self.thread.join().map_err(broke)??;
+        let segment = self.made.recv().map_err(|_| Error::internal(BROKE))??;
         let mut gone = Tombstones::default();
         for ((source, gone_now), (_, gone_before)) in now.iter().zip(&self.parts) {
             if gone_now.len() == gone_before.len() {

@@ -246,8 +246,7 @@ fn the_journal_lets_go_of_what_versions_hold_and_keeps_what_one_may_need() {
     let registry = Arc::new(Registry::new(store.clone(), loader, Options::default()));
     registry.refresh();
     let feed = feeds.of(&Topic::whole("vectors")).unwrap();
-    let compactor =
-        sterling::compact::Compactor::new(store.clone(), &registry, feeds.clone(), Default::default());
+    let compactor = sterling::compact::Compactor::new(store.clone(), &registry, feeds.clone(), Default::default());
     let first = || Log::open(&folder.path().join("updates/vectors"), small()).err().map(|_| ());
     assert!(first().is_some(), "the feed has the journal");
     let mut version = 1;
