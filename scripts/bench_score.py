@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Rows a second of `sterling score` and of the HTTP route, over the same users of the Debian model: [STERLING=...] scripts/bench_score.py
 
-ROWS (50000) users, the held-out ones again and again, in FILES (5) files; SECONDS (20) of each way over HTTP; ROUNDS (3) rounds, the ways in turns. Each way has both cores,
+ROWS (50000) users, the held-out ones again and again, in FILES (5) files; SECONDS (20) of each way over HTTP; ROUNDS (3) rounds, the ways in turns; RATE (200) a
+second is where the search for the highest rate begins. Each way has both cores,
 over HTTP with whoever asks: so rows for each second of the server's processor time stand beside. The store is loaded before the clock starts.
 
 | way | is |
@@ -29,6 +30,8 @@ ROWS = int(os.environ.get("ROWS", 50_000))
 FILES = int(os.environ.get("FILES", 5))
 ROUNDS = int(os.environ.get("ROUNDS", 3))
 CONNECTIONS = int(os.environ.get("CONNECTIONS", 4))
+# Where the search for the highest rate begins.
+RATE = float(os.environ.get("RATE", 200))
 BATCH = 64
 K = 50
 # What scoring in process is to reach of what serving does, per second of processor time.
@@ -122,7 +125,9 @@ def by_one(server):
     """The same of single requests, at the highest rate of which 99 % are answered in time; processor time at that rate."""
     asked = requests_file("single", [user | {"k": K} for user in users()])
     step = min(5, seconds(20))
-    peak = bench(server.url, "--requests", asked, "--find-peak", "--rate", 200, "--seconds", step)[-1]["peak"]["rate"]
+    peak = bench(server.url, "--requests", asked, "--find-peak", "--rate", RATE, "--seconds", step)[-1]["peak"]["rate"]
+    if not peak:
+        sys.exit(f"{RATE:g} single requests a second are not answered in time: set RATE lower")
     before = server.stat()[1]
     bench(server.url, "--requests", asked, "--rate", peak * 0.95, "--seconds", step)
     return peak, peak * 0.95 * step / (server.stat()[1] - before), server.rss_mb()

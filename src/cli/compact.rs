@@ -32,6 +32,9 @@ pub(super) struct Compact {
     /// The folder of the journals, where no server has it open
     #[arg(long, value_name = "DIR")]
     updates: Option<PathBuf>,
+    /// Of versions that were published with --shards, merge this one, from 0 up
+    #[arg(long, value_name = "N", requires = "updates")]
+    shard: Option<u32>,
     #[command(flatten)]
     store: StoreArgs,
 }
@@ -42,7 +45,7 @@ impl Compact {
         check_name("model name", &self.model)?;
         let Merged { version, position, items } = match (&self.server, &self.updates) {
             (Some(url), _) => ask(url, self.key, &self.model)?,
-            (None, Some(updates)) => merge(&self.store, updates, &self.model)?,
+            (None, Some(updates)) => merge(&self.store, updates, (&self.model, self.shard))?,
             (None, None) => return Err(Error::invalid("--server or --updates: expected one of them")),
         };
         let model = &self.model;
@@ -58,12 +61,27 @@ fn ask(url: &str, key: Option<String>, model: &str) -> Result<Merged> {
     Ok(Merged { version, position, items })
 }
 
+/// Whether a folder has a journal of a model, or of a shard of it however many there are.
+fn has_journal(updates: &Path, model: &str, shard: Option<u32>) -> bool {
+    let Some(shard) = shard else { return updates.join(model).is_dir() };
+    let beginning = format!("{model}@{shard}of");
+    let names = std::fs::read_dir(updates).into_iter().flatten().flatten();
+    names.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with(&beginning))
+}
+
 /// Merges here, where no server does.
-fn merge(store: &StoreArgs, updates: &Path, model: &str) -> Result<Merged> {
-    if !journals::are_streams(updates) && !updates.join(model).is_dir() {
-        return Err(Error::not_found(format!("updates: {} has no journal of model `{model}`", updates.display())));
+fn merge(store: &StoreArgs, updates: &Path, (model, shard): (&str, Option<u32>)) -> Result<Merged> {
+    if !journals::are_streams(updates) && !has_journal(updates, model, shard) {
+        let shard = shard.map_or(String::new(), |shard| format!("shard {shard} of "));
+        return Err(Error::not_found(format!(
+            "updates: {} has no journal of {shard}model `{model}`",
+            updates.display()
+        )));
     }
-    let store = store.existing()?;
+    let store = match shard {
+        Some(shard) => journals::folding(updates, store.existing()?.of_shard(shard)),
+        None => store.existing()?,
+    };
     let feeds = Arc::new(journals::open(updates, &StreamOptions::default())?);
     let snapshots =
         Snapshots { placement: Placement::whole(), trials: Trials::Apart(Apart::of_this_program()?), recorded: 0 };

@@ -5,6 +5,10 @@ use std::path::Path;
 use crate::error::Result;
 use crate::fresh::Feeds;
 use crate::journal::{Logs, StreamOptions};
+use crate::snapshot::Store;
+
+/// The folder of folds. No model and no journal has such a name.
+const FOLDS: &str = ".folded";
 
 /// Whether updates are kept in streams of a cluster, and in no folder.
 pub(super) fn are_streams(updates: &Path) -> bool {
@@ -21,6 +25,13 @@ pub(super) fn open(updates: &Path, options: &StreamOptions) -> Result<Feeds> {
         true => streams(updates.to_string_lossy().into_owned(), options.clone()),
         false => Ok(Feeds::new(Logs::below(updates))),
     }
+}
+
+/// The store of a shard, with the folder where its updates are folded in: in that of the journals, for folds are what these let go of;
+/// of streams in that of the store, for all servers that share it follow the same ones.
+pub(super) fn folding(updates: &Path, store: Store) -> Store {
+    let folder = if are_streams(updates) { store.root().to_owned() } else { updates.to_owned() };
+    store.with_folds(folder.join(FOLDS))
 }
 
 #[cfg(feature = "nats")]

@@ -190,6 +190,10 @@ impl Server {
             ..registry::Options::default()
         };
         let store = open(config)?;
+        let store = match (&config.updates, config.shard) {
+            (Some(updates), Some(_)) => journals::folding(updates, store),
+            _ => store,
+        };
         // Where it does not answer, what was fetched before is what there is.
         let _ = store.renew();
         if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {
@@ -214,18 +218,16 @@ impl Server {
         let registry = Registry::new(store.clone(), loader, options).with_warm_up(Arc::new(warm));
         let app = App::new(registry, Engine::start(passes, &config.engine)?, &config.http);
         let (merges, wanted) = Merges::new();
-        // A shard is no version that could be merged by itself.
-        let feeds_merged = feeds.clone().filter(|_| config.shard.is_none());
-        let merges = feeds_merged.is_some().then_some(merges);
+        let merges = feeds.is_some().then_some(merges);
         let app = app
-            .with_updates(feeds, Duration::from_millis(config.engine.timeout_ms))
+            .with_updates(feeds.clone(), Duration::from_millis(config.engine.timeout_ms))
             .with_merges(merges)
             .with_peers(peers)
             .with_access(access)
             .with_traces(Traces::start(&config.traces)?)
             .with_audit(config.audit_share);
         let app = Arc::new(app);
-        if let Some(feeds) = feeds_merged {
+        if let Some(feeds) = feeds {
             Compactor::new(store, &app.registry, feeds, config.merge.clone()).start(wanted)?;
         }
         let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -2,8 +2,9 @@
 //!
 //! A thread looks after the active versions ([`Compactor`]). Where updates have changed enough of one, or somebody asks, what it
 //! shows is published as the next version ([`crate::publish::merge`]), on a few threads at the lowest priority; the version is
-//! loaded like any other and answers in the place of the one that it was made of. What no version needs any more then goes
-//! (`retention`): segments of the journal, and versions that were merged.
+//! loaded like any other and answers in the place of the one that it was made of. A shard stays the version that it is of: it is
+//! folded into another snapshot of it, which takes its place. What no version needs any more then goes (`retention`): segments of
+//! the journal, and versions that were merged.
 
 mod retention;
 mod worker;

@@ -11,7 +11,6 @@ use super::Options;
 use super::retention::release;
 use crate::error::{Error, Kind, Result};
 use crate::fresh::{Feeds, MergeWanted, Merged};
-use crate::journal::Topic;
 use crate::publish::merge;
 use crate::registry::{Loaded, Registry, Which};
 use crate::snapshot::Store;
@@ -86,8 +85,7 @@ impl Compactor {
     }
 
     fn let_go(&self, registry: &Registry, model: &str) {
-        let Some(feed) = self.feeds.of(&Topic::whole(model)) else { return };
-        if let Err(error) = release(registry, &self.store, &feed, model) {
+        if let Err(error) = release(registry, &self.store, &self.feeds, model) {
             tracing::warn!(model, %error, "the journal is kept longer than it need be");
         }
     }
@@ -118,8 +116,9 @@ impl Compactor {
 
     fn merge_active(&self, registry: &Registry, model: &str) -> Result<Merged> {
         let loaded = registry.get(model, Which::Active)?;
-        self.feeds.of(&Topic::whole(model)).ok_or_else(|| Error::unsupported("it takes no updates"))?;
         let view = loaded.view();
+        let topic = view.main().manifest.topic();
+        self.feeds.of(&topic).ok_or_else(|| Error::unsupported("it takes no updates"))?;
         let background = self.options.background(view.drift());
         let made = background.pool("merge", self.options.threads())?.install(|| merge(&self.store, &view))?;
         tracing::info!(
@@ -133,7 +132,10 @@ impl Compactor {
         );
         metrics::histogram!("sterling_merge_seconds", "model" => model.to_owned()).record(made.seconds);
         drop(view);
-        registry.succeed(model, (loaded.version(), made.version), background)?;
+        match topic.shard {
+            Some(_) => registry.replace(model, made.version, background)?,
+            None => registry.succeed(model, (loaded.version(), made.version), background)?,
+        };
         drop(loaded);
         self.let_go(registry, model);
         Ok(Merged { version: made.version, position: made.position, items: made.items })

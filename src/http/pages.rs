@@ -36,6 +36,8 @@ const SEED: u64 = 0x7061_6765_7321;
 struct Cursor {
     version: u64,
     position: u64,
+    /// The position of the snapshot under it, which moves where updates of a shard are folded in.
+    base: u64,
     /// Results before it.
     offset: usize,
     /// Candidates of the first page, which those of all others are.
@@ -122,7 +124,8 @@ impl Page {
         }
         let candidates = request.candidates.unwrap_or_else(|| main.recipe.serving.candidates.max(request.k));
         let asked = digest(model, request)?;
-        let cursor = Cursor { version: model.version(), position: view.position(), offset: 0, candidates, asked };
+        let (version, position, base) = (model.version(), view.position(), main.manifest.position);
+        let cursor = Cursor { version, position, base, offset: 0, candidates, asked };
         Ok(Page { cursor, size: request.k, model: model.clone(), view: view.clone() })
     }
 
@@ -167,6 +170,14 @@ struct Kept {
     until: Instant,
 }
 
+impl Kept {
+    /// True for a view of what is in memory as that version, whatever holds it.
+    fn is_of(&self, loaded: &Loaded) -> bool {
+        let of = |loaded: &Loaded| (loaded.name().to_owned(), loaded.version(), loaded.digest().to_owned());
+        of(&self.model) == of(loaded)
+    }
+}
+
 /// The views that cursors were given for.
 #[derive(Clone, Default)]
 pub(super) struct Pages(Arc<Mutex<VecDeque<Kept>>>);
@@ -198,14 +209,13 @@ impl Pages {
         let loaded = registry.get(model, Which::Version(cursor.version));
         let loaded = loaded.map_err(|_| gone(format!("version {} is not in memory any more", cursor.version)))?;
         let now = loaded.view();
-        if now.position() == cursor.position {
+        let is_of = |view: &View| (view.position(), view.main().manifest.position) == (cursor.position, cursor.base);
+        if is_of(&now) {
             return Ok((loaded, now));
         }
         let kept = self.kept();
-        let view =
-            kept.iter().find(|kept| Arc::ptr_eq(&kept.model, &loaded) && kept.view.position() == cursor.position);
-        let view = view.map(|kept| kept.view.clone());
-        view.map(|view| (loaded, view)).ok_or_else(|| {
+        let found = kept.iter().find(|kept| kept.is_of(&loaded) && is_of(&kept.view));
+        found.map(|kept| (kept.model.clone(), kept.view.clone())).ok_or_else(|| {
             let seconds = KEPT.as_secs();
             gone(format!("position {} was seen more than {seconds} s ago, or by too many since", cursor.position))
         })
@@ -218,7 +228,7 @@ impl Pages {
             let now = Instant::now();
             let is_there = |kept: &Kept| {
                 let loaded = registry.get(kept.model.name(), Which::Version(kept.model.version()));
-                loaded.is_ok_and(|loaded| Arc::ptr_eq(&loaded, &kept.model))
+                loaded.is_ok_and(|loaded| kept.is_of(&loaded))
             };
             let mut kept = self.kept();
             kept.retain(|kept| kept.until > now && is_there(kept));
@@ -236,7 +246,7 @@ mod tests {
     use crate::units::{ItemId, Slot};
 
     fn cursor() -> Cursor {
-        Cursor { version: 7, position: 1 << 40, offset: 20, candidates: 1000, asked: u64::MAX }
+        Cursor { version: 7, position: 1 << 40, base: 1 << 39, offset: 20, candidates: 1000, asked: u64::MAX }
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Cal
                 digest,
                 shard,
                 shards: manifest.shard.map_or(1, |part| part.shards),
-                items: manifest.items as u64,
+                items: manifest.published_items() as u64,
                 items_of_all: manifest.shard.map_or(manifest.items, |part| part.items) as u64,
                 is_active: loaded.version() == model.version(),
                 labels: labels.map(|(label, _)| label.clone()).collect(),

@@ -47,6 +47,7 @@ impl Making<'_> {
             position: what.position,
             shard: None,
             merged: None,
+            folded: None,
             provenance: Provenance { seconds, ..self.provenance.clone() },
             files,
             graphs: Some(BTreeMap::new()),

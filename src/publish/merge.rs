@@ -8,31 +8,26 @@
 //! The manifest says up to which position the updates are in it. Whoever loads the version goes on from there, so that nothing
 //! is lost or done twice, wherever a merge ends: the version is there whole, or it is as if nobody had begun.
 
-use std::borrow::Cow;
 use std::path::Path;
 use std::time::Instant;
 
 use super::calibrate::{self, Queries};
 use super::catalogue::Arranged;
-use super::embed::Embedded;
+use super::fold::fold;
+use super::gathered::{MergedVersion, ViewItems};
 use super::serving;
 use super::warm;
 use super::write::Version;
-use crate::columns;
 use crate::device::memory;
-use crate::device::priority::breathe;
 use crate::error::{Error, Result};
 use crate::files::Checksum;
 use crate::ivf;
 use crate::model::Package;
-use crate::rows::RowStore;
 use crate::snapshot::{
     CALIBRATION_FILE, Calibration, FORMAT, INDEX_FILE, Manifest, MergedFrom, PROGRAM, Provenance, QUERIES_FILE, Recipe,
-    Store, VectorRows, Wanted,
+    Store, Wanted,
 };
-use crate::tensor::Matrix;
-use crate::units::Slot;
-use crate::view::{Attribute, View, item_columns};
+use crate::view::View;
 
 /// Lists are trained anew where a recall takes so many times the share of them that it took when they were trained.
 const DRIFT: f64 = 1.25;
@@ -41,24 +36,8 @@ const WATCHED: usize = 100;
 /// Bytes of memory that a merge takes for each number of its items' vectors: as f32, and encoded twice over.
 const BYTES_A_NUMBER: u64 = 12;
 
-/// What a merge has made.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MergedVersion {
-    /// The version.
-    pub version: u64,
-    /// The position of the last update that is in it.
-    pub position: u64,
-    /// Its items.
-    pub items: usize,
-    /// Its lists.
-    pub lists: usize,
-    /// True where the lists were trained anew.
-    pub is_trained: bool,
-    /// Seconds that it took.
-    pub seconds: f64,
-}
-
-/// Publishes what a view shows as the next version of its model, on the threads of the pool that this runs in.
+/// Publishes what a view shows as the next version of its model, on the threads of the pool that this runs in. A shard is folded
+/// into another one of the same version, for this server alone (`fold`).
 ///
 /// # Errors
 /// `Conflict` where another version came meanwhile, which takes over; `Invalid` where no items are left; `NoSpace` where memory
@@ -66,9 +45,6 @@ pub struct MergedVersion {
 pub fn merge(store: &Store, view: &View) -> Result<MergedVersion> {
     let start = Instant::now();
     let main = view.main();
-    if main.manifest.shard.is_some() {
-        return Err(Error::unsupported("a merge of a shard alone: publish the whole anew"));
-    }
     if view.items() == 0 {
         return Err(Error::invalid("no items are left, expected one at least"));
     }
@@ -77,6 +53,9 @@ pub fn merge(store: &Store, view: &View) -> Result<MergedVersion> {
     if numbers.saturating_mul(BYTES_A_NUMBER) > free {
         let need = numbers.saturating_mul(BYTES_A_NUMBER) >> 20;
         return Err(Error::no_space(format!("a merge takes {need} MB of memory, {} are free", free >> 20)));
+    }
+    if let Some(shards) = &main.shards {
+        return fold(store, view, shards);
     }
     let mut made = MergedVersion {
         version: 0,
@@ -111,6 +90,7 @@ pub fn merge(store: &Store, view: &View) -> Result<MergedVersion> {
             lists: made.lists,
             position: made.position,
             shard: None,
+            folded: None,
             merged: Some(MergedFrom { origin: main.manifest.origin(), trained_share: merging.trained_share }),
             provenance: Provenance { program: PROGRAM.into(), ..main.manifest.provenance.clone() },
             files: sums,
@@ -140,28 +120,11 @@ impl<'a> Merging<'a> {
     /// Gathers the items, in the lists that go on.
     fn of(view: &'a View) -> Result<Self> {
         let main = view.main();
-        let slots: Vec<Slot> = view.filled_slots().collect();
-        let dimension = view.dimension();
-        let mut vectors = vec![0.0; slots.len() * dimension];
-        vectors.chunks_exact_mut(dimension).zip(&slots).for_each(|(row, slot)| {
-            view.row(*slot, row);
-            breathe();
-        });
-        let stacked = view.columns();
-        let attribute = |row: usize, column: usize| Cow::Owned(Attribute::from(stacked.cell(column, slots[row])));
-        let columns = item_columns(&main.columns, slots.len(), attribute);
-        let alike = columns::likeness(&columns, &main.recipe.filter.together, slots.len())?;
-        let ids = slots.iter().map(|slot| view.id(*slot).0).collect();
-        let lists: Vec<u32> = slots.iter().map(|slot| view.list_of(*slot)).collect();
+        let items = ViewItems::of(view)?;
         let is_nearest = !main.index.penalties().is_empty();
-        let rows = Matrix::new(&vectors, dimension)?;
-        let mut built = ivf::rebalance(rows, &lists, is_nearest, main.recipe.index.rescore)?;
+        let mut built = ivf::rebalance(items.rows()?, &items.lists, is_nearest, main.recipe.index.rescore)?;
         built.keep_first_pass(&main.index);
-        let rows = VectorRows::of(&main.package.spec.item.vectors)?;
-        let mut kept = Vec::with_capacity(slots.len() * rows.bytes());
-        slots.iter().for_each(|slot| view.read_vectors(&rows, *slot, &mut kept));
-        let embedded = Embedded { vectors: RowStore::owned(vectors, dimension)?, kept };
-        let arranged = Arranged { ids, columns, built, embedded, bucket_bytes: u64::MAX };
+        let (arranged, alike) = items.arranged(built)?;
         let of_main = main.calibration.as_ref();
         let of_main = of_main.map(|c| share(c, &main.recipe, main.index.items(), main.index.lists()));
         let trained_share = main.manifest.merged.as_ref().map_or(of_main, |from| from.trained_share);

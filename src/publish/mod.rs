@@ -16,12 +16,15 @@
 //!
 //! A version that is to be cut is made so far, whole, and then cut (`shards`).
 //!
-//! [`merge`] makes a version of one that is served and its updates, by the last of these steps.
+//! [`merge`] makes a version of one that is served and its updates, by the last of these steps, and of a shard another one of its
+//! version (`fold`).
 
 mod budget;
 pub mod calibrate;
 mod catalogue;
 mod embed;
+mod fold;
+mod gathered;
 mod making;
 mod merge;
 mod precision;
@@ -45,7 +48,8 @@ use crate::model::{ModelSpec, Package};
 use crate::snapshot::Store;
 
 pub use budget::MemoryPlan;
-pub use merge::{MergedVersion, merge};
+pub use gathered::MergedVersion;
+pub use merge::merge;
 pub use remote::Remote;
 pub use request::{Progress, Publish, Stage, Vectors};
 

@@ -5,13 +5,15 @@
 //!    tell of items are those of the whole, as hard links.
 //! 3. The file that names all shards is written last.
 
-use std::fs;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
 use std::path::Path;
 
 use super::making::Making;
 use super::serving;
 use crate::error::{Error, Result};
-use crate::files;
+use crate::files::{self, Checksum};
 use crate::ivf::Built;
 use crate::model::WARMUP_FILE;
 use crate::snapshot::{INDEX_FILE, Manifest, PARTS_FILE, ShardOf, Shards, shard_folder, shard_of};
@@ -58,6 +60,36 @@ fn part(making: &Making<'_>, shard: u32, shards: u32) -> Result<Built> {
     }
 }
 
+/// Brings the files that do not tell of items from the folder of a manifest to that of other items of the same version, whose own
+/// files are in `sums`: other names of the same bytes, or copies where the file system has none.
+pub(super) fn share(
+    (from, of): (&Path, &Manifest),
+    folder: &Path,
+    sums: &mut BTreeMap<String, Checksum>,
+) -> Result<()> {
+    // Golden answers are those of all items, and so are the parts of the reranker.
+    let others = of.files.iter().filter(|(name, _)| ![WARMUP_FILE, PARTS_FILE].contains(&name.as_str()));
+    for (name, sum) in others {
+        if !sums.contains_key(name) {
+            bring(&from.join(name), &folder.join(name), sum)?;
+            sums.insert(name.clone(), sum.clone());
+        }
+    }
+    files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))
+}
+
+fn bring(from: &Path, to: &Path, sum: &Checksum) -> Result<()> {
+    if fs::hard_link(from, to).is_ok() {
+        return Ok(());
+    }
+    let mut file = File::open(from).map_err(|e| Error::io(from.display(), e))?;
+    let copied = files::write_atomic(to, |out| io::copy(&mut file, out).map(drop))?;
+    match copied == *sum {
+        true => Ok(()),
+        false => Err(Error::corrupt(format!("{}: checksum {}, expected {}", from.display(), copied.xxh3, sum.xxh3))),
+    }
+}
+
 /// Writes a shard, and returns its manifest.
 fn write(
     making: &Making<'_>,
@@ -72,16 +104,7 @@ fn write(
         Some(package) => serving::keep(package, &whole.decisions, folder, &mut sums)?,
         None => whole.decisions.clone(),
     };
-    // Golden answers are those of all items, and so are the parts of the reranker.
-    let others = whole.files.iter().filter(|(name, _)| ![WARMUP_FILE, PARTS_FILE].contains(&name.as_str()));
-    for (name, sum) in others {
-        if !sums.contains_key(name) {
-            let (from, to) = (whole_folder.join(name), folder.join(name));
-            fs::hard_link(&from, &to).map_err(|e| Error::io(to.display(), e))?;
-            sums.insert(name.clone(), sum.clone());
-        }
-    }
-    files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))?;
+    share((whole_folder, whole), folder, &mut sums)?;
     let manifest = Manifest {
         items: built.items(),
         slots: built.order.len(),

@@ -107,11 +107,6 @@ impl<T> Entry<T> {
         self.settled.get(&version).is_some_and(|(at, _)| *at == stamp)
     }
 
-    /// True where the bytes in memory are those of the folder.
-    pub(super) fn is_current(&self, version: u64, stamp: Stamp) -> bool {
-        self.loaded.get(&version).is_some_and(|l| l.stamp == Some(stamp))
-    }
-
     pub(super) fn waits(&self, version: u64, stamp: Stamp, now: Instant) -> bool {
         self.refused.get(&version).is_some_and(|r| r.waits(stamp, now))
     }

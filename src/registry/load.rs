@@ -202,8 +202,8 @@ impl<T: Send + Sync> Registry<T> {
         let parts = entry.wish.traffic.targets().filter_map(|(_, target)| entry.version_of(target));
         let missing = parts.filter(|version| !entry.loaded.contains_key(version)).filter_map(|version| seen(&version));
         due.extend(missing.map(|(version, stamp)| Due { version, stamp, why: Why::Traffic }));
-        let in_memory = published.iter().filter(|v| entry.loaded.contains_key(v)).filter_map(seen);
-        let replaced = in_memory.filter(|(version, stamp)| !entry.is_current(*version, *stamp));
+        let in_memory = published.iter().filter_map(|version| entry.loaded.get(version).zip(seen(version)));
+        let replaced = in_memory.filter(|(loaded, (_, stamp))| !self.is_current(loaded, *stamp)).map(|(_, seen)| seen);
         due.extend(replaced.map(|(version, stamp)| Due { version, stamp, why: Why::Replaced }));
         due.retain(|d| !entry.waits(d.version, d.stamp, now));
         due
@@ -314,7 +314,14 @@ impl<T: Send + Sync> Registry<T> {
     fn in_memory(&self, name: &str, version: u64, stamp: Option<Stamp>) -> Option<Arc<Loaded<T>>> {
         let entries = self.entries.load();
         let loaded = entries.get(name)?.loaded.get(&version)?;
-        stamp.is_none_or(|stamp| loaded.stamp == Some(stamp)).then(|| loaded.clone())
+        stamp.is_none_or(|stamp| self.is_current(loaded, stamp)).then(|| loaded.clone())
+    }
+
+    /// True where the bytes in memory are those that stand for the version now.
+    fn is_current(&self, loaded: &Loaded<T>, stamp: Stamp) -> bool {
+        let folded = || self.store.folded(&loaded.name, loaded.version);
+        // Where that cannot be told, what is there stays.
+        loaded.stamp == Some(stamp) && !folded().is_ok_and(|fold| fold != loaded.fold)
     }
 
     /// Loads a version. Whatever goes wrong is a refusal, a panic too.
@@ -358,14 +365,15 @@ impl<T: Send + Sync> Registry<T> {
         if self.store.stamp(&name, version) != Some(stamp) {
             return Err(Error::not_ready(format!("{}: it changed while it was loaded", folder.display())));
         }
-        let loaded = Loaded { content, name, version, digest, stamp: Some(stamp), room: Some(room), _held: Some(held) };
+        let (stamp, fold) = (Some(stamp), held.fold());
+        let loaded = Loaded { content, name, version, digest, stamp, fold, room: Some(room), _held: Some(held) };
         if let Some(warm) = &self.warm {
             warm(&loaded).map_err(|e| e.within(format!("{}: warm-up", folder.display())))?;
         }
         Ok(Arc::new(loaded))
     }
 
-    /// The content of a version, and what keeps its files. A copy that is damaged is fetched anew, once.
+    /// The content of a version, and what keeps its files. What is damaged, a copy or a fold, gives way to what stands behind it.
     fn read(&self, name: &str, version: u64, background: Background) -> Result<(Arc<T>, Held)> {
         let mut held = match self.store.bring(name, version) {
             // As with memory: the version before the active one makes room on the disk.
@@ -376,7 +384,13 @@ impl<T: Send + Sync> Registry<T> {
             other => other?,
         };
         let mut content = self.loader.load(held.folder(), background);
-        if content.as_ref().is_err_and(|e| e.kind() == Kind::Corrupt) && self.store.discard(name, version)? {
+        let mut is_last = false;
+        while !is_last
+            && content.as_ref().is_err_and(|e| e.kind() == Kind::Corrupt)
+            && self.store.discard(name, version)?
+        {
+            // What is fetched anew is read once.
+            is_last = held.fold().is_none();
             held = self.store.bring(name, version)?;
             content = self.loader.load(held.folder(), background);
         }

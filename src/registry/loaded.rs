@@ -17,6 +17,8 @@ pub struct Loaded<T = Live> {
     pub(super) digest: String,
     /// What its folder looked like when it was loaded.
     pub(super) stamp: Option<Stamp>,
+    /// The position of the fold that it is, where it is one.
+    pub(super) fold: Option<u64>,
     pub(super) room: Option<Room>,
     /// Keeps its files where they are.
     pub(super) _held: Option<Held>,
@@ -28,7 +30,7 @@ impl Loaded {
         let (name, version) = (snapshot.manifest.name.clone(), snapshot.manifest.version);
         let digest = snapshot.digest().to_owned();
         let content = Arc::new(Live::new(Arc::new(snapshot)));
-        Loaded { content, name, version, digest, stamp: None, room: None, _held: None }
+        Loaded { content, name, version, digest, stamp: None, fold: None, room: None, _held: None }
     }
 
     /// What answers at this moment.
@@ -53,7 +55,7 @@ impl<T> Loaded<T> {
         self.version
     }
 
-    /// The digest of its bytes.
+    /// The digest of its bytes as they were published.
     pub fn digest(&self) -> &str {
         &self.digest
     }

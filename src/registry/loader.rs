@@ -16,7 +16,7 @@ pub struct Declared {
     pub name: String,
     /// The version.
     pub version: u64,
-    /// One name for all its bytes.
+    /// One name for all its bytes, as they were published.
     pub digest: String,
     /// Bytes of memory that it takes when it is loaded.
     pub memory_bytes: u64,
@@ -53,7 +53,12 @@ impl Loader<Live> for Snapshots {
     fn declared(&self, folder: &Path) -> Result<Declared> {
         let manifest = Manifest::read(folder)?;
         let memory_bytes = Snapshot::memory_bytes(folder, &manifest, &self.placement)?;
-        Ok(Declared { digest: manifest.digest(), name: manifest.name, version: manifest.version, memory_bytes })
+        Ok(Declared {
+            digest: manifest.published_digest(),
+            name: manifest.name,
+            version: manifest.version,
+            memory_bytes,
+        })
     }
 
     fn load(&self, folder: &Path, background: Background) -> Result<Live> {

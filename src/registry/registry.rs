@@ -177,6 +177,20 @@ impl<T: Send + Sync> Registry<T> {
         Ok(loaded)
     }
 
+    /// Puts what stands for a version now in its place, where it is in memory. Nobody waits for it: it is loaded in the background.
+    ///
+    /// # Errors
+    /// As [`Registry::load`].
+    pub fn replace(&self, name: &str, version: u64, background: Background) -> Result<Arc<Loaded<T>>> {
+        let loaded = self.current(name, version, background)?;
+        self.change(name, |entry| {
+            if entry.loaded.contains_key(&version) {
+                entry.insert(loaded.clone());
+            }
+        });
+        Ok(loaded)
+    }
+
     /// The versions of a model that are in memory, ascending.
     pub fn all_in_memory(&self, name: &str) -> Vec<Arc<Loaded<T>>> {
         let entries = self.entries.load();

@@ -145,7 +145,7 @@ impl Snapshot {
                 tracing::info!(graph = file, ?recorded, "the graph runs otherwise than when it was published");
             }
         }
-        let digest = manifest.digest();
+        let digest = manifest.published_digest();
         Ok(Snapshot {
             manifest,
             package,
@@ -191,7 +191,7 @@ impl Snapshot {
         if is_plain { k } else { self.recipe.serving.candidates.max(k) }
     }
 
-    /// The digest of the snapshot's bytes.
+    /// The digest of the snapshot's bytes as they were published.
     pub fn digest(&self) -> &str {
         &self.digest
     }

@@ -76,6 +76,9 @@ pub struct Manifest {
     /// What it was merged from, where it is an earlier version with its updates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merged: Option<MergedFrom>,
+    /// What it was folded from, where it is a shard with its updates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub folded: Option<FoldedFrom>,
     /// Where it came from.
     pub provenance: Provenance,
     /// Every other file of the snapshot with its length and hash.
@@ -109,6 +112,16 @@ pub struct MergedFrom {
     /// The share of the lists that the recall of the recipe took when the lists were last trained, where it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trained_share: Option<f64>,
+}
+
+/// The published shard that a shard with its updates stands for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FoldedFrom {
+    /// Its items.
+    pub items: usize,
+    /// The digest of its bytes.
+    pub digest: String,
 }
 
 /// Where a snapshot came from.
@@ -206,6 +219,17 @@ impl Manifest {
         self.shard.map_or(self.items, |part| part.items)
     }
 
+    /// Its items as they were published, where updates were folded in since.
+    pub fn published_items(&self) -> usize {
+        self.folded.as_ref().map_or(self.items, |from| from.items)
+    }
+
+    /// The digest of what was published, which is its own where no updates were folded in since. With a position it says which
+    /// items there are: what holds them is nobody's affair.
+    pub fn published_digest(&self) -> String {
+        self.folded.as_ref().map_or_else(|| self.digest(), |from| from.digest.clone())
+    }
+
     /// The version that was published with the files of the package: itself, or the one that it was merged from.
     pub fn origin(&self) -> u64 {
         self.merged.as_ref().map_or(self.version, |from| from.origin)
@@ -247,6 +271,7 @@ impl Manifest {
             position: 0,
             shard: None,
             merged: None,
+            folded: None,
             provenance: Provenance::default(),
             files,
             graphs: None,

@@ -36,7 +36,7 @@ pub use calibration::{Calibration, Chosen, RECALIBRATION_FILE, Recalibration, Re
 pub use candidates::{CandidateRows, DeviceCandidates, RowSources};
 pub use ids::Ids;
 pub use load::Snapshot;
-pub use manifest::{FORMAT, GraphRecord, MANIFEST, Manifest, MergedFrom, PROGRAM, Provenance, ShardOf};
+pub use manifest::{FORMAT, FoldedFrom, GraphRecord, MANIFEST, Manifest, MergedFrom, PROGRAM, Provenance, ShardOf};
 pub use part::ItemParts;
 pub use placement::{Placement, PlacementOptions, placed, rows_on_cluster};
 pub use recipe::{PartFormat, Recipe, Reranking, Serving};

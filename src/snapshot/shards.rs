@@ -131,8 +131,8 @@ impl Shards {
             return corrupt(format!("it names {count} shards, the snapshot is {} of {}", part.shard, part.shards));
         };
         let says = (&*self.name, self.version, self.items, entry.items, &*entry.digest);
-        let digest = manifest.digest();
-        let is = (&*manifest.name, manifest.version, part.items, manifest.items, &*digest);
+        let digest = manifest.published_digest();
+        let is = (&*manifest.name, manifest.version, part.items, manifest.published_items(), &*digest);
         match says == is {
             true => Ok(()),
             false => corrupt(format!(

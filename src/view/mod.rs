@@ -216,7 +216,7 @@ impl View {
     pub fn coverage(&self) -> f64 {
         match self.main.manifest.items_of_all() {
             0 => 1.0,
-            items => self.main.index.items() as f64 / items as f64,
+            items => self.main.manifest.published_items() as f64 / items as f64,
         }
     }
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sterling::publish::Publish;
 
 use crate::fresh::Random;
 use crate::support::{Server, put, sterling, vectors};
@@ -58,20 +59,22 @@ fn lines(items: &BTreeMap<i64, i64>) -> String {
     })
 }
 
-/// A catalogue in `folder`, and what it holds.
-fn begin(folder: &Path) -> Written {
+/// A catalogue in `folder`, whole or cut, and what it holds.
+fn begin(folder: &Path, shards: Option<u32>) -> Written {
     let items: BTreeMap<i64, i64> = (0..STAYING).map(|id| (id, 0)).collect();
-    put(&folder.join("store"), &vectors(folder, &lines(&items))).unwrap();
+    put(&folder.join("store"), &Publish { shards, ..vectors(folder, &lines(&items)) }).unwrap();
     Written { items, ..Written::default() }
 }
 
 fn serve(folder: &Path) -> Server {
+    serve_with(folder, &[])
+}
+
+fn serve_with(folder: &Path, arguments: &[&str]) -> Server {
     let mut command = sterling();
     command.env("STERLING_MERGE__SHARE", "0").env("STERLING_REFRESH_MS", "50");
-    let (store, updates) = (folder.join("store"), folder.join("updates"));
-    Server::spawn(
-        command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store).arg("--updates").arg(updates),
-    )
+    command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(folder.join("store"));
+    Server::spawn(command.arg("--updates").arg(folder.join("updates")).args(arguments))
 }
 
 /// Posts a body; `None` where no answer comes.
@@ -145,16 +148,21 @@ fn tell(what: std::fmt::Arguments<'_>) {
     writeln!(out, "{what}").unwrap();
 }
 
-fn is_publishing(store: &Path) -> bool {
-    let Ok(names) = std::fs::read_dir(store.join("vectors")) else { return false };
-    names.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with(".publishing-"))
+/// Whether a version is being written anywhere below a folder.
+fn is_publishing(folder: &Path) -> bool {
+    let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    names.into_iter().any(|entry| {
+        let is_staging = entry.file_name().to_string_lossy().starts_with(".publishing-");
+        is_staging || is_publishing(&entry.path())
+    })
 }
 
-fn publisher(folder: &Path, written: &Written) -> Child {
+fn publisher(folder: &Path, written: &Written, arguments: &[&str]) -> Child {
     let items = folder.join("catalogue.jsonl");
     std::fs::write(&items, lines(&written.items)).unwrap();
     let mut command = sterling();
-    command.args(["publish", "--name", "vectors", "--position", &written.position.to_string(), "--items"]).arg(items);
+    command.args(arguments);
+    command.args(["--name", "vectors", "--position", &written.position.to_string(), "--items"]).arg(items);
     command.arg("--store").arg(folder.join("store")).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
@@ -166,17 +174,25 @@ fn merge_on_and_on(address: &str, merged: &AtomicU64) {
     }
 }
 
-fn kill_again_and_again(rounds: u64) {
+fn kill_again_and_again(rounds: u64, shards: Option<u32>) {
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().join("store");
-    let written = Arc::new(Mutex::new(begin(folder.path())));
+    let serve = || serve_with(folder.path(), if shards.is_some() { &["--shard", "0"] } else { &[] });
+    let publish: &[&str] = if shards.is_some() { &["publish", "--shards", "1"] } else { &["publish"] };
+    let written = Arc::new(Mutex::new(begin(folder.path(), shards)));
     let (merged, mut in_merge, mut in_publish, mut calls) = (Arc::new(AtomicU64::new(0)), 0, 0, 0);
     let random = &mut Random::new(77);
     for round in 0..rounds {
-        let server = serve(folder.path());
+        let server = serve();
         check(&server, &mut written.lock().unwrap(), &format!("round {round}"));
         let before = written.lock().unwrap().calls;
-        let publishing = (round % 3 == 2).then(|| publisher(folder.path(), &written.lock().unwrap()));
+        let publishing = (round % 3 == 2).then(|| {
+            // Merges of a shard do not wait for a publication: what that is to be followed by is kept under a label.
+            let version = &server.get_json(&format!("{ITEMS}:position"))["version"];
+            let label = json!({"version": version}).to_string();
+            server.send("PUT", "/v1/models/vectors/labels/export", &[("content-type", "application/json")], &label);
+            publisher(folder.path(), &written.lock().unwrap(), publish)
+        });
         let (address, shared, stop) = (server.address.clone(), written.clone(), Arc::new(AtomicBool::new(false)));
         let writer = std::thread::spawn(move || write(&address, &shared, round, &stop));
         let (address, counted) = (server.address.clone(), merged.clone());
@@ -186,7 +202,7 @@ fn kill_again_and_again(rounds: u64) {
         // In some rounds a merge comes to its end first.
         let enough = merged.load(Ordering::Relaxed) + u64::from(round % 6 == 1);
         let runs = |written: &Written| written.calls >= before + 2 && merged.load(Ordering::Relaxed) >= enough;
-        while !runs(&written.lock().unwrap()) || !is_publishing(&store) {
+        while !runs(&written.lock().unwrap()) || !is_publishing(folder.path()) {
             assert!(start.elapsed() < Duration::from_secs(120), "round {round}: nothing is written");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -199,13 +215,13 @@ fn kill_again_and_again(rounds: u64) {
             publisher.kill().unwrap();
             publisher.wait().unwrap();
         } else {
-            in_merge += u64::from(is_publishing(&store));
+            in_merge += u64::from(is_publishing(folder.path()));
         }
         writer.join().unwrap();
         merger.join().unwrap();
         calls += written.lock().unwrap().calls - before;
     }
-    let server = serve(folder.path());
+    let server = serve();
     check(&server, &mut written.lock().unwrap(), "at the end");
     let versions = std::fs::read_dir(store.join("vectors")).unwrap().count();
     tell(format_args!(
@@ -221,7 +237,13 @@ fn kill_again_and_again(rounds: u64) {
 fn nothing_is_lost_or_twice_when_a_server_is_killed_in_merges_and_publications() {
     // A thousand take long: `scripts/kill_journal.sh`.
     let kills = std::env::var("STERLING_TEST_MERGE_KILLS").ok().and_then(|count| count.parse().ok());
-    kill_again_and_again(kills.unwrap_or(12));
+    kill_again_and_again(kills.unwrap_or(12), None);
+}
+
+#[test]
+fn nothing_is_lost_or_twice_when_the_server_of_a_shard_is_killed_in_merges_and_publications() {
+    let kills = std::env::var("STERLING_TEST_MERGE_KILLS").ok().and_then(|count| count.parse().ok());
+    kill_again_and_again(kills.unwrap_or(8), Some(1));
 }
 
 fn done(command: &mut Command) {
@@ -256,7 +278,7 @@ fn lose_power(rounds: u64) {
     std::fs::File::create(&image).unwrap().set_len(96 << 20).unwrap();
     done(Command::new("mkfs.ext4").arg("-Fq").arg(&image));
     let disk = Mounted::of(&image, folder.path().join("mounted"));
-    let written = Arc::new(Mutex::new(begin(&disk.at)));
+    let written = Arc::new(Mutex::new(begin(&disk.at, None)));
     done(&mut Command::new("sync"));
     let (random, merged, mut in_merge) = (&mut Random::new(5), Arc::new(AtomicU64::new(0)), 0);
     let server = serve(&disk.at);
@@ -279,7 +301,7 @@ fn lose_power(rounds: u64) {
         std::fs::copy(&image, &copy).unwrap();
         server.signal("CONT");
         let after = Mounted::of(&copy, folder.path().join(format!("after {round}")));
-        in_merge += u64::from(is_publishing(&after.at.join("store")));
+        in_merge += u64::from(is_publishing(&after.at));
         let again = serve(&after.at);
         check(&again, &mut expected, &format!("power loss {round}"));
         // What is there goes on to work.
@@ -308,7 +330,7 @@ fn nothing_that_was_acknowledged_is_lost_when_the_power_goes() {
 #[test]
 fn a_full_disk_refuses_updates_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
-    let mut written = begin(folder.path());
+    let mut written = begin(folder.path(), None);
     // The largest file that the server may write: a bound that needs no rights, and is told as a full disk is.
     let mut command = Command::new("sh");
     let script = "trap '' XFSZ; ulimit -f $1; shift; exec \"$@\"";

@@ -113,13 +113,28 @@ fn filter(random: &mut Random, depth: usize) -> (String, Test) {
 
 /// Publishes the items of a map.
 fn published(folder: &Path, items: &BTreeMap<i64, Item>, rescore: Rescore) -> Arc<Snapshot> {
+    let store = Store::new(folder.join("store"));
+    let version = publish(&store, folder, items, (rescore, None));
+    loaded(&store, version)
+}
+
+fn publish(
+    store: &Store,
+    folder: &Path,
+    items: &BTreeMap<i64, Item>,
+    (rescore, shards): (Rescore, Option<u32>),
+) -> u64 {
     let lines: String = items.iter().map(|(id, item)| item.line(*id)).collect();
     let mut what = vectors(folder, &lines);
     what.recipe.index.lists = 9;
     what.recipe.index.rescore = rescore;
-    let store = folder.join("store");
-    let version = put(&store, &what).unwrap();
-    Arc::new(Snapshot::load(&store.join("vectors").join(version.to_string()), &Placement::default()).unwrap())
+    what.shards = shards;
+    put(store.root(), &what).unwrap()
+}
+
+fn loaded(store: &Store, version: u64) -> Arc<Snapshot> {
+    let held = store.bring("vectors", version).unwrap();
+    Arc::new(Snapshot::load(held.folder(), &Placement::default()).unwrap())
 }
 
 /// A catalogue to begin with: it has some value of every attribute.
@@ -211,15 +226,27 @@ fn check(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
 }
 
 /// Random updates, up to so many between two looks; every so often they are merged into a version, which goes on with those after
-/// it, and what is not in the version is applied to it anew, as after a restart.
+/// it, and what is not in the version is applied to it anew, as after a restart. The same for a version that was cut into one shard,
+/// whose updates are folded in.
 fn against_a_map(seed: u64, operations: usize, ids: usize, most: usize, merges: usize, rescore: Rescore) {
+    against_a_map_of(seed, operations, (ids, most, merges), (rescore, None));
+}
+
+fn against_a_map_of(
+    seed: u64,
+    operations: usize,
+    (ids, most, merges): (usize, usize, usize),
+    (rescore, shards): (Rescore, Option<u32>),
+) {
     let random = &mut Random::new(seed);
     let folder = tempfile::tempdir().unwrap();
     let mut items = catalogue(random, 60);
-    let mut main = published(folder.path(), &items, rescore);
+    let store = Store::new(folder.path().join("store"));
+    let version = publish(&store, folder.path(), &items, (rescore, shards));
+    let store = if shards.is_some() { store.of_shard(0).with_folds(folder.path().join("folds")) } else { store };
+    let mut main = loaded(&store, version);
     let mut fresh = Fresh::new(main.clone(), 0);
     let mut log: Vec<Vec<u8>> = Vec::new();
-    let store = Store::new(folder.path().join("store"));
     while log.len() < operations {
         let count = 1 + random.below(most);
         let updates: Vec<Update> = (0..count).map(|_| happens(random, &mut items, ids)).collect();
@@ -229,7 +256,8 @@ fn against_a_map(seed: u64, operations: usize, ids: usize, most: usize, merges: 
             let before = fresh.view().unwrap();
             let made = merge(&store, &before).unwrap();
             assert_eq!((made.position, made.items), (log.len() as u64, items.len()));
-            main = Arc::new(Snapshot::load(&store.folder("vectors", made.version), &Placement::default()).unwrap());
+            assert_eq!(made.version == version, shards.is_some());
+            main = loaded(&store, made.version);
             fresh = Fresh::new(main.clone(), made.position);
         }
         if random.below(100) == 0 {
@@ -248,6 +276,7 @@ fn against_a_map(seed: u64, operations: usize, ids: usize, most: usize, merges: 
 fn every_answer_is_that_of_a_plain_map_at_its_position() {
     against_a_map(1, 1_200, 250, 40, 8, Rescore::F32);
     against_a_map(2, 600, 250, 40, 8, Rescore::F16);
+    against_a_map_of(3, 1_200, (250, 40, 8), (Rescore::F16, Some(1)));
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod edge;
 mod faiss;
 mod filters;
 mod first_pass;
+mod folds;
 mod fresh;
 mod hosts;
 mod http;

@@ -277,7 +277,7 @@ fn the_journal_lets_go_of_what_versions_hold_and_keeps_what_one_may_need() {
     let late = Publish { position: 200, ..vectors(folder.path(), &line(1, 1)) };
     put(store.root(), &late).unwrap();
     registry.load("vectors", version + 2).unwrap();
-    release(&registry, &store, &feed, "vectors").unwrap();
+    release(&registry, &store, &feeds, "vectors").unwrap();
 }
 
 #[test]

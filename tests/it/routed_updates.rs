@@ -29,15 +29,15 @@ pub fn serve(store: &Path, shard: u32, updates: &str, listen: &str) -> Server {
 }
 
 /// Three shards with journals of their own, a router over them, and the whole on one server.
-struct Cut {
-    folder: tempfile::TempDir,
-    one: Server,
-    shards: Vec<Server>,
-    router: Server,
+pub struct Cut {
+    pub folder: tempfile::TempDir,
+    pub one: Server,
+    pub shards: Vec<Server>,
+    pub router: Server,
 }
 
 impl Cut {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let what = shards::catalogue(folder.path(), sterling::ivf::Rescore::F16);
         put(folder.path(), &what).unwrap();
@@ -50,12 +50,12 @@ impl Cut {
         Cut { folder, one, shards, router }
     }
 
-    fn updates(&self, shard: u32) -> String {
+    pub fn updates(&self, shard: u32) -> String {
         self.folder.path().join(format!("of-{shard}")).to_str().unwrap().to_owned()
     }
 }
 
-fn home(id: i64) -> usize {
+pub fn home(id: i64) -> usize {
     shard_of(ItemId(id), 3) as usize
 }
 
@@ -65,7 +65,7 @@ pub fn token(answer: &Value) -> String {
     positions.iter().map(Value::to_string).collect::<Vec<_>>().join(",")
 }
 
-fn item(id: i64) -> Value {
+pub fn item(id: i64) -> Value {
     json!({"id": id, "embedding": [1, id % 7, 0.5, -0.25], "attributes": {"colour": "violet", "price": id % 5, "maker": "new"}})
 }
 

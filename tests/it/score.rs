@@ -365,6 +365,27 @@ fn workers_that_do_the_same_files_make_what_one_does() {
     assert_eq!(names("out").len(), names("alone").len(), "{:?}", names("out"));
 }
 
+/// What an Indexed Job does, by hand: a process an index, in any order, one of them lost and begun again, one done twice.
+#[test]
+fn indices_of_a_job_make_together_what_one_process_does() {
+    let job = Job::new(5, 300);
+    assert_eq!(job.score("alone", REQUEST).0, 0);
+    let unit = |index: usize| {
+        let mut command = sterling();
+        command.args(job.arguments("out", REQUEST)).args(["--unit", &index.to_string()]);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let mut lost = unit(3);
+    let _ = lost.kill();
+    lost.wait().unwrap();
+    let mut running: Vec<_> = [4, 1].map(unit).into();
+    running.extend([1, 0, 3, 2].map(unit));
+    for mut process in running {
+        assert!(process.wait().unwrap().success());
+    }
+    assert!(job.files("out") == job.files("alone"));
+}
+
 #[test]
 fn a_worker_whose_driver_is_gone_ends() {
     let job = Job::new(3, 50);

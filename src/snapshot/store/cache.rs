@@ -97,7 +97,7 @@ impl Cache {
             Ok(lock)
         });
         let lock = lock.map_err(|e| Error::io(path.display(), e))?;
-        Ok(Held { folder: folder.to_owned(), _lock: Some(lock) })
+        Ok(Held { folder: folder.to_owned(), fold: None, _lock: Some(lock) })
     }
 
     /// What the version in a folder looked like where it came from, where all of it is there.

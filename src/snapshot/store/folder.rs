@@ -141,7 +141,7 @@ impl Shelf for Folder {
     }
 
     fn bring(&self, unit: Unit<'_>) -> Result<Held> {
-        Ok(Held { folder: self.folder(unit), _lock: None })
+        Ok(Held { folder: self.folder(unit), fold: None, _lock: None })
     }
 
     fn read(&self, model: &str, file: &str) -> Result<Vec<u8>> {
@@ -210,11 +210,7 @@ impl Shelf for Folder {
     fn remove(&self, model: &str, version: u64) -> Result<()> {
         let parent = self.root.join(model);
         let _numbers = lock_folder(&parent)?;
-        // As one that was never finished: what cannot be removed now, the next publication removes.
-        let leftover = parent.join(format!("{STAGING}{:016x}", RandomState::new().hash_one(version)));
-        let folder = self.whole(model, version);
-        fs::rename(&folder, &leftover).map_err(|e| Error::io(folder.display(), e))?;
-        fs::remove_dir_all(&leftover).map_err(|e| Error::io(leftover.display(), e))
+        take_away(&parent, &self.whole(model, version))
     }
 }
 
@@ -251,6 +247,14 @@ pub(super) fn lock_folder(parent: &Path) -> Result<File> {
         .open(&path)
         .and_then(|file| file.lock().map(|()| file))
         .map_err(|e| Error::io(format!("{}: the lock", path.display()), e))
+}
+
+/// Removes a folder in `parent`, so that nobody sees half of it. Only for who holds the lock of `parent`.
+pub(super) fn take_away(parent: &Path, folder: &Path) -> Result<()> {
+    // As one that was never finished: what cannot be removed now, the next publication removes.
+    let leftover = parent.join(format!("{STAGING}{:016x}", RandomState::new().hash_one(folder)));
+    fs::rename(folder, &leftover).map_err(|e| Error::io(folder.display(), e))?;
+    fs::remove_dir_all(&leftover).map_err(|e| Error::io(leftover.display(), e))
 }
 
 /// Removes what publications that were killed have left. Only for who holds the model's lock: a staging folder without a

@@ -7,10 +7,12 @@
 //!   What is read of it is brought to a folder of this machine first (`fetch`), which is bounded (`cache`).
 //!
 //! What people wish of a model, which version answers and what labels point to, is one small file of the store (`wish`).
+//! A shard and its updates become one in a folder beside the store (`folds`).
 
 mod cache;
 mod fetch;
 mod folder;
+mod folds;
 mod lease;
 mod remote;
 #[cfg(test)]
@@ -38,6 +40,8 @@ pub struct Store {
     shelf: Arc<dyn Shelf>,
     /// Of versions that were cut, the shard that is meant.
     shard: Option<u32>,
+    /// Where folds of that shard lie.
+    folds: Option<PathBuf>,
 }
 
 /// Changes when a file of a version is replaced, grows, shrinks or is written to, without any of them being read.
@@ -48,6 +52,8 @@ pub struct Stamp(u64);
 #[derive(Debug)]
 pub struct Held {
     folder: PathBuf,
+    /// The position of the fold that it is, where it is one.
+    fold: Option<u64>,
     /// Of a copy, what keeps it from making room for others.
     _lock: Option<File>,
 }
@@ -56,6 +62,11 @@ impl Held {
     /// The folder of its files.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// The position up to which the updates of the shard were folded in, where they were.
+    pub fn fold(&self) -> Option<u64> {
+        self.fold
     }
 }
 
@@ -135,7 +146,7 @@ trait Shelf: Debug + Send + Sync {
 impl Store {
     /// The store in a folder, which need not exist yet.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Store { shelf: Arc::new(Folder::new(root.into())), shard: None }
+        Store { shelf: Arc::new(Folder::new(root.into())), shard: None, folds: None }
     }
 
     /// The store of a name: a folder, or the URL of a bucket, such as `s3://bucket/prefix`. Nothing is asked of it yet.
@@ -149,7 +160,7 @@ impl Store {
         }
         let url = name.to_string_lossy().trim_end_matches('/').to_owned();
         let remote = Remote::new(url.clone(), objects::open(&url)?, cache)?;
-        Ok(Store { shelf: Arc::new(remote), shard: None })
+        Ok(Store { shelf: Arc::new(remote), shard: None, folds: None })
     }
 
     /// The same store as the server of one shard sees it: versions that were cut, and of each that shard alone.
@@ -247,12 +258,14 @@ impl Store {
         self.shelf.root().join(self.unit(model, version).path())
     }
 
-    /// A folder that holds the manifest of a version and its `model.toml`; of a bucket nothing else is read.
+    /// A folder that holds the manifest of a version and its `model.toml`, or those of the fold that stands for it; of a bucket
+    /// nothing else is read.
     ///
     /// # Errors
     /// `NotFound`, `Unavailable`, `Io`.
     pub fn outline(&self, model: &str, version: u64) -> Result<PathBuf> {
-        self.shelf.outline(self.unit(model, version))
+        let unit = self.unit(model, version);
+        self.folded_outline(unit)?.map_or_else(|| self.shelf.outline(unit), Ok)
     }
 
     /// The manifest of a version, or that of the shard that is meant.
@@ -268,7 +281,7 @@ impl Store {
     /// # Errors
     /// As [`Store::outline`]; what is wrong with the files.
     pub fn shards(&self, model: &str, version: u64) -> Result<(Shards, Vec<Manifest>)> {
-        let of_shard = |shard| Store { shelf: self.shelf.clone(), shard: Some(shard) };
+        let of_shard = |shard| Store { shelf: self.shelf.clone(), shard: Some(shard), folds: None };
         let first = of_shard(0).outline(model, version)?;
         let shards = Shards::read(first.parent().unwrap_or(&first))?;
         let manifests = (0..shards.shards.len() as u32).map(|shard| of_shard(shard).manifest(model, version));
@@ -276,23 +289,25 @@ impl Store {
         Ok((shards, manifests))
     }
 
-    /// The version on this machine's disks: as it lies there, or fetched from its bucket. What is fetched is held against its
+    /// The version on this machine's disks: as it lies there, or fetched from its bucket; or the fold that stands for it. What is fetched is held against its
     /// manifest, and goes on where an earlier fetch broke off.
     ///
     /// # Errors
     /// `Corrupt` with the file that is not what the manifest says; `NoSpace` where it does not fit; `NotFound`, `Unavailable`,
     /// `Io`; `NotReady` where it was replaced meanwhile.
     pub fn bring(&self, model: &str, version: u64) -> Result<Held> {
-        self.shelf.bring(self.unit(model, version))
+        let unit = self.unit(model, version);
+        self.bring_fold(unit)?.map_or_else(|| self.shelf.bring(unit), Ok)
     }
 
-    /// Throws a fetched copy of a version away that turned out to be damaged. Returns false where there is nothing that could be
-    /// fetched anew: the store is a folder itself, or does not answer.
+    /// Throws a fetched copy of a version away that turned out to be damaged, or puts the fold aside that stood for it. Returns false
+    /// where there is nothing that could stand in its place: the store is a folder itself, or does not answer.
     ///
     /// # Errors
     /// `Io` with the path.
     pub fn discard(&self, model: &str, version: u64) -> Result<bool> {
-        self.shelf.discard(self.unit(model, version))
+        let unit = self.unit(model, version);
+        Ok(self.put_fold_aside(unit)? || self.shelf.discard(unit)?)
     }
 
     /// What the files of a version look like from outside, or `None` where it is not published.

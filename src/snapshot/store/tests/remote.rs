@@ -25,7 +25,7 @@ impl Bench {
         let folder = Some(self.caches.path().join(machine));
         let options = CacheOptions { folder, limit_mb };
         let remote = Remote::new("s3://bucket/models".into(), self.memory.clone(), &options).unwrap();
-        Store { shelf: Arc::new(remote), shard: None }
+        Store { shelf: Arc::new(remote), shard: None, folds: None }
     }
 
     fn store(&self, machine: &str) -> Store {

@@ -1,0 +1,92 @@
+//! What a view shows, as the items of a version that is made of it, and what such a merge tells.
+
+use std::borrow::Cow;
+
+use super::catalogue::Arranged;
+use super::embed::Embedded;
+use crate::columns::{self, ItemColumn};
+use crate::device::priority::breathe;
+use crate::error::Result;
+use crate::ivf::Built;
+use crate::rows::RowStore;
+use crate::snapshot::VectorRows;
+use crate::tensor::Matrix;
+use crate::units::Slot;
+use crate::view::{Attribute, View, item_columns};
+
+/// What a merge has made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MergedVersion {
+    /// The version.
+    pub version: u64,
+    /// The position of the last update that is in it.
+    pub position: u64,
+    /// Its items.
+    pub items: usize,
+    /// Its lists.
+    pub lists: usize,
+    /// True where the lists were trained anew.
+    pub is_trained: bool,
+    /// Seconds that it took.
+    pub seconds: f64,
+}
+
+/// The items of a view: those of its main snapshot that are not gone, then those beside it.
+pub(super) struct ViewItems {
+    ids: Vec<i64>,
+    columns: Vec<ItemColumn>,
+    /// `[N, D]`, as exact as they are kept.
+    vectors: Vec<f32>,
+    dimension: usize,
+    /// The rows of `[[item.vectors]]`, as they are stored.
+    kept: Vec<u8>,
+    /// The list of each in the main snapshot.
+    pub(super) lists: Vec<u32>,
+    /// Which of them lie together within a list.
+    alike: Vec<u64>,
+}
+
+impl ViewItems {
+    /// Gathers them.
+    ///
+    /// # Errors
+    /// What is wrong with the recipe's columns.
+    pub(super) fn of(view: &View) -> Result<Self> {
+        let main = view.main();
+        let slots: Vec<Slot> = view.filled_slots().collect();
+        let dimension = view.dimension();
+        let mut vectors = vec![0.0; slots.len() * dimension];
+        vectors.chunks_exact_mut(dimension).zip(&slots).for_each(|(row, slot)| {
+            view.row(*slot, row);
+            breathe();
+        });
+        let stacked = view.columns();
+        let attribute = |row: usize, column: usize| Cow::Owned(Attribute::from(stacked.cell(column, slots[row])));
+        let columns = item_columns(&main.columns, slots.len(), attribute);
+        let alike = columns::likeness(&columns, &main.recipe.filter.together, slots.len())?;
+        let rows = VectorRows::of(&main.package.spec.item.vectors)?;
+        let mut kept = Vec::with_capacity(slots.len() * rows.bytes());
+        slots.iter().for_each(|slot| view.read_vectors(&rows, *slot, &mut kept));
+        let ids = slots.iter().map(|slot| view.id(*slot).0).collect();
+        let lists = slots.iter().map(|slot| view.list_of(*slot)).collect();
+        Ok(ViewItems { ids, columns, vectors, dimension, kept, lists, alike })
+    }
+
+    /// Their vectors `[N, D]`.
+    ///
+    /// # Errors
+    /// None that could come: the vectors have one width.
+    pub(super) fn rows(&self) -> Result<Matrix<'_>> {
+        Matrix::new(&self.vectors, self.dimension)
+    }
+
+    /// The items with the slots of an index of their vectors, and which of them lie together within a list.
+    ///
+    /// # Errors
+    /// As [`ViewItems::rows`].
+    pub(super) fn arranged(self, built: Built) -> Result<(Arranged, Vec<u64>)> {
+        let ViewItems { ids, columns, vectors, dimension, kept, alike, .. } = self;
+        let embedded = Embedded { vectors: RowStore::owned(vectors, dimension)?, kept };
+        Ok((Arranged { ids, columns, built, embedded, bucket_bytes: u64::MAX }, alike))
+    }
+}

@@ -1,0 +1,357 @@
+//! Shards that merge their updates by themselves: the version stays one over all of its shards, and no answer differs.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sterling::fresh::{Feeds, Update, Updating};
+use sterling::journal::{Logs, Topic};
+use sterling::publish::{Publish, merge};
+use sterling::registry::{Options, Registry, Snapshots, Which};
+use sterling::snapshot::{Store, shard_of};
+use sterling::units::ItemId;
+
+use crate::routed_updates::{Cut, home, item, serve, token};
+use crate::shards;
+use crate::support::{Server, ids, put, run, until};
+
+const ITEMS: &str = "/v1/models/vectors/items";
+const RETRIEVE: &str = "/v1/models/vectors:retrieve";
+
+/// Requests whose answers do not depend on what holds the items.
+fn bodies() -> Vec<Value> {
+    let columns = ["colour", "price", "maker"];
+    vec![
+        json!({"vector": [1, 3, 0.5, -0.25], "k": 300, "exact": true, "columns": columns}),
+        json!({"vector": [-1, 0.5, 0.25, 2], "k": 40, "exact": true, "filter": "colour:violet OR price > 30", "columns": columns}),
+        json!({"vector": [0.5, -1, 2, 0], "k": 40, "exact": true, "filter": "NOT colour:red AND maker:new"}),
+        json!({"vector": [0, 0, 0, 0], "k": 30, "exact": true}),
+        json!({"vector": [1, 0, -0.5, 0.25], "k": 50, "candidates": 2000, "probes": 12}),
+    ]
+}
+
+/// What a server answers from a position on, but for what tells of versions and positions.
+fn answers(server: &Server, position: &str) -> Vec<Value> {
+    let ask = |body: Value| server.ask(&format!("{RETRIEVE}?min_position={position}"), body)["items"].clone();
+    bodies().into_iter().map(ask).collect()
+}
+
+/// Puts, changes and deletes items of all shards, at both sides; returns the positions of the shards and that of the whole.
+fn write(cut: &Cut, from: i64) -> (String, String) {
+    let mut items: Vec<Value> = (from..from + 60).map(item).collect();
+    items.extend(
+        (0..60).map(|n| json!({"id": (n * 5 + from % 5) * 7 - 9000, "set": {"price": 40 + n, "colour": "grey"}})),
+    );
+    let gone: Vec<i64> = (from..from + 9).chain((0..20).map(|n| (n * 11 + from % 11) * 7 - 9000)).collect();
+    let both = |call: &str, body: Value| {
+        let (told, whole) =
+            (cut.router.ask(&format!("{ITEMS}:{call}"), &body), cut.one.ask(&format!("{ITEMS}:{call}"), &body));
+        (token(&told), whole["position"].to_string())
+    };
+    let (seen, whole) = both("upsert", json!({"items": items}));
+    // Only what is seen is deleted.
+    answers(&cut.router, &seen);
+    answers(&cut.one, &whole);
+    // Of a shard that had nothing to do the position is 0, which all have seen.
+    both("delete", json!({"ids": gone}))
+}
+
+fn folds(cut: &Cut, shard: u32) -> Vec<PathBuf> {
+    let parent = Path::new(&cut.updates(shard)).join(format!(".folded/vectors/shard-{shard}/2"));
+    let of = |folder: &Path| -> Vec<PathBuf> {
+        let found = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        found.filter(|path| path.is_dir()).collect()
+    };
+    let mut found: Vec<PathBuf> = of(&parent).iter().flat_map(|digest| of(digest)).collect();
+    found.sort();
+    found
+}
+
+fn name(folder: &Path) -> String {
+    folder.file_name().unwrap().to_string_lossy().into_owned()
+}
+
+#[test]
+fn shards_merge_each_by_itself_and_no_answer_differs() {
+    let mut cut = Cut::new();
+    let (seen, whole) = write(&cut, 5000);
+    let before = answers(&cut.router, &seen);
+    assert_eq!(before, answers(&cut.one, &whole));
+    let digest = cut.router.ask(RETRIEVE, &bodies()[0])["digest"].clone();
+    let own = cut.shards[1].ask(RETRIEVE, &bodies()[0])["digest"].clone();
+    let state = |server: &Server| server.get_json(&format!("{ITEMS}:position"));
+    // Pages of one ranking, some before the merge and some after it.
+    let paged = |cursor: &Value, k: u64| {
+        let body = json!({"vector": [1, 0, -0.5, 0.25], "k": k, "candidates": 60, "probes": 3, "cursor": cursor});
+        cut.shards[1].ask(RETRIEVE, body)
+    };
+    let (all, first) = (paged(&json!(""), 20), paged(&json!(""), 8));
+    // Requests of a router while one shard merges and the others do not: none fails, none sees anything else.
+    let (stop, address) = (Arc::new(AtomicBool::new(false)), cut.router.address.clone());
+    let (stopped, expected) = (stop.clone(), before.clone());
+    let asking = std::thread::spawn(move || {
+        let (mut asked, mut last) = (0, vec![0; 3]);
+        let agent = crate::support::agent();
+        while !stopped.load(Ordering::Relaxed) {
+            let body = bodies()[asked % 5].to_string();
+            let mut answer = agent.post(format!("http://{address}{RETRIEVE}")).send(body).unwrap();
+            let text = answer.body_mut().read_to_string().unwrap();
+            assert_eq!(answer.status().as_u16(), 200, "{text}");
+            let answer: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!((&answer["items"], answer["coverage"].as_f64()), (&expected[asked % 5], Some(1.0)));
+            let positions: Vec<u64> =
+                answer["positions"].as_array().unwrap().iter().map(|p| p.as_u64().unwrap()).collect();
+            assert!(positions.iter().zip(&last).all(|(now, before)| now >= before), "{positions:?} after {last:?}");
+            (asked, last) = (asked + 1, positions);
+        }
+        asked
+    });
+    until("it asks", || state(&cut.shards[1])["fresh_items"] != 0);
+    let items = state(&cut.shards[1])["items"].clone();
+    let made = cut.shards[1].ask(&format!("{ITEMS}:merge"), "");
+    let position = state(&cut.shards[1])["durable"].clone();
+    assert_eq!(made, json!({"model": "vectors", "version": 2, "position": position, "items": items}));
+    assert_eq!(
+        (state(&cut.shards[1])["fresh_items"].as_u64(), state(&cut.shards[1])["items"].clone()),
+        (Some(0), items)
+    );
+    assert!(state(&cut.shards[0])["fresh_items"].as_u64() > Some(0), "the others have not merged");
+    assert_eq!(answers(&cut.router, &seen), before);
+    std::thread::sleep(Duration::from_millis(300));
+    stop.store(true, Ordering::Relaxed);
+    assert!(asking.join().unwrap() > 0);
+    // It is the version that it was, here and at the router.
+    assert_eq!(cut.router.ask(RETRIEVE, &bodies()[0])["digest"], digest);
+    assert_eq!(cut.shards[1].ask(RETRIEVE, &bodies()[0])["digest"], own);
+    let info = cut.shards[1].get_json("/v1/models/vectors");
+    assert_eq!((info["shard"]["items"].as_u64(), info["lists"].as_u64()), (Some(700), Some(12)));
+    let rest = paged(&first["cursor"], 12);
+    let both: Vec<i64> = ids(&first).into_iter().chain(ids(&rest)).collect();
+    assert_eq!(both, ids(&all), "pages are slices of one ranking");
+    // Where nothing came since, there is nothing to do.
+    assert_eq!(cut.shards[1].ask(&format!("{ITEMS}:merge"), "")["position"], position);
+    // All merge, and again: two of each are kept.
+    for round in 0..3 {
+        let (seen, whole) = write(&cut, 6000 + 100 * round);
+        for server in cut.shards.iter().skip(usize::from(round == 1)) {
+            server.ask(&format!("{ITEMS}:merge"), "");
+        }
+        assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &whole), "round {round}");
+    }
+    assert_eq!((folds(&cut, 0).len(), folds(&cut, 1).len()), (2, 2));
+    // One that is killed has it all again: the newest, and what came after it. Where that is damaged, the one before it.
+    let (seen, whole) = write(&cut, 7000);
+    let expected = answers(&cut.one, &whole);
+    for damage in [false, true] {
+        let address = cut.shards[1].address.clone();
+        let server = cut.shards.remove(1);
+        server.signal("KILL");
+        server.wait();
+        let newest = folds(&cut, 1).pop().unwrap();
+        if damage {
+            let path = newest.join("index.safetensors");
+            let mut bytes = std::fs::read(&path).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            std::fs::remove_file(&path).unwrap();
+            std::fs::write(&path, bytes).unwrap();
+        }
+        cut.shards.insert(1, serve(cut.folder.path(), 1, &cut.updates(1), &address));
+        until("the shard is back", || cut.router.post(RETRIEVE, json!({"vector": [0, 0, 0, 0]})).0 == 200);
+        assert_eq!(answers(&cut.router, &seen), expected, "damage {damage}");
+        assert_eq!(!newest.exists(), damage);
+        assert_eq!(folds(&cut, 1).iter().any(|folder| name(folder).starts_with(".damaged-")), damage);
+    }
+}
+
+#[test]
+fn a_publication_takes_over_from_merged_shards_and_a_roll_back_goes_back_to_them() {
+    let cut = Cut::new();
+    let (seen, whole) = write(&cut, 5000);
+    let before = answers(&cut.one, &whole);
+    cut.shards.iter().for_each(|server| drop(server.ask(&format!("{ITEMS}:merge"), "")));
+    assert_eq!(answers(&cut.router, &seen), before);
+    // What the merged shards hold, exported and published anew; what is written meanwhile follows it.
+    let positions: Vec<u64> = cut
+        .shards
+        .iter()
+        .map(|server| server.get_json(&format!("{ITEMS}:position"))["durable"].as_u64().unwrap())
+        .collect();
+    let (seen, whole) = write(&cut, 6000);
+    let mut what = shards::catalogue(cut.folder.path(), sterling::ivf::Rescore::F16);
+    what.shards = Some(3);
+    what.positions = positions;
+    // No item of the first catalogue: only what is published now, and what comes after the positions.
+    let path = cut.folder.path().join("again.jsonl");
+    std::fs::write(&path, (5000..5700).map(|id| format!("{}\n", item(id))).collect::<String>()).unwrap();
+    what.items = Some(path);
+    assert_eq!(put(cut.folder.path(), &what).unwrap(), 3);
+    // A router answers with no more items than the version was published with: a fifth of them at a time.
+    let of_price = |price: i64| {
+        cut.router.ask(
+            &format!("{RETRIEVE}?min_position={seen}"),
+            json!({"vector": [1, 1, 1, 1], "k": 300, "exact": true, "filter": format!("colour:violet AND price:{price}")}),
+        )
+    };
+    let asked = || of_price(0);
+    until("it answers", || asked()["version"] == 3);
+    let mut found: Vec<i64> = (0..5).flat_map(|price| ids(&of_price(price))).collect();
+    found.sort_unstable();
+    assert_eq!(found, (5000..5700).chain(6009..6060).collect::<Vec<i64>>());
+    // It is merged as any version is, and the one before it has gone on under it.
+    for server in &cut.shards {
+        assert_eq!(server.ask(&format!("{ITEMS}:merge"), "")["version"], 3);
+    }
+    cut.shards.iter().for_each(|server| drop(server.ask("/v1/models/vectors/versions/2:activate", json!({}))));
+    until("it is rolled back", || asked()["version"] == 2);
+    assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &whole));
+}
+
+#[test]
+fn a_shard_is_merged_without_a_server_and_what_cannot_be_says_why() {
+    let mut cut = Cut::new();
+    let (seen, whole) = write(&cut, 5000);
+    let (store, updates) = (cut.folder.path().display().to_string(), cut.updates(2));
+    let alone = ["compact", "vectors", "--updates", &updates, "--store", &store, "--shard", "2"];
+    let (code, _, err) = run(&alone);
+    assert!(code != 0 && err.contains("another process writes this journal"), "{err}");
+    let state = cut.shards[2].get_json(&format!("{ITEMS}:position"));
+    let address = cut.shards[2].address.clone();
+    assert_eq!(cut.shards.remove(2).stop(), Some(0));
+    let (code, out, err) = run(&alone);
+    let said =
+        format!("merged vectors version 2: {} items, updates up to position {}", state["items"], state["durable"]);
+    assert_eq!((code, out.trim()), (0, &*said), "{err}");
+    cut.shards.push(serve(cut.folder.path(), 2, &updates, &address));
+    until("the shard is back", || cut.router.post(RETRIEVE, json!({"vector": [0, 0, 0, 0]})).0 == 200);
+    assert_eq!(cut.shards[2].get_json(&format!("{ITEMS}:position"))["fresh_items"], 0);
+    assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &whole));
+    for wrong in [
+        &["compact", "vectors", "--updates", &updates, "--store", &store, "--shard", "7"][..],
+        &["compact", "vectors", "--updates", &updates, "--store", &store],
+        &["compact", "vectors", "--server", "http://127.0.0.1:1", "--shard", "2"],
+    ] {
+        assert_ne!(run(wrong).0, 0, "{wrong:?}");
+    }
+    // A router merges nothing, and a shard has one item at least.
+    assert_eq!(cut.router.post(&format!("{ITEMS}:merge"), json!({})).0, 422);
+    let all: Vec<i64> = (0..700).map(|n| n * 7 - 9000).chain(5000..5060).filter(|id| home(*id) == 0).collect();
+    cut.router.ask(&format!("{ITEMS}:delete"), json!({"ids": all}));
+    until("they are gone", || cut.shards[0].get_json(&format!("{ITEMS}:position"))["items"] == 0);
+    let (status, problem) = cut.shards[0].post(&format!("{ITEMS}:merge"), "");
+    assert!(status == 400 && problem["detail"].as_str().unwrap().contains("no items are left"), "{problem}");
+}
+
+/// A registry of the first of two shards of a catalogue that is published twice, and its updates.
+struct Held {
+    folder: tempfile::TempDir,
+    store: Store,
+    registry: Arc<Registry>,
+    feeds: Arc<Feeds>,
+}
+
+impl Held {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Held::publish(folder.path());
+        let root = folder.path().join("updates");
+        let store = Store::new(folder.path()).of_shard(0).with_folds(root.join(".folded"));
+        let feeds = Arc::new(Feeds::new(Logs::below(root)));
+        let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()) };
+        let registry = Arc::new(Registry::new(store.clone(), loader, Options::default()));
+        registry.refresh();
+        Held { folder, store, registry, feeds }
+    }
+
+    fn publish(folder: &Path) {
+        let what = Publish { shards: Some(2), ..shards::catalogue(folder, sterling::ivf::Rescore::F16) };
+        put(folder, &what).unwrap();
+    }
+
+    /// Deletes so many items, and waits until all versions in memory show it.
+    fn delete(&self, count: usize) {
+        let feed = self.feeds.of(&Topic { model: "vectors".into(), shard: Some((0, 2)) }).unwrap();
+        let first = feed.last();
+        let own = (0..700).map(|n| n * 7 - 9000).filter(|id| shard_of(ItemId(*id), 2) == 0);
+        let updates: Vec<Update> = own.skip(first as usize).take(count).map(|id| Update::Delete { id }).collect();
+        let (tell, told) = std::sync::mpsc::channel();
+        feed.append(&updates, None, Box::new(move |range| tell.send(range).unwrap()));
+        told.recv().unwrap().unwrap();
+        let start = Instant::now();
+        while self.registry.all_in_memory("vectors").iter().any(|loaded| loaded.view().position() < feed.last()) {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn base(&self, which: Which<'_>) -> (u64, u64) {
+        let loaded = self.registry.get("vectors", which).unwrap();
+        (loaded.version(), loaded.view().main().manifest.position)
+    }
+}
+
+#[test]
+fn a_merged_shard_is_no_news_and_stands_for_the_bytes_that_it_was_made_of_alone() {
+    let held = Held::new();
+    Held::publish(held.folder.path());
+    held.registry.refresh();
+    held.delete(30);
+    let view = held.registry.get("vectors", Which::Active).unwrap().view();
+    // Somebody rolls back while a merge is under way: what comes of it changes nothing of that.
+    held.registry.activate("vectors", 1).unwrap();
+    let made = merge(&held.store, &view).unwrap();
+    assert_eq!((made.version, made.position, made.items), (2, 30, view.items()));
+    held.registry.refresh();
+    assert_eq!((held.base(Which::Active), held.base(Which::Version(2))), ((1, 0), (2, 30)));
+    let (of_shard, digest) = (held.registry.get("vectors", Which::Version(2)).unwrap(), view.main().digest());
+    assert_eq!((of_shard.digest(), of_shard.view().items()), (digest, view.items()));
+    assert_eq!(of_shard.view().coverage(), view.coverage());
+    // The same again finds it there, and is the same.
+    assert_eq!(merge(&held.store, &view).unwrap().position, 30);
+    assert_eq!(held.store.folded("vectors", 2).unwrap(), Some(30));
+    // Another catalogue under the same number, as of a store that was set up anew, has nothing to do with it.
+    std::fs::remove_dir_all(held.folder.path().join("vectors")).unwrap();
+    let mut what = shards::catalogue(held.folder.path(), sterling::ivf::Rescore::F32);
+    what.shards = Some(2);
+    put(held.folder.path(), &what).unwrap();
+    put(held.folder.path(), &what).unwrap();
+    assert_eq!(held.store.folded("vectors", 2).unwrap(), None);
+    held.registry.refresh();
+    assert_eq!(held.base(Which::Version(2)), (2, 0));
+    assert_eq!(held.registry.get("vectors", Which::Version(2)).unwrap().view().items(), view.items());
+}
+
+#[test]
+fn the_journal_of_a_shard_keeps_what_stands_behind_a_merge_and_all_under_a_label() {
+    let held = Held::new();
+    let feeds = held.feeds.clone();
+    let compactor = sterling::compact::Compactor::new(held.store.clone(), &held.registry, feeds, Default::default());
+    let behind = || held.store.position_behind_fold("vectors", 1).unwrap();
+    assert_eq!(behind(), None);
+    for (position, expected) in [(10, 0), (20, 10), (30, 20)] {
+        held.delete(10);
+        let made = compactor.merge(&held.registry, "vectors").unwrap();
+        assert_eq!((made.version, made.position, behind()), (1, position, Some(expected)));
+        assert_eq!(held.base(Which::Active), (1, position));
+    }
+    let parent = held.folder.path().join("updates/.folded/vectors/shard-0/1");
+    let digest = std::fs::read_dir(&parent).unwrap().flatten().next().unwrap().path();
+    let there = |name: &str| digest.join(name).exists();
+    assert_eq!((there("10"), there("20"), there("30")), (false, true, true));
+    // What a killed merge has left goes with the next one; a manifest that cannot be read is no fold.
+    std::fs::create_dir(digest.join(".publishing-0")).unwrap();
+    std::fs::create_dir(digest.join("99")).unwrap();
+    std::fs::write(digest.join("99/manifest.json"), "{").unwrap();
+    assert_eq!(held.store.folded("vectors", 1).unwrap(), Some(30));
+    held.delete(5);
+    compactor.merge(&held.registry, "vectors").unwrap();
+    assert_eq!((there(".publishing-0"), there("20"), there("35"), behind()), (false, false, true, Some(30)));
+    // Once no version of that number is in memory, its merges go too.
+    Held::publish(held.folder.path());
+    held.registry.refresh();
+    held.registry.unload("vectors", 1).unwrap();
+    sterling::compact::release(&held.registry, &held.store, &held.feeds, "vectors").unwrap();
+    assert!(!parent.exists());
+}
