@@ -36,7 +36,7 @@ pub(super) struct Canary {
 pub(super) struct Shadow {
     #[command(flatten)]
     part: Part,
-    /// At most so many a second, of each server
+    /// At most so many a second, of each server or router
     #[arg(long, value_name = "N", default_value_t = 10.0)]
     per_second: f64,
 }

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::watched::Watched;
 use crate::draws::Draws;
 use crate::engine::{Engine, Passes, Terms};
-use crate::error::Kind;
+use crate::error::{Error, Kind};
 use crate::pass::{self, Prepared};
 use crate::request::{Answer, Content, Priority, Reading, Request, Retrieve};
 use crate::traffic::Side;
@@ -67,13 +67,12 @@ impl Again {
         watched: Option<&Watched>,
     ) -> Option<Self> {
         let turn = turn.filter(|_| !request.exact)?;
-        let reading = Reading { columns: Vec::new(), explain: false, ..request.reading.clone() };
-        let exact = Retrieve { exact: true, probes: None, recall: None, reading, ..request.clone() };
+        let exact = exactly(request);
         let model = view.main().manifest.name.clone();
         match pass::prepare(view, Request::Retrieve(exact)) {
             Ok(prepared) => Some(Again { prepared, model, watched: watched.cloned(), _turn: turn }),
-            Err(e) => {
-                count(&model, if e.kind() == Kind::TooCostly { "too_costly" } else { "failed" });
+            Err(error) => {
+                failed(&model, &error);
                 None
             }
         }
@@ -86,17 +85,48 @@ impl Again {
         let terms = Terms { timeout: Some(TIMEOUT), priority: Priority::Batch };
         match engine.submit(prepared, terms).await {
             Ok(exact) => {
-                let (wanted, found) = found(served, &ids(&exact));
-                if let Some(watched) = &watched {
-                    watched.audited(wanted, found);
-                }
-                if watched.is_none_or(|watched| watched.side() == Side::Active) {
-                    tell(&model, (wanted, found), &view);
+                hold_against(&model, watched.as_ref(), served, &ids(&exact));
+                if is_of_active(watched.as_ref()) {
+                    tell_index(&model, &view);
                 }
             }
-            Err(e) => count(&model, if e.kind() == Kind::Overloaded { "no_room" } else { "failed" }),
+            Err(error) => failed(&model, &error),
         }
     }
+}
+
+/// A retrieval that looks at every item, and whose columns nobody reads.
+pub(super) fn exactly(request: &Retrieve) -> Retrieve {
+    let reading = Reading { columns: Vec::new(), explain: false, ..request.reading.clone() };
+    Retrieve { exact: true, probes: None, recall: None, reading, ..request.clone() }
+}
+
+/// True where a canary did not give the answer.
+fn is_of_active(watched: Option<&Watched>) -> bool {
+    watched.is_none_or(|watched| watched.side() == Side::Active)
+}
+
+/// Holds what was served against what an exact answer has.
+pub(super) fn hold_against(model: &str, watched: Option<&Watched>, served: &[ItemId], exact: &[ItemId]) {
+    let (wanted, found) = found(served, exact);
+    if let Some(watched) = watched {
+        watched.audited(wanted, found);
+    }
+    if is_of_active(watched) {
+        metrics::counter!("sterling_audit_wanted_total", "model" => model.to_owned()).increment(wanted as u64);
+        metrics::counter!("sterling_audit_found_total", "model" => model.to_owned()).increment(found as u64);
+        count(model, "audited");
+    }
+}
+
+/// Counts an exact answer that there was not.
+pub(super) fn failed(model: &str, error: &Error) {
+    let outcome = match error.kind() {
+        Kind::TooCostly => "too_costly",
+        Kind::Overloaded => "no_room",
+        _ => "failed",
+    };
+    count(model, outcome);
 }
 
 /// The items of an answer.
@@ -113,10 +143,7 @@ fn found(served: &[ItemId], exact: &[ItemId]) -> (usize, usize) {
     (exact.len(), exact.iter().filter(|id| served.contains(id)).count())
 }
 
-fn tell(model: &str, (wanted, found): (usize, usize), view: &View) {
-    metrics::counter!("sterling_audit_wanted_total", "model" => model.to_owned()).increment(wanted as u64);
-    metrics::counter!("sterling_audit_found_total", "model" => model.to_owned()).increment(found as u64);
-    count(model, "audited");
+fn tell_index(model: &str, view: &View) {
     let index = &view.main().index;
     let mean = index.items() as f64 / index.lists() as f64;
     let longest = index.list_lengths().iter().max().map_or(0.0, |&longest| f64::from(longest) / mean);

@@ -12,11 +12,12 @@ use serde::Serialize;
 use super::app::App;
 use super::call_id::CallId;
 use super::position::seen;
+use super::shadow::Shadowed;
 use super::watched::Watched;
 use crate::error::Result;
-use crate::registry::{CanaryRun, Loaded, ShadowRun, Unpinned};
+use crate::registry::{Loaded, Unpinned};
 use crate::request::{Features, User};
-use crate::traffic::{Side, Sticky};
+use crate::traffic::{CanaryRun, ShadowRun, Side, Sticky};
 use crate::view::View;
 
 /// A version and a view of it.
@@ -26,21 +27,21 @@ pub(super) struct Version {
     pub(super) view: Arc<View>,
 }
 
-/// What a call may be answered by.
-pub(super) struct Choice {
-    version: Version,
-    canary: Option<Canary>,
-    shadow: Option<Arc<ShadowRun>>,
+/// What a call may be answered by: versions `V`, of which `S` is asked as a shadow. Those of a server, or those of a router's shards.
+pub(super) struct Choice<V = Version, S = Arc<Loaded>> {
+    version: V,
+    canary: Option<BesideActive<V>>,
+    shadow: Option<(Arc<ShadowRun>, S)>,
     /// The call's id, where it has a shadow.
     id: String,
 }
 
 /// The other version that may answer.
-struct Canary {
-    run: Arc<CanaryRun>,
-    version: Version,
+pub(super) struct BesideActive<V> {
+    pub(super) run: Arc<CanaryRun>,
+    pub(super) version: V,
     /// The key, where it is known before the body.
-    key: Option<Vec<u8>>,
+    pub(super) key: Option<Vec<u8>>,
 }
 
 /// Who asks, as far as a key may be made of it.
@@ -54,19 +55,19 @@ pub(super) enum Asker<'a> {
 }
 
 /// What answers a request.
-pub(super) struct Chosen {
-    pub(super) version: Version,
+pub(super) struct Chosen<V = Version, S = Arc<Loaded>> {
+    pub(super) version: V,
     /// Where it was chosen beside a canary.
     pub(super) watched: Option<Watched>,
-    /// What is to be asked as well, and the call's id.
-    pub(super) shadow: Option<(Arc<ShadowRun>, String)>,
+    /// What is to be asked as well.
+    pub(super) shadow: Option<Shadowed<S>>,
 }
 
 impl Choice {
     /// A call that pins its version.
     pub(super) async fn pinned(app: &App, model: Arc<Loaded>, uri: &Uri) -> Result<Self> {
         let view = seen(app, &model, uri).await?;
-        Ok(Choice { version: Version { model, view }, canary: None, shadow: None, id: String::new() })
+        Ok(Choice::only(Version { model, view }))
     }
 
     /// A call that pins none.
@@ -76,28 +77,46 @@ impl Choice {
         request: &'a Request,
     ) -> impl Future<Output = Result<Self>> + Send + use<'a> {
         let Unpinned { active, canary, shadow } = unpinned;
+        let shadow = shadow.map(|shadow| (shadow.run.clone(), shadow.loaded.clone()));
         let id = if shadow.is_some() { CallId::of(request) } else { String::new() };
-        let canary = canary.filter(|run| run.share() > 0.0).map(|run| {
-            let key = match run.sticky() {
-                Sticky::Request => Some(CallId::of(request).into_bytes()),
-                sticky => sticky.header().and_then(|name| Some(request.headers().get(name)?.as_bytes().to_vec())),
-            };
-            (run, key)
-        });
+        let canary = canary.filter(|canary| canary.run.share() > 0.0);
+        let canary = canary.map(|canary| (key_in_header(canary.run.sticky(), request), canary));
         let uri = request.uri();
         async move {
-            let choice = Choice { shadow, id, ..Choice::pinned(app, active, uri).await? };
-            let Some((run, key)) = canary else { return Ok(choice) };
+            let choice = Choice::pinned(app, active, uri).await?;
+            let Some((key, canary)) = canary else { return Ok(choice.beside(None, shadow, id)) };
             // A canary that is behind in its updates is behind: who asks for a position is answered by the other one.
-            let view = seen(app, run.loaded(), uri).await.ok();
-            let version = view.map(|view| Version { model: run.loaded().clone(), view });
-            let canary = version.map(|version| Canary { run, version, key });
-            Ok(Choice { canary, ..choice })
+            let view = seen(app, &canary.loaded, uri).await.ok();
+            let version = view.map(|view| Version { model: canary.loaded.clone(), view });
+            let canary = version.map(|version| BesideActive { run: canary.run.clone(), version, key });
+            Ok(choice.beside(canary, shadow, id))
         }
+    }
+}
+
+impl<V: Clone, S: Clone> Choice<V, S> {
+    /// No choice.
+    pub(super) fn only(version: V) -> Self {
+        Choice { version, canary: None, shadow: None, id: String::new() }
+    }
+
+    /// The same, with a canary and a shadow beside it, of the call of this id.
+    pub(super) fn beside(
+        self,
+        canary: Option<BesideActive<V>>,
+        shadow: Option<(Arc<ShadowRun>, S)>,
+        id: String,
+    ) -> Self {
+        Choice { canary, shadow, id, ..self }
+    }
+
+    /// What answers where nothing is chosen.
+    pub(super) fn version(&self) -> &V {
+        &self.version
     }
 
     /// What answers a request of this user.
-    pub(super) fn of(&self, asker: &Asker<'_>) -> Chosen {
+    pub(super) fn of(&self, asker: &Asker<'_>) -> Chosen<V, S> {
         let chosen = self.canary.as_ref().and_then(|canary| {
             let key = match &canary.key {
                 Some(key) => key.clone(),
@@ -109,8 +128,17 @@ impl Choice {
         let is_canary = chosen.as_ref().is_some_and(|(_, watched)| watched.side() == Side::Canary);
         let shadow = self.shadow.as_ref().filter(|_| !is_canary && !matches!(asker, Asker::Several));
         let (version, watched) = chosen.map_or((&self.version, None), |(version, watched)| (version, Some(watched)));
-        let shadow = shadow.map(|shadow| (shadow.clone(), self.id.clone()));
+        let shadow =
+            shadow.map(|(run, version)| Shadowed { run: run.clone(), version: version.clone(), id: self.id.clone() });
         Chosen { version: version.clone(), watched, shadow }
+    }
+}
+
+/// The key that a request has before its body is read.
+pub(super) fn key_in_header(sticky: &Sticky, request: &Request) -> Option<Vec<u8>> {
+    match sticky {
+        Sticky::Request => Some(CallId::of(request).into_bytes()),
+        sticky => sticky.header().and_then(|name| Some(request.headers().get(name)?.as_bytes().to_vec())),
     }
 }
 

@@ -35,6 +35,7 @@ use super::{browse, calls, console, inference, items, parts, passes, rows, traff
         traffic::traffic,
         traffic::put_traffic,
         traffic::delete_traffic,
+        traffic::stop,
         traffic::shadow,
         browse::find,
         browse::column,

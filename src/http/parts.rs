@@ -23,19 +23,21 @@ use crate::pass::{self, Prepared};
 use crate::registry::{Loaded, Which};
 use crate::request::{Answer, Content};
 use crate::route::protocol::{
-    Asked, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER, PassReply, Replied, TIMEOUT_HEADER, Written,
-    read_call, write,
+    Asked, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER, PassReply, Replied, TIMEOUT_HEADER, Wished,
+    Written, read_call, write,
 };
 use crate::units::ItemId;
 use crate::view::View;
 
 /// What is in memory, for routers of this release.
 #[utoipa::path(get, path = "/v1/parts", tag = "routers",
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-2")))]
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-3")))]
 pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Outcome {
-    let mut parts = Vec::new();
+    let (mut parts, mut wished) = (Vec::new(), Vec::new());
     for model in app.registry.list().iter().filter(|model| caller.may_see(model.name())) {
         let labels = app.registry.labels(model.name()).unwrap_or_default();
+        let now = app.registry.traffic(model.name())?;
+        wished.push(Wished { model: model.name().into(), revision: now.revision, setting: text(&now.setting)? });
         for loaded in app.registry.all_in_memory(model.name()) {
             let labels = labels.iter().filter(|(_, version)| **version == loaded.version());
             let (digest, shard) = identity(&loaded);
@@ -59,7 +61,7 @@ pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Cal
         Some(feeds) if feeds.are_shared() => Keeping::Shared,
         Some(_) => Keeping::Alone,
     };
-    packed(&Holdings { is_ready: app.ready().is_ok(), updates, parts }, None)
+    packed(&Holdings { is_ready: app.ready().is_ok(), updates, parts, wished }, None)
 }
 
 /// One name for the bytes of all shards of a version, and which of them this is.
@@ -80,8 +82,8 @@ pub(super) fn packed(body: &impl Serialize, share: Share) -> Outcome {
 /// A pass over a version, or over the shard of it that this server has, for routers of this release.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:pass", tag = "routers",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
-    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-2"),
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-2"), (status = "default", body = Problem, content_type = "application/problem+json")))]
+    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-3"),
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-3"), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn pass(
     State(app): State<Arc<App>>,
     Names((model, version)): Names<(String, u64)>,

@@ -18,7 +18,7 @@ use super::form::Form;
 use super::pages::Page;
 use super::paths::{Names, PathNames};
 use super::sent::Sent;
-use super::shadow::{Given, Mirrored};
+use super::shadow::{Given, Mirrored, asked_aside};
 use super::slow::Passed;
 use super::watched::{self, Watched};
 use super::wire::{
@@ -268,7 +268,10 @@ fn compare(
     }
     if let Some((mirrored, given)) = mirrored.zip(Given::of(version, answer)) {
         let app = app.clone();
-        tokio::spawn(async move { mirrored.run(&app.engine, &app.shadows.worst, given).await });
+        tokio::spawn(async move {
+            let ask = |loaded, request| asked_aside(&app.engine, loaded, request);
+            mirrored.run(ask, &app.shadows.worst, given).await
+        });
     }
 }
 

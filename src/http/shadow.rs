@@ -15,15 +15,16 @@ use super::worst::Worst;
 use crate::engine::{Engine, Passes, Terms};
 use crate::error::{Error, Kind, Result};
 use crate::pass;
-use crate::registry::ShadowRun;
-use crate::request::{Answer, Content, Explain, Priority, Ranked, Request};
+use crate::registry::Loaded;
+use crate::request::{Answer, Content, Explain, Priority, Rank, Ranked, Reading, Request, Retrieve};
 use crate::telemetry;
+use crate::traffic::ShadowRun;
 use crate::units::ItemId;
 
 /// Requests that are asked of shadows at the same time, of all models.
 const TOGETHER: usize = 4;
 /// How long one may wait for its turn and run.
-const TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 /// Items that are told of those that one answer has and the other does not.
 const TOLD: usize = 10;
 
@@ -40,9 +41,18 @@ impl Default for Shadows {
     }
 }
 
+/// A shadow that a call may be asked of: the version `S`.
+pub(super) struct Shadowed<S> {
+    pub(super) run: Arc<ShadowRun>,
+    pub(super) version: S,
+    /// The call's id.
+    pub(super) id: String,
+}
+
 /// A request that is to be asked of a shadow once it was answered.
-pub(super) struct Mirrored {
+pub(super) struct Mirrored<S = Arc<Loaded>> {
     run: Arc<ShadowRun>,
+    version: S,
     request: Request,
     /// The call's id.
     id: String,
@@ -60,9 +70,13 @@ pub(super) struct Given {
 impl Given {
     /// That of an answer, where it has items.
     pub(super) fn of(version: u64, answer: &Answer) -> Option<Self> {
-        let Content::Items(Ranked { ids, scores, .. }) = &answer.content else { return None };
-        let took = answer.explain.as_ref().map_or(Duration::ZERO, steps);
-        Some(Given { version, ids: ids.clone(), scores: scores.clone(), took })
+        let Content::Items(ranked) = &answer.content else { return None };
+        Some(Given::items(version, ranked, answer.explain.as_ref().map_or(Duration::ZERO, steps)))
+    }
+
+    /// These items, which took so long.
+    pub(super) fn items(version: u64, Ranked { ids, scores, .. }: &Ranked, took: Duration) -> Self {
+        Given { version, ids: ids.clone(), scores: scores.clone(), took }
     }
 }
 
@@ -73,40 +87,43 @@ fn steps(explain: &Explain) -> Duration {
 
 impl Shadows {
     /// A request that a shadow is drawn for and has a place for, as it is asked again.
-    pub(super) fn mirrored(
+    pub(super) fn mirrored<S>(
         &self,
-        shadow: Option<(Arc<ShadowRun>, String)>,
+        shadow: Option<Shadowed<S>>,
         request: impl FnOnce() -> Request,
-    ) -> Option<Box<Mirrored>> {
-        let (run, id) = shadow.filter(|(run, _)| run.is_drawn())?;
+    ) -> Option<Box<Mirrored<S>>> {
+        let Shadowed { run, version, id } = shadow.filter(|shadow| shadow.run.is_drawn())?;
         if !run.is_in_time() {
-            count(run.loaded().name(), "rate");
+            count(run.model(), "rate");
             return None;
         }
         let Ok(_turn) = self.turns.clone().try_acquire_owned() else {
-            count(run.loaded().name(), "busy");
+            count(run.model(), "busy");
             return None;
         };
         let mut request = request();
-        if let Request::Retrieve(crate::request::Retrieve { reading, .. })
-        | Request::Rank(crate::request::Rank { reading, .. }) = &mut request
-        {
-            (reading.columns, reading.explain) = (Vec::new(), true);
+        if let Some(reading) = reading_of(&mut request) {
+            reading.columns = Vec::new();
         }
-        Some(Box::new(Mirrored { run, request, id, _turn }))
+        Some(Box::new(Mirrored { run, version, request, id, _turn }))
     }
 }
 
-impl Mirrored {
+impl<S> Mirrored<S> {
     /// Asks the shadow, and holds its answer against what was served.
-    pub(super) async fn run(self, engine: &Engine<Passes>, worst: &Worst<ShadowDiff>, given: Given) {
-        let Mirrored { run, request, id, _turn } = self;
-        let model = run.loaded().name().to_owned();
-        let answer = match asked(engine, &run, request).await {
+    pub(super) async fn run<A: Future<Output = Result<Answer>>>(
+        self,
+        ask: impl FnOnce(S, Request) -> A,
+        worst: &Worst<ShadowDiff>,
+        given: Given,
+    ) {
+        let Mirrored { run, version, request, id, _turn } = self;
+        let model = run.model().to_owned();
+        let answer = match ask(version, request).await {
             Err(e) if matches!(e.kind(), Kind::Overloaded | Kind::NotReady) => return count(&model, "no_room"),
             answer => answer,
         };
-        let shadow_version = run.loaded().version();
+        let shadow_version = run.version();
         let compared = tokio::task::spawn_blocking(move || match answer {
             Ok(answer) => compare(&given, &answer),
             Err(error) => Compared::failed(&given, &error),
@@ -124,10 +141,21 @@ fn badness(diff: &ShadowDiff) -> u64 {
     (failure + 1e9 * (1.0 - diff.overlap) + diff.displacement.min(1e6)) as u64
 }
 
-/// What the shadow answers.
-async fn asked(engine: &Engine<Passes>, run: &ShadowRun, request: Request) -> Result<Answer> {
+/// What is wished of the items of an answer.
+fn reading_of(request: &mut Request) -> Option<&mut Reading> {
+    match request {
+        Request::Retrieve(Retrieve { reading, .. }) | Request::Rank(Rank { reading, .. }) => Some(reading),
+        _ => None,
+    }
+}
+
+/// What a version of this server answers a request that nobody waits for, explained.
+pub(super) async fn asked_aside(engine: &Engine<Passes>, loaded: Arc<Loaded>, mut request: Request) -> Result<Answer> {
     engine.admits(None)?;
-    let view = run.loaded().view();
+    if let Some(reading) = reading_of(&mut request) {
+        reading.explain = true;
+    }
+    let view = loaded.view();
     let prepared = tokio::task::spawn_blocking(move || pass::prepare(&view, request));
     let prepared = prepared.await.map_err(|e| Error::internal(format!("a shadow's request: {e}")))??;
     engine.submit(prepared, Terms { timeout: Some(TIMEOUT), priority: Priority::Batch }).await

@@ -59,7 +59,7 @@ macro_rules! table {
 }
 
 /// All calls.
-pub(super) static TABLE: [Route; 51] = table! {
+pub(super) static TABLE: [Route; 52] = table! {
     POST "/v1/models/{model}:retrieve", Read, Model, "retrieve", passes::of_active;
     POST "/v1/models/{model}:rank", Read, Model, "rank", passes::of_active;
     POST "/v1/models/{model}:embed", Read, Model, "embed", passes::of_active;
@@ -83,6 +83,7 @@ pub(super) static TABLE: [Route; 51] = table! {
     GET "/v1/models/{model}/traffic", Read, Model, "traffic", traffic::traffic;
     PUT "/v1/models/{model}/traffic", Admin, Model, "traffic", traffic::put_traffic;
     DELETE "/v1/models/{model}/traffic", Admin, Model, "traffic", traffic::delete_traffic;
+    POST "/v1/models/{model}/traffic:stop", Write, Model, "traffic", traffic::stop;
     GET "/v1/models/{model}/index", Read, Model, "index", browse::index;
     GET "/v1/models/{model}/columns/{column*}", Read, Model, "column", browse::column;
     GET "/v1/models/{model}/items", Read, Model, "find", browse::find;

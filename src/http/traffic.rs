@@ -10,9 +10,9 @@ use super::app::App;
 use super::calls::manage;
 use super::paths::Names;
 use super::position::number;
-use super::wire::{self, Problem, ShadowResponse, TrafficRequest, TrafficResponse, traffic_info};
+use super::wire::{self, Problem, ShadowResponse, StopRequest, TrafficRequest, TrafficResponse, traffic_info};
 use super::worst::WINDOW;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::traffic::Traffic;
 
 /// Where the requests of a model go that pin no version: its canary and its shadow, and what this server has seen of them.
@@ -21,6 +21,29 @@ use crate::traffic::Traffic;
 pub async fn traffic(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
     let now = app.registry.traffic(&model)?;
     Ok(json(&traffic_info(model, now)))
+}
+
+/// Longest reason of a roll-back, in bytes.
+const REASON_BYTES_MAX: usize = 4096;
+
+/// Take the share of a canary away, at all servers of the store, where what is wished of it still is what the body says: what a router does with one that is behind.
+#[utoipa::path(post, path = "/v1/models/{model}/traffic:stop", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    request_body = StopRequest,
+    responses((status = 200, body = TrafficResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn stop(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    let body = app.bodies.read(request).await?;
+    let StopRequest { canary, reason } = wire::object(&body)?;
+    if reason.is_empty() || reason.len() > REASON_BYTES_MAX {
+        let length = reason.len();
+        return Err(
+            Error::invalid(format!("field `reason`: got {length} bytes, expected 1 to {REASON_BYTES_MAX}")).into()
+        );
+    }
+    let stopped = manage(&app, move |registry| {
+        registry.stop_canary(&model, &canary, &reason)?;
+        Ok(traffic_info(model.clone(), registry.traffic(&model)?))
+    });
+    Ok(json(&stopped.await?))
 }
 
 /// Say where the requests of a model go that pin no version, at all servers of the store.

@@ -7,8 +7,7 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 
 use crate::error::{Error, Kind};
-use crate::registry::CanaryRun;
-use crate::traffic::{Place, Side};
+use crate::traffic::{CanaryRun, Place, Side};
 
 /// Says of an answer whether the canary gave it, where a model has one.
 const ROLE: HeaderName = HeaderName::from_static("x-sterling-role");

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::loaded::{Loaded, Refused, Which};
-use super::split::{CanaryRun, ShadowRun};
+use super::split::{CanaryVersion, ShadowVersion};
 use crate::error::{Error, Result};
 use crate::snapshot::{Stamp, Wish};
 use crate::traffic::TrafficTarget;
@@ -45,9 +45,9 @@ pub(super) struct Entry<T> {
     /// Labels that the store wishes and that do not point where it wishes yet.
     pub(super) labels_left: BTreeSet<String>,
     /// The canary that is wished, where it and another one that answers are in memory.
-    pub(super) canary: Option<Arc<CanaryRun<T>>>,
+    pub(super) canary: Option<Arc<CanaryVersion<T>>>,
     /// The shadow that is wished, where it is in memory and does not answer.
-    pub(super) shadow: Option<Arc<ShadowRun<T>>>,
+    pub(super) shadow: Option<Arc<ShadowVersion<T>>>,
     /// Loaded by hand, and not active since.
     held: BTreeSet<u64>,
     /// Published versions that were decided on, with the digest where it is known: they are not activated by themselves
@@ -183,15 +183,15 @@ impl<T> Entry<T> {
         let canary = self.wish.traffic.canary.as_ref().and_then(|setting| {
             let (loaded, active) = beside(setting.target().ok()?)?;
             let same = self.canary.clone().filter(|run| run.is_of(setting, &loaded, &active));
-            Some(same.unwrap_or_else(|| Arc::new(CanaryRun::new(setting, loaded, &active))))
+            Some(same.unwrap_or_else(|| Arc::new(CanaryVersion::new(setting, loaded, &active))))
         });
         let shadow = self.wish.traffic.shadow.as_ref().and_then(|setting| {
             let (loaded, _) = beside(setting.target().ok()?)?;
             let same = self.shadow.clone().filter(|run| run.is_of(setting, &loaded));
-            Some(same.unwrap_or_else(|| Arc::new(ShadowRun::new(setting, loaded))))
+            Some(same.unwrap_or_else(|| Arc::new(ShadowVersion::new(setting, loaded))))
         });
         if let (Some(before), None) = (&self.canary, &canary) {
-            before.end();
+            before.run.end();
         }
         (self.canary, self.shadow) = (canary, shadow);
     }

@@ -34,5 +34,5 @@ pub use load::is_passing;
 pub use loaded::{Loaded, Refused, VersionState, Which};
 pub use loader::{Declared, Loader, Snapshots};
 pub use registry::{Options, Registry, Warm};
-pub use split::{CanaryRun, ShadowRun};
-pub use traffic::{TrafficNow, Unpinned};
+pub use split::{CanaryVersion, ShadowVersion};
+pub use traffic::Unpinned;

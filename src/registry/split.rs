@@ -1,225 +1,47 @@
-//! What the unpinned requests of a model are divided into: a canary that answers some of them, and a version that shadows some.
-//!
-//! Both are made anew where a version or the setting changes, and with them what was seen: what was seen of other bytes, or under another
-//! setting, is not held against these.
+//! Versions in memory that take part in the traffic of a model beside the active one.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-
-use metrics::{Counter, Histogram, counter, gauge, histogram};
+use std::sync::Arc;
 
 use super::loaded::Loaded;
-use super::permits::locked;
-use crate::draws::Draws;
-use crate::traffic::{BothSeen, Canary, Place, Shadow, Side, Sticky, Verdict, Watch, seed};
+use crate::traffic::{Canary, CanaryRun, Shadow, ShadowRun};
 use crate::view::Live;
 
-/// A canary that is in memory beside the active version.
-pub struct CanaryRun<T = Live> {
-    loaded: Arc<Loaded<T>>,
-    /// Number and digest of the version that it is held against.
-    active: (u64, String),
-    setting: Canary,
-    seed: u64,
-    began: Instant,
-    watch: Mutex<Watch>,
-    /// When it was judged last, in microseconds since it began.
-    judged: AtomicU64,
-    is_stopped: AtomicBool,
-    /// Why, where that is not in the store yet.
-    verdict: Mutex<Option<Verdict>>,
-    meters: [SideMeters; 2],
+/// A canary in memory, with what is seen of it.
+pub struct CanaryVersion<T = Live> {
+    /// The version.
+    pub loaded: Arc<Loaded<T>>,
+    /// What is seen of it.
+    pub run: Arc<CanaryRun>,
 }
 
-/// The metrics of one version.
-struct SideMeters {
-    answered: Counter,
-    failed: Counter,
-    seconds: Histogram,
-}
-
-impl SideMeters {
-    fn new(model: &str, side: Side) -> Self {
-        let count = |outcome: &'static str| counter!("sterling_traffic_requests_total", "model" => model.to_owned(), "role" => side.name(), "outcome" => outcome);
-        let seconds = histogram!("sterling_traffic_seconds", "model" => model.to_owned(), "role" => side.name());
-        SideMeters { answered: count("answered"), failed: count("failed"), seconds }
-    }
-}
-
-impl<T> CanaryRun<T> {
+impl<T> CanaryVersion<T> {
     pub(super) fn new(setting: &Canary, loaded: Arc<Loaded<T>>, active: &Loaded<T>) -> Self {
-        let model = loaded.name();
-        gauge!("sterling_canary_share", "model" => model.to_owned()).set(setting.share);
-        CanaryRun {
-            seed: seed(model, loaded.version()),
-            meters: [Side::Active, Side::Canary].map(|side| SideMeters::new(model, side)),
-            active: (active.version(), active.digest().to_owned()),
-            setting: setting.clone(),
-            began: Instant::now(),
-            watch: Mutex::new(Watch::new(setting)),
-            judged: AtomicU64::new(0),
-            is_stopped: AtomicBool::new(false),
-            verdict: Mutex::new(None),
-            loaded,
-        }
+        let run = CanaryRun::new(setting, (loaded.name(), loaded.version()), (active.version(), active.digest()));
+        CanaryVersion { loaded, run: Arc::new(run) }
     }
 
     /// True where nothing has changed that it depends on.
     pub(super) fn is_of(&self, setting: &Canary, loaded: &Arc<Loaded<T>>, active: &Loaded<T>) -> bool {
-        let against = (self.active.0, self.active.1.as_str());
-        self.setting == *setting && Arc::ptr_eq(&self.loaded, loaded) && against == (active.version(), active.digest())
+        Arc::ptr_eq(&self.loaded, loaded) && self.run.is_of(setting, (active.version(), active.digest()))
     }
+}
 
+/// A shadow in memory.
+pub struct ShadowVersion<T = Live> {
     /// The version.
-    pub fn loaded(&self) -> &Arc<Loaded<T>> {
-        &self.loaded
-    }
-
-    /// What sticks requests to a version.
-    pub fn sticky(&self) -> &Sticky {
-        &self.setting.sticky
-    }
-
-    /// What operators have said.
-    pub(super) fn setting(&self) -> &Canary {
-        &self.setting
-    }
-
-    /// The share of keys that it answers at this moment.
-    pub fn share(&self) -> f64 {
-        if self.is_stopped.load(Ordering::Relaxed) { 0.0 } else { self.setting.share }
-    }
-
-    /// Which version a key belongs to.
-    pub fn side(&self, key: &[u8]) -> (Place, Side) {
-        let place = Place::of(key, self.seed);
-        (place, if place.is_within(self.share()) { Side::Canary } else { Side::Active })
-    }
-
-    /// How many times as often as others requests of a side are audited, so that both are as often.
-    pub fn audited_times(&self, side: Side) -> f64 {
-        let share = match side {
-            Side::Canary => self.setting.share,
-            Side::Active => 1.0 - self.setting.share,
-        };
-        ((1.0 - share) / share.max(f64::MIN_POSITIVE)).max(1.0)
-    }
-
-    /// Takes note of a request that ended: with the time of its answer, or with none where it failed.
-    pub fn ended(&self, by: (Place, Side), took: Option<Duration>) {
-        locked(&self.watch).ended(self.began.elapsed(), by, took);
-        let meters = &self.meters[usize::from(by.1 == Side::Canary)];
-        match took {
-            Some(took) => {
-                meters.answered.increment(1);
-                meters.seconds.record(took.as_secs_f64());
-            }
-            None => meters.failed.increment(1),
-        }
-    }
-
-    /// Takes note of an answer of which this share of the exact items was served.
-    pub fn audited(&self, by: (Place, Side), recall: f64) {
-        locked(&self.watch).audited(self.began.elapsed(), by, recall);
-    }
-
-    /// What was seen of it and of the active version.
-    pub fn observed(&self) -> BothSeen {
-        locked(&self.watch).observed(self.began.elapsed())
-    }
-
-    /// Why it answers no more, where that is so at this server.
-    pub(super) fn verdict(&self) -> Option<Verdict> {
-        locked(&self.verdict).clone()
-    }
-
-    /// Judges it, where that was so long ago; one that is behind answers nobody from here on.
-    pub(super) fn judge(&self, every: Duration) {
-        let now = self.began.elapsed();
-        let judged = Duration::from_micros(self.judged.load(Ordering::Relaxed));
-        if self.share() <= 0.0 || now < judged + every {
-            return;
-        }
-        self.judged.store(now.as_micros() as u64, Ordering::Relaxed);
-        let (observed, verdict) = {
-            let watch = locked(&self.watch);
-            (watch.observed(now), watch.judge(now))
-        };
-        let model = self.loaded.name();
-        for (side, seen) in [(Side::Active, observed.active), (Side::Canary, observed.canary)] {
-            if let Some(recall) = seen.recall {
-                gauge!("sterling_traffic_recall", "model" => model.to_owned(), "role" => side.name()).set(recall);
-            }
-        }
-        if let Some(verdict) = verdict.filter(|_| self.setting.automatic) {
-            self.stop(verdict);
-        }
-    }
-
-    /// Nobody asks for it any more.
-    pub(super) fn end(&self) {
-        gauge!("sterling_canary_share", "model" => self.loaded.name().to_owned()).set(0.0);
-    }
-
-    fn stop(&self, verdict: Verdict) {
-        let model = self.loaded.name().to_owned();
-        let (version, active, reason) = (self.loaded.version(), self.active.0, &verdict.reason);
-        tracing::error!(
-            model,
-            version,
-            active,
-            share = self.setting.share,
-            reason,
-            "the canary is behind and answers no more"
-        );
-        gauge!("sterling_canary_share", "model" => model.clone()).set(0.0);
-        counter!("sterling_canary_rollbacks_total", "model" => model, "outcome" => verdict.behind.name()).increment(1);
-        *locked(&self.verdict) = Some(verdict);
-        self.is_stopped.store(true, Ordering::Relaxed);
-    }
+    pub loaded: Arc<Loaded<T>>,
+    /// Which requests it is asked.
+    pub run: Arc<ShadowRun>,
 }
 
-/// A version in memory that is asked some of the requests as well.
-pub struct ShadowRun<T = Live> {
-    loaded: Arc<Loaded<T>>,
-    setting: Shadow,
-    draws: Draws,
-    /// What is left of the rate, and when that was.
-    left: Mutex<(f64, Instant)>,
-}
-
-impl<T> ShadowRun<T> {
+impl<T> ShadowVersion<T> {
     pub(super) fn new(setting: &Shadow, loaded: Arc<Loaded<T>>) -> Self {
-        let left = Mutex::new((setting.per_second.max(1.0), Instant::now()));
-        ShadowRun { loaded, setting: setting.clone(), draws: Draws::default(), left }
+        let run = ShadowRun::new(setting, (loaded.name(), loaded.version()));
+        ShadowVersion { loaded, run: Arc::new(run) }
     }
 
     /// True where nothing has changed that it depends on.
     pub(super) fn is_of(&self, setting: &Shadow, loaded: &Arc<Loaded<T>>) -> bool {
-        self.setting == *setting && Arc::ptr_eq(&self.loaded, loaded)
-    }
-
-    /// The version.
-    pub fn loaded(&self) -> &Arc<Loaded<T>> {
-        &self.loaded
-    }
-
-    /// Whether a request is of the share.
-    pub fn is_drawn(&self) -> bool {
-        self.draws.draw(self.setting.share)
-    }
-
-    /// Takes one of the requests of this second, where any is left.
-    pub fn is_in_time(&self) -> bool {
-        let mut left = locked(&self.left);
-        let (rate, now) = (self.setting.per_second, Instant::now());
-        let filled = left.0 + now.duration_since(left.1).as_secs_f64() * rate;
-        *left = (filled.min(rate.max(1.0)), now);
-        let is_left = left.0 >= 1.0;
-        if is_left {
-            left.0 -= 1.0;
-        }
-        is_left
+        *self.run.setting() == *setting && Arc::ptr_eq(&self.loaded, loaded)
     }
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::loaded::{Loaded, Which};
 use super::registry::Registry;
-use super::split::{CanaryRun, ShadowRun};
+use super::split::{CanaryVersion, ShadowVersion};
 use crate::error::{Error, Result};
 use crate::snapshot::Wish;
 use crate::telemetry;
-use crate::traffic::{Stopped, Traffic, Verdict};
+use crate::traffic::{Canary, Stopped, Traffic, TrafficNow};
 use crate::view::Live;
 
 /// What unpinned requests of a model go to.
@@ -16,23 +16,9 @@ pub struct Unpinned<T = Live> {
     /// What answers where nothing else does.
     pub active: Arc<Loaded<T>>,
     /// What answers some of them.
-    pub canary: Option<Arc<CanaryRun<T>>>,
+    pub canary: Option<Arc<CanaryVersion<T>>>,
     /// What is asked some of them as well.
-    pub shadow: Option<Arc<ShadowRun<T>>>,
-}
-
-/// What is wished of a model's traffic, and what of it is so.
-pub struct TrafficNow<T = Live> {
-    /// How often what is wished of the model was changed.
-    pub revision: u64,
-    /// What is wished.
-    pub setting: Traffic,
-    /// The version that answers where nothing is pinned.
-    pub active: Option<u64>,
-    /// The canary, where it is in memory and does not answer anyway.
-    pub canary: Option<Arc<CanaryRun<T>>>,
-    /// The shadow, likewise.
-    pub shadow: Option<Arc<ShadowRun<T>>>,
+    pub shadow: Option<Arc<ShadowVersion<T>>>,
 }
 
 impl<T: Send + Sync> Registry<T> {
@@ -51,14 +37,14 @@ impl<T: Send + Sync> Registry<T> {
     ///
     /// # Errors
     /// `NotFound` for an unknown model.
-    pub fn traffic(&self, name: &str) -> Result<TrafficNow<T>> {
+    pub fn traffic(&self, name: &str) -> Result<TrafficNow> {
         self.entry(name, |entry| {
             Ok(TrafficNow {
                 revision: entry.wish.revision,
                 setting: entry.wish.traffic.clone(),
                 active: entry.active,
-                canary: entry.canary.clone(),
-                shadow: entry.shadow.clone(),
+                canary: entry.canary.as_ref().map(|canary| canary.run.clone()),
+                shadow: entry.shadow.as_ref().map(|shadow| shadow.run.clone()),
             })
         })
     }
@@ -71,11 +57,7 @@ impl<T: Send + Sync> Registry<T> {
     /// as [`Store::change_wish`](crate::snapshot::Store::change_wish).
     pub fn set_traffic(&self, name: &str, revision: Option<u64>, mut traffic: Traffic) -> Result<()> {
         self.entry(name, |_| Ok(()))?;
-        if !self.options.follow {
-            return Err(Error::unsupported(
-                "this server does not follow what is wished in its store (`follow = false`)",
-            ));
-        }
+        self.check_follows()?;
         if let Some(canary) = &mut traffic.canary {
             canary.stopped = None;
         }
@@ -89,6 +71,15 @@ impl<T: Send + Sync> Registry<T> {
         self.wish_traffic(name, &before, traffic)
     }
 
+    fn check_follows(&self) -> Result<()> {
+        match self.options.follow {
+            true => Ok(()),
+            false => {
+                Err(Error::unsupported("this server does not follow what is wished in its store (`follow = false`)"))
+            }
+        }
+    }
+
     fn wish_traffic(&self, name: &str, before: &Wish, traffic: Traffic) -> Result<()> {
         let wish = self.store.change_wish(name, before, |wish| wish.traffic = traffic)?;
         tracing::info!(model = name, wished = wish.told(), "the store wishes");
@@ -99,27 +90,37 @@ impl<T: Send + Sync> Registry<T> {
     /// Judges the canaries, and has the store know of those that are behind.
     pub(super) fn judge_canaries(&self) {
         let entries = self.entries.load_full();
-        for (name, canary) in entries.iter().filter_map(|(name, entry)| Some((name, entry.canary.as_ref()?))) {
+        for (name, canary) in entries.iter().filter_map(|(name, entry)| Some((name, &entry.canary.as_ref()?.run))) {
             canary.judge(self.options.judged_every);
             if let Some(verdict) = canary.verdict()
-                && let Err(error) = self.roll_back(name, canary, &verdict)
+                && let Err(error) = self.roll_back(name, canary.setting(), &verdict.reason)
             {
                 tracing::warn!(model = name, %error, "the canary is stopped here, and not in the store yet; that is tried again");
             }
         }
     }
 
-    /// Takes a canary's share away in the store, where it still is the one that is behind.
-    fn roll_back(&self, name: &str, canary: &CanaryRun<T>, verdict: &Verdict) -> Result<()> {
+    /// Takes a canary's share away in the store, where what is wished of it still is this setting, for a reason that people are told.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown model; `Unsupported` where this server does not follow the store; as
+    /// [`Store::change_wish`](crate::snapshot::Store::change_wish).
+    pub fn stop_canary(&self, name: &str, canary: &Canary, reason: &str) -> Result<()> {
+        self.entry(name, |_| Ok(()))?;
+        self.check_follows()?;
+        self.roll_back(name, canary, reason)
+    }
+
+    fn roll_back(&self, name: &str, canary: &Canary, reason: &str) -> Result<()> {
         let before = self.store.wish(name)?;
-        if before.traffic.canary.as_ref() != Some(canary.setting()) {
+        if before.traffic.canary.as_ref() != Some(canary) {
             // Somebody else has decided; the next look hears of it.
             return Ok(());
         }
         let mut traffic = before.traffic.clone();
         if let Some(setting) = &mut traffic.canary {
             let (time, share) = (telemetry::now(), setting.share);
-            setting.stopped = Some(Stopped { time, share, reason: verdict.reason.clone() });
+            setting.stopped = Some(Stopped { time, share, reason: reason.to_owned() });
             setting.share = 0.0;
         }
         self.wish_traffic(name, &before, traffic)
@@ -136,7 +137,7 @@ impl<T: Send + Sync> Registry<T> {
                 }
             }
             let stopped = entry.wish.traffic.canary.as_ref().and_then(|canary| canary.stopped.as_ref());
-            let here = entry.canary.as_ref().and_then(|canary| canary.verdict());
+            let here = entry.canary.as_ref().and_then(|canary| canary.run.verdict());
             let reason = stopped.map(|stopped| stopped.reason.clone()).or(here.map(|verdict| verdict.reason));
             troubles.extend(reason.map(|reason| format!("model `{name}`: its canary was rolled back: {reason}")));
         }

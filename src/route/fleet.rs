@@ -19,13 +19,16 @@ use super::client::{Client, Outgoing};
 use super::editions::{Edition, active, editions, labelled};
 use super::inquiry::{Home, Replicas, locked};
 use super::names::Names;
+use super::offering::Offering;
 use super::options::Options;
 use super::protocol::{Asked, Holdings, PARTS_PATH, PassReply, Replied, read};
+use super::split::{Split, heard};
 use super::tls::Connector;
 use crate::error::{Error, Result};
 use crate::gather::{self, Gathered, Said, Sharded as _};
 use crate::request::{Embed, Rank, Retrieve};
 use crate::telemetry;
+use crate::traffic::TrafficTarget;
 use crate::units::ItemId;
 
 /// Looks in vain before a server is taken for one that has nothing.
@@ -44,39 +47,25 @@ pub(super) struct Known {
     in_vain: u32,
 }
 
-/// A version over all of its shards, as it is asked.
-pub struct Offering {
-    edition: Edition<Arc<Client>>,
-    pub(super) homes: Vec<Home>,
-}
-
-impl Offering {
-    /// The version.
-    pub fn version(&self) -> u64 {
-        self.edition.version
-    }
-
-    /// One name for its bytes.
-    pub fn digest(&self) -> &str {
-        &self.edition.digest
-    }
-
-    /// How many shards it was cut into; 1 where it was not.
-    pub fn shards(&self) -> usize {
-        self.homes.len()
-    }
-
-    /// Items, of all shards, when it was published.
-    pub fn items(&self) -> usize {
-        self.edition.items.iter().sum()
+impl Known {
+    /// Whether what it said holds.
+    fn is_answering(&self) -> bool {
+        self.in_vain < LOOKS_MAX && self.holdings.is_ready
     }
 }
 
-/// One model: its versions, ascending, and the one that answers.
-#[derive(Clone, Default)]
-struct Model {
+/// One model: its versions, ascending, the one that answers, and what takes part in its traffic beside it.
+#[derive(Default)]
+pub(super) struct Model {
     versions: Vec<Arc<Offering>>,
     active: Option<usize>,
+    pub(super) split: Split,
+}
+
+impl Model {
+    pub(super) fn active(&self) -> Option<&Arc<Offering>> {
+        self.versions.get(self.active?)
+    }
 }
 
 /// Which version a request is for.
@@ -121,7 +110,7 @@ pub struct Fleet {
     pub(super) known: Mutex<BTreeMap<SocketAddr, Known>>,
     names: Names,
     groups: Mutex<BTreeMap<(String, usize, usize), Arc<Replicas>>>,
-    models: ArcSwap<BTreeMap<String, Model>>,
+    pub(super) models: ArcSwap<BTreeMap<String, Model>>,
     has_looked: AtomicBool,
     /// Asked for a look before its time.
     wanted: Notify,
@@ -230,7 +219,7 @@ impl Fleet {
     /// Decides from what the servers said which versions there are and which one answers.
     fn decide(&self) {
         let known = locked(&self.known);
-        let answering = known.values().filter(|server| server.in_vain < LOOKS_MAX && server.holdings.is_ready);
+        let answering = known.values().filter(|server| server.is_answering());
         let told = answering.map(|server| (server.client.clone(), server.holdings.parts.as_slice()));
         let found = editions(told);
         let before = self.models.load();
@@ -254,8 +243,11 @@ impl Fleet {
                 telemetry::begin_model(&name);
                 metrics::gauge!("sterling_model_version", "model" => name.clone()).set(version as f64);
             }
-            let versions = of_model.into_iter().map(|edition| Arc::new(self.served(edition))).collect();
-            models.insert(name, Model { versions, active });
+            let versions: Vec<Arc<Offering>> =
+                of_model.into_iter().map(|edition| Arc::new(self.served(edition))).collect();
+            let mut model = Model { versions, active, split: Split::default() };
+            model.split = self.split(&name, &model, &known, old.map(|old| &old.split));
+            models.insert(name, model);
         }
         drop(known);
         let used: BTreeMap<(String, usize, usize), BTreeSet<SocketAddr>> = homes(&models);
@@ -266,6 +258,26 @@ impl Fleet {
         }
         drop(groups);
         self.models.store(Arc::new(models));
+    }
+
+    /// What takes part in the traffic of a model, by what those servers say of which something is known.
+    fn split(&self, name: &str, model: &Model, known: &BTreeMap<SocketAddr, Known>, before: Option<&Split>) -> Split {
+        let answering = known.values().filter(|server| server.is_answering());
+        let wished = answering.flat_map(|server| &server.holdings.wished).filter(|wished| wished.model == name);
+        let least = self.options.min_replicas;
+        let whole = |target: TrafficTarget<'_>| {
+            let versions = || model.versions.iter();
+            match target {
+                TrafficTarget::Version(version) => {
+                    versions().find(|served| served.version() == version && served.edition.fewest() >= least)
+                }
+                TrafficTarget::Label(label) => {
+                    let of_label = labelled(versions().map(|served| &served.edition), least, label);
+                    of_label.and_then(|n| model.versions.get(n))
+                }
+            }
+        };
+        Split::of(name, heard(wished), before, (model.active(), whole))
     }
 
     fn served(&self, edition: Edition<Arc<Client>>) -> Offering {
@@ -323,7 +335,7 @@ impl Fleet {
         })
     }
 
-    fn of_model<R>(&self, name: &str, read: impl FnOnce(&Model) -> Result<R>) -> Result<R> {
+    pub(super) fn of_model<R>(&self, name: &str, read: impl FnOnce(&Model) -> Result<R>) -> Result<R> {
         let models = self.models.load();
         let Some(model) = models.get(name) else {
             let known: Vec<&str> = models.keys().map(String::as_str).collect();
@@ -340,10 +352,10 @@ impl Fleet {
     pub fn get(&self, name: &str, pin: Pin<'_>) -> Result<Arc<Offering>> {
         let least = self.options.min_replicas;
         self.of_model(name, |model| match pin {
-            Pin::Active => {
-                let active = model.active.and_then(|n| model.versions.get(n)).cloned();
-                active.ok_or_else(|| Error::not_ready(format!("no version of which every shard has {least} servers")))
-            }
+            Pin::Active => model
+                .active()
+                .cloned()
+                .ok_or_else(|| Error::not_ready(format!("no version of which every shard has {least} servers"))),
             Pin::Version(version) => {
                 let of_number = || model.versions.iter().filter(|served| served.edition.version == version);
                 let is_active =
@@ -374,19 +386,19 @@ impl Fleet {
         }
     }
 
-    /// Asks all shards of a version. Where one has it no more, the whole request goes once to the version that answers by then.
+    /// Asks all shards of a version. Where one has it no more, the whole request goes once to the one that `pin` means by then.
     ///
     /// # Errors
     /// Those of [`gather::retrieve`]; `Overloaded` where too many requests are worked on.
     pub async fn work(
         &self,
         name: &str,
-        pin: Pin<'_>,
+        (chosen, pin): (Arc<Offering>, Pin<'_>),
         work: Errand,
         terms: Conditions,
     ) -> Result<(Arc<Offering>, Gathered<Beside>)> {
         let _place = self.place()?;
-        let mut served = self.get(name, pin)?;
+        let mut served = self.by_now(name, chosen);
         for is_again in [false, true] {
             let asking = self.asking(&served, terms.clone());
             let done = match work.clone() {
@@ -404,6 +416,13 @@ impl Fleet {
         Err(Error::internal("a request goes again once"))
     }
 
+    /// A version at those servers that have it by now, where that is known.
+    fn by_now(&self, name: &str, served: Arc<Offering>) -> Arc<Offering> {
+        let models = self.models.load();
+        let same = models.get(name).and_then(|model| model.versions.iter().find(|other| other.is_same(&served)));
+        same.cloned().unwrap_or(served)
+    }
+
     /// The version that a request is for after one was gone: another one, or the same at other servers.
     async fn other(&self, name: &str, pin: Pin<'_>, gone: &Arc<Offering>, deadline: Instant) -> Option<Arc<Offering>> {
         let looked = self.looked.notified();
@@ -413,21 +432,28 @@ impl Fleet {
         self.get(name, pin).ok().filter(|served| !Arc::ptr_eq(served, gone))
     }
 
-    /// What the user tower says.
+    /// What the user tower of a version says; where no shard has it any more, that of the one that `pin` means by then.
     ///
     /// # Errors
     /// Those of [`gather::embed`].
     pub async fn embed(
         &self,
         name: &str,
-        pin: Pin<'_>,
+        (chosen, pin): (Arc<Offering>, Pin<'_>),
         embed: Embed,
         terms: Conditions,
     ) -> Result<(Arc<Offering>, Said<Beside>)> {
         let _place = self.place()?;
-        let served = self.get(name, pin)?;
-        let said = gather::embed(&self.asking(&served, terms), embed).await?;
-        Ok((served, said))
+        let served = self.by_now(name, chosen);
+        let asking = self.asking(&served, terms.clone());
+        match gather::embed(&asking, embed.clone()).await {
+            Err(error) if asking.is_gone.load(Ordering::Relaxed) => {
+                let other = self.other(name, pin, &served, terms.deadline).await.ok_or(error)?;
+                let said = gather::embed(&self.asking(&other, terms), embed).await?;
+                Ok((other, said))
+            }
+            said => said.map(|said| (served.clone(), said)),
+        }
     }
 
     /// The attributes of an item, in JSON, and the position that they were seen at.

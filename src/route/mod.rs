@@ -5,25 +5,31 @@
 //! [`PassCall`](protocol::PassCall) names it, and a [`PassReply`](protocol::PassReply) that names another one is thrown away, so that
 //! an answer never mixes two. How shards answer as one is in [`gather`](crate::gather); here is how one shard is asked: which replica
 //! ([`choice`]), a second one where the first is late or fails (`asking`), over connections that are kept (`client`), and how each is told of
-//! the updates of its items (`updates`). Servers whose tables lie over several hosts ask each other in the same way for rows ([`Peers`], [`rows`]).
+//! the updates of its items (`updates`). What unpinned requests are divided into beside the version that answers is in `split`, and what becomes of a
+//! canary that is behind in `canaries`. Servers whose tables lie over several hosts ask each other in the same way for rows ([`Peers`], [`rows`]).
 
 mod asking;
+mod canaries;
 pub mod choice;
 mod client;
 pub mod editions;
 mod fleet;
 mod inquiry;
 mod names;
+mod offering;
 mod options;
 mod peer;
 mod peers;
 pub mod protocol;
 pub mod rows;
+mod split;
 mod tls;
 mod updates;
 
 pub use asking::{Beside, Conditions};
-pub use fleet::{Errand, Fleet, Listed, Offering, Pin};
+pub use canaries::UnpinnedOffering;
+pub use fleet::{Errand, Fleet, Listed, Pin};
+pub use offering::Offering;
 pub use options::Options;
 pub use peers::{PeerOptions, Peers};
 pub use tls::ServersTls;

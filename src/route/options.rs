@@ -26,6 +26,9 @@ pub struct Options {
     pub timeout_ms: u64,
     /// Requests that are worked on at once.
     pub requests: usize,
+    /// The share of the retrievals that are asked again exactly, after their answers, to tell the recall of what was served; beside a canary both versions are
+    /// asked as often.
+    pub audit_share: f64,
     /// The key that servers ask for; empty where they ask for none.
     pub key: String,
     /// TLS to the servers.
@@ -41,6 +44,7 @@ impl Default for Options {
             min_coverage: 1.0,
             timeout_ms: 1000,
             requests: 1024,
+            audit_share: 0.0,
             key: String::new(),
             tls: ServersTls::default(),
         }
@@ -77,10 +81,12 @@ impl Options {
                 "key: expected visible characters without spaces, as `sterling key` prints them",
             ));
         }
-        match (0.0..=1.0).contains(&self.min_coverage) {
-            true => Ok(()),
-            false => Err(Error::invalid(format!("min_coverage: got {}, expected 0 to 1", self.min_coverage))),
+        for (name, value) in [("min_coverage", self.min_coverage), ("audit_share", self.audit_share)] {
+            if !(0.0..=1.0).contains(&value) {
+                return Err(Error::invalid(format!("{name}: got {value}, expected 0 to 1")));
+            }
         }
+        Ok(())
     }
 }
 
@@ -102,6 +108,7 @@ mod tests {
             (Options { min_replicas: 0, ..good.clone() }, "min_replicas: got 0"),
             (Options { min_coverage: 1.5, ..good.clone() }, "min_coverage: got 1.5"),
             (Options { min_coverage: f64::NAN, ..good.clone() }, "min_coverage"),
+            (Options { audit_share: -0.5, ..good.clone() }, "audit_share: got -0.5"),
             (Options { refresh_ms: 0, ..good.clone() }, "refresh_ms: got 0"),
             (Options { key: "a b".into(), ..good.clone() }, "key: expected visible characters"),
         ] {

@@ -20,7 +20,7 @@ use crate::request::{Content, Features, Priority, Reading, Request, Retrieve, Us
 use crate::units::ItemId;
 
 /// The media type of all bodies, and so the protocol's name.
-pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-2";
+pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-3";
 /// Where a server tells what it has.
 pub const PARTS_PATH: &str = "/v1/parts";
 /// The header that says how many microseconds the answer is worth waiting for.
@@ -117,6 +117,19 @@ pub struct Holdings {
     pub updates: Keeping,
     /// Every version, or the shard of it.
     pub parts: Vec<Holding>,
+    /// What it has heard of the traffic of each model.
+    pub wished: Vec<Wished>,
+}
+
+/// What a server's store wishes of a model's traffic.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wished {
+    /// The model's name.
+    pub model: String,
+    /// How often what is wished of it was changed.
+    pub revision: u64,
+    /// A [`Traffic`](crate::traffic::Traffic) in JSON.
+    pub setting: String,
 }
 
 /// Where a server keeps updates of items.

@@ -12,8 +12,9 @@ use tokio::sync::SemaphorePermit;
 use tokio::time::Instant;
 
 use super::client::{Client, Failed, Outgoing};
-use super::fleet::{Fleet, Offering, Pin};
+use super::fleet::{Fleet, Pin};
 use super::inquiry::{Home, locked};
+use super::offering::Offering;
 use super::protocol::{Holdings, Keeping};
 use crate::error::{Error, Result};
 use crate::gather::is_absence;
@@ -167,7 +168,7 @@ mod tests {
 
     fn server(updates: Keeping, shard: u32) -> Holdings {
         let part = Holding { model: "m".into(), shard, shards: 2, ..Holding::default() };
-        Holdings { is_ready: true, updates, parts: vec![part] }
+        Holdings { is_ready: true, updates, parts: vec![part], ..Holdings::default() }
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! How the requests of a model that pin no version are divided among its versions, and when one of these falls behind.
 //!
-//! All of it is pure: settings that operators make (`setting`), the place of a key among all keys (`place`), what was seen of two versions
-//! in a window (`window`), and whether one is behind the other by more than chance and a margin (`judge`). `registry` keeps it beside the
-//! versions, `http` asks it and tells it.
+//! All of it but `run` is pure: settings that operators make (`setting`), the place of a key among all keys (`place`), what was seen of two versions
+//! in a window (`window`), and whether one is behind the other by more than chance and a margin (`judge`); `run` is a canary or a shadow while it is one.
+//! `registry` keeps it beside the versions of a server, `route` beside those of a router's shards, `http` asks it and tells it.
 //!
 //! **Division.** A key, such as a user's id, has a place between 0 and 1, which is a hash of it, the model and the canary's version. Those
 //! below the share are the canary's. So a key stays where it is, at every server; a share that grows keeps all keys that were in it; and
@@ -22,6 +22,7 @@
 
 mod judge;
 mod place;
+mod run;
 mod setting;
 #[cfg(test)]
 mod tests;
@@ -30,5 +31,6 @@ mod window;
 
 pub use judge::{Behind, Verdict};
 pub use place::{Place, seed};
+pub use run::{CanaryRun, ShadowRun, TrafficNow};
 pub use setting::{Canary, CanaryMargins, Shadow, Sticky, Stopped, Traffic, TrafficTarget};
 pub use watch::{BothSeen, Side, SideSeen, Watch};

@@ -119,7 +119,7 @@ pub struct Shadow {
     pub label: Option<String>,
     /// The share of requests, 0 to 1.
     pub share: f64,
-    /// At most so many a second, of each server.
+    /// At most so many a second, of each server or router.
     #[serde(default = "ten")]
     pub per_second: f64,
 }

@@ -28,10 +28,17 @@ RUNBOOK = (ROOT / "docs/RUNBOOK.md").read_text()
 # What PromQL has of its own.
 WORDS = set(
     "sum by rate increase histogram_quantile deriv and or unless on ignoring group_left offset bool label_values instance model call status reason le step "
-    "remote_table outcome table job up".split()
+    "remote_table outcome table job role why up".split()
 )
 # Told where there is a cluster of rows or a bucket alone, and by routers.
-ELSEWHERE = {"sterling_store_available", "sterling_remote_rows_total", "sterling_remote_cache_hit_rate", "sterling_route_partial_total"}
+ELSEWHERE = {
+    "sterling_store_available",
+    "sterling_remote_rows_total",
+    "sterling_remote_cache_hit_rate",
+    "sterling_route_partial_total",
+    "sterling_route_again_total",
+    "sterling_route_second_calls_total",
+}
 
 
 def metrics_of(expression: str) -> set[str]:
@@ -53,13 +60,15 @@ def wait_for(server: sterling.Server, model: str) -> None:
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator[str]:
-    """The metrics of a server that has answered, taken an update and merged it."""
+    """The metrics of a server that has answered, beside a canary and a shadow too, taken an update and merged it."""
     folder = tmp_path_factory.mktemp("metrics")
     store = folder / "store"
     items = folder / "items.jsonl"
     items.write_text("".join(f'{{"id": {n}, "embedding": [1, {n}]}}\n' for n in range(100)))
     publish = [PROGRAM, "publish", "--name", "vectors", "--items", items, "--store", store]
     subprocess.run(publish, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    sterling.publish(ROOT / "tests/golden/tiny", store, program=PROGRAM)
+    subprocess.run([PROGRAM, "activate", "tiny", "1", "--store", store], check=True, stdin=subprocess.DEVNULL, capture_output=True)
     sterling.publish(ROOT / "tests/golden/tiny", store, program=PROGRAM)
     settings = {"STERLING_UPDATES": str(folder / "updates"), "STERLING_AUDIT_SHARE": "1"}
     with sterling.serve(store, program=PROGRAM, settings=settings) as server:
@@ -68,13 +77,16 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterato
             wait_for(server, model)
         server.post("/v1/models/vectors:retrieve", {"vector": [1, 0]})
         features = server.get("/v1/models/tiny")["features"]
-        server.post("/v1/models/tiny:retrieve", {"features": {of["name"]: [1] if of["kind"] != "dense" else [0.5] * of["width"] for of in features}})
+        user = {of["name"]: [1] if of["kind"] != "dense" else [0.5] * of["width"] for of in features}
+        with sterling.Client(server.url) as client:
+            client.set_traffic("tiny", canary={"version": 2, "share": 0.5, "sticky": "request"}, shadow={"version": 2, "share": 1})
         server.post("/v1/models/vectors/items:upsert", {"items": [{"id": 1000, "embedding": [0.5, 0.5]}]})
         server.post("/v1/models/vectors/items:merge", {})
         read = lambda: urllib.request.urlopen(server.url + "/metrics", timeout=30).read().decode()
         end = time.monotonic() + 30
-        while "sterling_drift_ratio" not in read():
-            assert time.monotonic() < end, "no audit"
+        while not all(name in read() for name in ("sterling_drift_ratio", "sterling_traffic_seconds", "sterling_shadow_seconds")):
+            assert time.monotonic() < end, "no audit, or no canary beside which requests are divided, or no shadow"
+            server.post("/v1/models/tiny:retrieve", {"features": user})
             time.sleep(0.1)
         yield read()
 

@@ -38,6 +38,7 @@ mod redis_cluster;
 mod registry;
 mod remote;
 mod route;
+mod routed_traffic;
 mod routed_updates;
 mod routers;
 mod score;

@@ -18,8 +18,9 @@ use super::*;
 use crate::engine::{self, Engine, Passes};
 use crate::http::connections::Peer;
 use crate::http::table::{self, Matched, TABLE};
-use crate::http::{App, Options, router};
+use crate::http::{App, Options, RouterApp, Traces, routed, router};
 use crate::registry::{self, Registry, Snapshots};
+use crate::route::{self, Fleet};
 use crate::snapshot::Store;
 
 /// A server without models, and its keys by their names.
@@ -61,6 +62,15 @@ impl Edge {
         Edge { runtime: Runtime::new().unwrap(), router: router(app.clone()), app, secrets, _folder: folder }
     }
 
+    /// The same keys before a router.
+    fn routed(self) -> Self {
+        let keys = Some(self._folder.path().join("keys.toml"));
+        let access = AccessControl::open(&AccessOptions { keys, admin_listen: None, audit_log: None }).unwrap();
+        let servers = route::Options { servers: vec!["127.0.0.1:1".into()], ..route::Options::default() };
+        let app = RouterApp::new(Fleet::open(servers).unwrap(), access, Traces::default(), &Options::default());
+        Edge { router: routed::routes(Arc::new(app)), ..self }
+    }
+
     fn send(&self, request: Request<Body>) -> (StatusCode, HeaderMap, String) {
         self.runtime.block_on(async {
             let response = self.router.clone().oneshot(request).await.unwrap();
@@ -94,7 +104,11 @@ fn path_of(route: &table::Route) -> String {
 
 #[test]
 fn every_call_takes_its_role_and_its_model() {
-    let edge = Edge::new(None);
+    check_roles(&Edge::new(None));
+    check_roles(&Edge::new(None).routed());
+}
+
+fn check_roles(edge: &Edge) {
     for route in &TABLE {
         let path = path_of(route);
         let is_denied = |authorization: Option<&str>| {
@@ -285,9 +299,12 @@ fn answers_are_for_no_page_of_another_site() {
 
 #[test]
 fn what_is_not_ready_is_told_in_full_to_those_with_a_key() {
-    let edge = Edge::new(None);
-    let (status, _, body) = edge.ask(&Method::GET, "/readyz", None);
-    assert!(status == StatusCode::SERVICE_UNAVAILABLE && body.contains("the server is not ready"), "{body}");
-    let (status, _, full) = edge.ask(&Method::GET, "/readyz", Some(&edge.bearer("read")));
-    assert!(status == StatusCode::SERVICE_UNAVAILABLE && !full.contains("the server is not ready"), "{full}");
+    for (edge, said) in
+        [(Edge::new(None), "the server is not ready"), (Edge::new(None).routed(), "the router is not ready")]
+    {
+        let (status, _, body) = edge.ask(&Method::GET, "/readyz", None);
+        assert!(status == StatusCode::SERVICE_UNAVAILABLE && body.contains(said), "{body}");
+        let (status, _, full) = edge.ask(&Method::GET, "/readyz", Some(&edge.bearer("read")));
+        assert!(status == StatusCode::SERVICE_UNAVAILABLE && !full.contains(said), "{full}");
+    }
 }

@@ -6,8 +6,10 @@ use std::sync::atomic::Ordering;
 use super::super::access::AccessControl;
 use super::super::app::{Entrance, Host};
 use super::super::asides::Asides;
+use super::super::audit::Audit;
 use super::super::bodies::Bodies;
 use super::super::options::Options;
+use super::super::shadow::Shadows;
 use super::super::traces::Traces;
 use crate::error::{Error, Result};
 use crate::route::Fleet;
@@ -18,6 +20,10 @@ pub struct RouterApp {
     pub(super) bodies: Bodies,
     pub(super) asides: Asides,
     entrance: Entrance,
+    /// Which answers are held against exact ones.
+    pub(super) audit: Audit,
+    /// Which answers are held against those of other versions.
+    pub(super) shadows: Shadows,
 }
 
 impl RouterApp {
@@ -26,6 +32,8 @@ impl RouterApp {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let asides = Asides::new(cores);
         RouterApp {
+            audit: Audit::new(fleet.options().audit_share),
+            shadows: Shadows::default(),
             fleet: Arc::new(fleet),
             bodies: Bodies::new(options, asides.clone()),
             asides,

@@ -14,23 +14,28 @@ use tokio::time::Instant;
 use super::super::access::Caller;
 use super::super::answer::{Outcome, Refusal, Timing, json, problem, reply};
 use super::super::app::Host as _;
+use super::super::choice::Asker;
 use super::super::form::Form;
 use super::super::passes::{retrievals, sent_beside_json};
 use super::super::paths::{Names, PathNames};
 use super::super::position::{parameter, positions};
+use super::super::watched::{self, Watched};
 use super::super::wire::{
     self, Entry, InferenceReady, ItemResponse, LabelList, MissingShard, ModelInfo, ModelList, Reply, Retrievals,
-    Served, Shape, SlowResponse, VersionInfo, VersionList,
+    Served, ShadowResponse, Shape, SlowResponse, VersionInfo, VersionList, traffic_info,
 };
 use super::super::worst::WINDOW;
 use super::app::RouterApp;
+use super::choice::{RoutedChosen, choice};
 use super::explain::explain;
+use super::following::Following;
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
 use crate::gather::Gathered;
 use crate::request::{Answer, Rank, Retrieve};
 use crate::route::protocol::Written;
 use crate::route::{Beside, Conditions, Errand, Offering, Pin};
+use crate::traffic::Side;
 use crate::units::ItemId;
 
 /// Requests of one list that are asked of the shards side by side.
@@ -83,11 +88,11 @@ pub(super) async fn version(
     Ok(json(&info(&app, &model, Pin::Version(version)).await?))
 }
 
-async fn dispatch(app: &RouterApp, (model, pin): (&str, Pin<'_>), request: Request) -> Outcome {
+async fn dispatch(app: &Arc<RouterApp>, (model, pin): (&str, Pin<'_>), request: Request) -> Outcome {
     let verb = request.extensions().get::<PathNames>().map_or("", PathNames::call);
     // What does not exist need not be read.
-    let shards = app.fleet().get(model, pin)?.shards();
-    let seen = positions(request.uri(), "min_position", shards)?.map(Arc::from);
+    let choice = choice(app, model, pin, &request)?;
+    let seen = positions(request.uri(), "min_position", choice.version().shards())?.map(Arc::from);
     let (arrived, at_least) = (Instant::now(), min_coverage(app, request.uri())?);
     let caller = request.extensions().get::<Caller>().cloned();
     let (call, form) = (Call { app, model, pin, arrived, at_least, seen: &seen }, Form::of(&request));
@@ -95,26 +100,43 @@ async fn dispatch(app: &RouterApp, (model, pin): (&str, Pin<'_>), request: Reque
     let memory = app.bodies.memory();
     match verb {
         "retrieve" => match app.asides.prepare(body, move |body| retrievals(sent, body, memory)).await? {
-            Retrievals::One(retrieve, terms, shape) => call.one(Errand::Retrieve(retrieve), (terms, shape), form).await,
+            Retrievals::One(retrieve, terms, shape) => {
+                let chosen = choice.of(&Asker::User(&retrieve.user));
+                call.one(Errand::Retrieve(retrieve), chosen, (terms, shape), form).await
+            }
             Retrievals::Many(requests) => {
                 if let Some(caller) = caller {
                     caller.charge(requests.len().saturating_sub(1));
                 }
-                call.many(requests, form).await
+                call.many(requests, choice.of(&Asker::Several), form).await
             }
         },
         "rank" => {
             let (rank, terms, shape) = app.asides.prepare(body, wire::rank).await?;
-            call.one(Errand::Rank(Box::new(rank)), (terms, shape), form).await
+            let chosen = choice.of(&Asker::User(&rank.user));
+            call.one(Errand::Rank(Box::new(rank)), chosen, (terms, shape), form).await
         }
         _ => {
             let (embed, terms) = app.asides.prepare(body, wire::embed).await?;
-            let (served, said) = app.fleet().embed(model, pin, embed, call.terms(terms)).await?;
+            let RoutedChosen { version, watched, .. } = choice.of(&Asker::Features(&embed.features));
+            let said = app.fleet().embed(model, (version.clone(), pin), embed, call.terms(terms)).await;
+            let watched = ended(watched, said.as_ref().map(|(served, _)| served.is_same(&version)));
+            let (served, said) = said?;
             let told = Served { position: said.beside.position, ..told(model, &served) };
             let answer = Answer { content: said.content, degraded_rows: said.degraded_rows, explain: None };
-            Ok(json(&wire::embedding(told, answer)?))
+            let mut response = json(&wire::embedding(told, answer)?);
+            watched::tell(watched.as_ref(), &mut response);
+            Ok(response)
         }
     }
+}
+
+/// Takes note of how a request ended that was watched: with an answer of the version that was chosen for it, or not. One that went to another version, for
+/// its own was gone from a shard, says nothing of either, and is watched no more.
+fn ended(watched: Option<Watched>, end: std::result::Result<bool, &Error>) -> Option<Watched> {
+    let watched = watched.filter(|_| !matches!(end, Ok(false)))?;
+    watched.ended(end.err());
+    Some(watched)
 }
 
 /// The share of the items that an answer must cover.
@@ -142,7 +164,7 @@ type Asked = (Retrieve, Terms, Shape);
 /// A call under way.
 #[derive(Clone, Copy)]
 struct Call<'a> {
-    app: &'a RouterApp,
+    app: &'a Arc<RouterApp>,
     model: &'a str,
     pin: Pin<'a>,
     arrived: Instant,
@@ -162,24 +184,39 @@ impl Call<'_> {
         }
     }
 
-    async fn one(&self, work: Errand, (terms, shape): (Terms, Shape), form: Form) -> Outcome {
+    async fn one(&self, work: Errand, mut chosen: RoutedChosen, (terms, shape): (Terms, Shape), form: Form) -> Outcome {
         let share = self.app.bodies.hold_answer(bytes(&work))?;
-        let (told, entry) = self.entry(work, terms, &shape).await?;
+        let following = Following::of(self.app, self.model, &work, &mut chosen);
+        let RoutedChosen { version, watched, .. } = chosen;
+        let begun = Instant::now();
+        let answer = self.entry((version.clone(), self.pin), work, terms, &shape).await;
+        let is_its = |told: &Served| (told.version, &*told.digest) == (version.version(), version.digest());
+        let watched = ended(watched, answer.as_ref().map(|(told, _)| is_its(told)));
+        let (told, entry) = answer?;
+        if let Some(ranked) = entry.ranked().filter(|_| is_its(&told) && told.coverage >= 1.0) {
+            following.begin(told.version, ranked, begun.elapsed());
+        }
         let timing = Timing::of(entry.steps());
-        Ok(covering(told.coverage, reply(Reply::one(told, entry), timing, share, form)?))
+        let mut response = covering(told.coverage, reply(Reply::one(told, entry), timing, share, form)?);
+        watched::tell(watched.as_ref(), &mut response);
+        Ok(response)
     }
 
     /// Each of a list of retrievals, all of them of one version: where that goes meanwhile, all of them once more, of another.
-    async fn many(&self, requests: Vec<Result<Asked>>, form: Form) -> Outcome {
+    async fn many(&self, requests: Vec<Result<Asked>>, chosen: RoutedChosen, form: Form) -> Outcome {
         let held = requests.iter().flatten().map(|(retrieve, ..)| held(retrieve)).fold(0, usize::saturating_add);
         let share = self.app.bodies.hold_answer(held)?;
-        let mut version = self.version()?;
-        let mut results = self.each(&requests, version.0).await;
+        let RoutedChosen { mut version, mut watched, .. } = chosen;
+        let mut results = self.each(&requests, &version).await;
         let is_lost = |r: &Result<(Served, Entry)>| r.as_ref().is_err_and(|e| e.kind().is_retryable());
-        let by_now = self.version()?;
-        if results.iter().any(is_lost) && by_now != version {
-            version = by_now;
-            results = self.each(&requests, version.0).await;
+        if results.iter().any(is_lost)
+            && let Some(other) = self.in_place_of(&version, watched.as_ref())?
+        {
+            (version, watched) = (other, None);
+            results = self.each(&requests, &version).await;
+        }
+        if let Some(watched) = &watched {
+            results.iter().for_each(|result| watched.ended(result.as_ref().err()));
         }
         // Where nothing was taken in, the whole call was refused, and load balancers must see it.
         let is_refused = |r: &Result<(Served, Entry)>| {
@@ -191,8 +228,7 @@ impl Call<'_> {
             return Err(error.into());
         }
         // What is said of all is said of the one that covers least.
-        let (number, digest) = version;
-        let mut of_all = Served { version: number, digest, ..nothing(self.model) };
+        let mut of_all = told(self.model, &version);
         let mut entries = Vec::with_capacity(results.len());
         for result in results {
             entries.push(match result {
@@ -208,32 +244,44 @@ impl Call<'_> {
                 Err(error) => problem(&error).into(),
             });
         }
-        Ok(covering(of_all.coverage, reply(Reply::many(of_all, entries), Timing::default(), share, form)?))
+        let mut response =
+            covering(of_all.coverage, reply(Reply::many(of_all, entries), Timing::default(), share, form)?);
+        watched::tell(watched.as_ref(), &mut response);
+        Ok(response)
     }
 
-    /// The version that answers, with its digest.
-    fn version(&self) -> Result<(u64, String)> {
-        let served = self.app.fleet().get(self.model, self.pin)?;
-        Ok((served.version(), served.digest().to_owned()))
+    /// What answers in the place of a version by now, where that is another one. A canary that every shard still has is in nobody's place.
+    fn in_place_of(&self, version: &Offering, watched: Option<&Watched>) -> Result<Option<Arc<Offering>>> {
+        let fleet = self.app.fleet();
+        let stays = watched.is_some_and(|watched| watched.side() == Side::Canary)
+            && fleet.get(self.model, Pin::Version(version.version())).is_ok_and(|served| served.is_same(version));
+        let by_now = fleet.get(self.model, self.pin)?;
+        Ok((!stays && !by_now.is_same(version)).then_some(by_now))
     }
 
-    async fn each(&self, requests: &[Result<Asked>], version: u64) -> Vec<Result<(Served, Entry)>> {
-        let pinned = Call { pin: Pin::Version(version), ..*self };
+    async fn each(&self, requests: &[Result<Asked>], version: &Arc<Offering>) -> Vec<Result<(Served, Entry)>> {
+        let pin = Pin::Version(version.version());
         let copies: Vec<Result<Asked>> =
             requests.iter().map(|request| request.as_ref().cloned().map_err(Error::again)).collect();
         let calls = copies.into_iter().map(|request| async move {
             let (retrieve, terms, shape) = request?;
-            pinned.entry(Errand::Retrieve(Box::new(retrieve)), terms, &shape).await
+            self.entry((version.clone(), pin), Errand::Retrieve(Box::new(retrieve)), terms, &shape).await
         });
         stream::iter(calls).buffered(AT_ONCE).collect().await
     }
 
     /// Asks the shards, and makes what they say ready to be written.
-    async fn entry(&self, work: Errand, terms: Terms, shape: &Shape) -> Result<(Served, Entry)> {
+    async fn entry(
+        &self,
+        version: (Arc<Offering>, Pin<'_>),
+        work: Errand,
+        terms: Terms,
+        shape: &Shape,
+    ) -> Result<(Served, Entry)> {
         if shape.cursor.is_some() {
             return Err(Error::unsupported("field `cursor`: a router answers no pages, ask for more results at once"));
         }
-        let (served, gathered) = self.app.fleet().work(self.model, self.pin, work, self.terms(terms)).await?;
+        let (served, gathered) = self.app.fleet().work(self.model, version, work, self.terms(terms)).await?;
         let mut positions = vec![0; served.shards()];
         let told_before = gathered.told.iter().map(|told| (told.shard, &told.beside));
         let told_last = gathered.parts.iter().filter_map(|part| Some((part.shard, part.beside.as_ref()?)));
@@ -387,6 +435,17 @@ pub(super) async fn slow(State(app): State<Arc<RouterApp>>) -> Response {
     json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.entrance().slow.list() })
 }
 
+/// `/v1/models/{model}/traffic`
+pub(super) async fn traffic(State(app): State<Arc<RouterApp>>, Names(model): Names<String>) -> Outcome {
+    let now = app.fleet().traffic(&model)?;
+    Ok(json(&traffic_info(model, now)))
+}
+
+/// `/v1/debug/shadow`
+pub(super) async fn shadow(State(app): State<Arc<RouterApp>>) -> Response {
+    json(&ShadowResponse { window_seconds: WINDOW.as_secs(), diffs: app.shadows.worst.list() })
+}
+
 /// `/v2/health/ready`
 pub(super) async fn inference_ready(State(app): State<Arc<RouterApp>>) -> Outcome {
     app.ready()?;
@@ -394,7 +453,15 @@ pub(super) async fn inference_ready(State(app): State<Arc<RouterApp>>) -> Outcom
 }
 
 /// `/readyz`
-pub(super) async fn ready(State(app): State<Arc<RouterApp>>) -> Result<String, Refusal> {
-    app.ready()?;
-    Ok("ok\n".into())
+pub(super) async fn ready(
+    State(app): State<Arc<RouterApp>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<String, Refusal> {
+    let ready = app.ready();
+    if !caller.may_see_all() {
+        return ready.map(|()| "ok\n".to_owned()).map_err(|_| Error::not_ready("the router is not ready").into());
+    }
+    ready?;
+    let warnings: String = app.fleet().troubles().iter().map(|trouble| format!("warning: {trouble}\n")).collect();
+    Ok(format!("ok\n{warnings}"))
 }

@@ -2,23 +2,26 @@
 //!
 //! What is read and written is what a server reads and writes; between the two stands [`Fleet`](crate::route::Fleet) in place of registry and engine.
 //! Of a server's calls there are those that ask (`:retrieve`, `:rank`, `:embed`, an item, models and versions), and those that change
-//! items, which go to the shards that they belong to (`items`). What changes a server is asked of the server.
+//! items, which go to the shards that they belong to (`items`). What changes a server is asked of the server. `choice` is which version answers, `following`
+//! holds answers against others.
 
 mod app;
 mod calls;
+mod choice;
 mod explain;
+mod following;
 mod items;
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
+use axum::http::Method;
 use axum::response::{IntoResponse as _, Response};
 use tokio::sync::mpsc;
 
 pub use self::app::RouterApp;
 use super::answer::Refusal;
-use super::app::Host;
 use super::options::Options;
 use super::routes::{guarded, missing};
 use super::server::{Sockets, Stop, answer_all};
@@ -35,13 +38,17 @@ pub async fn route(
     options: &Options,
     stops: mpsc::UnboundedReceiver<Stop>,
 ) -> Result<bool> {
-    let host: Arc<dyn Host> = app.clone();
-    let routes = guarded(Router::new().fallback(answer).with_state(app.clone()), host.clone());
     let fleet = app.fleet().clone();
     tokio::select! {
-        ended = answer_all(sockets, (host, routes), options, stops) => ended,
+        ended = answer_all(sockets, (app.clone(), routes(app)), options, stops) => ended,
         never = fleet.watch() => match never {},
+        never = fleet.judge() => match never {},
     }
+}
+
+/// The calls of a router, behind their layers.
+pub(super) fn routes(app: Arc<RouterApp>) -> Router {
+    guarded(Router::new().fallback(answer).with_state(app.clone()), app)
 }
 
 /// The calls of the table that a router answers.
@@ -70,7 +77,9 @@ async fn answer(State(app): State<Arc<RouterApp>>, mut request: Request) -> Resp
         "/v1/models/{model}/items:position" => run(items::position, app, request).await,
         "/v1/models/{model}/items:upsert" => run(items::upsert, app, request).await,
         "/v1/models/{model}/items:delete" => run(items::delete, app, request).await,
+        "/v1/models/{model}/traffic" if route.method == Method::GET => run(calls::traffic, app, request).await,
         "/v1/debug/slow" => run(calls::slow, app, request).await,
+        "/v1/debug/shadow" => run(calls::shadow, app, request).await,
         "/v2" => run(super::inference::server, app, request).await,
         "/v2/health/live" => run(super::inference::live, app, request).await,
         "/v2/health/ready" => run(calls::inference_ready, app, request).await,

@@ -8,6 +8,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::info::ColumnInfo;
 use super::response::Served;
+use super::schemas::TextOrInteger;
 use crate::snapshot::Snapshot;
 use crate::view::Category;
 
@@ -89,7 +90,7 @@ pub struct ColumnResponse {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ColumnValue {
     /// A text or an integer.
-    #[schema(value_type = Object)]
+    #[schema(value_type = TextOrInteger)]
     pub value: Value,
     /// Items that have it; left out for columns of more than 1,048,576 distinct values.
     #[serde(default, skip_serializing_if = "Option::is_none")]

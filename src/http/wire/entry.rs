@@ -341,6 +341,11 @@ impl Entry {
         )
     }
 
+    /// The items, where they are some.
+    pub fn ranked(&self) -> Option<&Ranked> {
+        self.0.as_ref().ok().map(|items| &items.ranked)
+    }
+
     /// The steps of an explained answer.
     pub fn steps(&self) -> &[Step] {
         self.0.as_ref().ok().and_then(|items| items.explain.as_ref()).map_or(&[], |e| &e.steps)

@@ -1,4 +1,4 @@
-//! Bodies that have two forms, as the OpenAPI document shows them.
+//! Bodies and values that have two forms, as the OpenAPI document shows them.
 
 use super::items::ItemUpsert;
 use super::request::RetrieveRequest;
@@ -38,4 +38,15 @@ pub enum RetrievedOneOrMany {
     One(Box<RetrieveResponse>),
     /// To a list of them.
     Many(BatchResponse),
+}
+
+/// A value of a column.
+#[derive(utoipa::ToSchema, serde::Serialize)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "a schema of the document, never a value")]
+pub enum TextOrInteger {
+    /// Of a column of texts.
+    Text(String),
+    /// Of a column of integers.
+    Integer(i64),
 }

@@ -26,19 +26,24 @@ pub struct SlowCall {
     pub ms: f64,
     /// What answered it, where anything did.
     #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = SlowPass)]
     pub pass: Option<SlowPass>,
 }
 
-/// What a pass did for a slow call.
+/// What a pass did for a slow call; of a call that nothing answered there is nothing of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SlowPass {
     /// The model.
+    #[schema(required = false)]
     pub model: String,
     /// The version that answered.
+    #[schema(required = false)]
     pub version: u64,
     /// Requests in its body.
+    #[schema(required = false)]
     pub requests: usize,
     /// Milliseconds from when the engine took it in to its answer: what the steps do not account for, it waited for a worker.
+    #[schema(required = false)]
     pub engine_ms: f64,
     /// What the steps did, where its body had one request.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -5,8 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::registry::TrafficNow;
-use crate::traffic::{BothSeen, Canary, Shadow, SideSeen, Traffic};
+use crate::traffic::{BothSeen, Canary, Shadow, SideSeen, Traffic, TrafficNow};
 
 /// Where the requests of a model are to go that pin no version.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -21,6 +20,17 @@ pub struct TrafficRequest {
     /// Change it only where what is wished of the model is of this revision: else it is a conflict, and nothing is done.
     #[serde(default)]
     pub revision: Option<u64>,
+}
+
+/// A canary that is behind.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StopRequest {
+    /// What is wished of it. Where something else is wished by now, nothing is done.
+    pub canary: Canary,
+    /// Why, for people.
+    #[schema(min_length = 1, max_length = 4096)]
+    pub reason: String,
 }
 
 impl From<TrafficRequest> for Traffic {
@@ -161,14 +171,14 @@ pub fn traffic_info(model: String, now: TrafficNow) -> TrafficResponse {
         let BothSeen { active, canary } = run.map(|run| run.observed()).unwrap_or_default();
         CanaryInfo {
             setting,
-            serving: run.map(|run| run.loaded().version()),
+            serving: run.map(|run| run.version()),
             share: run.map_or(0.0, |run| run.share()),
             seen_active: active.into(),
             seen_canary: canary.into(),
         }
     });
     let shadow = now.setting.shadow.map(|setting| {
-        let serving = now.shadow.as_ref().map(|run| run.loaded().version());
+        let serving = now.shadow.as_ref().map(|run| run.version());
         ShadowInfo { setting, serving }
     });
     TrafficResponse { model, revision: now.revision, active: now.active, canary, shadow }

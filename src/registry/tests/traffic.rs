@@ -31,13 +31,13 @@ fn set(bed: &Bed, text: &str) {
 /// The versions that take part.
 fn parts(registry: &Registry<String>) -> (Option<u64>, Option<u64>) {
     let unpinned = registry.unpinned("m").unwrap();
-    let canary = unpinned.canary.map(|run| run.loaded().version());
-    (canary, unpinned.shadow.map(|run| run.loaded().version()))
+    let canary = unpinned.canary.map(|part| part.loaded.version());
+    (canary, unpinned.shadow.map(|part| part.loaded.version()))
 }
 
 /// Fails or answers so many requests of both versions.
 fn ask(registry: &Registry<String>, requests: u64, is_failing: bool) {
-    let run = registry.unpinned("m").unwrap().canary.unwrap();
+    let run = registry.unpinned("m").unwrap().canary.unwrap().run.clone();
     for key in 0..requests {
         let (place, side) = run.side(&key.to_le_bytes());
         let is_failed = is_failing && side == Side::Canary;
@@ -179,7 +179,7 @@ fn a_canary_that_is_behind_is_rolled_back_everywhere() {
     other.refresh();
     ask(&bed.registry, 1000, false);
     bed.registry.refresh();
-    assert_eq!(bed.registry.unpinned("m").unwrap().canary.unwrap().share(), 0.3);
+    assert_eq!(bed.registry.unpinned("m").unwrap().canary.unwrap().run.share(), 0.3);
     assert_eq!(bed.registry.troubles(), [""; 0]);
     ask(&bed.registry, 1000, true);
     bed.registry.refresh();
@@ -191,7 +191,7 @@ fn a_canary_that_is_behind_is_rolled_back_everywhere() {
     let troubles = bed.registry.troubles();
     assert!(troubles.len() == 1 && troubles[0].contains("its canary was rolled back: failed requests"), "{troubles:?}");
     other.refresh();
-    assert_eq!(other.unpinned("m").unwrap().canary.unwrap().share(), 0.0);
+    assert_eq!(other.unpinned("m").unwrap().canary.unwrap().run.share(), 0.0);
     // It stays in memory, is rolled back once, and begins anew where somebody says so.
     let revision = now.revision;
     bed.registry.refresh();
@@ -214,14 +214,14 @@ fn one_that_is_not_to_be_rolled_back_stays_and_one_that_cannot_be_in_the_store_i
     set(&bed, r#"{"canary": {"version": 2, "share": 0.3, "automatic": false}}"#);
     ask(&bed.registry, 1000, true);
     bed.registry.refresh();
-    assert_eq!(bed.registry.unpinned("m").unwrap().canary.unwrap().share(), 0.3);
+    assert_eq!(bed.registry.unpinned("m").unwrap().canary.unwrap().run.share(), 0.3);
     set(&bed, r#"{"canary": {"version": 2, "share": 0.3}}"#);
     ask(&bed.registry, 1000, true);
     let path = bed.folder.path().join("store/m/wish.json");
     let wish = fs::read(&path).unwrap();
     fs::write(&path, "{").unwrap();
     bed.registry.refresh();
-    assert_eq!(bed.registry.unpinned("m").unwrap().canary.unwrap().share(), 0.0);
+    assert_eq!(bed.registry.unpinned("m").unwrap().canary.unwrap().run.share(), 0.0);
     assert!(bed.registry.troubles()[0].contains("was rolled back"));
     assert!(bed.registry.traffic("m").unwrap().setting.canary.unwrap().stopped.is_none());
     fs::write(&path, wish).unwrap();
