@@ -263,6 +263,8 @@ pub struct Explain {
     pub returned: u64,
     /// The kernels in use.
     pub kernel: &'static str,
+    /// What a card did otherwise than it was asked, and why: nothing at all, for the CPU answered, or a scan of other rows.
+    pub note: Option<String>,
     /// Where a user has several queries, each of them; the numbers above are then their sums, and `candidates` those of all
     /// together.
     pub queries: Vec<QueryReport>,

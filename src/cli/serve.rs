@@ -205,13 +205,14 @@ impl Server {
         let loader = Updating { snapshots: loader, feeds: feeds.clone() };
         let chosen = config.device.parse::<Choice>()?.open()?;
         tracing::info!(device = %chosen, "passes run here");
-        let passes = Passes::on(&chosen);
+        let passes = Passes::on(&chosen, feeds.is_some());
         let residents = passes.residents();
         let warm = move |loaded: &Loaded| {
             warmup::check(loaded)?;
             // A version is on the device before it may answer.
             if let Some(residents) = &residents {
                 residents.bring(loaded.view().main());
+                loaded.content().make_ready_by(residents.clone());
             }
             Ok(())
         };

@@ -23,19 +23,20 @@ impl DeviceTables {
         if let Some((_, rows)) = self.copied.iter().find(|(name, _)| name == table.name()) {
             return Ok(rows.clone());
         }
-        let rows = Arc::new(rows_of(device, table)?);
+        let rows = Arc::new(rows_of(device, table, 0)?);
         self.copied.push((table.name().to_owned(), rows.clone()));
         Ok(rows)
     }
 }
 
-/// The rows of a table of its own in the memory of a device.
+/// The rows of a table of its own in the memory of a device, with room for `spare` more.
 ///
 /// # Errors
 /// As [`DeviceTables::copy`].
-pub fn rows_of(device: &Device, table: &Table) -> Result<TableRows> {
+pub fn rows_of(device: &Device, table: &Table, spare: usize) -> Result<TableRows> {
     let rows = whole(table)?;
-    Ok(TableRows { bytes: device.copy(rows.bytes())?, format: rows.format(), width: rows.width() })
+    let more = spare * rows.format().row_bytes(rows.width())?;
+    Ok(TableRows { bytes: device.copy_with_room(rows.bytes(), more)?, format: rows.format(), width: rows.width() })
 }
 
 /// The rows of a table that a device may copy.

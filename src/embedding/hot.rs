@@ -195,6 +195,7 @@ impl Staged {
             return Ok(());
         }
         let (places, taken): (Vec<u32>, Vec<u32>) = self.taken.iter().map(|(&place, &taken)| (place, taken)).unzip();
-        place_rows(device, bytes, (&device.copy(&taken)?, &device.copy(&places)?), rows)
+        let row_bytes = rows.format.row_bytes(rows.width)?;
+        place_rows(device, bytes, (&device.copy(&taken)?, &device.copy(&places)?), (&rows.bytes, row_bytes))
     }
 }

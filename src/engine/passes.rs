@@ -20,9 +20,10 @@ pub struct Passes {
 }
 
 impl Passes {
-    /// Passes on a chosen device.
-    pub fn on(chosen: &ChosenDevice) -> Self {
-        let residents = chosen.device.clone().map(|device| Arc::new(Residents::new(device)));
+    /// Passes on a chosen device, over versions that take updates or that stay as they are.
+    pub fn on(chosen: &ChosenDevice, takes_updates: bool) -> Self {
+        let residents = chosen.device.clone().map(Residents::new);
+        let residents = residents.map(|known| if takes_updates { known.with_updates() } else { known }).map(Arc::new);
         metrics::gauge!("sterling_device_info", "device" => chosen.to_string()).set(1.0);
         Passes { residents, device: chosen.to_string() }
     }

@@ -1,5 +1,7 @@
 //! An index in the memory of a device: the stored blocks as they are, which is the layout that its kernels read.
 
+use std::sync::Arc;
+
 use bytemuck::{Pod, cast_slice};
 
 use super::ahead::Margins;
@@ -9,10 +11,10 @@ use super::view::{Index, WideRows};
 use crate::device::buffer::Buffer;
 use crate::device::cuda::ops::looks::{Judged, Lookout, Looks, Schedule};
 use crate::device::cuda::ops::rows::{ItemRows, RowKind};
-use crate::device::cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, Order};
+use crate::device::cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, LiveItems, Order};
 use crate::device::cuda::ops::top::{self, Best, Scored, Ties};
 use crate::device::cuda::{Array, Device};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Codes, scales, centroids and wide rows in the memory of a device.
 #[derive(Debug)]
@@ -30,8 +32,17 @@ pub struct DeviceIndex {
     shortest: Vec<usize>,
 }
 
-fn bytes_of<T: Pod>(device: &Device, rows: &Buffer<T>) -> Result<Option<Array<u8>>> {
-    device.copy(cast_slice::<T, u8>(rows)).map(Some)
+/// The rows as bytes, with their kind; none where codes are the widest.
+fn wide_rows(index: &Index) -> (Option<&[u8]>, RowKind) {
+    fn bytes<T: Pod>(rows: &Buffer<T>) -> Option<&[u8]> {
+        Some(cast_slice(rows))
+    }
+    match index.rows() {
+        WideRows::None => (None, RowKind::Codes),
+        WideRows::Bf16(rows) => (bytes(rows), RowKind::Bf16),
+        WideRows::F16(rows) => (bytes(rows), RowKind::F16),
+        WideRows::F32(rows) => (bytes(rows), RowKind::F32),
+    }
 }
 
 fn sums(lengths: impl Iterator<Item = u32>) -> Vec<usize> {
@@ -43,28 +54,27 @@ fn sums(lengths: impl Iterator<Item = u32>) -> Vec<usize> {
 }
 
 impl DeviceIndex {
-    /// Copies an index.
+    /// Copies an index, with room for `spare` slots more, whole blocks, behind its own.
     ///
     /// # Errors
     /// `Overloaded` where the device has not enough memory.
-    pub fn copy(device: &Device, index: &Index) -> Result<Self> {
+    pub fn copy(device: &Device, index: &Index, spare: usize) -> Result<Self> {
         let (centroid_codes, centroid_scales) = index.centroid_blocks();
-        let (wide, kind) = match index.rows() {
-            WideRows::None => (None, RowKind::Codes),
-            WideRows::Bf16(rows) => (bytes_of(device, rows)?, RowKind::Bf16),
-            WideRows::F16(rows) => (bytes_of(device, rows)?, RowKind::F16),
-            WideRows::F32(rows) => (bytes_of(device, rows)?, RowKind::F32),
-        };
+        let (groups, slots) = (index.dimension().div_ceil(4), index.slots());
+        let (rows, kind) = wide_rows(index);
+        let row_bytes = rows.map_or(0, |rows| rows.len() / slots.max(1));
+        let wide = rows.map(|rows| device.copy_with_room(rows, spare * row_bytes)).transpose()?;
         let mut lengths = index.list_lengths().to_vec();
         lengths.sort_unstable();
         let penalties = index.penalties();
         let mut copied = DeviceIndex {
             lists: BlockLists {
-                codes: device.copy(index.codes())?,
-                scales: device.copy(index.scales())?,
+                codes: Arc::new(device.copy_with_room(index.codes(), spare * groups * 4)?),
+                scales: Arc::new(device.copy_with_room(index.scales(), spare)?),
+                slots,
                 offsets: device.copy(index.list_offsets())?,
                 lengths: device.copy(index.list_lengths())?,
-                groups: index.dimension().div_ceil(4),
+                groups,
                 longest: lengths.last().map_or(0, |&n| n as usize),
             },
             centroids: Centroids {
@@ -80,7 +90,7 @@ impl DeviceIndex {
             longest: sums(lengths.iter().rev().copied()),
             shortest: sums(lengths.iter().copied()),
         };
-        copied.norm_max = copied.rows().largest_norm(device, &copied.lists.codes)?;
+        copied.norm_max = copied.rows().largest_norm(device, &copied.lists.codes, slots)?;
         Ok(copied)
     }
 
@@ -109,6 +119,42 @@ impl DeviceIndex {
         self.norm_max
     }
 
+    /// Puts the items of another index in the place of spare slots from `first` on, a multiple of a block, and tells where they
+    /// lie: in lists like those of this one, or in lists of its own.
+    ///
+    /// # Errors
+    /// `Internal` for an index of other rows, or where the slots are not there; `Unavailable` where the card does not answer.
+    pub fn put(&self, device: &Device, other: &Index, first: u32) -> Result<BesideLists> {
+        let (of, at, groups) = (&self.lists, first as usize, self.lists.groups);
+        let (rows, kind) = wide_rows(other);
+        if kind != self.kind || other.dimension() != self.dimension || !at.is_multiple_of(16) {
+            let what = format!("{kind:?} rows of {} numbers at slot {first}", other.dimension());
+            return Err(Error::internal(format!("{what}, expected {:?} of {} at a block", self.kind, self.dimension)));
+        }
+        of.codes.write_at(at * groups * 4, other.codes())?;
+        of.scales.write_at(at, other.scales())?;
+        if let (Some(wide), Some(rows)) = (&self.wide, rows) {
+            wide.write_at(at * (rows.len() / other.slots().max(1)), rows)?;
+        }
+        let offsets: Vec<u32> = other.list_offsets().iter().map(|offset| offset + first).collect();
+        let lengths = other.list_lengths();
+        let mut sorted = lengths.to_vec();
+        sorted.sort_unstable_by_key(|&length| std::cmp::Reverse(length));
+        Ok(BesideLists {
+            lists: BlockLists {
+                codes: of.codes.clone(),
+                scales: of.scales.clone(),
+                slots: other.slots(),
+                offsets: device.copy(&offsets)?,
+                lengths: device.copy(lengths)?,
+                groups,
+                longest: sorted.first().map_or(0, |&n| n as usize),
+            },
+            are_probed: other.lists() == of.lists(),
+            longest: sums(sorted.into_iter()),
+        })
+    }
+
     /// Items that so many lists hold at most.
     pub fn items_at_most(&self, lists: usize) -> usize {
         self.longest[lists.min(self.longest.len() - 1)]
@@ -134,7 +180,8 @@ impl DeviceIndex {
     }
 
     /// Scans the eligible items of the best lists of each query, until its search ends by the rule of the CPU's: as far as a
-    /// device asks as often. Returns how many lists each query scanned, and the items of these.
+    /// device asks as often; then those of lists that are not probed. Returns how many lists each query scanned, and the items of
+    /// these in each part.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].
@@ -143,9 +190,9 @@ impl DeviceIndex {
         device: &Device,
         to: &Collection,
         vectors: &Array<f32>,
-        eligible: &Eligible<'_>,
+        parts: &EligibleParts<'_>,
         (searches, pace): (&[FilteredSearch<'_>], Pace),
-    ) -> Result<(Array<u32>, Array<u64>)> {
+    ) -> Result<(Array<u32>, Vec<Array<u64>>)> {
         let lists = self.lists.lists();
         let items = self.longest.last().copied().unwrap_or(0);
         let most: Vec<u32> = searches.iter().map(|s| s.probing.within(lists).probes_max as u32).collect();
@@ -168,10 +215,56 @@ impl DeviceIndex {
         for (round, &most) in looks.rounds().iter().enumerate() {
             let begins = Some(&looks.begins);
             let next = Order { order: &order.slots, begins, ends: &looks.ends, stride: order.stride, most };
-            self.lists.scan(device, to, &next, Some(eligible))?;
+            self.lists.scan(device, to, &next, Some(&parts.main))?;
+            for (beside, eligible) in parts.beside.iter().filter(|(beside, _)| beside.are_probed) {
+                beside.lists.scan(device, to, &next, Some(eligible))?;
+            }
             looks.look(device, round, to, &of)?;
         }
-        Ok((looks.ends, looks.items))
+        let scanned = Order::first(&order.slots, &looks.ends, order.stride);
+        let mut items = vec![looks.items];
+        for (beside, eligible) in &parts.beside {
+            match beside.are_probed {
+                true => items.push(beside.lists.items(device, &scanned)?),
+                false => items.push(beside.scan_all(device, to, Some(eligible))?),
+            }
+        }
+        Ok((looks.ends, items))
+    }
+
+    /// Scans the best lists of each query, `order`, and all of those that are not probed: list by list for all queries where they
+    /// are to be `shared`. Returns the items of these in each part.
+    ///
+    /// # Errors
+    /// As [`DeviceIndex::best_lists`].
+    pub fn scan_best(
+        &self,
+        device: &Device,
+        to: &Collection,
+        order: &Order<'_>,
+        (parts, shared): (&LiveParts<'_>, bool),
+    ) -> Result<Vec<Array<u64>>> {
+        let scan = |lists: &BlockLists, live: Option<&LiveItems<'_>>| {
+            if shared {
+                lists.scan_shared(device, to, order, live)?;
+            } else {
+                scan_live(device, lists, to, (order, live))?;
+            }
+            lists.items(device, order)
+        };
+        let mut items = vec![scan(&self.lists, parts.main.as_ref())?];
+        for (beside, live) in &parts.beside {
+            match (beside.are_probed, live) {
+                (true, live) => items.push(scan(&beside.lists, live.as_ref())?),
+                (false, None) => items.push(beside.scan_all(device, to, None)?),
+                (false, Some(live)) => {
+                    let words = device.copy(&vec![live.words.address(); to.queries()])?;
+                    let eligible = Eligible { words: &words, firsts: live.firsts };
+                    items.push(beside.scan_all(device, to, Some(&eligible))?);
+                }
+            }
+        }
+        Ok(items)
     }
 
     /// Bytes that it takes on the device.
@@ -180,6 +273,65 @@ impl DeviceIndex {
         let lists = self.lists.codes.bytes() + self.lists.scales.bytes() + self.lists.offsets.bytes();
         lists + self.lists.lengths.bytes() + centroids + self.wide.as_ref().map_or(0, Array::bytes)
     }
+}
+
+/// Scans the lists of each query by itself, those items of them that are there.
+fn scan_live(
+    device: &Device,
+    lists: &BlockLists,
+    to: &Collection,
+    (order, live): (&Order<'_>, Option<&LiveItems<'_>>),
+) -> Result<()> {
+    let Some(live) = live else { return lists.scan(device, to, order, None) };
+    let words = device.copy(&vec![live.words.address(); to.queries()])?;
+    lists.scan(device, to, order, Some(&Eligible { words: &words, firsts: live.firsts }))
+}
+
+/// Items beside those of an index, in slots behind its own.
+#[derive(Debug)]
+pub struct BesideLists {
+    /// Where they lie.
+    pub lists: BlockLists,
+    /// True for lists like those of the index, which are scanned where these are; else all of them are scanned.
+    are_probed: bool,
+    /// Items of the so many longest lists.
+    longest: Vec<usize>,
+}
+
+impl BesideLists {
+    /// Items that are scanned at most where so many lists are.
+    pub fn items_at_most(&self, lists: usize) -> usize {
+        let lists = if self.are_probed { lists } else { self.longest.len() };
+        self.longest[lists.min(self.longest.len() - 1)]
+    }
+
+    /// Scans all lists for every query. Returns their items, of each query.
+    fn scan_all(&self, device: &Device, to: &Collection, eligible: Option<&Eligible<'_>>) -> Result<Array<u64>> {
+        let (queries, lists) = (to.queries(), self.lists.lists());
+        let order: Vec<u32> = (0..lists as u32).collect();
+        let (order, counts) = (device.copy(&order.repeat(queries))?, device.copy(&vec![lists as u32; queries])?);
+        let order = Order::first(&order, &counts, lists);
+        self.lists.scan(device, to, &order, eligible)?;
+        self.lists.items(device, &order)
+    }
+}
+
+/// What of an index and of what lies beside it is eligible for each query.
+#[derive(Debug)]
+pub struct EligibleParts<'a> {
+    /// Of the index itself.
+    pub main: Eligible<'a>,
+    /// Of each part beside it.
+    pub beside: Vec<(&'a BesideLists, Eligible<'a>)>,
+}
+
+/// What of an index and of what lies beside it is there for every query; none where all is.
+#[derive(Debug)]
+pub struct LiveParts<'a> {
+    /// Of the index itself.
+    pub main: Option<LiveItems<'a>>,
+    /// Of each part beside it.
+    pub beside: Vec<(&'a BesideLists, Option<LiveItems<'a>>)>,
 }
 
 /// A search with words, as a device runs it. All that have an ending have the same margins.

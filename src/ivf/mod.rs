@@ -42,7 +42,7 @@ pub use ahead::{Ahead, Ending, Margins, Seen, next_look};
 pub use assign::Assigner;
 pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, build, from_lists, steps};
-pub use device::{DeviceIndex, FilteredSearch};
+pub use device::{BesideLists, DeviceIndex, EligibleParts, FilteredSearch, LiveParts};
 pub use filtered::{MemberWords, Words};
 pub use first_pass::{CodeChoice, CodeKind, CodeShape, FirstPass, IndexExtent, Rates};
 pub use options::{Options, Rescore};

@@ -48,6 +48,25 @@ impl Tombstones {
         true
     }
 
+    /// The slots that are in this set or the other but not in both, ascending. What the two share is not looked at.
+    pub fn differing(&self, other: &Tombstones) -> Vec<Slot> {
+        let mut slots = Vec::new();
+        let at = |pieces: &[Piece], n: usize| pieces.get(n).cloned().flatten();
+        for piece in 0..self.pieces.len().max(other.pieces.len()) {
+            let (mine, others) = (at(&self.pieces, piece), at(&other.pieces, piece));
+            if mine.as_ref().map(Arc::as_ptr) == others.as_ref().map(Arc::as_ptr) {
+                continue;
+            }
+            for word in 0..WORDS {
+                let of = |piece: &Piece| piece.as_ref().map_or(0, |words| words[word]);
+                let differing = of(&mine) ^ of(&others);
+                let first = ((piece * WORDS + word) * 64) as u32;
+                slots.extend((0..64).filter(|bit| differing >> bit & 1 == 1).map(|bit| Slot(first + bit)));
+            }
+        }
+        slots
+    }
+
     /// Clears the bits of its slots in words that stand for the slots from `first` on.
     pub fn clear(&self, first: u32, words: &mut [u64]) {
         if self.is_empty() {
@@ -82,6 +101,14 @@ mod tests {
             }
             prop_assert!(before.is_empty() && slots.iter().all(|&slot| !before.contains(Slot(slot))), "a copy stays");
             prop_assert_eq!(tombstones.len(), expected.len());
+            let mut fewer = before;
+            for &slot in slots.iter().step_by(3) {
+                fewer.insert(Slot(slot));
+            }
+            let missing = expected.iter().copied().map(Slot).filter(|slot| !fewer.contains(*slot));
+            prop_assert_eq!(tombstones.differing(&fewer), missing.collect::<Vec<Slot>>());
+            prop_assert_eq!(fewer.differing(&tombstones), tombstones.differing(&fewer));
+            prop_assert!(tombstones.differing(&tombstones.clone()).is_empty());
             let mut words = vec![u64::MAX; count];
             tombstones.clear(first, &mut words);
             for at in 0..count as u32 * 64 {

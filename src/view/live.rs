@@ -1,6 +1,7 @@
 //! A snapshot with its view of the moment.
 
-use std::sync::{Arc, Weak};
+use std::fmt::Debug;
+use std::sync::{Arc, OnceLock, Weak};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::watch;
@@ -15,6 +16,12 @@ pub struct Live {
     shown: Arc<Shown>,
 }
 
+/// What makes views ready before anybody sees them.
+pub trait BeforeShown: Debug + Send + Sync {
+    /// Is called with every later view, and may take its time: who applies updates waits, and no request.
+    fn before_shown(&self, view: &Arc<View>);
+}
+
 /// The view of the moment, which who applies updates changes.
 ///
 /// Whoever takes a view sees all that its maker wrote: the swap is a release and the load an acquire (`arc-swap` makes both
@@ -25,6 +32,7 @@ pub struct Shown {
     position: watch::Sender<u64>,
     /// Why no later view will come.
     stalled: ArcSwapOption<String>,
+    ready: OnceLock<Arc<dyn BeforeShown>>,
 }
 
 impl Live {
@@ -36,7 +44,8 @@ impl Live {
     /// The snapshot of a view that is shown first.
     pub fn of(view: View) -> Self {
         let position = watch::Sender::new(view.position());
-        Live { shown: Arc::new(Shown { now: ArcSwap::from_pointee(view), position, stalled: ArcSwapOption::empty() }) }
+        let (now, stalled) = (ArcSwap::from_pointee(view), ArcSwapOption::empty());
+        Live { shown: Arc::new(Shown { now, position, stalled, ready: OnceLock::new() }) }
     }
 
     /// The view of this moment.
@@ -61,6 +70,12 @@ impl Live {
         }
     }
 
+    /// Has all later views made ready before they are shown, by the first that is named here.
+    pub fn make_ready_by(&self, by: Arc<dyn BeforeShown>) {
+        // Whoever was named before goes on.
+        let _ = self.shown.ready.set(by);
+    }
+
     /// Puts a later view of the same snapshot in the place of the present one.
     pub fn show(&self, view: View) {
         self.shown.show(view);
@@ -81,7 +96,11 @@ impl Shown {
     /// As [`Live::show`].
     pub fn show(&self, view: View) {
         let position = view.position();
-        self.now.store(Arc::new(view.after(&self.now.load())));
+        let view = Arc::new(view.after(&self.now.load()));
+        if let Some(ready) = self.ready.get() {
+            ready.before_shown(&view);
+        }
+        self.now.store(view);
         self.position.send_replace(position);
     }
 

@@ -29,7 +29,7 @@ use crate::units::{ItemId, Slot};
 use crate::value::Program;
 
 pub use browse::{COUNTED_VALUES_MAX, Category, ColumnValues};
-pub use live::{Live, Shown};
+pub use live::{BeforeShown, Live, Shown};
 pub use segment::{Attribute, Row, Segment, item_columns};
 
 /// Plans that are remembered before those that no request holds any more are forgotten.
@@ -272,6 +272,25 @@ impl View {
             gone: &piece.gone,
         });
         std::iter::once(main).chain(beside)
+    }
+
+    /// The slots of the main snapshot whose items are gone.
+    pub fn gone(&self) -> &Tombstones {
+        &self.gone
+    }
+
+    /// What lies beside the main snapshot, in ascending order of its slots: the first slot of each segment in the view, and those
+    /// of its own slots whose items are gone.
+    pub fn segments(&self) -> impl ExactSizeIterator<Item = (u32, &Arc<Segment>, &Tombstones)> {
+        self.pieces.iter().map(|piece| (piece.first_slot, &piece.segment, &piece.gone))
+    }
+
+    /// Whether the item of a slot that holds one is not gone.
+    pub fn is_live(&self, slot: Slot) -> bool {
+        match self.piece(slot) {
+            Some((piece, own)) => !piece.gone.contains(own),
+            None => !self.gone.contains(slot),
+        }
     }
 
     /// The slots that hold items, those of the main snapshot first.

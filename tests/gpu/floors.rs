@@ -135,8 +135,9 @@ impl Catalogue {
         let last = if each.is_multiple_of(64) { u64::MAX } else { (1 << (each % 64)) - 1 };
         Ok(Catalogue {
             lists: BlockLists {
-                codes: filled(device, slots * DIMENSION, |_| random.next() as u8)?,
-                scales: filled(device, slots, |_| 1.0 / 4096.0)?,
+                codes: Arc::new(filled(device, slots * DIMENSION, |_| random.next() as u8)?),
+                scales: Arc::new(filled(device, slots, |_| 1.0 / 4096.0)?),
+                slots,
                 offsets: filled(device, count + 1, |list| (list * each) as u32)?,
                 lengths: filled(device, count, |_| each as u32)?,
                 groups: DIMENSION / 4,
@@ -251,7 +252,7 @@ fn scans(bench: &Bench, of: &Catalogue, vectors: &[f32], probes: usize) {
                 let order = of.best_lists(lane, &queries, probes)?;
                 let order = Order::first(&order.slots, &order.counts, order.stride);
                 match shared {
-                    true => of.lists.scan_shared(lane, &queries, &order)?,
+                    true => of.lists.scan_shared(lane, &queries, &order, None)?,
                     false => of.lists.scan(lane, &queries, &order, None)?,
                 }
                 Ok(vec![queries.counts.later(batch)?])
@@ -364,7 +365,7 @@ impl Catalogue {
         if asked.filters == 0 {
             let first = Order::first(&order.slots, &order.counts, order.stride);
             match batch * probes >= 4 * self.lists.lists() {
-                true => self.lists.scan_shared(lane, queries, &first)?,
+                true => self.lists.scan_shared(lane, queries, &first, None)?,
                 false => self.lists.scan(lane, queries, &first, None)?,
             }
             self.lists.items(lane, &first)?;

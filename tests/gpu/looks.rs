@@ -3,7 +3,9 @@
 use sterling::device::cuda::Device;
 use sterling::device::cuda::ops::looks::{Looks, Schedule};
 use sterling::device::cuda::ops::scan::{Collection, Eligible};
-use sterling::ivf::{DeviceIndex, Ending, FilteredSearch, Index, Margins, Pace, Probing, Rescore, Scratch};
+use sterling::ivf::{
+    DeviceIndex, EligibleParts, Ending, FilteredSearch, Index, Margins, Pace, Probing, Rescore, Scratch,
+};
 use sterling::topk::Selector;
 use sterling::units::ListId;
 
@@ -81,8 +83,9 @@ fn on_device(
     let (words, firsts) = (device.copy(&of.words).unwrap(), device.copy(&of.firsts).unwrap());
     let addresses = device.copy(&vec![words.address(); queries]).unwrap();
     let eligible = Eligible { words: &addresses, firsts: &firsts };
-    let (lists, items) = copied.scan_until(device, &collection, &vectors, &eligible, (searches, pace)).unwrap();
-    let (lists, items) = (lists.to_vec().unwrap(), items.to_vec().unwrap());
+    let parts = EligibleParts { main: eligible, beside: Vec::new() };
+    let (lists, items) = copied.scan_until(device, &collection, &vectors, &parts, (searches, pace)).unwrap();
+    let (lists, items) = (lists.to_vec().unwrap(), items[0].to_vec().unwrap());
     let survivors = collection.survivors.to_vec().unwrap();
     (0..queries).map(|q| [u64::from(lists[q]), items[q], u64::from(survivors[q])]).collect()
 }
@@ -93,7 +96,7 @@ fn searches_end_where_those_of_the_cpu_do() {
     let (mut ended_early, mut rarely) = (0, [0, 0]);
     for (lists, thin, is_regional) in [(60, 1, false), (60, 3, true), (130, 2, true), (7, 1, false)] {
         let of = catalogue(lists, thin, is_regional);
-        let copied = DeviceIndex::copy(&device, &of.index).unwrap();
+        let copied = DeviceIndex::copy(&device, &of.index, 0).unwrap();
         for (probes, probes_max, enough, left) in [
             (8, lists, 10, Some(0.02)),
             (3, lists, 25, Some(0.3)),
@@ -127,7 +130,7 @@ fn searches_end_where_those_of_the_cpu_do() {
 #[test]
 fn what_suffices_ends_a_search_whatever_is_ahead() {
     let (device, of) = (device(), catalogue(60, 0, false));
-    let copied = DeviceIndex::copy(&device, &of.index).unwrap();
+    let copied = DeviceIndex::copy(&device, &of.index, 0).unwrap();
     let ending = Some(Ending { margins: &of.margins, recall: 0.93, left: 0.0 });
     let probing = Probing { ending, ..Probing::of(6, 60) };
     for (survivors, ends) in [(1, true), (2600, false)] {

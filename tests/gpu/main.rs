@@ -20,6 +20,7 @@ mod rows;
 mod scan;
 mod steps;
 mod top;
+mod updates;
 mod whole_pass;
 mod words;
 mod worth;

@@ -21,7 +21,7 @@ fn rows_of_every_width_are_those_of_the_cpu() {
     {
         let (index, _) = index(300, dimension, 7, rescore, true);
         let device = device();
-        let copied = DeviceIndex::copy(&device, &index).unwrap();
+        let copied = DeviceIndex::copy(&device, &index, 0).unwrap();
         let mut random = Random::new(dimension as u64);
         let (queries, stride) = (2, 45);
         let vectors = random.numbers(queries * dimension);

@@ -1,7 +1,7 @@
 //! Scans against those of the CPU, bit for bit: all widths, penalties, words, excluded slots, and queries that share lists.
 
 use sterling::device::cuda::Device;
-use sterling::device::cuda::ops::scan::{Collection, Eligible, Order};
+use sterling::device::cuda::ops::scan::{Collection, Eligible, LiveItems, Order};
 use sterling::device::cuda::ops::top::{self, Scored, Ties};
 use sterling::ivf::{self, DeviceIndex, Index, Lists, Options, Probing, Rescore, RowSurvey, Scratch};
 use sterling::rows::RowStore;
@@ -65,7 +65,7 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
     {
         let (index, values) = index(items, dimension, lists, Rescore::None, nearest);
         let device = device();
-        let copied = DeviceIndex::copy(&device, &index).unwrap();
+        let copied = DeviceIndex::copy(&device, &index, 0).unwrap();
         let mut random = Random::new(items as u64);
         let queries = 19;
         let mut vectors: Vec<f32> = random.numbers(queries * dimension);
@@ -107,7 +107,7 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
         let ordered = Order::first(&order.slots, &order.counts, order.stride);
         copied.lists.scan(&device, &by_query, &ordered, None).unwrap();
         let shared = collection(room);
-        copied.lists.scan_shared(&device, &shared, &ordered).unwrap();
+        copied.lists.scan_shared(&device, &shared, &ordered, None).unwrap();
         let (alone, together) = (selected(&device, &by_query, k), selected(&device, &shared, k));
         for (q, vector) in vectors.chunks_exact(dimension).enumerate() {
             let want = on_cpu(&index, vector, probes, k, excluded[q]);
@@ -131,7 +131,7 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
 fn a_bar_rises_with_the_best_and_never_costs_one() {
     let (index, _) = index(6000, 16, 4, Rescore::None, true);
     let device = device();
-    let copied = DeviceIndex::copy(&device, &index).unwrap();
+    let copied = DeviceIndex::copy(&device, &index, 0).unwrap();
     let vectors = Random::new(77).numbers(3 * 16);
     let wanted = [1u32, 5, 600];
     let collection = Collection::new(&device, 16, index.slots(), &wanted, &[&[], &[], &[]]).unwrap();
@@ -151,7 +151,7 @@ fn a_bar_rises_with_the_best_and_never_costs_one() {
 fn only_eligible_items_are_scanned() {
     let (index, _) = index(2500, 40, 6, Rescore::None, true);
     let device = device();
-    let copied = DeviceIndex::copy(&device, &index).unwrap();
+    let copied = DeviceIndex::copy(&device, &index, 0).unwrap();
     let (queries, k, dimension) = (3, 50, 40);
     let vectors = Random::new(5).numbers(queries * dimension);
     let mut firsts = vec![0u32];
@@ -196,5 +196,47 @@ fn only_eligible_items_are_scanned() {
         want.sort_by_key(|&(score, slot)| std::cmp::Reverse(key(score, slot)));
         want.truncate(k as usize);
         assert_eq!(found[q], want, "query {q}");
+    }
+}
+
+/// Items that are gone are scanned for no query, alone or with others, and are not counted.
+#[test]
+fn only_items_that_are_there_are_scanned_together() {
+    for (items, dimension, lists) in [(2500, 40, 6), (900, 21, 30)] {
+        let (index, _) = index(items, dimension, lists, Rescore::None, true);
+        let device = device();
+        let copied = DeviceIndex::copy(&device, &index, 0).unwrap();
+        let (queries, k, mut random) = (21, 60, Random::new(items as u64));
+        let vectors = device.copy(&random.numbers(queries * dimension)).unwrap();
+        let mut firsts = vec![0u32];
+        for list in 0..index.lists() {
+            let slots = index.list_offsets()[list + 1] - index.list_offsets()[list];
+            firsts.push(firsts[list] + slots.div_ceil(64));
+        }
+        let total = firsts[index.lists()] as usize;
+        let random_word = |random: &mut Random, n: usize| match n % 3 {
+            0 => random.next() ^ random.next() << 32,
+            1 => 0xffff << (16 * random.below(4)),
+            _ => u64::MAX,
+        };
+        let words: Vec<u64> = (0..total).map(|n| random_word(&mut random, n)).collect();
+        let (words, firsts) = (device.copy(&words).unwrap(), device.copy(&firsts).unwrap());
+        let order: Vec<u32> =
+            (0..queries as u32).flat_map(|q| (0..lists as u32).map(move |l| (l + q) % lists as u32)).collect();
+        let (order, counts) = (device.copy(&order).unwrap(), device.copy(&vec![lists as u32 - 1; queries]).unwrap());
+        let ordered = Order::first(&order, &counts, lists);
+        let collection = || {
+            let none: Vec<&[u32]> = vec![&[]; queries];
+            let made = Collection::new(&device, dimension, index.slots(), &vec![k as u32; queries], &none).unwrap();
+            made.quantize(&device, &vectors, dimension, copied.norm_max()).unwrap();
+            made
+        };
+        let (alone, together) = (collection(), collection());
+        let addresses = device.copy(&vec![words.address(); queries]).unwrap();
+        copied.lists.scan(&device, &alone, &ordered, Some(&Eligible { words: &addresses, firsts: &firsts })).unwrap();
+        let live = LiveItems { words: &words, firsts: &firsts };
+        copied.lists.scan_shared(&device, &together, &ordered, Some(&live)).unwrap();
+        assert_eq!(alone.survivors.to_vec().unwrap(), together.survivors.to_vec().unwrap());
+        assert_eq!(selected(&device, &alone, k), selected(&device, &together, k));
     }
 }

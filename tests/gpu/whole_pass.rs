@@ -70,7 +70,7 @@ pub fn gpu(budget_bytes: usize) -> Cuda {
     Cuda::new(Arc::new(Residents::new(device()).with_budget(budget_bytes)), Threads::new(1))
 }
 
-fn prepare(view: &Arc<View>, bodies: &[Value]) -> Vec<Prepared> {
+pub fn prepare(view: &Arc<View>, bodies: &[Value]) -> Vec<Prepared> {
     let body = json!({"requests": bodies}).to_string();
     let Retrievals::Many(requests) = retrievals(body.as_bytes()).unwrap() else { panic!("{body}") };
     let prepare =

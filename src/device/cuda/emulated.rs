@@ -22,7 +22,7 @@ type AllocFn = unsafe extern "C" fn(usize) -> *mut c_void;
 // SAFETY: as above.
 type FreeFn = unsafe extern "C" fn(*mut c_void);
 
-/// What streams were asked for.
+/// What it was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Lists of work as they came.
@@ -33,6 +33,8 @@ pub struct Counts {
     pub replayed: u64,
     /// How often the host waited for a stream that had something to do.
     pub waits: u64,
+    /// Bytes that came from the host, beside those that streams brought.
+    pub uploaded: u64,
 }
 
 /// Streams do nothing before somebody waits for them: as late as a card may be.
@@ -142,6 +144,7 @@ impl Driver for Emulated {
     }
 
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        self.queues().counts.uploaded += from.len() as u64;
         // SAFETY: the caller's condition; addresses are pointers of `alloc`, which `from` cannot overlap.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
         Ok(())

@@ -108,6 +108,19 @@ impl Device {
         Ok(Array { driver: self.driver.clone(), address, len: numbers.len(), kind: PhantomData })
     }
 
+    /// A copy of numbers on the device with room for so many more behind them.
+    ///
+    /// # Errors
+    /// As [`Device::copy`].
+    pub fn copy_with_room<T: bytemuck::Pod>(&self, numbers: &[T], more: usize) -> Result<Array<T>> {
+        if more == 0 {
+            return self.copy(numbers);
+        }
+        let array = self.room(numbers.len().saturating_add(more))?;
+        array.write(numbers)?;
+        Ok(array)
+    }
+
     /// Zeros on the device.
     ///
     /// # Errors

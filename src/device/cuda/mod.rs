@@ -22,6 +22,7 @@ pub mod memory;
 pub mod modelled;
 pub mod ops;
 pub mod sources;
+pub mod spare;
 
 pub use choice::{Choice, ChosenDevice};
 pub use driver::{Demand, Driver, Launch, Streams, Work};

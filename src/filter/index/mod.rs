@@ -22,7 +22,7 @@ mod numbers;
 mod view;
 
 pub use build::{Options, encode};
-pub use device::DevicePlanes;
+pub use device::{DeviceLiveItems, DevicePlanes};
 pub use view::Index;
 
 pub(super) use hash::TermHash;

@@ -169,6 +169,17 @@ impl Index {
         self.list_lengths[list.index()] as usize
     }
 
+    /// The first slot of each word of a plane.
+    pub fn word_slots(&self) -> impl ExactSizeIterator<Item = Slot> + '_ {
+        self.word_slots.iter().copied()
+    }
+
+    /// The word of a plane in which the item of a slot has its bit.
+    pub(super) fn word_of(&self, slot: Slot) -> u32 {
+        let list = self.list_offsets.partition_point(|&offset| offset <= slot.0).saturating_sub(1);
+        self.firsts[list] + (slot.0 - self.list_offsets[list]) / 64
+    }
+
     /// Clears the bits of `excluded` slots, ascending, in the words of a list.
     pub fn exclude(&self, list: ListId, excluded: &[Slot], words: &mut [u64]) {
         let (first, end) = (self.list_offsets[list.index()], self.list_offsets[list.index() + 1]);

@@ -41,6 +41,7 @@ pub(super) fn explain(gathered: &Gathered<Beside>) -> Option<Explain> {
         }
         all.candidates += if round == "select" { 0 } else { explained.candidates };
         all.kernel = explained.kernel;
+        all.note = all.note.or(explained.note);
         all.shards.push(ShardSteps { shard: shard as u32, round: round.into(), micros, steps: explained.steps });
     }
     if all.kernel.is_empty() {

@@ -79,6 +79,9 @@ pub struct Explain {
     pub returned: u64,
     /// The kernels in use.
     pub kernel: String,
+    /// What a card did otherwise than it was asked, and why: nothing at all, for the CPU answered, or a scan of other rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
     /// Where the model has several queries a user, what each of them found; the numbers above are their sums.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub queries: Vec<QueryFound>,
@@ -209,7 +212,7 @@ pub enum BatchEntry {
         problem: Problem,
     },
     /// The request's answer.
-    Answer(Retrieved),
+    Answer(Box<Retrieved>),
 }
 
 /// The answers to a list of retrievals, in its order.
@@ -256,6 +259,7 @@ impl From<&request::Explain> for Explain {
             candidates: explain.candidates,
             returned: explain.returned,
             kernel: explain.kernel.into(),
+            note: explain.note.clone(),
             queries: explain.queries.iter().map(found).collect(),
             shards: Vec::new(),
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::embedded::Embedded;
-use super::groups::Group;
+use super::groups::{Group, SeenView};
 use super::resident::{Resident, Residents};
 use super::{rerank, search};
 use crate::device::cuda::Device;
@@ -57,12 +57,14 @@ impl Drop for Cuda {
 
 impl Pass for Cuda {
     fn run(&mut self, batch: &dyn Batch) {
-        let left = Left { batch, answered: (0..batch.len()).map(|_| AtomicBool::new(false)).collect() };
+        let answered = (0..batch.len()).map(|_| AtomicBool::new(false)).collect();
+        let mut left = Left { batch, answered, reason: None };
         if let Err(e) = self.run_here(&left) {
             tracing::debug!(reason = %e, "the CPU answers");
             // Of what is under way nothing is needed any more, and lanes wait for it before they go.
             self.lanes = None;
             metrics::counter!("sterling_device_fallbacks_total", "kind" => e.kind().name()).increment(1);
+            left.reason = Some(e.to_string());
             self.cpu.run(&left);
         }
     }
@@ -85,11 +87,8 @@ impl Cuda {
         if wanted.iter().any(|&place| is_part(batch.prepared(place))) {
             return Err(Error::unsupported("parts of what several shards answer run on the CPU"));
         }
-        if !view.is_bare() {
-            return Err(Error::unsupported("items beside the snapshot are searched on the CPU"));
-        }
         let residents = self.residents.clone();
-        let resident = residents.get(view.main())?;
+        let (resident, beside) = residents.get_view(view)?;
         let start = Instant::now();
         let lanes = match self.lanes.take() {
             Some(lanes) => lanes,
@@ -105,8 +104,8 @@ impl Cuda {
         end(turn, &resident);
         let ranked = |n: &usize| !wrong[*n] && !matches!(embedded.requests[*n].1.task, Task::Embed { .. });
         let ranked: Vec<usize> = (0..embedded.requests.len()).filter(ranked).collect();
-        let snapshot = view.main();
-        let mut groups = Group::all(snapshot, &resident, &embedded, ranked, residents.group_bytes());
+        let seen = SeenView { view, resident: &resident, beside: &beside };
+        let mut groups = Group::all(&seen, &embedded, ranked, residents.group_bytes());
         groups.sort_by_key(|group| std::cmp::Reverse(group.requests.len()));
         let mut under_way: Option<rerank::UnderWay> = None;
         for (n, group) in groups.into_iter().enumerate() {
@@ -120,13 +119,13 @@ impl Cuda {
             }
             let lane = &by_turns[n % by_turns.len()];
             lane.begin()?;
-            let found = search::search(lane, (view, &resident), &embedded, &group)?;
+            let found = search::search(lane, seen, &embedded, &group)?;
             let next = rerank::begin(lane, &resident, &embedded, (group, found))?;
             if let Some(before) = under_way.replace(next) {
-                before.answer(view, batch, &embedded, start)?;
+                before.answer(&seen, batch, &embedded, start)?;
             }
         }
-        under_way.map_or(Ok(()), |last| last.answer(view, batch, &embedded, start))
+        under_way.map_or(Ok(()), |last| last.answer(&seen, batch, &embedded, start))
     }
 
     /// Steps 1 and 2.
@@ -189,6 +188,8 @@ fn end(turn: Option<HotTurn<'_>>, resident: &Resident) {
 struct Left<'a> {
     batch: &'a dyn Batch,
     answered: Vec<AtomicBool>,
+    /// Why the CPU answers them.
+    reason: Option<String>,
 }
 
 impl Batch for Left<'_> {
@@ -210,6 +211,12 @@ impl Batch for Left<'_> {
 
     fn answer(&self, n: usize, answer: Result<Answer>) {
         self.answered[n].store(true, Ordering::Relaxed);
+        let answer = answer.map(|mut answer| {
+            if let (Some(explain), Some(reason)) = (&mut answer.explain, &self.reason) {
+                explain.note = Some(format!("the CPU answered: {reason}"));
+            }
+            answer
+        });
         self.batch.answer(n, answer);
     }
 }

@@ -1,13 +1,23 @@
 //! Requests that find their candidates alike, as many together as the device has memory for.
 
+use super::beside::DeviceView;
 use super::embedded::Embedded;
 use super::resident::Resident;
 use crate::device::cuda::ops::ROWS_MAX;
 use crate::device::cuda::ops::scan::Collection;
 use crate::device::cuda::ops::top::bucket;
-use crate::filter::Route;
+use crate::filter::{Plan, Route};
 use crate::pass::work::{Search, Task};
 use crate::snapshot::Snapshot;
+use crate::view::View;
+
+/// What requests of a batch see, on the host and on the device.
+#[derive(Clone, Copy)]
+pub(super) struct SeenView<'a> {
+    pub(super) view: &'a View,
+    pub(super) resident: &'a Resident,
+    pub(super) beside: &'a DeviceView,
+}
 
 /// How candidates are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,6 +53,16 @@ pub(super) fn search_of(task: &Task) -> Option<&Search> {
     }
 }
 
+/// Which items are eligible: those of the snapshot, then those of each segment.
+pub(super) fn plans_of(search: &Search) -> Vec<&Plan> {
+    std::iter::once(&search.planned.plan).chain(&search.planned.beside).collect()
+}
+
+/// Items of the snapshot, then of each segment, those that are gone with them.
+pub(super) fn items_of(view: &View) -> impl Iterator<Item = usize> {
+    std::iter::once(view.main().index.items()).chain(view.segments().map(|(_, segment, _)| segment.index().items()))
+}
+
 /// How many lists a filtered search takes at most.
 pub(super) fn most_lists(snapshot: &Snapshot, search: &Search) -> usize {
     let lists = snapshot.index.lists();
@@ -57,14 +77,13 @@ pub(super) fn selected_of(snapshot: &Snapshot, search: &Search) -> usize {
 impl Group {
     /// The requests in groups, none of which takes more memory than the budget, but for those of one request.
     pub(super) fn all(
-        snapshot: &Snapshot,
-        resident: &Resident,
+        seen: &SeenView<'_>,
         embedded: &Embedded<'_>,
         requests: Vec<usize>,
         budget_bytes: usize,
     ) -> Vec<Group> {
         let mut alone: Vec<Group> =
-            requests.into_iter().map(|n| Group::of(snapshot, resident, &embedded.requests[n].1.task, n)).collect();
+            requests.into_iter().map(|n| Group::of(seen, &embedded.requests[n].1.task, n)).collect();
         // Those of one size together: each takes the room of the largest.
         alone.sort_by_key(|group| (group.way, group.room, group.candidates));
         let mut groups: Vec<Group> = Vec::new();
@@ -72,7 +91,7 @@ impl Group {
             if let Some(last) = groups.last_mut().filter(|last| last.way == one.way) {
                 let (room, candidates) = (last.room.max(one.room), last.candidates.max(one.candidates));
                 let count = last.requests.len() + 1;
-                let bytes = count.saturating_mul(bytes_a_request(resident, room, candidates));
+                let bytes = count.saturating_mul(bytes_a_request(seen.resident, room, candidates));
                 if bytes <= budget_bytes && count <= ROWS_MAX.min(1 << 14) {
                     last.requests.extend(one.requests);
                     (last.room, last.candidates) = (room, candidates);
@@ -84,22 +103,43 @@ impl Group {
         groups
     }
 
-    fn of(snapshot: &Snapshot, resident: &Resident, task: &Task, n: usize) -> Group {
-        let (index, items) = (&resident.index, snapshot.index.items());
+    fn of(seen: &SeenView<'_>, task: &Task, n: usize) -> Group {
         let (way, room, candidates) = match task {
             Task::Embed { .. } | Task::Select { .. } | Task::Rerank { .. } => (Way::Nothing, 0, 0),
             Task::Rank { slots, .. } => (Way::Named, slots.len(), slots.len()),
-            Task::Retrieve(search) => match search.planned.plan.route() {
-                Route::Nothing => (Way::Nothing, 0, 0),
-                Route::Slots(slots) => (Way::Named, slots.len(), search.k0_alone().min(slots.len())),
-                _ if search.exact => (Way::Exact, items, search.k0_alone()),
-                Route::All if index.items_at_least(search.probes.probes) >= search.k + search.excluded.len() => {
-                    (Way::Best, index.items_at_most(search.probes.probes), search.k0_alone())
-                }
-                _ => (Way::Enough, index.items_at_most(most_lists(snapshot, search)), search.k0_alone()),
-            },
+            Task::Retrieve(search) => Group::of_search(seen, search),
         };
         Group { way, requests: vec![n], room: bucket(room), candidates: bucket(candidates) }
+    }
+
+    /// How the candidates of a search are found, how many are collected and how many are kept.
+    fn of_search(seen: &SeenView<'_>, search: &Search) -> (Way, usize, usize) {
+        let (index, beside, lists) = (&seen.resident.index, seen.beside, search.probes.probes);
+        let plans = plans_of(search);
+        let all_alike = |is_such: fn(&Route) -> bool| plans.iter().all(|plan| is_such(plan.route()));
+        // What a posting list tells of, and all of a part that it does not.
+        let most = |(plan, items): (&&Plan, usize)| match plan.route() {
+            Route::Nothing => 0,
+            Route::Slots(slots) => slots.len(),
+            Route::All | Route::Words => items,
+        };
+        let named: usize = plans.iter().zip(items_of(seen.view)).map(most).sum();
+        if all_alike(|route| matches!(route, Route::Nothing)) {
+            (Way::Nothing, 0, 0)
+        } else if all_alike(|route| matches!(route, Route::Nothing | Route::Slots(_))) {
+            (Way::Named, named, search.k0_alone().min(named))
+        } else if search.exact || matches!(plans[0].route(), Route::Nothing | Route::Slots(_)) {
+            (Way::Exact, named, search.k0_alone())
+        } else {
+            let at_least = index.items_at_least(lists).saturating_sub(beside.gone_at_most(lists));
+            let is_there = at_least >= search.k + search.excluded.len();
+            if is_there && all_alike(|route| matches!(route, Route::All)) {
+                (Way::Best, index.items_at_most(lists) + beside.items_at_most(lists), search.k0_alone())
+            } else {
+                let most = most_lists(seen.view.main(), search);
+                (Way::Enough, index.items_at_most(most) + beside.items_at_most(most), search.k0_alone())
+            }
+        }
     }
 
     /// The requests of which something holds, and the group of the others.

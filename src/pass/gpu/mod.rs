@@ -1,6 +1,6 @@
 //! The pass on a GPU: whole batches, from features or query embeddings to the columns of the best, with one wait at the end.
 //!
-//! [`resident`] holds a snapshot in the memory of the device. Requests of a batch are embedded together and then go through
+//! [`resident`] holds a snapshot in the memory of the device, [`beside`] what updates have made of it. Requests of a batch are embedded together and then go through
 //! [`search`] and [`rerank`] in groups that find their candidates alike, each as large as the device's memory allows. What a
 //! device cannot do, or fails at, the CPU does: a request is answered either way.
 //!
@@ -13,6 +13,7 @@
 //! | 8 | products with the widest rows, the best K0 |
 //! | 9, 10, 11 | rows and columns gathered, the reranker's program, the value model, the best K |
 
+mod beside;
 mod cuda;
 mod embedded;
 mod groups;

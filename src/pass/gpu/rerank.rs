@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::embedded::Embedded;
-use super::groups::{Group, search_of};
+use super::groups::{Group, SeenView, search_of};
 use super::resident::Resident;
 use super::search::Found;
 use crate::device::cuda::ops::rows::SlotRows;
@@ -19,7 +19,6 @@ use crate::pass::work::{Prepared, Task};
 use crate::request::{Answer, Content, Explain, Ranked};
 use crate::topk::unkey;
 use crate::units::Slot;
-use crate::view::View;
 
 /// What came back from the device for a group.
 struct Columns {
@@ -58,7 +57,13 @@ pub(super) fn begin(
 
 impl UnderWay {
     /// Waits for what the device made, and answers the requests of the group.
-    pub(super) fn answer(self, view: &View, batch: &dyn Batch, embedded: &Embedded<'_>, start: Instant) -> Result<()> {
+    pub(super) fn answer(
+        self,
+        seen: &SeenView<'_>,
+        batch: &dyn Batch,
+        embedded: &Embedded<'_>,
+        start: Instant,
+    ) -> Result<()> {
         let columns = self.columns.get()?;
         let took = start.elapsed();
         for (n, &request) in self.group.requests.iter().enumerate() {
@@ -67,7 +72,7 @@ impl UnderWay {
                 batch.answer(place, Err(Error::internal("overarch.onnx: `logits` holds NaN")));
                 continue;
             }
-            let ranked = columns.ranked(n, view, &prepared.task);
+            let ranked = columns.ranked(n, seen, &prepared.task);
             let mut trace = prepared.trace.clone();
             let (items, bytes) = (columns.looked_at[n][2], 0);
             trace.add([Step { name: "device", took, items, bytes }]);
@@ -125,7 +130,7 @@ fn rerank(device: &Device, resident: &Resident, requests: &[&Prepared], found: F
         bad: valued.bad.later(count)?,
         candidates: best.counts.later(count)?,
         lists: counted(&counters.lists)?,
-        items: counters.items.as_ref().map(|items| items.later(count)).transpose()?,
+        items: counters.items.iter().map(|items| items.later(count)).collect::<Result<_>>()?,
         survivors: counted(&counters.survivors)?,
     })
 }
@@ -142,7 +147,8 @@ struct LaterColumns {
     bad: Later<u32>,
     candidates: Later<u32>,
     lists: Option<Later<u32>>,
-    items: Option<Later<u64>>,
+    /// Those of each part.
+    items: Vec<Later<u64>>,
     survivors: Option<Later<u32>>,
 }
 
@@ -152,7 +158,10 @@ impl LaterColumns {
         let count = candidates.len();
         let counted = |counts: Option<Later<u32>>| counts.map_or(Ok(vec![0; count]), Later::get);
         let (lists, survivors) = (counted(self.lists)?, counted(self.survivors)?);
-        let items = self.items.map_or(Ok(vec![0; count]), Later::get)?;
+        let mut items = vec![0; count];
+        for part in self.items {
+            items.iter_mut().zip(part.get()?).for_each(|(sum, of_part)| *sum += of_part);
+        }
         let looked_at = |n: usize| [u64::from(candidates[n]), u64::from(lists[n]), items[n], u64::from(survivors[n])];
         Ok(Columns {
             stride: self.stride,
@@ -167,6 +176,9 @@ impl LaterColumns {
         })
     }
 }
+
+/// What is told of a search that would scan codes on the CPU.
+const INT8_FOR_CODES: &str = "the card scanned int8 rows in place of the first pass's codes, which stay on the host";
 
 /// How many results a request gets.
 fn results_of(task: &Task) -> usize {
@@ -183,12 +195,12 @@ fn number(key: u32) -> f32 {
 }
 
 impl Columns {
-    fn ranked(&self, n: usize, view: &View, task: &Task) -> Ranked {
+    fn ranked(&self, n: usize, seen: &SeenView<'_>, task: &Task) -> Ranked {
         let places = n * self.stride..n * self.stride + self.counts[n] as usize;
-        let slots: Vec<Slot> = self.slots[places.clone()].iter().map(|&slot| Slot(slot)).collect();
+        let slots: Vec<Slot> = self.slots[places.clone()].iter().map(|&slot| seen.beside.of_device(slot)).collect();
         let of_task = |task: usize| places.clone().map(move |place| self.task_scores[place * self.tasks + task]);
         Ranked {
-            ids: slots.iter().map(|&slot| view.id(slot)).collect(),
+            ids: slots.iter().map(|&slot| seen.view.id(slot)).collect(),
             slots,
             scores: self.values[places.clone()].iter().map(|&key| number(key)).collect(),
             similarities: self.similarities[places.clone()].iter().map(|&key| number(key)).collect(),
@@ -210,6 +222,7 @@ impl Columns {
             survivors,
             candidates,
             returned,
+            note: search.by_codes.map(|_| INT8_FOR_CODES.into()),
             ..Explain::default()
         }
     }

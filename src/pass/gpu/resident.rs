@@ -3,16 +3,20 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
+use super::beside::{BesideSnapshot, DeviceView, SpareArrays};
 use crate::dense::DeviceProgram;
+use crate::device::cpu::kernels::BLOCK;
 use crate::device::cuda::ops::worth::{ValueInput, ValueProgram};
+use crate::device::cuda::spare::Lent;
 use crate::device::cuda::{Array, Device};
 use crate::embedding::DeviceTables;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::filter::index::DevicePlanes;
 use crate::ivf::DeviceIndex;
 use crate::model::UserInput;
 use crate::snapshot::{DeviceCandidates, Snapshot};
 use crate::tower::{DeviceTower, OverArch, Readable};
+use crate::view::{BeforeShown, Segment, View};
 
 /// Bytes that requests under way may take of a device's memory.
 const BUDGET_BYTES: usize = 1 << 30;
@@ -41,17 +45,32 @@ pub(super) struct Resident {
     /// Numbers that the reranker reads of a user.
     pub(super) user_numbers: usize,
     /// What `reranker` and `value` read by its address.
-    _columns: Vec<Array<f32>>,
+    columns: Vec<Array<f32>>,
+    /// What updates have made of it.
+    beside: BesideSnapshot,
 }
 
+/// Slots that are kept free behind those of a snapshot for the items that come later: an eighth as many, what lists of few items are
+/// rounded up by, and tables of a few views.
+fn spare_slots(snapshot: &Snapshot) -> usize {
+    let slots = snapshot.index.slots() / SPARE_SHARE + BLOCK * snapshot.index.lists() + SPARE_MIN;
+    slots.next_multiple_of(BLOCK)
+}
+
+/// See [`spare_slots`].
+const SPARE_SHARE: usize = 8;
+const SPARE_MIN: usize = 16 << 10;
+
 impl Resident {
-    fn copy(device: &Device, snapshot: &Snapshot) -> Result<Self> {
+    /// Copies a snapshot, with so many slots behind its own.
+    fn copy(device: &Device, snapshot: &Snapshot, spare: usize) -> Result<Self> {
         let package = &snapshot.package;
         if !package.spec.queries().is_empty() {
             return Err(Error::unsupported("a model of several queries a user"));
         }
         let numbers = &snapshot.numbers;
-        let columns = numbers.iter().map(|(_, column)| device.copy(column)).collect::<Result<Vec<Array<f32>>>>()?;
+        let column = |(_, numbers): &(String, Vec<f32>)| device.copy_with_room(numbers, spare);
+        let columns = numbers.iter().map(column).collect::<Result<Vec<Array<f32>>>>()?;
         let column = |name: &str| numbers.iter().position(|(known, _)| known == name).map(|n| &columns[n]);
         let mut tables = DeviceTables::default();
         let reranker = match &package.overarch {
@@ -68,7 +87,7 @@ impl Resident {
                 let columns = overarch.numbers().map(address).collect::<Result<Vec<u64>>>()?;
                 Some(Reranker {
                     program: DeviceProgram::copy(device, program)?,
-                    rows: DeviceCandidates::copy(device, &snapshot.candidates, &mut tables)?,
+                    rows: DeviceCandidates::copy(device, &snapshot.candidates, &mut tables, spare)?,
                     columns: device.copy(&columns)?,
                 })
             }
@@ -81,22 +100,37 @@ impl Resident {
             .collect();
         let tower = package.user.as_ref().map(|tower| DeviceTower::copy(device, tower, &kept, &mut tables));
         let tower = match tower {
-            Some(Err(e)) if e.kind() == crate::error::Kind::Unsupported => {
+            Some(Err(e)) if e.kind() == Kind::Unsupported => {
                 tracing::info!(reason = %e, "the tower runs on the host");
                 None
             }
             tower => tower.transpose()?,
         };
         Ok(Resident {
-            index: DeviceIndex::copy(device, &snapshot.index)?,
+            index: DeviceIndex::copy(device, &snapshot.index, spare)?,
             planes: DevicePlanes::copy(device, &snapshot.filter, &snapshot.columns)?,
-            ids: device.copy(snapshot.ids.of_slots())?,
+            ids: device.copy_with_room(snapshot.ids.of_slots(), spare)?,
             tower,
             reranker,
             value,
             user_numbers: package.overarch.iter().flat_map(|o| o.user()).map(Readable::count).sum(),
-            _columns: columns,
+            columns,
+            beside: BesideSnapshot::new(snapshot.index.slots(), spare),
         })
+    }
+
+    /// Puts what is read of a segment's items by their slots in the place of spare ones from `first` on, but for its index. Keys lie
+    /// where they are lent a place.
+    ///
+    /// # Errors
+    /// `Overloaded` where there is no place; as [`Array::write_at`].
+    pub(super) fn put(&self, segment: &Segment, first: u32) -> Result<Vec<Lent>> {
+        let at = first as usize;
+        self.ids.write_at(at, segment.ids().of_slots())?;
+        for (column, numbers) in self.columns.iter().zip(segment.numbers()) {
+            column.write_at(at, numbers)?;
+        }
+        self.reranker.as_ref().map_or(Ok(Vec::new()), |reranker| reranker.rows.put(segment.candidates(), first))
     }
 }
 
@@ -132,8 +166,20 @@ pub struct Residents {
     device: Device,
     kept: Mutex<Vec<(Weak<Snapshot>, Outcome)>>,
     budget_bytes: usize,
+    /// Whether room is kept for the items that updates bring.
+    takes_updates: bool,
     /// Passes that share the budget.
     passes: AtomicUsize,
+}
+
+impl BeforeShown for Residents {
+    /// Brings a view to the device. Where there is no room, the CPU answers what it is asked.
+    fn before_shown(&self, view: &Arc<View>) {
+        if let Err(reason) = self.get_view(view) {
+            let (model, position) = (&view.main().manifest.name, view.position());
+            tracing::debug!(%model, position, %reason, "a view is not on the device, the CPU answers");
+        }
+    }
 }
 
 /// Groups of a pass that are under way at a time, one on each of its lanes.
@@ -142,13 +188,24 @@ const GROUPS_UNDER_WAY: usize = 2;
 impl Residents {
     /// Nothing yet, in the memory of `device`.
     pub fn new(device: Device) -> Self {
-        Residents { device, kept: Mutex::default(), budget_bytes: BUDGET_BYTES, passes: AtomicUsize::new(0) }
+        Residents {
+            device,
+            kept: Mutex::default(),
+            budget_bytes: BUDGET_BYTES,
+            takes_updates: false,
+            passes: AtomicUsize::new(0),
+        }
     }
 
     /// The same with another bound of what requests under way may take of the device's memory. Groups of requests become
     /// smaller by it, down to one.
     pub fn with_budget(self, budget_bytes: usize) -> Self {
         Residents { budget_bytes, ..self }
+    }
+
+    /// The same with room behind each version for the items that updates bring, where the device has as much.
+    pub fn with_updates(self) -> Self {
+        Residents { takes_updates: true, ..self }
     }
 
     /// Bytes that a version takes of a device's memory, which need not be there.
@@ -158,7 +215,7 @@ impl Residents {
     pub fn bytes_of(&self, snapshot: &Snapshot) -> Result<usize> {
         let mut taken = 0;
         let refused = self.device.make(
-            |device| Resident::copy(device, snapshot),
+            |device| Resident::copy(device, snapshot, 0),
             |bytes| {
                 taken = bytes;
                 Err(Error::overloaded("only measured"))
@@ -214,6 +271,18 @@ impl Residents {
         found.clone().map_err(Error::unsupported)
     }
 
+    /// A view on the device, and its snapshot: see [`BesideSnapshot::get`].
+    ///
+    /// # Errors
+    /// As [`Residents::get`] and [`BesideSnapshot::get`].
+    pub(super) fn get_view(&self, view: &Arc<View>) -> Result<(Arc<Resident>, Arc<DeviceView>)> {
+        let resident = self.get(view.main())?;
+        let put = |segment: &Segment, first: u32| resident.put(segment, first);
+        let arrays = SpareArrays { index: &resident.index, planes: &resident.planes, put: &put };
+        let on_device = resident.beside.get(&self.device, arrays, view)?;
+        Ok((resident, on_device))
+    }
+
     /// Where the outcome of a version stands; that of versions which are gone goes, with their memory.
     fn outcome(&self, snapshot: &Arc<Snapshot>) -> Outcome {
         // Whoever panicked left a whole list behind.
@@ -242,7 +311,16 @@ impl Residents {
                 ))),
             }
         };
-        let resident = self.device.make(|device| Resident::copy(device, snapshot), plan)?;
+        let make = |spare: usize| self.device.make(|device| Resident::copy(device, snapshot, spare), plan);
+        let resident = match self.takes_updates.then(|| make(spare_slots(snapshot))) {
+            Some(Err(e)) if e.kind() == Kind::Overloaded => {
+                let model = &snapshot.manifest.name;
+                tracing::warn!(%model, reason = %e, "no room on the device for items that updates bring");
+                make(0)?
+            }
+            Some(made) => made?,
+            None => make(0)?,
+        };
         // Lanes read it on streams of their own.
         self.device.settle()?;
         Ok(resident)

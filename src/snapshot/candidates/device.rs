@@ -7,8 +7,9 @@ use crate::device::cuda::Device;
 use crate::device::cuda::memory::Array;
 use crate::device::cuda::ops::bags::{SlotKeys, SumsTo, TableRows, pool_slots};
 use crate::device::cuda::ops::rows::{CandidateColumns, ItemRows, SlotRows};
+use crate::device::cuda::spare::{Lent, Spare};
 use crate::embedding::DeviceTables;
-use crate::embedding::device::rows_of;
+use crate::embedding::device::{rows_of, whole};
 use crate::error::{Error, Result};
 
 /// What a reranker on a device reads of candidates as rows, side by side.
@@ -25,29 +26,96 @@ struct DevicePart {
     column: usize,
     /// None for the row of the index.
     table: Option<(Arc<TableRows>, SlotKeys)>,
+    /// Places behind its keys, where slots have several.
+    spare_keys: Arc<Spare>,
+}
+
+/// The rows of a table that the values of each slot take, and where those of each slot start, where it may have several.
+struct HostKeys {
+    keys: Vec<u32>,
+    offsets: Option<Vec<u32>>,
 }
 
 impl DeviceCandidates {
-    /// Copies what rows of candidates are made of, but for the index; tables that others have copied stay where they are.
+    /// Copies what rows of candidates are made of, but for the index, with room for `spare` slots more, of as many keys as slots
+    /// have on average; tables that others have copied stay where they are.
     ///
     /// # Errors
     /// `Unsupported` for a table of more rows than a key tells apart; `Overloaded` where the device has not enough memory.
-    pub fn copy(device: &Device, rows: &CandidateRows, tables: &mut DeviceTables) -> Result<Self> {
+    pub fn copy(device: &Device, rows: &CandidateRows, tables: &mut DeviceTables, spare: usize) -> Result<Self> {
         let mut column = 0;
         let mut part = |part: &Part| -> Result<DevicePart> {
+            let mut spare_keys = Spare::new(0..0);
             let table = match &part.lies {
                 Lies::Index => None,
-                Lies::Kept(table) => Some((Arc::new(rows_of(device, table)?), SlotKeys::default())),
+                Lies::Kept(table) => Some((Arc::new(rows_of(device, table, spare)?), SlotKeys::default())),
                 Lies::LookedUp { table, values, mean } => {
-                    Some((tables.copy(device, table)?, SlotKeys { is_mean: *mean, ..values.copy(device)? }))
+                    let host = values.host()?;
+                    let (keys, offsets) = match &host.offsets {
+                        None => (device.copy_with_room(&host.keys, spare)?, None),
+                        Some(offsets) => {
+                            let more = spare * host.keys.len().div_ceil(offsets.len().saturating_sub(1).max(1)).max(1);
+                            let first = host.keys.len() as u32;
+                            spare_keys = Spare::new(first..first.saturating_add(more as u32));
+                            let offsets = device.copy_with_room(offsets, spare)?;
+                            (device.copy_with_room(&host.keys, more)?, Some(offsets))
+                        }
+                    };
+                    Some((tables.copy(device, table)?, SlotKeys { keys: Some(keys), offsets, is_mean: *mean }))
                 }
             };
-            let placed = DevicePart { column, table };
+            let placed = DevicePart { column, table, spare_keys };
             column += part.width;
             Ok(placed)
         };
         let parts = rows.parts.iter().map(&mut part).collect::<Result<_>>()?;
         Ok(DeviceCandidates { parts, width: column })
+    }
+
+    /// Puts what other rows are made of in the place of spare slots from `first` on, of which one more than they have is theirs.
+    /// Their keys lie where they are lent a place, as long as that is kept.
+    ///
+    /// # Errors
+    /// `Overloaded` where there is no place; `Internal` for other parts than these; as [`DeviceCandidates::copy`].
+    pub fn put(&self, rows: &CandidateRows, first: u32) -> Result<Vec<Lent>> {
+        let mut lent = Vec::new();
+        if rows.parts.len() != self.parts.len() {
+            let (parts, expected) = (rows.parts.len(), self.parts.len());
+            return Err(Error::internal(format!("rows of candidates of {parts} parts, expected {expected}")));
+        }
+        let unlike = || Error::internal("rows of candidates that lie otherwise");
+        for (part, on_device) in rows.parts.iter().zip(&self.parts) {
+            match (&part.lies, &on_device.table) {
+                (Lies::Index, None) => {}
+                (Lies::Kept(table), Some((to, _))) => {
+                    // What comes later is kept as exact as it is made; on a device all rows of a table are alike.
+                    let converted =
+                        (table.spec().format != to.format).then(|| table.converted(to.format)).transpose()?;
+                    let rows = whole(converted.as_ref().unwrap_or(table))?;
+                    if rows.width() != to.width {
+                        return Err(unlike());
+                    }
+                    to.bytes.write_at(first as usize * to.format.row_bytes(to.width)?, rows.bytes())?;
+                }
+                (Lies::LookedUp { values, .. }, Some((_, SlotKeys { keys: Some(to), offsets, .. }))) => {
+                    match (values.host()?, offsets) {
+                        (HostKeys { keys, offsets: None }, None) => to.write_at(first as usize, &keys)?,
+                        (HostKeys { keys, offsets: Some(starts) }, Some(offsets)) => {
+                            let full = || Error::overloaded(format!("no room on the device for {} keys", keys.len()));
+                            let place = on_device.spare_keys.lend(keys.len() as u32).ok_or_else(full)?;
+                            let at = place.places().start;
+                            to.write_at(at as usize, &keys)?;
+                            let starts: Vec<u32> = starts.iter().map(|start| start + at).collect();
+                            offsets.write_at(first as usize, &starts)?;
+                            lent.push(place);
+                        }
+                        _ => return Err(unlike()),
+                    }
+                }
+                _ => return Err(unlike()),
+            }
+        }
+        Ok(lent)
     }
 
     /// Writes the rows of candidates and, after them, the numbers at `columns`: `[queries, stride, out_stride]`. `addresses` are those of
@@ -78,8 +146,8 @@ impl DeviceCandidates {
 }
 
 impl Keys {
-    /// The rows of each slot's values.
-    fn copy(&self, device: &Device) -> Result<SlotKeys> {
+    /// The rows of each slot's values, as a device takes them.
+    fn host(&self) -> Result<HostKeys> {
         let key = |row: i64| match u32::try_from(row) {
             Ok(row) if row != SlotKeys::NONE => Ok(row),
             Err(_) if row < 0 => Ok(SlotKeys::NONE),
@@ -87,15 +155,14 @@ impl Keys {
         };
         match self {
             Keys::Id(rows) => {
-                let keys: Vec<u32> = rows.iter().map(|&row| key(row)).collect::<Result<_>>()?;
-                Ok(SlotKeys { keys: Some(device.copy(&keys)?), ..SlotKeys::default() })
+                let keys = rows.iter().map(|&row| key(row)).collect::<Result<_>>()?;
+                Ok(HostKeys { keys, offsets: None })
             }
             Keys::Codes(column, rows) => {
                 let of_code: Vec<u32> = rows.iter().map(|&row| key(row)).collect::<Result<_>>()?;
                 let (offsets, codes) = column.all_codes();
-                let keys: Vec<u32> = codes.iter().map(|&code| of_code[code as usize]).collect();
-                let (keys, offsets) = (device.copy(&keys)?, device.copy(offsets)?);
-                Ok(SlotKeys { keys: Some(keys), offsets: Some(offsets), ..SlotKeys::default() })
+                let keys = codes.iter().map(|&code| of_code[code as usize]).collect();
+                Ok(HostKeys { keys, offsets: Some(offsets.to_vec()) })
             }
         }
     }

@@ -178,9 +178,20 @@ struct SharedScanArgs {
     // The queries of each list: those of list l are askers[starts[l]] .. askers[starts[l + 1]].
     const u32* starts;
     const u32* askers;
+    // Items that are there, a bit each: those of list l in words[firsts[l]] and on; null where all are.
+    const u64* words;
+    const u32* firsts;
     u32 list_count;
     u32 unused;
 };
+
+// Items of a list that are there, by the lanes of a warp together; no words where all are.
+DEVICE u32 live_of(const u64* words, u32 length) {
+    if (!words) return length;
+    u32 count = 0;
+    for (u32 w = lane_of(); w * 64 < length; w += 32) count += __popcll(words[w] & first_bits(length - w * 64));
+    return __reduce_add_sync(EVERY_LANE, count);
+}
 
 // Queries of a tile: 4 tiles of 8 columns, each 4 queries of two rows.
 #define TILE_QUERIES 16u
@@ -195,6 +206,9 @@ KERNEL(256, scan_shared, SharedScanArgs) {
     for (u32 list = blockIdx.x; list < a.list_count; list += gridDim.x) {
         u32 length = a.lists.lengths[list], first_slot = a.lists.offsets[list];
         u32 begin = a.starts[list], end = a.starts[list + 1];
+        const u64* words = a.words ? a.words + a.firsts[list] : nullptr;
+        // All of the first warp, whose lanes count for the queries.
+        u32 live = warp_of() == 0 && begin < end ? live_of(words, length) : 0;
         for (u32 tile = begin; tile < end; tile += TILE_QUERIES) {
             u32 queries = min(TILE_QUERIES, end - tile);
             __syncthreads();
@@ -205,8 +219,10 @@ KERNEL(256, scan_shared, SharedScanArgs) {
                 rows[n] = is_filled ? a.to.rows[(query * 2 + column % 2) * groups + word] : 0;
             }
             __syncthreads();
-            if (threadIdx.x < queries) atomicAdd(a.to.survivors + a.askers[tile + threadIdx.x], length);
+            if (threadIdx.x < queries) atomicAdd(a.to.survivors + a.askers[tile + threadIdx.x], live);
             for (u32 b = warp_of(); b * 16 < length; b += warps_of()) {
+                u32 items = words ? (u32)(words[b / 4] >> (16 * (b % 4))) & 0xffff : 0xffff;
+                if (items == 0) continue;
                 const u8* block = a.lists.codes + (u64)(first_slot / 16 + b) * groups * 64;
                 i32 sums[4][4] = {};
                 for (u32 g = 0; g < padded; g += 8) {
@@ -229,11 +245,13 @@ KERNEL(256, scan_shared, SharedScanArgs) {
                     u32 query = n < queries ? a.askers[tile + n] : EVERY_LANE;
 #pragma unroll
                     for (u32 half = 0; half < 2; half++) {
-                        u32 item = b * 16 + group_of + 8 * half, slot = first_slot + item;
-                        bool has_one = query != EVERY_LANE && item < length;
+                        u32 within_block = group_of + 8 * half, item = b * 16 + within_block, slot = first_slot + item;
+                        // The first lanes tell all others of their query, also where their own item is not there.
+                        bool has_query = query != EVERY_LANE && item < length;
+                        bool has_one = has_query && (items >> within_block & 1);
                         float score = 0, bins = 0;
                         u32 bar = 0;
-                        if (has_one) {
+                        if (has_query) {
                             QueryHead head = a.to.heads[query];
                             score = score_of(sums[t][2 * half], sums[t][2 * half + 1], head, a.lists.scales[slot]);
                             bins = head.bins_per_score;

@@ -123,15 +123,15 @@ pub fn pool_staged(
     launch(device, &Shape { kernel, grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// Puts rows of `staged` in places of a table: row `taken[n]` at `places[n]`, no two at one place.
+/// Puts rows of `staged`, of so many numbers each, in places of an array of rows: row `taken[n]` at `places[n]`, no two at one place.
 ///
 /// # Errors
 /// As [`pool`].
-pub fn place_rows(
+pub fn place_rows<T: Pod>(
     device: &Device,
-    staged: &Array<u8>,
+    staged: &Array<T>,
     (taken, places): (&Array<u32>, &Array<u32>),
-    to: &TableRows,
+    (to, width): (&Array<T>, usize),
 ) -> Result<()> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
@@ -143,13 +143,13 @@ pub fn place_rows(
         count: u32,
         row_bytes: u32,
     }
-    let (count, row_bytes) = (taken.len(), to.format.row_bytes(to.width)?);
+    let (count, row_bytes) = (taken.len(), width * size_of::<T>());
     need("places", places, count)?;
     let arguments = PlaceArgs {
         staged: staged.address(),
         taken: taken.address(),
         places: places.address(),
-        rows: to.bytes.address(),
+        rows: to.address(),
         count: count as u32,
         row_bytes: row_bytes as u32,
     };

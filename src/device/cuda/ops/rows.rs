@@ -151,11 +151,11 @@ impl ItemRows<'_> {
         launch(device, &shape, &arguments)
     }
 
-    /// The largest norm of any item, of its codes too.
+    /// The largest norm of any of the first `slots` items, of their codes too.
     ///
     /// # Errors
     /// As [`ItemRows::products`].
-    pub fn largest_norm(&self, device: &Device, codes: &Array<u8>) -> Result<f32> {
+    pub fn largest_norm(&self, device: &Device, codes: &Array<u8>, slots: usize) -> Result<f32> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]
         struct NormArgs {
@@ -169,7 +169,7 @@ impl ItemRows<'_> {
         self.check()?;
         codes.check()?;
         let most = device.zeros::<u32>(1)?;
-        let slots = self.scales.len();
+        let slots = slots.min(self.scales.len());
         let arguments = NormArgs {
             rows: self.arguments(),
             codes: codes.arguments(),

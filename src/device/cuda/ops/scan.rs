@@ -1,5 +1,7 @@
 //! Int8 scans and the candidates that they collect.
 
+use std::sync::Arc;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::{Shape, address_of, launch, need, parts, times};
@@ -29,10 +31,12 @@ pub struct QueryHead {
 /// Blocked int8 rows of all lists.
 #[derive(Debug)]
 pub struct BlockLists {
-    /// `[blocks, G, 16, 4]`
-    pub codes: Array<u8>,
-    /// `[slots]`
-    pub scales: Array<f32>,
+    /// `[blocks, G, 16, 4]`; lists beside these may lie in the same array.
+    pub codes: Arc<Array<u8>>,
+    /// One a slot of these blocks.
+    pub scales: Arc<Array<f32>>,
+    /// Slots of these lists.
+    pub slots: usize,
     /// First slots, `[lists + 1]`
     pub offsets: Array<u32>,
     /// Items, `[lists]`
@@ -307,6 +311,15 @@ pub struct Eligible<'a> {
     pub firsts: &'a Array<u32>,
 }
 
+/// Items that are there for every query.
+#[derive(Clone, Copy, Debug)]
+pub struct LiveItems<'a> {
+    /// A bit each, list after list.
+    pub words: &'a Array<u64>,
+    /// The first word of each list, `[lists + 1]`.
+    pub firsts: &'a Array<u32>,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct ListsArgs {
@@ -427,11 +440,18 @@ impl BlockLists {
         Ok(items)
     }
 
-    /// Scans the first lists of each query for all queries that ask for them, by tensor cores.
+    /// Scans the first lists of each query for all queries that ask for them, by tensor cores; where words are given, those items
+    /// of them that are there for every query.
     ///
     /// # Errors
     /// As [`Collection::quantize`].
-    pub fn scan_shared(&self, device: &Device, to: &Collection, order: &Order<'_>) -> Result<()> {
+    pub fn scan_shared(
+        &self,
+        device: &Device,
+        to: &Collection,
+        order: &Order<'_>,
+        live: Option<&LiveItems<'_>>,
+    ) -> Result<()> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]
         struct SharedScanArgs {
@@ -439,16 +459,23 @@ impl BlockLists {
             to: CandidatesArgs,
             starts: u64,
             askers: u64,
+            words: u64,
+            firsts: u64,
             list_count: u32,
             unused: u32,
         }
         self.check(to)?;
+        if let Some(live) = live {
+            need("first words", live.firsts, self.lists() + 1)?;
+        }
         let (starts, askers) = self.invert(device, to, order)?;
         let arguments = SharedScanArgs {
             lists: self.arguments(),
             to: to.arguments(),
             starts: starts.address(),
             askers: askers.address(),
+            words: live.map_or(0, |live| live.words.address()),
+            firsts: live.map_or(0, |live| live.firsts.address()),
             list_count: self.lists() as u32,
             unused: 0,
         };
@@ -465,7 +492,7 @@ impl BlockLists {
 
     /// Items of a list on average, the room behind the last one of each included.
     fn mean_items(&self) -> usize {
-        self.scales.len().div_ceil(self.lists().max(1))
+        self.slots.div_ceil(self.lists().max(1))
     }
 
     /// What a scan list by list moves and computes, whose lists are probed evenly.

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Shape, launch};
+use super::{Shape, launch, need};
 use crate::device::cuda::driver::Demand;
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
@@ -154,6 +154,14 @@ impl PlaneIndex {
     /// # Errors
     /// `Unsupported` for a program with too deep a stack; `Internal` where a launch fails.
     pub fn evaluate(&self, device: &Device, program: &WordProgram) -> Result<Passing> {
+        self.evaluate_among(device, program, &self.every)
+    }
+
+    /// The same where other words stand for every item.
+    ///
+    /// # Errors
+    /// As [`PlaneIndex::evaluate`].
+    pub fn evaluate_among(&self, device: &Device, program: &WordProgram, every: &Array<u64>) -> Result<Passing> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]
         struct FilterArgs {
@@ -181,6 +189,7 @@ impl PlaneIndex {
             return Err(Error::unsupported(format!("a filter that nests {} deep", program.depth)));
         }
         let words = self.every.len();
+        need("words of all items", every, words)?;
         let passing = Passing { words: device.room(words)?, survivors: device.zeros(self.widths.len())? };
         let (steps, checks) = (device.copy(&program.steps)?, device.copy(&program.checks)?);
         let (runs, codes) = (device.copy(&program.runs)?, device.copy(&program.codes)?);
@@ -191,7 +200,7 @@ impl PlaneIndex {
             codes: codes.address(),
             columns: self.columns.address(),
             planes: self.planes.address(),
-            every: self.every.address(),
+            every: every.address(),
             bloom: self.bloom.address(),
             bloom_starts: self.bloom_starts.address(),
             widths: self.widths.address(),

@@ -1,0 +1,472 @@
+//! Updates on an emulated card against the CPU's answers: items that come, change and go, whatever the card has seen before.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sterling::device::cuda::Device;
+use sterling::files::TensorFile;
+use sterling::fresh::{Fresh, Put, Update};
+use sterling::ivf::Rescore;
+use sterling::pass::{self, Cpu, Cuda, Residents};
+use sterling::publish::{Publish, publish};
+use sterling::request::Content;
+use sterling::snapshot::{PartFormat, Store};
+use sterling::tower::Threads;
+use sterling::view::{Attribute, BeforeShown, View};
+
+use crate::emulation::{Random, device, emulated};
+use crate::onnx::{Onnx, floats, integers, value};
+use crate::whole_pass::{agree, both, prepare, view_of};
+
+const DIMENSION: usize = 12;
+const BRANDS: [&str; 4] = ["acme", "bolt", "cog", "dyn"];
+/// Ids of items are drawn from so many.
+const IDS: usize = 2400;
+
+/// A row of the catalogue: some shelves, one of which few have, a price and what a reranker reads.
+struct Row {
+    vector: Vec<f32>,
+    shelf: String,
+    brands: Vec<String>,
+    price: f64,
+    picture: Vec<f32>,
+}
+
+impl Row {
+    fn random(random: &mut Random, is_new: bool) -> Self {
+        let shelf = match random.below(400) {
+            0..2 if is_new => "rare".to_owned(),
+            2..50 if is_new => "new".to_owned(),
+            _ => format!("s{}", random.below(5)),
+        };
+        let mut brands: Vec<String> = (0..random.below(4)).map(|_| BRANDS[random.below(4)].to_owned()).collect();
+        brands.sort();
+        brands.dedup();
+        let price = random.below(400) as f64 / 4.0;
+        Row { vector: random.numbers(DIMENSION), shelf, brands, price, picture: random.numbers(3) }
+    }
+
+    fn line(&self, id: i64) -> String {
+        let mut attributes = json!({"shelf": self.shelf, "price": self.price, "picture": self.picture});
+        if !self.brands.is_empty() {
+            attributes["brand"] = json!(self.brands);
+        }
+        json!({"id": id, "embedding": self.vector, "attributes": attributes}).to_string()
+    }
+
+    fn attributes(&self) -> Vec<(String, Attribute)> {
+        vec![
+            ("shelf".into(), Attribute::Texts(vec![self.shelf.clone()])),
+            ("brand".into(), Attribute::Texts(self.brands.clone())),
+            ("price".into(), Attribute::Number(self.price)),
+        ]
+    }
+}
+
+/// What happens next: new items and others in the place of old ones, changes, deletions.
+fn update(random: &mut Random, has_pictures: bool) -> Update {
+    let (id, row) = (random.below(IDS) as i64 * 5 - 900, Row::random(random, true));
+    match random.below(10) {
+        0..5 => {
+            let dense = if has_pictures { vec![("picture".into(), row.picture.clone())] } else { Vec::new() };
+            Update::Put(Put { id, vector: Some(row.vector.clone()), attributes: row.attributes(), dense })
+        }
+        5..8 => {
+            let mut attributes = row.attributes();
+            attributes.remove(random.below(3));
+            Update::Set { id, attributes }
+        }
+        _ => Update::Delete { id },
+    }
+}
+
+/// A catalogue without a model, or with one that has a reranker, published.
+fn catalogue(folder: &Path, items: usize, rescore: Rescore, package: Option<PartFormat>) -> Arc<View> {
+    let mut random = Random::new(31);
+    let line = |n: usize| {
+        let mut row = Row::random(&mut random, false);
+        // So few that a posting list tells of them.
+        if n == 10 {
+            row.shelf = "rare".into();
+        }
+        row.line(n as i64 * 5 - 900)
+    };
+    let mut lines: Vec<String> = (0..items).map(line).collect();
+    if package.is_none() {
+        lines.iter_mut().for_each(|line| {
+            let mut item: Value = serde_json::from_str(line).unwrap();
+            item["attributes"].as_object_mut().unwrap().remove("picture");
+            *line = item.to_string();
+        });
+    }
+    let path = folder.join("items.jsonl");
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    let mut what = Publish { items: Some(path), ..Publish::default() };
+    (what.recipe.index.rescore, what.recipe.index.lists) = (rescore, 24);
+    match package {
+        Some(format) => {
+            what.recipe.reranking.item_part = format;
+            what.package = Some(write_package(folder));
+        }
+        None => what.name = Some("plain".into()),
+    }
+    let store = Store::new(folder.join(format!("{rescore:?}-{package:?}")));
+    let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
+    view_of(&store, &name, version)
+}
+
+/// A reranker that reads the row of an item, a vector that is kept of it, its brands and its id in tables, and its price.
+fn write_package(folder: &Path) -> std::path::PathBuf {
+    let package = folder.join("package");
+    std::fs::create_dir_all(&package).unwrap();
+    let model = r#"
+name = "reranked"
+dimension = 12
+[[tables]]
+name = "brands"
+file = "tables.safetensors"
+vocabulary = "brands.txt"
+[[tables]]
+name = "ids"
+file = "tables.safetensors"
+[[item.vectors]]
+name = "picture"
+column = "picture"
+width = 3
+format = "f16"
+[[item.columns]]
+name = "brand"
+[[item.columns]]
+name = "price"
+[[item.columns]]
+name = "shelf"
+[[tasks]]
+name = "click"
+[overarch]
+graph = "overarch.onnx"
+[[overarch.features]]
+name = "item_brand"
+kind = "category"
+table = "brands"
+pooling = "mean"
+column = "brand"
+[[overarch.features]]
+name = "item_row"
+kind = "ids"
+table = "ids"
+column = "id"
+[value]
+expression = "click + 0.01 * price"
+"#;
+    std::fs::write(package.join("model.toml"), model).unwrap();
+    std::fs::write(package.join("brands.txt"), BRANDS.join("\n")).unwrap();
+    let mut random = Random::new(32);
+    let (brands, ids) = (random.numbers(4 * 2), random.numbers(5000 * 3));
+    let mut file = TensorFile::new();
+    file.add("brands", &[4, 2], &brands).unwrap();
+    file.add("ids", &[5000, 3], &ids).unwrap();
+    file.write(&package.join("tables.safetensors")).unwrap();
+    let mut matrix = |name: &str, rows: i64, columns: i64| {
+        let numbers = random.numbers((rows * columns) as usize);
+        floats(name, &[rows, columns], &numbers.iter().map(|x| x * 0.4).collect::<Vec<f32>>())
+    };
+    let widths = [("item", 12), ("picture", 3), ("item_brand", 2), ("item_row", 3)];
+    let mut inputs: Vec<_> = widths.iter().map(|(name, width)| value(name, &[0, 0, *width])).collect();
+    inputs.extend([value("query", &[0, 12]), value("price", &[0, 0]), value("similarity", &[0, 0])]);
+    let graph = Onnx::new(&inputs, &[value("logits", &[0, 0, 1])], &["one_price = Unsqueeze(price, last)"])
+        .and("scaled = Mul(one_price, hundredth)")
+        .and("of_item = Concat(item, picture, item_brand, item_row, scaled)")
+        .attribute("axis", -1)
+        .and("first = MatMul(of_item, w1)")
+        .and("rectified = Relu(first)")
+        .and("out = MatMul(rectified, w2)")
+        .and("one_query = Unsqueeze(query, middle)")
+        .and("product = Mul(out, one_query)")
+        .and("sum = ReduceSum(product, last)")
+        .attribute("keepdims", 1)
+        .and("one_similarity = Unsqueeze(similarity, last)")
+        .and("logits = Add(sum, one_similarity)")
+        .with(&[matrix("w1", 21, 32), matrix("w2", 32, 12), floats("hundredth", &[1], &[0.01])])
+        .with(&[integers("last", &[-1]), integers("middle", &[1])]);
+    std::fs::write(package.join("overarch.onnx"), graph.bytes()).unwrap();
+    package
+}
+
+/// Requests of all kinds: with filters that posting lists, words and nothing answer, by few lists and by all, exact ones.
+fn asked(random: &mut Random, count: usize) -> Vec<Value> {
+    let filters = [
+        "",
+        "",
+        "shelf:s3",
+        "shelf:rare",
+        "shelf:new",
+        "NOT shelf:s0",
+        "shelf:s1 OR price < 20",
+        "brand:acme",
+        "price >= 50",
+        "shelf:nowhere",
+        "NOT shelf:nowhere",
+        "shelf:new OR shelf:rare",
+    ];
+    let body = |n: usize| {
+        let filter = filters[(n + random.below(2)) % filters.len()];
+        let probes = if filter.is_empty() { 1 + random.below(24) } else { 24 };
+        let k = 1 + random.below(50);
+        let exclude: Vec<i64> = (0..random.below(60) as i64).map(|_| random.below(IDS) as i64 * 5 - 900).collect();
+        json!({"vector": random.numbers(DIMENSION), "filter": filter, "probes": probes, "k": k, "candidates": k + 50,
+               "exclude": exclude, "exact": n % 5 == 4})
+    };
+    (0..count).map(body).collect()
+}
+
+fn residents() -> Arc<Residents> {
+    Arc::new(Residents::new(device()).with_budget(64 << 20).with_updates())
+}
+
+fn changed(fresh: &mut Fresh, random: &mut Random, updates: usize, has_pictures: bool) -> Arc<View> {
+    let updates: Vec<Update> = (0..updates).map(|_| update(random, has_pictures)).collect();
+    assert!(fresh.apply(&updates).unwrap().is_empty());
+    Arc::new(fresh.view().unwrap())
+}
+
+fn agree_all(view: &Arc<View>, gpu: &mut Cuda, bodies: &[Value], what: &str) -> BTreeSet<&'static str> {
+    let mut routes = BTreeSet::new();
+    for ([cpu, gpu], body) in both(view, gpu, bodies).iter().zip(bodies) {
+        agree(cpu, gpu, &format!("{what}: {body}"));
+        let (of_cpu, of_gpu) = (cpu.explain.as_ref().unwrap(), gpu.explain.as_ref().unwrap());
+        assert_eq!((of_cpu.route, of_cpu.candidates), (of_gpu.route, of_gpu.candidates), "{what}: {body}");
+        routes.insert(of_gpu.route);
+    }
+    routes
+}
+
+#[test]
+fn whole_pass_sees_updates_as_the_cpu_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut routes = BTreeSet::new();
+    for rescore in [Rescore::None, Rescore::F16, Rescore::F32] {
+        let main = catalogue(folder.path(), 1500, rescore, None).main().clone();
+        let mut random = Random::new(33);
+        let (mut fresh, mut gpu) = (Fresh::new(main, 0), Cuda::new(residents(), Threads::new(1)));
+        for (turn, updates) in [0, 1, 30, 700, 1, 1500, 900, 5].into_iter().enumerate() {
+            let view = changed(&mut fresh, &mut random, updates, false);
+            assert_eq!(view.is_bare(), updates == 0);
+            let bodies = asked(&mut random, 24);
+            routes.extend(agree_all(&view, &mut gpu, &bodies, &format!("{rescore:?}, turn {turn}")));
+            // Batches without filters that share lists, and single requests.
+            let plain: Vec<Value> = (0..20)
+                .map(|_| json!({"vector": random.numbers(DIMENSION), "k": 20, "candidates": 60, "probes": 12}))
+                .collect();
+            agree_all(&view, &mut gpu, &plain, &format!("{rescore:?}, turn {turn}, together"));
+            agree_all(&view, &mut gpu, &plain[..1], &format!("{rescore:?}, turn {turn}, alone"));
+        }
+    }
+    assert_eq!(routes, BTreeSet::from(["all", "exact", "none", "postings", "words"]));
+}
+
+/// Where nothing but fresh items is left, and where nothing is.
+#[test]
+fn whole_pass_over_what_is_gone_finds_what_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let main = catalogue(folder.path(), 300, Rescore::F16, None).main().clone();
+    let ids: Vec<i64> = main.ids.slots().map(|slot| main.ids.item(slot).0).collect();
+    let mut random = Random::new(34);
+    let (mut fresh, mut gpu) = (Fresh::new(main, 0), Cuda::new(residents(), Threads::new(1)));
+    let deleted: Vec<Update> = ids.iter().skip(3).map(|&id| Update::Delete { id }).collect();
+    fresh.apply(&deleted).unwrap();
+    let few = Arc::new(fresh.view().unwrap());
+    agree_all(&few, &mut gpu, &asked(&mut random, 12), "three are left");
+    let row = Row::random(&mut random, true);
+    let put = Put { id: 7, vector: Some(row.vector.clone()), attributes: row.attributes(), dense: Vec::new() };
+    let last: Vec<Update> = ids.iter().take(3).map(|&id| Update::Delete { id }).collect();
+    fresh.apply(&[last, vec![Update::Put(put)]].concat()).unwrap();
+    let one = Arc::new(fresh.view().unwrap());
+    agree_all(&one, &mut gpu, &asked(&mut random, 12), "a fresh one is left");
+    fresh.apply(&[Update::Delete { id: 7 }]).unwrap();
+    let none = Arc::new(fresh.view().unwrap());
+    agree_all(&none, &mut gpu, &asked(&mut random, 12), "none is left");
+}
+
+/// What a reranker reads of fresh items: rows, vectors, rows of their values and of their ids in tables, what is kept by item.
+#[test]
+fn whole_pass_reranks_what_came_later() {
+    let folder = tempfile::tempdir().unwrap();
+    for format in [PartFormat::None, PartFormat::F32] {
+        let main = catalogue(folder.path(), 500, Rescore::F16, Some(format)).main().clone();
+        assert_eq!(main.package.overarch.as_ref().unwrap().part().is_some(), format != PartFormat::None);
+        let mut random = Random::new(35);
+        let (mut fresh, mut gpu) = (Fresh::new(main, 0), Cuda::new(residents(), Threads::new(1)));
+        for (turn, updates) in [3, 200, 1300, 40].into_iter().enumerate() {
+            let view = changed(&mut fresh, &mut random, updates, true);
+            let mut bodies = asked(&mut random, 10);
+            // All of them are reranked: who is just among the candidates and who is not may differ.
+            bodies.iter_mut().for_each(|body| body["candidates"] = 4000.into());
+            agree_all(&view, &mut gpu, &bodies, &format!("{format:?}, turn {turn}"));
+        }
+    }
+}
+
+/// What is kept of items that came later is as exact on the host as it was made, and on a card as the snapshot keeps it.
+#[test]
+fn whole_pass_keeps_what_came_later_in_the_format_of_the_snapshot() {
+    let folder = tempfile::tempdir().unwrap();
+    let main = catalogue(folder.path(), 500, Rescore::F16, Some(PartFormat::Int8)).main().clone();
+    let mut random = Random::new(40);
+    let (mut fresh, mut gpu) = (Fresh::new(main, 0), Cuda::new(residents(), Threads::new(1)));
+    for updates in [3, 400] {
+        let view = changed(&mut fresh, &mut random, updates, true);
+        let bodies = [json!({"vector": random.numbers(DIMENSION), "k": 4000, "candidates": 4000, "exact": true})];
+        let [[cpu, gpu]] = &both(&view, &mut gpu, &bodies)[..] else { panic!() };
+        let (Content::Items(cpu), Content::Items(gpu)) = (&cpu.content, &gpu.content) else { panic!() };
+        assert_eq!((cpu.ids.len(), gpu.ids.len()), (view.items(), view.items()));
+        for (id, score) in gpu.ids.iter().zip(&gpu.scores) {
+            let at = cpu.ids.iter().position(|known| known == id).unwrap();
+            assert!((cpu.scores[at] - score).abs() < 0.02, "item {id}: {score}, expected about {}", cpu.scores[at]);
+        }
+    }
+}
+
+/// A request sees the view that it was prepared for, whatever came to the card since.
+#[test]
+fn whole_pass_sees_one_position() {
+    let folder = tempfile::tempdir().unwrap();
+    let main = catalogue(folder.path(), 800, Rescore::F16, None).main().clone();
+    let (mut fresh, mut random, residents) = (Fresh::new(main, 0), Random::new(36), residents());
+    let mut gpu = Cuda::new(residents.clone(), Threads::new(1));
+    let views: Vec<Arc<View>> = [100, 300, 800, 20, 1].map(|n| changed(&mut fresh, &mut random, n, false)).into();
+    // Every view is there before the first of them is asked for; then the last and the first in turns, and one that came unseen.
+    views.iter().filter(|view| view.position() != 1200).for_each(|view| residents.before_shown(view));
+    let bodies = asked(&mut random, 8);
+    for view in [4, 0, 2, 3, 1, 0].map(|n| &views[n]) {
+        agree_all(view, &mut gpu, &bodies, &format!("position {}", view.position()));
+    }
+}
+
+/// Updates come while passes run: each is answered by the card for its own view.
+#[test]
+fn whole_pass_answers_while_updates_come() {
+    let folder = tempfile::tempdir().unwrap();
+    let main = catalogue(folder.path(), 600, Rescore::F16, None).main().clone();
+    let (mut fresh, residents) = (Fresh::new(main, 0), residents());
+    let shown = Mutex::new(Arc::new(fresh.view().unwrap()));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = |seed: u64| {
+            let (mut gpu, mut random) = (Cuda::new(residents.clone(), Threads::new(1)), Random::new(seed));
+            let mut positions = BTreeSet::new();
+            while !is_over.load(Ordering::Relaxed) || positions.len() < 2 {
+                let view = shown.lock().unwrap().clone();
+                agree_all(&view, &mut gpu, &asked(&mut random, 4), &format!("reader {seed}"));
+                positions.insert(view.position());
+            }
+            positions.len()
+        };
+        let readers = [1, 2].map(|seed| scope.spawn(move || reader(seed)));
+        let mut random = Random::new(37);
+        for _ in 0..25 {
+            let view = changed(&mut fresh, &mut random, 90, false);
+            residents.before_shown(&view);
+            *shown.lock().unwrap() = view;
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let seen: Vec<usize> = readers.into_iter().map(|reader| reader.join().unwrap()).collect();
+        assert!(seen.iter().all(|&positions| positions > 1), "{seen:?}");
+    });
+}
+
+/// What a view takes of the way to the card is what has changed: never the snapshot, and a segment once.
+#[test]
+fn whole_pass_uploads_what_has_changed_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let main = catalogue(folder.path(), 3000, Rescore::F16, None).main().clone();
+    let driver = emulated();
+    let residents = Residents::new(Device::over(driver.clone())).with_budget(64 << 20).with_updates();
+    let whole = residents.bytes_of(&main).unwrap() as u64;
+    let mut fresh = Fresh::new(main.clone(), 0);
+    let mut random = Random::new(38);
+    let brought = |fresh: &mut Fresh| {
+        let view = Arc::new(fresh.view().unwrap());
+        let before = driver.counts().uploaded;
+        residents.before_shown(&view);
+        (driver.counts().uploaded - before, view)
+    };
+    let (snapshot, _bare) = brought(&mut fresh);
+    assert!(snapshot > whole / 2, "the snapshot: {snapshot} bytes");
+    let mut put = |id: i64| {
+        let row = Row::random(&mut random, true);
+        Update::Put(Put { id, vector: Some(row.vector.clone()), attributes: row.attributes(), dense: Vec::new() })
+    };
+    // Codes, scales, rows, ids, columns and planes of a row, in blocks and lists; and what a segment takes by itself.
+    let of_rows = |rows: usize| 200 * (rows + 16 * 24) as u64 + 4096;
+    let of_gone = |gone: usize| 16 * gone as u64;
+
+    fresh.apply(&[put(100_000)]).unwrap();
+    let (one, first) = brought(&mut fresh);
+    assert!(0 < one && one <= 4096 + 16 * 200, "one item: {one} bytes");
+    let ids: Vec<i64> = main.ids.slots().map(|slot| main.ids.item(slot).0).collect();
+    for deleted in [1, 40, 300] {
+        let gone: Vec<Update> = ids[deleted..2 * deleted].iter().map(|&id| Update::Delete { id }).collect();
+        fresh.apply(&gone).unwrap();
+        let (bytes, _view) = brought(&mut fresh);
+        assert!(0 < bytes && bytes <= of_gone(deleted), "{deleted} that go: {bytes} bytes");
+    }
+    // An item of the snapshot with another price: its row in the table, and a word.
+    fresh.apply(&[Update::Set { id: ids[2000], attributes: vec![("price".into(), Attribute::Number(2.5))] }]).unwrap();
+    let (bytes, _view) = brought(&mut fresh);
+    assert!(0 < bytes && bytes <= 4096 + 16 * 200 + of_gone(1), "a change: {bytes} bytes");
+
+    let many: Vec<Update> = (0..1500).map(|n| put(200_000 + n)).collect();
+    fresh.apply(&many).unwrap();
+    let (bytes, _many) = brought(&mut fresh);
+    assert!(bytes > 100 * 1500 && bytes <= of_rows(1100) + of_rows(500), "1,500 items: {bytes} bytes");
+    // The segment that these became stays where it is.
+    fresh.apply(&[put(300_000)]).unwrap();
+    let (bytes, last) = brought(&mut fresh);
+    let table = 1502 + 1 - 1024;
+    assert!(0 < bytes && bytes <= of_rows(table), "one more: {bytes} bytes");
+    let before = driver.counts().uploaded;
+    residents.before_shown(&last);
+    residents.before_shown(&first);
+    assert_eq!(driver.counts().uploaded, before, "a view that is there");
+}
+
+/// Where there is no room, the CPU answers; once others have left theirs, the card does.
+#[test]
+fn whole_pass_without_room_for_updates_is_answered_by_the_cpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let main = catalogue(folder.path(), 700, Rescore::F16, None).main().clone();
+    let (mut fresh, mut random) = (Fresh::new(main, 0), Random::new(39));
+    let kernel = |residents: &Arc<Residents>, view: &Arc<View>| {
+        let bodies = [json!({"vector": vec![0.5; DIMENSION], "k": 9, "explain": true, "exact": true})];
+        let prepared = prepare(view, &bodies);
+        let answers = |pass: &mut dyn pass::Pass| pass::run(pass, &prepared, None).remove(0).unwrap();
+        let (cpu, gpu) =
+            (answers(&mut Cpu::new(Threads::new(1))), answers(&mut Cuda::new(residents.clone(), Threads::new(1))));
+        agree(&cpu, &gpu, "whoever answers");
+        let explain = gpu.explain.unwrap();
+        let told = explain.note.is_some_and(|note| note.contains("the CPU answered: no room on the device"));
+        assert!(told != ["emulated", "cuda"].contains(&explain.kernel), "{}", explain.kernel);
+        explain.kernel
+    };
+    let of_card = |kernel: &str| ["emulated", "cuda"].contains(&kernel);
+    let without = Arc::new(Residents::new(device()).with_budget(64 << 20));
+    let view = changed(&mut fresh, &mut random, 50, false);
+    assert!(!of_card(kernel(&without, &view)), "no room was kept");
+    let with = residents();
+    // Each of them has a table of its own, which takes its place as long as somebody holds the view.
+    let held: Vec<Arc<View>> = (0..60).map(|_| changed(&mut fresh, &mut random, 700, false)).collect();
+    let answered: Vec<bool> = held.iter().map(|view| of_card(kernel(&with, view))).collect();
+    assert!(answered[0] && !answered[59], "{answered:?}");
+    let last = held[59].clone();
+    drop(held);
+    // A join under way holds its parts until it is taken in.
+    let start = Instant::now();
+    while !of_card(kernel(&with, &last)) {
+        assert!(start.elapsed() < Duration::from_secs(60), "the CPU answers for ever");
+        fresh.tidy().unwrap();
+    }
+}
