@@ -14,7 +14,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-NAMES = ["dcn", "deepfm", "sasrec", "hstu", "mol", "din"]
+NAMES = ["dcn", "deepfm", "sasrec", "hstu", "mol", "din", "tags"]
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

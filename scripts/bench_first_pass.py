@@ -7,7 +7,7 @@
 The vectors are the rows of any `.npy` matrix (scripts/real_vectors.py makes some). They are made unit vectors; --queries of them, drawn by a seed, are held out as
 queries. Each side searches with one thread, one query at a time, over settings of its own; the sides take turns, --rounds times, and of each setting the
 median of the rounds counts. What is told for each number of results and each recall is the fastest setting that reaches it, with the bytes that it read
-(ours alone), and last the recall that a request asks for by name. --folder keeps data and the indexes of peers, which --build makes without measuring anything; besides it gets
+(ours alone), and last the recall that a request asks for by name. `int8 beside CODES` scans int8 rows in the index that has the codes. --folder keeps data and the indexes of peers, which --build makes without measuring anything; besides it gets
 `curves.csv`, every setting with its median, and `curves.svg`, of each side the settings that nothing is both faster and better than.
 Needs numpy, and of faiss-cpu, scann, hnswlib and scalable-vs those that --peers names.
 """
@@ -54,7 +54,7 @@ def main():
     for _ in range(given.rounds):
         for name, side in sides.items():
             for row in side():
-                rows[name].setdefault((row["k"], row["setting"]), []).append(row)
+                rows.setdefault(row.get("side", name), {}).setdefault((row["k"], row["setting"]), []).append(row)
     rows = {name: [median(of) for of in rows.values()] for name, rows in rows.items()}
     tell(rows, ks)
     write(rows, folder / "curves.csv")
@@ -83,7 +83,8 @@ def sterling(given, ks, codes):
     command = [given.sterling, "ann-bench", "--rescore", "f16", "--queries-count", "0", "--k", ",".join(map(str, ks))]
     command += ["--probes", ",".join(map(str, PROBES)), "--recall", ",".join(map(str, TARGETS))]
     if codes:
-        command += ["--codes", codes, "--selected", ",".join(f"{factor}x" for factor in FACTORS)]
+        # 0: int8 rows, in the very index that has the codes.
+        command += ["--codes", codes, "--selected", ",".join(["0", *(f"{factor}x" for factor in FACTORS)])]
     for name in ("items", "queries", "truth"):
         command += [f"--{name}", str(given.folder / f"{name}.npy")]
     rows = []
@@ -93,6 +94,8 @@ def sterling(given, ks, codes):
             setting = f"recall {line['target']}" if line["target"] else f"{line['probes']} lists"
             if line["selected_by_codes"]:
                 setting += f", {line['selected_by_codes']} selected"
+            elif codes and not line["target"]:
+                line["side"] = f"int8 beside {codes}"
             rows.append({**line, "setting": setting, "bytes": line["bytes_read"]})
     return rows
 

@@ -72,7 +72,8 @@ def export(
 
     ``user``, ``item``, ``overarch``
         ``torch.nn.Module``. The parameters of ``forward`` are the graph's inputs, by name: features (``NAME_mask`` the mask of a
-        sequence) of the towers; for the OverArch ``query`` ``[Q, D]``, ``item`` ``[Q, K0, D]``, and what else ``models/README.md`` lists.
+        sequence) of the towers; for the OverArch ``query`` ``[Q, D]``, ``item`` ``[Q, K0, D]``, features of the candidates ``[Q, K0, ...]``,
+        and what else ``models/README.md`` lists.
         They return a tensor, or a mapping of names to tensors: ``query``, ``item`` and ``logits`` ``[Q, K0, tasks]`` with whatever else the
         OverArch reads. Where forward takes ``*inputs``, they come in the order of the features.
     ``tables``
@@ -196,8 +197,8 @@ class _Draft:
 
     def check_feature(self, side: str, feature: Feature) -> None:
         place = f"{side}.features `{feature.name}`"
-        if side == "overarch" and (isinstance(feature, Dense) or getattr(feature, "is_sequence", False)):
-            raise ExportError(f"{place}: expected pooled ids or categories; the OverArch reads numeric item columns by their name")
+        if side == "overarch" and isinstance(feature, Dense):
+            raise ExportError(f"{place}: expected ids or categories; the OverArch reads numeric item columns by their name")
         if not isinstance(feature, LookedUp):
             return
         if feature.table not in self.tables:

@@ -2,7 +2,8 @@
 
 A feature's name is the graph's input. Lookups stand outside: what a graph sees of `Ids` and `Category` is the pooled embedding
 ``[Q, width of the table]``; with ``pooling="none"`` the rows ``[Q, length, width]``, and ``NAME_mask`` ``[Q, length]``, 1 where there
-is a value. Of `Dense` it sees the numbers ``[Q, width]``.
+is a value. Of `Dense` it sees the numbers ``[Q, width]``. An OverArch sees those of each candidate, ``[Q, K0, ...]``, whose values
+are those that an item column keeps: each once, ascending.
 
 >>> Ids("installed", table="packages").declared()
 {'name': 'installed', 'kind': 'ids', 'table': 'packages', 'pooling': 'sum'}
@@ -158,6 +159,15 @@ class Query:
         """The query's entry of ``model.toml``."""
         candidates = {} if self.candidates is None else {"candidates": self.candidates}
         return {"name": self.name} | candidates | ({} if self.weight == 1 else {"weight": float(self.weight)})
+
+
+def kept(values: list[Any]) -> list[Any]:
+    """An item's values as a column keeps them: each once, numbers by size and texts by their bytes.
+
+    >>> kept(["vcs", "éditeurs", "devel", "vcs"]), kept([10, 9, 10])
+    (['devel', 'vcs', 'éditeurs'], [9, 10])
+    """
+    return sorted(set(values), key=lambda value: value.encode() if isinstance(value, str) else value)
 
 
 def listed(feature: Feature, row: Mapping[str, Any]) -> list[Any]:

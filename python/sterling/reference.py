@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import ExportError
-from .features import Dense, Feature, ItemVector, LookedUp, Query, listed
+from .features import Dense, Feature, ItemVector, LookedUp, Query, kept, listed
 from .graphs import Graph
 from .tables import Table
 
@@ -107,15 +107,18 @@ class Reference:
         import torch
 
         given: dict[str, torch.Tensor] = {}
+        if side == "overarch":
+            sources = {feature.source for feature in self.features.get(side, ())}
+            rows = [{name: kept(value) if isinstance(value, list) and name in sources else value for name, value in row.items()} for row in rows]
         for feature in self.features.get(side, ()):
             if isinstance(feature, Dense):
                 given[feature.name] = torch.stack([dense(feature, row) for row in rows])
             elif isinstance(feature, LookedUp) and feature.is_sequence:
                 length = feature.length or 0
-                kept = [self._ids(feature, row)[slice(-length, None) if feature.keep == "last" else slice(length)] for row in rows]
+                cut = [self._ids(feature, row)[slice(-length, None) if feature.keep == "last" else slice(length)] for row in rows]
                 found = torch.zeros(len(rows), length, self.tables[feature.table].weight.shape[1])
                 mask = torch.zeros(len(rows), length)
-                for n, ids in enumerate(kept):
+                for n, ids in enumerate(cut):
                     found[n, : len(ids)] = self._lookup(feature, ids)
                     mask[n, : len(ids)] = 1
                 given |= {feature.name: found, f"{feature.name}_mask": mask}

@@ -213,6 +213,37 @@ def test_all_that_an_overarch_may_read(tmp_path):
     assert scores["click"].shape == (40,) and ((scores["click"] > 0) & (scores["click"] < 1)).all()
 
 
+class Tagged(nn.Module):
+    """Attention over the values of an item's column."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4 + D, 1)
+
+    def forward(self, query, item, tags, tags_mask):
+        asked = query[:, None, None, :4]
+        weights = torch.softmax((tags * asked).sum(-1) + (tags_mask - 1) * 1e4, -1)
+        interest = (weights.unsqueeze(-1) * tags).sum(2)
+        return self.layer(torch.cat([interest, item * query.unsqueeze(1)], -1))
+
+
+def test_values_of_a_column_in_turn(tmp_path, program):
+    rows = [row | {"tags": ["web", "admin", "web"][: n % 4]} for n, row in enumerate(items())]
+    of_items = {"overarch": [Category("tags", "sections", "none", length=2, keep="first")]}
+    made = export(
+        tmp_path / "shop", overarch=Tagged(), tasks=["click"], value="click", constants=None, items=rows, features=features() | of_items, program=program
+    )
+    assert made.largest < 1e-4, str(made)
+    spec = tomllib.loads((made.path / "model.toml").read_text())
+    assert spec["overarch"]["features"] == [
+        {"name": "tags", "kind": "category", "table": "sections", "pooling": "none", "length": 2, "keep": "first"}
+    ]
+    given = made.reference._inputs("overarch", rows[:4])
+    assert given["tags_mask"].tolist() == [[0, 0], [1, 0], [1, 1], [1, 1]]
+    # Each once, ascending, as a column keeps them.
+    assert (given["tags"][3] == made.reference.tables["sections"].weight[[0, 2]]).all()
+
+
 def test_collections_of_torchrec_say_their_features(tmp_path):
     torchrec = pytest.importorskip("torchrec")
     bags = torchrec.EmbeddingBagCollection(

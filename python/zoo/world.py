@@ -2,7 +2,8 @@
 
 Every item has a vector made of its category, its brand and chance. A user takes, again and again, an item near a taste of their own,
 among popular ones more often, and in a category that follows well on the one before: so a mean of the history says
-something, its order more. Some of the clicked items are bought: by segments that like the brand, and cheap ones.
+something, its order more. Some of the clicked items are bought: by segments that like the brand, and cheap ones. Up to six tags
+say roughly where the vector points.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 ITEMS, USERS, LENGTH = 400, 8000, 20
 CATEGORIES, BRANDS, SEGMENTS = 8, 16, 4
+TAGS, TAGS_MOST = 24, 6
 
 
 class World:
@@ -42,13 +44,23 @@ class World:
         self.bought = rng.random(USERS) < 1 / (1 + np.exp(0.5 - likes + dear))
         self.popularity = np.log1p(np.bincount(self.history[: USERS // 2].ravel(), minlength=ITEMS)).round(4)
 
-    def rows(self) -> list[dict[str, Any]]:
+        # Of a generator of their own, so that all else is as it was without them.
+        drawn = np.random.default_rng((seed, TAGS))
+        near = vectors @ drawn.normal(0, 1, (6, TAGS)) + 2 * drawn.gumbel(size=(ITEMS, TAGS))
+        counts = drawn.integers(0, TAGS_MOST + 1, ITEMS)
+        self.tags = [np.sort(np.argsort(-scores)[:count]) for scores, count in zip(near, counts)]
+
+    def rows(self, *, with_tags: bool = False) -> list[dict[str, Any]]:
         """The items as `sterling.export` takes them."""
         parts = zip(self.category, self.brand, self.price, self.popularity)
-        return [
+        rows: list[dict[str, Any]] = [
             {"id": n, "category": f"c{category}", "brand": f"b{brand}", "price": float(price), "popularity": float(popularity)}
             for n, (category, brand, price, popularity) in enumerate(parts)
         ]
+        if with_tags:
+            for row, tags in zip(rows, self.tags):
+                row["tags"] = [f"t{tag:02}" for tag in tags] or None
+        return rows
 
     def samples(self, users: list[int], *features: str) -> list[dict[str, Any]]:
         """Users' features as requests bring them; the second has a short history, the last none."""

@@ -215,7 +215,8 @@ fn model(info: &ModelInfo) -> Result<()> {
     Ok(())
 }
 
-/// A line a curve, a column a target: the lists, and the recall that was measured there at least, with 95 % confidence.
+/// A line a curve, a column a target: the lists, and the recall that was measured there at least, with 95 % confidence; below it, where
+/// codes take less time, their lists and how many they select.
 pub(super) fn calibration(info: &CalibrationInfo) -> Result<()> {
     let row = |cells: Vec<String>| cells.iter().map(|cell| format!(" {cell:>12}")).collect::<String>();
     say(format_args!(
@@ -228,6 +229,11 @@ pub(super) fn calibration(info: &CalibrationInfo) -> Result<()> {
         let points = curve.probes.iter().zip(&curve.low);
         let points = points.map(|(probes, low)| format!("{probes} ({low:.3})")).collect();
         say(format_args!("  {:>6} {:>9} {}", curve.k, curve.pass_rate, row(points)))?;
+        if let Some(codes) = curve.codes.as_ref().filter(|codes| codes.selected.iter().any(|n| *n > 0)) {
+            let points = codes.probes.iter().zip(&codes.selected);
+            let points = points.map(|(probes, n)| if *n > 0 { format!("{probes} of {n}") } else { String::new() });
+            say(format_args!("  {:>6} {:>9} {}", "", "by codes", row(points.collect())))?;
+        }
     }
     Ok(())
 }

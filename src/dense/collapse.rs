@@ -7,6 +7,8 @@
 //! 1. *Eagerly*, `M` may depend on the user: `(item·A ⊙ q)·B` becomes `item·(A diag(q) B)`, whose matrix is made once a
 //!    request. It pays from some tens of rows on.
 //! 2. Otherwise only matrices that cost nothing to make are followed: constants, and vectors of the user as they are.
+//!
+//! Sums change their order by that, which costs a rounding or two; not so where large constants are added, as masks do it.
 
 use std::collections::HashMap;
 
@@ -14,6 +16,9 @@ use super::graph::Graph;
 use super::ir::{Id, Op, Side, Value};
 use crate::device::cpu::dense::{Binary, Fold, PARTS_MAX, Unary};
 use crate::error::Result;
+
+/// Constants from here on stay where the graph adds them.
+const FAR: f32 = 1024.0;
 
 /// What a basis is multiplied with.
 #[derive(Clone, Copy, Debug)]
@@ -69,9 +74,19 @@ impl Rewriter<'_> {
         if value.side != Side::Pair {
             self.make(id)?;
         } else if value.is_vector() {
-            self.affine[id] = self.follow(id)?;
+            self.affine[id] = match self.follow(id)? {
+                Some(affine) if self.is_far(&affine) => Some(self.settled(id, &affine)?),
+                affine => affine,
+            };
         }
         Ok(())
+    }
+
+    /// Whether something so large is added that what it is to cancel, or the rest of a longer sum, would be rounded away: a mask that
+    /// is taken from 1 and times -10,000 is 0 where it is 1, and nothing is lost only if that is summed up first.
+    fn is_far(&self, affine: &Affine) -> bool {
+        let numbers = affine.bias.filter(|_| !affine.parts.is_empty()).and_then(|bias| self.to.constant(bias));
+        numbers.is_some_and(|numbers| numbers.iter().any(|x| x.abs() >= FAR))
     }
 
     /// An old value in the new graph, in its old shape.

@@ -29,6 +29,8 @@ pub(super) const NUMBER_WORK: usize = 10;
 const CANDIDATES: usize = 1000;
 /// A cut is to make a candidate cheaper by one part in so many at least, for it takes memory.
 const GAIN: usize = 10;
+/// Most numbers that are kept of an item: those of a layer over each of many rows would take many times the memory of the item.
+const WIDTH_MAX: usize = 1024;
 /// Values of the item that others read, beyond which no cut is looked for one by one.
 const EDGES_MAX: usize = 12;
 
@@ -250,7 +252,7 @@ impl Seeker<'_> {
         cut.iter().copied().filter(|&id| needed[id]).collect()
     }
 
-    /// Multiply-adds that a candidate takes with a cut, and what takes as long.
+    /// Multiply-adds that a candidate takes with a cut, and what takes as long; without a bound where too much is kept.
     fn cost(&self, cut: &[Id]) -> Result<usize> {
         let cut = ItemCut(self.read(cut));
         let halves = match cut.0.is_empty() {
@@ -259,6 +261,7 @@ impl Seeker<'_> {
         };
         let reading = match &halves {
             None => self.work.iter().sum(),
+            Some(halves) if halves.width > WIDTH_MAX => return Ok(usize::MAX),
             Some(halves) => {
                 let read: usize = halves.candidates.inputs.iter().map(|&n| self.work[n]).sum();
                 ROW_WORK + NUMBER_WORK * halves.width + read

@@ -119,13 +119,9 @@ impl ModelSpec {
     /// What is kept of items and looked up for candidates.
     fn check_candidates(&self) -> Result<()> {
         let looked_up = self.overarch.iter().flat_map(|o: &OverArchSpec| &o.features);
-        for feature in looked_up.clone() {
-            let wrong = match feature {
-                f if f.kind == FeatureKind::Dense => "a dense feature: numeric columns are inputs by their own names",
-                f if f.is_sequence() => "a sequence, expected pooling of sum or mean",
-                _ => continue,
-            };
-            return Err(Error::invalid(format!("overarch.features `{}`: {wrong}", feature.name)));
+        if let Some(dense) = looked_up.clone().find(|f| f.kind == FeatureKind::Dense) {
+            let wrong = "a dense feature: numeric columns are inputs by their own names";
+            return Err(Error::invalid(format!("overarch.features `{}`: {wrong}", dense.name)));
         }
         for vector in &self.item.vectors {
             self.check_vector(vector).map_err(|e| e.within(format!("item.vectors `{}`", vector.name)))?;
@@ -133,7 +129,9 @@ impl ModelSpec {
         // What the inputs of an OverArch may be called, but for those of the graphs alone.
         let mut meanings: Vec<(&str, String)> = RESERVED.map(|(name, what)| (name, what.into())).into();
         meanings.extend(self.item.vectors.iter().map(|v| (v.name.as_str(), "one of item.vectors".into())));
+        let masks: Vec<String> = looked_up.clone().filter(|f| f.is_sequence()).map(FeatureSpec::mask).collect();
         meanings.extend(looked_up.map(|f| (f.name.as_str(), "one of overarch.features".into())));
+        meanings.extend(masks.iter().map(|mask| (mask.as_str(), "the mask of one of overarch.features".into())));
         let user: Vec<String> = self.user.iter().flat_map(|u| &u.features).flat_map(inputs).collect();
         for (n, (name, what)) in meanings.iter().enumerate().skip(RESERVED.len()) {
             let other = meanings[..n].iter().find(|(other, _)| other == name).map(|(_, what)| what.as_str());

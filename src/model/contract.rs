@@ -33,6 +33,8 @@ pub enum CandidateInput {
     Vector(usize),
     /// This one of `[[overarch.features]]`.
     Feature(usize),
+    /// The mask of this one of them, a sequence.
+    Mask(usize),
 }
 
 /// What the user tower makes: the queries, and what the `overarch` reads besides.
@@ -75,8 +77,16 @@ pub(super) fn readable(spec: &ModelSpec, user: Option<&Tower>, table: &dyn Fn(&s
     };
     let mut all = vec![tensor(QUERY, Whose::User, &query), tensor(ITEM, Whose::Candidate, &[spec.dimension])];
     all.extend(spec.item.vectors.iter().map(|v| tensor(&v.name, Whose::Candidate, &[v.width])));
-    let looked_up = spec.overarch.iter().flat_map(|o| &o.features);
-    all.extend(looked_up.map(|f| tensor(&f.name, Whose::Candidate, &[table(f.table.as_deref().unwrap_or_default())])));
+    for feature in spec.overarch.iter().flat_map(|o| &o.features) {
+        let width = table(feature.table.as_deref().unwrap_or_default());
+        let Some(length) = feature.length.filter(|_| feature.is_sequence()) else {
+            all.push(tensor(&feature.name, Whose::Candidate, &[width]));
+            continue;
+        };
+        check_numbers(&[length, width]).map_err(|e| e.within(format!("overarch.features `{}`", feature.name)))?;
+        all.push(tensor(&feature.name, Whose::Candidate, &[length, width]));
+        all.push(tensor(&feature.mask(), Whose::Candidate, &[length]));
+    }
     let outputs = user.map_or(&[][..], |tower| &tower.outputs()[1..]);
     let outputs = outputs.iter().map(|o| (o.name.as_str(), &o.shape));
     let features = user.iter().flat_map(|tower| tower.tensors()).map(|t: &FeatureTensor| (t.name.as_str(), &t.shape));
@@ -113,8 +123,10 @@ pub(super) fn candidate_input(name: &str, spec: &ModelSpec) -> Option<CandidateI
         _ => {}
     }
     let vector = spec.item.vectors.iter().position(|v| v.name == name).map(CandidateInput::Vector);
-    let mut looked_up = spec.overarch.iter().flat_map(|o| &o.features);
-    vector.or_else(|| looked_up.position(|f| f.name == name).map(CandidateInput::Feature))
+    let looked_up = || spec.overarch.iter().flat_map(|o| &o.features);
+    let feature = || looked_up().position(|f| f.name == name).map(CandidateInput::Feature);
+    let mask = || looked_up().position(|f| f.is_sequence() && f.mask() == name).map(CandidateInput::Mask);
+    vector.or_else(feature).or_else(mask)
 }
 
 /// Bounds the tensors that the features of a tower make.

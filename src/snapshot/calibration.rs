@@ -50,10 +50,26 @@ pub struct RecallCurve {
     pub low: Vec<f64>,
     /// What a filtered search may expect ahead when it ends, as a share of K0.
     pub left: Vec<f64>,
-    /// How many the codes of a first pass are to select for each target, 0 where int8 rows take less time; none where there are no
-    /// such codes, and where they were not measured, of few items that pass.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// The same by the codes of a first pass; none where there are no such codes, and where they were not measured, of few items
+    /// that pass. All else is that of int8 rows, as of an index without codes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub codes: Option<CodedCurve>,
+}
+
+/// What a search by codes takes for each target of a curve; zeros where int8 rows take less time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CodedCurve {
+    /// How many the codes are to select.
     pub selected: Vec<usize>,
+    /// The fewest lists, which make good what is lost to codes.
+    pub probes: Vec<usize>,
+    /// The mean recall, less what is lost to codes.
+    pub recall: Vec<f64>,
+    /// What that is above, a bound of both together.
+    pub low: Vec<f64>,
+    /// What a filtered search may expect ahead when it ends, as a share of K0.
+    pub left: Vec<f64>,
 }
 
 /// Probes that were chosen for a target.
@@ -141,13 +157,8 @@ impl Calibration {
             if !curve.probes.is_sorted() || curve.probes.iter().any(|p| *p == 0 || *p > lists) {
                 return Err(format!("{place}: probes {:?}, expected rising ones of 1 to {lists}", curve.probes));
             }
-            let fits = curve.selected.is_empty() || curve.selected.len() == points;
-            if !fits || curve.selected.iter().any(|n| *n != 0 && !(k..=limits::CANDIDATES_MAX).contains(n)) {
-                return Err(format!(
-                    "{place}: selected {:?}, expected 0 or {k} to {} for each of {points} targets",
-                    curve.selected,
-                    limits::CANDIDATES_MAX
-                ));
+            if let Some(codes) = &curve.codes {
+                codes.check(k, points, lists).map_err(|what| format!("{place}: codes: {what}"))?;
             }
             if !curve.recall.iter().chain(&curve.low).chain(&curve.left).all(share) {
                 return Err(format!("{place}: recall, low and left, expected 0 to 1"));
@@ -159,10 +170,11 @@ impl Calibration {
 
     /// Whether codes of a first pass are scanned by it.
     pub fn uses_codes(&self) -> bool {
-        self.curves.iter().any(|curve| !curve.selected.is_empty())
+        self.curves.iter().any(|curve| curve.codes.is_some())
     }
 
-    /// The probes for what is wanted of an index with so many items and lists.
+    /// The probes for what is wanted of an index with so many items and lists. Codes are taken where they were measured to pay at
+    /// both of the points that it lies between; else the probes are those of int8 rows at both.
     ///
     /// Between numbers of candidates and between targets the larger one is taken, between pass rates what lies between on a
     /// logarithmic scale. Beyond the largest number of candidates the same depth is looked up at a lower pass rate: the best
@@ -180,20 +192,70 @@ impl Calibration {
         let deeper = (wanted.candidates as f64 / k.max(1) as f64).max(1.0);
         rate /= deeper;
         // Where no more items pass than are wanted, every list is looked at.
-        let end = (last / deeper, all);
+        let end = Point { rate: last / deeper, by_rows: all, by_codes: None };
         let curves = self.curves.iter().filter(|c| c.k == k);
-        let point = |c: &RecallCurve| {
-            let by_codes = c.selected.get(target).copied().filter(|selected| *selected > 0);
-            (c.pass_rate, Chosen { probes: c.probes[target], recall: c.recall[target], left: c.left[target], by_codes })
-        };
         let mut above = end;
-        for below in curves.map(point).chain([end]) {
-            if below.0 <= rate {
-                return if below.0 == rate || above.0 <= below.0 { below.1 } else { between(above, below, rate) };
+        for below in curves.map(|curve| curve.point(target)).chain([end]) {
+            if below.rate <= rate {
+                return match below.rate == rate || above.rate <= below.rate {
+                    true => below.by_codes.unwrap_or(below.by_rows),
+                    false => match above.by_codes.zip(below.by_codes) {
+                        Some(by_codes) => between((above.rate, by_codes.0), (below.rate, by_codes.1), rate),
+                        None => between((above.rate, above.by_rows), (below.rate, below.by_rows), rate),
+                    },
+                };
             }
             above = below;
         }
         all
+    }
+}
+
+/// What a curve says for a target.
+#[derive(Clone, Copy)]
+struct Point {
+    rate: f64,
+    by_rows: Chosen,
+    by_codes: Option<Chosen>,
+}
+
+impl RecallCurve {
+    fn point(&self, target: usize) -> Point {
+        let by_rows = Chosen {
+            probes: self.probes[target],
+            recall: self.recall[target],
+            left: self.left[target],
+            by_codes: None,
+        };
+        let by_codes = self.codes.as_ref().filter(|codes| codes.selected[target] > 0).map(|codes| Chosen {
+            probes: codes.probes[target],
+            recall: codes.recall[target],
+            left: codes.left[target],
+            by_codes: Some(codes.selected[target]),
+        });
+        Point { rate: self.pass_rate, by_rows, by_codes }
+    }
+}
+
+impl CodedCurve {
+    fn check(&self, k: usize, points: usize, lists: usize) -> Result<(), String> {
+        let lengths = [&self.recall, &self.low, &self.left].map(Vec::len);
+        if lengths != [points; 3] || [self.selected.len(), self.probes.len()] != [points; 2] {
+            return Err(format!("expected {points} points, as there are targets"));
+        }
+        for (&selected, &probes) in self.selected.iter().zip(&self.probes) {
+            let fits = (k..=limits::CANDIDATES_MAX).contains(&selected) && (1..=lists).contains(&probes);
+            if !fits && (selected, probes) != (0, 0) {
+                return Err(format!(
+                    "{selected} selected of {probes} lists, expected 0 and 0, or {k} to {} of 1 to {lists}",
+                    limits::CANDIDATES_MAX
+                ));
+            }
+        }
+        match self.recall.iter().chain(&self.low).chain(&self.left).all(|x| (0.0..=1.0).contains(x)) {
+            true => Ok(()),
+            false => Err("recall, low and left, expected 0 to 1".into()),
+        }
     }
 }
 
@@ -292,8 +354,23 @@ mod tests {
             recall: vec![0.91, 0.96, 0.995],
             low: vec![0.9, 0.95, 0.99],
             left: vec![0.1, 0.05, 0.01],
-            selected: Vec::new(),
+            codes: None,
         }
+    }
+
+    /// Codes that select so many, in a fifth more lists than int8 rows take.
+    fn by_codes(curve: &RecallCurve, selected: [usize; 3]) -> Option<CodedCurve> {
+        let is_taken = |n: usize| selected[n] > 0;
+        let of = |values: &[f64]| (0..3).map(|n| if is_taken(n) { values[n] } else { 0.0 }).collect();
+        Some(CodedCurve {
+            selected: selected.into(),
+            probes: (0..3)
+                .map(|n| if is_taken(n) { curve.probes[n] + curve.probes[n].div_ceil(5) } else { 0 })
+                .collect(),
+            recall: of(&curve.recall),
+            low: of(&curve.low),
+            left: of(&curve.left),
+        })
     }
 
     fn measured() -> Calibration {
@@ -340,10 +417,11 @@ mod tests {
     #[test]
     fn codes_are_chosen_where_they_were_measured_to_pay() {
         let mut measured = measured();
-        measured.curves[0].selected = vec![0, 40, 60];
-        measured.curves[1].selected = vec![30, 70, 0];
-        measured.curves[3].selected = vec![250, 300, 0];
-        assert!(measured.uses_codes() && measured.check(100).is_ok());
+        let plain = measured.clone();
+        for (curve, selected) in [(0, [0, 40, 60]), (1, [30, 70, 0]), (3, [250, 300, 0])] {
+            measured.curves[curve].codes = by_codes(&measured.curves[curve], selected);
+        }
+        assert!(measured.uses_codes() && measured.check(100).is_ok() && !plain.uses_codes());
         for (candidates, pass_rate, recall, by_codes) in [
             (10, 1.0, 0.9, None),
             (10, 1.0, 0.95, Some(40)),
@@ -361,6 +439,12 @@ mod tests {
         ] {
             let chosen = measured.choose(Wanted { candidates, pass_rate, recall }, 10_000, 100);
             assert_eq!(chosen.by_codes, by_codes, "{candidates} of {pass_rate} at {recall}");
+            // What takes no codes is searched as without them; codes take more lists.
+            let without = plain.choose(Wanted { candidates, pass_rate, recall }, 10_000, 100);
+            match by_codes {
+                None => assert_eq!(chosen, without, "{candidates} of {pass_rate} at {recall}"),
+                Some(_) => assert!(chosen.probes > without.probes, "{candidates} of {pass_rate} at {recall}"),
+            }
         }
     }
 
@@ -388,6 +472,11 @@ mod tests {
             Calibration::read(&path, 100)
         };
         let good = serde_json::to_string(&measured()).unwrap();
+        let coded = |selected: &str, probes: &str, recall: &str| {
+            let codes =
+                format!(r#""selected":{selected},"probes":{probes},"recall":{recall},"low":[0,0,0],"left":[0,0,0]"#);
+            format!(r#"0.01],"codes":{{{codes}}}}}"#)
+        };
         assert_eq!(read(good.clone()).unwrap(), measured());
         for (from, to, expected) in [
             ("[1,2,4]", "[1,2]", "expected 3 points"),
@@ -401,9 +490,15 @@ mod tests {
             ("[0.9,0.95,0.99],\"margins\"", "[0.9,0.9,0.99],\"margins\"", "expected rising shares"),
             ("\"halvings\":[]", "\"halvings\":[2,1]", "margins: expected"),
             ("\"slope\":1.0", "\"slope\":-1.0", "margins: slope -1, expected 0 to 2"),
-            ("0.01]}", "0.01],\"selected\":[20,30]}", "selected [20, 30], expected 0 or 10 to"),
-            ("0.01]}", "0.01],\"selected\":[9,20,30]}", "selected [9, 20, 30], expected 0 or 10 to"),
-            ("0.01]}", "0.01],\"selected\":[0,20,9999999]}", "expected 0 or 10 to"),
+            ("0.01]}", "0.01],\"codes\":{\"selected\":[20]}}", "missing field `probes`"),
+            ("0.01]}", &coded("[20,30]", "[1,1]", "[0,0]"), "codes: expected 3 points"),
+            ("0.01]}", &coded("[0,20,30]", "[0,1,1]", "[0,0]"), "codes: expected 3 points"),
+            ("0.01]}", &coded("[9,20,30]", "[1,1,1]", "[0,0,0]"), "9 selected of 1 lists, expected 0 and 0, or 10 to"),
+            ("0.01]}", &coded("[0,20,9999999]", "[0,1,1]", "[0,0,0]"), "9999999 selected of 1 lists"),
+            ("0.01]}", &coded("[0,20,30]", "[1,1,1]", "[0,0,0]"), "0 selected of 1 lists"),
+            ("0.01]}", &coded("[0,20,30]", "[0,0,1]", "[0,0,0]"), "20 selected of 0 lists"),
+            ("0.01]}", &coded("[0,20,30]", "[0,1,101]", "[0,0,0]"), "30 selected of 101 lists"),
+            ("0.01]}", &coded("[0,20,30]", "[0,1,1]", "[0,0,2]"), "codes: recall, low and left, expected 0 to 1"),
             ("\"source\"", "\"sauce\"", "unknown field `sauce`"),
             ("{", "", "calibration.json"),
         ] {

@@ -14,13 +14,23 @@ use crate::error::{Error, Result};
 use crate::items::ID;
 use crate::ivf;
 use crate::model::{CandidateInput, ModelSpec, Package};
-use crate::tower::{FeatureKind, FeatureSpec, ItemPart, Readable};
+use crate::tower::{FeatureKind, FeatureSpec, ItemPart, Keep, Readable};
 use crate::units::Slot;
 
 pub use device::DeviceCandidates;
 
-/// Codes of one item that are looked up without an allocation.
-const CODES_AT_ONCE: usize = 64;
+/// Values of one item that are looked up in one go, without an allocation.
+const VALUES_AT_ONCE: usize = 64;
+/// Where bags of one row each begin.
+const ONE_BY_ONE: [usize; VALUES_AT_ONCE + 1] = {
+    let mut offsets = [0; VALUES_AT_ONCE + 1];
+    let mut n = 0;
+    while n < offsets.len() {
+        offsets[n] = n;
+        n += 1;
+    }
+    offsets
+};
 
 /// The rows of candidates that an OverArch reads, bound to the tensors of a snapshot.
 #[derive(Debug)]
@@ -54,11 +64,39 @@ enum Lies {
     Index,
     /// One row a slot.
     Kept(Table),
-    LookedUp {
-        table: Arc<Table>,
-        values: Keys,
+    /// The rows of an item's values, added up.
+    Pooled {
+        looked_up: LookedUp,
         mean: bool,
     },
+    /// The rows of an item's values one after the other, and zeros behind the last.
+    Sequence(LookedUp, Cut),
+    /// 1 for each value that a sequence has, and zeros; without a column that of its id.
+    Mask(Option<Column>),
+}
+
+/// Values and the table that they are looked up in.
+#[derive(Debug)]
+struct LookedUp {
+    table: Arc<Table>,
+    values: Keys,
+}
+
+/// Which of an item's values a sequence takes.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    length: usize,
+    keep: Keep,
+}
+
+impl Cut {
+    fn of<'a>(&self, codes: &'a [u32]) -> &'a [u32] {
+        let cut = codes.len().saturating_sub(self.length);
+        match self.keep {
+            Keep::First => &codes[..codes.len() - cut],
+            Keep::Last => &codes[cut..],
+        }
+    }
 }
 
 /// The rows of a table that the values of an item take; -1 for none.
@@ -123,11 +161,18 @@ impl CandidateRows {
                 CandidateInput::Part => Lies::Kept(kept.take().ok_or_else(missing)?),
                 CandidateInput::Vector(n) => Lies::Kept(vectors.get(n).cloned().ok_or_else(missing)?),
                 CandidateInput::Feature(n) => {
-                    let spec = package.spec.overarch.iter().flat_map(|o| &o.features).nth(n);
-                    let spec = spec.ok_or_else(|| Error::internal("an input without its feature"))?;
-                    look_up(spec, package, columns, ids)
-                        .map_err(|e| e.within(format!("overarch.features `{}`", spec.name)))?
+                    let spec = feature(package, n)?;
+                    let looked_up = look_up(spec, package, columns, ids);
+                    let looked_up = looked_up.map_err(|e| e.within(format!("overarch.features `{}`", spec.name)))?;
+                    match spec.is_sequence() {
+                        true => Lies::Sequence(looked_up, cut(spec)),
+                        false => Lies::Pooled { looked_up, mean: spec.pooling == Pooling::Mean },
+                    }
                 }
+                CandidateInput::Mask(n) => Lies::Mask(match feature(package, n)?.source() {
+                    ID => None,
+                    source => Some(columns.column(source)?.clone()),
+                }),
             };
             Ok(Part { width: row.count(), lies })
         };
@@ -141,7 +186,9 @@ impl CandidateRows {
         let bytes = |part: &Part| match &part.lies {
             Lies::Index => index.row_bytes(),
             Lies::Kept(table) => of_table(table),
-            Lies::LookedUp { table, .. } => of_table(table),
+            Lies::Pooled { looked_up, .. } => of_table(&looked_up.table),
+            Lies::Sequence(looked_up, cut) => cut.length as u64 * of_table(&looked_up.table),
+            Lies::Mask(_) => 0,
         };
         self.parts.iter().map(bytes).sum()
     }
@@ -157,19 +204,32 @@ impl CandidateRows {
             match &part.lies {
                 Lies::Index => index.row(slot, here),
                 Lies::Kept(table) => self.pool(table, &[i64::from(slot.0)], false, here),
-                Lies::LookedUp { table, values: Keys::Id(rows), mean } => {
-                    self.pool(table, &rows[slot.index()..=slot.index()], *mean, here);
-                }
-                Lies::LookedUp { table, values: Keys::Codes(column, rows), mean } => {
-                    let codes = column.codes(slot);
-                    let row = |code: &u32| rows[*code as usize];
-                    if codes.len() <= CODES_AT_ONCE {
-                        let mut taken = [0; CODES_AT_ONCE];
-                        taken.iter_mut().zip(codes).for_each(|(taken, code)| *taken = row(code));
-                        self.pool(table, &taken[..codes.len()], *mean, here);
-                    } else {
-                        self.pool(table, &codes.iter().map(row).collect::<Vec<i64>>(), *mean, here);
+                Lies::Pooled { looked_up: LookedUp { table, values }, mean } => match values {
+                    Keys::Id(rows) => self.pool(table, &rows[slot.index()..=slot.index()], *mean, here),
+                    Keys::Codes(column, rows) => {
+                        let codes = column.codes(slot);
+                        let row = |code: &u32| rows[*code as usize];
+                        if codes.len() <= VALUES_AT_ONCE {
+                            let mut taken = [0; VALUES_AT_ONCE];
+                            taken.iter_mut().zip(codes).for_each(|(taken, code)| *taken = row(code));
+                            self.pool(table, &taken[..codes.len()], *mean, here);
+                        } else {
+                            self.pool(table, &codes.iter().map(row).collect::<Vec<i64>>(), *mean, here);
+                        }
                     }
+                },
+                Lies::Sequence(LookedUp { table, values }, cut) => match values {
+                    Keys::Id(rows) => self.in_turn(table, rows[slot.index()..=slot.index()].iter().copied(), here),
+                    Keys::Codes(column, rows) => {
+                        let codes = cut.of(column.codes(slot));
+                        self.in_turn(table, codes.iter().map(|code| rows[*code as usize]), here);
+                    }
+                },
+                Lies::Mask(column) => {
+                    let values = column.as_ref().map_or(1, |column| column.codes(slot).len());
+                    let (there, padding) = here.split_at_mut(values.min(here.len()));
+                    there.fill(1.0);
+                    padding.fill(0.0);
                 }
             }
         }
@@ -181,9 +241,36 @@ impl CandidateRows {
         let stride = out.len();
         pool::pool(self.kernels, &stored, &bags, &mut BagSums { data: out, stride, column: 0 });
     }
+
+    /// Writes rows of a table one after the other, as many as there is room for, and zeros behind the last.
+    fn in_turn(&self, table: &Table, mut rows: impl Iterator<Item = i64>, out: &mut [f32]) {
+        let Some(stored) = table.host_rows() else { return out.fill(0.0) };
+        let stride = table.width();
+        for data in out.chunks_mut(VALUES_AT_ONCE * stride) {
+            let (mut ids, mut count) = ([-1; VALUES_AT_ONCE], 0);
+            let places = data.len() / stride;
+            for (id, row) in ids[..places].iter_mut().zip(&mut rows) {
+                (*id, count) = (row, count + 1);
+            }
+            let bags = Bags { ids: &ids[..count], offsets: &ONE_BY_ONE[..=count], weights: None, mean: false };
+            let (there, padding) = data.split_at_mut(count * stride);
+            pool::pool(self.kernels, &stored, &bags, &mut BagSums { data: there, stride, column: 0 });
+            padding.fill(0.0);
+        }
+    }
 }
 
-fn look_up(spec: &FeatureSpec, package: &Package, columns: &Columns, ids: &Ids) -> Result<Lies> {
+/// One of `[[overarch.features]]`.
+fn feature(package: &Package, n: usize) -> Result<&FeatureSpec> {
+    let spec = package.spec.overarch.iter().flat_map(|o| &o.features).nth(n);
+    spec.ok_or_else(|| Error::internal("an input without its feature"))
+}
+
+fn cut(spec: &FeatureSpec) -> Cut {
+    Cut { length: spec.length.unwrap_or(0), keep: spec.keep.unwrap_or_default() }
+}
+
+fn look_up(spec: &FeatureSpec, package: &Package, columns: &Columns, ids: &Ids) -> Result<LookedUp> {
     let named = spec.table.as_deref().unwrap_or_default();
     let table = package.tables.iter().find(|t| t.name() == named);
     let table = table.ok_or_else(|| Error::internal(format!("no table `{named}`")))?.clone();
@@ -207,5 +294,5 @@ fn look_up(spec: &FeatureSpec, package: &Package, columns: &Columns, ids: &Ids) 
             Keys::Codes(column.clone(), (0..column.dictionary_len() as u32).map(of_code).collect())
         }
     };
-    Ok(Lies::LookedUp { table, values, mean: spec.pooling == Pooling::Mean })
+    Ok(LookedUp { table, values })
 }

@@ -32,7 +32,9 @@ mod store;
 pub mod vectors;
 mod workload;
 
-pub use calibration::{Calibration, Chosen, RECALIBRATION_FILE, Recalibration, RecallCurve, TARGETS, Wanted};
+pub use calibration::{
+    Calibration, Chosen, CodedCurve, RECALIBRATION_FILE, Recalibration, RecallCurve, TARGETS, Wanted,
+};
 pub use candidates::{CandidateRows, DeviceCandidates, RowSources};
 pub use ids::Ids;
 pub use load::Snapshot;

@@ -6,14 +6,15 @@
 //!
 //! Its output `logits` `[Q, K0, T]` becomes task scores through a sigmoid. A graph that is a program of ours ([`crate::dense`])
 //! runs over blocks of candidates, whose rows it takes straight from where they lie; any other runs in `rten` over copies of at
-//! most [`RUN_CANDIDATES`] rows. Either way the memory of a request does not grow with K0 times the width of a row.
+//! most [`RUN_CANDIDATES`] rows, fewer of them where they are wide. Either way the memory of a request does not grow with K0 times
+//! the width of a row, of which a sequence of values is `S` times its table's.
 
 use std::ops::Range;
 
 use super::Scratch;
 use super::part::ItemPart;
 use super::reads::{Candidates, Readable, Reads, Whose, check};
-use crate::dense::{ItemCut, Made, RowProgram, Size};
+use crate::dense::{ItemCut, Made, ReadGraph, RowProgram, Size};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{MapTarget, Operand, Unary};
 use crate::error::{Error, Kind, Result};
@@ -22,6 +23,9 @@ use crate::tower::{Graph, Input, Runs, Threads};
 
 /// Most candidates of one query that a run of `rten` scores.
 pub const RUN_CANDIDATES: usize = 2048;
+
+/// Most numbers of rows that such a run takes copies of, 64 MiB, but for those of a single candidate.
+const RUN_NUMBERS: usize = 1 << 24;
 
 const LOGITS: &str = "logits";
 
@@ -128,8 +132,15 @@ impl OverArch {
     }
 
     /// What scoring so many candidates costs, in multiply-adds and what takes as long: those of the program, or one for each of
-    /// the graph's weights and of the numbers of the user's tensors, which may meet each candidate.
+    /// the graph's weights and of the numbers of the user's tensors, which may meet each candidate; and the rows of sequences that
+    /// are looked up for it.
     pub fn work(&self, candidates: usize) -> usize {
+        let places: usize = self.reads.rows.iter().map(Readable::places).filter(|places| *places > 1).sum();
+        let looking_up = (places * ReadGraph::work_of_row(0)).saturating_mul(candidates);
+        looking_up.saturating_add(self.graph_work(candidates))
+    }
+
+    fn graph_work(&self, candidates: usize) -> usize {
         let user: usize = self.reads.user.iter().filter(|input| input.shape.len() > 1).map(Readable::count).sum();
         match &self.runs {
             Runs::Program(program) => program.work(candidates),
@@ -234,9 +245,10 @@ impl OverArch {
     fn run_graph(&self, scoring: &mut Scoring<'_>) -> Result<()> {
         let Scoring { candidates, threads, scratch, between, tasks } = scoring;
         let count = candidates.count;
-        for first in (0..count).step_by(RUN_CANDIDATES) {
+        let run = run_of(self.row_width());
+        for first in (0..count).step_by(run) {
             between()?;
-            let range = first..(first + RUN_CANDIDATES).min(count);
+            let range = first..(first + run).min(count);
             self.gather(candidates, range.clone(), scratch);
             let logits = self.run_some(candidates, range.clone(), &scratch.rows, threads)?;
             scratch.has_finite_logits &= logits.data().iter().all(|logit| logit.is_finite());
@@ -294,6 +306,11 @@ impl OverArch {
             ))),
         }
     }
+}
+
+/// Candidates of a run of `rten`, of so many numbers each.
+fn run_of(row_width: usize) -> usize {
+    (RUN_NUMBERS / row_width.max(1)).clamp(1, RUN_CANDIDATES)
 }
 
 fn logits(tasks: usize) -> Made {

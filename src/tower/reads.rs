@@ -57,6 +57,11 @@ impl Readable {
         self.shape.iter().product()
     }
 
+    /// Rows that lie each somewhere else: those of a sequence, or one.
+    pub(super) fn places(&self) -> usize {
+        self.shape.split_last().map_or(1, |(_, places)| places.iter().product())
+    }
+
     pub(super) fn sizes(&self, count: usize) -> Vec<usize> {
         let ahead: &[usize] = if self.whose == Whose::User { &[1] } else { &[1, count] };
         [ahead, &self.shape].concat()
@@ -152,7 +157,7 @@ impl Reads {
             Whose::Candidate if input.name == Reads::ITEM => NEAR_NUMBER_WORK * input.count(),
             Whose::Candidate if input.name == Reads::SIMILARITY => NEAR_NUMBER_WORK,
             Whose::Candidate if input.shape.is_empty() => COLUMN_WORK,
-            Whose::Candidate => ReadGraph::work_of_row(input.count()),
+            Whose::Candidate => input.places() * ReadGraph::work_of_row(input.shape.last().copied().unwrap_or(1)),
         };
         self.all().map(work).collect()
     }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sterling::embedding::Table;
 use sterling::ivf::Rescore;
+use sterling::pass::Residents;
 use sterling::publish::{Publish, publish, published};
 use sterling::snapshot::{PartFormat, Placement, PlacementOptions, Recipe, Snapshot, Store};
 use sterling::view::View;
 
-use crate::emulation::Random;
+use crate::emulation::{Random, device};
 use crate::onnx::{Onnx, floats, integers, value};
 use crate::whole_pass::{agree, both, gpu, heldout, request, root, view_of};
 
@@ -51,6 +52,14 @@ fn whole_pass_of_the_zoo_answers_as_on_the_cpu() {
         }
     }
     assert_eq!(with_sequences, 3);
+}
+
+#[test]
+fn whole_pass_over_sequences_of_candidates_is_left_to_the_cpu_with_the_reason() {
+    let store = tempfile::tempdir().unwrap();
+    let view = zoo(store.path(), "tags");
+    let error = Residents::new(device()).bytes_of(view.main()).unwrap_err().to_string();
+    assert!(error.contains("a reranker that reads sequences of the items' values"), "{error}");
 }
 
 /// Tables that a plan has in the memory of the card, whole or with room for a few rows.

@@ -503,7 +503,11 @@ fn packages_whose_parts_do_not_fit_are_refused_with_the_field() {
             "kind = \"ids\"\ntable = \"items\"\ncolumn = \"shelf\"\n\n[value]",
             "overarch.features `item_row`: column `shelf` holds texts",
         ),
-        ("pooling = \"mean\"", "pooling = \"none\"\nlength = 3", "overarch.features `item_brand`: a sequence"),
+        (
+            "pooling = \"mean\"",
+            "pooling = \"none\"\nlength = 3",
+            "overarch.onnx: `item_brand` has shape [?, ?, 2], expected [?, ?, 3, 2]",
+        ),
         (
             "kind = \"category\"\ntable = \"brands\"\npooling",
             "kind = \"dense\"\nwidth = 2\npooling",

@@ -30,7 +30,8 @@ fn calibration(view: &Arc<View>) -> &Calibration {
 
 /// How many are selected for a number of candidates at each target.
 fn selected(calibration: &Calibration, k: usize) -> &[usize] {
-    &calibration.curves.iter().find(|curve| curve.k == k && curve.pass_rate == 1.0).unwrap().selected
+    let curve = calibration.curves.iter().find(|curve| curve.k == k && curve.pass_rate == 1.0).unwrap();
+    curve.codes.as_ref().map_or(&[], |codes| &codes.selected)
 }
 
 /// What the codes of a version mean: the values that they name, or the signs of their rotation.
@@ -117,6 +118,55 @@ fn codes_are_read_where_they_pay_and_rows_where_not() {
     let exact: HashSet<i64> = explained[0].as_ref().unwrap().0.ids.iter().map(|id| id.0).collect();
     let found = asked(&view, json!({"vector": query, "k": 10})).0;
     assert!(found.iter().filter(|id| exact.contains(id)).count() >= 8);
+}
+
+#[test]
+fn what_takes_no_codes_is_searched_as_without_them() {
+    for (drawn, codes) in [
+        (Drawn { items: 6_000, width: 48, clusters: 40 }, CodeKind::Pq4),
+        (Drawn { items: 4_000, width: 320, clusters: 0 }, CodeKind::Rabitq),
+    ] {
+        let (with, without) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (of_codes, of_rows) =
+            (drawn.publish_by(with.path(), coded_by(codes)), drawn.publish_by(without.path(), Recipe::default()));
+        let mut curves = calibration(&of_codes).curves.clone();
+        let takes_more = |curve: &sterling::snapshot::RecallCurve| {
+            let codes = curve.codes.as_ref().map(|codes| codes.probes.iter().zip(&curve.probes));
+            codes.into_iter().flatten().all(|(by_codes, by_rows)| *by_codes == 0 || by_codes >= by_rows)
+        };
+        assert!(curves.iter().all(takes_more), "what is lost to codes is made good by lists");
+        curves.iter_mut().for_each(|curve| curve.codes = None);
+        assert_eq!(curves, calibration(&of_rows).curves);
+        // Nor is anything else of such a request another's: its lists, what they hold, what is read of it and what is found.
+        let of = |view: &Arc<View>, body: &Value| {
+            let (found, explain) = retrieve(view, std::slice::from_ref(body)).remove(0).unwrap();
+            let explain = explain.unwrap();
+            let read: Vec<u64> = explain.steps.iter().map(|step| step.bytes).collect();
+            (found.ids, (explain.probed, explain.scanned, explain.survivors, explain.candidates, read))
+        };
+        let mut took_none = 0;
+        for (n, k) in [10, 100, 999, 1000, 2500].into_iter().enumerate() {
+            for target in [0.5, 0.8, 0.9, 0.98, 0.999] {
+                for filter in ["", "half:1", "tenth:1", "hundredth:1"] {
+                    let query = drawn.vector((1 << 42) + n as u64);
+                    let body = json!({"vector": query, "k": k, "recall": target, "filter": filter, "explain": true});
+                    let (coded, plain) = (of(&of_codes, &body), of(&of_rows, &body));
+                    let pass_rate = match filter {
+                        "" => 1.0,
+                        _ => retrieve(&of_rows, std::slice::from_ref(&body)).remove(0).unwrap().1.unwrap().pass_rate,
+                    };
+                    let wanted = sterling::snapshot::Wanted { candidates: k, pass_rate, recall: target };
+                    let index = &of_codes.main().index;
+                    let chosen = calibration(&of_codes).choose(wanted, index.items(), index.lists());
+                    if chosen.by_codes.is_none() {
+                        took_none += 1;
+                        assert_eq!(coded, plain, "k = {k}, {target}, `{filter}`");
+                    }
+                }
+            }
+        }
+        assert!(took_none > 20, "{took_none} took no codes");
+    }
 }
 
 #[test]

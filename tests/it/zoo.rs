@@ -13,7 +13,7 @@ use crate::support::{Server, json as read, put, root};
 const TOLERANCE: f64 = 2e-4;
 
 /// What `python/make_zoo.py` makes.
-const ZOO: [&str; 6] = ["dcn", "deepfm", "din", "hstu", "mol", "sasrec"];
+const ZOO: [&str; 7] = ["dcn", "deepfm", "din", "hstu", "mol", "sasrec", "tags"];
 
 fn near(found: &Value, wanted: &Value, place: &str) {
     let (found, wanted) = (found.as_f64().unwrap(), wanted.as_f64().unwrap());

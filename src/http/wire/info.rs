@@ -11,7 +11,7 @@ use crate::embedding::Table;
 use crate::error::Result;
 use crate::model::{Merge, QuerySpec, VectorSpec};
 use crate::request::Retrieve;
-use crate::snapshot::{Calibration, RecallCurve, Snapshot, Wanted, placed};
+use crate::snapshot::{Calibration, CodedCurve, RecallCurve, Snapshot, Wanted, placed};
 use crate::tower::{FeatureKind, FeatureSpec, Readable, Whose};
 
 /// An item column of a snapshot.
@@ -177,9 +177,22 @@ pub struct CurveInfo {
     pub recall: Vec<f64>,
     /// What that mean is above with 95 % confidence.
     pub low: Vec<f64>,
-    /// How many the codes of a first pass select for each target, 0 where int8 rows are scanned; left out where there are none.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// The same by the codes of a first pass; left out where there are none. All else is that of int8 rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub codes: Option<CodedCurveInfo>,
+}
+
+/// What a search by the codes of a first pass takes for each target; zeros where int8 rows take less time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CodedCurveInfo {
+    /// How many the codes select.
     pub selected: Vec<usize>,
+    /// The lists; under a filter those that hold survivors.
+    pub probes: Vec<usize>,
+    /// The mean recall, less what is lost to codes.
+    pub recall: Vec<f64>,
+    /// What that is above, a bound of both together.
+    pub low: Vec<f64>,
 }
 
 /// A query that was recorded, as a body of `:retrieve`.
@@ -321,13 +334,19 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
 /// # Errors
 /// As [`Calibration::digest`].
 pub fn calibration_info(calibration: &Calibration) -> Result<CalibrationInfo> {
+    let coded = |c: &CodedCurve| CodedCurveInfo {
+        selected: c.selected.clone(),
+        probes: c.probes.clone(),
+        recall: c.recall.clone(),
+        low: c.low.clone(),
+    };
     let curve = |c: &RecallCurve| CurveInfo {
         k: c.k,
         pass_rate: c.pass_rate,
         probes: c.probes.clone(),
         recall: c.recall.clone(),
         low: c.low.clone(),
-        selected: c.selected.clone(),
+        codes: c.codes.as_ref().map(coded),
     };
     Ok(CalibrationInfo {
         digest: calibration.digest()?,

@@ -33,8 +33,8 @@ pub use inference::{
     inference, inference_answer, inference_model,
 };
 pub use info::{
-    CalibrationInfo, ColumnInfo, CurveInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList, QueryLine,
-    ShardInfo, TableInfo, VersionInfo, VersionList, calibration_info, column_info, model_info,
+    CalibrationInfo, CodedCurveInfo, ColumnInfo, CurveInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList,
+    QueryLine, ShardInfo, TableInfo, VersionInfo, VersionList, calibration_info, column_info, model_info,
 };
 pub use items::{
     DeleteRequest, DeleteResponse, FailedShard, ItemResponse, ItemUpsert, MergeResponse, PositionResponse, RefusedItem,

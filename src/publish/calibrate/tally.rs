@@ -4,7 +4,7 @@ use super::confidence::bounded;
 use super::depth::{Depths, ScanTimes};
 use super::share::{PASS_RATES, Share};
 use crate::ivf::{Ahead, Margins, Pace, Rates, Seen, WideRows, next_look};
-use crate::snapshot::{RecallCurve, TARGETS};
+use crate::snapshot::{CodedCurve, RecallCurve, TARGETS};
 use crate::units::ListId;
 
 /// Numbers of candidates that are measured.
@@ -106,6 +106,11 @@ impl Tally {
         bounded(self.hits[probes - 1], self.squares[probes - 1], queries, self.k)
     }
 
+    /// The fewest lists, `least` or more, whose recall is above a target with 95 % confidence.
+    fn probes_for(&self, queries: usize, target: f64, least: usize) -> Option<usize> {
+        (least..=self.hits.len()).find(|&probes| self.recall(probes, queries).1 >= target)
+    }
+
     /// What searches may leave ahead of them, as a share of K, and still reach a recall with 95 % confidence.
     fn left_for(&self, target: f64) -> f64 {
         let reaches = |left: f64| {
@@ -138,14 +143,12 @@ pub(super) struct Choices<'a> {
 }
 
 /// A point of a curve.
+#[derive(Clone, Copy, Default)]
 struct Point {
     probes: usize,
     recall: f64,
     low: f64,
-    /// What codes select; 0 where int8 rows are scanned.
-    selected: usize,
-    /// What codes lose, with 95 % confidence.
-    lost: f64,
+    left: f64,
 }
 
 impl Choices<'_> {
@@ -154,33 +157,37 @@ impl Choices<'_> {
         self.depths.iter().find(|depths| (depths.share, depths.k) == (tally.share, tally.k))
     }
 
-    /// The way of a tally that reaches a target in the least time, and probes `least` lists at least.
-    fn point(&self, tally: &Tally, queries: usize, target: f64, least: usize) -> Point {
-        let probes = |target: f64| {
-            let reaches = |probes: &usize| tally.recall(*probes, queries).1 >= target;
-            (least..=tally.hits.len()).find(reaches)
-        };
-        let by_rows = probes(target).unwrap_or(tally.hits.len());
+    /// What int8 rows take to reach a target, `least` lists at least.
+    fn by_rows(tally: &Tally, queries: usize, target: f64, least: usize) -> Point {
+        let probes = tally.probes_for(queries, target, least).unwrap_or(tally.hits.len());
+        let (recall, low) = tally.recall(probes, queries);
+        Point { probes, recall, low, left: tally.left_for(target) }
+    }
+
+    /// How many codes are to select, and what they take then, where that is clearly less time than `rows` take.
+    fn by_codes(&self, tally: &Tally, queries: usize, target: f64, rows: &Point) -> Option<(usize, Point)> {
         let times = &self.times[tally.share];
-        let mut time = Rates::CLEARLY * times.by_rows(by_rows, self.rows.selected(tally.k));
-        let (recall, low) = tally.recall(by_rows, queries);
-        let mut point = Point { probes: by_rows, recall, low, selected: 0, lost: 0.0 };
-        let Some(depths) = self.of(tally) else { return point };
-        for (selected, lost, lost_most) in depths.lost(queries) {
-            let Some(probes) = probes(target + lost_most) else { continue };
-            let by_codes = times.by_codes(probes, selected);
-            if by_codes < time {
+        let mut time = Rates::CLEARLY * times.by_rows(rows.probes, self.rows.selected(tally.k));
+        let mut best = None;
+        for (selected, lost, lost_most) in self.of(tally)?.lost(queries) {
+            let Some(probes) = tally.probes_for(queries, target + lost_most, rows.probes) else { continue };
+            let takes = times.by_codes(probes, selected);
+            if takes < time {
                 let (recall, low) = tally.recall(probes, queries);
-                time = by_codes;
-                let (recall, low) = ((recall - lost).max(0.0), (low - lost_most).max(0.0));
-                point = Point { probes, recall, low, selected, lost: lost_most };
+                time = takes;
+                best = Some((
+                    selected,
+                    lost_most,
+                    Point { probes, recall: (recall - lost).max(0.0), low: (low - lost_most).max(0.0), left: 0.0 },
+                ));
             }
         }
-        point
+        best.map(|(selected, lost, point)| (selected, Point { left: tally.left_for(target + lost), ..point }))
     }
 }
 
-/// The curves of tallies, none of which takes fewer lists than one of fewer candidates or more survivors.
+/// The curves of tallies, none of which takes fewer lists than one of fewer candidates or more survivors by the same means: those of
+/// int8 rows are what they would be without codes.
 pub(super) fn curves(tallies: &[Tally], queries: usize, choices: &Choices<'_>) -> Vec<RecallCurve> {
     let mut curves: Vec<RecallCurve> = Vec::new();
     for tally in tallies {
@@ -191,20 +198,24 @@ pub(super) fn curves(tallies: &[Tally], queries: usize, choices: &Choices<'_>) -
             // Nor does a lower target take more lists.
             let lower = points.last().map_or(1, |point| point.probes);
             let least = curves.iter().filter(below).map(|c| c.probes[n]).fold(lower, usize::max);
-            points.push(choices.point(tally, queries, *target, least));
+            points.push(Choices::by_rows(tally, queries, *target, least));
         }
-        let is_by_codes = choices.of(tally).is_some();
-        let left = |(target, point): (&f64, &Point)| tally.left_for(target + point.lost);
-        let digits = |x: f64| (x * 1e5).floor() / 1e5;
-        curves.push(RecallCurve {
-            k: tally.k,
-            pass_rate,
-            probes: points.iter().map(|point| point.probes).collect(),
-            recall: points.iter().map(|point| digits(point.recall)).collect(),
-            low: points.iter().map(|point| digits(point.low)).collect(),
-            left: TARGETS.iter().zip(&points).map(left).map(digits).collect(),
-            selected: points.iter().filter(|_| is_by_codes).map(|point| point.selected).collect(),
+        let codes = choices.of(tally).map(|_| {
+            let by_codes = |(target, point): (&f64, &Point)| choices.by_codes(tally, queries, *target, point);
+            let points = TARGETS.iter().zip(&points).map(by_codes).map(Option::unwrap_or_default);
+            let (selected, points): (Vec<usize>, Vec<Point>) = points.unzip();
+            let (probes, [recall, low, left]) = columns(&points);
+            CodedCurve { selected, probes, recall, low, left }
         });
+        let (probes, [recall, low, left]) = columns(&points);
+        curves.push(RecallCurve { k: tally.k, pass_rate, probes, recall, low, left, codes });
     }
     curves
+}
+
+/// Points as a curve holds them: lists, and recall, low and left to five digits.
+fn columns(points: &[Point]) -> (Vec<usize>, [Vec<f64>; 3]) {
+    let digits = |of: fn(&Point) -> f64| points.iter().map(|point| (of(point) * 1e5).floor() / 1e5).collect();
+    let probes = points.iter().map(|point| point.probes).collect();
+    (probes, [digits(|point| point.recall), digits(|point| point.low), digits(|point| point.left)])
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{CandidateRows, Keys, Lies, Part};
+use super::{CandidateRows, Keys, Lies, LookedUp, Part};
 use crate::device::cuda::Device;
 use crate::device::cuda::memory::Array;
 use crate::device::cuda::ops::bags::{SlotKeys, SumsTo, TableRows, pool_slots};
@@ -41,7 +41,7 @@ impl DeviceCandidates {
     /// have on average; tables that others have copied stay where they are.
     ///
     /// # Errors
-    /// `Unsupported` for a table of more rows than a key tells apart; `Overloaded` where the device has not enough memory.
+    /// `Unsupported` for sequences, and for a table of more rows than a key tells apart; `Overloaded` where the device has not enough memory.
     pub fn copy(device: &Device, rows: &CandidateRows, tables: &mut DeviceTables, spare: usize) -> Result<Self> {
         let mut column = 0;
         let mut part = |part: &Part| -> Result<DevicePart> {
@@ -49,7 +49,7 @@ impl DeviceCandidates {
             let table = match &part.lies {
                 Lies::Index => None,
                 Lies::Kept(table) => Some((Arc::new(rows_of(device, table, spare)?), SlotKeys::default())),
-                Lies::LookedUp { table, values, mean } => {
+                Lies::Pooled { looked_up: LookedUp { table, values }, mean } => {
                     let host = values.host()?;
                     let (keys, offsets) = match &host.offsets {
                         None => (device.copy_with_room(&host.keys, spare)?, None),
@@ -62,6 +62,9 @@ impl DeviceCandidates {
                         }
                     };
                     Some((tables.copy(device, table)?, SlotKeys { keys: Some(keys), offsets, is_mean: *mean }))
+                }
+                Lies::Sequence(..) | Lies::Mask(_) => {
+                    return Err(Error::unsupported("a reranker that reads sequences of the items' values"));
                 }
             };
             let placed = DevicePart { column, table, spare_keys };
@@ -97,21 +100,22 @@ impl DeviceCandidates {
                     }
                     to.bytes.write_at(first as usize * to.format.row_bytes(to.width)?, rows.bytes())?;
                 }
-                (Lies::LookedUp { values, .. }, Some((_, SlotKeys { keys: Some(to), offsets, .. }))) => {
-                    match (values.host()?, offsets) {
-                        (HostKeys { keys, offsets: None }, None) => to.write_at(first as usize, &keys)?,
-                        (HostKeys { keys, offsets: Some(starts) }, Some(offsets)) => {
-                            let full = || Error::overloaded(format!("no room on the device for {} keys", keys.len()));
-                            let place = on_device.spare_keys.lend(keys.len() as u32).ok_or_else(full)?;
-                            let at = place.places().start;
-                            to.write_at(at as usize, &keys)?;
-                            let starts: Vec<u32> = starts.iter().map(|start| start + at).collect();
-                            offsets.write_at(first as usize, &starts)?;
-                            lent.push(place);
-                        }
-                        _ => return Err(unlike()),
+                (
+                    Lies::Pooled { looked_up: LookedUp { values, .. }, .. },
+                    Some((_, SlotKeys { keys: Some(to), offsets, .. })),
+                ) => match (values.host()?, offsets) {
+                    (HostKeys { keys, offsets: None }, None) => to.write_at(first as usize, &keys)?,
+                    (HostKeys { keys, offsets: Some(starts) }, Some(offsets)) => {
+                        let full = || Error::overloaded(format!("no room on the device for {} keys", keys.len()));
+                        let place = on_device.spare_keys.lend(keys.len() as u32).ok_or_else(full)?;
+                        let at = place.places().start;
+                        to.write_at(at as usize, &keys)?;
+                        let starts: Vec<u32> = starts.iter().map(|start| start + at).collect();
+                        offsets.write_at(first as usize, &starts)?;
+                        lent.push(place);
                     }
-                }
+                    _ => return Err(unlike()),
+                },
                 _ => return Err(unlike()),
             }
         }

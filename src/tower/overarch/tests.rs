@@ -62,6 +62,13 @@ fn scores_are_the_sigmoids_of_the_graph_whatever_the_number_of_candidates() {
 }
 
 #[test]
+fn a_run_of_wide_rows_is_short() {
+    for (width, candidates) in [(0, RUN_CANDIDATES), (64, RUN_CANDIDATES), (1 << 20, 16), (1 << 25, 1)] {
+        assert_eq!(run_of(width), candidates, "{width}");
+    }
+}
+
+#[test]
 fn a_graph_of_another_shape_is_refused() {
     refused(OverArch::new(graph("user"), &readable(4), 2), "user: no output `logits`; it has: query");
     refused(OverArch::new(graph("overarch"), &readable(8), 2), "overarch: `query` has shape [?, 4], expected [?, 8]");
