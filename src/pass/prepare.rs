@@ -155,13 +155,15 @@ fn chosen(view: &View, candidates: &[Vec<(ItemId, f32)>]) -> Result<Vec<Vec<(f32
 fn search(view: &View, request: &Retrieve) -> Result<Search> {
     let mut excluded: Vec<Slot> = request.exclude.iter().filter_map(|&id| view.slot(id)).collect();
     excluded.sort_unstable();
+    // What updates have brought to other shards is not known here.
+    let found_max = if view.main().manifest.shard.is_some() { limits::CANDIDATES_MAX } else { view.items() };
     let k0 = |own: Option<usize>| {
         let candidates = request.candidates.or(own).unwrap_or_else(|| view.main().candidates(request.k));
-        candidates.max(request.k).min(view.items_of_all())
+        candidates.max(request.k).min(found_max)
     };
     let queries = view.main().package.spec.queries();
     let k0_of = |query: &QuerySpec| match request.query_candidates.get(&query.name) {
-        Some(&candidates) => candidates.min(view.items_of_all()),
+        Some(&candidates) => candidates.min(found_max),
         None => k0(query.candidates),
     };
     let k0: Vec<usize> = if queries.is_empty() { vec![k0(None)] } else { queries.iter().map(k0_of).collect() };

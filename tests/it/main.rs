@@ -5,6 +5,7 @@
 mod access;
 mod bench;
 mod browse;
+mod candidate_sequences;
 mod catalogue;
 mod chaos;
 mod contract;
@@ -25,6 +26,9 @@ mod journal;
 mod merge;
 #[cfg(feature = "nats")]
 mod nats;
+// Streams alone want all of its faults.
+#[cfg_attr(not(feature = "nats"), allow(dead_code))]
+mod network;
 mod onnx;
 mod out_of_core;
 mod packages;

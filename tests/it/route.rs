@@ -9,6 +9,7 @@ use sterling::publish::Publish;
 use sterling::snapshot::shard_of;
 use sterling::units::ItemId;
 
+use crate::network::Wire;
 use crate::support::{Server, agent, put, sterling};
 use crate::{contract, queries, shards};
 
@@ -28,8 +29,13 @@ pub fn serve_at(store: &Path, shard: &str, listen: &str) -> Server {
 
 /// A router over servers.
 pub fn route<'a>(servers: impl IntoIterator<Item = &'a str>) -> Server {
+    route_looking_every(100, servers)
+}
+
+/// A router that looks at its servers every so many milliseconds.
+fn route_looking_every<'a>(refresh_ms: u32, servers: impl IntoIterator<Item = &'a str>) -> Server {
     let mut command = sterling();
-    command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ROUTE__REFRESH_MS", "100");
+    command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ROUTE__REFRESH_MS", refresh_ms.to_string());
     command.args(["route", "--listen", "127.0.0.1:0"]).stderr(Stdio::null());
     for server in servers {
         command.args(["--server", server]);
@@ -245,6 +251,42 @@ fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
 }
 
 #[test]
+fn a_network_that_cuts_or_swallows_costs_the_shard_behind_it_and_nobody_waits_for_ever() {
+    let folder = tempfile::tempdir().unwrap();
+    let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::ivf::Rescore::F16) };
+    put(folder.path(), &what).unwrap();
+    let servers: Vec<Server> = (0..2).map(|shard| serve_shard(folder.path(), shard)).collect();
+    let wire = Wire::to(servers[1].address.rsplit(':').next().unwrap().parse().unwrap());
+    let far = wire.address();
+    let router = route([servers[0].address.as_str(), &far]);
+    let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 700, "exact": true, "timeout_ms": 1500});
+    let (whole, part) = ("/v1/models/vectors:retrieve", "/v1/models/vectors:retrieve?min_coverage=0.1");
+    let own = servers[0].get_json("/v1/models/vectors")["items"].as_u64().unwrap();
+    let expected = router.ask(whole, &body);
+    assert_eq!((expected["coverage"].as_f64(), expected["items"].as_array().map(Vec::len)), (Some(1.0), Some(700)));
+    // Swallowed: connections stand, and nothing comes; cut: they end, and new ones end at once. Known of late, then long known.
+    for fault in [Wire::swallow, Wire::cut] {
+        fault(&wire);
+        for pause in [0, 800] {
+            std::thread::sleep(Duration::from_millis(pause));
+            let start = Instant::now();
+            let answer = router.ask(part, &body);
+            assert_eq!(answer["coverage"].as_f64(), Some(own as f64 / 700.0), "{answer}");
+            assert_eq!(
+                (&answer["missing"][0]["shard"], answer["items"].as_array().map(Vec::len)),
+                (&json!(1), Some(own as usize))
+            );
+            let (status, problem) = router.post(whole, &body);
+            assert_eq!((status, &problem["code"]), (503, &json!("partial")), "{problem}");
+            assert!(start.elapsed() < Duration::from_secs(5), "within the deadlines of both: {:?}", start.elapsed());
+        }
+        wire.mend();
+        until("it answers again", || router.post(whole, &body).0 == 200);
+        assert_eq!(router.ask(whole, &body)["items"], expected["items"]);
+    }
+}
+
+#[test]
 fn a_version_answers_when_every_shard_has_it() {
     let folder = tempfile::tempdir().unwrap();
     let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::ivf::Rescore::None) };
@@ -294,7 +336,8 @@ fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
     let servers = [Server::start(folder.path()), Server::start(folder.path())];
     // By a name, which may stand for addresses that nobody listens at.
     let names = servers.each_ref().map(|server| server.address.replace("127.0.0.1", "localhost"));
-    let router = route(names.iter().map(String::as_str));
+    // Requests find out that one hangs, not looks: it is asked again once it is forgotten that it was slower than the other.
+    let router = route_looking_every(5000, names.iter().map(String::as_str));
     let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 5, "timeout_ms": 20_000});
     let ask = || router.ask("/v1/models/vectors:retrieve", &body)["items"].clone();
     let count = |server: &Server, name: &str| {

@@ -13,7 +13,7 @@ use sterling::error::{Kind, Result};
 use sterling::journal::nats::{Nats, NatsOptions};
 use sterling::journal::{Append, Journal, Journals, Record, StreamOptions, Topic};
 
-use super::{Broker, Stop, Wire, ask};
+use super::{Broker, Stop, ask};
 use crate::support::until;
 
 fn connect(servers: String) -> Nats {
@@ -196,7 +196,7 @@ fn nothing_that_was_acknowledged_is_lost_or_twice_when_the_broker_is_killed() {
 #[test]
 fn a_server_that_is_cut_off_says_so_and_catches_up_while_others_go_on() {
     let broker = Broker::start();
-    let wire = Wire::to(&broker);
+    let wire = broker.behind_a_wire();
     let journals = [open(wire.url()), open(broker.url())];
     let acknowledged = write(&journals, || {
         for _ in 0..2 {
@@ -288,7 +288,7 @@ fn what_a_stream_has_let_go_of_is_refused_and_the_rest_is_read() {
 #[test]
 fn nobody_is_kept_from_writing_by_others_that_are_nearer() {
     let broker = Broker::start();
-    let wire = Wire::to(&broker);
+    let wire = broker.behind_a_wire();
     wire.delay(Duration::from_millis(15));
     let far = open(wire.url());
     let near = [open(broker.url()), open(broker.url())];
@@ -310,7 +310,7 @@ fn nobody_is_kept_from_writing_by_others_that_are_nearer() {
 #[test]
 fn messages_that_somebody_has_not_read_when_they_go_are_missed_aloud() {
     let broker = Broker::start();
-    let wire = Wire::to(&broker);
+    let wire = broker.behind_a_wire();
     let (cut_off, other) = (open(wire.url()), open(broker.url()));
     append(&*other, vec![b"one".to_vec()], None).unwrap();
     reached(&*cut_off, 1);
@@ -341,7 +341,7 @@ fn a_message_that_is_missing_between_others_ends_following() {
     // As one makes it by hand, who may also delete from it.
     let stream = json!({"name": "sterling-m", "subjects": ["sterling.m"], "storage": "file"}).to_string();
     assert!(ask(broker.port, "$JS.API.STREAM.CREATE.sterling-m", &stream).is_some());
-    let wire = Wire::to(&broker);
+    let wire = broker.behind_a_wire();
     let (cut_off, other) = (open(wire.url()), open(broker.url()));
     wire.cut();
     fill(&*other, 0, 6, 1);
@@ -358,7 +358,7 @@ fn a_message_that_is_missing_between_others_ends_following() {
 #[test]
 fn messages_that_were_lost_and_written_anew_are_told_from_those_that_were_seen() {
     let mut broker = Broker::start();
-    let wire = Wire::to(&broker);
+    let wire = broker.behind_a_wire();
     let journal = open(wire.url());
     fill(&*journal, 0, 3, 1);
     let mut follower = journal.follow(3).unwrap();

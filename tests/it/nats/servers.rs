@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{Broker, Stop, Wire, ask};
+use super::{Broker, Stop, ask};
+use crate::network::Wire;
 use crate::support::{Server, agent, ids, put, sterling, until, vectors};
 
 /// A store of its own with thirty items.
@@ -79,7 +80,7 @@ struct Written {
 impl Cluster {
     fn start() -> Self {
         let broker = Broker::start();
-        let wire = Wire::to(&broker);
+        let wire = broker.behind_a_wire();
         let folders = [(); 2].map(|()| published());
         let servers = vec![serve(&folders[0], &wire.url()), serve(&folders[1], &broker.url())];
         Cluster { broker, wire, folders, servers }
@@ -187,7 +188,7 @@ fn nothing_is_lost_or_twice_when_servers_and_brokers_are_killed_and_networks_are
 #[test]
 fn a_server_that_is_cut_off_warns_and_one_that_has_missed_updates_is_not_ready() {
     let broker = Broker::start();
-    let wire = Wire::to(&broker);
+    let wire = broker.behind_a_wire();
     let folders = [(); 2].map(|()| published());
     let (cut_off, other) = (serve(&folders[0], &wire.url()), serve(&folders[1], &broker.url()));
     let upsert = |n: i64| {
