@@ -31,6 +31,7 @@ pub mod items;
 pub mod ivf;
 pub mod journal;
 pub mod limits;
+pub mod locks;
 pub mod model;
 pub mod npy;
 pub mod objects;

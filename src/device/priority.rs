@@ -49,10 +49,22 @@ impl Background {
     /// # Errors
     /// `Io` where no thread can be had.
     pub fn pool(self, name: &'static str, threads: usize) -> Result<ThreadPool> {
-        let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(move |_| name.into());
-        let pool = pool.start_handler(move |_| self.take()).build();
-        pool.map_err(|e| Error::io(format!("threads: {name}"), std::io::Error::other(e)))
+        built(name, ThreadPoolBuilder::new().num_threads(threads).start_handler(move |_| self.take()))
     }
+}
+
+/// One thread of the usual priority, which divides nothing among others: what is made of a few items is not worth it, and threads
+/// that look for work are in the way of requests.
+///
+/// # Errors
+/// `Io` where no thread can be had.
+pub fn alone(name: &'static str) -> Result<ThreadPool> {
+    built(name, ThreadPoolBuilder::new().num_threads(1))
+}
+
+fn built(name: &'static str, pool: ThreadPoolBuilder) -> Result<ThreadPool> {
+    let pool = pool.thread_name(move |_| name.into()).build();
+    pool.map_err(|e| Error::io(format!("threads: {name}"), std::io::Error::other(e)))
 }
 
 /// Leaves the core for a tenth of a millisecond, where this is a thread of [`Background::Last`] that has not for one: threads that

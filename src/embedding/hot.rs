@@ -15,6 +15,7 @@ use crate::device::cpu::pool::Rows;
 use crate::device::cuda::ops::bags::{IdBags, SumsTo, TableRows, place_rows, pool_staged};
 use crate::device::cuda::{Array, Device};
 use crate::error::{Error, Result};
+use crate::locks::locked;
 
 /// The places of one table.
 #[derive(Debug)]
@@ -109,7 +110,7 @@ impl HotTables {
 
     fn lock(&self) -> MutexGuard<'_, HotState> {
         // Of whoever panicked `is_filled` tells.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

@@ -11,6 +11,7 @@ use super::meters::Meters;
 use super::options::Options;
 use super::queue::{self, Bounds, Queue, Refused};
 use super::ticket::{Ledger, closing};
+use crate::locks::locked;
 use crate::request::Priority;
 
 /// A worker that has nothing to do for so long is told to rest.
@@ -90,7 +91,7 @@ impl<B: Backend> Shared<B> {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Queue<JobOf<B>>> {
         // No code of a backend runs under the lock, so that no panic of one leaves the queue half changed.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.queue)
     }
 
     /// Waits for work, for [`REST_AFTER`] at most; true where nobody woke the worker by then.
@@ -181,7 +182,7 @@ impl<B: Backend> Shared<B> {
     }
 
     pub(super) fn threads(&self) -> MutexGuard<'_, Vec<Hand>> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.threads)
     }
 
     pub(super) fn finish(&self, life: Life, done: Duration) {

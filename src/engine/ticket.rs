@@ -1,12 +1,13 @@
 //! The way back to a caller, and the memory held on its behalf.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
+use crate::locks::locked;
 
 /// Memory of all requests that were taken in and not yet answered.
 #[derive(Debug)]
@@ -134,7 +135,7 @@ impl<A> Ticket<A> {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Open<A>>> {
         // Taking the sender out is all that ever happens under the lock.
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.open)
     }
 }
 

@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use rayon::ThreadPoolBuilder;
 use rayon::prelude::*;
 
 use super::calls::{Call, Calls};
 use super::state::Fresh;
 use super::update::Update;
-use crate::device::priority::Background;
+use crate::device::priority::{self, Background};
 use crate::error::{Error, Result};
 use crate::journal::{Append, Done, Follower, Journal, Journals, Record, Topic};
+use crate::locks::locked;
 use crate::registry::{Declared, Loader, Snapshots, is_passing};
 use crate::snapshot::{Snapshot, check_name};
 use crate::view::{Live, Shown};
@@ -126,7 +126,7 @@ impl Feed {
 
     fn calls(&self) -> MutexGuard<'_, Calls> {
         // What a panic leaves undone is one key.
-        self.calls.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        locked(&self.calls)
     }
 
     /// Takes note of the call that an update tells of.
@@ -176,7 +176,7 @@ impl Feeds {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Topic, Arc<Feed>>> {
-        self.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        locked(&self.open)
     }
 }
 
@@ -220,11 +220,7 @@ fn follow(feed: Arc<Feed>, main: Arc<Snapshot>, live: &Live) -> Result<()> {
     following.fresh.caught_up()?;
     live.show(following.fresh.view()?);
     let shown = live.shared();
-    // What is made of a few rows is not worth dividing among threads that would be in the way of requests: in a pool of one
-    // nothing is.
-    let thread = ThreadPoolBuilder::new().num_threads(1).thread_name(|_| "updates".into()).build();
-    let thread = thread.map_err(|e| Error::io("a thread", std::io::Error::other(e)))?;
-    thread.spawn(move || following.run(&shown));
+    priority::alone("updates")?.spawn(move || following.run(&shown));
     Ok(())
 }
 

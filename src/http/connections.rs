@@ -6,7 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -21,6 +21,8 @@ use super::app::Host;
 use super::gate::{self, PlainRequest};
 use super::options::Options;
 use super::streams::Streams;
+
+use crate::locks::locked;
 
 /// No request has begun.
 const IDLE: u8 = 0;
@@ -172,7 +174,7 @@ impl Connections {
     }
 
     fn open(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Connection>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.open)
     }
 
     /// Takes a connection in.

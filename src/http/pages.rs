@@ -6,7 +6,7 @@
 //! is whole, that the request is the same, and that its version and view are still there.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::error::{Error, Result};
 use crate::limits::{CANDIDATES_MAX, RESULTS_MAX};
+use crate::locks::locked;
 use crate::registry::{Loaded, Registry, Which};
 use crate::request::{Answer, Content, Ranked, Reading, Retrieve};
 use crate::view::View;
@@ -184,7 +185,7 @@ pub(super) struct Pages(Arc<Mutex<VecDeque<Kept>>>);
 
 impl Pages {
     fn kept(&self) -> MutexGuard<'_, VecDeque<Kept>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 
     /// Keeps the view of a page for the next one, in a runtime.

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -17,6 +17,8 @@ use hyper::body::{Frame, SizeHint};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::options::Options;
+
+use crate::locks::locked;
 
 /// Answers that share a connection without keeping each other waiting for long.
 const ANSWERS_ABREAST: u64 = 16;
@@ -49,7 +51,7 @@ impl Streams {
     }
 
     fn under(&self) -> MutexGuard<'_, Under> {
-        self.under.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.under)
     }
 
     fn age(&self) -> u64 {

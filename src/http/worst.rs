@@ -3,9 +3,11 @@
 //! Those of the present window and of the one before are kept, the same number of each, so that there is always something to look at and
 //! nothing is older than two windows. What does not belong there costs two reads of a number.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::locks::locked;
 
 /// How much is kept of a window.
 const KEPT: usize = 32;
@@ -49,7 +51,7 @@ impl<T: Clone> Worst<T> {
             return;
         }
         let told = tell();
-        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut windows = locked(&self.windows);
         self.turn(&mut windows, now);
         let place = windows.now.partition_point(|(kept, _)| *kept >= badness);
         windows.now.insert(place, (badness, told));
@@ -73,7 +75,7 @@ impl<T: Clone> Worst<T> {
 
     /// What is kept of both windows, worst first.
     pub(super) fn list(&self) -> Vec<T> {
-        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut windows = locked(&self.windows);
         self.turn(&mut windows, self.start.elapsed().as_micros() as u64);
         let mut all: Vec<&(u64, T)> = windows.now.iter().chain(&windows.before).collect();
         all.sort_by_key(|(badness, _)| std::cmp::Reverse(*badness));

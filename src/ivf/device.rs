@@ -9,6 +9,7 @@ use super::pace::Pace;
 use super::probing::Probing;
 use super::view::{Index, WideRows};
 use crate::device::buffer::Buffer;
+use crate::device::cpu::kernels::BLOCK;
 use crate::device::cuda::ops::looks::{Judged, Lookout, Looks, Schedule};
 use crate::device::cuda::ops::rows::{ItemRows, RowKind};
 use crate::device::cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, LiveItems, Order};
@@ -127,7 +128,7 @@ impl DeviceIndex {
     pub fn put(&self, device: &Device, other: &Index, first: u32) -> Result<BesideLists> {
         let (of, at, groups) = (&self.lists, first as usize, self.lists.groups);
         let (rows, kind) = wide_rows(other);
-        if kind != self.kind || other.dimension() != self.dimension || !at.is_multiple_of(16) {
+        if kind != self.kind || other.dimension() != self.dimension || !at.is_multiple_of(BLOCK) {
             let what = format!("{kind:?} rows of {} numbers at slot {first}", other.dimension());
             return Err(Error::internal(format!("{what}, expected {:?} of {} at a block", self.kind, self.dimension)));
         }
@@ -226,7 +227,8 @@ impl DeviceIndex {
         for (beside, eligible) in &parts.beside {
             match beside.are_probed {
                 true => items.push(beside.lists.items(device, &scanned)?),
-                false => items.push(beside.scan_all(device, to, Some(eligible))?),
+                false => items
+                    .push(beside.scan_all(device, to, |lists, order| lists.scan(device, to, order, Some(eligible)))?),
             }
         }
         Ok((looks.ends, items))
@@ -256,12 +258,9 @@ impl DeviceIndex {
         for (beside, live) in &parts.beside {
             match (beside.are_probed, live) {
                 (true, live) => items.push(scan(&beside.lists, live.as_ref())?),
-                (false, None) => items.push(beside.scan_all(device, to, None)?),
-                (false, Some(live)) => {
-                    let words = device.copy(&vec![live.words.address(); to.queries()])?;
-                    let eligible = Eligible { words: &words, firsts: live.firsts };
-                    items.push(beside.scan_all(device, to, Some(&eligible))?);
-                }
+                (false, live) => items.push(
+                    beside.scan_all(device, to, |lists, order| scan_live(device, lists, to, (order, live.as_ref())))?,
+                ),
             }
         }
         Ok(items)
@@ -305,13 +304,18 @@ impl BesideLists {
         self.longest[lists.min(self.longest.len() - 1)]
     }
 
-    /// Scans all lists for every query. Returns their items, of each query.
-    fn scan_all(&self, device: &Device, to: &Collection, eligible: Option<&Eligible<'_>>) -> Result<Array<u64>> {
+    /// Has all lists scanned for every query, by `scan`. Returns their items, of each query.
+    fn scan_all(
+        &self,
+        device: &Device,
+        to: &Collection,
+        scan: impl FnOnce(&BlockLists, &Order<'_>) -> Result<()>,
+    ) -> Result<Array<u64>> {
         let (queries, lists) = (to.queries(), self.lists.lists());
         let order: Vec<u32> = (0..lists as u32).collect();
         let (order, counts) = (device.copy(&order.repeat(queries))?, device.copy(&vec![lists as u32; queries])?);
         let order = Order::first(&order, &counts, lists);
-        self.lists.scan(device, to, &order, eligible)?;
+        scan(&self.lists, &order)?;
         self.lists.items(device, &order)
     }
 }

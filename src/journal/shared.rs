@@ -3,6 +3,8 @@
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use crate::locks::locked;
+
 /// The state, and the bell.
 #[derive(Debug, Default)]
 pub(super) struct Shared<S> {
@@ -17,7 +19,7 @@ impl<S> Shared<S> {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, S> {
         // What is done under the lock does not panic.
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        locked(&self.state)
     }
 
     pub(super) fn change(&self, change: impl FnOnce(&mut S)) {

@@ -1,10 +1,11 @@
 //! Whether something that is asked again and again answers, and when it is asked next.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::locks::locked;
 
 /// How long after a failure the next question waits, and at most: each failure doubles it.
 const WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -24,7 +25,7 @@ struct Failing {
 
 impl Health {
     fn state(&self) -> MutexGuard<'_, Option<Failing>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 
     /// Asks, unless the last failure is too short ago.

@@ -1,10 +1,11 @@
 //! The seam between those who run passes and the devices that do: a batch in, its answers out.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use super::work::Prepared;
 use crate::error::{Error, Result};
+use crate::locks::locked;
 use crate::request::Answer;
 
 /// A device with the memory of one worker: runs whole passes.
@@ -50,7 +51,7 @@ struct Collected<'a> {
 impl Collected<'_> {
     fn collected(&self) -> MutexGuard<'_, Vec<Option<Result<Answer>>>> {
         // Nothing but an answer is put in under the lock.
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.answers)
     }
 }
 

@@ -1,7 +1,5 @@
 //! How many loads run side by side.
 
-use std::sync::{Mutex, MutexGuard};
-
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 /// The right to load, of which there are a few.
@@ -31,9 +29,4 @@ impl Drop for Permit<'_> {
     fn drop(&mut self) {
         let _ = self.0.try_send(());
     }
-}
-
-/// Locks what guards no data of its own, so that a panic under it leaves nothing half done.
-pub(super) fn locked<D>(mutex: &Mutex<D>) -> MutexGuard<'_, D> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

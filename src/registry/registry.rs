@@ -10,9 +10,10 @@ use super::entry::{Entry, listed};
 use super::loaded::{Loaded, VersionState, Which};
 use super::loader::Loader;
 use super::memory::Memory;
-use super::permits::{Permits, locked};
+use super::permits::Permits;
 use crate::device::priority::Background;
 use crate::error::{Error, Result};
+use crate::locks::locked;
 use crate::snapshot::{Store, check_name};
 use crate::view::Live;
 

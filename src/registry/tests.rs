@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::permits::locked;
 use super::*;
 use crate::device::priority::Background;
 use crate::error::{Error, Kind, Result};
+use crate::locks::locked;
 use crate::snapshot::Store;
 
 type Behaviour = dyn Fn(&str, u64, usize) -> Result<()> + Send + Sync;

@@ -8,7 +8,7 @@ use super::split::{CanaryVersion, ShadowVersion};
 use crate::error::{Error, Result};
 use crate::snapshot::Wish;
 use crate::telemetry;
-use crate::traffic::{Canary, Stopped, Traffic, TrafficNow};
+use crate::traffic::{Canary, Stopped, Traffic, TrafficNow, rolled_back};
 use crate::view::Live;
 
 /// What unpinned requests of a model go to.
@@ -136,10 +136,8 @@ impl<T: Send + Sync> Registry<T> {
                     troubles.push(format!("model `{name}`: its {part}, {target}, is not in memory"));
                 }
             }
-            let stopped = entry.wish.traffic.canary.as_ref().and_then(|canary| canary.stopped.as_ref());
-            let here = entry.canary.as_ref().and_then(|canary| canary.run.verdict());
-            let reason = stopped.map(|stopped| stopped.reason.clone()).or(here.map(|verdict| verdict.reason));
-            troubles.extend(reason.map(|reason| format!("model `{name}`: its canary was rolled back: {reason}")));
+            let stopped = rolled_back(&entry.wish.traffic, entry.canary.as_ref().map(|canary| &*canary.run));
+            troubles.extend(stopped.map(|what| format!("model `{name}`: {what}")));
         }
         troubles
     }

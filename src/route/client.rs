@@ -6,7 +6,7 @@ use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::protocol::{MEDIA_TYPE, POSITION_HEADER, TIMEOUT_HEADER, problem};
 use super::tls::Connector;
 use crate::error::{Error, Kind, Result};
+use crate::locks::locked;
 
 /// Longest answer of a server, in bytes.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
@@ -159,7 +160,7 @@ impl Client {
     }
 
     fn idle(&self) -> MutexGuard<'_, VecDeque<Kept>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.idle)
     }
 
     /// Closes the connections that nobody uses.

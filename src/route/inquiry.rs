@@ -1,7 +1,7 @@
 //! One question to the replicas of a shard or of a host: which of them is asked, how long, and which one instead.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -13,6 +13,7 @@ use super::choice::{Group, Micros, Outcome};
 use super::client::{Client, Outgoing};
 use crate::error::{Error, Kind, Result};
 use crate::gather::is_absence;
+use crate::locks::locked;
 
 /// The share of the time that is left after which a call that has no answer is sent to another replica, whatever the budget of hedges,
 /// and how long that is at most.
@@ -43,10 +44,6 @@ pub(super) struct Inquiry<'a> {
 
 /// An answer, who gave it, and how long that took.
 pub(super) type Heard<T> = (T, Arc<Client>, Duration);
-
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Inquiry<'_> {
     fn now(&self) -> Micros {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::timeout;
 
-use super::inquiry::locked;
+use crate::locks::locked;
 
 /// How long a name may take to be resolved.
 const NAMES: Duration = Duration::from_secs(2);

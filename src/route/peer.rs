@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 
 use super::choice::Group;
 use super::client::{Client, Outgoing};
-use super::inquiry::{Home, Inquiry, Replicas, locked};
+use super::inquiry::{Home, Inquiry, Replicas};
 use super::names::Names;
 use super::protocol::{Holdings, PARTS_PATH, read, write};
 use super::rows::{QUESTIONS_MAX, ROWS_BYTES_MAX, RowsCall, RowsQuestion, RowsReply};
@@ -21,6 +21,7 @@ use super::tls::Connector;
 use crate::embedding::tiers::breaker::Breaker;
 use crate::embedding::tiers::slices::{PeerHost, PeerSlice};
 use crate::error::{Error, Kind, Result};
+use crate::locks::locked;
 
 /// Time between two looks at the servers, and how long each may take.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);

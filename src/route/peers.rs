@@ -14,13 +14,13 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::time::{Instant, sleep};
 use utoipa::ToSchema;
 
-use super::inquiry::locked;
 use super::peer::{LOOK_EVERY, Peer, Question, Shared};
 use super::rows::ROWS_BYTES_MAX;
 use super::tls::{Connector, ServersTls};
 use crate::embedding::tiers::slices::{Neighbours, PeerHost, PeerSlice, Slices};
 use crate::embedding::tiers::{Fetched, Pending, RowSource, RowState};
 use crate::error::{Error, Result};
+use crate::locks::locked;
 
 /// Threads that send and receive.
 const THREADS: usize = 2;

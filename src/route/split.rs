@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::offering::Offering;
 use super::protocol::Wished;
 use crate::error::{Error, Result};
-use crate::traffic::{CanaryRun, ShadowRun, Traffic, TrafficNow, TrafficTarget};
+use crate::traffic::{CanaryRun, ShadowRun, Traffic, TrafficNow, TrafficTarget, rolled_back};
 
 /// What is wished of a model's traffic, and how often that was changed, of what several servers say.
 ///
@@ -110,10 +110,7 @@ impl Split {
                 troubles.push(format!("its {part}, {target}, is not at every shard beside the version that answers"));
             }
         }
-        let stopped = self.setting.canary.as_ref().and_then(|canary| canary.stopped.as_ref());
-        let here = self.canary.as_ref().and_then(|(run, _)| run.verdict());
-        let reason = stopped.map(|stopped| stopped.reason.clone()).or(here.map(|verdict| verdict.reason));
-        troubles.extend(reason.map(|reason| format!("its canary was rolled back: {reason}")));
+        troubles.extend(rolled_back(&self.setting, self.canary.as_ref().map(|(run, _)| &**run)));
         troubles
     }
 }

@@ -13,11 +13,12 @@ use tokio::time::Instant;
 
 use super::client::{Client, Failed, Outgoing};
 use super::fleet::{Fleet, Pin};
-use super::inquiry::{Home, locked};
+use super::inquiry::Home;
 use super::offering::Offering;
 use super::protocol::{Holdings, Keeping};
 use crate::error::{Error, Result};
 use crate::gather::is_absence;
+use crate::locks::locked;
 use crate::snapshot::shard_of;
 use crate::units::ItemId;
 

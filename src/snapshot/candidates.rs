@@ -91,11 +91,7 @@ struct Cut {
 
 impl Cut {
     fn of<'a>(&self, codes: &'a [u32]) -> &'a [u32] {
-        let cut = codes.len().saturating_sub(self.length);
-        match self.keep {
-            Keep::First => &codes[..codes.len() - cut],
-            Keep::Last => &codes[cut..],
-        }
+        &codes[self.keep.of(codes.len(), self.length)]
     }
 }
 

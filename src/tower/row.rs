@@ -103,10 +103,9 @@ impl FeatureValues {
     /// Leaves at most `length` ids.
     fn cut(&mut self, length: usize, keep: Keep) {
         if let FeatureValues::Ids { ids, .. } = self {
-            match keep {
-                Keep::First => ids.truncate(length),
-                Keep::Last => drop(ids.drain(..ids.len().saturating_sub(length))),
-            }
+            let kept = keep.of(ids.len(), length);
+            ids.truncate(kept.end);
+            ids.drain(..kept.start);
         }
     }
 

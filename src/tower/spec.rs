@@ -1,5 +1,7 @@
 //! The inputs of a graph as `model.toml` declares them.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::embedding::Pooling;
@@ -25,6 +27,17 @@ pub enum Keep {
     Last,
     /// Those at the start.
     First,
+}
+
+impl Keep {
+    /// Which of so many values a sequence of this length takes.
+    pub fn of(self, values: usize, length: usize) -> Range<usize> {
+        let left_out = values.saturating_sub(length);
+        match self {
+            Keep::First => 0..values - left_out,
+            Keep::Last => left_out..values,
+        }
+    }
 }
 
 /// One input of a graph.

@@ -31,6 +31,6 @@ mod window;
 
 pub use judge::{Behind, Verdict};
 pub use place::{Place, seed};
-pub use run::{CanaryRun, ShadowRun, TrafficNow};
+pub use run::{CanaryRun, ShadowRun, TrafficNow, rolled_back};
 pub use setting::{Canary, CanaryMargins, Shadow, Sticky, Stopped, Traffic, TrafficTarget};
 pub use watch::{BothSeen, Side, SideSeen, Watch};

@@ -2,7 +2,7 @@
 //! which requests a shadow is asked.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use metrics::{Counter, Histogram, counter, gauge, histogram};
@@ -12,6 +12,7 @@ use super::place::{Place, seed};
 use super::setting::{Canary, Shadow, Sticky, Traffic};
 use super::watch::{BothSeen, Side, Watch};
 use crate::draws::Draws;
+use crate::locks::locked;
 
 /// A canary beside the active version. It is made anew where a version or the setting changes: what was seen of other bytes, or under another
 /// setting, is not held against these.
@@ -230,8 +231,12 @@ impl ShadowRun {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// What people are told of a canary that was rolled back: everywhere, as the store says, or so far where it runs.
+pub fn rolled_back(wished: &Traffic, run: Option<&CanaryRun>) -> Option<String> {
+    let everywhere = wished.canary.as_ref().and_then(|canary| canary.stopped.as_ref());
+    let here = || run.and_then(CanaryRun::verdict).map(|verdict| verdict.reason);
+    let reason = everywhere.map(|stopped| stopped.reason.clone()).or_else(here)?;
+    Some(format!("its canary was rolled back: {reason}"))
 }
 
 /// What is wished of a model's traffic, and what of it is so.

@@ -22,6 +22,7 @@ use crate::columns::{Column, Columns, Stacked};
 use crate::error::Result;
 use crate::filter::{self, Plan};
 use crate::ivf;
+use crate::locks::locked;
 use crate::search::{Catalogue, CataloguePart, Tombstones};
 use crate::snapshot::{Ids, Snapshot, VectorRows};
 use crate::tower::OverArch;
@@ -164,7 +165,7 @@ impl View {
         let asked = asked.fetch_add(1, Ordering::Relaxed);
         let place = if asked < *most { asked } else { chance.hash_one(asked) % (asked + 1) };
         if place < *most {
-            let mut queries = unpoisoned(queries);
+            let mut queries = locked(queries);
             match queries.get_mut(place as usize) {
                 Some(kept) => kept.copy_from_slice(query),
                 None => queries.push(query.to_vec()),
@@ -174,7 +175,7 @@ impl View {
 
     /// The query embeddings that were recorded, or `None` where the view records none.
     pub fn recorded(&self) -> Option<Vec<Vec<f32>>> {
-        (self.recorded.most > 0).then(|| unpoisoned(&self.recorded.queries).clone())
+        (self.recorded.most > 0).then(|| locked(&self.recorded.queries).clone())
     }
 
     /// The main snapshot.
@@ -438,11 +439,6 @@ impl View {
     }
 
     fn plans(&self) -> MutexGuard<'_, Plans> {
-        unpoisoned(&self.plans)
+        locked(&self.plans)
     }
-}
-
-/// What lies behind a lock: a panic under it leaves at most a plan or a query less.
-fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
-    lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -19,6 +19,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("units", 0, &[]),
     ("draws", 0, &[]),
     ("limits", 0, &[]),
+    ("locks", 0, &[]),
     ("packed", 0, &["units"]),
     ("tensor", 0, &["error"]),
     ("telemetry", 0, &["error"]),

@@ -1,10 +1,11 @@
 //! Memory of a known size for many arrays, had and given back as one; and how large it must be, by doing it without a card.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::driver::{Driver, Launch};
 use crate::error::{Error, Result};
+use crate::locks::locked;
 
 /// Arrays start at whole lines of this many bytes.
 const ALIGNMENT: usize = 256;
@@ -58,7 +59,7 @@ impl Driver for Arena {
     }
 
     fn alloc(&self, bytes: usize) -> Result<u64> {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = locked(&self.used);
         let end = used.saturating_add(aligned(bytes));
         if end > self.bytes {
             return Err(Error::internal(format!("{end} bytes of an arena that was planned with {}", self.bytes)));

@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use libloading::Library;
 
 use super::driver::{Demand, Driver, Launch, Streams, Work};
 use crate::error::{Error, Result};
+use crate::locks::locked;
 
 // SAFETY: what each call asks for is what the methods of `Driver` ask for; the types are those of `kernels/emulated.cpp`.
 type LaunchFn =
@@ -91,7 +92,7 @@ impl Emulated {
     }
 
     fn queues(&self) -> MutexGuard<'_, Queues> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.streams)
     }
 
     /// What was asked of its streams.
@@ -101,7 +102,7 @@ impl Emulated {
 
     /// What all launches so far said that they would do, and the multiply-adds that they did.
     pub fn demand(&self) -> [Demand; 2] {
-        *self.demand.lock().unwrap_or_else(PoisonError::into_inner)
+        *locked(&self.demand)
     }
 
     /// How many kernels it has launched.
@@ -189,7 +190,7 @@ impl Driver for Emulated {
         };
         let [dp4a, tensor_int8, tensor_bf16, single] = operations;
         let counted = Demand { dp4a, tensor_int8, tensor_bf16, single, ..Demand::default() };
-        let mut demand = self.demand.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut demand = locked(&self.demand);
         *demand = [demand[0].and(launch.demand), demand[1].and(counted)];
         drop(demand);
         if failure.is_null() {

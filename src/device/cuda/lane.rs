@@ -10,10 +10,11 @@
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::driver::{Coming, Driver, Launch, Streams, Work};
 use crate::error::{Error, Result};
+use crate::locks::locked;
 
 /// Arrays start at whole lines of this many bytes.
 const ALIGNMENT: usize = 256;
@@ -112,7 +113,7 @@ impl Lane {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Whoever panicked had written down some work: it is forgotten when the next stretch begins.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     fn wait_for(&self, state: &mut State) -> Result<()> {

@@ -2,10 +2,11 @@
 //! launches do at rates that a card is said to reach. What comes out stands where no card could be had, and is no measurement.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::driver::{Demand, Driver, Launch, Streams, Work};
 use crate::error::{Error, Result};
+use crate::locks::locked;
 
 /// What a card is taken to reach.
 #[derive(Clone, Copy, Debug)]
@@ -145,7 +146,7 @@ impl Modelled {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     fn spend(&self, spent: &mut Spent, work: &Work, is_recorded: bool) {

@@ -1,7 +1,9 @@
 //! Places of arrays that are lent to what comes later, and given back with it.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::locks::locked;
 
 /// Places behind what a version fills of its arrays. They count like those of the arrays; what each place takes there is theirs.
 #[derive(Debug)]
@@ -43,7 +45,7 @@ impl Spare {
 
     fn free(&self) -> MutexGuard<'_, Vec<Range<u32>>> {
         // Nothing under the lock panics half way.
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.free)
     }
 }
 

@@ -6,12 +6,13 @@
 
 use std::collections::HashMap;
 use std::fmt::{self, Debug};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use super::RowSource;
 use crate::device::buffer::Buffer;
 use crate::error::{Error, Result};
+use crate::locks::locked;
 
 /// A part of a table, by what its rows are.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -113,7 +114,7 @@ impl Slices {
     }
 
     fn locked(&self) -> MutexGuard<'_, HashMap<SliceName, Vec<Weak<Slice>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What is let in.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use axum::http::HeaderMap;
@@ -13,6 +13,7 @@ use super::record::{Asked, AuditLog, Change};
 use super::role::{Door, Reach, Role};
 use crate::error::{Error, Result};
 use crate::http::answer::Refusal;
+use crate::locks::locked;
 
 /// Longest key that is looked at, in bytes.
 const SECRET_BYTES_MAX: usize = 512;
@@ -120,7 +121,7 @@ impl AccessControl {
     /// Reads the keys again where their file has changed. Those that cannot be read change nothing.
     pub(in crate::http) fn reload(&self) {
         let Some(kept) = &self.kept else { return };
-        let mut last = kept.text.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = locked(&kept.text);
         let text = match std::fs::read(&kept.path) {
             Ok(text) if last.as_ref() == Some(&text) => return,
             Ok(text) => text,

@@ -8,12 +8,13 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use serde::Serialize;
 
 use crate::error::{Error, Result};
+use crate::locks::locked;
 use crate::telemetry;
 
 /// Longest path that is written, in bytes.
@@ -71,7 +72,7 @@ impl AuditLog {
         let Some(log) = &self.0 else { return };
         let mut text = serde_json::to_vec(line).unwrap_or_default();
         text.push(b'\n');
-        let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log = locked(log);
         if let Err(error) = log.append(&text) {
             metrics::counter!("sterling_audit_log_failures_total").increment(1);
             tracing::error!(%error, path = %log.path.display(), "the audit log cannot be written");

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use tokio::net::TcpStream;
@@ -16,6 +16,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::TlsOptions;
 use crate::error::{Error, Result};
+use crate::locks::locked;
 
 /// The name of HTTP/2 in a handshake.
 const HTTP2: &[u8] = b"h2";
@@ -111,7 +112,7 @@ impl Tls {
     /// Reads the files again where they have changed. Those that cannot be used change nothing: while certificate and key are
     /// written one after the other they do not fit together.
     pub(in crate::http) fn reload(&self) {
-        let mut last = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = locked(&self.read);
         let files = match Files::read(&self.options) {
             Ok(Some(files)) if last.as_ref() != Some(&files) => files,
             Ok(_) => return,

@@ -6,7 +6,7 @@
 //! uploaded once. So what a view takes is what has changed, and a batch sees the view that it was prepared for.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::device::cpu::kernels::BLOCK;
 use crate::device::cuda::ops::scan::LiveItems;
@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::filter;
 use crate::filter::index::{DeviceLiveItems, DevicePlanes};
 use crate::ivf::{BesideLists, DeviceIndex};
+use crate::locks::locked;
 use crate::search::Tombstones;
 use crate::units::Slot;
 use crate::view::{Segment, View};
@@ -81,11 +82,6 @@ pub(super) struct BesideSnapshot {
     spare: Arc<Spare>,
     views: Mutex<Vec<(Weak<View>, Arc<DeviceView>)>>,
     segments: Mutex<Segments>,
-}
-
-/// What lies behind a lock; whoever panicked left a whole list behind.
-fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
-    lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl LivePart {
@@ -208,8 +204,8 @@ fn make(
                 made
             }
         };
-        let earlier = before.iter().flat_map(|before| &before.pieces);
-        let earlier = earlier.clone().find(|piece| Arc::ptr_eq(&piece.segment, &on_device)).map(|piece| &piece.part);
+        let mut earlier = before.iter().flat_map(|before| &before.pieces);
+        let earlier = earlier.find(|piece| Arc::ptr_eq(&piece.segment, &on_device)).map(|piece| &piece.part);
         let part = live_part(device, (&on_device.planes, segment.filter()), gone, earlier)?;
         let of_view = first..first + segment.index().slots() as u32;
         pieces.push(DevicePiece { segment: on_device, part, of_view });

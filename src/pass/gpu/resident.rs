@@ -1,7 +1,7 @@
 //! Snapshots in the memory of a device: planned before anything is copied, shared by all workers, freed with their version.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use super::beside::{BesideSnapshot, DeviceView, SpareArrays};
 use crate::dense::DeviceProgram;
@@ -13,6 +13,7 @@ use crate::embedding::DeviceTables;
 use crate::error::{Error, Kind, Result};
 use crate::filter::index::DevicePlanes;
 use crate::ivf::DeviceIndex;
+use crate::locks::locked;
 use crate::model::UserInput;
 use crate::snapshot::{DeviceCandidates, Snapshot};
 use crate::tower::{DeviceTower, OverArch, Readable};
@@ -286,7 +287,7 @@ impl Residents {
     /// Where the outcome of a version stands; that of versions which are gone goes, with their memory.
     fn outcome(&self, snapshot: &Arc<Snapshot>) -> Outcome {
         // Whoever panicked left a whole list behind.
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = locked(&self.kept);
         kept.retain(|(of, _)| of.strong_count() > 0);
         let known = kept.iter().find(|(of, _)| std::ptr::eq(of.as_ptr(), Arc::as_ptr(snapshot)));
         known.map(|(_, outcome)| outcome.clone()).unwrap_or_else(|| {

@@ -4,11 +4,12 @@
 //! that could not write it in time gives up by itself, before it would be taken for one.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::locks::locked;
 use crate::objects::{Objects, Over};
 
 /// The object's name, beside those of the version.
@@ -43,7 +44,7 @@ impl Lease {
                 while stopped.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
                     let begun = Instant::now();
                     match objects.put(&key, Vec::new(), &Over::Anything) {
-                        Ok(_) => *written.lock().unwrap_or_else(PoisonError::into_inner) = begun,
+                        Ok(_) => *locked(&written) = begun,
                         Err(error) => tracing::warn!(%error, "the publication could not say that it is under way"),
                     }
                 }
@@ -61,7 +62,7 @@ impl Lease {
 
     /// Refuses to go on where others may take the publication for a leftover.
     pub(super) fn check(&self) -> Result<()> {
-        let ago = self.written.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
+        let ago = locked(&self.written).elapsed();
         match ago < GIVE_UP {
             true => Ok(()),
             false => Err(Error::unavailable(format!(

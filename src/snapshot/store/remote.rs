@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::super::manifest::MANIFEST;
 use super::super::shards::SHARDS_FILE;
@@ -23,6 +23,7 @@ use super::lease::{LEASE, LEASE_MS, Lease};
 use super::{Held, Publication, Shelf, Stamp, Unit, WISH_FILE, check_rivals, number, rival_under_way};
 use crate::error::{Error, Kind, Result};
 use crate::files;
+use crate::locks::locked;
 use crate::objects::{Health, Objects, Over, Proof, Tag, prove};
 
 /// The object that holds the highest number that was given to a publication of a model.
@@ -77,10 +78,6 @@ impl Seen {
 fn tells(key: &str) -> bool {
     let name = key.rsplit('/').next().unwrap_or(key);
     [MANIFEST, SHARDS_FILE, LEASE, WISH_FILE].contains(&name) || name.starts_with(LATER)
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Remote {

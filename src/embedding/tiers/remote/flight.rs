@@ -12,6 +12,8 @@ use std::time::Instant;
 use super::super::RowState;
 use super::super::places::{RowHasher, mix};
 
+use crate::locks::locked;
+
 /// The rows that one call has asked the cluster for.
 #[derive(Debug)]
 pub(super) struct Flight {
@@ -88,7 +90,7 @@ impl Flight {
     }
 
     fn lock(&self) -> MutexGuard<'_, Answers> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.answers)
     }
 }
 
@@ -123,7 +125,7 @@ impl InFlight {
     }
 
     fn stripe(&self, row: u64) -> MutexGuard<'_, Flights> {
-        self.stripes[(mix(row) >> 60) as usize % STRIPES].lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.stripes[(mix(row) >> 60) as usize % STRIPES])
     }
 }
 
