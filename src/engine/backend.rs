@@ -7,8 +7,9 @@ use crate::request::Priority;
 
 /// What the workers run.
 ///
-/// All of it is called on threads of the engine but [`cost`](Backend::cost), [`group`](Backend::group) and
-/// [`needs_fetch`](Backend::needs_fetch), which are called once a request where it is submitted, and must be quick.
+/// All of it is called on threads of the engine but [`cost`](Backend::cost), [`group`](Backend::group),
+/// [`needs_fetch`](Backend::needs_fetch) and [`runs_anywhere`](Backend::runs_anywhere), which are called once a request where it is
+/// submitted, and must be quick, and [`run`](Backend::run) of a request that its caller runs.
 /// A panic in [`run`](Backend::run) or [`fetch`](Backend::fetch) fails the request that brings it about and no other:
 /// the others of its batch that have no answer yet are run again, each alone.
 pub trait Backend: Send + Sync + 'static {
@@ -16,8 +17,8 @@ pub trait Backend: Send + Sync + 'static {
     type Work: Send + 'static;
     /// What it is answered with.
     type Answer: Send + 'static;
-    /// What a worker thread keeps from batch to batch.
-    type Worker;
+    /// What a worker keeps from batch to batch.
+    type Worker: Send;
 
     /// Runs all that a worker thread does, on the thread that it is to be done on: the calling one, or one of the backend's
     /// own, where each change of thread would cost a request.
@@ -25,7 +26,7 @@ pub trait Backend: Send + Sync + 'static {
         work();
     }
 
-    /// What a worker thread keeps; called on the thread itself, and again after a panic.
+    /// What a worker keeps; called on its thread, and again after a panic.
     fn worker(&self) -> Self::Worker;
 
     /// What a request will cost.
@@ -36,6 +37,9 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Whether rows must be fetched before a worker can run it.
     fn needs_fetch(&self, work: &Self::Work) -> bool;
+
+    /// Whether any thread can run it as well as the worker's own: a caller who would wait for an idle worker runs it then.
+    fn runs_anywhere(&self, work: &Self::Work) -> bool;
 
     /// Fetches what requests of one group need, and keeps it in them. May block until the last of their deadlines. A job
     /// that is answered here takes no worker.

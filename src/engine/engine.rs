@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::backend::{Backend, Job, Terms};
 use super::lane::Ask;
 use super::options::Options;
+use super::own::Own;
 use super::place::Place;
 use super::shared::{Hand, Life, Shared};
 use super::ticket::Ticket;
@@ -94,11 +95,20 @@ impl<B: Backend> Engine<B> {
     /// too much waits or is held; `TooCostly` where it needs more memory than all requests may hold; `DeadlineExceeded`
     /// where work had begun and came late; `NotReady` where the engine ends.
     pub fn submit(&self, work: B::Work, terms: Terms) -> impl Future<Output = Result<B::Answer>> + Send + use<B> {
-        let place = self.enter(work, terms);
-        async move { place?.await }
+        let entered = self.enter(work, terms, false);
+        async move { entered?.answer().await }
     }
 
-    fn enter(&self, work: B::Work, terms: Terms) -> Result<Place<B>> {
+    /// As [`Engine::submit`], but a short request for which a worker is idle is run by the calling thread in its place: for callers that
+    /// ask one thing at a time, and do not leave.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`].
+    pub async fn answer(&self, work: B::Work, terms: Terms) -> Result<B::Answer> {
+        self.enter(work, terms, true)?.answer().await
+    }
+
+    fn enter(&self, work: B::Work, terms: Terms, may_be_lent: bool) -> Result<Entered<B>> {
         let shared = &self.shared;
         let arrived = Instant::now();
         let cost = shared.backend.cost(&work);
@@ -113,6 +123,7 @@ impl<B: Backend> Engine<B> {
         };
         // What may pile up leaves half of the memory to others.
         let may_pile_up = ask.needs_fetch || ask.priority == Priority::Batch;
+        let may_be_lent = may_be_lent && shared.backend.runs_anywhere(&work);
         let held = shared.ledger.hold(cost.memory_bytes, may_pile_up).map_err(|error| shared.meters.memory(error))?;
         let mut queue = shared.lock();
         let latest_start = match queue.admit(&ask, arrived) {
@@ -123,11 +134,21 @@ impl<B: Backend> Engine<B> {
             }
         };
         let (ticket, answer) = Ticket::new(held, arrived, deadline);
+        if may_be_lent && let Some(lent) = shared.lend(&mut queue, &ask, arrived) {
+            shared.publish(&queue);
+            drop(queue);
+            let job = Job { work, ticket };
+            return Ok(Entered::Runs(Own { shared: shared.clone(), lent, price: ask.price, job, answer }));
+        }
         let id = queue.push(Job { work, ticket }, ask, latest_start, arrived);
         shared.publish(&queue);
+        match ask.needs_fetch {
+            true => shared.fetch.notify_one(),
+            false => shared.call(&mut queue, 1),
+        }
         drop(queue);
-        if ask.needs_fetch { &shared.fetch } else { &shared.work }.notify_one();
-        Ok(Place { shared: shared.clone(), id, ask, answer, latest_start, timer: None, is_settled: false })
+        let place = Place { shared: shared.clone(), id, ask, answer, latest_start, timer: None, is_settled: false };
+        Ok(Entered::Waits(place))
     }
 
     /// Takes nothing in any more and waits until all is answered; what then still waits after `bound` is refused, and
@@ -151,6 +172,21 @@ impl<B: Backend> Drop for Engine<B> {
         }
         // What a fetch brought back when no worker was there any more.
         self.shared.drain(Duration::ZERO);
+    }
+}
+
+/// A request that was taken in.
+enum Entered<B: Backend> {
+    Waits(Place<B>),
+    Runs(Own<B>),
+}
+
+impl<B: Backend> Entered<B> {
+    async fn answer(self) -> Result<B::Answer> {
+        match self {
+            Entered::Waits(place) => place.await,
+            Entered::Runs(own) => own.run(),
+        }
     }
 }
 

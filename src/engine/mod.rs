@@ -4,7 +4,8 @@
 //!    most likely come late (`queue`, `pace`).
 //! 2. A request that needs rows of a cluster goes to a thread that fetches them, together with all others that wait for
 //!    the same; only then does it wait for a worker.
-//! 3. An idle worker takes a batch: of one group and priority, its share of what waits, a few milliseconds long.
+//! 3. An idle worker takes a batch: of one group and priority, its share of what waits, a few milliseconds long. Where it is
+//!    idle and nobody waits, [`Engine::answer`] has the caller run a short request in the worker's place, with what it keeps (`own`).
 //! 4. [`Backend::run`] answers each [`Ticket`] as soon as its answer is made. It may look at [`Ticket::is_wanted`] at any
 //!    time, and stop.
 //! 5. A caller who leaves drops the future: what waits then goes without costing a worker anything.
@@ -17,6 +18,7 @@ mod engine;
 mod lane;
 mod meters;
 mod options;
+mod own;
 mod pace;
 mod passes;
 mod place;

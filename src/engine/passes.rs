@@ -88,6 +88,10 @@ impl Backend for Passes {
         work.needs_fetch()
     }
 
+    fn runs_anywhere(&self, work: &Prepared) -> bool {
+        self.residents.is_none() && !work.view().main().package.runs_graphs()
+    }
+
     fn fetch(&self, jobs: &mut [PassJob]) {
         let deadline = jobs.iter().map(|job| job.ticket.deadline()).max();
         let mut waiting: Vec<&mut Prepared> =

@@ -5,7 +5,8 @@
 //!    [`Queue::fetched`]).
 //! 3. [`Queue::take`] gives an idle worker a batch: of one lane and one group, no more than its share of what waits, and
 //!    no longer than [`BATCH_TIME`]. What could not be done in time any more comes back apart, to be refused.
-//! 4. [`Queue::finish`] frees the worker and teaches the [`Pace`].
+//!    Where nobody waits, [`Queue::lend`] gives an idle worker's place to a caller in its stead.
+//! 4. [`Queue::finish`] frees the worker and teaches the [`Pace`]. Whom to wake is [`Queue::call`]'s to say.
 //!
 //! What decides *who* goes (lanes, batches, shares) rests on prices alone; what is compared with a deadline is the price
 //! times the pace. So a slow minute refuses more, and changes nothing else: it cannot feed on itself.
@@ -18,6 +19,8 @@ use crate::request::Priority;
 
 /// Longest batch of more than one request, by price. Whoever comes while all workers run waits that long at least.
 pub(super) const BATCH_TIME: Duration = Duration::from_millis(10);
+/// Longest request that its caller runs: no caller can leave it meanwhile.
+pub(super) const LENT_TIME: Duration = Duration::from_millis(5);
 /// A request is taken in where its predicted wait is at most this share of the time it has to spare. What the rest is
 /// for: predictions err, and whoever is taken in ought to be answered.
 pub(super) const WAIT_SHARE: f64 = 0.4;
@@ -85,6 +88,8 @@ pub(super) struct Queue<J> {
     to_fetch: Lane<J>,
     in_fetch: usize,
     running: Vec<Option<Running>>,
+    /// The workers whose threads wait to be woken.
+    asleep: Vec<bool>,
     /// Time that batch requests are owed.
     owed: Duration,
     /// What the cheaper of the last interactive requests cost.
@@ -102,6 +107,7 @@ impl<J> Queue<J> {
             to_fetch: Lane::default(),
             in_fetch: 0,
             running: vec![None; bounds.workers],
+            asleep: vec![false; bounds.workers],
             owed: Duration::ZERO,
             usual: None,
             next_id: 0,
@@ -258,9 +264,37 @@ impl<J> Queue<J> {
         }
     }
 
-    /// A batch for an idle worker; empty where none is to be had now.
+    /// The place of an idle worker, of those that are `ready`, for a request whose caller runs it at once; `None`
+    /// where somebody waits already, or it takes too long.
+    pub(super) fn lend(&mut self, ask: &Ask, ready: impl Fn(usize) -> bool, now: Instant) -> Option<usize> {
+        let is_short = !ask.needs_fetch && self.pace.predict(ask.price) <= LENT_TIME && !self.is_dear(ask.price);
+        if !is_short || self.waiting() > 0 {
+            return None;
+        }
+        let worker = (0..self.running.len()).find(|&worker| self.running[worker].is_none() && ready(worker))?;
+        self.running[worker] = Some(Running { began: now, deadline: ask.deadline, price: ask.price, is_dear: false });
+        Some(worker)
+    }
+
+    /// An idle worker whose thread is to be woken for what waits, each once until it sleeps again.
+    pub(super) fn call(&mut self) -> Option<usize> {
+        let is_called = |worker: &usize| self.asleep[*worker] && self.running[*worker].is_none();
+        let worker = (0..self.running.len()).find(is_called)?;
+        self.asleep[worker] = false;
+        Some(worker)
+    }
+
+    /// The thread of this worker sleeps from here on, or has woken up.
+    pub(super) fn sleeps(&mut self, worker: usize, is_asleep: bool) {
+        self.asleep[worker] = is_asleep;
+    }
+
+    /// A batch for a worker; empty where none is to be had now, or its place was lent.
     pub(super) fn take(&mut self, worker: usize, now: Instant) -> Taken<J> {
         let mut expired = Vec::new();
+        if self.running[worker].is_some() {
+            return Taken { batch: Vec::new(), expired };
+        }
         while let Some((priority, kind)) = self.choose() {
             let batch = self.gather(priority, kind, now, &mut expired);
             if batch.is_empty() {

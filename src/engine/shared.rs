@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::backend::{Backend, JobOf};
-use super::lane::Entry;
+use super::lane::{Ask, Entry};
 use super::meters::Meters;
 use super::options::Options;
 use super::queue::{self, Bounds, Queue, Refused};
@@ -28,7 +28,10 @@ const ROOM_SHARE: f64 = 0.02;
 pub(super) struct Shared<B: Backend> {
     pub(super) backend: B,
     queue: Mutex<Queue<JobOf<B>>>,
-    pub(super) work: Condvar,
+    /// What each worker keeps, while nothing runs with it.
+    kept: Vec<Mutex<Option<B::Worker>>>,
+    /// What the thread of each worker sleeps at.
+    work: Vec<Condvar>,
     pub(super) fetch: Condvar,
     idle: Condvar,
     pub(super) ledger: Arc<Ledger>,
@@ -55,6 +58,12 @@ pub(super) struct Life {
     pub(super) lost_before: u64,
 }
 
+/// A worker's place with what it keeps, in the hands of who runs with it.
+pub(super) struct Lent<W> {
+    pub(super) life: Life,
+    pub(super) kept: Option<W>,
+}
+
 /// A thread of the engine.
 #[derive(Debug)]
 pub(super) struct Hand {
@@ -71,7 +80,8 @@ impl<B: Backend> Shared<B> {
         Shared {
             backend,
             queue: Mutex::new(Queue::new(bounds, started)),
-            work: Condvar::new(),
+            kept: (0..workers).map(|_| Mutex::default()).collect(),
+            work: (0..workers).map(|_| Condvar::new()).collect(),
             fetch: Condvar::new(),
             idle: Condvar::new(),
             ledger: Ledger::new(options.memory_mb << 20),
@@ -97,10 +107,35 @@ impl<B: Backend> Shared<B> {
     /// Waits for work, for [`REST_AFTER`] at most; true where nobody woke the worker by then.
     pub(super) fn wait_for_rest<'a>(
         &self,
-        queue: MutexGuard<'a, Queue<JobOf<B>>>,
+        mut queue: MutexGuard<'a, Queue<JobOf<B>>>,
+        life: Life,
     ) -> (MutexGuard<'a, Queue<JobOf<B>>>, bool) {
-        let (queue, waited) = self.work.wait_timeout(queue, REST_AFTER).unwrap_or_else(PoisonError::into_inner);
+        queue.sleeps(life.number, true);
+        let woken = self.work[life.number].wait_timeout(queue, REST_AFTER);
+        let (mut queue, waited) = woken.unwrap_or_else(PoisonError::into_inner);
+        if self.is_current(life) {
+            queue.sleeps(life.number, false);
+        }
         (queue, waited.timed_out())
+    }
+
+    /// Wakes a worker for what waits, or for each of so much.
+    pub(super) fn call(&self, queue: &mut Queue<JobOf<B>>, most: usize) {
+        for worker in std::iter::from_fn(|| queue.call()).take(most) {
+            self.work[worker].notify_all();
+        }
+    }
+
+    /// What a worker keeps.
+    pub(super) fn kept(&self, number: usize) -> MutexGuard<'_, Option<B::Worker>> {
+        locked(&self.kept[number])
+    }
+
+    /// The place of an idle worker with what it keeps, for a caller who runs its request at once.
+    pub(super) fn lend(&self, queue: &mut Queue<JobOf<B>>, ask: &Ask, now: Instant) -> Option<Lent<B::Worker>> {
+        let number = queue.lend(ask, |worker| self.kept(worker).is_some(), now)?;
+        let life = Life { number, lost_before: self.lives[number].load(Ordering::Relaxed) };
+        Some(Lent { life, kept: self.kept(number).take() })
     }
 
     pub(super) fn wait_for_fetch<'a>(&self, queue: MutexGuard<'a, Queue<JobOf<B>>>) -> MutexGuard<'a, Queue<JobOf<B>>> {
@@ -178,6 +213,8 @@ impl<B: Backend> Shared<B> {
         let next = |number: usize| Life { number, lost_before: self.lives[number].fetch_add(1, Ordering::Relaxed) + 1 };
         let next: Vec<Life> = lost.into_iter().map(next).collect();
         self.publish(&queue);
+        // Where it was a caller that hangs, the worker's own thread leaves its place to the next.
+        next.iter().for_each(|life| self.work[life.number].notify_all());
         next
     }
 
@@ -185,25 +222,28 @@ impl<B: Backend> Shared<B> {
         locked(&self.threads)
     }
 
-    pub(super) fn finish(&self, life: Life, done: Duration) {
+    /// Takes back a worker's place, and what it keeps.
+    pub(super) fn finish(&self, lent: Lent<B::Worker>, done: Duration) {
+        let Lent { life, kept } = lent;
         let mut queue = self.lock();
         if !self.is_current(life) {
             return;
         }
+        *self.kept(life.number) = kept;
         queue.finish(life.number, done, Instant::now());
         self.publish(&queue);
         if queue.waiting() > 0 {
             // A dear one may go now, which an idle worker had to leave, and this worker may take another.
-            self.work.notify_one();
+            self.call(&mut queue, 1);
         }
     }
 
     pub(super) fn fetched(&self, ready: Vec<Entry<JobOf<B>>>, gone: usize) {
         let mut queue = self.lock();
+        let count = ready.len();
         queue.fetched(ready, gone, Instant::now());
         self.publish(&queue);
-        drop(queue);
-        self.work.notify_all();
+        self.call(&mut queue, count);
     }
 
     pub(super) fn withdraw(&self, id: u64) -> Option<Entry<JobOf<B>>> {
@@ -235,8 +275,6 @@ impl<B: Backend> Shared<B> {
         let queue = self.lock();
         self.is_ending.store(true, Ordering::Release);
         drop(queue);
-        self.work.notify_all();
-        self.fetch.notify_all();
-        self.ended.notify_all();
+        self.work.iter().chain([&self.fetch, &self.ended]).for_each(Condvar::notify_all);
     }
 }

@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -67,6 +68,7 @@ struct Work {
     sleep: Duration,
     breaks: bool,
     fetch_breaks: bool,
+    is_bound: bool,
 }
 
 fn work(name: u32) -> Work {
@@ -80,6 +82,7 @@ fn work(name: u32) -> Work {
         sleep: Duration::ZERO,
         breaks: false,
         fetch_breaks: false,
+        is_bound: false,
     }
 }
 
@@ -87,6 +90,8 @@ fn work(name: u32) -> Work {
 struct Fake {
     /// Names in the order they were run, again where they were run again.
     ran: Mutex<Vec<u32>>,
+    /// The threads that ran them.
+    ran_on: Mutex<Vec<ThreadId>>,
     fetched: Mutex<Vec<Vec<u32>>>,
     batches: Mutex<Vec<usize>>,
     workers_made: AtomicU32,
@@ -114,6 +119,10 @@ impl Backend for Fake {
         self.rests.fetch_add(1, Ordering::SeqCst);
     }
 
+    fn runs_anywhere(&self, work: &Work) -> bool {
+        !work.is_bound
+    }
+
     fn needs_fetch(&self, work: &Work) -> bool {
         work.fetch.is_some()
     }
@@ -130,6 +139,7 @@ impl Backend for Fake {
         self.batches.lock().unwrap().push(jobs.len());
         for job in jobs.iter().filter(|job| job.ticket.is_wanted()) {
             self.ran.lock().unwrap().push(job.work.name);
+            self.ran_on.lock().unwrap().push(std::thread::current().id());
             if let Some(gate) = &job.work.gate {
                 gate.pass();
             }
@@ -252,6 +262,133 @@ fn a_worker_that_hangs_is_replaced_and_disturbs_nobody_when_it_comes_back() {
     let started = Instant::now();
     drop(engine);
     assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_caller_runs_what_is_short_where_a_worker_is_idle() {
+    let engine = engine(1);
+    let here = std::thread::current().id();
+    let ran_here = |work: Work| {
+        let name = work.name;
+        assert_eq!(wait(engine.answer(work, Terms::default())).unwrap(), name);
+        engine.backend().ran_on.lock().unwrap().pop() == Some(here)
+    };
+    // Its thread has made what the worker keeps.
+    until(|| ran_here(work(1)));
+    let fetch = Gate::new();
+    fetch.open();
+    assert!(!ran_here(Work { price: ms(1000), ..work(2) }), "it takes long");
+    assert!(!ran_here(Work { fetch: Some(fetch), ..work(3) }), "rows are missing");
+    assert!(!ran_here(Work { is_bound: true, ..work(4) }), "its graphs have threads of their own");
+    assert!(ran_here(work(5)));
+    assert_eq!(wait(engine.submit(work(6), Terms::default())).unwrap(), 6);
+    assert_ne!(engine.backend().ran_on.lock().unwrap().pop(), Some(here), "whoever submits may leave");
+    is_clean(&engine);
+    assert_eq!(engine.backend().workers_made.load(Ordering::SeqCst), 1, "callers and worker keep the same");
+}
+
+#[test]
+fn no_caller_overtakes_who_waits() {
+    let engine = engine(1);
+    let (gate, held) = blocker(&engine, ms(1));
+    let waiting = engine.submit(work(1), Terms::default());
+    let answered = std::thread::scope(|scope| {
+        let late = scope.spawn(|| wait(engine.answer(work(2), Terms::default())));
+        until(|| engine.shared.lock().waiting() == 2);
+        gate.open();
+        late.join().unwrap()
+    });
+    assert_eq!(answered.unwrap(), 2);
+    wait(async { (held.await.unwrap(), waiting.await.unwrap()) });
+    is_clean(&engine);
+    assert_eq!(*engine.backend().ran.lock().unwrap(), [1000, 1, 2]);
+}
+
+#[test]
+fn while_callers_run_others_find_the_workers_that_are_left() {
+    for workers in [1, 2, 3] {
+        let engine = engine(workers);
+        let own = |name, gate: &Arc<Gate>| {
+            wait(engine.answer(Work { gate: Some(gate.clone()), ..work(name) }, Terms::default()))
+        };
+        let gate = Gate::new();
+        std::thread::scope(|scope| {
+            let callers: Vec<_> = (0..workers as u32 - 1)
+                .map(|n| {
+                    scope.spawn({
+                        let gate = &gate;
+                        move || own(n, gate)
+                    })
+                })
+                .collect();
+            gate.wait_for(workers as u32 - 1);
+            for n in 10..200 {
+                assert_eq!(wait(engine.submit(work(n), Terms::default())).unwrap(), n);
+            }
+            // And where none is left, those that wait are answered when a caller is done.
+            let last = scope.spawn(|| own(8, &gate));
+            gate.wait_for(workers as u32);
+            let waiting: Vec<_> = (200..240).map(|n| engine.submit(work(n), Terms::default())).collect();
+            gate.open();
+            let answers = wait(join_all(waiting));
+            assert!(answers.into_iter().zip(200..).all(|(answer, n)| answer.unwrap() == n));
+            assert_eq!(last.join().unwrap().unwrap(), 8);
+            assert!(callers.into_iter().zip(0..).all(|(caller, n)| caller.join().unwrap().unwrap() == n));
+        });
+        is_clean(&engine);
+    }
+}
+
+#[test]
+fn callers_and_workers_answer_all_whoever_comes_when() {
+    let engine = engine(2);
+    let answer = |n: u32| {
+        let asked = Work { price: ms(u64::from(n % 8)), breaks: n % 97 == 5, ..work(n) };
+        let given = match n % 3 {
+            0 => wait(engine.submit(asked, Terms::default())),
+            _ => wait(engine.answer(asked, Terms::default())),
+        };
+        assert_eq!(given.ok(), (n % 97 != 5).then_some(n));
+    };
+    std::thread::scope(|scope| {
+        (0..6).for_each(|caller| drop(scope.spawn(move || (0..500).for_each(|n| answer(caller * 500 + n)))));
+    });
+    is_clean(&engine);
+}
+
+#[test]
+fn a_panic_of_what_a_caller_runs_fails_it_alone() {
+    let engine = engine(1);
+    until(|| engine.shared.kept(0).is_some());
+    for n in 0..5 {
+        assert_eq!(kind(wait(engine.answer(Work { breaks: true, ..work(n) }, Terms::default()))), Kind::Internal);
+        assert_eq!(wait(engine.answer(work(n), Terms::default())).unwrap(), n);
+    }
+    is_clean(&engine);
+}
+
+#[test]
+fn a_caller_that_hangs_leaves_its_place_to_others() {
+    let engine = engine(1);
+    until(|| engine.shared.kept(0).is_some());
+    let gate = Gate::new();
+    std::thread::scope(|scope| {
+        let asked = Work { gate: Some(gate.clone()), ..work(1) };
+        let hanging = scope.spawn(|| wait(engine.answer(asked, terms(ms(50)))));
+        gate.wait_for(1);
+        until(|| {
+            replace_lost(&engine.shared, Instant::now());
+            engine.shared.lock().is_idle()
+        });
+        for n in 2..20 {
+            assert_eq!(wait(engine.submit(work(n), Terms::default())).unwrap(), n);
+        }
+        gate.open();
+        drop(hanging.join().unwrap());
+        assert_eq!(wait(engine.submit(work(20), Terms::default())).unwrap(), 20);
+        assert_eq!(wait(engine.answer(work(21), Terms::default())).unwrap(), 21);
+    });
+    is_clean(&engine);
 }
 
 #[test]

@@ -6,31 +6,35 @@ use std::time::{Duration, Instant};
 use super::backend::{Backend, Job, JobOf};
 use super::lane::Entry;
 use super::queue::Taken;
-use super::shared::{Life, Shared};
+use super::shared::{Lent, Life, Shared};
 use crate::error::Error;
 
 /// Runs batches until the engine ends or gives this worker up.
 pub(super) fn work<B: Backend>(shared: &Shared<B>, life: Life) {
-    let mut worker = guarded(|| shared.backend.worker());
-    while let Some(batch) = next_batch(shared, life, &mut worker) {
+    let kept = guarded(|| shared.backend.worker());
+    *shared.kept(life.number) = kept;
+    while let Some(batch) = next_batch(shared, life) {
         let wanted = batch.into_iter().filter(|entry| entry.job.ticket.is_wanted());
         let (prices, mut jobs): (Vec<Duration>, Vec<_>) = wanted.map(|entry| (entry.ask.price, entry.job)).unzip();
-        shared.meters.took(&jobs);
-        each_that_breaks_alone(&mut jobs, |jobs| {
-            let ran = guarded(|| {
-                let state = worker.get_or_insert_with(|| shared.backend.worker());
-                shared.backend.run(state, jobs);
-            });
-            if ran.is_none() {
-                // What the panic left half done is not to be met again.
-                worker = None;
-            }
-            ran.is_some()
-        });
+        let mut lent = Lent { life, kept: shared.kept(life.number).take() };
+        run(shared, &mut lent.kept, &mut jobs);
         let done = prices.iter().zip(&jobs).filter(|(_, job)| job.ticket.is_answered()).map(|(price, _)| *price).sum();
         drop(jobs);
-        shared.finish(life, done);
+        shared.finish(lent, done);
     }
+}
+
+/// Runs jobs of one group with what a worker keeps.
+pub(super) fn run<B: Backend>(shared: &Shared<B>, kept: &mut Option<B::Worker>, jobs: &mut [JobOf<B>]) {
+    shared.meters.took(jobs);
+    each_that_breaks_alone(jobs, |jobs| {
+        let ran = guarded(|| shared.backend.run(kept.get_or_insert_with(|| shared.backend.worker()), jobs));
+        if ran.is_none() {
+            // What the panic left half done is not to be met again.
+            *kept = None;
+        }
+        ran.is_some()
+    });
 }
 
 /// Fetches rows until the engine ends.
@@ -68,11 +72,7 @@ fn each_that_breaks_alone<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut
 }
 
 /// Waits for a batch; `None` where the engine ends or gives this worker up.
-fn next_batch<B: Backend>(
-    shared: &Shared<B>,
-    life: Life,
-    worker: &mut Option<B::Worker>,
-) -> Option<Vec<Entry<JobOf<B>>>> {
+fn next_batch<B: Backend>(shared: &Shared<B>, life: Life) -> Option<Vec<Entry<JobOf<B>>>> {
     loop {
         let mut queue = shared.lock();
         let Taken { batch, expired } = loop {
@@ -86,15 +86,11 @@ fn next_batch<B: Backend>(
             if shared.is_ending() {
                 return None;
             }
-            let (woken, is_idle) = shared.wait_for_rest(queue);
+            let (woken, is_idle) = shared.wait_for_rest(queue, life);
             queue = woken;
             if is_idle {
                 drop(queue);
-                if let Some(state) = worker.as_mut()
-                    && guarded(|| shared.backend.rest(state)).is_none()
-                {
-                    *worker = None;
-                }
+                rest(shared, life);
                 queue = shared.lock();
             }
         };
@@ -106,6 +102,17 @@ fn next_batch<B: Backend>(
         if !batch.is_empty() {
             return Some(batch);
         }
+    }
+}
+
+/// Has a worker's memory given back that is not needed for long.
+fn rest<B: Backend>(shared: &Shared<B>, life: Life) {
+    // Who borrows the place meanwhile finds nothing kept there, and waits for a worker.
+    let Some(mut worker) = shared.kept(life.number).take() else { return };
+    let rested = guarded(|| shared.backend.rest(&mut worker));
+    let _queue = shared.lock();
+    if rested.is_some() && shared.is_current(life) {
+        *shared.kept(life.number) = Some(worker);
     }
 }
 

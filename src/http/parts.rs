@@ -162,7 +162,7 @@ fn text(said: &impl Serialize) -> Result<String> {
 /// Runs a pass, and writes what only this server can say of its answer.
 async fn passed(app: &App, view: &View, prepared: Prepared, terms: Terms) -> Result<Replied> {
     let columns = prepared.columns().to_vec();
-    let answer = app.engine.submit(prepared, terms).await?;
+    let answer = app.engine.answer(prepared, terms).await?;
     let degraded_rows = answer.degraded_rows;
     let explain = answer.explain.as_ref().map(|explain| text(&Explain::from(explain))).transpose()?;
     let (content, rest) = match answer.content {

@@ -289,7 +289,7 @@ async fn one(app: &Arc<App>, single: Single, form: Form) -> Outcome {
     let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
     let begun = Instant::now();
     let (prepared, is_asked) = prepared.explained();
-    let answer = app.engine.submit(prepared, terms).await;
+    let answer = app.engine.answer(prepared, terms).await;
     if let Some(watched) = &watched {
         watched.ended(answer.as_ref().err());
     }
@@ -338,7 +338,7 @@ async fn embed(app: &App, choice: Choice, body: Whole) -> Outcome {
     let Single { prepared, terms, model, watched, .. } = app.asides.prepare(body, embedding).await?;
     let told = app.served(&model, prepared.view());
     let begun = Instant::now();
-    let answer = app.engine.submit(prepared, terms).await;
+    let answer = app.engine.answer(prepared, terms).await;
     if let Some(watched) = &watched {
         watched.ended(answer.as_ref().err());
     }

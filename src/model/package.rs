@@ -44,6 +44,13 @@ pub struct Package {
 }
 
 impl Package {
+    /// Whether a request runs a graph in the runtime, which has threads of its own.
+    pub fn runs_graphs(&self) -> bool {
+        let user = self.user.as_ref().map(|tower| tower.graph().1);
+        let overarch = self.overarch.as_ref().map(|overarch| overarch.graph().1);
+        user.into_iter().chain(overarch).any(|runs| matches!(runs, Runs::Runtime(_)))
+    }
+
     /// Opens the package in `folder`, the files of which somebody may be changing: its tables are read into memory.
     ///
     /// # Errors

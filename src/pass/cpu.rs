@@ -39,8 +39,10 @@ impl Cpu {
 
 impl Pass for Cpu {
     fn run(&mut self, batch: &dyn Batch) {
-        let threads = self.threads.clone();
-        threads.run(|| self.run_here(batch));
+        match batch.is_empty() || !batch.prepared(0).view().main().package.runs_graphs() {
+            true => self.run_here(batch),
+            false => self.threads.clone().run(|| self.run_here(batch)),
+        }
         let most = (0..batch.len()).map(|n| batch.prepared(n).candidates()).max().unwrap_or(0);
         if most > KEPT_CANDIDATES_MAX {
             (self.searches, self.scratch) = Default::default();

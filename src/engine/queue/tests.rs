@@ -21,6 +21,7 @@ fn ms(ms: f64) -> Duration {
 #[derive(Clone, Debug)]
 enum Step {
     Push { priority: Priority, group: usize, needs_fetch: bool, price_ms: f64, timeout_ms: f64 },
+    Lend { price_ms: f64, is_ready: usize },
     Take(usize),
     Finish { worker: usize, share: f64 },
     Fetch,
@@ -36,6 +37,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (priority, 0..3usize, prop::bool::weighted(0.3), price_ms, 1.0..1000.0f64).prop_map(
             |(priority, group, needs_fetch, price_ms, timeout_ms)| Step::Push { priority, group, needs_fetch, price_ms, timeout_ms }
         ),
+        3 => (0.05..40.0, 0..=WORKERS).prop_map(|(price_ms, is_ready)| Step::Lend { price_ms, is_ready }),
         6 => (0..WORKERS).prop_map(Step::Take),
         5 => (0..WORKERS, 0.0..1.0).prop_map(|(worker, share)| Step::Finish { worker, share }),
         2 => Just(Step::Fetch),
@@ -59,6 +61,8 @@ struct Book {
     queue: Queue<u64>,
     now: Instant,
     at: BTreeMap<u64, (At, Ask)>,
+    /// Of those in `at`, how many callers run, who never come to the queue.
+    lent: u64,
     running: Vec<Vec<u64>>,
     fetching: Vec<Vec<Entry<u64>>>,
 }
@@ -70,6 +74,7 @@ impl Book {
             queue: Queue::new(bounds(WORKERS), now),
             now,
             at: BTreeMap::new(),
+            lent: 0,
             running: vec![Vec::new(); WORKERS],
             fetching: Vec::new(),
         }
@@ -81,19 +86,24 @@ impl Book {
                 let (arrived, deadline) = (self.now, self.now + ms(timeout_ms));
                 self.push(Ask { priority, group, needs_fetch, price: ms(price_ms), arrived, deadline });
             }
+            Step::Lend { price_ms, is_ready } => self.lend(ms(price_ms), is_ready),
             Step::Take(worker) if self.running[worker].is_empty() => self.take(worker),
+            Step::Take(worker) => {
+                let Taken { batch, expired } = self.queue.take(worker, self.now);
+                assert!(batch.is_empty() && expired.is_empty(), "taken for a worker whose place is taken");
+            }
             Step::Finish { worker, share } if !self.running[worker].is_empty() => self.finish(worker, share),
             Step::Fetch => self.fetch(),
             Step::Fetched { keep } if !self.fetching.is_empty() => self.fetched(keep),
             Step::Withdraw(nth) => self.withdraw(nth as u64),
             Step::Advance { ms: by } => self.now += ms(by),
-            Step::Take(_) | Step::Finish { .. } | Step::Fetched { .. } => {}
+            Step::Finish { .. } | Step::Fetched { .. } => {}
         }
         self.check();
     }
 
     fn push(&mut self, ask: Ask) {
-        let number = self.at.len() as u64;
+        let number = self.at.len() as u64 - self.lent;
         let place = if ask.needs_fetch { At::Fetch } else { At::Lane };
         let at = match self.queue.admit(&ask, self.now) {
             Ok(latest_start) => {
@@ -106,6 +116,23 @@ impl Book {
             Err(_) => return,
         };
         self.at.insert(number, (at, ask));
+    }
+
+    fn lend(&mut self, price: Duration, is_ready: usize) {
+        let (arrived, deadline) = (self.now, self.now + ms(1000.0));
+        let ask = Ask { priority: Priority::Interactive, group: 0, needs_fetch: false, price, arrived, deadline };
+        let is_idle = self.running.iter().enumerate().any(|(worker, jobs)| jobs.is_empty() && worker >= is_ready);
+        let is_short = self.queue.pace.predict(price) <= LENT_TIME;
+        let may = is_idle && self.queue.waiting() == 0 && is_short && price <= self.queue.bounds.dear;
+        let lent = self.queue.lend(&ask, |worker| worker >= is_ready, self.now);
+        assert_eq!(lent.is_some(), may);
+        if let Some(worker) = lent {
+            assert!(self.running[worker].is_empty() && worker >= is_ready);
+            self.lent += 1;
+            let number = u64::MAX - self.lent;
+            self.at.insert(number, (At::Running, ask));
+            self.running[worker].push(number);
+        }
     }
 
     fn take(&mut self, worker: usize) {
