@@ -29,6 +29,7 @@ pub mod gather;
 pub mod http;
 pub mod items;
 pub mod ivf;
+pub mod jobs;
 pub mod journal;
 pub mod limits;
 pub mod locks;

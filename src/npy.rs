@@ -8,6 +8,7 @@ use std::path::Path;
 
 use crate::device::map::ForeignFile;
 use crate::error::{Error, Result};
+use crate::files::{self, Checksum};
 use crate::rows::{NumberFormat, RowStore};
 
 /// Longest header; NumPy's own are of some hundred bytes.
@@ -159,6 +160,46 @@ fn read<T>(path: &Path, numbers: impl FnOnce(Body) -> Result<Vec<T>>) -> Result<
     Ok((values, rows, cols))
 }
 
+/// Writes a matrix of f32, chunk by chunk; returns its checksum.
+///
+/// # Errors
+/// As [`files::write_atomic`] and [`RowStore::read`].
+pub fn write_f32(path: &Path, rows: &RowStore<'_>) -> Result<Checksum> {
+    let mut unread = None;
+    let written = files::write_atomic(path, |out| {
+        out.write_all(&written_header("<f4", [rows.rows(), rows.cols()]))?;
+        let put = rows.each(|_, chunk| {
+            out.write_all(bytemuck::cast_slice(chunk.data())).map_err(|e| Error::io(path.display(), e))
+        });
+        put.map_err(|e| {
+            unread = Some(e);
+            std::io::ErrorKind::Other.into()
+        })
+    });
+    written.map_err(|e| unread.unwrap_or(e))
+}
+
+/// Writes a column of u32; returns its checksum.
+///
+/// # Errors
+/// As [`files::write_atomic`].
+pub fn write_u32(path: &Path, values: &[u32]) -> Result<Checksum> {
+    files::write_atomic(path, |out| {
+        out.write_all(&written_header("<u4", [values.len(), 1]))?;
+        out.write_all(bytemuck::cast_slice(values))
+    })
+}
+
+/// The bytes before the numbers, 128 as NumPy writes them.
+fn written_header(descr: &str, [rows, cols]: [usize; 2]) -> Vec<u8> {
+    const TEXT_BYTES: usize = 118;
+    let text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({rows}, {cols}), }}");
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((TEXT_BYTES as u16).to_le_bytes());
+    bytes.extend(format!("{text:<width$}\n", width = TEXT_BYTES - 1).into_bytes());
+    bytes
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -198,6 +239,24 @@ mod tests {
         }
         let negative = file(1, &text("<i4"), bytemuck::cast_slice(&[-1i32, i32::MIN]));
         assert_eq!(read_i64(negative.path()).unwrap().0, [-1, i64::from(i32::MIN)]);
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (floats, integers) = (folder.path().join("f.npy"), folder.path().join("u.npy"));
+        for rows in [0, 1, 7] {
+            let numbers: Vec<f32> = (0..rows * 3).map(|n| n as f32 / 3.0).collect();
+            let sum = write_f32(&floats, &RowStore::owned(numbers.clone(), 3).unwrap()).unwrap();
+            assert_eq!(sum, Checksum::of_file(&floats).unwrap());
+            assert_eq!(read_f32(&floats).unwrap(), (numbers, rows, 3));
+            let lists: Vec<u32> = (0..rows as u32).map(|n| u32::MAX - n).collect();
+            write_u32(&integers, &lists).unwrap();
+            assert_eq!(read_i64(&integers).unwrap(), (lists.into_iter().map(i64::from).collect(), rows, 1));
+        }
+        assert_eq!(std::fs::read(&floats).unwrap().len(), 128 + 7 * 3 * 4);
+        let missing = folder.path().join("no/such");
+        assert_eq!(write_u32(&missing, &[1]).unwrap_err().kind(), Kind::NotFound);
     }
 
     #[test]

@@ -59,6 +59,8 @@ pub struct RowStore<'a> {
 enum Source<'a> {
     Memory(Cow<'a, [f32]>),
     File(NumberFile),
+    /// One after the other, each with the number of its first row.
+    Joined(Vec<(usize, RowStore<'a>)>),
 }
 
 /// The numbers of a matrix in a file, row after row.
@@ -134,6 +136,39 @@ impl RowStore<'static> {
         Ok(RowStore { source: Source::File(NumberFile { file, start: start as u64, format, name }), rows, cols })
     }
 
+    /// Matrices of one width, one after the other.
+    ///
+    /// # Errors
+    /// `Invalid` for another width than that of the first.
+    pub fn joined(matrices: Vec<Self>) -> Result<Self> {
+        let (mut rows, cols) = (0, matrices.first().map_or(0, RowStore::cols));
+        if let Some(other) = matrices.iter().find(|matrix| matrix.cols != cols) {
+            return Err(Error::invalid(format!("rows of {} numbers, expected {cols} as before", other.cols)));
+        }
+        let place = |matrix: RowStore<'static>| {
+            let first = rows;
+            rows += matrix.rows;
+            (first, matrix)
+        };
+        let source = Source::Joined(matrices.into_iter().map(place).collect());
+        Ok(RowStore { source, rows, cols })
+    }
+
+    /// Some of the rows of a file, as a matrix.
+    ///
+    /// # Errors
+    /// `Invalid` where there are not so many.
+    pub fn of_file(self, range: Range<usize>) -> Result<Self> {
+        let all = self.rows;
+        match self.source {
+            Source::File(file) if range.start <= range.end && range.end <= all => {
+                let start = file.start + (range.start * self.cols * file.format.bytes()) as u64;
+                Ok(RowStore { source: Source::File(NumberFile { start, ..file }), rows: range.len(), cols: self.cols })
+            }
+            _ => Err(Error::invalid(format!("rows {} to {} of {all}", range.start + 1, range.end))),
+        }
+    }
+
     /// The same matrix in memory, where it fits there.
     ///
     /// # Errors
@@ -177,7 +212,7 @@ impl RowStore<'_> {
     pub fn in_memory(&self) -> Option<Matrix<'_>> {
         match &self.source {
             Source::Memory(values) => Matrix::new(values, self.cols).ok(),
-            Source::File(_) => None,
+            Source::File(_) | Source::Joined(_) => None,
         }
     }
 
@@ -196,6 +231,17 @@ impl RowStore<'_> {
             Source::File(of) => {
                 scratch.resize(numbers.len(), 0.0);
                 of.read(numbers.start, scratch).map_err(|e| e.within(&of.name))?;
+                Matrix::new(scratch, self.cols)
+            }
+            Source::Joined(matrices) => {
+                scratch.clear();
+                let (mut next, mut part) = (range.start, Vec::new());
+                while next < range.end {
+                    let (first, matrix) = &matrices[matrices.partition_point(|(first, _)| *first <= next) - 1];
+                    let end = range.end.min(first + matrix.rows);
+                    scratch.extend_from_slice(matrix.read(next - first..end - first, &mut part)?.data());
+                    next = end;
+                }
                 Matrix::new(scratch, self.cols)
             }
         }
@@ -407,6 +453,19 @@ mod tests {
                 prop_assert_eq!(rows.all().unwrap(), values);
                 prop_assert_eq!(rows.picked(&picked).unwrap(), wanted.clone());
                 let middle = rows.rows() / 3..rows.rows() / 2;
+                // Cut anywhere and joined again, an empty part among them.
+                let part = |range: Range<usize>| RowStore::owned(values[range.start * cols..range.end * cols].to_vec(), cols).unwrap();
+                let parts = [0..middle.start, middle.start..middle.end, middle.end..middle.end, middle.end..rows.rows()];
+                let parts = parts.map(|range| if in_memory { part(range) } else { part(range).spilled(&spill).unwrap() });
+                let joined = RowStore::joined(parts.into()).unwrap();
+                prop_assert_eq!(joined.all().unwrap(), values);
+                prop_assert_eq!(joined.picked(&picked).unwrap(), wanted.clone());
+                prop_assert_eq!(joined.fetched(&Spill::never()).unwrap().all().unwrap(), values);
+                if !in_memory && rows.rows() > 0 {
+                    let some = part(0..rows.rows()).spilled(&spill).unwrap().of_file(middle.clone()).unwrap();
+                    prop_assert_eq!(some.all().unwrap(), &values[middle.start * cols..middle.end * cols]);
+                    prop_assert!(some.of_file(0..middle.len() + 1).is_err());
+                }
                 let mut scratch = vec![7.0; 3];
                 let read = rows.read(middle.clone(), &mut scratch).unwrap();
                 prop_assert_eq!(read.data(), &values[middle.start * cols..middle.end * cols]);

@@ -18,6 +18,7 @@ mod journals;
 mod kernels;
 mod key;
 mod output;
+mod parts;
 mod plan;
 mod publish;
 mod remote;
@@ -50,6 +51,8 @@ enum Command {
     Demo(demo::Demo),
     /// Turn a model package, an index recipe and items into a version in the store.
     Publish(publish::Publish),
+    /// Embed and assign the items of a publication in parts, on several machines side by side.
+    Parts(parts::Parts),
     /// Measure again how many lists of a published version a recall takes, with queries like those that are asked.
     Calibrate(calibrate::Calibrate),
     /// Merge the updates of a model into a version of their own, by a server or in its place.
@@ -95,6 +98,7 @@ pub fn run() -> ExitCode {
     let done = match cli.command {
         Command::Demo(command) => command.run(),
         Command::Publish(command) => command.run(),
+        Command::Parts(command) => command.run(),
         Command::Calibrate(command) => command.run(),
         Command::Activate(command) => command.run(),
         Command::Label(command) => command.run(),

@@ -1,7 +1,7 @@
 //! `sterling publish`.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -20,7 +20,7 @@ use crate::trial::{Apart, Trials};
 pub(super) struct Publish {
     /// The model package, a folder with a model.toml; without it, --name and --items or --faiss publish an embedding-only
     /// model
-    #[arg(required_unless_present = "name", conflicts_with = "name")]
+    #[arg(required_unless_present_any = ["name", "parts"], conflicts_with = "name")]
     package: Option<PathBuf>,
     /// The name of an embedding-only model
     #[arg(long)]
@@ -37,6 +37,9 @@ pub(super) struct Publish {
     /// The index recipe; indexes/default.toml holds what is used where it is not given
     #[arg(long)]
     index: Option<PathBuf>,
+    /// Items that `sterling parts` has embedded and assigned there, in place of the package, the items and the recipe (docs/SHARDS.md)
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["package", "name", "items", "vectors", "faiss", "index"])]
+    parts: Option<PathBuf>,
     /// Queries that tell how many lists a recall takes: vectors as .npy, or a `:retrieve` body a line; the package's
     /// queries.jsonl where it is not given, else items with some noise
     #[arg(long, value_name = "FILE")]
@@ -66,20 +69,25 @@ pub(super) struct Publish {
 impl Publish {
     pub(super) fn run(self) -> Result<()> {
         telemetry::start_logs(false);
-        let recipe = self.index.as_deref().map(Recipe::read).transpose()?.unwrap_or_default();
+        let given = match &self.parts {
+            Some(parts) => publish::parts::publication(parts)?,
+            None => publish::Publish {
+                package: self.package,
+                name: self.name,
+                items: self.items,
+                vectors: self.vectors.map(Vectors::Npy).or(self.faiss.map(Vectors::Faiss)),
+                recipe: recipe(self.index.as_deref())?,
+                ..publish::Publish::default()
+            },
+        };
         let (position, positions) = match (self.shards, self.position.as_slice()) {
             (None, [position]) => (*position, Vec::new()),
             _ => (0, self.position),
         };
         let what = publish::Publish {
-            package: self.package,
-            name: self.name,
-            items: self.items,
-            vectors: self.vectors.map(Vectors::Npy).or(self.faiss.map(Vectors::Faiss)),
             queries: self.queries,
             position,
             positions,
-            recipe,
             shards: self.shards,
             remote: match self.remote.is_empty() {
                 true => None,
@@ -87,6 +95,7 @@ impl Publish {
             },
             trials: Trials::Apart(Apart::of_this_program()?),
             memory_bytes: self.memory,
+            ..given
         };
         let store = self.store.open()?;
         let (name, version) = publish(&store, &what)?;
@@ -139,8 +148,13 @@ pub(super) fn decisions(manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
+/// The recipe of a file, or what is used without one.
+pub(super) fn recipe(file: Option<&Path>) -> Result<Recipe> {
+    Ok(file.map(Recipe::read).transpose()?.unwrap_or_default())
+}
+
 /// Bytes of a size such as `6GiB`, `800 MB` or `1000000`.
-fn size(text: &str) -> std::result::Result<u64, String> {
+pub(super) fn size(text: &str) -> std::result::Result<u64, String> {
     let units = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1u64 << 40)];
     let decimal = [("kB", 1_000), ("KB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000), ("TB", 1_000_000_000_000)];
     let (number, unit) = units
@@ -160,10 +174,15 @@ pub(super) fn connect(nodes: Vec<String>) -> Result<Arc<Cluster>> {
 
 /// Publishes with a progress bar on stderr.
 pub(super) fn publish(store: &Store, what: &publish::Publish) -> Result<(String, u64)> {
+    shown(|progress| publish::publish(store, what, progress))
+}
+
+/// Does something with a progress bar on stderr.
+pub(super) fn shown<T>(run: impl FnOnce(&publish::Progress<'_>) -> T) -> T {
     let bar = Progress::new();
-    let published = publish::publish(store, what, &|stage, done, total| bar.show(stage, done, total));
+    let made = run(&|stage, done, total| bar.show(stage, done, total));
     bar.bar.finish_and_clear();
-    published
+    made
 }
 
 struct Progress {

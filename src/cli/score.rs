@@ -10,8 +10,9 @@ use super::output::say;
 use super::store::StoreArgs;
 use crate::device::priority::Background;
 use crate::error::{Error, Result};
+use crate::jobs::{self, JobFolder};
 use crate::registry::{Loader as _, Snapshots};
-use crate::scoring::{self, JobFolder, JobTerms, Questions, Scorer, Task};
+use crate::scoring::{self, JobTerms, Questions, Scorer, Task};
 use crate::snapshot::{Manifest, Placement, Store};
 use crate::telemetry;
 use crate::trial::{Apart, Trials};
@@ -78,7 +79,8 @@ impl Score {
         if let Some(unit) = self.unit {
             scorer.order(&job, unit)?;
         } else if self.units.is_some() {
-            let served = scoring::serve(&job, &scorer, std::io::stdin().lock(), std::io::stdout().lock());
+            let order = |unit| scorer.order(&job, unit);
+            let served = jobs::serve(job.units().len(), order, std::io::stdin().lock(), std::io::stdout().lock());
             // The last of the workers finds that nothing is left.
             return served.and(job.finish().map(drop));
         } else {
@@ -109,7 +111,7 @@ fn chosen(store: &Store, text: &str) -> Result<(String, u64)> {
 }
 
 /// Scores what is left. A file that fails keeps no other back.
-fn all(job: &JobFolder, scorer: &Scorer) -> Result<()> {
+fn all(job: &JobFolder<JobTerms>, scorer: &Scorer) -> Result<()> {
     let (units, left) = (job.units(), job.left());
     let total: u64 = left.iter().map(|&unit| units[unit].sum.bytes).sum();
     let bar = ProgressBar::new(total);

@@ -154,6 +154,7 @@ fn bounded(values: usize) -> Result<u32> {
 /// An item file on its way into [`Items`].
 pub(super) struct Builder {
     ids: Vec<i64>,
+    files: Vec<usize>,
     columns: Vec<Column>,
     by_name: BTreeMap<String, usize>,
     /// Of each column of vectors.
@@ -164,7 +165,12 @@ pub(super) struct Builder {
 
 impl Builder {
     pub(super) fn new(spill: Spill) -> Self {
-        Builder { ids: Vec::new(), columns: Vec::new(), by_name: BTreeMap::new(), spill, taken: 0 }
+        Builder { ids: Vec::new(), files: Vec::new(), columns: Vec::new(), by_name: BTreeMap::new(), spill, taken: 0 }
+    }
+
+    /// Starts another file than the first.
+    pub(super) fn begin_file(&mut self) {
+        self.files.push(self.ids.len());
     }
 
     /// Starts the next item; its cells follow, then [`Builder::end_item`].
@@ -208,7 +214,8 @@ impl Builder {
 
     /// Everything that was read. Columns without a single value are left out, with a note.
     pub(super) fn finish(self) -> Result<Items> {
-        let mut items = Items { ids: self.ids, ..Items::default() };
+        let names = self.columns.iter().map(|column| column.name.clone()).collect();
+        let mut items = Items { ids: self.ids, files: self.files, names, ..Items::default() };
         for Column { name, values, .. } in self.columns {
             let values = match values {
                 Growing::Untyped => {

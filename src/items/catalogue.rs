@@ -1,6 +1,7 @@
 //! Items in columns, whatever file they came from.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use rayon::prelude::*;
 
@@ -22,6 +23,10 @@ pub struct Items {
     pub ids: Vec<i64>,
     /// Categories and numbers, by name.
     pub columns: Vec<ItemColumn>,
+    /// The names of all columns in the order in which they first came, also of those without a value.
+    pub names: Vec<String>,
+    /// The number of the first item of each file after the first.
+    pub files: Vec<usize>,
     /// Vectors by name; [`EMBEDDING`] is the one that is searched where no item tower makes it.
     pub dense: BTreeMap<String, RowStore<'static>>,
 }
@@ -37,10 +42,29 @@ impl Items {
         self.ids.is_empty()
     }
 
+    /// Whether there is a column of this name with a value.
+    pub fn has(&self, name: &str) -> bool {
+        self.dense.contains_key(name) || self.columns.iter().any(|column| column.name == name)
+    }
+
+    /// The items in runs of at most so many; none goes over the end of a file, so that a file's are the same whatever is read with it.
+    pub fn runs(&self, most: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+        let ends = self.files.iter().copied().chain([self.len()]);
+        let starts = [0].into_iter().chain(self.files.iter().copied());
+        let of_file = move |(start, end): (usize, usize)| {
+            (start..end).step_by(most).map(move |first| first..(first + most).min(end))
+        };
+        starts.zip(ends).flat_map(of_file)
+    }
+
     pub(super) fn check(&self) -> Result<()> {
-        if self.is_empty() {
-            return Err(Error::invalid("no items, expected at least one"));
+        match self.is_empty() {
+            true => Err(Error::invalid("no items, expected at least one")),
+            false => self.check_each(),
         }
+    }
+
+    pub(super) fn check_each(&self) -> Result<()> {
         if self.len() > limits::ITEMS_MAX {
             return Err(Error::invalid(format!("{} items, expected at most {}", self.len(), limits::ITEMS_MAX)));
         }

@@ -44,6 +44,12 @@ impl<'de> Deserialize<'de> for Attributes {
     }
 }
 
+/// Lines that are items.
+pub(super) fn count(lines: impl BufRead) -> std::io::Result<usize> {
+    let is_item = |line: &String| !line.trim_start_matches('\u{feff}').trim().is_empty();
+    lines.lines().try_fold(0, |count, line| Ok(count + usize::from(is_item(&line?))))
+}
+
 pub(super) fn read(lines: impl BufRead, builder: &mut Builder) -> Result<()> {
     for (number, line) in lines.lines().enumerate() {
         let place = || format!("line {}", number + 1);

@@ -1,18 +1,29 @@
-//! Parquet files of items, read batch by batch; what their types become says `arrays`.
+//! Parquet files of items, read and written batch by batch; what their types become says `arrays`.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
-use arrow_array::{Array, RecordBatch};
-use arrow_schema::{DataType, Schema};
+use arrow_array::builder::{Int64Builder, ListBuilder, StringBuilder};
+use arrow_array::{Array, ArrayRef, Float64Array, Int64Array, NullArray, RecordBatch};
+use arrow_schema::{DataType, Field, Schema};
+use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::WriterProperties;
 
 use super::arrays::{ArrowColumn, list_of, unit};
 use super::builder::Builder;
-use super::catalogue::{EMBEDDING, ID};
-use crate::error::{Error, Result};
+use super::catalogue::{EMBEDDING, ID, Items};
+use crate::columns::ItemValues;
+use crate::error::{Error, Kind, Result};
 
 const BATCH_ROWS: usize = 8192;
+/// Rows that are written together.
+const WRITTEN_ROWS: usize = 1024;
+/// Bytes of encoded rows after which they become a row group.
+const GROUP_BYTES: usize = 32 << 20;
 
 /// Opens a Parquet file, whatever its writer noted of types of its own.
 ///
@@ -87,6 +98,63 @@ fn read_batch(batch: &RecordBatch, first_row: usize, builder: &mut Builder) -> R
         builder.end_item().map_err(|e| e.within(place()))?;
     }
     Ok(())
+}
+
+/// Writes ids and attributes: a column of lists for each category, one of numbers, and one without a type where no item has a value. An
+/// item without a value has no list; where a category has none at all, it keeps its type by empty ones.
+pub(super) fn write(items: &Items, path: &Path) -> Result<()> {
+    let wrong = |e: &dyn std::fmt::Display| Error::new(Kind::Io, format!("{}: {e}", path.display()));
+    let properties = WriterProperties::builder()
+        .set_compression(Compression::ZSTD(ZstdLevel::default()))
+        .set_max_row_group_row_count(Some(usize::MAX))
+        .build();
+    let file = File::create_new(path).map_err(|e| Error::io(path.display(), e))?;
+    let schema = batch(items, 0..0)?.schema();
+    let mut writer = ArrowWriter::try_new(file, schema, Some(properties)).map_err(|e| wrong(&e))?;
+    for first in (0..items.len()).step_by(WRITTEN_ROWS) {
+        let rows = batch(items, first..(first + WRITTEN_ROWS).min(items.len()))?;
+        let written = writer.write(&rows).and_then(|()| match writer.in_progress_size() > GROUP_BYTES {
+            true => writer.flush(),
+            false => Ok(()),
+        });
+        written.map_err(|e| wrong(&e))?;
+    }
+    writer.finish().map_err(|e| wrong(&e))?;
+    writer.inner().sync_all().map_err(|e| Error::io(path.display(), e))
+}
+
+fn batch(items: &Items, rows: Range<usize>) -> Result<RecordBatch> {
+    let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(items.ids[rows.clone()].iter().copied()));
+    let mut fields = vec![Field::new(ID, DataType::Int64, false)];
+    let mut arrays = vec![ids];
+    for name in items.names.iter().filter(|name| *name != EMBEDDING && !items.dense.contains_key(*name)) {
+        let column = items.columns.iter().find(|column| column.name == *name);
+        let values: ArrayRef = match column.map(|column| &column.values) {
+            None => Arc::new(NullArray::new(rows.len())),
+            Some(ItemValues::Floats(values)) => {
+                Arc::new(Float64Array::from_iter_values(values[rows.clone()].iter().copied()))
+            }
+            Some(ItemValues::Integers { offsets, values }) => {
+                let mut list = ListBuilder::new(Int64Builder::new());
+                for bounds in offsets[rows.start..=rows.end].windows(2) {
+                    list.values().append_slice(&values[bounds[0] as usize..bounds[1] as usize]);
+                    list.append(bounds[0] < bounds[1] || values.is_empty());
+                }
+                Arc::new(list.finish())
+            }
+            Some(ItemValues::Texts { offsets, values }) => {
+                let mut list = ListBuilder::new(StringBuilder::new());
+                for bounds in offsets[rows.start..=rows.end].windows(2) {
+                    values[bounds[0] as usize..bounds[1] as usize].iter().for_each(|v| list.values().append_value(v));
+                    list.append(bounds[0] < bounds[1] || values.is_empty());
+                }
+                Arc::new(list.finish())
+            }
+        };
+        fields.push(Field::new(name, values.data_type().clone(), true));
+        arrays.push(values);
+    }
+    RecordBatch::try_new(Arc::new(Schema::new(fields)), arrays).map_err(|e| Error::internal(format!("items: {e}")))
 }
 
 #[cfg(test)]

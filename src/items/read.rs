@@ -11,6 +11,7 @@ use flate2::bufread::MultiGzDecoder;
 use super::builder::Builder;
 use super::catalogue::{EMBEDDING, Items};
 use super::faiss::IndexFile;
+use super::parquet::{open_parquet, unreadable};
 use super::{json, parquet};
 use crate::error::{Error, Result};
 use crate::ivf::Lists;
@@ -49,6 +50,63 @@ impl Items {
         }
         items.check().map_err(|e| e.within(path.display()))?;
         Ok(items)
+    }
+
+    /// One of several item files, or none of whose rows there are: the rest of a catalogue lies elsewhere. `vectors` are those of all, and
+    /// the row of the first of this file.
+    ///
+    /// # Errors
+    /// As [`Items::read_spilling`], but for a file without items.
+    pub fn read_one(path: &Path, vectors: Option<(&Path, usize)>, spill: &Spill) -> Result<Self> {
+        let mut items = read(path, spill).map_err(|e| e.within(path.display()))?;
+        if let Some((file, first)) = vectors.filter(|_| !items.is_empty()) {
+            let rows = npy::open_f32(file)?.of_file(first..first + items.len());
+            let of_items = |e: Error| e.within(format!("the vectors of {}", path.display())).within(file.display());
+            items.dense.insert(EMBEDDING.into(), rows.map_err(of_items)?.fetched(spill)?);
+        }
+        items.check_each().map_err(|e| e.within(path.display()))?;
+        Ok(items)
+    }
+
+    /// Files of [`Items::write`] as the catalogue of which each held a part; `named` says what errors call each.
+    ///
+    /// # Errors
+    /// As [`Items::read`].
+    pub fn read_parts(files: &[PathBuf], named: impl Fn(usize) -> String, spill: &Spill) -> Result<Self> {
+        let mut builder = Builder::new(spill.clone());
+        for (number, file) in files.iter().enumerate() {
+            if number > 0 {
+                builder.begin_file();
+            }
+            parquet::read(file, &mut builder).map_err(|e| e.within(named(number)))?;
+        }
+        let items = builder.finish()?;
+        items.check()?;
+        Ok(items)
+    }
+
+    /// Writes ids and attributes, vectors apart, as a Parquet file from which [`Items::read_parts`] has them.
+    ///
+    /// # Errors
+    /// `Io` or `NoSpace` with the path.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        parquet::write(self, path)
+    }
+
+    /// Counts the items of a file.
+    ///
+    /// # Errors
+    /// `NotFound` or `Io`; `Invalid` for a file that cannot be read.
+    pub fn count(path: &Path) -> Result<usize> {
+        let within = |e: Error| e.within(path.display());
+        let file = File::open(path).map_err(|e| Error::io(path.display(), e))?;
+        match text_of(path, file).map_err(within)? {
+            None => {
+                let rows = open_parquet(path).map_err(within)?.metadata().file_metadata().num_rows();
+                usize::try_from(rows).map_err(|_| within(unreadable(&format_args!("{rows} rows"))))
+            }
+            Some(lines) => json::count(lines).map_err(|e| Error::io(path.display(), e)),
+        }
     }
 
     /// Reads the ids, vectors and lists of an index file of Faiss and, where given, the attributes of an item file, which
@@ -92,9 +150,12 @@ impl Items {
 fn read(path: &Path, spill: &Spill) -> Result<Items> {
     let mut builder = Builder::new(spill.clone());
     if path.is_dir() {
-        for part in parts(path)? {
+        for (number, part) in parts(path)?.iter().enumerate() {
+            if number > 0 {
+                builder.begin_file();
+            }
             let name = part.file_name().unwrap_or_default();
-            read_file(&part, &mut builder).map_err(|e| e.within(name.display()))?;
+            read_file(part, &mut builder).map_err(|e| e.within(name.display()))?;
         }
     } else {
         read_file(path, &mut builder)?;

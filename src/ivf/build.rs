@@ -4,11 +4,11 @@
 use rayon::prelude::*;
 
 use super::first_pass::{Coder, IndexExtent};
-use super::kmeans::{self, Sample};
+use super::kmeans;
 use super::options::{Options, Rescore};
 use super::survey::RowSurvey;
+use super::trained::Trained;
 use super::view::{EXPECTED, Index, unfit};
-use crate::device::cpu::Kernels;
 use crate::device::cpu::kernels::BLOCK;
 use crate::error::{Error, Result};
 use crate::limits;
@@ -56,17 +56,9 @@ pub fn build(
     options: &Options,
     progress: &(dyn Fn(usize) + Sync),
 ) -> Result<Built> {
-    let lists = options.lists_for(rows.rows())?;
-    let kernels = Kernels::detect()?;
-    let sample = Sample::draw(rows, options.sample(rows.rows(), lists), options.seed)?;
-    let centroids = kmeans::train(kernels, &sample, lists, options, survey.length, progress);
-    drop(sample);
-    let mut of_rows = Vec::with_capacity(rows.rows());
-    rows.each(|_, chunk| {
-        of_rows.extend(centroids.assign_all(kernels, chunk, None, progress));
-        Ok(())
-    })?;
-    let lists = Lists { centroids: centroids.rows, of_rows, nearest: false };
+    let trained = Trained::train(rows, survey, options, progress)?;
+    let of_rows = trained.assign(rows, progress)?;
+    let lists = Lists { centroids: trained.into_centroids(), of_rows, nearest: false };
     let mut built = arrange(rows.cols(), lists, survey.fitted(options.rescore));
     built.train_first_pass(rows, options)?;
     Ok(built)

@@ -35,6 +35,7 @@ mod rebalance;
 mod search;
 mod sizes;
 mod survey;
+mod trained;
 mod union;
 mod view;
 
@@ -51,6 +52,7 @@ pub use probing::{Counters, Probing, Scratch};
 pub use rebalance::rebalance;
 pub use sizes::Sizes;
 pub use survey::RowSurvey;
+pub use trained::Trained;
 pub use union::{Member, Union};
 pub use view::{Index, WideRows};
 

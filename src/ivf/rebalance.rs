@@ -35,7 +35,7 @@ pub fn rebalance(rows: Matrix<'_>, of_rows: &[u32], nearest: bool, rescore: Resc
     }
     let kernels = Kernels::detect()?;
     let survey = RowSurvey::of(&rows.into())?;
-    let length = if nearest { None } else { survey.length };
+    let length = if nearest { None } else { survey.length() };
     let is_spherical = length.is_some();
     let mut lists = grouped(of_rows);
     let before = lists.len();

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::budget::{self, Budget, Held};
-use super::embed::{Embedded, embed};
+use super::embed::{self, Embedded, embed};
 use super::request::{Progress, Publish, Stage, Vectors};
 use crate::columns::{self, ItemColumn, ItemValues};
 use crate::error::{Error, Result};
-use crate::items::{EMBEDDING, Items};
+use crate::items::Items;
 use crate::ivf;
 use crate::model::{ColumnSpec, MODEL_FILE, ModelSpec, Package};
 use crate::rows::{RowStore, Spill};
@@ -17,12 +17,14 @@ use crate::snapshot::{PROGRAM, Provenance, Recipe, candidates};
 
 /// Items with their vectors, in the order that they came in.
 pub(super) struct Catalogue {
-    path: PathBuf,
-    items: Items,
-    embedded: Embedded,
-    lists: Option<ivf::Lists>,
-    budget: Budget,
-    spill: Spill,
+    pub(super) path: PathBuf,
+    pub(super) items: Items,
+    pub(super) embedded: Embedded,
+    /// The lists that the items lie in where they came with some.
+    pub(super) lists: Option<ivf::Lists>,
+    pub(super) survey: ivf::RowSurvey,
+    pub(super) budget: Budget,
+    pub(super) spill: Spill,
 }
 
 /// Items with their vectors, and the slots that they get.
@@ -44,19 +46,24 @@ pub(super) fn read(
     progress: &Progress<'_>,
 ) -> Result<Catalogue> {
     let spill = budget.spill(folder);
-    let path = match (&what.items, package, &what.vectors) {
-        (Some(path), _, _) | (None, None, Some(Vectors::Faiss(path))) => path.clone(),
-        (None, Some(package), _) => package.folder().join("items.parquet"),
-        (None, None, _) => {
-            return Err(Error::invalid(
-                "items: expected an item file or an index of Faiss for an embedding-only model",
-            ));
-        }
-    };
+    let path = item_path(what)?;
     let (mut items, lists) = read_items(what, &path, &spill)?;
     progress(Stage::Reading, 1, 1);
+    embed::check_sources(package, |name| items.has(name))?;
     let embedded = embed(package, &mut items, &spill, progress)?;
-    Ok(Catalogue { path, items, embedded, lists, budget, spill })
+    let survey = ivf::RowSurvey::of(&embedded.vectors)?;
+    Ok(Catalogue { path, items, embedded, lists, survey, budget, spill })
+}
+
+/// Where the items of a publication are.
+pub(super) fn item_path(what: &Publish) -> Result<PathBuf> {
+    match (&what.items, &what.package, &what.vectors) {
+        (Some(path), _, _) | (None, None, Some(Vectors::Faiss(path))) => Ok(path.clone()),
+        (None, Some(package), _) => Ok(package.join("items.parquet")),
+        (None, None, _) => {
+            Err(Error::invalid("items: expected an item file or an index of Faiss for an embedding-only model"))
+        }
+    }
 }
 
 impl Catalogue {
@@ -98,7 +105,7 @@ impl Catalogue {
             candidates::check_features(&package.spec, &kind).map_err(within)?;
         }
         let Embedded { vectors, kept } = self.embedded;
-        let survey = ivf::RowSurvey::of(&vectors)?;
+        let survey = self.survey;
         let sizes = match &self.lists {
             Some(lists) => ivf::Sizes::of_lists(&survey, lists.centroids.len() / vectors.cols(), options)?,
             None => ivf::Sizes::of(&survey, options)?,
@@ -177,16 +184,6 @@ fn cluster(
 fn keep(spec: &ModelSpec, items: &mut Items) -> Result<Vec<ItemColumn>> {
     let columns = std::mem::take(&mut items.columns);
     if spec.item.columns.is_empty() {
-        let kept = |name: &str| spec.item.vectors.iter().any(|v| v.column.as_deref() == Some(name));
-        let of_tower = |name: &str| spec.item.features.iter().any(|f| f.source() == name);
-        let read = |name: &str| name == EMBEDDING || kept(name) || of_tower(name);
-        if let Some((name, dense)) = items.dense.iter().find(|(name, _)| !read(name)) {
-            return Err(Error::invalid(format!(
-                "column `{name}`: got vectors of {} numbers, which no item tower reads, expected texts, integers or single \
-                 numbers; leave it out, or name the columns to keep in {MODEL_FILE}",
-                dense.cols()
-            )));
-        }
         spec.check_columns(columns.iter().map(|c| c.name.as_str()))?;
         return Ok(columns);
     }

@@ -1,6 +1,6 @@
 //! The vectors of items: their own column, or the item tower over their features.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::request::{Progress, Stage};
 use crate::columns::ItemValues;
@@ -32,6 +32,7 @@ pub(super) fn embed(
     spill: &Spill,
     progress: &Progress<'_>,
 ) -> Result<Embedded> {
+    check_read(package, items)?;
     let specs = package.map_or(&[][..], |p| &p.spec.item.vectors);
     specs.iter().try_for_each(|spec| column(spec, items).map(drop))?;
     let tower = package.and_then(|p| p.item.as_ref());
@@ -94,6 +95,40 @@ fn column<'i>(spec: &VectorSpec, items: &'i Items) -> Result<Option<&'i RowStore
     }
 }
 
+/// Refuses vectors that nothing reads, where all columns are kept that the items bring.
+fn check_read(package: Option<&Package>, items: &Items) -> Result<()> {
+    let read = |name: &str| match package.map(|package| &package.spec.item) {
+        None => false,
+        Some(item) => {
+            !item.columns.is_empty()
+                || item.vectors.iter().any(|v| v.column.as_deref() == Some(name))
+                || item.features.iter().any(|f| f.source() == name)
+        }
+    };
+    match items.dense.iter().find(|(name, _)| *name != EMBEDDING && !read(name)) {
+        None => Ok(()),
+        Some((name, dense)) => Err(Error::invalid(format!(
+            "column `{name}`: got vectors of {} numbers, which no item tower reads, expected texts, integers or single \
+             numbers; leave it out, or name the columns to keep in {MODEL_FILE}",
+            dense.cols()
+        ))),
+    }
+}
+
+/// The columns that the item tower reads, each once.
+pub(super) fn sources(package: Option<&Package>) -> BTreeSet<&str> {
+    let features = package.and_then(|package| package.item.as_ref()).map_or(&[][..], Tower::features);
+    features.iter().map(FeatureSpec::source).filter(|source| *source != ID).collect()
+}
+
+/// Refuses items without a column that the item tower reads; `has` says which there are.
+pub(super) fn check_sources(package: Option<&Package>, has: impl Fn(&str) -> bool) -> Result<()> {
+    match sources(package).into_iter().find(|source| !has(source)) {
+        None => Ok(()),
+        Some(source) => Err(Error::invalid(format!("items: no column `{source}`, which the item tower reads"))),
+    }
+}
+
 /// Refuses items without vectors of their own, or with others than the model's.
 fn check_given(package: Option<&Package>, items: &Items) -> Result<()> {
     let dense = items.dense.get(EMBEDDING).ok_or_else(|| {
@@ -118,8 +153,8 @@ fn run(tower: &Tower, items: &Items, spill: &Spill, progress: &Progress<'_>) -> 
     let mut all: Vec<RowWriter> = Vec::new();
     let dense = tower.features().iter().filter_map(|s| Some((s.source(), items.dense.get(s.source())?, Vec::new())));
     let mut dense: Vec<(&str, &RowStore<'_>, Vec<f32>)> = dense.collect();
-    for first in (0..items.len()).step_by(RUN_ROWS) {
-        let batch = first..(first + RUN_ROWS).min(items.len());
+    for batch in items.runs(RUN_ROWS) {
+        let first = batch.start;
         let place = |e: Error| e.within(format!("items {} to {}", batch.start + 1, batch.end));
         let numbers = dense.iter_mut().map(|(name, rows, scratch)| Ok((*name, rows.read(batch.clone(), scratch)?)));
         let numbers = numbers.collect::<Result<BTreeMap<&str, Matrix<'_>>>>()?;
@@ -142,7 +177,8 @@ fn run(tower: &Tower, items: &Items, spill: &Spill, progress: &Progress<'_>) -> 
     all.into_iter().map(RowWriter::finish).collect()
 }
 
-/// The features of one item, read from its columns; `vector` gives those of vectors.
+/// The features of one item, read from its columns; `vector` gives those of vectors. A column that these items do not have is missing
+/// on each of them.
 fn features(
     specs: &[FeatureSpec],
     items: &Items,
@@ -164,7 +200,7 @@ fn features(
                 ItemValues::Floats(values) => Values::Numbers(vec![values[row] as f32]),
             }
         } else {
-            return Err(Error::invalid(format!("items: no column `{source}`, which the item tower reads")));
+            continue;
         };
         features.insert(source.into(), values);
     }

@@ -12,6 +12,8 @@
 //! 9. Rows that are to lie on a cluster are brought there (`remote`).
 //! 10. The manifest is written last, and the folder gets its name.
 //!
+//! Several machines may do steps 2 and 3 side by side, each over some of the files (`parts`).
+//!
 //! Vectors need not lie in memory (`budget`); what is published is the same.
 //!
 //! A version that is to be cut is made so far, whole, and then cut (`shards`).
@@ -27,6 +29,7 @@ mod fold;
 mod gathered;
 mod making;
 mod merge;
+pub mod parts;
 mod precision;
 mod remote;
 mod request;
@@ -70,7 +73,10 @@ fn publish_within(store: &Store, what: &Publish, budget: Budget, progress: &Prog
     }
     progress(Stage::Reading, 0, 1);
     let package = what.package.as_deref().map(Package::open).transpose()?;
-    let catalogue = catalogue::read(what, package.as_ref(), budget, store.root(), progress)?;
+    let catalogue = match &what.parts {
+        Some(parts) => parts::gather(parts, what, package.as_ref(), budget, store.root(), progress)?,
+        None => catalogue::read(what, package.as_ref(), budget, store.root(), progress)?,
+    };
     let (spec, tables) = match (&package, &what.name) {
         (Some(package), _) => tables::converted(package, &what.recipe.tables)?,
         (None, Some(name)) => (ModelSpec::embedding_only(name, catalogue.dimension()), Vec::new()),

@@ -19,6 +19,9 @@ pub struct Publish {
     pub name: Option<String>,
     /// The item file; a package's own `items.parquet` where it is not given. Not needed with [`Vectors::Faiss`].
     pub items: Option<PathBuf>,
+    /// Where the items were embedded and assigned in parts ([`super::parts`]); [`super::parts::publication`] tells all that is asked of
+    /// them.
+    pub parts: Option<PathBuf>,
     /// Vectors beside the item file.
     pub vectors: Option<Vectors>,
     /// Queries to calibrate with, `.npy` or a `:retrieve` body a line; a package's own `queries.jsonl` where it is not given,

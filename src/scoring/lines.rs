@@ -1,8 +1,9 @@
 //! Rows of JSON lines.
 
-use std::io::{BufRead, ErrorKind};
+use std::io::BufRead;
 
 use crate::error::{Error, Result};
+use crate::jobs::next_line;
 
 /// Longest row, in bytes.
 const ROW_BYTES_MAX: usize = 8 << 20;
@@ -36,27 +37,6 @@ impl Lines {
             if read == 0 {
                 return Ok(None);
             }
-        }
-    }
-}
-
-/// Reads a line without its end, of which it keeps one byte more than `most`; the bytes that it went over, none at the end.
-pub(super) fn next_line(file: &mut impl BufRead, line: &mut Vec<u8>, most: usize) -> std::io::Result<u64> {
-    let mut read = 0;
-    loop {
-        let here = match file.fill_buf() {
-            Ok(here) => here,
-            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
-            Err(e) => return Err(e),
-        };
-        let end = here.iter().position(|&byte| byte == b'\n');
-        let used = end.map_or(here.len(), |at| at + 1);
-        let kept = end.unwrap_or(here.len()).min((most + 1).saturating_sub(line.len()));
-        line.extend_from_slice(&here[..kept]);
-        file.consume(used);
-        read += used as u64;
-        if end.is_some() || used == 0 {
-            return Ok(read);
         }
     }
 }

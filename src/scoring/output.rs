@@ -23,11 +23,12 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 
 use super::counts::{ORIGIN, Problem};
-use super::job::JobFolder;
+use super::job::JobTerms;
 use super::questions::{Questions, Template};
 use crate::columns::{Cell, Stacked};
 use crate::error::{Error, Kind, Result};
 use crate::files;
+use crate::jobs::JobFolder;
 use crate::request::Ranked;
 use crate::units::ItemId;
 use crate::view::View;
@@ -213,7 +214,7 @@ impl Drop for Growing {
 
 impl Output {
     /// Begins the files of a unit.
-    pub(super) fn create(folder: &JobFolder, unit: usize, layout: &Layout) -> Result<Self> {
+    pub(super) fn create(folder: &JobFolder<JobTerms>, unit: usize, layout: &Layout) -> Result<Self> {
         let (output, file) = Growing::create(folder.output(unit))?;
         let (of_problems, problems) = Growing::create(folder.problems(unit))?;
         let origin = KeyValue::new(ORIGIN.to_owned(), folder.origin(unit)?);

@@ -7,12 +7,13 @@ use std::thread;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::counts::Counts;
-use super::job::JobFolder;
+use super::job::JobTerms;
 use super::output::{Layout, Output, Scored};
 use super::questions::Questions;
 use super::rows::{self, Chunk};
 use super::worker::Worker;
 use crate::error::{Error, Result};
+use crate::jobs::{self, JobFolder};
 use crate::view::View;
 
 /// Chunks under way for each thread that runs passes: those that are read, run, and wait for an earlier one to be written.
@@ -48,7 +49,7 @@ impl Scorer {
     /// # Errors
     /// What is wrong with the files; what time may mend, such as a cluster that is away, is an error and no problem of a row. The
     /// output is then not there.
-    pub fn score(&self, folder: &JobFolder, unit: usize, told: &(dyn Fn(u64) + Sync)) -> Result<Counts> {
+    pub fn score(&self, folder: &JobFolder<JobTerms>, unit: usize, told: &(dyn Fn(u64) + Sync)) -> Result<Counts> {
         let input = &folder.units()[unit].input;
         let mut out = Output::create(folder, unit, &self.layout)?;
         let under_way = self.threads * CHUNKS_A_THREAD;
@@ -75,6 +76,19 @@ impl Scorer {
         .map_err(|e| e.within(input.display()))?;
         out.finish()?;
         Counts::read(&folder.output(unit), &folder.problems(unit), &folder.origin(unit)?)
+    }
+
+    /// Scores a unit for somebody who tells of many: nothing where it is done, and not over an input that has changed.
+    ///
+    /// # Errors
+    /// As [`Scorer::score`] and [`JobFolder::check`]; `Invalid` for a number that no unit has.
+    pub fn order(&self, folder: &JobFolder<JobTerms>, unit: usize) -> Result<Option<Counts>> {
+        let unit = jobs::checked(unit, folder.units().len())?;
+        if folder.is_done(unit) {
+            return Ok(None);
+        }
+        folder.check(unit)?;
+        self.score(folder, unit, &|_| ()).map(Some)
     }
 
     fn work(&self, chunks: &Receiver<Chunk>, done: &Sender<Done>) {

@@ -48,6 +48,7 @@ mod routers;
 mod score;
 mod score_inputs;
 mod shards;
+mod side_by_side;
 mod snapshots;
 mod sparse;
 mod support;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use sterling::snapshot::{Manifest, Store};
 use tempfile::TempDir;
 
-use crate::support::sterling;
+use crate::support::{run, sterling};
 
 const ITEMS: usize = 70_000;
 const DIMENSION: usize = 128;
@@ -61,16 +61,14 @@ fn own_bytes(process: &Child) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kilobytes| kilobytes << 10)
 }
 
+/// Waits for a publication of vectors on the disk, which is to keep its bound.
 #[cfg(target_os = "linux")]
-#[test]
-fn the_bound_is_kept_and_the_version_is_that_of_memory() {
-    let folder = items();
-    let mut bounded = publish(folder.path(), &["--memory", MEMORY]);
+fn check_bound(mut process: Child) {
     let mut samples = Vec::new();
-    let mut said = bounded.stderr.take().unwrap();
+    let mut said = process.stderr.take().unwrap();
     let ended = loop {
-        samples.extend(own_bytes(&bounded));
-        if let Some(ended) = bounded.try_wait().unwrap() {
+        samples.extend(own_bytes(&process));
+        if let Some(ended) = process.try_wait().unwrap() {
             break ended;
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -80,10 +78,38 @@ fn the_bound_is_kept_and_the_version_is_that_of_memory() {
     assert!(ended.success() && text.contains("memory: vectors on the disk, written in "), "{text}");
     let most = samples.iter().max().unwrap();
     assert!(samples.len() > 50 && *most < MEMORY_BYTES, "{most} bytes at most in {} samples", samples.len());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_bound_is_kept_and_the_version_is_that_of_memory() {
+    let folder = items();
+    check_bound(publish(folder.path(), &["--memory", MEMORY]));
     let mut whole = publish(folder.path(), &[]);
     assert!(planned(&mut whole).0.contains("vectors in memory") && whole.wait().unwrap().success());
     let files = |version: &str| Manifest::read(&folder.path().join("store/m").join(version)).unwrap().files;
     assert_eq!(files("1"), files("2"));
+    // The same in parts of two files, put together within the bound.
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::create_dir(at("items")).unwrap();
+    let lines = std::fs::read_to_string(at("items.jsonl")).unwrap();
+    let (first, second) = lines.split_at(lines.match_indices('\n').nth(ITEMS / 3).unwrap().0 + 1);
+    std::fs::write(at("items/a.jsonl"), first).unwrap();
+    std::fs::write(at("items/b.jsonl"), second).unwrap();
+    let (items, vectors, recipe, parts) = (at("items"), at("vectors.npy"), at("recipe.toml"), at("parts"));
+    let given = ["--name", "m", "--items", &items, "--vectors", &vectors, "--index", &recipe, "--out", &parts];
+    for step in [
+        &[&["parts", "embed", "--memory", MEMORY], &given[..]].concat()[..],
+        &["parts", "train", &parts],
+        &["parts", "assign", &parts],
+    ] {
+        let (code, _, log) = run(step);
+        assert_eq!(code, 0, "{log}");
+    }
+    let mut command = sterling();
+    command.args(["publish", "--parts", &parts, "--store", &at("store"), "--memory", MEMORY]);
+    check_bound(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+    assert_eq!(files("3"), files("1"));
 }
 
 #[test]

@@ -2,33 +2,37 @@
 //!
 //! | line in | line out |
 //! |---|---|
-//! | | first of all `{"ready": true, "units": 16}`: the model is loaded, the job begun |
-//! | `2` | `{"unit": 2, "done": true, "counts": {..}}`, without `counts` where it was done before |
+//! | | first of all `{"ready": true, "units": 16}`: all is loaded, the job begun |
+//! | `2` | `{"unit": 2, "done": true, "counts": {..}}`, without `counts` where there was nothing to do |
 //! | what fails, or is no number of a unit | `{"unit": 2, "done": false, "code": "..", "retryable": false, "error": ".."}` |
 //! | nothing | nothing |
 
 use std::io::{BufRead, Write};
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::counts::Counts;
-use super::job::JobFolder;
 use super::lines::next_line;
-use super::run::Scorer;
 use crate::error::{Error, Result};
 use crate::registry::is_passing;
 
 /// Longest line that comes in, in bytes.
 const ORDER_BYTES_MAX: usize = 64;
 
-/// Scores the units that are named until there are no more, or nobody reads what became of them.
+/// Does the units that are named, of so many, until there are no more, or nobody reads what became of them. `run` does one and counts
+/// what it made; nothing where it was done.
 ///
 /// # Errors
 /// The first of what failed; `Io` where the lines cannot be read or written.
-pub fn serve(folder: &JobFolder, scorer: &Scorer, mut from: impl BufRead, mut to: impl Write) -> Result<()> {
+pub fn serve<C: Serialize>(
+    units: usize,
+    mut run: impl FnMut(usize) -> Result<Option<C>>,
+    mut from: impl BufRead,
+    mut to: impl Write,
+) -> Result<()> {
     let mut tell =
         |told: Value| writeln!(to, "{told}").and_then(|()| to.flush()).map_err(|e| Error::io("standard output", e));
-    tell(json!({"ready": true, "units": folder.units().len()}))?;
+    tell(json!({"ready": true, "units": units}))?;
     let mut failed = None;
     loop {
         let mut line = Vec::new();
@@ -42,7 +46,7 @@ pub fn serve(folder: &JobFolder, scorer: &Scorer, mut from: impl BufRead, mut to
             continue;
         }
         let unit = order.parse().map_err(|_| Error::invalid(format!("unit `{order}`: expected the number of a file")));
-        let told = match unit.and_then(|unit| Ok((unit, scorer.order(folder, unit)?))) {
+        let told = match unit.and_then(|unit| checked(unit, units)).and_then(|unit| Ok((unit, run(unit)?))) {
             Ok((unit, Some(counts))) => json!({"unit": unit, "done": true, "counts": counts}),
             Ok((unit, None)) => json!({"unit": unit, "done": true}),
             Err(e) => {
@@ -58,20 +62,13 @@ pub fn serve(folder: &JobFolder, scorer: &Scorer, mut from: impl BufRead, mut to
     }
 }
 
-impl Scorer {
-    /// Scores a unit for somebody who tells of many: nothing where it is done, and not over an input that has changed.
-    ///
-    /// # Errors
-    /// As [`Scorer::score`] and [`JobFolder::check`]; `Invalid` for a number that no unit has.
-    pub fn order(&self, folder: &JobFolder, unit: usize) -> Result<Option<Counts>> {
-        let units = folder.units().len();
-        if unit >= units {
-            return Err(Error::invalid(format!("unit {unit}: expected the number of a file, 0 to {}", units - 1)));
-        }
-        if folder.is_done(unit) {
-            return Ok(None);
-        }
-        folder.check(unit)?;
-        self.score(folder, unit, &|_| ()).map(Some)
+/// Refuses a number that none of so many units has.
+///
+/// # Errors
+/// `Invalid` with those that there are.
+pub fn checked(unit: usize, units: usize) -> Result<usize> {
+    match unit < units {
+        true => Ok(unit),
+        false => Err(Error::invalid(format!("unit {unit}: expected the number of a file, 0 to {}", units - 1))),
     }
 }

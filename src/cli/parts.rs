@@ -1,0 +1,147 @@
+//! `sterling parts`.
+
+use std::path::PathBuf;
+
+use super::output::say;
+use super::publish::{recipe, shown, size};
+use crate::error::Result;
+use crate::jobs;
+use crate::publish::parts::{self, Assigning, Embedding, PartCounts};
+use crate::publish::{Progress, Publish, Vectors};
+use crate::telemetry;
+use crate::trial::{Apart, Trials};
+
+/// Arguments of `sterling parts`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Parts {
+    #[command(subcommand)]
+    step: Step,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Step {
+    /// First: read item files and give their items vectors, each file a unit.
+    Embed(Embed),
+    /// Then, once: train the centroids on a sample of all units.
+    Train(Train),
+    /// At last: find the list of each item, unit by unit; `publish --parts` makes the version.
+    Assign(Assign),
+}
+
+#[derive(Debug, clap::Args)]
+struct Embed {
+    /// The model package, as for `publish`; without it, --name publishes an embedding-only model
+    #[arg(required_unless_present = "name", conflicts_with = "name")]
+    package: Option<PathBuf>,
+    /// The name of an embedding-only model
+    #[arg(long)]
+    name: Option<String>,
+    /// Items, a folder of Parquet files or JSON lines, each of which is a unit; the package's items.parquet where it is not given
+    #[arg(long)]
+    items: Option<PathBuf>,
+    /// Vectors of the items of all files, one row an item, as .npy
+    #[arg(long)]
+    vectors: Option<PathBuf>,
+    /// The index recipe; indexes/default.toml holds what is used where it is not given
+    #[arg(long)]
+    index: Option<PathBuf>,
+    /// Memory that it may take for the vectors and columns of a file, such as 6GiB; most of what is free where it is not given
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
+    /// The folder of the parts, which all workers see
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    #[command(flatten)]
+    which: Which,
+}
+
+#[derive(Debug, clap::Args)]
+struct Train {
+    /// The folder of the parts
+    parts: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+struct Assign {
+    /// The folder of the parts
+    parts: PathBuf,
+    #[command(flatten)]
+    which: Which,
+}
+
+/// Which units a worker does.
+#[derive(Debug, clap::Args)]
+struct Which {
+    /// Do only the file of this number, from 0 up: what one of several workers does
+    #[arg(long, value_name = "N", conflicts_with = "units")]
+    unit: Option<usize>,
+    /// Read the numbers of files from standard input, and answer each with a line on standard output: the worker of an engine
+    #[arg(long, value_name = "-", value_parser = ["-"])]
+    units: Option<String>,
+}
+
+impl Parts {
+    pub(super) fn run(self) -> Result<()> {
+        telemetry::start_logs(false);
+        match self.step {
+            Step::Embed(step) => {
+                let what = Publish {
+                    package: step.package,
+                    name: step.name,
+                    items: step.items,
+                    vectors: step.vectors.map(Vectors::Npy),
+                    recipe: recipe(step.index.as_deref())?,
+                    memory_bytes: step.memory,
+                    trials: Trials::Apart(Apart::of_this_program()?),
+                    ..Publish::default()
+                };
+                let worker = Embedding::open(&step.out, &what)?;
+                step.which.run("embedded", worker.units(), |unit, progress| worker.embed(unit, progress))
+            }
+            Step::Train(step) => {
+                let is_new = shown(|progress| parts::train(&step.parts, progress))?;
+                say(format_args!("{}", if is_new { "trained" } else { "trained before" }))
+            }
+            Step::Assign(step) => {
+                let worker = Assigning::open(&step.parts)?;
+                step.which.run("assigned", worker.units(), |unit, progress| worker.assign(unit, progress))
+            }
+        }
+    }
+}
+
+impl Which {
+    /// Does these units of so many, or all, and says what became of them.
+    fn run(
+        &self,
+        what: &str,
+        units: usize,
+        step: impl Fn(usize, &Progress<'_>) -> Result<Option<PartCounts>>,
+    ) -> Result<()> {
+        if self.units.is_some() {
+            let order = |unit| step(unit, &|_, _, _| ());
+            return jobs::serve(units, order, std::io::stdin().lock(), std::io::stdout().lock());
+        }
+        let chosen: Vec<usize> = self.unit.map_or_else(|| (0..units).collect(), |unit| vec![unit]);
+        let (mut made, mut items, mut failed, of) = (0, 0, None, chosen.len());
+        for unit in chosen {
+            match shown(|progress| step(unit, progress)) {
+                Ok(counts) => {
+                    made += usize::from(counts.is_some());
+                    items += counts.map_or(0, |counts| counts.items);
+                }
+                // A file that fails keeps no other back.
+                Err(e) => {
+                    if of > 1 {
+                        tracing::error!("file {} of {units}: {e}", unit + 1);
+                    }
+                    failed.get_or_insert(e);
+                }
+            }
+        }
+        match failed {
+            Some(e) => Err(e),
+            None => say(format_args!("{made} files {what}, {items} items; {} were done before", of - made)),
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! A publication in parts: several machines embed and assign items side by side, one puts the version together.
+//!
+//! 1. *Embed* ([`Embedding`]): each item file is a unit of a job (`crate::jobs`) and becomes a folder with its ids and attributes,
+//!    its vectors, and what is known of them.
+//! 2. *Train* ([`train`]): one machine draws the sample of all vectors and trains the centroids.
+//! 3. *Assign* ([`Assigning`]): each unit gets the list of each of its items.
+//! 4. A publication takes these in place of items (`gather`): what it writes are the bytes that it would write of the files.
+//!
+//! ```text
+//! DIR/
+//!   _job.json                      what is asked, and of each item file its length and hash; written first
+//!   part-NNNNN-HASH/               of an item file
+//!     items.parquet                ids and attributes
+//!     vectors.npy                  f32 [n, D]
+//!     kept.bin                     the tensors that are kept by item, as a version stores them, row after row
+//!     note.json                    what this follows from and is like, and the checksums of the other files
+//!   trained/                       centroids.npy, f32 [C, D], and note.json
+//!   part-NNNNN-HASH-lists/         lists.npy, u32 [n, 1], and note.json
+//! ```
+
+mod gather;
+mod kinds;
+mod piece;
+mod steps;
+mod terms;
+
+pub(super) use gather::gather;
+pub use gather::publication;
+pub use steps::{Assigning, Embedding, PartCounts, train};

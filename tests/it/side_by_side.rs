@@ -1,0 +1,641 @@
+//! Publications in parts, as programs: what several workers embed and assign, and one puts together, is what one machine publishes.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow_array::builder::{ListBuilder, StringBuilder};
+use arrow_array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
+use parquet::arrow::ArrowWriter;
+use serde_json::{Value, json};
+use sterling::files::Checksum;
+use sterling::snapshot::{Manifest, SHARDS_FILE};
+
+use crate::contract;
+use crate::onnx::Onnx;
+use crate::packages::Made;
+use crate::support::{root, run, sterling, text, tiny_package};
+
+/// A catalogue in several files, and the folders that are made of it.
+struct Catalogue {
+    folder: tempfile::TempDir,
+    /// What `publish` and `parts embed` are both given.
+    given: Vec<String>,
+}
+
+fn shown(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
+
+/// An item with attributes of every kind; those of some are missing, and `price` is whole at first.
+fn line(id: i64) -> String {
+    let number = |n: i64| (n.wrapping_mul(0x9E37_79B9) >> 9 & 0xffff) as f32 / 65536.0 - 0.5;
+    let vector: Vec<f32> = (0..6).map(|d| number(id % 13 * 100 + d) + 0.3 * number(id * 131 + d)).collect();
+    let price = if id < 100 { json!(id) } else { json!(id as f64 * 0.37) };
+    let mut attributes = json!({
+        "lang": (["en", "fr", "de", "it"][(id * id % 4) as usize]),
+        "tags": ([format!("t{}", id % 7), format!("t{}", id % 11)]),
+        "year": (1990 + id * 7 % 30),
+        "price": price,
+    });
+    if id % 5 == 0 {
+        attributes.as_object_mut().unwrap().remove("price");
+    }
+    // Of the first file no item has a value.
+    attributes["late"] = if id < 60 { Value::Null } else { json!(id % 3) };
+    json!({"id": id * 17 % 100_003, "embedding": vector, "attributes": attributes}).to_string()
+}
+
+impl Catalogue {
+    fn new(package: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("items")).unwrap();
+        let mut given: Vec<String> = package.iter().map(|&argument| argument.to_owned()).collect();
+        given.extend(["--items".into(), shown(&folder.path().join("items"))]);
+        Catalogue { folder, given }
+    }
+
+    /// An embedding-only model of so many items a file.
+    fn lines(files: &[i64]) -> Self {
+        let catalogue = Catalogue::new(&["--name", "m"]);
+        let mut first = 0;
+        for (number, items) in files.iter().enumerate() {
+            let lines: Vec<String> = (first..first + items).map(line).collect();
+            catalogue.write(&format!("{number}.jsonl"), lines.join("\n"));
+            first += items;
+        }
+        catalogue
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        std::fs::write(self.path("items").join(name), content).unwrap();
+    }
+
+    /// Adds an argument that names a file of the folder.
+    fn with(mut self, flag: &str, name: &str) -> Self {
+        self.given.extend([flag.into(), shown(&self.path(name))]);
+        self
+    }
+
+    fn publish(&self, store: &str, more: &[&str]) -> BTreeMap<String, Checksum> {
+        let (code, _, log) = self.run(&["publish"], &self.given, &["--store", &shown(&self.path(store))], more);
+        assert_eq!(code, 0, "{log}");
+        self.files(store)
+    }
+
+    fn run(&self, first: &[&str], given: &[String], then: &[&str], more: &[&str]) -> (i32, String, String) {
+        let given = given.iter().map(String::as_str);
+        run(&first
+            .iter()
+            .copied()
+            .chain(given)
+            .chain(then.iter().copied())
+            .chain(more.iter().copied())
+            .collect::<Vec<_>>())
+    }
+
+    fn embed(&self, more: &[&str]) -> (i32, String, String) {
+        self.run(&["parts", "embed"], &self.given, &["--out", &shown(&self.path("parts"))], more)
+    }
+
+    fn step(&self, step: &str, more: &[&str]) -> (i32, String, String) {
+        self.run(&["parts", step, &shown(&self.path("parts"))], &[], &[], more)
+    }
+
+    /// Publishes the parts that are there.
+    fn assemble(&self, store: &str, more: &[&str]) -> (i32, String, String) {
+        let (parts, store) = (shown(&self.path("parts")), shown(&self.path(store)));
+        self.run(&["publish"], &[], &["--parts", &parts, "--store", &store], more)
+    }
+
+    /// All steps after embedding.
+    fn finish(&self, store: &str, more: &[&str]) -> BTreeMap<String, Checksum> {
+        for said in [self.step("train", &[]), self.step("assign", &[]), self.assemble(store, more)] {
+            assert_eq!(said.0, 0, "{}", said.2);
+        }
+        self.files(store)
+    }
+
+    /// The files of the newest version in a store, or of its shards, as their manifests have them.
+    fn files(&self, store: &str) -> BTreeMap<String, Checksum> {
+        let model =
+            std::fs::read_dir(self.path(store)).unwrap().map(|e| e.unwrap().path()).find(|p| p.is_dir()).unwrap();
+        let versions = std::fs::read_dir(model).unwrap().map(|e| e.unwrap().path());
+        let number = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().parse::<u64>().unwrap_or(0);
+        let newest = versions.max_by_key(number).unwrap();
+        let mut folders = vec![newest.clone()];
+        if newest.join(SHARDS_FILE).exists() {
+            folders = std::fs::read_dir(&newest).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_dir()).collect();
+        }
+        let of = |folder: &PathBuf| {
+            let manifest = Manifest::read(folder).unwrap();
+            manifest.verify(folder).unwrap();
+            let name = shown(folder.strip_prefix(&newest).unwrap());
+            manifest.files.into_iter().map(move |(file, sum)| (format!("{name}/{file}"), sum)).collect::<Vec<_>>()
+        };
+        folders.iter().flat_map(of).collect()
+    }
+
+    /// The pieces in the folder of parts whose names end so.
+    fn pieces(&self, ending: &str) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.path("parts")).unwrap().map(|e| e.unwrap().path());
+        let is_piece = |path: &PathBuf| {
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            name.starts_with("part-") && name.ends_with(ending) && (!ending.is_empty() || !name.ends_with("-lists"))
+        };
+        let mut pieces: Vec<PathBuf> = entries.filter(is_piece).collect();
+        pieces.sort();
+        pieces
+    }
+
+    fn spawn(&self, step: &str, more: &[&str]) -> Child {
+        let mut command = sterling();
+        command.args(["parts", step]);
+        match step {
+            "embed" => command.args(&self.given).arg("--out").arg(self.path("parts")),
+            _ => command.arg(self.path("parts")),
+        };
+        command.args(more).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+}
+
+#[test]
+fn parts_of_any_number_are_published_as_the_whole() {
+    for files in [&[230][..], &[60, 170], &[60, 1, 169], &[60, 0, 100, 0, 70]] {
+        let catalogue = Catalogue::lines(files);
+        for (store, more) in [("whole", &[][..]), ("cut", &["--shards", "3"])] {
+            let expected = catalogue.publish(store, more);
+            let (code, said, log) = catalogue.embed(&[]);
+            assert_eq!(code, 0, "{log}");
+            assert!(
+                said.starts_with(&format!("{} files embedded", if more.is_empty() { files.len() } else { 0 })),
+                "{said}"
+            );
+            assert_eq!(catalogue.finish(&format!("{store}-parts"), more), expected, "{files:?}");
+        }
+    }
+}
+
+#[test]
+fn columns_whose_types_show_late_are_those_of_the_whole() {
+    let catalogue = Catalogue::new(&["--name", "m"]);
+    let item =
+        |id: i64, attributes: Value| json!({"id": id, "embedding": [id, 1 - id], "attributes": attributes}).to_string();
+    // Integers, then numbers, then integers again; a column that the first file names and only the last fills.
+    catalogue.write("a.jsonl", [item(1, json!({"x": null, "n": 3, "y": "u"})), item(2, json!({"n": 4}))].join("\n"));
+    catalogue.write("b.jsonl", item(3, json!({"n": 0.5, "z": [1, 2]})));
+    catalogue.write("c.jsonl", [item(4, json!({"n": 7, "x": true})), item(5, json!({}))].join("\n"));
+    let mut hollow = ListBuilder::new(StringBuilder::new());
+    (0..3).for_each(|_| hollow.append(true));
+    let rows: Vec<(&str, ArrayRef)> = vec![
+        ("hollow", Arc::new(hollow.finish())),
+        ("id", Arc::new(Int64Array::from(vec![6, 7, 8]))),
+        ("n", Arc::new(Float64Array::from(vec![Some(f64::NAN), None, Some(2.0)]))),
+        ("nan", Arc::new(Float64Array::from(vec![f64::NAN; 3]))),
+        ("y", Arc::new(StringArray::from(vec![None, Some(""), Some("v")]))),
+    ];
+    let vectors: ArrayRef = Arc::new(arrow_array::FixedSizeListArray::from_iter_primitive::<
+        arrow_array::types::Float32Type,
+        _,
+        _,
+    >((0..3).map(|n| Some([Some(n as f32), Some(0.5)])), 2));
+    let batch = RecordBatch::try_from_iter(rows.into_iter().chain([("embedding", vectors)])).unwrap();
+    let file = std::fs::File::create(catalogue.path("items/d.parquet")).unwrap();
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let expected = catalogue.publish("whole", &[]);
+    assert_eq!(catalogue.embed(&[]).0, 0);
+    assert_eq!(catalogue.finish("parts-store", &[]), expected);
+}
+
+#[test]
+fn packages_with_towers_and_matrices_beside_items_are_those_of_the_whole() {
+    let lines = text(tiny_package().join("items.jsonl"));
+    let lines: Vec<&str> = lines.lines().collect();
+    let catalogue = Catalogue::new(&[&shown(&tiny_package())]);
+    for (number, chunk) in lines.chunks(lines.len().div_ceil(3)).enumerate() {
+        catalogue.write(&format!("{number}.jsonl"), chunk.join("\n"));
+    }
+    // A file none of whose items has what the tower reads.
+    catalogue.write("9.jsonl", json!({"id": 70, "attributes": {"popularity": 0.5, "title": "bare"}}).to_string());
+    let expected = catalogue.publish("whole", &["--shards", "2"]);
+    assert_eq!(catalogue.embed(&[]).0, 0);
+    assert_eq!(catalogue.finish("parts-store", &["--shards", "2"]), expected);
+    for model in ["dcn", "sasrec"] {
+        let package = root().join("models").join(model);
+        let lines = text(package.join("items.jsonl"));
+        let lines: Vec<&str> = lines.lines().collect();
+        let catalogue = Catalogue::new(&[&shown(&package)]);
+        for (number, chunk) in [&lines[..1], &lines[1..150], &lines[150..]].iter().enumerate() {
+            catalogue.write(&format!("{number}.jsonl"), chunk.join("\n"));
+        }
+        let expected = catalogue.publish("whole", &[]);
+        assert_eq!(catalogue.embed(&[]).0, 0);
+        assert_eq!(catalogue.finish("parts-store", &[]), expected, "{model}");
+    }
+    let catalogue = Catalogue::new(&["--name", "m"]).with("--vectors", "v.npy");
+    matrix(&catalogue.path("v.npy"), 200);
+    for (name, ids) in [("a.jsonl", 0..90), ("b.jsonl", 90..91), ("c.jsonl", 91..200)] {
+        catalogue.write(name, ids.map(|id| format!("{{\"id\": {id}}}\n\n")).collect::<String>());
+    }
+    let expected = catalogue.publish("whole", &["--memory", "110MiB"]);
+    assert_eq!(catalogue.embed(&["--memory", "110MiB"]).0, 0);
+    assert_eq!(catalogue.finish("parts-store", &["--memory", "110MiB"]), expected);
+}
+
+/// Rows of three numbers.
+fn matrix(path: &Path, rows: usize) {
+    let mut text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, 3), }}");
+    text.push_str(&" ".repeat(117 - text.len()));
+    let numbers: Vec<f32> = (0..rows * 3).map(|n| (n * n % 97) as f32 / 16.0 - 3.0).collect();
+    let bytes = [b"\x93NUMPY\x01\x00\x76\x00", text.as_bytes(), b"\n", bytemuck::cast_slice(&numbers)].concat();
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn workers_side_by_side_and_killed_ones_make_what_one_does() {
+    let catalogue = Catalogue::lines(&[1500; 5]);
+    let expected = catalogue.publish("whole", &[]);
+    let mut kills = 0;
+    for step in ["embed", "assign"] {
+        let ending = if step == "embed" { "" } else { "-lists" };
+        for wait in [0, 2, 8, 20, 50] {
+            let before = entries(&catalogue.path("parts"));
+            let mut process = catalogue.spawn(step, &[]);
+            let start = Instant::now();
+            // It writes: an entry more is there than before, if only one that is being made.
+            while entries(&catalogue.path("parts")) <= before
+                && start.elapsed() < Duration::from_secs(60)
+                && process.try_wait().unwrap().is_none()
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(wait));
+            let was_running = process.try_wait().unwrap().is_none();
+            let _ = process.kill();
+            process.wait().unwrap();
+            kills += usize::from(was_running);
+        }
+        assert!(kills >= 1, "{step}: nothing was killed while it wrote");
+        kills = 0;
+        let done = catalogue.pieces(ending).len();
+        // Three go on at once, at all units each.
+        let workers: Vec<Child> = (0..3)
+            .map(|_| {
+                let mut process = catalogue.spawn(step, &["--units", "-"]);
+                process.stdin.take().unwrap().write_all(b"4\n0\n1\n2\n3\n").unwrap();
+                process
+            })
+            .collect();
+        let mut made = 0;
+        for worker in workers {
+            let output = worker.wait_with_output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let said = String::from_utf8(output.stdout).unwrap();
+            assert_eq!(said.matches("\"done\":true").count(), 5, "{said}");
+            made += said.matches("\"items\":1500").count();
+        }
+        assert!(made + done >= 5 && catalogue.pieces(ending).len() == 5, "{made} made, {done} before");
+        if step == "embed" {
+            assert_eq!(catalogue.step("train", &[]).1.trim(), "trained");
+            assert_eq!(catalogue.step("train", &[]).1.trim(), "trained before");
+        }
+    }
+    let leftover = catalogue.path("parts/.trained.tmp-0123456789abcdef");
+    std::fs::create_dir(&leftover).unwrap();
+    std::fs::write(leftover.join("centroids.npy"), "half").unwrap();
+    assert_eq!(catalogue.assemble("parts-store", &[]).0, 0);
+    assert_eq!(catalogue.files("parts-store"), expected);
+    let names = std::fs::read_dir(catalogue.path("parts")).unwrap().map(|e| e.unwrap().file_name());
+    let left: Vec<_> = names.filter(|name| name.to_str().unwrap().starts_with('.')).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+fn entries(folder: &Path) -> usize {
+    std::fs::read_dir(folder).map_or(0, Iterator::count)
+}
+
+fn refused(said: (i32, String, String), what: &str) {
+    assert!(said.0 == 2 && said.2.contains(what), "expected {what}: {said:?}");
+}
+
+#[test]
+fn steps_out_of_turn_and_missing_parts_are_refused() {
+    let catalogue = Catalogue::lines(&[40, 40, 40]);
+    refused(catalogue.step("train", &[]), "no job was begun here");
+    refused(catalogue.step("assign", &[]), "no job was begun here");
+    refused(catalogue.assemble("store", &[]), "no job was begun here");
+    assert_eq!(catalogue.embed(&["--unit", "1"]).1.trim(), "1 files embedded, 40 items; 0 were done before");
+    refused(catalogue.embed(&["--unit", "3"]), "unit 3: expected the number of a file, 0 to 2");
+    for said in [catalogue.step("train", &[]), catalogue.step("assign", &[]), catalogue.assemble("store", &[])] {
+        assert!(said.2.contains("0.jsonl") && said.2.contains("2.jsonl"), "{said:?}");
+        refused(said, "2 of 3 units are not embedded: 0 (");
+    }
+    assert_eq!(catalogue.embed(&[]).1.trim(), "2 files embedded, 80 items; 1 were done before");
+    refused(catalogue.step("assign", &[]), "no centroids, expected them to be trained");
+    assert_eq!(catalogue.step("train", &[]).0, 0);
+    assert_eq!(catalogue.step("assign", &["--unit", "0"]).0, 0);
+    refused(catalogue.assemble("store", &[]), "2 of 3 units are not assigned: 1 (");
+    assert!(!catalogue.path("store").exists() || catalogue.path("store").read_dir().unwrap().next().is_none());
+    refused(catalogue.assemble("store", &["--items", "x"]), "cannot be used with");
+    refused(run(&["parts", "embed", "--out", "x"]), "required");
+}
+
+#[test]
+fn damage_is_refused_with_its_file_and_mended_by_the_same_steps() {
+    let catalogue = Catalogue::lines(&[50, 50]);
+    let expected = catalogue.publish("whole", &[]);
+    assert_eq!(catalogue.embed(&[]).0, 0);
+    assert_eq!(catalogue.finish("parts-store", &[]), expected);
+    let mut files: Vec<PathBuf> = Vec::new();
+    for piece in catalogue
+        .pieces("")
+        .into_iter()
+        .take(1)
+        .chain([catalogue.path("parts/trained"), catalogue.pieces("-lists")[1].clone()])
+    {
+        files.extend(std::fs::read_dir(piece).unwrap().map(|e| e.unwrap().path()));
+    }
+    assert_eq!(files.len(), 3 + 2 + 2);
+    for file in files {
+        let whole = std::fs::read(&file).unwrap();
+        for at in [0, whole.len() / 3, whole.len() / 2, whole.len() - 3] {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 4;
+            std::fs::write(&file, bytes).unwrap();
+            let (code, _, log) = catalogue.assemble("damaged", &[]);
+            let named = shown(file.parent().unwrap());
+            assert!(code == 2 && log.contains(&named), "{} at {at}: {log}", file.display());
+        }
+        std::fs::write(&file, &whole[..whole.len() - 1]).unwrap();
+        assert_eq!(catalogue.assemble("damaged", &[]).0, 2);
+        std::fs::remove_file(&file).unwrap();
+        let said = catalogue.assemble("damaged", &[]);
+        assert!(said.2.contains(&shown(file.parent().unwrap())), "{said:?}");
+        assert_eq!(said.0, 2);
+        std::fs::write(&file, &whole).unwrap();
+    }
+    // Damaged vectors train nothing and are assigned to nothing.
+    let vectors = catalogue.pieces("")[1].join("vectors.npy");
+    let mut flipped = std::fs::read(&vectors).unwrap();
+    *flipped.last_mut().unwrap() ^= 1;
+    std::fs::write(&vectors, flipped).unwrap();
+    std::fs::remove_dir_all(&catalogue.pieces("-lists")[1]).unwrap();
+    refused(catalogue.step("assign", &[]), "vectors.npy");
+    std::fs::remove_dir_all(catalogue.path("parts/trained")).unwrap();
+    refused(catalogue.step("train", &[]), "vectors.npy");
+    // What is removed is made again, with the same bytes.
+    std::fs::remove_dir_all(vectors.parent().unwrap()).unwrap();
+    assert_eq!(catalogue.embed(&[]).1.trim(), "1 files embedded, 50 items; 1 were done before");
+    assert_eq!(catalogue.finish("mended", &[]), expected);
+}
+
+#[test]
+fn parts_of_another_publication_are_refused() {
+    let catalogue = Catalogue::lines(&[50, 50]);
+    assert_eq!(catalogue.embed(&[]).0, 0);
+    let other = catalogue.path("other.toml");
+    std::fs::write(&other, "[index]\nlists = 3\n").unwrap();
+    refused(catalogue.embed(&["--index", &shown(&other)]), "another job was begun here: its recipe is");
+    let begun = |catalogue: &Catalogue, what: &str| refused(catalogue.embed(&[]), what);
+    // Another recipe in a folder of its own, whose parts are brought here.
+    let others = Catalogue { folder: tempfile::tempdir().unwrap(), given: catalogue.given.clone() };
+    assert_eq!(others.embed(&["--index", &shown(&other)]).0, 0);
+    assert_eq!(others.step("train", &[]).0, 0);
+    let part = catalogue.pieces("")[0].clone();
+    let foreign = others.pieces("")[0].clone();
+    for name in ["note.json", "items.parquet", "vectors.npy"] {
+        std::fs::copy(foreign.join(name), part.join(name)).unwrap();
+    }
+    begun(&catalogue, "it follows from other files or centroids");
+    refused(catalogue.step("train", &[]), "it follows from other files or centroids");
+    std::fs::remove_dir_all(&part).unwrap();
+    assert_eq!(catalogue.embed(&[]).0, 0);
+    assert_eq!(catalogue.step("train", &[]).0, 0);
+    for name in ["note.json", "centroids.npy"] {
+        std::fs::copy(others.path("parts/trained").join(name), catalogue.path("parts/trained").join(name)).unwrap();
+    }
+    refused(catalogue.step("assign", &[]), "it follows from other files or centroids");
+    // Inputs that change, as long as before or not.
+    let lines = text(catalogue.path("items/1.jsonl"));
+    catalogue.write("1.jsonl", lines.replacen("\"lang\":\"en\"", "\"lang\":\"xx\"", 1));
+    std::fs::remove_dir_all(&catalogue.pieces("")[1]).unwrap();
+    refused(catalogue.embed(&["--unit", "1"]), "1.jsonl had");
+    catalogue.write("1.jsonl", format!("{lines}\n\n"));
+    begun(&catalogue, "1.jsonl, in bytes,");
+    catalogue.write("1.jsonl", &lines);
+    catalogue.write("2.jsonl", line(5000));
+    begun(&catalogue, "its number of inputs is 2, asked for is 3");
+}
+
+#[test]
+fn a_package_that_has_changed_is_refused() {
+    let package = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(tiny_package()).unwrap().map(|e| e.unwrap().path()).filter(|path| path.is_file()) {
+        std::fs::copy(&entry, package.path().join(entry.file_name().unwrap())).unwrap();
+    }
+    let catalogue = Catalogue::new(&[&shown(package.path())]);
+    catalogue.write("0.jsonl", text(tiny_package().join("items.jsonl")));
+    assert_eq!(catalogue.embed(&[]).0, 0);
+    assert_eq!(catalogue.step("train", &[]).0, 0);
+    assert_eq!(catalogue.step("assign", &[]).0, 0);
+    let model = package.path().join("model.toml");
+    std::fs::write(&model, format!("{}\n# changed\n", text(&model))).unwrap();
+    refused(catalogue.assemble("store", &[]), "its package, by the checksum of its files, is");
+    refused(catalogue.embed(&[]), "its package, by the checksum of its files, is");
+}
+
+#[test]
+fn bad_items_are_refused_with_their_file() {
+    let cases: [(&str, &str); 5] = [
+        (
+            "{\"id\": 900, \"embedding\": [1, 2]}\n{\"id\": 900, \"embedding\": [1, 3]}",
+            "id 900 stands at items 1 and 2",
+        ),
+        ("{\"id\": 900, \"embedding\": [1, 2]}\n{\"id\": \"x\"}", "line 2"),
+        ("{\"id\": 900, \"embedding\": [1, 1e30]}", "number 2 of its vector"),
+        ("{\"id\": 900}", "no column `embedding`"),
+        ("not items", "line 1"),
+    ];
+    for (content, expected) in cases {
+        let catalogue = Catalogue::lines(&[20]);
+        catalogue.write("1.jsonl", content);
+        let said = catalogue.embed(&[]);
+        assert!(said.2.contains("1.jsonl"), "{said:?}");
+        refused(said, expected);
+        assert_eq!(catalogue.pieces("").len(), 1, "the other file is done");
+        assert!(entries(&catalogue.path("parts")) == 2, "nothing half is left");
+    }
+    // What only all files together show.
+    for (content, expected) in [
+        (line(3).replace("\"late\":null", "\"late\":7"), "id 51 stands at items 4 and 21"),
+        (
+            json!({"id": 900, "embedding": [0, 1, 2, 3, 4, 5], "attributes": {"year": "long ago"}}).to_string(),
+            "1.jsonl: row 1: column `year`: got texts, expected integers as before",
+        ),
+        (json!({"id": 900, "embedding": [0, 1]}).to_string(), "1.jsonl, expected vectors of 6 numbers as in "),
+    ] {
+        let catalogue = Catalogue::lines(&[20]);
+        catalogue.write("1.jsonl", content);
+        assert_eq!(catalogue.embed(&[]).0, 0);
+        let mut said = catalogue.step("train", &[]);
+        if said.0 == 0 {
+            assert_eq!(catalogue.step("assign", &[]).0, 0);
+            said = catalogue.assemble("store", &[]);
+        }
+        refused(said, expected);
+    }
+    // Nothing in any of them.
+    let catalogue = Catalogue::lines(&[0, 0]);
+    assert_eq!(catalogue.embed(&[]).0, 0);
+    refused(catalogue.step("train", &[]), "no rows, expected at least one");
+    // Vectors for fewer or more items than there are.
+    for (rows, expected) in [(19, "rows 11 to 20 of 19"), (21, "21 vectors, expected one for each of the 20 items of")]
+    {
+        let catalogue = Catalogue::new(&["--name", "m"]).with("--vectors", "v.npy");
+        matrix(&catalogue.path("v.npy"), rows);
+        for (name, ids) in [("a.jsonl", 0..10), ("b.jsonl", 10..20)] {
+            catalogue.write(name, ids.map(|id| format!("{{\"id\": {id}}}\n")).collect::<String>());
+        }
+        refused(catalogue.embed(&[]), expected);
+    }
+}
+
+#[test]
+fn rows_of_vectors_stay_with_their_items_whatever_changes() {
+    let catalogue = Catalogue::new(&["--name", "m"]).with("--vectors", "v.npy");
+    matrix(&catalogue.path("v.npy"), 30);
+    for (name, ids) in [("a.jsonl", 10..20), ("b.jsonl", 20..30), ("c.jsonl", 30..40)] {
+        catalogue.write(name, ids.map(|id| format!("{{\"id\": {id}}}\n")).collect::<String>());
+    }
+    let expected = catalogue.publish("whole", &[]);
+    assert_eq!((catalogue.embed(&["--unit", "0"]).0, catalogue.embed(&["--unit", "2"]).0), (0, 0));
+    // As long as before, and an item less.
+    let lines = text(catalogue.path("items/a.jsonl"));
+    catalogue.write("a.jsonl", lines.replacen("{\"id\": 11}\n", "          \n", 1));
+    assert_eq!(catalogue.embed(&["--unit", "1"]).0, 0);
+    refused(catalogue.step("train", &[]), "10 items stand before those of ");
+    catalogue.write("a.jsonl", &lines);
+    std::fs::remove_dir_all(&catalogue.pieces("")[1]).unwrap();
+    assert_eq!(catalogue.embed(&[]).0, 0);
+    assert_eq!(catalogue.finish("parts-store", &[]), expected);
+    // Rewritten, with the same numbers even.
+    std::fs::remove_dir_all(&catalogue.pieces("")[1]).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    matrix(&catalogue.path("v.npy"), 30);
+    refused(catalogue.embed(&[]), "its file of vectors is");
+}
+
+/// A package whose item tower reads a number and a vector of each item, by an operator that no program has.
+fn dense_package() -> Made {
+    let model = r#"
+name = "dense"
+dimension = 2
+
+[user]
+tower = "user.onnx"
+
+[[user.features]]
+name = "x"
+kind = "dense"
+width = 2
+
+[item]
+tower = "item.onnx"
+
+[[item.features]]
+name = "price"
+kind = "dense"
+width = 1
+
+[[item.features]]
+name = "image"
+kind = "dense"
+width = 3
+"#;
+    let user = Onnx::default()
+        .input("x", &[-1, 2])
+        .numbers("same", &[2, 2], &[1.0, 0.0, 0.0, 1.0])
+        .node("MatMul", &["x", "same"], "query")
+        .output("query", &[-1, 2]);
+    let item = Onnx::default()
+        .input("price", &[-1, 1])
+        .input("image", &[-1, 3])
+        .numbers("of_price", &[1, 2], &[0.3, -0.7])
+        .numbers("of_image", &[3, 2], &[0.1, 0.9, -0.4, 0.35, 0.77, -0.2])
+        .node("MatMul", &["price", "of_price"], "priced")
+        .node("Floor", &["priced"], "floored")
+        .node("MatMul", &["image", "of_image"], "seen")
+        .node("Add", &["floored", "seen"], "item")
+        .output("item", &[-1, 2]);
+    Made::new(model, &[]).graph("user.onnx", user).graph("item.onnx", item)
+}
+
+fn dense_item(id: i64, price: Value) -> String {
+    let image = [id as f64 * 0.37 % 1.0, id as f64 * 0.11 % 1.0, 0.5];
+    json!({"id": id, "attributes": {"price": price, "image": image}}).to_string()
+}
+
+#[test]
+fn towers_over_numbers_and_vectors_see_what_they_see_of_the_whole() {
+    let package = dense_package();
+    let catalogue = Catalogue::new(&[&shown(&package.path(""))]);
+    let lines = |ids: std::ops::Range<i64>, price: &dyn Fn(i64) -> Value| -> String {
+        ids.map(|id| dense_item(id, price(id)) + "\n").collect()
+    };
+    catalogue.write("a.jsonl", lines(0..1, &|_| json!(2.5)));
+    catalogue.write("b.jsonl", lines(1..600, &|_| Value::Null));
+    catalogue.write("c.jsonl", lines(600..1300, &|id| if id % 9 == 0 { Value::Null } else { json!(id as f64 / 7.0) }));
+    let expected = catalogue.publish("whole", &[]);
+    assert_eq!(catalogue.embed(&[]).0, 0);
+    assert_eq!(catalogue.finish("parts-store", &[]), expected);
+    // Whole prices alone are integers of their file, and numbers of the whole; a vector is there in every file or in none.
+    for (line, expected) in [
+        (dense_item(2000, json!(3)), "column `price`: integers in "),
+        (r#"{"id": 2000, "attributes": {"price": 1.5}}"#.into(), "column `image`: no values in "),
+    ] {
+        let catalogue = Catalogue::new(&[&shown(&package.path(""))]);
+        catalogue.write("a.jsonl", lines(0..20, &|id| json!(id as f64 / 7.0)));
+        catalogue.write("b.jsonl", line);
+        assert_eq!(catalogue.embed(&[]).0, 0);
+        let mut said = catalogue.step("train", &[]);
+        if said.0 == 0 {
+            assert_eq!(catalogue.step("assign", &[]).0, 0);
+            said = catalogue.assemble("store", &[]);
+        }
+        assert!(said.2.contains("b.jsonl"), "{said:?}");
+        refused(said, expected);
+    }
+    // What no file has.
+    let catalogue = Catalogue::new(&[&shown(&package.path(""))]);
+    catalogue.write("a.jsonl", r#"{"id": 1, "attributes": {"image": [0.5, 1, 2]}}"#);
+    assert_eq!(catalogue.embed(&[]).0, 0);
+    assert_eq!((catalogue.step("train", &[]).0, catalogue.step("assign", &[]).0), (0, 0));
+    refused(catalogue.assemble("store", &[]), "no column `price`, which the item tower reads");
+}
+
+#[test]
+fn tensors_that_are_kept_by_item_are_those_of_the_whole() {
+    let package = contract::package("last", "f16", true);
+    let catalogue = Catalogue::new(&[&shown(&package.path(""))]);
+    for (number, chunk) in contract::lines().chunks(4).enumerate() {
+        catalogue.write(&format!("{number}.jsonl"), chunk.iter().map(|line| format!("{line}\n")).collect::<String>());
+    }
+    let expected = catalogue.publish("whole", &["--shards", "2"]);
+    assert_eq!(catalogue.embed(&[]).0, 0);
+    assert_eq!(catalogue.finish("parts-store", &["--shards", "2"]), expected);
+    assert!(expected.keys().any(|name| name.ends_with("vectors.safetensors")), "{expected:?}");
+    let kept = catalogue.pieces("")[2].join("kept.bin");
+    let mut bytes = std::fs::read(&kept).unwrap();
+    bytes[3] ^= 1;
+    std::fs::write(&kept, bytes).unwrap();
+    refused(catalogue.assemble("store", &[]), "kept.bin");
+}
