@@ -2,7 +2,8 @@
 """Updates under load: STERLING=... DATA=folder [ITEMS=200000] [SECONDS=15] scripts/bench_updates.py PART...
 
 Parts: lag (acknowledgement to visible), stream_lag (the same over a stream, at the server that was written to and at another one; NATS_SERVER
-is the broker, SYNC=always has it sync each message, of version 2.10 or later), rates (sustained writes beside half of saturation), fresh (5 % beside the snapshot against a full
+is the broker, SYNC=always has it sync each message, of version 2.10 or later), cost (what the server takes for sustained writes alone, against
+PEER), rates (sustained writes beside half of saturation), fresh (5 % beside the snapshot against a full
 publication), turnover (half of the items replaced and merged, against a fresh build), merge (what a merge costs requests), recovery
 (a start with a journal of a million records). DATA keeps vectors and stores between runs. Needs numpy.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from served import FOLDER, STERLING, Server, bench, finish, header, median, quantile, requests_file, row, seconds, verdict, wait
+from served import FOLDER, STERLING, Server, bench, binaries, finish, header, median, quantile, requests_file, row, seconds, verdict, wait
 
 DATA = Path(os.environ.get("DATA", FOLDER))
 ITEMS = int(os.environ.get("ITEMS", 200_000))
@@ -227,17 +228,36 @@ def writing(server, bodies, rate, size, stop, done):
             done["visible"].append((time.perf_counter() - asked) * 1e3 if told else 1e9)
 
 
+def kinds(lasts):
+    """What is written: its name, rate, bodies, updates a body."""
+    count = int(3_200 * lasts) // 100 * 100
+    items = put_bodies(np.arange(count) % (ITEMS // 8) + ITEMS, vectors(count, 7), 100)
+    return [
+        ("attribute changes", 10_000, set_bodies(int(10_500 * lasts), 250, ITEMS // 10), 250),
+        ("whole items", 3_000, items, 100),
+    ]
+
+
+def cost():
+    store, lasts = base(), seconds(15)
+    header("writes", "binary", "done /s", "cores", "us each", "visible p50 ms", "p99 ms")
+    for what, rate, bodies, size in kinds(lasts):
+        for name, binary in binaries().items():
+            at = f"{name}-{what.replace(' ', '-')}"
+            environment = {"STERLING_MERGE__SHARE": "0"}
+            with Server(binary, copied(store, at), "--updates", FOLDER / f"{at}-updates", environment=environment) as server:
+                done, before, start = {"updates": 0, "seconds": 1, "visible": []}, server.stat()[1], time.perf_counter()
+                writing(server, bodies[: int(rate * lasts) // size], rate, size, threading.Event(), done)
+                settle(server)
+                took, lasted, seen = server.stat()[1] - before, time.perf_counter() - start, done["visible"]
+                row(what, name, done["updates"] / done["seconds"], took / lasted, 1e6 * took / done["updates"], median(seen), quantile(seen, 0.99))
+
+
 def rates():
     store, lasts = base(), seconds(15)
-    kinds = [
-        ("attribute changes", 10_000, set_bodies(int(10_500 * lasts), 250, ITEMS // 10), 250),
-        ("whole items", 3_000, None, 100),
-    ]
-    count = int(3_200 * lasts) // 100 * 100
-    kinds[1] = ("whole items", 3_000, put_bodies(np.arange(count) % (ITEMS // 8) + ITEMS, vectors(count, 7), 100), 100)
     asked = requests_file("asked", requests())
     header("writes", "asked /s", "done /s", "visible p50 ms", "p99 ms", "requests /s", "p99 without", "p99 with", "ratio")
-    for what, rate, bodies, size in kinds:
+    for what, rate, bodies, size in kinds(lasts):
         with serving(copied(store, what.replace(" ", "-")), f"{what[:4]}-updates") as server:
             half = float(os.environ.get("PEAK", 0)) or peak(server, asked)
             half /= 2
@@ -369,7 +389,7 @@ def recovery():
     verdict(again <= 10, "a start with a million records takes 10 s at most")
 
 
-PARTS = {one.__name__: one for one in (lag, stream_lag, rates, fresh, turnover, merge, recovery)}
+PARTS = {one.__name__: one for one in (lag, stream_lag, cost, rates, fresh, turnover, merge, recovery)}
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:

@@ -157,7 +157,7 @@ impl<'a> TensorFile<'a> {
         replace(path, |temporary| {
             let io = |e| Error::io(path.display(), e);
             let file = File::create(temporary).map_err(io)?;
-            self.fill(Target::File(&file), fill).map_err(|e| e.within(path.display()))?;
+            self.fill(self.arranged(), Target::File(&file), fill).map_err(|e| e.within(path.display()))?;
             file.sync_all().map_err(io)?;
             Checksum::of_file(temporary)
         })
@@ -176,17 +176,21 @@ impl<'a> TensorFile<'a> {
     /// # Errors
     /// As [`TensorFile::in_memory`]; what `fill` returns.
     pub fn in_memory_filled(&self, name: &str, fill: impl FnOnce(&mut Places<'_>) -> Result<()>) -> Result<Tensors> {
-        let (text, ordered) = self.arranged();
-        let bytes = 8 + text.len() + ordered.iter().map(|t| t.values.len()).sum::<usize>();
+        let arranged = self.arranged();
+        let bytes = 8 + arranged.0.len() + arranged.1.iter().map(|t| t.values.len()).sum::<usize>();
         let mut filled = Ok(());
-        let map = Map::filled(bytes, |to| filled = self.fill(Target::Memory(to), fill))?;
+        let map = Map::filled(bytes, |to| filled = self.fill(arranged, Target::Memory(to), fill))?;
         filled?;
         Tensors::of(Path::new(name), map)
     }
 
     /// Puts the header and all tensors that are given into their places, and lets `fill` do so with the others.
-    fn fill(&self, to: Target<'_>, fill: impl FnOnce(&mut Places<'_>) -> Result<()>) -> Result<()> {
-        let (text, ordered) = self.arranged();
+    fn fill(
+        &self,
+        (text, ordered): (Vec<u8>, Vec<&Named<'a>>),
+        to: Target<'_>,
+        fill: impl FnOnce(&mut Places<'_>) -> Result<()>,
+    ) -> Result<()> {
         let mut places = Places { to, tensors: BTreeMap::new() };
         places.write(0, &(text.len() as u64).to_le_bytes())?;
         places.write(8, &text)?;

@@ -11,16 +11,35 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::SystemTime;
 
+use bytemuck::{Pod, Zeroable};
+
 use crate::error::{Error, Kind, Result};
 
 /// Memory of at least this many bytes asks for transparent huge pages: random reads then miss the TLB 512 times less.
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
+/// Memory of its own up to this many bytes comes from the heap, which has it at hand: from the kernel each page would be a fault.
+const HEAP_BYTES: usize = 1 << 20;
+
 /// The bytes of a whole file, read-only.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Map {
-    map: Option<memmap2::Mmap>,
+    held: Held,
 }
+
+#[derive(Debug, Default)]
+enum Held {
+    #[default]
+    Nothing,
+    Mapped(memmap2::Mmap),
+    /// So many bytes of cache lines.
+    Heap(Vec<Line>, usize),
+}
+
+/// A cache line: what lies at its start in a map does so on the heap.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
 
 impl Map {
     /// Maps a file of a store: it was written under another name and renamed, and is never changed afterwards. An empty file
@@ -31,12 +50,12 @@ impl Map {
     pub fn published(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(|e| Error::io(path.display(), e))?;
         if file.metadata().map_err(|e| Error::io(path.display(), e))?.len() == 0 {
-            return Ok(Map { map: None });
+            return Ok(Map::default());
         }
         // SAFETY: published files are immutable by the store's contract (written under another name, then renamed), so
         // no one changes or truncates the bytes while they are mapped.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path.display(), e))?;
-        Ok(Map { map: Some(map) })
+        Ok(Map { held: Held::Mapped(map) })
     }
 
     /// Reads a file of anybody else into memory of its own.
@@ -58,24 +77,36 @@ impl Map {
     pub fn filled(bytes: usize, fill: impl FnOnce(&mut [u8])) -> Result<Self> {
         if bytes == 0 {
             fill(&mut []);
-            return Ok(Map { map: None });
+            return Ok(Map::default());
         }
-        let lacking = |e| Error::overloaded(format!("{bytes} bytes of memory cannot be had: {e}"));
-        let mut map = memmap2::MmapMut::map_anon(bytes).map_err(lacking)?;
+        let lacking =
+            |e: &dyn std::fmt::Display| Error::overloaded(format!("{bytes} bytes of memory cannot be had: {e}"));
+        if bytes <= HEAP_BYTES {
+            let (mut lines, count) = (Vec::new(), bytes.div_ceil(size_of::<Line>()));
+            lines.try_reserve_exact(count).map_err(|e| lacking(&e))?;
+            lines.resize(count, Line::zeroed());
+            fill(&mut bytemuck::cast_slice_mut(&mut lines)[..bytes]);
+            return Ok(Map { held: Held::Heap(lines, bytes) });
+        }
+        let mut map = memmap2::MmapMut::map_anon(bytes).map_err(|e| lacking(&e))?;
         if bytes >= HUGE_PAGE_BYTES {
             // Refused where the kernel has no huge pages; small pages are slower and as right.
             #[cfg(target_os = "linux")]
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         fill(&mut map);
-        Ok(Map { map: Some(map.make_read_only().map_err(lacking)?) })
+        Ok(Map { held: Held::Mapped(map.make_read_only().map_err(|e| lacking(&e))?) })
     }
 }
 
 impl Deref for Map {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.map.as_deref().unwrap_or(&[])
+        match &self.held {
+            Held::Nothing => &[],
+            Held::Mapped(map) => map,
+            Held::Heap(lines, bytes) => &bytemuck::cast_slice(lines)[..*bytes],
+        }
     }
 }
 

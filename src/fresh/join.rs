@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, bounded};
+use rayon::ThreadPool;
 
 use crate::device::priority::Background;
 use crate::error::{Error, Result};
@@ -28,6 +29,16 @@ pub(super) fn live((segment, gone): &Part) -> usize {
     segment.index().items() - gone.len()
 }
 
+/// Where joins are made, one after the other: a thread that stays keeps the memory that the last one took.
+///
+/// # Errors
+/// `Overloaded` where no thread can be had.
+pub(super) fn joiner() -> Result<ThreadPool> {
+    // Requests go first: a join that takes longer leaves more segments to search, which costs them less. A pool of one thread
+    // divides nothing among threads that would be in their way.
+    Background::Steady.pool("join", 1).map_err(|e| Error::overloaded(e.to_string()).caused_by(e))
+}
+
 /// A join under way.
 pub(super) struct Joining {
     /// The place of the first part that goes in.
@@ -40,15 +51,12 @@ pub(super) struct Joining {
 
 impl Joining {
     /// Begins to join parts, the first of which has a place; at least one item of them is there.
-    ///
-    /// # Errors
-    /// `Overloaded` where no thread can be had.
     pub(super) fn begin(
+        joiner: &ThreadPool,
         main: &Arc<Snapshot>,
         assigner: &Arc<Assigner>,
-        first: usize,
-        parts: Vec<Part>,
-    ) -> Result<Self> {
+        (first, parts): (usize, Vec<Part>),
+    ) -> Self {
         let (main, assigner, sources) = (main.clone(), assigner.clone(), parts.clone());
         let (told, made) = bounded(1);
         let run = move || {
@@ -56,10 +64,8 @@ impl Joining {
             // Whoever began it may be gone.
             let _ = told.send(made.unwrap_or_else(|_| Err(Error::internal(BROKE))));
         };
-        // Requests go first: a join that takes longer leaves more segments to search, which costs them less. A pool of one thread
-        // divides nothing among threads that would be in their way.
-        Background::Steady.pool("join", 1).map_err(|e| Error::overloaded(e.to_string()).caused_by(e))?.spawn(run);
-        Ok(Joining { first, parts, made })
+        joiner.spawn(run);
+        Joining { first, parts, made }
     }
 
     /// The places of the parts that go in.
@@ -100,8 +106,8 @@ pub(super) fn joined(main: &Snapshot, assigner: &Assigner, parts: &[Part]) -> Re
     let (mut rows, of_vectors) = (Vec::new(), VectorRows::of(&main.package.spec.item.vectors)?);
     for (segment, gone) in parts {
         let live = segment.index().filled_slots().filter(|slot: &Slot| !gone.contains(*slot));
-        rows.extend(live.map(|slot| segment.item(&of_vectors, slot)));
+        rows.extend(live.map(|slot| segment.item(assigner, &of_vectors, slot)));
     }
     rows.sort_unstable_by_key(|row: &Row| row.id);
-    Segment::build(main, assigner, &rows)
+    Segment::build(main, assigner, &rows.iter().collect::<Vec<&Row>>())
 }

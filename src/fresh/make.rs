@@ -41,23 +41,26 @@ impl Maker {
         let puts: Vec<&Put> =
             updates.iter().filter_map(|update| if let Update::Put(put) = update { Some(put) } else { None }).collect();
         let vectors = self.vectors(&puts);
-        let rows = puts.iter().zip(vectors).map(|(put, vectors)| self.row(put, vectors?));
-        let mut rows: Vec<Result<Row>> = rows.collect();
-        self.assign(&mut rows);
-        let mut rows = rows.into_iter();
+        let checked = vectors.into_iter().map(|vectors| vectors.and_then(|vectors| self.checked(vectors)));
+        let vectors: Vec<Result<Vectors>> = checked.collect();
+        let mut lists = self.lists(&vectors).into_iter();
+        let mut rows = puts.iter().zip(vectors).map(|(put, vectors)| {
+            let vectors = vectors?;
+            self.row(put, &vectors, lists.next().unwrap_or_default())
+        });
         updates.iter().map(|update| if let Update::Put(_) = update { rows.next() } else { None }).collect()
     }
 
-    /// Gives rows their lists, all at a time.
-    fn assign(&self, rows: &mut [Result<Row>]) {
-        let vectors: Vec<f32> = rows.iter().flatten().flat_map(|row| &row.vector).copied().collect();
-        let Ok(matrix) = Matrix::new(&vectors, self.main.index.dimension()) else { return };
-        let lists = self.assigner.assign(matrix);
-        rows.iter_mut().flatten().zip(lists).for_each(|(row, list)| row.list = list);
+    /// The lists of those vectors that there are, all at a time.
+    fn lists(&self, vectors: &[Result<Vectors>]) -> Vec<u32> {
+        let all: Vec<f32> = vectors.iter().flatten().flat_map(|vectors| &vectors.vector).copied().collect();
+        Matrix::new(&all, self.main.index.dimension())
+            .map_or_else(|_| Vec::new(), |matrix| self.assigner.assign(matrix))
     }
 
-    /// A row that has no list yet.
-    fn row(&self, put: &Put, Vectors { vector, more }: Vectors) -> Result<Row> {
+    /// Vectors that can be searched.
+    fn checked(&self, vectors: Vectors) -> Result<Vectors> {
+        let vector = &vectors.vector;
         let dimension = self.main.index.dimension();
         if vector.len() != dimension {
             return Err(Error::invalid(format!("a vector of {} numbers, expected {dimension}", vector.len())));
@@ -65,12 +68,16 @@ impl Maker {
         if let Some(at) = vector.iter().position(|x| x.is_nan() || x.abs() > COMPONENT_MAX) {
             return Err(Error::invalid(format!("number {} of the vector is {:e}", at + 1, vector[at])));
         }
+        Ok(vectors)
+    }
+
+    fn row(&self, put: &Put, Vectors { vector, more }: &Vectors, list: u32) -> Result<Row> {
         let mut attributes = vec![Attribute::Missing; self.main.columns.list().len()];
         for (column, attribute) in changes(&self.main.columns, &put.attributes)? {
             attributes[column] = attribute;
         }
-        let kept = kept(&self.main, put, &more)?;
-        Ok(Row { id: put.id, list: 0, vector, kept, attributes })
+        let kept = kept(&self.main, put, more)?;
+        Ok(Row { id: put.id, list, vector: self.assigner.coded(vector), kept, attributes })
     }
 
     /// The vectors of items, each its own or that of the item tower.

@@ -1,13 +1,15 @@
 //! A snapshot with the updates up to a position.
 //!
-//! Rows that came last stand in a small table, which is built anew for each view. Once it is full it becomes a segment, and
-//! segments of about one size become one beside the updates that go on: there are never more than a handful, each some times
-//! as large as the next, and a row is built a few times at most (O'Neil et al., "The Log-Structured Merge-Tree", 1996).
+//! Rows that came last stand in a small table, which is built anew for each view. Once it holds enough of them it becomes a segment,
+//! and segments of about one size become one beside the updates that go on: there are never more than a handful, each twice as
+//! large as all after it or more, and a row is built a few times at most (O'Neil et al., "The Log-Structured Merge-Tree", 1996).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::join::{Joining, Part, joined, live};
+use rayon::ThreadPool;
+
+use super::join::{Joining, Part, joined, joiner, live};
 use super::make::{Maker, changes};
 use super::update::Update;
 use crate::error::{Error, Result};
@@ -17,12 +19,15 @@ use crate::snapshot::{Snapshot, VectorRows};
 use crate::units::ItemId;
 use crate::view::{Attribute, Row, Segment, View};
 
-/// Rows after which the table becomes a segment: it takes about a millisecond to build so many.
+/// Rows after which the table becomes a segment whatever else goes on.
 const TABLE_ROWS: usize = 1024;
+/// Rows after which a table that was built for a view stays as a segment, where no join is under way: to build so many anew for the
+/// next view would cost more than to join them once more.
+const SHOWN_ROWS: usize = 192;
 /// The same while nobody looks yet: the fewer segments are made on the way, the sooner a start is done.
 const TABLE_ROWS_UNSEEN: usize = 65_536;
 /// A segment is at least so many times as large as the one after it.
-const RATIO: usize = 4;
+const RATIO: usize = 2;
 /// Segments that may come up behind a join that is under way before the next update waits for it.
 const BEHIND_MAX: usize = 8;
 
@@ -36,6 +41,8 @@ pub struct Fresh {
     segments: Vec<Part>,
     /// Those of them that are becoming one.
     joining: Option<Joining>,
+    /// Where they do, once any have.
+    joiner: Option<ThreadPool>,
     /// Rows that came after the last segment; none of them lies elsewhere without a tombstone.
     table: BTreeMap<i64, Row>,
     /// The table as a segment, until it changes.
@@ -52,6 +59,7 @@ impl Fresh {
             gone: Tombstones::default(),
             segments: Vec::new(),
             joining: None,
+            joiner: None,
             table: BTreeMap::new(),
             built: None,
             position,
@@ -131,6 +139,10 @@ impl Fresh {
     /// # Errors
     /// `Overloaded` where memory cannot be had.
     pub fn view(&mut self) -> Result<View> {
+        if self.table.len() >= SHOWN_ROWS && self.joining.is_none() {
+            self.seal()?;
+            self.join_aside()?;
+        }
         let mut segments = self.segments.clone();
         segments.extend(self.table_segment()?.map(|segment| (segment, Tombstones::default())));
         Ok(View::at(self.position, self.main.clone(), self.gone.clone(), segments))
@@ -166,13 +178,13 @@ impl Fresh {
         let rows = VectorRows::of(&self.main.package.spec.item.vectors)?;
         for (segment, gone) in &self.segments {
             if let Some(slot) = segment.ids().slot(ItemId(id)).filter(|&slot| !gone.contains(slot)) {
-                return Ok(Some(segment.item(&rows, slot)));
+                return Ok(Some(segment.item(&self.maker.assigner, &rows, slot)));
             }
         }
         let main = &self.main;
         let Some(slot) = main.ids.slot(ItemId(id)).filter(|&slot| !self.gone.contains(slot)) else { return Ok(None) };
-        let (mut vector, mut kept) = (vec![0.0; main.index.dimension()], Vec::with_capacity(rows.bytes()));
-        main.index.row(slot, &mut vector);
+        let vector = self.maker.assigner.taken(&main.index, slot);
+        let mut kept = Vec::with_capacity(rows.bytes());
         rows.read(&main.vectors, slot, &mut kept);
         let attributes = main.columns.list().map(|column| column.cell(slot).into()).collect();
         Ok(Some(Row { id, list: main.index.list_of(slot).0, vector, kept, attributes }))
@@ -203,7 +215,7 @@ impl Fresh {
 
     fn table_segment(&mut self) -> Result<Option<Arc<Segment>>> {
         if self.built.is_none() && !self.table.is_empty() {
-            let rows: Vec<Row> = self.table.values().cloned().collect();
+            let rows: Vec<&Row> = self.table.values().collect();
             self.built = Some(Arc::new(Segment::build(&self.main, &self.maker.assigner, &rows)?));
         }
         Ok(self.built.clone())
@@ -236,8 +248,12 @@ impl Fresh {
         if self.joining.is_none()
             && let Some(first) = self.first_to_join()
         {
-            let parts = self.segments[first..].to_vec();
-            self.joining = Some(Joining::begin(&self.main, &self.maker.assigner, first, parts)?);
+            let parts = (first, self.segments[first..].to_vec());
+            let joiner = match &mut self.joiner {
+                Some(joiner) => joiner,
+                none => none.insert(joiner()?),
+            };
+            self.joining = Some(Joining::begin(joiner, &self.main, &self.maker.assigner, parts));
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Further rows for an index that is there: which of its lists each belongs to, and an index of them over the same lists.
 
 use super::build::{Built, Lists, from_lists};
+use super::coded::CodedRow;
 use super::kmeans::Centroids;
 use super::options::Rescore;
 use super::survey::{RowSurvey, common_length};
@@ -63,14 +64,30 @@ impl Assigner {
         from_lists(&RowSurvey::of(&rows.into())?, lists, self.rescore)
     }
 
-    /// An index of `rows` `[N, D]` in a single list: every search looks at all of them.
+    /// A vector `[D]` as the index keeps it.
+    pub fn coded(&self, vector: &[f32]) -> CodedRow {
+        CodedRow::of(vector, self.rescore)
+    }
+
+    /// The row of a slot as it lies in the index, or in one of such rows.
+    pub fn taken(&self, index: &Index, slot: Slot) -> CodedRow {
+        CodedRow::read(index, slot, self.rescore)
+    }
+
+    /// An index of rows that are coded: in given lists, searched as the index is whose lists these are, or in a single one, all of which
+    /// every search looks at.
     ///
     /// # Errors
-    /// As [`RowSurvey::of`] and [`from_lists`].
-    pub fn gather(&self, rows: Matrix<'_>) -> Result<Built> {
-        let of_rows = vec![0; rows.rows()];
-        let lists = Lists { centroids: vec![0.0; self.dimension], of_rows, nearest: false };
-        from_lists(&RowSurvey::of(&rows.into())?, lists, self.rescore)
+    /// As [`from_lists`].
+    pub fn arrange_coded(&self, rows: &[&CodedRow], of_rows: Option<Vec<u32>>) -> Result<Built> {
+        let alike = rows.iter().all(|row| row.rescore == self.rescore);
+        let rescore = if alike { self.rescore } else { Rescore::F32 };
+        let survey = RowSurvey::of_coded(rows.len(), self.dimension);
+        let lists = match of_rows {
+            Some(of_rows) => Lists { centroids: self.centroids.rows.clone(), of_rows, nearest: self.nearest },
+            None => Lists { centroids: vec![0.0; self.dimension], of_rows: vec![0; rows.len()], nearest: false },
+        };
+        from_lists(&survey, lists, rescore)
     }
 }
 

@@ -7,11 +7,14 @@
 use std::ops::Range;
 use std::path::Path;
 
+use bytemuck::cast_slice_mut;
 use half::{bf16, f16};
 
 use super::build::Built;
+use super::coded::CodedRow;
 use super::kmeans::blocked;
 use super::options::Rescore;
+use super::quantize::write_lane;
 use crate::device::cpu::kernels::BLOCK;
 use crate::error::Result;
 use crate::files::{Checksum, Element, Places, TensorFile, Tensors};
@@ -20,6 +23,8 @@ use crate::units::NO_ITEM;
 
 /// Numbers that are encoded together: their codes and rows are in memory a second time.
 const RUN_NUMBERS: usize = 1 << 22;
+/// Slots of coded rows that are put together: they stay in a core's cache.
+const CODED_SLOTS: usize = 64 * BLOCK;
 /// Memory of a bucket where nobody says how much.
 const BUCKET_BYTES: u64 = 1 << 30;
 
@@ -30,6 +35,42 @@ impl Built {
     /// As [`RowStore::read`] and [`TensorFile::in_memory`].
     pub fn in_memory(&self, rows: &RowStore<'_>, name: &str) -> Result<Tensors> {
         self.declared()?.in_memory_filled(name, |places| self.fill(rows, BUCKET_BYTES, places))
+    }
+
+    /// The same over rows that are coded already.
+    ///
+    /// # Errors
+    /// As [`TensorFile::in_memory`].
+    pub fn coded_in_memory(&self, rows: &[&CodedRow], name: &str) -> Result<Tensors> {
+        self.declared()?.in_memory_filled(name, |places| match self.rescore {
+            Rescore::None => self.put_coded::<u8>(rows, places),
+            Rescore::Bf16 => self.put_coded::<bf16>(rows, places),
+            Rescore::F16 => self.put_coded::<f16>(rows, places),
+            Rescore::F32 => self.put_coded::<f32>(rows, places),
+        })
+    }
+
+    fn put_coded<T: Element>(&self, rows: &[&CodedRow], places: &mut Places<'_>) -> Result<()> {
+        let block_bytes = self.dimension.div_ceil(4) * 4 * BLOCK;
+        let numbers = if self.rescore == Rescore::None { 0 } else { self.dimension };
+        for (run, order) in self.order.chunks(CODED_SLOTS).enumerate() {
+            let first = run * CODED_SLOTS;
+            let (mut codes, mut scales) = (vec![128; order.len() / BLOCK * block_bytes], vec![0f32; order.len()]);
+            let mut wide = vec![T::zeroed(); order.len() * numbers];
+            let row_bytes = numbers * size_of::<T>();
+            for (slot, &row) in order.iter().enumerate().filter(|(_, row)| **row != NO_ITEM) {
+                let row = rows[row as usize];
+                scales[slot] = row.scale;
+                write_lane(&row.codes, slot % BLOCK, &mut codes[slot / BLOCK * block_bytes..][..block_bytes]);
+                row.write_wide(self.rescore, &mut cast_slice_mut(&mut wide)[slot * row_bytes..][..row_bytes]);
+            }
+            places.put("codes", first / BLOCK * block_bytes, &codes)?;
+            places.put("scales", first, &scales)?;
+            if numbers > 0 {
+                places.put("rows", first * numbers, &wide)?;
+            }
+        }
+        Ok(())
     }
 
     /// Writes the file of the index over the same `rows` that it was built from, with about `bucket_bytes` of memory for rows of a

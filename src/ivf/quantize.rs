@@ -78,6 +78,18 @@ pub(super) fn read_row(codes: &[u8], dimension: usize, slot: usize) -> impl Iter
     (0..dimension).map(move |d| f32::from(block[place(slot % BLOCK, d)]) - 128.0)
 }
 
+/// The codes of one of the 16 slots of a block, `[G, 4]`.
+pub(super) fn read_lane(block: &[u8], lane: usize, to: &mut [u8]) {
+    let groups = block.chunks_exact(4 * BLOCK);
+    to.chunks_exact_mut(4).zip(groups).for_each(|(to, group)| to.copy_from_slice(&group[lane * 4..][..4]));
+}
+
+/// Puts into a block what [`read_lane`] has read.
+pub(super) fn write_lane(codes: &[u8], lane: usize, block: &mut [u8]) {
+    let groups = block.chunks_exact_mut(4 * BLOCK);
+    codes.chunks_exact(4).zip(groups).for_each(|(codes, group)| group[lane * 4..][..4].copy_from_slice(codes));
+}
+
 /// Where dimension `d` of an item of a block lies in it.
 fn place(lane: usize, d: usize) -> usize {
     d / 4 * 4 * BLOCK + lane * 4 + d % 4

@@ -39,6 +39,11 @@ impl RowSurvey {
         Ok(survey)
     }
 
+    /// Rows that were looked at before they were coded, and are arranged as they are.
+    pub(super) fn of_coded(rows: usize, cols: usize) -> Self {
+        RowSurvey { rows, cols, lengths: None, beyond_half: None }
+    }
+
     /// What rows are like that are looked at in parts, one part after the other.
     ///
     /// # Errors
@@ -135,6 +140,11 @@ fn leaves_half(most: f32) -> bool {
 
 fn is_of_length(length: f32, wanted: f32) -> bool {
     (length - wanted).abs() <= wanted * LENGTH_TOLERANCE
+}
+
+/// What holds one row: f32 instead of f16 where it leaves its range.
+pub(super) fn fitting(row: &[f32], rescore: Rescore) -> Rescore {
+    if rescore == Rescore::F16 && leaves_half(most(row)) { Rescore::F32 } else { rescore }
 }
 
 /// The length of all rows, where they have one up to a thousandth.

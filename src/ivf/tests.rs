@@ -486,6 +486,69 @@ fn progress_adds_up_to_the_steps() {
 }
 
 #[test]
+fn coded_rows_make_the_index_of_their_vectors_and_are_never_rounded_again() {
+    for rescore in [Rescore::None, Rescore::Bf16, Rescore::F16, Rescore::F32] {
+        // No multiple of four, and lists that leave slots empty.
+        let (items, dimension) = (1500, 30);
+        let rows = vectors(items, dimension, 5);
+        let matrix = Matrix::new(&rows, dimension).unwrap();
+        let (_, main) = opened(matrix, &Options { lists: 13, rescore, ..Options::default() });
+        let assigner = Assigner::new(&main);
+        let of_rows = assigner.assign(matrix);
+        let plain = assigner.arrange(matrix, of_rows.clone()).unwrap();
+        let plain = plain.in_memory(&matrix.into(), "plain").unwrap();
+
+        let coded: Vec<CodedRow> = (0..items).map(|row| assigner.coded(matrix.row(row))).collect();
+        let all: Vec<&CodedRow> = coded.iter().collect();
+        let built = assigner.arrange_coded(&all, Some(of_rows.clone())).unwrap();
+        let made = built.coded_in_memory(&all, "coded").unwrap();
+        assert!(made.bytes() == plain.bytes(), "{rescore:?}: as if their vectors had been arranged");
+
+        // Through a single list and back into the lists, in another order.
+        let single = assigner.arrange_coded(&all, None).unwrap();
+        let single = (Index::open(&single.coded_in_memory(&all, "single").unwrap()).unwrap(), single.order);
+        assert_eq!(single.0.lists(), 1);
+        let slot = |row: u32| Slot(single.1.iter().position(|&one| one == row).unwrap() as u32);
+        let taken: Vec<CodedRow> = (0..items as u32).map(|row| assigner.taken(&single.0, slot(row))).collect();
+        assert!(taken == coded, "{rescore:?}: a row that was taken out is the one that was put in");
+    }
+}
+
+#[test]
+fn a_row_beyond_half_precision_changes_no_other_and_they_go_back_without_it() {
+    let (items, dimension) = (40, 6);
+    let mut rows = vectors(items, dimension, 6);
+    let (_, main) = opened(Matrix::new(&rows, dimension).unwrap(), &Options { lists: 2, ..Options::default() });
+    let assigner = Assigner::new(&main);
+    rows[7 * dimension] = 1e6;
+    let coded: Vec<CodedRow> = rows.chunks(dimension).map(|row| assigner.coded(row)).collect();
+    let opened = |rows: &[&CodedRow]| {
+        Index::open(&assigner.arrange_coded(rows, None).unwrap().coded_in_memory(rows, "mixed").unwrap()).unwrap()
+    };
+    let mixed = opened(&coded.iter().collect::<Vec<_>>());
+    assert!(matches!(mixed.rows(), WideRows::F32(_)));
+    let (mut row, mut rounded) = (vec![0.0; dimension], vec![0.0; dimension]);
+    for slot in (0..items as u32).map(Slot) {
+        mixed.row(slot, &mut row);
+        if slot == Slot(7) {
+            assert_eq!(row, rows[7 * dimension..8 * dimension]);
+        } else {
+            halved(&rows[slot.index() * dimension..][..dimension], &mut rounded);
+            assert_eq!(row, rounded);
+        }
+    }
+    let back: Vec<CodedRow> = (0..items as u32).map(|slot| assigner.taken(&mixed, Slot(slot))).collect();
+    assert_eq!(back, coded);
+    let others: Vec<&CodedRow> = back.iter().enumerate().filter(|(n, _)| *n != 7).map(|(_, row)| row).collect();
+    assert!(matches!(opened(&others).rows(), WideRows::F16(_)));
+}
+
+/// A vector as half precision has it.
+fn halved(row: &[f32], out: &mut [f32]) {
+    out.iter_mut().zip(row).for_each(|(out, x)| *out = half::f16::from_f32(*x).to_f32());
+}
+
+#[test]
 fn odd_catalogues_are_built() {
     for (values, dimension) in
         [(vec![0.0; 12], 3), (vec![1.0; 80], 2), (vec![5.0], 1), (vec![1e-30, 2e-30, -7e16, 7e16], 1)]

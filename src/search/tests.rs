@@ -252,7 +252,10 @@ fn where_codes_select_all_answers_are_those_of_int8_rows() {
         ((0..600 * DIMENSION).map(|_| dice.gauss()).collect::<Vec<f32>>(), Assigner::new(&shop.index));
     let later = Matrix::new(&later, DIMENSION).unwrap();
     let listed = Shop::of(&assigner.arrange(later, assigner.assign(later)).unwrap(), later, Vec::new(), 0.01);
-    let single = Shop::of(&assigner.gather(later).unwrap(), later, Vec::new(), 0.01);
+    let one = ivf::Lists { centroids: vec![0.0; DIMENSION], of_rows: vec![0; 600], nearest: false };
+    let survey = ivf::RowSurvey::of(&later.into()).unwrap();
+    let single = ivf::from_lists(&survey, one, ivf::Rescore::F16).unwrap();
+    let single = Shop::of(&single, later, Vec::new(), 0.01);
     let gone = tombstones(&shop, |slot| slot % 9 == 0);
     let mut scratch = Scratch::default();
     for (beside, gone) in [(None, None), (None, Some(&gone)), (Some(&listed), None), (Some(&single), Some(&gone))] {

@@ -12,9 +12,8 @@ use crate::embedding::Table;
 use crate::error::Result;
 use crate::files::TensorFile;
 use crate::filter;
-use crate::ivf::{self, Assigner};
+use crate::ivf::{self, Assigner, CodedRow};
 use crate::snapshot::{CandidateRows, Ids, ItemParts, RowSources, Snapshot, VectorRows, ids};
-use crate::tensor::Matrix;
 use crate::units::{NO_ITEM, Slot};
 
 /// Items a list, on average, from which on they lie in the lists of the main snapshot: of fewer, blocks would mostly be padding.
@@ -66,8 +65,8 @@ pub struct Row {
     pub id: i64,
     /// Its list in the main snapshot.
     pub list: u32,
-    /// `[D]`
-    pub vector: Vec<f32>,
+    /// Its vector, as the main snapshot's index keeps those of its items.
+    pub vector: CodedRow,
     /// The rows of `[[item.vectors]]`, as they are stored ([`VectorRows`]).
     pub kept: Vec<u8>,
     /// One a column of the main snapshot, in their order and of their kinds.
@@ -92,15 +91,13 @@ impl Segment {
     /// A segment of at least one row; no two have one id.
     ///
     /// # Errors
-    /// `Invalid` for vectors that cannot be searched, `Overloaded` where the memory cannot be had.
-    pub fn build(main: &Snapshot, assigner: &Assigner, rows: &[Row]) -> Result<Self> {
-        let vectors: Vec<f32> = rows.iter().flat_map(|row| &row.vector).copied().collect();
-        let matrix = Matrix::new(&vectors, main.index.dimension())?;
-        let built = match rows.len() >= assigner.lists() * LISTED_MIN {
-            true => assigner.arrange(matrix, rows.iter().map(|row| row.list).collect())?,
-            false => assigner.gather(matrix)?,
-        };
-        let index = ivf::Index::open(&built.in_memory(&matrix.into(), "fresh index")?)?;
+    /// `Overloaded` where the memory cannot be had.
+    pub fn build(main: &Snapshot, assigner: &Assigner, rows: &[&Row]) -> Result<Self> {
+        let vectors: Vec<&CodedRow> = rows.iter().map(|row| &row.vector).collect();
+        let has_lists = rows.len() >= assigner.lists() * LISTED_MIN;
+        let lists = has_lists.then(|| rows.iter().map(|row| row.list).collect());
+        let built = assigner.arrange_coded(&vectors, lists)?;
+        let index = ivf::Index::open(&built.coded_in_memory(&vectors, "fresh index")?)?;
         let mut file = TensorFile::new();
         let attribute = |row: usize, column: usize| Cow::Borrowed(&rows[row].attributes[column]);
         columns::encode(&item_columns(&main.columns, rows.len(), attribute), &built.order, &mut file)?;
@@ -168,16 +165,14 @@ impl Segment {
         self.lists[slot.index()]
     }
 
-    /// The item in a slot that holds one, as it went in, its vector as exact as it is kept. `rows` are those of the model.
-    pub fn item(&self, rows: &VectorRows<'_>, slot: Slot) -> Row {
-        let mut vector = vec![0.0; self.index.dimension()];
-        self.index.row(slot, &mut vector);
+    /// The item in a slot that holds one, as it went in. `assigner` is that of the main snapshot, `rows` are those of the model.
+    pub fn item(&self, assigner: &Assigner, rows: &VectorRows<'_>, slot: Slot) -> Row {
         let mut kept = Vec::with_capacity(rows.bytes());
         rows.read(&self.vectors, slot, &mut kept);
         Row {
             id: self.ids.item(slot).0,
             list: self.lists[slot.index()],
-            vector,
+            vector: assigner.taken(&self.index, slot),
             kept,
             attributes: self.columns.list().map(|column| column.cell(slot).into()).collect(),
         }

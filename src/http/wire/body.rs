@@ -71,7 +71,11 @@ pub fn embed(body: &[u8]) -> Result<(request::Embed, Terms)> {
 /// # Errors
 /// As [`retrievals`].
 pub fn object<'de, T: Deserialize<'de>>(body: &'de [u8]) -> Result<T> {
-    parse(body, Object(PhantomData), "")
+    // Only what is wrong is read again, keeping track of the place in the text that the error names.
+    match serde_json::from_slice(body) {
+        Ok(read) if body.trim_ascii_start().starts_with(b"{") => Ok(read),
+        _ => parse(body, Object(PhantomData), ""),
+    }
 }
 
 fn parse<'de, V: Visitor<'de, Value = T>, T>(body: &'de [u8], visitor: V, place: &str) -> Result<T> {
