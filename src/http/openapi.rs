@@ -46,6 +46,7 @@ use super::{browse, calls, console, inference, items, parts, passes, rows, traff
         rows::rows,
         calls::slow,
         inference::server,
+        inference::server_too,
         inference::live,
         inference::ready,
         inference::model,

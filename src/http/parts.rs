@@ -1,5 +1,6 @@
 //! What routers ask: which versions, or shards of them, are in memory here, and passes over one of them.
 
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,13 +8,14 @@ use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::IntoResponse;
 use serde::Serialize;
 
 use super::access::Caller;
 use super::answer::{Held, Outcome, Refusal, Share};
 use super::app::App;
+use super::pages::position_of;
 use super::paths::Names;
 use super::position::reached;
 use super::wire::{self, Entry, Explain, Problem};
@@ -23,20 +25,22 @@ use crate::pass::{self, Prepared};
 use crate::registry::{Loaded, Which};
 use crate::request::{Answer, Content};
 use crate::route::protocol::{
-    Asked, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER, PassReply, Replied, TIMEOUT_HEADER, Wished,
-    Written, read_call, write,
+    ANY_VIEW, Asked, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER, PassReply, Replied, TIMEOUT_HEADER,
+    VIEW_HEADER, ViewPosition, Wished, Written, read_call, write,
 };
 use crate::units::ItemId;
 use crate::view::View;
 
 /// What is in memory, for routers of this release.
 #[utoipa::path(get, path = "/v1/parts", tag = "routers",
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-3")))]
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-4")))]
 pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Outcome {
     let (mut parts, mut wished) = (Vec::new(), Vec::new());
     for model in app.registry.list().iter().filter(|model| caller.may_see(model.name())) {
-        let labels = app.registry.labels(model.name()).unwrap_or_default();
-        let now = app.registry.traffic(model.name())?;
+        // A model may have gone since it was listed.
+        let (Ok(labels), Ok(now)) = (app.registry.labels(model.name()), app.registry.traffic(model.name())) else {
+            continue;
+        };
         wished.push(Wished { model: model.name().into(), revision: now.revision, setting: text(&now.setting)? });
         for loaded in app.registry.all_in_memory(model.name()) {
             let labels = labels.iter().filter(|(_, version)| **version == loaded.version());
@@ -82,8 +86,8 @@ pub(super) fn packed(body: &impl Serialize, share: Share) -> Outcome {
 /// A pass over a version, or over the shard of it that this server has, for routers of this release.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:pass", tag = "routers",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
-    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-3"),
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-3"), (status = "default", body = Problem, content_type = "application/problem+json")))]
+    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-4"),
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-4"), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn pass(
     State(app): State<Arc<App>>,
     Names((model, version)): Names<(String, u64)>,
@@ -93,11 +97,21 @@ pub async fn pass(
     let timeout = timeout(request.headers())?;
     app.engine.admits(timeout)?;
     let position = header(request.headers(), POSITION_HEADER, "a position")?;
+    let of_page = request.headers().get(VIEW_HEADER).cloned();
     let body = app.bodies.read_any(request).await?;
-    let view = match position {
-        Some(position) => reached(&app, &model, position, timeout.unwrap_or(app.updates_wait)).await?,
-        None => model.view(),
+    let (model, view) = match of_page.as_ref().filter(|named| *named != ANY_VIEW) {
+        Some(named) => app.pages.view(&model, named_view(named)?)?,
+        None => {
+            let view = match position {
+                Some(position) => reached(&app, &model, position, timeout.unwrap_or(app.updates_wait)).await?,
+                None => model.view(),
+            };
+            (model, view)
+        }
     };
+    if of_page.is_some() {
+        app.pages.keep_view(&app.registry, (model.clone(), view.clone()));
+    }
     let seen = view.clone();
     let call = app.asides.prepare(body, move |body| {
         let call = read_call(body)?;
@@ -122,7 +136,7 @@ pub async fn pass(
         Called::Model => (Replied::Text(Some(text(&app.info(&model))?)), None),
     };
     let (digest, shard) = identity(&model);
-    packed(&PassReply { version: model.version(), digest, shard, position: view.position(), given }, share)
+    packed(&PassReply { version: model.version(), digest, shard, view: position_of(&view), given }, share)
 }
 
 /// A call that was read and checked.
@@ -149,10 +163,17 @@ fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
 
 /// A whole number that a header holds.
 fn header(headers: &HeaderMap, name: &str, expected: &str) -> Result<Option<u64>> {
-    let Some(text) = headers.get(name) else { return Ok(None) };
-    let number = text.to_str().ok().and_then(|text| text.parse().ok());
-    let wrong = || Error::invalid(format!("{name}: got {text:?}, expected {expected}"));
-    number.ok_or_else(wrong).map(Some)
+    headers.get(name).map(|value| parsed(value, (name, expected))).transpose()
+}
+
+/// The view that a header names.
+fn named_view(value: &HeaderValue) -> Result<ViewPosition> {
+    parsed(value, (VIEW_HEADER, "`any`, or a position and that of the snapshot under it, with a dot between"))
+}
+
+fn parsed<T: FromStr>(value: &HeaderValue, (name, expected): (&str, &str)) -> Result<T> {
+    let found = value.to_str().ok().and_then(|text| text.parse().ok());
+    found.ok_or_else(|| Error::invalid(format!("{name}: got {value:?}, expected {expected}")))
 }
 
 fn text(said: &impl Serialize) -> Result<String> {

@@ -14,6 +14,7 @@ use super::app::App;
 use super::audit::{self, Again};
 use super::bodies::{BodyMemory, Whole};
 use super::choice::{Asker, Choice, Chosen, Version};
+use super::cursor;
 use super::form::Form;
 use super::pages::Page;
 use super::paths::{Names, PathNames};
@@ -26,7 +27,7 @@ use super::wire::{
     RetrieveResponse, RetrievedOneOrMany, Served, Shape,
 };
 use crate::engine::Terms;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Kind, Result};
 use crate::pass::{self, Cost, Prepared};
 use crate::registry::{Loaded, Which};
 use crate::request::{Answer, Request as Ask, Retrieve};
@@ -144,9 +145,7 @@ pub(super) fn prepared_each(
     let mut asked = Vec::new();
     for request in requests {
         let prepared = request.and_then(|(request, terms, shape)| {
-            if shape.cursor.is_some() {
-                return Err(Error::invalid("field `cursor` in a list of requests: pages are asked for one by one"));
-            }
+            cursor::alone(shape.cursor.as_ref())?;
             Ok((pass::prepare(view, Ask::Retrieve(request))?, terms, shape))
         });
         if let Ok((prepared, ..)) = &prepared {

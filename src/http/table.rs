@@ -59,7 +59,7 @@ macro_rules! table {
 }
 
 /// All calls.
-pub(super) static TABLE: [Route; 52] = table! {
+pub(super) static TABLE: [Route; 53] = table! {
     POST "/v1/models/{model}:retrieve", Read, Model, "retrieve", passes::of_active;
     POST "/v1/models/{model}:rank", Read, Model, "rank", passes::of_active;
     POST "/v1/models/{model}:embed", Read, Model, "embed", passes::of_active;
@@ -99,6 +99,7 @@ pub(super) static TABLE: [Route; 52] = table! {
     GET "/v1/debug/slow", Admin, Server, "slow", calls::slow;
     GET "/v1/debug/shadow", Admin, Server, "shadow", traffic::shadow;
     GET "/v2", Open, Server, "inference", inference::server;
+    GET "/v2/", Open, Server, "inference", inference::server_too;
     GET "/v2/health/live", Open, Server, "health", inference::live;
     GET "/v2/health/ready", Open, Server, "health", inference::ready;
     GET "/v2/models/{model}", Read, Model, "inference", inference::model;

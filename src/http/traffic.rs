@@ -10,10 +10,10 @@ use super::app::App;
 use super::calls::manage;
 use super::paths::Names;
 use super::position::number;
-use super::wire::{self, Problem, ShadowResponse, StopRequest, TrafficRequest, TrafficResponse, traffic_info};
+use super::wire::{self, Problem, ShadowResponse, TrafficRequest, TrafficResponse, traffic_info};
 use super::worst::WINDOW;
 use crate::error::{Error, Result};
-use crate::traffic::Traffic;
+use crate::traffic::{StopRequest, Traffic};
 
 /// Where the requests of a model go that pin no version: its canary and its shadow, and what this server has seen of them.
 #[utoipa::path(get, path = "/v1/models/{model}/traffic", tag = "models", params(("model" = String, Path, description = "The model's name")),

@@ -1,18 +1,23 @@
 //! A version over all of its shards, asked for one request.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use axum::body::Bytes;
+use axum::http::HeaderValue;
 use tokio::time::Instant;
 
 use super::client::{Client, Outgoing};
 use super::editions::Edition;
 use super::inquiry::{Heard, Home, Inquiry};
-use super::protocol::{Asked, PassCall, PassReply, Replied, Written, read, write};
+use super::protocol::{
+    ANY_VIEW, Asked, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER, ViewPosition, Written, read, write,
+};
 use crate::error::{Error, Kind, Result};
 use crate::gather::{Said, Sharded};
+use crate::locks::locked;
 use crate::request::{Priority, Request};
 use crate::snapshot::shard_of;
 use crate::units::ItemId;
@@ -27,8 +32,8 @@ pub struct Beside {
     pub rest: Written,
     /// How it came about, in JSON.
     pub explain: Option<String>,
-    /// The position of the server's updates that the answer saw.
-    pub position: u64,
+    /// The view that answered.
+    pub view: ViewPosition,
     /// The server.
     pub server: std::net::SocketAddr,
     /// How long it took, from here.
@@ -46,6 +51,8 @@ pub struct Conditions {
     pub min_coverage: f64,
     /// The position of its updates that each shard must see, where some are to be seen.
     pub positions: Option<Arc<[u64]>>,
+    /// Of a page: the view of each shard that it is of, and none of the first one's. Shards keep what they are asked of.
+    pub views: Option<Arc<[ViewPosition]>>,
 }
 
 /// One request's way to the shards of an edition.
@@ -59,6 +66,10 @@ pub(super) struct Asking<'a> {
     pub(super) turn: usize,
     /// Whether some shard had the version no more.
     pub(super) is_gone: AtomicBool,
+    /// Of a page: the view of each shard that all its rounds see, from the first that it answered.
+    pub(super) views: Option<Mutex<BTreeMap<usize, ViewPosition>>>,
+    /// Why a replica could not answer of such a view, where one could not.
+    pub(super) past: OnceLock<String>,
 }
 
 /// What a group calls a request.
@@ -99,13 +110,26 @@ impl Asking<'_> {
             return Err(Error::unavailable(format!("shard {shard} of model `{}` has no server", self.edition.model)));
         }
         let out = call.out.as_ref().map_err(|why| Error::internal(why.to_string()))?;
-        let position = self.terms.positions.as_ref().and_then(|positions| positions.get(shard).copied());
-        let seeing = position.filter(|position| *position > 0).map(|_| Outgoing { position, ..out.clone() });
-        let out = seeing.as_ref().unwrap_or(out);
+        let out = &Outgoing { sees: self.sees(shard)?, ..out.clone() };
         let left = self.terms.deadline.saturating_duration_since(Instant::now());
         let is_partial = call.may_be_missing && self.terms.min_coverage < 1.0;
         let wait = if is_partial { left.mul_f64(SELECT_SHARE) } else { left };
         Inquiry { home, out, kind: call.kind, origin: self.origin, wait }.ask(|said| self.heard(shard, said)).await
+    }
+
+    /// The headers that say what an answer of a shard must see.
+    fn sees(&self, shard: usize) -> Result<Vec<(&'static str, HeaderValue)>> {
+        let position = self.terms.positions.as_ref().and_then(|positions| positions.get(shard).copied());
+        let position = position.filter(|position| *position > 0).map(|position| (POSITION_HEADER, position.into()));
+        let Some(views) = &self.views else { return Ok(position.into_iter().collect()) };
+        let view = locked(views).get(&shard).copied();
+        Ok(match view {
+            Some(view) => {
+                let value = HeaderValue::try_from(view.to_string());
+                vec![(VIEW_HEADER, value.map_err(|e| Error::internal(format!("view {view}: {e}")))?)]
+            }
+            None => position.into_iter().chain([(VIEW_HEADER, HeaderValue::from_static(ANY_VIEW))]).collect(),
+        })
     }
 
     /// What a replica said, where it is of the version that was asked for.
@@ -113,6 +137,11 @@ impl Asking<'_> {
         let body = said.map_err(|error| match error.kind() {
             // It had the version when it was looked at last; nothing else in a call may be missing.
             Kind::NotFound | Kind::NotReady => self.gone(shard, &error.to_string()),
+            // Another replica may still have the view.
+            Kind::Gone => {
+                let why = self.past.get_or_init(|| error.to_string());
+                Error::unavailable(why.clone())
+            }
             _ => error,
         })?;
         let reply: PassReply = read(&body).map_err(|e| Error::corrupt(e.to_string()))?;
@@ -158,10 +187,13 @@ impl Sharded for Asking<'_> {
 
     async fn ask(&self, shard: usize, call: Call) -> Result<Said<Beside>> {
         let (reply, server, took) = self.reply(shard, &call).await?;
-        let (position, server) = (reply.position, server.address());
+        let (view, server) = (reply.view, server.address());
+        if let Some(views) = &self.views {
+            locked(views).entry(shard).or_insert(view);
+        }
         match reply.given {
             Replied::Pass { content, degraded_rows, rest, explain } => {
-                Ok(Said { content, degraded_rows, beside: Beside { rest, explain, position, server, took } })
+                Ok(Said { content, degraded_rows, beside: Beside { rest, explain, view, server, took } })
             }
             Replied::Text(_) => Err(Error::internal("a text came in place of an answer")),
         }

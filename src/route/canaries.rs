@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use futures_util::future::join_all;
-use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::client::Outgoing;
@@ -17,7 +16,7 @@ use super::fleet::{Fleet, Pin};
 use super::offering::Offering;
 use super::split::Split;
 use crate::error::{Error, Result};
-use crate::traffic::{Canary, CanaryRun, ShadowRun, TrafficNow};
+use crate::traffic::{Canary, CanaryRun, ShadowRun, StopRequest, TrafficNow};
 
 /// How often canaries are judged.
 const JUDGED_EVERY: Duration = Duration::from_secs(5);
@@ -32,13 +31,6 @@ pub struct UnpinnedOffering {
     pub canary: Option<(Arc<CanaryRun>, Arc<Offering>)>,
     /// What is asked some of them as well.
     pub shadow: Option<(Arc<ShadowRun>, Arc<Offering>)>,
-}
-
-/// What a server is told of a canary that is behind, as anybody could tell it.
-#[derive(Serialize)]
-struct StopCanary<'a> {
-    canary: &'a Canary,
-    reason: &'a str,
 }
 
 impl Fleet {
@@ -93,7 +85,7 @@ impl Fleet {
 
 /// Has a server take the share of a canary away in its store, the first of those that have it which can.
 async fn stop(model: &str, served: &Offering, canary: &Canary, reason: &str) -> Result<()> {
-    let body = serde_json::to_vec(&StopCanary { canary, reason });
+    let body = serde_json::to_vec(&StopRequest { canary: canary.clone(), reason: reason.into() });
     let body = body.map_err(|e| Error::internal(format!("a canary that cannot be written: {e}")))?;
     let path = format!("/v1/models/{model}/traffic:stop");
     let call = Outgoing::plain(path, (Some(Bytes::from(body)), "application/json"), None);

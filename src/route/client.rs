@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::protocol::{MEDIA_TYPE, POSITION_HEADER, TIMEOUT_HEADER, problem};
+use super::protocol::{MEDIA_TYPE, TIMEOUT_HEADER, problem};
 use super::tls::Connector;
 use crate::error::{Error, Kind, Result};
 use crate::locks::locked;
@@ -86,8 +86,8 @@ pub(super) struct Outgoing {
     /// None to ask for what lies at the path.
     pub(super) body: Option<Bytes>,
     pub(super) form: Form,
-    /// The position of the server's updates that the answer must see.
-    pub(super) position: Option<u64>,
+    /// The headers that say what the answer must see.
+    pub(super) sees: Vec<(&'static str, HeaderValue)>,
 }
 
 /// The form of a call and of the answer to it.
@@ -102,7 +102,7 @@ pub(super) enum Form {
 impl Outgoing {
     /// A call of the protocol.
     pub(super) fn pass(path: String, body: Option<Bytes>) -> Self {
-        Outgoing { path, body, form: Form::Pass, position: None }
+        Outgoing { path, body, form: Form::Pass, sees: Vec::new() }
     }
 
     /// A call as anybody makes it.
@@ -111,7 +111,7 @@ impl Outgoing {
         (body, media_type): (Option<Bytes>, &'static str),
         key: Option<HeaderValue>,
     ) -> Self {
-        Outgoing { path, body, form: Form::Plain(media_type, key), position: None }
+        Outgoing { path, body, form: Form::Plain(media_type, key), sees: Vec::new() }
     }
 
     fn media_type(&self) -> &'static str {
@@ -244,8 +244,8 @@ impl Client {
         let method = if call.body.is_some() { Method::POST } else { Method::GET };
         let request = Request::builder().method(method).uri(&call.path).header(HOST, &self.host);
         let mut request = request.header(CONTENT_TYPE, call.media_type()).header(TIMEOUT_HEADER, left.max(1));
-        if let Some(position) = call.position {
-            request = request.header(POSITION_HEADER, position);
+        for (name, value) in &call.sees {
+            request = request.header(*name, value);
         }
         if let Form::Plain(_, Some(key)) = &call.form {
             request = request.header(KEY_HEADER, key);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -377,10 +377,13 @@ impl Fleet {
     }
 
     fn asking<'a>(&'a self, served: &'a Offering, terms: Conditions) -> Asking<'a> {
+        let views = terms.views.as_ref().map(|views| Mutex::new(views.iter().copied().enumerate().collect()));
         Asking {
             edition: &served.edition,
             homes: &served.homes,
             terms,
+            views,
+            past: OnceLock::new(),
             origin: self.origin,
             turn: self.turn.fetch_add(1, Ordering::Relaxed) % served.homes.len().max(1),
             is_gone: AtomicBool::new(false),
@@ -390,7 +393,7 @@ impl Fleet {
     /// Asks all shards of a version. Where one has it no more, the whole request goes once to the one that `pin` means by then.
     ///
     /// # Errors
-    /// Those of [`gather::retrieve`]; `Overloaded` where too many requests are worked on.
+    /// Those of [`gather::retrieve`]; `Overloaded` where too many requests are worked on; `Gone` of a page of which a shard has the view no more.
     pub async fn work(
         &self,
         name: &str,
@@ -411,7 +414,8 @@ impl Fleet {
                 Err(error) if is_gone && !is_again => {
                     served = self.other(name, pin, &served, terms.deadline).await.ok_or(error)?
                 }
-                done => return done.map(|gathered| (served, gathered)),
+                Err(error) => return Err(asking.past.get().map_or(error, |why| Error::gone(why.clone()))),
+                Ok(gathered) => return Ok((served, gathered)),
             }
         }
         Err(Error::internal("a request goes again once"))
@@ -466,7 +470,7 @@ impl Fleet {
         let served = self.get(name, Pin::Active)?;
         let asking = self.asking(&served, terms);
         let (reply, ..) = asking.reply(asking.home(item), &asking.write(Asked::Item(item))).await?;
-        let position = reply.position;
+        let position = reply.view.position;
         match reply.given {
             Replied::Text(Some(attributes)) => Ok((served, attributes, position)),
             Replied::Text(None) => {

@@ -6,6 +6,9 @@
 //! | `GET /v1/parts` | | [`Holdings`]: what the server has in memory |
 //! | `POST /v1/models/{model}/versions/{version}:pass` | [`PassCall`] | [`PassReply`], or a problem as every call has it |
 
+use std::fmt;
+use std::num::ParseIntError;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -20,7 +23,7 @@ use crate::request::{Content, Features, Priority, Reading, Request, Retrieve, Us
 use crate::units::ItemId;
 
 /// The media type of all bodies, and so the protocol's name.
-pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-3";
+pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-4";
 /// Where a server tells what it has.
 pub const PARTS_PATH: &str = "/v1/parts";
 /// The header that says how many microseconds the answer is worth waiting for.
@@ -28,6 +31,35 @@ pub const TIMEOUT_HEADER: &str = "sterling-timeout-us";
 
 /// The header that says which position of the server's updates an answer must see.
 pub const POSITION_HEADER: &str = "sterling-min-position";
+
+/// The header that says which view of the version must answer, as [`ViewPosition`] writes itself, or [`ANY_VIEW`]; the server keeps that view for the pages to come.
+pub const VIEW_HEADER: &str = "sterling-view";
+/// Whichever view is there.
+pub const ANY_VIEW: &str = "any";
+
+/// How a view of a version is named at its server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ViewPosition {
+    /// The position of the updates that it sees.
+    pub position: u64,
+    /// That of the snapshot under them, which moves where updates of a shard are folded in.
+    pub base: u64,
+}
+
+impl fmt::Display for ViewPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.position, self.base)
+    }
+}
+
+impl FromStr for ViewPosition {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> std::result::Result<Self, ParseIntError> {
+        let (position, base) = text.split_once('.').unwrap_or((text, ""));
+        Ok(ViewPosition { position: position.parse()?, base: base.parse()? })
+    }
+}
 
 /// What a router asks of one version at one server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,8 +90,8 @@ pub struct PassReply {
     pub digest: String,
     /// The shard that answered.
     pub shard: u32,
-    /// The position of the server's updates that the answer saw.
-    pub position: u64,
+    /// The view of it that answered.
+    pub view: ViewPosition,
     /// The answer.
     pub given: Replied,
 }
@@ -333,7 +365,13 @@ mod tests {
         let selected = Selected { ids: vec![ItemId(5)], codes: vec![1.5], scores: vec![1.25], ..Selected::default() };
         for content in [Content::Items(ranked.clone()), Content::Selected(vec![selected])] {
             let given = Replied::Pass { content, degraded_rows: 2, rest: rest.clone(), explain: Some("{}".into()) };
-            let reply = PassReply { version: 3, digest: "ab".into(), shard: 1, position: 9, given };
+            let reply = PassReply {
+                version: 3,
+                digest: "ab".into(),
+                shard: 1,
+                view: ViewPosition { position: 9, base: 4 },
+                given,
+            };
             let mut found: PassReply = read(&write(&reply).unwrap()).unwrap();
             if let Replied::Pass { content: Content::Items(found), .. } = &mut found.given {
                 assert!(found.slots.is_empty(), "they mean nothing elsewhere");
@@ -380,6 +418,17 @@ mod tests {
         for (features, expected) in [(many, "`features`"), (long, "`a`"), (uneven, "as many weights as ids")] {
             let error = read_call(&write(&embed(features)).unwrap()).unwrap_err();
             assert!(error.kind() == Kind::Invalid && error.to_string().contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_view_is_named_as_it_is_read() {
+        for (position, base) in [(0, 0), (7, 3), (u64::MAX, u64::MAX)] {
+            let view = ViewPosition { position, base };
+            assert_eq!(view.to_string().parse(), Ok(view));
+        }
+        for wrong in ["", "7", "7.", ".7", "7.3.1", "-7.3", ANY_VIEW, "18446744073709551616.0"] {
+            assert!(wrong.parse::<ViewPosition>().is_err(), "{wrong}");
         }
     }
 

@@ -32,5 +32,5 @@ mod window;
 pub use judge::{Behind, Verdict};
 pub use place::{Place, seed};
 pub use run::{CanaryRun, ShadowRun, TrafficNow, rolled_back};
-pub use setting::{Canary, CanaryMargins, Shadow, Sticky, Stopped, Traffic, TrafficTarget};
+pub use setting::{Canary, CanaryMargins, Shadow, Sticky, StopRequest, Stopped, Traffic, TrafficTarget};
 pub use watch::{BothSeen, Side, SideSeen, Watch};

@@ -107,6 +107,17 @@ pub struct Stopped {
     pub reason: String,
 }
 
+/// A canary that is behind, as a router tells a server of it, or anybody.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StopRequest {
+    /// What is wished of it. Where something else is wished by now, nothing is done.
+    pub canary: Canary,
+    /// Why, for people.
+    #[schema(min_length = 1, max_length = 4096)]
+    pub reason: String,
+}
+
 /// A version that is asked a share of the requests as well.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

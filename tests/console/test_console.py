@@ -250,6 +250,43 @@ def test_no_page_logs_an_error_or_asks_another_host(console: Console) -> None:
     assert asked and {urllib.parse.urlsplit(url).netloc for url in asked if not url.startswith("data:")} == {host}
 
 
+# Lighthouse's phone: a slow network of its own, and a processor of a quarter of the speed.
+PHONE = {"offline": False, "latency": 150, "downloadThroughput": 1_638_400 / 8, "uploadThroughput": 768_000 / 8}
+
+
+@pytest.mark.parametrize("machine", ["this machine", "a slow phone"])
+def test_the_first_paint_takes_one_document_and_nothing_else(console: Console, machine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """How long it takes is printed (docs/BENCHMARKS.md). What decides it is asserted: bytes, requests before it, what blocks it."""
+    driver, paints = console.driver, []
+    driver.execute_cdp_cmd("Network.enable", {})
+    if machine == "a slow phone":
+        driver.execute_cdp_cmd("Network.emulateNetworkConditions", PHONE)
+        driver.execute_cdp_cmd("Emulation.setCPUThrottlingRate", {"rate": 4})
+    try:
+        for _ in range(5):
+            driver.get("about:blank")
+            driver.execute_cdp_cmd("Network.clearBrowserCache", {})
+            driver.get(console.url)
+            console.until(lambda: driver.execute_script("return performance.getEntriesByName('first-contentful-paint').length"))
+            document, painted, others = driver.execute_script(
+                "return [performance.getEntriesByType('navigation')[0], performance.getEntriesByName('first-contentful-paint')[0].startTime,"
+                " performance.getEntriesByType('resource')].map(of => JSON.parse(JSON.stringify(of)))"
+            )
+            paints.append(painted)
+            # As it goes over the wire, headers included; the first flights of a connection hold that.
+            assert 0 < document["transferSize"] < 48 << 10, document["transferSize"]
+            assert document["contentEncoding"] in ("zstd", "gzip") and document["redirectCount"] == 0
+            # All that follows is data, asked for by the page's own program.
+            assert {other["initiatorType"] for other in others} <= {"fetch"}, others
+            assert not [other["name"] for other in others if other["renderBlockingStatus"] != "non-blocking"]
+    finally:
+        driver.execute_cdp_cmd("Network.emulateNetworkConditions", PHONE | {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1})
+        driver.execute_cdp_cmd("Emulation.setCPUThrottlingRate", {"rate": 1})
+    with capsys.disabled():
+        told = ", ".join(f"{paint:.0f}" for paint in sorted(paints))
+        print(f"\nfirst contentful paint on {machine}: {told} ms; {document['transferSize']} bytes of {document['decodedBodySize']}")
+
+
 def test_a_server_that_does_not_answer_is_said(console: Console) -> None:
     console.open(model="books")
     console.driver.execute_cdp_cmd("Network.enable", {})

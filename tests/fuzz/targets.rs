@@ -270,8 +270,8 @@ fn requests(bytes: &[u8], _: &Path) -> String {
         told(wire::upserts(bytes, false)),
         told(wire::upserts(bytes, true)),
         told(wire::deletion(bytes)),
-        told(wire::inference(bytes, None, &BTreeSet::from(["a", "b"]))),
-        told(wire::inference(bytes, Some(bytes.len() / 2), &BTreeSet::new())),
+        told(wire::inference("m", bytes, None, &BTreeSet::from(["a", "b"]))),
+        told(wire::inference("m", bytes, Some(bytes.len() / 2), &BTreeSet::new())),
     ];
     all.join("; ")
 }

@@ -32,7 +32,8 @@ fn server_and_models_are_told_and_probed() {
     assert_eq!((told["name"].as_str(), &told["extensions"]), (Some("sterling"), &json!(["binary_tensor_data"])));
     assert!(told["version"].is_string());
     assert_eq!(server.get_json("/v2/health/live"), json!({"live": true}));
-    assert_eq!(server.get_json("/v2/health/ready"), json!({"ready": true}));
+    assert_eq!(server.get_json("/v2/health/ready"), json!({"live": true, "ready": true}));
+    assert_eq!(server.get_json("/v2/"), told);
     for path in ["/v2/models/tiny/ready", "/v2/models/tiny/versions/1/ready"] {
         assert_eq!(server.get_json(path), json!({"name": "tiny", "ready": true}));
     }
@@ -250,6 +251,7 @@ fn errors_are_those_of_the_protocol() {
         (installed(json!([-1, 2]), "INT64", json!([1])), "invalid value"),
         (installed(json!([1, 1]), "BOOL", json!([true])), "invalid type: boolean"),
         (installed(json!([1, 1]), "BF16", json!([1])), "datatype `BF16`"),
+        (installed(json!([1, 1]), "FP16", json!([1])), "FP16 has no form in JSON"),
         (installed(json!([1, 1]), "INT64", json!([0.5])), "its values are no INT64"),
         (installed(json!([1, 1]), "INT64", json!({})), "invalid type: map"),
         (deep, "8 deep at most"),

@@ -81,6 +81,81 @@ impl Both {
     }
 }
 
+/// The items of each page of a request. Sizes of pages and servers that are asked go round.
+pub fn pages(servers: &[&Server], path: &str, body: &Value, sizes: &[u64]) -> Vec<Value> {
+    let (mut body, mut pages) = (body.clone(), Vec::new());
+    body["cursor"] = "".into();
+    loop {
+        body["k"] = sizes[pages.len() % sizes.len()].into();
+        let mut answer = servers[pages.len() % servers.len()].ask(path, &body);
+        pages.push(answer["items"].take());
+        match answer.get("cursor") {
+            Some(next) => body["cursor"] = next.clone(),
+            None => return pages,
+        }
+    }
+}
+
+#[test]
+fn pages_of_routers_are_those_of_one_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let what = shards::catalogue(folder.path(), sterling::ivf::Rescore::F16);
+    const PATH: &str = "/v1/models/vectors:retrieve";
+    for count in [1, 3] {
+        let both = Both::new(&what, count);
+        let other = route(both.shards.iter().map(|server| server.address.as_str()));
+        let vector = [1.0, 0.5, -0.25, 0.1];
+        for (body, sizes) in [
+            (json!({"vector": vector, "columns": ["colour", "price"]}), &[300, 150][..]),
+            (json!({"vector": vector, "candidates": 90, "probes": 4, "columns": ["maker"]}), &[7, 1, 40]),
+            (json!({"vector": vector, "candidates": 60, "filter": "colour:red", "exclude": [-9000, 5]}), &[25]),
+            (json!({"vector": vector, "exact": true, "candidates": 100, "filter": "maker:m7"}), &[30, 9]),
+            (json!({"vector": vector, "filter": "maker:nobody"}), &[5]),
+            (json!({"vector": [0, 0, 0, 0], "candidates": 200, "probes": 12}), &[64]),
+        ] {
+            let expected = pages(&[&both.one], PATH, &body, sizes);
+            let found = pages(&[&both.router, &other], PATH, &body, sizes);
+            assert_eq!(found, expected, "{count} shards, {body}");
+            let all: Vec<Value> = found.into_iter().flat_map(|page| page.as_array().unwrap().clone()).collect();
+            let mut whole = body.clone();
+            whole["k"] = all.len().max(1).into();
+            whole["candidates"] = body.get("candidates").cloned().unwrap_or(json!(1000));
+            assert_eq!(json!(all), both.router.ask(PATH, &whole)["items"], "{count} shards, {body}");
+        }
+        let begin = json!({"vector": vector, "k": 5, "cursor": ""});
+        let cursor = both.router.ask(PATH, &begin)["cursor"].clone();
+        let with = |field: &str, value: Value| {
+            let mut body = json!({"vector": vector, "k": 5, "cursor": cursor});
+            body[field] = value;
+            body
+        };
+        for (body, status, said) in [
+            (with("cursor", "x".into()), 400, "not one that an answer had"),
+            (with("filter", "colour:red".into()), 400, "of another request"),
+            (with("cursor", both.one.ask(PATH, &begin)["cursor"].clone()), 410, "begin with the first page"),
+        ] {
+            let (found, problem) = both.router.post(PATH, &body);
+            assert!(
+                found == status && problem["detail"].as_str().unwrap().contains(said),
+                "{count} shards, {body}: {problem}"
+            );
+        }
+        let list = both.router.ask(PATH, json!({"requests": [begin, {"vector": vector, "k": 1}]}));
+        assert!(list["results"][0]["problem"]["detail"].as_str().unwrap().contains("one by one"), "{list}");
+        assert_eq!(list["results"][1]["items"].as_array().unwrap().len(), 1);
+        if let Some(lost) = both.shards.last().filter(|_| count > 1) {
+            lost.signal("KILL");
+            let body = with("k", 6.into());
+            let (status, problem) = other.post(&format!("{PATH}?min_coverage=0.1"), &body);
+            assert_eq!(
+                (status, problem["code"].as_str()),
+                (503, Some("partial")),
+                "a page is of all shards: {problem}"
+            );
+        }
+    }
+}
+
 #[test]
 fn shards_behind_a_router_answer_as_one_server() {
     let folder = tempfile::tempdir().unwrap();
@@ -108,9 +183,6 @@ fn shards_behind_a_router_answer_as_one_server() {
             json!({"vector": vectors[0], "k": 50, "columns": ["colour", "price", "maker"], "format": "columns"});
         both.check("retrieve", &table);
         both.check("retrieve", &json!({"requests": [bodies[0], table, {"vector": [1]}]}));
-        let (status, problem) =
-            both.router.post("/v1/models/vectors:retrieve", json!({"vector": vectors[0], "cursor": ""}));
-        assert_eq!((status, problem["code"].as_str()), (422, Some("unsupported")));
         let rank = |items: Value| json!({"vector": vectors[0], "items": items, "columns": ["maker"]});
         both.check("rank", &rank(json!([-9000, -8993, 1, 2, 1, -8986, -9000])));
         both.check("rank", &rank(json!([1])));

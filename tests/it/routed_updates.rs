@@ -178,6 +178,51 @@ fn items_go_to_their_shards_and_are_answered_in_the_callers_order() {
 }
 
 #[test]
+fn pages_are_of_what_the_first_one_saw_at_every_shard() {
+    const RETRIEVE: &str = "/v1/models/vectors:retrieve";
+    let cut = Cut::new();
+    let other = route(cut.shards.iter().map(|server| server.address.as_str()));
+    let put = |ids: std::ops::Range<i64>| {
+        let items: Vec<Value> = ids.map(item).collect();
+        cut.router.ask(&format!("{ITEMS}:upsert"), json!({"items": items}))
+    };
+    let seen = token(&put(5000..5060));
+    let body = json!({"vector": [1, 0.5, -0.25, 0.1], "candidates": 60, "columns": ["price"]});
+    let with = |k: u64, cursor: &Value| {
+        let mut body = body.clone();
+        (body["k"], body["cursor"]) = (k.into(), cursor.clone());
+        body
+    };
+    let mut whole = body.clone();
+    whole["k"] = 60.into();
+    let path = format!("{RETRIEVE}?min_position={seen}");
+    let before = cut.router.ask(&path, &whole)["items"].take();
+    let first = cut.router.ask(&path, with(9, &json!("")));
+    assert_eq!(first["items"], json!(before.as_array().unwrap()[..9]));
+    // What was best goes, and better ones come, at all shards.
+    let best: Vec<Value> = before.as_array().unwrap().iter().map(|item| item["id"].clone()).collect();
+    cut.router.ask(&format!("{ITEMS}:delete"), json!({"ids": best}));
+    let after = token(&put(6000..6300));
+    let now = cut.router.ask(&format!("{RETRIEVE}?min_position={after}"), &whole);
+    assert_ne!(now["items"], before, "updates change the ranking");
+    let second = other.ask(RETRIEVE, with(20, &first["cursor"]));
+    assert_eq!(second["items"], json!(before.as_array().unwrap()[9..29]), "another router goes on");
+    assert_eq!(second["positions"], first["positions"]);
+    let last = cut.router.ask(RETRIEVE, with(31, &second["cursor"]));
+    assert_eq!((&last["items"], last.get("cursor")), (&json!(before.as_array().unwrap()[29..]), None));
+    // A page may be asked for again, until its views make room for others.
+    assert_eq!(other.ask(RETRIEVE, with(20, &first["cursor"]))["items"], second["items"]);
+    for n in 0..65 {
+        // Some of each shard, so that each sees another view.
+        let seen = token(&put(7000 + 20 * n..7020 + 20 * n));
+        cut.router.ask(&format!("{RETRIEVE}?min_position={seen}"), with(1, &json!("")));
+    }
+    let (status, told) = cut.router.post(RETRIEVE, with(20, &first["cursor"]));
+    assert_eq!((status, &told["code"]), (410, &json!("gone")), "{told}");
+    assert!(told["detail"].as_str().unwrap().contains("begin with the first page"), "{told}");
+}
+
+#[test]
 fn calls_with_a_key_happen_once_and_late_ones_not_at_all() {
     let cut = Cut::new();
     let path = format!("{ITEMS}:upsert");

@@ -15,20 +15,23 @@ use super::super::access::Caller;
 use super::super::answer::{Outcome, Refusal, Timing, json, problem, reply};
 use super::super::app::Host as _;
 use super::super::choice::Asker;
+use super::super::cursor;
 use super::super::form::Form;
 use super::super::passes::{retrievals, sent_beside_json};
 use super::super::paths::{Names, PathNames};
 use super::super::position::{parameter, positions};
 use super::super::watched::{self, Watched};
 use super::super::wire::{
-    self, Entry, InferenceReady, ItemResponse, LabelList, MissingShard, ModelInfo, ModelList, Reply, Retrievals,
-    Served, ShadowResponse, Shape, SlowResponse, VersionInfo, VersionList, traffic_info,
+    self, Entry, InferenceReady, ItemResponse, LabelList, MissingShard, ModelList, Reply, Retrievals, Served,
+    ShadowResponse, Shape, SlowResponse, VersionInfo, VersionList, traffic_info,
 };
 use super::super::worst::WINDOW;
 use super::app::RouterApp;
 use super::choice::{RoutedChosen, choice};
 use super::explain::explain;
 use super::following::Following;
+use super::info::info;
+use super::pages::RoutedPage;
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
 use crate::gather::Gathered;
@@ -102,7 +105,10 @@ async fn dispatch(app: &Arc<RouterApp>, (model, pin): (&str, Pin<'_>), request: 
         "retrieve" => match app.asides.prepare(body, move |body| retrievals(sent, body, memory)).await? {
             Retrievals::One(retrieve, terms, shape) => {
                 let chosen = choice.of(&Asker::User(&retrieve.user));
-                call.one(Errand::Retrieve(retrieve), chosen, (terms, shape), form).await
+                match shape.cursor {
+                    Some(_) => call.page(retrieve, chosen.version, (terms, shape), form).await,
+                    None => call.one(Errand::Retrieve(retrieve), chosen, (terms, shape), form).await,
+                }
             }
             Retrievals::Many(requests) => {
                 if let Some(caller) = caller {
@@ -122,7 +128,7 @@ async fn dispatch(app: &Arc<RouterApp>, (model, pin): (&str, Pin<'_>), request: 
             let said = app.fleet().embed(model, (version.clone(), pin), embed, call.terms(terms)).await;
             let watched = ended(watched, said.as_ref().map(|(served, _)| served.is_same(&version)));
             let (served, said) = said?;
-            let told = Served { position: said.beside.position, ..told(model, &served) };
+            let told = Served { position: said.beside.view.position, ..told(model, &served) };
             let answer = Answer { content: said.content, degraded_rows: said.degraded_rows, explain: None };
             let mut response = json(&wire::embedding(told, answer)?);
             watched::tell(watched.as_ref(), &mut response);
@@ -181,15 +187,17 @@ impl Call<'_> {
             priority: terms.priority,
             min_coverage: self.at_least,
             positions: self.seen.clone(),
+            views: None,
         }
     }
 
+    /// One retrieval or ranking.
     async fn one(&self, work: Errand, mut chosen: RoutedChosen, (terms, shape): (Terms, Shape), form: Form) -> Outcome {
         let share = self.app.bodies.hold_answer(bytes(&work))?;
         let following = Following::of(self.app, self.model, &work, &mut chosen);
         let RoutedChosen { version, watched, .. } = chosen;
         let begun = Instant::now();
-        let answer = self.entry((version.clone(), self.pin), work, terms, &shape).await;
+        let answer = self.entry((version.clone(), self.pin), work, (self.terms(terms), &shape), None).await;
         let is_its = |told: &Served| (told.version, &*told.digest) == (version.version(), version.digest());
         let watched = ended(watched, answer.as_ref().map(|(told, _)| is_its(told)));
         let (told, entry) = answer?;
@@ -200,6 +208,24 @@ impl Call<'_> {
         let mut response = covering(told.coverage, reply(Reply::one(told, entry), timing, share, form)?);
         watched::tell(watched.as_ref(), &mut response);
         Ok(response)
+    }
+
+    /// One page of a retrieval.
+    async fn page(
+        &self,
+        mut retrieve: Box<Retrieve>,
+        version: Arc<Offering>,
+        (terms, shape): (Terms, Shape),
+        form: Form,
+    ) -> Outcome {
+        let text = shape.cursor.as_deref().unwrap_or_default();
+        let page = RoutedPage::of((self.app, self.model), version, &mut retrieve, text).await?;
+        let work = Errand::Retrieve(retrieve);
+        let share = self.app.bodies.hold_answer(bytes(&work))?;
+        let pinned = (page.version.clone(), Pin::Version(page.version.version()));
+        let (told, entry) = self.entry(pinned, work, (page.terms(self.terms(terms)), &shape), Some(&page)).await?;
+        let timing = Timing::of(entry.steps());
+        Ok(reply(Reply::one(told, entry), timing, share, form)?)
     }
 
     /// Each of a list of retrievals, all of them of one version: where that goes meanwhile, all of them once more, of another.
@@ -265,7 +291,9 @@ impl Call<'_> {
             requests.iter().map(|request| request.as_ref().cloned().map_err(Error::again)).collect();
         let calls = copies.into_iter().map(|request| async move {
             let (retrieve, terms, shape) = request?;
-            self.entry((version.clone(), pin), Errand::Retrieve(Box::new(retrieve)), terms, &shape).await
+            cursor::alone(shape.cursor.as_ref())?;
+            let work = Errand::Retrieve(Box::new(retrieve));
+            self.entry((version.clone(), pin), work, (self.terms(terms), &shape), None).await
         });
         stream::iter(calls).buffered(AT_ONCE).collect().await
     }
@@ -275,19 +303,15 @@ impl Call<'_> {
         &self,
         version: (Arc<Offering>, Pin<'_>),
         work: Errand,
-        terms: Terms,
-        shape: &Shape,
+        (terms, shape): (Conditions, &Shape),
+        page: Option<&RoutedPage>,
     ) -> Result<(Served, Entry)> {
-        if shape.cursor.is_some() {
-            return Err(Error::unsupported("field `cursor`: a router answers no pages, ask for more results at once"));
-        }
-        let (served, gathered) = self.app.fleet().work(self.model, version, work, self.terms(terms)).await?;
+        let (served, mut gathered) = self.app.fleet().work(self.model, version, work, terms).await?;
+        let cursor = page.map(|page| page.cut(&mut gathered)).transpose()?.flatten();
         let mut positions = vec![0; served.shards()];
-        let told_before = gathered.told.iter().map(|told| (told.shard, &told.beside));
-        let told_last = gathered.parts.iter().filter_map(|part| Some((part.shard, part.beside.as_ref()?)));
-        told_before.chain(told_last).for_each(|(shard, beside)| positions[shard] = beside.position);
+        gathered.besides().for_each(|(shard, beside)| positions[shard] = beside.view.position);
         let besides = gathered.parts.iter().filter_map(|part| part.beside.as_ref());
-        let position = besides.map(|beside| beside.position).min().unwrap_or(0);
+        let position = besides.map(|beside| beside.view.position).min().unwrap_or(0);
         let (_, positions) = summed(positions);
         let missing = gathered
             .missing
@@ -308,7 +332,8 @@ impl Call<'_> {
             return Err(Error::internal(format!("a shard sent an item that is worth {x}")));
         }
         let entry = Entry::gathered(ranked, rest, explained, gathered.degraded_rows);
-        Ok((told, if shape.is_table { entry.as_table()? } else { entry }))
+        let entry = if shape.is_table { entry.as_table()? } else { entry };
+        Ok((told, entry.with_cursor(cursor)))
     }
 }
 
@@ -361,23 +386,6 @@ fn covering(coverage: f64, mut response: Response) -> Response {
     response
 }
 
-/// What a version is, of all shards together.
-async fn info(app: &RouterApp, model: &str, pin: Pin<'_>) -> Result<ModelInfo> {
-    let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
-    let terms = Conditions { deadline, priority: Default::default(), min_coverage: 1.0, positions: None };
-    let (served, told) = app.fleet().told(model, pin, terms).await?;
-    let mut infos = Vec::with_capacity(told.len());
-    for text in &told {
-        let info: ModelInfo = serde_json::from_str(text)
-            .map_err(|e| Error::unavailable(format!("a shard says what this router does not understand: {e}")))?;
-        infos.push(info);
-    }
-    let (bytes, memory_bytes) = infos.iter().fold((0, 0), |(b, m), info| (b + info.bytes, m + info.memory_bytes));
-    let first = infos.into_iter().next().ok_or_else(|| Error::internal("a version without shards"))?;
-    let (items, digest) = (served.items(), served.digest().to_owned());
-    Ok(ModelInfo { items, digest, bytes, memory_bytes, shard: None, ..first })
-}
-
 /// `/v1/models`
 pub(super) async fn models(State(app): State<Arc<RouterApp>>, Extension(caller): Extension<Caller>) -> Outcome {
     let mut models = Vec::new();
@@ -423,7 +431,7 @@ pub(super) async fn item(
     let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
     let shards = app.fleet().get(&model, Pin::Active)?.shards();
     let positions = positions(&uri, "min_position", shards)?.map(Arc::from);
-    let terms = Conditions { deadline, priority: Default::default(), min_coverage: 1.0, positions };
+    let terms = Conditions { deadline, priority: Default::default(), min_coverage: 1.0, positions, views: None };
     let (served, attributes, position) = app.fleet().item(&model, ItemId(id), terms).await?;
     let attributes = serde_json::from_str(&attributes)
         .map_err(|e| Error::unavailable(format!("a shard says what this router does not understand: {e}")))?;
@@ -449,7 +457,7 @@ pub(super) async fn shadow(State(app): State<Arc<RouterApp>>) -> Response {
 /// `/v2/health/ready`
 pub(super) async fn inference_ready(State(app): State<Arc<RouterApp>>) -> Outcome {
     app.ready()?;
-    Ok(json(&InferenceReady { ready: Some(true), ..InferenceReady::default() }))
+    Ok(json(&InferenceReady::server()))
 }
 
 /// `/readyz`

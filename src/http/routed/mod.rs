@@ -3,14 +3,16 @@
 //! What is read and written is what a server reads and writes; between the two stands [`Fleet`](crate::route::Fleet) in place of registry and engine.
 //! Of a server's calls there are those that ask (`:retrieve`, `:rank`, `:embed`, an item, models and versions), and those that change
 //! items, which go to the shards that they belong to (`items`). What changes a server is asked of the server. `choice` is which version answers, `following`
-//! holds answers against others.
+//! holds answers against others, `pages` is what a cursor means here.
 
 mod app;
 mod calls;
 mod choice;
 mod explain;
 mod following;
+mod info;
 mod items;
+mod pages;
 
 use std::sync::Arc;
 
@@ -80,7 +82,7 @@ async fn answer(State(app): State<Arc<RouterApp>>, mut request: Request) -> Resp
         "/v1/models/{model}/traffic" if route.method == Method::GET => run(calls::traffic, app, request).await,
         "/v1/debug/slow" => run(calls::slow, app, request).await,
         "/v1/debug/shadow" => run(calls::shadow, app, request).await,
-        "/v2" => run(super::inference::server, app, request).await,
+        "/v2" | "/v2/" => run(super::inference::server, app, request).await,
         "/v2/health/live" => run(super::inference::live, app, request).await,
         "/v2/health/ready" => run(calls::inference_ready, app, request).await,
         "/livez" => run(super::calls::live, app, request).await,

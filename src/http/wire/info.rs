@@ -134,6 +134,8 @@ pub struct ModelInfo {
     pub constants: BTreeMap<String, f32>,
     /// Default number of candidates, K0; a request for more items takes as many.
     pub candidates: usize,
+    /// Default number of candidates where pages are asked for: as many results have all of them together.
+    pub page_candidates: usize,
     /// Default recall.
     pub recall: f64,
     /// Default number of probed lists, P, of a request without a filter.
@@ -316,6 +318,7 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
         value: spec.value.expression.clone(),
         constants: spec.value.constants.clone(),
         candidates,
+        page_candidates: serving.candidates,
         recall: serving.recall,
         probes: match calibration.filter(|_| serving.probes == 0) {
             Some(calibration) => calibration.choose(wanted, snapshot.index.items(), lists).probes,

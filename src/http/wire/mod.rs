@@ -51,7 +51,6 @@ pub use response::{
 pub(super) use schemas::{RetrieveOneOrMany, RetrievedOneOrMany, UpsertRequest};
 pub use slow::{SlowCall, SlowPass, SlowResponse};
 pub use traffic::{
-    CanaryInfo, SeenInfo, ShadowDiff, ShadowInfo, ShadowResponse, StopRequest, TrafficRequest, TrafficResponse,
-    traffic_info,
+    CanaryInfo, SeenInfo, ShadowDiff, ShadowInfo, ShadowResponse, TrafficRequest, TrafficResponse, traffic_info,
 };
 pub use values::FeatureValue;

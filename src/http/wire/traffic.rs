@@ -22,17 +22,6 @@ pub struct TrafficRequest {
     pub revision: Option<u64>,
 }
 
-/// A canary that is behind.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct StopRequest {
-    /// What is wished of it. Where something else is wished by now, nothing is done.
-    pub canary: Canary,
-    /// Why, for people.
-    #[schema(min_length = 1, max_length = 4096)]
-    pub reason: String,
-}
-
 impl From<TrafficRequest> for Traffic {
     fn from(TrafficRequest { canary, shadow, .. }: TrafficRequest) -> Self {
         Traffic { canary, shadow }

@@ -33,6 +33,9 @@ pub struct InferenceRequest {
     /// Comes back with the answer.
     #[serde(default)]
     id: Option<String>,
+    /// The model, which the path says: some clients say it again.
+    #[serde(default)]
+    model_name: Option<String>,
     /// How to retrieve, for all of the users.
     #[serde(default)]
     parameters: InferenceParameters,
@@ -110,18 +113,21 @@ pub struct Inference {
     pub(super) is_binary: bool,
 }
 
-/// Reads a call: JSON, and behind its first `header` bytes, where that is given, those of tensors. `features` are the names of the model's.
+/// Reads a call of `model`: JSON, and behind its first `header` bytes, where that is given, those of tensors. `features` are the names of the model's.
 ///
 /// # Errors
 /// `Invalid` with the tensor or the field, what came and what was expected.
-pub fn inference(body: &[u8], header: Option<usize>, features: &BTreeSet<&str>) -> Result<Inference> {
+pub fn inference(model: &str, body: &[u8], header: Option<usize>, features: &BTreeSet<&str>) -> Result<Inference> {
     let (json, mut binary) = match header {
         None => (body, &[][..]),
         Some(length) => body.split_at_checked(length).ok_or_else(|| {
             Error::invalid(format!("inference-header-content-length: got {length}, the body has {} bytes", body.len()))
         })?,
     };
-    let InferenceRequest { id, parameters, inputs: List(inputs), outputs: List(outputs) } = object(json)?;
+    let InferenceRequest { id, model_name, parameters, inputs: List(inputs), outputs: List(outputs) } = object(json)?;
+    if let Some(name) = model_name.filter(|name| name != model) {
+        return Err(Error::invalid(format!("field `model_name`: got `{name}`, expected `{model}`, as in the path")));
+    }
     let tensors = inputs.into_iter().map(|input| input.read(&mut binary)).collect::<Result<Vec<_>>>()?;
     if !binary.is_empty() {
         return Err(Error::invalid(format!("{} bytes behind those of all tensors", binary.len())));

@@ -63,6 +63,13 @@ pub struct TensorInfo {
     pub shape: Vec<i64>,
 }
 
+impl InferenceReady {
+    /// A server that takes requests: the protocol's text names that `live` here too, KServe's own server and client `ready`.
+    pub fn server() -> Self {
+        InferenceReady { name: None, live: Some(true), ready: Some(true) }
+    }
+}
+
 impl InferenceServer {
     /// This one.
     pub fn this() -> Self {

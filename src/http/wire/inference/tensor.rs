@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use half::f16;
 use serde::de::{self, DeserializeSeed, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -22,7 +23,7 @@ pub(super) struct InputTensor {
     /// Its dimensions; the first is the request.
     #[schema(value_type = Vec<u64>, min_items = 1, max_items = 8)]
     shape: Vec<u64>,
-    /// `INT64` and other integers, `FP32`, `FP64` or `BYTES`.
+    /// `INT64` and other integers, `FP32`, `FP64`, `BYTES`, or, with its values as bytes, `FP16`.
     datatype: String,
     /// Says how many bytes behind the JSON are its values.
     #[serde(default)]
@@ -153,6 +154,9 @@ fn typed(values: Values, datatype: &str) -> Result<Values, String> {
         ("FP32" | "FP64", Values::Integers(list)) => Ok(Values::Numbers(list.iter().map(|&x| x as f32).collect())),
         ("BYTES", Values::Texts(list)) => Ok(Values::Texts(list)),
         ("BYTES", Values::Integers(list)) if list.is_empty() => Ok(Values::Texts(Vec::new())),
+        ("FP16", _) => {
+            Err("FP16 has no form in JSON: its values come as bytes behind it, with `binary_data_size`".into())
+        }
         (name, _) if is_integer(name) || ["FP32", "FP64", "BYTES"].contains(&name) => {
             Err(format!("its values are no {name}"))
         }
@@ -161,7 +165,7 @@ fn typed(values: Values, datatype: &str) -> Result<Values, String> {
 }
 
 fn unknown(datatype: &str) -> String {
-    format!("datatype `{datatype}`, expected an INT or UINT, FP32, FP64 or BYTES")
+    format!("datatype `{datatype}`, expected an INT or UINT, FP16, FP32, FP64 or BYTES")
 }
 
 /// Little-endian values as their data type says; texts follow their length, 32 bits.
@@ -188,6 +192,7 @@ fn unpacked(bytes: &[u8], datatype: &str) -> Result<Values, String> {
         "UINT32" => Values::Integers(each(bytes, datatype, |b| Some(u32::from_le_bytes(b).into()))?),
         "UINT16" => Values::Integers(each(bytes, datatype, |b| Some(u16::from_le_bytes(b).into()))?),
         "UINT8" => Values::Integers(each(bytes, datatype, |b| Some(u8::from_le_bytes(b).into()))?),
+        "FP16" => Values::Numbers(each(bytes, datatype, |b| finite(f16::from_le_bytes(b).into()))?),
         "FP32" => Values::Numbers(each(bytes, datatype, |b| finite(f32::from_le_bytes(b)))?),
         "FP64" => Values::Numbers(each(bytes, datatype, |b| finite(f64::from_le_bytes(b) as f32))?),
         "BYTES" => Values::Texts(texts(bytes)?),
