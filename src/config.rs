@@ -45,7 +45,7 @@ pub struct Config {
     pub model: Option<String>,
     /// Of versions that were cut into shards, the one to serve; without it, versions that were not cut.
     pub shard: Option<u32>,
-    /// What passes run on: `cpu`, `cuda:N`, or `auto`.
+    /// What passes run on: `cpu`, `cuda:N`, several cards that share the items (`cuda:0,cuda:1`, or `cuda:all`), or `auto`.
     pub device: String,
     /// Milliseconds between two looks at the store.
     pub refresh_ms: u64,

@@ -1,6 +1,7 @@
 //! What filters ask of columns, in the memory of a device.
 
 use super::view::Columns;
+use crate::device::cuda::cut::ListCut;
 use crate::device::cuda::ops::words::ColumnAt;
 use crate::device::cuda::{Array, Device};
 use crate::error::Result;
@@ -14,20 +15,21 @@ pub struct DeviceColumns {
 }
 
 impl DeviceColumns {
-    /// Copies the filterable columns.
+    /// Copies what a card has of the filterable columns.
     ///
     /// # Errors
     /// `Overloaded` where the device has not enough memory.
-    pub fn copy(device: &Device, columns: &Columns) -> Result<Self> {
+    pub fn copy(device: &Device, columns: &Columns, cut: &ListCut) -> Result<Self> {
         let mut all = DeviceColumns { places: Vec::new(), codes: Vec::new(), floats: Vec::new() };
         for column in columns.list() {
             let mut place = ColumnAt::default();
             if let Some(floats) = column.floats().filter(|_| column.is_filterable()) {
-                all.floats.push(device.copy(floats)?);
+                all.floats.push(cut.copy(device, floats, 1, 0)?);
                 place.floats = all.floats[all.floats.len() - 1].address();
             } else if column.is_filterable() {
                 let (offsets, codes) = column.all_codes();
-                let (offsets, codes) = (device.copy(offsets)?, device.copy(codes)?);
+                let (offsets, codes) = cut.gather_ragged(offsets, codes);
+                let (offsets, codes) = (device.copy(&offsets)?, device.copy(&codes)?);
                 (place.offsets, place.codes) = (offsets.address(), codes.address());
                 all.codes.extend([offsets, codes]);
             }

@@ -28,6 +28,9 @@ pub struct DeviceRows {
     pub numbers: Array<f32>,
     /// From a row to the next.
     pub stride: usize,
+    /// Rows of a request on all devices that share them, by which it is planned how to run: alike on all, so that a row says the same
+    /// wherever it is.
+    pub of_all: usize,
 }
 
 /// What a program made of rows: its outputs.
@@ -117,7 +120,7 @@ impl DeviceProgram {
     pub fn given(&self, device: &Device, requests: usize, most: usize) -> Result<DeviceRows> {
         // Both plans take the inputs of rows alike.
         let stride = self.program.straight.given_stride;
-        Ok(DeviceRows { numbers: device.room(requests * most * stride)?, stride })
+        Ok(DeviceRows { numbers: device.room(requests * most * stride)?, stride, of_all: most })
     }
 
     /// Runs over the rows of several requests; `user` are the user's inputs in their order, each `[requests, n]`.
@@ -132,7 +135,7 @@ impl DeviceProgram {
         given: DeviceRows,
     ) -> Result<DeviceOutputs> {
         let program = &self.program;
-        let cost = |plan: &Plan| plan.user_work.saturating_add(plan.row_work.saturating_mul(rows.most));
+        let cost = |plan: &Plan| plan.user_work.saturating_add(plan.row_work.saturating_mul(given.of_all));
         let (plan, copied) = match cost(&program.collapsed) < cost(&program.straight) {
             true => (&program.collapsed, &self.collapsed),
             false => (&program.straight, &self.straight),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::table::Table;
 use crate::device::cpu::pool::Rows;
 use crate::device::cuda::Device;
+use crate::device::cuda::cut::ListCut;
 use crate::device::cuda::ops::bags::TableRows;
 use crate::error::{Error, Result};
 
@@ -23,20 +24,22 @@ impl DeviceTables {
         if let Some((_, rows)) = self.copied.iter().find(|(name, _)| name == table.name()) {
             return Ok(rows.clone());
         }
-        let rows = Arc::new(rows_of(device, table, 0)?);
+        let host = whole(table)?;
+        let (format, width) = (host.format(), host.width());
+        let rows = Arc::new(TableRows { bytes: device.copy(host.bytes())?, format, width });
         self.copied.push((table.name().to_owned(), rows.clone()));
         Ok(rows)
     }
 }
 
-/// The rows of a table of its own in the memory of a device, with room for `spare` more.
+/// What a card has of a table of a row a slot, with room for `spare` more.
 ///
 /// # Errors
 /// As [`DeviceTables::copy`].
-pub fn rows_of(device: &Device, table: &Table, spare: usize) -> Result<TableRows> {
+pub fn rows_of(device: &Device, table: &Table, cut: &ListCut, spare: usize) -> Result<TableRows> {
     let rows = whole(table)?;
-    let more = spare * rows.format().row_bytes(rows.width())?;
-    Ok(TableRows { bytes: device.copy_with_room(rows.bytes(), more)?, format: rows.format(), width: rows.width() })
+    let (format, width) = (rows.format(), rows.width());
+    Ok(TableRows { bytes: cut.copy(device, rows.bytes(), format.row_bytes(width)?, spare)?, format, width })
 }
 
 /// The rows of a table that a device may copy.

@@ -10,9 +10,10 @@ use super::probing::Probing;
 use super::view::{Index, WideRows};
 use crate::device::buffer::Buffer;
 use crate::device::cpu::kernels::BLOCK;
+use crate::device::cuda::cut::{ListCut, Share};
 use crate::device::cuda::ops::looks::{Judged, Lookout, Looks, Schedule};
 use crate::device::cuda::ops::rows::{ItemRows, RowKind};
-use crate::device::cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, LiveItems, Order};
+use crate::device::cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, Kept, LiveItems, Order};
 use crate::device::cuda::ops::top::{self, Best, Scored, Ties};
 use crate::device::cuda::{Array, Device};
 use crate::error::{Error, Result};
@@ -28,8 +29,11 @@ pub struct DeviceIndex {
     kind: RowKind,
     dimension: usize,
     norm_max: f32,
-    /// Items of the so many longest lists, and of the so many shortest ones, `[C + 1]`.
+    /// The items of each list on all cards, where this one has a part of them alone.
+    all_lengths: Option<Array<u32>>,
+    /// Items here of the so many lists that have most of them, `[C + 1]`.
     longest: Vec<usize>,
+    /// Items on all cards of the so many shortest lists, `[C + 1]`.
     shortest: Vec<usize>,
 }
 
@@ -46,6 +50,11 @@ fn wide_rows(index: &Index) -> (Option<&[u8]>, RowKind) {
     }
 }
 
+/// Bytes of a row.
+fn row_bytes(rows: &[u8], index: &Index) -> usize {
+    rows.len() / index.slots().max(1)
+}
+
 fn sums(lengths: impl Iterator<Item = u32>) -> Vec<usize> {
     let sums = lengths.scan(0, |sum, n| {
         *sum += n as usize;
@@ -55,28 +64,32 @@ fn sums(lengths: impl Iterator<Item = u32>) -> Vec<usize> {
 }
 
 impl DeviceIndex {
-    /// Copies an index, with room for `spare` slots more, whole blocks, behind its own.
+    /// Copies what a card has of an index, with room for `spare` slots more, whole blocks, behind it. Centroids are on every card.
     ///
     /// # Errors
     /// `Overloaded` where the device has not enough memory.
-    pub fn copy(device: &Device, index: &Index, spare: usize) -> Result<Self> {
+    pub fn copy(device: &Device, index: &Index, cut: &ListCut, spare: usize) -> Result<Self> {
         let (centroid_codes, centroid_scales) = index.centroid_blocks();
-        let (groups, slots) = (index.dimension().div_ceil(4), index.slots());
+        let groups = index.dimension().div_ceil(4);
         let (rows, kind) = wide_rows(index);
-        let row_bytes = rows.map_or(0, |rows| rows.len() / slots.max(1));
-        let wide = rows.map(|rows| device.copy_with_room(rows, spare * row_bytes)).transpose()?;
-        let mut lengths = index.list_lengths().to_vec();
-        lengths.sort_unstable();
+        let wide = rows.map(|rows| cut.copy(device, rows, row_bytes(rows, index), spare)).transpose()?;
+        let sorted = |lengths: &[u32]| {
+            let mut lengths = lengths.to_vec();
+            lengths.sort_unstable();
+            lengths
+        };
+        let (here, all) = (sorted(cut.lengths()), sorted(index.list_lengths()));
+        let is_whole = cut.lengths() == index.list_lengths();
         let penalties = index.penalties();
         let mut copied = DeviceIndex {
             lists: BlockLists {
-                codes: Arc::new(device.copy_with_room(index.codes(), spare * groups * 4)?),
-                scales: Arc::new(device.copy_with_room(index.scales(), spare)?),
-                slots,
-                offsets: device.copy(index.list_offsets())?,
-                lengths: device.copy(index.list_lengths())?,
+                codes: Arc::new(cut.copy(device, index.codes(), groups * 4, spare)?),
+                scales: Arc::new(cut.copy(device, index.scales(), 1, spare)?),
+                slots: cut.slots(),
+                offsets: device.copy(cut.offsets())?,
+                lengths: device.copy(cut.lengths())?,
                 groups,
-                longest: lengths.last().map_or(0, |&n| n as usize),
+                longest: here.last().map_or(0, |&n| n as usize),
             },
             centroids: Centroids {
                 codes: device.copy(centroid_codes)?,
@@ -88,10 +101,11 @@ impl DeviceIndex {
             kind,
             dimension: index.dimension(),
             norm_max: 0.0,
-            longest: sums(lengths.iter().rev().copied()),
-            shortest: sums(lengths.iter().copied()),
+            all_lengths: (!is_whole).then(|| device.copy(index.list_lengths())).transpose()?,
+            longest: sums(here.iter().rev().copied()),
+            shortest: sums(all.iter().copied()),
         };
-        copied.norm_max = copied.rows().largest_norm(device, &copied.lists.codes, slots)?;
+        copied.norm_max = copied.rows().largest_norm(device, &copied.lists.codes, cut.slots())?;
         Ok(copied)
     }
 
@@ -115,37 +129,42 @@ impl DeviceIndex {
         self.dimension
     }
 
-    /// The largest norm of an item.
+    /// The largest norm of an item, by which the codes of queries are made.
     pub fn norm_max(&self) -> f32 {
         self.norm_max
     }
 
-    /// Puts the items of another index in the place of spare slots from `first` on, a multiple of a block, and tells where they
-    /// lie: in lists like those of this one, or in lists of its own.
+    /// The same on all cards, where this one has a part of the items.
+    pub fn set_norm_max(&mut self, norm_max: f32) {
+        self.norm_max = norm_max;
+    }
+
+    /// Puts what a card has of another index in the place of spare slots from `first` on, a multiple of a block, and tells where that
+    /// lies: in lists like those of this one, or in lists of its own.
     ///
     /// # Errors
     /// `Internal` for an index of other rows, or where the slots are not there; `Unavailable` where the card does not answer.
-    pub fn put(&self, device: &Device, other: &Index, first: u32) -> Result<BesideLists> {
+    pub fn put(&self, device: &Device, (other, cut): (&Index, &ListCut), first: u32) -> Result<BesideLists> {
         let (of, at, groups) = (&self.lists, first as usize, self.lists.groups);
         let (rows, kind) = wide_rows(other);
         if kind != self.kind || other.dimension() != self.dimension || !at.is_multiple_of(BLOCK) {
             let what = format!("{kind:?} rows of {} numbers at slot {first}", other.dimension());
             return Err(Error::internal(format!("{what}, expected {:?} of {} at a block", self.kind, self.dimension)));
         }
-        of.codes.write_at(at * groups * 4, other.codes())?;
-        of.scales.write_at(at, other.scales())?;
+        cut.write(&of.codes, other.codes(), groups * 4, at)?;
+        cut.write(&of.scales, other.scales(), 1, at)?;
         if let (Some(wide), Some(rows)) = (&self.wide, rows) {
-            wide.write_at(at * (rows.len() / other.slots().max(1)), rows)?;
+            cut.write(wide, rows, row_bytes(rows, other), at)?;
         }
-        let offsets: Vec<u32> = other.list_offsets().iter().map(|offset| offset + first).collect();
-        let lengths = other.list_lengths();
+        let offsets: Vec<u32> = cut.offsets().iter().map(|offset| offset + first).collect();
+        let lengths = cut.lengths();
         let mut sorted = lengths.to_vec();
         sorted.sort_unstable_by_key(|&length| std::cmp::Reverse(length));
         Ok(BesideLists {
             lists: BlockLists {
                 codes: of.codes.clone(),
                 scales: of.scales.clone(),
-                slots: other.slots(),
+                slots: cut.slots(),
                 offsets: device.copy(&offsets)?,
                 lengths: device.copy(lengths)?,
                 groups,
@@ -156,12 +175,12 @@ impl DeviceIndex {
         })
     }
 
-    /// Items that so many lists hold at most.
+    /// Items here that so many lists hold at most.
     pub fn items_at_most(&self, lists: usize) -> usize {
         self.longest[lists.min(self.longest.len() - 1)]
     }
 
-    /// Items that so many lists hold at least.
+    /// Items on all cards that so many lists hold at least.
     pub fn items_at_least(&self, lists: usize) -> usize {
         self.shortest[lists.min(self.shortest.len() - 1)]
     }
@@ -194,8 +213,28 @@ impl DeviceIndex {
         parts: &EligibleParts<'_>,
         (searches, pace): (&[FilteredSearch<'_>], Pace),
     ) -> Result<(Array<u32>, Vec<Array<u64>>)> {
+        let until = self.begin_until(device, to, (searches, pace))?;
+        for round in 0..until.rounds() {
+            self.scan_round(device, to, (&until, round), parts)?;
+            self.look(device, (&until, round), vectors, &to.kept())?;
+        }
+        let beside = self.end_until(device, to, &until, parts)?;
+        let Looks { ends, items, .. } = until.looks;
+        Ok((ends, std::iter::once(items).chain(beside).collect()))
+    }
+
+    /// The beginning of [`DeviceIndex::scan_until`], which cards that have a part of the items each go through a round at a time.
+    ///
+    /// # Errors
+    /// As [`DeviceIndex::best_lists`].
+    pub fn begin_until(
+        &self,
+        device: &Device,
+        to: &Collection,
+        (searches, pace): (&[FilteredSearch<'_>], Pace),
+    ) -> Result<Until> {
         let lists = self.lists.lists();
-        let items = self.longest.last().copied().unwrap_or(0);
+        let items = self.shortest.last().copied().unwrap_or(0);
         let most: Vec<u32> = searches.iter().map(|s| s.probing.within(lists).probes_max as u32).collect();
         let (order, keys) = self.best_lists(device, to, &most)?;
         let order = top::sort(device, order, &Ties::default())?;
@@ -203,35 +242,74 @@ impl DeviceIndex {
         let slope = margins.map_or(1.0, Margins::slope);
         let margins = device.copy(margins.map_or(&[][..], Margins::halvings))?;
         let schedules: Vec<Schedule> = searches.iter().map(|s| s.schedule(lists, items, pace)).collect();
-        let looks = Looks::new(device, &schedules)?;
+        Ok(Until { order, keys, margins, slope, looks: Looks::new(device, &schedules)? })
+    }
+
+    /// Scans what the card has of the lists of a round.
+    ///
+    /// # Errors
+    /// As [`DeviceIndex::best_lists`].
+    pub fn scan_round(
+        &self,
+        device: &Device,
+        to: &Collection,
+        (until, round): (&Until, usize),
+        parts: &EligibleParts<'_>,
+    ) -> Result<()> {
+        let Until { order, looks, .. } = until;
+        let (begins, most) = (Some(&looks.begins), looks.rounds()[round]);
+        let next = Order { order: &order.slots, begins, ends: &looks.ends, stride: order.stride, most };
+        self.lists.scan(device, to, &next, Some(&parts.main))?;
+        for (beside, eligible) in parts.beside.iter().filter(|(beside, _)| beside.are_probed) {
+            beside.lists.scan(device, to, &next, Some(eligible))?;
+        }
+        Ok(())
+    }
+
+    /// Looks whether searches go on, given what all cards have found.
+    ///
+    /// # Errors
+    /// As [`Looks::look`].
+    pub fn look(
+        &self,
+        device: &Device,
+        (until, round): (&Until, usize),
+        vectors: &Array<f32>,
+        kept: &Kept<'_>,
+    ) -> Result<()> {
         let of = Lookout {
-            keys: &keys,
-            order: &order.slots,
-            stride: order.stride,
-            lengths: &self.lists.lengths,
+            keys: &until.keys,
+            order: &until.order.slots,
+            stride: until.order.stride,
+            lengths: self.all_lengths.as_ref().unwrap_or(&self.lists.lengths),
             vectors,
-            margins: &margins,
-            slope,
+            margins: &until.margins,
+            slope: until.slope,
         };
-        for (round, &most) in looks.rounds().iter().enumerate() {
-            let begins = Some(&looks.begins);
-            let next = Order { order: &order.slots, begins, ends: &looks.ends, stride: order.stride, most };
-            self.lists.scan(device, to, &next, Some(&parts.main))?;
-            for (beside, eligible) in parts.beside.iter().filter(|(beside, _)| beside.are_probed) {
-                beside.lists.scan(device, to, &next, Some(eligible))?;
-            }
-            looks.look(device, round, to, &of)?;
-        }
+        until.looks.look(device, round, kept, &of)
+    }
+
+    /// Scans the lists that are not probed. Returns the items of the lists that each query scanned, of each part beside the index.
+    ///
+    /// # Errors
+    /// As [`DeviceIndex::best_lists`].
+    pub fn end_until(
+        &self,
+        device: &Device,
+        to: &Collection,
+        until: &Until,
+        parts: &EligibleParts<'_>,
+    ) -> Result<Vec<Array<u64>>> {
+        let Until { order, looks, .. } = until;
         let scanned = Order::first(&order.slots, &looks.ends, order.stride);
-        let mut items = vec![looks.items];
+        let mut items = Vec::new();
         for (beside, eligible) in &parts.beside {
-            match beside.are_probed {
-                true => items.push(beside.lists.items(device, &scanned)?),
-                false => items
-                    .push(beside.scan_all(device, to, |lists, order| lists.scan(device, to, order, Some(eligible)))?),
-            }
+            items.push(match beside.are_probed {
+                true => beside.lists.items(device, &scanned)?,
+                false => beside.scan_all(device, to, |lists, order| lists.scan(device, to, order, Some(eligible)))?,
+            });
         }
-        Ok((looks.ends, items))
+        Ok(items)
     }
 
     /// Scans the best lists of each query, `order`, and all of those that are not probed: list by list for all queries where they
@@ -284,6 +362,31 @@ fn scan_live(
     let Some(live) = live else { return lists.scan(device, to, order, None) };
     let words = device.copy(&vec![live.words.address(); to.queries()])?;
     lists.scan(device, to, order, Some(&Eligible { words: &words, firsts: live.firsts }))
+}
+
+/// Searches with words under way.
+#[derive(Debug)]
+pub struct Until {
+    order: Best,
+    keys: Array<u32>,
+    margins: Array<f32>,
+    slope: f32,
+    /// How far they have come, the same on all cards.
+    pub looks: Looks,
+}
+
+impl Until {
+    /// How many rounds they take at most.
+    pub fn rounds(&self) -> usize {
+        self.looks.rounds().len()
+    }
+}
+
+impl Index {
+    /// A card's share of the lists.
+    pub fn cut(&self, share: Share) -> ListCut {
+        ListCut::of(share, self.list_offsets(), self.list_lengths())
+    }
 }
 
 /// Items beside those of an index, in slots behind its own.

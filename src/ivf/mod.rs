@@ -45,7 +45,7 @@ pub use assign::Assigner;
 pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, build, from_lists, steps};
 pub use coded::CodedRow;
-pub use device::{BesideLists, DeviceIndex, EligibleParts, FilteredSearch, LiveParts};
+pub use device::{BesideLists, DeviceIndex, EligibleParts, FilteredSearch, LiveParts, Until};
 pub use filtered::{MemberWords, Words};
 pub use first_pass::{CodeChoice, CodeKind, CodeShape, FirstPass, IndexExtent, Rates};
 pub use options::{Options, Rescore};

@@ -168,6 +168,12 @@ const METRICS: &[Metric] = &[
         "batches that the CPU answered because the device did not",
     ),
     metric(
+        "sterling_device_bytes",
+        Gauge,
+        Open("device"),
+        "memory of a device that versions take, apart from requests",
+    ),
+    metric(
         "sterling_device_table_hit_rate",
         Gauge,
         Open("table"),

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
 
 use sterling::device::cuda::emulated::Emulated;
-use sterling::device::cuda::{Choice, Device};
+use sterling::device::cuda::{Choice, Device, Devices};
 
 /// Names a library that was made before.
 const LIBRARY: &str = "STERLING_EMULATION_LIBRARY";
@@ -37,17 +37,32 @@ fn make(name: &str, options: &[&str]) -> PathBuf {
 /// The card that `STERLING_TEST_DEVICE` names, else an emulated one of its own, on the library that this run made.
 pub fn device() -> Device {
     if let Ok(named) = std::env::var(DEVICE) {
-        return named.parse::<Choice>().unwrap().open().unwrap().device.expect("a card");
+        return named.parse::<Choice>().unwrap().open().unwrap().device.expect("a card").first().clone();
     }
     Device::over(emulated())
 }
 
+/// Emulated cards with so many bytes of memory each.
+pub fn cards(memory_bytes: &[u64]) -> Vec<Arc<Emulated>> {
+    let card = |(n, &bytes): (usize, &u64)| Arc::new(opened().like(&format!("emulated:{n}"), bytes));
+    memory_bytes.iter().enumerate().map(card).collect()
+}
+
+/// The same as devices that share the items.
+pub fn devices(cards: &[Arc<Emulated>]) -> Devices {
+    Devices::new(cards.iter().map(|card| Device::over(card.clone())).collect()).unwrap()
+}
+
 /// An emulated card, whatever `STERLING_TEST_DEVICE` names.
 pub fn emulated() -> Arc<Emulated> {
+    Arc::new(opened())
+}
+
+fn opened() -> Emulated {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     let library = MADE.get_or_init(|| std::env::var_os(LIBRARY).map_or_else(|| make("plain", &PLAIN), PathBuf::from));
     let seed = std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    Arc::new(Emulated::open(library, seed).unwrap())
+    Emulated::open(library, seed).unwrap()
 }
 
 /// Numbers from a seed.

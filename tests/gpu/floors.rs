@@ -393,7 +393,7 @@ impl Catalogue {
             let begins = Some(&looks.begins);
             let next = Order { order: &order.slots, begins, ends: &looks.ends, stride: order.stride, most };
             self.lists.scan(lane, queries, &next, Some(&eligible))?;
-            looks.look(lane, round, queries, &of)?;
+            looks.look(lane, round, &queries.kept(), &of)?;
         }
         Ok(looks.ends)
     }

@@ -1,6 +1,7 @@
 //! Filtered searches end where those of the CPU end, if they ask as often.
 
 use sterling::device::cuda::Device;
+use sterling::device::cuda::cut::Share;
 use sterling::device::cuda::ops::looks::{Looks, Schedule};
 use sterling::device::cuda::ops::scan::{Collection, Eligible};
 use sterling::ivf::{
@@ -96,7 +97,7 @@ fn searches_end_where_those_of_the_cpu_do() {
     let (mut ended_early, mut rarely) = (0, [0, 0]);
     for (lists, thin, is_regional) in [(60, 1, false), (60, 3, true), (130, 2, true), (7, 1, false)] {
         let of = catalogue(lists, thin, is_regional);
-        let copied = DeviceIndex::copy(&device, &of.index, 0).unwrap();
+        let copied = DeviceIndex::copy(&device, &of.index, &of.index.cut(Share::WHOLE), 0).unwrap();
         for (probes, probes_max, enough, left) in [
             (8, lists, 10, Some(0.02)),
             (3, lists, 25, Some(0.3)),
@@ -130,7 +131,7 @@ fn searches_end_where_those_of_the_cpu_do() {
 #[test]
 fn what_suffices_ends_a_search_whatever_is_ahead() {
     let (device, of) = (device(), catalogue(60, 0, false));
-    let copied = DeviceIndex::copy(&device, &of.index, 0).unwrap();
+    let copied = DeviceIndex::copy(&device, &of.index, &of.index.cut(Share::WHOLE), 0).unwrap();
     let ending = Some(Ending { margins: &of.margins, recall: 0.93, left: 0.0 });
     let probing = Probing { ending, ..Probing::of(6, 60) };
     for (survivors, ends) in [(1, true), (2600, false)] {

@@ -18,6 +18,7 @@ mod models;
 mod onnx;
 mod rows;
 mod scan;
+mod shared;
 mod steps;
 mod top;
 mod updates;

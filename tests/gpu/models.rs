@@ -16,9 +16,9 @@ use crate::onnx::{Onnx, floats, integers, value};
 use crate::whole_pass::{agree, both, gpu, heldout, request, root, view_of};
 
 /// What `python/make_zoo.py` makes.
-const ZOO: [&str; 6] = ["dcn", "deepfm", "din", "hstu", "mol", "sasrec"];
+pub const ZOO: [&str; 6] = ["dcn", "deepfm", "din", "hstu", "mol", "sasrec"];
 
-fn zoo(store: &Path, name: &str) -> Arc<View> {
+pub fn zoo(store: &Path, name: &str) -> Arc<View> {
     let package = root().join("models").join(name);
     let mut recipe = Recipe::default();
     recipe.index.rescore = Rescore::F32;

@@ -1,5 +1,6 @@
 //! Rows in full width against the index of the CPU.
 
+use sterling::device::cuda::cut::Share;
 use sterling::device::cuda::ops::rows::{CandidateColumns, SlotRows};
 use sterling::device::cuda::ops::scan::Collection;
 use sterling::device::cuda::ops::top::{self, Scored, Ties};
@@ -21,7 +22,7 @@ fn rows_of_every_width_are_those_of_the_cpu() {
     {
         let (index, _) = index(300, dimension, 7, rescore, true);
         let device = device();
-        let copied = DeviceIndex::copy(&device, &index, 0).unwrap();
+        let copied = DeviceIndex::copy(&device, &index, &index.cut(Share::WHOLE), 0).unwrap();
         let mut random = Random::new(dimension as u64);
         let (queries, stride) = (2, 45);
         let vectors = random.numbers(queries * dimension);

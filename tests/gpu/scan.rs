@@ -1,6 +1,7 @@
 //! Scans against those of the CPU, bit for bit: all widths, penalties, words, excluded slots, and queries that share lists.
 
 use sterling::device::cuda::Device;
+use sterling::device::cuda::cut::Share;
 use sterling::device::cuda::ops::scan::{Collection, Eligible, LiveItems, Order};
 use sterling::device::cuda::ops::top::{self, Scored, Ties};
 use sterling::ivf::{self, DeviceIndex, Index, Lists, Options, Probing, Rescore, RowSurvey, Scratch};
@@ -65,7 +66,7 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
     {
         let (index, values) = index(items, dimension, lists, Rescore::None, nearest);
         let device = device();
-        let copied = DeviceIndex::copy(&device, &index, 0).unwrap();
+        let copied = DeviceIndex::copy(&device, &index, &index.cut(Share::WHOLE), 0).unwrap();
         let mut random = Random::new(items as u64);
         let queries = 19;
         let mut vectors: Vec<f32> = random.numbers(queries * dimension);
@@ -131,7 +132,7 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
 fn a_bar_rises_with_the_best_and_never_costs_one() {
     let (index, _) = index(6000, 16, 4, Rescore::None, true);
     let device = device();
-    let copied = DeviceIndex::copy(&device, &index, 0).unwrap();
+    let copied = DeviceIndex::copy(&device, &index, &index.cut(Share::WHOLE), 0).unwrap();
     let vectors = Random::new(77).numbers(3 * 16);
     let wanted = [1u32, 5, 600];
     let collection = Collection::new(&device, 16, index.slots(), &wanted, &[&[], &[], &[]]).unwrap();
@@ -151,7 +152,7 @@ fn a_bar_rises_with_the_best_and_never_costs_one() {
 fn only_eligible_items_are_scanned() {
     let (index, _) = index(2500, 40, 6, Rescore::None, true);
     let device = device();
-    let copied = DeviceIndex::copy(&device, &index, 0).unwrap();
+    let copied = DeviceIndex::copy(&device, &index, &index.cut(Share::WHOLE), 0).unwrap();
     let (queries, k, dimension) = (3, 50, 40);
     let vectors = Random::new(5).numbers(queries * dimension);
     let mut firsts = vec![0u32];
@@ -205,7 +206,7 @@ fn only_items_that_are_there_are_scanned_together() {
     for (items, dimension, lists) in [(2500, 40, 6), (900, 21, 30)] {
         let (index, _) = index(items, dimension, lists, Rescore::None, true);
         let device = device();
-        let copied = DeviceIndex::copy(&device, &index, 0).unwrap();
+        let copied = DeviceIndex::copy(&device, &index, &index.cut(Share::WHOLE), 0).unwrap();
         let (queries, k, mut random) = (21, 60, Random::new(items as u64));
         let vectors = device.copy(&random.numbers(queries * dimension)).unwrap();
         let mut firsts = vec![0u32];

@@ -85,7 +85,7 @@ fn update(random: &mut Random, has_pictures: bool) -> Update {
 }
 
 /// A catalogue without a model, or with one that has a reranker, published.
-fn catalogue(folder: &Path, items: usize, rescore: Rescore, package: Option<PartFormat>) -> Arc<View> {
+pub fn catalogue(folder: &Path, items: usize, rescore: Rescore, package: Option<PartFormat>) -> Arc<View> {
     let mut random = Random::new(31);
     let line = |n: usize| {
         let mut row = Row::random(&mut random, false);
@@ -197,7 +197,7 @@ expression = "click + 0.01 * price"
 }
 
 /// Requests of all kinds: with filters that posting lists, words and nothing answer, by few lists and by all, exact ones.
-fn asked(random: &mut Random, count: usize) -> Vec<Value> {
+pub fn asked(random: &mut Random, count: usize) -> Vec<Value> {
     let filters = [
         "",
         "",
@@ -227,7 +227,7 @@ fn residents() -> Arc<Residents> {
     Arc::new(Residents::new(device()).with_budget(64 << 20).with_updates())
 }
 
-fn changed(fresh: &mut Fresh, random: &mut Random, updates: usize, has_pictures: bool) -> Arc<View> {
+pub fn changed(fresh: &mut Fresh, random: &mut Random, updates: usize, has_pictures: bool) -> Arc<View> {
     let updates: Vec<Update> = (0..updates).map(|_| update(random, has_pictures)).collect();
     assert!(fresh.apply(&updates).unwrap().is_empty());
     Arc::new(fresh.view().unwrap())
@@ -385,7 +385,7 @@ fn whole_pass_uploads_what_has_changed_alone() {
     let main = catalogue(folder.path(), 3000, Rescore::F16, None).main().clone();
     let driver = emulated();
     let residents = Residents::new(Device::over(driver.clone())).with_budget(64 << 20).with_updates();
-    let whole = residents.bytes_of(&main).unwrap() as u64;
+    let whole = residents.bytes_of(&main).unwrap()[0] as u64;
     let mut fresh = Fresh::new(main.clone(), 0);
     let mut random = Random::new(38);
     let brought = |fresh: &mut Fresh| {
@@ -466,7 +466,7 @@ fn whole_pass_without_room_for_updates_is_answered_by_the_cpu() {
     // A join under way holds its parts until it is taken in.
     let start = Instant::now();
     while !of_card(kernel(&with, &last)) {
-        assert!(start.elapsed() < Duration::from_secs(60), "the CPU answers for ever");
+        assert!(start.elapsed() < Duration::from_secs(300), "the CPU answers for ever");
         fresh.tidy().unwrap();
     }
 }

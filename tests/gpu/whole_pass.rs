@@ -51,7 +51,7 @@ fn package(folder: &Path) -> PathBuf {
 }
 
 /// That model, published once for all runs and loaded once for all tests.
-fn debian() -> Arc<View> {
+pub fn debian() -> Arc<View> {
     static LOADED: OnceLock<Arc<View>> = OnceLock::new();
     LOADED.get_or_init(published_and_loaded).clone()
 }
@@ -245,7 +245,7 @@ fn whole_pass_ranks_and_embeds_as_on_the_cpu() {
 }
 
 /// A small catalogue of vectors with attributes, published.
-fn vectors(folder: &Path, items: usize, dimension: usize, rescore: Rescore) -> Arc<View> {
+pub fn vectors(folder: &Path, items: usize, dimension: usize, rescore: Rescore) -> Arc<View> {
     let mut random = Random::new(8);
     let lines: Vec<String> = (0..items)
         .map(|id| {
@@ -260,7 +260,7 @@ fn vectors(folder: &Path, items: usize, dimension: usize, rescore: Rescore) -> A
     let path = folder.join("items.jsonl");
     std::fs::write(&path, lines.join("\n")).unwrap();
     let mut recipe = Recipe::default();
-    (recipe.index.rescore, recipe.index.lists) = (rescore, 40);
+    (recipe.index.rescore, recipe.index.lists) = (rescore, 40.min(items));
     let store = Store::new(folder.join(format!("{rescore:?}")));
     let what = Publish { name: Some("vectors".into()), items: Some(path), recipe, ..Publish::default() };
     let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
@@ -268,7 +268,7 @@ fn vectors(folder: &Path, items: usize, dimension: usize, rescore: Rescore) -> A
 }
 
 /// Requests of all kinds with vectors as queries.
-fn mixed(random: &mut Random, count: usize, dimension: usize) -> Vec<Value> {
+pub fn mixed(random: &mut Random, count: usize, dimension: usize) -> Vec<Value> {
     let body = |n: usize| {
         let vector = random.numbers(dimension);
         let filter = ["", "shelf:s3", "shelf:s1 OR price < 300", "NOT shelf:s0"][n % 4];
@@ -346,7 +346,7 @@ fn whole_pass_takes_the_memory_of_its_parts() {
         let view = view_of(&store, &name, version);
         let (index, driver) = (&view.main().index, emulated());
         let residents = Residents::new(Device::over(driver));
-        let taken = residents.bytes_of(view.main()).unwrap();
+        let [taken] = residents.bytes_of(view.main()).unwrap()[..] else { panic!("one device") };
         let (slots, lists) = (index.slots(), index.lists());
         let words: usize = (0..lists)
             .map(|l| (index.list_offsets()[l + 1] - index.list_offsets()[l]) as usize)

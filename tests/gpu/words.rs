@@ -1,6 +1,7 @@
 //! Filter programs against asking each item.
 
 use sterling::columns::{self, Columns, ItemColumn, ItemValues};
+use sterling::device::cuda::cut::{ListCut, Share};
 use sterling::files::{TensorFile, Tensors};
 use sterling::filter::index::DevicePlanes;
 use sterling::filter::{self, Index, Options, Plan};
@@ -11,6 +12,8 @@ use crate::emulation::{Random, device};
 struct Catalogue {
     columns: Columns,
     index: Index,
+    list_offsets: Vec<u32>,
+    list_lengths: Vec<u32>,
 }
 
 /// Items of texts, integers, several of both, and numbers that may be missing; frequent and rare values.
@@ -60,7 +63,7 @@ fn catalogue(items: usize, lists: usize, options: &Options) -> Catalogue {
     let mut file = TensorFile::new();
     filter::encode(&columns, &list_offsets, &list_lengths, options, &mut file).unwrap();
     let index = Index::open(&written("filter", file), &list_offsets, &list_lengths, columns.terms()).unwrap();
-    Catalogue { columns, index }
+    Catalogue { columns, index, list_offsets, list_lengths }
 }
 
 /// A random expression.
@@ -98,7 +101,11 @@ fn words_are_the_truth_for_any_filter() {
     ] {
         let catalogue = catalogue(items, lists, &options);
         let (index, columns) = (&catalogue.index, &catalogue.columns);
-        let planes = DevicePlanes::copy(&device, index, columns).unwrap();
+        let cut = |share| ListCut::of(share, &catalogue.list_offsets, &catalogue.list_lengths);
+        let planes = DevicePlanes::copy(&device, index, columns, &cut(Share::WHOLE)).unwrap();
+        let cuts = Share::side_by_side(&[0.3, 0.5, 0.2]).into_iter().map(cut);
+        let parts: Vec<(ListCut, DevicePlanes)> =
+            cuts.map(|cut| (cut.clone(), DevicePlanes::copy(&device, index, columns, &cut).unwrap())).collect();
         let mut random = Random::new(items as u64 + 1);
         let mut inexact = 0;
         for _ in 0..60 {
@@ -107,6 +114,19 @@ fn words_are_the_truth_for_any_filter() {
             let passing = planes.evaluate(&device, plan.lower(), None).unwrap();
             inexact += u32::from(!plan.is_exact());
             let (words, survivors) = (passing.words.to_vec().unwrap(), passing.survivors.to_vec().unwrap());
+            // What several cards have of the lists passes as it does in the whole.
+            let passing = |(_, planes): &(ListCut, DevicePlanes)| planes.evaluate(&device, plan.lower(), None).unwrap();
+            let on_cards: Vec<Vec<u64>> = parts.iter().map(|part| passing(part).words.to_vec().unwrap()).collect();
+            let mut taken = vec![0; parts.len()];
+            let mut put_together = Vec::new();
+            for list in 0..lists {
+                for (n, (cut, _)) in parts.iter().enumerate() {
+                    let count = cut.words()[list].len();
+                    put_together.extend_from_slice(&on_cards[n][taken[n]..][..count]);
+                    taken[n] += count;
+                }
+            }
+            assert_eq!(put_together, words, "`{text}`");
             let mut first = 0;
             for list in (0..lists as u32).map(ListId) {
                 let passes =

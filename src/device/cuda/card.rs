@@ -50,20 +50,32 @@ fn failed(what: &str) -> impl Fn(result::DriverError) -> Error + '_ {
 }
 
 impl Card {
+    /// How many cards the machine has.
+    ///
+    /// # Errors
+    /// `Unavailable` without a driver.
+    pub fn count() -> Result<usize> {
+        // SAFETY: looks for the library by its name; loading the driver runs its initialisers alone.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::unavailable("no NVIDIA driver: libcuda.so was not found"));
+        }
+        result::init().map_err(failed("the NVIDIA driver"))?;
+        let count = result::device::get_count().map_err(failed("the NVIDIA driver"))?;
+        match usize::try_from(count) {
+            Ok(count) if count > 0 => Ok(count),
+            _ => Err(Error::unavailable("this machine has no cards")),
+        }
+    }
+
     /// Opens a card by its number and compiles the kernels for it.
     ///
     /// # Errors
     /// `Unavailable` without a driver, NVRTC or such a card; `Unsupported` for a card that is too old; `Internal` where a kernel does
     /// not compile.
     pub fn open(number: usize) -> Result<Self> {
-        // SAFETY: looks for the library by its name; loading the driver runs its initialisers alone.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::unavailable("no NVIDIA driver: libcuda.so was not found"));
-        }
+        let count = Card::count()?;
         compiler::version()?;
-        result::init().map_err(failed("the NVIDIA driver"))?;
-        let count = result::device::get_count().map_err(failed("the NVIDIA driver"))?;
-        let number = i32::try_from(number).ok().filter(|n| *n < count).ok_or_else(|| {
+        let number = i32::try_from(number).ok().filter(|_| number < count).ok_or_else(|| {
             Error::unavailable(format!("cuda:{number}: this machine has {count} cards, counted from 0"))
         })?;
         let device = result::device::get(number).map_err(failed("the card"))?;

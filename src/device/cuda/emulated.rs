@@ -1,12 +1,12 @@
 //! A card that is none: kernels compiled for the host's processor run one thread after the other (`kernels/emulate.h`).
 //!
-//! It is slow and finds what a card would pass over: reads of memory that nobody wrote, threads that miss a barrier, and, in a
-//! library built with a sanitizer, whatever leaves its array.
+//! It is slow and finds what a card would pass over: reads of memory that nobody wrote, threads that miss a barrier, arguments that lie
+//! in the memory of another emulated card, and, in a library built with a sanitizer, whatever leaves its array.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use libloading::Library;
@@ -47,9 +47,22 @@ struct Queues {
     counts: Counts,
 }
 
+/// Memory of all emulated cards: where it begins, how long it is, and whose it is.
+static OWNERS: Mutex<BTreeMap<u64, (usize, u64)>> = Mutex::new(BTreeMap::new());
+static CARDS: AtomicU64 = AtomicU64::new(0);
+/// Bytes of a card that nobody gave another size.
+const MEMORY_BYTES: u64 = 1 << 33;
+
 /// The kernels as a shared library, and memory of the host.
 #[derive(Debug)]
 pub struct Emulated {
+    name: String,
+    card: u64,
+    memory_bytes: u64,
+    used_bytes: AtomicU64,
+    /// Launches after which it is lost.
+    launches_max: AtomicU64,
+    is_lost: AtomicBool,
     launch: LaunchFn,
     alloc: AllocFn,
     free: FreeFn,
@@ -80,6 +93,12 @@ impl Emulated {
             )
         };
         Ok(Emulated {
+            name: "emulated".into(),
+            card: CARDS.fetch_add(1, Ordering::Relaxed),
+            memory_bytes: MEMORY_BYTES,
+            used_bytes: 0.into(),
+            launches_max: u64::MAX.into(),
+            is_lost: false.into(),
             launch,
             alloc,
             free,
@@ -89,6 +108,37 @@ impl Emulated {
             streams: Mutex::default(),
             _library: loaded,
         })
+    }
+
+    /// The same under another name and with so many bytes of memory.
+    pub fn like(self, name: &str, memory_bytes: u64) -> Self {
+        Emulated { name: name.into(), memory_bytes, ..self }
+    }
+
+    /// It answers nothing any more once it has launched so many kernels more.
+    pub fn lose_after(&self, launches: u64) {
+        self.launches_max.store(self.launches() + launches, Ordering::Relaxed);
+    }
+
+    fn here(&self) -> Result<()> {
+        match self.is_lost.load(Ordering::Relaxed) {
+            true => Err(Error::unavailable(format!("{}: the card is lost", self.name))),
+            false => Ok(()),
+        }
+    }
+
+    /// Whose memory lies at an address.
+    fn owner(address: u64) -> Option<u64> {
+        let owners = locked(&OWNERS);
+        let (&first, &(bytes, card)) = owners.range(..=address).next_back()?;
+        (address - first < bytes as u64).then_some(card)
+    }
+
+    fn check_own(&self, what: &str, address: u64) -> Result<()> {
+        match Emulated::owner(address) {
+            Some(card) if card == self.card => Ok(()),
+            _ => Err(Error::internal(format!("{what}: the address is not one of {}", self.name))),
+        }
     }
 
     fn queues(&self) -> MutexGuard<'_, Queues> {
@@ -113,7 +163,7 @@ impl Emulated {
 
 impl Driver for Emulated {
     fn name(&self) -> String {
-        "emulated".into()
+        self.name.clone()
     }
 
     fn kind(&self) -> &'static str {
@@ -126,25 +176,39 @@ impl Driver for Emulated {
     }
 
     fn memory(&self) -> Result<(u64, u64)> {
-        Ok((1 << 33, 1 << 33))
+        self.here()?;
+        Ok((self.memory_bytes.saturating_sub(self.used_bytes.load(Ordering::Relaxed)), self.memory_bytes))
     }
 
     fn alloc(&self, bytes: usize) -> Result<u64> {
+        self.here()?;
+        if bytes as u64 > self.memory()?.0 {
+            return Err(Error::overloaded(format!("{}: the card has no more memory", self.name)));
+        }
         // SAFETY: the library allocates like malloc.
         let memory = unsafe { (self.alloc)(bytes) };
         if memory.is_null() {
             Err(Error::overloaded(format!("{bytes} bytes cannot be had")))
         } else {
+            self.used_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+            locked(&OWNERS).insert(memory as u64, (bytes.max(1), self.card));
             Ok(memory as u64)
         }
     }
 
     unsafe fn free(&self, address: u64) {
+        if let Some((bytes, _)) = locked(&OWNERS).remove(&address) {
+            self.used_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+        }
         // SAFETY: the caller's condition; the address is a pointer of `alloc`.
         unsafe { (self.free)(address as *mut c_void) }
     }
 
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        self.here()?;
+        if !from.is_empty() {
+            self.check_own("an upload", to)?;
+        }
         self.queues().counts.uploaded += from.len() as u64;
         // SAFETY: the caller's condition; addresses are pointers of `alloc`, which `from` cannot overlap.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
@@ -152,12 +216,18 @@ impl Driver for Emulated {
     }
 
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.here()?;
+        self.check_own("a download", from)?;
         // SAFETY: as in `upload`.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
         Ok(())
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.here()?;
+        if bytes > 0 {
+            [to, from].into_iter().try_for_each(|address| self.check_own("a copy", address))?;
+        }
         // SAFETY: the caller's condition; addresses are pointers of `alloc`.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
         Ok(())
@@ -170,6 +240,20 @@ impl Driver for Emulated {
     }
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.here()?;
+        if self.launches() >= self.launches_max.load(Ordering::Relaxed) {
+            self.is_lost.store(true, Ordering::Relaxed);
+            return self.here();
+        }
+        let (words, _) = launch.arguments.as_chunks::<8>();
+        let is_foreign =
+            |word: &[u8; 8]| Emulated::owner(u64::from_le_bytes(*word)).is_some_and(|card| card != self.card);
+        if words.iter().any(is_foreign) {
+            let (kernel, name) = (launch.kernel, &self.name);
+            return Err(Error::internal(format!(
+                "{kernel}: an argument lies in the memory of another card than {name}"
+            )));
+        }
         let name = CString::new(launch.kernel).map_err(|e| Error::internal("a kernel's name").caused_by(e))?;
         let seed = self.seed.fetch_add(1, Ordering::Relaxed);
         self.launches.fetch_add(1, Ordering::Relaxed);
@@ -206,12 +290,15 @@ impl Emulated {
     /// # Safety
     /// As [`Streams::submit`].
     unsafe fn run(&self, work: &Work) -> Result<()> {
+        self.here()?;
         let copy = |from: u64, to: u64, bytes: usize| {
             // SAFETY: the caller's condition; addresses are pointers of `alloc`, and what is copied does not overlap.
             unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) }
         };
         match work {
             Work::Upload { to, from, bytes } | Work::Download { from, to, bytes } | Work::Copy { to, from, bytes } => {
+                // Pinned memory is the card's too.
+                [to, from].into_iter().filter(|_| *bytes > 0).try_for_each(|at| self.check_own("a copy", *at))?;
                 copy(*from, *to, *bytes);
                 Ok(())
             }
@@ -242,6 +329,7 @@ impl Streams for Emulated {
     }
 
     fn stream(&self) -> Result<u64> {
+        self.here()?;
         let mut queues = self.queues();
         queues.next += 1;
         let stream = queues.next;
@@ -249,6 +337,7 @@ impl Streams for Emulated {
         Ok(stream)
     }
 
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
     unsafe fn close(&self, stream: u64) {
         self.queues().work.remove(&stream);
     }

@@ -45,11 +45,20 @@ impl Device {
     /// # Errors
     /// As `copy` and `plan`; as [`Driver::alloc`].
     pub fn make<T>(&self, copy: impl Fn(&Device) -> Result<T>, plan: impl FnOnce(usize) -> Result<()>) -> Result<T> {
+        let bytes = self.bytes_of(&copy)?;
+        plan(bytes)?;
+        let arena = Arena::new(self.driver.clone(), bytes)?;
+        copy(&Device { driver: Arc::new(arena), streams: None })
+    }
+
+    /// Bytes that what `copy` makes would take in one piece of memory.
+    ///
+    /// # Errors
+    /// As `copy`.
+    pub fn bytes_of<T>(&self, copy: impl Fn(&Device) -> Result<T>) -> Result<usize> {
         let measure = Arc::new(Measure::default());
         drop(copy(&Device { driver: measure.clone(), streams: None })?);
-        plan(measure.bytes())?;
-        let arena = Arena::new(self.driver.clone(), measure.bytes())?;
-        copy(&Device { driver: Arc::new(arena), streams: None })
+        Ok(measure.bytes())
     }
 
     /// A stretch of work begins; see [`Driver::begin`].

@@ -15,6 +15,7 @@ pub mod choice;
 #[cfg(feature = "cuda")]
 pub mod compiler;
 pub mod cubins;
+pub mod cut;
 pub mod driver;
 pub mod emulated;
 mod lane;
@@ -24,6 +25,6 @@ pub mod ops;
 pub mod sources;
 pub mod spare;
 
-pub use choice::{Choice, ChosenDevice};
+pub use choice::{Choice, ChosenDevice, Devices};
 pub use driver::{Demand, Driver, Launch, Streams, Work};
 pub use memory::{Array, Device, Later};

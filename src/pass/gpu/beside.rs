@@ -1,4 +1,4 @@
-//! What updates have made of a snapshot, in the memory of a device.
+//! What updates have made of a snapshot, in the memory of a device, or what of that one of several has.
 //!
 //! A segment's items take the place of slots that are spare behind those of the snapshot, in the same arrays: from the candidates on no
 //! kernel knows that they came later. Its lists, planes and columns of filters are its own. Of what is gone, of the snapshot or of a
@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::device::cpu::kernels::BLOCK;
+use crate::device::cuda::cut::{ListCut, Share};
 use crate::device::cuda::ops::scan::LiveItems;
 use crate::device::cuda::spare::{Lent, Spare};
 use crate::device::cuda::{Array, Device};
@@ -28,6 +29,7 @@ pub(super) struct DeviceSegment {
     pub(super) planes: DevicePlanes,
     /// The first slot of each word of its planes, as all slots of the device are counted.
     pub(super) word_slots: Array<u32>,
+    cut: ListCut,
     slots: Lent,
     _keys: Vec<Lent>,
 }
@@ -39,13 +41,16 @@ struct PartItems {
     items: DeviceLiveItems,
 }
 
+/// Puts what a device has of a segment from a slot on.
+type PutAt<'a> = dyn Fn((&Segment, &ListCut), u32) -> Result<Vec<Lent>> + 'a;
+
 /// The arrays of a snapshot on a device that have spare slots behind its own.
 #[derive(Clone, Copy)]
 pub(super) struct SpareArrays<'a> {
     pub(super) index: &'a DeviceIndex,
     pub(super) planes: &'a DevicePlanes,
     /// Puts what is read of a segment's items by their slots, but for its index, in the place of slots from the given one on.
-    pub(super) put: &'a dyn Fn(&Segment, u32) -> Result<Vec<Lent>>,
+    pub(super) put: &'a PutAt<'a>,
 }
 
 /// A part of a view, the snapshot or a segment.
@@ -67,6 +72,8 @@ pub(super) struct DevicePiece {
 /// A view in the memory of a device.
 #[derive(Debug)]
 pub(super) struct DeviceView {
+    /// What of the snapshot's lists is here.
+    cut: Arc<ListCut>,
     main: LivePart,
     pub(super) pieces: Vec<DevicePiece>,
     /// How many of each list of the snapshot are gone; empty where nothing is.
@@ -79,6 +86,8 @@ type Segments = Vec<(Weak<Segment>, Arc<DeviceSegment>)>;
 /// What is on a device beside a snapshot.
 #[derive(Debug)]
 pub(super) struct BesideSnapshot {
+    cut: Arc<ListCut>,
+    share: Share,
     spare: Arc<Spare>,
     views: Mutex<Vec<(Weak<View>, Arc<DeviceView>)>>,
     segments: Mutex<Segments>,
@@ -109,16 +118,20 @@ impl DeviceView {
         self.main.items()
     }
 
-    /// A slot of the view as the device counts it.
-    pub(super) fn to_device(&self, slot: Slot) -> u32 {
-        let piece = self.pieces.iter().find(|piece| piece.of_view.contains(&slot.0));
-        piece.map_or(slot.0, |piece| slot.0 - piece.of_view.start + piece.first())
+    /// A slot of the view as the device counts it; none where another device has it.
+    pub(super) fn to_device(&self, slot: Slot) -> Option<u32> {
+        match self.pieces.iter().find(|piece| piece.of_view.contains(&slot.0)) {
+            Some(piece) => Some(piece.segment.cut.to_card(slot.0 - piece.of_view.start)? + piece.first()),
+            None => self.cut.to_card(slot.0),
+        }
     }
 
     /// A slot of the device as the view counts it.
     pub(super) fn of_device(&self, slot: u32) -> Slot {
-        let piece = self.pieces.iter().find(|piece| piece.segment.slots.places().contains(&slot));
-        Slot(piece.map_or(slot, |piece| slot - piece.first() + piece.of_view.start))
+        match self.pieces.iter().find(|piece| piece.segment.slots.places().contains(&slot)) {
+            Some(piece) => Slot(piece.segment.cut.of_card(slot - piece.first()) + piece.of_view.start),
+            None => Slot(self.cut.of_card(slot)),
+        }
     }
 
     /// Items of the snapshot that are gone in so many lists at most.
@@ -138,11 +151,11 @@ pub(super) fn live_items<'a>(live: Option<&'a DeviceLiveItems>, planes: &'a Devi
 }
 
 impl BesideSnapshot {
-    /// Nothing yet, over so many spare slots behind the snapshot's.
-    pub(super) fn new(slots: usize, spare: usize) -> Self {
-        let first = slots as u32;
+    /// Nothing yet, over so many spare slots behind those of a share of the snapshot's lists.
+    pub(super) fn new((share, cut): (Share, Arc<ListCut>), spare: usize) -> Self {
+        let first = cut.slots() as u32;
         let spare = Spare::new(first..first.saturating_add(spare as u32));
-        BesideSnapshot { spare, views: Mutex::default(), segments: Mutex::default() }
+        BesideSnapshot { cut, share, spare, views: Mutex::default(), segments: Mutex::default() }
     }
 
     /// A view on the device. The first call uploads what it has that none before had; others that ask for it wait for that, and those
@@ -160,7 +173,7 @@ impl BesideSnapshot {
         }
         let before = self.last();
         segments.retain(|(of, _)| of.strong_count() > 0);
-        let made = Arc::new(make(device, (arrays, &self.spare), view, (before.as_deref(), &mut segments))?);
+        let made = Arc::new(make(device, (arrays, self), view, (before.as_deref(), &mut segments))?);
         // Lanes read it on streams of their own.
         device.settle()?;
         locked(&self.views).push((Arc::downgrade(view), made.clone()));
@@ -187,31 +200,31 @@ impl BesideSnapshot {
 /// Brings to the device what a view has that is not there.
 fn make(
     device: &Device,
-    (arrays, spare): (SpareArrays<'_>, &Arc<Spare>),
+    (arrays, of): (SpareArrays<'_>, &BesideSnapshot),
     view: &View,
     (before, segments): (Option<&DeviceView>, &mut Segments),
 ) -> Result<DeviceView> {
     let main = view.main();
-    let main_part = live_part(device, (arrays.planes, &main.filter), view.gone(), before.map(|b| &b.main))?;
+    let main_part = live_part(device, (arrays.planes, &main.filter, &of.cut), view.gone(), before.map(|b| &b.main))?;
     let mut pieces = Vec::new();
     for (first, segment, gone) in view.segments() {
         let known = segments.iter().find(|(of, _)| std::ptr::eq(of.as_ptr(), Arc::as_ptr(segment)));
         let on_device = match known {
             Some((_, known)) => known.clone(),
             None => {
-                let made = Arc::new(upload(device, (arrays, spare), segment)?);
+                let made = Arc::new(upload(device, (arrays, of), segment)?);
                 segments.push((Arc::downgrade(segment), made.clone()));
                 made
             }
         };
         let mut earlier = before.iter().flat_map(|before| &before.pieces);
         let earlier = earlier.find(|piece| Arc::ptr_eq(&piece.segment, &on_device)).map(|piece| &piece.part);
-        let part = live_part(device, (&on_device.planes, segment.filter()), gone, earlier)?;
+        let part = live_part(device, (&on_device.planes, segment.filter(), &on_device.cut), gone, earlier)?;
         let of_view = first..first + segment.index().slots() as u32;
         pieces.push(DevicePiece { segment: on_device, part, of_view });
     }
     let gone_of_lists = gone_of_lists(view, before);
-    Ok(DeviceView { main: main_part, pieces, gone_of_lists })
+    Ok(DeviceView { cut: of.cut.clone(), main: main_part, pieces, gone_of_lists })
 }
 
 /// How many of each list of a view's snapshot are gone, counted on from an earlier view.
@@ -233,7 +246,7 @@ fn gone_of_lists(view: &View, before: Option<&DeviceView>) -> Vec<u32> {
 /// What is not gone of a part, made of what an earlier view has of it.
 fn live_part(
     device: &Device,
-    (planes, index): (&DevicePlanes, &filter::Index),
+    (planes, index, cut): (&DevicePlanes, &filter::Index, &ListCut),
     gone: &Tombstones,
     earlier: Option<&LivePart>,
 ) -> Result<LivePart> {
@@ -247,28 +260,29 @@ fn live_part(
         return Ok(LivePart { live: Some(same.clone()) });
     }
     let before = earlier.map(|live| &live.items);
-    let items = DeviceLiveItems::after(device, (planes, index), before, &changed, |slot| gone.contains(slot))?;
+    let items = DeviceLiveItems::after(device, (planes, index, cut), before, &changed, |slot| gone.contains(slot))?;
     Ok(LivePart { live: Some(Arc::new(PartItems { gone: gone.clone(), items })) })
 }
 
-/// Puts a segment in spare slots.
+/// Puts a segment in spare slots, or what of it the device has.
 fn upload(
     device: &Device,
-    (arrays, spare): (SpareArrays<'_>, &Arc<Spare>),
+    (arrays, of): (SpareArrays<'_>, &BesideSnapshot),
     segment: &Segment,
 ) -> Result<DeviceSegment> {
-    let index = segment.index();
+    let (index, spare) = (segment.index(), &of.spare);
+    let cut = index.cut(of.share);
     // Behind its slots, so that what says where the values of the last one end is its own.
-    let room = (index.slots() + BLOCK) as u32;
+    let room = (cut.slots() + BLOCK) as u32;
     let full = || {
-        let (free, slots) = (spare.left(), index.slots());
+        let (free, slots) = (spare.left(), cut.slots());
         Error::overloaded(format!("no room on the device for {slots} slots beside the snapshot, {free} are free"))
     };
     let slots = spare.lend(room).ok_or_else(full)?;
     let first = slots.places().start;
-    let lists = arrays.index.put(device, index, first)?;
-    let keys = (arrays.put)(segment, first)?;
-    let planes = DevicePlanes::copy(device, segment.filter(), segment.columns())?;
-    let word_slots: Vec<u32> = segment.filter().word_slots().map(|slot| slot.0 + first).collect();
-    Ok(DeviceSegment { lists, planes, word_slots: device.copy(&word_slots)?, slots, _keys: keys })
+    let lists = arrays.index.put(device, (index, &cut), first)?;
+    let keys = (arrays.put)((segment, &cut), first)?;
+    let planes = DevicePlanes::copy(device, segment.filter(), segment.columns(), &cut)?;
+    let word_slots: Vec<u32> = cut.word_slots().map(|slot| slot + first).collect();
+    Ok(DeviceSegment { lists, planes, word_slots: device.copy(&word_slots)?, cut, slots, _keys: keys })
 }

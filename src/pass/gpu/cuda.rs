@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::embedded::Embedded;
+use super::embedded::{Embedded, HostUsers};
 use super::groups::{Group, SeenView};
-use super::resident::{Resident, Residents};
-use super::{rerank, search};
-use crate::device::cuda::Device;
+use super::resident::{Resident, ResidentView, Residents};
+use super::search::Asking;
+use super::{rerank, search, shared};
+use crate::device::cuda::{Device, Devices};
 use crate::embedding::HotTurn;
 use crate::error::{Error, Result};
 use crate::limits::COMPONENT_MAX;
@@ -29,15 +30,17 @@ pub struct Cuda {
     lanes: Option<Lanes>,
 }
 
-/// Lanes of a worker: one to embed on, and two for groups of requests, of which one is written down while the other computes.
+/// Lanes of a worker: one to embed on, and two on each device for groups of requests, of which one is written down while the other
+/// computes.
 struct Lanes {
     embed: Device,
-    groups: [Device; 2],
+    groups: [Vec<Device>; 2],
 }
 
 impl Lanes {
-    fn of(device: &Device) -> Result<Self> {
-        Ok(Lanes { embed: device.lane()?, groups: [device.lane()?, device.lane()?] })
+    fn of(devices: &Devices) -> Result<Self> {
+        let on_each = || devices.all().iter().map(Device::lane).collect::<Result<_>>();
+        Ok(Lanes { embed: devices.first().lane()?, groups: [on_each()?, on_each()?] })
     }
 }
 
@@ -88,23 +91,28 @@ impl Cuda {
             return Err(Error::unsupported("parts of what several shards answer run on the CPU"));
         }
         let residents = self.residents.clone();
-        let (resident, beside) = residents.get_view(view)?;
+        let ResidentView { snapshot: on_devices, beside } = residents.get_view(view)?;
+        // The one that users are embedded on.
+        let resident = &on_devices[0];
         let start = Instant::now();
         let lanes = match self.lanes.take() {
             Some(lanes) => lanes,
-            None => Lanes::of(residents.device())?,
+            None => Lanes::of(residents.devices())?,
         };
         let lanes = self.lanes.insert(lanes);
         let (embed, by_turns) = (lanes.embed.clone(), lanes.groups.clone());
         embed.begin()?;
         let mut turn = resident.tower.as_ref().and_then(DeviceTower::turn);
-        let embedded = self.embed(&embed, batch, &wanted, (&resident, &mut turn))?;
+        let embedded = self.embed(&embed, batch, &wanted, (resident, &mut turn))?;
         let wrong = self.answer_embeddings(batch, &embedded)?;
         // The answers were waited for, and with them all that filled places.
-        end(turn, &resident);
+        end(turn, resident);
+        let users = (on_devices.len() > 1).then(|| embedded.users.read(embedded.requests.len())).transpose()?;
         let ranked = |n: &usize| !wrong[*n] && !matches!(embedded.requests[*n].1.task, Task::Embed { .. });
         let ranked: Vec<usize> = (0..embedded.requests.len()).filter(ranked).collect();
-        let seen = SeenView { view, resident: &resident, beside: &beside };
+        let seen_by = |(n, (resident, beside))| SeenView { view, resident, beside, is_first: n == 0 };
+        let beside = beside.iter().map(Arc::as_ref);
+        let seen: Vec<SeenView<'_>> = on_devices.iter().zip(beside).enumerate().map(seen_by).collect();
         let mut groups = Group::all(&seen, &embedded, ranked, residents.group_bytes());
         groups.sort_by_key(|group| std::cmp::Reverse(group.requests.len()));
         let mut under_way: Option<rerank::UnderWay> = None;
@@ -117,10 +125,9 @@ impl Cuda {
             if group.requests.is_empty() {
                 continue;
             }
-            let lane = &by_turns[n % by_turns.len()];
-            lane.begin()?;
-            let found = search::search(lane, seen, &embedded, &group)?;
-            let next = rerank::begin(lane, &resident, &embedded, (group, found))?;
+            let lanes = &by_turns[n % by_turns.len()];
+            lanes.iter().try_for_each(Device::begin)?;
+            let next = send(lanes, &seen, (&embedded, users.as_ref()), group)?;
             if let Some(before) = under_way.replace(next) {
                 before.answer(&seen, batch, &embedded, start)?;
             }
@@ -173,6 +180,25 @@ impl Cuda {
         }
         Ok(wrong)
     }
+}
+
+/// Searches and reranks for a group, and does not wait for its results. `users` are there where several devices share the items.
+fn send(
+    lanes: &[Device],
+    seen: &[SeenView<'_>],
+    (embedded, users): (&Embedded<'_>, Option<&HostUsers>),
+    group: Group,
+) -> Result<rerank::UnderWay> {
+    let requests: Vec<&Prepared> = group.requests.iter().map(|&n| embedded.requests[n].1).collect();
+    if let Some(users) = users {
+        return shared::send(lanes, seen, (&requests, users), group);
+    }
+    let (device, seen) = (&lanes[0], seen[0]);
+    let tasks: Vec<&Task> = requests.iter().map(|prepared| &prepared.task).collect();
+    let users = embedded.users.some(device, embedded.requests.len(), &group.requests)?;
+    let found = search::search(Asking { device, seen, tasks: &tasks, users, is_part: false }, &group)?;
+    let columns = rerank::rerank(device, seen.resident, (&requests, group.candidates), found)?;
+    Ok(rerank::UnderWay::on_one(device.kind(), group, columns))
 }
 
 /// Ends the turn of a batch at rows that are on the device as far as they are asked for often, and says how often they were there.

@@ -29,7 +29,34 @@ pub(super) struct Users {
     tensors: Vec<Option<Array<f32>>>,
 }
 
+/// The same in the memory of the host.
+pub(super) struct HostUsers {
+    count: usize,
+    vectors: Vec<f32>,
+    tensors: Vec<Option<Vec<f32>>>,
+}
+
+impl HostUsers {
+    /// Some of them on a device.
+    pub(super) fn some(&self, device: &Device, named: &[usize]) -> Result<Users> {
+        let rows = |matrix: &Vec<f32>| {
+            let width = matrix.len() / self.count.max(1);
+            let rows = named.iter().flat_map(|&n| &matrix[n * width..(n + 1) * width]);
+            device.copy(&rows.copied().collect::<Vec<f32>>())
+        };
+        let tensors = self.tensors.iter().map(|tensor| tensor.as_ref().map(rows).transpose()).collect::<Result<_>>()?;
+        Ok(Users { vectors: rows(&self.vectors)?, tensors })
+    }
+}
+
 impl Users {
+    /// All of `count` of them in the memory of the host, from where other devices have them.
+    pub(super) fn read(&self, count: usize) -> Result<HostUsers> {
+        let tensor = |tensor: &Option<Array<f32>>| tensor.as_ref().map(Array::to_vec).transpose();
+        let tensors = self.tensors.iter().map(tensor).collect::<Result<_>>()?;
+        Ok(HostUsers { count, vectors: self.vectors.to_vec()?, tensors })
+    }
+
     /// Those of some of `count` requests, which are named.
     pub(super) fn some(&self, device: &Device, count: usize, named: &[usize]) -> Result<Users> {
         let rows = |matrix: &Array<f32>| take_rows(device, matrix, matrix.len() / count.max(1), named);

@@ -11,12 +11,14 @@ use crate::pass::work::{Search, Task};
 use crate::snapshot::Snapshot;
 use crate::view::View;
 
-/// What requests of a batch see, on the host and on the device.
+/// What requests of a batch see, on the host and on a device.
 #[derive(Clone, Copy)]
 pub(super) struct SeenView<'a> {
     pub(super) view: &'a View,
     pub(super) resident: &'a Resident,
     pub(super) beside: &'a DeviceView,
+    /// True on the first of several devices, which tells what all of them know.
+    pub(super) is_first: bool,
 }
 
 /// How candidates are found.
@@ -75,9 +77,10 @@ pub(super) fn selected_of(snapshot: &Snapshot, search: &Search) -> usize {
 }
 
 impl Group {
-    /// The requests in groups, none of which takes more memory than the budget, but for those of one request.
+    /// The requests in groups, none of which takes more memory of a device than the budget, but for those of one request. All devices
+    /// have the same groups.
     pub(super) fn all(
-        seen: &SeenView<'_>,
+        seen: &[SeenView<'_>],
         embedded: &Embedded<'_>,
         requests: Vec<usize>,
         budget_bytes: usize,
@@ -91,7 +94,7 @@ impl Group {
             if let Some(last) = groups.last_mut().filter(|last| last.way == one.way) {
                 let (room, candidates) = (last.room.max(one.room), last.candidates.max(one.candidates));
                 let count = last.requests.len() + 1;
-                let bytes = count.saturating_mul(bytes_a_request(seen.resident, room, candidates));
+                let bytes = count.saturating_mul(bytes_a_request(seen[0].resident, room, candidates));
                 if bytes <= budget_bytes && count <= ROWS_MAX.min(1 << 14) {
                     last.requests.extend(one.requests);
                     (last.room, last.candidates) = (room, candidates);
@@ -103,7 +106,7 @@ impl Group {
         groups
     }
 
-    fn of(seen: &SeenView<'_>, task: &Task, n: usize) -> Group {
+    fn of(seen: &[SeenView<'_>], task: &Task, n: usize) -> Group {
         let (way, room, candidates) = match task {
             Task::Embed { .. } | Task::Select { .. } | Task::Rerank { .. } => (Way::Nothing, 0, 0),
             Task::Rank { slots, .. } => (Way::Named, slots.len(), slots.len()),
@@ -113,8 +116,13 @@ impl Group {
     }
 
     /// How the candidates of a search are found, how many are collected and how many are kept.
-    fn of_search(seen: &SeenView<'_>, search: &Search) -> (Way, usize, usize) {
-        let (index, beside, lists) = (&seen.resident.index, seen.beside, search.probes.probes);
+    fn of_search(seen: &[SeenView<'_>], search: &Search) -> (Way, usize, usize) {
+        let SeenView { view, resident, beside, .. } = seen[0];
+        let (index, lists) = (&resident.index, search.probes.probes);
+        let scanned = |seen: &SeenView<'_>, lists: usize| {
+            seen.resident.index.items_at_most(lists) + seen.beside.items_at_most(lists)
+        };
+        let scanned = |lists: usize| seen.iter().map(|seen| scanned(seen, lists)).max().unwrap_or(0);
         let plans = plans_of(search);
         let all_alike = |is_such: fn(&Route) -> bool| plans.iter().all(|plan| is_such(plan.route()));
         // What a posting list tells of, and all of a part that it does not.
@@ -123,21 +131,20 @@ impl Group {
             Route::Slots(slots) => slots.len(),
             Route::All | Route::Words => items,
         };
-        let named: usize = plans.iter().zip(items_of(seen.view)).map(most).sum();
+        let named: usize = plans.iter().zip(items_of(view)).map(most).sum();
         if all_alike(|route| matches!(route, Route::Nothing)) {
             (Way::Nothing, 0, 0)
         } else if all_alike(|route| matches!(route, Route::Nothing | Route::Slots(_))) {
             (Way::Named, named, search.k0_alone().min(named))
         } else if search.exact || matches!(plans[0].route(), Route::Nothing | Route::Slots(_)) {
-            (Way::Exact, named, search.k0_alone())
+            (Way::Exact, named.min(scanned(index.lists.lists())), search.k0_alone())
         } else {
             let at_least = index.items_at_least(lists).saturating_sub(beside.gone_at_most(lists));
             let is_there = at_least >= search.k + search.excluded.len();
             if is_there && all_alike(|route| matches!(route, Route::All)) {
-                (Way::Best, index.items_at_most(lists) + beside.items_at_most(lists), search.k0_alone())
+                (Way::Best, scanned(lists), search.k0_alone())
             } else {
-                let most = most_lists(seen.view.main(), search);
-                (Way::Enough, index.items_at_most(most) + beside.items_at_most(most), search.k0_alone())
+                (Way::Enough, scanned(most_lists(view.main(), search)), search.k0_alone())
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The pass on a GPU: whole batches, from features or query embeddings to the columns of the best, with one wait at the end.
 //!
-//! [`resident`] holds a snapshot in the memory of the device, [`beside`] what updates have made of it. Requests of a batch are embedded together and then go through
+//! [`resident`] holds a snapshot in the memory of the device, or a part of every list on each of several, whose findings [`shared`] makes one; [`beside`] what updates have made of it. Requests of a batch are embedded together and then go through
 //! [`search`] and [`rerank`] in groups that find their candidates alike, each as large as the device's memory allows. What a
 //! device cannot do, or fails at, the CPU does: a request is answered either way.
 //!
@@ -20,6 +20,7 @@ mod groups;
 mod rerank;
 mod resident;
 mod search;
+mod shared;
 
 pub use cuda::Cuda;
 pub use resident::Residents;

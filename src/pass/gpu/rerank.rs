@@ -5,12 +5,12 @@ use std::time::Instant;
 use super::embedded::Embedded;
 use super::groups::{Group, SeenView, search_of};
 use super::resident::Resident;
-use super::search::Found;
+use super::search::{Found, LaterCounters, LookedAt};
 use crate::device::cuda::ops::rows::SlotRows;
 use crate::device::cuda::ops::steps::RowsOf;
 use crate::device::cuda::ops::top::{self, Scored, Ties};
 use crate::device::cuda::ops::worth::{Rated, tell};
-use crate::device::cuda::{Array, Device, Later};
+use crate::device::cuda::{Device, Later};
 use crate::error::{Error, Result};
 use crate::pass::batch::Batch;
 use crate::pass::cpu::route_of;
@@ -31,55 +31,68 @@ struct Columns {
     /// `[requests, stride, T]`
     task_scores: Vec<f32>,
     bad: Vec<u32>,
-    /// Candidates, lists, items and survivors of each request.
-    looked_at: Vec<[u64; 4]>,
+    /// What each request looked at.
+    looked_at: Vec<LookedAt>,
 }
 
-/// A group whose work is sent off.
+/// A group whose work is sent off to one device or several.
 pub(super) struct UnderWay {
     kind: &'static str,
     group: Group,
-    columns: LaterColumns,
-}
-
-/// Reranks what a group found, sends its work off, and does not wait.
-pub(super) fn begin(
-    device: &Device,
-    resident: &Resident,
-    embedded: &Embedded<'_>,
-    (group, found): (Group, Found),
-) -> Result<UnderWay> {
-    let requests: Vec<&Prepared> = group.requests.iter().map(|&n| embedded.requests[n].1).collect();
-    let columns = rerank(device, resident, &requests, found)?;
-    device.flush()?;
-    Ok(UnderWay { kind: device.kind(), group, columns })
+    /// What each device was sent.
+    columns: Vec<LaterColumns>,
+    /// What they looked at before, where that is known.
+    looked_at: Vec<LookedAt>,
+    /// The devices that share the items.
+    shared_by: Option<String>,
 }
 
 impl UnderWay {
-    /// Waits for what the device made, and answers the requests of the group.
+    /// What one device was sent.
+    pub(super) fn on_one(kind: &'static str, group: Group, columns: LaterColumns) -> Self {
+        let looked_at = vec![LookedAt::default(); group.requests.len()];
+        UnderWay { kind, group, columns: vec![columns], looked_at, shared_by: None }
+    }
+
+    /// What several were, whose names are given.
+    pub(super) fn on_several(
+        (kind, names): (&'static str, String),
+        group: Group,
+        columns: Vec<LaterColumns>,
+        looked_at: Vec<LookedAt>,
+    ) -> Self {
+        UnderWay { kind, group, columns, looked_at, shared_by: Some(names) }
+    }
+
+    /// Waits for what the devices made, and answers the requests of the group.
     pub(super) fn answer(
         self,
-        seen: &SeenView<'_>,
+        seen: &[SeenView<'_>],
         batch: &dyn Batch,
         embedded: &Embedded<'_>,
         start: Instant,
     ) -> Result<()> {
-        let columns = self.columns.get()?;
+        let columns = self.columns.into_iter().map(LaterColumns::get).collect::<Result<Vec<Columns>>>()?;
         let took = start.elapsed();
         for (n, &request) in self.group.requests.iter().enumerate() {
             let (place, prepared) = embedded.requests[request];
-            if columns.bad[n] != 0 {
+            if columns.iter().any(|columns| columns.bad[n] != 0) {
                 batch.answer(place, Err(Error::internal("overarch.onnx: `logits` holds NaN")));
                 continue;
             }
-            let ranked = columns.ranked(n, seen, &prepared.task);
+            let ranked = ranked(&columns, n, seen, &prepared.task);
+            let mut looked_at = self.looked_at[n];
+            columns.iter().for_each(|columns| looked_at.add(&columns.looked_at[n]));
             let mut trace = prepared.trace.clone();
-            let (items, bytes) = (columns.looked_at[n][2], 0);
-            trace.add([Step { name: "device", took, items, bytes }]);
-            let explain = prepared.reading.explain.then(|| Explain {
-                steps: trace.reports(),
-                kernel: self.kind,
-                ..columns.explain(n, prepared, &ranked)
+            trace.add([Step { name: "device", took, items: looked_at.items, bytes: 0 }]);
+            let explain = prepared.reading.explain.then(|| {
+                let mut explain = explain(&looked_at, prepared, &ranked);
+                let shared = self.shared_by.as_ref().map(|names| format!("the items are shared by {names}"));
+                explain.note = match (explain.note, shared) {
+                    (Some(note), Some(shared)) => Some(format!("{note}; {shared}")),
+                    (note, shared) => note.or(shared),
+                };
+                Explain { steps: trace.reports(), kernel: self.kind, ..explain }
             });
             let degraded_rows = embedded.degraded_rows[request];
             batch.answer(place, Ok(Answer { content: Content::Items(ranked), degraded_rows, explain }));
@@ -88,13 +101,20 @@ impl UnderWay {
     }
 }
 
-fn rerank(device: &Device, resident: &Resident, requests: &[&Prepared], found: Found) -> Result<LaterColumns> {
-    let Found { users, best, counters } = found;
+/// Reranks what a group found, sends its work off, and does not wait. All devices together rerank so many candidates of a request at most.
+pub(super) fn rerank(
+    device: &Device,
+    resident: &Resident,
+    (requests, candidates): (&[&Prepared], usize),
+    found: Found,
+) -> Result<LaterColumns> {
+    let Found { users, best, counters, .. } = found;
     let (count, stride) = (requests.len(), best.stride);
     let of = SlotRows { slots: &best.slots, counts: &best.counts, stride };
     let logits = match &resident.reranker {
         Some(reranker) if stride > 0 => {
-            let given = reranker.program.given(device, count, stride)?;
+            let mut given = reranker.program.given(device, count, stride)?;
+            given.of_all = candidates;
             let out = (&given.numbers, given.stride);
             let numbers = (&reranker.columns, &best.keys);
             reranker.rows.gather(device, resident.index.rows(), &of, numbers, out)?;
@@ -118,8 +138,7 @@ fn rerank(device: &Device, resident: &Resident, requests: &[&Prepared], found: F
     let most = chosen.stride;
     let places = SlotRows { slots: &chosen.slots, counts: &chosen.counts, stride: most };
     let told = tell(device, places, &rated, (&valued.tasks, tasks))?;
-    let counted = |counts: &Option<Array<u32>>| counts.as_ref().map(|counts| counts.later(count)).transpose();
-    Ok(LaterColumns {
+    let columns = LaterColumns {
         stride: most,
         tasks,
         counts: chosen.counts.later(count)?,
@@ -129,14 +148,14 @@ fn rerank(device: &Device, resident: &Resident, requests: &[&Prepared], found: F
         task_scores: told.tasks.later(told.tasks.len())?,
         bad: valued.bad.later(count)?,
         candidates: best.counts.later(count)?,
-        lists: counted(&counters.lists)?,
-        items: counters.items.iter().map(|items| items.later(count)).collect::<Result<_>>()?,
-        survivors: counted(&counters.survivors)?,
-    })
+        counted: counters.later(count)?,
+    };
+    device.flush()?;
+    Ok(columns)
 }
 
 /// [`Columns`] that are on their way.
-struct LaterColumns {
+pub(super) struct LaterColumns {
     stride: usize,
     tasks: usize,
     counts: Later<u32>,
@@ -146,23 +165,14 @@ struct LaterColumns {
     task_scores: Later<f32>,
     bad: Later<u32>,
     candidates: Later<u32>,
-    lists: Option<Later<u32>>,
-    /// Those of each part.
-    items: Vec<Later<u64>>,
-    survivors: Option<Later<u32>>,
+    counted: LaterCounters,
 }
 
 impl LaterColumns {
     fn get(self) -> Result<Columns> {
         let candidates = self.candidates.get()?;
-        let count = candidates.len();
-        let counted = |counts: Option<Later<u32>>| counts.map_or(Ok(vec![0; count]), Later::get);
-        let (lists, survivors) = (counted(self.lists)?, counted(self.survivors)?);
-        let mut items = vec![0; count];
-        for part in self.items {
-            items.iter_mut().zip(part.get()?).for_each(|(sum, of_part)| *sum += of_part);
-        }
-        let looked_at = |n: usize| [u64::from(candidates[n]), u64::from(lists[n]), items[n], u64::from(survivors[n])];
+        let mut looked_at = self.counted.get(candidates.len())?;
+        looked_at.iter_mut().zip(&candidates).for_each(|(looked_at, &n)| looked_at.candidates = u64::from(n));
         Ok(Columns {
             stride: self.stride,
             tasks: self.tasks,
@@ -172,7 +182,7 @@ impl LaterColumns {
             similarities: self.similarities.get()?,
             task_scores: self.task_scores.get()?,
             bad: self.bad.get()?,
-            looked_at: (0..count).map(looked_at).collect(),
+            looked_at,
         })
     }
 }
@@ -195,35 +205,59 @@ fn number(key: u32) -> f32 {
 }
 
 impl Columns {
-    fn ranked(&self, n: usize, seen: &SeenView<'_>, task: &Task) -> Ranked {
-        let places = n * self.stride..n * self.stride + self.counts[n] as usize;
-        let slots: Vec<Slot> = self.slots[places.clone()].iter().map(|&slot| seen.beside.of_device(slot)).collect();
-        let of_task = |task: usize| places.clone().map(move |place| self.task_scores[place * self.tasks + task]);
-        Ranked {
-            ids: slots.iter().map(|&slot| seen.view.id(slot)).collect(),
-            slots,
-            scores: self.values[places.clone()].iter().map(|&key| number(key)).collect(),
-            similarities: self.similarities[places.clone()].iter().map(|&key| number(key)).collect(),
-            tasks: (0..self.tasks).flat_map(of_task).collect(),
-            unknown: if let Task::Rank { unknown, .. } = task { unknown.clone() } else { Vec::new() },
-        }
+    /// The places of the results of request `n`.
+    fn places(&self, n: usize) -> std::ops::Range<usize> {
+        n * self.stride..n * self.stride + self.counts[n] as usize
     }
+}
 
-    fn explain(&self, n: usize, prepared: &Prepared, ranked: &Ranked) -> Explain {
-        let returned = ranked.ids.len() as u64;
-        let Some(search) = search_of(&prepared.task) else { return Explain { returned, ..Explain::default() } };
-        let [candidates, probed, scanned, survivors] = self.looked_at[n];
-        Explain {
-            route: route_of(search),
-            filter: search.planned.canonical.clone(),
-            pass_rate: search.planned.plan.pass_rate(),
-            probed,
-            scanned,
-            survivors,
-            candidates,
-            returned,
-            note: search.by_codes.map(|_| INT8_FOR_CODES.into()),
-            ..Explain::default()
-        }
+/// The results of request `n`: of what each device has ranked of its own the best, equal values by the lower id.
+fn ranked(columns: &[Columns], n: usize, seen: &[SeenView<'_>], task: &Task) -> Ranked {
+    let view = seen[0].view;
+    let of_device = |(columns, seen): (&Columns, &SeenView<'_>)| -> Vec<(u32, Slot)> {
+        columns.places(n).map(|place| (columns.values[place], seen.beside.of_device(columns.slots[place]))).collect()
+    };
+    let on_devices: Vec<Vec<(u32, Slot)>> = columns.iter().zip(seen).map(of_device).collect();
+    let mut order: Vec<(usize, usize)> = on_devices
+        .iter()
+        .enumerate()
+        .flat_map(|(device, found)| (0..found.len()).map(move |at| (device, at)))
+        .collect();
+    if columns.len() > 1 {
+        let at = |&(device, at): &(usize, usize)| on_devices[device][at];
+        order.sort_by_cached_key(|place| (std::cmp::Reverse(at(place).0), view.id(at(place).1)));
+        order.truncate(results_of(task));
+    }
+    let place = |&(device, at): &(usize, usize)| (&columns[device], columns[device].places(n).start + at);
+    let slots: Vec<Slot> = order.iter().map(|&(device, at)| on_devices[device][at].1).collect();
+    let numbers = |of: &dyn Fn(&Columns, usize) -> f32| -> Vec<f32> {
+        order.iter().map(place).map(|(columns, at)| of(columns, at)).collect()
+    };
+    let tasks = columns.iter().map(|columns| columns.tasks).max().unwrap_or(0);
+    Ranked {
+        ids: slots.iter().map(|&slot| view.id(slot)).collect(),
+        slots,
+        scores: numbers(&|columns, at| number(columns.values[at])),
+        similarities: numbers(&|columns, at| number(columns.similarities[at])),
+        tasks: (0..tasks).flat_map(|t| numbers(&|columns, at| columns.task_scores[at * columns.tasks + t])).collect(),
+        unknown: if let Task::Rank { unknown, .. } = task { unknown.clone() } else { Vec::new() },
+    }
+}
+
+fn explain(looked_at: &LookedAt, prepared: &Prepared, ranked: &Ranked) -> Explain {
+    let returned = ranked.ids.len() as u64;
+    let Some(search) = search_of(&prepared.task) else { return Explain { returned, ..Explain::default() } };
+    let LookedAt { candidates, lists, items, survivors } = *looked_at;
+    Explain {
+        route: route_of(search),
+        filter: search.planned.canonical.clone(),
+        pass_rate: search.planned.plan.pass_rate(),
+        probed: lists,
+        scanned: items,
+        survivors,
+        candidates,
+        returned,
+        note: search.by_codes.map(|_| INT8_FOR_CODES.into()),
+        ..Explain::default()
     }
 }

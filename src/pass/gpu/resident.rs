@@ -1,4 +1,4 @@
-//! Snapshots in the memory of a device: planned before anything is copied, shared by all workers, freed with their version.
+//! Snapshots in the memory of devices: planned before anything is copied, shared by all workers, freed with their version.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use super::beside::{BesideSnapshot, DeviceView, SpareArrays};
 use crate::dense::DeviceProgram;
 use crate::device::cpu::kernels::BLOCK;
+use crate::device::cuda::cut::{ListCut, Share};
 use crate::device::cuda::ops::worth::{ValueInput, ValueProgram};
 use crate::device::cuda::spare::Lent;
-use crate::device::cuda::{Array, Device};
+use crate::device::cuda::{Array, Device, Devices};
 use crate::embedding::DeviceTables;
 use crate::error::{Error, Kind, Result};
 use crate::filter::index::DevicePlanes;
@@ -32,14 +33,14 @@ pub(super) struct Reranker {
     pub(super) columns: Array<u64>,
 }
 
-/// A snapshot in the memory of a device.
+/// A snapshot in the memory of a device, or what of it one of several devices has.
 #[derive(Debug)]
 pub(super) struct Resident {
     pub(super) index: DeviceIndex,
     pub(super) planes: DevicePlanes,
     /// The item of each slot.
     pub(super) ids: Array<i64>,
-    /// None where the tower runs on the host.
+    /// None where the tower runs on the host, or on the first device.
     pub(super) tower: Option<DeviceTower>,
     pub(super) reranker: Option<Reranker>,
     pub(super) value: ValueProgram,
@@ -49,12 +50,34 @@ pub(super) struct Resident {
     columns: Vec<Array<f32>>,
     /// What updates have made of it.
     beside: BesideSnapshot,
+    _taken: Option<Taken>,
 }
 
-/// Slots that are kept free behind those of a snapshot for the items that come later: an eighth as many, what lists of few items are
-/// rounded up by, and tables of a few views.
-fn spare_slots(snapshot: &Snapshot) -> usize {
-    let slots = snapshot.index.slots() / SPARE_SHARE + BLOCK * snapshot.index.lists() + SPARE_MIN;
+/// Bytes of a device's memory, told as a metric for as long as they are taken.
+#[derive(Debug)]
+struct Taken {
+    device: String,
+    bytes: f64,
+}
+
+impl Taken {
+    fn new(device: &Device, bytes: usize) -> Self {
+        let (device, bytes) = (device.name(), bytes as f64);
+        metrics::gauge!("sterling_device_bytes", "device" => device.clone()).increment(bytes);
+        Taken { device, bytes }
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        metrics::gauge!("sterling_device_bytes", "device" => self.device.clone()).decrement(self.bytes);
+    }
+}
+
+/// Slots that are kept free behind those that a device has of a snapshot for the items that come later: an eighth as many, what lists
+/// of few items are rounded up by, and tables of a few views.
+fn spare_slots(cut: &ListCut) -> usize {
+    let slots = cut.slots() / SPARE_SHARE + BLOCK * cut.lengths().len() + SPARE_MIN;
     slots.next_multiple_of(BLOCK)
 }
 
@@ -63,14 +86,14 @@ const SPARE_SHARE: usize = 8;
 const SPARE_MIN: usize = 16 << 10;
 
 impl Resident {
-    /// Copies a snapshot, with so many slots behind its own.
-    fn copy(device: &Device, snapshot: &Snapshot, spare: usize) -> Result<Self> {
-        let package = &snapshot.package;
+    /// Copies what a device has of a snapshot, with so many slots behind it. The first of several has the user tower.
+    fn copy(device: &Device, snapshot: &Snapshot, part: &DevicePart, spare: usize) -> Result<Self> {
+        let (package, cut) = (&snapshot.package, &*part.cut);
         if !package.spec.queries().is_empty() {
             return Err(Error::unsupported("a model of several queries a user"));
         }
         let numbers = &snapshot.numbers;
-        let column = |(_, numbers): &(String, Vec<f32>)| device.copy_with_room(numbers, spare);
+        let column = |(_, numbers): &(String, Vec<f32>)| cut.copy(device, numbers, 1, spare);
         let columns = numbers.iter().map(column).collect::<Result<Vec<Array<f32>>>>()?;
         let column = |name: &str| numbers.iter().position(|(known, _)| known == name).map(|n| &columns[n]);
         let mut tables = DeviceTables::default();
@@ -88,7 +111,7 @@ impl Resident {
                 let columns = overarch.numbers().map(address).collect::<Result<Vec<u64>>>()?;
                 Some(Reranker {
                     program: DeviceProgram::copy(device, program)?,
-                    rows: DeviceCandidates::copy(device, &snapshot.candidates, &mut tables, spare)?,
+                    rows: DeviceCandidates::copy(device, &snapshot.candidates, &mut tables, (cut, spare))?,
                     columns: device.copy(&columns)?,
                 })
             }
@@ -99,7 +122,8 @@ impl Resident {
             .iter()
             .filter_map(|input| if let UserInput::Feature(n) = input { Some(*n) } else { None })
             .collect();
-        let tower = package.user.as_ref().map(|tower| DeviceTower::copy(device, tower, &kept, &mut tables));
+        let tower = package.user.as_ref().filter(|_| part.is_first);
+        let tower = tower.map(|tower| DeviceTower::copy(device, tower, &kept, &mut tables));
         let tower = match tower {
             Some(Err(e)) if e.kind() == Kind::Unsupported => {
                 tracing::info!(reason = %e, "the tower runs on the host");
@@ -108,30 +132,50 @@ impl Resident {
             tower => tower.transpose()?,
         };
         Ok(Resident {
-            index: DeviceIndex::copy(device, &snapshot.index, spare)?,
-            planes: DevicePlanes::copy(device, &snapshot.filter, &snapshot.columns)?,
-            ids: device.copy_with_room(snapshot.ids.of_slots(), spare)?,
+            index: DeviceIndex::copy(device, &snapshot.index, cut, spare)?,
+            planes: DevicePlanes::copy(device, &snapshot.filter, &snapshot.columns, cut)?,
+            ids: cut.copy(device, snapshot.ids.of_slots(), 1, spare)?,
             tower,
             reranker,
             value,
             user_numbers: package.overarch.iter().flat_map(|o| o.user()).map(Readable::count).sum(),
             columns,
-            beside: BesideSnapshot::new(snapshot.index.slots(), spare),
+            beside: BesideSnapshot::new((part.share, part.cut.clone()), spare),
+            _taken: None,
         })
     }
 
-    /// Puts what is read of a segment's items by their slots in the place of spare ones from `first` on, but for its index. Keys lie
-    /// where they are lent a place.
+    /// Puts what is read of a segment's items that are the device's, by their slots, in the place of spare ones from `first` on, but for
+    /// its index. Keys lie where they are lent a place.
     ///
     /// # Errors
     /// `Overloaded` where there is no place; as [`Array::write_at`].
-    pub(super) fn put(&self, segment: &Segment, first: u32) -> Result<Vec<Lent>> {
+    pub(super) fn put(&self, (segment, cut): (&Segment, &ListCut), first: u32) -> Result<Vec<Lent>> {
         let at = first as usize;
-        self.ids.write_at(at, segment.ids().of_slots())?;
+        cut.write(&self.ids, segment.ids().of_slots(), 1, at)?;
         for (column, numbers) in self.columns.iter().zip(segment.numbers()) {
-            column.write_at(at, numbers)?;
+            cut.write(column, numbers, 1, at)?;
         }
-        self.reranker.as_ref().map_or(Ok(Vec::new()), |reranker| reranker.rows.put(segment.candidates(), first))
+        self.reranker.as_ref().map_or(Ok(Vec::new()), |reranker| reranker.rows.put((segment.candidates(), cut), first))
+    }
+}
+
+/// What of a snapshot is to lie on a device.
+#[derive(Debug)]
+struct DevicePart {
+    share: Share,
+    cut: Arc<ListCut>,
+    is_first: bool,
+}
+
+impl DevicePart {
+    fn of(snapshot: &Snapshot, share: Share, is_first: bool) -> Self {
+        DevicePart { share, cut: Arc::new(snapshot.index.cut(share)), is_first }
+    }
+
+    /// Bytes that it takes, which need not be there.
+    fn bytes(&self, device: &Device, snapshot: &Snapshot, spare: usize) -> Result<u64> {
+        device.bytes_of(|device| Resident::copy(device, snapshot, self, spare)).map(|bytes| bytes as u64)
     }
 }
 
@@ -158,13 +202,19 @@ fn value_program<'a>(
     })
 }
 
-/// What became of a version's way to the device; nothing yet while it is under way.
-type Outcome = Arc<OnceLock<std::result::Result<Arc<Resident>, String>>>;
+/// A view on each device.
+pub(super) struct ResidentView {
+    pub(super) snapshot: Arc<[Resident]>,
+    pub(super) beside: Vec<Arc<DeviceView>>,
+}
 
-/// The snapshots in the memory of one device.
+/// What became of a version's way to the devices; nothing yet while it is under way.
+type Outcome = Arc<OnceLock<std::result::Result<Arc<[Resident]>, String>>>;
+
+/// The snapshots in the memory of one device, or of several of which each has a part of every list.
 #[derive(Debug)]
 pub struct Residents {
-    device: Device,
+    devices: Devices,
     kept: Mutex<Vec<(Weak<Snapshot>, Outcome)>>,
     budget_bytes: usize,
     /// Whether room is kept for the items that updates bring.
@@ -187,10 +237,10 @@ impl BeforeShown for Residents {
 const GROUPS_UNDER_WAY: usize = 2;
 
 impl Residents {
-    /// Nothing yet, in the memory of `device`.
-    pub fn new(device: Device) -> Self {
+    /// Nothing yet, in the memory of a device or of several.
+    pub fn new(devices: impl Into<Devices>) -> Self {
         Residents {
-            device,
+            devices: devices.into(),
             kept: Mutex::default(),
             budget_bytes: BUDGET_BYTES,
             takes_updates: false,
@@ -198,7 +248,7 @@ impl Residents {
         }
     }
 
-    /// The same with another bound of what requests under way may take of the device's memory. Groups of requests become
+    /// The same with another bound of what requests under way may take of each device's memory. Groups of requests become
     /// smaller by it, down to one.
     pub fn with_budget(self, budget_bytes: usize) -> Self {
         Residents { budget_bytes, ..self }
@@ -209,28 +259,19 @@ impl Residents {
         Residents { takes_updates: true, ..self }
     }
 
-    /// Bytes that a version takes of a device's memory, which need not be there.
+    /// Bytes that a version takes of each device's memory, which need not be there.
     ///
     /// # Errors
-    /// `Unsupported` for a model that no device serves.
-    pub fn bytes_of(&self, snapshot: &Snapshot) -> Result<usize> {
-        let mut taken = 0;
-        let refused = self.device.make(
-            |device| Resident::copy(device, snapshot, 0),
-            |bytes| {
-                taken = bytes;
-                Err(Error::overloaded("only measured"))
-            },
-        );
-        match refused {
-            Err(e) if taken == 0 => Err(e),
-            _ => Ok(taken),
-        }
+    /// `Unsupported` for a model that no device serves; `Overloaded` where it does not fit.
+    pub fn bytes_of(&self, snapshot: &Snapshot) -> Result<Vec<usize>> {
+        let parts = self.parts(snapshot)?;
+        let devices = parts.iter().zip(self.devices.all());
+        devices.map(|(part, device)| part.bytes(device, snapshot, 0).map(|bytes| bytes as usize)).collect()
     }
 
-    /// The device.
-    pub fn device(&self) -> &Device {
-        &self.device
+    /// The devices.
+    pub fn devices(&self) -> &Devices {
+        &self.devices
     }
 
     /// One more pass shares what requests may take, or one less.
@@ -254,15 +295,15 @@ impl Residents {
         drop(self.get(snapshot));
     }
 
-    /// The snapshot on the device; copied there on the first call, for which further ones wait. One that does not fit is not
+    /// The snapshot on each device; copied there on the first call, for which further ones wait. One that does not fit is not
     /// tried again.
     ///
     /// # Errors
     /// `Unsupported` or `Overloaded` with the reason why it is not there.
-    pub(super) fn get(&self, snapshot: &Arc<Snapshot>) -> Result<Arc<Resident>> {
+    pub(super) fn get(&self, snapshot: &Arc<Snapshot>) -> Result<Arc<[Resident]>> {
         let outcome = self.outcome(snapshot);
         let found = outcome.get_or_init(|| {
-            let found = self.copy(snapshot).map(Arc::new).map_err(|e| e.to_string());
+            let found = self.copy(snapshot).map(Arc::from).map_err(|e| e.to_string());
             if let Err(reason) = &found {
                 let name = &snapshot.manifest.name;
                 tracing::warn!(model = %name, reason, "not on the device, the CPU answers");
@@ -272,16 +313,19 @@ impl Residents {
         found.clone().map_err(Error::unsupported)
     }
 
-    /// A view on the device, and its snapshot: see [`BesideSnapshot::get`].
+    /// A view on each device, and its snapshot: see [`BesideSnapshot::get`].
     ///
     /// # Errors
     /// As [`Residents::get`] and [`BesideSnapshot::get`].
-    pub(super) fn get_view(&self, view: &Arc<View>) -> Result<(Arc<Resident>, Arc<DeviceView>)> {
-        let resident = self.get(view.main())?;
-        let put = |segment: &Segment, first: u32| resident.put(segment, first);
-        let arrays = SpareArrays { index: &resident.index, planes: &resident.planes, put: &put };
-        let on_device = resident.beside.get(&self.device, arrays, view)?;
-        Ok((resident, on_device))
+    pub(super) fn get_view(&self, view: &Arc<View>) -> Result<ResidentView> {
+        let snapshot = self.get(view.main())?;
+        let on_device = |(device, resident): (&Device, &Resident)| {
+            let put = |segment: (&Segment, &ListCut), first: u32| resident.put(segment, first);
+            let arrays = SpareArrays { index: &resident.index, planes: &resident.planes, put: &put };
+            resident.beside.get(device, arrays, view)
+        };
+        let beside = self.devices.all().iter().zip(snapshot.iter()).map(on_device).collect::<Result<_>>()?;
+        Ok(ResidentView { snapshot, beside })
     }
 
     /// Where the outcome of a version stands; that of versions which are gone goes, with their memory.
@@ -297,14 +341,75 @@ impl Residents {
         })
     }
 
-    fn copy(&self, snapshot: &Arc<Snapshot>) -> Result<Resident> {
+    /// What each device is to have of a snapshot: as much as every other one, as far as their memory allows.
+    fn parts(&self, snapshot: &Snapshot) -> Result<Vec<DevicePart>> {
+        let devices = self.devices.all();
+        let part = |(n, share): (usize, Share)| DevicePart::of(snapshot, share, n == 0);
+        if devices.len() == 1 {
+            return Ok(vec![part((0, Share::WHOLE))]);
+        }
+        let (mut sizes, mut said) = (Vec::new(), Vec::new());
+        for (n, device) in devices.iter().enumerate() {
+            let whole = part((n, Share::WHOLE)).bytes(device, snapshot, 0)?;
+            let fixed = part((n, Share::NONE)).bytes(device, snapshot, 0)?;
+            let (free, all) = device.memory()?;
+            let (room, items) =
+                (free.saturating_sub(fixed + self.budget_bytes as u64), whole.saturating_sub(fixed).max(1));
+            sizes.push(room as f64 / items as f64);
+            said.push(format!("{} has room for {room} of {items} ({free} of {all} are free)", device.name()));
+        }
+        let shares = even_shares(&sizes).ok_or_else(|| {
+            let (model, devices) = (&snapshot.manifest.name, devices.len());
+            let short = 100.0 * (1.0 - sizes.iter().map(|size| size * ROUNDING).sum::<f64>());
+            Error::overloaded(format!(
+                "model {model} does not fit {devices} devices, {short:.0} % of its bytes by item are missing: {}",
+                said.join(", ")
+            ))
+        })?;
+        Ok(Share::side_by_side(&shares).into_iter().enumerate().map(part).collect())
+    }
+
+    fn copy(&self, snapshot: &Arc<Snapshot>) -> Result<Vec<Resident>> {
+        let parts = self.parts(snapshot)?;
+        let on_devices = |has_room: bool| -> Result<Vec<Resident>> {
+            let devices = self.devices.all().iter().zip(&parts);
+            devices.map(|(device, part)| self.copy_part(device, snapshot, (part, has_room))).collect()
+        };
+        let mut residents = match self.takes_updates.then(|| on_devices(true)) {
+            Some(Err(e)) if e.kind() == Kind::Overloaded => {
+                let model = &snapshot.manifest.name;
+                tracing::warn!(%model, reason = %e, "no room on the device for items that updates bring");
+                on_devices(false)?
+            }
+            Some(made) => made?,
+            None => on_devices(false)?,
+        };
+        // Codes of queries are the same on all of them.
+        let norm_max = residents.iter().map(|resident| resident.index.norm_max()).fold(0.0, f32::max);
+        residents.iter_mut().for_each(|resident| resident.index.set_norm_max(norm_max));
+        // Lanes read it on streams of their own.
+        self.devices.all().iter().try_for_each(Device::settle)?;
+        Ok(residents)
+    }
+
+    /// Copies what a device is to have, with room for what updates bring or without.
+    fn copy_part(
+        &self,
+        device: &Device,
+        snapshot: &Snapshot,
+        (part, has_room): (&DevicePart, bool),
+    ) -> Result<Resident> {
+        let mut taken = None;
         let plan = |bytes: usize| {
             let needed = (bytes + self.budget_bytes) as u64;
-            let (free, all) = self.device.memory()?;
-            let (name, model) = (self.device.name(), &snapshot.manifest.name);
+            let (free, all) = device.memory()?;
+            let (name, model) = (device.name(), &snapshot.manifest.name);
             match needed.checked_sub(free) {
                 None | Some(0) => {
-                    tracing::info!(%model, bytes, "copied to {name}");
+                    tracing::info!(%model, bytes, items = part.cut.items(), "copied to {name}");
+                    taken = Some(Taken::new(device, bytes));
+                    metrics::gauge!("sterling_device_bytes", "device" => name, "model" => model.clone())
+                        .set(bytes as f64);
                     Ok(())
                 }
                 Some(short) => Err(Error::overloaded(format!(
@@ -312,18 +417,53 @@ impl Residents {
                 ))),
             }
         };
-        let make = |spare: usize| self.device.make(|device| Resident::copy(device, snapshot, spare), plan);
-        let resident = match self.takes_updates.then(|| make(spare_slots(snapshot))) {
-            Some(Err(e)) if e.kind() == Kind::Overloaded => {
-                let model = &snapshot.manifest.name;
-                tracing::warn!(%model, reason = %e, "no room on the device for items that updates bring");
-                make(0)?
+        let spare = if has_room { spare_slots(&part.cut) } else { 0 };
+        let resident = device.make(|device| Resident::copy(device, snapshot, part, spare), plan)?;
+        Ok(Resident { _taken: taken, ..resident })
+    }
+}
+
+/// What of a device's room is planned with: lists are cut between words, which leaves one a little more than its share.
+const ROUNDING: f64 = 0.98;
+
+/// Shares that add up to 1, as even as devices allow that have room for such parts of all; none where they have too little.
+fn even_shares(rooms: &[f64]) -> Option<Vec<f64>> {
+    let (mut shares, mut left) = (vec![0.0; rooms.len()], 1.0);
+    let mut order: Vec<usize> = (0..rooms.len()).collect();
+    order.sort_by(|&a, &b| rooms[a].total_cmp(&rooms[b]));
+    // Whoever has least room first: what it does not take the others share.
+    for (n, &device) in order.iter().enumerate() {
+        shares[device] = f64::min(left / (rooms.len() - n) as f64, rooms[device] * ROUNDING);
+        left -= shares[device];
+    }
+    (left < 1e-9).then_some(shares)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn shares_are_as_even_as_rooms_allow(rooms in proptest::collection::vec(0.0f64..1.5, 1..8)) {
+            let shares = even_shares(&rooms);
+            prop_assert_eq!(shares.is_some(), rooms.iter().sum::<f64>() * ROUNDING > 1.0 - 1e-9);
+            let Some(shares) = shares else { return Ok(()) };
+            prop_assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{shares:?}");
+            let most = shares.iter().copied().fold(0.0, f64::max);
+            for (share, room) in shares.iter().zip(&rooms) {
+                // Whoever has less than another is full.
+                prop_assert!(*share <= room + 1e-9 && (most - share < 1e-9 || (share - room * ROUNDING).abs() < 1e-9));
             }
-            Some(made) => made?,
-            None => make(0)?,
-        };
-        // Lanes read it on streams of their own.
-        self.device.settle()?;
-        Ok(resident)
+        }
+    }
+
+    #[test]
+    fn devices_alike_share_alike() {
+        assert_eq!(even_shares(&[3.0, 3.0]).unwrap(), [0.5, 0.5]);
+        assert_eq!(even_shares(&[0.4, 0.4]), None);
     }
 }

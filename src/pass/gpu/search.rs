@@ -3,17 +3,18 @@
 use std::collections::HashMap;
 
 use super::beside::live_items;
-use super::embedded::{Embedded, Users};
+use super::embedded::Users;
 use super::groups::{Group, SeenView, Way, items_of, most_lists, plans_of, search_of, selected_of};
+use crate::device::cuda::ops::looks::Looks;
 use crate::device::cuda::ops::rows::SlotRows;
-use crate::device::cuda::ops::scan::{Collection, Eligible, Order};
+use crate::device::cuda::ops::scan::{Collection, Eligible, Kept, Order};
 use crate::device::cuda::ops::top::{self, Best, Scored, Ties};
 use crate::device::cuda::ops::words::Passing;
-use crate::device::cuda::{Array, Device};
+use crate::device::cuda::{Array, Device, Later};
 use crate::error::{Error, Result};
 use crate::filter::index::{DeviceLiveItems, DevicePlanes};
 use crate::filter::{Plan, Route};
-use crate::ivf::{EligibleParts, FilteredSearch, LiveParts, Pace, Probing};
+use crate::ivf::{EligibleParts, FilteredSearch, LiveParts, Pace, Probing, Until};
 use crate::pass::work::{Search, Task};
 use crate::units::Slot;
 
@@ -26,6 +27,8 @@ pub(super) struct Found {
     pub(super) users: Users,
     /// Candidates with their ordered scores, in no order.
     pub(super) best: Best,
+    /// Where another device's may be better: their scores by the widest rows, `best` having those of codes by which they were selected.
+    pub(super) wide: Option<Array<u32>>,
     pub(super) counters: Counters,
 }
 
@@ -36,6 +39,64 @@ pub(super) struct Counters {
     /// Those of each part.
     pub(super) items: Vec<Array<u64>>,
     pub(super) survivors: Option<Array<u32>>,
+}
+
+impl Counters {
+    /// The same on their way to the host.
+    pub(super) fn later(&self, count: usize) -> Result<LaterCounters> {
+        let later = |counts: &Option<Array<u32>>| counts.as_ref().map(|counts| counts.later(count)).transpose();
+        Ok(LaterCounters {
+            lists: later(&self.lists)?,
+            items: self.items.iter().map(|items| items.later(count)).collect::<Result<_>>()?,
+            survivors: later(&self.survivors)?,
+        })
+    }
+}
+
+/// [`Counters`] that are on their way.
+pub(super) struct LaterCounters {
+    lists: Option<Later<u32>>,
+    /// Those of each part.
+    items: Vec<Later<u64>>,
+    survivors: Option<Later<u32>>,
+}
+
+/// What a request looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LookedAt {
+    pub(super) candidates: u64,
+    pub(super) lists: u64,
+    pub(super) items: u64,
+    pub(super) survivors: u64,
+}
+
+impl LaterCounters {
+    /// What each of `count` requests looked at.
+    pub(super) fn get(self, count: usize) -> Result<Vec<LookedAt>> {
+        let counted = |counts: Option<Later<u32>>| counts.map_or(Ok(vec![0; count]), Later::get);
+        let (lists, survivors) = (counted(self.lists)?, counted(self.survivors)?);
+        let mut items = vec![0; count];
+        for part in self.items {
+            items.iter_mut().zip(part.get()?).for_each(|(sum, of_part)| *sum += of_part);
+        }
+        let of_request = |n: usize| LookedAt {
+            candidates: 0,
+            lists: u64::from(lists[n]),
+            items: items[n],
+            survivors: u64::from(survivors[n]),
+        };
+        Ok((0..count).map(of_request).collect())
+    }
+}
+
+impl LookedAt {
+    /// Adds what was looked at elsewhere.
+    pub(super) fn add(&mut self, other: &LookedAt) {
+        self.candidates += other.candidates;
+        self.lists += other.lists;
+        self.items += other.items;
+        self.survivors += other.survivors;
+    }
 }
 
 /// What of a part is eligible for each search, and what holds it.
@@ -49,28 +110,137 @@ struct EligibleItems {
 struct Searches<'a> {
     device: &'a Device,
     seen: SeenView<'a>,
+    /// True where other devices have parts of what is searched.
+    is_part: bool,
     /// None for a request that names its slots itself.
     searches: Vec<Option<&'a Search>>,
     users: Users,
 }
 
-/// Finds the candidates of a group.
-pub(super) fn search(device: &Device, seen: SeenView<'_>, embedded: &Embedded<'_>, group: &Group) -> Result<Found> {
-    let tasks: Vec<&Task> = group.requests.iter().map(|&n| &embedded.requests[n].1.task).collect();
-    let users = embedded.users.some(device, embedded.requests.len(), &group.requests)?;
-    let searches = tasks.iter().map(|task| search_of(task)).collect();
-    let of = Searches { device, seen, searches, users };
-    let (best, counters) = match group.way {
-        Way::Nothing => of.nothing()?,
-        Way::Named => of.named(&tasks, group)?,
-        Way::Best => of.best(group)?,
-        Way::Enough => of.enough(group)?,
-        Way::Exact => of.exact(group)?,
-    };
-    Ok(Found { users: of.users, best, counters })
+/// A group's requests on a device, with their users there.
+pub(super) struct Asking<'a> {
+    pub(super) device: &'a Device,
+    pub(super) seen: SeenView<'a>,
+    pub(super) tasks: &'a [&'a Task],
+    pub(super) users: Users,
+    /// True where other devices have parts of what is searched.
+    pub(super) is_part: bool,
 }
 
+impl<'a> Asking<'a> {
+    fn searches(self) -> (Searches<'a>, &'a [&'a Task]) {
+        let Asking { device, seen, tasks, users, is_part } = self;
+        let searches = tasks.iter().map(|task| search_of(task)).collect();
+        (Searches { device, seen, is_part, searches, users }, tasks)
+    }
+}
+
+/// Finds the candidates of a group.
+pub(super) fn search(asking: Asking<'_>, group: &Group) -> Result<Found> {
+    if group.way == Way::Enough {
+        let filtering = Filtering::begin(asking, group)?;
+        for round in 0..filtering.rounds() {
+            filtering.scan(round)?;
+            filtering.look(round, &filtering.collected.kept())?;
+        }
+        return filtering.end();
+    }
+    let (of, tasks) = asking.searches();
+    let (settled, counters) = match group.way {
+        Way::Nothing => of.nothing()?,
+        Way::Named => of.named(tasks, group)?,
+        Way::Best => of.best(group)?,
+        Way::Exact | Way::Enough => of.exact(group)?,
+    };
+    Ok(of.found(settled, counters))
+}
+
+/// Searches that look at lists until enough is found, a round at a time.
+pub(super) struct Filtering<'a> {
+    of: Searches<'a>,
+    collected: Collection,
+    items: Vec<EligibleItems>,
+    until: Until,
+}
+
+impl<'a> Filtering<'a> {
+    pub(super) fn begin(asking: Asking<'a>, group: &Group) -> Result<Self> {
+        let (of, _) = asking.searches();
+        let (main, index) = (of.seen.view.main(), &of.seen.resident.index);
+        let wanted = of.each(|search| selected_of(main, search) as u32)?;
+        let collected = of.collection(group.room, &wanted)?;
+        let searches = of.each(|search| of.filtered(search))?;
+        let items = of.words()?;
+        let until = index.begin_until(of.device, &collected, (&searches, Pace::Rare))?;
+        Ok(Filtering { of, collected, items, until })
+    }
+
+    /// How many rounds there are at most.
+    pub(super) fn rounds(&self) -> usize {
+        self.until.rounds()
+    }
+
+    fn parts(&self) -> EligibleParts<'_> {
+        let seen = &self.of.seen;
+        let pieces = seen.beside.pieces.iter().zip(&self.items[1..]);
+        EligibleParts {
+            main: eligible_of(&seen.resident.planes, &self.items[0]),
+            beside: pieces.map(|(p, items)| (&p.segment.lists, eligible_of(&p.segment.planes, items))).collect(),
+        }
+    }
+
+    /// Scans the lists of a round.
+    pub(super) fn scan(&self, round: usize) -> Result<()> {
+        let Filtering { of, collected, until, .. } = self;
+        of.seen.resident.index.scan_round(of.device, collected, (until, round), &self.parts())
+    }
+
+    /// Looks whether searches go on, given what was kept on all devices.
+    pub(super) fn look(&self, round: usize, kept: &Kept<'_>) -> Result<()> {
+        let Filtering { of, until, .. } = self;
+        of.seen.resident.index.look(of.device, (until, round), &of.users.vectors, kept)
+    }
+
+    /// The best so far, and how many passed.
+    pub(super) fn best(&self) -> Result<(Best, &Array<u32>)> {
+        let best = self.of.select(&self.collected)?;
+        Ok((best, &self.collected.survivors))
+    }
+
+    /// The first list of the last round, and the first that is not in it, of each search; equal where it is over.
+    pub(super) fn last_round(&self) -> [&Array<u32>; 2] {
+        [&self.until.looks.begins, &self.until.looks.ends]
+    }
+
+    /// What was found, once no search goes on.
+    pub(super) fn end(self) -> Result<Found> {
+        let beside = {
+            let (index, parts) = (&self.of.seen.resident.index, self.parts());
+            index.end_until(self.of.device, &self.collected, &self.until, &parts)?
+        };
+        let settled = self.of.settle(&self.collected)?;
+        let Looks { ends, items, .. } = self.until.looks;
+        // Of the snapshot's lists all devices know the items.
+        let main = self.of.seen.is_first.then_some(items);
+        let items = main.into_iter().chain(beside).collect();
+        let counters = Counters { lists: self.of.told_once(ends), items, survivors: Some(self.collected.survivors) };
+        Ok(self.of.found(settled, counters))
+    }
+}
+
+/// Candidates with their ordered scores, and, where these are those of codes, with those of the widest rows.
+type Settled = (Best, Option<Array<u32>>);
+
 impl Searches<'_> {
+    fn found(self, (best, wide): Settled, counters: Counters) -> Found {
+        Found { users: self.users, best, wide, counters }
+    }
+
+    /// What is the same on all devices, on the first one.
+    fn told_once<T>(&self, counts: Array<T>) -> Option<Array<T>> {
+        self.seen.is_first.then_some(counts)
+    }
+
     fn ties(&self) -> Ties<'_> {
         Ties { ids: Some(&self.seen.resident.ids), map: None }
     }
@@ -81,7 +251,7 @@ impl Searches<'_> {
         self.searches.iter().map(|search| search.map(&of).ok_or_else(missing)).collect()
     }
 
-    fn nothing(&self) -> Result<(Best, Counters)> {
+    fn nothing(&self) -> Result<(Settled, Counters)> {
         let rows = self.searches.len();
         let best = Best {
             keys: self.device.room(0)?,
@@ -89,7 +259,7 @@ impl Searches<'_> {
             counts: self.device.zeros(rows)?,
             stride: 0,
         };
-        Ok((best, Counters::default()))
+        Ok(((best, None), Counters::default()))
     }
 
     /// The slots that posting lists tell of, as the view counts them.
@@ -105,14 +275,14 @@ impl Searches<'_> {
     }
 
     /// Slots that are known, by their widest rows.
-    fn named(&self, tasks: &[&Task], group: &Group) -> Result<(Best, Counters)> {
+    fn named(&self, tasks: &[&Task], group: &Group) -> Result<(Settled, Counters)> {
         let slots_of = |task: &Task| -> Vec<u32> {
             let slots = match task {
                 Task::Rank { slots, .. } => slots.clone(),
                 Task::Retrieve(search) => self.told(search),
                 Task::Embed { .. } | Task::Select { .. } | Task::Rerank { .. } => Vec::new(),
             };
-            slots.into_iter().map(|slot| self.seen.beside.to_device(slot)).collect()
+            slots.into_iter().filter_map(|slot| self.seen.beside.to_device(slot)).collect()
         };
         let stride = group.room.max(1);
         let (mut all, mut counts, mut wanted) = (vec![0u32; tasks.len() * stride], Vec::new(), Vec::new());
@@ -126,14 +296,20 @@ impl Searches<'_> {
         let survivors = self.device.copy(&counts)?;
         let best = self.rescore(&slots, &survivors, stride, &wanted)?;
         let items = self.device.copy(&counts.iter().map(|&n| u64::from(n)).collect::<Vec<u64>>())?;
-        Ok((best, Counters { lists: None, items: vec![items], survivors: Some(survivors) }))
+        Ok(((best, None), Counters { lists: None, items: vec![items], survivors: Some(survivors) }))
+    }
+
+    /// The ordered scores of slots by their widest rows.
+    fn products(&self, slots: &Array<u32>, counts: &Array<u32>, stride: usize) -> Result<Array<u32>> {
+        let keys = self.device.room(counts.len() * stride)?;
+        let of = SlotRows { slots, counts, stride };
+        self.seen.resident.index.rows().products(self.device, &self.users.vectors, &of, &keys)?;
+        Ok(keys)
     }
 
     /// The best of slots by their widest rows.
     fn rescore(&self, slots: &Array<u32>, counts: &Array<u32>, stride: usize, wanted: &[u32]) -> Result<Best> {
-        let keys = self.device.room(counts.len() * stride)?;
-        let of = SlotRows { slots, counts, stride };
-        self.seen.resident.index.rows().products(self.device, &self.users.vectors, &of, &keys)?;
+        let keys = self.products(slots, counts, stride)?;
         let most = wanted.iter().copied().max().unwrap_or(0) as usize;
         let scored = Scored { keys: &keys, slots: Some(slots), counts: Some(counts), stride };
         top::select(self.device, &scored, &self.ties(), &self.device.copy(wanted)?, most)
@@ -142,7 +318,7 @@ impl Searches<'_> {
     /// Room for candidates, with the queries' codes in it.
     fn collection(&self, room: usize, wanted: &[u32]) -> Result<Collection> {
         let excluded: Vec<Vec<u32>> = self.each(|search| {
-            let slots = search.excluded.iter().map(|&slot| self.seen.beside.to_device(slot));
+            let slots = search.excluded.iter().filter_map(|&slot| self.seen.beside.to_device(slot));
             let mut slots: Vec<u32> = slots.collect();
             slots.sort_unstable();
             slots
@@ -154,8 +330,8 @@ impl Searches<'_> {
         Ok(collection)
     }
 
-    /// The best of what int8 scores chose, by the widest rows where there are such.
-    fn settle(&self, collected: &Collection) -> Result<Best> {
+    /// What int8 scores choose of what was collected.
+    fn select(&self, collected: &Collection) -> Result<Best> {
         let most = self.each(|search| selected_of(self.seen.view.main(), search))?.into_iter().max().unwrap_or(0);
         let scored = Scored {
             keys: &collected.keys,
@@ -163,16 +339,24 @@ impl Searches<'_> {
             counts: Some(&collected.counts),
             stride: collected.room(),
         };
-        let most = most.min(collected.room());
-        let best = top::select(self.device, &scored, &self.ties(), &collected.wanted, most)?;
-        if !self.seen.resident.index.has_wide_rows() {
-            return Ok(best);
-        }
-        let wanted = self.each(|search| search.k0_alone() as u32)?;
-        self.rescore(&best.slots, &best.counts, best.stride, &wanted)
+        top::select(self.device, &scored, &self.ties(), &collected.wanted, most.min(collected.room()))
     }
 
-    fn best(&self, group: &Group) -> Result<(Best, Counters)> {
+    /// The best of what int8 scores chose, by the widest rows where there are such.
+    fn settle(&self, collected: &Collection) -> Result<Settled> {
+        let best = self.select(collected)?;
+        if !self.seen.resident.index.has_wide_rows() {
+            return Ok((best, None));
+        }
+        if self.is_part {
+            let keys = self.products(&best.slots, &best.counts, best.stride)?;
+            return Ok((best, Some(keys)));
+        }
+        let wanted = self.each(|search| search.k0_alone() as u32)?;
+        Ok((self.rescore(&best.slots, &best.counts, best.stride, &wanted)?, None))
+    }
+
+    fn best(&self, group: &Group) -> Result<(Settled, Counters)> {
         let (device, resident, beside) = (self.device, self.seen.resident, self.seen.beside);
         let lists = resident.index.lists.lists();
         let wanted = self.each(|search| selected_of(self.seen.view.main(), search) as u32)?;
@@ -188,9 +372,9 @@ impl Searches<'_> {
         };
         let shared = all >= PROBES_PER_LIST_MIN * lists;
         let items = resident.index.scan_best(device, &collected, &of, (&parts, shared))?;
-        let best = self.settle(&collected)?;
+        let settled = self.settle(&collected)?;
         let survivors = Some(collected.survivors);
-        Ok((best, Counters { lists: Some(order.counts), items, survivors }))
+        Ok((settled, Counters { lists: self.told_once(order.counts), items, survivors }))
     }
 
     /// What is eligible for each search, of every part; words of equal plans are evaluated once.
@@ -236,36 +420,22 @@ impl Searches<'_> {
         passing / items.max(1) as f64
     }
 
-    fn enough(&self, group: &Group) -> Result<(Best, Counters)> {
-        let (device, index, view) = (self.device, &self.seen.resident.index, self.seen.view);
-        let main = view.main();
-        let wanted = self.each(|search| selected_of(main, search) as u32)?;
-        let collected = self.collection(group.room, &wanted)?;
-        let searches = self.each(|search| {
-            let (plan, ending) = (&search.planned.plan, search.ending(view));
-            let probes_max = most_lists(main, search);
-            // Without a filter the first lists do, unless they hold too few.
-            let suffices = matches!(plan.route(), Route::All).then_some((search.probes.probes, search.k));
-            // What an exact plan lets through stays.
-            let is_sure = ending.is_some() && plans_of(search).iter().all(|plan| plan.is_exact());
-            let enough = if is_sure { search.k0_alone() } else { selected_of(main, search) };
-            let of = Probing::of(search.probes.probes, probes_max);
-            let probing = Probing { pass_rate: self.pass_rate(search), ending, ..of };
-            FilteredSearch { probing, enough, suffices }
-        })?;
-        let items = self.words()?;
-        let pieces = self.seen.beside.pieces.iter().enumerate();
-        let parts = EligibleParts {
-            main: eligible_of(&self.seen.resident.planes, &items[0]),
-            beside: pieces.map(|(n, p)| (&p.segment.lists, eligible_of(&p.segment.planes, &items[n + 1]))).collect(),
-        };
-        let of = (&searches[..], Pace::Rare);
-        let (counts, scanned) = index.scan_until(device, &collected, &self.users.vectors, &parts, of)?;
-        let best = self.settle(&collected)?;
-        Ok((best, Counters { lists: Some(counts), items: scanned, survivors: Some(collected.survivors) }))
+    /// When a search with words ends.
+    fn filtered(&self, search: &Search) -> FilteredSearch<'_> {
+        let main = self.seen.view.main();
+        let (plan, ending) = (&search.planned.plan, search.ending(self.seen.view));
+        let probes_max = most_lists(main, search);
+        // Without a filter the first lists do, unless they hold too few.
+        let suffices = matches!(plan.route(), Route::All).then_some((search.probes.probes, search.k));
+        // What an exact plan lets through stays.
+        let is_sure = ending.is_some() && plans_of(search).iter().all(|plan| plan.is_exact());
+        let enough = if is_sure { search.k0_alone() } else { selected_of(main, search) };
+        let of = Probing::of(search.probes.probes, probes_max);
+        let probing = Probing { pass_rate: self.pass_rate(search), ending, ..of };
+        FilteredSearch { probing, enough, suffices }
     }
 
-    fn exact(&self, group: &Group) -> Result<(Best, Counters)> {
+    fn exact(&self, group: &Group) -> Result<(Settled, Counters)> {
         let (device, resident, view) = (self.device, self.seen.resident, self.seen.view);
         let wanted = self.each(|search| search.k0_alone() as u32)?;
         let collected = self.collection(group.room, &wanted)?;
@@ -281,7 +451,8 @@ impl Searches<'_> {
         let count = wanted.len();
         let lists = device.copy(&vec![view.main().index.lists() as u32; count])?;
         let items = device.copy(&vec![items_of(view).sum::<usize>() as u64; count])?;
-        Ok((best, Counters { lists: Some(lists), items: vec![items], survivors: Some(collected.survivors) }))
+        let (lists, items) = (self.told_once(lists), self.told_once(items).into_iter().collect());
+        Ok(((best, None), Counters { lists, items, survivors: Some(collected.survivors) }))
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{CandidateRows, Keys, Lies, LookedUp, Part};
 use crate::device::cuda::Device;
+use crate::device::cuda::cut::ListCut;
 use crate::device::cuda::memory::Array;
 use crate::device::cuda::ops::bags::{SlotKeys, SumsTo, TableRows, pool_slots};
 use crate::device::cuda::ops::rows::{CandidateColumns, ItemRows, SlotRows};
@@ -37,28 +38,34 @@ struct HostKeys {
 }
 
 impl DeviceCandidates {
-    /// Copies what rows of candidates are made of, but for the index, with room for `spare` slots more, of as many keys as slots
-    /// have on average; tables that others have copied stay where they are.
+    /// Copies what a card has of what rows of candidates are made of, but for the index, with room for `spare` slots more, of as many keys
+    /// as slots have on average; tables that others have copied stay where they are.
     ///
     /// # Errors
     /// `Unsupported` for sequences, and for a table of more rows than a key tells apart; `Overloaded` where the device has not enough memory.
-    pub fn copy(device: &Device, rows: &CandidateRows, tables: &mut DeviceTables, spare: usize) -> Result<Self> {
+    pub fn copy(
+        device: &Device,
+        rows: &CandidateRows,
+        tables: &mut DeviceTables,
+        (cut, spare): (&ListCut, usize),
+    ) -> Result<Self> {
         let mut column = 0;
         let mut part = |part: &Part| -> Result<DevicePart> {
             let mut spare_keys = Spare::new(0..0);
             let table = match &part.lies {
                 Lies::Index => None,
-                Lies::Kept(table) => Some((Arc::new(rows_of(device, table, spare)?), SlotKeys::default())),
+                Lies::Kept(table) => Some((Arc::new(rows_of(device, table, cut, spare)?), SlotKeys::default())),
                 Lies::Pooled { looked_up: LookedUp { table, values }, mean } => {
                     let host = values.host()?;
                     let (keys, offsets) = match &host.offsets {
-                        None => (device.copy_with_room(&host.keys, spare)?, None),
+                        None => (cut.copy(device, &host.keys, 1, spare)?, None),
                         Some(offsets) => {
                             let more = spare * host.keys.len().div_ceil(offsets.len().saturating_sub(1).max(1)).max(1);
-                            let first = host.keys.len() as u32;
+                            let (offsets, keys) = cut.gather_ragged(offsets, &host.keys);
+                            let first = keys.len() as u32;
                             spare_keys = Spare::new(first..first.saturating_add(more as u32));
-                            let offsets = device.copy_with_room(offsets, spare)?;
-                            (device.copy_with_room(&host.keys, more)?, Some(offsets))
+                            let offsets = device.copy_with_room(&offsets, spare)?;
+                            (device.copy_with_room(&keys, more)?, Some(offsets))
                         }
                     };
                     Some((tables.copy(device, table)?, SlotKeys { keys: Some(keys), offsets, is_mean: *mean }))
@@ -75,12 +82,12 @@ impl DeviceCandidates {
         Ok(DeviceCandidates { parts, width: column })
     }
 
-    /// Puts what other rows are made of in the place of spare slots from `first` on, of which one more than they have is theirs.
+    /// Puts what a card has of what other rows are made of in the place of spare slots from `first` on, of which one more than they have is theirs.
     /// Their keys lie where they are lent a place, as long as that is kept.
     ///
     /// # Errors
     /// `Overloaded` where there is no place; `Internal` for other parts than these; as [`DeviceCandidates::copy`].
-    pub fn put(&self, rows: &CandidateRows, first: u32) -> Result<Vec<Lent>> {
+    pub fn put(&self, (rows, cut): (&CandidateRows, &ListCut), first: u32) -> Result<Vec<Lent>> {
         let mut lent = Vec::new();
         if rows.parts.len() != self.parts.len() {
             let (parts, expected) = (rows.parts.len(), self.parts.len());
@@ -98,14 +105,15 @@ impl DeviceCandidates {
                     if rows.width() != to.width {
                         return Err(unlike());
                     }
-                    to.bytes.write_at(first as usize * to.format.row_bytes(to.width)?, rows.bytes())?;
+                    cut.write(&to.bytes, rows.bytes(), to.format.row_bytes(to.width)?, first as usize)?;
                 }
                 (
                     Lies::Pooled { looked_up: LookedUp { values, .. }, .. },
                     Some((_, SlotKeys { keys: Some(to), offsets, .. })),
                 ) => match (values.host()?, offsets) {
-                    (HostKeys { keys, offsets: None }, None) => to.write_at(first as usize, &keys)?,
+                    (HostKeys { keys, offsets: None }, None) => cut.write(to, &keys, 1, first as usize)?,
                     (HostKeys { keys, offsets: Some(starts) }, Some(offsets)) => {
+                        let (starts, keys) = cut.gather_ragged(&starts, &keys);
                         let full = || Error::overloaded(format!("no room on the device for {} keys", keys.len()));
                         let place = on_device.spare_keys.lend(keys.len() as u32).ok_or_else(full)?;
                         let at = place.places().start;

@@ -2,8 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::scan::Collection;
+use super::scan::Kept;
 use super::{Shape, launch, need};
+use crate::device::cuda::driver::Demand;
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
 
@@ -125,7 +126,7 @@ impl Looks {
     ///
     /// # Errors
     /// `Internal` for arrays that are too short, or where the launch fails.
-    pub fn look(&self, device: &Device, round: usize, to: &Collection, of: &Lookout<'_>) -> Result<()> {
+    pub fn look(&self, device: &Device, round: usize, kept: &Kept<'_>, of: &Lookout<'_>) -> Result<()> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]
         struct LookArgs {
@@ -157,7 +158,8 @@ impl Looks {
         let dimension = of.vectors.len() / queries.max(1);
         need("list scores", of.keys, queries * of.lengths.len())?;
         need("ordered lists", of.order, queries * of.stride)?;
-        if to.queries() != queries || round >= self.most.len() {
+        need("scores of candidates", kept.keys, queries * kept.room)?;
+        if kept.counts.len() != queries || kept.survivors.len() != queries || round >= self.most.len() {
             return Err(Error::internal(format!("round {round} of {}, {queries} searches", self.most.len())));
         }
         let arguments = LookArgs {
@@ -170,9 +172,9 @@ impl Looks {
             lengths: of.lengths.address(),
             vectors: of.vectors.address(),
             margins: of.margins.address(),
-            keys: to.keys.address(),
-            counts: to.counts.address(),
-            survivors: to.survivors.address(),
+            keys: kept.keys.address(),
+            counts: kept.counts.address(),
+            survivors: kept.survivors.address(),
             begins: self.begins.address(),
             ends: self.ends.address(),
             items: self.items.address(),
@@ -181,11 +183,13 @@ impl Looks {
             stride: of.stride as u32,
             dimension: dimension as u32,
             margin_count: of.margins.len() as u32,
-            room: to.room() as u32,
+            room: kept.room as u32,
             slope: of.slope,
             unused: 0,
         };
-        let demand = to.looked_at(of.lengths.len());
+        // The scores of candidates are read three times, for the digits of the last of them.
+        let lists_bytes = queries * of.lengths.len() * 8;
+        let demand = Demand { again: 2 * kept.bytes as u64, ..Demand::of_bytes(kept.bytes + lists_bytes) };
         let (grid, shared_bytes) = ([queries, 1, 1], SHARED_BYTES);
         launch(device, &Shape { kernel: "look_ahead", grid, threads: 256, shared_bytes, demand }, &arguments)
     }

@@ -74,6 +74,21 @@ pub struct Collection {
     excluded_starts: Array<u32>,
 }
 
+/// What searches have found so far: of each query candidates, of which the best are among them, and how many passed.
+#[derive(Clone, Copy, Debug)]
+pub struct Kept<'a> {
+    /// Ordered scores of candidates, `[queries, room]`; those that came later behind those before.
+    pub keys: &'a Array<u32>,
+    /// How many, `[queries]`.
+    pub counts: &'a Array<u32>,
+    /// Items that were scored, `[queries]`.
+    pub survivors: &'a Array<u32>,
+    /// Candidates of a query at most.
+    pub room: usize,
+    /// Bytes of all scores at most.
+    pub bytes: usize,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(super) struct CandidatesArgs {
@@ -155,10 +170,10 @@ impl Collection {
         8 * self.queries * kept as usize
     }
 
-    /// What a look at all candidates reads, beside the scores of so many lists: each three times, for the digits of the last of them.
-    pub(super) fn looked_at(&self, lists: usize) -> Demand {
-        let candidates = self.kept_bytes(self.room) / 2;
-        Demand { again: 2 * candidates as u64, ..Demand::of_bytes(candidates + self.queries * lists * 8) }
+    /// What it has collected so far, as a look takes it.
+    pub fn kept(&self) -> Kept<'_> {
+        let Collection { keys, counts, survivors, room, .. } = self;
+        Kept { keys, counts, survivors, room: *room, bytes: self.kept_bytes(*room) / 2 }
     }
 
     /// Bytes that a collection takes for each query, beside its candidates.
