@@ -75,9 +75,7 @@ fn bad_requests_are_named_and_the_server_goes_on() {
     put(store.path(), &vectors(store.path(), lines)).unwrap();
     let mut server = Server::start(store.path());
     // The server is ready with the first of its models.
-    while server.get("/v1/models").1.matches("\"digest\"").count() < 2 {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    server.wait_for(["tiny", "vectors"]);
     let user = "\"features\": {\"installed\": [1]}";
     let with = |rest: &str| format!("{{{user}, {rest}}}");
     let tiny = "/v1/models/tiny:retrieve";

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{Server, agent, ids, put, tiny, until, vectors};
+use crate::support::{Server, agent, ids, put, tiny, vectors};
 
 const INFER: &str = "/v2/models/tiny/infer";
 
@@ -16,7 +16,7 @@ fn serve() -> (TempDir, Server) {
     let line = |n: i32| json!({"id": n, "embedding": [1, n], "attributes": attributes(n)}).to_string() + "\n";
     put(store.path(), &vectors(store.path(), &(0..4).map(line).collect::<String>())).unwrap();
     let server = Server::start(store.path());
-    until("both models", || server.get("/v1/models").1.matches("\"digest\"").count() >= 2);
+    server.wait_for(["tiny", "vectors"]);
     (store, server)
 }
 

@@ -119,6 +119,21 @@ pub fn recall(view: &Arc<View>, queries: &[Vec<f32>], k: usize, filters: &[&str]
 }
 
 #[test]
+fn a_catalogue_that_is_too_small_to_be_measured_is_searched_whole() {
+    for items in [2, 3, 5, 9, 10, 11, 25] {
+        let folder = tempfile::tempdir().unwrap();
+        let drawn = Drawn { items, width: 4, clusters: 0 };
+        let recipe = Recipe::parse("[index]\nlists = 2").unwrap();
+        let view = drawn.publish_by(folder.path(), recipe);
+        for k in [1, 2, 9] {
+            let (found, probes) = recall(&view, &drawn.queries(), k, &[""], &json!({}));
+            assert!(items > 9 || (found == 1.0 && probes == 2), "{k} of {items}: {found} by {probes}");
+            assert!(found >= 0.9, "{k} of {items}: {found} by {probes}");
+        }
+    }
+}
+
+#[test]
 fn requests_reach_their_recall_on_queries_that_nobody_measured_with() {
     for drawn in [
         Drawn { items: 5_000, width: 8, clusters: 0 },

@@ -147,6 +147,13 @@ impl Server {
         (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
     }
 
+    /// Waits until each of these models answers: a server is ready with the first of them.
+    pub fn wait_for<const N: usize>(&self, models: [&str; N]) {
+        for model in models {
+            until(model, || self.get(&format!("/v1/models/{model}")).0 == 200);
+        }
+    }
+
     pub fn get_json(&self, path: &str) -> Value {
         let (status, body) = self.get(path);
         assert_eq!(status, 200, "{path}: {body}");

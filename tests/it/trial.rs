@@ -560,6 +560,9 @@ fn a_graph_of_the_runtime_runs_on_the_threads_of_the_workers() {
         others.map(of).collect()
     };
     answer(&server);
+    until("the threads have begun, and sleep", || {
+        woken().iter().all(|of| !of.contains("voluntary_ctxt_switches:\t0nonvoluntary"))
+    });
     let before = woken();
     for _ in 0..40 {
         assert_eq!(ids(&answer(&server)).len(), 3);

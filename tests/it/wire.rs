@@ -118,7 +118,7 @@ fn arrow_and_columns_say_what_items_say() {
     let store = catalogue(300);
     put(store.path(), &tiny()).unwrap();
     let server = Server::start(store.path());
-    until("both models", || server.get("/v1/models").1.matches("\"digest\"").count() >= 2);
+    server.wait_for(["tiny", "vectors"]);
     let columns = json!(["title", "years", "price", "rank"]);
     let user = json!({"installed": [1, 5]});
     let cases = [
@@ -424,7 +424,7 @@ fn pages_are_slices_of_one_ranking() {
     let store = catalogue(500);
     put(store.path(), &tiny()).unwrap();
     let server = Server::start(store.path());
-    until("both models", || server.get("/v1/models").1.matches("\"digest\"").count() >= 2);
+    server.wait_for(["tiny", "vectors"]);
     let user = json!({"installed": [1, 5]});
     for (path, body) in [
         (VECTORS, json!({"vector": [1, 0.5], "candidates": 100})),
