@@ -241,7 +241,7 @@ fn whole_pass_goes_on_without_cards_when_one_is_lost() {
                 });
                 assert!(by_cpu.count() > 0 && told, "turn {turn}, card {lost}, {launches}: {after:?}");
             }
-            assert!(begun.elapsed().as_secs() < 60);
+            assert!(begun.elapsed().as_secs() < 300);
         }
     }
 }
