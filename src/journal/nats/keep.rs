@@ -27,7 +27,7 @@ const FIRST_RING: Duration = Duration::from_millis(1);
 const LAST_RING: Duration = Duration::from_millis(64);
 /// Rings that are noted before the stream is read.
 pub(super) const RINGS_MAX: usize = 1024;
-/// How long another server is let go first at most.
+/// How long other servers are let go first at most.
 const WAY: Duration = Duration::from_secs(2);
 /// How long a commit is tried before those who wait are told that nobody knows.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -163,11 +163,14 @@ impl Keeper {
         self.rung = (read.is_ok() && may_come && wait <= LAST_RING).then_some((attempt, wait));
     }
 
-    /// Lets a server go first that has tried more often in vain.
+    /// Lets servers go first that have tried more often in vain. Where there is always one of them, it tries after a while all the
+    /// same: a trial in vain is what the others go by.
     async fn give_way(&mut self) {
+        let last = Instant::now() + WAY;
         loop {
             self.heard().await;
-            let Some((_, until)) = self.gives_way.filter(|(_, until)| Instant::now() < *until) else { return };
+            let until = self.gives_way.map(|(_, until)| until.min(last));
+            let Some(until) = until.filter(|until| Instant::now() < *until) else { return };
             match timeout_at(until.into(), ring(&mut self.bell)).await {
                 Ok(rang) => self.note(rang),
                 Err(_) => return,
