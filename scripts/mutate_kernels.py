@@ -110,9 +110,9 @@ def main():
     chosen = (barriers + others[:: arguments.every])[part - 1 :: parts]
     if arguments.sample is not None:
         random.Random(arguments.sample).shuffle(chosen)
-    start = time.monotonic()
+    end = time.monotonic() + 60 * arguments.minutes
     for mutant in chosen:
-        if time.monotonic() - start > 60 * arguments.minutes:
+        if time.monotonic() > end:
             break
         file, start, _, change, what = mutant
         text = (KERNELS / file).read_text()

@@ -8,11 +8,12 @@ use serde_json::Value;
 
 use super::output::say;
 use super::publish::connect;
+use crate::device::cuda::{Choice, Devices};
 use crate::embedding::Vocabulary;
 use crate::embedding::place::{Sharding, Tier};
 use crate::error::{Error, Result};
 use crate::model::Package;
-use crate::planner::{Topology, Workload, calibrate, plan, report};
+use crate::planner::{Topology, Workload, calibrate, calibrate_gpu, plan, report};
 use crate::snapshot::workload;
 
 /// Bytes of the table that a calibration reads: larger than any cache of a CPU of these years.
@@ -48,7 +49,10 @@ pub(super) struct Plan {
     /// Requests that all hosts together must answer in a second
     #[arg(long)]
     requests_per_s: Option<f64>,
-    /// Measure what rows, bytes and calls cost on this machine, and take that for every host
+    /// Cards of this machine that tables may lie on: cuda:N, cuda:0,cuda:1, cuda:all, or auto for a card where one works
+    #[arg(long, default_value = "cpu")]
+    device: Choice,
+    /// Measure what rows, bytes and calls cost on this machine and its cards (--device), and take that for every host and GPU
     #[arg(long)]
     calibrate: bool,
     /// Write the topology that was used
@@ -63,7 +67,8 @@ impl Plan {
     pub(super) fn run(self) -> Result<()> {
         let topology = self.topology()?;
         let Some(workload) = self.workload()? else {
-            if self.calibrate || self.write_topology.is_some() || !self.remote.is_empty() {
+            let has_asked = self.calibrate || self.write_topology.is_some() || self.device != Choice::Cpu;
+            if has_asked || !self.remote.is_empty() {
                 return say(topology.to_toml()?.trim_end());
             }
             return Err(Error::invalid("nothing to plan: expected a model's folder, or --workload FILE"));
@@ -77,14 +82,23 @@ impl Plan {
     }
 
     fn topology(&self) -> Result<Topology> {
+        let chosen = self.device.clone().open()?;
+        let cards = chosen.device.as_ref().map_or(&[][..], Devices::all);
         let mut topology = match &self.topology {
+            Some(_) if !cards.is_empty() && !self.calibrate => {
+                return Err(Error::invalid(
+                    "--device beside --topology, which names its GPUs: expected --calibrate too",
+                ));
+            }
             Some(file) => Topology::parse(&read(file)?).map_err(|e| e.within(file.display()))?,
-            None => Topology::detect()?,
+            None => Topology::detect()?.with_cards(cards)?,
         };
         if self.calibrate {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             let constants = calibrate::measure(cores, CALIBRATION_BYTES)?;
             topology.hosts.iter_mut().for_each(|host| constants.apply(host));
+            let measured = cards.iter().map(|card| calibrate_gpu::measure(card, CALIBRATION_BYTES));
+            calibrate_gpu::apply(&measured.collect::<Result<Vec<_>>>()?, &mut topology)?;
         }
         if !self.remote.is_empty() {
             topology.remote = Some(connect(self.remote.clone())?.survey()?.into());

@@ -16,11 +16,11 @@ use crate::embedding::{
 use crate::error::{Error, Result};
 
 /// Widths of the narrow and the wide rows, in f32.
-const WIDTHS: [usize; 2] = [16, 512];
+pub(super) const WIDTHS: [usize; 2] = [16, 512];
 /// Rounds of each measurement, of which the fastest counts.
-const ROUNDS: usize = 5;
+pub(super) const ROUNDS: usize = 5;
 /// Ids of one bag.
-const BAG_IDS: usize = 32;
+pub(super) const BAG_IDS: usize = 32;
 /// Bytes of rows that one core reads in one round, about.
 const ROUND_BYTES: usize = 64 << 20;
 /// Smallest table that says something about memory.
@@ -42,10 +42,9 @@ pub struct Constants {
 impl Constants {
     /// Puts them into a host.
     pub fn apply(&self, host: &mut Host) {
-        let round = |x: f64| (x * 1000.0).round() / 1000.0;
-        host.bandwidth_gb_s = round(self.bandwidth_gb_s).max(0.001);
-        host.row_ns = round(self.row_ns);
-        host.call_us = round(self.call_us);
+        host.bandwidth_gb_s = rounded(self.bandwidth_gb_s).max(0.001);
+        host.row_ns = rounded(self.row_ns);
+        host.call_us = rounded(self.call_us);
     }
 }
 
@@ -68,17 +67,26 @@ pub fn measure(cores: usize, table_bytes: usize) -> Result<Constants> {
         let mut rounds = (0..ROUNDS).map(|round| row_ns(&tables, width, cores, round as u64));
         rounds.try_fold(f64::INFINITY, |least, t| Ok(t?.min(least)))
     };
-    let [narrow, wide] = [per_row(WIDTHS[0])?, per_row(WIDTHS[1])?];
-    let [narrow_bytes, wide_bytes] = WIDTHS.map(|w| (w * 4) as f64);
-    // Where the wide row came no slower, all of its time is called bandwidth.
-    let bandwidth_gb_s = match wide - narrow {
-        more if more > 0.0 => (wide_bytes - narrow_bytes) / more,
-        _ => wide_bytes / wide,
-    };
-    let row_ns = (narrow - narrow_bytes / bandwidth_gb_s).max(0.0);
+    let (bandwidth_gb_s, row_ns) =
+        bandwidth_and_row(WIDTHS.map(|w| (w * 4) as f64), [per_row(WIDTHS[0])?, per_row(WIDTHS[1])?]);
     let few = collection(&numbers, WIDTHS[0], TABLE_BYTES_MIN / 64)?;
     let call_us = (0..ROUNDS).try_fold(f64::INFINITY, |least, _| Ok::<f64, Error>(call_us(&few)?.min(least)))?;
     Ok(Constants { bandwidth_gb_s, row_ns, call_us })
+}
+
+/// Bytes a nanosecond, and the nanoseconds of a row beyond its bytes, by the bytes and nanoseconds of a narrow row and a wide one.
+pub(super) fn bandwidth_and_row([narrow_bytes, wide_bytes]: [f64; 2], [narrow, wide]: [f64; 2]) -> (f64, f64) {
+    // Where the wide row came no slower, all of its time is called bandwidth.
+    let bandwidth = match wide - narrow {
+        more if more > 0.0 => (wide_bytes - narrow_bytes) / more,
+        _ => wide_bytes / wide,
+    };
+    (bandwidth, (narrow - narrow_bytes / bandwidth).max(0.0))
+}
+
+/// To three decimals, as a topology is written.
+pub(super) fn rounded(x: f64) -> f64 {
+    (x * 1000.0).round() / 1000.0
 }
 
 /// The first `bytes` of the numbers as the rows of one table with one feature.
@@ -127,7 +135,7 @@ fn call_us(tables: &EmbeddingBagCollection) -> Result<f64> {
 }
 
 /// `count` ids below `rows`, by splitmix.
-fn random_ids(count: usize, rows: u64, seed: u64) -> Vec<i64> {
+pub(super) fn random_ids(count: usize, rows: u64, seed: u64) -> Vec<i64> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);

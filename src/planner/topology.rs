@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use crate::device::cuda::Device;
 use crate::device::memory::installed_bytes;
 use crate::embedding::tiers::remote::Survey;
 use crate::error::{Error, Result};
@@ -227,6 +228,31 @@ impl Topology {
         let (name, servers) = ("host0".into(), Vec::new());
         let host = Host { name, dram_gib, reserved_gib, bandwidth_gb_s: 10.0, row_ns: 15.0, call_us: 1.0, servers };
         Ok(Topology { hosts: vec![host], gpus: Vec::new(), remote: None, network: None })
+    }
+
+    /// The same with cards in its first host: their memory as they state it, and given constants, of which [`super::calibrate_gpu`]
+    /// measures better ones.
+    ///
+    /// # Errors
+    /// [`crate::error::Kind::Unavailable`] where a card does not answer.
+    pub fn with_cards(mut self, cards: &[Device]) -> Result<Topology> {
+        for card in cards {
+            let (_, bytes) = card.memory()?;
+            let hbm_gib = (bytes as f64 / GIB * 100.0).floor() / 100.0;
+            self.gpus.push(Gpu {
+                name: card.name(),
+                host: self.hosts[0].name.clone(),
+                hbm_gib,
+                reserved_gib: (hbm_gib * 10.0).ceil() / 100.0,
+                // What a card of these years reads; `--calibrate` replaces them.
+                bandwidth_gb_s: 1500.0,
+                row_ns: 0.01,
+                call_us: 5.0,
+                link_gb_s: 25.0,
+                link_us: 10.0,
+            });
+        }
+        Ok(self)
     }
 }
 

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bags;
+mod calibrate;
 mod emulation;
 mod figures;
 mod floors;
@@ -16,6 +17,7 @@ mod looks;
 mod models;
 #[path = "../it/onnx.rs"]
 mod onnx;
+mod parts;
 mod rows;
 mod scan;
 mod shared;

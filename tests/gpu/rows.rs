@@ -101,6 +101,8 @@ fn rows_of_every_width_are_those_of_the_cpu() {
         let addresses = device.copy(&[words.address(); 2]).unwrap();
         let word_slots = device.copy(&word_slots).unwrap();
         copied.rows().scan(&device, &collection, &vectors_on, &addresses, &word_slots).unwrap();
+        let eligible = items.iter().filter(|&slot| slot % 2 == 0).count() as u32;
+        assert_eq!(collection.survivors.to_vec().unwrap(), [eligible; 2], "{rescore:?} {dimension}");
         let room = collection.room();
         let scored = Scored {
             keys: &collection.keys,

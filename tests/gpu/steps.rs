@@ -178,7 +178,8 @@ fn products_of_pairs_are_those_of_the_cpu() {
 #[test]
 fn maps_and_folds_are_those_of_the_cpu() {
     let (device, mut random) = (device(), Random::new(2));
-    let (rows, outer, inner) = (9, 3, 37);
+    // More numbers than the threads of a grid of few blocks.
+    let (rows, outer, inner) = (13, 3, 37);
     let mut numbers: Vec<f32> = random.numbers(rows * outer * inner).iter().map(|x| x * 9.0).collect();
     (numbers[3], numbers[50], numbers[77], numbers[100]) = (f32::NAN, 100.0, -100.0, -0.0);
     let others: Vec<f32> = random.numbers(rows * outer * inner);

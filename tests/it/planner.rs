@@ -119,10 +119,14 @@ fn what_cannot_be_planned_says_why() {
         (vec!["plan", "--workload", &good, "--batch", "0"], "`batch` is 0"),
         (vec!["plan", "--workload", &good, "--sample", &sample], "sample.jsonl: line 2"),
         (vec!["plan", "nowhere", "--workload", &good], "cannot be used with"),
+        (vec!["plan", "--device", "gpu", "--workload", &good], "device: got `gpu`"),
     ] {
         let (code, said, errors) = run(&arguments);
         assert!(code == 2 && errors.contains(part), "{arguments:?}: {code} {said} {errors}");
     }
+    // Whether for want of the feature, the driver or the card.
+    let (code, said, errors) = run(&["plan", "--device", "cuda:99", "--workload", &good]);
+    assert!(code != 0 && errors.contains("cuda"), "{code} {said} {errors}");
 }
 
 /// The packages of the Debian model and what 64 of its users have installed.

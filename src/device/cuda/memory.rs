@@ -90,6 +90,11 @@ impl Device {
         &self.driver
     }
 
+    /// Its streams; none for a lane.
+    pub(super) fn streams(&self) -> Option<&Arc<dyn Streams>> {
+        self.streams.as_ref()
+    }
+
     /// What it is called.
     pub fn name(&self) -> String {
         self.driver.name()

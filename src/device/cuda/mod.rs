@@ -19,6 +19,7 @@ pub mod cut;
 pub mod driver;
 pub mod emulated;
 mod lane;
+pub mod link;
 pub mod memory;
 pub mod modelled;
 pub mod ops;

@@ -18,7 +18,7 @@ use crate::pass::cpu::{self, Cpu};
 use crate::pass::embed;
 use crate::pass::scratch::Scratch;
 use crate::pass::work::{Prepared, Query, Task};
-use crate::request::{Answer, Content, EmbeddedUser};
+use crate::request::{Answer, Content};
 use crate::tower::{DeviceTower, Threads};
 
 /// The pass on a device, with a pass on the CPU for what the device does not do.
@@ -69,6 +69,9 @@ impl Pass for Cuda {
             metrics::counter!("sterling_device_fallbacks_total", "kind" => e.kind().name()).increment(1);
             left.reason = Some(e.to_string());
             self.cpu.run(&left);
+        } else if (0..batch.len()).any(|place| is_selection(batch.prepared(place))) {
+            left.reason = Some(SELECTIONS.into());
+            self.cpu.run(&left);
         }
     }
 
@@ -77,19 +80,36 @@ impl Pass for Cuda {
     }
 }
 
+/// Why the CPU answers what [`is_selection`].
+const SELECTIONS: &str = "a shard's part of the candidates is selected on the CPU";
+
+/// A shard's part of the candidates of a search.
+fn is_selection(prepared: &Prepared) -> bool {
+    matches!(prepared.task, Task::Select { .. })
+}
+
+/// Asks for all that later steps read of a user.
+fn is_whole(prepared: &Prepared) -> bool {
+    matches!(prepared.task, Task::Embed { whole: true })
+}
+
+/// A user whom another server has embedded.
+fn is_embedded(prepared: &Prepared) -> bool {
+    matches!(prepared.query, Query::Embedded(_))
+}
+
 impl Cuda {
+    /// Answers all but selections: first those whose users come embedded, then those that bring features or a vector.
     fn run_here(&mut self, batch: &dyn Batch) -> Result<()> {
-        let wanted: Vec<usize> = (0..batch.len()).filter(|&place| batch.is_wanted(place)).collect();
+        let is_here = |place: &usize| batch.is_wanted(*place) && !is_selection(batch.prepared(*place));
+        let wanted = (0..batch.len()).filter(is_here);
+        let (given, others): (Vec<usize>, Vec<usize>) = wanted.partition(|&place| is_embedded(batch.prepared(place)));
+        [given, others].into_iter().try_for_each(|wanted| self.run_some(batch, &wanted))
+    }
+
+    fn run_some(&mut self, batch: &dyn Batch, wanted: &[usize]) -> Result<()> {
         let Some(&first) = wanted.first() else { return Ok(()) };
         let view = batch.prepared(first).view();
-        let is_part = |prepared: &Prepared| {
-            let of_task =
-                matches!(prepared.task, Task::Embed { whole: true } | Task::Select { .. } | Task::Rerank { .. });
-            of_task || matches!(prepared.query, Query::Embedded(_))
-        };
-        if wanted.iter().any(|&place| is_part(batch.prepared(place))) {
-            return Err(Error::unsupported("parts of what several shards answer run on the CPU"));
-        }
         let residents = self.residents.clone();
         let ResidentView { snapshot: on_devices, beside } = residents.get_view(view)?;
         // The one that users are embedded on.
@@ -103,11 +123,14 @@ impl Cuda {
         let (embed, by_turns) = (lanes.embed.clone(), lanes.groups.clone());
         embed.begin()?;
         let mut turn = resident.tower.as_ref().and_then(DeviceTower::turn);
-        let embedded = self.embed(&embed, batch, &wanted, (resident, &mut turn))?;
-        let wrong = self.answer_embeddings(batch, &embedded)?;
-        // The answers were waited for, and with them all that filled places.
+        let embedded = self.embed(&embed, batch, wanted, (resident, &mut turn))?;
+        let is_several = on_devices.len() > 1;
+        let reads_all = is_several || wanted.iter().any(|&place| is_whole(batch.prepared(place)));
+        let users = embedded.users.read(embedded.requests.len(), reads_all)?;
+        let wrong = answer_embeddings(batch, &embedded, &users);
+        // The users were waited for, and with them all that filled places.
         end(turn, resident);
-        let users = (on_devices.len() > 1).then(|| embedded.users.read(embedded.requests.len())).transpose()?;
+        let users = is_several.then_some(&users);
         let ranked = |n: &usize| !wrong[*n] && !matches!(embedded.requests[*n].1.task, Task::Embed { .. });
         let ranked: Vec<usize> = (0..embedded.requests.len()).filter(ranked).collect();
         let seen_by = |(n, (resident, beside))| SeenView { view, resident, beside, is_first: n == 0 };
@@ -127,7 +150,7 @@ impl Cuda {
             }
             let lanes = &by_turns[n % by_turns.len()];
             lanes.iter().try_for_each(Device::begin)?;
-            let next = send(lanes, &seen, (&embedded, users.as_ref()), group)?;
+            let next = send(lanes, &seen, (&embedded, users), group)?;
             if let Some(before) = under_way.replace(next) {
                 before.answer(&seen, batch, &embedded, start)?;
             }
@@ -143,12 +166,13 @@ impl Cuda {
         wanted: &[usize],
         (resident, turn): (&Resident, &mut Option<HotTurn<'_>>),
     ) -> Result<Embedded<'a>> {
-        let is_fetched =
-            |place: &usize| matches!(batch.prepared(*place).query, Query::Features { fetched: Some(_), .. });
+        let is_from_host = |place: &usize| {
+            matches!(batch.prepared(*place).query, Query::Features { fetched: Some(_), .. } | Query::Embedded(_))
+        };
         let view = batch.prepared(wanted[0]).view();
         let package = &view.main().package;
         match (&resident.tower, &package.user) {
-            (Some(copied), Some(tower)) if !wanted.iter().any(is_fetched) => {
+            (Some(copied), Some(tower)) if !wanted.iter().any(is_from_host) => {
                 let requests = wanted.iter().map(|place| (*place, batch.prepared(*place))).collect();
                 Embedded::of_device(device, package, (resident, (copied, tower)), requests, turn)
             }
@@ -158,28 +182,23 @@ impl Cuda {
             }
         }
     }
+}
 
-    /// Answers requests that ask for their embedding, and those whose tower made none; tells which these are.
-    fn answer_embeddings(&self, batch: &dyn Batch, embedded: &Embedded<'_>) -> Result<Vec<bool>> {
-        let count = embedded.requests.len();
-        let dimension = embedded.users.vectors.len() / count.max(1);
-        let vectors = embedded.users.vectors.to_vec()?;
-        let mut wrong = vec![false; count];
-        for (n, &(place, prepared)) in embedded.requests.iter().enumerate() {
-            let vector = &vectors[n * dimension..(n + 1) * dimension];
-            wrong[n] = !vector.iter().all(|x| x.abs() <= COMPONENT_MAX);
-            if wrong[n] {
-                batch.answer(place, Err(Error::internal(embed::NOT_FINITE)));
-            } else if matches!(prepared.task, Task::Embed { .. }) {
-                let (content, degraded_rows) = (
-                    Content::Embedding(EmbeddedUser { query: vector.to_vec(), tensors: Vec::new() }),
-                    embedded.degraded_rows[n],
-                );
-                batch.answer(place, Ok(Answer { content, degraded_rows, explain: None }));
-            }
+/// Answers requests that ask for their embedding, and those whose tower made none; tells which these are.
+fn answer_embeddings(batch: &dyn Batch, embedded: &Embedded<'_>, users: &HostUsers) -> Vec<bool> {
+    let answer = |(n, &(place, prepared)): (usize, &(usize, &Prepared))| {
+        let reads_more = prepared.view().main().package.needs_features();
+        let user = users.whole(n, reads_more && is_whole(prepared));
+        let is_wrong = !user.query.iter().all(|x| x.abs() <= COMPONENT_MAX);
+        if is_wrong {
+            batch.answer(place, Err(Error::internal(embed::NOT_FINITE)));
+        } else if matches!(prepared.task, Task::Embed { .. }) {
+            let (content, degraded_rows) = (Content::Embedding(user), embedded.degraded_rows[n]);
+            batch.answer(place, Ok(Answer { content, degraded_rows, explain: None }));
         }
-        Ok(wrong)
-    }
+        is_wrong
+    };
+    embedded.requests.iter().enumerate().map(answer).collect()
 }
 
 /// Searches and reranks for a group, and does not wait for its results. `users` are there where several devices share the items.

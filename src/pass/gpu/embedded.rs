@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::model::{Package, UserInput};
 use crate::pass::embed::Asked;
 use crate::pass::work::{Prepared, Query};
+use crate::request::EmbeddedUser;
 use crate::tower::{DeviceMade, DeviceTower, FeatureRow, Tower};
 
 /// Requests of a batch with what is known of their users on the device.
@@ -37,6 +38,17 @@ pub(super) struct HostUsers {
 }
 
 impl HostUsers {
+    /// What the steps after the user tower read of one of them; `reads_more` where that is more than the query.
+    pub(super) fn whole(&self, n: usize, reads_more: bool) -> EmbeddedUser {
+        let row = |matrix: &Vec<f32>| {
+            let width = matrix.len() / self.count.max(1);
+            matrix[n * width..(n + 1) * width].to_vec()
+        };
+        let tensor = |tensor: &Option<Vec<f32>>| tensor.as_ref().map_or(Vec::new(), row);
+        let tensors = self.tensors.iter().filter(|_| reads_more).map(tensor).collect();
+        EmbeddedUser { query: row(&self.vectors), tensors }
+    }
+
     /// Some of them on a device.
     pub(super) fn some(&self, device: &Device, named: &[usize]) -> Result<Users> {
         let rows = |matrix: &Vec<f32>| {
@@ -50,10 +62,10 @@ impl HostUsers {
 }
 
 impl Users {
-    /// All of `count` of them in the memory of the host, from where other devices have them.
-    pub(super) fn read(&self, count: usize) -> Result<HostUsers> {
+    /// All of `count` of them in the memory of the host, with their tensors or without.
+    pub(super) fn read(&self, count: usize, with_tensors: bool) -> Result<HostUsers> {
         let tensor = |tensor: &Option<Array<f32>>| tensor.as_ref().map(Array::to_vec).transpose();
-        let tensors = self.tensors.iter().map(tensor).collect::<Result<_>>()?;
+        let tensors = self.tensors.iter().filter(|_| with_tensors).map(tensor).collect::<Result<_>>()?;
         Ok(HostUsers { count, vectors: self.vectors.to_vec()?, tensors })
     }
 

@@ -28,6 +28,8 @@ pub(super) enum Way {
     Nothing,
     /// These slots: those of posting lists, or those that a request names.
     Named,
+    /// These, with the scores that they come with.
+    Scored,
     /// The best lists, all items of them.
     Best,
     /// As many lists, best first, as hold enough eligible items.
@@ -108,7 +110,11 @@ impl Group {
 
     fn of(seen: &[SeenView<'_>], task: &Task, n: usize) -> Group {
         let (way, room, candidates) = match task {
-            Task::Embed { .. } | Task::Select { .. } | Task::Rerank { .. } => (Way::Nothing, 0, 0),
+            Task::Embed { .. } | Task::Select { .. } => (Way::Nothing, 0, 0),
+            Task::Rerank { candidates, .. } => {
+                let count = candidates.first().map_or(0, Vec::len);
+                (Way::Scored, count, count)
+            }
             Task::Rank { slots, .. } => (Way::Named, slots.len(), slots.len()),
             Task::Retrieve(search) => Group::of_search(seen, search),
         };

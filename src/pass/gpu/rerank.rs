@@ -195,7 +195,8 @@ fn results_of(task: &Task) -> usize {
     match task {
         Task::Retrieve(search) => search.k,
         Task::Rank { slots, .. } => slots.len(),
-        Task::Embed { .. } | Task::Select { .. } | Task::Rerank { .. } => 0,
+        Task::Rerank { k, .. } => *k,
+        Task::Embed { .. } | Task::Select { .. } => 0,
     }
 }
 

@@ -8,7 +8,7 @@ use super::groups::{Group, SeenView, Way, items_of, most_lists, plans_of, search
 use crate::device::cuda::ops::looks::Looks;
 use crate::device::cuda::ops::rows::SlotRows;
 use crate::device::cuda::ops::scan::{Collection, Eligible, Kept, Order};
-use crate::device::cuda::ops::top::{self, Best, Scored, Ties};
+use crate::device::cuda::ops::top::{self, Best, Scored, Ties, bucket};
 use crate::device::cuda::ops::words::Passing;
 use crate::device::cuda::{Array, Device, Later};
 use crate::error::{Error, Result};
@@ -16,6 +16,7 @@ use crate::filter::index::{DeviceLiveItems, DevicePlanes};
 use crate::filter::{Plan, Route};
 use crate::ivf::{EligibleParts, FilteredSearch, LiveParts, Pace, Probing, Until};
 use crate::pass::work::{Search, Task};
+use crate::topk::key;
 use crate::units::Slot;
 
 /// Probes of all queries for each list from which on lists are scanned for all their queries together: about where tensor
@@ -149,6 +150,7 @@ pub(super) fn search(asking: Asking<'_>, group: &Group) -> Result<Found> {
     let (settled, counters) = match group.way {
         Way::Nothing => of.nothing()?,
         Way::Named => of.named(tasks, group)?,
+        Way::Scored => of.scored(tasks)?,
         Way::Best => of.best(group)?,
         Way::Exact | Way::Enough => of.exact(group)?,
     };
@@ -297,6 +299,18 @@ impl Searches<'_> {
         let best = self.rescore(&slots, &survivors, stride, &wanted)?;
         let items = self.device.copy(&counts.iter().map(|&n| u64::from(n)).collect::<Vec<u64>>())?;
         Ok(((best, None), Counters { lists: None, items: vec![items], survivors: Some(survivors) }))
+    }
+
+    /// Slots that are known with their scores.
+    fn scored(&self, tasks: &[&Task]) -> Result<(Settled, Counters)> {
+        let of_device = |&(score, slot): &(f32, Slot)| Some((ordered(score), self.seen.beside.to_device(slot)?));
+        let candidates_of = |task: &&Task| -> Vec<(u32, u32)> {
+            let Task::Rerank { candidates, .. } = task else { return Vec::new() };
+            candidates.iter().flatten().filter_map(of_device).collect()
+        };
+        let candidates: Vec<Vec<(u32, u32)>> = tasks.iter().map(candidates_of).collect();
+        let best = given(self.device, &candidates.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
+        Ok(((best, None), Counters::default()))
     }
 
     /// The ordered scores of slots by their widest rows.
@@ -454,6 +468,25 @@ impl Searches<'_> {
         let (lists, items) = (self.told_once(lists), self.told_once(items).into_iter().collect());
         Ok(((best, None), Counters { lists, items, survivors: Some(collected.survivors) }))
     }
+}
+
+/// Candidates of each request with their ordered scores, on a device.
+pub(super) fn given(device: &Device, of_requests: &[&[(u32, u32)]]) -> Result<Best> {
+    // A program runs over one candidate at least.
+    let stride = bucket(of_requests.iter().map(|chosen| chosen.len()).max().unwrap_or(0).max(1));
+    let (mut keys, mut slots) = (vec![0; of_requests.len() * stride], vec![0; of_requests.len() * stride]);
+    for (n, chosen) in of_requests.iter().enumerate() {
+        for (at, &(key, slot)) in chosen.iter().enumerate() {
+            (keys[n * stride + at], slots[n * stride + at]) = (key, slot);
+        }
+    }
+    let counts: Vec<u32> = of_requests.iter().map(|chosen| chosen.len() as u32).collect();
+    Ok(Best { keys: device.copy(&keys)?, slots: device.copy(&slots)?, counts: device.copy(&counts)?, stride })
+}
+
+/// A score as the number that a kernel orders by.
+fn ordered(score: f32) -> u32 {
+    (key(score, Slot::default()) >> 32) as u32
 }
 
 /// What of a part is eligible, as scans take it.

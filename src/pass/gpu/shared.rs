@@ -13,7 +13,7 @@ use super::groups::{Group, SeenView, Way, search_of, selected_of};
 use super::rerank::{self, LaterColumns, UnderWay};
 use super::search::{self, Asking, Counters, Filtering, Found, LaterCounters, LookedAt};
 use crate::device::cuda::ops::scan::Kept;
-use crate::device::cuda::ops::top::{Best, bucket};
+use crate::device::cuda::ops::top::bucket;
 use crate::device::cuda::{Array, Device, Later};
 use crate::error::Result;
 use crate::pass::work::{Prepared, Task};
@@ -45,7 +45,7 @@ pub(super) fn send(
     let mut columns: Vec<LaterColumns> = Vec::new();
     for (at, (device, users)) in lanes.iter().zip(users).enumerate() {
         let of_device: Vec<&[(u32, u32)]> = chosen.iter().map(|of_request| &of_request[at][..]).collect();
-        let (best, counters) = (candidates(device, &of_device)?, Counters::default());
+        let (best, counters) = (search::given(device, &of_device)?, Counters::default());
         let found = Found { users, best, wide: None, counters };
         columns.push(rerank::rerank(device, seen[at].resident, (requests, group.candidates), found)?);
     }
@@ -147,20 +147,6 @@ fn keep(all: &mut Vec<Candidate>, most: usize, seen: &[SeenView<'_>], key: impl 
     let before = |a: &Candidate, b: &Candidate| Reverse(key(a)).cmp(&Reverse(key(b))).then_with(|| id(a).cmp(&id(b)));
     all.select_nth_unstable_by(most, before);
     all.truncate(most);
-}
-
-/// Candidates of each request on a device.
-fn candidates(device: &Device, of_requests: &[&[(u32, u32)]]) -> Result<Best> {
-    // A program runs over one candidate at least.
-    let stride = bucket(of_requests.iter().map(|chosen| chosen.len()).max().unwrap_or(0).max(1));
-    let (mut keys, mut slots) = (vec![0; of_requests.len() * stride], vec![0; of_requests.len() * stride]);
-    for (n, chosen) in of_requests.iter().enumerate() {
-        for (at, &(key, slot)) in chosen.iter().enumerate() {
-            (keys[n * stride + at], slots[n * stride + at]) = (key, slot);
-        }
-    }
-    let counts: Vec<u32> = of_requests.iter().map(|chosen| chosen.len() as u32).collect();
-    Ok(Best { keys: device.copy(&keys)?, slots: device.copy(&slots)?, counts: device.copy(&counts)?, stride })
 }
 
 /// Searches that look at lists until enough is found: a round at a time, after which all devices look at what all have found.

@@ -8,7 +8,15 @@ use crate::device::cuda::driver::Demand;
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::Result;
 
-const THREADS: usize = 128;
+/// Threads of a block that evaluates, at most.
+const THREADS_MAX: usize = 128;
+/// Shared memory that a block of any card has.
+const SHARED_BYTES: usize = 48 << 10;
+
+/// Threads of a block whose stacks are so deep: as many warps as have room.
+fn threads_of(depth: usize) -> usize {
+    (SHARED_BYTES / (4 * depth.max(1)) / 32 * 32).clamp(32, THREADS_MAX)
+}
 
 /// A step of a value model, as kernels read it.
 #[repr(C)]
@@ -140,10 +148,11 @@ impl ValueProgram {
             logit_stride: rated.logits.map_or(0, |(_, n)| n as u32),
             unused: 0,
         };
-        let grid = [parts(device, stride, THREADS, queries), queries, 1];
-        let shared_bytes = 4 * THREADS * self.depth.max(1);
+        let threads = threads_of(self.depth);
+        let grid = [parts(device, stride, threads, queries), queries, 1];
+        let shared_bytes = 4 * threads * self.depth.max(1);
         let demand = Demand::of_bytes(queries * stride * (12 + 8 * tasks + 4 * self.inputs.len()));
-        let threads = THREADS as u32;
+        let threads = threads as u32;
         launch(device, &Shape { kernel: "evaluate", grid, threads, shared_bytes, demand }, &arguments)?;
         Ok(valued)
     }
@@ -207,4 +216,21 @@ pub fn tell(device: &Device, best: SlotRows<'_>, rated: &Rated<'_>, tasks: (&Arr
     let demand = Demand::of_bytes(queries * best.stride * (4 + 16 + 8 * task_count));
     launch(device, &Shape { kernel: "take_columns", grid, threads: 256, shared_bytes: 0, demand }, &arguments)?;
     Ok(told)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::VALUE_DEPTH_MAX;
+
+    /// Five numbers wait at each level of an expression at most: two arguments, a comparison's, a sum's and a product's left one.
+    #[test]
+    fn stacks_of_any_depth_fit_the_shared_memory_of_any_card() {
+        for depth in 0..=5 * (VALUE_DEPTH_MAX + 1) + 1 {
+            let threads = threads_of(depth);
+            assert!(threads.is_multiple_of(32) && (32..=THREADS_MAX).contains(&threads), "{threads}");
+            assert!(4 * threads * depth <= SHARED_BYTES, "{depth} numbers of {threads} threads");
+        }
+        assert_eq!([threads_of(1), threads_of(96)], [THREADS_MAX; 2]);
+    }
 }

@@ -1,0 +1,33 @@
+//! `sterling plan --calibrate` of a card. What it makes of a card's rates is tried on one that is a model, in `planner::calibrate_gpu`.
+
+use sterling::device::cuda::Device;
+use sterling::planner::{Topology, Workload, calibrate_gpu, plan};
+
+use crate::emulation::{cards, device};
+
+#[test]
+fn a_card_is_measured_and_planned_with() {
+    let device = device();
+    let constants = calibrate_gpu::measure(&device, 1 << 18).unwrap();
+    let mut topology = Topology::detect().unwrap().with_cards(std::slice::from_ref(&device)).unwrap();
+    calibrate_gpu::apply(&[constants], &mut topology).unwrap();
+    topology.validate().unwrap();
+    // Whatever the clock has said, there is nothing that takes no time at all but a row beside its bytes.
+    let gpu = &topology.gpus[0];
+    assert_eq!(gpu.name, device.name());
+    assert!(constants.call_us > 0.0 && constants.link_us > 0.0, "{constants:?}");
+    let text = "[[tables]]\nname = 't'\nrows = 1000\nwidth = 64\nskew = 1.0\ntiers = ['hbm']\n";
+    let planned = plan(&topology, &Workload::parse(text).unwrap()).unwrap();
+    assert_eq!(planned.tables[0].shards[0].device, gpu.name);
+}
+
+#[test]
+fn a_card_that_is_full_or_lost_is_no_card_to_measure() {
+    let small = cards(&[300_000]);
+    let error = calibrate_gpu::measure(&Device::over(small[0].clone()), 1 << 20).unwrap_err().to_string();
+    assert!(error.contains("emulated:0") && error.contains("75000 bytes"), "{error}");
+    let lost = cards(&[1 << 30]);
+    lost[0].lose_after(3);
+    let error = calibrate_gpu::measure(&Device::over(lost[0].clone()), 1 << 18).unwrap_err().to_string();
+    assert!(error.contains("the card is lost"), "{error}");
+}
