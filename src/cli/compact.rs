@@ -85,7 +85,7 @@ fn merge(store: &StoreArgs, updates: &Path, (model, shard): (&str, Option<u32>))
     let feeds = Arc::new(journals::open(updates, &StreamOptions::default())?);
     let snapshots =
         Snapshots { placement: Placement::whole(), trials: Trials::Apart(Apart::of_this_program()?), recorded: 0 };
-    let loader = Updating { snapshots, feeds: Some(feeds.clone()) };
+    let loader = Updating { snapshots, feeds: Some(feeds.clone()), in_place: true };
     let options = registry::Options { only: Some(model.into()), ..registry::Options::default() };
     let registry = Arc::new(Registry::new(store.clone(), loader, options).with_warm_up(Arc::new(warmup::check)));
     registry.refresh();

@@ -203,11 +203,11 @@ impl Server {
         }
         let feeds = config.updates.as_ref().map(|updates| journals::open(updates, &config.streams));
         let feeds = feeds.transpose()?.map(Arc::new);
-        let loader = Updating { snapshots: loader, feeds: feeds.clone() };
         let chosen = config.device.parse::<Choice>()?.open()?;
         tracing::info!(device = %chosen, "passes run here");
         let passes = Passes::on(&chosen, feeds.is_some());
         let residents = passes.residents();
+        let loader = Updating { snapshots: loader, feeds: feeds.clone(), in_place: residents.is_none() };
         let warm = move |loaded: &Loaded| {
             warmup::check(loaded)?;
             // A version is on the device before it may answer.

@@ -1,6 +1,7 @@
 //! Which values of a category hold a text.
 
-use super::view::{Cell, Column};
+use super::cell::Cell;
+use super::view::Column;
 
 /// How a value holds a text, the closest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -13,20 +13,25 @@
 //! | `c3.floats` f64 `[S]` | numbers, NaN where missing |
 
 mod build;
+mod cell;
 mod containing;
 mod device;
 mod likeness;
 mod operator;
+mod overlay;
+mod sparse;
 mod stacked;
 mod view;
 
 pub use build::{ItemColumn, ItemValues, encode, text_bytes};
+pub use cell::Cell;
 pub use containing::Contains;
 pub use device::DeviceColumns;
 pub use likeness::likeness;
-pub use operator::Operator;
+pub use operator::{Operator, Threshold};
+pub use overlay::{Overlay, Predicate, Value};
 pub use stacked::Stacked;
-pub use view::{Cell, Column, ColumnKind, Columns, Comparison};
+pub use view::{Column, ColumnKind, Columns, Comparison};
 
 #[cfg(test)]
 mod tests {
@@ -125,6 +130,76 @@ mod tests {
         assert_eq!(holds("price", NotEqual, "-1"), [2], "a missing number compares to nothing");
         assert!(columns.column("lang").unwrap().comparison(Less, "1").is_err());
         assert!(columns.column("year").unwrap().comparison(Less, "x").is_err());
+    }
+
+    #[test]
+    fn what_is_asked_of_values_that_came_later_is_what_is_asked_of_columns() {
+        let columns = sample();
+        let attribute = |column: &Column, slot| match column.cell(slot) {
+            Cell::Missing => Value::Missing,
+            Cell::Integer(value) => Value::of_integers(&[value]),
+            Cell::Integers(values) => Value::of_integers(&values.into_iter().rev().collect::<Vec<_>>()),
+            Cell::Float(value) => Value::Float(value),
+            Cell::Text(text) => Value::of_texts(&[text.to_owned()]),
+            Cell::Texts(texts) => Value::of_texts(&texts.into_iter().rev().map(str::to_owned).collect::<Vec<_>>()),
+        };
+        use Operator::*;
+        for (column, slot) in columns.list().flat_map(|column| (0..4).map(move |slot| (column, Slot(slot)))) {
+            let value = attribute(column, slot);
+            assert_eq!(value.cell(), column.cell(slot));
+            let numbers = column.numbers().map(|numbers| numbers[slot.index()]);
+            assert_eq!(numbers.unwrap_or(0.0), value.number());
+            for (operator, text) in
+                [Less, LessEqual, Greater, GreaterEqual, Equal, NotEqual].into_iter().flat_map(|operator| {
+                    [
+                        "-3",
+                        "6.5",
+                        "7",
+                        "7.0",
+                        "7.5",
+                        "2024",
+                        "2.024e3",
+                        "-1",
+                        "9.5",
+                        "1e300",
+                        "-1e300",
+                        "99999999999999999999",
+                    ]
+                    .map(|text| (operator, text))
+                })
+            {
+                let Ok(comparison) = column.comparison(operator, text) else { continue };
+                let asked = column.asks_whether(operator, text).unwrap();
+                assert_eq!(
+                    asked.holds(&value),
+                    column.compares(&comparison, slot),
+                    "{} {operator:?} {text} {value:?}",
+                    column.name()
+                );
+            }
+            for wanted in [&["fr"][..], &["zz", "de"], &["7"], &["1", "2024"]]
+                .map(|all| all.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>())
+            {
+                let terms: Vec<_> = wanted.iter().map(|one| column.term(one)).collect();
+                if terms.iter().any(|term| term.is_err()) {
+                    continue;
+                }
+                let holds = terms
+                    .into_iter()
+                    .flatten()
+                    .flatten()
+                    .any(|term| column.codes(slot).contains(&column.code(term).unwrap()));
+                assert_eq!(
+                    column.asks_for(&wanted).unwrap().holds(&value),
+                    holds,
+                    "{} {wanted:?} {value:?}",
+                    column.name()
+                );
+            }
+        }
+        assert_eq!(Value::of_integers(&[4, 4]), Value::Integer(4));
+        assert_eq!(Value::of_texts(&["a".to_owned(), "a".to_owned()]), Value::Text("a".into()));
+        assert_eq!((Value::of_integers(&[]), Value::of_texts(&[])), (Value::Missing, Value::Missing));
     }
 
     #[test]

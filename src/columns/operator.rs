@@ -1,5 +1,44 @@
 //! The comparisons that a column of numbers answers.
 
+/// What integers are compared with: any number, exactly for every i64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threshold {
+    floor: i128,
+    is_whole: bool,
+}
+
+impl Threshold {
+    /// The number that `text` writes, which is about `number`.
+    pub(super) fn of(text: &str, number: f64) -> Self {
+        // A whole number is compared as one, a fraction through its floor.
+        let whole = text.parse::<i128>().ok().or((number.fract() == 0.0).then_some(number as i128));
+        Threshold { floor: whole.unwrap_or(number.floor() as i128), is_whole: whole.is_some() }
+    }
+
+    /// Whether an integer is less.
+    pub(super) fn is_above(self, value: i64) -> bool {
+        i128::from(value) < self.floor.saturating_add(i128::from(!self.is_whole))
+    }
+
+    /// Whether an integer is less, or the bound itself.
+    pub(super) fn is_not_below(self, value: i64) -> bool {
+        i128::from(value) <= self.floor
+    }
+
+    /// Whether an integer compares so with it.
+    pub fn holds(self, operator: Operator, value: i64) -> bool {
+        let (less, no_more) = (self.is_above(value), self.is_not_below(value));
+        match operator {
+            Operator::Less => less,
+            Operator::LessEqual => no_more,
+            Operator::Greater => !no_more,
+            Operator::GreaterEqual => !less,
+            Operator::Equal => no_more && !less,
+            Operator::NotEqual => !no_more || less,
+        }
+    }
+}
+
 /// How a number is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)]

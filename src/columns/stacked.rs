@@ -1,20 +1,26 @@
 //! Columns of several parts whose slots follow one another.
 
-use super::view::{Cell, Columns};
+use std::sync::Arc;
+
+use super::cell::Cell;
+use super::overlay::Overlay;
+use super::view::Columns;
 use crate::units::Slot;
 
 /// The same columns of a first part and of those behind it.
 #[derive(Clone, Debug)]
 pub struct Stacked {
     first: Columns,
+    /// What has changed of these since.
+    overlay: Arc<Overlay>,
     /// With the slot, counted over all parts, that each begins at; ascending.
     others: Vec<(u32, Columns)>,
 }
 
 impl Stacked {
-    /// The columns of a part, and of others with the slots that these begin at, ascending.
-    pub fn new(first: Columns, others: Vec<(u32, Columns)>) -> Self {
-        Stacked { first, others }
+    /// The columns of a part with what has changed of them since, and of others with the slots that these begin at, ascending.
+    pub fn new(first: Columns, overlay: Arc<Overlay>, others: Vec<(u32, Columns)>) -> Self {
+        Stacked { first, overlay, others }
     }
 
     /// The columns of the first part, which says what all are called.
@@ -24,20 +30,24 @@ impl Stacked {
 
     /// True where no slot of any part has two values in the column of a number.
     pub fn is_single(&self, column: usize) -> bool {
-        self.first.at(column).is_single() && self.others.iter().all(|(_, columns)| columns.at(column).is_single())
+        let is_single = self.first.at(column).is_single() && self.overlay.is_single(column);
+        is_single && self.others.iter().all(|(_, columns)| columns.at(column).is_single())
     }
 
     /// The values of a slot, of any part, in the column of a number.
     pub fn cell(&self, column: usize, slot: Slot) -> Cell<'_> {
         match self.others.partition_point(|(first, _)| *first <= slot.0).checked_sub(1) {
             Some(at) => self.others[at].1.at(column).cell(Slot(slot.0 - self.others[at].0)),
-            None => self.first.at(column).cell(slot),
+            None => match self.overlay.get(column, slot) {
+                Some(value) => value.cell(),
+                None => self.first.at(column).cell(slot),
+            },
         }
     }
 }
 
 impl From<&Columns> for Stacked {
     fn from(columns: &Columns) -> Self {
-        Stacked::new(columns.clone(), Vec::new())
+        Stacked::new(columns.clone(), Arc::default(), Vec::new())
     }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::operator::Operator;
+use super::cell::Cell;
+use super::operator::{Operator, Threshold};
+use super::overlay::Predicate;
 use crate::device::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::files::Tensors;
@@ -64,18 +66,6 @@ pub struct Column {
 pub struct Columns {
     columns: Arc<[Column]>,
     terms: usize,
-}
-
-/// The values of one slot in one column.
-#[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)]
-pub enum Cell<'a> {
-    Missing,
-    Integer(i64),
-    Integers(Vec<i64>),
-    Float(f64),
-    Text(&'a str),
-    Texts(Vec<&'a str>),
 }
 
 /// A comparison made ready for one column.
@@ -322,12 +312,7 @@ impl Column {
             Values::Floats(_) => {
                 return Err(Error::invalid(format!("column `{name}` holds numbers: compare it, as in `{name} < 10`")));
             }
-            Values::Integers(values) => {
-                let integer: i64 = value.parse().map_err(|_| {
-                    Error::invalid(format!("column `{name}` holds integers: got `{value}`, expected an integer"))
-                })?;
-                values.binary_search(&integer).ok()
-            }
+            Values::Integers(values) => values.binary_search(&self.integer(value)?).ok(),
             Values::Texts { .. } => {
                 let (mut low, mut high) = (0, self.dictionary_len() as u32);
                 while low < high {
@@ -364,26 +349,17 @@ impl Column {
     /// # Errors
     /// `Invalid` where the column does not hold numbers, may not be filtered, or the text is no number.
     pub fn comparison(&self, operator: Operator, text: &str) -> Result<Comparison> {
-        let name = self.name();
-        if !self.declared.filter {
-            return Err(Error::invalid(format!("column `{name}` is not filterable in this snapshot")));
-        }
-        let number: f64 = text
-            .parse()
-            .ok()
-            .filter(|n: &f64| n.is_finite())
-            .ok_or_else(|| Error::invalid(format!("got `{text}`, expected a number to compare `{name}` with")))?;
+        let number = self.compared_number(text)?;
         match &self.values {
             Values::Floats(_) => Ok(Comparison::Float(operator, number)),
-            Values::Texts { .. } => {
-                Err(Error::invalid(format!("column `{name}` holds texts: ask `{name}:value`, it cannot be compared")))
-            }
+            Values::Texts { .. } => Err(Error::invalid(format!(
+                "column `{0}` holds texts: ask `{0}:value`, it cannot be compared",
+                self.name()
+            ))),
             Values::Integers(values) => {
-                // Exact for every i64: a whole number is compared as one, a fraction through its floor.
-                let whole = text.parse::<i128>().ok().or((number.fract() == 0.0).then_some(number as i128));
-                let floor = whole.unwrap_or(number.floor() as i128);
-                let equal = values.partition_point(|&v| i128::from(v) <= floor) as u32;
-                let below = whole.map_or(equal, |n| values.partition_point(|&v| i128::from(v) < n) as u32);
+                let bound = Threshold::of(text, number);
+                let equal = values.partition_point(|&v| bound.is_not_below(v)) as u32;
+                let below = values.partition_point(|&v| bound.is_above(v)) as u32;
                 let end = values.len() as u32;
                 Ok(Comparison::Codes(match operator {
                     Operator::Less => [0..below, 0..0],
@@ -395,6 +371,50 @@ impl Column {
                 }))
             }
         }
+    }
+
+    /// The number that a comparison writes.
+    fn compared_number(&self, text: &str) -> Result<f64> {
+        let name = self.name();
+        if !self.declared.filter {
+            return Err(Error::invalid(format!("column `{name}` is not filterable in this snapshot")));
+        }
+        text.parse()
+            .ok()
+            .filter(|n: &f64| n.is_finite())
+            .ok_or_else(|| Error::invalid(format!("got `{text}`, expected a number to compare `{name}` with")))
+    }
+
+    /// The integer that a filter writes.
+    fn integer(&self, text: &str) -> Result<i64> {
+        text.parse().map_err(|_| {
+            Error::invalid(format!("column `{}` holds integers: got `{text}`, expected an integer", self.name()))
+        })
+    }
+
+    /// What asking for one of some values, which [`Column::term`] takes, asks of values that came later.
+    ///
+    /// # Errors
+    /// As [`Column::term`].
+    pub fn asks_for(&self, values: &[String]) -> Result<Predicate> {
+        match &self.values {
+            Values::Integers(_) => {
+                values.iter().map(|value| self.integer(value)).collect::<Result<_>>().map(Predicate::Integers)
+            }
+            _ => Ok(Predicate::Texts(values.to_vec())),
+        }
+    }
+
+    /// What [`Column::comparison`] asks of values that came later.
+    ///
+    /// # Errors
+    /// As [`Column::comparison`].
+    pub fn asks_whether(&self, operator: Operator, text: &str) -> Result<Predicate> {
+        let number = self.compared_number(text)?;
+        Ok(match &self.values {
+            Values::Floats(_) => Predicate::Number(operator, number),
+            _ => Predicate::Threshold(operator, Threshold::of(text, number)),
+        })
     }
 
     /// True where the comparison holds for any value of the slot.

@@ -2,8 +2,9 @@
 //!
 //! `language` turns text into a canonical tree. `index` holds bits and posting lists of the items, built when a snapshot is
 //! published. A [`Plan`] resolves a tree against the columns and the index of one snapshot (`question`), and compiles it
-//! into operations on planes (`program`).
+//! into operations on planes (`program`). Items that have changed since are asked anew (`changed`).
 
+mod changed;
 pub mod index;
 pub mod language;
 mod lower;

@@ -7,16 +7,19 @@
 //! 3. The share of items that pass is estimated from the terms' counts, taken as independent. They are not: the price of a search
 //!    rests on a sample besides (`sample`).
 //! 4. Where a conjunction holds a rare term the survivors are found through posting lists, exactly ([`Route::Slots`]).
+//! 5. Where values have changed since the index was built, all of this tells of the others alone ([`Plan::with_changes`]).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::changed::Changed;
 use super::index::Index;
 use super::language::Canonical;
 use super::lower;
 use super::program::Program;
 use super::question::{Node, Question, resolve};
 use super::sample::{PassingShares, Sample};
-use crate::columns::{Columns, Comparison};
+use crate::columns::{Columns, Comparison, Overlay};
 use crate::device::cuda::ops::words::WordProgram;
 use crate::error::Result;
 use crate::units::{ListId, Slot};
@@ -57,6 +60,8 @@ pub struct Plan {
     /// Of words, where the route leads through them.
     sample: Sample,
     columns: Columns,
+    /// Items of which planes and posting lists tell what they were.
+    changed: Option<Changed>,
     /// Tells the plans apart whose words a scratch may hold.
     number: u64,
 }
@@ -104,9 +109,10 @@ impl Plan {
             sample: Sample::default(),
             root,
             columns: columns.clone(),
+            changed: None,
             number: PLANS.fetch_add(1, Ordering::Relaxed),
         };
-        let most = ((index.items() as f64 * POSTING_WALK_SHARE_MAX) as usize).max(POSTING_WALK_MIN);
+        let most = slots_max(index);
         plan.route = match &plan.root {
             Node::All => Route::All,
             Node::Nothing => Route::Nothing,
@@ -130,6 +136,32 @@ impl Plan {
             }
         };
         Ok(plan)
+    }
+
+    /// The same plan for a snapshot in which values have changed since its index was built; `filter` is what the plan was made of.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn with_changes(mut self, filter: &Canonical, index: &Index, overlay: &Arc<Overlay>) -> Result<Self> {
+        let Some(changed) = Changed::of(filter, &self.columns, overlay)? else { return Ok(self) };
+        let kept: Option<Vec<Slot>> = match &self.route {
+            Route::Nothing => Some(Vec::new()),
+            Route::Slots(slots) => Some(slots.iter().copied().filter(|&slot| !changed.contains(slot)).collect()),
+            Route::All | Route::Words => None,
+        };
+        self.route = Route::Words;
+        if let Some(mut slots) = kept {
+            slots.extend(changed.passing(&self.columns));
+            slots.sort_unstable();
+            self.pass_rate = slots.len() as f64 / index.items().max(1) as f64;
+            if slots.is_empty() {
+                self.route = Route::Nothing;
+            } else if slots.len() <= slots_max(index) {
+                self.route = Route::Slots(slots);
+            }
+        }
+        self.changed = Some(changed);
+        Ok(self)
     }
 
     /// The way to the eligible items.
@@ -186,7 +218,8 @@ impl Plan {
 
     /// True where the item in the slot satisfies the filter.
     pub fn passes(&self, slot: Slot) -> bool {
-        self.holds(&self.root, slot)
+        let of_changed = self.changed.as_ref().and_then(|changed| changed.passes(slot, &self.columns));
+        of_changed.unwrap_or_else(|| self.holds(&self.root, slot))
     }
 
     fn holds(&self, node: &Node, slot: Slot) -> bool {
@@ -195,17 +228,7 @@ impl Plan {
             Node::Nothing => false,
             Node::And(parts) => parts.iter().all(|p| self.holds(p, slot)),
             Node::Or(parts) => parts.iter().any(|p| self.holds(p, slot)),
-            Node::Literal { question, negated } => {
-                let holds = match question {
-                    Question::Terms { column, terms } => {
-                        let column = self.columns.at(*column);
-                        let codes = column.codes(slot);
-                        terms.iter().any(|&t| column.code(t).is_some_and(|c| codes.binary_search(&c).is_ok()))
-                    }
-                    Question::Compares { column, comparison } => self.columns.at(*column).compares(comparison, slot),
-                };
-                holds != *negated
-            }
+            Node::Literal { question, negated } => question.holds(&self.columns, slot) != *negated,
         }
     }
 
@@ -215,6 +238,15 @@ impl Plan {
     /// Lists that are asked for in their order are evaluated many at a time, which a sweep over all of them profits from;
     /// those of a plan whose words are kept ([`Scratch::keep`]) are copied from the second time on.
     pub fn words(&self, index: &Index, list: ListId, scratch: &mut Scratch, out: &mut [u64]) {
+        self.words_of_planes(index, list, scratch, out);
+        if let Some(changed) = &self.changed {
+            let first = index.first_slot(list);
+            changed.put_right(&self.columns, first, first + index.length(list) as u32, out);
+        }
+    }
+
+    /// The same by planes alone.
+    fn words_of_planes(&self, index: &Index, list: ListId, scratch: &mut Scratch, out: &mut [u64]) {
         let list = list.index();
         if scratch.plan != self.number {
             (scratch.ahead, scratch.in_a_row) = (0..0, 0);
@@ -250,8 +282,13 @@ impl Plan {
 /// Two plans of one snapshot that ask the same.
 impl PartialEq for Plan {
     fn eq(&self, other: &Self) -> bool {
-        self.root == other.root
+        self.root == other.root && self.changed == other.changed
     }
+}
+
+/// So many slots at most are searched one by one.
+fn slots_max(index: &Index) -> usize {
+    ((index.items() as f64 * POSTING_WALK_SHARE_MAX) as usize).max(POSTING_WALK_MIN)
 }
 
 /// The share of items that pass, with terms taken as independent.

@@ -3,7 +3,7 @@
 use super::language::{Canonical, Leaf, Test};
 use crate::columns::{Columns, Comparison};
 use crate::error::Result;
-use crate::units::TermId;
+use crate::units::{Slot, TermId};
 
 /// A resolved leaf.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +21,34 @@ impl Question {
             Question::Terms { terms, .. } => terms.is_empty(),
             Question::Compares { comparison: Comparison::Codes(ranges), .. } => ranges.iter().all(|r| r.is_empty()),
             Question::Compares { .. } => false,
+        }
+    }
+
+    /// Whether the item of a slot answers it with yes.
+    pub(super) fn holds(&self, columns: &Columns, slot: Slot) -> bool {
+        match self {
+            Question::Terms { column, terms } => {
+                let column = columns.at(*column);
+                let codes = column.codes(slot);
+                terms.iter().any(|&t| column.code(t).is_some_and(|c| codes.binary_search(&c).is_ok()))
+            }
+            Question::Compares { column, comparison } => columns.at(*column).compares(comparison, slot),
+        }
+    }
+
+    /// Those of the 64 slots from `first` on that are `asked`, bit by bit, and answer it with yes.
+    pub(super) fn holding(&self, columns: &Columns, first: Slot, asked: u64) -> u64 {
+        match self {
+            Question::Terms { .. } => {
+                let (mut left, mut holding) = (asked, 0);
+                while left != 0 {
+                    let bit = left.trailing_zeros();
+                    holding |= u64::from(self.holds(columns, Slot(first.0 + bit))) << bit;
+                    left &= left - 1;
+                }
+                holding
+            }
+            Question::Compares { column, comparison } => columns.at(*column).holding(comparison, first, asked),
         }
     }
 }
@@ -73,7 +101,7 @@ pub(super) fn resolve(filter: &Canonical, columns: &Columns) -> Result<Node> {
     })
 }
 
-fn question(leaf: &Leaf, columns: &Columns) -> Result<Question> {
+pub(super) fn question(leaf: &Leaf, columns: &Columns) -> Result<Question> {
     let number = columns.number(&leaf.feature)?;
     let column = columns.at(number);
     match &leaf.test {

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::journal::{Append, Done, Follower, Journal, Journals, Record, Topic};
 use crate::locks::locked;
 use crate::registry::{Declared, Loader, Snapshots, is_passing};
-use crate::snapshot::{Snapshot, check_name};
+use crate::snapshot::check_name;
 use crate::view::{Live, Shown};
 
 /// Updates that are applied before they are shown, and before a version is: then all cores can share them.
@@ -186,6 +186,8 @@ pub struct Updating {
     pub snapshots: Snapshots,
     /// The updates; without them snapshots stay as they are.
     pub feeds: Option<Arc<Feeds>>,
+    /// Whether attributes change where items lie ([`Fresh::in_place`]).
+    pub in_place: bool,
 }
 
 impl Loader<Live> for Updating {
@@ -199,18 +201,19 @@ impl Loader<Live> for Updating {
         let Some(feeds) = &self.feeds else { return Ok(live) };
         let (topic, position) = (main.manifest.topic(), main.manifest.position);
         let feed = feeds.open(&topic, position)?;
-        follow(feed, main, &live).map_err(|e| e.within(format!("updates of {topic} after position {position}")))?;
+        let fresh = Fresh::new(main, position);
+        let fresh = if self.in_place { fresh.in_place() } else { fresh };
+        follow(feed, fresh, &live).map_err(|e| e.within(format!("updates of {topic} after position {position}")))?;
         Ok(live)
     }
 }
 
 /// Brings a snapshot to the position that its journal is at, and keeps it there on a thread of its own.
-fn follow(feed: Arc<Feed>, main: Arc<Snapshot>, live: &Live) -> Result<()> {
-    let position = main.manifest.position;
+fn follow(feed: Arc<Feed>, fresh: Fresh, live: &Live) -> Result<()> {
     let mut following = Following {
-        records: feed.journal.follow(position)?,
-        name: main.manifest.name.clone(),
-        fresh: Fresh::new(main, position),
+        records: feed.journal.follow(fresh.position())?,
+        name: live.view().main().manifest.name.clone(),
+        fresh,
         feed,
         pending: Vec::new(),
     };

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use super::View;
-use crate::columns::{Cell, Column, Contains};
+use crate::columns::{Cell, Column, Contains, Value};
 use crate::error::{Error, Result};
 use crate::units::Slot;
 
@@ -44,7 +44,7 @@ impl View {
             let column = part.columns.at(number);
             let holds = column.containing(text);
             let mut best = BinaryHeap::new();
-            for slot in part.live() {
+            for slot in part.unchanged(number) {
                 let codes = column.codes(slot).iter().map(|&code| (holds[code as usize], code));
                 let Some((held, code)) = codes.min().filter(|(held, _)| *held != Contains::Not) else { continue };
                 best.push((held, code, slot));
@@ -52,6 +52,11 @@ impl View {
                     best.pop();
                 }
             }
+            found.extend(part.changed(number).filter_map(|(slot, value)| {
+                let values = categories(value).into_iter().map(|value| (value.contains(text), value));
+                let (held, value) = values.min().filter(|(held, _)| *held != Contains::Not)?;
+                Some((held, value, part.in_view(slot)))
+            }));
             found.extend(best.into_iter().map(|(held, code, slot)| (held, category(column, code), part.in_view(slot))));
         }
         found.sort();
@@ -82,11 +87,17 @@ impl View {
             let column = part.columns.at(number);
             let holds = column.containing(text);
             let mut items = vec![0; holds.len()];
-            part.live().flat_map(|slot| column.codes(slot)).for_each(|&code| items[code as usize] += 1);
+            part.unchanged(number).flat_map(|slot| column.codes(slot)).for_each(|&code| items[code as usize] += 1);
             let held =
                 holds.into_iter().zip(items).zip(0..).filter(|((held, items), _)| *held != Contains::Not && *items > 0);
             for ((held, items), code) in held {
                 counts.entry(category(column, code)).or_insert((held, 0)).1 += items;
+            }
+            for value in part.changed(number).flat_map(|(_, value)| categories(value)) {
+                let held = value.contains(text);
+                if held != Contains::Not {
+                    counts.entry(value).or_insert((held, 0)).1 += 1;
+                }
             }
         }
         let mut values: Vec<_> =
@@ -111,16 +122,47 @@ impl View {
     fn range(&self, number: usize) -> Option<(f64, f64)> {
         let places = self.all_parts().flat_map(|part| {
             let column = part.columns.at(number);
-            let numbers: Vec<f64> = match column.floats() {
-                Some(floats) => part.live().map(|slot| floats[slot.index()]).filter(|n| !n.is_nan()).collect(),
+            let mut numbers: Vec<f64> = match column.floats() {
+                Some(floats) => {
+                    part.unchanged(number).map(|slot| floats[slot.index()]).filter(|n| !n.is_nan()).collect()
+                }
                 None => column.extremes().into_iter().flatten().map(|n| n as f64).collect(),
             };
+            numbers.extend(part.changed(number).flat_map(|(_, value)| match value {
+                Value::Float(number) => vec![*number],
+                _ => categories(value).iter().filter_map(Category::integer).map(|n| n as f64).collect(),
+            }));
             numbers
         });
         places.fold(None, |range: Option<(f64, f64)>, n| {
             let (least, greatest) = range.unwrap_or((n, n));
             Some((least.min(n), greatest.max(n)))
         })
+    }
+}
+
+impl Category {
+    /// How it holds `text`, as [`Column::containing`] tells it of a dictionary.
+    fn contains(&self, text: &str) -> Contains {
+        match self {
+            Category::Integer(value) => Contains::of(&value.to_string(), text),
+            Category::Text(value) => Contains::of(value, text),
+        }
+    }
+
+    fn integer(&self) -> Option<i64> {
+        if let Category::Integer(value) = self { Some(*value) } else { None }
+    }
+}
+
+/// The values of an item that has changed.
+fn categories(value: &Value) -> Vec<Category> {
+    match value {
+        Value::Missing | Value::Float(_) => Vec::new(),
+        Value::Integer(value) => vec![Category::Integer(*value)],
+        Value::Integers(values) => values.iter().copied().map(Category::Integer).collect(),
+        Value::Text(text) => vec![Category::Text(text.to_string())],
+        Value::Texts(texts) => texts.iter().cloned().map(Category::Text).collect(),
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Everything that a pass reads of items goes through here, so that a pass does not know where an item lies: in the main
 //! snapshot, or in one of the segments ([`Segment`]) that hold what came after it. Slots are counted over all of them: those of
-//! the main snapshot, then those of each segment. Of what lies in either, tombstones tell what was replaced or deleted since.
+//! the main snapshot, then those of each segment. Of what lies in either, tombstones tell what was replaced or deleted since, and
+//! an overlay what has changed of the main snapshot's columns.
 //!
 //! A view never changes: an update makes another one, which shares all that is the same. So a request sees one position from its
 //! first step to its answer, and nobody locks anything. Filters are planned here too, and an equal filter of requests that are
@@ -18,7 +19,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use crate::columns::{Column, Columns, Stacked};
+use crate::columns::{Column, Columns, Overlay, Stacked, Value};
 use crate::error::Result;
 use crate::filter::{self, Plan};
 use crate::ivf;
@@ -42,6 +43,8 @@ pub struct View {
     main: Arc<Snapshot>,
     /// Slots of the main snapshot whose items are gone.
     gone: Tombstones,
+    /// What has changed of its columns.
+    overlay: Arc<Overlay>,
     pieces: Vec<Piece>,
     position: u64,
     plans: Mutex<Plans>,
@@ -96,6 +99,8 @@ struct Piece {
 struct Part<'a> {
     first_slot: u32,
     columns: &'a Columns,
+    /// What has changed of these, where anything may.
+    overlay: Option<&'a Overlay>,
     filter: &'a filter::Index,
     index: &'a ivf::Index,
     ids: &'a Ids,
@@ -107,6 +112,19 @@ impl<'a> Part<'a> {
     fn live(&self) -> impl Iterator<Item = Slot> + use<'a> {
         let gone = self.gone;
         self.index.filled_slots().filter(move |&slot| !gone.contains(slot))
+    }
+
+    /// Those whose values in the column of a number have not changed.
+    fn unchanged(&self, column: usize) -> impl Iterator<Item = Slot> + use<'a> {
+        let overlay = self.overlay;
+        self.live().filter(move |&slot| overlay.is_none_or(|overlay| overlay.get(column, slot).is_none()))
+    }
+
+    /// The others, with what they have now.
+    fn changed(&self, column: usize) -> impl Iterator<Item = (Slot, &'a Value)> + use<'a> {
+        let gone = self.gone;
+        let changed = self.overlay.into_iter().flat_map(move |overlay| overlay.changed(column));
+        changed.filter(move |(slot, _)| !gone.contains(*slot))
     }
 
     fn searched(&self) -> CataloguePart<'a> {
@@ -141,7 +159,14 @@ impl View {
             Piece { segment, gone, first_slot }
         };
         let pieces = segments.into_iter().map(piece).collect();
-        View { main, gone, pieces, position, plans: Mutex::default(), recorded: Arc::default() }
+        let overlay = Arc::default();
+        View { main, gone, overlay, pieces, position, plans: Mutex::default(), recorded: Arc::default() }
+    }
+
+    /// The same view, in which attributes of the main snapshot's items have changed.
+    #[must_use]
+    pub fn with_changes(self, overlay: Overlay) -> Self {
+        View { overlay: Arc::new(overlay), ..self }
     }
 
     /// The same view, keeping up to so many of the query embeddings that it and those after it will be asked.
@@ -206,11 +231,16 @@ impl View {
         self.pieces.iter().map(|piece| piece.segment.index().items() - piece.gone.len()).sum()
     }
 
-    /// What updates have made of the main snapshot, as a share of its items: items that lie beside it, and slots whose items are
-    /// gone. A search pays for both.
+    /// Number of items of the main snapshot that have changed where they lie.
+    pub fn changed_items(&self) -> usize {
+        self.overlay.len()
+    }
+
+    /// What updates have made of the main snapshot, as a share of its items: items that lie beside it, slots whose items are gone,
+    /// and items that have changed where they lie. A search pays for all of them.
     pub fn drift(&self) -> f64 {
         let gone = self.pieces.iter().map(|piece| piece.gone.len()).sum::<usize>() + self.gone.len();
-        (self.fresh_items() + gone) as f64 / self.main.index.items().max(1) as f64
+        (self.fresh_items() + gone + self.changed_items()) as f64 / self.main.index.items().max(1) as f64
     }
 
     /// Share of the model's items that a search of this view looks at: all of them, where nothing of the model is left out.
@@ -263,10 +293,11 @@ impl View {
     /// The main snapshot, then the segments.
     fn all_parts(&self) -> impl Iterator<Item = Part<'_>> {
         let Snapshot { columns, filter, index, ids, .. } = &*self.main;
-        let main = Part { first_slot: 0, columns, filter, index, ids, gone: &self.gone };
+        let main = Part { first_slot: 0, columns, overlay: Some(&self.overlay), filter, index, ids, gone: &self.gone };
         let beside = self.pieces.iter().map(|piece| Part {
             first_slot: piece.first_slot,
             columns: piece.segment.columns(),
+            overlay: None,
             filter: piece.segment.filter(),
             index: piece.segment.index(),
             ids: piece.segment.ids(),
@@ -357,7 +388,7 @@ impl View {
 
     /// True where nothing has changed since the main snapshot was published.
     pub fn is_bare(&self) -> bool {
-        self.gone.is_empty() && self.pieces.is_empty()
+        self.gone.is_empty() && self.overlay.is_empty() && self.pieces.is_empty()
     }
 
     /// The names of the columns that the reranker and the value model read.
@@ -367,20 +398,24 @@ impl View {
 
     /// The values of one of [`View::numbers`] at many slots, appended to `out`.
     pub fn read_numbers(&self, column: usize, slots: impl Iterator<Item = Slot>, out: &mut Vec<f32>) {
-        let of_main = &self.main.numbers[column].1;
-        if self.pieces.is_empty() {
+        let (name, of_main) = &self.main.numbers[column];
+        let changed = self.main.columns.number(name).ok().filter(|&number| self.overlay.has_column(number));
+        if self.pieces.is_empty() && changed.is_none() {
             return out.extend(slots.map(|slot| of_main[slot.index()]));
         }
         out.extend(slots.map(|slot| match self.piece(slot) {
             Some((piece, slot)) => piece.segment.numbers()[column][slot.index()],
-            None => of_main[slot.index()],
+            None => match changed.and_then(|number| self.overlay.get(number, slot)) {
+                Some(value) => value.number(),
+                None => of_main[slot.index()],
+            },
         }));
     }
 
     /// The item columns of all slots.
     pub fn columns(&self) -> Stacked {
         let others = self.pieces.iter().map(|piece| (piece.first_slot, piece.segment.columns().clone()));
-        Stacked::new(self.main.columns.clone(), others.collect())
+        Stacked::new(self.main.columns.clone(), self.overlay.clone(), others.collect())
     }
 
     /// An item column by its name.
@@ -412,6 +447,7 @@ impl View {
             return Ok(planned);
         }
         let plan = Plan::new(&parsed, &self.main.columns, &self.main.filter)?;
+        let plan = plan.with_changes(&parsed, &self.main.filter, &self.overlay)?;
         let of_piece = |piece: &Piece| Plan::new(&parsed, piece.segment.columns(), piece.segment.filter());
         let beside = self.pieces.iter().map(of_piece).collect::<Result<_>>()?;
         let planned = Arc::new(Planned { plan, beside, canonical: canonical.clone() });

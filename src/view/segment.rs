@@ -7,7 +7,7 @@
 
 use std::borrow::Cow;
 
-use crate::columns::{self, Cell, ColumnKind, Columns, ItemColumn, ItemValues};
+use crate::columns::{self, Cell, ColumnKind, Columns, ItemColumn, ItemValues, Value};
 use crate::embedding::Table;
 use crate::error::Result;
 use crate::files::TensorFile;
@@ -54,6 +54,17 @@ impl From<Cell<'_>> for Attribute {
             Cell::Float(value) => Attribute::Number(value),
             Cell::Text(value) => Attribute::Texts(vec![value.into()]),
             Cell::Texts(values) => Attribute::Texts(values.into_iter().map(str::to_owned).collect()),
+        }
+    }
+}
+
+impl From<&Attribute> for Value {
+    fn from(attribute: &Attribute) -> Self {
+        match attribute {
+            Attribute::Missing => Value::Missing,
+            Attribute::Integers(values) => Value::of_integers(values),
+            Attribute::Texts(values) => Value::of_texts(values),
+            Attribute::Number(number) => Value::Float(*number),
         }
     }
 }

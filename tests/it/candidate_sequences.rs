@@ -301,7 +301,7 @@ fn given(id: usize, tags: &[usize]) -> GivenItem {
 #[test]
 fn items_that_come_later_have_their_values_in_turn() {
     let main = package(3, "last", true, &lines()[..4]).view().unwrap();
-    let mut fresh = Fresh::new(main.main().clone(), 0);
+    let mut fresh = Fresh::new(main.main().clone(), 0).in_place();
     // Others of those that are there, and all further ones.
     let mut later = tags();
     later[0] = vec![30, 8, 2, 61];

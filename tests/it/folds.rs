@@ -259,7 +259,7 @@ impl Held {
         let root = folder.path().join("updates");
         let store = Store::new(folder.path()).of_shard(0).with_folds(root.join(".folded"));
         let feeds = Arc::new(Feeds::new(Logs::below(root)));
-        let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()) };
+        let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()), in_place: true };
         let registry = Arc::new(Registry::new(store.clone(), loader, Options::default()));
         registry.refresh();
         Held { folder, store, registry, feeds }

@@ -1,17 +1,16 @@
 //! Fresh items against a plain map: whatever was put, changed or deleted, every answer is that of the map at its position.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::columns::Cell;
 use sterling::fresh::{Fresh, Put, Update};
 use sterling::ivf::Rescore;
 use sterling::publish::merge;
 use sterling::snapshot::{Placement, Snapshot, Store};
 use sterling::units::ItemId;
-use sterling::view::{Attribute, View};
+use sterling::view::{Attribute, Category, View};
 
 use crate::support::{put, retrieve, vectors};
 
@@ -148,7 +147,13 @@ fn catalogue(random: &mut Random, count: i64) -> BTreeMap<i64, Item> {
 /// Something that happens to the map, and the update that says so.
 fn happens(random: &mut Random, items: &mut BTreeMap<i64, Item>, ids: usize) -> Update {
     let id = random.below(ids) as i64 - 60;
-    match random.below(10) {
+    let happens = random.below(10);
+    occurs(random, items, id, happens)
+}
+
+/// The same of an item: it is put (below 5), changed (below 8) or deleted.
+fn occurs(random: &mut Random, items: &mut BTreeMap<i64, Item>, id: i64, happens: usize) -> Update {
+    match happens {
         0..5 => {
             let item = Item::random(random, true);
             let put = Put { id, vector: Some(item.vector.clone()), attributes: item.attributes(), dense: Vec::new() };
@@ -207,10 +212,19 @@ fn check(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
         let got: Vec<(f32, i64)> = ranked.similarities.iter().copied().zip(ranked.ids.iter().map(|id| id.0)).collect();
         assert_eq!(got, expected, "filter `{text}`, excluded {excluded:?}");
         let columns = view.columns();
-        let year = columns.first().number("year").unwrap();
         for (slot, id) in ranked.slots.iter().zip(&ranked.ids) {
             let item = &items[&id.0];
-            assert_eq!(columns.cell(year, *slot), item.year.map_or(Cell::Missing, Cell::Integer));
+            let told =
+                columns.first().list().enumerate().map(|(n, column)| (column.name(), columns.cell(n, *slot).into()));
+            let told: BTreeMap<&str, Attribute> = told.collect();
+            for (name, attribute) in item.attributes() {
+                let is_empty = matches!(&attribute, Attribute::Texts(texts) if texts.is_empty());
+                assert_eq!(
+                    told[name.as_str()],
+                    if is_empty { Attribute::Missing } else { attribute },
+                    "{name} of {id}"
+                );
+            }
             assert_eq!((view.slot(*id), view.id(*slot)), (Some(*slot), *id));
         }
     }
@@ -223,6 +237,25 @@ fn check(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
     for id in -60..200 {
         assert_eq!(view.slot(ItemId(id)).is_some(), items.contains_key(&id), "{id}");
     }
+    browse(random, view, items);
+}
+
+/// The same of what is told of values and of the items that have them.
+fn browse(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
+    let text = LANGUAGES[random.below(LANGUAGES.len())];
+    let having = |item: &&Item| item.languages.iter().any(|language| language == text);
+    let count = items.values().filter(having).count();
+    let told = view.values("language", text, 10).unwrap();
+    let expected = (count > 0).then(|| (Category::Text(text.into()), Some(count)));
+    assert_eq!(told.values, expected.into_iter().collect::<Vec<_>>());
+    let found: BTreeSet<i64> =
+        view.find("language", text, 10_000).unwrap().iter().map(|slot| view.id(*slot).0).collect();
+    assert_eq!(found, items.iter().filter(|(_, item)| having(item)).map(|(id, _)| *id).collect());
+    let prices = items.values().filter_map(|item| item.price);
+    let range = prices.fold(None, |range: Option<(f64, f64)>, price| {
+        Some(range.map_or((price, price), |(least, most)| (least.min(price), most.max(price))))
+    });
+    assert_eq!(view.values("price", "", 1).unwrap().range, range);
 }
 
 /// Random updates, up to so many between two looks; every so often they are merged into a version, which goes on with those after
@@ -238,6 +271,11 @@ fn against_a_map_of(
     (ids, most, merges): (usize, usize, usize),
     (rescore, shards): (Rescore, Option<u32>),
 ) {
+    // In place as on a CPU, or item by item anew as for a card.
+    let of = |main: &Arc<Snapshot>, position| match seed % 2 {
+        0 => Fresh::new(main.clone(), position),
+        _ => Fresh::new(main.clone(), position).in_place(),
+    };
     let random = &mut Random::new(seed);
     let folder = tempfile::tempdir().unwrap();
     let mut items = catalogue(random, 60);
@@ -245,7 +283,7 @@ fn against_a_map_of(
     let version = publish(&store, folder.path(), &items, (rescore, shards));
     let store = if shards.is_some() { store.of_shard(0).with_folds(folder.path().join("folds")) } else { store };
     let mut main = loaded(&store, version);
-    let mut fresh = Fresh::new(main.clone(), 0);
+    let mut fresh = of(&main, 0);
     let mut log: Vec<Vec<u8>> = Vec::new();
     while log.len() < operations {
         let count = 1 + random.below(most);
@@ -258,12 +296,12 @@ fn against_a_map_of(
             assert_eq!((made.position, made.items), (log.len() as u64, items.len()));
             assert_eq!(made.version == version, shards.is_some());
             main = loaded(&store, made.version);
-            fresh = Fresh::new(main.clone(), made.position);
+            fresh = of(&main, made.position);
         }
         if random.below(100) == 0 {
             let after = main.manifest.position;
             let rest: Vec<Update> = log[after as usize..].iter().map(|bytes| Update::decode(bytes).unwrap()).collect();
-            fresh = Fresh::new(main.clone(), after);
+            fresh = of(&main, after);
             rest.chunks(100).for_each(|updates| assert!(fresh.catch_up(updates).unwrap().is_empty()));
         }
         let view = Arc::new(fresh.view().unwrap());
@@ -276,7 +314,66 @@ fn against_a_map_of(
 fn every_answer_is_that_of_a_plain_map_at_its_position() {
     against_a_map(1, 1_200, 250, 40, 8, Rescore::F32);
     against_a_map(2, 600, 250, 40, 8, Rescore::F16);
+    against_a_map(5, 600, 250, 40, 8, Rescore::F16);
     against_a_map_of(3, 1_200, (250, 40, 8), (Rescore::F16, Some(1)));
+}
+
+#[test]
+fn attributes_change_where_items_lie() {
+    let random = &mut Random::new(8);
+    let folder = tempfile::tempdir().unwrap();
+    let mut items = catalogue(random, 90);
+    let store = Store::new(folder.path().join("store"));
+    let mut main = loaded(&store, publish(&store, folder.path(), &items, (Rescore::F16, None)));
+    for round in 0..3 {
+        let mut fresh = Fresh::new(main.clone(), main.manifest.position).in_place();
+        let mut changed = BTreeSet::new();
+        let mut position = main.manifest.position;
+        // Changed, most of them again and again, and nothing else: none of them moves.
+        for _ in 0..30 {
+            let ids: Vec<i64> = (0..random.below(40))
+                .map(|_| random.below(items.len()))
+                .map(|n| *items.keys().nth(n).unwrap())
+                .collect();
+            let updates: Vec<Update> = ids.iter().map(|&id| occurs(random, &mut items, id, 5)).collect();
+            position += updates.len() as u64;
+            changed.extend(ids);
+            let earlier = Arc::new(fresh.view().unwrap());
+            let seen = earlier.matching("year >= 2000").unwrap();
+            assert!(fresh.apply(&updates).unwrap().is_empty());
+            let view = Arc::new(fresh.view().unwrap());
+            assert_eq!((view.position(), view.fresh_items(), view.changed_items()), (position, 0, changed.len()));
+            (0..4).for_each(|_| check(random, &view, &items));
+            assert_eq!(earlier.matching("year >= 2000").unwrap(), seen, "a view never changes");
+        }
+        // Some go, some are put anew, some of these are changed again; what is gone has changed no more.
+        let ids: Vec<i64> = items.keys().copied().collect();
+        let kinds = [9, 1, 5];
+        let updates: Vec<Update> =
+            (0..90).map(|n| occurs(random, &mut items, ids[n * 7 % ids.len()], kinds[n % 3])).collect();
+        assert!(fresh.apply(&updates).unwrap().is_empty());
+        let view = Arc::new(fresh.view().unwrap());
+        assert_eq!(
+            view.changed_items(),
+            main.ids
+                .slots()
+                .filter(|slot| {
+                    let id = main.ids.item(*slot);
+                    let sets = updates
+                        .iter()
+                        .filter(|update| matches!(update, Update::Set { id: of, .. } if *of == id.0))
+                        .count();
+                    view.slot(id) == Some(*slot) && (changed.contains(&id.0) || sets > 0)
+                })
+                .count(),
+            "round {round}"
+        );
+        (0..10).for_each(|_| check(random, &view, &items));
+        main = loaded(&store, merge(&store, &view).unwrap().version);
+        let merged = Arc::new(View::new(main.clone()));
+        assert!(merged.is_bare());
+        (0..10).for_each(|_| check(random, &merged, &items));
+    }
 }
 
 #[test]
@@ -319,7 +416,7 @@ fn many_operations_are_those_of_a_plain_map() {
     // A hundred thousand take minutes: `scripts/fresh_model.sh`.
     let operations = std::env::var("STERLING_TEST_OPERATIONS").ok().and_then(|count| count.parse().ok());
     let operations = operations.unwrap_or(400);
-    against_a_map(4, operations, operations / 5, 40, 100, Rescore::F32);
+    against_a_map(7, operations, operations / 5, 40, 100, Rescore::F32);
 }
 
 #[test]

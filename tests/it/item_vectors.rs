@@ -51,7 +51,7 @@ fn items_that_come_later_are_ranked_as_if_they_had_been_published() {
         let fewer: Vec<String> = lines().iter().take(5).map(ToString::to_string).collect();
         let fewer = package("last", format, true).text("items.jsonl", &fewer.join("\n"));
         let main = view(&fewer.publish(store.path()).unwrap());
-        let mut fresh = Fresh::new(main.main().clone(), 0);
+        let mut fresh = Fresh::new(main.main().clone(), 0).in_place();
         // One of those that are there had another picture for a while, and one another brand.
         let mut other = lines()[2].clone();
         other["attributes"]["image"] = serde_json::json!([9.0, 9.0, 9.5]);
@@ -94,7 +94,7 @@ fn items_that_come_later_are_ranked_as_if_they_had_been_published() {
             assert!([&now, &later, &merged].iter().all(|view| stored(view) == published), "item {}", id.0);
         }
         // A start with the whole journal comes to the same.
-        let mut again = Fresh::new(merged.main().clone(), made.position);
+        let mut again = Fresh::new(merged.main().clone(), made.position).in_place();
         let all: Vec<Update> = updates(&merged, lines().iter().map(given));
         assert!(again.catch_up(&all).unwrap().is_empty());
         again.caught_up().unwrap();

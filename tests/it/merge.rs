@@ -242,7 +242,7 @@ fn the_journal_lets_go_of_what_versions_hold_and_keeps_what_one_may_need() {
     published(folder.path(), 40);
     let store = Store::new(folder.path().join("store"));
     let feeds = Arc::new(Feeds::new(Logs { root: folder.path().join("updates"), options: small() }));
-    let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()) };
+    let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()), in_place: true };
     let registry = Arc::new(Registry::new(store.clone(), loader, Options::default()));
     registry.refresh();
     let feed = feeds.of(&Topic::whole("vectors")).unwrap();

@@ -166,7 +166,7 @@ fn items_that_come_later_have_the_part_too() {
     let mut updates: Vec<Update> = (190..ITEMS).map(given).collect();
     updates.insert(0, Update::Set { id: 7, attributes: vec![("price".into(), Attribute::Number(99.0))] });
     updates.push(Update::Set { id: 7, attributes: attributes(7) });
-    let mut fresh = Fresh::new(main, 0);
+    let mut fresh = Fresh::new(main, 0).in_place();
     assert!(fresh.apply(&updates).unwrap().is_empty());
     let fresh = Arc::new(fresh.view().unwrap());
     assert_eq!(fresh.items(), ITEMS as usize);

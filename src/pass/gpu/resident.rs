@@ -318,6 +318,9 @@ impl Residents {
     /// # Errors
     /// As [`Residents::get`] and [`BesideSnapshot::get`].
     pub(super) fn get_view(&self, view: &Arc<View>) -> Result<ResidentView> {
+        if view.changed_items() > 0 {
+            return Err(Error::unsupported("attributes have changed in place, which devices do not follow"));
+        }
         let snapshot = self.get(view.main())?;
         let on_device = |(device, resident): (&Device, &Resident)| {
             let put = |segment: (&Segment, &ListCut), first: u32| resident.put(segment, first);
