@@ -135,10 +135,11 @@ impl<B: Backend> Engine<B> {
         };
         let (ticket, answer) = Ticket::new(held, arrived, deadline);
         if may_be_lent && let Some(lent) = shared.lend(&mut queue, &ask, arrived) {
+            let is_brief = queue.is_brief(&ask);
             shared.publish(&queue);
             drop(queue);
             let job = Job { work, ticket };
-            return Ok(Entered::Runs(Own { shared: shared.clone(), lent, price: ask.price, job, answer }));
+            return Ok(Entered::Runs(Own { shared: shared.clone(), lent, price: ask.price, is_brief, job, answer }));
         }
         let id = queue.push(Job { work, ticket }, ask, latest_start, arrived);
         shared.publish(&queue);

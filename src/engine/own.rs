@@ -17,6 +17,8 @@ pub(super) struct Own<B: Backend> {
     pub(super) shared: Arc<Shared<B>>,
     pub(super) lent: Lent<B::Worker>,
     pub(super) price: Duration,
+    /// True where it is done before another thread could be of much use.
+    pub(super) is_brief: bool,
     pub(super) job: JobOf<B>,
     pub(super) answer: oneshot::Receiver<Result<B::Answer>>,
 }
@@ -24,7 +26,7 @@ pub(super) struct Own<B: Backend> {
 impl<B: Backend> Own<B> {
     /// Runs it on this thread.
     pub(super) fn run(self) -> Result<B::Answer> {
-        let Own { shared, mut lent, price, job, mut answer } = self;
+        let Own { shared, mut lent, price, is_brief, job, mut answer } = self;
         let run = || {
             let mut jobs = [job];
             worker::run(&shared, &mut lent.kept, &mut jobs);
@@ -32,10 +34,11 @@ impl<B: Backend> Own<B> {
             drop(jobs);
             shared.finish(lent, done);
         };
+        let is_alone = || Handle::try_current().map_or(true, |h| h.runtime_flavor() != RuntimeFlavor::MultiThread);
         // Another thread looks after the connections of this one meanwhile, where the runtime has several.
-        match Handle::try_current().is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread) {
-            true => block_in_place(run),
-            false => run(),
+        match is_brief || is_alone() {
+            true => run(),
+            false => block_in_place(run),
         }
         answer.try_recv().unwrap_or_else(|_| Err(Error::internal("the request ended without an answer")))
     }

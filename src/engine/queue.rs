@@ -21,6 +21,9 @@ use crate::request::Priority;
 pub(super) const BATCH_TIME: Duration = Duration::from_millis(10);
 /// Longest request that its caller runs: no caller can leave it meanwhile.
 pub(super) const LENT_TIME: Duration = Duration::from_millis(5);
+/// Longest request during which nobody else looks after the connections of its caller's thread: to wake another thread for
+/// them takes a good part of that.
+pub(super) const BRIEF_TIME: Duration = Duration::from_micros(250);
 /// A request is taken in where its predicted wait is at most this share of the time it has to spare. What the rest is
 /// for: predictions err, and whoever is taken in ought to be answered.
 pub(super) const WAIT_SHARE: f64 = 0.4;
@@ -274,6 +277,11 @@ impl<J> Queue<J> {
         let worker = (0..self.running.len()).find(|&worker| self.running[worker].is_none() && ready(worker))?;
         self.running[worker] = Some(Running { began: now, deadline: ask.deadline, price: ask.price, is_dear: false });
         Some(worker)
+    }
+
+    /// Whether a request whose caller runs it is done before another thread could be of much use.
+    pub(super) fn is_brief(&self, ask: &Ask) -> bool {
+        self.pace.predict(ask.price) <= BRIEF_TIME
     }
 
     /// An idle worker whose thread is to be woken for what waits, each once until it sleeps again.

@@ -155,7 +155,8 @@ impl<B: Backend> Shared<B> {
         self.usual_ns.store(nanos(queue.usual()), Ordering::Relaxed);
         self.waiting.store(queue.waiting_before(Priority::Interactive), Ordering::Relaxed);
         self.meters.state(queue, &self.ledger);
-        if queue.is_idle() {
+        // Who waits for that has closed it before.
+        if self.is_closed.load(Ordering::Relaxed) && queue.is_idle() {
             self.idle.notify_all();
         }
     }

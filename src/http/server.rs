@@ -31,6 +31,7 @@ use super::app::{App, Host};
 use super::bodies::Inbound;
 use super::connections::{Answered, Connections, Open, Peer, Socket};
 use super::options::Options;
+use super::self_wakes::SelfWaking;
 use super::streams::{Stream, Streamed};
 use super::tls::Tls;
 use crate::error::{Error, Result};
@@ -203,7 +204,7 @@ async fn accept(
                 // Without it a reply in pieces waits for acknowledgements; where it cannot be set, it is slow.
                 let _ = stream.set_nodelay(true);
                 let open = connections.add(Peer { address, door });
-                tokio::spawn(greet(stream, edge.clone(), open, closing.subscribe()));
+                tokio::spawn(SelfWaking::new(greet(stream, edge.clone(), open, closing.subscribe())));
             }
             Err(error) => {
                 tracing::warn!(%error, "no connection can be accepted");

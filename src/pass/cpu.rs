@@ -281,10 +281,14 @@ impl Reranker<'_> {
     ) -> Result<Answer> {
         self.note_search(&mut trace, found);
         let candidates: &[(f32, Slot)] = found.candidates;
-        self.read_columns(candidates);
-        self.score(batch, asked, candidates, &mut trace)?;
         let count = candidates.len() as u64;
-        trace.step("value", || self.value(&asked.prepared.constants, candidates), |_| (count, 0));
+        let read = Instant::now();
+        self.read_columns(candidates);
+        let read = read.elapsed();
+        self.score(batch, asked, candidates, &mut trace)?;
+        let valued = Instant::now();
+        self.value(&asked.prepared.constants, candidates);
+        trace.add([Step { name: "value", took: read + valued.elapsed(), items: count, bytes: 0 }]);
         let (k, unknown) = match &asked.prepared.task {
             Task::Retrieve(search) => (search.k, Vec::new()),
             Task::Rank { slots, unknown } => (slots.len(), unknown.clone()),

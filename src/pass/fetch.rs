@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use super::work::{Prepared, Query};
-use crate::embedding::{Lookup, LookupReport};
+use crate::embedding::Lookup;
 use crate::error::{Error, Result};
 use crate::request::OnDegraded;
 use crate::tower::{FeatureRow, Pooled, Tower};
@@ -39,7 +39,7 @@ pub(super) fn lookup_each(
     let terms = Lookup { deadline, on_degraded: OnDegraded::DefaultRows };
     let pooled = match tower.lookup(&features, &terms) {
         Ok((pooled, report)) => {
-            count(&report);
+            tower.count(&report);
             pooled
         }
         Err(e) => return rows.iter().map(|_| Err(e.again())).collect(),
@@ -54,12 +54,4 @@ pub(super) fn lookup_each(
         _ => Ok(pooled),
     };
     pooled.into_iter().zip(rows).map(accept).collect()
-}
-
-fn count(report: &LookupReport) {
-    for table in report {
-        let labels = [("table", table.table.clone())];
-        metrics::counter!("sterling_unseen_ids_total", &labels).increment(table.unseen);
-        metrics::counter!("sterling_degraded_rows_total", &labels).increment(table.degraded);
-    }
 }

@@ -72,9 +72,11 @@ impl Inquiry<'_> {
             Some(self.attempt(under_way, &hear, deadline))
         };
         attempts.push(next(true).ok_or_else(|| Error::unavailable("no server is known to have it"))?);
-        let hedge_after = locked(&home.group).hedge_after(self.kind).map(Duration::from_micros);
-        let mut hedge_at = hedge_after.map(|after| start + after).filter(|at| *at < patience);
-        let mut patience_at = Some(patience);
+        let has_others = home.servers.len() > 1;
+        let hedge_after = has_others.then(|| locked(&home.group).hedge_after(self.kind)).flatten();
+        let hedge_at = hedge_after.map(|after| start + Duration::from_micros(after));
+        let mut hedge_at = hedge_at.filter(|at| *at < patience);
+        let mut patience_at = has_others.then_some(patience);
         loop {
             let at = hedge_at.or(patience_at);
             let last = tokio::select! {

@@ -1,6 +1,8 @@
 //! Towers: features looked up in their tables and run through a graph.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+use metrics::{Counter, counter};
 
 use super::Scratch;
 use super::row::{FeatureRow, FeatureValues};
@@ -32,6 +34,25 @@ pub struct Tower {
     graph: Graph,
     runs: Runs,
     outputs: Vec<TowerOutput>,
+    /// Of each table of a report, made when they are needed first.
+    meters: OnceLock<Vec<TableMeters>>,
+}
+
+/// Handles of the metrics of a table: to ask for one by its labels takes longer than to look some rows up.
+#[derive(Debug)]
+struct TableMeters {
+    unseen: Counter,
+    degraded: Counter,
+}
+
+impl TableMeters {
+    fn of(table: &str) -> Self {
+        let labels = [("table", table.to_owned())];
+        TableMeters {
+            unseen: counter!("sterling_unseen_ids_total", &labels),
+            degraded: counter!("sterling_degraded_rows_total", &labels),
+        }
+    }
 }
 
 /// An output of a tower.
@@ -118,7 +139,7 @@ impl Tower {
         let made = outputs.iter().map(|o| Made { name: o.name.clone(), shape: sizes(&o.shape) }).collect::<Vec<_>>();
         let runs = graph.lower(&given, &made)?;
         let (features, outputs) = (features.to_vec(), outputs.to_vec());
-        Ok(Tower { features, bags, sequences, tensors, inputs, graph, runs, outputs })
+        Ok(Tower { features, bags, sequences, tensors, inputs, graph, runs, outputs, meters: OnceLock::new() })
     }
 
     /// What the tower takes.
@@ -246,6 +267,16 @@ impl Tower {
             pooled.degraded_rows = report.iter().filter_map(|t| t.degraded_of.get(n)).sum();
         }
         Ok((all, report))
+    }
+
+    /// Adds what became of the ids of a [`Tower::lookup`] to the metrics.
+    pub fn count(&self, report: &LookupReport) {
+        // A report of a tower always has the same tables.
+        let meters = self.meters.get_or_init(|| report.iter().map(|counts| TableMeters::of(&counts.table)).collect());
+        for (meters, counts) in meters.iter().zip(report) {
+            meters.unseen.increment(counts.unseen);
+            meters.degraded.increment(counts.degraded);
+        }
     }
 
     /// The ids of all rows: those of sequences, or of the features that are pooled. None where there is no such feature.

@@ -537,3 +537,26 @@ fn a_wrong_pace_mends_itself_though_all_is_refused() {
     }
     assert!(taken_in > 1500, "{taken_in} of 3000 taken in, pace {}", queue.pace.factor());
 }
+
+#[test]
+fn what_is_brief_is_told_by_the_pace() {
+    let mut now = Instant::now();
+    let mut queue = Queue::<u64>::new(bounds(1), now);
+    let of = |price: Duration, now: Instant| Ask {
+        priority: Priority::Interactive,
+        group: 0,
+        needs_fetch: false,
+        price,
+        arrived: now,
+        deadline: now + ms(1000.0),
+    };
+    let (short, long) = (of(BRIEF_TIME / 2, now), of(BRIEF_TIME * 2, now));
+    assert!(queue.is_brief(&short) && !queue.is_brief(&long));
+    // What takes ten times as long as its price says is brief no more.
+    for _ in 0..200 {
+        let worker = queue.lend(&of(short.price, now), |_| true, now).unwrap();
+        now += short.price * 10;
+        queue.finish(worker, short.price, now);
+    }
+    assert!(!queue.is_brief(&of(short.price, now)));
+}

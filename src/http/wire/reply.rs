@@ -7,6 +7,8 @@ use crate::request::{Answer, Content};
 
 /// Bytes after which a piece of a reply is sent.
 const PIECE_BYTES: usize = 64 << 10;
+/// What an item takes, about.
+const ITEM_BYTES: usize = 256;
 
 /// A reply of items, written piece by piece as an iterator: what is held is the columnar answer and one piece.
 #[derive(Clone, Debug)]
@@ -146,7 +148,7 @@ impl Iterator for Reply {
         if self.is_done() {
             return None;
         }
-        let mut out = Vec::with_capacity(4096);
+        let mut out = Vec::with_capacity((ITEM_BYTES * self.len()).clamp(4096, PIECE_BYTES + 4096));
         while out.len() < PIECE_BYTES && !self.is_done() {
             self.advance(&mut out);
         }

@@ -1,0 +1,164 @@
+//! Connections that go on by themselves where they wake themselves.
+//!
+//! hyper wakes a connection for each body that is read on it, and so does whoever asks several servers side by side. The runtime takes that for work
+//! that another thread may do: it puts the task behind all others and wakes a thread to look for it, which takes longer than
+//! a short answer. Here such a task is polled again at once.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use futures_util::task::AtomicWaker;
+
+/// Waits: whoever wakes it tells the runtime.
+const WAITS: u8 = 0;
+/// Is polled: whoever wakes it has it polled again.
+const RUNS: u8 = 1;
+/// Is to be polled, as whoever polls it or the runtime knows.
+const IS_WOKEN: u8 = 2;
+
+/// Polls in a row, after which others have their turn.
+const POLLS_MAX: usize = 4;
+
+#[derive(Debug)]
+struct Wakes {
+    state: AtomicU8,
+    runtime: AtomicWaker,
+}
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.state.swap(IS_WOKEN, Ordering::AcqRel) == WAITS {
+            self.runtime.wake();
+        }
+    }
+}
+
+/// A task that is polled again, in place, where it was woken while it was polled.
+pub(super) struct SelfWaking<F> {
+    task: Pin<Box<F>>,
+    wakes: Arc<Wakes>,
+    waker: Waker,
+}
+
+impl<F: Future> SelfWaking<F> {
+    pub(super) fn new(task: F) -> Self {
+        let wakes = Arc::new(Wakes { state: AtomicU8::new(WAITS), runtime: AtomicWaker::new() });
+        SelfWaking { task: Box::pin(task), waker: wakes.clone().into(), wakes }
+    }
+}
+
+impl<F: Future> Future for SelfWaking<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = &mut *self;
+        this.wakes.runtime.register(cx.waker());
+        for _ in 0..POLLS_MAX {
+            // What those did who have woken it is seen from here on.
+            this.wakes.state.swap(RUNS, Ordering::AcqRel);
+            let polled = this.task.as_mut().poll(&mut Context::from_waker(&this.waker));
+            let waits = || this.wakes.state.compare_exchange(RUNS, WAITS, Ordering::AcqRel, Ordering::Acquire).is_ok();
+            if polled.is_ready() || waits() {
+                return polled;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::future::poll_fn;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Poll::{Pending, Ready};
+
+    use super::*;
+
+    /// Counts how often the runtime is told.
+    #[derive(Default)]
+    struct Told(AtomicUsize);
+
+    impl Wake for Told {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn polled<F: Future>(task: &mut SelfWaking<F>, told: &Arc<Told>) -> (Poll<F::Output>, usize) {
+        let polled = Pin::new(task).poll(&mut Context::from_waker(&told.clone().into()));
+        (polled, told.0.swap(0, Ordering::Relaxed))
+    }
+
+    #[test]
+    fn a_task_that_wakes_itself_is_polled_again_and_the_runtime_is_not_told() {
+        let mut left = 3;
+        let mut task = SelfWaking::new(poll_fn(move |cx| {
+            left -= 1;
+            cx.waker().wake_by_ref();
+            if left == 0 { Ready(7) } else { Pending }
+        }));
+        assert_eq!(polled(&mut task, &Arc::default()), (Ready(7), 0));
+    }
+
+    #[test]
+    fn a_task_that_wakes_itself_for_ever_gives_way() {
+        let count = Arc::new(AtomicUsize::new(0));
+        let polls = count.clone();
+        let mut task = SelfWaking::new(poll_fn(move |cx| {
+            polls.fetch_add(1, Ordering::Relaxed);
+            cx.waker().wake_by_ref();
+            Poll::<()>::Pending
+        }));
+        for turn in 1..=3 {
+            assert_eq!(polled(&mut task, &Arc::default()), (Pending, 1));
+            assert_eq!(count.load(Ordering::Relaxed), turn * POLLS_MAX);
+        }
+    }
+
+    #[test]
+    fn whoever_wakes_a_task_that_waits_tells_the_runtime_once() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let mut task = SelfWaking::new(poll_fn(move |cx| {
+            tell.send(cx.waker().clone()).unwrap();
+            Poll::<()>::Pending
+        }));
+        let runtime = Arc::default();
+        assert_eq!(polled(&mut task, &runtime), (Pending, 0));
+        let waker = told.recv().unwrap();
+        waker.wake_by_ref();
+        waker.wake_by_ref();
+        assert_eq!(runtime.0.swap(0, Ordering::Relaxed), 1);
+        // It may be woken again once it was polled.
+        assert_eq!(polled(&mut task, &runtime), (Pending, 0));
+        waker.wake();
+        assert_eq!(runtime.0.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn no_wake_is_lost_between_threads() {
+        const ROUNDS: usize = 20_000;
+        let (ask, asked) = std::sync::mpsc::channel::<tokio::sync::oneshot::Sender<usize>>();
+        let answers = std::thread::spawn(move || {
+            for (n, answer) in asked.into_iter().enumerate() {
+                answer.send(n).unwrap();
+            }
+        });
+        let rounds = SelfWaking::new(async move {
+            for n in 0..ROUNDS {
+                let (answer, answered) = tokio::sync::oneshot::channel();
+                ask.send(answer).unwrap();
+                assert_eq!(answered.await.unwrap(), n);
+            }
+        });
+        tokio::time::timeout(std::time::Duration::from_secs(60), tokio::spawn(rounds)).await.unwrap().unwrap();
+        answers.join().unwrap();
+    }
+}
