@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Feeds every reader with changed bytes, each for so long, and tells each in a line:
+# Feeds every reader with changed bytes, each until it has had so many seconds of a processor, and tells each in a line:
 #     scripts/fuzz.sh [SECONDS, 600] [TARGET...]
 # STERLING_FUZZ_SEED makes other inputs than those of the run before (0 without it). What breaks a reader lies in target/fuzz: put it into tests/fuzz/corpus with the repair.
 set -uo pipefail

@@ -3,7 +3,7 @@
 //! An input is changed in a few places at a time (bits, bytes, numbers of interest, pieces left out, doubled, taken from others, words of the
 //! format). One whose outcome is a new one, by its message without numbers and names, joins the inputs that others are made of, so that a run gets
 //! behind the first checks. A run of the tests makes the same few thousand of each target; `STERLING_FUZZ_SECONDS=600 cargo test --release --test fuzz`
-//! goes on for that long with each, and `STERLING_FUZZ_SEED` makes others. What breaks one is written to `target/fuzz`: put it into the corpus with the repair.
+//! goes on until each has had that much time of a processor, however busy the machine is, and `STERLING_FUZZ_SEED` makes others. What breaks one is written to `target/fuzz`: put it into the corpus with the repair.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use targets::{TARGETS, Target};
 
@@ -21,6 +21,8 @@ use targets::{TARGETS, Target};
 const INPUTS: usize = 3000;
 /// Inputs that others are made of, at most.
 const POOL_MAX: usize = 2000;
+/// Inputs between looks at the processor time.
+const INPUTS_A_LOOK: usize = 100;
 /// Longest input, in bytes.
 const INPUT_BYTES_MAX: usize = 64 << 10;
 /// Memory that an input may take: so much, and so many bytes for each of its own.
@@ -135,6 +137,12 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().unwrap())
 }
 
+/// What this thread, which a test has for itself, had of a processor so far.
+fn processor_time() -> Duration {
+    let figures = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(figures.split(' ').next().unwrap().parse().unwrap())
+}
+
 fn fuzz(name: &str) {
     let target = TARGETS.iter().find(|target| target.name == name).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -149,18 +157,22 @@ fn fuzz(name: &str) {
     }
     assert!(is_taken, "{name}: nothing of the corpus is taken");
     let mut chance = Chance(0x9e37_79b9_7f4a_7c15 ^ number("STERLING_FUZZ_SEED").unwrap_or(0));
-    let (begun, time) = (Instant::now(), number("STERLING_FUZZ_SECONDS").map(Duration::from_secs));
-    let mut count = 0;
-    while time.map_or(count < INPUTS, |time| begun.elapsed() < time) {
+    let time = number("STERLING_FUZZ_SECONDS").map(Duration::from_secs);
+    let (mut count, mut took) = (0, Duration::ZERO);
+    while time.map_or(count < INPUTS, |time| took < time) {
         let input = made(&pool, target.words, &mut chance);
         let outcome = run(target, &input, folder.path());
         if pool.len() < POOL_MAX && known.insert(signature(&outcome)) {
             pool.push(input);
         }
         count += 1;
+        if time.is_some() && count % INPUTS_A_LOOK == 0 {
+            took = processor_time();
+        }
     }
     if time.is_some() {
-        writeln!(std::io::stdout().lock(), "{name}: {count} inputs, {} outcomes", known.len()).unwrap();
+        let (seconds, outcomes) = (took.as_secs(), known.len());
+        writeln!(std::io::stdout().lock(), "{name}: {count} inputs, {seconds} s, {outcomes} outcomes").unwrap();
     }
 }
 

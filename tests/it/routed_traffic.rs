@@ -11,7 +11,7 @@ use sterling::traffic::{Place, seed};
 use tempfile::TempDir;
 
 use crate::route::serve_at;
-use crate::support::{Server, ids, put, run, sterling, vectors};
+use crate::support::{Server, ids, put, run, scattered, sterling, two_recalls, vectors};
 
 const MODEL: &str = "/v1/models/vectors";
 const TRAFFIC: &str = "/v1/models/vectors/traffic";
@@ -62,7 +62,10 @@ struct Cut {
 
 impl Cut {
     fn new() -> Self {
-        let store = two_versions();
+        Cut::over(two_versions())
+    }
+
+    fn over(store: TempDir) -> Self {
         let shards: Vec<Server> = ["0", "1"].iter().map(|shard| serve_at(store.path(), shard, "127.0.0.1:0")).collect();
         let routers = [router(addresses(&shards)), router(addresses(&shards))];
         Cut { store, shards, routers }
@@ -358,6 +361,38 @@ fn both_versions_are_audited_and_a_shadow_changes_no_answer() {
     // All lists are probed.
     assert_eq!((&canary["seen_active"]["recall"], &canary["seen_canary"]["recall"]), (&json!(1.0), &json!(1.0)));
     assert_eq!((&canary["seen_active"]["errors"], &canary["seen_canary"]["errors"]), (&json!(0), &json!(0)));
+}
+
+#[test]
+fn a_canary_that_finds_less_through_its_shards_is_rolled_back_by_the_router_alone() {
+    let cut = Cut::over(two_recalls(Some(2)));
+    // How long an answer takes is not what this is about.
+    let margins = json!({"latency": 100});
+    cut.set(&json!({"canary": {"version": 2, "share": 0.5, "sticky": "request", "margins": margins}}));
+    let [first, second] = &cut.routers;
+    let ask = |n: u32| {
+        let body = json!({"vector": scattered(1_000_000 + n), "k": 10});
+        first.ask(&format!("{MODEL}:retrieve"), body)["version"].as_u64().unwrap()
+    };
+    let mut versions = Vec::new();
+    let stopped = eventually("a roll-back", 120, || {
+        (0..20).for_each(|_| versions.push(ask(versions.len() as u32)));
+        let stopped = first.get_json(TRAFFIC)["canary"]["setting"]["stopped"].clone();
+        stopped.is_object().then_some(stopped)
+    });
+    assert!(stopped["reason"].as_str().unwrap().contains("exact items that were not served"), "{stopped}");
+    assert!(versions.contains(&1) && versions.contains(&2), "{versions:?}");
+    let (_, metrics) = first.get("/metrics");
+    let counted = "sterling_canary_rollbacks_total{model=\"vectors\",outcome=\"recall\"} 1";
+    assert!(metrics.contains(counted), "{metrics}");
+    assert!(metrics.contains("sterling_traffic_recall{model=\"vectors\",role=\"canary\"}"), "{metrics}");
+    // The servers, which were asked for shards alone, have nothing to judge by: they and the other router hear of it.
+    for other in [second, &cut.shards[0], &cut.shards[1]] {
+        let hears = || (other.get_json(TRAFFIC)["canary"]["setting"]["stopped"] == stopped).then_some(());
+        eventually("others hear of it", 60, hears);
+        assert!(!other.get("/metrics").1.contains(counted));
+    }
+    assert!((0..100).all(|n| ask(n) == 1));
 }
 
 #[test]

@@ -57,6 +57,30 @@ pub fn vectors(folder: &Path, lines: &str) -> Publish {
     Publish { name: Some("vectors".into()), items: Some(path), ..Publish::default() }
 }
 
+/// Eight numbers between -1 and 1 that have nothing to do with one another: the same for the same `n`.
+pub fn scattered(n: u32) -> Vec<f64> {
+    let number = |d: u32| {
+        let hash = xxhash_rust::xxh3::xxh3_64(&[n.to_le_bytes(), d.to_le_bytes()].concat());
+        (hash >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
+    };
+    (0..8).map(number).collect()
+}
+
+/// A store of two versions of the same items, in so many shards, of which the first answers; the second looks at one list of 32, so that it finds far less.
+pub fn two_recalls(shards: Option<u32>) -> TempDir {
+    let store = tempfile::tempdir().unwrap();
+    let lines: String = (0..1000).map(|n| format!("{{\"id\": {n}, \"embedding\": {:?}}}\n", scattered(n))).collect();
+    let mut publication = Publish { shards, ..vectors(store.path(), &lines) };
+    publication.recipe.index.rescore = Rescore::F32;
+    publication.recipe.index.lists = 32;
+    put(store.path(), &publication).unwrap();
+    let (code, _, error) = run(&["activate", "vectors", "1", "--store", store.path().to_str().unwrap()]);
+    assert_eq!(code, 0, "{error}");
+    publication.recipe.serving.probes = 1;
+    put(store.path(), &publication).unwrap();
+    store
+}
+
 /// A store of `count` items with vectors of two numbers, each with a title of so many letters.
 pub fn catalogue(count: usize, title: usize) -> TempDir {
     let store = tempfile::tempdir().unwrap();

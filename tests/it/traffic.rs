@@ -4,11 +4,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::ivf::Rescore;
-use sterling::publish::Publish;
 use tempfile::TempDir;
 
-use crate::support::{Server, catalogue, ids, put, run, sterling, vectors};
+use crate::support::{Server, catalogue, ids, put, run, scattered, sterling, two_recalls, vectors};
 
 const MODEL: &str = "/v1/models/vectors";
 const TRAFFIC: &str = "/v1/models/vectors/traffic";
@@ -233,24 +231,12 @@ fn a_canary_that_is_slow_is_rolled_back() {
 
 #[test]
 fn a_canary_that_finds_less_is_rolled_back() {
-    let numbers = |n: u32| -> Vec<f64> {
-        let number = |d: u32| f64::from((n * 8 + d).wrapping_mul(0x9E37_79B9).rotate_left(15) >> 16) / 32_768.0 - 1.0;
-        (0..8).map(number).collect()
-    };
-    let items = |n: u32| format!("{{\"id\": {n}, \"embedding\": {:?}}}\n", numbers(n));
-    let store = tempfile::tempdir().unwrap();
-    let mut publication: Publish = vectors(store.path(), &(0..3000).map(items).collect::<String>());
-    publication.recipe.index.rescore = Rescore::F32;
-    put(store.path(), &publication).unwrap();
-    wish(&store, "1");
-    // As many lists as before, of which it looks at one, where all that are asked for find room.
-    publication.recipe.serving.probes = 1;
-    put(store.path(), &publication).unwrap();
+    let store = two_recalls(None);
     let server = start(store.path());
     // How long an answer takes is not what this is about.
     let margins = json!({"latency": 100});
-    set(&server, &json!({"canary": {"version": 2, "share": 0.2, "sticky": "request", "margins": margins}}));
-    let body = |n: usize| json!({"vector": numbers(1_000_000 + n as u32), "k": 10});
+    set(&server, &json!({"canary": {"version": 2, "share": 0.5, "sticky": "request", "margins": margins}}));
+    let body = |n: usize| json!({"vector": scattered(1_000_000 + n as u32), "k": 10});
     let stopped = until_rolled_back(&server, |n| drop(server.ask(&format!("{MODEL}:retrieve"), body(n))));
     assert!(stopped["reason"].as_str().unwrap().contains("exact items that were not served"), "{stopped}");
     let (_, metrics) = server.get("/metrics");
