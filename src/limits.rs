@@ -53,6 +53,8 @@ pub const VALUE_BYTES_MAX: usize = 64 * 1024;
 pub const VALUE_DEPTH_MAX: usize = 64;
 /// Items beside a snapshot, or as many as it has where that is more: beyond it updates are refused until a version is published.
 pub const FRESH_ITEMS: usize = 100_000;
+/// Most bytes of the attributes of an item that is brought, as they are kept in memory.
+pub const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 /// Largest request body, in bytes.
 pub const BODY_BYTES_MAX: usize = 32 << 20;
 /// Most work of one call, in milliseconds of one core as `pass::Cost` counts them.

@@ -23,7 +23,7 @@ pub(super) const BATCH_TIME: Duration = Duration::from_millis(10);
 pub(super) const LENT_TIME: Duration = Duration::from_millis(5);
 /// Longest request during which nobody else looks after the connections of its caller's thread: to wake another thread for
 /// them takes a good part of that.
-pub(super) const BRIEF_TIME: Duration = Duration::from_micros(250);
+pub(super) const BRIEF_TIME: Duration = Duration::from_micros(100);
 /// A request is taken in where its predicted wait is at most this share of the time it has to spare. What the rest is
 /// for: predictions err, and whoever is taken in ought to be answered.
 pub(super) const WAIT_SHARE: f64 = 0.4;

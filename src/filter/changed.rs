@@ -13,6 +13,8 @@ use crate::error::Result;
 use crate::units::Slot;
 
 const SLOTS: u32 = u64::BITS;
+/// Words of slots that are looked at to tell how many items pass now.
+const SAMPLED_MAX: usize = 256;
 
 /// What has changed, as one filter sees it.
 #[derive(Clone, Debug)]
@@ -92,6 +94,20 @@ impl Changed {
             bits(passing).map(move |bit| Slot(word as u32 * SLOTS + bit))
         };
         words.into_iter().flat_map(of_word).collect()
+    }
+
+    /// Items among `slots` that have changed, and those of them that pass: about, by a sample that is spread over all of them.
+    pub(super) fn counts(&self, columns: &Columns, slots: u32) -> (f64, f64) {
+        let words = slots.div_ceil(SLOTS).max(1) as usize;
+        let sampled = words.min(SAMPLED_MAX);
+        let (mut changed, mut passing) = (0, 0);
+        for word in (0..sampled).map(|n| n * words / sampled) {
+            let filled = self.filled(word);
+            changed += filled.count_ones();
+            passing += self.holding(&self.root, columns, word, filled).count_ones();
+        }
+        let of_all = |slots: u32| f64::from(slots) * words as f64 / sampled as f64;
+        (of_all(changed), of_all(passing))
     }
 
     /// Those of 64 slots that have changed.

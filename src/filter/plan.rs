@@ -150,10 +150,13 @@ impl Plan {
             Route::All | Route::Words => None,
         };
         self.route = Route::Words;
+        let items = index.items().max(1) as f64;
+        let (of_changed, passing) = changed.counts(&self.columns, index.list_end());
+        self.pass_rate = (self.pass_rate * (1.0 - of_changed / items).max(0.0) + passing / items).min(1.0);
         if let Some(mut slots) = kept {
             slots.extend(changed.passing(&self.columns));
             slots.sort_unstable();
-            self.pass_rate = slots.len() as f64 / index.items().max(1) as f64;
+            self.pass_rate = slots.len() as f64 / items;
             if slots.is_empty() {
                 self.route = Route::Nothing;
             } else if slots.len() <= slots_max(index) {

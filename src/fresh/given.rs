@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::update::{Put, Update};
 use crate::columns::ColumnKind;
 use crate::items::EMBEDDING;
-use crate::limits::COMPONENT_MAX;
+use crate::limits::{ATTRIBUTE_BYTES_MAX, COMPONENT_MAX};
 use crate::snapshot::{VectorRows, shard_of};
 use crate::tower::FeatureKind;
 use crate::units::ItemId;
@@ -74,15 +74,22 @@ impl GivenItem {
         }
         self.check_vector(view)?;
         let (mut attributes, mut dense) = (Vec::new(), Vec::new());
-        let mut named = BTreeSet::new();
+        let (mut named, mut bytes) = (BTreeSet::new(), 0);
         for (name, values) in &self.attributes {
             if !named.insert(name) {
                 return Err(self.wrong(format!("attributes.{name}"), "given twice"));
             }
             match self.attribute(view, name, values)? {
-                Brought::Attribute(attribute) => attributes.push((name.clone(), attribute)),
+                Brought::Attribute(attribute) => {
+                    bytes += values.bytes();
+                    attributes.push((name.clone(), attribute));
+                }
                 Brought::Dense(numbers) => dense.push((name.clone(), numbers)),
             }
+        }
+        if bytes > ATTRIBUTE_BYTES_MAX {
+            let reason = format!("they take {bytes} bytes of memory, expected {ATTRIBUTE_BYTES_MAX} at most");
+            return Err(self.wrong("attributes", reason));
         }
         if !self.whole {
             return match view.slot(ItemId(self.id)) {
@@ -197,6 +204,16 @@ impl GivenValues {
                 (number as i128 == i128::from(one[0])).then_some(Attribute::Number(number))
             }
             _ => None,
+        }
+    }
+
+    /// Bytes that they take in memory.
+    fn bytes(&self) -> usize {
+        match self {
+            GivenValues::Missing => 0,
+            GivenValues::Integers(values) => size_of_val(values.as_slice()),
+            GivenValues::Numbers(values) => size_of_val(values.as_slice()),
+            GivenValues::Texts(values) => values.iter().map(|text| size_of::<String>() + text.len()).sum(),
         }
     }
 

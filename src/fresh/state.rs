@@ -78,7 +78,7 @@ impl Fresh {
         }
     }
 
-    /// The same, changing attributes of the main snapshot's items where they lie, which takes a tenth. Views are then answered by the
+    /// The same, changing attributes of the main snapshot's items where they lie. Views are then answered by the
     /// CPU alone: a card has planes and columns of its own.
     #[must_use]
     pub fn in_place(self) -> Self {

@@ -208,7 +208,10 @@ fn bad_input_is_refused_by_item_and_the_rest_is_taken() {
         {"embedding": vector},
         {"id": 20, "embedding": vector, "more": 1},
         {"id": 21, "embedding": ["x", 1]},
-        {"id": 22, "embedding": vector, "attributes": {"price": 7, "year": null, "lang": []}}
+        {"id": 22, "embedding": vector, "attributes": {"price": 7, "year": null, "lang": []}},
+        {"id": 23, "embedding": vector, "attributes": {"lang": "x".repeat(70_000)}},
+        {"id": 24, "embedding": vector, "attributes": {"lang": vec!["x"; 3_000]}},
+        {"id": 2, "set": {"year": vec![7; 9_000]}}
     ]);
     let answer = upsert(&server, items);
     assert_eq!((answer["accepted"].as_u64(), answer["position"].as_u64()), (Some(2), Some(2)));
@@ -234,6 +237,9 @@ fn bad_input_is_refused_by_item_and_the_rest_is_taken() {
         (13, ""),
         (14, ""),
         (15, ""),
+        (17, "attributes"),
+        (18, "attributes"),
+        (19, "attributes"),
     ];
     assert_eq!(refused, expected);
     assert_eq!(all(&server, 2), [1, 2, 3, 10, 22]);

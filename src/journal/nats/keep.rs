@@ -57,8 +57,8 @@ pub(super) struct Keeper {
     read: u64,
     /// Whether the stream was further at the last look than it could be read.
     is_missing: bool,
-    /// How often another server has tried that is let go first, and until when.
-    gives_way: Option<(u32, Instant)>,
+    /// For how long another server has tried that is let go first, and until when.
+    gives_way: Option<(Duration, Instant)>,
 }
 
 /// An append that waits, or of which a part is written.
@@ -131,9 +131,10 @@ impl Keeper {
         // What is none is told when the stream has it.
         let unknown = Attempt { first: u64::MAX, ..Attempt::default() };
         let attempt = Attempt::read(&message.payload).unwrap_or(unknown);
-        if attempt.tries > self.tries {
+        let tried = attempt.tried_for();
+        if tried > self.needs * self.tries {
             let needs = Duration::from_micros(attempt.needs.into()).min(WAY) * 2u32.pow(attempt.tries.min(8));
-            self.gives_way = Some((attempt.tries, Instant::now() + needs.min(WAY)));
+            self.gives_way = Some((tried, Instant::now() + needs.min(WAY)));
         }
         if attempt.first > self.shared.lock().position {
             self.rung = Some((attempt, FIRST_RING));
@@ -163,8 +164,8 @@ impl Keeper {
         self.rung = (read.is_ok() && may_come && wait <= LAST_RING).then_some((attempt, wait));
     }
 
-    /// Lets servers go first that have tried more often in vain. Where there is always one of them, it tries after a while all the
-    /// same: a trial in vain is what the others go by.
+    /// Lets servers go first that have tried for longer in vain. Where there is always one of them, it tries after a while all the
+    /// same: trials in vain are what the others go by.
     async fn give_way(&mut self) {
         let last = Instant::now() + WAY;
         loop {
@@ -227,7 +228,7 @@ impl Keeper {
                     }
                 };
                 // It has come to write.
-                self.gives_way.take_if(|(tries, _)| commit.tries >= *tries);
+                self.gives_way.take_if(|(tried, _)| commit.tried_for() >= *tried);
                 let number = commit.number;
                 self.take(commit)?;
                 self.trying.take_if(|trying| *trying == number);

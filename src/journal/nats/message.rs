@@ -13,6 +13,8 @@
 //! | records | each its length as u32, and its bytes |
 //! | check u64 | XXH3-64 of all before |
 
+use std::time::Duration;
+
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The format that is written and read.
@@ -23,6 +25,10 @@ const CHECK_BYTES: usize = 8;
 /// Bytes of a message besides its records, and of a record besides its own.
 pub(super) const FRAME_BYTES: usize = HEAD_BYTES + CHECK_BYTES;
 pub(super) const LENGTH_BYTES: usize = 4;
+
+fn tried_for(tries: u32, needs: u32) -> Duration {
+    Duration::from_micros(needs.into()) * tries
+}
 
 /// Records that are committed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +56,11 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
+    /// As [`Commit::tried_for`].
+    pub(super) fn tried_for(&self) -> Duration {
+        tried_for(self.tries, self.needs)
+    }
+
     /// Reads the head of a message, where it has one.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let head = bytes.first_chunk::<HEAD_BYTES>().filter(|head| head.starts_with(MAGIC))?;
@@ -63,6 +74,11 @@ impl Attempt {
 }
 
 impl Commit {
+    /// How long its writer has tried in vain, about.
+    pub(super) fn tried_for(&self) -> Duration {
+        tried_for(self.tries, self.needs)
+    }
+
     /// The position of the last record, or of the one before where there is none.
     pub(super) fn last(&self) -> u64 {
         self.first + self.records.len() as u64 - 1
