@@ -1,6 +1,7 @@
 """What the tests share. Those that need the program take $STERLING or target/debug/sterling, and are skipped without it."""
 
 import pathlib
+from collections.abc import Iterator
 
 import pytest
 import sterling
@@ -30,3 +31,10 @@ def store(program: pathlib.Path, tiny: pathlib.Path, tmp_path_factory: pytest.Te
     recipe.write_text('[index]\nrescore = "f32"\n[tables]\npackages = "int8"\n')
     sterling.publish(tiny, folder / "store", index=recipe, program=program)
     return folder / "store"
+
+
+@pytest.fixture(scope="module")
+def server(store: pathlib.Path, program: pathlib.Path) -> Iterator[sterling.Server]:
+    """A server of that store."""
+    with sterling.serve(store, program=program) as server:
+        yield server

@@ -15,12 +15,6 @@ httpx = pytest.importorskip("httpx")
 FEATURES = {"installed": np.array([1, 2]), "size": np.array([0.5, 0.25, 1.0], np.float32)}
 
 
-@pytest.fixture(scope="module")
-def server(store, program):
-    with sterling.serve(store, program=program) as server:
-        yield server
-
-
 def test_retrieve_rank_and_embed_agree(server):
     with sterling.Client(server.url) as client:
         query = client.embed("tiny", FEATURES)

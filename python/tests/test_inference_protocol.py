@@ -9,7 +9,6 @@ import json
 
 import httpx
 import pytest
-import sterling
 from conftest import ROOT
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -33,12 +32,6 @@ def conforms(document):
         return body
 
     return check
-
-
-@pytest.fixture(scope="module")
-def server(store, program):
-    with sterling.serve(store, program=program) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

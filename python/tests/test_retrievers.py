@@ -9,12 +9,6 @@ VECTOR = [0.5, -0.25, 1.0, 0.125]
 
 
 @pytest.fixture(scope="module")
-def server(store, program):
-    with sterling.serve(store, program=program) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def wanted(server):
     with sterling.Client(server.url) as client:
         return client.retrieve("tiny", vector=VECTOR, k=3, filter="popularity < 6", columns=["title", "section"])

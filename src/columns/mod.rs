@@ -30,7 +30,9 @@ pub use device::DeviceColumns;
 pub use likeness::likeness;
 pub use operator::{Operator, Threshold};
 pub use overlay::{Overlay, Predicate, Value};
+pub(crate) use sparse::bits;
 pub use stacked::Stacked;
+pub(crate) use view::asked_one_by_one;
 pub use view::{Column, ColumnKind, Columns, Comparison};
 
 #[cfg(test)]

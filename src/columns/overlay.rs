@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::cell::Cell;
 use super::operator::{Operator, Threshold};
-use super::sparse::Sparse;
+use super::sparse::{Sparse, bits};
 use crate::units::Slot;
 
 /// The values of one slot in one column, as they are now.
@@ -183,8 +183,7 @@ impl Overlay {
     pub fn changed(&self, column: usize) -> impl Iterator<Item = (Slot, &Value)> {
         self.words(column).flat_map(move |word| {
             let (filled, values) = self.word(column, word);
-            let bits = (0..u64::BITS).filter(move |bit| filled >> bit & 1 == 1);
-            bits.map(move |bit| Slot(word as u32 * u64::BITS + bit)).zip(values)
+            bits(filled).map(move |bit| Slot(word as u32 * u64::BITS + bit)).zip(values)
         })
     }
 

@@ -104,6 +104,15 @@ impl<T: Clone> Sparse<T> {
     }
 }
 
+/// The bits of a word that are set, ascending.
+pub(crate) fn bits(mut word: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let bit = (word != 0).then(|| word.trailing_zeros())?;
+        word &= word - 1;
+        Some(bit)
+    })
+}
+
 /// Where the value of a bit lies among those of a page.
 fn place(filled: u64, bit: usize) -> usize {
     (filled & ((1 << bit) - 1)).count_ones() as usize

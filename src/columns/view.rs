@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::cell::Cell;
 use super::operator::{Operator, Threshold};
 use super::overlay::Predicate;
+use super::sparse::bits;
 use crate::device::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::files::Tensors;
@@ -501,14 +502,9 @@ impl Column {
     }
 }
 
-fn asked_one_by_one(asked: u64, holds: impl Fn(u32) -> bool) -> u64 {
-    let (mut left, mut holding) = (asked, 0);
-    while left != 0 {
-        let bit = left.trailing_zeros();
-        holding |= u64::from(holds(bit)) << bit;
-        left &= left - 1;
-    }
-    holding
+/// Those of the asked bits that hold.
+pub(crate) fn asked_one_by_one(asked: u64, holds: impl Fn(u32) -> bool) -> u64 {
+    bits(asked).fold(0, |holding, bit| holding | u64::from(holds(bit)) << bit)
 }
 
 /// Where many of the 64 are asked about, looking at all of them without a branch is cheaper.

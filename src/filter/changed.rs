@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::language::{Canonical, Test};
 use super::question::{Question, question};
-use crate::columns::{Columns, Overlay, Predicate};
+use crate::columns::{Columns, Overlay, Predicate, bits};
 use crate::error::Result;
 use crate::units::Slot;
 
@@ -161,14 +161,5 @@ fn node(filter: &Canonical, columns: &Columns, asked: &mut Vec<usize>) -> Result
             asked.push(number);
             Node::Literal { column: number, of_columns: question(leaf, columns)?, of_changed, negated: *negated }
         }
-    })
-}
-
-/// The bits that are set, ascending.
-fn bits(mut word: u64) -> impl Iterator<Item = u32> {
-    std::iter::from_fn(move || {
-        let bit = (word != 0).then(|| word.trailing_zeros())?;
-        word &= word - 1;
-        Some(bit)
     })
 }

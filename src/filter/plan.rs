@@ -151,8 +151,6 @@ impl Plan {
         };
         self.route = Route::Words;
         let items = index.items().max(1) as f64;
-        let (of_changed, passing) = changed.counts(&self.columns, index.list_end());
-        self.pass_rate = (self.pass_rate * (1.0 - of_changed / items).max(0.0) + passing / items).min(1.0);
         if let Some(mut slots) = kept {
             slots.extend(changed.passing(&self.columns));
             slots.sort_unstable();
@@ -162,6 +160,9 @@ impl Plan {
             } else if slots.len() <= slots_max(index) {
                 self.route = Route::Slots(slots);
             }
+        } else {
+            let (of_changed, passing) = changed.counts(&self.columns, index.list_end());
+            self.pass_rate = (self.pass_rate * (1.0 - of_changed / items).max(0.0) + passing / items).min(1.0);
         }
         self.changed = Some(changed);
         Ok(self)

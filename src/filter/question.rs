@@ -1,7 +1,7 @@
 //! What a filter asks of one snapshot: its tree with names resolved to columns and values to terms.
 
 use super::language::{Canonical, Leaf, Test};
-use crate::columns::{Columns, Comparison};
+use crate::columns::{Columns, Comparison, asked_one_by_one};
 use crate::error::Result;
 use crate::units::{Slot, TermId};
 
@@ -39,15 +39,7 @@ impl Question {
     /// Those of the 64 slots from `first` on that are `asked`, bit by bit, and answer it with yes.
     pub(super) fn holding(&self, columns: &Columns, first: Slot, asked: u64) -> u64 {
         match self {
-            Question::Terms { .. } => {
-                let (mut left, mut holding) = (asked, 0);
-                while left != 0 {
-                    let bit = left.trailing_zeros();
-                    holding |= u64::from(self.holds(columns, Slot(first.0 + bit))) << bit;
-                    left &= left - 1;
-                }
-                holding
-            }
+            Question::Terms { .. } => asked_one_by_one(asked, |bit| self.holds(columns, Slot(first.0 + bit))),
             Question::Compares { column, comparison } => columns.at(*column).holding(comparison, first, asked),
         }
     }

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 
 use super::index::Index;
 use super::program::Program;
-use crate::columns::Columns;
+use crate::columns::{Columns, bits};
 use crate::units::{ListId, Slot};
 
 /// Lists that are looked at; no more of them than hold so many items, or take so many nanoseconds.
@@ -102,9 +102,4 @@ impl Sample {
     pub(super) fn items(&self) -> usize {
         self.items
     }
-}
-
-/// The bits that are set.
-fn bits(word: u64) -> impl Iterator<Item = u32> {
-    (0..u64::BITS).filter(move |bit| word >> bit & 1 == 1)
 }

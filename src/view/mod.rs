@@ -399,7 +399,8 @@ impl View {
     /// The values of one of [`View::numbers`] at many slots, appended to `out`.
     pub fn read_numbers(&self, column: usize, slots: impl Iterator<Item = Slot>, out: &mut Vec<f32>) {
         let (name, of_main) = &self.main.numbers[column];
-        let changed = self.main.columns.number(name).ok().filter(|&number| self.overlay.has_column(number));
+        let number = (!self.overlay.is_empty()).then(|| self.main.columns.number(name).ok()).flatten();
+        let changed = number.filter(|&number| self.overlay.has_column(number));
         if self.pieces.is_empty() && changed.is_none() {
             return out.extend(slots.map(|slot| of_main[slot.index()]));
         }

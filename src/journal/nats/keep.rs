@@ -13,7 +13,7 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{sleep, timeout_at};
 
-use super::message::{Attempt, Commit, FRAME_BYTES, LENGTH_BYTES};
+use super::message::{Attempt, Commit, FRAME_BYTES, LENGTH_BYTES, tried_for};
 use super::remote::{AHEAD, Remote, does_not_follow, number, unavailable};
 use super::state::State;
 use crate::error::{Error, Kind, Result};
@@ -131,7 +131,7 @@ impl Keeper {
         // What is none is told when the stream has it.
         let unknown = Attempt { first: u64::MAX, ..Attempt::default() };
         let attempt = Attempt::read(&message.payload).unwrap_or(unknown);
-        let tried = attempt.tried_for();
+        let tried = tried_for(attempt.tries, attempt.needs);
         if tried > self.needs * self.tries {
             let needs = Duration::from_micros(attempt.needs.into()).min(WAY) * 2u32.pow(attempt.tries.min(8));
             self.gives_way = Some((tried, Instant::now() + needs.min(WAY)));
@@ -228,7 +228,7 @@ impl Keeper {
                     }
                 };
                 // It has come to write.
-                self.gives_way.take_if(|(tried, _)| commit.tried_for() >= *tried);
+                self.gives_way.take_if(|(tried, _)| tried_for(commit.tries, commit.needs) >= *tried);
                 let number = commit.number;
                 self.take(commit)?;
                 self.trying.take_if(|trying| *trying == number);

@@ -26,7 +26,8 @@ const CHECK_BYTES: usize = 8;
 pub(super) const FRAME_BYTES: usize = HEAD_BYTES + CHECK_BYTES;
 pub(super) const LENGTH_BYTES: usize = 4;
 
-fn tried_for(tries: u32, needs: u32) -> Duration {
+/// How long a writer has tried in vain, about: so often, and so many microseconds each time.
+pub(super) fn tried_for(tries: u32, needs: u32) -> Duration {
     Duration::from_micros(needs.into()) * tries
 }
 
@@ -56,11 +57,6 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    /// As [`Commit::tried_for`].
-    pub(super) fn tried_for(&self) -> Duration {
-        tried_for(self.tries, self.needs)
-    }
-
     /// Reads the head of a message, where it has one.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let head = bytes.first_chunk::<HEAD_BYTES>().filter(|head| head.starts_with(MAGIC))?;
@@ -74,11 +70,6 @@ impl Attempt {
 }
 
 impl Commit {
-    /// How long its writer has tried in vain, about.
-    pub(super) fn tried_for(&self) -> Duration {
-        tried_for(self.tries, self.needs)
-    }
-
     /// The position of the last record, or of the one before where there is none.
     pub(super) fn last(&self) -> u64 {
         self.first + self.records.len() as u64 - 1
