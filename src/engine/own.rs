@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::oneshot;
 use tokio::task::block_in_place;
@@ -28,11 +29,12 @@ impl<B: Backend> Own<B> {
     pub(super) fn run(self) -> Result<B::Answer> {
         let Own { shared, mut lent, price, is_brief, job, mut answer } = self;
         let run = || {
-            let mut jobs = [job];
+            let (mut jobs, began) = ([job], core_time());
             worker::run(&shared, &mut lent.kept, &mut jobs);
+            let ran = core_time().saturating_sub(began);
             let done = if jobs[0].ticket.is_answered() { price } else { Duration::ZERO };
             drop(jobs);
-            shared.finish(lent, done);
+            shared.finish(lent, done, Some(ran));
         };
         let is_alone = || Handle::try_current().map_or(true, |h| h.runtime_flavor() != RuntimeFlavor::MultiThread);
         // Another thread looks after the connections of this one meanwhile, where the runtime has several.
@@ -42,4 +44,10 @@ impl<B: Backend> Own<B> {
         }
         answer.try_recv().unwrap_or_else(|_| Err(Error::internal("the request ended without an answer")))
     }
+}
+
+/// How long this thread has had a core so far.
+fn core_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }

@@ -1,8 +1,8 @@
 //! How much longer work takes here than its price says.
 //!
 //! A price is what a backend believes of a machine it has never seen. The pace is the factor between both, over the
-//! last moments: time taken by time priced, each sum forgetting half of itself every half second. It is time on the
-//! clock, not of the core: what others steal from the workers makes whoever waits wait longer too.
+//! last moments: time taken by time priced, each sum forgetting half of itself every half second. For whoever waits it is
+//! time on the clock, not of the core: what others steal from the workers makes them wait longer too.
 
 use std::time::{Duration, Instant};
 

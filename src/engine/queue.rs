@@ -86,6 +86,8 @@ struct Running {
 pub(super) struct Queue<J> {
     bounds: Bounds,
     pace: Pace,
+    /// Of requests that their callers run, by the time that a core was theirs.
+    own_pace: Pace,
     /// By priority, then kind.
     lanes: [[Lane<J>; 3]; 2],
     to_fetch: Lane<J>,
@@ -106,6 +108,7 @@ impl<J> Queue<J> {
         Queue {
             bounds,
             pace: Pace::new(now),
+            own_pace: Pace::new(now),
             lanes: Default::default(),
             to_fetch: Lane::default(),
             in_fetch: 0,
@@ -279,9 +282,10 @@ impl<J> Queue<J> {
         Some(worker)
     }
 
-    /// Whether a request whose caller runs it is done before another thread could be of much use.
+    /// Whether a request whose caller runs it is done before another thread could be of much use. Time that others took of the core
+    /// does not count: where they do, more threads would take more of it, and every request would seem long from then on.
     pub(super) fn is_brief(&self, ask: &Ask) -> bool {
-        self.pace.predict(ask.price) <= BRIEF_TIME
+        self.own_pace.predict(ask.price) <= BRIEF_TIME
     }
 
     /// An idle worker whose thread is to be woken for what waits, each once until it sleeps again.
@@ -382,10 +386,14 @@ impl<J> Queue<J> {
         ids.into_iter().filter_map(|id| lane.remove(id)).collect()
     }
 
-    /// The worker is idle again; `done` is the price of what it answered of its batch.
-    pub(super) fn finish(&mut self, worker: usize, done: Duration, now: Instant) {
+    /// The worker is idle again; `done` is the price of what it answered of its batch. `ran` is how long its caller had a core for
+    /// it, where its place was lent.
+    pub(super) fn finish(&mut self, worker: usize, done: Duration, ran: Option<Duration>, now: Instant) {
         if let Some(running) = self.running[worker].take() {
             self.pace.learn(done, now.saturating_duration_since(running.began), now);
+            if let Some(ran) = ran {
+                self.own_pace.learn(done, ran, now);
+            }
         }
     }
 

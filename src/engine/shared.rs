@@ -224,14 +224,14 @@ impl<B: Backend> Shared<B> {
     }
 
     /// Takes back a worker's place, and what it keeps.
-    pub(super) fn finish(&self, lent: Lent<B::Worker>, done: Duration) {
+    pub(super) fn finish(&self, lent: Lent<B::Worker>, done: Duration, ran: Option<Duration>) {
         let Lent { life, kept } = lent;
         let mut queue = self.lock();
         if !self.is_current(life) {
             return;
         }
         *self.kept(life.number) = kept;
-        queue.finish(life.number, done, Instant::now());
+        queue.finish(life.number, done, ran, Instant::now());
         self.publish(&queue);
         if queue.waiting() > 0 {
             // A dear one may go now, which an idle worker had to leave, and this worker may take another.

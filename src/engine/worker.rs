@@ -20,7 +20,7 @@ pub(super) fn work<B: Backend>(shared: &Shared<B>, life: Life) {
         run(shared, &mut lent.kept, &mut jobs);
         let done = prices.iter().zip(&jobs).filter(|(_, job)| job.ticket.is_answered()).map(|(price, _)| *price).sum();
         drop(jobs);
-        shared.finish(lent, done);
+        shared.finish(lent, done, None);
     }
 }
 

@@ -164,7 +164,7 @@ impl Book {
     fn finish(&mut self, worker: usize, share: f64) {
         let jobs = std::mem::take(&mut self.running[worker]);
         let price: Duration = jobs.iter().map(|job| self.at[job].1.price).sum();
-        self.queue.finish(worker, price.mul_f64(share), self.now);
+        self.queue.finish(worker, price.mul_f64(share), None, self.now);
         for job in jobs {
             self.at.get_mut(&job).unwrap().0 = At::Gone;
         }
@@ -376,7 +376,7 @@ impl Storm {
             let now = at(now_s);
             if let Some((worker, _)) = ended {
                 let (_, batch) = busy[worker].take().unwrap();
-                queue.finish(worker, batch.iter().map(|entry| entry.ask.price).sum(), now);
+                queue.finish(worker, batch.iter().map(|entry| entry.ask.price).sum(), None, now);
                 for entry in batch.into_iter().filter(|entry| is_counted(&entry.ask)) {
                     let outcome = &mut outcomes[entry.job];
                     if now <= entry.ask.deadline {
@@ -533,13 +533,13 @@ fn a_wrong_pace_mends_itself_though_all_is_refused() {
         taken_in += 1;
         queue.push((), ask, latest_start, now);
         assert_eq!(queue.take(0, now).batch.len(), 1);
-        queue.finish(0, price, now + price);
+        queue.finish(0, price, None, now + price);
     }
     assert!(taken_in > 1500, "{taken_in} of 3000 taken in, pace {}", queue.pace.factor());
 }
 
 #[test]
-fn what_is_brief_is_told_by_the_pace() {
+fn what_is_brief_is_told_by_the_time_that_a_core_was_had() {
     let mut now = Instant::now();
     let mut queue = Queue::<u64>::new(bounds(1), now);
     let of = |price: Duration, now: Instant| Ask {
@@ -552,11 +552,18 @@ fn what_is_brief_is_told_by_the_pace() {
     };
     let (short, long) = (of(BRIEF_TIME / 2, now), of(BRIEF_TIME * 2, now));
     assert!(queue.is_brief(&short) && !queue.is_brief(&long));
-    // What takes ten times as long as its price says is brief no more.
-    for _ in 0..200 {
-        let worker = queue.lend(&of(short.price, now), |_| true, now).unwrap();
-        now += short.price * 10;
-        queue.finish(worker, short.price, now);
-    }
-    assert!(!queue.is_brief(&of(short.price, now)));
+    let mut run = |queue: &mut Queue<u64>, took: Duration, ran: Duration| {
+        for _ in 0..200 {
+            let worker = queue.lend(&of(short.price, now), |_| true, now).unwrap();
+            now += took;
+            queue.finish(worker, short.price, Some(ran), now);
+        }
+        now
+    };
+    // What takes ten times as long as its price says because others have the cores is as brief as before.
+    let later = run(&mut queue, short.price * 10, short.price);
+    assert!(queue.pace.factor() > 5.0 && queue.is_brief(&of(short.price, later)));
+    // What has a core for ten times as long is brief no more.
+    let later = run(&mut queue, short.price * 10, short.price * 10);
+    assert!(!queue.is_brief(&of(short.price, later)));
 }
