@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Makes the certificates of tests/golden/tls, which are good for a hundred years and protect nothing: an authority, two of a server, one of a client.
+# Python 3.13 takes no authority that does not say what its key is for.
 set -euo pipefail
 cd "$(dirname "$0")/../tests/golden/tls"
 new() { # NAME SUBJECT EXTENSIONS: a key, and a certificate by the authority
@@ -9,7 +10,7 @@ new() { # NAME SUBJECT EXTENSIONS: a key, and a certificate by the authority
     rm "$1.csr"
 }
 openssl ecparam -name prime256v1 -genkey -noout | openssl pkcs8 -topk8 -nocrypt -out ca.key
-openssl req -x509 -new -key ca.key -subj "/CN=tests" -days 36500 -sha256 -addext "basicConstraints=critical,CA:TRUE" -out ca.pem
+openssl req -x509 -new -key ca.key -subj "/CN=tests" -days 36500 -sha256 -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign" -out ca.pem
 new server "localhost" "subjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth"
 new server-2 "localhost" "subjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth"
 new client "a client" "extendedKeyUsage=clientAuth"

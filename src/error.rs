@@ -204,9 +204,37 @@ impl StdError for Error {
     }
 }
 
+/// A number as a message shows it: with an exponent where it is far from one, and always so that the text is the number. Without, 1e300 has 301 digits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ShortNumber(pub f64);
+
+impl fmt::Display for ShortNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ShortNumber(number) = self;
+        let size = number.abs();
+        match size == 0.0 || !size.is_finite() || (1e-5..1e16).contains(&size) {
+            true => write!(f, "{number}"),
+            false => write!(f, "{number:e}"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_is_shown_shortly_and_is_the_one_that_came() {
+        for number in [1e300, -2.5e-310, 0.1 + 0.2, 1e15 + 0.5, f64::MAX, f64::MIN_POSITIVE, 1e16, -1e-5, 0.0, 7.0] {
+            let shown = ShortNumber(number).to_string();
+            assert!(shown.len() <= 24, "{shown}");
+            assert_eq!(shown.parse(), Ok(number));
+        }
+        for (number, expected) in [(1e300, "1e300"), (2.0, "2"), (0.25, "0.25"), (1e9, "1000000000"), (f64::NAN, "NaN")]
+        {
+            assert_eq!(ShortNumber(number).to_string(), expected);
+        }
+    }
 
     #[test]
     fn a_missing_file_is_not_found_and_keeps_its_source() {

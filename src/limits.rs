@@ -73,5 +73,6 @@ const _: () = assert!(DIMENSION_MAX as f64 * COMPONENT_MAX as f64 * COMPONENT_MA
 /// Whether a text names a server, as `HOST:PORT`.
 pub fn names_server(text: &str) -> bool {
     let (host, port) = text.rsplit_once(':').unwrap_or_default();
-    !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)
+    // A URL is none: its host would be looked up with the scheme in it, again and again.
+    !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok_and(|port| port > 0)
 }

@@ -7,6 +7,7 @@ import gzip
 import json
 import ssl
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -97,7 +98,7 @@ class Client:
     ) -> Ranked:
         """The best ``k`` items for a user's features or a query vector; ``fields`` are those of ``docs/API.md``: ``filter``, ``exclude``,
         ``columns``, ``candidates``, ``constants``, ``timeout_ms`` and others. Beside a canary requests of one ``sticky`` key are answered by one version."""
-        return self._items(f"{model}:retrieve", _user(features, vector) | {"k": k} | fields, sticky)
+        return self._items(f"{_named(model)}:retrieve", _user(features, vector) | {"k": k} | fields, sticky)
 
     def retrieve_many(
         self,
@@ -122,7 +123,7 @@ class Client:
         found: list[Ranked | RequestError] = []
         for part in _parts(columns, count, REQUESTS_MAX):
             body = lambda part=part: {"requests": [shared | _request(row) for row in _rows(part)]}  # noqa: E731
-            answer = self._table("POST", f"{model}:retrieve", (part, shared), body, headers)
+            answer = self._table("POST", f"{_named(model)}:retrieve", (part, shared), body, headers)
             found += many_of_arrow(answer.content) if answer.headers.get("content-type") == ARROW else many(answer.json())
             if progress is not None:
                 progress(len(found), count)
@@ -143,7 +144,7 @@ class Client:
         changes these attributes and leaves all else. ``None`` and NaN are no value. With a ``key`` a call that is repeated happens once."""
         if changes is not None and (attributes is not None or embeddings is not None):
             raise ValueError("expected changes, or embeddings and attributes")
-        columns: dict[str, Any] = {"id": np.asarray(ids, np.int64)}
+        columns: dict[str, Any] = {"id": _ids(ids)}
         if embeddings is not None:
             columns["embedding"] = np.asarray(embeddings, np.float32)
         kind, given = ("attributes", attributes or {}) if changes is None else ("set", changes)
@@ -153,7 +154,7 @@ class Client:
         for number, part in enumerate(_parts(columns, count, ITEMS_MAX)):
             headers = {} if key is None else {"idempotency-key": f"{key}-{number}" if count > len(part["id"]) else key}
             body = lambda part=part: {"items": [_item(row, kind) for row in _rows(part)]}  # noqa: E731
-            told = self._table("POST", f"{model}/items:upsert", (part, None), body, headers).json()
+            told = self._table("POST", f"{_named(model)}/items:upsert", (part, None), body, headers).json()
             refused = made.refused + [item | {"place": item["place"] + first} for item in told["refused"]]
             made = Upserted(made.accepted + told["accepted"], refused, max(made.position, told["position"]), told.get("positions", []))
             first += len(part["id"])
@@ -174,7 +175,7 @@ class Client:
         body = _user(features, vector) | {"k": k} | fields
         cursor: str | None = ""
         while cursor is not None:
-            page = self._items(f"{model}:retrieve", body | {"cursor": cursor})
+            page = self._items(f"{_named(model)}:retrieve", body | {"cursor": cursor})
             yield page
             cursor = page.cursor
 
@@ -189,16 +190,16 @@ class Client:
         **fields: Any,
     ) -> Ranked:
         """The scores of items that the caller names."""
-        return self._items(f"{model}:rank", _user(features, vector) | {"items": items} | fields, sticky)
+        return self._items(f"{_named(model)}:rank", _user(features, vector) | {"items": items} | fields, sticky)
 
     def embed(self, model: str, features: Mapping[str, Any], *, sticky: str | None = None) -> np.ndarray:
         """The query embedding of features, f32 ``[D]``, or ``[Tq × D]`` of a model with several queries."""
-        answer = self._call("POST", f"{model}:embed", {"features": features}, _sticking(sticky))
+        answer = self._call("POST", f"{_named(model)}:embed", {"features": features}, _sticking(sticky))
         return np.asarray(answer.json()["embedding"], np.float32)
 
     def traffic(self, model: str) -> dict[str, Any]:
         """The canary and the shadow of a model, and what this server has seen of them; ``docs/API.md`` has the fields."""
-        return self._call("GET", f"{model}/traffic").json()
+        return self._call("GET", f"{_named(model)}/traffic").json()
 
     def set_traffic(
         self,
@@ -212,7 +213,7 @@ class Client:
         some as well (``shadow={"version": 8, "share": 0.1}``); what is left out is none. With the ``revision`` that `traffic` told it is refused
         (409) where somebody else has changed it since."""
         body = {"canary": canary, "shadow": shadow, "revision": revision}
-        return self._call("PUT", f"{model}/traffic", {key: value for key, value in body.items() if value is not None}).json()
+        return self._call("PUT", f"{_named(model)}/traffic", {key: value for key, value in body.items() if value is not None}).json()
 
     def _items(self, call: str, body: Mapping[str, Any], sticky: str | None = None) -> Ranked:
         headers = _sticking(sticky)
@@ -250,6 +251,29 @@ class Client:
                 raise problem
             time.sleep(pause)
         raise AssertionError("the last try has returned or raised")
+
+
+def _named(model: str) -> str:
+    """A model's name, or that of a version or label of it, as a path has it.
+
+    >>> _named("shop?/versions/3")
+    'shop%3F/versions/3'
+    """
+    return urllib.parse.quote(model)
+
+
+def _ids(ids: Any) -> np.ndarray:
+    """Ids as 64-bit integers; what is none is refused, and not rounded.
+
+    >>> _ids([1.5])
+    Traceback (most recent call last):
+    ValueError: ids: got float64 of 1 dimensions, expected 64-bit integers, a list of them
+    """
+    given = np.asarray(ids)
+    is_whole = given.size == 0 or (np.issubdtype(given.dtype, np.integer) and int(given.max()) < 1 << 63)
+    if given.ndim != 1 or not is_whole:
+        raise ValueError(f"ids: got {given.dtype} of {given.ndim} dimensions, expected 64-bit integers, a list of them")
+    return given.astype(np.int64)
 
 
 def _user(features: Mapping[str, Any] | None, vector: Any) -> dict[str, Any]:

@@ -55,8 +55,6 @@ def publish(package: Path, store: Path, *, items: Path | None = None, index: Pat
     index recipe. Raises `ProgramError` with what the program said.
     """
     package, store = pathlib.Path(package), os.fspath(store)
-    if items is None and not (package / "items.parquet").exists() and (package / "items.jsonl").exists():
-        items = package / "items.jsonl"
     command = [str(find_program(program)), "publish", str(package), "--store", store]
     command += ["--items", str(items)] if items else []
     command += ["--index", str(index)] if index else []

@@ -151,6 +151,16 @@ def test_what_is_wrong_is_told_and_not_sent_again(server):
             client.embed("other", FEATURES)
         with pytest.raises(ValueError, match="features or a vector"):
             client.retrieve("tiny")
+        # What is no name of a model is one in the path all the same, and nothing behind a question mark.
+        for name in ("tiny?x=1", "tiny#", "ti ny", "tiny%2F"):
+            with pytest.raises(sterling.RequestError, match="404") as wrong:
+                client.retrieve(name, features=FEATURES)
+            assert f"`{name}` is not served here" in str(wrong.value)
+        assert len(client.retrieve("tiny/versions/1", features=FEATURES, k=1).ids) == 1
+        # Ids are never rounded.
+        for ids in ([1.5], [{"id": 1}], ["1"], [[1]], [True], 1, np.array([1 << 63], np.uint64), [float("nan")]):
+            with pytest.raises(ValueError, match="ids: got .* expected 64-bit integers"):
+                client.upsert("tiny", ids, changes={"a": [1]})
 
 
 class Busy(http.server.BaseHTTPRequestHandler):

@@ -25,7 +25,7 @@ pub(super) struct Publish {
     /// The name of an embedding-only model
     #[arg(long)]
     name: Option<String>,
-    /// Items, as Parquet or JSON lines; the package's items.parquet where it is not given
+    /// Items, as Parquet or JSON lines; the package's items.parquet or items.jsonl where it is not given
     #[arg(long)]
     items: Option<PathBuf>,
     /// Vectors of the items, one row an item, as .npy

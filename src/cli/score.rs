@@ -106,6 +106,7 @@ fn chosen(store: &Store, text: &str) -> Result<(String, u64)> {
     };
     wanted.filter(|version| published.contains(version)).map(|version| (name.to_owned(), version)).ok_or_else(|| {
         let known = published.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+        let known = if known.is_empty() { "none".into() } else { known };
         Error::not_found(format!("model `{text}`: not in {}; versions of `{name}`: {known}", store.name()))
     })
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::update::{Put, Update};
 use crate::columns::ColumnKind;
+use crate::error::ShortNumber;
 use crate::items::EMBEDDING;
 use crate::limits::{ATTRIBUTE_BYTES_MAX, COMPONENT_MAX};
 use crate::snapshot::{VectorRows, shard_of};
@@ -221,7 +222,7 @@ impl GivenValues {
         match self {
             GivenValues::Missing => "nothing".into(),
             GivenValues::Integers(values) if values.len() == 1 => values[0].to_string(),
-            GivenValues::Numbers(values) if values.len() == 1 => values[0].to_string(),
+            GivenValues::Numbers(values) if values.len() == 1 => ShortNumber(values[0]).to_string(),
             GivenValues::Integers(values) => format!("{} integers", values.len()),
             GivenValues::Numbers(values) => format!("{} numbers", values.len()),
             GivenValues::Texts(_) => "texts".into(),

@@ -165,13 +165,18 @@ impl App {
         self.feed(model).map_or(0, |feed| feed.last()).saturating_sub(view.position())
     }
 
+    /// The share of the items that an answer speaks of.
+    pub(super) fn coverage(&self, model: &Loaded, view: &View) -> f64 {
+        covered(view.coverage(), view.items(), self.lag(model, view))
+    }
+
     /// What an answer says of where it comes from.
     pub(super) fn served(&self, model: &Loaded, view: &View) -> Served {
         Served {
             model: model.name().into(),
             version: model.version(),
             digest: model.digest().into(),
-            coverage: covered(view.coverage(), view.items(), self.lag(model, view)),
+            coverage: self.coverage(model, view),
             position: view.position(),
             positions: Vec::new(),
             missing: Vec::new(),
@@ -199,7 +204,7 @@ impl App {
     }
 }
 
-/// The share of the items that an answer speaks of. Where so many durable updates are not seen that the server counts as behind,
+/// The share of the items that an answer speaks of: where so many durable updates are not seen that the server counts as behind,
 /// each of them may be of an item that is missing or not as it should be.
 fn covered(coverage: f64, items: usize, lag: u64) -> f64 {
     match lag >= LAG_MAX {

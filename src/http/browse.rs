@@ -2,19 +2,17 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{FromRequestParts, Query, State};
+use axum::extract::State;
 use axum::http::Uri;
-use axum::http::request::Parts;
-use serde::de::DeserializeOwned;
 
 use super::answer::{Outcome, Refusal, json};
 use super::app::App;
+use super::parameters::Parameters;
 use super::paths::Names;
 use super::position::seen;
 use super::wire::{
-    self, ColumnResponse, FindRequest, FindResponse, FoundItem, IndexResponse, Problem, Served, ValuesRequest,
-    attributes, column_info, files, percentiles,
+    self, ColumnResponse, FindRequest, FindResponse, FoundItem, HeldShard, IndexResponse, Problem, Served,
+    ShardsResponse, ValuesRequest, attributes, column_info, files, percentiles,
 };
 use crate::columns::ColumnKind;
 use crate::error::{Error, Result};
@@ -26,20 +24,6 @@ const ITEMS_MAX: usize = 100;
 const VALUES_MAX: usize = 1000;
 /// Longest text that is looked for, in bytes.
 const CONTAINS_BYTES_MAX: usize = 256;
-
-/// The parameters behind the question mark; where they are wrong, a problem.
-pub struct Parameters<T>(T);
-
-impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Parameters<T> {
-    type Rejection = Refusal;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
-        let Query(parameters) = Query::from_request_parts(parts, state)
-            .await
-            .map_err(|e: QueryRejection| Error::invalid(format!("parameters: {}", e.body_text())))?;
-        Ok(Parameters(parameters))
-    }
-}
 
 /// Where a call looks for a text, and how much it may find.
 struct Look {
@@ -125,6 +109,17 @@ pub async fn column(
         Ok(ColumnResponse { served, column, values, found: found.found, least, greatest })
     });
     Ok(json(&told.await?))
+}
+
+/// The shards of the version that answers, and how many servers have each.
+#[utoipa::path(get, path = "/v1/models/{model}/shards", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = ShardsResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn shards(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let view = loaded.view();
+    let shard = view.main().manifest.shard.map_or(0, |part| part.shard);
+    let held = HeldShard { shard, items: view.items(), servers: 1 };
+    Ok(json(&ShardsResponse { served: app.served(&loaded, &view), shards: vec![held] }))
 }
 
 /// The shape of the index of the version that answers.

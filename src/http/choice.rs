@@ -11,10 +11,11 @@ use serde::Serialize;
 
 use super::app::App;
 use super::call_id::CallId;
+use super::parameters::min_coverage;
 use super::position::seen;
 use super::shadow::Shadowed;
 use super::watched::Watched;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::registry::{Loaded, Unpinned};
 use crate::request::{Features, User};
 use crate::traffic::{CanaryRun, ShadowRun, Side, Sticky};
@@ -25,6 +26,22 @@ use crate::view::View;
 pub(super) struct Version {
     pub(super) model: Arc<Loaded>,
     pub(super) view: Arc<View>,
+}
+
+impl Version {
+    /// A view of a version that has seen and covers what the call asks for.
+    async fn asked(app: &App, model: Arc<Loaded>, uri: &Uri) -> Result<Self> {
+        let view = seen(app, &model, uri).await?;
+        if let Some(least) = min_coverage(uri)? {
+            let covered = app.coverage(&model, &view);
+            if covered < least {
+                let what =
+                    format!("an answer would cover {covered} of the items, less than the {least} of `min_coverage`");
+                return Err(Error::new(Kind::Partial, what));
+            }
+        }
+        Ok(Version { model, view })
+    }
 }
 
 /// What a call may be answered by: versions `V`, of which `S` is asked as a shadow. Those of a server, or those of a router's shards.
@@ -66,8 +83,7 @@ pub(super) struct Chosen<V = Version, S = Arc<Loaded>> {
 impl Choice {
     /// A call that pins its version.
     pub(super) async fn pinned(app: &App, model: Arc<Loaded>, uri: &Uri) -> Result<Self> {
-        let view = seen(app, &model, uri).await?;
-        Ok(Choice::only(Version { model, view }))
+        Version::asked(app, model, uri).await.map(Choice::only)
     }
 
     /// A call that pins none.
@@ -86,8 +102,7 @@ impl Choice {
             let choice = Choice::pinned(app, active, uri).await?;
             let Some((key, canary)) = canary else { return Ok(choice.beside(None, shadow, id)) };
             // A canary that is behind in its updates is behind: who asks for a position is answered by the other one.
-            let view = seen(app, &canary.loaded, uri).await.ok();
-            let version = view.map(|view| Version { model: canary.loaded.clone(), view });
+            let version = Version::asked(app, canary.loaded.clone(), uri).await.ok();
             let canary = version.map(|version| BesideActive { run: canary.run.clone(), version, key });
             Ok(choice.beside(canary, shadow, id))
         }

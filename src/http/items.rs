@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::http::Uri;
@@ -10,8 +11,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::answer::{Outcome, Refusal, json};
 use super::app::App;
+use super::parameters::number;
 use super::paths::Names;
-use super::position::{number, seen};
+use super::position::{reached, seen};
 use super::sent::Sent;
 use super::wire::{
     self, DeleteRequest, DeleteResponse, ItemResponse, MergeResponse, PositionResponse, Problem, RefusedItem,
@@ -26,6 +28,8 @@ use crate::view::View;
 
 /// Longest idempotency key, in bytes.
 const KEY_BYTES_MAX: usize = 128;
+/// How long a merge waits until what it is to hold is seen: it takes long itself.
+const MERGE_WAIT: Duration = Duration::from_secs(60);
 const KEY: &str = "idempotency-key";
 /// What items may be written in beside JSON.
 pub(super) const ITEMS_SENT: [Sent; 2] = [Sent::Lines, Sent::Arrow];
@@ -102,6 +106,7 @@ pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, re
 #[utoipa::path(post, path = "/v1/models/{model}/items:delete", tag = "items",
     params(("model" = String, Path, description = "The model's name"),
         ("if_position" = Option<u64>, Query, description = "Refuses the call where the last update has another position."),
+        ("min_position" = Option<u64>, Query, description = "What passes the filter is judged once the updates up to this position are seen."),
         ("idempotency-key" = Option<String>, Header, description = "A repeated call with one key happens once.")),
     request_body = DeleteRequest,
     responses((status = 200, body = DeleteResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
@@ -177,13 +182,18 @@ async fn write(
     Ok((made, false))
 }
 
-/// Merge the updates into a version that answers in the place of the active one.
+/// Merge the updates into a version that answers in the place of the active one: those that were durable when it was asked for at least.
 #[utoipa::path(post, path = "/v1/models/{model}/items:merge", tag = "items",
-    params(("model" = String, Path, description = "The model's name")),
+    params(("model" = String, Path, description = "The model's name"),
+        ("min_position" = Option<u64>, Query, description = "Merges the updates up to this position at least, in place of those that are durable.")),
     responses((status = 200, body = MergeResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
-    app.feed(&*app.registry.get(&model, Which::Active)?)?;
+pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>, uri: Uri) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let feed = app.feed(&loaded)?;
     let merges = app.merges.as_ref().ok_or_else(|| Error::unsupported("this server merges no updates"))?;
+    // What is merged is what is seen, and an update is seen a moment after it was acknowledged.
+    let position = number(&uri, "min_position")?.unwrap_or_else(|| feed.last());
+    reached(&app, &loaded, position, MERGE_WAIT).await?;
     let (tell, told) = oneshot::channel();
     merges.ask(
         &model,

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use metrics::{Counter, Histogram, counter, histogram};
 
 /// The labels of calls; whatever has none of them is the last.
-const CALLS: [&str; 34] = [
+const CALLS: [&str; 35] = [
     "retrieve",
     "rank",
     "embed",
@@ -24,6 +24,7 @@ const CALLS: [&str; 34] = [
     "labels",
     "label",
     "index",
+    "shards",
     "column",
     "find",
     "item",

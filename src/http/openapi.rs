@@ -40,6 +40,7 @@ use super::{browse, calls, console, inference, items, parts, passes, rows, traff
         browse::find,
         browse::column,
         browse::index,
+        browse::shards,
         calls::queries,
         parts::pass,
         parts::parts,

@@ -188,7 +188,10 @@ fn asked(version: Version, watched: Option<Watched>, ask: Ask, (terms, shape): (
 }
 
 /// Retrieve items for one request, or for each of a list of requests.
-#[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name")),
+#[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name"),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen; through a router one a shard, with commas."),
+        ("min_coverage" = Option<f64>, Query, minimum = 0, maximum = 1,
+            description = "The share of the items that an answer must cover, else it is 503. Left out, a router has a bound of its own, a server none.")),
     request_body(content((inline(RetrieveOneOrMany) = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))),
     responses((status = 200, content((inline(RetrievedOneOrMany) = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn retrieve(
@@ -308,7 +311,10 @@ async fn one(app: &Arc<App>, single: Single, form: Form) -> Outcome {
 }
 
 /// Score the items that the request names.
-#[utoipa::path(post, path = "/v1/models/{model}:rank", tag = "pass", params(("model" = String, Path, description = "The model's name")),
+#[utoipa::path(post, path = "/v1/models/{model}:rank", tag = "pass", params(("model" = String, Path, description = "The model's name"),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen; through a router one a shard, with commas."),
+        ("min_coverage" = Option<f64>, Query, minimum = 0, maximum = 1,
+            description = "The share of the items that an answer must cover, else it is 503. Left out, a router has a bound of its own, a server none.")),
     request_body = RankRequest,
     responses((status = 200, content((RetrieveResponse = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn rank(app: &Arc<App>, choice: Choice, body: Whole, form: Form) -> Outcome {
@@ -325,7 +331,8 @@ async fn rank(app: &Arc<App>, choice: Choice, body: Whole, form: Form) -> Outcom
 }
 
 /// The query embedding of a user's features.
-#[utoipa::path(post, path = "/v1/models/{model}:embed", tag = "pass", params(("model" = String, Path, description = "The model's name")),
+#[utoipa::path(post, path = "/v1/models/{model}:embed", tag = "pass", params(("model" = String, Path, description = "The model's name"),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen; through a router one a shard, with commas.")),
     request_body = EmbedRequest,
     responses((status = 200, body = EmbedResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn embed(app: &App, choice: Choice, body: Whole) -> Outcome {

@@ -8,6 +8,7 @@ use axum::http::Uri;
 use tokio::time::timeout;
 
 use super::app::App;
+use super::parameters::{number, parameter};
 use crate::error::{Error, Result};
 use crate::registry::Loaded;
 use crate::view::View;
@@ -32,22 +33,6 @@ pub(super) async fn reached(app: &App, model: &Loaded, position: u64, wait: Dura
         let shown = model.view().position();
         Err(Error::deadline(format!("min_position: {position} is not seen yet, {shown} is")))
     })
-}
-
-/// A parameter of the query that is a whole number.
-pub(super) fn number(uri: &Uri, name: &str) -> Result<Option<u64>> {
-    parameter(uri, name, "one whole number")
-}
-
-/// A parameter of the query, once at most.
-pub(super) fn parameter<T: FromStr>(uri: &Uri, name: &str, expected: &str) -> Result<Option<T>> {
-    let parameters = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
-    let mut texts = parameters.filter(|(key, _)| *key == name).map(|(_, text)| text);
-    let Some(text) = texts.next() else { return Ok(None) };
-    match text.parse() {
-        Ok(value) if texts.next().is_none() => Ok(Some(value)),
-        _ => Err(Error::invalid(format!("{name}: got `{text}`, expected {expected}"))),
-    }
 }
 
 /// A parameter of the query that has a position for each of so many shards, with commas between them.

@@ -14,6 +14,7 @@ use super::call_id::CallId;
 use super::coding::{self, Encoders};
 use super::connections::Peer;
 use super::layers;
+use super::parameters::check_known;
 use super::table::Matched;
 use crate::error::Error;
 
@@ -32,7 +33,7 @@ pub(super) fn guarded(answers: Router, host: Arc<dyn Host>) -> Router {
         .layer(coding::layer())
 }
 
-/// Lets in who may make the call, and writes down what is changed.
+/// Lets in who may make the call and says only what the call takes, and writes down what is changed.
 async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Next) -> Response {
     let matched = request.extensions_mut().remove::<Matched>().unwrap_or(Matched::Nowhere);
     let peer = request.extensions().get::<Peer>().copied();
@@ -59,9 +60,16 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
             call: matched.call(),
         })
     });
+    let known = match &matched {
+        Matched::Call(route, _) => check_known(request.uri(), route.parameters),
+        _ => Ok(()),
+    };
     request.extensions_mut().insert(matched);
     request.extensions_mut().insert(caller.clone());
-    let mut response = next.run(request).await;
+    let mut response = match known {
+        Ok(()) => next.run(request).await,
+        Err(unknown) => Refusal::from(unknown).into_response(),
+    };
     response.extensions_mut().insert(caller);
     if let Some(change) = change {
         change.ended(response.status().as_u16());

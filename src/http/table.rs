@@ -1,4 +1,4 @@
-//! The one table of all calls: method, path, the right that it takes, its name in metrics, and what answers it.
+//! The one table of all calls: method, path, the right that it takes, its name in metrics, what answers it, and what it may be told behind the question mark.
 //!
 //! The router is built from it (`routes`), the gate and the access check look into it, and tests go over it: a call that does not stand
 //! here cannot be made.
@@ -31,6 +31,8 @@ pub(super) struct Route {
     pub(super) reach: Reach,
     /// The call's label in metrics.
     pub(super) call: &'static str,
+    /// What may stand behind the question mark.
+    pub(super) parameters: &'static [&'static str],
     answer: fn(Arc<App>, Request) -> Answering,
 }
 
@@ -46,29 +48,30 @@ impl Route {
 }
 
 macro_rules! table {
-    ($($method:ident $path:literal, $role:ident, $reach:ident, $call:literal, $answer:path;)*) => {
+    ($($method:ident $path:literal, $role:ident, $reach:ident, $call:literal, $answer:path $(, $parameter:ident)*;)*) => {
         [$(Route {
             method: Method::$method,
             path: $path,
             role: $role,
             reach: $reach,
             call: $call,
+            parameters: &[$(stringify!($parameter)),*],
             answer: |app, request| run($answer, app, request),
         }),*]
     };
 }
 
 /// All calls.
-pub(super) static TABLE: [Route; 53] = table! {
-    POST "/v1/models/{model}:retrieve", Read, Model, "retrieve", passes::of_active;
-    POST "/v1/models/{model}:rank", Read, Model, "rank", passes::of_active;
-    POST "/v1/models/{model}:embed", Read, Model, "embed", passes::of_active;
-    POST "/v1/models/{model}/versions/{version}:retrieve", Read, Model, "retrieve", passes::of_version;
-    POST "/v1/models/{model}/versions/{version}:rank", Read, Model, "rank", passes::of_version;
-    POST "/v1/models/{model}/versions/{version}:embed", Read, Model, "embed", passes::of_version;
-    POST "/v1/models/{model}/labels/{label}:retrieve", Read, Model, "retrieve", passes::of_label;
-    POST "/v1/models/{model}/labels/{label}:rank", Read, Model, "rank", passes::of_label;
-    POST "/v1/models/{model}/labels/{label}:embed", Read, Model, "embed", passes::of_label;
+pub(super) static TABLE: [Route; 54] = table! {
+    POST "/v1/models/{model}:retrieve", Read, Model, "retrieve", passes::of_active, min_position, min_coverage;
+    POST "/v1/models/{model}:rank", Read, Model, "rank", passes::of_active, min_position, min_coverage;
+    POST "/v1/models/{model}:embed", Read, Model, "embed", passes::of_active, min_position;
+    POST "/v1/models/{model}/versions/{version}:retrieve", Read, Model, "retrieve", passes::of_version, min_position, min_coverage;
+    POST "/v1/models/{model}/versions/{version}:rank", Read, Model, "rank", passes::of_version, min_position, min_coverage;
+    POST "/v1/models/{model}/versions/{version}:embed", Read, Model, "embed", passes::of_version, min_position;
+    POST "/v1/models/{model}/labels/{label}:retrieve", Read, Model, "retrieve", passes::of_label, min_position, min_coverage;
+    POST "/v1/models/{model}/labels/{label}:rank", Read, Model, "rank", passes::of_label, min_position, min_coverage;
+    POST "/v1/models/{model}/labels/{label}:embed", Read, Model, "embed", passes::of_label, min_position;
     GET "/v1/models", Read, Visible, "models", calls::models;
     GET "/v1/models/{model}", Read, Model, "model", calls::model;
     GET "/v1/models/{model}/versions", Read, Model, "versions", calls::versions;
@@ -82,16 +85,17 @@ pub(super) static TABLE: [Route; 53] = table! {
     DELETE "/v1/models/{model}/labels/{label}", Admin, Model, "label", calls::delete_label;
     GET "/v1/models/{model}/traffic", Read, Model, "traffic", traffic::traffic;
     PUT "/v1/models/{model}/traffic", Admin, Model, "traffic", traffic::put_traffic;
-    DELETE "/v1/models/{model}/traffic", Admin, Model, "traffic", traffic::delete_traffic;
+    DELETE "/v1/models/{model}/traffic", Admin, Model, "traffic", traffic::delete_traffic, revision;
     POST "/v1/models/{model}/traffic:stop", Write, Model, "traffic", traffic::stop;
     GET "/v1/models/{model}/index", Read, Model, "index", browse::index;
-    GET "/v1/models/{model}/columns/{column*}", Read, Model, "column", browse::column;
-    GET "/v1/models/{model}/items", Read, Model, "find", browse::find;
-    GET "/v1/models/{model}/items/{id}", Read, Model, "item", items::item;
-    GET "/v1/models/{model}/items:position", Read, Model, "position", items::position;
-    POST "/v1/models/{model}/items:upsert", Write, Model, "upsert", items::upsert;
-    POST "/v1/models/{model}/items:delete", Write, Model, "delete", items::delete;
-    POST "/v1/models/{model}/items:merge", Admin, Model, "merge", items::merge;
+    GET "/v1/models/{model}/shards", Read, Model, "shards", browse::shards;
+    GET "/v1/models/{model}/columns/{column*}", Read, Model, "column", browse::column, contains, limit, min_position;
+    GET "/v1/models/{model}/items", Read, Model, "find", browse::find, column, contains, limit, min_position;
+    GET "/v1/models/{model}/items/{id}", Read, Model, "item", items::item, min_position;
+    GET "/v1/models/{model}/items:position", Read, Model, "position", items::position, min_position;
+    POST "/v1/models/{model}/items:upsert", Write, Model, "upsert", items::upsert, if_position;
+    POST "/v1/models/{model}/items:delete", Write, Model, "delete", items::delete, if_position, min_position;
+    POST "/v1/models/{model}/items:merge", Admin, Model, "merge", items::merge, min_position;
     GET "/v1/models/{model}/queries", Read, Model, "queries", calls::queries;
     POST "/v1/models/{model}/versions/{version}:pass", Read, Model, "pass", parts::pass;
     POST "/v1/models/{model}:rows", Read, Model, "rows", rows::rows;
@@ -106,8 +110,8 @@ pub(super) static TABLE: [Route; 53] = table! {
     GET "/v2/models/{model}/versions/{version}", Read, Model, "inference", inference::version;
     GET "/v2/models/{model}/ready", Read, Model, "inference", inference::model_ready;
     GET "/v2/models/{model}/versions/{version}/ready", Read, Model, "inference", inference::version_ready;
-    POST "/v2/models/{model}/infer", Read, Model, "infer", inference::infer;
-    POST "/v2/models/{model}/versions/{version}/infer", Read, Model, "infer", inference::infer_version;
+    POST "/v2/models/{model}/infer", Read, Model, "infer", inference::infer, min_position, min_coverage;
+    POST "/v2/models/{model}/versions/{version}/infer", Read, Model, "infer", inference::infer_version, min_position, min_coverage;
     GET "/livez", Open, Server, "health", calls::live;
     GET "/readyz", Open, Server, "health", calls::ready;
     GET "/metrics", Read, Server, "metrics", calls::metrics;

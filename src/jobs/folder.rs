@@ -71,6 +71,12 @@ impl<T: Purpose> JobFolder<T> {
         if inputs.is_empty() {
             return Err(Error::invalid("no inputs, expected at least one file"));
         }
+        if root.is_file() {
+            return Err(Error::invalid(format!(
+                "{}: a file, expected a folder for what the job writes",
+                root.display()
+            )));
+        }
         fs::create_dir_all(root).map_err(|e| Error::io(root.display(), e))?;
         let path = root.join(JOB_FILE);
         let begun = read(&path)?;

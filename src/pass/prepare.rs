@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::cost;
 use super::trace::Trace;
 use super::work::{Cost, Prepared, Query, Search, Selection, Task};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ShortNumber};
 use crate::gather::likely;
 use crate::limits;
 use crate::model::{QuerySpec, UserInput};
@@ -37,6 +37,14 @@ pub fn prepare(view: &Arc<View>, request: Request) -> Result<Prepared> {
             (query(view, user)?, Task::Rank { slots, unknown }, reading)
         }
         Request::Embed(Embed { features, on_degraded, whole }) => {
+            // A router embeds the user of other requests so, with all that these need.
+            if view.main().package.user.is_none() && !whole {
+                let model = &view.main().manifest.name;
+                return Err(Error::unsupported(format!(
+                    "model `{model}` has no user tower (`[user]` of its model.toml), which makes the embeddings of `:embed`; \
+                     `:retrieve` takes a `vector` of the caller's own"
+                )));
+            }
             let reading = Reading { on_degraded, ..Reading::default() };
             (features_query(view, features)?, Task::Embed { whole }, reading)
         }
@@ -87,7 +95,7 @@ fn check_retrieve(view: &View, request: &Retrieve) -> Result<()> {
     }
     if let Some(recall) = request.recall.filter(|recall| !limits::RECALLS.contains(recall)) {
         let (least, most) = (limits::RECALLS.start(), limits::RECALLS.end());
-        return Err(Error::invalid(format!("field `recall`: got {recall}, expected {least} to {most}")));
+        return Err(Error::invalid(format!("field `recall`: got {}, expected {least} to {most}", ShortNumber(recall))));
     }
     let lists = view.main().index.lists();
     match request.probes {
@@ -281,7 +289,8 @@ fn check_vector(view: &View, vector: &[f32]) -> Result<()> {
 
 fn features_query(view: &View, features: Features) -> Result<Query> {
     let Some(tower) = &view.main().package.user else {
-        return Err(Error::invalid("field `features`: this model has no user tower, expected `vector`"));
+        let model = &view.main().manifest.name;
+        return Err(Error::invalid(format!("field `features`: model `{model}` has no user tower, expected `vector`")));
     };
     Ok(Query::Features { row: tower.read(features).map_err(|e| e.within("field `features`"))?, fetched: None })
 }

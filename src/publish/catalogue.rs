@@ -55,11 +55,23 @@ pub(super) fn read(
     Ok(Catalogue { path, items, embedded, lists, survey, budget, spill })
 }
 
+/// What the items of a package are called: the first that is there.
+const ITEM_FILES: [&str; 2] = ["items.parquet", "items.jsonl"];
+
 /// Where the items of a publication are.
 pub(super) fn item_path(what: &Publish) -> Result<PathBuf> {
     match (&what.items, &what.package, &what.vectors) {
         (Some(path), _, _) | (None, None, Some(Vectors::Faiss(path))) => Ok(path.clone()),
-        (None, Some(package), _) => Ok(package.join("items.parquet")),
+        (None, Some(package), _) => {
+            let mut paths = ITEM_FILES.iter().map(|name| package.join(name));
+            paths.find(|path| path.exists()).ok_or_else(|| {
+                let [one, other] = ITEM_FILES;
+                let folder = package.display();
+                Error::not_found(format!(
+                    "items: neither `{one}` nor `{other}` is in {folder}, expected one or an item file"
+                ))
+            })
+        }
         (None, None, _) => {
             Err(Error::invalid("items: expected an item file or an index of Faiss for an embedding-only model"))
         }
@@ -201,4 +213,27 @@ fn keep(spec: &ModelSpec, items: &mut Items) -> Result<Vec<ItemColumn>> {
 
 fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::error::Kind;
+
+    #[test]
+    fn the_items_of_a_package_are_found_by_either_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let what = Publish { package: Some(folder.path().into()), ..Publish::default() };
+        let refused = item_path(&what).unwrap_err();
+        assert_eq!(refused.kind(), Kind::NotFound);
+        assert!(ITEM_FILES.iter().all(|name| refused.to_string().contains(name)), "{refused}");
+        // In turn, so that the last one is taken where both are there.
+        for name in ["items.jsonl", "items.parquet"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+            assert_eq!(item_path(&what).unwrap(), folder.path().join(name));
+        }
+        let given = PathBuf::from("other.jsonl");
+        assert_eq!(item_path(&Publish { items: Some(given.clone()), ..what }).unwrap(), given);
+    }
 }

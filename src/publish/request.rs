@@ -17,7 +17,7 @@ pub struct Publish {
     pub package: Option<PathBuf>,
     /// The name of an embedding-only model.
     pub name: Option<String>,
-    /// The item file; a package's own `items.parquet` where it is not given. Not needed with [`Vectors::Faiss`].
+    /// The item file; a package's own `items.parquet` or `items.jsonl` where it is not given. Not needed with [`Vectors::Faiss`].
     pub items: Option<PathBuf>,
     /// Where the items were embedded and assigned in parts ([`super::parts`]); [`super::parts::publication`] tells all that is asked of
     /// them.

@@ -33,6 +33,11 @@ impl Offering {
         self.homes.len()
     }
 
+    /// Of each shard its items when it was published, and how many servers have it.
+    pub fn held(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.edition.items.iter().zip(&self.edition.replicas).map(|(items, servers)| (*items, servers.len()))
+    }
+
     /// Items, of all shards, when it was published.
     pub fn items(&self) -> usize {
         self.edition.items.iter().sum()

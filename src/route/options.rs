@@ -102,6 +102,7 @@ mod tests {
         for (wrong, expected) in [
             (Options::default(), "servers: got 0"),
             (Options { servers: vec!["shards".into()], ..good.clone() }, "got `shards`, expected HOST:PORT"),
+            (Options { servers: vec!["http://a:80".into()], ..good.clone() }, "got `http://a:80`, expected HOST:PORT"),
             (Options { servers: vec![":80".into()], ..good.clone() }, "got `:80`"),
             (Options { servers: vec!["a:0".into()], ..good.clone() }, "got `a:0`"),
             (Options { servers: vec!["a:b".into()], ..good.clone() }, "got `a:b`"),

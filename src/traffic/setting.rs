@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ShortNumber};
 
 /// Longest name of a header or a feature, in bytes.
 const NAME_BYTES_MAX: usize = 256;
@@ -221,7 +221,7 @@ fn target<'a>(what: &str, version: Option<u64>, label: Option<&'a str>) -> Resul
 fn check_range(what: &str, value: f64, (least, most): (f64, f64)) -> Result<()> {
     match (least..=most).contains(&value) {
         true => Ok(()),
-        false => Err(Error::invalid(format!("{what}: got {value}, expected {least} to {most}"))),
+        false => Err(Error::invalid(format!("{what}: got {}, expected {least} to {most}", ShortNumber(value)))),
     }
 }
 

@@ -1,20 +1,24 @@
 """The console as a person uses it: real clicks and keys in a real browser, answers held against the API's."""
 
 import collections.abc
+import contextlib
+import json
+import os
 import pathlib
 import subprocess
 import urllib.parse
+import urllib.request
 
 import pytest
 import sterling
-from conftest import BOOKS, GENRES, PROGRAM, ROOT
+from conftest import BOOKS, GENRES, PROGRAM, ROOT, shelf
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-PAGES = ["query", "models", "live", "index", "tables"]
+PAGES = ["query", "models", "live", "index", "tables", "shards"]
 PICTURES = ROOT / "target/console"
 
 
@@ -231,6 +235,81 @@ def test_the_index_its_columns_and_the_tables(console: Console, server: sterling
     console.open("tables", model="tiny")
     tables = {table["name"] for table in server.get("/v1/models/tiny")["tables"]}
     console.until(lambda: {row[0] for row in console.rows("#plan")} == tables)
+
+
+def test_a_plan_of_the_planner_is_a_picture(chromium: webdriver.Chrome, tmp_path: pathlib.Path) -> None:
+    store, package = tmp_path / "store", ROOT / "tests/golden/tiny"
+    sterling.publish(package, store, program=PROGRAM)
+    made = subprocess.run([PROGRAM, "plan", store / "tiny/1", "--json"], check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    plan = json.loads(made.stdout)
+    # One host leaves the planner no choice: so one of its tables is cut by hand.
+    cut = next(table for table in plan["tables"] if table["table"] == "packages")
+    whole = cut["shards"][0]
+    cut |= {"sharding": "column_wise", "shards": [whole | {"columns": [0, 1]}, whole | {"columns": [1, 4]}]}
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan))
+    with sterling.serve(store, program=PROGRAM, settings={"STERLING_TABLES__PLAN": str(path)}) as running:
+        page = Console(chromium, running.url).open(model="tiny")
+        next(link for link in page.all("nav a") if link.text == "Tables").click()
+        page.until(lambda: page.rows("#plan"))
+        told = {table["name"]: table for table in running.get("/v1/models/tiny")["tables"]}
+        assert {row[0]: row[-1] for row in page.rows("#plan")} == {name: table["placed"] for name, table in told.items()}
+        assert told["packages"]["placed"].startswith("column_wise") and told["sections"]["placed"].startswith("table_wise")
+        # An area a table, as wide as its share of the bytes, in the colour of its place.
+        areas = {area.find_element(By.CSS_SELECTOR, "title").get_attribute("textContent"): area for area in page.all("#plan svg rect")}
+        assert {said.split(":")[0] for said in areas} == set(told)
+        all_bytes = sum(table["bytes"] for table in told.values())
+        for said, area in areas.items():
+            table = told[said.split(":")[0]]
+            assert said.endswith(table["placed"])
+            assert abs(float(area.get_attribute("width")) - 1000 * table["bytes"] / all_bytes) <= 2
+        assert len({area.get_attribute("fill") for area in areas.values()}) == 2
+        page.picture("plan")
+
+
+def routed(servers: list[sterling.Server]) -> subprocess.Popen[str]:
+    """A router over servers."""
+    command = [str(PROGRAM), "route", "--listen", "127.0.0.1:0", *(word for server in servers for word in ("--server", server.url.removeprefix("http://")))]
+    quick = os.environ | {"STERLING_HTTP__DRAIN_MS": "0", "STERLING_ROUTE__REFRESH_MS": "100"}
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=quick)
+
+
+def test_the_shards_of_a_router(chromium: webdriver.Chrome, tmp_path: pathlib.Path) -> None:
+    store = tmp_path / "store"
+    cut = [PROGRAM, "publish", "--name", "books", "--items", shelf(tmp_path), "--store", store, "--shards", "2"]
+    subprocess.run(cut, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    with contextlib.ExitStack() as stack:
+        settings = [{"STERLING_SHARD": str(n), "STERLING_UPDATES": str(tmp_path / f"updates-{n}")} for n in range(2)]
+        servers = [stack.enter_context(sterling.serve(store, program=PROGRAM, settings=its)) for its in settings]
+        router = stack.enter_context(routed(servers))
+        stack.callback(router.kill)
+        page = Console(chromium, router.stdout.readline().split()[-1])
+        page.until(lambda: page.open())
+        next(link for link in page.all("nav a") if link.text == "Shards").click()
+        page.until(lambda: len(page.rows("#shards")) == 2 and page.text("#shards .good") == "1 server")
+        assert "100 % of its items" in page.text("#shards p")
+        held = [server.get("/v1/models/books")["items"] for server in servers]
+        assert sum(held) == BOOKS and [row[1] for row in page.rows("#shards")] == [str(items) for items in held]
+        widths = [float(area.get_attribute("width")) for area in page.all("#shards svg rect")]
+        assert all(abs(width - 1000 * items / BOOKS) <= 2 for width, items in zip(widths, held, strict=True))
+        page.picture("shards")
+        # The console of a router asks as that of a server does.
+        next(link for link in page.all("nav a") if link.text == "Query").click()
+        page.until(lambda: page.one("#send").is_displayed())
+        page.vector(str(VECTOR))
+        page.click("#send")
+        page.until(lambda: len(page.rows(".answer [aria-label=Items]")) > 1)
+        # An update is seen in the shard that it belongs to; a server that goes is missed.
+        asked = urllib.request.Request(f"{page.url}/v1/models/books/items:delete", data=b'{"ids": [1, 2, 3]}', headers={"content-type": "application/json"})
+        with urllib.request.urlopen(asked) as reply:
+            positions = json.load(reply)["positions"]
+        assert sum(positions) == 3
+        next(link for link in page.all("nav a") if link.text == "Shards").click()
+        page.until(lambda: [row[5] for row in page.rows("#shards")] == [str(position) for position in positions], 60)
+        servers[1].close()
+        page.until(lambda: [row[3] for row in page.rows("#shards")] == ["1 server", "no server"], 60)
+        assert f"{100 * held[0] / BOOKS:.3g} %" in page.text("#shards p.bad")
+        page.picture("shards-lost")
 
 
 def test_markup_in_items_is_text(console: Console) -> None:

@@ -130,8 +130,13 @@ fn bad_requests_are_named_and_the_server_goes_on() {
         ("/v1/models/vectors:retrieve", "{\"vector\": [NaN, 1]}".into(), 400, "not JSON"),
         ("/v1/models/vectors:retrieve", "{\"vector\": [null, 1]}".into(), 400, "vector[0]"),
         ("/v1/models/vectors:retrieve", "{\"vector\": [1e39, 1]}".into(), 400, "vector"),
-        ("/v1/models/vectors:retrieve", format!("{{{user}}}"), 400, "vector"),
-        ("/v1/models/vectors:embed", format!("{{{user}}}"), 400, "vector"),
+        (
+            "/v1/models/vectors:retrieve",
+            format!("{{{user}}}"),
+            400,
+            "model `vectors` has no user tower, expected `vector`",
+        ),
+        ("/v1/models/vectors:embed", format!("{{{user}}}"), 422, "model `vectors` has no user tower (`[user]` of its"),
         // Filters, columns, constants.
         (tiny, with("\"filter\": \"section:\""), 400, "filter"),
         (tiny, with("\"filter\": \"(section:python\""), 400, "filter"),

@@ -5,15 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use axum::body::{Body, to_bytes};
+use axum::http::Request;
 use serde_json::{Value, json};
 use sterling::compact::release;
-use sterling::fresh::{Feed, Feeds, Merged, Updating};
+use sterling::engine::{self, Engine, Passes};
+use sterling::fresh::{Feed, Feeds, MergeWanted, Merged, Merges, Updating};
 use sterling::fresh::{Put, Update};
+use sterling::http;
 use sterling::journal::{Journal, Log, LogOptions, Logs, Topic};
 use sterling::publish::{Publish, merge};
 use sterling::registry::{Options, Registry, Snapshots, Which};
 use sterling::snapshot::{Manifest, Snapshot, Store};
 use sterling::view::Attribute;
+use tower::ServiceExt as _;
 
 use crate::support::{Server, ids, put, run, vectors};
 
@@ -373,5 +378,57 @@ fn every_metric_of_an_alert_is_recorded() {
         // A histogram is asked for by its buckets.
         let name = name.trim_end_matches("_bucket");
         assert!(recorded.contains(&format!("\"{name}\"")), "{name} is not recorded");
+    }
+}
+
+#[test]
+fn a_merge_holds_whatever_was_acknowledged_before_it_was_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path(), 100);
+    let feeds = Feeds::new(Logs { root: folder.path().join("updates"), options: LogOptions::default() });
+    let feeds = Arc::new(feeds);
+    let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()), in_place: true };
+    let registry = Registry::new(Store::new(folder.path().join("store")), loader, Options::default());
+    let engine = engine::Options { workers: 1, ..engine::Options::default() };
+    let engine = Engine::start(Passes::default(), &engine).unwrap();
+    let (merges, wanted) = Merges::new();
+    let app = http::App::new(registry, engine, &http::Options::default());
+    let app = Arc::new(app.with_updates(Some(feeds), Duration::from_secs(60)).with_merges(Some(merges)));
+    app.registry.refresh();
+    // In the place of merges, which run on idle time alone: they take what is seen when they begin.
+    let registry = app.registry.clone();
+    std::thread::spawn(move || {
+        while let Ok(MergeWanted { model, told }) = wanted.recv() {
+            let view = registry.get(&model, Which::Active).unwrap().view();
+            told(Ok(Merged { version: 1, position: view.position(), items: view.items() }));
+        }
+    });
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let post = |path: &str, body: Value| -> (u16, Value) {
+        let request = Request::post(path).header("content-type", "application/json");
+        let request = request.body(Body::from(body.to_string())).unwrap();
+        runtime.block_on(async {
+            let (parts, body) = http::router(app.clone()).oneshot(request).await.unwrap().into_parts();
+            (parts.status.as_u16(), serde_json::from_slice(&to_bytes(body, 1 << 20).await.unwrap()).unwrap())
+        })
+    };
+    let merge = format!("{ITEMS}:merge");
+    let mut durable = 0;
+    for (round, asked) in [merge.clone(), merge.clone(), format!("{merge}?min_position=6000")].iter().enumerate() {
+        // So many take the server a while to see after they are durable.
+        let ids = 1000 + 2000 * round..3000 + 2000 * round;
+        let items: Vec<Value> = ids.map(|id| json!({"id": id, "embedding": [id, 1]})).collect();
+        let (_, put) = post(&format!("{ITEMS}:upsert"), json!({"items": items}));
+        durable = put["position"].as_u64().unwrap();
+        let (status, merged) = post(asked, json!({}));
+        assert_eq!((status, &merged["position"]), (200, &put["position"]), "{merged}");
+        assert_eq!(merged["items"], 100 + 2000 * (round + 1));
+    }
+    assert_eq!(durable, 6000);
+    for (query, said) in
+        [("min_position=6001", "the last update has 6000"), ("position=6", "unknown parameter `position`")]
+    {
+        let (status, problem) = post(&format!("{merge}?{query}"), json!({}));
+        assert!(status == 400 && problem["detail"].as_str().unwrap().contains(said), "{problem}");
     }
 }

@@ -38,6 +38,13 @@ fn bad_input_ends_with_2_and_one_line_that_says_why() {
     let zero = file("zero.toml", "[filter]\nhashes = 0\n");
     let config = file("config.toml", "[engine]\nqueue = 0\n");
     let package = tiny_package();
+    let bare = folder.path().join("bare");
+    std::fs::create_dir(&bare).unwrap();
+    for file in std::fs::read_dir(&package).unwrap().map(|file| file.unwrap().path()) {
+        if !file.ends_with("items.jsonl") {
+            std::fs::copy(&file, bare.join(file.file_name().unwrap())).unwrap();
+        }
+    }
     let package = package.to_str().unwrap();
     let publish = ["publish", "--name", "x", "--store", store, "--items"];
     let with = |rest: &[&str]| publish.iter().chain(rest).map(|s| (*s).to_owned()).collect::<Vec<_>>();
@@ -49,7 +56,10 @@ fn bad_input_ends_with_2_and_one_line_that_says_why() {
         (with(&[&items, "--index", "none.toml"]), "none.toml"),
         (with(&[&items, "--vectors", &items]), "items.jsonl"),
         (plain(&["publish", "--name", "a/b", "--items", &items, "--store", store]), "model name `a/b`"),
-        (plain(&["publish", package, "--store", store]), "items.parquet"),
+        (
+            plain(&["publish", bare.to_str().unwrap(), "--store", store]),
+            "neither `items.parquet` nor `items.jsonl` is in",
+        ),
         (plain(&["publish", "nowhere", "--store", store]), "nowhere"),
         (plain(&["publish"]), "required"),
         (plain(&["publish", package, "--name", "x", "--items", &items]), "cannot be used with"),

@@ -282,6 +282,12 @@ fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
     let whole = "/v1/models/vectors:retrieve";
     let part = "/v1/models/vectors:retrieve?min_coverage=0.5";
     assert_eq!(router.ask(part, &body)["coverage"], 1.0);
+    let told = |server: &Server| server.get_json("/v1/models/vectors/shards");
+    let all: Vec<Value> = (0..3).map(|n| json!({"shard": n, "items": held[n], "servers": 1})).collect();
+    assert_eq!((&told(&router)["coverage"], &told(&router)["shards"]), (&json!(1.0), &json!(all)));
+    for (shard, server) in servers.iter().enumerate() {
+        assert_eq!(told(server)["shards"], json!([all[shard]]));
+    }
     let wait = |shard: &Server, signal: &str| shard.signal(signal);
     // Killed, and stopped: it accepts and never answers.
     for signal in ["STOP", "KILL"] {
@@ -314,6 +320,12 @@ fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
             until("it answers again", || router.post(whole, &body).0 == 200);
         }
     }
+    until("it is told to be lost", || told(&router)["shards"][1]["servers"] == 0);
+    assert_eq!(told(&router)["coverage"], (700 - held[1]) as f64 / 700.0);
+    assert_eq!(told(&router)["shards"][2], all[2]);
+    let (status, page) = router.get("/");
+    assert!(status == 200 && page.contains("page-shards"), "the console is there");
+    assert_eq!(router.get("/openapi.json").0, 200);
     // Long after it is known to be lost, the others answer on, and tell what they cover.
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(router.ask(part, &body)["missing"][0]["shard"], 1);

@@ -236,7 +236,7 @@ fn another_job_in_the_same_folder_is_refused() {
     std::fs::write(&job.inputs[0], user(77).to_string()).unwrap();
     refused(run(&pinned.iter().map(String::as_str).collect::<Vec<_>>()), "users-0.jsonl, in bytes, is");
     for (at, with, expected) in [
-        (2, "nobody", "model `nobody`"),
+        (2, "nobody", "versions of `nobody`: none"),
         (2, "vectors@9", "versions of `vectors`: 1, 2"),
         (2, "vectors@x", "versions of `vectors`: 1, 2"),
     ] {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::bench::Arrivals;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ShortNumber};
 use crate::limits;
 
 /// Most requests a second: a thread that sends more than this falls behind.
@@ -118,7 +118,10 @@ impl Bench {
         for (name, value, most) in several.into_iter().flatten() {
             // Not a number is no positive number either.
             if !(value > 0.0 && value <= most) {
-                return Err(Error::invalid(format!("--{name}: got {value}, expected more than 0, at most {most}")));
+                return Err(Error::invalid(format!(
+                    "--{name}: got {}, expected more than 0, at most {most}",
+                    ShortNumber(value)
+                )));
             }
         }
         if !(0.5..=0.9999).contains(&self.quantile) {

@@ -161,6 +161,46 @@ fn the_table_is_the_description() {
 }
 
 #[test]
+fn an_unknown_parameter_is_refused_by_name_and_the_others_are_those_of_the_description() {
+    let document = serde_json::to_value(crate::http::openapi()).unwrap();
+    for edge in [Edge::new(None), Edge::new(None).routed()] {
+        let admin = edge.bearer("admin");
+        for route in &TABLE {
+            let described =
+                &document["paths"][route.path.replace("*}", "}")][route.method.as_str().to_lowercase()]["parameters"];
+            let described = described.as_array().into_iter().flatten().filter(|described| described["in"] == "query");
+            let described: BTreeSet<_> = described.map(|described| described["name"].as_str().unwrap()).collect();
+            assert_eq!(described, route.parameters.iter().copied().collect(), "{} {}", route.method, route.path);
+            let path = path_of(route);
+            let unknown = |query: &str, authorization: &str| {
+                let (status, _, body) = edge.ask(&route.method, &format!("{path}?{query}"), Some(authorization));
+                (body.contains("unknown parameter")).then_some((status, body))
+            };
+            let first = described.first().copied().unwrap_or("min_position");
+            for (query, named) in [
+                ("minposition=3".to_owned(), "minposition".to_owned()),
+                ("q".into(), "q".into()),
+                ("=".into(), String::new()),
+                (format!("{first}=1&{first}%20=1"), format!("{first}%20")),
+                (first.to_uppercase() + "=1", first.to_uppercase()),
+            ] {
+                let (status, body) =
+                    unknown(&query, &admin).unwrap_or_else(|| panic!("{} {path}?{query}", route.method));
+                assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
+                let named = if described.is_empty() && query.starts_with(first) { first } else { &named };
+                assert!(body.contains(&format!("unknown parameter `{named}`")), "{path}?{query}: {body}");
+                assert!(described.iter().all(|known| body.contains(&format!("`{known}`"))), "{body}");
+                // Who may not call learns nothing of the call.
+                assert!(route.role == Role::Open || unknown(&query, "Bearer stk_0").is_none(), "{path}");
+            }
+            for known in ["", "&", "&&"].into_iter().chain(route.parameters.iter().copied()) {
+                assert_eq!(unknown(known, &admin), None, "{} {path}?{known}", route.method);
+            }
+        }
+    }
+}
+
+#[test]
 fn the_page_on_security_lists_every_call_with_its_role() {
     let page = include_str!("../../../docs/SECURITY.md");
     for route in &TABLE {

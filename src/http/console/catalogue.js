@@ -1,4 +1,4 @@
-// The index, the columns, the tables.
+// The index, the columns, the tables, the shards.
 
 async function render_index() {
   const { model } = shown, answer = await ask(`${base()}/index`);
@@ -32,15 +32,22 @@ function render_tables() {
   const { tables } = shown.model;
   if (!tables.length) return at("plan").replaceChildren(make("p", {}, "This model has no tables: requests bring vectors."));
   const sized = [...tables].sort((a, b) => b.bytes - a.bytes);
-  const all = sized.reduce((sum, table) => sum + table.bytes, 0) || 1, places = [...new Set(sized.map(table => table.placed))];
-  const picture = draw("svg", { viewBox: "0 0 1000 120", role: "img", "aria-label": `Tables: ${sized.map(table => `${table.name} ${bytes(table.bytes)}`).join(", ")}` });
-  let left = 0;
-  for (const table of sized) {
-    const wide = 1000 * table.bytes / all;
-    picture.append(draw("rect", { x: left, y: 10, width: Math.max(wide - 2, 1), height: 80, fill: color(places.indexOf(table.placed)), opacity: .85 }, draw("title", {}, `${table.name}: ${bytes(table.bytes)}, ${table.placed}`)));
-    if (wide > 60) picture.append(draw("text", { x: left + 4, y: 108 }, table.name));
-    left += wide;
-  }
+  const picture = areas("Tables", sized.map(({ name, bytes: size, placed }) => ({ name, size, kind: placed, text: bytes(size) })));
   const rows = sized.map(({ name, rows, width, format, placed, bytes: size }) => [name, rows, width, format, bytes(size), placed]);
-  at("plan").replaceChildren(make("div", { class: "panel" }, picture, legend(places)), table(["table", "rows", "width", "format", "bytes", "where"], rows, "Tables"));
+  at("plan").replaceChildren(picture, table(["table", "rows", "width", "format", "bytes", "where"], rows, "Tables"));
+}
+
+async function render_shards() {
+  const [answer, updates] = await Promise.all([ask(`${base()}/shards`), ask(`${base()}/items:position`)]);
+  if (!answer.ok) return at("shards").replaceChildren(problem(answer));
+  const { shards, version, coverage } = answer.told, all = shards.reduce((sum, { items }) => sum + items, 0);
+  const seen = updates.ok ? updates.told.shards ?? [updates.told] : [];
+  const state = servers => servers ? `${whole(servers)} ${servers > 1 ? "servers" : "server"}` : "no server";
+  const rows = shards.map(({ shard, items, servers }, n) => {
+    const had = make("span", { class: servers ? "good" : "bad" }, state(servers)), { fresh_items, position, durable } = seen[n] ?? {};
+    return [make("strong", {}, String(shard)), whole(items), percent(items / Math.max(all, 1)), had, fresh_items, position, position === undefined ? undefined : durable - position];
+  });
+  const said = make("p", { class: coverage < 1 ? "bad" : null }, `Version ${version}: ${percent(coverage)} of its items are at a server.`);
+  at("shards").replaceChildren(said, areas("Shards", shards.map(({ shard, items, servers }) => ({ name: `shard ${shard}`, size: items, kind: state(servers), text: `${whole(items)} items` }))),
+    table(["shard", "items", "share", "who has it", "beside the snapshot", "position", "not seen yet"], rows, "Shards"));
 }

@@ -35,6 +35,20 @@ function bars(title, rows) {
   return make("figure", { class: "panel bars" }, make("h3", {}, title), table(null, made, title));
 }
 
+// An area for each of `parts`, [{name, size, kind, text}], as wide as its share of the sizes, in the colour of its kind.
+function areas(title, parts) {
+  const all = parts.reduce((sum, part) => sum + part.size, 0) || 1, kinds = [...new Set(parts.map(part => part.kind))];
+  const picture = draw("svg", { viewBox: "0 0 1000 120", role: "img", "aria-label": `${title}: ${parts.map(part => `${part.name} ${part.text}`).join(", ")}` });
+  let left = 0;
+  for (const { name, size, kind, text } of parts) {
+    const wide = 1000 * size / all;
+    picture.append(draw("rect", { x: left, y: 10, width: Math.max(wide - 2, 1), height: 80, fill: color(kinds.indexOf(kind)), opacity: .85 }, draw("title", {}, `${name}: ${text}, ${kind}`)));
+    if (wide > 60) picture.append(draw("text", { x: left + 4, y: 108 }, name));
+    left += wide;
+  }
+  return make("div", { class: "panel" }, picture, legend(kinds));
+}
+
 // The steps of an answer, one after another in time.
 function waterfall(steps) {
   const total = steps.reduce((sum, step) => sum + step.micros, 0) || 1;

@@ -1,5 +1,5 @@
 // Which page is shown, and the start.
-const PAGES = { query: () => {}, models: () => refresh_versions(), live: () => read_metrics(), index: () => render_index(), tables: () => render_tables() };
+const PAGES = { query: () => {}, models: () => refresh_versions(), live: () => read_metrics(), index: () => render_index(), tables: () => render_tables(), shards: () => render_shards() };
 const page = () => PAGES[location.hash.slice(1)] ? location.hash.slice(1) : "query";
 
 function show_page() {
@@ -54,6 +54,7 @@ setInterval(async () => {
   if (document.hidden) return;
   await health();
   const is_first = !shown.model;
+  if (!is_first && page() === "shards") render_shards();
   if (await refresh_models() && is_first) { await refresh_versions(); show_page(); }
 }, 5000);
 

@@ -17,13 +17,14 @@ use super::super::app::Host as _;
 use super::super::choice::Asker;
 use super::super::cursor;
 use super::super::form::Form;
+use super::super::parameters::min_coverage;
 use super::super::passes::{retrievals, sent_beside_json};
 use super::super::paths::{Names, PathNames};
-use super::super::position::{parameter, positions};
+use super::super::position::positions;
 use super::super::watched::{self, Watched};
 use super::super::wire::{
-    self, Entry, InferenceReady, ItemResponse, LabelList, MissingShard, ModelList, Reply, Retrievals, Served,
-    ShadowResponse, Shape, SlowResponse, VersionInfo, VersionList, traffic_info,
+    self, Entry, HeldShard, InferenceReady, ItemResponse, LabelList, MissingShard, ModelList, Reply, Retrievals,
+    Served, ShadowResponse, Shape, ShardsResponse, SlowResponse, VersionInfo, VersionList, traffic_info,
 };
 use super::super::worst::WINDOW;
 use super::app::RouterApp;
@@ -96,7 +97,8 @@ async fn dispatch(app: &Arc<RouterApp>, (model, pin): (&str, Pin<'_>), request: 
     // What does not exist need not be read.
     let choice = choice(app, model, pin, &request)?;
     let seen = positions(request.uri(), "min_position", choice.version().shards())?.map(Arc::from);
-    let (arrived, at_least) = (Instant::now(), min_coverage(app, request.uri())?);
+    let (arrived, at_least) =
+        (Instant::now(), min_coverage(request.uri())?.unwrap_or(app.fleet().options().min_coverage));
     let caller = request.extensions().get::<Caller>().cloned();
     let (call, form) = (Call { app, model, pin, arrived, at_least, seen: &seen }, Form::of(&request));
     let (sent, body) = app.bodies.read_sent(request, sent_beside_json(verb)).await?;
@@ -143,15 +145,6 @@ fn ended(watched: Option<Watched>, end: std::result::Result<bool, &Error>) -> Op
     let watched = watched.filter(|_| !matches!(end, Ok(false)))?;
     watched.ended(end.err());
     Some(watched)
-}
-
-/// The share of the items that an answer must cover.
-fn min_coverage(app: &RouterApp, uri: &Uri) -> Result<f64> {
-    let asked = parameter::<f64>(uri, "min_coverage", "a number from 0 to 1")?;
-    match asked.unwrap_or(app.fleet().options().min_coverage) {
-        coverage if (0.0..=1.0).contains(&coverage) => Ok(coverage),
-        other => Err(Error::invalid(format!("min_coverage: got {other}, expected 0 to 1"))),
-    }
 }
 
 pub(super) fn told(model: &str, served: &Offering) -> Served {
@@ -420,6 +413,16 @@ pub(super) async fn labels(State(app): State<Arc<RouterApp>>, Names(model): Name
         names.filter_map(|label| Some((label.clone(), app.fleet().get(&model, Pin::Label(label)).ok()?.version())));
     let labels: BTreeMap<String, u64> = pointed.collect();
     Ok(json(&LabelList { model, labels }))
+}
+
+/// `/v1/models/{model}/shards`
+pub(super) async fn shards(State(app): State<Arc<RouterApp>>, Names(model): Names<String>) -> Outcome {
+    let served = app.fleet().get(&model, Pin::Active)?;
+    let held = (0..).zip(served.held()).map(|(shard, (items, servers))| HeldShard { shard, items, servers });
+    let shards: Vec<HeldShard> = held.collect();
+    let there: usize = shards.iter().filter(|held| held.servers > 0).map(|held| held.items).sum();
+    let coverage = there as f64 / served.items().max(1) as f64;
+    Ok(json(&ShardsResponse { served: Served { coverage, ..told(&model, &served) }, shards }))
 }
 
 /// `/v1/models/{model}/items/{id}`

@@ -6,7 +6,7 @@ use axum::extract::Request;
 
 use super::super::call_id::CallId;
 use super::super::choice::{BesideActive, Choice, Chosen, key_in_header};
-use super::super::position::parameter;
+use super::super::parameters::parameter;
 use super::app::RouterApp;
 use crate::error::Result;
 use crate::route::{Offering, Pin, UnpinnedOffering};

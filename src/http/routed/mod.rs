@@ -1,7 +1,7 @@
 //! The edge of a router: the calls of a server, answered by the shards of a catalogue together.
 //!
 //! What is read and written is what a server reads and writes; between the two stands [`Fleet`](crate::route::Fleet) in place of registry and engine.
-//! Of a server's calls there are those that ask (`:retrieve`, `:rank`, `:embed`, an item, models and versions), and those that change
+//! Of a server's calls there are those that ask (`:retrieve`, `:rank`, `:embed`, an item, models, versions and shards), the console, and those that change
 //! items, which go to the shards that they belong to (`items`). What changes a server is asked of the server. `choice` is which version answers, `following`
 //! holds answers against others, `pages` is what a cursor means here.
 
@@ -75,6 +75,7 @@ async fn answer(State(app): State<Arc<RouterApp>>, mut request: Request) -> Resp
         "/v1/models/{model}/versions" => run(calls::versions, app, request).await,
         "/v1/models/{model}/versions/{version}" => run(calls::version, app, request).await,
         "/v1/models/{model}/labels" => run(calls::labels, app, request).await,
+        "/v1/models/{model}/shards" => run(calls::shards, app, request).await,
         "/v1/models/{model}/items/{id}" => run(calls::item, app, request).await,
         "/v1/models/{model}/items:position" => run(items::position, app, request).await,
         "/v1/models/{model}/items:upsert" => run(items::upsert, app, request).await,
@@ -88,6 +89,8 @@ async fn answer(State(app): State<Arc<RouterApp>>, mut request: Request) -> Resp
         "/livez" => run(super::calls::live, app, request).await,
         "/readyz" => run(calls::ready, app, request).await,
         "/metrics" => run(super::calls::metrics, app, request).await,
+        "/openapi.json" => run(super::openapi::openapi, app, request).await,
+        "/" => run(super::console::console, app, request).await,
         path => {
             let what = format!("a router does not answer {} {path}: ask the servers of the shards", route.method);
             Refusal::from(Error::unsupported(what)).into_response()

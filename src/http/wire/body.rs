@@ -88,15 +88,32 @@ fn parse<'de, V: Visitor<'de, Value = T>, T>(body: &'de [u8], visitor: V, place:
         }
         let path = track.path().to_string();
         match (place, path.as_str()) {
-            ("", ".") => Error::invalid(format!("body: {e}")),
-            (place, ".") => Error::invalid(format!("field `{place}`: {e}")),
+            ("", ".") => Error::invalid(format!("body: {}", readable(&e))),
+            (place, ".") => Error::invalid(format!("field `{place}`: {}", readable(&e))),
             ("", "requests") if e.to_string().starts_with("unknown") => {
                 Error::invalid("field `requests` beside others: expected them inside each request")
             }
-            ("", path) => Error::invalid(format!("field `{path}`: {e}")),
-            (place, path) => Error::invalid(format!("field `{place}.{path}`: {e}")),
+            ("", path) => Error::invalid(format!("field `{path}`: {}", readable(&e))),
+            (place, path) => Error::invalid(format!("field `{place}.{path}`: {}", readable(&e))),
         }
     })
+}
+
+/// What is wrong with a field, where the library names a type of Rust in words of JSON.
+fn readable(e: &serde_json::Error) -> String {
+    let text = e.to_string();
+    let Some((said, (kind, place))) =
+        text.rsplit_once(", expected ").and_then(|(said, rest)| Some((said, rest.split_once(" at line ")?)))
+    else {
+        return text;
+    };
+    let kind = match kind {
+        "u64" | "usize" | "u32" => "a whole number from 0 up",
+        "i64" | "i32" => "a whole number",
+        "f64" | "f32" => "a number",
+        other => other,
+    };
+    format!("{said}, expected {kind} at line {place}")
 }
 
 /// An object, and not the list that a derived `Deserialize` would take for one.
@@ -273,7 +290,7 @@ mod tests {
             ("[]", "body: invalid type: sequence, expected a JSON object"),
             ("null", "body: invalid type: null, expected a JSON object"),
             ("3", "expected a JSON object"),
-            ("{\"k\": \"ten\"}", "field `k`: invalid type: string \"ten\", expected usize"),
+            ("{\"k\": \"ten\"}", "field `k`: invalid type: string \"ten\", expected a whole number from 0 up at"),
             ("{\"k\": -1}", "field `k`: invalid value: integer `-1`"),
             ("{\"k\": 1e2}", "field `k`: invalid type: floating point `100.0`"),
             ("{\"k\": 99999999999999999999999}", "field `k`: invalid type: floating point"),

@@ -97,6 +97,27 @@ pub struct ColumnValue {
     pub items: Option<usize>,
 }
 
+/// The shards of the version that answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ShardsResponse {
+    /// Which snapshot it is; `coverage` is the share of its items that lie in shards which some server has.
+    #[serde(flatten)]
+    pub served: Served,
+    /// Through a router all that it was cut into, in their order; of a server the one that it has, which is the whole where it was not cut.
+    pub shards: Vec<HeldShard>,
+}
+
+/// A shard, and who has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HeldShard {
+    /// Its number, from 0 up.
+    pub shard: u32,
+    /// Its items: when it was published, of a server those that it searches.
+    pub items: usize,
+    /// Servers that have it and are ready, as they said when they were looked at last.
+    pub servers: usize,
+}
+
 /// The shape of a version's index.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct IndexResponse {

@@ -24,8 +24,8 @@ mod vector_form;
 pub use arrow::{ARROW_STREAM, ArrowReply, arrow_divided, arrow_retrievals, arrow_upserts};
 pub use body::{Retrievals, embed, object, rank, retrievals};
 pub use browse::{
-    ColumnResponse, ColumnValue, FileInfo, FindRequest, FindResponse, FoundItem, IndexResponse, ValuesRequest, files,
-    percentiles,
+    ColumnResponse, ColumnValue, FileInfo, FindRequest, FindResponse, FoundItem, HeldShard, IndexResponse,
+    ShardsResponse, ValuesRequest, files, percentiles,
 };
 pub use entry::Entry;
 pub use inference::{

@@ -186,7 +186,7 @@ impl Rows {
 fn id(column: &ArrowColumn, row: usize) -> Result<i64> {
     match column.values(row)? {
         Some(Values::Integers(ids)) if ids.len() == 1 => Ok(ids[0]),
-        _ => Err(Error::invalid("expected a 64-bit integer")),
+        _ => Err(Error::invalid("missing or no whole number, expected a 64-bit integer")),
     }
 }
 
