@@ -6,7 +6,7 @@ use super::output::say;
 use super::publish::{recipe, shown, size};
 use crate::error::Result;
 use crate::jobs;
-use crate::publish::parts::{self, Assigning, Embedding, PartCounts};
+use crate::publish::parts::{self, Assigning, Cutting, Embedding, PartCounts};
 use crate::publish::{Progress, Publish, Vectors};
 use crate::telemetry;
 use crate::trial::{Apart, Trials};
@@ -24,8 +24,10 @@ enum Step {
     Embed(Embed),
     /// Then, once: train the centroids on a sample of all units.
     Train(Train),
-    /// At last: find the list of each item, unit by unit; `publish --parts` makes the version.
+    /// Then: find the list of each item, unit by unit; `publish --parts` makes the version.
     Assign(Assign),
+    /// At last, of a version in shards: put them together, each shard a unit; `publish --parts --shards` then only names them.
+    Cut(Cut),
 }
 
 #[derive(Debug, clap::Args)]
@@ -69,13 +71,30 @@ struct Assign {
     which: Which,
 }
 
+#[derive(Debug, clap::Args)]
+struct Cut {
+    /// The folder of the parts
+    parts: PathBuf,
+    /// How many shards the version has
+    #[arg(long, value_name = "S")]
+    shards: u32,
+    /// Queries that tell how many lists a recall takes, as for `publish`, which is given the same
+    #[arg(long, value_name = "FILE")]
+    queries: Option<PathBuf>,
+    /// Memory that it may take, such as 6GiB; most of what is free where it is not given
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
+    #[command(flatten)]
+    which: Which,
+}
+
 /// Which units a worker does.
 #[derive(Debug, clap::Args)]
 struct Which {
-    /// Do only the file of this number, from 0 up: what one of several workers does
+    /// Do only the unit of this number, from 0 up: what one of several workers does
     #[arg(long, value_name = "N", conflicts_with = "units")]
     unit: Option<usize>,
-    /// Read the numbers of files from standard input, and answer each with a line on standard output: the worker of an engine
+    /// Read the numbers of units from standard input, and answer each with a line on standard output: the worker of an engine
     #[arg(long, value_name = "-", value_parser = ["-"])]
     units: Option<String>,
 }
@@ -96,7 +115,7 @@ impl Parts {
                     ..Publish::default()
                 };
                 let worker = Embedding::open(&step.out, &what)?;
-                step.which.run("embedded", worker.units(), |unit, progress| worker.embed(unit, progress))
+                step.which.run(("file", "embedded"), worker.units(), |unit, progress| worker.embed(unit, progress))
             }
             Step::Train(step) => {
                 let is_new = shown(|progress| parts::train(&step.parts, progress))?;
@@ -104,7 +123,11 @@ impl Parts {
             }
             Step::Assign(step) => {
                 let worker = Assigning::open(&step.parts)?;
-                step.which.run("assigned", worker.units(), |unit, progress| worker.assign(unit, progress))
+                step.which.run(("file", "assigned"), worker.units(), |unit, progress| worker.assign(unit, progress))
+            }
+            Step::Cut(step) => {
+                let worker = Cutting::open(&step.parts, step.shards, step.queries, step.memory)?;
+                step.which.run(("shard", "cut"), worker.units(), |unit, progress| worker.cut(unit, progress))
             }
         }
     }
@@ -114,7 +137,7 @@ impl Which {
     /// Does these units of so many, or all, and says what became of them.
     fn run(
         &self,
-        what: &str,
+        (unit, done): (&str, &str),
         units: usize,
         step: impl Fn(usize, &Progress<'_>) -> Result<Option<PartCounts>>,
     ) -> Result<()> {
@@ -124,8 +147,8 @@ impl Which {
         }
         let chosen: Vec<usize> = self.unit.map_or_else(|| (0..units).collect(), |unit| vec![unit]);
         let (mut made, mut items, mut failed, of) = (0, 0, None, chosen.len());
-        for unit in chosen {
-            match shown(|progress| step(unit, progress)) {
+        for number in chosen {
+            match shown(|progress| step(number, progress)) {
                 Ok(counts) => {
                     made += usize::from(counts.is_some());
                     items += counts.map_or(0, |counts| counts.items);
@@ -133,7 +156,7 @@ impl Which {
                 // A file that fails keeps no other back.
                 Err(e) => {
                     if of > 1 {
-                        tracing::error!("file {} of {units}: {e}", unit + 1);
+                        tracing::error!("{unit} {} of {units}: {e}", number + 1);
                     }
                     failed.get_or_insert(e);
                 }
@@ -141,7 +164,7 @@ impl Which {
         }
         match failed {
             Some(e) => Err(e),
-            None => say(format_args!("{made} files {what}, {items} items; {} were done before", of - made)),
+            None => say(format_args!("{made} {unit}s {done}, {items} items; {} were done before", of - made)),
         }
     }
 }

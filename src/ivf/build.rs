@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::limits;
 use crate::rows::RowStore;
 use crate::tensor::Matrix;
-use crate::units::NO_ITEM;
+use crate::units::{NO_ITEM, Slot};
 
 /// An index in memory, on its way into a file.
 #[derive(Debug)]
@@ -91,18 +91,22 @@ fn penalty(centroid: &[f32]) -> f32 {
     centroid.iter().map(|x| x * x).sum::<f32>() / 2.0
 }
 
+/// The first slot of each list of so many items, and one past the last: multiples of 16.
+pub fn list_offsets(lengths: &[u32]) -> Vec<u32> {
+    let offset = lengths.iter().scan(0, |end, length| {
+        *end += length.next_multiple_of(BLOCK as u32);
+        Some(*end)
+    });
+    [0].into_iter().chain(offset).collect()
+}
+
 /// Gives every row a slot in its list.
 fn arrange(dimension: usize, lists: Lists, rescore: Rescore) -> Built {
     let Lists { centroids, of_rows, nearest } = lists;
     let mut list_lengths = vec![0u32; centroids.len() / dimension];
     of_rows.iter().for_each(|&l| list_lengths[l as usize] += 1);
-    let mut list_offsets = vec![0u32];
-    let mut end = 0u32;
-    list_offsets.extend(list_lengths.iter().map(|n| {
-        end += n.next_multiple_of(BLOCK as u32);
-        end
-    }));
-    let mut order = vec![NO_ITEM; end as usize];
+    let list_offsets = list_offsets(&list_lengths);
+    let mut order = vec![NO_ITEM; list_offsets[list_lengths.len()] as usize];
     let mut next = list_offsets.clone();
     for (row, &list) in of_rows.iter().enumerate() {
         order[next[list as usize] as usize] = row as u32;
@@ -160,6 +164,43 @@ impl Built {
             coder: self.coder.clone(),
             ..*self
         }
+    }
+
+    /// `[S]`: the slot in the whole, of which this is a [`Built::part`], of each item; of slots without an item nothing that counts.
+    ///
+    /// # Panics
+    /// Where it is no part of that.
+    #[must_use]
+    pub fn places_in(&self, whole: &Built) -> Vec<u32> {
+        let mut places = vec![NO_ITEM; self.order.len()];
+        for (list, &length) in self.list_lengths.iter().enumerate() {
+            let own = self.list_offsets[list] as usize..self.list_offsets[list] as usize + length as usize;
+            let mut slots = whole.list_offsets[list]..whole.list_offsets[list + 1];
+            for (place, row) in places[own.clone()].iter_mut().zip(&self.order[own]) {
+                let found = slots.find(|&slot| whole.order[slot as usize] == *row);
+                *place = found.expect("a part has its items in the order of the whole");
+            }
+        }
+        places
+    }
+
+    /// Some of the `rows` that it was built from, as its index keeps them.
+    ///
+    /// # Errors
+    /// As [`RowStore::read`].
+    pub fn as_kept(&self, rows: &RowStore<'_>, numbers: &[u32]) -> Result<Vec<Vec<f32>>> {
+        let mut rising = numbers.to_vec();
+        rising.sort_unstable();
+        rising.dedup();
+        let picked = RowStore::owned(rows.picked(&rising)?, self.dimension)?;
+        let alone = Lists { centroids: vec![0.0; self.dimension], of_rows: vec![0; rising.len()], nearest: false };
+        let index = Index::open(&arrange(self.dimension, alone, self.rescore).in_memory(&picked, "rows")?)?;
+        let kept = |number: &u32| {
+            let mut row = vec![0.0; self.dimension];
+            index.row(Slot(rising.partition_point(|other| other < number) as u32), &mut row);
+            row
+        };
+        Ok(numbers.iter().map(kept).collect())
     }
 
     /// Trains what makes the first pass's codes on the same `rows` that it was built from, where the options ask for codes.

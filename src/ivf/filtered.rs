@@ -44,6 +44,8 @@ pub(super) struct FilteredQuery<'a> {
     pub(super) tables: Option<&'a Tables>,
     /// Candidates that are wanted, K0.
     pub(super) k0: usize,
+    /// As of [`Probing`].
+    pub(super) may_read_rows: bool,
 }
 
 /// A search with a filter, under way.
@@ -272,7 +274,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         let Left { pending, picks } = &mut scratch.left[number];
         let blocks = blocks * index.block_bytes();
         let rows = survivors * index.row_bytes();
-        if !index.reads_rows(rows, blocks) {
+        if !query.may_read_rows || !index.reads_rows(rows, blocks) {
             counters.bytes += blocks;
             for (n, &word) in words.iter().enumerate() {
                 let mut left = word;

@@ -43,7 +43,7 @@ mod view;
 pub use ahead::{Ahead, Ending, Margins, Seen, next_look};
 pub use assign::Assigner;
 pub use batch::{BatchScratch, Search};
-pub use build::{Built, Lists, build, from_lists, steps};
+pub use build::{Built, Lists, build, from_lists, list_offsets, steps};
 pub use coded::CodedRow;
 pub use device::{BesideLists, DeviceIndex, EligibleParts, FilteredSearch, LiveParts, Until};
 pub use filtered::{MemberWords, Words};

@@ -37,12 +37,15 @@ pub struct Probing<'a> {
     pub ending: Option<Ending<'a>>,
     /// Whether the first pass's codes are scanned, where there are any, in place of int8 rows.
     pub by_codes: bool,
+    /// Whether few survivors of a list may be scored by their rows, which is faster; else all are by int8 rows, so that what an item
+    /// scores does not depend on those that lie beside it.
+    pub may_read_rows: bool,
 }
 
 impl Probing<'_> {
     /// So many lists, of which nothing was measured, and at most these with a filter that lets all pass.
     pub fn of(probes: usize, probes_max: usize) -> Self {
-        Probing { probes, probes_max, pass_rate: 1.0, ending: None, by_codes: false }
+        Probing { probes, probes_max, pass_rate: 1.0, ending: None, by_codes: false, may_read_rows: true }
     }
 
     /// The same with numbers that an index of so many lists has.

@@ -38,7 +38,8 @@ impl Union<'_> {
             Some(words) => {
                 let mut tables = std::mem::take(&mut scratch.tables);
                 let with_tables = probing.by_codes && self.lists.make_tables(vector, &mut tables);
-                let query = FilteredQuery { vector, tables: with_tables.then_some(&tables), k0 };
+                let may_read_rows = probing.may_read_rows;
+                let query = FilteredQuery { vector, tables: with_tables.then_some(&tables), k0, may_read_rows };
                 let counters = Filtered::of(*self, query, words, selector, scratch).run(probing);
                 scratch.tables = tables;
                 counters

@@ -13,7 +13,8 @@ use crate::items::Items;
 use crate::ivf;
 use crate::model::{ColumnSpec, MODEL_FILE, ModelSpec, Package};
 use crate::rows::{RowStore, Spill};
-use crate::snapshot::{PROGRAM, Provenance, Recipe, candidates};
+use crate::snapshot::{PROGRAM, Provenance, Recipe, candidates, shard_of};
+use crate::units::ItemId;
 
 /// Items with their vectors, in the order that they came in.
 pub(super) struct Catalogue {
@@ -37,6 +38,17 @@ pub(super) struct Arranged {
     pub(super) bucket_bytes: u64,
 }
 
+/// What items are arranged for.
+pub(super) struct Arranging<'a> {
+    pub(super) what: &'a Publish,
+    pub(super) package: Option<&'a Package>,
+    pub(super) spec: &'a ModelSpec,
+    /// Where the version, or the shard, is to lie.
+    pub(super) folder: &'a Path,
+    /// Where one shard is written alone: of so many.
+    pub(super) of_shards: Option<u32>,
+}
+
 /// Reads what is published and gives each item its vector; those that memory is not to hold lie in a file in `folder`.
 pub(super) fn read(
     what: &Publish,
@@ -53,6 +65,18 @@ pub(super) fn read(
     let embedded = embed(package, &mut items, &spill, progress)?;
     let survey = ivf::RowSurvey::of(&embedded.vectors)?;
     Ok(Catalogue { path, items, embedded, lists, survey, budget, spill })
+}
+
+/// Where the items in a file and their vectors came from, with how long it took left open.
+pub(super) fn provenance(items: &Path, what: &Publish) -> Provenance {
+    let vectors = what.vectors.as_ref().map(Vectors::path).filter(|file| *file != items);
+    Provenance {
+        program: PROGRAM.into(),
+        items_file: file_name(items),
+        vectors_file: vectors.map(file_name),
+        seed: what.recipe.index.seed,
+        seconds: 0.0,
+    }
 }
 
 /// What the items of a package are called: the first that is there.
@@ -84,27 +108,9 @@ impl Catalogue {
         self.embedded.vectors.cols()
     }
 
-    /// Where the items and vectors came from, with how long it took left open.
-    pub(super) fn provenance(&self, what: &Publish) -> Provenance {
-        let vectors = what.vectors.as_ref().map(Vectors::path).filter(|file| *file != self.path);
-        Provenance {
-            program: PROGRAM.into(),
-            items_file: file_name(&self.path),
-            vectors_file: vectors.map(file_name),
-            seed: what.recipe.index.seed,
-            seconds: 0.0,
-        }
-    }
-
-    /// Puts the items into slots, and keeps the columns that the model declares. The version is to lie in `store`.
-    pub(super) fn arrange(
-        mut self,
-        what: &Publish,
-        package: Option<&Package>,
-        spec: &ModelSpec,
-        store: &Path,
-        progress: &Progress<'_>,
-    ) -> Result<Arranged> {
+    /// Puts the items into slots, and keeps the columns that the model declares.
+    pub(super) fn arrange(mut self, arranging: &Arranging<'_>, progress: &Progress<'_>) -> Result<Arranged> {
+        let &Arranging { what, package, spec, folder, of_shards } = arranging;
         let Recipe { index: options, filter, .. } = &what.recipe;
         let within = |e: Error| e.within(self.path.display());
         let columns = keep(spec, &mut self.items).map_err(within)?;
@@ -125,11 +131,17 @@ impl Catalogue {
         progress(Stage::Sized(sizes), 0, 1);
         let plan = self.budget.plan(package, held(&columns, &kept), &sizes)?;
         progress(Stage::Planned(plan), 0, 1);
-        // The whole lies beside its shards until these are there.
-        budget::check_disk(store, plan.disk_bytes * if what.shards.is_some() { 2 } else { 1 })?;
-        let vectors = match plan.bucket_bytes {
-            None => vectors.fetched(&Spill::never()),
-            Some(_) => vectors.spilled(&self.spill),
+        let disk_bytes = match (of_shards, what.shards) {
+            (Some(shards), _) => plan.disk_bytes / u64::from(shards),
+            // The whole lies beside its shards until these are there.
+            (None, Some(_)) => plan.disk_bytes * 2,
+            (None, None) => plan.disk_bytes,
+        };
+        budget::check_disk(folder, disk_bytes)?;
+        let vectors = match (plan.bucket_bytes, of_shards) {
+            (None, None) => vectors.fetched(&Spill::never()),
+            // Of a shard no others are in memory.
+            _ => vectors.spilled(&self.spill),
         }?;
         let alike = columns::likeness(&columns, &filter.together, self.items.len())
             .map_err(|e| e.within(self.path.display()))?;
@@ -145,6 +157,23 @@ impl Catalogue {
         let embedded = Embedded { vectors, kept };
         let bucket_bytes = plan.bucket_bytes.unwrap_or(u64::MAX);
         Ok(Arranged { ids: self.items.ids, columns, built, embedded, bucket_bytes })
+    }
+}
+
+impl Arranged {
+    /// The items of a shard in the lists of all.
+    ///
+    /// # Errors
+    /// `Invalid` where there are none.
+    pub(super) fn shard(&self, shard: u32, shards: u32) -> Result<ivf::Built> {
+        let built = self.built.part(|row| shard_of(ItemId(self.ids[row as usize]), shards) == shard);
+        match built.items() {
+            0 => Err(Error::invalid(format!(
+                "shards: shard {shard} of {shards} gets none of {} items, expected fewer shards",
+                self.ids.len()
+            ))),
+            _ => Ok(built),
+        }
     }
 }
 

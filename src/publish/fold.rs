@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
+use super::catalogue::Arranged;
 use super::gathered::{MergedVersion, ViewItems};
 use super::write::Version;
 use super::{serving, shards};
@@ -41,12 +42,11 @@ pub(super) fn fold(store: &Store, view: &View, shards: &Shards) -> Result<Merged
             package: Some(&main.package),
             spec: &main.package.spec,
             tables: &main.package.tables,
-            arranged: &arranged,
             recipe: &main.recipe,
             version: Some(&main.manifest),
         };
         store.fold((&main.manifest, shards), made.position, |folder| {
-            let mut manifest = write(&files, view, folder)?;
+            let mut manifest = write((&files, &arranged), view, folder)?;
             manifest.provenance.seconds = start.elapsed().as_secs_f64();
             manifest.write(folder)
         })?;
@@ -56,10 +56,10 @@ pub(super) fn fold(store: &Store, view: &View, shards: &Shards) -> Result<Merged
 }
 
 /// Writes all files but the manifest, which is returned.
-fn write(files: &Version<'_>, view: &View, folder: &Path) -> Result<Manifest> {
-    let (main, built) = (view.main(), &files.arranged.built);
-    let mut sums: BTreeMap<_, _> = files.write_items(folder, built)?;
-    sums.insert(INDEX_FILE.into(), files.write_index(folder, built)?);
+fn write((files, arranged): (&Version<'_>, &Arranged), view: &View, folder: &Path) -> Result<Manifest> {
+    let (main, built) = (view.main(), &arranged.built);
+    let mut sums: BTreeMap<_, _> = files.write_items(arranged, folder, built)?;
+    sums.insert(INDEX_FILE.into(), arranged.write_index(folder, built)?);
     let decisions = serving::keep(&main.package, &main.manifest.decisions, folder, &mut sums)?;
     shards::share((main.package.folder(), &main.manifest), folder, &mut sums)?;
     let (items, digest) = (main.manifest.published_items(), main.manifest.published_digest());

@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
+use super::calibrate::{self, Queries};
+use super::catalogue::Arranged;
 use super::request::{Progress, Publish, Stage};
-use super::{calibrate, precision, serving, warm, write};
+use super::{precision, serving, warm, write};
 use crate::error::Result;
+use crate::files::Checksum;
 use crate::model::{Decisions, Package};
-use crate::snapshot::{CALIBRATION_FILE, FORMAT, GraphRecord, Manifest, Provenance, QUERIES_FILE, Recipe};
+use crate::snapshot::{CALIBRATION_FILE, Calibration, FORMAT, GraphRecord, Manifest, Provenance, QUERIES_FILE};
 
 /// What becomes a version.
 pub(super) struct Making<'a> {
@@ -21,51 +24,86 @@ pub(super) struct Making<'a> {
 
 impl Making<'_> {
     /// Writes the version into `folder`, calibrates and tries it; it is whole but for its manifest, which is returned.
-    pub(super) fn whole(&self, folder: &Path, version: u64) -> Result<Manifest> {
+    pub(super) fn whole(&self, arranged: &Arranged, folder: &Path, version: u64) -> Result<Manifest> {
         let Making { what, files: version_files, progress, .. } = self;
-        let write::Version { package, spec, arranged, .. } = version_files;
-        let mut files = version_files.write(folder, progress)?;
+        let package = version_files.package;
+        let mut files = version_files.write(arranged, folder, progress)?;
         let decisions = match package {
             Some(package) => serving::prepare(package, folder, &what.recipe, &mut files)?,
             None => Decisions::default(),
         };
         let told = |done, total| progress(Stage::Calibrating, done, total);
         let (queries, own) = (what.queries.as_deref(), what.package.as_deref());
-        if let Some((calibration, queries)) = calibrate::version(folder, queries, own, &what.recipe, &told)? {
-            files.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
-            files.extend(queries.write(&folder.join(QUERIES_FILE))?.map(|sum| (QUERIES_FILE.into(), sum)));
-        }
-        let seconds = self.start.elapsed().as_secs_f64();
-        let mut manifest = Manifest {
-            format: FORMAT,
-            name: spec.name.clone(),
-            version,
+        keep(calibrate::version(folder, queries, own, &what.recipe, &told)?, folder, &mut files)?;
+        let built = &arranged.built;
+        let extent = Extent {
             dimension: arranged.embedded.vectors.cols(),
             items: arranged.ids.len(),
-            slots: arranged.built.order.len(),
-            lists: arranged.built.list_lengths.len(),
-            position: what.position,
+            slots: built.order.len(),
+            lists: built.list_lengths.len(),
+        };
+        let mut manifest = self.manifest(version, extent, files, decisions)?;
+        if let Some(package) = package {
+            manifest.decisions.precision = precision::decide(package, folder, &manifest, !what.recipe.is_coarse())?;
+            manifest.graphs = Some(graphs(package, &manifest.decisions)?);
+        }
+        warm::answer(folder, &mut manifest, !what.recipe.is_coarse())?;
+        Ok(manifest)
+    }
+
+    /// The manifest of a version that is whole with these files.
+    pub(super) fn manifest(
+        &self,
+        version: u64,
+        Extent { dimension, items, slots, lists }: Extent,
+        files: BTreeMap<String, Checksum>,
+        decisions: Decisions,
+    ) -> Result<Manifest> {
+        let seconds = self.start.elapsed().as_secs_f64();
+        let graphs = self.files.package.map(|package| graphs(package, &decisions)).transpose()?;
+        Ok(Manifest {
+            format: FORMAT,
+            name: self.files.spec.name.clone(),
+            version,
+            dimension,
+            items,
+            slots,
+            lists,
+            position: self.what.position,
             shard: None,
             merged: None,
             folded: None,
             provenance: Provenance { seconds, ..self.provenance.clone() },
             files,
-            graphs: Some(BTreeMap::new()),
+            graphs: Some(graphs.unwrap_or_default()),
             decisions,
-        };
-        settle(*package, folder, &mut manifest, &what.recipe)?;
-        Ok(manifest)
+        })
     }
 }
 
-/// Decides what the model of the version in `folder`, whole but for its manifest, leaves open, notes what runs its graphs, and
-/// lets it answer the requests that are kept with it.
-fn settle(package: Option<&Package>, folder: &Path, manifest: &mut Manifest, recipe: &Recipe) -> Result<()> {
-    if let Some(package) = package {
-        manifest.decisions.precision = precision::decide(package, folder, manifest, !recipe.is_coarse())?;
-        let served = package.decided(&manifest.decisions)?;
-        let record = |(file, runs): (&str, _)| (file.to_owned(), GraphRecord::from(runs));
-        manifest.graphs = Some(served.graphs().map(record).collect());
+/// How large a version is.
+pub(super) struct Extent {
+    pub(super) dimension: usize,
+    pub(super) items: usize,
+    pub(super) slots: usize,
+    pub(super) lists: usize,
+}
+
+/// Writes what was measured into the folder of a version.
+pub(super) fn keep(
+    measured: Option<(Calibration, Queries)>,
+    folder: &Path,
+    files: &mut BTreeMap<String, Checksum>,
+) -> Result<()> {
+    if let Some((calibration, queries)) = measured {
+        files.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
+        files.extend(queries.write(&folder.join(QUERIES_FILE))?.map(|sum| (QUERIES_FILE.into(), sum)));
     }
-    warm::answer(folder, manifest, !recipe.is_coarse())
+    Ok(())
+}
+
+/// What runs the graphs of a package as it was decided.
+fn graphs(package: &Package, decisions: &Decisions) -> Result<BTreeMap<String, GraphRecord>> {
+    let served = package.decided(decisions)?;
+    Ok(served.graphs().map(|(file, runs)| (file.to_owned(), GraphRecord::from(runs))).collect())
 }

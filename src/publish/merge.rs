@@ -72,7 +72,7 @@ pub fn merge(store: &Store, view: &View) -> Result<MergedVersion> {
         made.is_trained = merging.is_trained;
         let files = merging.version();
         let mut sums = files.write_package(folder)?;
-        sums.extend(files.write_items(folder, &merging.arranged.built)?);
+        sums.extend(files.write_items(&merging.arranged, folder, &merging.arranged.built)?);
         sums.insert(INDEX_FILE.into(), index);
         let decisions = serving::keep(&main.package, &main.manifest.decisions, folder, &mut sums)?;
         if let Some((calibration, queries)) = watched {
@@ -172,7 +172,7 @@ impl<'a> Merging<'a> {
 
     fn write_index(&mut self, folder: &Path) -> Result<(Checksum, Option<(Calibration, Queries)>)> {
         self.arranged.built.sort_lists(&self.alike);
-        let sum = self.version().write_index(folder, &self.arranged.built)?;
+        let sum = self.arranged.write_index(folder, &self.arranged.built)?;
         let main = self.view.main();
         let queries = calibrate::kept_queries(main.package.folder());
         Ok((sum, calibrate::merged(folder, queries.as_deref(), &main.package, &main.recipe)?))
@@ -193,7 +193,6 @@ impl<'a> Merging<'a> {
             package: Some(package),
             spec: &package.spec,
             tables: &package.tables,
-            arranged: &self.arranged,
             recipe: &main.recipe,
             version: Some(&main.manifest),
         }

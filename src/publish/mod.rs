@@ -12,7 +12,7 @@
 //! 9. Rows that are to lie on a cluster are brought there (`remote`).
 //! 10. The manifest is written last, and the folder gets its name.
 //!
-//! Several machines may do steps 2 and 3 side by side, each over some of the files (`parts`).
+//! Several machines may do steps 2 and 3 side by side, each over some of the files, and then the rest, each for some shards (`parts`).
 //!
 //! Vectors need not lie in memory (`budget`); what is published is the same.
 //!
@@ -44,10 +44,12 @@ use std::path::Path;
 use std::time::Instant;
 
 use budget::Budget;
+use catalogue::Arranging;
+use parts::CutShards;
 
 use crate::error::{Error, Result};
 use crate::files::Checksum;
-use crate::model::{ModelSpec, Package};
+use crate::model::Package;
 use crate::snapshot::Store;
 
 pub use budget::MemoryPlan;
@@ -73,32 +75,28 @@ fn publish_within(store: &Store, what: &Publish, budget: Budget, progress: &Prog
     }
     progress(Stage::Reading, 0, 1);
     let package = what.package.as_deref().map(Package::open).transpose()?;
+    if let (Some(parts), Some(shards)) = (&what.parts, what.shards)
+        && let Some(cut) = parts::cut_shards(parts, what, package.as_ref(), shards)?
+    {
+        return assembled(store, what, package.as_ref(), &cut, (start, progress));
+    }
     let catalogue = match &what.parts {
         Some(parts) => parts::gather(parts, what, package.as_ref(), budget, store.root(), progress)?,
         None => catalogue::read(what, package.as_ref(), budget, store.root(), progress)?,
     };
-    let (spec, tables) = match (&package, &what.name) {
-        (Some(package), _) => tables::converted(package, &what.recipe.tables)?,
-        (None, Some(name)) => (ModelSpec::embedding_only(name, catalogue.dimension()), Vec::new()),
-        (None, None) => return Err(Error::invalid("name: expected one for an embedding-only model")),
-    };
-    let provenance = catalogue.provenance(what);
-    let arranged = catalogue.arrange(what, package.as_ref(), &spec, store.root(), progress)?;
-    let files = write::Version {
-        package: package.as_ref(),
-        spec: &spec,
-        tables: &tables,
-        arranged: &arranged,
-        recipe: &what.recipe,
-        version: None,
-    };
+    let (spec, tables) = tables::described(what, package.as_ref(), catalogue.dimension())?;
+    let provenance = catalogue::provenance(&catalogue.path, what);
+    let arranging = Arranging { what, package: package.as_ref(), spec: &spec, folder: store.root(), of_shards: None };
+    let arranged = catalogue.arrange(&arranging, progress)?;
+    let files =
+        write::Version { package: package.as_ref(), spec: &spec, tables: &tables, recipe: &what.recipe, version: None };
     let making = making::Making { what, files, provenance, start, progress };
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
         if let Some(shards) = what.shards {
-            return shards::cut(&making, folder, version, shards);
+            return shards::cut(&making, &arranged, folder, version, shards);
         }
-        let mut manifest = making.whole(folder, version)?;
+        let mut manifest = making.whole(&arranged, folder, version)?;
         if let Some(remote) = &what.remote {
             let told = |done, total| progress(Stage::Loading, done, total);
             loaded = remote::load(remote, &spec, &manifest, &tables, &told)?;
@@ -110,6 +108,22 @@ fn publish_within(store: &Store, what: &Publish, budget: Budget, progress: &Prog
         remote::unload(remote, &loaded);
     }
     Ok((spec.name.clone(), published?))
+}
+
+/// Publishes shards that were put together before.
+fn assembled(
+    store: &Store,
+    what: &Publish,
+    package: Option<&Package>,
+    cut: &CutShards,
+    (start, progress): (Instant, &Progress<'_>),
+) -> Result<(String, u64)> {
+    let (spec, tables) = tables::described(what, package, cut.dimension)?;
+    let files = write::Version { package, spec: &spec, tables: &tables, recipe: &what.recipe, version: None };
+    let provenance = catalogue::provenance(&cut.items_file, what);
+    let making = making::Making { what, files, provenance, start, progress };
+    let version = store.publish(&spec.name, |folder, version| shards::assemble(&making, cut, folder, version))?;
+    Ok((spec.name.clone(), version))
 }
 
 /// The name and newest version of a package's model, where that version was published from the same files.

@@ -4,16 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::request::Publish;
 use crate::embedding::{RowFormat, Table};
 use crate::error::{Error, Result};
 use crate::files::{Checksum, TensorFile};
 use crate::model::{ModelSpec, Package};
 
 /// The tables of a package in the formats that a recipe asks for, and `model.toml` as it is with them.
-pub(super) fn converted(
-    package: &Package,
-    formats: &BTreeMap<String, RowFormat>,
-) -> Result<(ModelSpec, Vec<Arc<Table>>)> {
+fn converted(package: &Package, formats: &BTreeMap<String, RowFormat>) -> Result<(ModelSpec, Vec<Arc<Table>>)> {
     let known = || package.tables.iter().map(|t| t.name()).collect::<Vec<_>>().join(", ");
     if let Some(name) = formats.keys().find(|n| package.tables.iter().all(|t| t.name() != *n)) {
         return Err(Error::invalid(format!(
@@ -32,6 +30,19 @@ pub(super) fn converted(
         spec.format = format.is_quantised().then(|| format.name().to_owned());
     }
     Ok((spec, tables))
+}
+
+/// `model.toml` of what is published, whose items have vectors of this width, and its tables.
+pub(super) fn described(
+    what: &Publish,
+    package: Option<&Package>,
+    dimension: usize,
+) -> Result<(ModelSpec, Vec<Arc<Table>>)> {
+    match (package, &what.name) {
+        (Some(package), _) => converted(package, &what.recipe.tables),
+        (None, Some(name)) => Ok((ModelSpec::embedding_only(name, dimension), Vec::new())),
+        (None, None) => Err(Error::invalid("name: expected one for an embedding-only model")),
+    }
 }
 
 /// True where a table of this file of the package has another format by now.

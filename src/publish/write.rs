@@ -21,12 +21,11 @@ use crate::snapshot::{
 };
 use crate::units::NO_ITEM;
 
-/// What the files of a version hold.
+/// What the files of a version hold, but for its items.
 pub(super) struct Version<'a> {
     pub(super) package: Option<&'a Package>,
     pub(super) spec: &'a ModelSpec,
     pub(super) tables: &'a [Arc<Table>],
-    pub(super) arranged: &'a Arranged,
     pub(super) recipe: &'a Recipe,
     /// The manifest of the version whose folder the package is, where it is one: its files never change and are shared.
     pub(super) version: Option<&'a Manifest>,
@@ -34,13 +33,18 @@ pub(super) struct Version<'a> {
 
 impl Version<'_> {
     /// Writes every file but the manifest, which names them by their sums.
-    pub(super) fn write(&self, folder: &Path, progress: &Progress<'_>) -> Result<BTreeMap<String, Checksum>> {
+    pub(super) fn write(
+        &self,
+        arranged: &Arranged,
+        folder: &Path,
+        progress: &Progress<'_>,
+    ) -> Result<BTreeMap<String, Checksum>> {
         progress(Stage::Writing, 0, 3);
         let mut sums = self.write_package(folder)?;
         progress(Stage::Writing, 1, 3);
-        sums.insert(INDEX_FILE.into(), self.write_index(folder, &self.arranged.built)?);
+        sums.insert(INDEX_FILE.into(), arranged.write_index(folder, &arranged.built)?);
         progress(Stage::Writing, 2, 3);
-        sums.extend(self.write_items(folder, &self.arranged.built)?);
+        sums.extend(self.write_items(arranged, folder, &arranged.built)?);
         progress(Stage::Writing, 3, 3);
         Ok(sums)
     }
@@ -73,15 +77,14 @@ impl Version<'_> {
         Ok(sums)
     }
 
-    /// Writes the index of the items that `built` has slots for.
-    pub(super) fn write_index(&self, folder: &Path, built: &Built) -> Result<Checksum> {
-        let Arranged { embedded, bucket_bytes, .. } = self.arranged;
-        built.write(&embedded.vectors, &folder.join(INDEX_FILE), *bucket_bytes)
-    }
-
-    /// Writes what else lies in slot order: columns with ids, the filter's planes, and tensors that are kept by item.
-    pub(super) fn write_items(&self, folder: &Path, built: &Built) -> Result<BTreeMap<String, Checksum>> {
-        let Arranged { ids, columns, .. } = self.arranged;
+    /// Writes what lies in slot order beside the index: columns with ids, the filter's planes, and tensors that are kept by item.
+    pub(super) fn write_items(
+        &self,
+        arranged: &Arranged,
+        folder: &Path,
+        built: &Built,
+    ) -> Result<BTreeMap<String, Checksum>> {
+        let Arranged { ids, columns, embedded, .. } = arranged;
         let mut sums = BTreeMap::new();
         let mut file = TensorFile::new();
         columns::encode(columns, &built.order, &mut file)?;
@@ -92,7 +95,7 @@ impl Version<'_> {
         filter::encode(&written, &built.list_offsets, &built.list_lengths, &self.recipe.filter, &mut file)?;
         sums.insert(FILTER_FILE.into(), file.write(&folder.join(FILTER_FILE))?);
         if let Some(package) = self.package.filter(|p| !p.spec.item.vectors.is_empty()) {
-            let (rows, kept) = (VectorRows::of(&package.spec.item.vectors)?, &self.arranged.embedded.kept);
+            let (rows, kept) = (VectorRows::of(&package.spec.item.vectors)?, &embedded.kept);
             let row = |slot: usize| match built.order[slot] {
                 NO_ITEM => None,
                 item => Some(&kept[item as usize * rows.bytes()..][..rows.bytes()]),
@@ -103,6 +106,13 @@ impl Version<'_> {
             sums.insert(VECTORS_FILE.into(), file.write(&folder.join(VECTORS_FILE))?);
         }
         Ok(sums)
+    }
+}
+
+impl Arranged {
+    /// Writes the index of the items that `built` has slots for.
+    pub(super) fn write_index(&self, folder: &Path, built: &Built) -> Result<Checksum> {
+        built.write(&self.embedded.vectors, &folder.join(INDEX_FILE), self.bucket_bytes)
     }
 }
 

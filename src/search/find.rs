@@ -224,7 +224,7 @@ impl<'a> Catalogue<'a> {
             false => (self.main().index.lists(), None),
         };
         let by_codes = query.by_codes.is_some();
-        Probing { probes: query.probes, probes_max, pass_rate: walked.pass_rate(), ending, by_codes }
+        Probing { pass_rate: walked.pass_rate(), ending, by_codes, ..Probing::of(query.probes, probes_max) }
     }
 
     /// Step 7: what is selected, less what is excluded or gone or only seemed to pass.

@@ -415,15 +415,15 @@ fn parts_of_another_publication_are_refused() {
     for name in ["note.json", "items.parquet", "vectors.npy"] {
         std::fs::copy(foreign.join(name), part.join(name)).unwrap();
     }
-    begun(&catalogue, "it follows from other files or centroids");
-    refused(catalogue.step("train", &[]), "it follows from other files or centroids");
+    begun(&catalogue, "it follows from other files, centroids or queries");
+    refused(catalogue.step("train", &[]), "it follows from other files, centroids or queries");
     std::fs::remove_dir_all(&part).unwrap();
     assert_eq!(catalogue.embed(&[]).0, 0);
     assert_eq!(catalogue.step("train", &[]).0, 0);
     for name in ["note.json", "centroids.npy"] {
         std::fs::copy(others.path("parts/trained").join(name), catalogue.path("parts/trained").join(name)).unwrap();
     }
-    refused(catalogue.step("assign", &[]), "it follows from other files or centroids");
+    refused(catalogue.step("assign", &[]), "it follows from other files, centroids or queries");
     // Inputs that change, as long as before or not.
     let lines = text(catalogue.path("items/1.jsonl"));
     catalogue.write("1.jsonl", lines.replacen("\"lang\":\"en\"", "\"lang\":\"xx\"", 1));
@@ -638,4 +638,256 @@ fn tensors_that_are_kept_by_item_are_those_of_the_whole() {
     bytes[3] ^= 1;
     std::fs::write(&kept, bytes).unwrap();
     refused(catalogue.assemble("store", &[]), "kept.bin");
+}
+
+/// What a version in shards is, but for how long it took.
+#[derive(Debug, PartialEq)]
+struct Sharded {
+    manifests: Vec<Manifest>,
+    /// What names the shards.
+    named: String,
+}
+
+impl Catalogue {
+    /// The steps before shards are cut.
+    fn assigned(&self) {
+        for said in [self.embed(&[]), self.step("train", &[]), self.step("assign", &[])] {
+            assert_eq!(said.0, 0, "{}", said.2);
+        }
+    }
+
+    /// The first version in a store, which was cut; its files are whole.
+    fn sharded(&self, store: &str) -> Sharded {
+        let model =
+            std::fs::read_dir(self.path(store)).unwrap().map(|e| e.unwrap().path()).find(|p| p.is_dir()).unwrap();
+        let named = text(model.join("1").join(SHARDS_FILE));
+        let folders =
+            (0..).map(|shard| model.join("1").join(format!("shard-{shard}"))).take_while(|path| path.exists());
+        let manifests = folders.map(|folder| {
+            let mut manifest = Manifest::read(&folder).unwrap();
+            manifest.verify(&folder).unwrap();
+            assert_eq!(entries(&folder), manifest.files.len() + 1, "{manifest:?}");
+            manifest.provenance.seconds = 0.0;
+            manifest
+        });
+        let manifests = manifests.collect();
+        assert_eq!(entries(&model), 2, "a version and the lock");
+        Sharded { manifests, named }
+    }
+
+    /// What one machine publishes in so many shards.
+    fn published(&self, shards: &str, more: &[&str]) -> Sharded {
+        let store = format!("whole-{shards}");
+        self.publish(&store, &[&["--shards", shards], more].concat());
+        self.sharded(&store)
+    }
+
+    /// Publishes shards that are cut.
+    fn named(&self, shards: &str, more: &[&str]) -> Sharded {
+        let store = format!("cut-{shards}");
+        let said = self.assemble(&store, &[&["--shards", shards], more].concat());
+        assert_eq!(said.0, 0, "{}", said.2);
+        self.sharded(&store)
+    }
+
+    /// The folder of a shard that is cut.
+    fn shard(&self, shard: u32, shards: u32) -> PathBuf {
+        self.path(&format!("parts/shard-{shard}-of-{shards}"))
+    }
+}
+
+#[test]
+fn shards_cut_each_by_itself_are_those_of_the_whole() {
+    for (files, recipe) in [
+        (&[60, 1, 169][..], ""),
+        (&[900, 1300], "[index.first_pass]\ncodes = \"pq4\"\n"),
+        (&[700, 0, 650], "rescore = \"none\"\n[filter]\ntogether = [\"lang\"]\n"),
+        // One list: there is nothing to calibrate.
+        (&[40], "lists = 1\n"),
+    ] {
+        let catalogue = Catalogue::lines(files);
+        std::fs::write(catalogue.path("recipe.toml"), format!("[index]\n{recipe}")).unwrap();
+        let catalogue = catalogue.with("--index", "recipe.toml");
+        catalogue.assigned();
+        for (shards, order) in [("1", &["0"][..]), ("3", &["2", "0", "1"])] {
+            let expected = catalogue.published(shards, &[]);
+            assert_eq!(expected.manifests.len(), order.len());
+            for unit in order {
+                let (code, said, log) = catalogue.step("cut", &["--shards", shards, "--unit", unit]);
+                assert_eq!(code, 0, "{log}");
+                assert!(said.starts_with("1 shards cut, ") && said.ends_with("; 0 were done before\n"), "{said}");
+            }
+            assert_eq!(catalogue.named(shards, &[]), expected, "{files:?} {recipe} in {shards}");
+            let said = catalogue.step("cut", &["--shards", shards]).1;
+            assert_eq!(said.trim(), format!("0 shards cut, 0 items; {shards} were done before"));
+        }
+    }
+}
+
+#[test]
+fn shards_of_packages_and_of_queries_are_those_of_the_whole() {
+    let contract = contract::package("last", "f16", true);
+    for (package, lines, shards) in [
+        (tiny_package(), text(tiny_package().join("items.jsonl")), "2"),
+        (root().join("models/sasrec"), text(root().join("models/sasrec/items.jsonl")), "3"),
+        (root().join("models/dcn"), text(root().join("models/dcn/items.jsonl")), "3"),
+        (contract.path(""), contract::lines().iter().map(|line| format!("{line}\n")).collect::<String>(), "2"),
+    ] {
+        let catalogue = Catalogue::new(&[&shown(&package)]);
+        let lines: Vec<&str> = lines.lines().collect();
+        for (number, chunk) in lines.chunks(lines.len().div_ceil(2)).enumerate() {
+            catalogue.write(&format!("{number}.jsonl"), chunk.join("\n"));
+        }
+        catalogue.assigned();
+        assert_eq!(catalogue.step("cut", &["--shards", shards]).0, 0);
+        assert_eq!(catalogue.named(shards, &[]), catalogue.published(shards, &[]), "{}", package.display());
+    }
+    // Vectors that a small memory does not hold, queries of a file, positions of the shards.
+    let catalogue = Catalogue::new(&["--name", "m"]).with("--vectors", "v.npy");
+    matrix(&catalogue.path("v.npy"), 900);
+    matrix(&catalogue.path("q.npy"), 70);
+    for (name, ids) in [("a.jsonl", 0..400), ("b.jsonl", 400..900)] {
+        catalogue.write(name, ids.map(|id| format!("{{\"id\": {id}}}\n")).collect::<String>());
+    }
+    catalogue.assigned();
+    let queries = shown(&catalogue.path("q.npy"));
+    let more = ["--queries", &queries];
+    assert_eq!(catalogue.step("cut", &[&["--shards", "2", "--memory", "110MiB"], &more[..]].concat()).0, 0);
+    let refused_without = catalogue.assemble("none", &["--shards", "2"]);
+    refused(refused_without, "shard-0-of-2: it follows from other files, centroids or queries");
+    let more = [&more[..], &["--position", "7,9"]].concat();
+    let expected = catalogue.published("2", &more);
+    assert_eq!(expected.manifests.iter().map(|manifest| manifest.position).collect::<Vec<_>>(), [7, 9]);
+    assert!(expected.manifests[0].files.contains_key("queries.safetensors"), "{expected:?}");
+    assert_eq!(catalogue.named("2", &more), expected);
+}
+
+#[test]
+fn shards_cut_by_workers_that_are_doubled_and_killed_are_those_of_one() {
+    let catalogue = Catalogue::lines(&[1500; 2]);
+    let expected = catalogue.published("3", &[]);
+    catalogue.assigned();
+    let more = ["--shards", "3"];
+    let mut kills = 0;
+    for wait in [0, 5, 20, 60, 200] {
+        let before = entries(&catalogue.path("parts"));
+        let mut process = catalogue.spawn("cut", &more);
+        let start = Instant::now();
+        // It writes: an entry more is there than before, if only one that is being made.
+        while entries(&catalogue.path("parts")) <= before
+            && start.elapsed() < Duration::from_secs(60)
+            && process.try_wait().unwrap().is_none()
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(wait));
+        kills += usize::from(process.try_wait().unwrap().is_none());
+        let _ = process.kill();
+        process.wait().unwrap();
+    }
+    assert!(kills >= 1, "nothing was killed while it wrote");
+    let workers: Vec<Child> = (0..2)
+        .map(|_| {
+            let mut process = catalogue.spawn("cut", &["--shards", "3", "--units", "-"]);
+            process.stdin.take().unwrap().write_all(b"2\n0\n1\n").unwrap();
+            process
+        })
+        .collect();
+    for worker in workers {
+        let output = worker.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(said.matches("\"done\":true").count(), 3, "{said}");
+    }
+    assert_eq!(catalogue.named("3", &[]), expected);
+    let names = std::fs::read_dir(catalogue.path("parts")).unwrap().map(|e| e.unwrap().file_name());
+    let left: Vec<_> = names.filter(|name| name.to_str().unwrap().starts_with('.')).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn shards_that_are_missing_damaged_or_of_another_job_are_refused() {
+    let catalogue = Catalogue::lines(&[150, 150]);
+    let expected = catalogue.published("3", &[]);
+    let cut = |more: &[&str]| catalogue.step("cut", &[&["--shards", "3"], more].concat());
+    let assemble = || catalogue.assemble("refused", &["--shards", "3"]);
+    refused(cut(&[]), "no job was begun here");
+    assert_eq!((catalogue.embed(&[]).0, catalogue.step("train", &[]).0), (0, 0));
+    assert_eq!(catalogue.step("assign", &["--unit", "1"]).0, 0);
+    refused(cut(&[]), "1 of 2 units are not assigned: 0 (");
+    assert_eq!(catalogue.step("assign", &[]).0, 0);
+    refused(cut(&["--unit", "3"]), "unit 3: expected the number of a shard, 0 to 2");
+    refused(catalogue.step("cut", &["--shards", "0"]), "shards: got 0, expected 1 to");
+    refused(catalogue.step("cut", &["--shards", "300"]), "gets none of 300 items");
+    assert_eq!(cut(&["--unit", "1"]).0, 0);
+    refused(assemble(), "2 of 3 shards are not cut: 0, 2");
+    assert_eq!((cut(&["--unit", "0"]).0, cut(&["--unit", "2"]).0), (0, 0));
+    // Files of a shard that are shorter, gone, or of which what was found is damaged.
+    for (name, is_read) in
+        [("index.safetensors", false), ("columns.safetensors", false), ("findings.safetensors", true)]
+    {
+        let file = catalogue.shard(1, 3).join(name);
+        let whole = std::fs::read(&file).unwrap();
+        std::fs::write(&file, &whole[..whole.len() - 1]).unwrap();
+        refused(assemble(), &format!("{}: {} bytes, expected", file.display(), whole.len() - 1));
+        std::fs::remove_file(&file).unwrap();
+        refused(assemble(), &format!("{}: missing", file.display()));
+        let mut flipped = whole.clone();
+        *flipped.last_mut().unwrap() ^= 1;
+        std::fs::write(&file, &flipped).unwrap();
+        if is_read {
+            refused(assemble(), &format!("{}: ", file.display()));
+        }
+        std::fs::write(&file, &whole).unwrap();
+    }
+    // A part that is damaged makes no shard, one that was made of others names none.
+    std::fs::remove_dir_all(catalogue.shard(0, 3)).unwrap();
+    let vectors = catalogue.pieces("")[1].join("vectors.npy");
+    let whole = std::fs::read(&vectors).unwrap();
+    let mut flipped = whole.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    std::fs::write(&vectors, flipped).unwrap();
+    refused(cut(&[]), "vectors.npy");
+    std::fs::write(&vectors, whole).unwrap();
+    assert_eq!(cut(&[]).1.split("; ").last().unwrap().trim(), "2 were done before");
+    let others = Catalogue::lines(&[150, 151]);
+    others.assigned();
+    assert_eq!(others.step("cut", &["--shards", "3", "--unit", "2"]).0, 0);
+    std::fs::rename(catalogue.shard(2, 3), catalogue.path("aside")).unwrap();
+    for file in std::fs::read_dir(others.shard(2, 3)).unwrap().map(|e| e.unwrap().path()) {
+        std::fs::create_dir_all(catalogue.shard(2, 3)).unwrap();
+        std::fs::copy(&file, catalogue.shard(2, 3).join(file.file_name().unwrap())).unwrap();
+    }
+    refused(assemble(), "shard-2-of-3: it follows from other files, centroids or queries");
+    refused(cut(&[]), "shard-2-of-3: it follows from other files, centroids or queries");
+    std::fs::remove_dir_all(catalogue.shard(2, 3)).unwrap();
+    refused(assemble(), "1 of 3 shards are not cut: 2");
+    std::fs::rename(catalogue.path("aside"), catalogue.shard(2, 3)).unwrap();
+    assert!(!catalogue.path("refused/m").exists() || entries(&catalogue.path("refused/m")) <= 1);
+    assert_eq!(catalogue.named("3", &[]), expected);
+    // Another number of shards has its own; where none of them is cut the publication cuts all.
+    assert_eq!(catalogue.named("2", &[]), catalogue.published("2", &[]));
+}
+
+#[test]
+fn shards_of_packages_that_answer_before_they_are_published_are_not_cut_alone() {
+    for (file, content, expected) in [
+        ("warmup.jsonl", "", "the package has golden answers"),
+        ("model.toml", "precision = \"auto\"\n", "the package leaves its precision to a measurement"),
+    ] {
+        let package = tempfile::tempdir().unwrap();
+        for entry in std::fs::read_dir(tiny_package()).unwrap().map(|e| e.unwrap().path()).filter(|path| path.is_file())
+        {
+            std::fs::copy(&entry, package.path().join(entry.file_name().unwrap())).unwrap();
+        }
+        let path = package.path().join(file);
+        let before = if path.exists() { text(&path) } else { String::new() };
+        std::fs::write(&path, format!("{content}{before}")).unwrap();
+        let catalogue = Catalogue::new(&[&shown(package.path())]);
+        catalogue.write("0.jsonl", text(tiny_package().join("items.jsonl")));
+        catalogue.assigned();
+        refused(catalogue.step("cut", &["--shards", "2"]), expected);
+        // The publication cuts them all.
+        assert_eq!(catalogue.named("2", &[]), catalogue.published("2", &[]));
+    }
 }

@@ -80,9 +80,9 @@ pub(super) struct ScanTimes {
 }
 
 impl ScanTimes {
-    /// Where so large a share of the items passes.
-    pub(super) fn of(index: &ivf::Index, pass_rate: f64) -> Self {
-        let items = index.slots() as f64 / index.lists() as f64;
+    /// Where so large a share of the items passes, of rows as an index has them in so many slots.
+    pub(super) fn of(index: &ivf::Index, slots: usize, pass_rate: f64) -> Self {
+        let items = slots as f64 / index.lists() as f64;
         // Blocks that hold any of them.
         let blocks = items / BLOCK * (1.0 - (1.0 - pass_rate).powf(BLOCK));
         let row_bytes = items * pass_rate * index.row_bytes() as f64;

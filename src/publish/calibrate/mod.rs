@@ -5,15 +5,21 @@
 
 mod confidence;
 mod depth;
+mod find;
+mod findings;
 mod measure;
+mod measured;
 mod queries;
 mod share;
 mod tally;
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::catalogue::Arranged;
+use super::write;
 use crate::error::{Error, Result};
-use crate::files::Tensors;
+use crate::files::{self, Checksum, Tensors};
 use crate::ivf;
 use crate::model::{Decisions, Package, WARMUP_FILE};
 use crate::registry::Loaded;
@@ -24,11 +30,15 @@ use crate::snapshot::{
 use crate::warmup;
 
 pub use measure::measure;
+use measured::{Layout, Measured};
 pub use queries::Queries;
 pub(super) use queries::spread;
+use queries::{drawn, worth, worth_of};
 
 /// Sample requests of a package, a `:retrieve` body a line.
 pub(super) const REQUESTS_FILE: &str = "queries.jsonl";
+/// What the queries of a calibration find in a shard, beside its files until the version is published.
+pub(super) const FINDINGS_FILE: &str = "findings.safetensors";
 /// The queries of a calibration that was made again, where they are none of the version's items.
 const RECALIBRATION_QUERIES_FILE: &str = "recalibration_queries.safetensors";
 
@@ -53,13 +63,78 @@ pub(super) fn version(
     recipe: &Recipe,
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Option<(Calibration, Queries)>> {
-    let own = package.map(|package| package.join(REQUESTS_FILE)).filter(|path| path.exists());
-    measured(folder, recipe, progress, |index| match queries.or(own.as_deref()) {
-        Some(path) => {
-            Queries::read(path, &Package::open_placed(folder, &Decisions::default(), |_, tables| Ok(tables))?, index)
-        }
+    measured(folder, recipe, progress, |index| match source(queries, package) {
+        Some(path) => Queries::read(&path, &as_published(folder)?, (index, worth_of(index))),
         None => Ok(Queries::of_items(index, recipe.index.seed)),
     })
+}
+
+/// The file that queries come from: one that is given, or else that of the package in `package`.
+pub(super) fn source(queries: Option<&Path>, package: Option<&Path>) -> Option<PathBuf> {
+    let own = || package.map(|package| package.join(REQUESTS_FILE)).filter(|path| path.exists());
+    queries.map(Path::to_owned).or_else(own)
+}
+
+fn as_published(folder: &Path) -> Result<Package> {
+    Package::open_placed(folder, &Decisions::default(), |_, tables| Ok(tables))
+}
+
+/// Searches the shard of a version whose files lie in `folder`, as the whole would be calibrated: with the queries of `source`, else with
+/// perturbed items of the whole. What they find is written to `folder`; nothing where the index has a single list. `built` are the items of
+/// the shard among those that were `arranged`.
+///
+/// # Errors
+/// As [`version`].
+pub(super) fn shard(
+    folder: &Path,
+    (built, arranged): (&ivf::Built, &Arranged),
+    (source, version): (Option<&Path>, &write::Version<'_>),
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Result<Option<Checksum>> {
+    let (index, whole) = (ivf::Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?, &arranged.built);
+    if index.lists() < 2 {
+        return Ok(None);
+    }
+    let (places, seed) = (built.places_in(whole), version.recipe.index.seed);
+    let layout = Layout { offsets: &whole.list_offsets, lengths: &whole.list_lengths };
+    let queries = match source {
+        Some(path) => {
+            // A user tower reads tables in the formats that they are published in.
+            let published = files::temporary(&folder.join("package"));
+            fs::create_dir(&published).map_err(|e| Error::io(published.display(), e))?;
+            version.write_package(&published)?;
+            let worth = worth(layout.slots(), index.dimension(), whole.items());
+            let queries = Queries::read(path, &as_published(&published)?, (&index, worth));
+            fs::remove_dir_all(&published).map_err(|e| Error::io(published.display(), e))?;
+            queries?
+        }
+        None => {
+            let places = drawn(layout, index.dimension(), seed);
+            let rows: Vec<u32> = places.iter().map(|&place| whole.order[place as usize]).collect();
+            let kept = whole.as_kept(&arranged.embedded.vectors, &rows)?;
+            Queries::perturbed(kept, places, seed)
+        }
+    };
+    let measured = Measured::shard(&index, layout, &places);
+    findings::write(&folder.join(FINDINGS_FILE), &measured, &queries, seed, progress).map(Some)
+}
+
+/// The calibration of a version whose shards lie in these folders, and its queries; none where there was nothing to search.
+///
+/// # Errors
+/// As [`ivf::Index::open`]; `Corrupt` with the folder whose findings are not those of the others.
+pub(super) fn of_shards(
+    folders: &[&Path],
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Result<Option<(Calibration, Queries)>> {
+    let files: Vec<PathBuf> = folders.iter().map(|folder| folder.join(FINDINGS_FILE)).collect();
+    match files.first().filter(|file| file.exists()) {
+        Some(_) => {
+            let index = ivf::Index::open(&Tensors::open(&folders[0].join(INDEX_FILE))?)?;
+            findings::counted(&index, &files, progress).map(Some)
+        }
+        None => Ok(None),
+    }
 }
 
 /// Calibrates the version in `folder`, of which only the index is there yet, with queries that were kept, else with perturbed
@@ -71,7 +146,7 @@ pub(super) fn merged(
     recipe: &Recipe,
 ) -> Result<Option<(Calibration, Queries)>> {
     measured(folder, recipe, &|_, _| (), |index| match queries {
-        Some(path) => Queries::read(path, package, index),
+        Some(path) => Queries::read(path, package, (index, worth_of(index))),
         None => Ok(Queries::of_items(index, recipe.index.seed)),
     })
 }

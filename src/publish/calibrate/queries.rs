@@ -4,6 +4,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
+use super::measured::Layout;
 use super::share::{PASS_RATES, random};
 use crate::embedding::Lookup;
 use crate::error::{Error, Result};
@@ -24,27 +25,27 @@ const PRODUCTS_MAX: usize = 1 << 37;
 const PERTURBED_BY: f32 = 0.1;
 
 /// Queries to calibrate with.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct Queries {
     /// Where they came from.
     pub source: String,
     /// `[Q, D]`
     pub vectors: Vec<Vec<f32>>,
-    /// The item that each was made of, which is no answer to it, or none.
-    pub(super) made_of: Vec<Option<Slot>>,
+    /// The slot of the item that each was made of, which is no answer to it, or none.
+    pub(super) made_of: Vec<Option<u32>>,
 }
 
 impl Queries {
-    /// Reads queries of a file, as many as are worth their time, spread over it: a `.npy` matrix, bodies of `:retrieve`, one a
+    /// Reads queries of a file, as many as are `worth` their time, spread over it: a `.npy` matrix, bodies of `:retrieve`, one a
     /// line, or what [`Queries::write`] has kept.
     ///
     /// # Errors
     /// `Invalid` with the file and the line that is no query for this index; `Io`.
-    pub fn read(path: &Path, package: &Package, index: &ivf::Index) -> Result<Self> {
+    pub(super) fn read(path: &Path, package: &Package, (index, worth): (&ivf::Index, usize)) -> Result<Self> {
         match path.extension().and_then(|extension| extension.to_str()) {
-            Some("npy") => Queries::of_matrix(path, index),
+            Some("npy") => Queries::checked(path, matrix(path, worth), index),
             Some("safetensors") => Queries::kept(path, index),
-            _ => Queries::checked(path, requests(path, package, worth(index)), index),
+            _ => Queries::checked(path, requests(path, package, worth), index),
         }
     }
 
@@ -78,7 +79,7 @@ impl Queries {
     /// # Errors
     /// As [`Queries::read`].
     pub fn of_matrix(path: &Path, index: &ivf::Index) -> Result<Self> {
-        Queries::checked(path, matrix(path, worth(index)), index)
+        Queries::checked(path, matrix(path, worth_of(index)), index)
     }
 
     fn checked(path: &Path, vectors: Result<Vec<Vec<f32>>>, index: &ivf::Index) -> Result<Self> {
@@ -93,31 +94,50 @@ impl Queries {
         Ok(Queries { source, made_of: vec![None; vectors.len()], vectors })
     }
 
-    /// Items that become queries by something random that is added to them.
+    /// Items of an index that become queries by something random that is added to them.
     pub fn of_items(index: &ivf::Index, seed: u64) -> Self {
-        let slots: Vec<Slot> = index.filled_slots().collect();
-        let drawn = (0..worth(index) as u64).map(|n| slots[random(seed, n) as usize % slots.len()]);
-        let mut queries = Queries { source: "perturbed items".into(), vectors: Vec::new(), made_of: Vec::new() };
-        for slot in drawn {
+        let layout = Layout::of(index);
+        let drawn = drawn(layout, index.dimension(), seed);
+        let row = |&place: &u32| {
             let mut row = vec![0.0; index.dimension()];
-            index.row(slot, &mut row);
+            index.row(Slot(place), &mut row);
+            row
+        };
+        Queries::perturbed(drawn.iter().map(row).collect(), drawn, seed)
+    }
+
+    /// Rows that become queries, those of items that lie at `places`.
+    pub(super) fn perturbed(rows: Vec<Vec<f32>>, places: Vec<u32>, seed: u64) -> Self {
+        let perturb = |(mut row, place): (Vec<f32>, &u32)| {
             let noise: Vec<f32> =
-                (0..row.len() as u64).map(|n| bell(random(seed ^ u64::from(slot.0) << 24, n))).collect();
+                (0..row.len() as u64).map(|n| bell(random(seed ^ u64::from(*place) << 24, n))).collect();
             let length = |x: &[f32]| x.iter().map(|x| x * x).sum::<f32>().sqrt();
             let scale = PERTURBED_BY * length(&row) / length(&noise).max(f32::MIN_POSITIVE);
             let scale = if scale.is_finite() { scale } else { 0.0 };
             row.iter_mut().zip(&noise).for_each(|(x, noise)| *x += noise * scale);
-            queries.vectors.push(row);
-            queries.made_of.push(Some(slot));
-        }
-        queries
+            row
+        };
+        let vectors = rows.into_iter().zip(&places).map(perturb).collect();
+        Queries { source: "perturbed items".into(), vectors, made_of: places.into_iter().map(Some).collect() }
     }
 }
 
-/// Most queries that are worth their time for such an index.
-fn worth(index: &ivf::Index) -> usize {
-    let scans = index.slots() * index.dimension() * PASS_RATES.len();
-    (PRODUCTS_MAX / scans.max(1)).clamp(QUERIES.start, QUERIES.end).min(index.items())
+/// The slots of the items that become queries.
+pub(super) fn drawn(layout: Layout<'_>, dimension: usize, seed: u64) -> Vec<u32> {
+    let filled = layout.filled();
+    let worth = worth(layout.slots(), dimension, filled.len());
+    (0..worth as u64).map(|n| filled.nth(random(seed, n) as usize % filled.len())).collect()
+}
+
+/// Most queries that are worth their time for an index of so many slots and items.
+pub(super) fn worth(slots: usize, dimension: usize, items: usize) -> usize {
+    let scans = slots * dimension * PASS_RATES.len();
+    (PRODUCTS_MAX / scans.max(1)).clamp(QUERIES.start, QUERIES.end).min(items)
+}
+
+/// The same for an index.
+pub(super) fn worth_of(index: &ivf::Index) -> usize {
+    worth(index.slots(), index.dimension(), index.items())
 }
 
 /// About normal, from the four quarters of a random number.

@@ -1,6 +1,6 @@
 //! Items that a filter lets pass which knows nothing of the embedding: drawn by a hash of their slots.
 
-use crate::ivf;
+use super::measured::Measured;
 use crate::units::ListId;
 
 /// Shares of the items that are drawn.
@@ -12,9 +12,24 @@ pub(super) struct Share {
     pub(super) words: Vec<u64>,
     /// `[C + 1]`: where the words of each list begin.
     pub(super) offsets: Vec<usize>,
-    /// Those in each list, `[C]`.
-    pub(super) survivors: Vec<u32>,
+    pub(super) passing: Passing,
+}
+
+/// How many items a share has.
+#[derive(Clone)]
+pub(super) struct Passing {
+    /// In each list, `[C]`.
+    pub(super) of_lists: Vec<u32>,
+    /// In all of them.
     pub(super) items: usize,
+}
+
+impl Passing {
+    /// So many in each list.
+    pub(super) fn of(of_lists: Vec<u32>) -> Self {
+        let items = of_lists.iter().map(|&n| n as usize).sum();
+        Passing { of_lists, items }
+    }
 }
 
 impl Share {
@@ -23,29 +38,28 @@ impl Share {
         &self.words[self.offsets[list.index()]..self.offsets[list.index() + 1]]
     }
 
-    /// Draws a share of the items of an index.
-    pub(super) fn draw(index: &ivf::Index, pass_rate: f64, seed: u64) -> Self {
-        let survivors = index.list_lengths().to_vec();
-        let mut share = Share { words: Vec::new(), offsets: vec![0], survivors, items: index.items() };
+    /// Draws a share of the items of an index, by their slots in the whole.
+    pub(super) fn draw(measured: &Measured<'_>, pass_rate: f64, seed: u64) -> Self {
+        let index = measured.index;
         if pass_rate >= 1.0 {
-            return share;
+            let passing = Passing::of(index.list_lengths().to_vec());
+            return Share { words: Vec::new(), offsets: vec![0], passing };
         }
-        share.items = 0;
-        for list in 0..index.lists() {
+        let (mut words, mut offsets) = (Vec::new(), vec![0]);
+        let mut of_lists = vec![0; index.lists()];
+        for (list, survivors) in of_lists.iter_mut().enumerate() {
             let (first, end) = (index.list_offsets()[list], index.list_offsets()[list + 1]);
-            let at = share.words.len();
-            share.words.resize(at + ((end - first) as usize).div_ceil(64), 0);
-            let before = share.items;
+            let at = words.len();
+            words.resize(at + ((end - first) as usize).div_ceil(64), 0);
             for n in 0..index.list_lengths()[list] {
-                if (random(seed, u64::from(first + n)) as f64) < pass_rate * u64::MAX as f64 {
-                    share.words[at + n as usize / 64] |= 1 << (n % 64);
-                    share.items += 1;
+                if (random(seed, u64::from(measured.place(first + n))) as f64) < pass_rate * u64::MAX as f64 {
+                    words[at + n as usize / 64] |= 1 << (n % 64);
+                    *survivors += 1;
                 }
             }
-            share.survivors[list] = (share.items - before) as u32;
-            share.offsets.push(share.words.len());
+            offsets.push(words.len());
         }
-        share
+        Share { words, offsets, passing: Passing::of(of_lists) }
     }
 }
 

@@ -2,13 +2,13 @@
 
 use super::confidence::bounded;
 use super::depth::{Depths, ScanTimes};
-use super::share::{PASS_RATES, Share};
+use super::share::{PASS_RATES, Passing};
 use crate::ivf::{Ahead, Margins, Pace, Rates, Seen, WideRows, next_look};
 use crate::snapshot::{CodedCurve, RecallCurve, TARGETS};
 use crate::units::ListId;
 
 /// Numbers of candidates that are measured.
-const CANDIDATES: [usize; 4] = [10, 100, 1000, 10_000];
+pub(super) const CANDIDATES: [usize; 4] = [10, 100, 1000, 10_000];
 /// A search that expects less than this share of K0 ahead has nothing left to decide.
 const LEFT_MIN: f64 = 1e-5;
 /// Halvings of the interval that holds the share at which searches may end.
@@ -48,10 +48,10 @@ pub(super) struct Walk<'a> {
 }
 
 /// An empty tally of each curve: where no more items pass than are wanted there is nothing to choose.
-pub(super) fn tallies(lists: usize, shares: &[Vec<Share>]) -> Vec<Tally> {
+pub(super) fn tallies(lists: usize, shares: &[Vec<Passing>]) -> Vec<Tally> {
     let empty = move || vec![0; lists];
     let tally = |k| {
-        let enough = shares.iter().enumerate().filter(move |(_, draws)| draws.iter().all(|share| share.items > k));
+        let enough = shares.iter().enumerate().filter(move |(_, draws)| draws.iter().all(|passing| passing.items > k));
         enough.map(move |(share, _)| Tally { share, k, hits: empty(), squares: empty(), looks: Vec::new() })
     };
     CANDIDATES.into_iter().flat_map(tally).collect()
@@ -59,12 +59,12 @@ pub(super) fn tallies(lists: usize, shares: &[Vec<Share>]) -> Vec<Tally> {
 
 impl Tally {
     /// Adds what a query finds among the items of a share, from list to list. Lists without any count for nothing.
-    pub(super) fn walk(&mut self, walk: &Walk<'_>, share: &Share, ahead: &mut Ahead) {
+    pub(super) fn walk(&mut self, walk: &Walk<'_>, share: &Passing, ahead: &mut Ahead) {
         let (mut held, mut found, mut items, mut survivors) = (0, 0u64, 0u64, 0u64);
         let (mut look, mut before, mut looks) = (1, (0, 0), Vec::new());
         let mut is_open = true;
         for (done, &(list, score)) in (1..).zip(walk.order) {
-            let (length, passing) = (walk.lengths[list.index()], share.survivors[list.index()]);
+            let (length, passing) = (walk.lengths[list.index()], share.of_lists[list.index()]);
             ahead.take(score, length);
             items += u64::from(length);
             if passing > 0 {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -70,6 +71,10 @@ pub(super) fn is_there<T: Serialize + DeserializeOwned>(path: &Path, of: &str) -
     }
 }
 
+fn wrong(file: &Path, what: &dyn std::fmt::Display) -> Error {
+    Error::corrupt(format!("{}: {what}; remove the folder to have it made again", file.display()))
+}
+
 fn unsaid(e: &serde_json::Error) -> Error {
     Error::internal(format!("{NOTE}: {e}"))
 }
@@ -93,7 +98,7 @@ impl<T: Serialize + DeserializeOwned> Piece<T> {
         }
         match note.piece.of == of {
             true => Ok(note.piece),
-            false => Err(corrupt(&"it follows from other files or centroids than are here now")),
+            false => Err(corrupt(&"it follows from other files, centroids or queries than are here now")),
         }
     }
 
@@ -103,22 +108,54 @@ impl<T: Serialize + DeserializeOwned> Piece<T> {
     /// As [`Piece::noted`]; `Corrupt` with the file that is damaged.
     pub(super) fn open(path: &Path, of: &str) -> Result<Self> {
         let piece = Piece::noted(path, of)?;
+        piece.check(path, |_| true)?;
+        Ok(piece)
+    }
+
+    /// The same, with files of the length that they had.
+    ///
+    /// # Errors
+    /// As [`Piece::open`].
+    pub(super) fn sized(path: &Path, of: &str) -> Result<Self> {
+        let piece = Piece::noted(path, of)?;
         for (name, sum) in &piece.files {
-            let wrong = |what: &dyn std::fmt::Display| {
-                let file = path.join(name);
-                Error::corrupt(format!("{}: {what}; remove the folder to have it made again", file.display()))
-            };
-            let now = match Checksum::of_file(&path.join(name)) {
-                Err(e) if e.kind() == Kind::NotFound => return Err(wrong(&"missing")),
+            match fs::metadata(path.join(name)) {
+                Err(e) if e.kind() == ErrorKind::NotFound => return Err(wrong(&path.join(name), &"missing")),
+                about => {
+                    let bytes = about.map_err(|e| Error::io(path.join(name).display(), e))?.len();
+                    if bytes != sum.bytes {
+                        let got = format_args!("{bytes} bytes, expected {}", sum.bytes);
+                        return Err(wrong(&path.join(name), &got));
+                    }
+                }
+            }
+        }
+        Ok(piece)
+    }
+
+    /// Refuses a piece of whose files one that `is_asked` for is not what it was.
+    ///
+    /// # Errors
+    /// `Corrupt` with the file.
+    pub(super) fn check(&self, path: &Path, is_asked: impl Fn(&str) -> bool) -> Result<()> {
+        for (name, sum) in self.files.iter().filter(|(name, _)| is_asked(name)) {
+            let file = path.join(name);
+            let now = match Checksum::of_file(&file) {
+                Err(e) if e.kind() == Kind::NotFound => return Err(wrong(&file, &"missing")),
                 now => now?,
             };
             if now != *sum {
                 let (Checksum { bytes, xxh3 }, got) = (sum, &now);
                 let got = format_args!("{} bytes with the hash {}, expected {bytes} with {xxh3}", got.bytes, got.xxh3);
-                return Err(wrong(&got));
+                return Err(wrong(&file, &got));
             }
         }
-        Ok(piece)
+        Ok(())
+    }
+
+    /// What it holds, and its files.
+    pub(super) fn into_parts(self) -> Made<T> {
+        (self.holds, self.files)
     }
 
     pub(super) fn has(&self, file: &str) -> bool {

@@ -231,14 +231,24 @@ impl Assigning {
     }
 }
 
+/// The lists of all parts, with files that are whole where that `is_whole`.
+pub(super) fn assigned(
+    job: &JobFolder<PartTerms>,
+    parts: &[Piece<PartItems>],
+    trained: &Piece<PartCentroids>,
+    is_whole: bool,
+) -> Result<Vec<Piece<PartLists>>> {
+    let read = if is_whole { Piece::open } else { Piece::noted };
+    job.all("assigned", |unit| read(&job.lists(unit), &assigning(&parts[unit], trained)?))
+}
+
 /// The lists of all items.
 pub(super) fn lists(
     job: &JobFolder<PartTerms>,
     parts: &[Piece<PartItems>],
     trained: &Piece<PartCentroids>,
 ) -> Result<Vec<u32>> {
-    let pieces =
-        job.all("assigned", |unit| Piece::<PartLists>::open(&job.lists(unit), &assigning(&parts[unit], trained)?))?;
+    let pieces = assigned(job, parts, trained, true)?;
     let mut all = Vec::with_capacity(pieces.iter().map(|piece| piece.holds.items).sum());
     for (unit, part) in parts.iter().enumerate() {
         let path = job.lists(unit).join(LISTS);

@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::files::Checksum;
 use crate::ivf::RowSurvey;
 use crate::jobs::{JobFolder, Purpose};
-use crate::model::Package;
+use crate::model::{Decisions, Package};
 use crate::snapshot::PROGRAM;
 
 /// Everything but the item files that a publication follows from.
@@ -129,6 +129,18 @@ pub(super) struct PartLists {
 pub(super) struct PartCentroids {
     /// The one length of all rows, where they have one.
     pub(super) length: Option<f32>,
+}
+
+/// What is known of a shard.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PartShard {
+    pub(crate) items: usize,
+    pub(crate) slots: usize,
+    pub(crate) dimension: usize,
+    pub(crate) lists: usize,
+    /// What of the reranker is kept of its items.
+    pub(crate) decisions: Decisions,
 }
 
 pub(super) const TRAINED: &str = "trained";
