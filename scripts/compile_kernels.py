@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "src/device/cuda/kernels"
 TABLE = ROOT / "docs/KERNELS.md"
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
-FILES = ["scan.cu", "topk.cu", "ahead.cu", "pool.cu", "filter.cu", "rows.cu", "dense.cu", "products.cu", "value.cu"]
+FILES = ["scan.cu", "topk.cu", "merge.cu", "ahead.cu", "pool.cu", "filter.cu", "rows.cu", "dense.cu", "products.cu", "value.cu"]
 HEADERS = ["platform.cuh", "scan.cuh", "digits.cuh", "dense.cuh"]
 
 

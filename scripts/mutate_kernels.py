@@ -28,12 +28,13 @@ KNOWN = ROOT / "docs/MUTANTS.md"
 # Files, and the tests that launch their kernels: those that fail soonest first.
 TESTS = {
     "topk.cu": ["top::"],
+    "merge.cu": ["merge::"],
     "scan.cu": ["scan::"],
     "scan.cuh": ["scan::", "rows::"],
     "ahead.cu": ["looks::"],
     "pool.cu": ["bags::", "hot::"],
     "filter.cu": ["words::"],
-    "rows.cu": ["rows::"],
+    "rows.cu": ["rows::", "merge::"],
     "dense.cu": ["steps::"],
     "products.cu": ["steps::"],
     "value.cu": ["worth::"],

@@ -122,6 +122,11 @@ pub(super) fn route_of(search: &Search) -> &'static str {
     }
 }
 
+/// Whether a shard's search, which looked at so many lists, could probe on for more.
+pub(super) fn may_go_further(view: &View, selection: &Selection, route: Option<&str>, lists: u64) -> bool {
+    !selection.further && route == Some("all") && lists < view.main().index.lists() as u64
+}
+
 /// What a search asks, of each query of the user.
 fn queries_of<'a>(view: &'a View, asked: &'a Asked<'_>, search: &'a Search) -> impl Iterator<Item = search::Query<'a>> {
     let selected = |n: usize| match &asked.prepared.task {
@@ -242,16 +247,13 @@ impl Reranker<'_> {
         found: &Found<'_>,
     ) -> Option<Answer> {
         self.note_search(&mut state.trace, found);
-        let main = self.view.main();
         let route = asked.prepared.task.search().map(route_of);
         let mut by_slot: Vec<(Slot, f32)> = found.candidates.iter().map(|&(score, slot)| (slot, score)).collect();
         by_slot.sort_unstable_by_key(|(slot, _)| *slot);
         let score = |slot: Slot| by_slot.binary_search_by_key(&slot, |(slot, _)| *slot).ok().map(|at| by_slot[at].1);
         let mut selected = Selected {
             is_all: found.counters.survivors <= selection.own[n] as u64,
-            may_go_further: !selection.further
-                && route == Some("all")
-                && found.counters.lists < main.index.lists() as u64,
+            may_go_further: may_go_further(self.view, selection, route, found.counters.lists),
             selected: selection.selected[n],
             candidates: selection.candidates[n],
             ..Selected::default()

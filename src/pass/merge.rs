@@ -65,7 +65,7 @@ pub(super) fn merge(
     let weighted = parts
         .iter()
         .zip(specs)
-        .flat_map(|(part, spec)| part.candidates.iter().map(|&(score, slot)| (slot, score * spec.weight)));
+        .flat_map(|(part, spec)| part.candidates.iter().map(|&(score, slot)| (slot, weighted(score, spec))));
     let mut all: Vec<(Slot, f32)> = weighted.collect();
     // Stable: of one item, the queries stay in their order, in which scores are added.
     all.sort_by_key(|(slot, _)| *slot);
@@ -86,12 +86,46 @@ pub(super) fn merge(
     merged
 }
 
+/// A score that counts as its query does; finite, so that no sum of such is anything else than a number.
+fn weighted(score: f32, spec: &QuerySpec) -> f32 {
+    (score * spec.weight).clamp(f32::MIN, f32::MAX)
+}
+
 /// The weighted sum of the products of all queries with each slot.
 fn sums(slots: &[Slot], specs: &[QuerySpec], vector: &[f32], products: &Products<'_>) -> Vec<(f32, Slot)> {
     let (mut sums, mut of_query) = (vec![0.0; slots.len()], vec![0.0; slots.len()]);
     for (query, spec) in vector.chunks_exact(vector.len() / specs.len().max(1)).zip(specs) {
         products(query, slots, &mut of_query);
-        sums.iter_mut().zip(&of_query).for_each(|(sum, product)| *sum += spec.weight * product);
+        sums.iter_mut().zip(&of_query).for_each(|(sum, product)| *sum += weighted(*product, spec));
     }
     sums.into_iter().zip(slots.iter().copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::QUERY_WEIGHT_MAX;
+
+    /// The largest products that there are, under the largest weights, of opposite signs.
+    #[test]
+    fn scores_that_leave_f32_are_merged_to_numbers() {
+        let spec = |name: &str| QuerySpec { name: name.into(), candidates: None, weight: QUERY_WEIGHT_MAX };
+        let part = |score: f32| Part {
+            candidates: vec![(score, Slot(3))],
+            counters: Counters::default(),
+            rescored: 0,
+            times: Times::default(),
+        };
+        let largest = f32::MAX / 8.0;
+        let products = |query: &[f32], slots: &[Slot], out: &mut [f32]| {
+            assert_eq!(slots, [Slot(3)]);
+            out[0] = query[0] * largest;
+        };
+        for (how, expected) in [(Merge::Union, f32::MAX), (Merge::Intersection, 0.0), (Merge::Weighted, 0.0)] {
+            let specs = [spec("up"), spec("down")];
+            let parts = [part(largest), part(-largest)];
+            let merged = merge((how, &specs), &parts, &[1.0, -1.0], &products, &|slot| ItemId(i64::from(slot.0)));
+            assert_eq!(merged, [(expected, Slot(3))], "{how:?}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 //! What is wrong with a request is found here, against the view that will answer it, and costs no worker. The filter is planned
 //! and excluded items become slots too (step 3 of the pass), for both depend on the request and the view alone.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::cost;
@@ -154,7 +155,9 @@ fn chosen(view: &View, candidates: &[Vec<(ItemId, f32)>]) -> Result<Vec<Vec<(f32
             items.iter().filter_map(|(id, score)| Some((*score, view.slot(*id)?))).collect();
         slots
             .sort_unstable_by(|a, b| (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then_with(|| view.id(a.1).cmp(&view.id(b.1))));
-        slots.dedup_by_key(|(_, slot)| *slot);
+        // An item that comes twice counts once, with its better score.
+        let mut known = HashSet::with_capacity(slots.len());
+        slots.retain(|(_, slot)| known.insert(*slot));
         slots
     };
     Ok(candidates.iter().map(of_query).collect())

@@ -145,11 +145,6 @@ pub(super) struct Search {
 }
 
 impl Search {
-    /// Candidates of the query, where the user has one alone.
-    pub(super) fn k0_alone(&self) -> usize {
-        self.k0.first().copied().unwrap_or(0)
-    }
-
     /// What is searched for, of each query of the user: all but its vector.
     pub(super) fn queries<'a>(&'a self, view: &'a View) -> impl Iterator<Item = search::Query<'a>> {
         self.k0.iter().map(|&k0| search::Query {

@@ -338,7 +338,7 @@ impl Catalogue {
         let chosen = top::select(lane, &scored, &Ties::default(), &queries.wanted, selected)?;
         let rows = SlotRows { slots: &chosen.slots, counts: &chosen.counts, stride: chosen.stride };
         let keys = lane.room(batch * chosen.stride)?;
-        self.rows().products(lane, &lane.copy(vectors)?, &rows, &keys)?;
+        self.rows().products(lane, (&lane.copy(vectors)?, None), &rows, &keys)?;
         let scored =
             Scored { keys: &keys, slots: Some(&chosen.slots), counts: Some(&chosen.counts), stride: chosen.stride };
         let best = top::select(lane, &scored, &Ties::default(), &lane.copy(&vec![asked.k0 as u32; batch])?, asked.k0)?;

@@ -14,10 +14,12 @@ mod hot;
 mod lanes;
 mod launches;
 mod looks;
+mod merge;
 mod models;
 #[path = "../it/onnx.rs"]
 mod onnx;
 mod parts;
+mod queries;
 mod rows;
 mod scan;
 mod shared;

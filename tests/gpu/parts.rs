@@ -1,21 +1,27 @@
-//! What a router asks of a shard: users embedded whole, candidates that are chosen reranked; on the card against the CPU.
+//! What a router asks of a shard: users embedded whole, candidates selected, those that are chosen reranked; on the card against the
+//! CPU, and shards on cards against the whole on one.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 use sterling::device::cuda::Devices;
+use sterling::error::Result;
+use sterling::gather::{self, Said, Sharded};
 use sterling::http::wire::{Retrievals, retrievals};
+use sterling::ivf::Rescore;
 use sterling::pass::{self, Cpu, Cuda, Pass, Prepared, Residents};
+use sterling::publish::{Publish, publish};
 use sterling::request::{
-    Answer, Content, Embed, EmbeddedUser, Ranked, Reading, Request, Rerank, Retrieve, Select, User,
+    Answer, Content, Embed, EmbeddedUser, Ranked, Reading, Request, Rerank, Retrieve, Select, Selected, User,
 };
+use sterling::snapshot::{Placement, Recipe, Snapshot, Store, shard_folder, shard_of};
 use sterling::tower::Threads;
 use sterling::units::ItemId;
 use sterling::view::View;
 
-use crate::emulation::{cards, device, devices};
+use crate::emulation::{Random, cards, device, devices};
 use crate::models::zoo;
-use crate::whole_pass::{agree, request, root};
+use crate::whole_pass::{agree, request, root, vectors};
 
 /// Retrievals of a model's golden users, and of one that brings nothing.
 fn of_users(name: &str) -> Vec<Retrieve> {
@@ -44,6 +50,63 @@ fn items(answer: &Answer) -> &Ranked {
 fn user(answer: &Answer) -> &EmbeddedUser {
     let Content::Embedding(user) = &answer.content else { panic!("{answer:?}") };
     user
+}
+
+/// The same candidates with the same scores, in the same order where these differ, and as much known of those that are not there.
+pub fn select_alike(cpu: &Answer, gpu: &Answer, what: &str) {
+    // Behind a filter the CPU selects some of the survivors by their rows at once, where a card has their codes.
+    let is_filtered = cpu.explain.as_ref().is_some_and(|explain| explain.route == "words");
+    let (Content::Selected(cpu), Content::Selected(gpu)) = (&cpu.content, &gpu.content) else { panic!("{what}") };
+    assert_eq!(cpu.len(), gpu.len(), "{what}");
+    let alike = |a: f32, b: f32| (a - b).abs() <= if is_filtered { 0.1 } else { 2e-4 * a.abs().max(1.0) };
+    let near = |a: f32, b: f32| (a - b).abs() <= 2e-4 * a.abs().max(1.0);
+    for (cpu, gpu) in cpu.iter().zip(gpu) {
+        let told = |s: &Selected| (s.ids.len(), s.codes.len(), s.scores.len(), s.is_all, s.may_go_further);
+        assert_eq!(told(cpu), told(gpu), "{what}");
+        assert_eq!((cpu.selected, cpu.candidates), (gpu.selected, gpu.candidates), "{what}");
+        assert!(gpu.codes.windows(2).all(|pair| pair[0] >= pair[1]), "{what}: best first");
+        for (n, id) in gpu.ids.iter().enumerate() {
+            assert!(alike(cpu.codes[n], gpu.codes[n]), "{what}: {n}");
+            match cpu.ids.iter().position(|known| known == id) {
+                Some(at) => {
+                    let is_alike = alike(cpu.codes[at], gpu.codes[n]) && near(cpu.scores[at], gpu.scores[n]);
+                    assert!(is_alike, "{what}: {id} at {n}, expected at {at}");
+                }
+                // The last place may be taken by another one that is as good.
+                None => assert!(alike(cpu.codes[cpu.codes.len() - 1], gpu.codes[n]), "{what}: {id} at {n}"),
+            }
+        }
+    }
+}
+
+/// At least as many candidates, at each place one that is as good.
+fn none_is_worse(cpu: &Answer, gpu: &Answer, what: &str) {
+    let (Content::Selected(cpu), Content::Selected(gpu)) = (&cpu.content, &gpu.content) else { panic!("{what}") };
+    for (cpu, gpu) in cpu.iter().zip(gpu) {
+        assert!(gpu.codes.len() >= cpu.codes.len(), "{what}: {} of {}", gpu.codes.len(), cpu.codes.len());
+        assert!(cpu.codes.iter().zip(&gpu.codes).all(|(cpu, gpu)| gpu + 0.1 >= *cpu), "{what}");
+    }
+}
+
+/// What shards are asked to select for retrievals: a likely share, all that may be needed, and with lists probed on.
+pub fn selections(view: &Arc<View>, requests: &[Retrieve]) -> Vec<Prepared> {
+    let of_request = |request: &Retrieve| {
+        let select = |(all, further)| Select { retrieve: request.clone(), all, further };
+        [(false, false), (true, false), (true, true)].map(|how| Request::Select(Box::new(select(how))))
+    };
+    requests.iter().flat_map(of_request).map(|request| pass::prepare(view, request).unwrap()).collect()
+}
+
+/// Retrievals as their bodies say, explained.
+pub fn read(bodies: &[Value]) -> Vec<Retrieve> {
+    let Retrievals::Many(requests) = retrievals(json!({"requests": bodies}).to_string().as_bytes()).unwrap() else {
+        panic!("one request")
+    };
+    let explained = |mut request: Retrieve| {
+        request.reading.explain = true;
+        request
+    };
+    requests.into_iter().map(|request| explained(request.unwrap().0)).collect()
 }
 
 /// What a router asks for of each user: to embed it whole, to select its candidates, and to rerank those that were found.
@@ -97,9 +160,9 @@ fn whole_pass_of_parts_answers_as_on_the_cpu() {
                         assert!(cpu.tensors.iter().zip(&gpu.tensors).all(|(a, b)| near(a, b)), "{what}");
                         with_tensors += usize::from(gpu.tensors.iter().any(|tensor| !tensor.is_empty()));
                     }
-                    (1, Some((_, note))) => {
-                        assert_eq!(cpu.content, gpu.content, "{what}");
-                        assert!(note.is_some_and(|note| note.contains("is selected on the CPU")), "{what}");
+                    (1, Some((kernel, note))) => {
+                        assert!(["emulated", "cuda"].contains(&kernel), "{what}: {note:?}");
+                        select_alike(cpu, &gpu, &what);
                     }
                     (_, Some((kernel, note))) => {
                         assert!(["emulated", "cuda"].contains(&kernel), "{what}: {note:?}");
@@ -112,4 +175,136 @@ fn whole_pass_of_parts_answers_as_on_the_cpu() {
         }
     }
     assert!(with_tensors > 0, "no model read more of a user than the query");
+}
+
+/// Requests of every way to find candidates.
+fn of_every_way() -> Vec<Value> {
+    let mut random = Random::new(41);
+    let excluded: Vec<i64> = (0..300).map(|n| n * 7 - 3000).collect();
+    let more = [
+        json!({"k": 10, "candidates": 40, "probes": 3}),
+        json!({"k": 1, "candidates": 1, "probes": 1}),
+        json!({"k": 100, "candidates": 300, "probes": 40}),
+        json!({"k": 700, "candidates": 1500, "probes": 40}),
+        json!({"k": 50, "candidates": 50, "probes": 6, "exclude": excluded}),
+        // Fewer items in its lists than results.
+        json!({"k": 200, "probes": 2}),
+        json!({"k": 20, "candidates": 90, "probes": 40, "filter": "shelf:s1 OR price < 300"}),
+        json!({"k": 20, "candidates": 60, "filter": "shelf:s3"}),
+        json!({"k": 20, "exact": true, "filter": "NOT shelf:s0"}),
+        json!({"k": 20, "exact": true}),
+        json!({"k": 20, "filter": "shelf:nowhere"}),
+    ];
+    let mut bodies = Vec::new();
+    for (n, more) in more.into_iter().enumerate() {
+        let mut body = more;
+        body["vector"] = if n == 3 { json!(vec![0.0; 20]) } else { json!(random.numbers(20)) };
+        bodies.push(body);
+    }
+    bodies
+}
+
+#[test]
+fn whole_pass_of_selections_answers_as_on_the_cpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let requests = read(&of_every_way());
+    for rescore in [Rescore::F16, Rescore::None] {
+        let view = vectors(folder.path(), 1500, 20, rescore);
+        let prepared = selections(&view, &requests);
+        let of_cpu = answers(&mut Cpu::new(Threads::new(1)), &prepared);
+        let shared = devices(&cards(&[1 << 30, 1 << 30]));
+        for (cards, mut pass) in [("one card", on(device())), ("two cards", on(shared))] {
+            for (n, (cpu, gpu)) in of_cpu.iter().zip(answers(&mut pass, &prepared)).enumerate() {
+                let what = format!("{rescore:?} on {cards}, {n}");
+                let [cpu_told, told] = [cpu, &gpu].map(|answer| answer.explain.as_ref().unwrap());
+                assert!(["emulated", "cuda"].contains(&told.kernel), "{what}: {:?}", told.note);
+                let request = &requests[n / 3];
+                // These go on until they have found enough, of which a card asks more rarely: it looks at more lists.
+                let chooses = !request.exact && (request.k == 200 && n % 3 == 2 || request.probes.is_none());
+                if chooses && request.filter != "shelf:nowhere" {
+                    assert!(told.probed >= cpu_told.probed, "{what}");
+                    none_is_worse(cpu, &gpu, &what);
+                } else {
+                    select_alike(cpu, &gpu, &what);
+                    assert_eq!((cpu_told.route, cpu_told.candidates), (told.route, told.candidates), "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// Shards, each on a card of its own.
+struct OnCards {
+    views: Vec<Arc<View>>,
+    items: Vec<usize>,
+    passes: Vec<Mutex<Cuda>>,
+}
+
+impl Sharded for OnCards {
+    type Call = Request;
+    type Beside = ();
+
+    fn items(&self) -> &[usize] {
+        &self.items
+    }
+
+    fn home(&self, item: ItemId) -> usize {
+        shard_of(item, self.views.len() as u32) as usize
+    }
+
+    fn turn(&self) -> usize {
+        0
+    }
+
+    fn call(&self, request: Request) -> Request {
+        request
+    }
+
+    async fn ask(&self, shard: usize, request: Request) -> Result<Said<()>> {
+        let prepared = pass::prepare(&self.views[shard], request)?;
+        let mut pass = self.passes[shard].lock().unwrap();
+        let answer = answers(&mut *pass, &[prepared]).remove(0);
+        if let Some(explain) = &answer.explain {
+            assert!(["emulated", "cuda"].contains(&explain.kernel), "{:?}", explain.note);
+        }
+        Ok(Said { content: answer.content, degraded_rows: answer.degraded_rows, beside: () })
+    }
+}
+
+#[test]
+fn whole_pass_of_shards_on_cards_answers_as_the_whole_on_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let rescore = Rescore::F16;
+    let whole = vectors(folder.path(), 1500, 20, rescore);
+    let requests = read(&of_every_way());
+    let prepared: Vec<Prepared> =
+        requests.iter().map(|request| pass::prepare(&whole, Request::Retrieve(request.clone())).unwrap()).collect();
+    let of_whole = answers(&mut on(device()), &prepared);
+    for shards in [1, 3] {
+        let mut recipe = Recipe::default();
+        (recipe.index.rescore, recipe.index.lists) = (rescore, 40);
+        let store = Store::new(folder.path().join(format!("cut-{shards}")));
+        let (path, name) = (folder.path().join("items.jsonl"), Some("vectors".into()));
+        let what = Publish { name, items: Some(path), recipe, shards: Some(shards), ..Publish::default() };
+        let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
+        let folder = store.folder(&name, version);
+        let load = |shard| Snapshot::load(&shard_folder(&folder, shard), &Placement::whole()).unwrap();
+        let views: Vec<Arc<View>> = (0..shards).map(|shard| Arc::new(View::new(Arc::new(load(shard))))).collect();
+        let counts = views.iter().map(|view| view.items()).collect();
+        let passes = views.iter().map(|_| Mutex::new(on(device()))).collect();
+        let cut = OnCards { views, items: counts, passes };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for (request, whole) in requests.iter().zip(&of_whole) {
+            // Where a filtered search chooses its lists, each shard chooses for itself.
+            if request.probes.is_none() && !request.exact && !request.filter.is_empty() {
+                continue;
+            }
+            let gathered = runtime.block_on(gather::retrieve(&cut, request.clone(), 1.0)).unwrap();
+            assert!(gathered.missing.is_empty());
+            let (found, whole) = (gathered.ranked(), items(whole));
+            let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+            let what = format!("{shards} shards: k {}, `{}`", request.k, request.filter);
+            assert_eq!((&found.ids, bits(&found.scores)), (&whole.ids, bits(&whole.scores)), "{what}");
+        }
+    }
 }

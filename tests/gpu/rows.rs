@@ -37,7 +37,7 @@ fn rows_of_every_width_are_those_of_the_cpu() {
         let counts_on = device.copy(&counts).unwrap();
         let of = SlotRows { slots: &on_device, counts: &counts_on, stride };
         let keys = device.room(queries * stride).unwrap();
-        copied.rows().products(&device, &vectors_on, &of, &keys).unwrap();
+        copied.rows().products(&device, (&vectors_on, None), &of, &keys).unwrap();
         let keys = keys.to_vec().unwrap();
 
         // Two numbers that are left out, the row, one more, the price, the retrieval score, and one more.

@@ -16,9 +16,10 @@ macro_rules! source {
 }
 
 /// Files that are compiled, each by itself.
-pub const KERNELS: [Source; 9] = [
+pub const KERNELS: [Source; 10] = [
     source!("scan.cu"),
     source!("topk.cu"),
+    source!("merge.cu"),
     source!("ahead.cu"),
     source!("pool.cu"),
     source!("filter.cu"),

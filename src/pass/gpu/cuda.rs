@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use super::answers::{Sent, UnderWay};
 use super::embedded::{Embedded, HostUsers};
-use super::groups::{Group, SeenView};
+use super::groups::{Group, OneQuery, SeenView};
 use super::resident::{Resident, ResidentView, Residents};
 use super::search::Asking;
-use super::{rerank, search, shared};
+use super::{rerank, search, select, shared};
 use crate::device::cuda::{Device, Devices};
 use crate::embedding::HotTurn;
 use crate::error::{Error, Result};
@@ -69,23 +70,12 @@ impl Pass for Cuda {
             metrics::counter!("sterling_device_fallbacks_total", "kind" => e.kind().name()).increment(1);
             left.reason = Some(e.to_string());
             self.cpu.run(&left);
-        } else if (0..batch.len()).any(|place| is_selection(batch.prepared(place))) {
-            left.reason = Some(SELECTIONS.into());
-            self.cpu.run(&left);
         }
     }
 
     fn rest(&mut self) {
         self.cpu.rest();
     }
-}
-
-/// Why the CPU answers what [`is_selection`].
-const SELECTIONS: &str = "a shard's part of the candidates is selected on the CPU";
-
-/// A shard's part of the candidates of a search.
-fn is_selection(prepared: &Prepared) -> bool {
-    matches!(prepared.task, Task::Select { .. })
 }
 
 /// Asks for all that later steps read of a user.
@@ -99,10 +89,9 @@ fn is_embedded(prepared: &Prepared) -> bool {
 }
 
 impl Cuda {
-    /// Answers all but selections: first those whose users come embedded, then those that bring features or a vector.
+    /// Answers first those whose users come embedded, then those that bring features or a vector.
     fn run_here(&mut self, batch: &dyn Batch) -> Result<()> {
-        let is_here = |place: &usize| batch.is_wanted(*place) && !is_selection(batch.prepared(*place));
-        let wanted = (0..batch.len()).filter(is_here);
+        let wanted = (0..batch.len()).filter(|&place| batch.is_wanted(place));
         let (given, others): (Vec<usize>, Vec<usize>) = wanted.partition(|&place| is_embedded(batch.prepared(place)));
         [given, others].into_iter().try_for_each(|wanted| self.run_some(batch, &wanted))
     }
@@ -138,7 +127,7 @@ impl Cuda {
         let seen: Vec<SeenView<'_>> = on_devices.iter().zip(beside).enumerate().map(seen_by).collect();
         let mut groups = Group::all(&seen, &embedded, ranked, residents.group_bytes());
         groups.sort_by_key(|group| std::cmp::Reverse(group.requests.len()));
-        let mut under_way: Option<rerank::UnderWay> = None;
+        let mut under_way: Option<UnderWay> = None;
         for (n, group) in groups.into_iter().enumerate() {
             let late = |n: &usize| batch.deadline(embedded.requests[*n].0).is_some_and(|by| Instant::now() >= by);
             let (late, group) = group.split(late);
@@ -207,17 +196,24 @@ fn send(
     seen: &[SeenView<'_>],
     (embedded, users): (&Embedded<'_>, Option<&HostUsers>),
     group: Group,
-) -> Result<rerank::UnderWay> {
+) -> Result<UnderWay> {
     let requests: Vec<&Prepared> = group.requests.iter().map(|&n| embedded.requests[n].1).collect();
     if let Some(users) = users {
         return shared::send(lanes, seen, (&requests, users), group);
     }
     let (device, seen) = (&lanes[0], seen[0]);
     let tasks: Vec<&Task> = requests.iter().map(|prepared| &prepared.task).collect();
+    let queries = OneQuery::all(&tasks, seen.resident.queries());
     let users = embedded.users.some(device, embedded.requests.len(), &group.requests)?;
-    let found = search::search(Asking { device, seen, tasks: &tasks, users, is_part: false }, &group)?;
-    let columns = rerank::rerank(device, seen.resident, (&requests, group.candidates), found)?;
-    Ok(rerank::UnderWay::on_one(device.kind(), group, columns))
+    let found = search::search(Asking { device, seen, queries: &queries, users, is_part: false }, &group)?;
+    let sent = match group.is_selection {
+        true => Sent::Found(select::send(lanes, &[found])?),
+        false => {
+            let columns = rerank::rerank(device, seen.resident, (&requests, group.reranked), found)?;
+            Sent::Columns(vec![columns], Vec::new())
+        }
+    };
+    Ok(UnderWay::new(&lanes[..1], group, sent))
 }
 
 /// Ends the turn of a batch at rows that are on the device as far as they are asked for often, and says how often they were there.

@@ -24,7 +24,7 @@ pub(super) struct Embedded<'a> {
 /// What is known of the users of some requests.
 #[derive(Debug)]
 pub(super) struct Users {
-    /// The query embeddings, `[requests, D]`.
+    /// The query embeddings, `[requests, D]`, or `[requests, Tq, D]`.
     pub(super) vectors: Array<f32>,
     /// The tensors that the reranker reads, in its order, `[requests, count]` each; none where it is the query.
     tensors: Vec<Option<Array<f32>>>,
@@ -109,19 +109,19 @@ impl<'a> Embedded<'a> {
         let (towered, given): (Vec<_>, Vec<_>) =
             requests.into_iter().partition(|(_, prepared)| matches!(prepared.query, Query::Features { .. }));
         let rows: Vec<&FeatureRow> = towered.iter().filter_map(|(_, prepared)| prepared.features()).collect();
-        let dimension = resident.index.dimension();
-        let vectors = device.room((towered.len() + given.len()) * dimension)?;
+        let numbers = resident.queries() * resident.index.dimension();
+        let vectors = device.room((towered.len() + given.len()) * numbers)?;
         let mut tensors: Vec<Option<Array<f32>>> = package.user_inputs.iter().map(|_| None).collect();
         if !rows.is_empty() {
             let mut made = tower.0.run(device, tower.1, &rows, turn)?;
-            side_by_side(device, &made, 0, (rows.len(), dimension), &vectors)?;
+            side_by_side(device, &made, 0, (rows.len(), numbers), &vectors)?;
             for (tensor, input) in tensors.iter_mut().zip(&package.user_inputs) {
                 *tensor = tensor_of(device, tower.1, &mut made, (*input, rows.len()))?;
             }
         }
         for (n, (_, prepared)) in given.iter().enumerate() {
             if let Query::Vector(vector) = &prepared.query {
-                vectors.write_at((rows.len() + n) * dimension, vector)?;
+                vectors.write_at((rows.len() + n) * numbers, vector)?;
             }
         }
         let requests: Vec<_> = towered.into_iter().chain(given).collect();

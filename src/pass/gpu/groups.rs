@@ -41,19 +41,53 @@ pub(super) enum Way {
 /// Requests that go through the device together, by their places among the embedded ones.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
+    /// Shards' parts of the candidates of searches, which are not reranked.
+    pub(super) is_selection: bool,
     pub(super) way: Way,
     pub(super) requests: Vec<usize>,
-    /// Candidates that are collected of each request at most.
+    /// Candidates that are collected for each query of a request at most.
     pub(super) room: usize,
-    /// Candidates that are reranked of each at most, K0.
+    /// Candidates that are kept of each query at most, K0.
     pub(super) candidates: usize,
+    /// Candidates that are reranked of each request at most: those of all its queries.
+    pub(super) reranked: usize,
 }
 
-/// What a search is by its request, its snapshot apart.
-pub(super) fn search_of(task: &Task) -> Option<&Search> {
-    match task {
-        Task::Retrieve(search) => Some(search),
-        _ => None,
+/// One query of a request: where its user has several, each is searched by itself.
+#[derive(Clone, Copy)]
+pub(super) struct OneQuery<'a> {
+    pub(super) task: &'a Task,
+    /// Its place among those of the user.
+    pub(super) n: usize,
+}
+
+/// What a query searches for.
+#[derive(Clone, Copy)]
+pub(super) struct Searched<'a> {
+    pub(super) search: &'a Search,
+    /// Candidates, K0.
+    pub(super) k0: usize,
+    /// Those that are selected by int8 scores.
+    pub(super) selected: usize,
+    /// Those that are kept: K0, or all that are selected, where those of other shards may be better.
+    pub(super) kept: usize,
+}
+
+impl<'a> OneQuery<'a> {
+    /// The queries of requests, of which each has so many, one request after the other.
+    pub(super) fn all(tasks: &[&'a Task], each: usize) -> Vec<Self> {
+        tasks.iter().flat_map(|&task| (0..each).map(move |n| OneQuery { task, n })).collect()
+    }
+
+    /// What it searches for; none where the request names its slots itself.
+    pub(super) fn searched(self, snapshot: &Snapshot) -> Option<Searched<'a>> {
+        let search = self.task.search()?;
+        let k0 = search.k0[self.n];
+        let (selected, kept) = match self.task {
+            Task::Select { selection, .. } => (selection.own[self.n], selection.own[self.n]),
+            _ => (snapshot.index.rows().selected(k0), k0),
+        };
+        Some(Searched { search, k0, selected, kept })
     }
 }
 
@@ -73,11 +107,6 @@ pub(super) fn most_lists(snapshot: &Snapshot, search: &Search) -> usize {
     snapshot.recipe.serving.probes_max_of(lists).clamp(search.probes.probes.clamp(1, lists), lists)
 }
 
-/// Candidates that are selected by int8 scores.
-pub(super) fn selected_of(snapshot: &Snapshot, search: &Search) -> usize {
-    snapshot.index.rows().selected(search.k0_alone())
-}
-
 impl Group {
     /// The requests in groups, none of which takes more memory of a device than the budget, but for those of one request. All devices
     /// have the same groups.
@@ -90,16 +119,19 @@ impl Group {
         let mut alone: Vec<Group> =
             requests.into_iter().map(|n| Group::of(seen, &embedded.requests[n].1.task, n)).collect();
         // Those of one size together: each takes the room of the largest.
-        alone.sort_by_key(|group| (group.way, group.room, group.candidates));
+        alone.sort_by_key(|group| (group.is_selection, group.way, group.room, group.candidates, group.reranked));
+        let resident = seen[0].resident;
         let mut groups: Vec<Group> = Vec::new();
         for one in alone {
-            if let Some(last) = groups.last_mut().filter(|last| last.way == one.way) {
+            if let Some(last) =
+                groups.last_mut().filter(|last| (last.is_selection, last.way) == (one.is_selection, one.way))
+            {
                 let (room, candidates) = (last.room.max(one.room), last.candidates.max(one.candidates));
-                let count = last.requests.len() + 1;
-                let bytes = count.saturating_mul(bytes_a_request(seen[0].resident, room, candidates));
-                if bytes <= budget_bytes && count <= ROWS_MAX.min(1 << 14) {
+                let (reranked, count) = (last.reranked.max(one.reranked), last.requests.len() + 1);
+                let bytes = count.saturating_mul(bytes_a_request(resident, room, reranked));
+                if bytes <= budget_bytes && count * resident.queries() <= ROWS_MAX.min(1 << 14) {
                     last.requests.extend(one.requests);
-                    (last.room, last.candidates) = (room, candidates);
+                    (last.room, last.candidates, last.reranked) = (room, candidates, reranked);
                     continue;
                 }
             }
@@ -109,20 +141,31 @@ impl Group {
     }
 
     fn of(seen: &[SeenView<'_>], task: &Task, n: usize) -> Group {
-        let (way, room, candidates) = match task {
-            Task::Embed { .. } | Task::Select { .. } => (Way::Nothing, 0, 0),
-            Task::Rerank { candidates, .. } => {
-                let count = candidates.first().map_or(0, Vec::len);
-                (Way::Scored, count, count)
+        let (way, room, candidates, reranked) = match task {
+            Task::Embed { .. } => (Way::Nothing, 0, 0, 0),
+            Task::Select { search, selection } => {
+                let most = selection.own.iter().copied().max().unwrap_or(0);
+                let (way, room, candidates) = Group::of_search(seen, search, most);
+                (way, room, candidates, 0)
             }
-            Task::Rank { slots, .. } => (Way::Named, slots.len(), slots.len()),
-            Task::Retrieve(search) => Group::of_search(seen, search),
+            Task::Rerank { candidates, .. } => {
+                let most = candidates.iter().map(Vec::len).max().unwrap_or(0);
+                (Way::Scored, most, most, candidates.iter().map(Vec::len).sum())
+            }
+            Task::Rank { slots, .. } => (Way::Named, slots.len(), slots.len(), slots.len()),
+            Task::Retrieve(search) => {
+                let most = search.k0.iter().copied().max().unwrap_or(0);
+                let (way, room, candidates) = Group::of_search(seen, search, most);
+                (way, room, candidates, search.k0.iter().map(|&k0| k0.min(candidates)).sum())
+            }
         };
-        Group { way, requests: vec![n], room: bucket(room), candidates: bucket(candidates) }
+        let [room, candidates, reranked] = [room, candidates, reranked].map(bucket);
+        let is_selection = matches!(task, Task::Select { .. });
+        Group { is_selection, way, requests: vec![n], room, candidates, reranked }
     }
 
-    /// How the candidates of a search are found, how many are collected and how many are kept.
-    fn of_search(seen: &[SeenView<'_>], search: &Search) -> (Way, usize, usize) {
+    /// How the candidates of a search are found, how many are collected, and how many of `k0` are kept, of each query.
+    fn of_search(seen: &[SeenView<'_>], search: &Search, k0: usize) -> (Way, usize, usize) {
         let SeenView { view, resident, beside, .. } = seen[0];
         let (index, lists) = (&resident.index, search.probes.probes);
         let scanned = |seen: &SeenView<'_>, lists: usize| {
@@ -141,16 +184,16 @@ impl Group {
         if all_alike(|route| matches!(route, Route::Nothing)) {
             (Way::Nothing, 0, 0)
         } else if all_alike(|route| matches!(route, Route::Nothing | Route::Slots(_))) {
-            (Way::Named, named, search.k0_alone().min(named))
+            (Way::Named, named, k0.min(named))
         } else if search.exact || matches!(plans[0].route(), Route::Nothing | Route::Slots(_)) {
-            (Way::Exact, named.min(scanned(index.lists.lists())), search.k0_alone())
+            (Way::Exact, named.min(scanned(index.lists.lists())), k0)
         } else {
             let at_least = index.items_at_least(lists).saturating_sub(beside.gone_at_most(lists));
             let is_there = at_least >= search.k + search.excluded.len();
             if is_there && all_alike(|route| matches!(route, Route::All)) {
-                (Way::Best, scanned(lists), search.k0_alone())
+                (Way::Best, scanned(lists), k0)
             } else {
-                (Way::Enough, scanned(most_lists(view.main(), search)), search.k0_alone())
+                (Way::Enough, scanned(most_lists(view.main(), search)), k0)
             }
         }
     }
@@ -163,11 +206,11 @@ impl Group {
 }
 
 /// Bytes that a request takes on the device while its group goes through.
-fn bytes_a_request(resident: &Resident, room: usize, candidates: usize) -> usize {
-    let lists = resident.index.lists.lists();
-    let program = resident.reranker.as_ref().map_or(0, |reranker| reranker.program.run_bytes(candidates));
-    let rated = candidates.saturating_mul(48 + 8 * resident.value.tasks);
+fn bytes_a_request(resident: &Resident, room: usize, reranked: usize) -> usize {
+    let (lists, queries) = (resident.index.lists.lists(), resident.queries());
+    let program = resident.reranker.as_ref().map_or(0, |reranker| reranker.program.run_bytes(reranked));
+    let rated = reranked.saturating_mul(48 + 8 * resident.value.tasks);
     let collected = Collection::bytes_a_query(resident.index.dimension());
-    let of_user = 4 * (resident.index.dimension() + resident.user_numbers);
-    room.saturating_mul(12).saturating_add(program).saturating_add(rated) + collected + lists * 32 + of_user
+    let of_query = room.saturating_mul(12) + collected + lists * 32 + 4 * resident.index.dimension();
+    of_query.saturating_mul(queries).saturating_add(program).saturating_add(rated) + 4 * resident.user_numbers
 }

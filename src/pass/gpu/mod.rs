@@ -11,15 +11,19 @@
 //! | 4 | centroids scored, lists selected; with words as many lists as hold enough eligible items |
 //! | 6, 7 | int8 scan with a rising bar, list by list where requests share lists; excluded items never become candidates |
 //! | 8 | products with the widest rows, the best K0 |
+//! | merge | where a user has several queries, what each has found: each item once, with the score that the model says |
 //! | 9, 10, 11 | rows and columns gathered, the reranker's program, the value model, the best K |
 
+mod answers;
 mod beside;
 mod cuda;
 mod embedded;
+mod found;
 mod groups;
 mod rerank;
 mod resident;
 mod search;
+mod select;
 mod shared;
 
 pub use cuda::Cuda;

@@ -1,23 +1,19 @@
-//! Steps 9 to 11 for a group, and its answers.
+//! Steps 9 to 11 for a group.
 
-use std::time::Instant;
-
-use super::embedded::Embedded;
-use super::groups::{Group, SeenView, search_of};
-use super::resident::Resident;
-use super::search::{Found, LaterCounters, LookedAt};
+use super::embedded::Users;
+use super::found::{Found, LaterCounters, LookedAt, Made, number};
+use super::groups::SeenView;
+use super::resident::{Merging, Resident};
+use crate::device::cuda::ops::merge::{self, FoundBy};
 use crate::device::cuda::ops::rows::SlotRows;
 use crate::device::cuda::ops::steps::RowsOf;
-use crate::device::cuda::ops::top::{self, Scored, Ties};
+use crate::device::cuda::ops::top::{self, Best, Scored, Ties};
 use crate::device::cuda::ops::worth::{Rated, tell};
 use crate::device::cuda::{Device, Later};
 use crate::error::{Error, Result};
-use crate::pass::batch::Batch;
-use crate::pass::cpu::route_of;
-use crate::pass::trace::Step;
+use crate::model::Merge;
 use crate::pass::work::{Prepared, Task};
-use crate::request::{Answer, Content, Explain, Ranked};
-use crate::topk::unkey;
+use crate::request::{Content, Ranked};
 use crate::units::Slot;
 
 /// What came back from the device for a group.
@@ -31,74 +27,10 @@ struct Columns {
     /// `[requests, stride, T]`
     task_scores: Vec<f32>,
     bad: Vec<u32>,
-    /// What each request looked at.
+    /// Candidates of each request.
+    candidates: Vec<u32>,
+    /// What each query of each request looked at.
     looked_at: Vec<LookedAt>,
-}
-
-/// A group whose work is sent off to one device or several.
-pub(super) struct UnderWay {
-    kind: &'static str,
-    group: Group,
-    /// What each device was sent.
-    columns: Vec<LaterColumns>,
-    /// What they looked at before, where that is known.
-    looked_at: Vec<LookedAt>,
-    /// The devices that share the items.
-    shared_by: Option<String>,
-}
-
-impl UnderWay {
-    /// What one device was sent.
-    pub(super) fn on_one(kind: &'static str, group: Group, columns: LaterColumns) -> Self {
-        let looked_at = vec![LookedAt::default(); group.requests.len()];
-        UnderWay { kind, group, columns: vec![columns], looked_at, shared_by: None }
-    }
-
-    /// What several were, whose names are given.
-    pub(super) fn on_several(
-        (kind, names): (&'static str, String),
-        group: Group,
-        columns: Vec<LaterColumns>,
-        looked_at: Vec<LookedAt>,
-    ) -> Self {
-        UnderWay { kind, group, columns, looked_at, shared_by: Some(names) }
-    }
-
-    /// Waits for what the devices made, and answers the requests of the group.
-    pub(super) fn answer(
-        self,
-        seen: &[SeenView<'_>],
-        batch: &dyn Batch,
-        embedded: &Embedded<'_>,
-        start: Instant,
-    ) -> Result<()> {
-        let columns = self.columns.into_iter().map(LaterColumns::get).collect::<Result<Vec<Columns>>>()?;
-        let took = start.elapsed();
-        for (n, &request) in self.group.requests.iter().enumerate() {
-            let (place, prepared) = embedded.requests[request];
-            if columns.iter().any(|columns| columns.bad[n] != 0) {
-                batch.answer(place, Err(Error::internal("overarch.onnx: `logits` holds NaN")));
-                continue;
-            }
-            let ranked = ranked(&columns, n, seen, &prepared.task);
-            let mut looked_at = self.looked_at[n];
-            columns.iter().for_each(|columns| looked_at.add(&columns.looked_at[n]));
-            let mut trace = prepared.trace.clone();
-            trace.add([Step { name: "device", took, items: looked_at.items, bytes: 0 }]);
-            let explain = prepared.reading.explain.then(|| {
-                let mut explain = explain(&looked_at, prepared, &ranked);
-                let shared = self.shared_by.as_ref().map(|names| format!("the items are shared by {names}"));
-                explain.note = match (explain.note, shared) {
-                    (Some(note), Some(shared)) => Some(format!("{note}; {shared}")),
-                    (note, shared) => note.or(shared),
-                };
-                Explain { steps: trace.reports(), kernel: self.kind, ..explain }
-            });
-            let degraded_rows = embedded.degraded_rows[request];
-            batch.answer(place, Ok(Answer { content: Content::Items(ranked), degraded_rows, explain }));
-        }
-        Ok(())
-    }
 }
 
 /// Reranks what a group found, sends its work off, and does not wait. All devices together rerank so many candidates of a request at most.
@@ -108,7 +40,10 @@ pub(super) fn rerank(
     (requests, candidates): (&[&Prepared], usize),
     found: Found,
 ) -> Result<LaterColumns> {
-    let Found { users, best, counters, .. } = found;
+    let Found { users, best: found, counters, .. } = found;
+    let queries = found.counts.len();
+    let (found_counts, counted) = (found.counts.later(queries)?, counters.later(queries)?);
+    let best = merged(device, resident, &users, (found, candidates))?;
     let (count, stride) = (requests.len(), best.stride);
     let of = SlotRows { slots: &best.slots, counts: &best.counts, stride };
     let logits = match &resident.reranker {
@@ -148,10 +83,23 @@ pub(super) fn rerank(
         task_scores: told.tasks.later(told.tasks.len())?,
         bad: valued.bad.later(count)?,
         candidates: best.counts.later(count)?,
-        counted: counters.later(count)?,
+        found: found_counts,
+        counted,
     };
     device.flush()?;
     Ok(columns)
+}
+
+/// What all queries of each request found, at most so many candidates.
+fn merged(device: &Device, resident: &Resident, users: &Users, (found, most): (Best, usize)) -> Result<Best> {
+    let Some(Merging { how, weights }) = &resident.merging else { return Ok(found) };
+    let by = if *how == Merge::Intersection { FoundBy::All } else { FoundBy::Any };
+    let best = merge::merge(device, found, by, weights, most)?;
+    if *how == Merge::Weighted {
+        let of = SlotRows { slots: &best.slots, counts: &best.counts, stride: best.stride };
+        resident.index.rows().products(device, (&users.vectors, Some(weights)), &of, &best.keys)?;
+    }
+    Ok(best)
 }
 
 /// [`Columns`] that are on their way.
@@ -165,14 +113,16 @@ pub(super) struct LaterColumns {
     task_scores: Later<f32>,
     bad: Later<u32>,
     candidates: Later<u32>,
+    /// Candidates of each query.
+    found: Later<u32>,
     counted: LaterCounters,
 }
 
 impl LaterColumns {
     fn get(self) -> Result<Columns> {
-        let candidates = self.candidates.get()?;
-        let mut looked_at = self.counted.get(candidates.len())?;
-        looked_at.iter_mut().zip(&candidates).for_each(|(looked_at, &n)| looked_at.candidates = u64::from(n));
+        let found = self.found.get()?;
+        let mut looked_at = self.counted.get(found.len())?;
+        looked_at.iter_mut().zip(&found).for_each(|(looked_at, &n)| looked_at.candidates = u64::from(n));
         Ok(Columns {
             stride: self.stride,
             tasks: self.tasks,
@@ -182,13 +132,36 @@ impl LaterColumns {
             similarities: self.similarities.get()?,
             task_scores: self.task_scores.get()?,
             bad: self.bad.get()?,
+            candidates: self.candidates.get()?,
             looked_at,
         })
     }
 }
 
-/// What is told of a search that would scan codes on the CPU.
-const INT8_FOR_CODES: &str = "the card scanned int8 rows in place of the first pass's codes, which stay on the host";
+/// What devices made of the requests of a group, by what they were sent. `before` is what the queries looked at before, where that is known.
+pub(super) fn read(
+    columns: Vec<LaterColumns>,
+    before: &[LookedAt],
+    seen: &[SeenView<'_>],
+    requests: &[&Prepared],
+) -> Result<Vec<Made>> {
+    let columns = columns.into_iter().map(LaterColumns::get).collect::<Result<Vec<Columns>>>()?;
+    let queries = seen[0].resident.queries();
+    let made = |(n, prepared): (usize, &&Prepared)| {
+        let content = match columns.iter().any(|columns| columns.bad[n] != 0) {
+            true => Err(Error::internal("overarch.onnx: `logits` holds NaN")),
+            false => Ok(Content::Items(ranked(&columns, n, seen, &prepared.task))),
+        };
+        let told = |query: usize| {
+            let of_devices = columns.iter().map(|columns| &columns.looked_at[..]).chain([before]);
+            LookedAt::sum(of_devices.filter_map(|of_queries| of_queries.get(query)))
+        };
+        let of_queries = (n * queries..(n + 1) * queries).map(told).collect();
+        let candidates = columns.iter().map(|columns| u64::from(columns.candidates[n])).sum();
+        Made { content, candidates, of_queries }
+    };
+    Ok(requests.iter().enumerate().map(made).collect())
+}
 
 /// How many results a request gets.
 fn results_of(task: &Task) -> usize {
@@ -198,11 +171,6 @@ fn results_of(task: &Task) -> usize {
         Task::Rerank { k, .. } => *k,
         Task::Embed { .. } | Task::Select { .. } => 0,
     }
-}
-
-/// The number that a kernel wrote as an ordered one.
-fn number(key: u32) -> f32 {
-    unkey(u64::from(key) << 32).0
 }
 
 impl Columns {
@@ -242,23 +210,5 @@ fn ranked(columns: &[Columns], n: usize, seen: &[SeenView<'_>], task: &Task) -> 
         similarities: numbers(&|columns, at| number(columns.similarities[at])),
         tasks: (0..tasks).flat_map(|t| numbers(&|columns, at| columns.task_scores[at * columns.tasks + t])).collect(),
         unknown: if let Task::Rank { unknown, .. } = task { unknown.clone() } else { Vec::new() },
-    }
-}
-
-fn explain(looked_at: &LookedAt, prepared: &Prepared, ranked: &Ranked) -> Explain {
-    let returned = ranked.ids.len() as u64;
-    let Some(search) = search_of(&prepared.task) else { return Explain { returned, ..Explain::default() } };
-    let LookedAt { candidates, lists, items, survivors } = *looked_at;
-    Explain {
-        route: route_of(search),
-        filter: search.planned.canonical.clone(),
-        pass_rate: search.planned.plan.pass_rate(),
-        probed: lists,
-        scanned: items,
-        survivors,
-        candidates,
-        returned,
-        note: search.by_codes.map(|_| INT8_FOR_CODES.into()),
-        ..Explain::default()
     }
 }

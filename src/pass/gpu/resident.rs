@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::filter::index::DevicePlanes;
 use crate::ivf::DeviceIndex;
 use crate::locks::locked;
-use crate::model::UserInput;
+use crate::model::{Merge, UserInput};
 use crate::snapshot::{DeviceCandidates, Snapshot};
 use crate::tower::{DeviceTower, OverArch, Readable};
 use crate::view::{BeforeShown, Segment, View};
@@ -33,6 +33,14 @@ pub(super) struct Reranker {
     pub(super) columns: Array<u64>,
 }
 
+/// How what the queries of a user found becomes one list, on a device.
+#[derive(Debug)]
+pub(super) struct Merging {
+    pub(super) how: Merge,
+    /// Those of the queries.
+    pub(super) weights: Array<f32>,
+}
+
 /// A snapshot in the memory of a device, or what of it one of several devices has.
 #[derive(Debug)]
 pub(super) struct Resident {
@@ -42,6 +50,8 @@ pub(super) struct Resident {
     pub(super) ids: Array<i64>,
     /// None where the tower runs on the host, or on the first device.
     pub(super) tower: Option<DeviceTower>,
+    /// None where a user has one query.
+    pub(super) merging: Option<Merging>,
     pub(super) reranker: Option<Reranker>,
     pub(super) value: ValueProgram,
     /// Numbers that the reranker reads of a user.
@@ -89,9 +99,6 @@ impl Resident {
     /// Copies what a device has of a snapshot, with so many slots behind it. The first of several has the user tower.
     fn copy(device: &Device, snapshot: &Snapshot, part: &DevicePart, spare: usize) -> Result<Self> {
         let (package, cut) = (&snapshot.package, &*part.cut);
-        if !package.spec.queries().is_empty() {
-            return Err(Error::unsupported("a model of several queries a user"));
-        }
         let numbers = &snapshot.numbers;
         let column = |(_, numbers): &(String, Vec<f32>)| cut.copy(device, numbers, 1, spare);
         let columns = numbers.iter().map(column).collect::<Result<Vec<Array<f32>>>>()?;
@@ -117,6 +124,10 @@ impl Resident {
             }
         };
         let value = value_program(device, snapshot, &column)?;
+        let weights: Vec<f32> = package.spec.queries().iter().map(|query| query.weight).collect();
+        let how = package.spec.user.as_ref().and_then(|user| user.merge).unwrap_or_default();
+        let merging =
+            (!weights.is_empty()).then(|| Ok(Merging { how, weights: device.copy(&weights)? })).transpose()?;
         let kept: Vec<usize> = package
             .user_inputs
             .iter()
@@ -136,6 +147,7 @@ impl Resident {
             planes: DevicePlanes::copy(device, &snapshot.filter, &snapshot.columns, cut)?,
             ids: cut.copy(device, snapshot.ids.of_slots(), 1, spare)?,
             tower,
+            merging,
             reranker,
             value,
             user_numbers: package.overarch.iter().flat_map(|o| o.user()).map(Readable::count).sum(),
@@ -143,6 +155,11 @@ impl Resident {
             beside: BesideSnapshot::new((part.share, part.cut.clone()), spare),
             _taken: None,
         })
+    }
+
+    /// Queries of a user.
+    pub(super) fn queries(&self) -> usize {
+        self.merging.as_ref().map_or(1, |merging| merging.weights.len())
     }
 
     /// Puts what is read of a segment's items that are the device's, by their slots, in the place of spare ones from `first` on, but for

@@ -4,13 +4,14 @@ use std::collections::HashMap;
 
 use super::beside::live_items;
 use super::embedded::Users;
-use super::groups::{Group, SeenView, Way, items_of, most_lists, plans_of, search_of, selected_of};
+use super::found::{Counters, Found};
+use super::groups::{Group, OneQuery, Searched, SeenView, Way, items_of, most_lists, plans_of};
 use crate::device::cuda::ops::looks::Looks;
 use crate::device::cuda::ops::rows::SlotRows;
 use crate::device::cuda::ops::scan::{Collection, Eligible, Kept, Order};
 use crate::device::cuda::ops::top::{self, Best, Scored, Ties, bucket};
 use crate::device::cuda::ops::words::Passing;
-use crate::device::cuda::{Array, Device, Later};
+use crate::device::cuda::{Array, Device};
 use crate::error::{Error, Result};
 use crate::filter::index::{DeviceLiveItems, DevicePlanes};
 use crate::filter::{Plan, Route};
@@ -23,83 +24,6 @@ use crate::units::Slot;
 /// cores and the one reading of a list pay for turning the lists around.
 const PROBES_PER_LIST_MIN: usize = 4;
 
-/// What a group found.
-pub(super) struct Found {
-    pub(super) users: Users,
-    /// Candidates with their ordered scores, in no order.
-    pub(super) best: Best,
-    /// Where another device's may be better: their scores by the widest rows, `best` having those of codes by which they were selected.
-    pub(super) wide: Option<Array<u32>>,
-    pub(super) counters: Counters,
-}
-
-/// What the search looked at, `[requests]` each; empty where it did not look at lists.
-#[derive(Default)]
-pub(super) struct Counters {
-    pub(super) lists: Option<Array<u32>>,
-    /// Those of each part.
-    pub(super) items: Vec<Array<u64>>,
-    pub(super) survivors: Option<Array<u32>>,
-}
-
-impl Counters {
-    /// The same on their way to the host.
-    pub(super) fn later(&self, count: usize) -> Result<LaterCounters> {
-        let later = |counts: &Option<Array<u32>>| counts.as_ref().map(|counts| counts.later(count)).transpose();
-        Ok(LaterCounters {
-            lists: later(&self.lists)?,
-            items: self.items.iter().map(|items| items.later(count)).collect::<Result<_>>()?,
-            survivors: later(&self.survivors)?,
-        })
-    }
-}
-
-/// [`Counters`] that are on their way.
-pub(super) struct LaterCounters {
-    lists: Option<Later<u32>>,
-    /// Those of each part.
-    items: Vec<Later<u64>>,
-    survivors: Option<Later<u32>>,
-}
-
-/// What a request looked at.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LookedAt {
-    pub(super) candidates: u64,
-    pub(super) lists: u64,
-    pub(super) items: u64,
-    pub(super) survivors: u64,
-}
-
-impl LaterCounters {
-    /// What each of `count` requests looked at.
-    pub(super) fn get(self, count: usize) -> Result<Vec<LookedAt>> {
-        let counted = |counts: Option<Later<u32>>| counts.map_or(Ok(vec![0; count]), Later::get);
-        let (lists, survivors) = (counted(self.lists)?, counted(self.survivors)?);
-        let mut items = vec![0; count];
-        for part in self.items {
-            items.iter_mut().zip(part.get()?).for_each(|(sum, of_part)| *sum += of_part);
-        }
-        let of_request = |n: usize| LookedAt {
-            candidates: 0,
-            lists: u64::from(lists[n]),
-            items: items[n],
-            survivors: u64::from(survivors[n]),
-        };
-        Ok((0..count).map(of_request).collect())
-    }
-}
-
-impl LookedAt {
-    /// Adds what was looked at elsewhere.
-    pub(super) fn add(&mut self, other: &LookedAt) {
-        self.candidates += other.candidates;
-        self.lists += other.lists;
-        self.items += other.items;
-        self.survivors += other.survivors;
-    }
-}
-
 /// What of a part is eligible for each search, and what holds it.
 struct EligibleItems {
     /// The addresses of words.
@@ -111,28 +35,32 @@ struct EligibleItems {
 struct Searches<'a> {
     device: &'a Device,
     seen: SeenView<'a>,
-    /// True where other devices have parts of what is searched.
+    /// True where other devices or shards have parts of what is searched.
     is_part: bool,
+    /// True where other shards do.
+    is_selection: bool,
     /// None for a request that names its slots itself.
-    searches: Vec<Option<&'a Search>>,
+    searches: Vec<Option<Searched<'a>>>,
     users: Users,
 }
 
-/// A group's requests on a device, with their users there.
+/// The queries of a group's requests on a device, with their users there.
 pub(super) struct Asking<'a> {
     pub(super) device: &'a Device,
     pub(super) seen: SeenView<'a>,
-    pub(super) tasks: &'a [&'a Task],
+    pub(super) queries: &'a [OneQuery<'a>],
     pub(super) users: Users,
     /// True where other devices have parts of what is searched.
     pub(super) is_part: bool,
 }
 
 impl<'a> Asking<'a> {
-    fn searches(self) -> (Searches<'a>, &'a [&'a Task]) {
-        let Asking { device, seen, tasks, users, is_part } = self;
-        let searches = tasks.iter().map(|task| search_of(task)).collect();
-        (Searches { device, seen, is_part, searches, users }, tasks)
+    fn searches(self) -> (Searches<'a>, &'a [OneQuery<'a>]) {
+        let Asking { device, seen, queries, users, is_part } = self;
+        let searches = queries.iter().map(|query| query.searched(seen.view.main())).collect();
+        let is_selection = queries.iter().any(|query| matches!(query.task, Task::Select { .. }));
+        let is_part = is_part || is_selection;
+        (Searches { device, seen, is_part, is_selection, searches, users }, queries)
     }
 }
 
@@ -146,11 +74,11 @@ pub(super) fn search(asking: Asking<'_>, group: &Group) -> Result<Found> {
         }
         return filtering.end();
     }
-    let (of, tasks) = asking.searches();
+    let (of, queries) = asking.searches();
     let (settled, counters) = match group.way {
         Way::Nothing => of.nothing()?,
-        Way::Named => of.named(tasks, group)?,
-        Way::Scored => of.scored(tasks)?,
+        Way::Named => of.named(queries, group)?,
+        Way::Scored => of.scored(queries)?,
         Way::Best => of.best(group)?,
         Way::Exact | Way::Enough => of.exact(group)?,
     };
@@ -168,10 +96,10 @@ pub(super) struct Filtering<'a> {
 impl<'a> Filtering<'a> {
     pub(super) fn begin(asking: Asking<'a>, group: &Group) -> Result<Self> {
         let (of, _) = asking.searches();
-        let (main, index) = (of.seen.view.main(), &of.seen.resident.index);
-        let wanted = of.each(|search| selected_of(main, search) as u32)?;
+        let index = &of.seen.resident.index;
+        let wanted = of.each(|of_query| of_query.selected as u32)?;
         let collected = of.collection(group.room, &wanted)?;
-        let searches = of.each(|search| of.filtered(search))?;
+        let searches = of.each(|of_query| of.filtered(of_query))?;
         let items = of.words()?;
         let until = index.begin_until(of.device, &collected, (&searches, Pace::Rare))?;
         Ok(Filtering { of, collected, items, until })
@@ -233,7 +161,7 @@ impl<'a> Filtering<'a> {
 /// Candidates with their ordered scores, and, where these are those of codes, with those of the widest rows.
 type Settled = (Best, Option<Array<u32>>);
 
-impl Searches<'_> {
+impl<'a> Searches<'a> {
     fn found(self, (best, wide): Settled, counters: Counters) -> Found {
         Found { users: self.users, best, wide, counters }
     }
@@ -248,9 +176,9 @@ impl Searches<'_> {
     }
 
     /// A number of each search.
-    fn each<T>(&self, of: impl Fn(&Search) -> T) -> Result<Vec<T>> {
+    fn each<T>(&self, of: impl Fn(&Searched<'a>) -> T) -> Result<Vec<T>> {
         let missing = || Error::internal("a search without what it searches for");
-        self.searches.iter().map(|search| search.map(&of).ok_or_else(missing)).collect()
+        self.searches.iter().map(|of_query| of_query.as_ref().map(&of).ok_or_else(missing)).collect()
     }
 
     fn nothing(&self) -> Result<(Settled, Counters)> {
@@ -277,38 +205,39 @@ impl Searches<'_> {
     }
 
     /// Slots that are known, by their widest rows.
-    fn named(&self, tasks: &[&Task], group: &Group) -> Result<(Settled, Counters)> {
+    fn named(&self, queries: &[OneQuery<'_>], group: &Group) -> Result<(Settled, Counters)> {
         let slots_of = |task: &Task| -> Vec<u32> {
             let slots = match task {
                 Task::Rank { slots, .. } => slots.clone(),
-                Task::Retrieve(search) => self.told(search),
-                Task::Embed { .. } | Task::Select { .. } | Task::Rerank { .. } => Vec::new(),
+                Task::Retrieve(search) | Task::Select { search, .. } => self.told(search),
+                Task::Embed { .. } | Task::Rerank { .. } => Vec::new(),
             };
             slots.into_iter().filter_map(|slot| self.seen.beside.to_device(slot)).collect()
         };
         let stride = group.room.max(1);
-        let (mut all, mut counts, mut wanted) = (vec![0u32; tasks.len() * stride], Vec::new(), Vec::new());
-        for (n, task) in tasks.iter().enumerate() {
-            let slots = slots_of(task);
+        let (mut all, mut counts, mut wanted) = (vec![0u32; queries.len() * stride], Vec::new(), Vec::new());
+        for (n, query) in queries.iter().enumerate() {
+            let slots = slots_of(query.task);
             all[n * stride..][..slots.len()].copy_from_slice(&slots);
-            wanted.push(self.searches[n].map_or(slots.len(), |search| search.k0_alone().min(slots.len())) as u32);
+            wanted.push(self.searches[n].map_or(slots.len(), |of_query| of_query.kept.min(slots.len())) as u32);
             counts.push(slots.len() as u32);
         }
         let slots = self.device.copy(&all)?;
         let survivors = self.device.copy(&counts)?;
         let best = self.rescore(&slots, &survivors, stride, &wanted)?;
+        let best = self.in_order(best)?;
         let items = self.device.copy(&counts.iter().map(|&n| u64::from(n)).collect::<Vec<u64>>())?;
         Ok(((best, None), Counters { lists: None, items: vec![items], survivors: Some(survivors) }))
     }
 
     /// Slots that are known with their scores.
-    fn scored(&self, tasks: &[&Task]) -> Result<(Settled, Counters)> {
+    fn scored(&self, queries: &[OneQuery<'_>]) -> Result<(Settled, Counters)> {
         let of_device = |&(score, slot): &(f32, Slot)| Some((ordered(score), self.seen.beside.to_device(slot)?));
-        let candidates_of = |task: &&Task| -> Vec<(u32, u32)> {
-            let Task::Rerank { candidates, .. } = task else { return Vec::new() };
-            candidates.iter().flatten().filter_map(of_device).collect()
+        let candidates_of = |query: &OneQuery<'_>| -> Vec<(u32, u32)> {
+            let Task::Rerank { candidates, .. } = query.task else { return Vec::new() };
+            candidates[query.n].iter().filter_map(of_device).collect()
         };
-        let candidates: Vec<Vec<(u32, u32)>> = tasks.iter().map(candidates_of).collect();
+        let candidates: Vec<Vec<(u32, u32)>> = queries.iter().map(candidates_of).collect();
         let best = given(self.device, &candidates.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
         Ok(((best, None), Counters::default()))
     }
@@ -317,7 +246,7 @@ impl Searches<'_> {
     fn products(&self, slots: &Array<u32>, counts: &Array<u32>, stride: usize) -> Result<Array<u32>> {
         let keys = self.device.room(counts.len() * stride)?;
         let of = SlotRows { slots, counts, stride };
-        self.seen.resident.index.rows().products(self.device, &self.users.vectors, &of, &keys)?;
+        self.seen.resident.index.rows().products(self.device, (&self.users.vectors, None), &of, &keys)?;
         Ok(keys)
     }
 
@@ -331,8 +260,8 @@ impl Searches<'_> {
 
     /// Room for candidates, with the queries' codes in it.
     fn collection(&self, room: usize, wanted: &[u32]) -> Result<Collection> {
-        let excluded: Vec<Vec<u32>> = self.each(|search| {
-            let slots = search.excluded.iter().filter_map(|&slot| self.seen.beside.to_device(slot));
+        let excluded: Vec<Vec<u32>> = self.each(|of_query| {
+            let slots = of_query.search.excluded.iter().filter_map(|&slot| self.seen.beside.to_device(slot));
             let mut slots: Vec<u32> = slots.collect();
             slots.sort_unstable();
             slots
@@ -346,7 +275,7 @@ impl Searches<'_> {
 
     /// What int8 scores choose of what was collected.
     fn select(&self, collected: &Collection) -> Result<Best> {
-        let most = self.each(|search| selected_of(self.seen.view.main(), search))?.into_iter().max().unwrap_or(0);
+        let most = self.each(|of_query| of_query.selected)?.into_iter().max().unwrap_or(0);
         let scored = Scored {
             keys: &collected.keys,
             slots: Some(&collected.slots),
@@ -356,9 +285,14 @@ impl Searches<'_> {
         top::select(self.device, &scored, &self.ties(), &collected.wanted, most.min(collected.room()))
     }
 
+    /// The best, best first where they are to be merged with those of other shards.
+    fn in_order(&self, best: Best) -> Result<Best> {
+        if self.is_selection { top::sort(self.device, best, &self.ties()) } else { Ok(best) }
+    }
+
     /// The best of what int8 scores chose, by the widest rows where there are such.
     fn settle(&self, collected: &Collection) -> Result<Settled> {
-        let best = self.select(collected)?;
+        let best = self.in_order(self.select(collected)?)?;
         if !self.seen.resident.index.has_wide_rows() {
             return Ok((best, None));
         }
@@ -366,16 +300,16 @@ impl Searches<'_> {
             let keys = self.products(&best.slots, &best.counts, best.stride)?;
             return Ok((best, Some(keys)));
         }
-        let wanted = self.each(|search| search.k0_alone() as u32)?;
+        let wanted = self.each(|of_query| of_query.kept as u32)?;
         Ok((self.rescore(&best.slots, &best.counts, best.stride, &wanted)?, None))
     }
 
     fn best(&self, group: &Group) -> Result<(Settled, Counters)> {
         let (device, resident, beside) = (self.device, self.seen.resident, self.seen.beside);
         let lists = resident.index.lists.lists();
-        let wanted = self.each(|search| selected_of(self.seen.view.main(), search) as u32)?;
+        let wanted = self.each(|of_query| of_query.selected as u32)?;
         let collected = self.collection(group.room, &wanted)?;
-        let probes = self.each(|search| search.probes.probes.clamp(1, lists) as u32)?;
+        let probes = self.each(|of_query| of_query.search.probes.probes.clamp(1, lists) as u32)?;
         let (order, _) = resident.index.best_lists(device, &collected, &probes)?;
         let of = Order::first(&order.slots, &order.counts, order.stride);
         let all: usize = probes.iter().map(|&p| p as usize).sum();
@@ -408,8 +342,8 @@ impl Searches<'_> {
         let (mut words, mut passing) = (Vec::new(), Vec::new());
         let mut known: HashMap<*const Plan, u64> = HashMap::new();
         let every = live.map_or(&planes.index().every, DeviceLiveItems::words);
-        for search in self.searches.iter().flatten() {
-            let plan = plans_of(search)[part];
+        for of_query in self.searches.iter().flatten() {
+            let plan = plans_of(of_query.search)[part];
             let address = match (known.get(&std::ptr::from_ref(plan)), plan.route()) {
                 (Some(&evaluated), _) => evaluated,
                 (None, Route::All) => every.address(),
@@ -435,15 +369,15 @@ impl Searches<'_> {
     }
 
     /// When a search with words ends.
-    fn filtered(&self, search: &Search) -> FilteredSearch<'_> {
-        let main = self.seen.view.main();
+    fn filtered(&self, of_query: &Searched<'a>) -> FilteredSearch<'_> {
+        let (main, Searched { search, k0, selected, .. }) = (self.seen.view.main(), *of_query);
         let (plan, ending) = (&search.planned.plan, search.ending(self.seen.view));
         let probes_max = most_lists(main, search);
         // Without a filter the first lists do, unless they hold too few.
         let suffices = matches!(plan.route(), Route::All).then_some((search.probes.probes, search.k));
         // What an exact plan lets through stays.
         let is_sure = ending.is_some() && plans_of(search).iter().all(|plan| plan.is_exact());
-        let enough = if is_sure { search.k0_alone() } else { selected_of(main, search) };
+        let enough = if is_sure { k0 } else { selected };
         let of = Probing::of(search.probes.probes, probes_max);
         let probing = Probing { pass_rate: self.pass_rate(search), ending, ..of };
         FilteredSearch { probing, enough, suffices }
@@ -451,7 +385,7 @@ impl Searches<'_> {
 
     fn exact(&self, group: &Group) -> Result<(Settled, Counters)> {
         let (device, resident, view) = (self.device, self.seen.resident, self.seen.view);
-        let wanted = self.each(|search| search.k0_alone() as u32)?;
+        let wanted = self.each(|of_query| of_query.kept as u32)?;
         let collected = self.collection(group.room, &wanted)?;
         let pieces = self.seen.beside.pieces.iter().map(|piece| &piece.segment.word_slots);
         let word_slots = std::iter::once(&resident.planes.index().word_slots).chain(pieces);
@@ -461,7 +395,7 @@ impl Searches<'_> {
         let stride = collected.room();
         let scored =
             Scored { keys: &collected.keys, slots: Some(&collected.slots), counts: Some(&collected.counts), stride };
-        let best = top::select(device, &scored, &self.ties(), &collected.wanted, group.candidates)?;
+        let best = self.in_order(top::select(device, &scored, &self.ties(), &collected.wanted, group.candidates)?)?;
         let count = wanted.len();
         let lists = device.copy(&vec![view.main().index.lists() as u32; count])?;
         let items = device.copy(&vec![items_of(view).sum::<usize>() as u64; count])?;

@@ -8,10 +8,13 @@
 
 use std::cmp::Reverse;
 
+use super::answers::{Sent, UnderWay};
 use super::embedded::{HostUsers, Users};
-use super::groups::{Group, SeenView, Way, search_of, selected_of};
-use super::rerank::{self, LaterColumns, UnderWay};
-use super::search::{self, Asking, Counters, Filtering, Found, LaterCounters, LookedAt};
+use super::found::{Candidate, Counters, Found, HostFound, LaterFound, LookedAt, candidates_of};
+use super::groups::{Group, OneQuery, SeenView, Way};
+use super::rerank::{self, LaterColumns};
+use super::search::{self, Asking, Filtering};
+use super::select;
 use crate::device::cuda::ops::scan::Kept;
 use crate::device::cuda::ops::top::bucket;
 use crate::device::cuda::{Array, Device, Later};
@@ -27,111 +30,45 @@ pub(super) fn send(
     group: Group,
 ) -> Result<UnderWay> {
     let tasks: Vec<&Task> = requests.iter().map(|prepared| &prepared.task).collect();
+    let queries = OneQuery::all(&tasks, seen[0].resident.queries());
     let users = lanes.iter().map(|device| users.some(device, &group.requests)).collect::<Result<Vec<Users>>>()?;
     let asking = lanes.iter().zip(seen).zip(users);
-    let asking = asking.map(|((device, &seen), users)| Asking { device, seen, tasks: &tasks, users, is_part: true });
+    let asking =
+        asking.map(|((device, &seen), users)| Asking { device, seen, queries: &queries, users, is_part: true });
     let found = match group.way {
-        Way::Enough => in_rounds(asking, &group)?,
+        Way::Enough => in_rounds(asking, &group, queries.len())?,
         _ => asking.map(|asking| search::search(asking, &group)).collect::<Result<Vec<Found>>>()?,
     };
-    let (mut users, mut later) = (Vec::new(), Vec::new());
-    for (device, found) in lanes.iter().zip(found) {
-        later.push(LaterFound::of(&found, tasks.len())?);
-        device.flush()?;
-        users.push(found.users);
+    let later = select::send(lanes, &found)?;
+    if group.is_selection {
+        return Ok(UnderWay::new(lanes, group, Sent::Found(later)));
     }
+    let users: Vec<Users> = found.into_iter().map(|found| found.users).collect();
     let found = later.into_iter().map(LaterFound::get).collect::<Result<Vec<HostFound>>>()?;
-    let chosen: Vec<Vec<Vec<(u32, u32)>>> = (0..tasks.len()).map(|n| choose(&found, seen, (n, tasks[n]))).collect();
+    let chosen = queries.iter().enumerate().map(|query| choose(&found, seen, query));
+    let chosen: Vec<Vec<Vec<(u32, u32)>>> = chosen.collect();
     let mut columns: Vec<LaterColumns> = Vec::new();
     for (at, (device, users)) in lanes.iter().zip(users).enumerate() {
-        let of_device: Vec<&[(u32, u32)]> = chosen.iter().map(|of_request| &of_request[at][..]).collect();
+        let of_device: Vec<&[(u32, u32)]> = chosen.iter().map(|of_query| &of_query[at][..]).collect();
         let (best, counters) = (search::given(device, &of_device)?, Counters::default());
         let found = Found { users, best, wide: None, counters };
-        columns.push(rerank::rerank(device, seen[at].resident, (requests, group.candidates), found)?);
+        columns.push(rerank::rerank(device, seen[at].resident, (requests, group.reranked), found)?);
     }
-    let mut looked_at = vec![LookedAt::default(); tasks.len()];
+    let mut looked_at = vec![LookedAt::default(); queries.len()];
     for of_device in &found {
         looked_at.iter_mut().zip(&of_device.looked_at).for_each(|(sum, of_device)| sum.add(of_device));
     }
-    let names: Vec<String> = lanes.iter().map(Device::name).collect();
-    Ok(UnderWay::on_several((lanes[0].kind(), names.join(", ")), group, columns, looked_at))
+    Ok(UnderWay::new(lanes, group, Sent::Columns(columns, looked_at)))
 }
 
-/// What a device found, on its way.
-struct LaterFound {
-    stride: usize,
-    keys: Later<u32>,
-    wide: Option<Later<u32>>,
-    slots: Later<u32>,
-    counts: Later<u32>,
-    counted: LaterCounters,
-}
-
-/// What a device found.
-struct HostFound {
-    stride: usize,
-    /// Ordered scores, `[requests, stride]`.
-    keys: Vec<u32>,
-    /// Those by the widest rows, where `keys` are those of codes.
-    wide: Option<Vec<u32>>,
-    /// As the device counts them.
-    slots: Vec<u32>,
-    counts: Vec<u32>,
-    looked_at: Vec<LookedAt>,
-}
-
-impl LaterFound {
-    fn of(found: &Found, requests: usize) -> Result<Self> {
-        let Found { best, wide, counters, .. } = found;
-        Ok(LaterFound {
-            stride: best.stride,
-            keys: best.keys.later(best.keys.len())?,
-            wide: wide.as_ref().map(|wide| wide.later(wide.len())).transpose()?,
-            slots: best.slots.later(best.slots.len())?,
-            counts: best.counts.later(requests)?,
-            counted: counters.later(requests)?,
-        })
+/// The best candidates of query `n` of a group, of each device those that are its own: their ordered scores and slots.
+fn choose(found: &[HostFound], seen: &[SeenView<'_>], (n, query): (usize, &OneQuery<'_>)) -> Vec<Vec<(u32, u32)>> {
+    let mut all = candidates_of(found, n);
+    let searched = query.searched(seen[0].view.main());
+    if let Some(searched) = searched.filter(|_| found.iter().any(|found| found.wide.is_some())) {
+        keep(&mut all, searched.selected, seen, |candidate| candidate.keys[0]);
     }
-
-    fn get(self) -> Result<HostFound> {
-        let counts = self.counts.get()?;
-        Ok(HostFound {
-            stride: self.stride,
-            keys: self.keys.get()?,
-            wide: self.wide.map(Later::get).transpose()?,
-            slots: self.slots.get()?,
-            looked_at: self.counted.get(counts.len())?,
-            counts,
-        })
-    }
-}
-
-/// One candidate of a request.
-#[derive(Clone, Copy)]
-struct Candidate {
-    device: usize,
-    /// As the device counts it.
-    slot: u32,
-    /// By codes, or by rows where these alone select, and by rows.
-    keys: [u32; 2],
-}
-
-/// The best candidates of a request, of each device those that are its own: their ordered scores and slots.
-fn choose(found: &[HostFound], seen: &[SeenView<'_>], (n, task): (usize, &Task)) -> Vec<Vec<(u32, u32)>> {
-    let mut all: Vec<Candidate> = Vec::new();
-    for (device, found) in found.iter().enumerate() {
-        let first = n * found.stride;
-        all.extend((first..first + found.counts[n] as usize).map(|at| {
-            let wide = found.wide.as_ref().map_or(found.keys[at], |wide| wide[at]);
-            let (slot, keys) = (found.slots[at], [found.keys[at], wide]);
-            Candidate { device, slot, keys }
-        }));
-    }
-    let search = search_of(task);
-    if let Some(search) = search.filter(|_| found.iter().any(|found| found.wide.is_some())) {
-        keep(&mut all, selected_of(seen[0].view.main(), search), seen, |candidate| candidate.keys[0]);
-    }
-    let most = search.map_or(all.len(), |search| search.k0_alone());
+    let most = searched.map_or(all.len(), |searched| searched.k0);
     keep(&mut all, most, seen, |candidate| candidate.keys[1]);
     let of_device = |device: usize| all.iter().filter(move |candidate| candidate.device == device);
     let own = |device: usize| of_device(device).map(|candidate| (candidate.keys[1], candidate.slot)).collect();
@@ -150,18 +87,18 @@ fn keep(all: &mut Vec<Candidate>, most: usize, seen: &[SeenView<'_>], key: impl 
 }
 
 /// Searches that look at lists until enough is found: a round at a time, after which all devices look at what all have found.
-fn in_rounds<'a>(asking: impl Iterator<Item = Asking<'a>>, group: &Group) -> Result<Vec<Found>> {
+fn in_rounds<'a>(asking: impl Iterator<Item = Asking<'a>>, group: &Group, queries: usize) -> Result<Vec<Found>> {
     let asking: Vec<Asking<'_>> = asking.collect();
     let lanes: Vec<&Device> = asking.iter().map(|asking| asking.device).collect();
     let begin = |asking| Filtering::begin(asking, group);
     let searches = asking.into_iter().map(begin).collect::<Result<Vec<Filtering<'_>>>>()?;
     let rounds = searches.first().map_or(0, Filtering::rounds);
-    let mut kept = KeptOfAll::new(group.requests.len(), searches.len());
+    let mut kept = KeptOfAll::new(queries, searches.len());
     for round in 0..rounds {
         let mut later = Vec::new();
         for (device, search) in lanes.iter().zip(&searches) {
             search.scan(round)?;
-            later.push(LaterRound::of(search, group.requests.len())?);
+            later.push(LaterRound::of(search, queries)?);
             device.flush()?;
         }
         let of_devices = later.into_iter().map(LaterRound::get).collect::<Result<Vec<Round>>>()?;
@@ -196,15 +133,15 @@ struct Round {
 }
 
 impl LaterRound {
-    fn of(search: &Filtering<'_>, requests: usize) -> Result<Self> {
+    fn of(search: &Filtering<'_>, queries: usize) -> Result<Self> {
         let (best, survivors) = search.best()?;
         let [begins, ends] = search.last_round();
         Ok(LaterRound {
             stride: best.stride,
             keys: best.keys.later(best.keys.len())?,
-            counts: best.counts.later(requests)?,
-            survivors: survivors.later(requests)?,
-            last: [begins.later(requests)?, ends.later(requests)?],
+            counts: best.counts.later(queries)?,
+            survivors: survivors.later(queries)?,
+            last: [begins.later(queries)?, ends.later(queries)?],
         })
     }
 

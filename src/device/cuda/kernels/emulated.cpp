@@ -26,6 +26,9 @@ namespace scan {
 namespace top {
 #include "topk.cu"
 }
+namespace merging {
+#include "merge.cu"
+}
 namespace ahead {
 #include "ahead.cu"
 }

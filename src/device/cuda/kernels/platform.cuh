@@ -85,3 +85,6 @@ DEVICE u32 ordered(float score) {
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 DEVICE float unordered(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
+
+// The nearest finite number.
+DEVICE float finite(float x) { return fminf(fmaxf(x, __uint_as_float(0xff7fffffu)), __uint_as_float(0x7f7fffffu)); }

@@ -65,25 +65,33 @@ DEVICE float product(const WideRows& w, const float* query, u32 slot, bool has_o
 
 struct ProductArgs {
     WideRows rows;
-    const float* queries; // [queries, dimension]
-    const u32* slots;     // [queries, stride]
-    const u32* counts;    // [queries]
-    u32* keys;            // [queries, stride] ordered products
-    u32 stride, unused;
+    const float* queries; // [requests, each, dimension]
+    const float* weights; // [each], or null: then each is 1, and the product counts as it is
+    const u32* slots;     // [requests, stride]
+    const u32* counts;    // [requests]
+    u32* keys;            // [requests, stride] ordered products, or the weighted sums of those with all queries of a request
+    u32 stride, each;
 };
 
-// Products of candidates with their queries: grid (parts, queries).
+// Products of candidates with their queries: grid (parts, requests).
 KERNEL(256, row_products, ProductArgs) {
     float* query = (float*)shared_memory();
-    for (u32 d = threadIdx.x; d < a.rows.dimension; d += blockDim.x)
-        query[d] = a.queries[(u64)blockIdx.y * a.rows.dimension + d];
-    __syncthreads();
-    u32 lanes = lanes_a_row(a.rows.dimension), each = 32 / lanes, count = a.counts[blockIdx.y];
+    u32 lanes = lanes_a_row(a.rows.dimension), rows = 32 / lanes, count = a.counts[blockIdx.y];
     u64 base = (u64)blockIdx.y * a.stride;
-    for (u32 first = (blockIdx.x * warps_of() + warp_of()) * each; first < count; first += gridDim.x * warps_of() * each) {
-        u32 n = first + lane_of() / lanes;
-        float score = product(a.rows, query, n < count ? a.slots[base + n] : 0, n < count, lanes);
-        if (n < count && lane_of() % lanes == 0) a.keys[base + n] = ordered(score);
+    for (u32 q = 0; q < a.each; q++) {
+        // Every warp is done with the query before.
+        __syncthreads();
+        for (u32 d = threadIdx.x; d < a.rows.dimension; d += blockDim.x)
+            query[d] = a.queries[((u64)blockIdx.y * a.each + q) * a.rows.dimension + d];
+        __syncthreads();
+        for (u32 first = (blockIdx.x * warps_of() + warp_of()) * rows; first < count; first += gridDim.x * warps_of() * rows) {
+            u32 n = first + lane_of() / lanes;
+            float score = product(a.rows, query, n < count ? a.slots[base + n] : 0, n < count, lanes);
+            if (n >= count || lane_of() % lanes != 0) continue;
+            if (a.weights) score = finite(__fmul_rn(a.weights[q], score));
+            if (q > 0) score = __fadd_rn(unordered(a.keys[base + n]), score);
+            a.keys[base + n] = ordered(a.weights && q + 1 == a.each ? finite(score) : score);
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `scan` | queries to codes, lists scored, lists scanned by dp4a and by tensor cores |
 //! | `top` | the best K, sorted or not |
+//! | `merge` | what several queries of a request found |
 //! | `bags` | pooled embedding bags |
 //! | `words` | filter programs |
 //! | `looks` | when filtered searches end |
@@ -16,6 +17,7 @@
 
 pub mod bags;
 pub mod looks;
+pub mod merge;
 pub mod rows;
 pub mod scan;
 pub mod steps;

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::scan::{CandidatesArgs, Collection};
-use super::{Shape, launch, need, parts, times};
+use super::{Shape, address_of, launch, need, parts, times};
 use crate::device::cuda::driver::Demand;
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
@@ -64,40 +64,50 @@ impl ItemRows<'_> {
         need("rows", self.bytes, self.scales.len() * self.row_bytes())
     }
 
-    /// The ordered products of candidates `slots[q, ..counts[q]]` with their queries `[queries, D]`, `[queries, stride]`.
+    /// The ordered products of candidates `slots[r, ..counts[r]]` with the query of request `r`, of queries `[requests, D]`; with weights their
+    /// weighted sums, of queries `[requests, weights, D]`. They go to `[requests, stride]`.
     ///
     /// # Errors
     /// `Internal` for arrays that are too short or where the launch fails.
-    pub fn products(&self, device: &Device, queries: &Array<f32>, of: &SlotRows<'_>, keys: &Array<u32>) -> Result<()> {
+    pub fn products(
+        &self,
+        device: &Device,
+        (queries, weights): (&Array<f32>, Option<&Array<f32>>),
+        of: &SlotRows<'_>,
+        keys: &Array<u32>,
+    ) -> Result<()> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]
         struct ProductArgs {
             rows: WideRowsArgs,
             queries: u64,
+            weights: u64,
             slots: u64,
             counts: u64,
             keys: u64,
             stride: u32,
-            unused: u32,
+            each: u32,
         }
-        let count = of.counts.len();
+        let (count, each) = (of.counts.len(), weights.map_or(1, Array::len));
         self.check()?;
-        need("queries", queries, count * self.dimension)?;
+        need("queries", queries, count * each * self.dimension)?;
         need("slots", of.slots, count * of.stride)?;
         need("products", keys, count * of.stride)?;
         let arguments = ProductArgs {
             rows: self.arguments(),
             queries: queries.address(),
+            weights: address_of(weights),
             slots: of.slots.address(),
             counts: of.counts.address(),
             keys: keys.address(),
             stride: of.stride as u32,
-            unused: 0,
+            each: each as u32,
         };
         let grid = [parts(device, of.stride, 32, count), count, 1];
         let demand = Demand {
-            single: times(&[count, of.stride, self.dimension]),
-            ..Demand::of_bytes(count * (of.stride * (self.row_bytes() + 8) + 4 * self.dimension))
+            again: times(&[count, of.stride, self.row_bytes() + 8, each.saturating_sub(1)]),
+            single: times(&[count, of.stride, self.dimension, each]),
+            ..Demand::of_bytes(count * (of.stride * (self.row_bytes() + 8) + 4 * self.dimension * each))
         };
         let shape = Shape { kernel: "row_products", grid, threads: 256, shared_bytes: 4 * self.dimension, demand };
         launch(device, &shape, &arguments)

@@ -1,0 +1,160 @@
+//! What several queries of a request found as one list, against a plain reading.
+
+use std::collections::BTreeMap;
+
+use sterling::device::cuda::cut::Share;
+use sterling::device::cuda::ops::merge::{FoundBy, merge};
+use sterling::device::cuda::ops::rows::SlotRows;
+use sterling::device::cuda::ops::top::Best;
+use sterling::ivf::{DeviceIndex, Rescore};
+use sterling::topk::{key, unkey};
+use sterling::units::Slot;
+
+use crate::emulation::{Random, device};
+use crate::scan::index;
+
+fn ordered(score: f32) -> u32 {
+    (key(score, Slot(0)) >> 32) as u32
+}
+
+fn number(key: u32) -> f32 {
+    unkey(u64::from(key) << 32).0
+}
+
+struct Case {
+    requests: usize,
+    weights: Vec<f32>,
+    stride: usize,
+    /// Slots are below this: the fewer, the more are found by several queries.
+    slots: usize,
+}
+
+/// Of each request the items with their scores, by their bits.
+fn plain(case: &Case, by: FoundBy, rows: &[Vec<(u32, f32)>]) -> Vec<BTreeMap<u32, u32>> {
+    let of_request = |rows: &[Vec<(u32, f32)>]| {
+        let mut found: BTreeMap<u32, Vec<f32>> = BTreeMap::new();
+        for (row, weight) in rows.iter().zip(&case.weights) {
+            for (slot, score) in row {
+                found.entry(*slot).or_default().push((score * weight).clamp(f32::MIN, f32::MAX));
+            }
+        }
+        let one = |scores: &Vec<f32>| match by {
+            FoundBy::Any => scores.iter().copied().fold(f32::MIN, f32::max),
+            FoundBy::All => scores.iter().sum::<f32>().clamp(f32::MIN, f32::MAX),
+        };
+        let stays = |scores: &Vec<f32>| by == FoundBy::Any || scores.len() == case.weights.len();
+        found
+            .iter()
+            .filter(|(_, scores)| stays(scores))
+            .map(|(slot, scores)| (*slot, (one(scores) + 0.0).to_bits()))
+            .collect()
+    };
+    rows.chunks(case.weights.len()).map(of_request).collect()
+}
+
+fn check(case: &Case, seed: u64) {
+    let (device, mut random) = (device(), Random::new(seed));
+    let row = |random: &mut Random| -> Vec<(u32, f32)> {
+        let mut slots: Vec<u32> = (0..case.slots as u32).collect();
+        (1..slots.len()).rev().for_each(|n| slots.swap(n, random.below(n + 1)));
+        slots.truncate(case.stride.min(case.slots) - random.below(case.stride.min(case.slots).min(5)));
+        let score = |random: &mut Random| match random.below(40) {
+            0 => 0.0,
+            1 => f32::MAX / 4.0,
+            2 => f32::MIN / 4.0,
+            _ => random.number(),
+        };
+        slots.into_iter().map(|slot| (slot, score(random))).collect()
+    };
+    let rows: Vec<Vec<(u32, f32)>> = (0..case.requests * case.weights.len()).map(|_| row(&mut random)).collect();
+    for by in [FoundBy::Any, FoundBy::All] {
+        let (mut keys, mut slots) = (vec![0; rows.len() * case.stride], vec![0; rows.len() * case.stride]);
+        for (n, row) in rows.iter().enumerate() {
+            for (at, (slot, score)) in row.iter().enumerate() {
+                (keys[n * case.stride + at], slots[n * case.stride + at]) = (ordered(*score), *slot);
+            }
+        }
+        let counts: Vec<u32> = rows.iter().map(|row| row.len() as u32).collect();
+        let found = Best {
+            keys: device.copy(&keys).unwrap(),
+            slots: device.copy(&slots).unwrap(),
+            counts: device.copy(&counts).unwrap(),
+            stride: case.stride,
+        };
+        let expected = plain(case, by, &rows);
+        // Room for just as many as there are.
+        let most = expected.iter().map(BTreeMap::len).max().unwrap();
+        let merged = merge(&device, found, by, &device.copy(&case.weights).unwrap(), most).unwrap();
+        let counts = merged.counts.read(case.requests).unwrap();
+        let (keys, slots) = (merged.keys.to_vec().unwrap(), merged.slots.to_vec().unwrap());
+        for (n, expected) in expected.iter().enumerate() {
+            let places = n * most..n * most + counts[n] as usize;
+            assert_eq!(places.len(), expected.len(), "request {n} of seed {seed}, {by:?}");
+            let got: BTreeMap<u32, u32> = places.map(|at| (slots[at], number(keys[at]).to_bits())).collect();
+            assert_eq!(got, *expected, "request {n} of seed {seed}, {by:?}");
+        }
+    }
+}
+
+#[test]
+fn what_queries_found_is_merged_as_a_plain_reading_would() {
+    check(&Case { requests: 1, weights: vec![1.0], stride: 1, slots: 1 }, 1);
+    check(&Case { requests: 3, weights: vec![1.0, 1.5], stride: 40, slots: 60 }, 2);
+    check(&Case { requests: 2, weights: vec![0.5, 4_294_967_296.0, 3.0], stride: 1, slots: 2 }, 3);
+    check(&Case { requests: 2, weights: vec![1.0; 64], stride: 9, slots: 9 }, 4);
+    // More than a run that is sorted at once, and than the threads of all blocks.
+    check(&Case { requests: 1, weights: vec![1.0, 2.0], stride: 2500, slots: 3000 }, 5);
+    for seed in 6..14 {
+        let mut random = Random::new(seed);
+        let weights = (0..1 + random.below(4)).map(|_| random.number().abs() + 0.1).collect();
+        let (stride, more) = (1 + random.below(300), 1 + random.below(300));
+        check(&Case { requests: 1 + random.below(3), weights, stride, slots: stride.max(more) }, seed);
+    }
+}
+
+#[test]
+fn nothing_found_is_nothing_merged() {
+    let device = device();
+    let weights = device.copy(&[1f32, 2.0]).unwrap();
+    let nothing = |rows: usize, stride: usize| Best {
+        keys: device.room(rows * stride).unwrap(),
+        slots: device.room(rows * stride).unwrap(),
+        counts: device.zeros(rows).unwrap(),
+        stride,
+    };
+    for stride in [0, 8] {
+        let merged = merge(&device, nothing(4, stride), FoundBy::Any, &weights, 0).unwrap();
+        assert_eq!(merged.counts.read(2).unwrap(), [0, 0]);
+    }
+    let error = merge(&device, nothing(3, 8), FoundBy::Any, &weights, 8).unwrap_err().to_string();
+    assert!(error.contains("what 3 queries found, expected a multiple of 2"), "{error}");
+}
+
+#[test]
+fn products_with_several_queries_are_their_weighted_sum() {
+    for (rescore, dimension) in [(Rescore::None, 30), (Rescore::F16, 33), (Rescore::F32, 128)] {
+        let (index, _) = index(300, dimension, 7, rescore, true);
+        let device = device();
+        let copied = DeviceIndex::copy(&device, &index, &index.cut(Share::WHOLE), 0).unwrap();
+        let mut random = Random::new(dimension as u64);
+        let (weights, requests, stride) = ([0.5f32, 2.0, 1.25], 2, 300);
+        let vectors = random.numbers(requests * weights.len() * dimension);
+        let first = index.list_offsets()[0];
+        let slots: Vec<u32> =
+            (0..requests * stride).map(|_| first + random.below(index.list_lengths()[0] as usize) as u32).collect();
+        let counts = [300u32, 13];
+        let of = SlotRows { slots: &device.copy(&slots).unwrap(), counts: &device.copy(&counts).unwrap(), stride };
+        let keys = device.room(requests * stride).unwrap();
+        let (vectors_on, weights_on) = (device.copy(&vectors).unwrap(), device.copy(&weights).unwrap());
+        copied.rows().products(&device, (&vectors_on, Some(&weights_on)), &of, &keys).unwrap();
+        let keys = keys.to_vec().unwrap();
+        for (n, vectors) in vectors.chunks(weights.len() * dimension).enumerate() {
+            for at in n * stride..n * stride + counts[n] as usize {
+                let product = |query: &[f32]| index.product(query, Slot(slots[at]));
+                let want: f32 = vectors.chunks(dimension).zip(&weights).map(|(query, w)| w * product(query)).sum();
+                let got = number(keys[at]);
+                assert!((got - want).abs() <= 5e-5 * want.abs().max(1.0), "{rescore:?}: {got}, expected {want}");
+            }
+        }
+    }
+}
