@@ -134,11 +134,11 @@ impl App {
         warnings.extend(self.peers.iter().flat_map(|peers| peers.troubles()));
         for model in self.registry.list() {
             let (name, view) = (model.name(), model.view());
-            let (drift, fresh) = (view.drift(), view.fresh_items());
-            if drift >= FRESH_SHARE_MAX && fresh >= FRESH_MIN {
+            let (drift, items) = (view.drift(), view.fresh_items() + view.changed_items());
+            if drift >= FRESH_SHARE_MAX && items >= FRESH_MIN {
                 let share = (drift * 100.0).round();
                 warnings.push(format!(
-                    "model `{name}`: {share} % of its snapshot are changed or lie beside it ({fresh} items), which slows searches: merge them"
+                    "model `{name}`: {share} % of its snapshot are changed or lie beside it ({items} items), which slows searches: merge them"
                 ));
             }
             let trouble = self.feed(&model).ok().and_then(|feed| feed.trouble());

@@ -57,6 +57,7 @@ impl Said {
 #[utoipa::path(post, path = "/v1/models/{model}/items:upsert", tag = "items",
     params(("model" = String, Path, description = "The model's name"),
         ("if_position" = Option<u64>, Query, description = "Refuses the call where the last update has another position."),
+        ("min_position" = Option<u64>, Query, description = "Items are looked up for changes once the updates up to this position are seen."),
         ("idempotency-key" = Option<String>, Header, description = "A repeated call with one key happens once.")),
     request_body(content((inline(UpsertRequest) = "application/json"), (String = "application/x-ndjson"), (Vec<u8> = "application/vnd.apache.arrow.stream"))),
     responses((status = 200, body = UpdateResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
@@ -64,8 +65,9 @@ pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, re
     let loaded = app.registry.get(&model, Which::Active)?;
     let (feed, said) = (app.feed(&loaded)?, Said::of(&request, &ITEMS_SENT)?);
     let expected = number(request.uri(), "if_position")?;
+    let view = seen(&app, &loaded, request.uri()).await?;
     let body = app.bodies.read_any(request).await?;
-    let (view, sent, mut memory) = (loaded.view(), said.sent, app.bodies.memory());
+    let (sent, mut memory) = (said.sent, app.bodies.memory());
     let (fresh, most) = (view.fresh_items(), FRESH_ITEMS.max(view.main().index.items()));
     if fresh >= most {
         return Err(Error::no_space(format!(
@@ -118,10 +120,9 @@ pub async fn delete(State(app): State<Arc<App>>, Names(model): Names<String>, re
     let body = app.bodies.read(request).await?;
     let digest = xxh3_64(&body);
     let request = wire::deletion(&body)?;
-    let dry_run = request.dry_run;
+    let (dry_run, position) = (request.dry_run, view.position());
     let ids = app.asides.run(move || named(&view, request)).await?;
     if dry_run {
-        let position = loaded.view().position();
         return Ok(json(&DeleteResponse { model, position, deleted: ids.len(), dry_run, ..DeleteResponse::default() }));
     }
     let updates = ids.into_iter().map(|id| Update::Delete { id: id.0 }).collect();

@@ -93,7 +93,7 @@ pub(super) static TABLE: [Route; 54] = table! {
     GET "/v1/models/{model}/items", Read, Model, "find", browse::find, column, contains, limit, min_position;
     GET "/v1/models/{model}/items/{id}", Read, Model, "item", items::item, min_position;
     GET "/v1/models/{model}/items:position", Read, Model, "position", items::position, min_position;
-    POST "/v1/models/{model}/items:upsert", Write, Model, "upsert", items::upsert, if_position;
+    POST "/v1/models/{model}/items:upsert", Write, Model, "upsert", items::upsert, if_position, min_position;
     POST "/v1/models/{model}/items:delete", Write, Model, "delete", items::delete, if_position, min_position;
     POST "/v1/models/{model}/items:merge", Admin, Model, "merge", items::merge, min_position;
     GET "/v1/models/{model}/queries", Read, Model, "queries", calls::queries;

@@ -49,6 +49,26 @@ fn post(server: &Server, path: &str, headers: &[(&str, &str)], body: &str) -> (u
 }
 
 #[test]
+fn a_call_changes_what_its_caller_has_put_before() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path());
+    let server = serve(folder.path());
+    for id in 10..60 {
+        let attributes = json!({"lang": ["de"], "year": 2010, "price": 1});
+        let put = upsert(&server, json!([{"id": id, "embedding": [1, id], "attributes": attributes}]));
+        let path = format!("{ITEMS}:upsert?min_position={}", put["position"]);
+        let changed = server.ask(&path, json!({"items": [{"id": id, "set": {"price": id}}]}));
+        assert_eq!((&changed["accepted"], &changed["refused"]), (&json!(1), &json!([])), "{changed}");
+    }
+    let (status, problem) = post(&server, &format!("{ITEMS}:upsert?min_position=999"), &[], "{\"items\": []}");
+    assert_eq!(status, 400, "{problem}");
+    assert!(
+        problem["detail"].as_str().unwrap().contains("min_position: got 999, the last update has 100"),
+        "{problem}"
+    );
+}
+
+#[test]
 fn items_are_found_changed_and_gone_and_stay_so() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path());
