@@ -268,21 +268,7 @@ fn workers_side_by_side_and_killed_ones_make_what_one_does() {
     for step in ["embed", "assign"] {
         let ending = if step == "embed" { "" } else { "-lists" };
         for wait in [0, 2, 8, 20, 50] {
-            let before = entries(&catalogue.path("parts"));
-            let mut process = catalogue.spawn(step, &[]);
-            let start = Instant::now();
-            // It writes: an entry more is there than before, if only one that is being made.
-            while entries(&catalogue.path("parts")) <= before
-                && start.elapsed() < Duration::from_secs(60)
-                && process.try_wait().unwrap().is_none()
-            {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            std::thread::sleep(Duration::from_millis(wait));
-            let was_running = process.try_wait().unwrap().is_none();
-            let _ = process.kill();
-            process.wait().unwrap();
-            kills += usize::from(was_running);
+            kills += usize::from(killed_while_it_writes(&catalogue, (step, &[]), wait));
         }
         assert!(kills >= 1, "{step}: nothing was killed while it wrote");
         kills = 0;
@@ -321,6 +307,25 @@ fn workers_side_by_side_and_killed_ones_make_what_one_does() {
 
 fn entries(folder: &Path) -> usize {
     std::fs::read_dir(folder).map_or(0, Iterator::count)
+}
+
+/// Kills a worker so many milliseconds after it began to write; false where it was done before.
+fn killed_while_it_writes(catalogue: &Catalogue, (step, more): (&str, &[&str]), wait: u64) -> bool {
+    let before = entries(&catalogue.path("parts"));
+    let mut process = catalogue.spawn(step, more);
+    let start = Instant::now();
+    // It writes: an entry more is there than before, if only one that is being made.
+    while entries(&catalogue.path("parts")) <= before
+        && start.elapsed() < Duration::from_secs(60)
+        && process.try_wait().unwrap().is_none()
+    {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(wait));
+    let was_running = process.try_wait().unwrap().is_none();
+    let _ = process.kill();
+    process.wait().unwrap();
+    was_running
 }
 
 fn refused(said: (i32, String, String), what: &str) {
@@ -767,23 +772,9 @@ fn shards_cut_by_workers_that_are_doubled_and_killed_are_those_of_one() {
     let catalogue = Catalogue::lines(&[1500; 2]);
     let expected = catalogue.published("3", &[]);
     catalogue.assigned();
-    let more = ["--shards", "3"];
     let mut kills = 0;
     for wait in [0, 5, 20, 60, 200] {
-        let before = entries(&catalogue.path("parts"));
-        let mut process = catalogue.spawn("cut", &more);
-        let start = Instant::now();
-        // It writes: an entry more is there than before, if only one that is being made.
-        while entries(&catalogue.path("parts")) <= before
-            && start.elapsed() < Duration::from_secs(60)
-            && process.try_wait().unwrap().is_none()
-        {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        std::thread::sleep(Duration::from_millis(wait));
-        kills += usize::from(process.try_wait().unwrap().is_none());
-        let _ = process.kill();
-        process.wait().unwrap();
+        kills += usize::from(killed_while_it_writes(&catalogue, ("cut", &["--shards", "3"]), wait));
     }
     assert!(kills >= 1, "nothing was killed while it wrote");
     let workers: Vec<Child> = (0..2)
