@@ -74,10 +74,10 @@ impl Queries {
         Ok(Queries { source, ..Queries::checked(path, Ok(vectors), index)? })
     }
 
-    /// Reads queries of a `.npy` matrix.
+    /// Reads queries of a `.npy` matrix, `[Q, D]`, as many as are worth their time, spread over it.
     ///
     /// # Errors
-    /// As [`Queries::read`].
+    /// `Invalid` with the file and the row that is no query for this index; `Io`.
     pub fn of_matrix(path: &Path, index: &ivf::Index) -> Result<Self> {
         Queries::checked(path, matrix(path, worth_of(index)), index)
     }
