@@ -53,6 +53,8 @@ pub const VALUE_BYTES_MAX: usize = 64 * 1024;
 pub const VALUE_DEPTH_MAX: usize = 64;
 /// Items beside a snapshot, or as many as it has where that is more: beyond it updates are refused until a version is published.
 pub const FRESH_ITEMS: usize = 100_000;
+/// Bytes in memory of what updates have laid beside a snapshot, or as many as its files have where that is more: the same.
+pub const FRESH_BYTES: u64 = 1 << 30;
 /// Most bytes of the attributes of an item that is brought, as they are kept in memory.
 pub const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 /// Largest request body, in bytes.

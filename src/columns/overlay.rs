@@ -75,6 +75,17 @@ impl Value {
         }
     }
 
+    /// Bytes that it takes in memory.
+    pub fn bytes(&self) -> usize {
+        let beside = match self {
+            Value::Missing | Value::Integer(_) | Value::Float(_) => 0,
+            Value::Integers(values) => size_of_val(&**values),
+            Value::Text(text) => text.len(),
+            Value::Texts(texts) => size_of_val(&**texts) + texts.iter().map(String::len).sum::<usize>(),
+        };
+        size_of::<Value>() + beside
+    }
+
     fn integers(&self) -> &[i64] {
         match self {
             Value::Integer(value) => std::slice::from_ref(value),
@@ -123,6 +134,8 @@ pub struct Overlay {
     columns: Vec<OfColumn>,
     /// Slots that have any.
     slots: usize,
+    /// What the values take in memory.
+    bytes: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -147,6 +160,11 @@ impl Overlay {
     /// True where none has.
     pub fn is_empty(&self) -> bool {
         self.slots == 0
+    }
+
+    /// Bytes that the changed values take in memory.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// True where a value of the slot has changed.
@@ -195,12 +213,15 @@ impl Overlay {
         }
         let column = &mut self.columns[column];
         column.is_single &= value.is_single();
-        column.values.insert(slot, value);
+        self.bytes += value.bytes();
+        let replaced = column.values.insert(slot, value);
+        self.bytes -= replaced.map_or(0, |value| value.bytes());
     }
 
     /// Forgets what has changed of a slot.
     pub fn remove(&mut self, slot: Slot) {
-        let removed = self.columns.iter_mut().fold(false, |any, column| column.values.remove(slot) | any);
-        self.slots -= usize::from(removed);
+        self.slots -= usize::from(self.contains(slot));
+        let removed = self.columns.iter_mut().filter_map(|column| column.values.remove(slot));
+        self.bytes -= removed.map(|value| value.bytes()).sum::<usize>();
     }
 }

@@ -62,8 +62,8 @@ impl<T> Sparse<T> {
 }
 
 impl<T: Clone> Sparse<T> {
-    /// Gives a slot a value; true where it had none.
-    pub(super) fn insert(&mut self, slot: Slot, value: T) -> bool {
+    /// Gives a slot a value. Returns the one that it had.
+    pub(super) fn insert(&mut self, slot: Slot, value: T) -> Option<T> {
         let (word, bit) = (slot.index() / SLOTS, slot.index() % SLOTS);
         if self.nodes.len() <= word / PAGES {
             self.nodes.resize(word / PAGES + 1, None);
@@ -74,33 +74,28 @@ impl<T: Clone> Sparse<T> {
         let page = Arc::make_mut(page);
         let at = place(page.filled, bit);
         if page.filled >> bit & 1 == 1 {
-            page.values[at] = value;
-            return false;
+            return Some(std::mem::replace(&mut page.values[at], value));
         }
         page.values.insert(at, value);
         page.filled |= 1 << bit;
         self.len += 1;
-        true
+        None
     }
 
-    /// Takes the value of a slot away; true where it had one.
-    pub(super) fn remove(&mut self, slot: Slot) -> bool {
-        if self.get(slot).is_none() {
-            return false;
-        }
+    /// Takes the value of a slot away, where it has one.
+    pub(super) fn remove(&mut self, slot: Slot) -> Option<T> {
+        // What is shared is copied only where something is taken.
+        self.get(slot)?;
         let (word, bit) = (slot.index() / SLOTS, slot.index() % SLOTS);
-        let Some(node) = &mut self.nodes[word / PAGES] else { return false };
-        let page = &mut Arc::make_mut(node)[word % PAGES];
-        if let Some(kept) = page {
-            let kept = Arc::make_mut(kept);
-            kept.values.remove(place(kept.filled, bit));
-            kept.filled &= !(1 << bit);
-            if kept.filled == 0 {
-                *page = None;
-            }
+        let page = &mut Arc::make_mut(self.nodes[word / PAGES].as_mut()?)[word % PAGES];
+        let kept = Arc::make_mut(page.as_mut()?);
+        let removed = kept.values.remove(place(kept.filled, bit));
+        kept.filled &= !(1 << bit);
+        if kept.filled == 0 {
+            *page = None;
         }
         self.len -= 1;
-        true
+        Some(removed)
     }
 }
 
@@ -133,8 +128,8 @@ mod tests {
                 // Few slots, so that many of them are changed again.
                 let slot = if n % 2 == 0 { slot } else { slot % 100 };
                 match value {
-                    Some(value) => prop_assert_eq!(sparse.insert(Slot(slot), value), expected.insert(slot, value).is_none()),
-                    None => prop_assert_eq!(sparse.remove(Slot(slot)), expected.remove(&slot).is_some()),
+                    Some(value) => prop_assert_eq!(sparse.insert(Slot(slot), value), expected.insert(slot, value)),
+                    None => prop_assert_eq!(sparse.remove(Slot(slot)), expected.remove(&slot)),
                 }
                 if n % 50 == 0 {
                     copies.push((sparse.clone(), expected.clone()));

@@ -19,6 +19,8 @@ use crate::snapshot::Store;
 const LOOK: Duration = Duration::from_secs(1);
 /// Items beside a snapshot, with those of it that are gone, that are too few for a merge by themselves.
 const CHANGED_MIN: f64 = 1024.0;
+/// How full the room for updates may become before a merge, however few items have changed.
+const FULL: f64 = 0.5;
 /// How long after a failure a model is left alone, and at most: each failure doubles it.
 const WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
 
@@ -94,7 +96,8 @@ impl Compactor {
         let view = loaded.view();
         let (drift, items) = (view.drift(), view.main().index.items() as f64);
         let waits = self.failed.get(loaded.name()).is_some_and(|(until, _)| Instant::now() < *until);
-        self.options.share > 0.0 && drift >= self.options.share && drift * items >= CHANGED_MIN && !waits
+        let has_changed = drift >= self.options.share && drift * items >= CHANGED_MIN;
+        self.options.share > 0.0 && (has_changed || view.fullness() >= FULL) && !waits
     }
 
     /// Publishes what the active version of a model shows, lets it answer, and lets go of what that makes superfluous.

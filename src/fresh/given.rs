@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use super::update::{Put, Update};
 use crate::columns::ColumnKind;
-use crate::error::ShortNumber;
 use crate::items::EMBEDDING;
 use crate::limits::{ATTRIBUTE_BYTES_MAX, COMPONENT_MAX};
 use crate::snapshot::{VectorRows, shard_of};
@@ -14,6 +13,9 @@ use crate::view::{Attribute, View};
 
 /// Most updates of one call.
 pub const UPDATES_MAX: usize = 10_000;
+
+/// Longest text that a reason repeats.
+const SHOWN_BYTES: usize = 40;
 
 /// The values of one attribute as a caller brings them; what they mean, the model's columns say.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,6 +59,12 @@ impl GivenItem {
         Wrong { id: Some(self.id), field: field.into(), reason: reason.into() }
     }
 
+    /// What the caller calls the field of an attribute, or of all where there is no name.
+    pub fn field(whole: bool, name: &str) -> String {
+        let of = if whole { "attributes" } else { "set" };
+        if name.is_empty() { of.into() } else { format!("{of}.{name}") }
+    }
+
     /// The update that it asks for. `seen` are the ids of the call so far.
     ///
     /// # Errors
@@ -78,7 +86,7 @@ impl GivenItem {
         let (mut named, mut bytes) = (BTreeSet::new(), 0);
         for (name, values) in &self.attributes {
             if !named.insert(name) {
-                return Err(self.wrong(format!("attributes.{name}"), "given twice"));
+                return Err(self.wrong(GivenItem::field(self.whole, name), "given twice"));
             }
             match self.attribute(view, name, values)? {
                 Brought::Attribute(attribute) => {
@@ -90,7 +98,7 @@ impl GivenItem {
         }
         if bytes > ATTRIBUTE_BYTES_MAX {
             let reason = format!("they take {bytes} bytes of memory, expected {ATTRIBUTE_BYTES_MAX} at most");
-            return Err(self.wrong("attributes", reason));
+            return Err(self.wrong(GivenItem::field(self.whole, ""), reason));
         }
         if !self.whole {
             return match view.slot(ItemId(self.id)) {
@@ -150,7 +158,7 @@ impl GivenItem {
     /// The values of an attribute as its column, the item tower or one of `[[item.vectors]]` takes them.
     fn attribute(&self, view: &View, name: &str, values: &GivenValues) -> Result<Brought, Wrong> {
         let main = view.main();
-        let field = || format!("attributes.{name}");
+        let field = || GivenItem::field(self.whole, name);
         let source = main.package.item.as_ref().and_then(|t| t.features().iter().find(|f| f.source() == name));
         if let (Some(_), false) = (source, self.whole) {
             let reason = "the item tower reads it: expected the whole item, from which a new vector is made";
@@ -179,10 +187,14 @@ impl GivenItem {
                 return Err(self.wrong(field(), format!("unknown, expected one of: {}", known.join(", "))));
             }
         };
+        let expected = match kind {
+            ColumnKind::Floats => "a number that a float of 64 bits keeps exactly",
+            _ => kind.plural(),
+        };
         let attribute = values.as_kind(kind);
         attribute
             .map(Brought::Attribute)
-            .ok_or_else(|| self.wrong(field(), format!("got {}, expected {}", values.shown(), kind.plural())))
+            .ok_or_else(|| self.wrong(field(), format!("got {}, expected {expected}", values.shown())))
     }
 }
 
@@ -222,10 +234,14 @@ impl GivenValues {
         match self {
             GivenValues::Missing => "nothing".into(),
             GivenValues::Integers(values) if values.len() == 1 => values[0].to_string(),
-            GivenValues::Numbers(values) if values.len() == 1 => ShortNumber(values[0]).to_string(),
+            // Its point says that it is no integer.
+            GivenValues::Numbers(values) if values.len() == 1 => format!("{:?}", values[0]),
             GivenValues::Integers(values) => format!("{} integers", values.len()),
             GivenValues::Numbers(values) => format!("{} numbers", values.len()),
-            GivenValues::Texts(_) => "texts".into(),
+            GivenValues::Texts(values) => match &values[..] {
+                [one] if one.len() <= SHOWN_BYTES => format!("the text `{one}`"),
+                _ => format!("{} texts", values.len()),
+            },
         }
     }
 }

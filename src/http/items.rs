@@ -21,7 +21,7 @@ use super::wire::{
 };
 use crate::error::{Error, Result};
 use crate::fresh::{Call, Feed, Update};
-use crate::limits::{EXCLUDE_MAX, FRESH_ITEMS};
+use crate::limits::{EXCLUDE_MAX, FRESH_BYTES, FRESH_ITEMS};
 use crate::registry::Which;
 use crate::units::ItemId;
 use crate::view::View;
@@ -68,10 +68,10 @@ pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, re
     let view = seen(&app, &loaded, request.uri()).await?;
     let body = app.bodies.read_any(request).await?;
     let (sent, mut memory) = (said.sent, app.bodies.memory());
-    let (fresh, most) = (view.fresh_items(), FRESH_ITEMS.max(view.main().index.items()));
-    if fresh >= most {
+    if view.fullness() >= 1.0 {
+        let (items, bytes) = (view.fresh_items(), view.bytes_beside(|_| false));
         return Err(Error::no_space(format!(
-            "model `{model}`: {fresh} items lie beside the snapshot, expected fewer than {most}: publish a version with them in it"
+            "model `{model}`: {items} items and {bytes} bytes lie beside the snapshot, expected fewer than {FRESH_ITEMS} and {FRESH_BYTES}, or than it has itself: merge them, or publish a version with them in it"
         ))
         .into());
     }

@@ -4,7 +4,7 @@
 //! Nothing is kept of a ranking: a page runs the pass again, for as many more results, over the view that the first one saw. That view is kept for
 //! a while where updates have gone beyond it, also for the pages of routers (`parts`).
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,8 @@ use crate::view::View;
 const KEPT: Duration = Duration::from_secs(60);
 /// Views that are kept at most; the oldest goes first.
 const VIEWS_MAX: usize = 64;
+/// Bytes of what lies beside the snapshots of all that are kept, which updates may have replaced since; the same.
+const BYTES_MAX: u64 = 1 << 30;
 /// How often it is looked whether a view must go.
 const SWEEP: Duration = Duration::from_secs(1);
 
@@ -119,6 +121,12 @@ impl Kept {
     }
 }
 
+/// Bytes beside the snapshots of views: segments that they share count once, what has changed in place for each.
+fn bytes_beside(kept: &VecDeque<Kept>) -> u64 {
+    let mut known = HashSet::new();
+    kept.iter().map(|kept| kept.view.bytes_beside(|segment| !known.insert(Arc::as_ptr(segment)))).sum()
+}
+
 /// The views that cursors were given for.
 #[derive(Clone, Default)]
 pub(super) struct Pages(Arc<Mutex<VecDeque<Kept>>>);
@@ -142,6 +150,9 @@ impl Pages {
             kept.pop_front();
         }
         kept.push_back(Kept { model, view, until: Instant::now() + KEPT });
+        while kept.len() > 1 && bytes_beside(&kept) > BYTES_MAX {
+            kept.pop_front();
+        }
         drop(kept);
         if is_first {
             tokio::spawn(self.clone().sweep(registry.clone()));

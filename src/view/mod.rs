@@ -23,6 +23,7 @@ use crate::columns::{Column, Columns, Overlay, Stacked, Value};
 use crate::error::Result;
 use crate::filter::{self, Plan};
 use crate::ivf;
+use crate::limits::{FRESH_BYTES, FRESH_ITEMS};
 use crate::locks::locked;
 use crate::search::{Catalogue, CataloguePart, Tombstones};
 use crate::snapshot::{Ids, Snapshot, VectorRows};
@@ -234,6 +235,20 @@ impl View {
     /// Number of items of the main snapshot that have changed where they lie.
     pub fn changed_items(&self) -> usize {
         self.overlay.len()
+    }
+
+    /// Bytes in memory of what changes in place and of segments, where the caller does not know one: `is_known` says so of each.
+    pub fn bytes_beside(&self, mut is_known: impl FnMut(&Arc<Segment>) -> bool) -> u64 {
+        let segments = self.pieces.iter().map(|piece| &piece.segment).filter(|segment| !is_known(segment));
+        (self.overlay.bytes() + segments.map(|segment| segment.bytes()).sum::<usize>()) as u64
+    }
+
+    /// How full the room is that updates have beside the main snapshot: a share of the items or of the bytes that may lie there,
+    /// whichever is more. From 1 on no more must come.
+    pub fn fullness(&self) -> f64 {
+        let items = FRESH_ITEMS.max(self.main.index.items());
+        let bytes = FRESH_BYTES.max(self.main.manifest.bytes());
+        (self.fresh_items() as f64 / items as f64).max(self.bytes_beside(|_| false) as f64 / bytes as f64)
     }
 
     /// What updates have made of the main snapshot, as a share of its items: items that lie beside it, slots whose items are gone,

@@ -96,6 +96,8 @@ pub struct Segment {
     vectors: Vec<Table>,
     /// The list of each slot in the main snapshot.
     lists: Vec<u32>,
+    /// Bytes of its files, were it written.
+    bytes: usize,
 }
 
 impl Segment {
@@ -108,18 +110,22 @@ impl Segment {
         let has_lists = rows.len() >= assigner.lists() * LISTED_MIN;
         let lists = has_lists.then(|| rows.iter().map(|row| row.list).collect());
         let built = assigner.arrange_coded(&vectors, lists)?;
-        let index = ivf::Index::open(&built.coded_in_memory(&vectors, "fresh index")?)?;
+        let tensors = built.coded_in_memory(&vectors, "fresh index")?;
+        let mut bytes = tensors.bytes().len();
+        let index = ivf::Index::open(&tensors)?;
         let mut file = TensorFile::new();
         let attribute = |row: usize, column: usize| Cow::Borrowed(&rows[row].attributes[column]);
         columns::encode(&item_columns(&main.columns, rows.len(), attribute), &built.order, &mut file)?;
         let numbers: Vec<i64> = rows.iter().map(|row| row.id).collect();
         ids::encode(&numbers, &built.order, &mut file)?;
         let tensors = file.in_memory("fresh columns")?;
+        bytes += tensors.bytes().len();
         let columns = Columns::open(&tensors, index.slots())?;
         let ids = Ids::open(&tensors, index.slots(), index.items())?;
         let mut file = TensorFile::new();
         filter::encode(&columns, index.list_offsets(), index.list_lengths(), &main.recipe.filter, &mut file)?;
         let tensors = file.in_memory("fresh filter")?;
+        bytes += tensors.bytes().len();
         let filter = filter::Index::open(&tensors, index.list_offsets(), index.list_lengths(), columns.terms())?;
         let number = |(name, _): &(String, Vec<f32>)| columns.list().find(|c| c.name() == name)?.numbers();
         let numbers = main.numbers.iter().map(|column| number(column).unwrap_or_default()).collect();
@@ -132,8 +138,17 @@ impl Segment {
         let vectors = VectorRows::of(&main.package.spec.item.vectors)?.tables(built.order.len(), row)?;
         let from = RowSources { package: &main.package, columns: &columns, ids: &ids, vectors: &vectors };
         let parts = ItemParts::work_out(&from, &index, false)?;
-        let candidates = CandidateRows::open(&from, parts.map(|parts| parts.unchecked()).transpose()?)?;
-        Ok(Segment { index, filter, columns, ids, candidates, numbers, vectors, lists })
+        let parts = parts.map(|parts| parts.unchecked()).transpose()?;
+        for table in vectors.iter().chain(&parts) {
+            bytes += table.spec().row_bytes()? * table.spec().rows as usize;
+        }
+        let candidates = CandidateRows::open(&from, parts)?;
+        Ok(Segment { index, filter, columns, ids, candidates, numbers, vectors, lists, bytes })
+    }
+
+    /// Bytes that it takes in memory, but for a few of each item.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// The item index.

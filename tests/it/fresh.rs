@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sterling::fresh::{Fresh, Put, Update};
 use sterling::ivf::Rescore;
+use sterling::limits::FRESH_BYTES;
 use sterling::publish::merge;
 use sterling::snapshot::{Placement, Snapshot, Store};
 use sterling::units::ItemId;
@@ -409,6 +410,51 @@ fn what_goes_while_segments_become_one_stays_gone() {
         check(random, &Arc::new(fresh.view().unwrap()), &items);
     }
     assert!(joins > 0);
+}
+
+#[test]
+fn what_updates_take_in_memory_is_counted() {
+    const TEXT: usize = 50_000;
+    let random = &mut Random::new(9);
+    let folder = tempfile::tempdir().unwrap();
+    let items = catalogue(random, 40);
+    let main = published(folder.path(), &items, Rescore::F32);
+    let texts = |n: usize| vec![("language".to_owned(), Attribute::Texts(vec![format!("{n}{}", "x".repeat(TEXT))]))];
+    let bytes = |fresh: &mut Fresh| fresh.view().unwrap().bytes_beside(|_| false) as usize;
+    let set = |&id: &i64, text: usize| Update::Set { id, attributes: texts(text) };
+
+    let mut fresh = Fresh::new(main.clone(), 0).in_place();
+    assert_eq!(bytes(&mut fresh), 0);
+    let changed: Vec<Update> = items.keys().map(|id| set(id, 1)).collect();
+    assert!(fresh.apply(&changed).unwrap().is_empty());
+    let of_all = bytes(&mut fresh);
+    assert!((40 * TEXT..41 * TEXT).contains(&of_all), "{of_all}");
+    assert!(fresh.apply(&changed).unwrap().is_empty());
+    assert_eq!(bytes(&mut fresh), of_all, "what is replaced is gone");
+    let short = |&id: &i64| Update::Set { id, attributes: vec![("language".to_owned(), Attribute::Missing)] };
+    let updates: Vec<Update> = items.keys().take(30).map(short).collect();
+    assert!(fresh.apply(&updates).unwrap().is_empty());
+    assert!((10 * TEXT..11 * TEXT).contains(&bytes(&mut fresh)));
+    let updates: Vec<Update> = items.keys().map(|&id| Update::Delete { id }).collect();
+    assert!(fresh.apply(&updates).unwrap().is_empty());
+    assert_eq!(bytes(&mut fresh), 0, "nothing has changed of what is gone");
+
+    let mut fresh = Fresh::new(main, 0);
+    let updates: Vec<Update> = (0..40)
+        .map(|n| Put {
+            id: 1000 + n,
+            vector: Some(vec![1.0; DIMENSION]),
+            attributes: texts(n as usize),
+            dense: Vec::new(),
+        })
+        .map(Update::Put)
+        .collect();
+    assert!(fresh.apply(&updates).unwrap().is_empty());
+    let view = fresh.view().unwrap();
+    let (of_all, known) = (view.bytes_beside(|_| false), view.bytes_beside(|_| true));
+    assert!((40 * TEXT as u64..50 * TEXT as u64).contains(&of_all) && known == 0, "{of_all} {known}");
+    let share = of_all as f64 / FRESH_BYTES as f64;
+    assert!((view.fullness() - share).abs() < 1e-9, "{} {share}", view.fullness());
 }
 
 #[test]

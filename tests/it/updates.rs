@@ -253,15 +253,49 @@ fn bad_input_is_refused_by_item_and_the_rest_is_taken() {
         (9, "attributes.lang"),
         (10, "id"),
         (11, "embedding"),
-        (12, ""),
+        (12, "id"),
         (13, ""),
-        (14, ""),
-        (15, ""),
+        (14, "more"),
+        (15, "embedding[0]"),
         (17, "attributes"),
         (18, "attributes"),
-        (19, "attributes"),
+        (19, "set"),
     ];
     assert_eq!(refused, expected);
+    let refused = answer["refused"].as_array().unwrap();
+    assert!(refused.iter().filter(|r| r.get("id").is_none()).map(|r| r["place"].as_u64()).eq([Some(12), Some(13)]));
+    let odd = [
+        (json!({"id": 2, "set": null}), "set", "invalid type: null, expected an object of attributes at line 1 column"),
+        (
+            json!({"id": 2, "set": {"year": 9_223_372_036_854_775_808_u64}}),
+            "set.year",
+            "got 9223372036854775808, expected an integer of at most 9223372036854775807",
+        ),
+        (
+            json!({"id": 2, "set": {"price": 9_007_199_254_740_993_i64}}),
+            "set.price",
+            "got 9007199254740993, expected a number that a float of 64 bits keeps exactly",
+        ),
+        (json!({"id": 2, "set": {"year": 1999.0}}), "set.year", "got 1999.0, expected integers"),
+        (json!({"id": 2, "set": {"year": true}}), "set.year", "got the text `true`, expected integers"),
+        (json!({"id": 2, "set": {"year": ["a", "b"]}}), "set.year", "got 2 texts, expected integers"),
+        (
+            json!({"id": 2, "set": {"lang": {}}}),
+            "set.lang",
+            "expected a text, a number, a list of texts or of numbers, or null",
+        ),
+        (
+            json!({"id": 2, "set": {"year": 1}, "attributes": {}}),
+            "set",
+            "beside `attributes`: expected the attributes that change, or all of them",
+        ),
+    ];
+    for (item, field, reason) in odd {
+        let answer = upsert(&server, json!([item]));
+        let refused = &answer["refused"][0];
+        assert_eq!((&refused["id"], &refused["field"]), (&json!(2), &json!(field)), "{answer}");
+        assert!(refused["reason"].as_str().unwrap().starts_with(reason), "{answer}");
+    }
     assert_eq!(all(&server, 2), [1, 2, 3, 10, 22]);
     let upsert = format!("{ITEMS}:upsert");
     for (path, body, status) in [
@@ -280,6 +314,10 @@ fn bad_input_is_refused_by_item_and_the_rest_is_taken() {
         assert_eq!(got, status, "{path} {body}: {problem}");
     }
     assert_eq!(server.get(&format!("{ITEMS}/x")).0, 400);
+    // What is no JSON in an item is that item's affair alone.
+    let (status, answer) = server
+        .post(&upsert, "{\"items\": [{\"id\": 1, \"embedding\": [NaN, 1]}, {\"id\": 2, \"set\": {\"year\": 2}}]}");
+    assert_eq!((status, &answer["accepted"], &answer["refused"][0]["place"]), (200, &json!(1), &json!(0)), "{answer}");
     let lines = "{\"id\": 30, \"embedding\": [1, 0]}\n{\"id\": 31\n\n{\"id\": 32, \"embedding\": [0, 1]}\n";
     let (status, answer) = post(&server, &upsert, &[("content-type", "application/x-ndjson")], lines);
     assert_eq!((status, answer["accepted"].as_u64()), (200, Some(2)));

@@ -17,6 +17,9 @@ use crate::error::{Error, Result};
 use crate::limits::BATCH_REQUESTS_MAX;
 use crate::request;
 
+/// How the reason begins where a text is no JSON.
+const NOT_JSON: &str = "not JSON";
+
 /// What the body of a retrieval holds.
 #[derive(Debug)]
 pub enum Retrievals {
@@ -71,31 +74,60 @@ pub fn embed(body: &[u8]) -> Result<(request::Embed, Terms)> {
 /// # Errors
 /// As [`retrievals`].
 pub fn object<'de, T: Deserialize<'de>>(body: &'de [u8]) -> Result<T> {
+    read_object(body).map_err(|misread| misread.error(""))
+}
+
+/// As [`object`], of a text that is not the whole body.
+///
+/// # Errors
+/// The field and the reason.
+pub fn read_object<'de, T: Deserialize<'de>>(text: &'de [u8]) -> Result<T, Misread> {
     // Only what is wrong is read again, keeping track of the place in the text that the error names.
-    match serde_json::from_slice(body) {
-        Ok(read) if body.trim_ascii_start().starts_with(b"{") => Ok(read),
-        _ => parse(body, Object(PhantomData), ""),
+    match serde_json::from_slice(text) {
+        Ok(read) if text.trim_ascii_start().starts_with(b"{") => Ok(read),
+        _ => read(text, Object(PhantomData)),
+    }
+}
+
+/// What is wrong with a text.
+#[derive(Debug)]
+pub struct Misread {
+    /// The path of the field, empty where it is the text as a whole.
+    pub field: String,
+    /// What came and what was expected, with the place in the text.
+    pub reason: String,
+}
+
+impl Misread {
+    /// As a refusal of what lies at a place of a body.
+    fn error(self, place: &str) -> Error {
+        let Misread { field, reason } = self;
+        match (place, field.as_str()) {
+            _ if reason.starts_with(NOT_JSON) => Error::invalid(format!("body: {reason}")),
+            ("", "") => Error::invalid(format!("body: {reason}")),
+            ("", "requests") if reason.starts_with("unknown") => {
+                Error::invalid("field `requests` beside others: expected them inside each request")
+            }
+            (place, "") => Error::invalid(format!("field `{place}`: {reason}")),
+            ("", field) => Error::invalid(format!("field `{field}`: {reason}")),
+            (place, field) => Error::invalid(format!("field `{place}.{field}`: {reason}")),
+        }
     }
 }
 
 fn parse<'de, V: Visitor<'de, Value = T>, T>(body: &'de [u8], visitor: V, place: &str) -> Result<T> {
+    read(body, visitor).map_err(|misread| misread.error(place))
+}
+
+fn read<'de, V: Visitor<'de, Value = T>, T>(text: &'de [u8], visitor: V) -> Result<T, Misread> {
     let mut track = serde_path_to_error::Track::new();
-    let mut json = serde_json::Deserializer::from_slice(body);
+    let mut json = serde_json::Deserializer::from_slice(text);
     let read = serde_path_to_error::Deserializer::new(&mut json, &mut track).deserialize_map(visitor);
     read.and_then(|value| json.end().map(|()| value)).map_err(|e| {
-        if !e.is_data() {
-            return Error::invalid(format!("body: not JSON: {e}"));
-        }
         let path = track.path().to_string();
-        match (place, path.as_str()) {
-            ("", ".") => Error::invalid(format!("body: {}", readable(&e))),
-            (place, ".") => Error::invalid(format!("field `{place}`: {}", readable(&e))),
-            ("", "requests") if e.to_string().starts_with("unknown") => {
-                Error::invalid("field `requests` beside others: expected them inside each request")
-            }
-            ("", path) => Error::invalid(format!("field `{path}`: {}", readable(&e))),
-            (place, path) => Error::invalid(format!("field `{place}.{path}`: {}", readable(&e))),
-        }
+        let field = if path == "." { String::new() } else { path };
+        let reason = if e.is_data() { readable(&e) } else { format!("{NOT_JSON}: {e}") };
+        Misread { field, reason }
     })
 }
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use super::body::object;
+use super::body::{Misread, object, read_object};
 use super::response::Served;
 use super::values::{List, Vector};
 use super::vector_form::VectorForm;
@@ -36,9 +36,20 @@ pub struct ItemUpsert {
     #[schema(value_type = Object)]
     attributes: Option<Members>,
     /// In their place: attributes that change, while all others and the vector stay.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "members")]
     #[schema(value_type = Object)]
     set: Option<Members>,
+}
+
+/// An object where the field is there: null is no attribute that changes.
+fn members<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Option<Members>, D::Error> {
+    Members::deserialize(from).map(Some)
+}
+
+/// What is read of an item that is no item.
+#[derive(Deserialize)]
+struct Identified {
+    id: i64,
 }
 
 #[derive(Deserialize)]
@@ -267,8 +278,10 @@ fn texts(body: &[u8], lines: bool) -> Result<Vec<&[u8]>> {
     let texts: Vec<&[u8]> = if lines {
         body.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty()).collect()
     } else {
-        let Upserts { items: List(items) } = object(body)?;
-        items.into_iter().map(|item| item.get().as_bytes()).collect()
+        match object(body) {
+            Ok(Upserts { items: List(items) }) => items.into_iter().map(|item| item.get().as_bytes()).collect(),
+            Err(e) => apart(body).ok_or(e)?,
+        }
     };
     if texts.is_empty() || texts.len() > UPDATES_MAX {
         return Err(Error::invalid(format!("body: {} items, expected 1 to {UPDATES_MAX}", texts.len())));
@@ -276,34 +289,63 @@ fn texts(body: &[u8], lines: bool) -> Result<Vec<&[u8]>> {
     Ok(texts)
 }
 
+/// The items of a body that is no JSON for what stands in some of them, such as NaN or bytes that are no text.
+fn apart(body: &[u8]) -> Option<Vec<&[u8]>> {
+    let mut list = body;
+    for mark in [&b"{"[..], b"\"items\"", b":", b"["] {
+        list = list.trim_ascii_start().strip_prefix(mark)?;
+    }
+    let (mut items, mut first, mut depth) = (Vec::new(), 0, 0usize);
+    let (mut is_text, mut is_escaped) = (false, false);
+    for (at, &byte) in list.iter().enumerate() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_text => is_escaped = true,
+            b'"' => is_text = !is_text,
+            _ if is_text => {}
+            b'{' | b'[' => depth += 1,
+            b',' | b']' if depth == 0 => {
+                items.push(Some(list[first..at].trim_ascii()).filter(|item| !item.is_empty())?);
+                first = at + 1;
+                if byte == b']' {
+                    let end = list[first..].trim_ascii_start().strip_prefix(b"}")?;
+                    return end.trim_ascii().is_empty().then_some(items);
+                }
+            }
+            b'}' | b']' => depth = depth.checked_sub(1)?,
+            _ => {}
+        }
+    }
+    None
+}
+
 fn upsert(text: &[u8]) -> Result<GivenItem, Wrong> {
-    let unread = |id, e: Error| Wrong { id, field: String::new(), reason: e.to_string() };
-    let ItemUpsert { id, embedding, attributes, set } = object(text).map_err(|e| unread(None, e))?;
+    let ItemUpsert { id, embedding, attributes, set } = read_object(text).map_err(|Misread { field, reason }| {
+        let id = serde_json::from_slice(text).ok().map(|Identified { id }| id);
+        Wrong { id, field, reason }
+    })?;
     let (whole, members) = match (attributes, set) {
         (Some(_), Some(_)) => {
-            let both = Error::invalid("`set` beside `attributes`: expected the attributes that change, or all of them");
-            return Err(unread(Some(id), both));
+            let reason = "beside `attributes`: expected the attributes that change, or all of them".into();
+            return Err(Wrong { id: Some(id), field: "set".into(), reason });
         }
         (None, Some(set)) => (false, set),
         (attributes, None) => (true, attributes.unwrap_or_default()),
     };
     let read = |(name, value): (String, Value)| match values(&value) {
-        Some(values) => Ok((name, values)),
-        None => {
-            let reason = "expected a text, a number, a list of texts or of numbers, or null".into();
-            Err(Wrong { id: Some(id), field: format!("attributes.{name}"), reason })
-        }
+        Ok(values) => Ok((name, values)),
+        Err(reason) => Err(Wrong { id: Some(id), field: GivenItem::field(whole, &name), reason }),
     };
     let attributes = members.0.into_iter().map(read).collect::<Result<_, _>>()?;
     let embedding = embedding.map(|Vector(numbers)| numbers);
     Ok(GivenItem { id, embedding, attributes, whole })
 }
 
-/// The values of an attribute; `None` for what is none.
-fn values(value: &Value) -> Option<GivenValues> {
+/// The values of an attribute, or why they are none.
+fn values(value: &Value) -> Result<GivenValues, String> {
     let list = match value {
-        Value::Null => return Some(GivenValues::Missing),
-        Value::Array(list) if list.is_empty() => return Some(GivenValues::Missing),
+        Value::Null => return Ok(GivenValues::Missing),
+        Value::Array(list) if list.is_empty() => return Ok(GivenValues::Missing),
         Value::Array(list) => list.as_slice(),
         one => std::slice::from_ref(one),
     };
@@ -316,11 +358,12 @@ fn values(value: &Value) -> Option<GivenValues> {
     let integer = |value: &Value| value.as_i64().or_else(|| (value.as_f64() == Some(0.0)).then_some(0));
     let texts = || list.iter().map(text).collect::<Option<_>>().map(GivenValues::Texts);
     let integers = || list.iter().map(integer).collect::<Option<_>>().map(GivenValues::Integers);
-    let numbers = || {
-        let is_large = list.iter().any(|value| value.is_u64() && !value.is_i64());
-        if is_large { None } else { list.iter().map(Value::as_f64).collect::<Option<_>>().map(GivenValues::Numbers) }
-    };
-    texts().or_else(integers).or_else(numbers)
+    let numbers = || list.iter().map(Value::as_f64).collect::<Option<_>>().map(GivenValues::Numbers);
+    if let Some(large) = list.iter().find(|value| value.is_u64() && !value.is_i64()) {
+        return Err(format!("got {large}, expected an integer of at most {}", i64::MAX));
+    }
+    let odd = || "expected a text, a number, a list of texts or of numbers, or null".to_owned();
+    texts().or_else(integers).or_else(numbers).ok_or_else(odd)
 }
 
 /// Reads the body of a deletion.
@@ -390,9 +433,45 @@ mod tests {
         let wrong: Vec<_> = read[2..].iter().map(|item| item.clone().unwrap_err()).collect();
         assert_eq!(
             wrong.iter().map(|w| w.id).collect::<Vec<_>>(),
-            [None, None, None, Some(5), Some(6), Some(7), Some(8)]
+            [None, Some(4), None, Some(5), Some(6), Some(7), Some(8)]
         );
         assert!(wrong[1].reason.contains("colour") && wrong[4].field == "attributes.a", "{wrong:?}");
+    }
+
+    #[test]
+    fn what_is_no_json_is_wrong_alone_where_items_can_be_told_apart() {
+        let places = |body: &[u8]| {
+            let read = upserts(body, false).map_err(|e| e.to_string())?;
+            Ok(read.into_iter().map(|item| item.map(|item| item.id).map_err(|wrong| wrong.field)).collect::<Vec<_>>())
+        };
+        let of =
+            |fields: &[Result<i64, &str>]| Ok::<_, String>(fields.iter().map(|f| f.map_err(str::to_owned)).collect());
+        let text = br#" { "items" : [ {"id": 1, "embedding": [0.5, NaN]}, {"id": 2, "set": {"a": "],}\""}} , {"id": 3, "set": {"b": -Infinity}}] } "#;
+        assert_eq!(places(text), of(&[Err("embedding[1]"), Ok(2), Err("set.b")]));
+        assert_eq!(
+            places(b"{\"items\": [{\"id\": 1}, {\"id\": 2, \"set\": {\"a\": \"\xff\"}}]}"),
+            of(&[Ok(1), Err("set.a")])
+        );
+        let deep = format!("{{\"items\": [{{\"id\": 1}}, {}{}]}}", "[".repeat(100_000), "]".repeat(100_000));
+        assert_eq!(places(deep.as_bytes()), of(&[Ok(1), Err("")]));
+        for whole in [
+            "{\"items\": [{\"id\": 1}, NaN",
+            "{\"items\": [NaN,]}",
+            "{\"items\": [,NaN]}",
+            "{\"items\": [NaN]}]",
+            "{\"items\": [NaN], \"x\": 1}",
+            "{\"items\": [NaN}]",
+            "{\"items\": [{\"id\": NaN]}",
+            "{\"items\": \"[NaN]\"}",
+            "{\"items\": [\"NaN]}",
+            "[NaN]",
+            "NaN",
+            "{NaN",
+        ] {
+            assert!(places(whole.as_bytes()).is_err(), "{whole}");
+        }
+        let many = format!("{{\"items\": [{}NaN]}}", "1,".repeat(UPDATES_MAX));
+        assert!(places(many.as_bytes()).unwrap_err().contains("10001"));
     }
 
     #[test]

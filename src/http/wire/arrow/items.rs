@@ -165,7 +165,7 @@ impl Rows {
             let field = match role {
                 Role::Id => continue,
                 Role::Embedding => EMBEDDING.to_owned(),
-                Role::Attribute(name) => format!("{ATTRIBUTES}{name}"),
+                Role::Attribute(name) => GivenItem::field(self.whole, name),
             };
             let wrong = |reason: String| Wrong { id: Some(id), field: field.clone(), reason };
             let given = match column.double(row) {
