@@ -38,7 +38,7 @@ struct Embed {
     /// The name of an embedding-only model
     #[arg(long)]
     name: Option<String>,
-    /// Items, a folder of Parquet files or JSON lines, each of which is a unit; the package's items.parquet where it is not given
+    /// Items, a folder of Parquet files or JSON lines, each of which is a unit; the package's items.parquet or items.jsonl where it is not given
     #[arg(long)]
     items: Option<PathBuf>,
     /// Vectors of the items of all files, one row an item, as .npy

@@ -181,7 +181,8 @@ impl Asker {
         let asked = self.ready(place).and_then(|(is_ready, why, _)| {
             let models: ModelList = self.json(place, "/v1/models")?;
             let active = models.models.into_iter().map(|model| (model.name, (model.version, model.digest)));
-            Ok(RouterSeen { name: place.name.clone(), is_ready, why, active: active.collect() })
+            let untold = models.unavailable.into_iter().next().map(|model| model.reason);
+            Ok(RouterSeen { name: place.name.clone(), is_ready, why: why.or(untold), active: active.collect() })
         });
         asked.unwrap_or_else(|e| RouterSeen {
             name: place.name.clone(),

@@ -97,7 +97,7 @@ pub(super) async fn manage<T: Send + 'static>(
 pub async fn models(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {
     let models = app.registry.list();
     let visible = models.iter().filter(|model| caller.may_see(model.name()));
-    json(&ModelList { models: visible.map(|model| app.info(model)).collect() })
+    json(&ModelList { models: visible.map(|model| app.info(model)).collect(), unavailable: Vec::new() })
 }
 
 /// The version of a model that answers.

@@ -61,7 +61,7 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
         })
     });
     let known = match &matched {
-        Matched::Call(route, _) => check_known(request.uri(), route.parameters),
+        Matched::Call(route, _) if route.is_of_api() => check_known(request.uri(), route.parameters),
         _ => Ok(()),
     };
     request.extensions_mut().insert(matched);

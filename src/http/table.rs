@@ -41,6 +41,12 @@ impl Route {
         names.first().filter(|_| self.reach == Model)
     }
 
+    /// Whether it is one of the calls that have versions. Others may be told whatever stands behind their question mark: scrapers, probes and links add
+    /// parameters of their own.
+    pub(super) fn is_of_api(&self) -> bool {
+        self.path.starts_with("/v")
+    }
+
     /// Answers a request, whose extensions hold the [`PathNames`].
     pub(super) fn answer(&self, app: Arc<App>, request: Request) -> Answering {
         (self.answer)(app, request)

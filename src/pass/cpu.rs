@@ -69,7 +69,7 @@ impl Cpu {
                 Task::Embed { .. } => batch.answer(asked.place, Ok(asked.embedding())),
                 Task::Rank { slots, .. } => ranked.push((asked, slots)),
                 Task::Retrieve(search) | Task::Select { search, .. } => {
-                    asked.vector.chunks_exact(view.dimension()).for_each(|query| view.record(query));
+                    view.record(&asked.vector);
                     searched.push((asked, search));
                 }
                 Task::Rerank { candidates, .. } => chosen.push((asked, candidates)),

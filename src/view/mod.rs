@@ -182,19 +182,21 @@ impl View {
         View { recorded: earlier.recorded.clone(), ..self }
     }
 
-    /// Takes note of a query embedding `[D]`, where the view records some.
-    pub fn record(&self, query: &[f32]) {
+    /// Takes note of the query embeddings `[Tq, D]` of a user, where the view records some.
+    pub fn record(&self, user: &[f32]) {
         let Recorded { most, asked, chance, queries } = &*self.recorded;
         if *most == 0 {
             return;
         }
-        let asked = asked.fetch_add(1, Ordering::Relaxed);
-        let place = if asked < *most { asked } else { chance.hash_one(asked) % (asked + 1) };
-        if place < *most {
-            let mut queries = locked(queries);
-            match queries.get_mut(place as usize) {
-                Some(kept) => kept.copy_from_slice(query),
-                None => queries.push(query.to_vec()),
+        for query in user.chunks_exact(self.dimension()) {
+            let asked = asked.fetch_add(1, Ordering::Relaxed);
+            let place = if asked < *most { asked } else { chance.hash_one(asked) % (asked + 1) };
+            if place < *most {
+                let mut queries = locked(queries);
+                match queries.get_mut(place as usize) {
+                    Some(kept) => kept.copy_from_slice(query),
+                    None => queries.push(query.to_vec()),
+                }
             }
         }
     }

@@ -36,7 +36,7 @@ fn whole_pass_of_the_zoo_answers_as_on_the_cpu() {
     for name in ZOO {
         let text = std::fs::read_to_string(root().join("models").join(name).join("golden.json")).unwrap();
         let golden: Value = serde_json::from_str(&text).unwrap();
-        let view = zoo(store.path(), name);
+        let view = Arc::new(View::new(zoo(store.path(), name).main().clone()).recording(64));
         let user = view.main().package.user.as_ref();
         with_sequences += usize::from(user.is_some_and(|user| user.features().iter().any(|f| f.is_sequence())));
         let more = [json!({"k": 400, "candidates": 400, "exact": true}), json!({"k": 7, "candidates": 40})];
@@ -49,6 +49,12 @@ fn whole_pass_of_the_zoo_answers_as_on_the_cpu() {
             .collect();
         for ([cpu, gpu], body) in both(&view, &mut gpu(64 << 20), &bodies).iter().zip(&bodies) {
             agree(cpu, gpu, &format!("{name}: {body}"));
+        }
+        let recorded = view.recorded().unwrap();
+        let (of_cpu, of_card) = recorded.split_at(bodies.len() * view.main().package.spec.queries().len().max(1));
+        assert_eq!(of_cpu.len(), of_card.len(), "{name}: both take note of the queries");
+        for (cpu, card) in of_cpu.iter().flatten().zip(of_card.iter().flatten()) {
+            assert!((cpu - card).abs() <= 1e-3 * cpu.abs().max(1.0), "{name}: {cpu} {card}");
         }
     }
     assert_eq!(with_sequences, 3);

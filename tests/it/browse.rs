@@ -136,6 +136,10 @@ fn wrong_questions_are_refused_with_what_was_expected() {
         let (got, text) = server.get(&format!("{MODEL}/{path}"));
         assert!(got == status && text.contains(said), "{path}: {got} {text}");
     }
+    // Scrapers and probes add their own.
+    for path in ["/metrics?collect=all", "/readyz?verbose", "/?from=mail"] {
+        assert_eq!(server.get(path).0, 200, "{path}");
+    }
     for path in ["items", "columns/tags", "index"] {
         assert_eq!(server.get(&format!("/v1/models/none/{path}")).0, 404);
         assert_eq!(server.post(&format!("{MODEL}/{path}"), json!({})).0, 405, "{path}");

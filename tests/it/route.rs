@@ -323,6 +323,13 @@ fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
     until("it is told to be lost", || told(&router)["shards"][1]["servers"] == 0);
     assert_eq!(told(&router)["coverage"], (700 - held[1]) as f64 / 700.0);
     assert_eq!(told(&router)["shards"][2], all[2]);
+    let models = router.get_json("/v1/models");
+    let untold = &models["unavailable"][0];
+    assert_eq!(
+        (&models["models"], &untold["name"], &untold["code"]),
+        (&json!([]), &json!("vectors"), &json!("unavailable")),
+        "{models}"
+    );
     let (status, page) = router.get("/");
     assert!(status == 200 && page.contains("page-shards"), "the console is there");
     assert_eq!(router.get("/openapi.json").0, 200);

@@ -176,6 +176,10 @@ fn an_unknown_parameter_is_refused_by_name_and_the_others_are_those_of_the_descr
                 let (status, _, body) = edge.ask(&route.method, &format!("{path}?{query}"), Some(authorization));
                 (body.contains("unknown parameter")).then_some((status, body))
             };
+            if !["v1", "v2"].contains(&path.split('/').nth(1).unwrap()) {
+                assert!(described.is_empty() && unknown("q=1", &admin).is_none(), "{path}");
+                continue;
+            }
             let first = described.first().copied().unwrap_or("min_position");
             for (query, named) in [
                 ("minposition=3".to_owned(), "minposition".to_owned()),

@@ -21,7 +21,8 @@ function choose(name) {
 
 async function refresh_models() {
   const answer = await ask("/v1/models"), is_there = answer.ok && answer.told.models.length > 0;
-  at("absent").replaceChildren(...(is_there ? [] : [answer.ok ? make("p", {}, "No model is loaded yet; `sterling publish` makes one.") : problem(answer)]));
+  const untold = answer.ok ? (answer.told.unavailable ?? []).map(model => make("p", {}, `${model.name}: ${model.reason}`)) : [problem(answer)];
+  at("absent").replaceChildren(...(is_there || untold.length ? untold : [make("p", {}, "No model is loaded yet; `sterling publish` makes one.")]));
   if (!is_there) return false;
   const names = models => models.map(model => model.name).join("\n"), chosen = at("model").value;
   if (names(shown.models) !== names(answer.told.models)) at("model").replaceChildren(...answer.told.models.map(model => make("option", { value: model.name }, model.name)));

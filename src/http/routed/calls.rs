@@ -23,8 +23,9 @@ use super::super::paths::{Names, PathNames};
 use super::super::position::positions;
 use super::super::watched::{self, Watched};
 use super::super::wire::{
-    self, Entry, HeldShard, InferenceReady, ItemResponse, LabelList, MissingShard, ModelList, Reply, Retrievals,
-    Served, ShadowResponse, Shape, ShardsResponse, SlowResponse, VersionInfo, VersionList, traffic_info,
+    self, Entry, HeldShard, InferenceReady, ItemResponse, LabelList, MissingShard, ModelList, Problem, Reply,
+    Retrievals, Served, ShadowResponse, Shape, ShardsResponse, SlowResponse, UnavailableModel, VersionInfo,
+    VersionList, traffic_info,
 };
 use super::super::worst::WINDOW;
 use super::app::RouterApp;
@@ -381,11 +382,17 @@ fn covering(coverage: f64, mut response: Response) -> Response {
 
 /// `/v1/models`
 pub(super) async fn models(State(app): State<Arc<RouterApp>>, Extension(caller): Extension<Caller>) -> Outcome {
-    let mut models = Vec::new();
-    for model in app.fleet().models().into_iter().filter(|model| caller.may_see(model)) {
-        models.push(info(&app, &model, Pin::Active).await?);
+    let (mut models, mut unavailable) = (Vec::new(), Vec::new());
+    for name in app.fleet().models().into_iter().filter(|model| caller.may_see(model)) {
+        match info(&app, &name, Pin::Active).await {
+            Ok(info) => models.push(info),
+            Err(error) => {
+                let Problem { code, detail: reason, .. } = problem(&error);
+                unavailable.push(UnavailableModel { name, code, reason });
+            }
+        }
     }
-    Ok(json(&ModelList { models }))
+    Ok(json(&ModelList { models, unavailable }))
 }
 
 /// `/v1/models/{model}/versions`

@@ -228,6 +228,20 @@ pub struct TableInfo {
 pub struct ModelList {
     /// One entry a model.
     pub models: Vec<ModelInfo>,
+    /// Of a router: the models of which it cannot tell now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unavailable: Vec<UnavailableModel>,
+}
+
+/// A model that is there and of which nothing can be told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UnavailableModel {
+    /// Its name.
+    pub name: String,
+    /// The code of what is wrong, as problems have it.
+    pub code: String,
+    /// What is wrong.
+    pub reason: String,
 }
 
 /// The labels of a model.

@@ -34,7 +34,8 @@ pub use inference::{
 };
 pub use info::{
     CalibrationInfo, CodedCurveInfo, ColumnInfo, CurveInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList,
-    QueryLine, ShardInfo, TableInfo, VersionInfo, VersionList, calibration_info, column_info, model_info,
+    QueryLine, ShardInfo, TableInfo, UnavailableModel, VersionInfo, VersionList, calibration_info, column_info,
+    model_info,
 };
 pub use items::{
     DeleteRequest, DeleteResponse, FailedShard, ItemResponse, ItemUpsert, MergeResponse, PositionResponse, RefusedItem,

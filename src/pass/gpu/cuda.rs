@@ -173,17 +173,20 @@ impl Cuda {
     }
 }
 
-/// Answers requests that ask for their embedding, and those whose tower made none; tells which these are.
+/// Answers requests that ask for their embedding, and those whose tower made none; tells which these are. Takes note of the queries that are searched.
 fn answer_embeddings(batch: &dyn Batch, embedded: &Embedded<'_>, users: &HostUsers) -> Vec<bool> {
     let answer = |(n, &(place, prepared)): (usize, &(usize, &Prepared))| {
         let reads_more = prepared.view().main().package.needs_features();
         let user = users.whole(n, reads_more && is_whole(prepared));
         let is_wrong = !user.query.iter().all(|x| x.abs() <= COMPONENT_MAX);
-        if is_wrong {
-            batch.answer(place, Err(Error::internal(embed::NOT_FINITE)));
-        } else if matches!(prepared.task, Task::Embed { .. }) {
-            let (content, degraded_rows) = (Content::Embedding(user), embedded.degraded_rows[n]);
-            batch.answer(place, Ok(Answer { content, degraded_rows, explain: None }));
+        match &prepared.task {
+            _ if is_wrong => batch.answer(place, Err(Error::internal(embed::NOT_FINITE))),
+            Task::Embed { .. } => {
+                let (content, degraded_rows) = (Content::Embedding(user), embedded.degraded_rows[n]);
+                batch.answer(place, Ok(Answer { content, degraded_rows, explain: None }));
+            }
+            Task::Retrieve(_) | Task::Select { .. } => prepared.view().record(&user.query),
+            Task::Rank { .. } | Task::Rerank { .. } => {}
         }
         is_wrong
     };
