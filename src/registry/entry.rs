@@ -259,6 +259,7 @@ impl<T> Entry<T> {
     pub(super) fn get(&self, which: Which<'_>) -> Result<Arc<Loaded<T>>> {
         match which {
             Which::Active => self.active.and_then(|v| self.loaded.get(&v)).cloned().ok_or_else(|| self.not_ready()),
+            _ if self.loaded.is_empty() => Err(self.not_ready()),
             Which::Version(version) => self.find(version),
             Which::Label(label) => self.find(self.labelled(label)?),
         }

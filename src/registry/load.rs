@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -110,6 +111,9 @@ impl<T: Send + Sync> Registry<T> {
             let is_free = gate.is_none_or(|gate| !matches!(gate.try_lock(), Err(std::sync::TryLockError::WouldBlock)));
             is_free && !self.due(name).is_empty()
         });
+        // From now on there is an entry of each.
+        names.iter().for_each(|name| drop(self.gate(name)));
+        self.is_read.store(true, Ordering::Release);
         names
     }
 

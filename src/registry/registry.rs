@@ -1,6 +1,7 @@
 //! The registry as those see it who ask: which version answers, and what operators decide.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,8 @@ pub struct Registry<T = Live> {
     pub(super) memory: Memory,
     pub(super) permits: Permits,
     pub(super) entries: ArcSwap<Entries<T>>,
+    /// Whether the entries are those of a store that was read; before, there may be models of which nothing is known.
+    pub(super) is_read: AtomicBool,
     /// Held for moments, by who changes the entries.
     pub(super) changing: Mutex<()>,
 }
@@ -71,6 +74,7 @@ impl<T: Send + Sync> Registry<T> {
             memory: Memory::new(options.memory_bytes),
             permits: Permits::new(options.loads),
             entries: ArcSwap::default(),
+            is_read: AtomicBool::default(),
             changing: Mutex::default(),
             options,
         }
@@ -99,11 +103,14 @@ impl<T: Send + Sync> Registry<T> {
     /// What is known of a model.
     ///
     /// # Errors
-    /// `NotFound` naming the models that there are.
+    /// `NotFound` naming the models that there are; `NotReady` while it is not known which.
     pub(super) fn entry<R>(&self, name: &str, read: impl FnOnce(&Entry<T>) -> Result<R>) -> Result<R> {
         let entries = self.entries.load();
         match entries.get(name) {
             Some(entry) => read(entry).map_err(|e| e.within(format!("model `{name}`"))),
+            None if !self.is_read.load(Ordering::Acquire) => {
+                Err(Error::not_ready("the store was not read yet").retry_after(Duration::from_secs(1)))
+            }
             None => Err(Error::not_found(format!(
                 "model `{name}` is not served here; there are: {}",
                 listed(entries.keys())

@@ -153,6 +153,31 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
+fn a_model_is_missing_only_once_it_is_known_which_there_are() {
+    let (go, wait) = channel::<()>();
+    let wait = Mutex::new(wait);
+    let bed = Bed::new(move |_, _, _| locked(&wait).recv().map_err(|e| Error::internal(e.to_string())));
+    bed.publish("shop", 3, "text", 1);
+    let kind = |name: &str, which| bed.registry.get(name, which).map(drop).map_err(|e| e.kind());
+    let all = [Which::Active, Which::Version(3), Which::Label("old")];
+    for name in ["shop", "other"] {
+        assert_eq!(all.map(|which| kind(name, which)), [Err(Kind::NotReady); 3], "{name}: the store was not read");
+    }
+    bed.registry.watch(Duration::from_secs(600)).unwrap();
+    let start = Instant::now();
+    while kind("other", Which::Active) == Err(Kind::NotReady) && start.elapsed() < Duration::from_secs(60) {
+        assert_eq!(kind("shop", Which::Active), Err(Kind::NotReady));
+    }
+    assert_eq!(kind("other", Which::Active), Err(Kind::NotFound));
+    assert_eq!(all.map(|which| kind("shop", which)), [Err(Kind::NotReady); 3], "it is being loaded");
+    go.send(()).unwrap();
+    while kind("shop", Which::Active).is_err() && start.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(all.map(|which| kind("shop", which)), [Ok(()), Ok(()), Err(Kind::NotFound)]);
+}
+
+#[test]
 fn the_newest_answers_and_rolling_back_stays_until_a_newer_one() {
     let bed = Bed::obedient();
     for version in 1..=3 {
