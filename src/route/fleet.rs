@@ -339,6 +339,10 @@ impl Fleet {
     pub(super) fn of_model<R>(&self, name: &str, read: impl FnOnce(&Model) -> Result<R>) -> Result<R> {
         let models = self.models.load();
         let Some(model) = models.get(name) else {
+            // Where nothing is known of any model, servers may have this one and not tell.
+            if models.is_empty() {
+                self.ready()?;
+            }
             let known: Vec<&str> = models.keys().map(String::as_str).collect();
             let known = if known.is_empty() { "none".into() } else { known.join(", ") };
             return Err(Error::not_found(format!("model `{name}` is not served here; there are: {known}")));

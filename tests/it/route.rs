@@ -271,6 +271,22 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
+fn nothing_is_missing_where_no_server_has_told_what_there_is() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut command = sterling();
+    command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ROUTE__REFRESH_MS", "50");
+    command.args(["route", "--listen", "127.0.0.1:0", "--server", &nobody.to_string()]).stderr(Stdio::null());
+    let router = Server::spawn(&mut command);
+    for _ in 0..20 {
+        for call in ["vectors:retrieve", "vectors/versions/1:retrieve", "vectors/labels/old:retrieve"] {
+            let (status, problem) = router.post(&format!("/v1/models/{call}"), json!({"vector": [1, 1]}));
+            assert_eq!((status, &problem["code"]), (503, &json!("not_ready")), "{call} {problem}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
 fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
     let folder = tempfile::tempdir().unwrap();
     let what = Publish { shards: Some(3), ..shards::catalogue(folder.path(), sterling::ivf::Rescore::F16) };

@@ -410,7 +410,7 @@ fn routers_show_their_key_to_shards_that_ask_for_one() {
         let outside = router(wrong, None);
         std::thread::sleep(std::time::Duration::from_millis(400));
         assert_eq!(outside.get("/readyz").0, 503);
-        assert_eq!(outside.post(retrieve, &query).0, 404);
+        assert_eq!(outside.post(retrieve, &query).0, 503);
     }
 }
 
