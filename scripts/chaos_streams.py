@@ -17,11 +17,12 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+
+from spaces import Process, run, spaces, until
 
 ROOT = Path(__file__).resolve().parent.parent
 STERLING = os.environ.get("STERLING", str(ROOT / "target/release/sterling"))
@@ -35,22 +36,9 @@ NAMES = ["strl-broker", "strl-one", "strl-two"]
 LINKS = [("10.91.1.2", "10.91.1.1", "10.91.11.2"), ("10.91.2.2", "10.91.2.1", "10.91.12.2")]
 
 
-def run(command):
-    subprocess.run(command.split(), check=True)
-
-
 def network(stack):
     """A namespace for the broker and for each server; the servers have a link to the broker and one to the writers."""
-
-    def away():
-        for name in NAMES:
-            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL)
-
-    away()
-    stack.callback(away)
-    for name in NAMES:
-        run(f"ip netns add {name}")
-        run(f"ip -n {name} link set lo up")
+    spaces(stack, NAMES)
     for n, (own, broker, outer) in enumerate(LINKS):
         space = NAMES[n + 1]
         run(f"ip link add strl-b{n} netns {NAMES[0]} type veth peer name strl-s{n} netns {space}")
@@ -67,19 +55,6 @@ def network(stack):
 def cut(n, is_down):
     """Every packet between the broker and a server is lost, and nobody is told."""
     run(f"ip -n {NAMES[0]} link set strl-b{n} {'down' if is_down else 'up'}")
-
-
-class Process:
-    def __init__(self, space, command):
-        self.command = ["ip", "netns", "exec", space, *map(str, command)]
-        self.start()
-
-    def start(self):
-        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
 
 
 class Server(Process):
@@ -100,17 +75,9 @@ class Server(Process):
             return self.ask("GET", "/readyz", timeout=2)[0] == 200
         except OSError:
             # A server that cannot reach its broker ends, and is started again as an orchestrator would.
-            if self.process.poll() is not None:
+            if not self.is_running():
                 self.start()
             return False
-
-
-def until(what, is_so, most=90, told=lambda: ""):
-    start = time.monotonic()
-    while not is_so():
-        if time.monotonic() - start > most:
-            sys.exit(f"never: {what} {told()}")
-        time.sleep(0.02)
 
 
 class Writer(threading.Thread):

@@ -48,7 +48,7 @@ pub struct GivenItem {
 pub struct Wrong {
     /// Its id, where it could be read.
     pub id: Option<i64>,
-    /// The field, such as `attributes.year`; empty where it is the item as a whole.
+    /// The field as it was sent, such as `attributes.year` or `set.year`; empty where it is the item as a whole.
     pub field: String,
     /// What came and what was expected.
     pub reason: String,

@@ -123,8 +123,9 @@ fn rows_that_cannot_be_kept_are_refused_by_item() {
         (texts, "got texts, expected numbers"),
         (part, "expected the whole item"),
     ] {
+        let field = if item.whole { "attributes.image" } else { "set.image" };
         let wrong = item.checked(&main, &mut BTreeSet::new()).unwrap_err();
-        assert_eq!((wrong.id, wrong.field.as_str()), (Some(4), "attributes.image"));
+        assert_eq!((wrong.id, wrong.field.as_str()), (Some(4), field));
         assert!(wrong.reason.contains(reason), "{}", wrong.reason);
     }
     assert!(image(Some(vec![1.0, 2.0, 3.0])).checked(&main, &mut BTreeSet::new()).is_ok());

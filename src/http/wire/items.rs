@@ -82,7 +82,7 @@ pub struct RefusedItem {
     /// Its id, where it could be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<i64>,
-    /// The field that is wrong, such as `attributes.year`; empty where it is the item as a whole.
+    /// The field that is wrong as it was sent, such as `attributes.year` or `set.year`; empty where it is the item as a whole.
     pub field: String,
     /// What came and what was expected.
     pub reason: String,
@@ -276,7 +276,8 @@ pub type PlacedItems = (Vec<usize>, Vec<u8>);
 /// The JSON of each item of an upsert.
 fn texts(body: &[u8], lines: bool) -> Result<Vec<&[u8]>> {
     let texts: Vec<&[u8]> = if lines {
-        body.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty()).collect()
+        let lines = body.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
+        lines.take(UPDATES_MAX + 1).collect()
     } else {
         match object(body) {
             Ok(Upserts { items: List(items) }) => items.into_iter().map(|item| item.get().as_bytes()).collect(),
@@ -284,7 +285,8 @@ fn texts(body: &[u8], lines: bool) -> Result<Vec<&[u8]>> {
         }
     };
     if texts.is_empty() || texts.len() > UPDATES_MAX {
-        return Err(Error::invalid(format!("body: {} items, expected 1 to {UPDATES_MAX}", texts.len())));
+        let many = if texts.is_empty() { "no items".into() } else { format!("more than {UPDATES_MAX} items") };
+        return Err(Error::invalid(format!("body: {many}, expected 1 to {UPDATES_MAX}")));
     }
     Ok(texts)
 }
@@ -307,6 +309,9 @@ fn apart(body: &[u8]) -> Option<Vec<&[u8]>> {
             b',' | b']' if depth == 0 => {
                 items.push(Some(list[first..at].trim_ascii()).filter(|item| !item.is_empty())?);
                 first = at + 1;
+                if items.len() > UPDATES_MAX {
+                    return Some(items);
+                }
                 if byte == b']' {
                     let end = list[first..].trim_ascii_start().strip_prefix(b"}")?;
                     return end.trim_ascii().is_empty().then_some(items);
@@ -471,7 +476,7 @@ mod tests {
             assert!(places(whole.as_bytes()).is_err(), "{whole}");
         }
         let many = format!("{{\"items\": [{}NaN]}}", "1,".repeat(UPDATES_MAX));
-        assert!(places(many.as_bytes()).unwrap_err().contains("10001"));
+        assert!(places(many.as_bytes()).unwrap_err().contains("more than 10000 items"));
     }
 
     #[test]
@@ -484,7 +489,7 @@ mod tests {
             assert!(upserts(body, false).is_err(), "{}", String::from_utf8_lossy(body));
         }
         let many = "{\"id\": 1}\n".repeat(UPDATES_MAX + 1);
-        assert!(upserts(many.as_bytes(), true).unwrap_err().to_string().contains("10001 items"));
+        assert!(upserts(many.as_bytes(), true).unwrap_err().to_string().contains("more than 10000 items"));
     }
 
     #[test]

@@ -1,0 +1,50 @@
+"""What the scripts of chaos share: programs in network namespaces, and waiting for what must come. Needs root and iproute2."""
+
+import subprocess
+import sys
+import time
+
+
+def run(command):
+    subprocess.run(command.split(), check=True)
+
+
+def spaces(stack, names):
+    """Namespaces with these names, until the stack ends; what an earlier run left goes first."""
+
+    def away():
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL)
+
+    away()
+    stack.callback(away)
+    for name in names:
+        run(f"ip netns add {name}")
+        run(f"ip -n {name} link set lo up")
+
+
+class Process:
+    """A program in a namespace."""
+
+    def __init__(self, space, command, environment=None):
+        self.command = ["ip", "netns", "exec", space, *map(str, command)]
+        self.environment = environment
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(self.command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def is_running(self):
+        return self.process.poll() is None
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def until(what, is_so, most=90, told=lambda: ""):
+    start = time.monotonic()
+    while not is_so():
+        if time.monotonic() - start > most:
+            sys.exit(f"never: {what} {told()}")
+        time.sleep(0.02)
