@@ -38,7 +38,7 @@ LINKS = [("10.91.1.2", "10.91.1.1", "10.91.11.2"), ("10.91.2.2", "10.91.2.1", "1
 
 def network(stack):
     """A namespace for the broker and for each server; the servers have a link to the broker and one to the writers."""
-    spaces(stack, NAMES)
+    spaces(stack, NAMES, [f"strl-o{n}" for n in range(len(LINKS))])
     for n, (own, broker, outer) in enumerate(LINKS):
         space = NAMES[n + 1]
         run(f"ip link add strl-b{n} netns {NAMES[0]} type veth peer name strl-s{n} netns {space}")

@@ -9,12 +9,14 @@ def run(command):
     subprocess.run(command.split(), check=True)
 
 
-def spaces(stack, names):
-    """Namespaces with these names, until the stack ends; what an earlier run left goes first."""
+def spaces(stack, names, links):
+    """Namespaces with these names, until the stack ends. What an earlier run left goes first, the links that lead there too: a
+    namespace lives on while a connection in it waits for its other end."""
 
     def away():
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL)
+        for kind, things in (("netns", names), ("link", links)):
+            for name in things:
+                subprocess.run(["ip", kind, "del", name], stderr=subprocess.DEVNULL)
 
     away()
     stack.callback(away)

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::HeaderValue;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::client::{Client, Outgoing};
@@ -62,6 +63,8 @@ pub(super) struct Asking<'a> {
     pub(super) terms: Conditions,
     /// What clocks of groups count from.
     pub(super) origin: Instant,
+    /// What tells that servers were looked at.
+    pub(super) looked: &'a Notify,
     /// The shard that is asked first for what any can do.
     pub(super) turn: usize,
     /// Whether some shard had the version no more.
@@ -72,6 +75,9 @@ pub(super) struct Asking<'a> {
     pub(super) past: OnceLock<String>,
 }
 
+/// What a group calls questions for the embedding of a user.
+const EMBED: usize = 2;
+
 /// What a group calls a request.
 fn kind(request: &Asked) -> usize {
     match request {
@@ -79,7 +85,7 @@ fn kind(request: &Asked) -> usize {
         Asked::Pass(request) => match &**request {
             Request::Select(_) | Request::Retrieve(_) => 0,
             Request::Rerank(_) | Request::Rank(_) => 1,
-            Request::Embed(_) => 2,
+            Request::Embed(_) => EMBED,
         },
     }
 }
@@ -106,15 +112,19 @@ impl Asking<'_> {
     /// Asks one shard for anything: one replica, another where that one fails or is late.
     pub(super) async fn reply(&self, shard: usize, call: &Call) -> Result<Heard<PassReply>> {
         let home = &self.homes[shard];
-        if home.servers.is_empty() {
+        if home.servers().is_empty() {
             return Err(Error::unavailable(format!("shard {shard} of model `{}` has no server", self.edition.model)));
         }
         let out = call.out.as_ref().map_err(|why| Error::internal(why.to_string()))?;
         let out = &Outgoing { sees: self.sees(shard)?, ..out.clone() };
         let left = self.terms.deadline.saturating_duration_since(Instant::now());
-        let is_partial = call.may_be_missing && self.terms.min_coverage < 1.0;
-        let wait = if is_partial { left.mul_f64(SELECT_SHARE) } else { left };
-        Inquiry { home, out, kind: call.kind, origin: self.origin, wait }.ask(|said| self.heard(shard, said)).await
+        let is_partial = self.terms.min_coverage < 1.0;
+        let wait = if is_partial && call.may_be_missing { left.mul_f64(SELECT_SHARE) } else { left };
+        // Any shard can embed a user.
+        let looked = Some(self.looked).filter(|_| !is_partial && (call.kind != EMBED || self.homes.len() == 1));
+        Inquiry { home, out, kind: call.kind, origin: self.origin, wait, looked }
+            .ask(|said| self.heard(shard, said))
+            .await
     }
 
     /// The headers that say what an answer of a shard must see.

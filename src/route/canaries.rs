@@ -90,7 +90,7 @@ async fn stop(model: &str, served: &Offering, canary: &Canary, reason: &str) -> 
     let path = format!("/v1/models/{model}/traffic:stop");
     let call = Outgoing::plain(path, (Some(Bytes::from(body)), "application/json"), None);
     let mut last = Error::unavailable("no server has it any more");
-    for server in served.homes.iter().flat_map(|home| &home.servers) {
+    for server in served.homes.iter().flat_map(|home| home.servers().to_vec()) {
         match server.call(&call, Instant::now() + STOP_MAX).await {
             Ok(_) => return Ok(()),
             Err(error) => last = error.within(format_args!("server {}", server.address())),

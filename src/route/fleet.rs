@@ -244,8 +244,9 @@ impl Fleet {
                 telemetry::begin_model(&name);
                 metrics::gauge!("sterling_model_version", "model" => name.clone()).set(version as f64);
             }
+            let old_versions = old.map_or(&[][..], |old| &old.versions);
             let versions: Vec<Arc<Offering>> =
-                of_model.into_iter().map(|edition| Arc::new(self.served(edition))).collect();
+                of_model.into_iter().map(|edition| Arc::new(self.served(edition, old_versions))).collect();
             let mut model = Model { versions, active, split: Split::default() };
             model.split = self.split(&name, &model, &known, old.map(|old| &old.split));
             models.insert(name, model);
@@ -281,14 +282,22 @@ impl Fleet {
         Split::of(name, heard(wished), before, (model.active(), whole))
     }
 
-    fn served(&self, edition: Edition<Arc<Client>>) -> Offering {
-        let mut groups = locked(&self.groups);
+    /// A version as it is asked. What is asked of it already, as one of `before`, learns of its servers as well.
+    fn served(&self, edition: Edition<Arc<Client>>, before: &[Arc<Offering>]) -> Offering {
         let shards = edition.replicas.len();
+        let name = (edition.version, edition.digest.clone());
+        if let Some(same) = before.iter().find(|same| same.edition.is(&name) && same.shards() == shards) {
+            for (home, servers) in same.homes.iter().zip(&edition.replicas) {
+                home.found(servers.clone());
+            }
+            return Offering { homes: same.homes.clone(), edition };
+        }
+        let mut groups = locked(&self.groups);
         let homes = edition.replicas.iter().enumerate().map(|(shard, servers)| {
             let seed = self.origin.elapsed().as_nanos() as u64 ^ (shard as u64) << 48;
             let group = groups.entry((edition.model.clone(), shards, shard));
             let group = group.or_insert_with(|| Arc::new(Mutex::new(Group::new(seed)))).clone();
-            Home { servers: servers.clone(), group }
+            Home::new(servers.clone(), group)
         });
         Offering { homes: homes.collect(), edition }
     }
@@ -389,6 +398,7 @@ impl Fleet {
             views,
             past: OnceLock::new(),
             origin: self.origin,
+            looked: &self.looked,
             turn: self.turn.fetch_add(1, Ordering::Relaxed) % served.homes.len().max(1),
             is_gone: AtomicBool::new(false),
         }
@@ -523,7 +533,7 @@ fn homes(models: &BTreeMap<String, Model>) -> BTreeMap<(String, usize, usize), B
         for served in &model.versions {
             for (shard, home) in served.homes.iter().enumerate() {
                 let servers = homes.entry((name.clone(), served.homes.len(), shard)).or_default();
-                servers.extend(home.servers.iter().map(|server| server.address()));
+                servers.extend(home.servers().iter().map(|server| server.address()));
             }
         }
     }

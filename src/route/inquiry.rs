@@ -4,10 +4,12 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use axum::body::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::choice::{Group, Micros, Outcome};
 use super::client::{Client, Outgoing};
@@ -23,11 +25,27 @@ const PATIENCE_MAX: Duration = Duration::from_secs(2);
 /// The replicas of one shard or host, by their addresses.
 pub(super) type Replicas = Mutex<Group<SocketAddr>>;
 
-/// Those who hold the same: their servers, and what is known of how they answer.
+/// Those who hold the same: their servers as they were found last, and what is known of how they answer.
 #[derive(Clone)]
 pub(super) struct Home {
-    pub(super) servers: Vec<Arc<Client>>,
+    servers: Arc<ArcSwap<Vec<Arc<Client>>>>,
     pub(super) group: Arc<Replicas>,
+}
+
+impl Home {
+    pub(super) fn new(servers: Vec<Arc<Client>>, group: Arc<Replicas>) -> Self {
+        Home { servers: Arc::new(ArcSwap::from_pointee(servers)), group }
+    }
+
+    /// The servers by now.
+    pub(super) fn servers(&self) -> Arc<Vec<Arc<Client>>> {
+        self.servers.load_full()
+    }
+
+    /// Takes in which servers there are, for questions that are under way as well.
+    pub(super) fn found(&self, servers: Vec<Arc<Client>>) {
+        self.servers.store(Arc::new(servers));
+    }
 }
 
 /// A question, as it goes to any replica.
@@ -40,6 +58,14 @@ pub(super) struct Inquiry<'a> {
     pub(super) origin: Instant,
     /// How long an answer is worth waiting for.
     pub(super) wait: Duration,
+    /// What tells that servers were looked at, where it is worth waiting for one to come back; none where others can answer instead.
+    pub(super) looked: Option<&'a Notify>,
+}
+
+/// Why no replica gave an answer, and how the last one's call ended.
+struct Failure {
+    error: Error,
+    outcome: Outcome,
 }
 
 /// An answer, who gave it, and how long that took.
@@ -50,29 +76,57 @@ impl Inquiry<'_> {
         self.origin.elapsed().as_micros() as Micros
     }
 
-    /// Asks one replica, and another where that one fails or is late. `hear` makes an answer of what a replica said; a body that it finds
-    /// `Corrupt` counts as none.
+    /// Asks one replica, and another where that one fails or is late. Where none could be reached, asks again once they were looked at.
+    /// `hear` makes an answer of what a replica said; a body that it finds `Corrupt` counts as none.
     ///
     /// # Errors
-    /// Those of the last replica that was asked; `Unavailable` where there is none.
+    /// That of the last replica that was asked, after those of the ones before it; `Unavailable` where there is none.
     pub(super) async fn ask<T>(&self, hear: impl Fn(Result<Bytes>) -> Result<T>) -> Result<Heard<T>> {
+        let deadline = Instant::now() + self.wait;
+        loop {
+            let looked = self.looked.map(Notify::notified);
+            let Failure { error, outcome } = match self.round(deadline, &hear).await {
+                Ok(heard) => return Ok(heard),
+                Err(failure) => failure,
+            };
+            let Some(looked) = looked.filter(|_| outcome == Outcome::Failed) else { return Err(error) };
+            if timeout_at(deadline, looked).await.is_err() || self.home.servers().is_empty() {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Asks each replica once at most.
+    async fn round<T>(
+        &self,
+        deadline: Instant,
+        hear: &impl Fn(Result<Bytes>) -> Result<T>,
+    ) -> std::result::Result<Heard<T>, Failure> {
         let start = Instant::now();
-        let (deadline, patience) = (start + self.wait, start + self.wait.mul_f64(PATIENCE).min(PATIENCE_MAX));
+        let left = deadline.saturating_duration_since(start);
+        let patience = start + left.mul_f64(PATIENCE).min(PATIENCE_MAX);
         let home = self.home;
-        let mut rest: Vec<Arc<Client>> = home.servers.clone();
         let mut attempts = FuturesUnordered::new();
+        let mut asked: Vec<SocketAddr> = Vec::new();
+        let mut failed: Vec<String> = Vec::new();
         let mut next = |is_first: bool| {
-            let among: Vec<_> = rest.iter().map(|server| server.address()).collect();
+            let servers = home.servers();
+            let addresses = servers.iter().map(|server| server.address());
+            let among: Vec<SocketAddr> = addresses.filter(|address| !asked.contains(address)).collect();
             let mut group = locked(&home.group);
             let chosen = group.choose(&among, self.now())?;
             group.begin(chosen, is_first, self.now());
             drop(group);
-            let server = rest.swap_remove(among.iter().position(|address| *address == chosen)?);
+            asked.push(chosen);
+            let server = servers.iter().find(|server| server.address() == chosen)?.clone();
             let under_way = UnderWay { inquiry: self, server, kind: self.kind, start: Instant::now(), patience };
-            Some(self.attempt(under_way, &hear, deadline))
+            Some(self.attempt(under_way, hear, deadline))
         };
-        attempts.push(next(true).ok_or_else(|| Error::unavailable("no server is known to have it"))?);
-        let has_others = home.servers.len() > 1;
+        attempts.push(next(true).ok_or_else(|| Failure {
+            error: Error::unavailable("no server is known to have it"),
+            outcome: Outcome::Left,
+        })?);
+        let has_others = home.servers().len() > 1;
         let hedge_after = has_others.then(|| locked(&home.group).hedge_after(self.kind)).flatten();
         let hedge_at = hedge_after.map(|after| start + Duration::from_micros(after));
         let mut hedge_at = hedge_at.filter(|at| *at < patience);
@@ -81,16 +135,21 @@ impl Inquiry<'_> {
             let at = hedge_at.or(patience_at);
             let last = tokio::select! {
                 Some(done) = attempts.next() => match done {
-                    Err(error) if is_absence(error.kind()) => Some(error),
+                    Err(failure) if is_absence(failure.error.kind()) => Some(failure),
                     answered => return answered,
                 },
                 () = sleep_until(at.unwrap_or(deadline)), if at.is_some() => None,
+                // Another one may have come back.
+                () = self.looked(), if at.is_none() => match Instant::now() < patience {
+                    true => continue,
+                    false => None,
+                },
             };
             let may = match (&last, hedge_at.take()) {
                 // A refusal by one is a sign that the others have much to do as well.
-                (Some(error), hedge) => {
+                (Some(failure), hedge) => {
                     hedge_at = hedge;
-                    error.kind() != Kind::Overloaded || locked(&home.group).spend()
+                    failure.outcome != Outcome::Refused || locked(&home.group).spend()
                 }
                 (None, Some(_)) => locked(&home.group).hedge(self.now()),
                 (None, None) => {
@@ -102,12 +161,24 @@ impl Inquiry<'_> {
             match (another, last) {
                 (Some(attempt), last) => {
                     let why = if last.is_some() { "failed" } else { "late" };
+                    failed.extend(last.map(|failure| failure.error.to_string()));
                     metrics::counter!("sterling_route_second_calls_total", "why" => why).increment(1);
                     attempts.push(attempt);
                 }
-                (None, Some(error)) if attempts.is_empty() => return Err(error),
-                (None, _) => {}
+                (None, Some(Failure { error, outcome })) if attempts.is_empty() => {
+                    let error = if failed.is_empty() { error } else { error.within(failed.join("; ") + "; then") };
+                    return Err(Failure { error, outcome });
+                }
+                (None, last) => failed.extend(last.map(|failure| failure.error.to_string())),
             }
+        }
+    }
+
+    /// Ends with the next look at the servers; never where it is not worth waiting for.
+    async fn looked(&self) {
+        match self.looked {
+            Some(looked) => looked.notified().await,
+            None => std::future::pending().await,
         }
     }
 
@@ -116,31 +187,34 @@ impl Inquiry<'_> {
         mut under_way: UnderWay<'_>,
         hear: &impl Fn(Result<Bytes>) -> Result<T>,
         deadline: Instant,
-    ) -> Result<Heard<T>> {
+    ) -> std::result::Result<Heard<T>, Failure> {
         let server = under_way.server.clone();
         let body = match server.call(self.out, deadline).await {
             Ok(body) => body,
             Err(error) => {
-                under_way.end(match error.kind() {
+                tracing::debug!(server = %server.address(), %error, "gave no answer");
+                let outcome = match error.kind() {
                     Kind::Overloaded => Outcome::Refused,
                     Kind::Unavailable => Outcome::Failed,
                     Kind::DeadlineExceeded => Outcome::Late,
                     _ => Outcome::Answered,
-                });
-                return Err(match hear(Err(error)) {
-                    Err(error) => error,
-                    Ok(_) => Error::internal("an answer was made of none"),
-                });
+                };
+                under_way.end(outcome);
+                let heard = hear(Err(error)).err();
+                let error = heard.unwrap_or_else(|| Error::internal("an answer was made of none"));
+                return Err(Failure { error, outcome });
             }
         };
         match hear(Ok(body)) {
             Err(error) if error.kind() == Kind::Corrupt => {
                 under_way.end(Outcome::Failed);
-                Err(Error::unavailable(format!("server {}: {error}", server.address())))
+                let error = Error::unavailable(format!("server {}: {error}", server.address()));
+                Err(Failure { error, outcome: Outcome::Failed })
             }
             heard => {
                 let took = under_way.end(Outcome::Answered);
-                heard.map(|answer| (answer, server, took))
+                let failure = |error| Failure { error, outcome: Outcome::Answered };
+                heard.map(|answer| (answer, server, took)).map_err(failure)
             }
         }
     }

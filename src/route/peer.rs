@@ -141,7 +141,7 @@ impl Peer {
 
     fn home(&self) -> Home {
         let servers = locked(&self.known).values().map(|seen| seen.client.clone()).collect();
-        Home { servers, group: self.group.clone() }
+        Home::new(servers, self.group.clone())
     }
 
     /// Asks once; what is not held by one server is asked of the next.
@@ -158,7 +158,7 @@ impl Peer {
             let reply: RowsReply = read(&body).map_err(|e| Error::corrupt(e.to_string()))?;
             is_whole(&reply, call, row_bytes)?.then_some(reply).ok_or_else(missing)
         };
-        let inquiry = Inquiry { home: &home, out: &out, kind: ROWS, origin: self.shared.origin, wait };
+        let inquiry = Inquiry { home: &home, out: &out, kind: ROWS, origin: self.shared.origin, wait, looked: None };
         let said = inquiry.ask(hear).await.map(|(reply, ..)| reply);
         match &said {
             Ok(_) if self.breaker.is_open() => self.breaker.close(),

@@ -136,7 +136,7 @@ impl ShardServers<'_> {
         let call = Outgoing::plain(call.path, (call.body, call.media_type), call.key);
         let none = Error::unavailable(format!("shard {shard} has no server"));
         let mut last = ShardFailure { error: none, may_be_done: false };
-        let mut rest = home.servers.clone();
+        let mut rest = home.servers().to_vec();
         while let Some(server) = self.next(home, &mut rest) {
             let Failed { error, may_be_done } = match server.try_call(&call, deadline).await {
                 Ok(answer) => return Ok(answer),

@@ -394,6 +394,53 @@ fn a_network_that_cuts_or_swallows_costs_the_shard_behind_it_and_nobody_waits_fo
 }
 
 #[test]
+fn a_request_waits_for_a_shard_that_comes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::ivf::Rescore::F16) };
+    put(folder.path(), &what).unwrap();
+    let mut servers: Vec<Server> = (0..2).map(|shard| serve_shard(folder.path(), shard)).collect();
+    let router = route_looking_every(3000, servers.iter().map(|server| server.address.as_str()));
+    let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 700, "exact": true, "timeout_ms": 30_000});
+    let (whole, part) = ("/v1/models/vectors:retrieve", "/v1/models/vectors:retrieve?min_coverage=0.1");
+    let expected = router.ask(whole, &body);
+    let address = servers[1].address.clone();
+    servers[1].signal("KILL");
+    until("it is missed", || router.ask(part, &body)["missing"][0]["shard"] == 1);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| router.ask(whole, &body));
+        // Who can do without it does not wait.
+        assert_eq!(router.ask(part, &body)["missing"][0]["shard"], 1);
+        servers[1] = serve_at(folder.path(), "1", &address);
+        assert_eq!(waiting.join().unwrap()["items"], expected["items"]);
+    });
+}
+
+#[test]
+fn a_replica_that_comes_back_is_asked_in_place_of_one_that_hangs() {
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), &shards::catalogue(folder.path(), sterling::ivf::Rescore::F16)).unwrap();
+    let servers = [Server::start(folder.path()), Server::start(folder.path())];
+    let wire = Wire::to(servers[1].address.rsplit(':').next().unwrap().parse().unwrap());
+    let router = route([servers[0].address.as_str(), &wire.address()]);
+    let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 5, "timeout_ms": 20_000});
+    let expected = router.ask("/v1/models/vectors:retrieve", &body);
+    let known = || router.get_json("/v1/models/vectors/shards")["shards"][0]["servers"].clone();
+    until("both are known", || known() == 2);
+    wire.cut();
+    until("one is left out", || known() == 1);
+    servers[0].signal("STOP");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| router.post("/v1/models/vectors:retrieve", &body));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!waiting.is_finished(), "it is asked of the one that hangs");
+        wire.mend();
+        let (status, answer) = waiting.join().unwrap();
+        assert_eq!((status, &answer["items"]), (200, &expected["items"]), "{answer}");
+    });
+    servers[0].signal("CONT");
+}
+
+#[test]
 fn a_version_answers_when_every_shard_has_it() {
     let folder = tempfile::tempdir().unwrap();
     let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::ivf::Rescore::None) };

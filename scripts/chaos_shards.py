@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""Two routers over three shards of two servers each, every one in a network namespace, while versions flip and servers are struck.
+
+STERLING=... [FLIPS=200] scripts/chaos_shards.py, as root.
+
+Two clients ask each router on and on. Each round a server is killed (SIGKILL), ended, stopped, cut off from all, or cut off from one of
+the routers; then the other version is wished in the store, and once both routers answer with it the server is healed. Every answer must be
+200, wholly of the version that it names, and complete: nothing is lost where a server of each shard lives. At last both servers of a shard
+are killed: answers must say exactly what they cover, and hold nothing of that shard.
+"""
+
+import collections
+import contextlib
+import http.client
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from spaces import Process, run, spaces, until
+
+ROOT = Path(__file__).resolve().parent.parent
+STERLING = os.environ.get("STERLING", str(ROOT / "target/release/sterling"))
+FLIPS = int(os.environ.get("FLIPS", 200))
+FOLDER = Path(tempfile.mkdtemp(prefix="sterling-shards-"))
+SHARDS, REPLICAS, COUNT = 3, 2, 240
+# Ids of the first version are below this, those of the second not.
+SECOND = 100_000
+MODEL = "/v1/models/items"
+BRIDGE = "strl-bridge"
+SERVERS = [f"strl-s{n}" for n in range(SHARDS * REPLICAS)]
+ROUTERS = [f"strl-r{n}" for n in range(2)]
+ADDRESSES = {name: f"10.93.0.{n}" for n, name in enumerate(SERVERS + ROUTERS, start=11)}
+STRIKES = ["killed", "ended", "stopped", "cut off from all", "cut off from one router"]
+
+
+def network(stack):
+    """A namespace for each server and router, all at one bridge, at which the clients are too."""
+    spaces(stack, SERVERS + ROUTERS, [BRIDGE, *(f"{name}-o" for name in ADDRESSES)])
+    run(f"ip link add {BRIDGE} type bridge")
+    run(f"ip addr add 10.93.0.1/24 dev {BRIDGE}")
+    run(f"ip link set {BRIDGE} up")
+    for name, address in ADDRESSES.items():
+        run(f"ip link add {name}-o type veth peer name {name}-i netns {name}")
+        run(f"ip link set {name}-o master {BRIDGE} up")
+        run(f"ip -n {name} addr add {address}/24 dev {name}-i")
+        run(f"ip -n {name} link set {name}-i up")
+
+
+class Member(Process):
+    """A server or a router."""
+
+    def __init__(self, name, arguments):
+        self.address = ADDRESSES[name]
+        quick = {"STERLING_REFRESH_MS": "100", "STERLING_ROUTE__REFRESH_MS": "100"}
+        super().__init__(name, [STERLING, *arguments, "--listen", f"{self.address}:8080"], os.environ | quick)
+
+    def ask(self, method, path, body=None, timeout=40):
+        with contextlib.closing(http.client.HTTPConnection(self.address, 8080, timeout=timeout)) as connection:
+            connection.request(method, path, json.dumps(body) if body else None, {"content-type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def is_ready(self):
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return self.ask("GET", "/readyz", timeout=2)[0] == 200
+        return False
+
+    def version(self):
+        status, text = self.ask("POST", f"{MODEL}:retrieve", {"vector": [1, 0, 0, 0], "k": 1, "timeout_ms": 20_000})
+        return json.loads(text).get("version") if status == 200 else None
+
+    def has_all(self):
+        """Whether a router knows of every server that it answers."""
+        status, text = self.ask("GET", f"{MODEL}/shards")
+        return status == 200 and all(shard["servers"] == REPLICAS for shard in json.loads(text)["shards"])
+
+
+class Client(threading.Thread):
+    """Asks a router on and on, and holds each answer against the version that it names."""
+
+    # All of the version, so that nothing can be missing unseen; some by the codes.
+    BODIES = [
+        {"vector": [0.3, 0.5, 0.1, 1], "k": COUNT, "probes": 6, "timeout_ms": 20_000},
+        {"vector": [0.3, -0.5, 0.1, 1], "k": COUNT, "exact": True, "columns": ["n"], "timeout_ms": 20_000},
+        {"vector": [0.3, 0.5, 0.1, 1], "k": 20, "probes": 6, "timeout_ms": 20_000},
+    ]
+
+    def __init__(self, router):
+        super().__init__(daemon=True)
+        self.router, self.is_over, self.wrong = router, False, []
+        self.answers, self.slowest = collections.Counter(), 0.0
+
+    def run(self):
+        while not self.is_over:
+            body = self.BODIES[self.answers.total() % len(self.BODIES)]
+            start = time.monotonic()
+            try:
+                status, text = self.router.ask("POST", f"{MODEL}:retrieve", body)
+            except (OSError, http.client.HTTPException) as e:
+                self.wrong.append(f"the router does not answer: {e}")
+                return
+            took = time.monotonic() - start
+            self.slowest = max(self.slowest, took)
+            answer = json.loads(text)
+            if status != 200:
+                self.wrong.append(f"lost after {took:.1f} s: {status} {answer}")
+                return
+            ids = [item["id"] for item in answer["items"]]
+            is_whole = len(set(ids)) == len(ids) == body["k"] and answer["coverage"] == 1
+            if not is_whole or any((id >= SECOND) != (answer["version"] == 2) for id in ids):
+                self.wrong.append(f"version {answer['version']}, coverage {answer['coverage']}, {len(ids)} items: {ids}")
+                return
+            self.answers[answer["version"]] += 1
+
+
+def sterling(*arguments):
+    subprocess.run([STERLING, *map(str, arguments)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def published(first):
+    lines = FOLDER / "items.jsonl"
+    with lines.open("w") as file:
+        for n in range(COUNT):
+            x = n * 37 % 101 * 0.06
+            item = {"id": first + n, "embedding": [math.sin(x), math.cos(x), n % 7 - 3, 1], "attributes": {"n": n}}
+            file.write(json.dumps(item) + "\n")
+    recipe = FOLDER / "recipe.toml"
+    recipe.write_text("[index]\nlists = 6\n")
+    sterling("publish", "--name", "items", "--items", lines, "--store", FOLDER / "store", "--shards", SHARDS, "--index", recipe)
+
+
+def strike(server, name, how):
+    """Does a server harm. Returns what heals it."""
+    assert server.is_running(), "what is to be struck runs"
+    if how == "killed":
+        server.kill()
+        return server.start
+    if how == "ended":
+        server.process.terminate()
+        return lambda: (server.process.wait(), server.start())
+    if how == "stopped":
+        server.process.send_signal(signal.SIGSTOP)
+        return lambda: server.process.send_signal(signal.SIGCONT)
+    if how == "cut off from all":
+        run(f"ip link set {name}-o down")
+        return lambda: run(f"ip link set {name}-o up")
+    # Its answers to that router go nowhere.
+    run(f"ip -n {name} route add blackhole {ADDRESSES[ROUTERS[0]]}/32")
+    return lambda: run(f"ip -n {name} route del blackhole {ADDRESSES[ROUTERS[0]]}/32")
+
+
+def of_two_shards(router):
+    """What a router answers while a shard is lost."""
+    body = Client.BODIES[1]
+    status, text = router.ask("POST", f"{MODEL}:retrieve?min_coverage=0.1", body)
+    answer = json.loads(text)
+    if status != 200 or answer["coverage"] == 1:
+        return None
+    covered = len({item["id"] for item in answer["items"]}) / COUNT
+    assert answer["coverage"] == covered and answer["missing"][0]["shard"] == 1, answer
+    assert router.ask("POST", f"{MODEL}:retrieve", body)[0] == 503
+    return covered
+
+
+def main():
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, FOLDER, ignore_errors=True)
+        network(stack)
+        for first in (0, SECOND):
+            published(first)
+        for version in (1, 2):
+            # What a label points to stays in memory.
+            sterling("label", "items", f"v{version}", version, "--store", FOLDER / "store")
+        serve = lambda n: ["serve", "--store", FOLDER / "store", "--shard", n // REPLICAS]
+        servers = [Member(name, serve(n)) for n, name in enumerate(SERVERS)]
+        stack.callback(lambda: [server.kill() for server in servers])
+        until("the servers are ready", lambda: all(server.is_ready() for server in servers))
+        all_servers = [word for name in SERVERS for word in ("--server", f"{ADDRESSES[name]}:8080")]
+        routers = [Member(name, ["route", *all_servers]) for name in ROUTERS]
+        stack.callback(lambda: [router.kill() for router in routers])
+        until("the routers are ready", lambda: all(router.is_ready() for router in routers))
+        clients = [Client(router) for router in routers * 2]
+        for client in clients:
+            client.start()
+        wrong = lambda: [line for client in clients for line in client.wrong]
+        answers = lambda: sum(client.answers.total() for client in clients)
+        start, done, active = time.monotonic(), collections.Counter(), 2
+        until("the clients are answered", lambda: answers() > 40, told=wrong)
+        for n in range(FLIPS):
+            # Each server in turn, by each strike in turn, and never two of a shard.
+            struck, how = n * 5 % len(servers), STRIKES[(n + n // len(servers)) % len(STRIKES)]
+            heal = strike(servers[struck], SERVERS[struck], how)
+            before = answers()
+            until("answers with a server less", lambda: answers() > before + 8, told=wrong)
+            active = 3 - active
+            sterling("activate", "items", active, "--store", FOLDER / "store")
+            for router in routers:
+                until("the other version", lambda: router.version() == active, told=wrong)
+            heal()
+            until("the server is ready", servers[struck].is_ready)
+            until("both routers have all servers", lambda: all(router.has_all() for router in routers), told=wrong)
+            done[how] += 1
+            if wrong():
+                raise SystemExit(f"round {n}, server {struck} {how}: {wrong()}")
+        for client in clients:
+            client.is_over = True
+        for client in clients:
+            client.join()
+        if wrong():
+            raise SystemExit(wrong())
+        took, asked = time.monotonic() - start, sum((client.answers for client in clients), collections.Counter())
+        for server in servers[REPLICAS : 2 * REPLICAS]:
+            assert server.is_running(), "what is to be killed runs"
+            server.kill()
+        until("a shard is missed", lambda: all(of_two_shards(router) for router in routers))
+        covered = of_two_shards(routers[0])
+        strikes = ", ".join(f"{count} x {how}" for how, count in done.items())
+        print(f"{FLIPS} flips in {took:.0f} s, servers {strikes}: {asked[1]} and {asked[2]} answers of the versions, all 200 and whole")
+        print(f"the slowest took {max(client.slowest for client in clients):.2f} s; without a shard {covered:.4f} of the items, as it is said")
+
+
+if __name__ == "__main__":
+    main()
