@@ -23,10 +23,8 @@ import threading
 import time
 from pathlib import Path
 
-from spaces import Process, run, spaces, until
+from spaces import STERLING, Sterling, run, spaces, until
 
-ROOT = Path(__file__).resolve().parent.parent
-STERLING = os.environ.get("STERLING", str(ROOT / "target/release/sterling"))
 FLIPS = int(os.environ.get("FLIPS", 200))
 FOLDER = Path(tempfile.mkdtemp(prefix="sterling-shards-"))
 SHARDS, REPLICAS, COUNT = 3, 2, 240
@@ -53,24 +51,12 @@ def network(stack):
         run(f"ip -n {name} link set {name}-i up")
 
 
-class Member(Process):
+class Member(Sterling):
     """A server or a router."""
 
     def __init__(self, name, arguments):
-        self.address = ADDRESSES[name]
         quick = {"STERLING_REFRESH_MS": "100", "STERLING_ROUTE__REFRESH_MS": "100"}
-        super().__init__(name, [STERLING, *arguments, "--listen", f"{self.address}:8080"], os.environ | quick)
-
-    def ask(self, method, path, body=None, timeout=40):
-        with contextlib.closing(http.client.HTTPConnection(self.address, 8080, timeout=timeout)) as connection:
-            connection.request(method, path, json.dumps(body) if body else None, {"content-type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-
-    def is_ready(self):
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            return self.ask("GET", "/readyz", timeout=2)[0] == 200
-        return False
+        super().__init__(name, ADDRESSES[name], arguments, os.environ | quick)
 
     def version(self):
         status, text = self.ask("POST", f"{MODEL}:retrieve", {"vector": [1, 0, 0, 0], "k": 1, "timeout_ms": 20_000})

@@ -22,10 +22,8 @@ import threading
 import time
 from pathlib import Path
 
-from spaces import Process, run, spaces, until
+from spaces import STERLING, Process, Sterling, run, spaces, until
 
-ROOT = Path(__file__).resolve().parent.parent
-STERLING = os.environ.get("STERLING", str(ROOT / "target/release/sterling"))
 BROKER = os.environ.get("NATS_SERVER", "nats-server")
 FAULTS = int(os.environ.get("FAULTS", 60))
 SYNC = os.environ.get("SYNC", "")
@@ -57,27 +55,16 @@ def cut(n, is_down):
     run(f"ip -n {NAMES[0]} link set strl-b{n} {'down' if is_down else 'up'}")
 
 
-class Server(Process):
+class Server(Sterling):
     def __init__(self, n):
-        self.address = LINKS[n][2]
-        store = FOLDER / f"store-{n}"
-        arguments = [STERLING, "serve", "--store", store, "--listen", f"{self.address}:8080"]
-        super().__init__(NAMES[n + 1], [*arguments, "--updates", f"nats://{LINKS[n][1]}:4222"])
-
-    def ask(self, method, path, body=None, timeout=30):
-        with contextlib.closing(http.client.HTTPConnection(self.address, 8080, timeout=timeout)) as connection:
-            connection.request(method, path, json.dumps(body) if body else None, {"content-type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
+        arguments = ["serve", "--store", FOLDER / f"store-{n}", "--updates", f"nats://{LINKS[n][1]}:4222"]
+        super().__init__(NAMES[n + 1], LINKS[n][2], arguments)
 
     def is_ready(self):
-        try:
-            return self.ask("GET", "/readyz", timeout=2)[0] == 200
-        except OSError:
-            # A server that cannot reach its broker ends, and is started again as an orchestrator would.
-            if not self.is_running():
-                self.start()
-            return False
+        # A server that cannot reach its broker ends, and is started again as an orchestrator would.
+        if not self.is_running():
+            self.start()
+        return super().is_ready()
 
 
 class Writer(threading.Thread):
@@ -139,12 +126,18 @@ def hold(servers, writers):
     perhaps = {item for writer in writers for item in writer.perhaps}
     for server in servers:
         until("all is seen", lambda: server.ask("GET", f"{MODEL}/items:position?min_position={durable}")[0] == 200)
-        body = {"vector": [1, 1], "k": 100_000, "filter": "n > 0", "exact": True, "timeout_ms": 30_000}
-        status, text = server.ask("POST", f"{MODEL}:retrieve", body)
-        answer = json.loads(text)
-        there = {item["id"] for item in answer["items"]}
-        assert status == 200 and answer["position"] == durable, (status, answer.get("position"), durable)
-        assert not acknowledged - there, f"acknowledged and gone: {sorted(acknowledged - there)[:10]}"
+        there, body = [], {"vector": [1, 1], "k": 50_000, "candidates": 200_000, "filter": "n > 0", "exact": True, "timeout_ms": 30_000}
+        body["cursor"] = ""
+        while "cursor" in body:
+            status, text = server.ask("POST", f"{MODEL}:retrieve", body)
+            answer = json.loads(text)
+            assert status == 200 and answer["position"] == durable, (status, answer.get("position"), durable)
+            there += [item["id"] for item in answer["items"]]
+            body.pop("cursor")
+            body |= {name: answer[name] for name in ["cursor"] if name in answer}
+        there, count = set(there), len(there)
+        assert count == len(there), "an item is twice in the pages"
+        assert not acknowledged - there, f"{len(acknowledged - there)} of {len(acknowledged)} acknowledged are gone, {count} are there"
         assert not there - acknowledged - perhaps, "items that nobody has written"
         assert len(there) == durable, f"{len(there)} items by {durable} updates: some are there twice"
     return len(acknowledged), durable - len(acknowledged), len(perhaps)

@@ -1,8 +1,15 @@
 """What the scripts of chaos share: programs in network namespaces, and waiting for what must come. Needs root and iproute2."""
 
+import contextlib
+import http.client
+import json
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+STERLING = os.environ.get("STERLING", str(Path(__file__).resolve().parent.parent / "target/release/sterling"))
 
 
 def run(command):
@@ -42,6 +49,25 @@ class Process:
     def kill(self):
         self.process.kill()
         self.process.wait()
+
+
+class Sterling(Process):
+    """A server or a router in a namespace, at an address of it."""
+
+    def __init__(self, space, address, arguments, environment=None):
+        self.address = address
+        super().__init__(space, [STERLING, *arguments, "--listen", f"{address}:8080"], environment)
+
+    def ask(self, method, path, body=None, timeout=40):
+        with contextlib.closing(http.client.HTTPConnection(self.address, 8080, timeout=timeout)) as connection:
+            connection.request(method, path, json.dumps(body) if body else None, {"content-type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def is_ready(self):
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return self.ask("GET", "/readyz", timeout=2)[0] == 200
+        return False
 
 
 def until(what, is_so, most=90, told=lambda: ""):
