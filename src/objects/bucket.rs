@@ -152,9 +152,14 @@ impl Bucket {
     }
 }
 
+/// An entity tag as HTTP writes it. Azure's listings leave its quotes out.
+fn quoted(e_tag: String) -> String {
+    if e_tag.ends_with('"') { e_tag } else { format!("\"{e_tag}\"") }
+}
+
 fn tag(meta: &ObjectMeta) -> Tag {
     Tag {
-        e_tag: meta.e_tag.clone(),
+        e_tag: meta.e_tag.clone().map(quoted),
         generation: meta.version.clone(),
         bytes: meta.size,
         modified_ms: meta.last_modified.timestamp_millis(),
@@ -251,7 +256,7 @@ impl Objects for Bucket {
             }
         };
         let put = self.call(key, async move { store.put_opts(&at, PutPayload::from(bytes), mode.into()).await })?;
-        Ok(Tag { e_tag: put.e_tag, generation: put.version, bytes: length, modified_ms: 0 })
+        Ok(Tag { e_tag: put.e_tag.map(quoted), generation: put.version, bytes: length, modified_ms: 0 })
     }
 
     fn upload(&self, key: &str, file: &Path) -> Result<()> {

@@ -1,52 +1,68 @@
-"""Buckets of moto for all tests, each behind a proxy of its own."""
+"""Buckets of moto's S3 and of Azurite's Azure for all tests, each behind a proxy of its own."""
 
+import abc
+import base64
 import collections.abc
+import email.utils
+import hashlib
+import hmac
 import http.client
 import os
 import pathlib
 import random
 import re
 import subprocess
+import urllib.parse
 
 import pytest
 import sterling
-from faults import Proxy, moto
+from faults import Proxy, azurite, moto
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = pathlib.Path(os.environ.get("STERLING", ROOT / "target/debug/sterling"))
+AZURITE = pathlib.Path(os.environ.get("AZURITE", ROOT / "target/azurite/node_modules/.bin/azurite-blob"))
 
 
-class Bucket:
+class Bucket(abc.ABC):
     """A bucket of its own behind a proxy of its own, as the program finds it."""
 
-    def __init__(self, moto_port: int, folder: pathlib.Path):
-        self.moto, self.folder = moto_port, folder
-        self.name = f"bucket-{random.getrandbits(48):x}"
-        self.proxy = Proxy(moto_port)
-        self.url = f"s3://{self.name}/models"
-        self.environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "STERLING"))} | {
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secretsecret",
-            "AWS_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.proxy.port}",
-            "AWS_ALLOW_HTTP": "true",
-            "STERLING_CACHE__FOLDER": str(folder / "cache"),
-            "STERLING_REFRESH_MS": "200",
-        }
-        self.ask("PUT", "")
+    # The scheme of its URL, and what its listings are asked with.
+    scheme: str
+    listing: str
 
-    def ask(self, method: str, key: str, body: bytes | None = None, **headers: str) -> bytes:
+    def __init__(self, store_port: int, folder: pathlib.Path):
+        self.store, self.folder = store_port, folder
+        self.name = f"bucket-{random.getrandbits(48):x}"
+        self.proxy = Proxy(store_port)
+        self.url = f"{self.scheme}://{self.name}/models"
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "AZURE_", "STERLING"))}
+        self.environment |= self.place() | {"STERLING_CACHE__FOLDER": str(folder / "cache"), "STERLING_REFRESH_MS": "200"}
+        self.make()
+
+    @abc.abstractmethod
+    def place(self) -> dict[str, str]:
+        """The settings by which the program finds it, behind the proxy."""
+
+    @abc.abstractmethod
+    def make(self) -> None:
+        """Makes it."""
+
+    @abc.abstractmethod
+    def ask(self, method: str, key: str, body: bytes | None = None) -> bytes:
         """Asks the store itself, past the proxy."""
-        store = http.client.HTTPConnection("127.0.0.1", self.moto, timeout=30)
-        store.request(method, f"/{self.name}/{key}", body, {"Authorization": "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request"} | headers)
+
+    @abc.abstractmethod
+    def keys(self) -> list[str]:
+        """The objects under its prefix."""
+
+    def send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
+        store = http.client.HTTPConnection("127.0.0.1", self.store, timeout=30)
+        store.request(method, path, body, headers)
         answer = store.getresponse()
         content = answer.read()
         store.close()
-        assert answer.status < 300, (method, key, answer.status, content)
+        assert answer.status < 300, (method, path, answer.status, content)
         return content
-
-    def keys(self) -> list[str]:
-        return re.findall(r"<Key>models/([^<]+)</Key>", self.ask("GET", "?list-type=2&prefix=models/").decode())
 
     def run(self, *arguments: object, cache: str = "cache", expect: int = 0) -> str:
         """Runs the program to its end; what it said."""
@@ -75,14 +91,91 @@ class Bucket:
         return sterling.serve(self.url, program=PROGRAM, settings=own)
 
 
+class S3(Bucket):
+    """A bucket of moto's."""
+
+    scheme, listing = "s3", "list-type=2"
+
+    def place(self) -> dict[str, str]:
+        return {
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secretsecret",
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.proxy.port}",
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    def make(self) -> None:
+        self.ask("PUT", "")
+
+    def ask(self, method: str, key: str, body: bytes | None = None) -> bytes:
+        headers = {"Authorization": "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request"}
+        return self.send(method, f"/{self.name}/{key}", body, headers)
+
+    def keys(self) -> list[str]:
+        return re.findall(r"<Key>models/([^<]+)</Key>", self.ask("GET", "?list-type=2&prefix=models/").decode())
+
+
+class Azure(Bucket):
+    """A container of Azurite's, which has this account."""
+
+    scheme, listing = "az", "comp=list"
+    account, key = "devstoreaccount1", "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+    def place(self) -> dict[str, str]:
+        return {
+            "AZURE_STORAGE_ACCOUNT_NAME": self.account,
+            "AZURE_STORAGE_ACCOUNT_KEY": self.key,
+            "AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{self.proxy.port}/{self.account}",
+            "AZURE_ALLOW_HTTP": "true",
+        }
+
+    def make(self) -> None:
+        self.ask("PUT", "?restype=container")
+
+    def ask(self, method: str, key: str, body: bytes | None = None) -> bytes:
+        path, _, query = f"/{self.account}/{self.name}/{key}".removesuffix("/").partition("?")
+        path = path.removesuffix("/")
+        length = str(len(body or b"")) if method == "PUT" else ""
+        headers = {"x-ms-blob-type": "BlockBlob"} if body else {}
+        headers |= {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+        # https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key
+        resource = [f"/{self.account}{path}", *(f"{name}:{value}" for name, value in sorted(urllib.parse.parse_qsl(query)))]
+        canonical = [f"{name}:{value}" for name, value in sorted(headers.items())]
+        text = "\n".join([method, "", "", length if body else "", *[""] * 8, *canonical, *resource])
+        signature = base64.b64encode(hmac.digest(base64.b64decode(self.key), text.encode(), hashlib.sha256)).decode()
+        headers["Authorization"] = f"SharedKey {self.account}:{signature}"
+        return self.send(method, f"{path}?{query}" if query else path, body, headers | ({"Content-Length": length} if length else {}))
+
+    def keys(self) -> list[str]:
+        return re.findall(r"<Name>models/([^<]+)</Name>", self.ask("GET", "?restype=container&comp=list&prefix=models/").decode())
+
+
 @pytest.fixture(scope="session")
 def moto_port() -> collections.abc.Iterator[int]:
     with moto() as port:
         yield port
 
 
+@pytest.fixture(scope="session")
+def azurite_port(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator[int]:
+    if not AZURITE.exists():
+        pytest.skip(f"no {AZURITE}: npm install azurite")
+    with azurite(AZURITE, tmp_path_factory.mktemp("azurite")) as port:
+        yield port
+
+
+@pytest.fixture(params=[S3, Azure], ids=lambda maker: maker.scheme)
+def bucket(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> collections.abc.Iterator[Bucket]:
+    """A bucket of each maker."""
+    port = request.getfixturevalue("moto_port" if request.param is S3 else "azurite_port")
+    bucket = request.param(port, tmp_path)
+    yield bucket
+    bucket.proxy.down()
+
+
 @pytest.fixture
-def bucket(moto_port: int, tmp_path: pathlib.Path) -> collections.abc.Iterator[Bucket]:
-    bucket = Bucket(moto_port, tmp_path)
+def s3(moto_port: int, tmp_path: pathlib.Path) -> collections.abc.Iterator[S3]:
+    bucket = S3(moto_port, tmp_path)
     yield bucket
     bucket.proxy.down()

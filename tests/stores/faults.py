@@ -173,6 +173,15 @@ def moto() -> collections.abc.Iterator[int]:
 
 
 @contextlib.contextmanager
+def azurite(program: pathlib.Path, folder: pathlib.Path) -> collections.abc.Iterator[int]:
+    """Azurite's Azure, which keeps to conditions."""
+    port = free_port()
+    place = ["--location", folder, "--blobHost", "127.0.0.1", "--blobPort", port]
+    with running([program, "--silent", "--disableTelemetry", "--skipApiVersionCheck", *place], port):
+        yield port
+
+
+@contextlib.contextmanager
 def rclone(folder: pathlib.Path, program: str) -> collections.abc.Iterator[int]:
     """Rclone's S3, which passes over conditions."""
     port = free_port()

