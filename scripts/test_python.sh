@@ -44,6 +44,14 @@ PYTHONPATH=../../python "../../$environment/bin/python" -m pytest -q -p no:cache
 cd ../tasks
 "../../$environment/bin/python" -m pytest -q -p no:cacheprovider
 cd ../stores
+azurite=../../target/azurite
+if [ ! -e "$azurite/node_modules/.bin/azurite-blob" ]; then
+    if command -v npm >/dev/null; then
+        npm install --silent --no-audit --no-fund --prefix "$azurite" azurite@3
+    else
+        echo "npm is not here: buckets of Azure are not tested" >&2
+    fi
+fi
 PYTHONPATH=../../python "../../$environment/bin/python" -m pytest -q -p no:cacheprovider
 cd ../console
 PYTHONPATH=../../python "../../$environment/bin/python" -m pytest -q -p no:cacheprovider

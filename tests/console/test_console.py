@@ -13,6 +13,7 @@ import pytest
 import sterling
 from conftest import BOOKS, GENRES, PROGRAM, ROOT, shelf
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -54,7 +55,9 @@ class Console:
         return self.driver.execute_script(read, f"{selector} tbody tr")
 
     def click(self, selector: str) -> None:
-        self.one(selector).click()
+        # What is drawn anew before it is clicked is found again.
+        wait = WebDriverWait(self.driver, 10, ignored_exceptions=[StaleElementReferenceException])
+        wait.until(lambda _: self.one(selector).click() is None)
 
     def filter(self, text: str) -> None:
         field = self.one("#filter textarea")
