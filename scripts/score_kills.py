@@ -13,15 +13,14 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-STERLING = os.environ.get("STERLING", str(ROOT / "target/release/sterling"))
+from program import STERLING
+
 STEPS = "mkdir mkdirat openat write writev pwrite64 ftruncate fsync fdatasync flock close rename renameat renameat2 link linkat unlink unlinkat".split()
 FILES, ROWS, ITEMS = 3, 200, 300
 

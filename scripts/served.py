@@ -18,8 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-STERLING = os.environ.get("STERLING", str(ROOT / "target/release/sterling"))
+from program import ROOT, STERLING
+
 PEER = os.environ.get("PEER", "")
 # The generator is the same whatever is measured: a baseline may not have the command.
 BENCH = os.environ.get("BENCH", STERLING)

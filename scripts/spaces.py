@@ -3,13 +3,11 @@
 import contextlib
 import http.client
 import json
-import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-STERLING = os.environ.get("STERLING", str(Path(__file__).resolve().parent.parent / "target/release/sterling"))
+from program import STERLING
 
 
 def run(command):

@@ -285,8 +285,9 @@ impl Fleet {
     /// A version as it is asked. What is asked of it already, as one of `before`, learns of its servers as well.
     fn served(&self, edition: Edition<Arc<Client>>, before: &[Arc<Offering>]) -> Offering {
         let shards = edition.replicas.len();
-        let name = (edition.version, edition.digest.clone());
-        if let Some(same) = before.iter().find(|same| same.edition.is(&name) && same.shards() == shards) {
+        let is_same =
+            |other: &Offering| (other.version(), other.digest()) == (edition.version, edition.digest.as_str());
+        if let Some(same) = before.iter().find(|other| is_same(other) && other.shards() == shards) {
             for (home, servers) in same.homes.iter().zip(&edition.replicas) {
                 home.found(servers.clone());
             }

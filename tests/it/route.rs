@@ -29,10 +29,12 @@ pub fn serve_at(store: &Path, shard: &str, listen: &str) -> Server {
 
 /// A router over servers.
 pub fn route<'a>(servers: impl IntoIterator<Item = &'a str>) -> Server {
-    route_looking_every(100, servers)
+    let router = route_looking_every(100, servers);
+    router.wait_ready();
+    router
 }
 
-/// A router that looks at its servers every so many milliseconds.
+/// A router that looks at its servers every so many milliseconds, and may not have done so yet.
 fn route_looking_every<'a>(refresh_ms: u32, servers: impl IntoIterator<Item = &'a str>) -> Server {
     let mut command = sterling();
     command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ROUTE__REFRESH_MS", refresh_ms.to_string());
@@ -40,9 +42,16 @@ fn route_looking_every<'a>(refresh_ms: u32, servers: impl IntoIterator<Item = &'
     for server in servers {
         command.args(["--server", server]);
     }
-    let router = Server::spawn(&mut command);
-    router.wait_ready();
-    router
+    Server::spawn(&mut command)
+}
+
+/// A store with a catalogue in shards, and a server of each.
+fn serve_shards(shards: u32) -> (tempfile::TempDir, Vec<Server>) {
+    let store = tempfile::tempdir().unwrap();
+    let whole = shards::catalogue(store.path(), sterling::ivf::Rescore::F16);
+    put(store.path(), &Publish { shards: Some(shards), ..whole }).unwrap();
+    let servers = (0..shards).map(|shard| serve_shard(store.path(), shard)).collect();
+    (store, servers)
 }
 
 /// The whole on one server, and cut on several behind a router.
@@ -273,10 +282,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 #[test]
 fn nothing_is_missing_where_no_server_has_told_what_there_is() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let mut command = sterling();
-    command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ROUTE__REFRESH_MS", "50");
-    command.args(["route", "--listen", "127.0.0.1:0", "--server", &nobody.to_string()]).stderr(Stdio::null());
-    let router = Server::spawn(&mut command);
+    let router = route_looking_every(50, [nobody.to_string().as_str()]);
     for _ in 0..20 {
         for call in ["vectors:retrieve", "vectors/versions/1:retrieve", "vectors/labels/old:retrieve"] {
             let (status, problem) = router.post(&format!("/v1/models/{call}"), json!({"vector": [1, 1]}));
@@ -288,10 +294,7 @@ fn nothing_is_missing_where_no_server_has_told_what_there_is() {
 
 #[test]
 fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let what = Publish { shards: Some(3), ..shards::catalogue(folder.path(), sterling::ivf::Rescore::F16) };
-    put(folder.path(), &what).unwrap();
-    let mut servers: Vec<Server> = (0..3).map(|shard| serve_shard(folder.path(), shard)).collect();
+    let (store, mut servers) = serve_shards(3);
     let router = route(servers.iter().map(|server| server.address.as_str()));
     let held: Vec<u64> = servers.iter().map(|s| s.get_json("/v1/models/vectors")["items"].as_u64().unwrap()).collect();
     let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 700, "probes": 12, "timeout_ms": 2000});
@@ -303,6 +306,11 @@ fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
     assert_eq!((&told(&router)["coverage"], &told(&router)["shards"]), (&json!(1.0), &json!(all)));
     for (shard, server) in servers.iter().enumerate() {
         assert_eq!(told(server)["shards"], json!([all[shard]]));
+        // Each by itself covers its own, and says so where more is asked for.
+        let (status, problem) = server.post(part, &body);
+        assert_eq!((status, &problem["code"]), (503, &json!("partial")), "{problem}");
+        let covered = held[shard] as f64 / 700.0;
+        assert_eq!(server.ask(&format!("{whole}?min_coverage={covered}"), &body)["coverage"], covered);
     }
     let wait = |shard: &Server, signal: &str| shard.signal(signal);
     // Killed, and stopped: it accepts and never answers.
@@ -353,16 +361,13 @@ fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(router.ask(part, &body)["missing"][0]["shard"], 1);
     let address = servers[1].address.clone();
-    servers[1] = serve_at(folder.path(), "1", &address);
+    servers[1] = serve_at(store.path(), "1", &address);
     until("the new one is asked", || router.post(whole, &body).0 == 200);
 }
 
 #[test]
 fn a_network_that_cuts_or_swallows_costs_the_shard_behind_it_and_nobody_waits_for_ever() {
-    let folder = tempfile::tempdir().unwrap();
-    let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::ivf::Rescore::F16) };
-    put(folder.path(), &what).unwrap();
-    let servers: Vec<Server> = (0..2).map(|shard| serve_shard(folder.path(), shard)).collect();
+    let (_store, servers) = serve_shards(2);
     let wire = Wire::to(servers[1].address.rsplit(':').next().unwrap().parse().unwrap());
     let far = wire.address();
     let router = route([servers[0].address.as_str(), &far]);
@@ -395,11 +400,9 @@ fn a_network_that_cuts_or_swallows_costs_the_shard_behind_it_and_nobody_waits_fo
 
 #[test]
 fn a_request_waits_for_a_shard_that_comes_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::ivf::Rescore::F16) };
-    put(folder.path(), &what).unwrap();
-    let mut servers: Vec<Server> = (0..2).map(|shard| serve_shard(folder.path(), shard)).collect();
+    let (store, mut servers) = serve_shards(2);
     let router = route_looking_every(3000, servers.iter().map(|server| server.address.as_str()));
+    router.wait_ready();
     let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 700, "exact": true, "timeout_ms": 30_000});
     let (whole, part) = ("/v1/models/vectors:retrieve", "/v1/models/vectors:retrieve?min_coverage=0.1");
     let expected = router.ask(whole, &body);
@@ -410,7 +413,7 @@ fn a_request_waits_for_a_shard_that_comes_back() {
         let waiting = scope.spawn(|| router.ask(whole, &body));
         // Who can do without it does not wait.
         assert_eq!(router.ask(part, &body)["missing"][0]["shard"], 1);
-        servers[1] = serve_at(folder.path(), "1", &address);
+        servers[1] = serve_at(store.path(), "1", &address);
         assert_eq!(waiting.join().unwrap()["items"], expected["items"]);
     });
 }
@@ -492,6 +495,7 @@ fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
     let names = servers.each_ref().map(|server| server.address.replace("127.0.0.1", "localhost"));
     // Requests find out that one hangs, not looks: it is asked again once it is forgotten that it was slower than the other.
     let router = route_looking_every(5000, names.iter().map(String::as_str));
+    router.wait_ready();
     let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 5, "timeout_ms": 20_000});
     let ask = || router.ask("/v1/models/vectors:retrieve", &body)["items"].clone();
     let count = |server: &Server, name: &str| {
