@@ -275,7 +275,7 @@ impl Compiler<'_> {
 
     fn bloom(&mut self, term: TermId) {
         self.program.exact = false;
-        let hash = TermHash::of(&self.columns.term_key(term).unwrap_or_default());
+        let hash = self.index.hash(&self.columns.term_key(term).unwrap_or_default());
         self.emit(Step::Bloom { hash });
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::index::{Hashing, encode_by};
 use super::*;
 use crate::columns::{self, Columns, ItemColumn, ItemValues, Operator, Overlay, Value};
 use crate::files::{TensorFile, Tensors};
@@ -47,6 +48,10 @@ struct Catalogue {
 }
 
 fn catalogue(items: Vec<Item>, lists: usize, options: &Options) -> Catalogue {
+    catalogue_by(Hashing::Spaced, items, lists, options)
+}
+
+fn catalogue_by(hashing: Hashing, items: Vec<Item>, lists: usize, options: &Options) -> Catalogue {
     fn jagged<T: Clone>(items: &[Item], of: impl Fn(&Item) -> Vec<T>) -> (Vec<u32>, Vec<T>) {
         let mut offsets = vec![0];
         let mut values = Vec::new();
@@ -83,7 +88,7 @@ fn catalogue(items: Vec<Item>, lists: usize, options: &Options) -> Catalogue {
     let columns = Columns::open(&Tensors::open(&path).unwrap(), order.len()).unwrap();
     let path = folder.path().join("b.safetensors");
     let mut file = TensorFile::new();
-    encode(&columns, &list_offsets, &list_lengths, options, &mut file).unwrap();
+    encode_by(hashing, &columns, (&list_offsets, &list_lengths), options, &mut file).unwrap();
     file.write(&path).unwrap();
     let index = Index::open(&Tensors::open(&path).unwrap(), &list_offsets, &list_lengths, columns.terms()).unwrap();
     Catalogue { items, order, columns, index, overlay: Arc::default() }
@@ -246,9 +251,10 @@ proptest! {
         exact_share_min in prop_oneof![Just(0.02), Just(0.3), Just(1.0)],
         posting_share_max in prop_oneof![Just(0.0), Just(0.05), Just(0.3)],
         bits_per_term in 1u32..12,
+        hashing in prop_oneof![Just(Hashing::Plain), Just(Hashing::Spaced)],
     ) {
         let options = Options { exact_share_min, posting_share_max, bits_per_term, number_buckets, ..Options::default() };
-        let mut catalogue = catalogue(items, lists, &options);
+        let mut catalogue = catalogue_by(hashing, items, lists, &options);
         catalogue.change(&changes);
         let mut scratch = Scratch::default();
         exprs.iter().for_each(|e| catalogue.check(e, &mut scratch));
@@ -287,7 +293,8 @@ fn the_false_positive_rate_falls_with_the_width() {
         let mut maybes = 0;
         for absent in 0..500 {
             out.fill(u64::MAX);
-            catalogue.index.bloom(ListId(0), index::TermHash::of(format!("tag\0absent-{absent}").as_bytes()), &mut out);
+            let hash = catalogue.index.hash(format!("tag\0absent-{absent}").as_bytes());
+            catalogue.index.bloom(ListId(0), hash, &mut out);
             maybes += out.iter().map(|w| w.count_ones()).sum::<u32>();
         }
         let rate = f64::from(maybes) / (500.0 * 512.0);

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::hash::TermHash;
+use super::hash::{Hashing, TermHash};
 use super::numbers::{self, Buckets};
 use crate::columns::{Column, Columns};
 use crate::device::priority::breathe;
@@ -97,6 +97,17 @@ pub fn encode(
     options: &Options,
     file: &mut TensorFile<'_>,
 ) -> Result<()> {
+    encode_by(Hashing::Spaced, columns, (list_offsets, list_lengths), options, file)
+}
+
+/// The same with terms hashed in one of the ways that are read.
+pub(in crate::filter) fn encode_by(
+    hashing: Hashing,
+    columns: &Columns,
+    (list_offsets, list_lengths): (&[u32], &[u32]),
+    options: &Options,
+    file: &mut TensorFile<'_>,
+) -> Result<()> {
     options.check()?;
     let slots = ListSlots { offsets: list_offsets, lengths: list_lengths };
     let counts = term_counts(columns, slots);
@@ -107,14 +118,14 @@ pub fn encode(
     };
     // Of a shard some terms have no item: an empty posting list says so.
     let (exact, rare) = (with_count(exact_min..=u32::MAX), with_count(0..=rare_max));
-    let bits = Bits::new(columns, slots, &exact, options);
+    let bits = Bits::new(columns, slots, &exact, (options, hashing));
     let widths: Vec<u32> = (0..slots.lists()).into_par_iter().map(|list| bits.width(list)).collect();
     let (planes, bloom) = bits.all(&widths);
     let (ends, posted) = postings(columns, slots, &rare, &counts);
     file.add_owned("planes", &[planes.len()], planes)?;
     file.add_owned("bloom", &[bloom.len()], bloom)?;
     numbers::encode(&bits.numbered, file)?;
-    file.add_owned("hashes", &[1], vec![options.hashes])?;
+    file.add_owned(hashing.tensor(), &[1], vec![options.hashes])?;
     file.add_owned("widths", &[widths.len()], widths)?;
     file.add_owned("term_counts", &[counts.len()], counts)?;
     file.add_owned("exact_terms", &[exact.len()], exact)?;
@@ -203,7 +214,12 @@ struct ListBits {
 }
 
 impl<'a> Bits<'a> {
-    fn new(columns: &'a Columns, slots: ListSlots<'a>, exact: &'a [u32], options: &'a Options) -> Self {
+    fn new(
+        columns: &'a Columns,
+        slots: ListSlots<'a>,
+        exact: &'a [u32],
+        (options, hashing): (&'a Options, Hashing),
+    ) -> Self {
         let has_planes = |column: &Column| {
             // A column whose values all have planes is compared through these.
             let mut terms = column.first_term().map(|first| first.0..first.0 + column.dictionary_len() as u32);
@@ -217,7 +233,7 @@ impl<'a> Bits<'a> {
             .collect();
         let hashes = (0..columns.terms() as u32)
             .into_par_iter()
-            .map(|term| TermHash::of(&columns.term_key(TermId(term)).unwrap_or_default()))
+            .map(|term| hashing.of(&columns.term_key(TermId(term)).unwrap_or_default()))
             .collect();
         Bits { columns, slots, options, exact, numbered, hashes }
     }

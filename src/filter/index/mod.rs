@@ -25,5 +25,9 @@ pub use build::{Options, encode};
 pub use device::{DeviceLiveItems, DevicePlanes};
 pub use view::Index;
 
+#[cfg(test)]
+pub(super) use build::encode_by;
+#[cfg(test)]
+pub(super) use hash::Hashing;
 pub(super) use hash::TermHash;
 pub(super) use numbers::Run;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::hash::TermHash;
+use super::hash::{Hashing, TermHash};
 use super::numbers::{Numbers, Run};
 use crate::device::buffer::Buffer;
 use crate::device::memory::prefetch;
@@ -32,6 +32,7 @@ pub struct Index {
     list_lengths: Vec<u32>,
     items: usize,
     widths: Buffer<u32>,
+    hashing: Hashing,
     hashes: u32,
     counts: Buffer<u32>,
     /// Items up to each term, and over all.
@@ -53,7 +54,9 @@ impl Index {
         let lists = list_lengths.len();
         let widths = tensors.vector::<u32>("widths", lists)?;
         let counts = tensors.vector::<u32>("term_counts", terms)?;
-        let hashes = tensors.vector::<u32>("hashes", 1)?[0];
+        let is_plain = tensors.has(Hashing::Plain.tensor());
+        let hashing = if is_plain { Hashing::Plain } else { Hashing::Spaced };
+        let hashes = tensors.vector::<u32>(hashing.tensor(), 1)?[0];
         let (exact, _) = tensors.get::<u32>("exact_terms", 1)?;
         let (posting_terms, rare) = tensors.get::<u32>("posting_terms", 1)?;
         let posting_offsets = tensors.vector::<u32>("posting_offsets", rare[0] + 1)?;
@@ -70,7 +73,7 @@ impl Index {
             return Err(corrupt("posting_slots", "its offsets or slots are out of range"));
         }
         if hashes == 0 || hashes > 32 {
-            return Err(corrupt("hashes", "expected 1 to 32"));
+            return Err(corrupt(hashing.tensor(), "expected 1 to 32"));
         }
         let numbers = Numbers::open(tensors)?;
         let (mut firsts, mut starts) = (vec![0u32], Vec::with_capacity(lists));
@@ -104,6 +107,7 @@ impl Index {
             list_lengths: list_lengths.to_vec(),
             items: list_lengths.iter().map(|&n| n as usize).sum(),
             widths,
+            hashing,
             hashes,
             counts,
             counted,
@@ -237,6 +241,11 @@ impl Index {
     pub(in crate::filter) fn posting(&self, term: TermId) -> Option<&[u32]> {
         let at = self.posting_terms.binary_search(&term.0).ok()?;
         Some(&self.posting_slots[self.posting_offsets[at] as usize..self.posting_offsets[at + 1] as usize])
+    }
+
+    /// The hashes of a term's key.
+    pub(in crate::filter) fn hash(&self, key: &[u8]) -> TermHash {
+        self.hashing.of(key)
     }
 
     /// Asks for the planes that [`Index::bloom`] will read.
