@@ -350,7 +350,7 @@ fn build_of(items: Matrix<'_>, attributes: &[ItemColumn], arguments: &AnnBench) 
     let started = Instant::now();
     let survey = ivf::RowSurvey::of(&items)?;
     let stated = ivf::Sizes::of(&survey, &options)?.bytes();
-    let bar = indicatif::ProgressBar::new(ivf::steps(items.rows(), &options)? as u64);
+    let bar = indicatif::ProgressBar::new(ivf::steps(&survey, &options)? as u64);
     let mut built = ivf::build(&items, &survey, &options, &|n| bar.inc(n as u64))?;
     bar.finish_and_clear();
     built.sort_lists(&columns::likeness(attributes, &[], items.rows())?);

@@ -116,16 +116,22 @@ fn arrange(dimension: usize, lists: Lists, rescore: Rescore) -> Built {
     Built { order, list_offsets, list_lengths, centroids, penalties, dimension, rescore, coder: None }
 }
 
-/// Rows assigned by a build of `items` items, for a progress bar.
+/// Rows assigned by a build over rows, for a progress bar.
 ///
 /// # Errors
-/// As [`Options::lists_for`].
-pub fn steps(items: usize, options: &Options) -> Result<usize> {
-    let lists = options.lists_for(items)?;
-    Ok(items + options.sample(items, lists) * options.iterations)
+/// As [`Options::shape_of`].
+pub fn steps(survey: &RowSurvey, options: &Options) -> Result<usize> {
+    let lists = options.shape_of(&survey.extent(options.rescore))?.lists;
+    Ok(survey.rows + options.sample(survey.rows, lists) * options.iterations)
 }
 
 impl Built {
+    /// The size of the index.
+    pub fn extent(&self) -> IndexExtent {
+        let items = self.list_lengths.iter().map(|&length| length as usize).sum();
+        IndexExtent { items, dimension: self.dimension, row_bytes: self.rescore.width() * self.dimension }
+    }
+
     /// Orders the items of each list by their keys, `keys` `[N]`; equal keys keep the order of the rows.
     ///
     /// # Panics
@@ -206,15 +212,9 @@ impl Built {
     /// Trains what makes the first pass's codes on the same `rows` that it was built from, where the options ask for codes.
     ///
     /// # Errors
-    /// As [`Options::codes_of`] and [`RowStore::read`].
+    /// As [`Options::shape_of`] and [`RowStore::read`].
     pub fn train_first_pass(&mut self, rows: &RowStore<'_>, options: &Options) -> Result<()> {
-        let extent = IndexExtent {
-            items: rows.rows(),
-            dimension: self.dimension,
-            lists: self.list_lengths.len(),
-            row_bytes: self.rescore.width() * self.dimension,
-        };
-        let (Some(shape), _) = options.codes_of(&extent)? else { return Ok(()) };
+        let Some(shape) = options.shape_of(&self.extent())?.codes else { return Ok(()) };
         let residuals = match Coder::sample(shape) {
             0 => Vec::new(),
             wanted => self.residuals(rows, wanted, options.seed)?,

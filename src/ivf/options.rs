@@ -9,6 +9,8 @@ use crate::limits;
 
 /// Lists for the square root of the items: with more, queries lose on centroids what they save on items (`docs/INDEX.md`).
 const LISTS_PER_ROOT: f64 = 4.0;
+/// The same where codes are scanned: an item costs less then, and a centroid what it did.
+const CODED_LISTS_PER_ROOT: f64 = 2.0;
 
 /// The rows that rescore candidates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +42,8 @@ impl Rescore {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Lists, C; 0 takes about 4 √N, but no fewer than 1 and no list smaller than 16 items on average.
+    /// Lists, C; 0 takes about 4 √N, half of it with codes for a first pass, but no fewer than 1 and no list smaller than 16 items on
+    /// average.
     pub lists: usize,
     /// Rows that train the centroids, as a multiple of the lists.
     pub sample_per_list: usize,
@@ -62,12 +65,34 @@ impl Default for Options {
     }
 }
 
+/// What an index is made of, as options have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexShape {
+    /// Lists, C.
+    pub lists: usize,
+    /// The first pass's codes.
+    pub codes: Option<CodeShape>,
+    /// What these were chosen between, where the recipe leaves the choice.
+    pub choice: Option<CodeChoice>,
+}
+
 impl Options {
-    /// The number of lists for `items` items.
+    /// The lists and codes of an index over rows. Where lists come with the rows the codes are the same as without.
     ///
     /// # Errors
-    /// `Invalid` with the option, its value and its range.
-    pub fn lists_for(&self, items: usize) -> Result<usize> {
+    /// `Invalid` with the option, its value and its range; for codes without rows that score what they find.
+    pub fn shape_of(&self, extent: &IndexExtent) -> Result<IndexShape> {
+        let by_rows = self.lists_for(extent.items, LISTS_PER_ROOT)?;
+        let by_codes = self.lists_for(extent.items, CODED_LISTS_PER_ROOT)?;
+        let named = self.codes(extent.dimension)?;
+        let (codes, choice) = match self.first_pass.codes {
+            CodeKind::Auto => extent.choose(by_rows, by_codes).map(|(codes, choice)| (codes, Some(choice)))?,
+            _ => (named, None),
+        };
+        Ok(IndexShape { lists: if codes.is_some() { by_codes } else { by_rows }, codes, choice })
+    }
+
+    fn lists_for(&self, items: usize, per_root: f64) -> Result<usize> {
         if items == 0 {
             return Err(Error::invalid("index: no items, expected at least one"));
         }
@@ -80,7 +105,7 @@ impl Options {
         }
         match self.lists {
             0 => {
-                let lists = (LISTS_PER_ROOT * (items as f64).sqrt()) as usize;
+                let lists = (per_root * (items as f64).sqrt()) as usize;
                 Ok(lists.clamp(1, (items / BLOCK).max(1)).min(limits::LISTS_MAX))
             }
             lists if lists > items.min(limits::LISTS_MAX) => Err(Error::invalid(format!(
@@ -88,20 +113,6 @@ impl Options {
                 items.min(limits::LISTS_MAX)
             ))),
             lists => Ok(lists),
-        }
-    }
-
-    /// The first pass's codes of an index, and what they were chosen between, where the recipe leaves the choice.
-    ///
-    /// # Errors
-    /// As [`Options::codes`].
-    pub fn codes_of(&self, extent: &IndexExtent) -> Result<(Option<CodeShape>, Option<CodeChoice>)> {
-        match self.first_pass.codes {
-            CodeKind::Auto => {
-                self.codes(extent.dimension)?;
-                extent.choose().map(|(codes, choice)| (codes, Some(choice)))
-            }
-            _ => Ok((self.codes(extent.dimension)?, None)),
         }
     }
 

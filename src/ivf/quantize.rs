@@ -8,7 +8,13 @@ const LOW: i32 = 128;
 
 /// The scale of a vector whose largest magnitude is worth `most` codes.
 fn scale(vector: &[f32], most: f32) -> f32 {
-    vector.iter().fold(0f32, |m, x| m.max(x.abs())) / most
+    // In lanes, which run in vectors.
+    let mut lanes = [0f32; BLOCK];
+    let (blocks, rest) = vector.as_chunks::<BLOCK>();
+    for block in blocks {
+        lanes = std::array::from_fn(|n| if block[n].abs() > lanes[n] { block[n].abs() } else { lanes[n] });
+    }
+    rest.iter().chain(&lanes).fold(0f32, |most, x| most.max(x.abs())) / most
 }
 
 /// The nearest integer of a number within 2^22 of zero: adding this constant leaves it in the low bits of the mantissa.

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::first_pass::{CodeChoice, CodeKind, CodeShape, IndexExtent};
-use super::options::Options;
+use super::first_pass::{CodeChoice, CodeKind, CodeShape};
+use super::options::{IndexShape, Options};
 use super::survey::RowSurvey;
 use crate::device::cpu::kernels::BLOCK;
 use crate::error::Result;
@@ -44,27 +44,29 @@ impl Sizes {
     /// The sizes of an index that is built over rows.
     ///
     /// # Errors
-    /// As [`Options::lists_for`].
+    /// As [`Options::shape_of`].
     pub fn of(survey: &RowSurvey, options: &Options) -> Result<Self> {
-        let lists = options.lists_for(survey.rows)?;
+        let sizes = Sizes::of_shape(survey, options)?;
         Ok(Sizes {
-            lists,
-            sample: options.sample(survey.rows, lists),
+            sample: options.sample(survey.rows, sizes.lists),
             rounds: options.iterations,
             origin: if options.lists == 0 { Origin::Items } else { Origin::Recipe },
-            ..Sizes::of_lists(survey, lists, options)?
+            ..sizes
         })
     }
 
     /// The sizes of an index over lists that rows came with.
     ///
     /// # Errors
-    /// As [`Options::codes_of`].
+    /// As [`Options::shape_of`].
     pub fn of_lists(survey: &RowSurvey, lists: usize, options: &Options) -> Result<Self> {
+        Ok(Sizes { lists, ..Sizes::of_shape(survey, options)? })
+    }
+
+    fn of_shape(survey: &RowSurvey, options: &Options) -> Result<Self> {
         let row_width = survey.fitting(options.rescore).width();
         let (items, dimension) = (survey.rows, survey.cols);
-        let extent = IndexExtent { items, dimension, lists, row_bytes: row_width * dimension };
-        let (codes, choice) = options.codes_of(&extent)?;
+        let IndexShape { lists, codes, choice } = options.shape_of(&survey.extent(options.rescore))?;
         let origin = Origin::Brought;
         Ok(Sizes { items, dimension, lists, sample: 0, row_width, codes, choice, rounds: 0, origin })
     }
@@ -91,6 +93,7 @@ impl fmt::Display for Sizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Sizes { items, dimension, lists, sample, rounds, .. } = self;
         let why = match self.origin {
+            Origin::Items if self.codes.is_some() => "about 2 √N",
             Origin::Items => "about 4 √N",
             Origin::Recipe => "as the recipe says",
             Origin::Brought => "as they came",
@@ -164,6 +167,25 @@ mod tests {
             assert_eq!((sizes.items, sizes.lists), (index.items(), index.lists()));
             let ratio = sizes.bytes() as f64 / index.bytes() as f64;
             assert!((0.95..1.05).contains(&ratio), "{sizes}: {ratio} of {}", index.bytes());
+        }
+    }
+
+    #[test]
+    fn there_are_fewer_lists_where_codes_are_scanned_whoever_chose_them() {
+        let of = |items: usize, lists: usize, codes: CodeKind| {
+            let survey = RowSurvey::of_coded(items, 64);
+            let first_pass = FirstPass { codes, subspaces: 0 };
+            Sizes::of(&survey, &Options { lists, first_pass, ..Options::default() }).unwrap()
+        };
+        assert_eq!(
+            [CodeKind::None, CodeKind::Pq4, CodeKind::Rabitq].map(|codes| of(90_000, 0, codes).lists),
+            [1200, 600, 600]
+        );
+        assert_eq!([CodeKind::None, CodeKind::Pq4].map(|codes| of(90_000, 77, codes).lists), [77, 77]);
+        for (items, per_root) in [(10_000, 4), (4_000_000, 2)] {
+            let sizes = of(items, 0, CodeKind::Auto);
+            assert_eq!((sizes.lists, sizes.codes.is_some()), (per_root * items.isqrt(), per_root == 2), "{sizes}");
+            assert!(sizes.to_string().contains(&format!("(about {per_root} √N)")), "{sizes}");
         }
     }
 

@@ -3,6 +3,7 @@
 use half::f16;
 use rayon::prelude::*;
 
+use super::first_pass::IndexExtent;
 use super::options::Rescore;
 use super::view::{EXPECTED, unfit};
 use crate::error::{Error, Result};
@@ -64,6 +65,12 @@ impl RowSurvey {
             all.rows += part.rows;
         }
         all.check_size().map(|()| all)
+    }
+
+    /// The size of an index over the rows, where rows rescore as is asked for.
+    pub(super) fn extent(&self, rescore: Rescore) -> IndexExtent {
+        let (items, dimension) = (self.rows, self.cols);
+        IndexExtent { items, dimension, row_bytes: self.fitting(rescore).width() * dimension }
     }
 
     /// The length of all rows, where they have one up to a thousandth.

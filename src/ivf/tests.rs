@@ -482,7 +482,8 @@ fn progress_adds_up_to_the_steps() {
         done.fetch_add(n, std::sync::atomic::Ordering::Relaxed);
     })
     .unwrap();
-    assert_eq!(done.into_inner(), steps(700, &options).unwrap());
+    let survey = RowSurvey::of(&rows.into()).unwrap();
+    assert_eq!(done.into_inner(), steps(&survey, &options).unwrap());
 }
 
 #[test]

@@ -24,7 +24,7 @@ impl Trained {
         options: &Options,
         progress: &(dyn Fn(usize) + Sync),
     ) -> Result<Self> {
-        let lists = options.lists_for(rows.rows())?;
+        let lists = options.shape_of(&survey.extent(options.rescore))?.lists;
         let kernels = Kernels::detect()?;
         let sample = Sample::draw(rows, options.sample(rows.rows(), lists), options.seed)?;
         Ok(Trained { centroids: kmeans::train(kernels, &sample, lists, options, survey.length(), progress), kernels })

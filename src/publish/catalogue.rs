@@ -214,7 +214,7 @@ fn cluster(
     options: &ivf::Options,
     progress: &Progress<'_>,
 ) -> Result<ivf::Built> {
-    let total = ivf::steps(rows.rows(), options)?;
+    let total = ivf::steps(survey, options)?;
     let done = AtomicUsize::new(0);
     ivf::build(rows, survey, options, &|n| {
         progress(Stage::Clustering, done.fetch_add(n, Ordering::Relaxed) + n, total);

@@ -153,7 +153,7 @@ impl<'a> Merging<'a> {
 
     /// Whether there are about as many lists as a catalogue of this size gets.
     fn fits(&self, recipe: &Recipe) -> bool {
-        let wanted = recipe.index.lists_for(self.arranged.ids.len()).unwrap_or(1);
+        let wanted = recipe.index.shape_of(&self.arranged.built.extent()).map_or(1, |shape| shape.lists);
         let is_ours = recipe.index.lists == 0;
         !is_ours || (wanted.div_ceil(2)..=wanted * 2).contains(&self.lists())
     }

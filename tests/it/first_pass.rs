@@ -24,6 +24,13 @@ fn coded_by(codes: CodeKind) -> Recipe {
     recipe
 }
 
+/// Without codes, in as many lists.
+fn uncoded(coded: &View) -> Recipe {
+    let mut recipe = Recipe::default();
+    recipe.index.lists = coded.main().index.lists();
+    recipe
+}
+
 fn calibration(view: &Arc<View>) -> &Calibration {
     view.main().calibration.as_ref().unwrap()
 }
@@ -96,7 +103,7 @@ fn codes_are_read_where_they_pay_and_rows_where_not() {
     let folder = tempfile::tempdir().unwrap();
     let view = drawn.publish_by(folder.path(), coded());
     let without = tempfile::tempdir().unwrap();
-    let plain = drawn.publish_by(without.path(), Recipe::default());
+    let plain = drawn.publish_by(without.path(), uncoded(&view));
     let query = drawn.vector(1 << 40);
     let of = |view: &Arc<View>, k: usize, more: Value| {
         let mut body = json!({"vector": query, "k": k, "probes": 100});
@@ -127,8 +134,8 @@ fn what_takes_no_codes_is_searched_as_without_them() {
         (Drawn { items: 4_000, width: 320, clusters: 0 }, CodeKind::Rabitq),
     ] {
         let (with, without) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let (of_codes, of_rows) =
-            (drawn.publish_by(with.path(), coded_by(codes)), drawn.publish_by(without.path(), Recipe::default()));
+        let of_codes = drawn.publish_by(with.path(), coded_by(codes));
+        let of_rows = drawn.publish_by(without.path(), uncoded(&of_codes));
         let mut curves = calibration(&of_codes).curves.clone();
         let takes_more = |curve: &sterling::snapshot::RecallCurve| {
             let codes = curve.codes.as_ref().map(|codes| codes.probes.iter().zip(&curve.probes));

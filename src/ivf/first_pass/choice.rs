@@ -25,18 +25,21 @@ impl Rates {
     }
 }
 
-/// A number of results with what a recall of 0.98 was measured to take for it: lists (100,000 and 1,000,000 x 64, words of
+/// A number of results with what a recall of 0.98 was measured to take for it: lists of 4 √N (100,000 and 1,000,000 x 64, words of
 /// GloVe), and what 4-bit product codes select (words of GloVe).
 struct Typical {
     k: f64,
-    lists: usize,
+    lists: f64,
     by_pq4: f64,
 }
 
 const TYPICAL: [Typical; 2] =
-    [Typical { k: 10.0, lists: 100, by_pq4: 200.0 }, Typical { k: 100.0, lists: 200, by_pq4: 800.0 }];
-/// Signs err more than product codes: so many times as many are selected. Not measured yet.
-const SIGNS_SELECT: f64 = 4.0;
+    [Typical { k: 10.0, lists: 100.0, by_pq4: 200.0 }, Typical { k: 100.0, lists: 200.0, by_pq4: 800.0 }];
+/// Lists for the square root of the items that [`TYPICAL`] is of. Of fewer or more, so many times as many are scanned as the square root
+/// of their quotient (sentences, 384 and 768 wide).
+const TYPICAL_PER_ROOT: f64 = 4.0;
+/// Signs err more than product codes: so many times as many are selected (sentences, 384 and 768 wide).
+const SIGNS_SELECT: f64 = 2.0;
 /// Signs of narrower vectors tell too little.
 const SIGNS_DIMENSION_MIN: usize = 256;
 
@@ -58,24 +61,22 @@ pub struct IndexExtent {
     pub items: usize,
     /// Width of a vector, D.
     pub dimension: usize,
-    /// Lists, C.
-    pub lists: usize,
     /// Bytes of a row that rescores.
     pub row_bytes: usize,
 }
 
 impl IndexExtent {
-    /// Chooses the codes of such an index, or none.
-    pub(in crate::ivf) fn choose(&self) -> Result<(Option<CodeShape>, CodeChoice)> {
+    /// Chooses the codes of such an index, or none: of so many lists by int8 rows, and so many by codes.
+    pub(in crate::ivf) fn choose(&self, by_rows: usize, by_codes: usize) -> Result<(Option<CodeShape>, CodeChoice)> {
         let shape = |codes| FirstPass { codes, subspaces: 0 }.shape_of(self.dimension);
         let (pq4, rabitq) = (shape(CodeKind::Pq4)?, shape(CodeKind::Rabitq)?);
-        let int8_us = self.mean_us(|of, items| {
-            let bytes = self.dimension.next_multiple_of(4) + 4;
-            items * bytes as f64 * Rates::INT8_BYTE_NS + (of.k * 1.25 + 64.0) * self.row_ns()
+        let int8_bytes = (self.dimension.next_multiple_of(4) + 4) as f64;
+        let int8_us = self.mean_us(by_rows, |of, items| {
+            items * int8_bytes * Rates::INT8_BYTE_NS + (of.k * 1.25 + 64.0) * self.row_ns()
         });
         let by_codes = |shape: Option<CodeShape>, more: f64| {
             let bytes = shape.map_or(0, |shape| shape.slot_bytes()) as f64;
-            self.mean_us(|of, items| items * bytes * Rates::CODES_BYTE_NS + of.by_pq4 * more * self.row_ns())
+            self.mean_us(by_codes, |of, items| items * bytes * Rates::CODES_BYTE_NS + of.by_pq4 * more * self.row_ns())
         };
         let pq4_us = by_codes(pq4, 1.0);
         let is_wide = self.dimension >= SIGNS_DIMENSION_MIN;
@@ -93,10 +94,13 @@ impl IndexExtent {
         Rates::row_ns(self.row_bytes as f64)
     }
 
-    /// The mean over [`TYPICAL`] of what takes nanoseconds for so many items scanned.
-    fn mean_us(&self, ns: impl Fn(&Typical, f64) -> f64) -> u32 {
-        let list = self.items as f64 / self.lists.max(1) as f64;
-        let of = |typical: &Typical| ns(typical, typical.lists.min(self.lists) as f64 * list);
+    /// The mean over [`TYPICAL`] of what takes nanoseconds for so many items scanned, and of what their lists' centroids take.
+    fn mean_us(&self, lists: usize, ns: impl Fn(&Typical, f64) -> f64) -> u32 {
+        let (items, lists) = (self.items as f64, lists.max(1) as f64);
+        let spread = (lists / (TYPICAL_PER_ROOT * items.sqrt())).sqrt();
+        let scanned = |typical: &Typical| (typical.lists * spread).min(lists) * items / lists;
+        let centroids = lists * (self.dimension.next_multiple_of(4) + 4) as f64 * Rates::INT8_BYTE_NS;
+        let of = |typical: &Typical| centroids + ns(typical, scanned(typical));
         (TYPICAL.iter().map(of).sum::<f64>() / TYPICAL.len() as f64 / 1e3).round() as u32
     }
 }
@@ -107,9 +111,9 @@ mod tests {
     use super::*;
 
     fn chosen(items: usize, dimension: usize) -> CodeKind {
-        let lists = (4.0 * (items as f64).sqrt()) as usize;
-        let extent = IndexExtent { items, dimension, lists, row_bytes: 2 * dimension };
-        extent.choose().unwrap().0.map_or(CodeKind::None, |shape| shape.kind)
+        let lists = |per_root: f64| (per_root * (items as f64).sqrt()) as usize;
+        let extent = IndexExtent { items, dimension, row_bytes: 2 * dimension };
+        extent.choose(lists(4.0), lists(2.0)).unwrap().0.map_or(CodeKind::None, |shape| shape.kind)
     }
 
     #[test]
@@ -127,7 +131,7 @@ mod tests {
 
     #[test]
     fn without_rows_that_score_what_was_selected_there_are_no_codes() {
-        let extent = IndexExtent { items: 1 << 20, dimension: 64, lists: 4096, row_bytes: 0 };
-        assert_eq!(extent.choose().unwrap().0, None);
+        let extent = IndexExtent { items: 1 << 20, dimension: 64, row_bytes: 0 };
+        assert_eq!(extent.choose(4096, 2048).unwrap().0, None);
     }
 }

@@ -8,6 +8,7 @@
 //! Source: fast Hadamard transforms with random signs (Ailon & Chazelle 2006), made fit for other widths by a step of Kac's
 //! walk, as in RaBitQ.
 
+use std::array;
 use std::f32::consts::FRAC_1_SQRT_2;
 
 use crate::ivf::random::mix;
@@ -23,6 +24,8 @@ pub(in crate::ivf) struct Rotation {
     dimension: usize,
     /// `[4, W / 64]`: the numbers whose signs change, one bit each.
     signs: Vec<u64>,
+    /// `[4, W]`: the same as the sign bits of numbers.
+    flips: Vec<u32>,
 }
 
 impl Rotation {
@@ -34,12 +37,17 @@ impl Rotation {
     /// The one of a seed.
     pub(super) fn draw(dimension: usize, seed: u64) -> Self {
         let words = ROUNDS * Rotation::width_of(dimension) / WORD;
-        Rotation { dimension, signs: (0..words as u64).map(|n| mix(seed, n)).collect() }
+        Rotation::of((0..words as u64).map(|n| mix(seed, n)).collect(), dimension)
     }
 
     /// The one of a file.
     pub(super) fn of_signs(dimension: usize, signs: &[u64]) -> Self {
-        Rotation { dimension, signs: signs.to_vec() }
+        Rotation::of(signs.to_vec(), dimension)
+    }
+
+    fn of(signs: Vec<u64>, dimension: usize) -> Self {
+        let flips = signs.iter().flat_map(|word| (0..WORD).map(move |n| ((word >> n) as u32 & 1) << 31)).collect();
+        Rotation { dimension, signs, flips }
     }
 
     /// `[4, W / 64]`, as a file holds them.
@@ -63,10 +71,8 @@ impl Rotation {
         debug_assert_eq!(to.len(), self.dimension);
         to.resize(width, 0.0);
         let whole = 1 << width.ilog2();
-        for (round, signs) in self.signs.chunks_exact(width / WORD).enumerate() {
-            for (part, word) in to.chunks_exact_mut(WORD).zip(signs) {
-                part.iter_mut().enumerate().for_each(|(n, x)| *x = f32::from_bits(x.to_bits() ^ sign(word >> n)));
-            }
+        for (round, flips) in self.flips.chunks_exact(width).enumerate() {
+            to.iter_mut().zip(flips).for_each(|(x, flip)| *x = f32::from_bits(x.to_bits() ^ flip));
             let first = if round % 2 == 0 { 0 } else { width - whole };
             hadamard(&mut to[first..first + whole]);
             if whole < width {
@@ -79,14 +85,10 @@ impl Rotation {
     }
 }
 
-/// The sign bit of a number that the lowest bit of `word` says to change.
-fn sign(word: u64) -> u32 {
-    (word as u32 & 1) << 31
-}
-
-/// The Hadamard transform of 2^n numbers, which keeps their length.
+/// The Hadamard transform of 2^n numbers, 16 at least, which keeps their length.
 fn hadamard(numbers: &mut [f32]) {
-    let mut half = 1;
+    numbers.as_chunks_mut().0.iter_mut().for_each(of_sixteen);
+    let mut half = 16;
     while half < numbers.len() {
         for pair in numbers.chunks_exact_mut(2 * half) {
             let (low, high) = pair.split_at_mut(half);
@@ -98,6 +100,22 @@ fn hadamard(numbers: &mut [f32]) {
     }
     let scale = (numbers.len() as f32).sqrt().recip();
     numbers.iter_mut().for_each(|x| *x *= scale);
+}
+
+/// The steps of the transform that stay within 16 numbers. Those between neighbours run in vectors once four rows of four are columns.
+fn of_sixteen(numbers: &mut [f32; 16]) {
+    let transposed = |rows: [[f32; 4]; 4]| array::from_fn(|c| array::from_fn(|r| rows[r][c]));
+    let rows = array::from_fn(|r| array::from_fn(|c| numbers[4 * r + c]));
+    let rows = of_four(transposed(of_four(transposed(rows))));
+    numbers.copy_from_slice(rows.as_flattened());
+}
+
+/// Sums and differences of rows and of the rows after next.
+fn of_four([a, b, c, d]: [[f32; 4]; 4]) -> [[f32; 4]; 4] {
+    let sum = |a: [f32; 4], b: [f32; 4]| array::from_fn(|n| a[n] + b[n]);
+    let difference = |a: [f32; 4], b: [f32; 4]| array::from_fn(|n| a[n] - b[n]);
+    let (a, b, c, d): ([f32; 4], _, _, _) = (sum(a, b), difference(a, b), sum(c, d), difference(c, d));
+    [sum(a, c), sum(b, d), difference(a, c), difference(b, d)]
 }
 
 #[cfg(test)]
@@ -122,6 +140,21 @@ mod tests {
                 let (before, after) = (product(x, y), product(&rotated(x), &rotated(y)));
                 let slack = 1e-5 * (product(x, x) * product(y, y)).sqrt();
                 assert!((before - after).abs() <= slack, "{dimension}: {before} {after}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_transform_is_that_of_its_matrix() {
+        for count in [16, 64, 512] {
+            let values = vectors(1, count, 9);
+            let mut numbers = values.clone();
+            hadamard(&mut numbers);
+            for (row, found) in numbers.iter().enumerate() {
+                let signed = |(n, x): (usize, &f32)| if (row & n).count_ones() % 2 == 0 { *x } else { -x };
+                let sum: f64 = values.iter().enumerate().map(|of| f64::from(signed(of))).sum();
+                let expected = sum / (count as f64).sqrt();
+                assert!((f64::from(*found) - expected).abs() < 1e-5, "{count} {row}: {found} {expected}");
             }
         }
     }

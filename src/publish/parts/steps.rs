@@ -154,7 +154,7 @@ pub fn train(root: &Path, progress: &Progress<'_>) -> Result<bool> {
     let options = Recipe::parse(&job.asked().recipe)?.index;
     let sizes = Sizes::of(&survey, &options)?;
     progress(Stage::Sized(sizes), 0, 1);
-    let (done, total) = (AtomicUsize::new(0), ivf::steps(rows.rows(), &options)? - rows.rows());
+    let (done, total) = (AtomicUsize::new(0), ivf::steps(&survey, &options)? - rows.rows());
     let told = |n| progress(Stage::Clustering, done.fetch_add(n, Ordering::Relaxed) + n, total);
     let trained = Trained::train(&rows, &survey, &options, &told)?;
     let centroids = RowStore::owned(trained.into_centroids(), rows.cols())?;
