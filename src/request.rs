@@ -148,6 +148,9 @@ pub struct Select {
     pub all: bool,
     /// Probes on where it finds too few: the lists that all shards were asked for hold fewer items than results.
     pub further: bool,
+    /// Ranks what it finds at once, where that is worth its while ([`Ahead`]): most of it will count, and then nobody has to ask for
+    /// a [`Rerank`].
+    pub ahead: bool,
 }
 
 /// Asks one shard for the best of its items among candidates that are chosen: steps 9 to 11 of a retrieval.
@@ -326,8 +329,29 @@ pub enum Content {
     Items(Ranked),
     /// Of an [`Embed`]; without the tensors where it did not ask for them.
     Embedding(EmbeddedUser),
-    /// Of a [`Select`], of each query of the user.
-    Selected(Vec<Selected>),
+    /// Of a [`Select`].
+    Selected(Box<ShardSelected>),
+}
+
+/// What one shard has among the best candidates of all.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ShardSelected {
+    /// Of each query of the user.
+    pub queries: Vec<Selected>,
+    /// The results among them, where the shard ranked ahead.
+    pub ahead: Option<Ahead>,
+}
+
+/// The results of a shard among its candidates before it is known which of these are candidates of all shards: steps 9 to 11 of a
+/// retrieval, done in the call that selects.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ahead {
+    /// The best by value, best first.
+    pub ranked: Ranked,
+    /// True where all that were valued are among them.
+    pub is_all: bool,
+    /// The last candidate that was valued: those with better retrieval scores were, equal ones by id.
+    pub last: (ItemId, f32),
 }
 
 /// What one shard has among the best candidates of a query, in the order in which they were selected, the best first.

@@ -11,10 +11,11 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 
 use super::likely::likely;
-use super::merge::{Chosen, Next, candidates, results};
+use super::merge::{Chosen, Next, OfShard, best, candidates, counting};
 use crate::error::{Error, Kind, Result};
 use crate::request::{
-    Content, Embed, OnDegraded, Rank, Ranked, Reading, Request, Rerank, Retrieve, Select, Selected, StepReport, User,
+    Ahead, Content, Embed, OnDegraded, Rank, Ranked, Reading, Request, Rerank, Retrieve, Select, Selected, StepReport,
+    User,
 };
 use crate::units::ItemId;
 
@@ -64,6 +65,10 @@ pub struct Said<B> {
 pub struct Results<B> {
     /// Its number.
     pub shard: usize,
+    /// What it was asked for when it sent them: `select`, `rerank`, `rank`, or `all`.
+    pub round: &'static str,
+    /// Of a [`Retrieve`] over several shards, how many of its items were candidates, of all queries of the user.
+    pub candidates: usize,
     /// Its best, best first.
     pub ranked: Ranked,
     /// What came with them; nothing of a shard that had no candidates, and so was not asked.
@@ -75,7 +80,7 @@ pub struct Results<B> {
 pub struct Told<B> {
     /// The shard.
     pub shard: usize,
-    /// What it was asked for: `embed`, `select` or `rerank`.
+    /// What it was asked for then: `embed`, `select` or `rerank`.
     pub round: &'static str,
     /// What came.
     pub beside: B,
@@ -147,7 +152,7 @@ pub async fn retrieve<S: Sharded>(shards: &S, retrieve: Retrieve, min_coverage: 
     }
     let user = run.user(retrieve.user, retrieve.reading.on_degraded).await?;
     let retrieve = Retrieve { user, ..retrieve };
-    let mut selected = run.select(&retrieve, run.present.clone(), false).await?;
+    let mut selected = run.select(&retrieve, run.present.clone(), Extent::Likely).await?;
     loop {
         let chosen = run.candidates(&retrieve, &mut selected).await?;
         // Where a shard was lost that had candidates, others take their place.
@@ -175,12 +180,13 @@ pub async fn rank<S: Sharded>(shards: &S, rank: Rank, min_coverage: f64) -> Resu
     let calls = of_shards.into_iter().map(|(shard, items)| (shard, call(items))).collect();
     let mut parts = Vec::new();
     for (shard, said) in run.ask("rank", calls).await? {
-        parts.push(Results { shard, ranked: ranked(said.content)?, beside: Some(said.beside) });
+        let ranked = ranked(said.content)?;
+        parts.push(Results { shard, round: "rank", candidates: 0, ranked, beside: Some(said.beside) });
     }
     let unknown: BTreeSet<ItemId> = parts.iter().flat_map(|part| part.ranked.unknown.iter().copied()).collect();
     let unknown = items.into_iter().filter(|item| unknown.contains(item)).collect();
-    let of_parts: Vec<&Ranked> = parts.iter().map(|part| &part.ranked).collect();
-    match results(&of_parts, &vec![(usize::MAX, 0); parts.len()], usize::MAX) {
+    let of_parts: Vec<OfShard<'_>> = parts.iter().map(|part| of_shard(&part.ranked, None, true)).collect();
+    match best(&of_parts, usize::MAX) {
         Next::Done(order) => Ok(run.end(order, parts, unknown)),
         Next::Again(_) | Next::Further => Err(Error::internal("shards sent all that was asked for, and it is not all")),
     }
@@ -202,6 +208,10 @@ fn ranked(content: Content) -> Result<Ranked> {
     }
 }
 
+fn of_shard<'a>(ranked: &'a Ranked, counts: Option<&'a [bool]>, is_all: bool) -> OfShard<'a> {
+    OfShard { ids: &ranked.ids, scores: &ranked.scores, counts, is_all }
+}
+
 fn is_whole(ranked: &Ranked) -> bool {
     let count = ranked.ids.len();
     let tasks = if count == 0 { ranked.tasks.len() } else { ranked.tasks.len() % count };
@@ -217,10 +227,65 @@ struct Run<'a, S: Sharded> {
     missing: Vec<(usize, Error)>,
     /// True once all of them probe on.
     further: bool,
+    /// What shards ranked when they were asked for candidates, with what came with it.
+    ahead: BTreeMap<usize, (Ahead, S::Beside)>,
     told: Vec<Told<S::Beside>>,
     again: usize,
     degraded_rows: u64,
     steps: Vec<StepReport>,
+}
+
+/// How many candidates a shard is asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    /// As many as are likely to be its own.
+    Likely,
+    /// As many as there can be.
+    All,
+}
+
+/// A shard's results on their way into the answer.
+struct Part<B> {
+    results: Results<B>,
+    /// Which of them are of candidates, where not all are.
+    counts: Option<Vec<bool>>,
+    /// True where it has no more.
+    is_all: bool,
+}
+
+impl<B> Part<B> {
+    fn new(shard: usize, chosen: &Chosen) -> Self {
+        let candidates = chosen.iter().map(Vec::len).sum();
+        let results = Results { shard, round: "rerank", candidates, ranked: Ranked::default(), beside: None };
+        Part { results, counts: None, is_all: candidates == 0 }
+    }
+
+    /// True where the shard has yet to be asked.
+    fn is_wanting(&self) -> bool {
+        self.results.candidates > 0 && self.results.beside.is_none()
+    }
+
+    fn took_ahead(&mut self, ahead: Ahead, counts: Vec<bool>, beside: B) {
+        self.results = Results { round: "select", ranked: ahead.ranked, beside: Some(beside), ..self.results };
+        (self.counts, self.is_all) = (Some(counts), ahead.is_all);
+    }
+
+    /// Takes the best `asked` of the candidates. Some of several queries may be the same, and some gone.
+    fn took(&mut self, ranked: Ranked, asked: usize, beside: B) {
+        self.is_all = self.results.candidates <= asked || ranked.ids.len() < asked;
+        self.results = Results { round: "rerank", ranked, beside: Some(beside), ..self.results };
+        self.counts = None;
+    }
+
+    /// What came with results that others take the place of.
+    fn told(&mut self) -> Option<Told<B>> {
+        let Results { shard, round, .. } = self.results;
+        self.results.beside.take().map(|beside| Told { shard, round, beside })
+    }
+
+    fn of_shard(&self) -> OfShard<'_> {
+        of_shard(&self.results.ranked, self.counts.as_deref(), self.is_all)
+    }
 }
 
 type Answers<B> = BTreeMap<usize, Said<B>>;
@@ -230,7 +295,8 @@ impl<'a, S: Sharded> Run<'a, S> {
     fn new(shards: &'a S, min_coverage: f64) -> Self {
         let present = (0..shards.items().len()).collect();
         let (missing, told, steps) = (Vec::new(), Vec::new(), Vec::new());
-        Run { shards, min_coverage, present, missing, further: false, told, again: 0, degraded_rows: 0, steps }
+        let (further, ahead) = (false, BTreeMap::new());
+        Run { shards, min_coverage, present, missing, further, ahead, told, again: 0, degraded_rows: 0, steps }
     }
 
     fn step(&mut self, name: &'static str, start: Instant, items: usize) {
@@ -290,7 +356,8 @@ impl<'a, S: Sharded> Run<'a, S> {
         let mut ranked = ranked(said.content)?;
         let unknown = std::mem::take(&mut ranked.unknown);
         let order = (0..ranked.ids.len()).map(|at| (0, at)).collect();
-        Ok(self.end(order, vec![Results { shard: 0, ranked, beside: Some(said.beside) }], unknown))
+        let results = Results { shard: 0, round: "all", candidates: 0, ranked, beside: Some(said.beside) };
+        Ok(self.end(order, vec![results], unknown))
     }
 
     /// Runs the user tower at one shard, whichever can.
@@ -328,9 +395,10 @@ impl<'a, S: Sharded> Run<'a, S> {
         &mut self,
         retrieve: &Retrieve,
         which: Vec<usize>,
-        all: bool,
+        extent: Extent,
     ) -> Result<BTreeMap<usize, Vec<Selected>>> {
-        let select = Select { retrieve: retrieve.clone(), all, further: self.further };
+        let all = extent == Extent::All;
+        let select = Select { retrieve: retrieve.clone(), all, further: self.further, ahead: !all && !self.further };
         let call = self.shards.call(Request::Select(Box::new(select)));
         let calls = which.into_iter().map(|shard| (shard, call.clone())).collect();
         let mut selected = BTreeMap::new();
@@ -338,8 +406,15 @@ impl<'a, S: Sharded> Run<'a, S> {
             let Content::Selected(of_shard) = said.content else {
                 return Err(Error::internal("a shard sent no candidates, expected some"));
             };
-            self.told.push(Told { shard, round: "select", beside: said.beside });
-            selected.insert(shard, of_shard);
+            let mut told = |beside| self.told.push(Told { shard, round: "select", beside });
+            // They are of fewer candidates than it has sent by now.
+            self.ahead.remove(&shard).into_iter().for_each(|(_, beside)| told(beside));
+            match of_shard.ahead {
+                None => told(said.beside),
+                Some(ahead) if is_whole(&ahead.ranked) => drop(self.ahead.insert(shard, (ahead, said.beside))),
+                Some(_) => return Err(Error::internal("a shard sent columns of different lengths")),
+            }
+            selected.insert(shard, of_shard.queries);
         }
         Ok(selected)
     }
@@ -362,16 +437,33 @@ impl<'a, S: Sharded> Run<'a, S> {
                 Next::Again(places) => {
                     self.again += places.len();
                     let which = places.into_iter().map(|place| of_shards[place]).collect();
-                    selected.extend(self.select(retrieve, which, true).await?);
+                    selected.extend(self.select(retrieve, which, Extent::All).await?);
                 }
                 Next::Further => {
                     self.again += of_shards.len();
                     self.further = true;
-                    *selected = self.select(retrieve, of_shards, false).await?;
+                    *selected = self.select(retrieve, of_shards, Extent::Likely).await?;
                 }
             }
         }
         Err(Error::internal("shards sent candidates that prove nothing"))
+    }
+
+    /// A shard's results, where those that it ranked ahead tell of its candidates.
+    fn begun(&mut self, shard: usize, chosen: &Chosen) -> Part<S::Beside> {
+        let mut part = Part::new(shard, chosen);
+        if part.results.candidates == 0 {
+            return part;
+        }
+        let Some((ahead, beside)) = self.ahead.remove(&shard) else { return part };
+        match counting(&ahead, chosen) {
+            Some(counts) => part.took_ahead(ahead, counts, beside),
+            None => {
+                self.again += 1;
+                self.told.push(Told { shard, round: "select", beside });
+            }
+        }
+        part
     }
 
     /// The best of the candidates by value; none where a shard was lost that had some of them.
@@ -380,39 +472,38 @@ impl<'a, S: Sharded> Run<'a, S> {
         retrieve: &Retrieve,
         chosen: BTreeMap<usize, Chosen>,
     ) -> Result<Option<(Order, Vec<Results<S::Beside>>)>> {
-        let share = likely(retrieve.k, self.present.len() as u32).max(1);
-        let mut asked: Vec<(usize, usize)> =
-            chosen.values().map(|of_shard| (share, of_shard.iter().map(Vec::len).sum())).collect();
-        let mut parts: Vec<Results<S::Beside>> =
-            chosen.keys().map(|&shard| Results { shard, ranked: Ranked::default(), beside: None }).collect();
-        let (user, reading) = (&retrieve.user, &retrieve.reading);
-        let rerank = |candidates: &Chosen, k| self::rerank(user, candidates, k, reading);
-        let mut places: Vec<usize> = (0..parts.len()).filter(|&place| asked[place].1 > 0).collect();
+        let Retrieve { user, reading, k, .. } = retrieve;
+        let mut asked = likely(*k, self.present.len() as u32).max(1);
+        let mut parts: Vec<_> = chosen.iter().map(|(shard, of_shard)| self.begun(*shard, of_shard)).collect();
+        let mut wanting: Vec<usize> = (0..parts.len()).filter(|&place| parts[place].is_wanting()).collect();
         for _ in 0..MERGES_MAX {
-            let mut calls = Vec::with_capacity(places.len());
-            for &place in &places {
-                let shard = parts[place].shard;
-                calls.push((shard, self.shards.call(rerank(&chosen[&shard], asked[place].0))));
-            }
-            let mut answers = self.ask("rerank", calls).await?;
-            for &place in &places {
+            let call = |&place: &usize| {
+                let shard = parts[place].results.shard;
+                (shard, self.shards.call(rerank(user, &chosen[&shard], asked, reading)))
+            };
+            let calls: Vec<_> = wanting.iter().map(call).collect();
+            let mut answers = if calls.is_empty() { Answers::new() } else { self.ask("rerank", calls).await? };
+            let is_lost = answers.len() < wanting.len();
+            for &place in &wanting {
                 let part = &mut parts[place];
-                let Some(said) = answers.remove(&part.shard) else { return Ok(None) };
-                part.ranked = ranked(said.content)?;
-                if let Some(beside) = part.beside.replace(said.beside) {
-                    self.told.push(Told { shard: part.shard, round: "rerank", beside });
+                if let Some(said) = answers.remove(&part.results.shard) {
+                    self.told.extend(part.told());
+                    part.took(ranked(said.content)?, asked, said.beside);
                 }
             }
+            if is_lost {
+                self.told.extend(parts.iter_mut().filter_map(Part::told));
+                return Ok(None);
+            }
             let start = Instant::now();
-            let of_parts: Vec<&Ranked> = parts.iter().map(|part| &part.ranked).collect();
-            let next = results(&of_parts, &asked, retrieve.k);
-            self.step("top", start, of_parts.iter().map(|ranked| ranked.ids.len()).sum());
+            let of_parts: Vec<OfShard<'_>> = parts.iter().map(Part::of_shard).collect();
+            let next = best(&of_parts, *k);
+            self.step("top", start, of_parts.iter().map(|part| part.ids.len()).sum());
             match next {
-                Next::Done(order) => return Ok(Some((order, parts))),
+                Next::Done(order) => return Ok(Some((order, parts.into_iter().map(|part| part.results).collect()))),
                 Next::Again(again) => {
                     self.again += again.len();
-                    again.iter().for_each(|&place| asked[place].0 = retrieve.k);
-                    places = again;
+                    (asked, wanting) = (*k, again);
                 }
                 Next::Further => break,
             }
@@ -420,8 +511,10 @@ impl<'a, S: Sharded> Run<'a, S> {
         Err(Error::internal("shards sent results that prove nothing"))
     }
 
-    fn end(self, order: Order, parts: Vec<Results<S::Beside>>, unknown: Vec<ItemId>) -> Gathered<S::Beside> {
+    fn end(mut self, order: Order, parts: Vec<Results<S::Beside>>, unknown: Vec<ItemId>) -> Gathered<S::Beside> {
         let coverage = self.coverage();
+        let unused = std::mem::take(&mut self.ahead).into_iter();
+        self.told.extend(unused.map(|(shard, (_, beside))| Told { shard, round: "select", beside }));
         let Run { told, missing, again, degraded_rows, steps, .. } = self;
         Gathered { order, parts, unknown, told, missing, coverage, again, degraded_rows, steps }
     }

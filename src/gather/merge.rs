@@ -1,9 +1,10 @@
 //! Sorted parts to one sorted whole, and whether it is proven.
 
 use std::cmp::Ordering;
+use std::collections::HashSet;
 
 use crate::error::{Error, Result};
-use crate::request::{Ranked, Selected};
+use crate::request::{Ahead, Selected};
 use crate::units::ItemId;
 
 /// What follows from what the shards sent.
@@ -27,42 +28,49 @@ pub struct OfShard<'a> {
     pub ids: &'a [ItemId],
     /// By which they are ordered.
     pub scores: &'a [f32],
+    /// Which of them may be among the best, where not all may: the others say only what the rest of the shard is worse than.
+    pub counts: Option<&'a [bool]>,
     /// True where the shard has no more.
     pub is_all: bool,
 }
 
 impl OfShard<'_> {
-    fn before(&self, at: usize, other: &OfShard<'_>, other_at: usize) -> Ordering {
-        // Sums with +0 make one zero of two.
-        let (score, other_score) = (self.scores[at] + 0.0, other.scores[other_at] + 0.0);
-        other_score.total_cmp(&score).then_with(|| self.ids[at].cmp(&other.ids[other_at]))
+    fn at(&self, place: usize) -> (ItemId, f32) {
+        (self.ids[place], self.scores[place])
+    }
+
+    /// Those that may be among the best.
+    fn places(&self) -> impl Iterator<Item = usize> {
+        (0..self.ids.len()).filter(|&place| self.counts.is_none_or(|counts| counts[place]))
     }
 }
 
+/// The order of items: by score, equal ones by id.
+fn order_of((id, score): (ItemId, f32), (other, other_score): (ItemId, f32)) -> Ordering {
+    // Sums with +0 make one zero of two.
+    (other_score + 0.0).total_cmp(&(score + 0.0)).then_with(|| id.cmp(&other))
+}
+
 /// The best `k` of all parts, as places: the part, and the item in it.
-fn best(parts: &[OfShard<'_>], k: usize) -> Next<Vec<(usize, usize)>> {
+pub fn best(parts: &[OfShard<'_>], k: usize) -> Next<Vec<(usize, usize)>> {
     let mut order: Vec<(usize, usize)> =
-        parts.iter().enumerate().flat_map(|(n, part)| (0..part.ids.len()).map(move |at| (n, at))).collect();
-    let before = |a: &(usize, usize), b: &(usize, usize)| parts[a.0].before(a.1, &parts[b.0], b.1);
+        parts.iter().enumerate().flat_map(|(n, part)| part.places().map(move |at| (n, at))).collect();
+    let item = |&(n, at): &(usize, usize)| parts[n].at(at);
+    let before = |a: &(usize, usize), b: &(usize, usize)| order_of(item(a), item(b));
     if k < order.len() {
         order.select_nth_unstable_by(k, before);
         order.truncate(k);
     }
     order.sort_unstable_by(before);
-    // What a shard did not send is worse than its last: nothing of it is missing where that last one is not among the best, or is
-    // the very last of them.
-    let is_proven = |n: usize, part: &OfShard<'_>| {
-        part.is_all
-            || k == 0
-            || match part.ids.len().checked_sub(1) {
-                None => false,
-                Some(last) => match order.iter().position(|place| *place == (n, last)) {
-                    None => true,
-                    Some(at) => at + 1 == k,
-                },
-            }
+    // What a shard did not send is worse than its last: nothing of it is missing where that last one is no better than the worst of
+    // the best, and these are complete.
+    let worst = k.checked_sub(1).map(|last| order.get(last).map(item));
+    let is_proven = |part: &OfShard<'_>| match (worst, part.ids.len().checked_sub(1)) {
+        (None, _) => true,
+        (Some(Some(worst)), Some(last)) => part.is_all || order_of(part.at(last), worst).is_ge(),
+        (Some(_), _) => part.is_all,
     };
-    let again: Vec<usize> = (0..parts.len()).filter(|&n| !is_proven(n, &parts[n])).collect();
+    let again: Vec<usize> = (0..parts.len()).filter(|&n| !is_proven(&parts[n])).collect();
     if again.is_empty() { Next::Done(order) } else { Next::Again(again) }
 }
 
@@ -82,8 +90,10 @@ pub fn candidates(of_shards: &[&[Selected]], k: usize) -> Result<Next<Vec<Chosen
     for query in 0..queries {
         let selected: Vec<&Selected> = of_shards.iter().map(|shard| &shard[query]).collect();
         let most = |wanted: fn(&Selected) -> usize| selected.iter().map(|s| wanted(s)).max().unwrap_or(0);
-        let of_codes: Vec<OfShard<'_>> =
-            selected.iter().map(|s| OfShard { ids: &s.ids, scores: &s.codes, is_all: s.is_all }).collect();
+        let of_codes: Vec<OfShard<'_>> = selected
+            .iter()
+            .map(|s| OfShard { ids: &s.ids, scores: &s.codes, counts: None, is_all: s.is_all })
+            .collect();
         let mut order = match best(&of_codes, most(|s| s.selected)) {
             Next::Done(order) => order,
             Next::Again(shards) => {
@@ -95,11 +105,10 @@ pub fn candidates(of_shards: &[&[Selected]], k: usize) -> Result<Next<Vec<Chosen
         if order.len() < k && selected.iter().any(|s| s.may_go_further) {
             return Ok(Next::Further);
         }
-        let of_scores: Vec<OfShard<'_>> =
-            selected.iter().map(|s| OfShard { ids: &s.ids, scores: &s.scores, is_all: true }).collect();
-        order.sort_unstable_by(|a, b| of_scores[a.0].before(a.1, &of_scores[b.0], b.1));
+        let scored = |&(shard, at): &(usize, usize)| (selected[shard].ids[at], selected[shard].scores[at]);
+        order.sort_unstable_by(|a, b| order_of(scored(a), scored(b)));
         for &(shard, at) in order.iter().take(most(|s| s.candidates)) {
-            chosen[shard][query].push((selected[shard].ids[at], selected[shard].scores[at]));
+            chosen[shard][query].push(scored(&(shard, at)));
         }
     }
     again.sort_unstable();
@@ -107,16 +116,13 @@ pub fn candidates(of_shards: &[&[Selected]], k: usize) -> Result<Next<Vec<Chosen
     Ok(if again.is_empty() { Next::Done(chosen) } else { Next::Again(again) })
 }
 
-/// The best `k` of what shards ranked, as places: the shard, and the item in its answer. `asked` are the results that each was
-/// asked for, and the candidates that it had at most: of all queries of the user, some of them perhaps the same.
-pub fn results(of_shards: &[&Ranked], asked: &[(usize, usize)], k: usize) -> Next<Vec<(usize, usize)>> {
-    let part = |n: usize| {
-        let (asked, had) = asked[n];
-        let ids = &of_shards[n].ids;
-        OfShard { ids, scores: &of_shards[n].scores, is_all: had <= asked || ids.len() < asked }
-    };
-    let parts: Vec<OfShard<'_>> = (0..of_shards.len()).map(part).collect();
-    best(&parts, k)
+/// Which of the results that a shard ranked ahead are of the candidates that were chosen there; none where some of these were not
+/// valued.
+pub fn counting(ahead: &Ahead, chosen: &Chosen) -> Option<Vec<bool>> {
+    let [chosen] = &chosen[..] else { return None };
+    let last = *chosen.last()?;
+    let ids: HashSet<ItemId> = chosen.iter().map(|(id, _)| *id).collect();
+    order_of(last, ahead.last).is_le().then(|| ahead.ranked.ids.iter().map(|id| ids.contains(id)).collect())
 }
 
 #[cfg(test)]
@@ -125,6 +131,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::request::Ranked;
 
     type Scored = (i64, i8);
 
@@ -140,21 +147,30 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_proven_is_what_one_would_find(items in catalogue(), shards in 1usize..6, k in 0usize..30, cut in 0usize..12) {
+        fn what_is_proven_is_what_one_would_find(
+            items in catalogue(), shards in 1usize..6, k in 0usize..30, cut in 0usize..12, one_of in 1i64..4,
+        ) {
             let mut parts = vec![Vec::new(); shards];
             for item in &items {
                 parts[item.0.rem_euclid(shards as i64) as usize].push(*item);
             }
             let parts: Vec<Vec<Scored>> = parts.into_iter().map(sorted).collect();
+            let counts = |item: &Scored| item.0 % one_of == 0;
+            let counting = |items: &[Scored]| -> Vec<Scored> { items.iter().copied().filter(counts).collect() };
             let sent = |most: usize| parts.iter().map(|part| part[..part.len().min(most)].to_vec()).collect::<Vec<_>>();
             let merge = |sent: &[Vec<Scored>]| {
                 let ids: Vec<Vec<ItemId>> = sent.iter().map(|p| p.iter().map(|(id, _)| ItemId(*id)).collect()).collect();
                 let scores: Vec<Vec<f32>> =
                     sent.iter().map(|p| p.iter().map(|(_, s)| if *s == 0 { -0.0 } else { f32::from(*s) }).collect()).collect();
-                let of = |n: usize| OfShard { ids: &ids[n], scores: &scores[n], is_all: sent[n].len() == parts[n].len() };
+                let masks: Vec<Vec<bool>> = sent.iter().map(|part| part.iter().map(counts).collect()).collect();
+                let of = |n: usize| {
+                    let is_all = counting(&sent[n]).len() == counting(&parts[n]).len();
+                    let counts = (one_of > 1).then_some(&masks[n][..]);
+                    OfShard { ids: &ids[n], scores: &scores[n], counts, is_all }
+                };
                 best(&(0..shards).map(of).collect::<Vec<_>>(), k)
             };
-            let mut expected = sorted(items.clone());
+            let mut expected = sorted(counting(&items));
             expected.truncate(k);
             let found = |order: Vec<(usize, usize)>, sent: &[Vec<Scored>]| {
                 order.into_iter().map(|(shard, at)| sent[shard][at]).collect::<Vec<_>>()
@@ -165,7 +181,7 @@ mod tests {
                 Next::Again(again) => {
                     prop_assert!(again.iter().all(|&n| few[n].len() < parts[n].len()));
                     // Those that are named send enough for any K, the others what they did.
-                    let full = sent(k);
+                    let full: Vec<Vec<Scored>> = parts.iter().map(|part| counting(part).into_iter().take(k).collect()).collect();
                     let more: Vec<Vec<Scored>> =
                         (0..shards).map(|n| if again.contains(&n) { full[n].clone() } else { few[n].clone() }).collect();
                     match merge(&more) {
@@ -176,6 +192,21 @@ mod tests {
                 Next::Further => prop_assert!(false),
             }
         }
+    }
+
+    #[test]
+    fn of_what_is_ranked_ahead_candidates_count_where_all_of_them_were_valued() {
+        let ids = |ids: &[i64]| ids.iter().map(|id| ItemId(*id)).collect();
+        let ranked = Ranked { ids: ids(&[7, 2, 9]), scores: vec![3.0, 2.0, 1.0], ..Ranked::default() };
+        let ahead = Ahead { ranked, is_all: false, last: (ItemId(5), 0.5) };
+        let counts =
+            |chosen: &[(i64, f32)]| counting(&ahead, &vec![chosen.iter().map(|(id, s)| (ItemId(*id), *s)).collect()]);
+        assert_eq!(counts(&[(2, 0.9), (9, 0.7)]), Some(vec![false, true, true]));
+        assert_eq!(counts(&[(9, 0.7), (5, 0.5)]), Some(vec![false, false, true]));
+        assert_eq!(counts(&[(9, 0.7), (4, 0.5)]), Some(vec![false, false, true]));
+        assert_eq!(counts(&[(9, 0.7), (6, 0.5)]), None);
+        assert_eq!(counts(&[(9, 0.7), (1, 0.25)]), None);
+        assert_eq!(counting(&ahead, &vec![vec![(ItemId(2), 0.9)]; 2]), None, "of several queries");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::engine::Terms;
 use crate::error::{Error, Result};
 use crate::pass::{self, Prepared};
 use crate::registry::{Loaded, Which};
-use crate::request::{Answer, Content};
+use crate::request::{Answer, Content, Ranked};
 use crate::route::protocol::{
     ANY_VIEW, Asked, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER, PassReply, Replied, TIMEOUT_HEADER,
     VIEW_HEADER, ViewPosition, Wished, Written, read_call, write,
@@ -33,7 +33,7 @@ use crate::view::View;
 
 /// What is in memory, for routers of this release.
 #[utoipa::path(get, path = "/v1/parts", tag = "routers",
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-4")))]
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-5")))]
 pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Outcome {
     let (mut parts, mut wished) = (Vec::new(), Vec::new());
     for model in app.registry.list().iter().filter(|model| caller.may_see(model.name())) {
@@ -86,8 +86,8 @@ pub(super) fn packed(body: &impl Serialize, share: Share) -> Outcome {
 /// A pass over a version, or over the shard of it that this server has, for routers of this release.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:pass", tag = "routers",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
-    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-4"),
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-4"), (status = "default", body = Problem, content_type = "application/problem+json")))]
+    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-5"),
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-5"), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn pass(
     State(app): State<Arc<App>>,
     Names((model, version)): Names<(String, u64)>,
@@ -186,14 +186,28 @@ async fn passed(app: &App, view: &View, prepared: Prepared, terms: Terms) -> Res
     let answer = app.engine.answer(prepared, terms).await?;
     let degraded_rows = answer.degraded_rows;
     let explain = answer.explain.as_ref().map(|explain| text(&Explain::from(explain))).transpose()?;
+    let written = |ranked: Ranked| {
+        let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
+        let answer = Answer { content: Content::Items(ranked), degraded_rows, explain: None };
+        Ok::<_, Error>(Entry::items(answer, tasks, view.columns(), &columns)?.written())
+    };
     let (content, rest) = match answer.content {
         Content::Items(ranked) => {
-            let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
-            let answer = Answer { content: Content::Items(ranked), degraded_rows, explain: None };
-            let (ranked, rest) = Entry::items(answer, tasks, view.columns(), &columns)?.written();
+            let (ranked, rest) = written(ranked)?;
             (Content::Items(ranked), rest)
         }
-        other => (other, Written::default()),
+        Content::Selected(mut selected) => {
+            let rest = match &mut selected.ahead {
+                Some(ahead) => {
+                    let (ranked, rest) = written(std::mem::take(&mut ahead.ranked))?;
+                    ahead.ranked = ranked;
+                    rest
+                }
+                None => Written::default(),
+            };
+            (Content::Selected(selected), rest)
+        }
+        other @ Content::Embedding(_) => (other, Written::default()),
     };
     Ok(Replied::Pass { content, degraded_rows, rest, explain })
 }

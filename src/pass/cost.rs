@@ -38,9 +38,9 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
             work_ns += search_ns(view, search);
             search.k.min(candidates)
         }
-        Task::Select { search, .. } => {
+        Task::Select { search, selection } => {
             work_ns += search_ns(view, search);
-            candidates
+            candidates + selection.ahead.unwrap_or(0)
         }
         Task::Rerank { k, .. } => candidates.min(*k),
         Task::Rank { .. } | Task::Embed { .. } => candidates,
@@ -50,9 +50,11 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
     let rows = view.overarch().map_or(0, |o| o.row_width()).max(view.dimension());
     let row = rows as f64 * ROW_NS_A_NUMBER;
     work_ns += candidates as f64 * (CANDIDATE_NS + row);
-    if !matches!(prepared.task, Task::Select { .. }) {
-        work_ns += view.overarch().map_or(0, |o| o.work(candidates)) as f64 * MULTIPLY_ADD_NS;
-    }
+    let valued = match &prepared.task {
+        Task::Select { search, selection } => selection.ahead.map_or(0, |_| search.k0.iter().sum()),
+        _ => candidates,
+    };
+    work_ns += view.overarch().map_or(0, |o| o.work(valued)) as f64 * MULTIPLY_ADD_NS;
     work_ns += results as f64 * (RESULT_NS + prepared.reading.columns.len() as f64 * CELL_NS);
     let answer_bytes = results * (RESULT_BYTES + 4 * tasks);
     let memory_bytes = candidates * (CANDIDATE_BYTES + 4 * tasks) + answer_bytes + prepared.bytes();

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::filter::Route;
 use crate::ivf::Counters;
 use crate::model::{QuerySpec, SIMILARITY};
-use crate::request::{Answer, Content, Explain, QueryReport, Ranked, Selected};
+use crate::request::{Ahead, Answer, Content, Explain, QueryReport, Ranked, Selected, ShardSelected};
 use crate::search::{self, Found, Sink, Times};
 use crate::tower::{Candidates, Threads};
 use crate::units::Slot;
@@ -219,7 +219,7 @@ impl Reranker<'_> {
         found: Found<'_>,
     ) -> Option<Result<Answer>> {
         if let Task::Select { selection, .. } = &asked.prepared.task {
-            return self.select(asked, state, (n, selection), &found).map(Ok);
+            return self.select(batch, asked, state, (n, selection), &found).transpose();
         }
         let Some(parts) = &mut state.parts else {
             let trace = std::mem::take(&mut state.trace);
@@ -241,11 +241,12 @@ impl Reranker<'_> {
     /// Takes what query `n` of a shard's part selected; the request's answer where it was the last one.
     fn select(
         &mut self,
+        batch: &dyn Batch,
         asked: &Asked<'_>,
         state: &mut State,
         (n, selection): (usize, &Selection),
         found: &Found<'_>,
-    ) -> Option<Answer> {
+    ) -> Result<Option<Answer>> {
         self.note_search(&mut state.trace, found);
         let route = asked.prepared.task.search().map(route_of);
         let mut by_slot: Vec<(Slot, f32)> = found.candidates.iter().map(|&(score, slot)| (slot, score)).collect();
@@ -266,11 +267,35 @@ impl Reranker<'_> {
             }
         }
         state.selected[n] = Some(selected);
-        let all: Vec<Selected> = state.selected.iter().cloned().collect::<Option<_>>()?;
-        let trace = std::mem::take(&mut state.trace);
+        let Some(queries) = state.selected.iter().cloned().collect::<Option<Vec<Selected>>>() else { return Ok(None) };
+        let mut trace = std::mem::take(&mut state.trace);
+        let ahead = match (selection.ahead, &asked.prepared.task) {
+            (Some(k), Task::Select { search, .. }) => {
+                self.ahead(batch, asked, &mut trace, found.candidates, (search.k0[n], k))?
+            }
+            _ => None,
+        };
         let explain = asked.prepared.reading.explain;
         let explain = explain.then(|| self.explain(asked, &trace, found, &[], &Ranked::default()));
-        Some(Answer { content: Content::Selected(all), degraded_rows: asked.degraded_rows, explain })
+        let content = Content::Selected(Box::new(ShardSelected { queries, ahead }));
+        Ok(Some(Answer { content, degraded_rows: asked.degraded_rows, explain }))
+    }
+
+    /// The best `k` by value of the `k0` best that a shard found; none where it found nothing.
+    fn ahead(
+        &mut self,
+        batch: &dyn Batch,
+        asked: &Asked<'_>,
+        trace: &mut Trace,
+        found: &[(f32, Slot)],
+        (k0, k): (usize, usize),
+    ) -> Result<Option<Ahead>> {
+        let mut candidates = found.to_vec();
+        candidates.sort_unstable_by(|a, b| self.view.best_first(a, b));
+        candidates.truncate(k0);
+        let Some(&(score, slot)) = candidates.last() else { return Ok(None) };
+        let ranked = self.ranked(batch, asked, trace, &candidates, k)?;
+        Ok(Some(Ahead { is_all: candidates.len() <= k, last: (self.view.id(slot), score), ranked }))
     }
 
     fn answer(
@@ -282,25 +307,35 @@ impl Reranker<'_> {
         parts: &[Part],
     ) -> Result<Answer> {
         self.note_search(&mut trace, found);
-        let candidates: &[(f32, Slot)] = found.candidates;
-        let count = candidates.len() as u64;
-        let read = Instant::now();
-        self.read_columns(candidates);
-        let read = read.elapsed();
-        self.score(batch, asked, candidates, &mut trace)?;
-        let valued = Instant::now();
-        self.value(&asked.prepared.constants, candidates);
-        trace.add([Step { name: "value", took: read + valued.elapsed(), items: count, bytes: 0 }]);
         let (k, unknown) = match &asked.prepared.task {
             Task::Retrieve(search) => (search.k, Vec::new()),
             Task::Rank { slots, unknown } => (slots.len(), unknown.clone()),
             Task::Rerank { k, .. } => (*k, Vec::new()),
             Task::Embed { .. } | Task::Select { .. } => (0, Vec::new()),
         };
-        let ranked = trace.step("top", || self.top(k, candidates), |_| (0, 0));
-        let ranked = Ranked { unknown, ..ranked };
+        let ranked = Ranked { unknown, ..self.ranked(batch, asked, &mut trace, found.candidates, k)? };
         let explain = asked.prepared.reading.explain.then(|| self.explain(asked, &trace, found, parts, &ranked));
         Ok(Answer { content: Content::Items(ranked), degraded_rows: asked.degraded_rows, explain })
+    }
+
+    /// Steps 9 to 11 for candidates.
+    fn ranked(
+        &mut self,
+        batch: &dyn Batch,
+        asked: &Asked<'_>,
+        trace: &mut Trace,
+        candidates: &[(f32, Slot)],
+        k: usize,
+    ) -> Result<Ranked> {
+        let read = Instant::now();
+        self.read_columns(candidates);
+        let read = read.elapsed();
+        self.score(batch, asked, candidates, trace)?;
+        let valued = Instant::now();
+        self.value(&asked.prepared.constants, candidates);
+        let items = candidates.len() as u64;
+        trace.add([Step { name: "value", took: read + valued.elapsed(), items, bytes: 0 }]);
+        Ok(trace.step("top", || self.top(k, candidates), |_| (0, 0)))
     }
 
     fn note_search(&self, trace: &mut Trace, found: &Found<'_>) {

@@ -19,6 +19,9 @@ use crate::tower::Readable;
 use crate::units::{ItemId, Slot};
 use crate::view::View;
 
+/// Candidates that shards value ahead where a reranker does it, for each that counts: more would cost them more than being asked again.
+const VALUED_MOST: f64 = 1.5;
+
 /// Checks a request against a view and makes it ready to run.
 ///
 /// # Errors
@@ -50,10 +53,10 @@ pub fn prepare(view: &Arc<View>, request: Request) -> Result<Prepared> {
             (features_query(view, features)?, Task::Embed { whole }, reading)
         }
         Request::Select(select) => {
-            let Select { retrieve, all, further } = *select;
-            check_retrieve(view, &retrieve)?;
-            let task = trace.step("plan", || selection(view, &retrieve, (all, further)), |_| (0, 0))?;
-            (query(view, retrieve.user)?, task, retrieve.reading)
+            check_retrieve(view, &select.retrieve)?;
+            let task = trace.step("plan", || selection(view, &select), |_| (0, 0))?;
+            let Retrieve { user, reading, .. } = select.retrieve;
+            (query(view, user)?, task, reading)
         }
         Request::Rerank(Rerank { user, candidates, k, reading }) => {
             between("k", k, limits::RESULTS_MAX)?;
@@ -116,7 +119,8 @@ fn between(field: &str, value: usize, most: usize) -> Result<()> {
 }
 
 /// A shard's part of a search: what all shards look for, and what this one is asked for of that.
-fn selection(view: &View, request: &Retrieve, (all, further): (bool, bool)) -> Result<Task> {
+fn selection(view: &View, select: &Select) -> Result<Task> {
+    let &Select { retrieve: ref request, all, further, ahead } = select;
     let search = search(view, request)?;
     let shards = view.main().manifest.shard.map_or(1, |part| part.shards);
     let rows = view.main().index.rows();
@@ -128,11 +132,23 @@ fn selection(view: &View, request: &Retrieve, (all, further): (bool, bool)) -> R
         candidates: search.k0.clone(),
         selected,
         further,
+        ahead: if ahead && !all && !further { results_ahead(view, &search, shards) } else { None },
     };
     // Too few in the lists of one shard may be enough in those of all.
     let k = if further { request.k } else { 0 };
     let search = Search { k0: search.k0.iter().map(|&k0| share(k0)).collect(), k, ..search };
     Ok(Task::Select { search, selection })
+}
+
+/// How many results a shard tells of its share of the candidates of all, where it is worth its while that it values these: as many as
+/// are likely to be among the best, and their part of those that turn out to be no candidates.
+fn results_ahead(view: &View, search: &Search, shards: u32) -> Option<usize> {
+    // What several queries find is merged once it is known which of it counts.
+    let &[k0] = &search.k0[..] else { return None };
+    let valued = likely(k0, shards);
+    let of_one = valued as f64 * f64::from(shards) / k0 as f64;
+    let is_worth = view.overarch().is_none() || of_one <= VALUED_MOST;
+    is_worth.then(|| valued.min((likely(search.k, shards) as f64 * of_one).ceil() as usize))
 }
 
 /// Where candidates lie that were chosen among those of all shards, the best first.
@@ -153,8 +169,7 @@ fn chosen(view: &View, candidates: &[Vec<(ItemId, f32)>]) -> Result<Vec<Vec<(f32
     let of_query = |items: &Vec<(ItemId, f32)>| {
         let mut slots: Vec<(f32, Slot)> =
             items.iter().filter_map(|(id, score)| Some((*score, view.slot(*id)?))).collect();
-        slots
-            .sort_unstable_by(|a, b| (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then_with(|| view.id(a.1).cmp(&view.id(b.1))));
+        slots.sort_unstable_by(|a, b| view.best_first(a, b));
         // An item that comes twice counts once, with its better score.
         let mut known = HashSet::with_capacity(slots.len());
         slots.retain(|(_, slot)| known.insert(*slot));

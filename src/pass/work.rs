@@ -115,6 +115,8 @@ pub(super) struct Selection {
     pub(super) own: Vec<usize>,
     /// True where it probes on as long as it finds too few.
     pub(super) further: bool,
+    /// Where it ranks ahead, the results that it tells of its share of K0.
+    pub(super) ahead: Option<usize>,
 }
 
 impl Task {

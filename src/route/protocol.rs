@@ -23,7 +23,7 @@ use crate::request::{Content, Features, Priority, Reading, Request, Retrieve, Us
 use crate::units::ItemId;
 
 /// The media type of all bodies, and so the protocol's name.
-pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-4";
+pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-5";
 /// Where a server tells what it has.
 pub const PARTS_PATH: &str = "/v1/parts";
 /// The header that says how many microseconds the answer is worth waiting for.
@@ -322,7 +322,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::request::{Embed, EmbeddedUser, Ranked, Rerank, Select, Selected};
+    use crate::request::{Ahead, Embed, EmbeddedUser, Ranked, Rerank, Select, Selected, ShardSelected};
     use crate::units::Slot;
 
     fn calls() -> Vec<PassCall> {
@@ -337,7 +337,7 @@ mod tests {
         let candidates = vec![vec![(ItemId(4), 0.25), (ItemId(-4), f32::MIN)], vec![]];
         let all = [
             Request::Embed(Embed { features, on_degraded: Default::default(), whole: true }),
-            Request::Select(Box::new(Select { retrieve: retrieve.clone(), all: true, further: false })),
+            Request::Select(Box::new(Select { retrieve: retrieve.clone(), all: true, further: false, ahead: true })),
             Request::Rerank(Rerank { user, candidates, k: 7, reading }),
             Request::Retrieve(retrieve),
         ];
@@ -363,7 +363,10 @@ mod tests {
             unknown: vec![ItemId(-1)],
         };
         let selected = Selected { ids: vec![ItemId(5)], codes: vec![1.5], scores: vec![1.25], ..Selected::default() };
-        for content in [Content::Items(ranked.clone()), Content::Selected(vec![selected])] {
+        let ahead =
+            Ahead { ranked: Ranked { slots: Vec::new(), ..ranked.clone() }, is_all: true, last: (ItemId(5), 1.25) };
+        let selected = ShardSelected { queries: vec![selected], ahead: Some(ahead) };
+        for content in [Content::Items(ranked.clone()), Content::Selected(Box::new(selected))] {
             let given = Replied::Pass { content, degraded_rows: 2, rest: rest.clone(), explain: Some("{}".into()) };
             let reply = PassReply {
                 version: 3,

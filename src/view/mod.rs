@@ -14,9 +14,10 @@ mod browse;
 mod live;
 mod segment;
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{self, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use crate::columns::{Column, Columns, Overlay, Stacked, Value};
@@ -189,7 +190,7 @@ impl View {
             return;
         }
         for query in user.chunks_exact(self.dimension()) {
-            let asked = asked.fetch_add(1, Ordering::Relaxed);
+            let asked = asked.fetch_add(1, atomic::Ordering::Relaxed);
             let place = if asked < *most { asked } else { chance.hash_one(asked) % (asked + 1) };
             if place < *most {
                 let mut queries = locked(queries);
@@ -305,6 +306,12 @@ impl View {
             Some((piece, slot)) => piece.segment.ids().item(slot),
             None => self.main.ids.item(slot),
         }
+    }
+
+    /// The order of items with their scores: the best first, equal ones by id.
+    pub fn best_first(&self, (score, slot): &(f32, Slot), (other, other_slot): &(f32, Slot)) -> Ordering {
+        // Sums with +0 make one zero of two.
+        (other + 0.0).total_cmp(&(score + 0.0)).then_with(|| self.id(*slot).cmp(&self.id(*other_slot)))
     }
 
     /// The main snapshot, then the segments.

@@ -57,10 +57,10 @@ pub fn select_alike(cpu: &Answer, gpu: &Answer, what: &str) {
     // Behind a filter the CPU selects some of the survivors by their rows at once, where a card has their codes.
     let is_filtered = cpu.explain.as_ref().is_some_and(|explain| explain.route == "words");
     let (Content::Selected(cpu), Content::Selected(gpu)) = (&cpu.content, &gpu.content) else { panic!("{what}") };
-    assert_eq!(cpu.len(), gpu.len(), "{what}");
+    assert_eq!(cpu.queries.len(), gpu.queries.len(), "{what}");
     let alike = |a: f32, b: f32| (a - b).abs() <= if is_filtered { 0.1 } else { 2e-4 * a.abs().max(1.0) };
     let near = |a: f32, b: f32| (a - b).abs() <= 2e-4 * a.abs().max(1.0);
-    for (cpu, gpu) in cpu.iter().zip(gpu) {
+    for (cpu, gpu) in cpu.queries.iter().zip(&gpu.queries) {
         let told = |s: &Selected| (s.ids.len(), s.codes.len(), s.scores.len(), s.is_all, s.may_go_further);
         assert_eq!(told(cpu), told(gpu), "{what}");
         assert_eq!((cpu.selected, cpu.candidates), (gpu.selected, gpu.candidates), "{what}");
@@ -82,7 +82,7 @@ pub fn select_alike(cpu: &Answer, gpu: &Answer, what: &str) {
 /// At least as many candidates, at each place one that is as good.
 fn none_is_worse(cpu: &Answer, gpu: &Answer, what: &str) {
     let (Content::Selected(cpu), Content::Selected(gpu)) = (&cpu.content, &gpu.content) else { panic!("{what}") };
-    for (cpu, gpu) in cpu.iter().zip(gpu) {
+    for (cpu, gpu) in cpu.queries.iter().zip(&gpu.queries) {
         assert!(gpu.codes.len() >= cpu.codes.len(), "{what}: {} of {}", gpu.codes.len(), cpu.codes.len());
         assert!(cpu.codes.iter().zip(&gpu.codes).all(|(cpu, gpu)| gpu + 0.1 >= *cpu), "{what}");
     }
@@ -91,7 +91,7 @@ fn none_is_worse(cpu: &Answer, gpu: &Answer, what: &str) {
 /// What shards are asked to select for retrievals: a likely share, all that may be needed, and with lists probed on.
 pub fn selections(view: &Arc<View>, requests: &[Retrieve]) -> Vec<Prepared> {
     let of_request = |request: &Retrieve| {
-        let select = |(all, further)| Select { retrieve: request.clone(), all, further };
+        let select = |(all, further)| Select { retrieve: request.clone(), all, further, ahead: false };
         [(false, false), (true, false), (true, true)].map(|how| Request::Select(Box::new(select(how))))
     };
     requests.iter().flat_map(of_request).map(|request| pass::prepare(view, request).unwrap()).collect()
@@ -125,7 +125,7 @@ fn parts(view: &Arc<View>, retrieve: &Retrieve) -> Vec<Prepared> {
     let embed = Embed { features: features.clone(), on_degraded: Default::default(), whole: true };
     let all = [
         Request::Embed(embed),
-        Request::Select(Box::new(Select { retrieve: select, all: false, further: false })),
+        Request::Select(Box::new(Select { retrieve: select, all: false, further: false, ahead: true })),
         Request::Rerank(Rerank { user: embedded, candidates, k: 20, reading }),
     ];
     all.into_iter().map(prepare).collect()

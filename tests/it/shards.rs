@@ -1,7 +1,7 @@
 //! Document shards: cut after training, they answer together as the whole does, bit for bit.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 use sterling::error::{Error, Kind, Result};
@@ -48,11 +48,20 @@ struct InProcess<'a> {
     items: Vec<usize>,
     /// These shards answer no request of these kinds.
     lost: Vec<(usize, &'static str)>,
+    /// False where all are of those that do not rank ahead.
+    ahead: bool,
+    /// The kinds of what they were asked.
+    asked: Mutex<Vec<&'static str>>,
 }
 
 impl<'a> InProcess<'a> {
     fn new(views: &'a [Arc<View>]) -> Self {
-        InProcess { views, items: views.iter().map(|view| view.items()).collect(), lost: Vec::new() }
+        let items = views.iter().map(|view| view.items()).collect();
+        InProcess { views, items, lost: Vec::new(), ahead: true, asked: Mutex::default() }
+    }
+
+    fn without_ahead(self) -> Self {
+        InProcess { ahead: false, ..self }
     }
 
     fn losing(self, lost: &[(usize, &'static str)]) -> Self {
@@ -80,13 +89,17 @@ impl Sharded for InProcess<'_> {
         request
     }
 
-    async fn ask(&self, shard: usize, request: Request) -> Result<Said<()>> {
-        let kind = match &request {
+    async fn ask(&self, shard: usize, mut request: Request) -> Result<Said<()>> {
+        let kind = match &mut request {
             Request::Embed(_) => "embed",
-            Request::Select(_) => "select",
+            Request::Select(select) => {
+                select.ahead &= self.ahead;
+                "select"
+            }
             Request::Rerank(_) => "rerank",
             _ => "other",
         };
+        self.asked.lock().unwrap().push(kind);
         if self.lost.contains(&(shard, kind)) {
             return Err(Error::unavailable("it is gone"));
         }
@@ -103,9 +116,16 @@ fn rows(ranked: &Ranked) -> Vec<Row> {
     (0..ranked.ids.len()).map(|n| row(ranked, n)).collect()
 }
 
-/// What shards answer together, and how often some of them were asked again.
+/// What shards answer together, in two rounds and where they may rank ahead; and how often some of them were asked again in two rounds.
 fn gathered(views: &[Arc<View>], request: &Retrieve) -> (Vec<Row>, usize) {
-    let gathered = wait(retrieve(&InProcess::new(views), request.clone(), 1.0)).unwrap();
+    let (found, _) = in_rounds(InProcess::new(views), request);
+    let (in_two, again) = in_rounds(InProcess::new(views).without_ahead(), request);
+    assert_eq!(found, in_two);
+    (found, again)
+}
+
+fn in_rounds(shards: InProcess<'_>, request: &Retrieve) -> (Vec<Row>, usize) {
+    let gathered = wait(retrieve(&shards, request.clone(), 1.0)).unwrap();
     assert!(gathered.missing.is_empty() && gathered.coverage == 1.0);
     (rows(&gathered.ranked()), gathered.again)
 }
@@ -280,6 +300,43 @@ fn shards_that_have_more_of_the_best_than_is_likely_are_asked_again() {
 }
 
 #[test]
+fn shards_rank_ahead_what_they_select_and_are_asked_once_where_that_is_enough() {
+    let model = "name = \"contrary\"\ndimension = 4\n[value]\nexpression = \"weight * similarity\"\n\
+                 [value.constants]\nweight = 1.0\n";
+    let lines: Vec<Value> = lines(2400).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let made = Made::new(model, &lines);
+    let store = tempfile::tempdir().unwrap();
+    let of_all = whole(store.path(), &made.publication());
+    let views = cut(store.path(), &made.publication(), 3);
+    let lists = of_all.main().index.lists();
+    let asked = |weight: f32, k: usize| {
+        let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": k, "candidates": 400, "probes": lists,
+                          "constants": {"weight": weight}});
+        check(&of_all, &views, std::slice::from_ref(&body));
+        let shards = InProcess::new(&views);
+        in_rounds(shards, &read(&body)).1
+    };
+    // By the order in which candidates are found, by ids alone, and all of them.
+    assert_eq!([(1.0, 20), (0.0, 20), (1.0, 400), (-1.0, 400)].map(|(weight, k)| asked(weight, k)), [0; 4]);
+    let rounds = |weight: f32, lost: &[(usize, &'static str)], coverage: f64| {
+        let request = read(&json!({"vector": [1, 0.5, -0.25, 0.1], "k": 20, "candidates": 400, "probes": lists,
+                                   "constants": {"weight": weight}}));
+        let shards = InProcess::new(&views).losing(lost);
+        let found = wait(retrieve(&shards, request, coverage));
+        (found, shards.asked.into_inner().unwrap())
+    };
+    assert_eq!(rounds(1.0, &[], 1.0).1, ["select"; 3]);
+    // The best are the worst that were found, most of which are no candidates in the end: their shards are asked for the others.
+    let (found, asked) = rounds(-1.0, &[], 1.0);
+    let reranked = asked.iter().filter(|kind| **kind == "rerank").count();
+    assert!(reranked > 0 && found.unwrap().again == reranked, "{asked:?}");
+    // Who is lost then takes its candidates with it.
+    let (found, _) = rounds(-1.0, &[(1, "rerank")], 0.5);
+    let expected = rounds(-1.0, &[(1, "select")], 0.5).0.unwrap();
+    assert_eq!(rows(&found.unwrap().ranked()), rows(&expected.ranked()));
+}
+
+#[test]
 fn lists_that_hold_too_few_in_one_shard_may_hold_enough_in_all() {
     let store = tempfile::tempdir().unwrap();
     let what = catalogue(store.path(), Rescore::F32);
@@ -340,7 +397,7 @@ fn without_lost_shards_the_others_answer_as_if_there_were_no_more() {
     ] {
         let request = read(&body);
         let gather = |lost: &[(usize, &'static str)], coverage| {
-            wait(retrieve(&InProcess::new(&views).losing(lost), request.clone(), coverage))
+            wait(retrieve(&InProcess::new(&views).without_ahead().losing(lost), request.clone(), coverage))
         };
         let all = rows(&gather(&[], 1.0).unwrap().ranked());
         let mut first = None;

@@ -11,19 +11,13 @@ fn step(step: &StepReport) -> Step {
 
 /// The rounds of the router as steps, what the shards counted as sums, and what each of them did; nothing where none explained.
 pub(super) fn explain(gathered: &Gathered<Beside>) -> Option<Explain> {
-    let was = |name: &str| gathered.steps.iter().any(|step| step.name == name);
-    let last = if was("shard") {
-        "all"
-    } else if was("rank") {
-        "rank"
-    } else {
-        "rerank"
-    };
-    let before = gathered.told.iter().map(|told| (told.shard, told.round, &told.beside));
-    let parts = gathered.parts.iter().filter_map(|part| Some((part.shard, last, part.beside.as_ref()?)));
+    // What shards selected before others say which of it are candidates counts for none.
+    let before = gathered.told.iter().map(|told| (told.shard, told.round, 0, &told.beside));
+    let parts = gathered.parts.iter();
+    let parts = parts.filter_map(|part| Some((part.shard, part.round, part.candidates as u64, part.beside.as_ref()?)));
     let mut all = Explain::default();
     let mut rates = Vec::new();
-    for (shard, round, beside) in before.chain(parts) {
+    for (shard, round, candidates, beside) in before.chain(parts) {
         let explained = beside.explain.as_deref().and_then(|text| serde_json::from_str::<Explain>(text).ok());
         let micros = beside.took.as_micros() as u64;
         let Some(explained) = explained else {
@@ -39,7 +33,7 @@ pub(super) fn explain(gathered: &Gathered<Beside>) -> Option<Explain> {
             all.probes = all.probes.or(explained.probes);
             add(&mut all, &explained);
         }
-        all.candidates += if round == "select" { 0 } else { explained.candidates };
+        all.candidates += if round == "select" { candidates } else { explained.candidates };
         all.kernel = explained.kernel;
         all.note = all.note.or(explained.note);
         all.shards.push(ShardSteps { shard: shard as u32, round: round.into(), micros, steps: explained.steps });

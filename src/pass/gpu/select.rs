@@ -9,7 +9,7 @@ use crate::device::cuda::Device;
 use crate::error::{Error, Result};
 use crate::pass::cpu::{may_go_further, route_of};
 use crate::pass::work::{Prepared, Selection, Task};
-use crate::request::{Content, Selected};
+use crate::request::{Content, Selected, ShardSelected};
 
 /// Sends off what devices found, and does not wait.
 pub(super) fn send(lanes: &[Device], found: &[Found]) -> Result<Vec<LaterFound>> {
@@ -32,7 +32,8 @@ pub(super) fn read(found: Vec<LaterFound>, seen: &[SeenView<'_>], requests: &[&P
         let of_query = |query: usize| selected(&found, seen, (n * queries + query, query), (prepared, selection));
         let (all, of_queries): (Vec<Selected>, Vec<LookedAt>) = (0..queries).map(of_query).unzip();
         let candidates = of_queries.iter().map(|looked_at| looked_at.candidates).sum();
-        Ok(Made { content: Ok(Content::Selected(all)), candidates, of_queries })
+        let content = Content::Selected(Box::new(ShardSelected { queries: all, ahead: None }));
+        Ok(Made { content: Ok(content), candidates, of_queries })
     };
     requests.iter().enumerate().map(made).collect()
 }
