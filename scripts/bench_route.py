@@ -39,9 +39,11 @@ def vectors():
     centres = rng.standard_normal((4096, 128), dtype=np.float32)
     items = centres[rng.integers(0, 4096, ITEMS)] + 0.6 * rng.standard_normal((ITEMS, 128), dtype=np.float32)
     np.save(FOLDER / "vectors.npy", items)
+    ids = FOLDER / "vectors.jsonl"
+    ids.write_text("".join(f'{{"id": {n}}}\n' for n in range(ITEMS)))
     path.mkdir()
     for more in ([], ["--shards", str(SHARDS)]):
-        command = [STERLING, "publish", "--name", "vectors", "--vectors", str(FOLDER / "vectors.npy"), "--store", str(path), *more]
+        command = [STERLING, "publish", "--name", "vectors", "--items", str(ids), "--vectors", str(FOLDER / "vectors.npy"), "--store", str(path), *more]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     queries = centres[rng.integers(0, 4096, 500)] + 0.6 * rng.standard_normal((500, 128), dtype=np.float32)
     return path, [{"vector": [round(float(x), 4) for x in query], "k": 20} for query in queries]

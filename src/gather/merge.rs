@@ -1,7 +1,6 @@
 //! Sorted parts to one sorted whole, and whether it is proven.
 
 use std::cmp::Ordering;
-use std::collections::HashSet;
 
 use crate::error::{Error, Result};
 use crate::request::{Ahead, Selected};
@@ -57,11 +56,9 @@ pub fn best(parts: &[OfShard<'_>], k: usize) -> Next<Vec<(usize, usize)>> {
         parts.iter().enumerate().flat_map(|(n, part)| part.places().map(move |at| (n, at))).collect();
     let item = |&(n, at): &(usize, usize)| parts[n].at(at);
     let before = |a: &(usize, usize), b: &(usize, usize)| order_of(item(a), item(b));
-    if k < order.len() {
-        order.select_nth_unstable_by(k, before);
-        order.truncate(k);
-    }
-    order.sort_unstable_by(before);
+    // Each part is in order: what sorts stably merges them.
+    order.sort_by(before);
+    order.truncate(k);
     // What a shard did not send is worse than its last: nothing of it is missing where that last one is no better than the worst of
     // the best, and these are complete.
     let worst = k.checked_sub(1).map(|last| order.get(last).map(item));
@@ -120,9 +117,19 @@ pub fn candidates(of_shards: &[&[Selected]], k: usize) -> Result<Next<Vec<Chosen
 /// valued.
 pub fn counting(ahead: &Ahead, chosen: &Chosen) -> Option<Vec<bool>> {
     let [chosen] = &chosen[..] else { return None };
-    let last = *chosen.last()?;
-    let ids: HashSet<ItemId> = chosen.iter().map(|(id, _)| *id).collect();
-    order_of(last, ahead.last).is_le().then(|| ahead.ranked.ids.iter().map(|id| ids.contains(id)).collect())
+    if order_of(*chosen.last()?, ahead.last).is_gt() {
+        return None;
+    }
+    let ids = &ahead.ranked.ids;
+    let mut places: Vec<usize> = (0..ids.len()).collect();
+    places.sort_unstable_by_key(|&place| ids[place]);
+    let mut counts = vec![false; ids.len()];
+    for (id, _) in chosen {
+        if let Ok(at) = places.binary_search_by_key(id, |&place| ids[place]) {
+            counts[places[at]] = true;
+        }
+    }
+    Some(counts)
 }
 
 #[cfg(test)]
