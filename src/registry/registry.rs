@@ -105,10 +105,12 @@ impl<T: Send + Sync> Registry<T> {
     /// # Errors
     /// `NotFound` naming the models that there are; `NotReady` while it is not known which.
     pub(super) fn entry<R>(&self, name: &str, read: impl FnOnce(&Entry<T>) -> Result<R>) -> Result<R> {
+        // Asked first: then the entries are at least those of when it was so.
+        let is_read = self.is_read.load(Ordering::Acquire);
         let entries = self.entries.load();
         match entries.get(name) {
             Some(entry) => read(entry).map_err(|e| e.within(format!("model `{name}`"))),
-            None if !self.is_read.load(Ordering::Acquire) => {
+            None if !is_read => {
                 Err(Error::not_ready("the store was not read yet").retry_after(Duration::from_secs(1)))
             }
             None => Err(Error::not_found(format!(
