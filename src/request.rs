@@ -148,7 +148,7 @@ pub struct Select {
     pub all: bool,
     /// Probes on where it finds too few: the lists that all shards were asked for hold fewer items than results.
     pub further: bool,
-    /// Ranks what it finds at once, where that is worth its while ([`Ahead`]): most of it will count, and then nobody has to ask for
+    /// Ranks what it finds at once, where that is worth its while ([`RankedAhead`]): most of it will count, and then nobody has to ask for
     /// a [`Rerank`].
     pub ahead: bool,
 }
@@ -339,13 +339,13 @@ pub struct ShardSelected {
     /// Of each query of the user.
     pub queries: Vec<Selected>,
     /// The results among them, where the shard ranked ahead.
-    pub ahead: Option<Ahead>,
+    pub ahead: Option<RankedAhead>,
 }
 
 /// The results of a shard among its candidates before it is known which of these are candidates of all shards: steps 9 to 11 of a
 /// retrieval, done in the call that selects.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Ahead {
+pub struct RankedAhead {
     /// The best by value, best first.
     pub ranked: Ranked,
     /// True where all that were valued are among them.

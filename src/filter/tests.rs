@@ -250,8 +250,7 @@ proptest! {
         number_buckets in prop_oneof![Just(0u32), Just(1), Just(3), Just(32)],
         exact_share_min in prop_oneof![Just(0.02), Just(0.3), Just(1.0)],
         posting_share_max in prop_oneof![Just(0.0), Just(0.05), Just(0.3)],
-        bits_per_term in 1u32..12,
-        hashing in prop_oneof![Just(Hashing::Plain), Just(Hashing::Spaced)],
+        (bits_per_term, hashing) in (1u32..12, prop_oneof![Just(Hashing::Plain), Just(Hashing::Spaced)]),
     ) {
         let options = Options { exact_share_min, posting_share_max, bits_per_term, number_buckets, ..Options::default() };
         let mut catalogue = catalogue_by(hashing, items, lists, &options);

@@ -14,8 +14,8 @@ use super::likely::likely;
 use super::merge::{Chosen, Next, OfShard, best, candidates, counting};
 use crate::error::{Error, Kind, Result};
 use crate::request::{
-    Ahead, Content, Embed, OnDegraded, Rank, Ranked, Reading, Request, Rerank, Retrieve, Select, Selected, StepReport,
-    User,
+    Content, Embed, OnDegraded, Rank, Ranked, RankedAhead, Reading, Request, Rerank, Retrieve, Select, Selected,
+    StepReport, User,
 };
 use crate::units::ItemId;
 
@@ -228,7 +228,7 @@ struct Run<'a, S: Sharded> {
     /// True once all of them probe on.
     further: bool,
     /// What shards ranked when they were asked for candidates, with what came with it.
-    ahead: BTreeMap<usize, (Ahead, S::Beside)>,
+    ahead: BTreeMap<usize, (RankedAhead, S::Beside)>,
     told: Vec<Told<S::Beside>>,
     again: usize,
     degraded_rows: u64,
@@ -265,7 +265,7 @@ impl<B> Part<B> {
         self.results.candidates > 0 && self.results.beside.is_none()
     }
 
-    fn took_ahead(&mut self, ahead: Ahead, counts: Vec<bool>, beside: B) {
+    fn took_ahead(&mut self, ahead: RankedAhead, counts: Vec<bool>, beside: B) {
         self.results = Results { round: "select", ranked: ahead.ranked, beside: Some(beside), ..self.results };
         (self.counts, self.is_all) = (Some(counts), ahead.is_all);
     }

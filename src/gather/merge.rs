@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use crate::error::{Error, Result};
-use crate::request::{Ahead, Selected};
+use crate::request::{RankedAhead, Selected};
 use crate::units::ItemId;
 
 /// What follows from what the shards sent.
@@ -115,7 +115,7 @@ pub fn candidates(of_shards: &[&[Selected]], k: usize) -> Result<Next<Vec<Chosen
 
 /// Which of the results that a shard ranked ahead are of the candidates that were chosen there; none where some of these were not
 /// valued.
-pub fn counting(ahead: &Ahead, chosen: &Chosen) -> Option<Vec<bool>> {
+pub fn counting(ahead: &RankedAhead, chosen: &Chosen) -> Option<Vec<bool>> {
     let [chosen] = &chosen[..] else { return None };
     if order_of(*chosen.last()?, ahead.last).is_gt() {
         return None;
@@ -205,7 +205,7 @@ mod tests {
     fn of_what_is_ranked_ahead_candidates_count_where_all_of_them_were_valued() {
         let ids = |ids: &[i64]| ids.iter().map(|id| ItemId(*id)).collect();
         let ranked = Ranked { ids: ids(&[7, 2, 9]), scores: vec![3.0, 2.0, 1.0], ..Ranked::default() };
-        let ahead = Ahead { ranked, is_all: false, last: (ItemId(5), 0.5) };
+        let ahead = RankedAhead { ranked, is_all: false, last: (ItemId(5), 0.5) };
         let counts =
             |chosen: &[(i64, f32)]| counting(&ahead, &vec![chosen.iter().map(|(id, s)| (ItemId(*id), *s)).collect()]);
         assert_eq!(counts(&[(2, 0.9), (9, 0.7)]), Some(vec![false, true, true]));

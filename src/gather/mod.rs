@@ -10,7 +10,7 @@
 //!   than the K-th of all, or the shard sent all it has, nothing was missed.
 //!
 //! Most of what a shard is asked for in the first round counts in the second. So where that costs little more it reranks at once what
-//! it selects, and sends the best of it along ([`Ahead`](crate::request::Ahead)). Those that are no candidates after all are passed
+//! it selects, and sends the best of it along ([`RankedAhead`](crate::request::RankedAhead)). Those that are no candidates after all are passed
 //! over ([`counting`]), and a second round asks only shards whose results do not prove enough.
 //!
 //! The rounds are driven by [`retrieve`], [`rank`] and [`embed`] over anything that can be asked as [`Sharded`]: processes behind a

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::filter::Route;
 use crate::ivf::Counters;
 use crate::model::{QuerySpec, SIMILARITY};
-use crate::request::{Ahead, Answer, Content, Explain, QueryReport, Ranked, Selected, ShardSelected};
+use crate::request::{Answer, Content, Explain, QueryReport, Ranked, RankedAhead, Selected, ShardSelected};
 use crate::search::{self, Found, Sink, Times};
 use crate::tower::{Candidates, Threads};
 use crate::units::Slot;
@@ -289,13 +289,13 @@ impl Reranker<'_> {
         trace: &mut Trace,
         found: &[(f32, Slot)],
         (k0, k): (usize, usize),
-    ) -> Result<Option<Ahead>> {
+    ) -> Result<Option<RankedAhead>> {
         let mut candidates = found.to_vec();
         candidates.sort_unstable_by(|a, b| self.view.best_first(a, b));
         candidates.truncate(k0);
         let Some(&(score, slot)) = candidates.last() else { return Ok(None) };
         let ranked = self.ranked(batch, asked, trace, &candidates, k)?;
-        Ok(Some(Ahead { is_all: candidates.len() <= k, last: (self.view.id(slot), score), ranked }))
+        Ok(Some(RankedAhead { is_all: candidates.len() <= k, last: (self.view.id(slot), score), ranked }))
     }
 
     fn answer(

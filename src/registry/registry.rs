@@ -110,9 +110,7 @@ impl<T: Send + Sync> Registry<T> {
         let entries = self.entries.load();
         match entries.get(name) {
             Some(entry) => read(entry).map_err(|e| e.within(format!("model `{name}`"))),
-            None if !is_read => {
-                Err(Error::not_ready("the store was not read yet").retry_after(Duration::from_secs(1)))
-            }
+            None if !is_read => Err(Error::not_ready("the store was not read yet").retry_after(Duration::from_secs(1))),
             None => Err(Error::not_found(format!(
                 "model `{name}` is not served here; there are: {}",
                 listed(entries.keys())

@@ -322,7 +322,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::request::{Ahead, Embed, EmbeddedUser, Ranked, Rerank, Select, Selected, ShardSelected};
+    use crate::request::{Embed, EmbeddedUser, Ranked, RankedAhead, Rerank, Select, Selected, ShardSelected};
     use crate::units::Slot;
 
     fn calls() -> Vec<PassCall> {
@@ -363,8 +363,11 @@ mod tests {
             unknown: vec![ItemId(-1)],
         };
         let selected = Selected { ids: vec![ItemId(5)], codes: vec![1.5], scores: vec![1.25], ..Selected::default() };
-        let ahead =
-            Ahead { ranked: Ranked { slots: Vec::new(), ..ranked.clone() }, is_all: true, last: (ItemId(5), 1.25) };
+        let ahead = RankedAhead {
+            ranked: Ranked { slots: Vec::new(), ..ranked.clone() },
+            is_all: true,
+            last: (ItemId(5), 1.25),
+        };
         let selected = ShardSelected { queries: vec![selected], ahead: Some(ahead) };
         for content in [Content::Items(ranked.clone()), Content::Selected(Box::new(selected))] {
             let given = Replied::Pass { content, degraded_rows: 2, rest: rest.clone(), explain: Some("{}".into()) };
