@@ -398,7 +398,9 @@ impl<'a, S: Sharded> Run<'a, S> {
         extent: Extent,
     ) -> Result<BTreeMap<usize, Vec<Selected>>> {
         let all = extent == Extent::All;
-        let select = Select { retrieve: retrieve.clone(), all, further: self.further, ahead: !all && !self.further };
+        // Where shards may be missing they have less time to select, and reranking is not to take it from them.
+        let ahead = !all && !self.further && self.min_coverage >= 1.0;
+        let select = Select { retrieve: retrieve.clone(), all, further: self.further, ahead };
         let call = self.shards.call(Request::Select(Box::new(select)));
         let calls = which.into_iter().map(|shard| (shard, call.clone())).collect();
         let mut selected = BTreeMap::new();

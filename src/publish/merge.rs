@@ -155,7 +155,9 @@ impl<'a> Merging<'a> {
     fn fits(&self, recipe: &Recipe) -> bool {
         let wanted = recipe.index.shape_of(&self.arranged.built.extent()).map_or(1, |shape| shape.lists);
         let is_ours = recipe.index.lists == 0;
-        !is_ours || (wanted.div_ceil(2)..=wanted * 2).contains(&self.lists())
+        // Versions with codes had twice as many lists before: they go on with them.
+        let most = if self.view.main().index.has_first_pass() { wanted * 4 } else { wanted * 2 };
+        !is_ours || (wanted.div_ceil(2)..=most).contains(&self.lists())
     }
 
     fn train(&mut self, folder: &Path) -> Result<(Checksum, Option<(Calibration, Queries)>)> {
