@@ -42,6 +42,7 @@ mod rows;
 mod self_wakes;
 mod sent;
 mod server;
+mod settled;
 mod shadow;
 mod slow;
 mod streams;

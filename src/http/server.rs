@@ -39,7 +39,7 @@ use crate::error::{Error, Result};
 /// How often connections are looked at.
 const SWEEP: Duration = Duration::from_millis(250);
 /// How often keys and certificates are looked at.
-const RELOAD: Duration = Duration::from_secs(1);
+const RELOAD: Duration = Duration::from_millis(500);
 /// How long nothing is accepted after the system refused to.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Connections that may wait to be accepted, where the system allows so many (`net.core.somaxconn`). The client of one more

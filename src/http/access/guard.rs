@@ -1,6 +1,6 @@
 //! What is let in.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
@@ -13,6 +13,7 @@ use super::record::{Asked, AuditLog, Change};
 use super::role::{Door, Reach, Role};
 use crate::error::{Error, Result};
 use crate::http::answer::Refusal;
+use crate::http::settled::Settled;
 use crate::locks::locked;
 
 /// Longest key that is looked at, in bytes.
@@ -82,8 +83,11 @@ impl Caller {
 struct Kept {
     path: PathBuf,
     keys: ArcSwap<ApiKeys>,
-    /// The text that was read last; nothing where it could not be.
-    text: Mutex<Option<Vec<u8>>>,
+    text: Mutex<Settled<Vec<u8>>>,
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|e| Error::io(format!("keys: {}", path.display()), e))
 }
 
 /// Who may do what.
@@ -100,14 +104,18 @@ impl AccessControl {
     /// # Errors
     /// `Invalid` for wrong keys, `NotFound` or `Io` for files that cannot be opened.
     pub fn open(options: &AccessOptions) -> Result<Self> {
-        let read = |path: &PathBuf| {
-            let text = std::fs::read(path).map_err(|e| Error::io(format!("keys: {}", path.display()), e))?;
+        let open = |path: &PathBuf| {
+            let text = read(path)?;
             let keys = ApiKeys::parse(path, &text, &ApiKeys::default())?;
             tracing::info!(keys = keys.len(), "calls take a key");
-            Ok::<_, Error>(Kept { path: path.clone(), keys: ArcSwap::from_pointee(keys), text: Mutex::new(Some(text)) })
+            Ok::<_, Error>(Kept {
+                path: path.clone(),
+                keys: ArcSwap::from_pointee(keys),
+                text: Mutex::new(Settled::new(text)),
+            })
         };
         Ok(AccessControl {
-            kept: options.keys.as_ref().map(read).transpose()?,
+            kept: options.keys.as_ref().map(open).transpose()?,
             has_admin_door: options.admin_listen.is_some(),
             log: Arc::new(AuditLog::open(options.audit_log.as_deref())?),
         })
@@ -121,19 +129,11 @@ impl AccessControl {
     /// Reads the keys again where their file has changed. Those that cannot be read change nothing.
     pub(in crate::http) fn reload(&self) {
         let Some(kept) = &self.kept else { return };
-        let mut last = locked(&kept.text);
-        let text = match std::fs::read(&kept.path) {
-            Ok(text) if last.as_ref() == Some(&text) => return,
-            Ok(text) => text,
-            Err(_) if last.is_none() => return,
-            Err(error) => {
-                *last = None;
-                count("failed");
-                return tracing::error!(%error, path = %kept.path.display(), "the keys stay as they were");
-            }
-        };
-        match ApiKeys::parse(&kept.path, &text, &kept.keys.load()) {
-            Ok(keys) => {
+        let mut text = locked(&kept.text);
+        let parse = |text: &Vec<u8>| ApiKeys::parse(&kept.path, text, &kept.keys.load());
+        match text.look(read(&kept.path)).and_then(|text| text.map(parse).transpose()) {
+            Ok(None) => {}
+            Ok(Some(keys)) => {
                 tracing::info!(keys = keys.len(), "read the keys again");
                 kept.keys.store(Arc::new(keys));
                 count("read");
@@ -143,7 +143,6 @@ impl AccessControl {
                 count("failed");
             }
         }
-        *last = Some(text);
     }
 
     /// True where a call with this role is answered behind this door.

@@ -16,6 +16,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::TlsOptions;
 use crate::error::{Error, Result};
+use crate::http::settled::Settled;
 use crate::locks::locked;
 
 /// The name of HTTP/2 in a handshake.
@@ -27,12 +28,11 @@ const FILE_BYTES_MAX: usize = 4 << 20;
 pub struct Tls {
     options: TlsOptions,
     config: ArcSwap<ServerConfig>,
-    /// What was read last; nothing where it could not be.
-    read: Mutex<Option<Files>>,
+    files: Mutex<Settled<Files>>,
 }
 
 /// The bytes of the files.
-#[derive(PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 struct Files {
     certificate: Vec<u8>,
     key: Vec<u8>,
@@ -98,7 +98,7 @@ impl Tls {
     pub fn open(options: &TlsOptions) -> Result<Option<Self>> {
         let Some(files) = Files::read(options)? else { return Ok(None) };
         let config = ArcSwap::from_pointee(files.config()?);
-        Ok(Some(Tls { options: options.clone(), config, read: Mutex::new(Some(files)) }))
+        Ok(Some(Tls { options: options.clone(), config, files: Mutex::new(Settled::new(files)) }))
     }
 
     /// The connection behind the handshake, and whether HTTP/2 was agreed upon there.
@@ -112,19 +112,15 @@ impl Tls {
     /// Reads the files again where they have changed. Those that cannot be used change nothing: while certificate and key are
     /// written one after the other they do not fit together.
     pub(in crate::http) fn reload(&self) {
-        let mut last = locked(&self.read);
-        let files = match Files::read(&self.options) {
-            Ok(Some(files)) if last.as_ref() != Some(&files) => files,
-            Ok(_) => return,
-            Err(_) if last.is_none() => return,
-            Err(error) => {
-                *last = None;
-                count("failed");
-                return tracing::error!(%error, "the certificate stays as it was");
-            }
+        let found = match Files::read(&self.options) {
+            Ok(None) => return,
+            Ok(Some(files)) => Ok(files),
+            Err(error) => Err(error),
         };
-        match files.config() {
-            Ok(config) => {
+        let mut files = locked(&self.files);
+        match files.look(found).and_then(|files| files.map(Files::config).transpose()) {
+            Ok(None) => {}
+            Ok(Some(config)) => {
                 self.config.store(Arc::new(config));
                 tracing::info!("read the certificate again");
                 count("read");
@@ -134,7 +130,6 @@ impl Tls {
                 count("failed");
             }
         }
-        *last = Some(files);
     }
 }
 
