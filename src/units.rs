@@ -1,10 +1,18 @@
-//! Numbers that must not mix: the user's item id, our slot, a list, a term.
+//! Numbers that must not mix: the user's item id, our slot, a list, a term; and the order of scores.
+
+use std::cmp::Ordering;
 
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
 /// Stands where the row or the slot of an item is told and there is no item.
 pub const NO_ITEM: u32 = u32::MAX;
+
+/// The order of scores, the best first. Both zeros are one.
+pub fn by_score(score: f32, other: f32) -> Ordering {
+    // The sum of -0 and +0 is +0.
+    (other + 0.0).total_cmp(&(score + 0.0))
+}
 
 macro_rules! unit {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {

@@ -152,7 +152,7 @@ pub async fn retrieve<S: Sharded>(shards: &S, retrieve: Retrieve, min_coverage: 
     }
     let user = run.user(retrieve.user, retrieve.reading.on_degraded).await?;
     let retrieve = Retrieve { user, ..retrieve };
-    let mut selected = run.select(&retrieve, run.present.clone(), Extent::Likely).await?;
+    let mut selected = run.select(&retrieve, run.present.clone(), false).await?;
     loop {
         let chosen = run.candidates(&retrieve, &mut selected).await?;
         // Where a shard was lost that had candidates, others take their place.
@@ -202,8 +202,7 @@ pub async fn embed<S: Sharded>(shards: &S, embed: Embed) -> Result<Said<S::Besid
 
 fn ranked(content: Content) -> Result<Ranked> {
     match content {
-        Content::Items(ranked) if is_whole(&ranked) => Ok(ranked),
-        Content::Items(_) => Err(Error::internal("a shard sent columns of different lengths")),
+        Content::Items(ranked) => whole(ranked),
         Content::Embedding(_) | Content::Selected(_) => Err(Error::internal("a shard sent no items, expected some")),
     }
 }
@@ -212,10 +211,14 @@ fn of_shard<'a>(ranked: &'a Ranked, counts: Option<&'a [bool]>, is_all: bool) ->
     OfShard { ids: &ranked.ids, scores: &ranked.scores, counts, is_all }
 }
 
-fn is_whole(ranked: &Ranked) -> bool {
+/// Refuses results that are not all told of.
+fn whole(ranked: Ranked) -> Result<Ranked> {
     let count = ranked.ids.len();
     let tasks = if count == 0 { ranked.tasks.len() } else { ranked.tasks.len() % count };
-    ranked.scores.len() == count && ranked.similarities.len() == count && tasks == 0
+    match ranked.scores.len() == count && ranked.similarities.len() == count && tasks == 0 {
+        true => Ok(ranked),
+        false => Err(Error::internal("a shard sent columns of different lengths")),
+    }
 }
 
 /// One request under way.
@@ -233,15 +236,6 @@ struct Run<'a, S: Sharded> {
     again: usize,
     degraded_rows: u64,
     steps: Vec<StepReport>,
-}
-
-/// How many candidates a shard is asked for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Extent {
-    /// As many as are likely to be its own.
-    Likely,
-    /// As many as there can be.
-    All,
 }
 
 /// A shard's results on their way into the answer.
@@ -390,14 +384,13 @@ impl<'a, S: Sharded> Run<'a, S> {
         Ok(User::Embedded(embedded))
     }
 
-    /// What each of these shards has among the candidates.
+    /// What each of these shards has among the candidates: all that it may have, or as many as are likely to be its own.
     async fn select(
         &mut self,
         retrieve: &Retrieve,
         which: Vec<usize>,
-        extent: Extent,
+        all: bool,
     ) -> Result<BTreeMap<usize, Vec<Selected>>> {
-        let all = extent == Extent::All;
         // Where shards may be missing they have less time to select, and reranking is not to take it from them.
         let ahead = !all && !self.further && self.min_coverage >= 1.0;
         let select = Select { retrieve: retrieve.clone(), all, further: self.further, ahead };
@@ -413,8 +406,10 @@ impl<'a, S: Sharded> Run<'a, S> {
             self.ahead.remove(&shard).into_iter().for_each(|(_, beside)| told(beside));
             match of_shard.ahead {
                 None => told(said.beside),
-                Some(ahead) if is_whole(&ahead.ranked) => drop(self.ahead.insert(shard, (ahead, said.beside))),
-                Some(_) => return Err(Error::internal("a shard sent columns of different lengths")),
+                Some(RankedAhead { ranked, is_all, last }) => {
+                    let ahead = RankedAhead { ranked: whole(ranked)?, is_all, last };
+                    self.ahead.insert(shard, (ahead, said.beside));
+                }
             }
             selected.insert(shard, of_shard.queries);
         }
@@ -439,12 +434,12 @@ impl<'a, S: Sharded> Run<'a, S> {
                 Next::Again(places) => {
                     self.again += places.len();
                     let which = places.into_iter().map(|place| of_shards[place]).collect();
-                    selected.extend(self.select(retrieve, which, Extent::All).await?);
+                    selected.extend(self.select(retrieve, which, true).await?);
                 }
                 Next::Further => {
                     self.again += of_shards.len();
                     self.further = true;
-                    *selected = self.select(retrieve, of_shards, Extent::Likely).await?;
+                    *selected = self.select(retrieve, of_shards, false).await?;
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use crate::error::{Error, Result};
 use crate::request::{RankedAhead, Selected};
-use crate::units::ItemId;
+use crate::units::{ItemId, by_score};
 
 /// What follows from what the shards sent.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,8 +46,7 @@ impl OfShard<'_> {
 
 /// The order of items: by score, equal ones by id.
 fn order_of((id, score): (ItemId, f32), (other, other_score): (ItemId, f32)) -> Ordering {
-    // Sums with +0 make one zero of two.
-    (other_score + 0.0).total_cmp(&(score + 0.0)).then_with(|| id.cmp(&other))
+    by_score(score, other_score).then_with(|| id.cmp(&other))
 }
 
 /// The best `k` of all parts, as places: the part, and the item in it.

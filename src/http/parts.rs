@@ -191,23 +191,15 @@ async fn passed(app: &App, view: &View, prepared: Prepared, terms: Terms) -> Res
         let answer = Answer { content: Content::Items(ranked), degraded_rows, explain: None };
         Ok::<_, Error>(Entry::items(answer, tasks, view.columns(), &columns)?.written())
     };
-    let (content, rest) = match answer.content {
-        Content::Items(ranked) => {
-            let (ranked, rest) = written(ranked)?;
-            (Content::Items(ranked), rest)
-        }
-        Content::Selected(mut selected) => {
-            let rest = match &mut selected.ahead {
-                Some(ahead) => {
-                    let (ranked, rest) = written(std::mem::take(&mut ahead.ranked))?;
-                    ahead.ranked = ranked;
-                    rest
-                }
-                None => Written::default(),
-            };
-            (Content::Selected(selected), rest)
-        }
-        other @ Content::Embedding(_) => (other, Written::default()),
+    let mut content = answer.content;
+    let ranked = match &mut content {
+        Content::Items(ranked) => Some(ranked),
+        Content::Selected(selected) => selected.ahead.as_mut().map(|ahead| &mut ahead.ranked),
+        Content::Embedding(_) => None,
     };
+    let mut rest = Written::default();
+    if let Some(ranked) = ranked {
+        (*ranked, rest) = written(std::mem::take(ranked))?;
+    }
     Ok(Replied::Pass { content, degraded_rows, rest, explain })
 }

@@ -16,7 +16,7 @@ use crate::model::{QuerySpec, SIMILARITY};
 use crate::request::{Answer, Content, Explain, QueryReport, Ranked, RankedAhead, Selected, ShardSelected};
 use crate::search::{self, Found, Sink, Times};
 use crate::tower::{Candidates, Threads};
-use crate::units::Slot;
+use crate::units::{Slot, by_score};
 use crate::view::View;
 
 /// Memory that grew for more candidates than these is given back: those who ask for so many pay for it each time, and no one
@@ -123,8 +123,8 @@ pub(super) fn route_of(search: &Search) -> &'static str {
 }
 
 /// Whether a shard's search, which looked at so many lists, could probe on for more.
-pub(super) fn may_go_further(view: &View, selection: &Selection, route: Option<&str>, lists: u64) -> bool {
-    !selection.further && route == Some("all") && lists < view.main().index.lists() as u64
+pub(super) fn may_go_further(view: &View, (search, selection): (&Search, &Selection), lists: u64) -> bool {
+    !selection.further && route_of(search) == "all" && lists < view.main().index.lists() as u64
 }
 
 /// What a search asks, of each query of the user.
@@ -218,8 +218,8 @@ impl Reranker<'_> {
         n: usize,
         found: Found<'_>,
     ) -> Option<Result<Answer>> {
-        if let Task::Select { selection, .. } = &asked.prepared.task {
-            return self.select(batch, asked, state, (n, selection), &found).transpose();
+        if let Task::Select { search, selection } = &asked.prepared.task {
+            return self.select(batch, asked, state, (n, search, selection), &found).transpose();
         }
         let Some(parts) = &mut state.parts else {
             let trace = std::mem::take(&mut state.trace);
@@ -244,17 +244,16 @@ impl Reranker<'_> {
         batch: &dyn Batch,
         asked: &Asked<'_>,
         state: &mut State,
-        (n, selection): (usize, &Selection),
+        (n, search, selection): (usize, &Search, &Selection),
         found: &Found<'_>,
     ) -> Result<Option<Answer>> {
         self.note_search(&mut state.trace, found);
-        let route = asked.prepared.task.search().map(route_of);
         let mut by_slot: Vec<(Slot, f32)> = found.candidates.iter().map(|&(score, slot)| (slot, score)).collect();
         by_slot.sort_unstable_by_key(|(slot, _)| *slot);
         let score = |slot: Slot| by_slot.binary_search_by_key(&slot, |(slot, _)| *slot).ok().map(|at| by_slot[at].1);
         let mut selected = Selected {
             is_all: found.counters.survivors <= selection.own[n] as u64,
-            may_go_further: may_go_further(self.view, selection, route, found.counters.lists),
+            may_go_further: may_go_further(self.view, (search, selection), found.counters.lists),
             selected: selection.selected[n],
             candidates: selection.candidates[n],
             ..Selected::default()
@@ -269,11 +268,9 @@ impl Reranker<'_> {
         state.selected[n] = Some(selected);
         let Some(queries) = state.selected.iter().cloned().collect::<Option<Vec<Selected>>>() else { return Ok(None) };
         let mut trace = std::mem::take(&mut state.trace);
-        let ahead = match (selection.ahead, &asked.prepared.task) {
-            (Some(k), Task::Select { search, .. }) => {
-                self.ahead(batch, asked, &mut trace, found.candidates, (search.k0[n], k))?
-            }
-            _ => None,
+        let ahead = match selection.ahead {
+            Some(k) => self.ahead(batch, asked, &mut trace, found.candidates, (search.k0[n], k))?,
+            None => None,
         };
         let explain = asked.prepared.reading.explain;
         let explain = explain.then(|| self.explain(asked, &trace, found, &[], &Ranked::default()));
@@ -427,9 +424,9 @@ impl Reranker<'_> {
         let Scratch { tasks, values, order, .. } = &mut *self.scratch;
         let count = candidates.len();
         let id = |n: u32| self.view.id(candidates[n as usize].1);
-        // Sums with +0 make -0 and 0 equal in the total order.
+        // One zero in answers too.
         let value = |n: u32| values[n as usize] + 0.0;
-        let better = |a: &u32, b: &u32| value(*b).total_cmp(&value(*a)).then_with(|| id(*a).cmp(&id(*b)));
+        let better = |a: &u32, b: &u32| by_score(value(*a), value(*b)).then_with(|| id(*a).cmp(&id(*b)));
         order.clear();
         order.extend(0..count as u32);
         if k < count {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{Catalogue, Found, Query, Scratch, Times, taken};
 use crate::ivf::{Counters, WideRows};
-use crate::units::{ItemId, Slot};
+use crate::units::{ItemId, Slot, by_score};
 
 impl Catalogue<'_> {
     /// Scores candidates of int8 products by their wide rows, and keeps the best K0 of them and of those that are scored so
@@ -50,10 +50,8 @@ impl Catalogue<'_> {
 
     /// Keeps the best `k` of candidates, best first; of equal scores those of the lowest ids.
     fn keep_best(&self, k: usize, candidates: &mut Vec<(f32, Slot)>) {
-        let better = |a: &(f32, Slot), b: &(f32, Slot)| {
-            // Sums with +0 make one zero of two.
-            (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then_with(|| self.rank(a.1).cmp(&self.rank(b.1)))
-        };
+        let better =
+            |a: &(f32, Slot), b: &(f32, Slot)| by_score(a.0, b.0).then_with(|| self.rank(a.1).cmp(&self.rank(b.1)));
         if k < candidates.len() {
             candidates.select_nth_unstable_by(k, better);
             candidates.truncate(k);

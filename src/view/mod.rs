@@ -29,7 +29,7 @@ use crate::locks::locked;
 use crate::search::{Catalogue, CataloguePart, Tombstones};
 use crate::snapshot::{Ids, Snapshot, VectorRows};
 use crate::tower::OverArch;
-use crate::units::{ItemId, Slot};
+use crate::units::{ItemId, Slot, by_score};
 use crate::value::Program;
 
 pub use browse::{COUNTED_VALUES_MAX, Category, ColumnValues};
@@ -310,8 +310,7 @@ impl View {
 
     /// The order of items with their scores: the best first, equal ones by id.
     pub fn best_first(&self, (score, slot): &(f32, Slot), (other, other_slot): &(f32, Slot)) -> Ordering {
-        // Sums with +0 make one zero of two.
-        (other + 0.0).total_cmp(&(score + 0.0)).then_with(|| self.id(*slot).cmp(&self.id(*other_slot)))
+        by_score(*score, *other).then_with(|| self.id(*slot).cmp(&self.id(*other_slot)))
     }
 
     /// The main snapshot, then the segments.

@@ -7,8 +7,8 @@ use super::found::{Candidate, Found, HostFound, LaterFound, LookedAt, Made, cand
 use super::groups::SeenView;
 use crate::device::cuda::Device;
 use crate::error::{Error, Result};
-use crate::pass::cpu::{may_go_further, route_of};
-use crate::pass::work::{Prepared, Selection, Task};
+use crate::pass::cpu::may_go_further;
+use crate::pass::work::{Prepared, Search, Selection, Task};
 use crate::request::{Content, Selected, ShardSelected};
 
 /// Sends off what devices found, and does not wait.
@@ -26,10 +26,10 @@ pub(super) fn read(found: Vec<LaterFound>, seen: &[SeenView<'_>], requests: &[&P
     let found = found.into_iter().map(LaterFound::get).collect::<Result<Vec<HostFound>>>()?;
     let queries = seen[0].resident.queries();
     let made = |(n, prepared): (usize, &&Prepared)| {
-        let Task::Select { selection, .. } = &prepared.task else {
+        let Task::Select { search, selection } = &prepared.task else {
             return Err(Error::internal("a part of candidates that nobody asked for"));
         };
-        let of_query = |query: usize| selected(&found, seen, (n * queries + query, query), (prepared, selection));
+        let of_query = |query: usize| selected(&found, seen, (n * queries + query, query), (search, selection));
         let (all, of_queries): (Vec<Selected>, Vec<LookedAt>) = (0..queries).map(of_query).unzip();
         let candidates = of_queries.iter().map(|looked_at| looked_at.candidates).sum();
         let content = Content::Selected(Box::new(ShardSelected { queries: all, ahead: None }));
@@ -43,7 +43,7 @@ fn selected(
     found: &[HostFound],
     seen: &[SeenView<'_>],
     (row, query): (usize, usize),
-    (prepared, selection): (&Prepared, &Selection),
+    (search, selection): (&Search, &Selection),
 ) -> (Selected, LookedAt) {
     let view = seen[0].view;
     let id = |of: &Candidate| view.id(seen[of.device].beside.of_device(of.slot));
@@ -60,7 +60,7 @@ fn selected(
         codes: scores(0),
         scores: scores(1),
         is_all: looked_at.survivors <= selection.own[query] as u64,
-        may_go_further: may_go_further(view, selection, prepared.task.search().map(route_of), looked_at.lists),
+        may_go_further: may_go_further(view, (search, selection), looked_at.lists),
         selected: selection.selected[query],
         candidates: selection.candidates[query],
     };
