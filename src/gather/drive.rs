@@ -20,7 +20,7 @@ use crate::request::{
 use crate::units::ItemId;
 
 /// Merges of one round before it is a defect: shards are asked for all at most once, probe on at most once, and are asked for all
-/// of that at most once.
+/// of that at most once; what they ranked ahead proves it, or they are asked for their share, or for all.
 const MERGES_MAX: usize = 6;
 
 /// The shards of one version, as they can be asked.
@@ -245,13 +245,15 @@ struct Part<B> {
     counts: Option<Vec<bool>>,
     /// True where it has no more.
     is_all: bool,
+    /// How many it was asked for, beside what it ranked ahead; 0 before.
+    asked: usize,
 }
 
 impl<B> Part<B> {
     fn new(shard: usize, chosen: &Chosen) -> Self {
         let candidates = chosen.iter().map(Vec::len).sum();
         let results = Results { shard, round: "rerank", candidates, ranked: Ranked::default(), beside: None };
-        Part { results, counts: None, is_all: candidates == 0 }
+        Part { results, counts: None, is_all: candidates == 0, asked: 0 }
     }
 
     /// True where the shard has yet to be asked.
@@ -264,9 +266,9 @@ impl<B> Part<B> {
         (self.counts, self.is_all) = (Some(counts), ahead.is_all);
     }
 
-    /// Takes the best `asked` of the candidates. Some of several queries may be the same, and some gone.
-    fn took(&mut self, ranked: Ranked, asked: usize, beside: B) {
-        self.is_all = self.results.candidates <= asked || ranked.ids.len() < asked;
+    /// Takes the best of the candidates, as many as were asked for. Some of several queries may be the same, and some gone.
+    fn took(&mut self, ranked: Ranked, beside: B) {
+        self.is_all = self.results.candidates <= self.asked || ranked.ids.len() < self.asked;
         self.results = Results { round: "rerank", ranked, beside: Some(beside), ..self.results };
         self.counts = None;
     }
@@ -470,13 +472,15 @@ impl<'a, S: Sharded> Run<'a, S> {
         chosen: BTreeMap<usize, Chosen>,
     ) -> Result<Option<(Order, Vec<Results<S::Beside>>)>> {
         let Retrieve { user, reading, k, .. } = retrieve;
-        let mut asked = likely(*k, self.present.len() as u32).max(1);
+        let share = likely(*k, self.present.len() as u32).max(1);
         let mut parts: Vec<_> = chosen.iter().map(|(shard, of_shard)| self.begun(*shard, of_shard)).collect();
         let mut wanting: Vec<usize> = (0..parts.len()).filter(|&place| parts[place].is_wanting()).collect();
         for _ in 0..MERGES_MAX {
             let call = |&place: &usize| {
-                let shard = parts[place].results.shard;
-                (shard, self.shards.call(rerank(user, &chosen[&shard], asked, reading)))
+                let part = &mut parts[place];
+                part.asked = if part.asked == 0 { share } else { *k };
+                let shard = part.results.shard;
+                (shard, self.shards.call(rerank(user, &chosen[&shard], part.asked, reading)))
             };
             let calls: Vec<_> = wanting.iter().map(call).collect();
             let mut answers = if calls.is_empty() { Answers::new() } else { self.ask("rerank", calls).await? };
@@ -485,7 +489,7 @@ impl<'a, S: Sharded> Run<'a, S> {
                 let part = &mut parts[place];
                 if let Some(said) = answers.remove(&part.results.shard) {
                     self.told.extend(part.told());
-                    part.took(ranked(said.content)?, asked, said.beside);
+                    part.took(ranked(said.content)?, said.beside);
                 }
             }
             if is_lost {
@@ -500,7 +504,7 @@ impl<'a, S: Sharded> Run<'a, S> {
                 Next::Done(order) => return Ok(Some((order, parts.into_iter().map(|part| part.results).collect()))),
                 Next::Again(again) => {
                     self.again += again.len();
-                    (asked, wanting) = (*k, again);
+                    wanting = again;
                 }
                 Next::Further => break,
             }

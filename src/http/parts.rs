@@ -112,13 +112,16 @@ pub async fn pass(
     if of_page.is_some() {
         app.pages.keep_view(&app.registry, (model.clone(), view.clone()));
     }
+    // What a card selects it ranks when it is asked to.
+    let is_on_card = app.engine.backend().residents().is_some();
     let seen = view.clone();
     let call = app.asides.prepare(body, move |body| {
         let call = read_call(body)?;
         Ok(match call.asked {
             Asked::Pass(request) => {
                 let terms = Terms { timeout, priority: call.priority };
-                Called::Pass(Box::new(pass::prepare(&seen, *request)?), terms)
+                let prepared = pass::prepare(&seen, *request)?;
+                Called::Pass(Box::new(if is_on_card { prepared.ranked_apart() } else { prepared }), terms)
             }
             Asked::Item(item) => Called::Item(item),
             Asked::Model => Called::Model,

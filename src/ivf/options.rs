@@ -82,8 +82,8 @@ impl Options {
     /// # Errors
     /// `Invalid` with the option, its value and its range; for codes without rows that score what they find.
     pub fn shape_of(&self, extent: &IndexExtent) -> Result<IndexShape> {
-        let by_rows = self.lists_for(extent.items, LISTS_PER_ROOT)?;
-        let by_codes = self.lists_for(extent.items, CODED_LISTS_PER_ROOT)?;
+        let by_rows = self.lists_of(extent.items, false)?;
+        let by_codes = self.lists_of(extent.items, true)?;
         let named = self.codes(extent.dimension)?;
         let (codes, choice) = match self.first_pass.codes {
             CodeKind::Auto => extent.choose(by_rows, by_codes).map(|(codes, choice)| (codes, Some(choice)))?,
@@ -92,7 +92,11 @@ impl Options {
         Ok(IndexShape { lists: if codes.is_some() { by_codes } else { by_rows }, codes, choice })
     }
 
-    fn lists_for(&self, items: usize, per_root: f64) -> Result<usize> {
+    /// Lists of an index over so many items, C.
+    ///
+    /// # Errors
+    /// `Invalid` with the option, its value and its range.
+    pub fn lists_of(&self, items: usize, is_coded: bool) -> Result<usize> {
         if items == 0 {
             return Err(Error::invalid("index: no items, expected at least one"));
         }
@@ -105,6 +109,7 @@ impl Options {
         }
         match self.lists {
             0 => {
+                let per_root = if is_coded { CODED_LISTS_PER_ROOT } else { LISTS_PER_ROOT };
                 let lists = (per_root * (items as f64).sqrt()) as usize;
                 Ok(lists.clamp(1, (items / BLOCK).max(1)).min(limits::LISTS_MAX))
             }

@@ -69,8 +69,24 @@ pub fn prepare(view: &Arc<View>, request: Request) -> Result<Prepared> {
     let constants = view.value().constants(&reading.constants)?;
     let mut prepared = Prepared { view: view.clone(), query, task, reading, constants, trace, cost: Cost::default() };
     prepared.cost = cost::of(view, &prepared);
+    if prepared.cost.check("the request").is_err() {
+        // Two calls may cost more than one.
+        prepared = prepared.ranked_apart();
+    }
     prepared.cost.check("the request")?;
     Ok(prepared)
+}
+
+impl Prepared {
+    /// The same where a shard's candidates are ranked by a call of its own.
+    pub fn ranked_apart(mut self) -> Self {
+        if let Task::Select { selection, .. } = &mut self.task
+            && selection.ahead.take().is_some()
+        {
+            self.cost = cost::of(&self.view, &self);
+        }
+        self
+    }
 }
 
 fn check_retrieve(view: &View, request: &Retrieve) -> Result<()> {

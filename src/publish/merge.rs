@@ -153,10 +153,11 @@ impl<'a> Merging<'a> {
 
     /// Whether there are about as many lists as a catalogue of this size gets.
     fn fits(&self, recipe: &Recipe) -> bool {
-        let wanted = recipe.index.shape_of(&self.arranged.built.extent()).map_or(1, |shape| shape.lists);
+        let is_coded = self.view.main().index.has_first_pass();
+        let wanted = recipe.index.lists_of(self.arranged.ids.len(), is_coded).unwrap_or(1);
         let is_ours = recipe.index.lists == 0;
         // Versions with codes had twice as many lists before: they go on with them.
-        let most = if self.view.main().index.has_first_pass() { wanted * 4 } else { wanted * 2 };
+        let most = if is_coded { wanted * 4 } else { wanted * 2 };
         !is_ours || (wanted.div_ceil(2)..=most).contains(&self.lists())
     }
 

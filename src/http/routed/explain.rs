@@ -1,7 +1,7 @@
 //! How an answer of several shards came about.
 
 use super::super::wire::{Explain, ShardSteps, Step};
-use crate::gather::Gathered;
+use crate::gather::{Gathered, Results};
 use crate::request::StepReport;
 use crate::route::Beside;
 
@@ -11,10 +11,11 @@ fn step(step: &StepReport) -> Step {
 
 /// The rounds of the router as steps, what the shards counted as sums, and what each of them did; nothing where none explained.
 pub(super) fn explain(gathered: &Gathered<Beside>) -> Option<Explain> {
-    // What shards selected before others say which of it are candidates counts for none.
-    let before = gathered.told.iter().map(|told| (told.shard, told.round, 0, &told.beside));
+    // What shards selected before others say which of it are candidates counts for none, nor what was asked for again.
+    let before = gathered.told.iter().map(|told| (told.shard, told.round, Some(0), &told.beside));
+    let candidates = |part: &Results<Beside>| (part.round == "select").then_some(part.candidates as u64);
     let parts = gathered.parts.iter();
-    let parts = parts.filter_map(|part| Some((part.shard, part.round, part.candidates as u64, part.beside.as_ref()?)));
+    let parts = parts.filter_map(|part| Some((part.shard, part.round, candidates(part), part.beside.as_ref()?)));
     let mut all = Explain::default();
     let mut rates = Vec::new();
     for (shard, round, candidates, beside) in before.chain(parts) {
@@ -33,7 +34,7 @@ pub(super) fn explain(gathered: &Gathered<Beside>) -> Option<Explain> {
             all.probes = all.probes.or(explained.probes);
             add(&mut all, &explained);
         }
-        all.candidates += if round == "select" { candidates } else { explained.candidates };
+        all.candidates += candidates.unwrap_or(explained.candidates);
         all.kernel = explained.kernel;
         all.note = all.note.or(explained.note);
         all.shards.push(ShardSteps { shard: shard as u32, round: round.into(), micros, steps: explained.steps });
