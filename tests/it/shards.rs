@@ -327,6 +327,7 @@ fn shards_rank_ahead_what_they_select_and_are_asked_once_where_that_is_enough() 
     };
     assert_eq!(rounds(1.0, &[], 1.0).1, ["select"; 3]);
     // The best are the worst that were found, most of which are no candidates in the end: their shards are asked for the others.
+    assert!(asked(-1.0, 20) > 0);
     let (found, asked) = rounds(-1.0, &[], 1.0);
     let reranked = asked.iter().filter(|kind| **kind == "rerank").count();
     assert!(reranked > 0 && found.unwrap().again == reranked, "{asked:?}");

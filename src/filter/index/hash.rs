@@ -4,11 +4,11 @@ use std::iter::successors;
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-/// Multiples of a step that are kept apart.
+/// Multiples of a step that are kept apart: of the first five positions all, as many as terms have where recipes say nothing.
 const MULTIPLES: u64 = 4;
 /// How far these are from where they begin, at least: a 32nd of the range.
 const APART: u64 = 1 << 59;
-/// Steps that are tried; three of four are good.
+/// Steps that are tried; five of six are good.
 const TRIES: usize = 32;
 
 /// How an index hashes its terms.
@@ -17,7 +17,7 @@ pub(in crate::filter) enum Hashing {
     /// By two hashes as they are. Near a half or a third of the range the steps come back to where they began: a filter of 32 bits has but
     /// two or three for such a term, and a third of the items may have them. So did the first indexes.
     Plain,
-    /// By steps that do not come back.
+    /// By steps whose first multiples do not come back.
     Spaced,
 }
 
