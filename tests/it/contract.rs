@@ -277,7 +277,7 @@ pub fn users() -> Vec<User> {
     ]
 }
 
-fn features(user: &User) -> Value {
+pub fn features(user: &User) -> Value {
     json!({"history": user.history, "age": [user.age], "likes": user.likes})
 }
 

@@ -5,9 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::files::Tensors;
+use sterling::files::{Checksum, Tensors};
 use sterling::ivf::{CodeKind, FirstPass, Rescore};
-use sterling::snapshot::{Calibration, Manifest, Placement, Recipe, Snapshot};
+use sterling::publish::merge;
+use sterling::snapshot::{Calibration, Manifest, Placement, RECIPE_FILE, Recipe, Snapshot, Store};
 use sterling::view::View;
 
 use crate::recall::{Drawn, FILTERS, recall, view};
@@ -253,6 +254,31 @@ fn updated_and_merged(codes: CodeKind, width: usize) {
     let merged = view(&folder_of(2));
     assert!(selected(calibration(&merged), 10).iter().any(|n| *n > 0));
     assert_eq!(server.stop(), Some(0));
+}
+
+#[test]
+fn merges_keep_the_lists_of_versions_that_had_twice_as_many() {
+    // Versions with codes of so many items get 141 lists, and got about 283 before.
+    let drawn = Drawn { items: 5_030, width: 16, clusters: 40 };
+    for (lists, is_trained) in [(300, false), (600, true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut recipe = coded();
+        recipe.index.lists = lists;
+        drop(drawn.publish_by(folder.path(), recipe.clone()));
+        // As if it had not been asked for so many.
+        let store = folder.path().join("store");
+        let version = store.join("drawn/1");
+        recipe.index.lists = 0;
+        let text = recipe.to_toml().unwrap();
+        std::fs::write(version.join(RECIPE_FILE), &text).unwrap();
+        let mut manifest = Manifest::read(&version).unwrap();
+        manifest.files.insert(RECIPE_FILE.into(), Checksum::of(text.as_bytes()));
+        manifest.write(&version).unwrap();
+        let merged = merge(&Store::new(&store), &view(&version)).unwrap();
+        // Lists that are empty are left out.
+        let expected = if is_trained { 120..=141 } else { 283..=lists };
+        assert!(expected.contains(&merged.lists) && merged.is_trained == is_trained, "from {lists}: {merged:?}");
+    }
 }
 
 #[test]

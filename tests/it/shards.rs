@@ -10,7 +10,7 @@ use sterling::http::wire::{Retrievals, retrievals};
 use sterling::ivf::Rescore;
 use sterling::pass::{self, Cpu};
 use sterling::publish::Publish;
-use sterling::request::{Answer, Content, Embed, Rank, Ranked, Request, Retrieve, User};
+use sterling::request::{Answer, Content, Embed, Rank, Ranked, Request, Retrieve, Select, User};
 use sterling::snapshot::{self, Manifest, Placement, SHARDS_FILE, Snapshot, Store, shard_folder, shard_of};
 use sterling::tower::Threads;
 use sterling::units::ItemId;
@@ -335,6 +335,23 @@ fn shards_rank_ahead_what_they_select_and_are_asked_once_where_that_is_enough() 
     let (found, _) = rounds(-1.0, &[(1, "rerank")], 0.5);
     let expected = rounds(-1.0, &[(1, "select")], 0.5).0.unwrap();
     assert_eq!(rows(&found.unwrap().ranked()), rows(&expected.ranked()));
+}
+
+#[test]
+fn what_is_ranked_ahead_is_paid_for_and_what_is_not_is_not() {
+    for is_program in [true, false] {
+        let store = tempfile::tempdir().unwrap();
+        let views = cut(store.path(), &contract::package("last", "f32", is_program).publication(), 1);
+        let select = |ahead: bool| {
+            let retrieve = read(&json!({"features": contract::features(&contract::users()[0]), "k": 3}));
+            let select = Box::new(Select { retrieve, all: false, further: false, ahead });
+            pass::prepare(&views[0], Request::Select(select)).unwrap()
+        };
+        let (ahead, apart) = (select(true), select(false).cost());
+        assert!(ahead.cost().work_ns > apart.work_ns && ahead.cost().memory_bytes > apart.memory_bytes);
+        assert_eq!(ahead.ranked_apart().cost(), apart);
+        assert_eq!(select(false).ranked_apart().cost(), apart);
+    }
 }
 
 #[test]
