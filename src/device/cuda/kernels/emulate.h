@@ -62,11 +62,13 @@ struct Fiber {
     State state;
     uint32_t mask;
     const char* operation;
-    Slot slot;
+    Slot brought;  // what this lane brings to the operation that it waits in
+    Slot given;    // what it brought to the last one that all its lanes have reached
     Fiber* warp;
 };
 
-constexpr size_t STACK_BYTES = 64 << 10;
+// Not a power of two: stacks that far apart would all take the same sets of the caches.
+constexpr size_t STACK_BYTES = (64 << 10) + 320;
 constexpr unsigned THREADS_MAX = 1024;
 
 // A block at work. One a host thread.
@@ -126,11 +128,12 @@ inline void meet(uint32_t mask, const char* operation) {
 
 template <class T> inline void bring(const T& value) {
     static_assert(sizeof(T) <= sizeof(Slot), "a slot holds 48 bytes");
-    std::memcpy(&machine->current->slot, &value, sizeof(T));
+    std::memcpy(&machine->current->brought, &value, sizeof(T));
 }
-template <class T> inline T brought(unsigned lane) {
+// What a lane has brought to the operation that was just met. It stays until the next one is, which is after every lane's turn.
+template <class T> inline T given(unsigned lane) {
     T value;
-    std::memcpy(&value, &machine->current->warp[lane].slot, sizeof(T));
+    std::memcpy(&value, &machine->current->warp[lane].given, sizeof(T));
     return value;
 }
 
@@ -138,10 +141,7 @@ template <class T> inline T shuffle(uint32_t mask, T value, int from, const char
     bring(value);
     meet(mask, operation);
     if (from >= 0 && !(mask >> (from & 31) & 1)) fail(std::string(operation) + ": from a lane that takes no part");
-    T got = from < 0 ? value : brought<T>(unsigned(from & 31));
-    // Nobody brings the next value before all have read this one.
-    meet(mask, operation);
-    return got;
+    return from < 0 ? value : given<T>(unsigned(from & 31));
 }
 
 // Now and then another thread runs between two atomics.
@@ -168,13 +168,17 @@ inline bool release_warp(Fiber* warp, unsigned lanes) {
         if (mask & ~waiting) continue;
         for (unsigned j = 0; j < lanes; j++) {
             if (!(mask >> j & 1)) continue;
-            if (warp[j].mask != warp[i].mask || std::strcmp(warp[j].operation, warp[i].operation) != 0) {
+            bool same = warp[j].operation == warp[i].operation || !std::strcmp(warp[j].operation, warp[i].operation);
+            if (warp[j].mask != warp[i].mask || !same) {
                 m.failure = std::string(warp[i].operation) + " meets " + warp[j].operation + " in one warp";
                 return false;
             }
         }
-        for (unsigned j = 0; j < lanes; j++)
-            if (mask >> j & 1) warp[j].state = State::Ready;
+        for (unsigned j = 0; j < lanes; j++) {
+            if (!(mask >> j & 1)) continue;
+            warp[j].given = warp[j].brought;
+            warp[j].state = State::Ready;
+        }
         waiting &= ~mask;
         any = true;
     }
@@ -295,8 +299,7 @@ static inline unsigned __ballot_sync(unsigned mask, int vote) {
     emu::meet(mask, "__ballot_sync");
     unsigned votes = 0;
     for (unsigned i = 0; i < 32; i++)
-        if (mask >> i & 1) votes |= unsigned(emu::brought<int>(i)) << i;
-    emu::meet(mask, "__ballot_sync");
+        if (mask >> i & 1) votes |= unsigned(emu::given<int>(i)) << i;
     return votes;
 }
 static inline int __any_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) != 0; }
@@ -305,8 +308,7 @@ static inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
     emu::meet(mask, "__reduce_add_sync");
     unsigned sum = 0;
     for (unsigned i = 0; i < 32; i++)
-        if (mask >> i & 1) sum += emu::brought<unsigned>(i);
-    emu::meet(mask, "__reduce_add_sync");
+        if (mask >> i & 1) sum += emu::given<unsigned>(i);
     return sum;
 }
 
@@ -396,12 +398,11 @@ static inline void mma(const char* name, T (&c)[4], const unsigned (&a)[4], cons
     for (unsigned i = 0; i < 4; i++) {
         Fragment row[4], column[4];
         for (unsigned k = 0; k < 4; k++) {
-            row[k] = emu::brought<Fragment>(group * 4 + k);
-            column[k] = emu::brought<Fragment>((within * 2 + (i & 1)) * 4 + k);
+            row[k] = emu::given<Fragment>(group * 4 + k);
+            column[k] = emu::given<Fragment>((within * 2 + (i & 1)) * 4 + k);
         }
         c[i] = add(c[i], row, column, i >> 1);
     }
-    emu::meet(~0u, name);
 }
 
 // mma.m16n8k32 of unsigned by signed bytes.
