@@ -29,6 +29,8 @@ const LAST_RING: Duration = Duration::from_millis(64);
 pub(super) const RINGS_MAX: usize = 1024;
 /// How long other servers are let go first at most.
 const WAY: Duration = Duration::from_secs(2);
+/// How long what others write is read on end: where they write as fast as it is read, there is no end.
+const READ: Duration = Duration::from_secs(1);
 /// How long a commit is tried before those who wait are told that nobody knows.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Waits between trials, and at most: each trial doubles it.
@@ -211,12 +213,13 @@ impl Keeper {
         }
     }
 
-    /// Reads all messages that follow.
+    /// Reads all messages that follow, or those that a while is enough for.
     async fn read_on(&mut self) -> Result<()> {
         // About as many as there were last.
         let mut ahead = (self.read + 1).next_power_of_two().min(AHEAD);
         self.read = 0;
-        loop {
+        let last = Instant::now() + READ;
+        while self.read == 0 || Instant::now() < last {
             let next = self.shared.lock().sequence + 1;
             for read in join_all((next..next + ahead).map(|sequence| self.remote.read(sequence))).await {
                 let commit = match read {
@@ -236,6 +239,7 @@ impl Keeper {
             }
             ahead = (ahead * 2).min(AHEAD);
         }
+        Ok(())
     }
 
     /// Takes note of why a message cannot be read.
@@ -335,9 +339,11 @@ impl Keeper {
         let most = self.remote.client.max_payload().saturating_sub(HEADER_BYTES);
         let ahead =
             |position: u64| move |one: &Waiting| one.append.expected.is_some_and(|expected| expected > position);
-        if all.iter().any(ahead(self.shared.lock().position)) {
+        while all.iter().any(ahead(self.shared.lock().position)) {
             // Whoever knows a later position has seen what was not read here yet. What went wrong is noted.
-            let _ = self.read_on().await;
+            if self.read_on().await.is_err() || self.read == 0 {
+                break;
+            }
         }
         let (first, before) = {
             let state = self.shared.lock();
