@@ -21,7 +21,7 @@ class Fault:
 
     method: str
     path: str
-    action: str  # cut, flip, unavailable, denied
+    action: str  # cut, flip, unavailable, denied, hold (until the door is closed)
     times: int = 1
     at: int = 0
     done: int = 0
@@ -54,6 +54,7 @@ class Proxy:
 
         http.server.ThreadingHTTPServer.allow_reuse_address = True
         self.open: set[socket.socket] = set()
+        self.closed = threading.Event()
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self.server.daemon_threads = True
         self.port = self.server.server_address[1]
@@ -65,6 +66,7 @@ class Proxy:
         if server:
             server.shutdown()
             server.server_close()
+            self.closed.set()
             for connection in list(self.open):
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
@@ -98,8 +100,12 @@ class Proxy:
             asked.end_headers()
             asked.wfile.write(text)
             return
-        if fault and fault.action == "cut" and asked.command == "PUT":
-            asked.connection.shutdown(socket.SHUT_RDWR)
+        if fault and fault.action == "hold":
+            self.closed.wait()
+        # One that was let in as the door closed goes no further.
+        if self.closed.is_set() or (fault and fault.action == "cut" and asked.command == "PUT"):
+            with contextlib.suppress(OSError):
+                asked.connection.shutdown(socket.SHUT_RDWR)
             asked.close_connection = True
             return
         store = http.client.HTTPConnection("127.0.0.1", self.store, timeout=30)

@@ -210,6 +210,7 @@ def test_a_store_that_goes_in_the_middle_of_a_fetch_or_a_publication(bucket: Buc
     bucket.publish()
     with bucket.serve() as server:
         # In the middle of a publication.
+        bucket.proxy.fault("PUT", "/2/index", "hold")
         publisher = bucket.start(*bucket.publication(100, 400), cache="publisher")
         begun = lambda: any(method == "PUT" and "/2/index" in path for method, path in bucket.proxy.requests)
         while publisher.poll() is None and not begun():
