@@ -26,6 +26,8 @@ const COLUMNS: [&str; 5] = ["log_popularity", "log_build", "log_depends", "log_r
 const FEATURES: [(&str, usize); 4] = [("installed", 64), ("installed_text", 32), ("section", 16), ("maintainer", 16)];
 const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(40);
+/// What is read before each call of a cold case: more than the second-level cache holds.
+const OTHER_BYTES: usize = 8 << 20;
 /// Ways to run a graph.
 const WAYS: [&str; 3] = ["rten", "f32", "bf16"];
 
@@ -142,6 +144,19 @@ fn time(call: &mut dyn FnMut()) -> f64 {
     start.elapsed().as_secs_f64() * 1e6 / f64::from(calls)
 }
 
+/// The same of a call that finds [`OTHER_BYTES`] of other memory in the caches, the median.
+fn time_cold(call: &mut dyn FnMut()) -> f64 {
+    let other = vec![1u8; OTHER_BYTES];
+    let (start, mut times) = (Instant::now(), Vec::new());
+    while start.elapsed() < ROUND {
+        black_box(other.iter().step_by(64).fold(0u8, |sum, x| sum.wrapping_add(*x)));
+        let start = Instant::now();
+        call();
+        times.push(start.elapsed().as_secs_f64() * 1e6);
+    }
+    median(times)
+}
+
 fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
@@ -239,29 +254,32 @@ fn precision(way: &str) -> Precision {
     if way == "bf16" { Precision::Bf16 } else { Precision::F32 }
 }
 
-/// All cases by name; `cold` ones read 8 MiB between their calls, whose time is part of theirs.
-fn cases() -> Vec<(String, Call)> {
+/// What is timed, and how.
+struct Case {
+    name: String,
+    call: Call,
+    time: fn(&mut dyn FnMut()) -> f64,
+}
+
+impl Case {
+    fn time(&mut self) -> f64 {
+        (self.time)(&mut self.call)
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let hot = |(name, call)| Case { name, call, time };
     let mut all = Vec::new();
     for way in WAYS {
-        all.extend([100, 1_000, 10_000].map(|count| (format!("reranker {count} {way}"), reranker(way, count))));
-        all.extend([1, 8, 32].map(|users| (format!("tower {users} {way}"), tower(way, users))));
-        let (mut call, other) = (tower(way, 1), vec![1u8; 8 << 20]);
-        let cold = move || {
-            black_box(other.iter().step_by(64).fold(0u8, |sum, x| sum.wrapping_add(*x)));
-            call();
-        };
-        all.push((format!("tower cold {way}"), Box::new(cold)));
+        all.extend([100, 1_000, 10_000].map(|count| hot((format!("reranker {count} {way}"), reranker(way, count)))));
+        all.extend([1, 8, 32].map(|users| hot((format!("tower {users} {way}"), tower(way, users)))));
+        all.push(Case { name: format!("tower cold {way}"), call: tower(way, 1), time: time_cold });
     }
     for kind in &KINDS {
         let ways = WAYS.iter().chain(&["kept"]);
         let cases = ways.filter_map(|way| Some((format!("{} {} {way}", kind.name, kind.count), kind.call(way)?)));
-        all.extend(cases);
+        all.extend(cases.map(hot));
     }
-    let other = vec![1u8; 8 << 20];
-    let sweep = move || {
-        black_box(other.iter().step_by(64).fold(0u8, |sum, x| sum.wrapping_add(*x)));
-    };
-    all.push(("sweep".into(), Box::new(sweep)));
     all
 }
 
@@ -270,9 +288,8 @@ fn main() {
     if std::env::args().any(|argument| argument == "--turns") {
         println!("{} {:.0} {:.0}", Kernels::best().name(), peak(Form::Single), peak(Form::Pairs));
         for line in std::io::stdin().lines().map_while(Result::ok) {
-            let found = cases.iter_mut().find(|(name, _)| *name == line);
-            let call = &mut found.unwrap_or_else(|| panic!("no case `{line}`")).1;
-            println!("{:.3}", time(call));
+            let found = cases.iter_mut().find(|case| case.name == line);
+            println!("{:.3}", found.unwrap_or_else(|| panic!("no case `{line}`")).time());
         }
         return;
     }
@@ -281,11 +298,11 @@ fn main() {
     println!("| case | median µs |\n|---|---|");
     let mut times = vec![Vec::new(); cases.len()];
     for _ in 0..ROUNDS {
-        for ((_, call), times) in cases.iter_mut().zip(&mut times) {
-            times.push(threads.run(|| time(call)));
+        for (case, times) in cases.iter_mut().zip(&mut times) {
+            times.push(threads.run(|| case.time()));
         }
     }
-    for ((name, _), times) in cases.iter().zip(times) {
+    for (Case { name, .. }, times) in cases.iter().zip(times) {
         println!("| {name} | {:.1} |", median(times));
     }
 }

@@ -127,9 +127,11 @@ def main() -> None:
         rounds = [[peer.microseconds(), *(way(case) for way in ways.values())] for _ in range(ROUNDS)]
         base, *times = [statistics.median(column) for column in zip(*rounds)]
         print(f"| {case} | {base:.1f} |" + "".join(f" {own:.1f} | {base / own:.2f} |" for own in times))
-    sweep = statistics.median(best.microseconds("sweep") for _ in range(ROUNDS))
-    cold = {way: statistics.median(best.microseconds(f"tower cold {way}") for _ in range(ROUNDS)) for way in ["rten", "f32", "bf16"]}
-    print("\ntower cold, after 8 MiB of other memory: " + ", ".join(f"{way} {t - sweep:.1f} µs" for way, t in cold.items()))
+    ways = ["rten", "f32", "bf16"]
+    rounds = [[best.microseconds(f"tower cold {way}") for way in ways] for _ in range(ROUNDS)]
+    rten, *own = [statistics.median(column) for column in zip(*rounds)]
+    times = ", ".join(f"{way} {t:.1f} µs ({rten / t:.2f} x)" for way, t in zip(ways[1:], own))
+    print(f"\ntower at Q = 1 after 8 MiB of other memory were read: rten {rten:.1f} µs, {times}")
 
 
 if __name__ == "__main__":
