@@ -9,89 +9,68 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What sort of thing went wrong; the part of an error that a program may act on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Kind {
+/// The kinds with their names, each once.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
+        /// What sort of thing went wrong; the part of an error that a program may act on.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum Kind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl Kind {
+            /// The stable name that programs see, in `snake_case`.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Kind::$kind => $name,)*
+                }
+            }
+
+            /// The kind of a name.
+            pub fn named(name: &str) -> Option<Self> {
+                match name {
+                    $($name => Some(Kind::$kind),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+kinds! {
     /// The caller's input is wrong and will stay wrong.
-    Invalid,
+    Invalid = "invalid",
     /// The named thing does not exist.
-    NotFound,
+    NotFound = "not_found",
     /// What was there before is not any more, and will not come back.
-    Gone,
+    Gone = "gone",
     /// The request contradicts the present state, such as publishing a version that exists.
-    Conflict,
+    Conflict = "conflict",
     /// Stored bytes do not say what they must: a checksum, a shape or a format is wrong.
-    Corrupt,
+    Corrupt = "corrupt",
     /// Well-formed, and outside what this build or model can do.
-    Unsupported,
+    Unsupported = "unsupported",
     /// More than a stated bound allows, such as a full queue; the same request may succeed later.
-    Overloaded,
+    Overloaded = "overloaded",
     /// More work or memory than one request may ask for; it must be split or made smaller.
-    TooCostly,
+    TooCostly = "too_costly",
     /// What is to be stored or loaded does not fit where it must lie.
-    NoSpace,
+    NoSpace = "insufficient_storage",
     /// The deadline of the request has passed.
-    DeadlineExceeded,
+    DeadlineExceeded = "deadline_exceeded",
     /// The thing exists and cannot serve yet.
-    NotReady,
+    NotReady = "not_ready",
     /// Another system that this request needs does not answer.
-    Unavailable,
+    Unavailable = "unavailable",
     /// Of what a request asks about, too little could answer, such as too few shards of a catalogue.
-    Partial,
+    Partial = "partial",
     /// The operating system refused a file or socket operation.
-    Io,
+    Io = "io",
     /// A defect of this program.
-    Internal,
+    Internal = "internal",
 }
 
 impl Kind {
-    /// The stable name that programs see, in `snake_case`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Invalid => "invalid",
-            Kind::NotFound => "not_found",
-            Kind::Gone => "gone",
-            Kind::Conflict => "conflict",
-            Kind::Corrupt => "corrupt",
-            Kind::Unsupported => "unsupported",
-            Kind::Overloaded => "overloaded",
-            Kind::TooCostly => "too_costly",
-            Kind::NoSpace => "insufficient_storage",
-            Kind::DeadlineExceeded => "deadline_exceeded",
-            Kind::NotReady => "not_ready",
-            Kind::Unavailable => "unavailable",
-            Kind::Partial => "partial",
-            Kind::Io => "io",
-            Kind::Internal => "internal",
-        }
-    }
-
-    /// The kind of a name.
-    pub fn named(name: &str) -> Option<Self> {
-        use Kind::{
-            Conflict, Corrupt, DeadlineExceeded, Gone, Internal, Invalid, Io, NoSpace, NotFound, NotReady, Overloaded,
-            Partial, TooCostly, Unavailable, Unsupported,
-        };
-        let all = [
-            Invalid,
-            NotFound,
-            Gone,
-            Conflict,
-            Corrupt,
-            Unsupported,
-            Overloaded,
-            TooCostly,
-            NoSpace,
-            DeadlineExceeded,
-            NotReady,
-            Unavailable,
-            Partial,
-            Io,
-            Internal,
-        ];
-        all.into_iter().find(|kind| kind.name() == name)
-    }
-
     /// True where the same request may succeed later without a change.
     pub fn is_retryable(self) -> bool {
         matches!(self, Kind::Overloaded | Kind::DeadlineExceeded | Kind::NotReady | Kind::Unavailable | Kind::Partial)

@@ -184,7 +184,7 @@ fn answer_one(view: &Arc<View>) -> Result<()> {
         if let Some(list) = index.list_lengths().iter().position(|length| *length > 0) {
             index.row(Slot(index.list_offsets()[list]), &mut vector);
         }
-        let vector = vector.repeat(package.spec.queries().len().max(1));
+        let vector = vector.repeat(package.spec.query_count());
         replay.run(Request::Retrieve(Retrieve::of(User::Vector(vector))))?;
     }
     if package.user.is_some() {

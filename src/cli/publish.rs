@@ -80,14 +80,9 @@ impl Publish {
                 ..publish::Publish::default()
             },
         };
-        let (position, positions) = match (self.shards, self.position.as_slice()) {
-            (None, [position]) => (*position, Vec::new()),
-            _ => (0, self.position),
-        };
         let what = publish::Publish {
             queries: self.queries,
-            position,
-            positions,
+            positions: self.position,
             shards: self.shards,
             remote: match self.remote.is_empty() {
                 true => None,

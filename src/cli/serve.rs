@@ -156,11 +156,37 @@ fn open(config: &Config) -> Result<Store> {
     })
 }
 
+/// The store as a server sees it: as it is now, with the folds of its shard.
+fn open_to_serve(config: &Config) -> Result<Store> {
+    let store = open(config)?;
+    let store = match (&config.updates, config.shard) {
+        (Some(updates), Some(_)) => journals::folding(updates, store),
+        _ => store,
+    };
+    // Where it does not answer, what was fetched before is what there is.
+    let _ = store.renew();
+    if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {
+        let what = config.shard.map_or("version".into(), |shard| format!("version with a shard {shard}"));
+        tracing::warn!("model `{model}` has no {what} in {} yet, waiting for one", config.store.display());
+    }
+    Ok(store)
+}
+
+/// The threads of the sockets. Each gives memory back before it sleeps, and leaves requests in their sockets under overload.
+fn edge_threads(app: Arc<App>) -> Result<Runtime> {
+    let park = move || {
+        heap::give_back();
+        std::thread::sleep(app.engine.swarm());
+    };
+    let threads = tokio::runtime::Builder::new_multi_thread().enable_all().on_thread_park(park).build();
+    threads.map_err(|e| Error::io("the threads of the HTTP edge", e))
+}
+
 fn mebibytes(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }
 
-/// A server whose socket is open, so that an address in use is an error before anything else is done.
+/// A server whose sockets are open, so that an address in use is an error before a version is loaded.
 pub(super) struct Server {
     runtime: Runtime,
     sockets: Sockets,
@@ -190,17 +216,7 @@ impl Server {
             follow: config.follow,
             ..registry::Options::default()
         };
-        let store = open(config)?;
-        let store = match (&config.updates, config.shard) {
-            (Some(updates), Some(_)) => journals::folding(updates, store),
-            _ => store,
-        };
-        // Where it does not answer, what was fetched before is what there is.
-        let _ = store.renew();
-        if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {
-            let what = config.shard.map_or("version".into(), |shard| format!("version with a shard {shard}"));
-            tracing::warn!("model `{model}` has no {what} in {} yet, waiting for one", config.store.display());
-        }
+        let store = open_to_serve(config)?;
         let feeds = config.updates.as_ref().map(|updates| journals::open(updates, &config.streams));
         let feeds = feeds.transpose()?.map(Arc::new);
         let chosen = config.device.parse::<Choice>()?.open()?;
@@ -232,17 +248,7 @@ impl Server {
         if let Some(feeds) = feeds {
             Compactor::new(store, &app.registry, feeds, config.merge.clone()).start(wanted)?;
         }
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .enable_all()
-            .on_thread_park({
-                let app = app.clone();
-                move || {
-                    heap::give_back();
-                    std::thread::sleep(app.engine.swarm());
-                }
-            })
-            .build()
-            .map_err(|e| Error::io("the threads of the HTTP edge", e))?;
+        let runtime = edge_threads(app.clone())?;
         let bind = |address: SocketAddr| {
             let bound = runtime.block_on(async { http::listen(address) });
             bound.map_err(|e| Error::io(format!("address {address}"), e))

@@ -38,12 +38,6 @@ impl<T: Copy> JaggedTensor<T> {
         Ok(JaggedTensor { values, width: 1, offsets, weights })
     }
 
-    /// One run an example.
-    pub fn from_runs(runs: &[Vec<T>]) -> Self {
-        let offsets = offsets_of(runs.iter().map(Vec::len));
-        JaggedTensor { values: runs.concat(), width: 1, offsets, weights: None }
-    }
-
     /// Runs of rows: `values` is `[offsets.last(), width]`.
     pub(crate) fn of_rows(values: Vec<T>, width: usize, offsets: Vec<usize>) -> Self {
         debug_assert_eq!(values.len(), offsets.last().copied().unwrap_or(0) * width);

@@ -276,9 +276,9 @@ impl ModelSpec {
         self.user.as_ref().map_or(&[], |user| &user.queries)
     }
 
-    /// Numbers of all queries of a user: D, or Tq times D.
-    pub fn query_width(&self) -> usize {
-        self.queries().len().max(1) * self.dimension
+    /// Queries that each user has, Tq: one where none is named.
+    pub fn query_count(&self) -> usize {
+        self.queries().len().max(1)
     }
 
     /// The file's text.

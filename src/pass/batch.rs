@@ -41,6 +41,11 @@ pub trait Batch: Sync {
     fn answer(&self, n: usize, answer: Result<Answer>);
 }
 
+/// What a request is told whose deadline has passed before a step.
+pub(super) fn late(before: &str) -> Error {
+    Error::deadline(format!("the deadline passed before step `{before}`"))
+}
+
 /// A batch whose answers are collected, in the order of the requests.
 struct Collected<'a> {
     requests: &'a [Prepared],

@@ -22,11 +22,17 @@
 //! | 10 | `value` | task scores and columns → one value `[K0]` |
 //! | 11 | `top` | ids, values and task scores of the best K |
 //!
-//! Where a user has several queries, steps 4 to 8 run for each of them, and what they found is merged before step 9 (`merge`).
+//! On a CPU they are read in this order: `cpu` (a batch from end to end), `embed` (1, 2), [`crate::search`] (4 to 8), `answers` (what was
+//! found, request by request), `rerank` (9 to 11).
 //!
-//! A request is answered from one [`View`](crate::view::View). The pass does no I/O: rows of a cluster are fetched before
-//! ([`fetch`]) or, where nobody did, in step 1.
+//! Items that updates have brought are no step of their own. A request is answered from one [`View`](crate::view::View), whose
+//! snapshot and what lies beside it are probed, scanned and rescored as one; what is deleted or replaced drops out with the words
+//! of step 5, or in step 7. Where a user has several queries, steps 4 to 8 run for each of them, and what they found is merged
+//! before step 9 (`merge`).
+//!
+//! The pass does no I/O: rows of a cluster are fetched before ([`fetch`]) or, where nobody did, in step 1.
 
+mod answers;
 mod batch;
 mod cost;
 mod cpu;
@@ -35,6 +41,7 @@ mod fetch;
 mod gpu;
 mod merge;
 mod prepare;
+mod rerank;
 mod scratch;
 mod trace;
 mod work;

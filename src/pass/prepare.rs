@@ -169,7 +169,7 @@ fn results_ahead(view: &View, search: &Search, shards: u32) -> Option<usize> {
 
 /// Where candidates lie that were chosen among those of all shards, the best first.
 fn chosen(view: &View, candidates: &[Vec<(ItemId, f32)>]) -> Result<Vec<Vec<(f32, Slot)>>> {
-    let queries = view.main().package.spec.queries().len().max(1);
+    let queries = view.main().package.spec.query_count();
     let count: usize = candidates.iter().map(Vec::len).sum();
     if candidates.len() != queries {
         let got = candidates.len();
@@ -280,7 +280,7 @@ fn query(view: &View, user: User) -> Result<Query> {
 fn check_embedded(view: &View, user: &EmbeddedUser) -> Result<()> {
     let main = view.main();
     let package = &main.package;
-    let width = package.spec.queries().len().max(1) * view.dimension();
+    let width = package.spec.query_count() * view.dimension();
     if user.query.len() != width {
         return Err(Error::invalid(format!("a query of {} numbers, expected {width}", user.query.len())));
     }

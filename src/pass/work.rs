@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::trace::Trace;
 use crate::error::{Error, Result};
+use crate::filter::Route;
 use crate::ivf;
 use crate::limits;
 use crate::request::{EmbeddedUser, Probes, Reading};
@@ -162,6 +163,28 @@ impl Search {
             exact: self.exact,
             by_codes: self.by_codes,
         })
+    }
+
+    /// How it finds eligible items, as an explanation says it.
+    pub(super) fn route(&self) -> &'static str {
+        match (self.exact, self.planned.plan.route()) {
+            (_, Route::Nothing) => "none",
+            (true, _) => "exact",
+            (_, Route::All) => "all",
+            (_, Route::Slots(_)) => "postings",
+            (_, Route::Words) => "words",
+        }
+    }
+
+    /// How many lists were to be probed and why, where it goes by lists.
+    pub(super) fn told_probes(&self) -> Option<Probes> {
+        let by_lists = matches!(self.planned.plan.route(), Route::All | Route::Words) && !self.exact;
+        by_lists.then_some(self.probes)
+    }
+
+    /// Whether a shard that looked at so many lists could probe on for more.
+    pub(super) fn may_go_further(&self, view: &View, selection: &Selection, lists: u64) -> bool {
+        !selection.further && self.route() == "all" && lists < view.main().index.lists() as u64
     }
 
     /// When a search with a filter ends, where its probes were measured.

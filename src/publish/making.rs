@@ -69,7 +69,7 @@ impl Making<'_> {
             items,
             slots,
             lists,
-            position: self.what.position,
+            position: self.what.position_of(0),
             shard: None,
             merged: None,
             folded: None,

@@ -115,7 +115,7 @@ fn samples(package: &Package, view: &View) -> Result<Vec<Sample>> {
         samples.extend(spread(slots.len(), REQUESTS_MAX).map(|n| {
             let mut vector = vec![0.0; index.dimension()];
             index.row(slots[n], &mut vector);
-            Sample::Item(vector.repeat(package.spec.queries().len().max(1)))
+            Sample::Item(vector.repeat(package.spec.query_count()))
         }));
     }
     Ok(samples)

@@ -27,9 +27,8 @@ pub struct Publish {
     /// Queries to calibrate with, `.npy` or a `:retrieve` body a line; a package's own `queries.jsonl` where it is not given,
     /// else perturbed items.
     pub queries: Option<PathBuf>,
-    /// The position of the last update of the model that the items contain: those after it are applied when it is loaded.
-    pub position: u64,
-    /// Of a version that is cut, in its place: that of each shard, or none where the items contain no updates.
+    /// The position of the last update of the model that the items contain, of a version that is cut that of each shard: updates
+    /// after it are applied when it is loaded. None where the items contain no updates.
     pub positions: Vec<u64>,
     /// How the index is built.
     pub recipe: Recipe,
@@ -53,17 +52,20 @@ impl Publish {
             Some(_) if self.remote.is_some() => Err(Error::unsupported(
                 "shards: the rows on a cluster are those of one version, expected no `remote` beside shards",
             )),
-            Some(shards) if self.position > 0 || ![0, shards as usize].contains(&self.positions.len()) => {
-                let got = if self.position > 0 { 1 } else { self.positions.len() };
-                Err(Error::invalid(format!(
-                    "position: got {got}, expected {shards}: each shard counts its own updates, as `items:position` of a router tells"
-                )))
-            }
-            None if !self.positions.is_empty() => {
+            Some(shards) if ![0, shards as usize].contains(&self.positions.len()) => Err(Error::invalid(format!(
+                "position: got {}, expected {shards}: each shard counts its own updates, as `items:position` of a router tells",
+                self.positions.len()
+            ))),
+            None if self.positions.len() > 1 => {
                 Err(Error::invalid(format!("position: got {}, expected one", self.positions.len())))
             }
             _ => Ok(()),
         }
+    }
+
+    /// The position of a shard, or, as that of shard 0, of a version that is not cut.
+    pub(super) fn position_of(&self, shard: u32) -> u64 {
+        self.positions.get(shard as usize).copied().unwrap_or(0)
     }
 }
 

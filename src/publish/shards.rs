@@ -141,7 +141,7 @@ impl Whole<'_> {
             items,
             slots,
             shard: Some(ShardOf { shard, shards: self.shards, items: self.manifest.items }),
-            position: making.what.positions.get(shard as usize).copied().unwrap_or(0),
+            position: making.what.position_of(shard),
             files,
             decisions,
             ..self.manifest.clone()

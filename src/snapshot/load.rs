@@ -75,51 +75,21 @@ impl Snapshot {
     }
 
     fn assemble(folder: &Path, manifest: Manifest, package: Package) -> Result<Self> {
-        let vectors = (!package.spec.item.vectors.is_empty()).then_some(VECTORS_FILE);
-        let parts = manifest.decisions.item_part.as_ref().map(|_| PARTS_FILE);
-        let needed = [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, RECIPE_FILE, MODEL_FILE];
-        for file in needed.into_iter().chain(vectors).chain(parts) {
-            if !manifest.files.contains_key(file) {
-                return Err(Error::corrupt(format!("the manifest names no `{file}`")));
-            }
-        }
+        check_files(&manifest, &package)?;
         let recipe = Recipe::read(&folder.join(RECIPE_FILE))?;
-        if let Some(file) = package.files().into_iter().find(|f| !manifest.files.contains_key(f)) {
-            return Err(Error::corrupt(format!("the manifest names no `{file}`, which the model needs")));
-        }
         let index = ivf::Index::open(&Tensors::read(&folder.join(INDEX_FILE))?)?;
-        let calibration = match Recalibration::read(folder, &manifest)? {
-            Some(later) => Some(later),
-            None if manifest.files.contains_key(CALIBRATION_FILE) => {
-                Some(Calibration::read(&folder.join(CALIBRATION_FILE), index.lists())?)
-            }
-            None => None,
-        };
-        if calibration.as_ref().is_some_and(Calibration::uses_codes) && !index.has_first_pass() {
-            return Err(Error::corrupt(
-                "the calibration selects by the codes of a first pass, which the index has not",
-            ));
-        }
+        let calibration = calibration(folder, &manifest, &index)?;
         let tensors = Tensors::read(&folder.join(COLUMNS_FILE))?;
         let columns = Columns::open(&tensors, index.slots())?;
         let ids = Ids::open(&tensors, index.slots(), index.items())?;
         let tensors = Tensors::read(&folder.join(FILTER_FILE))?;
         let filter = filter::Index::open(&tensors, index.list_offsets(), index.list_lengths(), columns.terms())?;
-        let says = (manifest.dimension, manifest.items, manifest.slots, manifest.lists);
-        let holds = (index.dimension(), index.items(), index.slots(), index.lists());
-        if says != holds || package.spec.dimension != manifest.dimension || package.spec.name != manifest.name {
-            return Err(Error::corrupt(format!(
-                "the manifest says {} with (dimension, items, slots, lists) = {says:?}, the files hold {} with {holds:?}",
-                manifest.name, package.spec.name
-            )));
-        }
+        check_sizes(&manifest, &package, &index)?;
         let numeric: Vec<&str> = columns.list().filter(|c| c.kind() != ColumnKind::Texts).map(|c| c.name()).collect();
         let value = package.value(&numeric)?;
-        let vectors = match vectors {
-            Some(file) => {
-                vectors::open(&package.spec.item.vectors, &Tensors::read(&folder.join(file))?, index.slots())?
-            }
-            None => Vec::new(),
+        let vectors = match &package.spec.item.vectors[..] {
+            [] => Vec::new(),
+            specs => vectors::open(specs, &Tensors::read(&folder.join(VECTORS_FILE))?, index.slots())?,
         };
         let part = match (package.overarch.as_ref().and_then(OverArch::part), &manifest.decisions.item_part) {
             (Some(part), Some(decided)) => {
@@ -130,21 +100,8 @@ impl Snapshot {
         };
         let from = RowSources { package: &package, columns: &columns, ids: &ids, vectors: &vectors };
         let candidates = CandidateRows::open(&from, part)?;
-        let used = package.overarch.iter().flat_map(|o| o.numbers());
-        let used = used.chain(value.inputs().iter().map(String::as_str));
-        let mut numbers: Vec<(String, Vec<f32>)> = Vec::new();
-        for name in used {
-            if numbers.iter().all(|(n, _)| n != name) {
-                let column = columns.list().find(|c| c.name() == name);
-                numbers.extend(column.and_then(|c| c.numbers()).map(|values| (name.to_owned(), values)));
-            }
-        }
-        for (file, runs) in package.graphs() {
-            let recorded = manifest.graphs.as_ref().and_then(|graphs| graphs.get(file));
-            if let Some(recorded) = recorded.filter(|recorded| **recorded != GraphRecord::from(runs)) {
-                tracing::info!(graph = file, ?recorded, "the graph runs otherwise than when it was published");
-            }
-        }
+        let numbers = numbers(&package, &value, &columns);
+        tell_other_graphs(&manifest, &package);
         let digest = manifest.published_digest();
         Ok(Snapshot {
             manifest,
@@ -194,5 +151,71 @@ impl Snapshot {
     /// The digest of the snapshot's bytes as they were published.
     pub fn digest(&self) -> &str {
         &self.digest
+    }
+}
+
+/// Refuses a manifest that lacks a file that is needed.
+fn check_files(manifest: &Manifest, package: &Package) -> Result<()> {
+    let vectors = (!package.spec.item.vectors.is_empty()).then_some(VECTORS_FILE);
+    let parts = manifest.decisions.item_part.as_ref().map(|_| PARTS_FILE);
+    let needed = [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, RECIPE_FILE, MODEL_FILE];
+    if let Some(file) = needed.into_iter().chain(vectors).chain(parts).find(|&f| !manifest.files.contains_key(f)) {
+        return Err(Error::corrupt(format!("the manifest names no `{file}`")));
+    }
+    match package.files().into_iter().find(|f| !manifest.files.contains_key(f)) {
+        Some(file) => Err(Error::corrupt(format!("the manifest names no `{file}`, which the model needs"))),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a manifest that says otherwise than the files.
+fn check_sizes(manifest: &Manifest, package: &Package, index: &ivf::Index) -> Result<()> {
+    let says = (manifest.dimension, manifest.items, manifest.slots, manifest.lists);
+    let holds = (index.dimension(), index.items(), index.slots(), index.lists());
+    if says != holds || package.spec.dimension != manifest.dimension || package.spec.name != manifest.name {
+        return Err(Error::corrupt(format!(
+            "the manifest says {} with (dimension, items, slots, lists) = {says:?}, the files hold {} with {holds:?}",
+            manifest.name, package.spec.name
+        )));
+    }
+    Ok(())
+}
+
+/// The calibration that holds: a later one goes before that of the publication.
+fn calibration(folder: &Path, manifest: &Manifest, index: &ivf::Index) -> Result<Option<Calibration>> {
+    let calibration = match Recalibration::read(folder, manifest)? {
+        Some(later) => Some(later),
+        None if manifest.files.contains_key(CALIBRATION_FILE) => {
+            Some(Calibration::read(&folder.join(CALIBRATION_FILE), index.lists())?)
+        }
+        None => None,
+    };
+    if calibration.as_ref().is_some_and(Calibration::uses_codes) && !index.has_first_pass() {
+        return Err(Error::corrupt("the calibration selects by the codes of a first pass, which the index has not"));
+    }
+    Ok(calibration)
+}
+
+/// The numeric columns that the reranker and the value model read, each once, one f32 a slot.
+fn numbers(package: &Package, value: &Program, columns: &Columns) -> Vec<(String, Vec<f32>)> {
+    let used = package.overarch.iter().flat_map(|o| o.numbers());
+    let used = used.chain(value.inputs().iter().map(String::as_str));
+    let mut numbers: Vec<(String, Vec<f32>)> = Vec::new();
+    for name in used {
+        if numbers.iter().all(|(n, _)| n != name) {
+            let column = columns.list().find(|c| c.name() == name);
+            numbers.extend(column.and_then(|c| c.numbers()).map(|values| (name.to_owned(), values)));
+        }
+    }
+    numbers
+}
+
+/// Says of graphs that run otherwise than when the version was published that they do.
+fn tell_other_graphs(manifest: &Manifest, package: &Package) {
+    for (file, runs) in package.graphs() {
+        let recorded = manifest.graphs.as_ref().and_then(|graphs| graphs.get(file));
+        if let Some(recorded) = recorded.filter(|recorded| **recorded != GraphRecord::from(runs)) {
+            tracing::info!(graph = file, ?recorded, "the graph runs otherwise than when it was published");
+        }
     }
 }

@@ -106,12 +106,6 @@ impl Selector {
         self.ids.extend(ids.map(|(first, ids)| (first, ids.clone())));
     }
 
-    /// As [`Selector::reset`], for a part of what another selector selects from: as many, and equal scores ranked alike.
-    pub fn reset_as(&mut self, other: &Selector) {
-        self.reset(other.k);
-        self.ids.clone_from(&other.ids);
-    }
-
     fn set_room(&mut self, room: usize) {
         self.room = room;
         if self.scores.len() < room {
@@ -360,11 +354,14 @@ mod tests {
             let runs = [(0, Buffer::copied(low).unwrap()), (low.len() as u32, Buffer::copied(high).unwrap())];
             let mut slots: Vec<usize> = (0..count).collect();
             slots.sort_by_key(|&slot| scored[slot].1);
-            let mut selector = Selector::new();
-            selector.reset_by_id(k, runs.iter().map(|(first, ids)| (*first, ids)));
+            let new = || {
+                let mut selector = Selector::new();
+                selector.reset_by_id(k, runs.iter().map(|(first, ids)| (*first, ids)));
+                selector
+            };
+            let mut selector = new();
             for part in slots.chunks(count.div_ceil(parts)) {
-                let mut of_part = Selector::new();
-                of_part.reset_as(&selector);
+                let mut of_part = new();
                 part.iter().for_each(|&slot| of_part.push(score(scored[slot].0), Slot(slot as u32)));
                 for &key in of_part.finish() {
                     let (score, slot) = unkey(key);

@@ -64,7 +64,7 @@ pub fn score_items(
         index.row(slot, &mut query);
     }
     let mut bench = Bench { package, threads: Threads::new(1), scratch: tower::Scratch::default(), told: &|_| () };
-    let user = bench.user(&query.repeat(package.spec.queries().len().max(1)))?;
+    let user = bench.user(&query.repeat(package.spec.query_count()))?;
     let given = Given { user: &user, count: slots.len(), numbers: &numbers };
     let row = |n: usize, row: &mut [f32]| rows(slots[n], row);
     let is_finite = given.score(overarch, &row, &bench.threads, &mut bench.scratch, Some(ITEMS_TIME));

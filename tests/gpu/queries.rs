@@ -129,6 +129,7 @@ fn whole_pass_of_several_queries_answers_as_on_the_cpu() {
                 let found = |answer: &Answer| -> Vec<u64> { reports(answer).iter().map(|q| q.candidates).collect() };
                 assert_eq!(found(cpu), found(gpu), "{what}");
                 let [all, of_gpu] = [cpu, gpu].map(|answer| answer.explain.as_ref().unwrap());
+                assert_eq!(all.probes, of_gpu.probes, "{what}");
                 let is_alike = body.get("filter").is_none() || body["probes"] == 20 || body.get("exact").is_some();
                 if is_alike {
                     assert_eq!((all.probed, all.scanned), (of_gpu.probed, of_gpu.scanned), "{what}");

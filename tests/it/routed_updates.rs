@@ -431,7 +431,7 @@ fn a_publication_at_a_position_of_each_shard_takes_over_from_there() {
     file.push_str(&lines);
     std::fs::write(what.items.as_ref().unwrap(), file).unwrap();
     what.shards = Some(3);
-    let wrong = Publish { position: 7, ..what.clone() };
+    let wrong = Publish { positions: vec![7], ..what.clone() };
     assert!(put(cut.folder.path(), &wrong).unwrap_err().to_string().contains("expected 3"));
     let wrong = Publish { positions: vec![1, 2], ..what.clone() };
     assert!(put(cut.folder.path(), &wrong).unwrap_err().to_string().contains("got 2, expected 3"));

@@ -162,13 +162,13 @@ fn a_publication_at_a_position_takes_over_from_there() {
     server.ask(&format!("{ITEMS}:delete"), json!({"ids": [1]}));
     upsert(&server, json!([{"id": 2, "set": {"year": 7}}]));
     // The catalogue says that item 1 is back, and knows of the first update: the second alone is applied to it.
-    let what = Publish { position: 1, ..vectors(folder.path(), LINES) };
+    let what = Publish { positions: vec![1], ..vectors(folder.path(), LINES) };
     put(&folder.path().join("store"), &what).unwrap();
     server.ask("/v1/models/vectors/versions/2:activate", json!({}));
     assert_eq!(all(&server, 2), [1, 2, 3]);
     assert_eq!(server.get_json(&format!("{ITEMS}/2"))["attributes"]["year"], 7);
     // One that claims what was never written is refused.
-    put(&folder.path().join("store"), &Publish { position: 99, ..what }).unwrap();
+    put(&folder.path().join("store"), &Publish { positions: vec![99], ..what }).unwrap();
     let (status, _) = server.post("/v1/models/vectors/versions/3:activate", json!({}));
     assert_ne!(status, 200);
     assert_eq!(all(&server, 2), [1, 2, 3]);

@@ -11,7 +11,6 @@ use crate::device::cuda::Device;
 use crate::error::Result;
 use crate::model::QuerySpec;
 use crate::pass::batch::Batch;
-use crate::pass::cpu::route_of;
 use crate::pass::trace::Step;
 use crate::pass::work::Prepared;
 use crate::request::{Answer, Content, Explain, QueryReport};
@@ -102,9 +101,10 @@ fn explain((all, of_queries): (&LookedAt, &[LookedAt]), prepared: &Prepared, con
     let Some(search) = search else { return explain };
     let LookedAt { candidates, lists, items, survivors } = *all;
     Explain {
-        route: route_of(search),
+        route: search.route(),
         filter: search.planned.canonical.clone(),
         pass_rate: search.planned.plan.pass_rate(),
+        probes: search.told_probes(),
         probed: lists,
         scanned: items,
         survivors,

@@ -14,8 +14,8 @@ use crate::device::cuda::{Device, Devices};
 use crate::embedding::HotTurn;
 use crate::error::{Error, Result};
 use crate::limits::COMPONENT_MAX;
-use crate::pass::batch::{Batch, Pass};
-use crate::pass::cpu::{self, Cpu};
+use crate::pass::batch::{Batch, Pass, late};
+use crate::pass::cpu::Cpu;
 use crate::pass::embed;
 use crate::pass::scratch::Scratch;
 use crate::pass::work::{Prepared, Query, Task};
@@ -129,10 +129,10 @@ impl Cuda {
         groups.sort_by_key(|group| std::cmp::Reverse(group.requests.len()));
         let mut under_way: Option<UnderWay> = None;
         for (n, group) in groups.into_iter().enumerate() {
-            let late = |n: &usize| batch.deadline(embedded.requests[*n].0).is_some_and(|by| Instant::now() >= by);
-            let (late, group) = group.split(late);
-            for n in late {
-                batch.answer(embedded.requests[n].0, Err(cpu::late("probe")));
+            let is_late = |n: &usize| batch.deadline(embedded.requests[*n].0).is_some_and(|by| Instant::now() >= by);
+            let (too_late, group) = group.split(is_late);
+            for n in too_late {
+                batch.answer(embedded.requests[n].0, Err(late("probe")));
             }
             if group.requests.is_empty() {
                 continue;

@@ -7,7 +7,6 @@ use super::found::{Candidate, Found, HostFound, LaterFound, LookedAt, Made, cand
 use super::groups::SeenView;
 use crate::device::cuda::Device;
 use crate::error::{Error, Result};
-use crate::pass::cpu::may_go_further;
 use crate::pass::work::{Prepared, Search, Selection, Task};
 use crate::request::{Content, Selected, ShardSelected};
 
@@ -60,7 +59,7 @@ fn selected(
         codes: scores(0),
         scores: scores(1),
         is_all: looked_at.survivors <= selection.own[query] as u64,
-        may_go_further: may_go_further(view, (search, selection), looked_at.lists),
+        may_go_further: search.may_go_further(view, selection, looked_at.lists),
         selected: selection.selected[query],
         candidates: selection.candidates[query],
     };

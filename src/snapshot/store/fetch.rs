@@ -27,7 +27,7 @@ pub(super) struct Source<'a> {
     /// The file that names its shards, where it is one.
     pub(super) shards: Option<Tag>,
     /// Files beside those of the manifest.
-    pub(super) others: Vec<String>,
+    pub(super) others: Vec<(String, Tag)>,
 }
 
 impl Source<'_> {
@@ -85,10 +85,8 @@ impl Source<'_> {
         for (name, sum) in &manifest.files {
             self.file(cache, &staging, name, sum)?;
         }
-        for name in &self.others {
-            let key = self.unit.key(name);
-            let head = self.objects.head(&key)?;
-            self.whole(&key, &head, &staging.join(name))?;
+        for (name, tag) in &self.others {
+            self.whole(&self.unit.key(name), tag, &staging.join(name))?;
         }
         let lock = staging.join(LOCK);
         fs::remove_file(&lock).map_err(|e| Error::io(lock.display(), e))?;

@@ -136,11 +136,11 @@ impl Remote {
             None => None,
         };
         let folder = unit.path().to_string_lossy().into_owned();
-        let others: Vec<(&str, &Tag)> = seen.under(&folder).filter(|(name, _)| name.starts_with(LATER)).collect();
-        let tags = [&manifest].into_iter().chain(&shards).chain(others.iter().map(|(_, tag)| *tag));
+        let later = seen.under(&folder).filter(|(name, _)| name.starts_with(LATER));
+        let others: Vec<(String, Tag)> = later.map(|(name, tag)| (name.to_owned(), tag.clone())).collect();
+        let tags = [&manifest].into_iter().chain(&shards).chain(others.iter().map(|(_, tag)| tag));
         let marks: Vec<u8> = tags.flat_map(|tag| tag.mark().to_le_bytes()).collect();
         let stamp = Stamp(xxhash_rust::xxh3::xxh3_64(&marks));
-        let others = others.into_iter().map(|(name, _)| name.to_owned()).collect();
         Some(Source { objects: &*self.objects, unit, stamp, manifest, shards, others })
     }
 
