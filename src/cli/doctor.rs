@@ -9,6 +9,7 @@ use super::store::StoreArgs;
 use crate::config::{RouterConfig, RouterFlags, ServerFlags};
 use crate::doctor::{Asking, Observed, ask, judge};
 use crate::error::{Error, Kind, Result};
+use crate::limits::names_server;
 use crate::telemetry;
 
 /// Arguments of `sterling doctor`.
@@ -57,6 +58,9 @@ impl Doctor {
         }
         if asking.servers.is_empty() && asking.routers.is_empty() && self.store.is_empty() {
             return Err(Error::invalid("expected a --server, a --router, a --store or a --config"));
+        }
+        if let Some(wrong) = asking.servers.iter().chain(&asking.routers).find(|name| !names_server(name)) {
+            return Err(Error::invalid(format!("--server or --router: got `{wrong}`, expected HOST:PORT")));
         }
         asking.stores = self.store.iter().map(|path| StoreArgs::of(path).unasked()).collect::<Result<_>>()?;
         let observed = ask(&asking)?;

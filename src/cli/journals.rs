@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fresh::Feeds;
 use crate::journal::{Logs, StreamOptions};
 use crate::snapshot::Store;
@@ -13,6 +13,17 @@ const FOLDS: &str = ".folded";
 /// Whether updates are kept in streams of a cluster, and in no folder.
 pub(super) fn are_streams(updates: &Path) -> bool {
     ["nats://", "tls://"].iter().any(|scheme| updates.to_string_lossy().starts_with(scheme))
+}
+
+/// Refuses a place of updates that is there and is no folder.
+pub(super) fn check(updates: &Path) -> Result<()> {
+    match std::fs::metadata(updates) {
+        Ok(found) if !found.is_dir() && !are_streams(updates) => {
+            Err(Error::invalid(format!("updates {}: expected a folder", updates.display())))
+        }
+        // One that is not there is made.
+        _ => Ok(()),
+    }
 }
 
 /// The updates of a folder, or of streams.
@@ -44,5 +55,5 @@ fn streams(servers: String, streams: StreamOptions) -> Result<Feeds> {
 fn streams(_servers: String, _streams: StreamOptions) -> Result<Feeds> {
     // The address may hold a password.
     let what = "updates: this program was built without streams, expected a folder, or a build with the feature `nats`";
-    Err(crate::error::Error::unsupported(what))
+    Err(Error::unsupported(what))
 }

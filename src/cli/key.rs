@@ -1,13 +1,13 @@
 //! `sterling key`.
 
 use std::fs::OpenOptions;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
 use super::output::say;
 use crate::error::{Error, Result};
-use crate::http::{NewKey, Role, new_key};
+use crate::http::{NewKey, Role, check_keys, new_key};
 
 /// Arguments of `sterling key`.
 #[derive(Debug, clap::Args)]
@@ -48,9 +48,15 @@ impl Key {
             return say(format_args!("{secret}\n\n{entry}"));
         };
         let wrong = |e| Error::io(path.display(), e);
-        let mut file = OpenOptions::new().append(true).create(true).mode(0o640).open(&path).map_err(wrong)?;
+        let mut file =
+            OpenOptions::new().read(true).append(true).create(true).mode(0o640).open(&path).map_err(wrong)?;
+        let mut whole = Vec::new();
+        file.read_to_end(&mut whole).map_err(wrong)?;
+        let there = whole.len();
+        whole.extend_from_slice(format!("\n{entry}").as_bytes());
+        check_keys(&path, &whole)?;
         // In one piece, for a server may read it at any time.
-        file.write_all(format!("\n{entry}").as_bytes()).map_err(wrong)?;
+        file.write_all(&whole[there..]).map_err(wrong)?;
         say(format_args!("{secret}"))
     }
 }

@@ -145,6 +145,7 @@ fn check(config: &Config) -> Result<()> {
 /// The store as the server sees it. One that does not keep publishers apart is refused; one that does not answer is waited for.
 fn open(config: &Config) -> Result<Store> {
     check_folder(&config.store)?;
+    config.updates.as_deref().map_or(Ok(()), journals::check)?;
     let store = Store::open(&config.store, &config.cache)?;
     match store.prove() {
         Err(e) if e.kind() == Kind::Unavailable => tracing::warn!(error = %e, "the store does not answer yet"),

@@ -55,7 +55,7 @@ mod watched;
 pub mod wire;
 mod worst;
 
-pub use access::{AccessControl, AccessOptions, Door, NewKey, Role, new_key};
+pub use access::{AccessControl, AccessOptions, Door, NewKey, Role, check_keys, new_key};
 pub use app::App;
 pub use openapi::document as openapi;
 pub use options::Options;

@@ -70,6 +70,7 @@ impl Column {
                 Cell::Integers(_) => Growing::Integers { offsets: vec![0; self.items + 1], values: Vec::new() },
                 Cell::Texts(_) => Growing::Texts { offsets: vec![0; self.items + 1], values: Vec::new() },
                 Cell::Number(_) => Growing::Floats(vec![f64::NAN; self.items]),
+                Cell::Vector(v) if v.is_empty() => return Err(self.wrong("a vector of 0 numbers", "at least one")),
                 Cell::Vector(v) if self.items == 0 => Growing::Vectors(RowWriter::new(v.len(), spill.clone())),
                 Cell::Vector(_) => return Err(self.wrong("a vector", "one on every item or on none")),
             };

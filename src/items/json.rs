@@ -194,6 +194,10 @@ mod tests {
                 "line 2: column `a`: got a number",
             ),
             (
+                "{\"id\": 1, \"embedding\": []}",
+                "line 1: column `embedding`: got a vector of 0 numbers, expected at least one",
+            ),
+            (
                 "{\"id\": 1, \"embedding\": [1, 2]}\n{\"id\": 2, \"embedding\": [1]}",
                 "line 2: column `embedding`: got a vector of 1 numbers, expected 2",
             ),

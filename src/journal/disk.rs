@@ -1,7 +1,8 @@
 //! The few operations on files that a log depends on, so that tests can make each of them fail.
 
 use std::fs::File;
-use std::io::{Result, Seek, SeekFrom, Write};
+use std::io::{Error, ErrorKind, Result, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use crate::files;
@@ -58,7 +59,12 @@ impl Tail for File {
     }
 
     fn sync(&mut self) -> Result<()> {
-        self.sync_data()
+        self.sync_data()?;
+        match self.metadata()?.nlink() {
+            // What is durable under no name is found by no start.
+            0 => Err(Error::new(ErrorKind::NotFound, "its file was removed")),
+            _ => Ok(()),
+        }
     }
 
     fn cut(&mut self, bytes: u64) -> Result<()> {

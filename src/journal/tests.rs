@@ -439,6 +439,18 @@ fn every_failed_write_or_sync_loses_nothing_that_was_acknowledged() {
 }
 
 #[test]
+fn what_goes_to_a_file_that_was_removed_is_not_acknowledged() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = open(folder.path()).unwrap();
+    append(&log, &[b"kept"]).unwrap();
+    std::fs::remove_dir_all(folder.path()).unwrap();
+    for expected in ["its file was removed", "takes no more updates"] {
+        let error = append(&log, &[b"lost"]).unwrap_err();
+        assert!(error.kind() == Kind::Unavailable && error.to_string().contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn a_follower_never_reads_what_was_cut() {
     // The write that fails has put a whole first record into the file, which a follower may have read ahead.
     let folder = tempfile::tempdir().unwrap();

@@ -40,6 +40,8 @@ const OBJECTS_MAX: usize = 1 << 21;
 const CALL_SECONDS: u64 = 25;
 /// How long one request may take.
 const REQUEST_SECONDS: &str = "60 seconds";
+/// The variable that allows an endpoint of Google's without TLS, as `AWS_ALLOW_HTTP` and `AZURE_ALLOW_HTTP` do of theirs.
+const GOOGLE_ALLOW_HTTP: &str = "GOOGLE_ALLOW_HTTP";
 
 /// A bucket.
 #[derive(Debug)]
@@ -76,6 +78,9 @@ pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
         }
         "gs" => {
             let builder = GoogleCloudStorageBuilder::from_env().with_url(url).with_retry(retry);
+            // The crate would send tokens without TLS to any endpoint, for its own place of tokens has none.
+            let may = std::env::var(GOOGLE_ALLOW_HTTP).unwrap_or_else(|_| "false".into());
+            let builder = builder.with_config(GoogleConfigKey::Client(ClientConfigKey::AllowHttp), may);
             Arc::new(builder.with_config(GoogleConfigKey::Client(timeout), REQUEST_SECONDS).build().map_err(wrong)?)
         }
         "az" | "abfs" | "abfss" => {

@@ -146,7 +146,7 @@ const METRICS: &[Metric] = &[
         "sterling_store_available",
         Gauge,
         Labels::None,
-        "1 where the last look at the store's bucket was answered, 0 where not",
+        "1 where the last look at the store's bucket was answered or at its folder found it, 0 where not",
     ),
     metric(
         "sterling_store_fetched_bytes_total",

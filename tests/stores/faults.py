@@ -86,6 +86,16 @@ class Proxy:
                     return fault
         return None
 
+    def pass_on(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Asks the store: the status, headers (their names in small letters) and content of its answer."""
+        store = http.client.HTTPConnection("127.0.0.1", self.store, timeout=30)
+        try:
+            store.request(method, path, body, headers)
+            answer = store.getresponse()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        finally:
+            store.close()
+
     def answer(self, asked: http.server.BaseHTTPRequestHandler) -> None:
         self.open.add(asked.connection)
         path = urllib.parse.unquote(asked.path)
@@ -108,24 +118,19 @@ class Proxy:
                 asked.connection.shutdown(socket.SHUT_RDWR)
             asked.close_connection = True
             return
-        store = http.client.HTTPConnection("127.0.0.1", self.store, timeout=30)
         try:
-            store.request(asked.command, asked.path, body, {name: value for name, value in asked.headers.items()})
-            answer = store.getresponse()
-            content = answer.read()
+            status, headers, content = self.pass_on(asked.command, asked.path, dict(asked.headers), body)
         except OSError:
             asked.close_connection = True
             return
-        finally:
-            store.close()
         if fault and fault.action == "flip":
             content = bytearray(content)
             content[fault.at] ^= 1
-        asked.send_response(answer.status)
-        for name, value in answer.getheaders():
-            if name.lower() not in ("transfer-encoding", "connection", "content-length", "date", "server"):
+        asked.send_response(status)
+        for name, value in headers.items():
+            if name not in ("transfer-encoding", "connection", "content-length", "date", "server"):
                 asked.send_header(name, value)
-        asked.send_header("Content-Length", answer.getheader("Content-Length") if asked.command == "HEAD" else str(len(content)))
+        asked.send_header("Content-Length", headers.get("content-length", "0") if asked.command == "HEAD" else str(len(content)))
         asked.end_headers()
         if asked.command != "HEAD":
             whole = fault.at if fault and fault.action == "cut" else len(content)

@@ -1,8 +1,10 @@
-"""Stores in buckets: the program against S3 as moto and rclone speak it and Azure as Azurite does, over connections that break.
+"""Stores in buckets: the program against S3 as moto and rclone speak it, Azure as Azurite does and Google Cloud Storage as fake-gcs-server does behind
+what gcs.py says, over connections that break.
 
 Needs the program `sterling` (`$STERLING`, or target/debug/sterling), moto and rclone, all on this machine; Azurite (`$AZURITE`, or under
-target/azurite) or the tests with it are skipped."""
+target/azurite) and fake-gcs-server, or the tests with them are skipped."""
 
+import array
 import http.client
 import json
 import pathlib
@@ -14,7 +16,7 @@ import time
 
 import pytest
 import sterling
-from conftest import PROGRAM, S3, Bucket
+from conftest import PROGRAM, S3, Bucket, Google
 from faults import rclone, wait_for
 
 RCLONE = shutil.which("rclone") or shutil.which("rclone", path=pathlib.Path(sys.executable).parent)
@@ -95,6 +97,32 @@ def test_a_store_that_passes_over_conditions_is_refused(s3: S3, tmp_path: pathli
             said = s3.run(*arguments, expect=2)
             assert "it took a second object of one key that must fail" in said
     assert not list((tmp_path / "rclone").rglob("manifest.json"))
+
+
+def test_googles_store_is_refused_where_it_passes_over_conditions_or_takes_no_writes(google: Google) -> None:
+    # What the emulator does with a signed write: it takes whatever comes.
+    google.proxy.is_signed = True
+    for arguments in (google.publication(0, 20), ["serve", "--listen", "127.0.0.1:0", "--store", google.url]):
+        assert "it took a second object of one key that must fail" in google.run(*arguments, expect=2)
+    # And with one that is not signed.
+    google.proxy.is_bare = True
+    assert "400 Bad Request" in google.publish(expect=1)
+    assert not google.keys()
+
+
+def test_a_large_object_is_written_in_parts(bucket: Bucket) -> None:
+    count, width = 16_000, 400
+    items, vectors = bucket.folder / "large.jsonl", bucket.folder / "large.npy"
+    items.write_text("".join(f'{{"id": {n}}}\n' for n in range(count)))
+    head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({count}, {width}), }}".ljust(117) + "\n"
+    numbers = array.array("f", (float(n * 31 % 1009) for n in range(count * width)))
+    vectors.write_bytes(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + numbers.tobytes())
+    index = bucket.folder / "large.toml"
+    index.write_text("[index]\nlists = 1\n")
+    bucket.run("publish", "--name", "vectors", "--items", items, "--vectors", vectors, "--index", index, "--store", bucket.url)
+    parts = [path for method, path in bucket.proxy.requests if method == "PUT" and bucket.part in path and "/index.safetensors" in path]
+    assert len(parts) > 1, bucket.proxy.requests
+    assert "every checksum holds" in bucket.run("inspect", f"{bucket.url}/vectors/1", cache="inspector")
 
 
 def test_plain_http_is_refused_where_nobody_allowed_it(bucket: Bucket) -> None:

@@ -202,6 +202,14 @@ pub fn new_key(name: &str, role: Role, models: &[String]) -> Result<NewKey> {
     Ok(NewKey { secret, entry })
 }
 
+/// Refuses a text that no server takes for a file of keys.
+///
+/// # Errors
+/// `Invalid` naming the file, the key and what is wrong with it.
+pub fn check_keys(path: &Path, text: &[u8]) -> Result<()> {
+    ApiKeys::parse(path, text, &ApiKeys::default()).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]

@@ -16,7 +16,7 @@ mod tests;
 
 pub use guard::{AccessControl, Caller};
 pub(super) use guard::{Needs, secret_in, secret_of};
-pub use keys::{NewKey, new_key};
+pub use keys::{NewKey, check_keys, new_key};
 pub use options::AccessOptions;
 pub(super) use record::Asked;
 pub(super) use role::Reach;

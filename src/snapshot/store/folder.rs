@@ -14,6 +14,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -21,6 +22,7 @@ use super::super::manifest::MANIFEST;
 use super::{Held, Publication, Shelf, Stamp, Unit, check_rivals, number, rival_under_way};
 use crate::error::{Error, Kind, Result};
 use crate::files;
+use crate::locks::locked;
 
 /// What the folder of an unfinished publication is called, before its random name.
 const STAGING: &str = ".publishing-";
@@ -31,12 +33,22 @@ pub(super) const LOCK: &str = ".lock";
 #[derive(Debug)]
 pub(super) struct Folder {
     root: PathBuf,
+    sight: Mutex<Sight>,
+}
+
+/// What the last look at the folder showed.
+#[derive(Debug, Default)]
+struct Sight {
+    /// Whether it was ever there: one that never was is made by the first publication.
+    was_there: bool,
+    /// Why it could not be read, where it was there before.
+    trouble: Option<String>,
 }
 
 impl Folder {
     /// The store at `root`; the folder need not exist yet.
     pub(super) fn new(root: PathBuf) -> Self {
-        Folder { root }
+        Folder { root, sight: Mutex::default() }
     }
 
     fn folder(&self, unit: Unit<'_>) -> PathBuf {
@@ -99,12 +111,28 @@ impl Shelf for Folder {
         &self.root
     }
 
+    /// Notes whether it is there: to all that ask one that is not, such as an unmounted one, looks like an empty one.
     fn renew(&self) -> Result<()> {
+        let found = fs::read_dir(&self.root);
+        let mut sight = locked(&self.sight);
+        sight.was_there |= found.is_ok();
+        metrics::gauge!("sterling_store_available").set(f64::from(found.is_ok()));
+        let trouble = found.err().filter(|_| sight.was_there).map(|e| e.kind().to_string());
+        if sight.trouble != trouble {
+            match &trouble {
+                Some(why) => {
+                    tracing::warn!(store = self.name(), why, "the store cannot be read, what is loaded is served on")
+                }
+                None => tracing::info!(store = self.name(), "the store can be read again"),
+            }
+            sight.trouble = trouble;
+        }
         Ok(())
     }
 
     fn trouble(&self) -> Option<String> {
-        None
+        let why = locked(&self.sight).trouble.clone()?;
+        Some(format!("the store's folder cannot be read, what is loaded is served on: {why}"))
     }
 
     fn prove(&self) -> Result<()> {

@@ -117,6 +117,7 @@ impl InputTensor {
         let count = shape.iter().try_fold(1usize, |all, &size| all.checked_mul(usize::try_from(size).ok()?));
         let (count, rows) = match (count, shape.first()) {
             (Some(count), Some(&rows)) if shape.len() <= DEPTH_MAX => (count, rows as usize),
+            (None, _) => return Err(wrong(format!("shape {shape:?}, expected one of fewer values"))),
             _ => return Err(wrong(format!("shape {shape:?}, expected 1 to {DEPTH_MAX} dimensions"))),
         };
         let values = match (data, parameters.binary_data_size) {

@@ -37,6 +37,30 @@ fn a_version_made_of_others_gives_way_to_one_that_comes_meanwhile() {
 }
 
 #[test]
+fn a_folder_that_vanishes_is_told_until_it_is_back() {
+    let root = tempfile::tempdir().unwrap();
+    let (here, gone) = (root.path().join("store"), root.path().join("gone"));
+    let store = Store::new(&here);
+    // One that was never there is made by the first publication.
+    store.renew().unwrap();
+    assert_eq!(store.trouble(), None);
+    store.publish("m", |folder, _| whole(folder)).unwrap();
+    store.renew().unwrap();
+    assert_eq!(store.trouble(), None);
+    fs::rename(&here, &gone).unwrap();
+    store.renew().unwrap();
+    let told = store.trouble().unwrap();
+    assert!(told.contains("cannot be read") && !told.contains(root.path().to_str().unwrap()), "{told}");
+    fs::write(&here, "a file in its place").unwrap();
+    store.renew().unwrap();
+    assert!(store.trouble().unwrap().contains("not a directory"));
+    fs::remove_file(&here).unwrap();
+    fs::rename(&gone, &here).unwrap();
+    store.renew().unwrap();
+    assert_eq!(store.trouble(), None);
+}
+
+#[test]
 fn publication_is_whole_or_absent_and_counts_up() {
     let root = tempfile::tempdir().unwrap();
     let store = Store::new(root.path().join("store"));
