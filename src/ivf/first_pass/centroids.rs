@@ -78,7 +78,7 @@ impl CentroidCodes {
     pub(in crate::ivf) fn of(centroids: &[f32], dimension: usize, items: &ItemCodes) -> Option<Self> {
         let lists = centroids.len() / dimension;
         let beyond_half = |row: &[f32]| fitting(row, Rescore::F16) != Rescore::F16;
-        if dimension < DIMENSION_MIN || lists < LISTS_MIN || centroids.chunks_exact(dimension).any(beyond_half) {
+        if !are_many(lists, dimension) || centroids.chunks_exact(dimension).any(beyond_half) {
             return None;
         }
         let own = match &items.coder {
@@ -169,6 +169,13 @@ impl CentroidCodes {
         &self.rows[list.index() * dimension..][..dimension]
     }
 
+    /// Bytes that so many centroids take which half precision holds.
+    pub(in crate::ivf) fn bytes_of(lists: usize, dimension: usize) -> usize {
+        let slot = Rotation::width_of(dimension) / 8 + size_of::<f32>();
+        let list = size_of::<f32>() + dimension * size_of::<f16>();
+        if are_many(lists, dimension) { lists.next_multiple_of(BLOCK) * slot + lists * list } else { 0 }
+    }
+
     /// Bytes that it takes.
     pub(in crate::ivf) fn bytes(&self) -> usize {
         self.codes.len() + size_of_val(&self.factors[..]) + size_of_val(&self.slack[..]) + size_of_val(&self.rows[..])
@@ -189,6 +196,11 @@ impl CentroidCodes {
             next: &[],
         }
     }
+}
+
+/// Whether so many centroids are chosen from in two steps.
+fn are_many(lists: usize, dimension: usize) -> bool {
+    dimension >= DIMENSION_MIN && lists >= LISTS_MIN
 }
 
 /// The mean of the rows of a matrix.

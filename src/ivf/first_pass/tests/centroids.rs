@@ -160,4 +160,5 @@ fn centroids_that_cannot_have_codes_are_all_scored() {
     // Four blocks of 8 lines and their factors, and of each list its slack and its row.
     let bytes = index.small_centroids.as_ref().map(CentroidCodes::bytes);
     assert_eq!(bytes, Some(4 * 8 * 64 + 64 * 4 + 64 * (4 + 2 * DIMENSION)));
+    assert_eq!(bytes, Some(CentroidCodes::bytes_of(64, DIMENSION)));
 }
