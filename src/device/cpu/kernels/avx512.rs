@@ -2,7 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::operands::{BLOCK, Blocks, HIGH, Int8Query, Lane, Pick, Staging, blocks_ahead, first_best, items_of};
+use super::operands::{
+    BLOCK, Blocks, HIGH, Int8Query, Lane, Pick, Staging, blocks_ahead, first_best, items_of, rows_ahead,
+};
 use crate::device::memory::prefetch;
 
 /// Sums of products with a row of a query to numbers.
@@ -374,9 +376,6 @@ pub(super) unsafe fn keep(
     count
 }
 
-/// Rows that are asked for ahead of the one in work.
-const ROWS_AHEAD: usize = 32;
-
 macro_rules! dot {
     ($name:ident, $many:ident, $element:ty, $load:expr, $scalar:expr) => {
         /// # Safety
@@ -409,8 +408,10 @@ macro_rules! dot {
         #[target_feature(enable = "avx512f,avx512bw,f16c,popcnt")]
         pub(super) unsafe fn $many(a: &[f32], rows: &[$element], slots: &[u32], out: &mut [f32]) {
             let row = |slot: u32| &rows[slot as usize * a.len()..(slot as usize + 1) * a.len()];
+            let ahead = rows_ahead(a.len() * size_of::<$element>());
+            slots.iter().take(ahead).for_each(|&slot| prefetch(row(slot)));
             for (n, (&slot, out)) in slots.iter().zip(out).enumerate() {
-                if let Some(&next) = slots.get(n + ROWS_AHEAD) {
+                if let Some(&next) = slots.get(n + ahead) {
                     prefetch(row(next));
                 }
                 // SAFETY: `row` is as long as `a`, and the features are those of this function.

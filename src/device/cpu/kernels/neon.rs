@@ -3,7 +3,7 @@
 
 use std::arch::aarch64::*;
 
-use super::operands::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, first_best, items_of};
+use super::operands::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, first_best, items_of, rows_ahead};
 use super::portable;
 use crate::device::memory::prefetch;
 
@@ -329,9 +329,6 @@ pub(super) unsafe fn keep(
     count
 }
 
-/// Rows that are asked for ahead of the one in work.
-const ROWS_AHEAD: usize = 32;
-
 macro_rules! dot {
     ($name:ident, $many:ident, $element:ty, $load:expr, $scalar:expr) => {
         /// # Safety
@@ -364,8 +361,10 @@ macro_rules! dot {
         #[target_feature(enable = "neon")]
         pub(super) unsafe fn $many(a: &[f32], rows: &[$element], slots: &[u32], out: &mut [f32]) {
             let row = |slot: u32| &rows[slot as usize * a.len()..(slot as usize + 1) * a.len()];
+            let ahead = rows_ahead(a.len() * size_of::<$element>());
+            slots.iter().take(ahead).for_each(|&slot| prefetch(row(slot)));
             for (n, (&slot, out)) in slots.iter().zip(out).enumerate() {
-                if let Some(&next) = slots.get(n + ROWS_AHEAD) {
+                if let Some(&next) = slots.get(n + ahead) {
                     prefetch(row(next));
                 }
                 // SAFETY: `row` is as long as `a`, and the features are those of this function.

@@ -116,6 +116,14 @@ pub(super) fn blocks_ahead(bytes: usize) -> usize {
     (BYTES_AHEAD / bytes).clamp(2, 16)
 }
 
+/// Scattered rows, of so many bytes each, that are asked for ahead of the one in work: 32 of 256 bytes, and of wider ones as many bytes,
+/// so that those of a search that scores few are asked for, too.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) fn rows_ahead(bytes: usize) -> usize {
+    const BYTES: usize = 8 << 10;
+    (BYTES / bytes.max(1)).clamp(4, 32)
+}
+
 /// The item of the largest score, the first of equal ones, where lane `l` of 16 saw its largest in block `blocks[l]` first.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) fn first_best(scores: &[f32; BLOCK], blocks: &[u32; BLOCK]) -> u32 {
