@@ -1,8 +1,9 @@
-//! `sterling kernels`: the kernels of GPUs, compiled ahead of time.
+//! `sterling kernels`: the kernels of this CPU, and those of GPUs, compiled ahead of time.
 
 use std::path::PathBuf;
 
 use super::output::say;
+use crate::device::cpu;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::cubins::Compilation;
 use crate::device::cuda::cubins::Cubins;
@@ -25,6 +26,8 @@ pub(super) struct Kernels {
 impl Kernels {
     pub(super) fn run(self) -> Result<()> {
         if !self.compile {
+            let all: Vec<&str> = cpu::Kernels::all().iter().map(|kernels| kernels.name()).collect();
+            say(format_args!("cpu: {}, in use {}", all.join(" "), cpu::Kernels::detect()?.name()))?;
             for source in &KERNELS {
                 say(format_args!("{}: {}", source.name, source.kernels().collect::<Vec<_>>().join(" ")))?;
             }

@@ -94,6 +94,23 @@ fn bad_input_ends_with_2_and_one_line_that_says_why() {
 }
 
 #[test]
+fn kernels_of_the_cpu_are_told_and_one_is_forced_by_name() {
+    let told = sterling().arg("kernels").env_remove("STERLING_KERNEL").output().unwrap();
+    let said = String::from_utf8(told.stdout).unwrap();
+    let line = said.lines().next().unwrap();
+    let (all, used) = line.strip_prefix("cpu: portable").and_then(|line| line.split_once(", in use ")).unwrap();
+    assert!(told.status.success() && format!("portable{all}").ends_with(used), "{said}");
+    let forced = |name: &str| sterling().arg("kernels").env("STERLING_KERNEL", name).output().unwrap();
+    assert!(forced("portable").stdout.starts_with(format!("cpu: portable{all}, in use portable\n").as_bytes()));
+    let refused = forced("sse9");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        refused.status.code() == Some(2) && said.contains("STERLING_KERNEL: kernel `sse9` does not run here"),
+        "{said}"
+    );
+}
+
+#[test]
 fn an_address_in_use_is_a_failure_not_bad_input() {
     let store = tempfile::tempdir().unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -2,6 +2,7 @@
 //!
 //! | name | needs |
 //! |---|---|
+//! | `amx` | AMX with products of bf16 and int8, the system's leave to use it, and what `avx512bf16` needs: products in bf16, and scans for four queries and more, by tiles |
 //! | `avx512bf16` | AVX-512 BF16, and what `avx512` needs: products in bf16 are twice as fast as in f32 |
 //! | `avx512` | AVX-512 F, BW, VL, VNNI, and what `avx2` needs; with VBMI, which is asked for besides, product codes are scanned by it, else by AVX2 |
 //! | `avx2` | AVX2, FMA, F16C |
@@ -10,11 +11,15 @@
 //! | `portable` | nothing |
 //!
 //! `STERLING_KERNEL` forces one by name. [`Kernels`] is the token of that choice: [`kernels`] and [`dense`] are its methods,
-//! [`pool`] takes it.
+//! [`pool`] takes it. Before tiles are used, what they compute is held against the portable loops, once a process.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub mod dense;
 pub mod kernels;
 pub mod pool;
+#[cfg(target_arch = "x86_64")]
+mod proof;
 
 use std::sync::OnceLock;
 
@@ -46,11 +51,20 @@ pub struct Kernels {
     has_bf16: bool,
     /// Whether it looks up bytes among 64 at a time.
     has_vbmi: bool,
+    /// What multiplies tiles, where something does.
+    #[cfg(target_arch = "x86_64")]
+    tiles: Option<amx::Source>,
 }
 
 impl Kernels {
     fn of(isa: Isa) -> Kernels {
-        Kernels { isa, has_bf16: false, has_vbmi: false }
+        Kernels {
+            isa,
+            has_bf16: false,
+            has_vbmi: false,
+            #[cfg(target_arch = "x86_64")]
+            tiles: None,
+        }
     }
 
     /// Whether products of bf16 are faster than those of f32.
@@ -107,7 +121,12 @@ impl Kernels {
                 let has_vbmi = is_x86_feature_detected!("avx512vbmi");
                 all.push(Kernels { has_vbmi, ..Kernels::of(Isa::Avx512) });
                 if is_x86_feature_detected!("avx512bf16") {
-                    all.push(Kernels { isa: Isa::Avx512, has_bf16: true, has_vbmi });
+                    let narrow = Kernels { has_bf16: true, has_vbmi, ..Kernels::of(Isa::Avx512) };
+                    all.push(narrow);
+                    let tiled = Kernels { tiles: Some(amx::Source::Instructions), ..narrow };
+                    if amx::are_there() && tiled.may_serve() {
+                        all.push(tiled);
+                    }
                 }
             }
         }
@@ -121,9 +140,42 @@ impl Kernels {
         all
     }
 
+    /// True where the system permits tiles and these compute what the portable loops do; tried once.
+    #[cfg(target_arch = "x86_64")]
+    fn may_serve(self) -> bool {
+        static SERVE: OnceLock<bool> = OnceLock::new();
+        *SERVE.get_or_init(|| {
+            let found = if amx::permit() { proof::hold(self) } else { Err("the system does not permit it") };
+            if let Err(why) = found {
+                tracing::warn!(why, "AMX is there and not used, avx512bf16 serves");
+            }
+            found.is_ok()
+        })
+    }
+
+    /// All kernels of this machine, and those that multiply tiles emulated where none does in truth.
+    #[cfg(test)]
+    pub(crate) fn tried() -> Vec<Kernels> {
+        #[allow(unused_mut)]
+        let mut tried = Kernels::all();
+        #[cfg(target_arch = "x86_64")]
+        if Kernels::best().tiles.is_none() {
+            tried.push(Kernels::emulated(false));
+        }
+        tried
+    }
+
+    #[cfg(all(test, target_arch = "x86_64"))]
+    fn emulated(wrong: bool) -> Kernels {
+        let tiles = Some(amx::Source::Emulated { wrong });
+        Kernels { has_bf16: true, tiles, ..Kernels::of(Isa::Portable) }
+    }
+
     /// The name, as `STERLING_KERNEL` takes it.
     pub fn name(self) -> &'static str {
         match self.isa {
+            #[cfg(target_arch = "x86_64")]
+            _ if self.tiles.is_some() => "amx",
             Isa::Portable => "portable",
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => "avx2",

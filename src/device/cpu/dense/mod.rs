@@ -6,10 +6,13 @@
 //! into: a row's result does not depend on the rows beside it.
 //!
 //! **Pairs.** Factors may come in bf16 ([`Form::Pairs`]): a register then holds two rows of 16 columns, and a step of `vdpbf16ps`
-//! does two multiply-adds a lane, with the sums in f32. The result may go out in pairs too, as the next product takes it.
+//! does two multiply-adds a lane, with the sums in f32; a step of AMX's `tdpbf16ps`, over panels in the same layout, does 8,192 of them
+//! (`amx.rs`). The result may go out in pairs too, as the next product takes it.
 //!
 //! **Element-wise work** is plain Rust, compiled once for each instruction set.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -27,6 +30,10 @@ pub use operands::{
     pack_pairs,
 };
 
+#[cfg(all(test, target_arch = "x86_64"))]
+use super::amx::Emulated;
+#[cfg(target_arch = "x86_64")]
+use super::amx::Source;
 use super::{Isa, Kernels};
 use operands::reach;
 
@@ -68,6 +75,17 @@ impl Kernels {
         for part in parts.iter().filter(|part| part.depth > 0) {
             assert!(part.rows.len() >= (rows - 1) * part.stride + part.depth, "rows shorter than their product");
             assert!(part.weights.numbers.len() >= reach(&part.weights, part.depth, read), "weights too short");
+        }
+        #[cfg(target_arch = "x86_64")]
+        if product.factors == Form::Pairs
+            && let Some(source) = self.tiles
+        {
+            return match source {
+                // SAFETY: the features were found; tiles are given back before a product ends.
+                Source::Instructions => unsafe { amx::product(product, out, stride) },
+                #[cfg(test)]
+                Source::Emulated { wrong } => amx::product_by(&mut Emulated::new(wrong), product, out, stride),
+            };
         }
         match product.factors {
             Form::Single => dispatch!(self, product(product, out, stride)),

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::operands::{
-    BLOCK, Blocks, HIGH, Int8Query, Lane, Pick, Staging, blocks_ahead, first_best, items_of, rows_ahead,
+    BLOCK, Blocks, HIGH, Int8Query, Lane, Pick, Staging, blocks_ahead, first_best, items_of, rows_ahead, to_come,
 };
 use crate::device::memory::prefetch;
 
@@ -15,7 +15,7 @@ fn products(sums: __m512i, query: &Int8Query<'_>, row: usize) -> __m512 {
 
 /// Sums of products with the high and the low row to scores.
 #[target_feature(enable = "avx512f,popcnt")]
-fn scaled(high: __m512i, low: __m512i, query: &Int8Query<'_>, scales: __m512) -> __m512 {
+pub(super) fn scaled(high: __m512i, low: __m512i, query: &Int8Query<'_>, scales: __m512) -> __m512 {
     let dot = _mm512_fmadd_ps(products(high, query, 0), _mm512_set1_ps(HIGH), products(low, query, 1));
     _mm512_mul_ps(_mm512_mul_ps(dot, scales), _mm512_set1_ps(query.scale))
 }
@@ -80,12 +80,6 @@ pub(super) unsafe fn stage(scores: __m512, mask: u16, first_slot: u32, threshold
     staging.len += kept.count_ones() as usize;
 }
 
-/// Where the codes of the block `past` the last one lie: in the list that is next, or anywhere.
-fn beyond(blocks: &Blocks<'_>, past: usize, bytes: usize) -> *const u8 {
-    let codes = if blocks.next.is_empty() { blocks.codes } else { blocks.next };
-    codes.as_ptr().wrapping_add(past * bytes)
-}
-
 /// # Safety
 /// Needs AVX-512 F, BW and VNNI, and POPCNT. Lengths are checked by the caller.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,popcnt")]
@@ -109,10 +103,7 @@ pub(super) unsafe fn scan(
         unsafe {
             let codes = blocks.codes.as_ptr().add(block * bytes);
             let scales = blocks.scales.as_ptr().add(block * BLOCK);
-            let to_come = match (block + distance).checked_sub(count) {
-                None => codes.wrapping_add(distance * bytes),
-                Some(past) => beyond(blocks, past, bytes),
-            };
+            let to_come = to_come(blocks, block + distance);
             let [high, low] = block_sums(codes, to_come, rows, blocks.groups);
             let scores = scaled(high, low, query, _mm512_loadu_ps(scales));
             stage(scores, items_of(blocks, block), blocks.first_slot + (block * BLOCK) as u32, bound, staging);
@@ -176,10 +167,7 @@ unsafe fn scan_lanes<const N: usize, const R: usize>(blocks: &Blocks<'_>, lanes:
         // for all blocks: the caller checked all of them.
         unsafe {
             let codes = blocks.codes.as_ptr().add(block * bytes);
-            let to_come = match (block + distance).checked_sub(count) {
-                None => codes.wrapping_add(distance * bytes),
-                Some(past) => beyond(blocks, past, bytes),
-            };
+            let to_come = to_come(blocks, block + distance);
             let sums = block_sums(codes, to_come, rows, blocks.groups);
             let scales = _mm512_loadu_ps(blocks.scales.as_ptr().add(block * BLOCK));
             let (mask, first) = (items_of(blocks, block), blocks.first_slot + (block * BLOCK) as u32);

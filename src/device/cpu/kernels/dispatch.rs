@@ -3,9 +3,13 @@
 use super::operands::{BLOCK, Blocks, Int8Query, Lane, Pick, Staging, blocks_ahead, check};
 use super::portable;
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::{amx, avx2, avx512};
 #[cfg(target_arch = "aarch64")]
 use super::{dotprod, neon};
+#[cfg(all(test, target_arch = "x86_64"))]
+use crate::device::cpu::amx::Emulated;
+#[cfg(target_arch = "x86_64")]
+use crate::device::cpu::amx::Source;
 use crate::device::cpu::{Isa, Kernels};
 use crate::device::memory::prefetch;
 
@@ -113,6 +117,15 @@ impl Kernels {
         for Lane { query, staging, .. } in lanes.iter() {
             check(blocks, query);
             staging.check(most);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(source) = self.tiles {
+            return match source {
+                // SAFETY: the features were found; tiles are given back before a scan ends.
+                Source::Instructions => unsafe { amx::scan_many(blocks, lanes) },
+                #[cfg(test)]
+                Source::Emulated { wrong } => amx::scan_many_emulated(&mut Emulated::new(wrong), blocks, lanes),
+            };
         }
         dispatch!(self, scan_many(blocks, lanes));
     }

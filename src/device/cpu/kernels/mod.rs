@@ -10,6 +10,8 @@
 //! there; `Kernels::nearest4`, which works out of the cache, takes the high row alone.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;

@@ -124,6 +124,19 @@ pub(super) fn rows_ahead(bytes: usize) -> usize {
     (BYTES / bytes.max(1)).clamp(4, 32)
 }
 
+/// Where the codes of a block that is to be asked for lie: past the last one in the list that is next, or anywhere.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(super) fn to_come(blocks: &Blocks<'_>, block: usize) -> *const u8 {
+    let (bytes, count) = (blocks.groups * 64, blocks.items.div_ceil(BLOCK));
+    let (codes, block) = match block.checked_sub(count) {
+        Some(past) if !blocks.next.is_empty() => (blocks.next, past),
+        Some(past) => (blocks.codes, past),
+        None => (blocks.codes, block),
+    };
+    codes.as_ptr().wrapping_add(block * bytes)
+}
+
 /// The item of the largest score, the first of equal ones, where lane `l` of 16 saw its largest in block `blocks[l]` first.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) fn first_best(scores: &[f32; BLOCK], blocks: &[u32; BLOCK]) -> u32 {

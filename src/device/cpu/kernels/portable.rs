@@ -20,8 +20,21 @@ fn block_products(blocks: &Blocks<'_>, block: usize, query: &Int8Query<'_>, row:
 }
 
 fn block_scores(blocks: &Blocks<'_>, block: usize, query: &Int8Query<'_>) -> [f32; BLOCK] {
-    let [high, low] = [0, 1].map(|row| block_products(blocks, block, query, row));
+    scaled(blocks, block, query, [0, 1].map(|row| block_products(blocks, block, query, row)))
+}
+
+/// The scores of one block from its products with both rows of a query.
+fn scaled(blocks: &Blocks<'_>, block: usize, query: &Int8Query<'_>, [high, low]: [[f32; BLOCK]; 2]) -> [f32; BLOCK] {
     std::array::from_fn(|i| (high[i] * HIGH + low[i]) * blocks.scales[block * BLOCK + i] * query.scale)
+}
+
+/// Stages the items of one block by the sums of its codes with both rows of a lane's query.
+#[cfg(all(test, target_arch = "x86_64"))]
+pub(super) fn stage_sums(blocks: &Blocks<'_>, block: usize, sums: &[[i32; BLOCK]; 2], lane: &mut Lane<'_>) {
+    let products = [0, 1].map(|row| sums[row].map(|sum| (sum - lane.query.corrections[row]) as f32));
+    let scores = scaled(blocks, block, &lane.query, products);
+    let first = blocks.first_slot + (block * BLOCK) as u32;
+    stage(&scores, items_of(blocks, block), first, lane.threshold, &mut lane.staging);
 }
 
 #[inline]

@@ -102,7 +102,7 @@ fn every_kernel_scores_every_width_as_the_layout_says() {
             .map(|n| Pick { block: (n * 7 % count) as u32, mask: random.next() as u16 & random.next() as u16 })
             .collect();
         let empty: Vec<Pick> = picks.iter().map(|pick| Pick { mask: 0, ..*pick }).collect();
-        for kernels in Kernels::all() {
+        for kernels in Kernels::tried() {
             for threshold in [f32::NEG_INFINITY, case.naive(0, 0)] {
                 let expected: Vec<(f32, u32)> =
                     (0..items).map(|i| (case.naive(i, 0), 1000 + i as u32)).filter(|(s, _)| *s >= threshold).collect();
@@ -187,7 +187,7 @@ fn the_largest_products_fit_and_the_first_of_equal_items_is_the_nearest() {
             case.scales.fill(1.0);
             case.queries.iter_mut().flatten().for_each(|row| row.fill(query));
             let expected = case.naive(0, 0);
-            for kernels in Kernels::all() {
+            for kernels in Kernels::tried() {
                 let found = scanned(kernels, &case.blocks(), &case.query(0), expected, 192);
                 let all: Vec<(f32, u32)> = (0..177).map(|i| (expected, 1000 + i)).collect();
                 assert_eq!(found, all, "{} D={dimension} {code} by {query}", kernels.name());
@@ -207,7 +207,7 @@ fn the_kth_and_those_that_reach_it_are_those_of_a_sort() {
         let mut sorted = values.clone();
         sorted.sort_by(|a, b| b.total_cmp(a));
         let k = 1 + random.next() as usize % len;
-        for kernels in Kernels::all() {
+        for kernels in Kernels::tried() {
             let kth = kernels.kth(&mut values.clone(), k);
             assert_eq!(kth, sorted[k - 1], "{} {k} of {len}", kernels.name());
             let (mut scores, mut slots) = (values.clone(), (0..len as u32).collect::<Vec<_>>());
@@ -223,7 +223,7 @@ fn the_kth_and_those_that_reach_it_are_those_of_a_sort() {
 fn keeping_is_scanning_without_the_scoring() {
     let random = &mut Random(8);
     let scores: Vec<f32> = (0..160).map(|n| if n % 7 == 0 { f32::NAN } else { random.float() }).collect();
-    for kernels in Kernels::all() {
+    for kernels in Kernels::tried() {
         let (mut kept, mut slots) = (vec![0.0; 200], vec![0; 200]);
         let mut staging = Staging { scores: &mut kept, slots: &mut slots, len: 0 };
         assert_eq!(kernels.keep(&scores, 5, 0.25, 0, &mut staging), 10);
@@ -242,7 +242,7 @@ fn inner_products_agree_with_double_precision() {
         let bf: Vec<half::bf16> = b.iter().map(|&x| half::bf16::from_f32(x)).collect();
         let hf: Vec<half::f16> = b.iter().map(|&x| half::f16::from_f32(x)).collect();
         let exact = |b: &dyn Fn(usize) -> f32| (0..len).map(|i| f64::from(a[i]) * f64::from(b(i))).sum::<f64>() as f32;
-        for kernels in Kernels::all() {
+        for kernels in Kernels::tried() {
             let close = |got: f32, want: f32| {
                 assert!((got - want).abs() < 1e-4, "{} length {len}: {got} {want}", kernels.name())
             };
@@ -264,7 +264,7 @@ fn products_of_many_rows_are_those_of_each() {
         for count in [0, 1, 8, 9, 40] {
             let slots: Vec<u32> = (0..count).map(|_| random.next() % 50).collect();
             let range = |slot: u32| slot as usize * width..(slot as usize + 1) * width;
-            for kernels in Kernels::all() {
+            for kernels in Kernels::tried() {
                 let mut out = vec![0.0; count];
                 let each = |dot: &dyn Fn(u32) -> f32| slots.iter().map(|&s| dot(s)).collect::<Vec<f32>>();
                 kernels.dots_f32(&query, &rows, &slots, &mut out);

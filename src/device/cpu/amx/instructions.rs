@@ -1,0 +1,156 @@
+//! Tiles by the processor's instructions, which stable Rust has as assembly alone.
+
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+use std::marker::PhantomData;
+
+use super::{ROW_BYTES, ROWS, Shape, TILES, Tiles};
+
+/// True where the processor has tiles of the sizes that are used here with products of bf16 and of bytes, and the system keeps their
+/// state.
+pub(in crate::device::cpu) fn are_there() -> bool {
+    const FEATURES: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+    const STATE: u64 = 1 << 17 | 1 << 18;
+    if !is_x86_feature_detected!("xsave") || __cpuid(0).eax < 0x1d {
+        return false;
+    }
+    // SAFETY: the feature was found.
+    let enabled = unsafe { _xgetbv(0) };
+    if __cpuid_count(7, 0).edx & FEATURES != FEATURES || enabled & STATE != STATE {
+        return false;
+    }
+    let palette = __cpuid_count(0x1d, 1);
+    (palette.ebx >> 16) as usize >= TILES
+        && (palette.ebx & 0xffff) as usize == ROW_BYTES
+        && (palette.ecx & 0xffff) as usize == ROWS
+}
+
+/// Asks the system to let the threads of this process use tiles, whose state is 8 KiB a thread. False where it does not.
+#[cfg(target_os = "linux")]
+pub(in crate::device::cpu) fn permit() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const TILE_DATA: libc::c_long = 18;
+    // SAFETY: the call takes two numbers and changes what the process may do, no memory of it.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
+}
+
+/// Other systems are not asked.
+#[cfg(not(target_os = "linux"))]
+pub(in crate::device::cpu) fn permit() -> bool {
+    false
+}
+
+/// What `ldtilecfg` reads.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// The tiles of the thread that made it; given back when it is dropped.
+///
+/// Between two instructions the numbers lie in registers that the compiler does not know. It never uses them either, as nothing
+/// in this program is compiled for AMX.
+pub(in crate::device::cpu) struct Instructions {
+    shapes: [Shape; TILES],
+    of_thread: PhantomData<*const ()>,
+}
+
+impl Instructions {
+    /// # Safety
+    /// [`are_there`] and [`permit`] were true, and the thread has no other one: the processor knows the shapes of the last alone.
+    #[inline(always)]
+    pub(in crate::device::cpu) unsafe fn new() -> Self {
+        Instructions { shapes: [Shape::default(); TILES], of_thread: PhantomData }
+    }
+}
+
+impl Drop for Instructions {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: tiles are there (`new`); nobody reads them any more.
+        unsafe { asm!("tilerelease", options(nostack, preserves_flags)) }
+    }
+}
+
+impl Tiles for Instructions {
+    #[inline(always)]
+    fn configure(&mut self, shapes: &[Shape; TILES]) {
+        let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+        for (n, shape) in shapes.iter().enumerate() {
+            assert!(shape.rows <= ROWS && shape.row_bytes <= ROW_BYTES, "a shape larger than a tile");
+            (row_bytes[n], rows[n]) = (shape.row_bytes as u16, shape.rows as u8);
+        }
+        self.shapes = *shapes;
+        let configuration = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
+        // SAFETY: tiles are there (`new`); 64 bytes of what palette 1 allows are read.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, preserves_flags, readonly)) }
+    }
+
+    #[inline(always)]
+    fn zero<const T: usize>(&mut self) {
+        // SAFETY: tiles are there (`new`).
+        unsafe { asm!("tilezero tmm{t}", t = const T, options(nostack, preserves_flags, nomem)) }
+    }
+
+    #[inline(always)]
+    fn load<const T: usize>(&mut self, from: &[u8], stride: usize) {
+        self.shapes[T].check(from.len(), stride);
+        // SAFETY: tiles are there (`new`); the rows lie within `from`.
+        unsafe {
+            asm!(
+                "tileloadd tmm{t}, [{from} + {stride}*1]",
+                t = const T,
+                from = in(reg) from.as_ptr(),
+                stride = in(reg) stride,
+                options(nostack, preserves_flags, readonly)
+            );
+        }
+    }
+
+    #[inline(always)]
+    fn store<const T: usize>(&self, to: &mut [u8], stride: usize) {
+        self.shapes[T].check(to.len(), stride);
+        // SAFETY: tiles are there (`new`); the rows lie within `to`.
+        unsafe {
+            asm!(
+                "tilestored [{to} + {stride}*1], tmm{t}",
+                t = const T,
+                to = in(reg) to.as_mut_ptr(),
+                stride = in(reg) stride,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+
+    #[inline(always)]
+    fn add_pairs<const C: usize, const A: usize, const B: usize>(&mut self) {
+        // SAFETY: tiles are there (`new`).
+        unsafe {
+            asm!(
+                "tdpbf16ps tmm{c}, tmm{a}, tmm{b}",
+                c = const C,
+                a = const A,
+                b = const B,
+                options(nostack, preserves_flags, nomem)
+            );
+        }
+    }
+
+    #[inline(always)]
+    fn add_bytes<const C: usize, const A: usize, const B: usize>(&mut self) {
+        // SAFETY: tiles are there (`new`).
+        unsafe {
+            asm!(
+                "tdpbsud tmm{c}, tmm{a}, tmm{b}",
+                c = const C,
+                a = const A,
+                b = const B,
+                options(nostack, preserves_flags, nomem)
+            );
+        }
+    }
+}
