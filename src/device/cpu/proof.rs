@@ -29,7 +29,7 @@ fn singles(count: usize) -> Vec<f32> {
 
 /// A product over tiles of two heights and both widths, whole steps and what is left of two depths.
 fn product(kernels: Kernels) -> Vec<f32> {
-    const ROWS: usize = 33;
+    const ROWS: usize = 35;
     const COLUMNS: usize = 41;
     const DEPTHS: [usize; 2] = [70, 37];
     let rows = DEPTHS.map(|depth| {
@@ -59,7 +59,7 @@ fn scans(kernels: Kernels) -> Vec<(Vec<f32>, Vec<u32>)> {
     const QUERIES: usize = 5;
     const ITEMS: usize = 40;
     let mut kept = Vec::new();
-    for groups in [7, 16, 75, 83] {
+    for groups in [7, 30, 64, 75] {
         let count = ITEMS.div_ceil(BLOCK);
         let codes: Vec<u8> = numbers(count * groups * 64).map(|x| x.wrapping_mul(18) as u8 ^ 0x80).collect();
         let scales = vec![1.0; count * BLOCK];
