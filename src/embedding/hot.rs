@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::place::CardShare;
 use super::tiers::cache::CacheCounters;
 use super::tiers::places::Places;
 use crate::device::cpu::pool::Rows;
@@ -25,6 +26,18 @@ struct HotRows {
     places: Places,
     hits: u64,
     misses: u64,
+    planned: f64,
+}
+
+/// How a table does of which only some rows are on a device.
+#[derive(Clone, Debug)]
+pub struct HotCounters {
+    /// Its name.
+    pub table: String,
+    /// How often its rows were asked for.
+    pub cache: CacheCounters,
+    /// The share of them that were to be there by the plan.
+    pub planned: f64,
 }
 
 /// The places of all tables of a device of which only some rows are there.
@@ -57,15 +70,15 @@ struct Staged {
 }
 
 impl HotTables {
-    /// Room for as many rows of a table as so many bytes of the device hold, all of them at most, and one at least; nothing more for a
+    /// Room for as many rows of a table as its share of the device holds, all of them at most, and one at least; nothing more for a
     /// table that has some. Returns the number by which the table is asked.
     ///
     /// # Errors
     /// `Overloaded` where the device has not enough memory.
-    pub fn add(&mut self, device: &Device, name: &str, rows: &Rows<'_>, bytes: u64) -> Result<usize> {
+    pub fn add(&mut self, device: &Device, name: &str, rows: &Rows<'_>, share: CardShare) -> Result<usize> {
         let row_bytes = rows.format().row_bytes(rows.width())?;
         let count = rows.bytes().len() / row_bytes.max(1);
-        let most = usize::try_from(bytes).unwrap_or(usize::MAX) / row_bytes.max(1);
+        let most = usize::try_from(share.bytes).unwrap_or(usize::MAX) / row_bytes.max(1);
         let most = most.min(u32::MAX as usize).clamp(1, count.max(1));
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = state.tables.iter().position(|table| table.table == name) {
@@ -79,6 +92,7 @@ impl HotTables {
             places: Places::new(most),
             hits: 0,
             misses: 0,
+            planned: share.hit_share,
         });
         Ok(state.tables.len() - 1)
     }
@@ -99,11 +113,11 @@ impl HotTables {
         HotTurn { state }
     }
 
-    /// Of each table its name and how often its rows were asked for.
-    pub fn counters(&self) -> Vec<(String, CacheCounters)> {
+    /// How each table does.
+    pub fn counters(&self) -> Vec<HotCounters> {
         let counters = |table: &HotRows| {
-            let counters = CacheCounters { hits: table.hits, misses: table.misses, ..table.places.counters() };
-            (table.table.clone(), counters)
+            let cache = CacheCounters { hits: table.hits, misses: table.misses, ..table.places.counters() };
+            HotCounters { table: table.table.clone(), cache, planned: table.planned }
         };
         self.lock().tables.iter().map(counters).collect()
     }

@@ -26,7 +26,7 @@ mod vocabulary;
 
 pub use crate::device::cpu::pool::RowFormat;
 pub use device::DeviceTables;
-pub use hot::{HostBags, HotTables, HotTurn};
+pub use hot::{HostBags, HotCounters, HotTables, HotTurn};
 pub use jagged::{Feature, JaggedTensor, KeyedJaggedTensor};
 pub use keyed::KeyedTensor;
 pub use lookup::{BagConfig, EmbeddingBagCollection, EmbeddingCollection, Pooling, SequenceConfig, StartedBags};

@@ -132,6 +132,15 @@ pub struct ShardPlan {
     pub micros: f64,
 }
 
+/// What a card's memory has of a table of which not all rows lie there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CardShare {
+    /// Bytes for the rows that are asked for often.
+    pub bytes: u64,
+    /// Share of the reads that these are to answer, by the plan.
+    pub hit_share: f64,
+}
+
 /// How several hosts get at the rows of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

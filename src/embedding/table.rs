@@ -9,7 +9,7 @@ use std::sync::Arc;
 use safetensors::Dtype;
 
 use super::format::{encode_row, encode_rows};
-use super::place::Sharding;
+use super::place::{CardShare, Sharding};
 use super::spec::{TableSpec, Unseen};
 use super::tiers::remote::{
     Cluster, LoadProgress, LoadReport, RemoteOptions, RemoteTable, TableShape, TableVersion, load,
@@ -56,8 +56,8 @@ pub struct Table {
     /// By copy, then by first row.
     groups: Vec<Group>,
     vocabulary: Option<Arc<Vocabulary>>,
-    /// Bytes of a card's memory for the rows that are asked for often, where not all are to lie there.
-    card_bytes: Option<u64>,
+    /// What a card's memory has of it, where not all rows are to lie there.
+    card_share: Option<CardShare>,
     /// What of it is held for other servers, as long as it is.
     _slices: Vec<Arc<Slice>>,
 }
@@ -107,7 +107,7 @@ impl Table {
             groups,
             vocabulary: None,
             _slices: Vec::new(),
-            card_bytes: None,
+            card_share: None,
         })
     }
 
@@ -142,7 +142,7 @@ impl Table {
             groups,
             vocabulary: None,
             _slices: Vec::new(),
-            card_bytes: None,
+            card_share: None,
         })
     }
 
@@ -269,14 +269,14 @@ impl Table {
         self.shards.iter().map(here).sum()
     }
 
-    /// The same table, of which a card has only rows that are asked for often, in so many bytes of its memory.
-    pub fn with_card_bytes(self, bytes: u64) -> Self {
-        Table { card_bytes: Some(bytes), ..self }
+    /// The same table, of which a card has only rows that are asked for often.
+    pub fn with_card_share(self, share: CardShare) -> Self {
+        Table { card_share: Some(share), ..self }
     }
 
-    /// Bytes of a card's memory for the rows that are asked for often, where not all are to lie there.
-    pub fn card_bytes(&self) -> Option<u64> {
-        self.card_bytes
+    /// What a card's memory has of it, where not all rows are to lie there.
+    pub fn card_share(&self) -> Option<CardShare> {
+        self.card_share
     }
 
     /// What the table is.

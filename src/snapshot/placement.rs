@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use super::manifest::Manifest;
 use super::workload::workload;
 use crate::embedding::Table;
-use crate::embedding::place::{ShardPlan, Sharding, TablePlan, Tier};
+use crate::embedding::place::{CardShare, ShardPlan, Sharding, TablePlan, Tier};
 use crate::embedding::tiers;
 use crate::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, TableVersion};
 use crate::embedding::tiers::slices::{Neighbours, PeerHost, PeerSlice, SliceName};
@@ -333,7 +333,7 @@ fn on_card(table: &Table, plan: &TablePlan) -> Result<Table> {
     };
     let table = table.in_memory()?;
     Ok(match part.tier {
-        Tier::HbmCached => table.with_card_bytes(part.cache_bytes),
+        Tier::HbmCached => table.with_card_share(CardShare { bytes: part.cache_bytes, hit_share: plan.hit_share }),
         _ => table,
     })
 }

@@ -179,6 +179,7 @@ const METRICS: &[Metric] = &[
         Open("table"),
         "share of rows that were in the memory of the device, of a table of which only some are",
     ),
+    metric("sterling_device_table_planned_hit_rate", Gauge, Open("table"), "the same by the plan of placement"),
     metric("sterling_journal_commit_seconds", Histogram, Labels::None, "time until updates were durable"),
     metric("sterling_fresh_items", Gauge, Model, "items beside the snapshot"),
     metric("sterling_position", Gauge, Model, "the position of the updates that are seen"),

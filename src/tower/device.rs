@@ -11,8 +11,7 @@ use crate::device::cuda::ops::bags::{SumsTo, TableRows, pool};
 use crate::device::cuda::ops::steps::{self, NumbersAt, Placing, RowsOf};
 use crate::device::cuda::{Array, Device};
 use crate::embedding::device::whole;
-use crate::embedding::tiers::cache::CacheCounters;
-use crate::embedding::{DeviceTables, HostBags, HotTables, HotTurn, Pooling, Table};
+use crate::embedding::{DeviceTables, HostBags, HotCounters, HotTables, HotTurn, Pooling, Table};
 use crate::error::{Error, Result};
 
 /// The tables and the program of a tower in the memory of a device.
@@ -82,8 +81,8 @@ impl DeviceTower {
         for source in &mut sources {
             let is_looked_up = !matches!(tower.tensors()[source.tensor].holds(), Holds::Mask(_));
             if let Some(table) = table_of(source).filter(|_| is_looked_up) {
-                source.table = Some(match table.card_bytes() {
-                    Some(bytes) => Held::Hot(hot.add(device, table.name(), &whole(table)?, bytes)?),
+                source.table = Some(match table.card_share() {
+                    Some(share) => Held::Hot(hot.add(device, table.name(), &whole(table)?, share)?),
                     None => Held::Whole(tables.copy(device, table)?),
                 });
             }
@@ -96,8 +95,8 @@ impl DeviceTower {
         (!self.hot.is_empty()).then(|| self.hot.turn())
     }
 
-    /// Of each such table its name and how often its rows were asked for.
-    pub fn counters(&self) -> Vec<(String, CacheCounters)> {
+    /// How each such table does.
+    pub fn counters(&self) -> Vec<HotCounters> {
         self.hot.counters()
     }
 

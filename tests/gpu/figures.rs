@@ -9,6 +9,7 @@ use sterling::device::cpu::dense::Form;
 use sterling::device::cpu::pool::RowFormat;
 use sterling::device::cuda::Demand;
 use sterling::device::cuda::modelled::{CardRates, Modelled};
+use sterling::device::cuda::ops::steps::RowsOf;
 
 use crate::emulation::{Random, emulated};
 use crate::floors::{Asked, Bench, Catalogue, DIMENSION, Layers, Took, lookup, reranked};
@@ -172,7 +173,7 @@ fn table() -> String {
 }
 
 fn operations(demand: &Demand) -> u64 {
-    demand.dp4a + demand.tensor_int8 + demand.tensor_bf16 + demand.single
+    demand.dp4a + demand.tensor_int8 + demand.tensor_bf16 + demand.tensor_tf32 + demand.single
 }
 
 #[test]
@@ -218,4 +219,12 @@ fn launches_compute_what_they_say() {
             assert!(did > 0 || (probes < 64 && what == "bytes by tensor cores"), "{what} is not among them");
         }
     }
+    let (single, count) = (Layers::new(&device, Form::Single).unwrap(), 130);
+    let input = device.zeros(2 * count * 256).unwrap();
+    let counts = device.copy(&[count as u32; 2]).unwrap();
+    let [said_before, did_before] = driver.demand();
+    single.run(&device, RowsOf { counts: &counts, most: count }, &input).unwrap();
+    let [said, did] = driver.demand();
+    assert!(did.tensor_tf32 > did_before.tensor_tf32);
+    assert_eq!(said.tensor_tf32 - said_before.tensor_tf32, did.tensor_tf32 - did_before.tensor_tf32);
 }

@@ -208,7 +208,7 @@ impl Layers {
         Ok(Layers { form, matrices: [made(0)?, made(1)?] })
     }
 
-    fn run(&self, lane: &Device, rows: RowsOf<'_>, input: &Array<f32>) -> Result<Array<f32>> {
+    pub fn run(&self, lane: &Device, rows: RowsOf<'_>, input: &Array<f32>) -> Result<Array<f32>> {
         let (requests, form) = (rows.counts.len(), self.form);
         let mut from: Option<Array<f32>> = None;
         for n in 0..2 {

@@ -5,12 +5,18 @@ use sterling::device::cpu::Kernels;
 use sterling::device::cpu::pool::{self, BagSums, Bags, RowFormat, Rows};
 use sterling::device::cuda::Device;
 use sterling::device::cuda::ops::bags::SumsTo;
-use sterling::embedding::{HostBags, HotTables, HotTurn};
+use sterling::embedding::place::CardShare;
+use sterling::embedding::{HostBags, HotCounters, HotTables, HotTurn};
 
 use crate::bags::rows_of;
 use crate::emulation::{Random, device};
 
 const ROWS: usize = 500;
+
+/// So many bytes of a card, which answer three quarters of all reads by some plan.
+fn share(bytes: u64) -> CardShare {
+    CardShare { bytes, hit_share: 0.75 }
+}
 
 /// Bags of ids of which few are asked for often, some of no row.
 fn bags_of(random: &mut Random, bags: usize) -> (Vec<i64>, Vec<u32>) {
@@ -66,8 +72,8 @@ fn rows_that_are_asked_for_often_are_pooled_as_all_rows_are() {
             let rows = Rows::new(format, width, &bytes).unwrap();
             let mut hot = HotTables::default();
             assert!(hot.is_empty());
-            let table = hot.add(&device, "items", &rows, places * row_bytes).unwrap();
-            assert_eq!(hot.add(&device, "items", &rows, 1).unwrap(), table, "it has its places");
+            let table = hot.add(&device, "items", &rows, share(places * row_bytes)).unwrap();
+            assert_eq!(hot.add(&device, "items", &rows, share(1)).unwrap(), table, "it has its places");
             let case = Case { rows, table, width };
             let lanes = [device.lane().unwrap(), device.lane().unwrap()];
             let mut asked = 0;
@@ -81,7 +87,8 @@ fn rows_that_are_asked_for_often_are_pooled_as_all_rows_are() {
                 }
                 turn.end();
             }
-            let (name, counters) = hot.counters().swap_remove(0);
+            let HotCounters { table: name, cache: counters, planned } = hot.counters().swap_remove(0);
+            assert_eq!(planned, 0.75, "as the plan had it");
             assert_eq!((name.as_str(), counters.hits + counters.misses), ("items", asked as u64));
             assert_eq!(counters.entries_max, places.min(ROWS as u64));
             assert!(
@@ -101,7 +108,7 @@ fn places_of_a_turn_that_failed_are_not_trusted() {
     let bytes = rows_of(RowFormat::Int8, 12, ROWS, &mut random);
     let rows = Rows::new(RowFormat::Int8, 12, &bytes).unwrap();
     let mut hot = HotTables::default();
-    let table = hot.add(&device, "items", &rows, 16 * 50).unwrap();
+    let table = hot.add(&device, "items", &rows, share(16 * 50)).unwrap();
     let case = Case { rows, table, width: 12 };
     for round in 0..6 {
         // Work that is written down and never sent off.

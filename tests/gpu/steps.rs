@@ -5,8 +5,8 @@ use sterling::device::cpu::Kernels;
 use sterling::device::cpu::dense::{
     Binary, Fold, Form, Lines, MapTarget, Operand, PANEL, Part, Product, Unary, Weights, pack, pack_pairs,
 };
-use sterling::device::cuda::Array;
 use sterling::device::cuda::ops::steps::{self, FactorAt, NumbersAt, ProductTo, RowsOf, RunsOfRow};
+use sterling::device::cuda::{Array, Device};
 use sterling::tower::Graph;
 
 use crate::emulation::{Random, device};
@@ -41,6 +41,25 @@ fn factors(rows: &[Array<f32>], packed: &[Array<f32>], count: usize, depths: &[u
     rows.iter().zip(packed).zip(depths).map(factor).collect()
 }
 
+/// A product into sevens. Of pairs a card with few blocks has wide tiles, one with many narrow ones: the emulation is both in turns, and
+/// says the same with both.
+fn in_all_tiles(
+    device: &Device,
+    rows: RowsOf<'_>,
+    factors: &[FactorAt],
+    count: usize,
+    to: impl Fn(&Array<f32>) -> ProductTo,
+) -> Vec<f32> {
+    let [narrow, wide] = [0, 1].map(|_| {
+        let out = device.copy(&vec![7f32; count]).unwrap();
+        steps::product(device, rows, factors, &to(&out)).unwrap();
+        out.to_vec().unwrap()
+    });
+    let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+    assert_eq!(bits(&narrow), bits(&wide), "narrow tiles and wide ones");
+    wide
+}
+
 #[test]
 fn products_are_those_of_the_cpu() {
     let (device, mut random) = (device(), Random::new(1));
@@ -50,6 +69,7 @@ fn products_are_those_of_the_cpu() {
         (5, 130, vec![3, 1, 40, 9], false),
         (129, 64, vec![16], true),
         (64, 5, vec![50], false),
+        (150, 200, vec![24, 8], true),
     ] {
         let matrices: Vec<Vec<f32>> = depths.iter().map(|depth| random.numbers(depth * columns)).collect();
         let inputs: Vec<Vec<f32>> = depths.iter().map(|depth| random.numbers(rows * depth)).collect();
@@ -67,24 +87,63 @@ fn products_are_those_of_the_cpu() {
             inputs.iter().zip(&packed).map(|(i, p)| (twice(i), device.copy(p.numbers()).unwrap())).unzip();
         let bias_on = device.copy(bias.numbers()).unwrap();
         let counts = device.copy(&[rows as u32, rows as u32 / 2]).unwrap();
-        let out = device.copy(&vec![7f32; 2 * rows * stride]).unwrap();
         let factors = factors(&inputs_on, &packed_on, rows, &depths);
-        let to = ProductTo {
+        let of = RowsOf { counts: &counts, most: rows };
+        let got = in_all_tiles(&device, of, &factors, 2 * rows * stride, |out| ProductTo {
             bias: NumbersAt::of(&bias_on, 0, 0, 0),
-            out: NumbersAt::of(&out, 0, rows * stride, stride),
+            out: NumbersAt::of(out, 0, rows * stride, stride),
             runs: 1,
             columns,
             relu,
             factors: Form::Single,
             result: Form::Single,
-        };
-        steps::product(&device, RowsOf { counts: &counts, most: rows }, &factors, &to).unwrap();
-        let got = out.to_vec().unwrap();
+        });
         let half = rows / 2 * stride;
         close(&got[..rows * stride], &want, "product");
         close(&got[rows * stride..][..half], &want[..half], "product of the second request");
         assert!(got[rows * stride + half..].iter().all(|&x| x == 7.0), "rows that are not there");
     }
+}
+
+/// Products of single numbers by tensor cores: as near to the truth as 2^-21 of what is summed, in parts whose magnitudes differ and whose
+/// sums cancel, and as near as a chain of single precision over so deep a product is.
+#[test]
+fn products_by_tensor_cores_are_as_near_as_single_precision() {
+    let (device, mut random) = (device(), Random::new(8));
+    let (rows, columns, depth) = (40, 70, 512);
+    // All bits of a number count, and its magnitude is any of 2^-12 to 2^3.
+    let mut number = || (random.number() + random.number() / 8191.0) * 2f32.powi(random.below(16) as i32 - 12);
+    let input: Vec<f32> = (0..rows * depth).map(|_| number()).collect();
+    let matrix: Vec<f32> = (0..depth * columns).map(|_| number()).collect();
+    let packed = pack(&matrix, depth, columns);
+    let (input_on, packed_on) = ([device.copy(&input).unwrap()], [device.copy(packed.numbers()).unwrap()]);
+    let (counts, out) = (device.copy(&[rows as u32]).unwrap(), device.room(rows * columns).unwrap());
+    let factors = factors(&input_on, &packed_on, rows, &[depth]);
+    let to = ProductTo {
+        bias: NumbersAt::default(),
+        out: NumbersAt::of(&out, 0, 0, columns),
+        runs: 1,
+        columns,
+        relu: false,
+        factors: Form::Single,
+        result: Form::Single,
+    };
+    steps::product(&device, RowsOf { counts: &counts, most: rows }, &factors, &to).unwrap();
+    let got = out.to_vec().unwrap();
+    let (mut squares, mut of_chains) = (0f64, 0f64);
+    for (at, &got) in got.iter().enumerate() {
+        let terms = || (0..depth).map(|k| (input[at / columns * depth + k], matrix[k * columns + at % columns]));
+        let of_term = |(x, w): (f32, f32)| f64::from(x) * f64::from(w);
+        let (truth, size): (f64, f64) =
+            terms().map(of_term).fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+        let error = (f64::from(got) - truth).abs();
+        // Beside the parts that are left out, 64 sums of 8 terms are rounded as they are added, and cut off three times before.
+        assert!(error <= size * 2f64.powi(-21) + size * 67.0 * 2f64.powi(-23), "number {at}: {got}, expected {truth}");
+        squares += (error / size).powi(2);
+        let chain = terms().fold(0f32, |sum, (x, w)| x.mul_add(w, sum));
+        of_chains += ((f64::from(chain) - truth) / size).powi(2);
+    }
+    assert!(squares <= of_chains, "errors of {squares:e}, those of a chain {of_chains:e}");
 }
 
 /// Rows narrowed on the device, times matrices that the host or the device packed, into numbers or pairs.
@@ -97,6 +156,7 @@ fn products_of_pairs_are_those_of_the_cpu() {
         (40, 65, vec![7, 2, 100], false, Form::Pairs),
         (129, 64, vec![32], true, Form::Single),
         (33, 200, vec![48], false, Form::Single),
+        (140, 131, vec![40, 64], true, Form::Pairs),
     ] {
         let pairs: Vec<usize> = depths.iter().map(|&depth| Form::Pairs.room(depth)).collect();
         let inputs: Vec<Vec<f32>> = depths.iter().map(|depth| random.numbers(rows * depth)).collect();
@@ -139,11 +199,10 @@ fn products_of_pairs_are_those_of_the_cpu() {
         }
         let factors = factors(&rows_on, &matrices_on, rows, &pairs);
         let bias_on = device.copy(bias.numbers()).unwrap();
-        let out = device.copy(&vec![7f32; 2 * rows * stride]).unwrap();
-        let (bias, to) = (NumbersAt::of(&bias_on, 0, 0, 0), NumbersAt::of(&out, 0, rows * stride, stride));
-        let to = ProductTo { bias, out: to, runs: 1, columns, relu, factors: Form::Pairs, result };
-        steps::product(&device, of, &factors, &to).unwrap();
-        let got = out.to_vec().unwrap();
+        let got = in_all_tiles(&device, of, &factors, 2 * rows * stride, |out| {
+            let (bias, out) = (NumbersAt::of(&bias_on, 0, 0, 0), NumbersAt::of(out, 0, rows * stride, stride));
+            ProductTo { bias, out, runs: 1, columns, relu, factors: Form::Pairs, result }
+        });
         let numbers = |row: &[f32]| -> Vec<f32> {
             let halves = |x: &f32| [f32::from_bits(x.to_bits() << 16), f32::from_bits(x.to_bits() & 0xffff_0000)];
             match result {

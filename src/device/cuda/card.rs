@@ -10,14 +10,12 @@ use cudarc::driver::{result, sys};
 
 use super::compiler;
 use super::cubins::{Compilation, Cubins};
-use super::driver::{Driver, Launch, Streams, Work};
+use super::driver::{BLOCKS_A_PROCESSOR, Driver, Launch, Streams, Work};
 use super::sources::KERNELS;
 use crate::error::{Error, Result};
 
 /// Oldest cards that the kernels are made for: dp4a, mma of bytes and warp-wide sums.
 const CAPABILITY_MIN: (i32, i32) = (8, 0);
-/// Blocks that keep a multiprocessor busy, with as many again that wait for their turn.
-const BLOCKS_A_PROCESSOR: usize = 16;
 /// Shared memory of a block that needs no leave.
 const SHARED_BYTES_PLAIN: usize = 48 << 10;
 

@@ -4,6 +4,9 @@ use std::fmt::Debug;
 
 use crate::error::Result;
 
+/// Blocks that keep a multiprocessor busy, with as many again that wait for their turn.
+pub const BLOCKS_A_PROCESSOR: usize = 16;
+
 /// What a launch moves and computes at most, as far as the host knows: lists are taken to be of mean length, and all that is
 /// collected to be read again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -18,6 +21,8 @@ pub struct Demand {
     pub tensor_int8: u64,
     /// Multiply-adds of bf16 by tensor cores.
     pub tensor_bf16: u64,
+    /// Multiply-adds of TF32 by tensor cores.
+    pub tensor_tf32: u64,
     /// Multiply-adds in single precision.
     pub single: u64,
 }
@@ -36,6 +41,7 @@ impl Demand {
             dp4a: self.dp4a + other.dp4a,
             tensor_int8: self.tensor_int8 + other.tensor_int8,
             tensor_bf16: self.tensor_bf16 + other.tensor_bf16,
+            tensor_tf32: self.tensor_tf32 + other.tensor_tf32,
             single: self.single + other.single,
         }
     }

@@ -257,8 +257,8 @@ impl Driver for Emulated {
         let name = CString::new(launch.kernel).map_err(|e| Error::internal("a kernel's name").caused_by(e))?;
         let seed = self.seed.fetch_add(1, Ordering::Relaxed);
         self.launches.fetch_add(1, Ordering::Relaxed);
-        let mut operations = [0u64; 4];
-        // SAFETY: the library checks the size of the arguments; what they point to is the caller's condition. It counts four kinds of
+        let mut operations = [0u64; 5];
+        // SAFETY: the library checks the size of the arguments; what they point to is the caller's condition. It counts five kinds of
         // operations.
         let failure = unsafe {
             (self.launch)(
@@ -272,8 +272,8 @@ impl Driver for Emulated {
                 operations.as_mut_ptr(),
             )
         };
-        let [dp4a, tensor_int8, tensor_bf16, single] = operations;
-        let counted = Demand { dp4a, tensor_int8, tensor_bf16, single, ..Demand::default() };
+        let [dp4a, tensor_int8, tensor_bf16, tensor_tf32, single] = operations;
+        let counted = Demand { dp4a, tensor_int8, tensor_bf16, tensor_tf32, single, ..Demand::default() };
         let mut demand = locked(&self.demand);
         *demand = [demand[0].and(launch.demand), demand[1].and(counted)];
         drop(demand);

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
-use super::driver::{Demand, Driver, Launch, Streams, Work};
+use super::driver::{BLOCKS_A_PROCESSOR, Demand, Driver, Launch, Streams, Work};
 use crate::error::{Error, Result};
 use crate::locks::locked;
 
@@ -25,8 +25,8 @@ pub struct CardRates {
     pub processors: u64,
     /// Bytes a second to and from the host.
     pub host: f64,
-    /// Multiply-adds a second: of bytes, of bytes and of bf16 by tensor cores, in single precision.
-    pub operations: [f64; 4],
+    /// Multiply-adds a second: of bytes, of bytes, of bf16 and of TF32 by tensor cores, in single precision.
+    pub operations: [f64; 5],
     /// Seconds of a launch or a clearing in a recording, and of one by itself.
     pub launch: [f64; 2],
     /// Seconds of a copy to or from the host beside its bytes.
@@ -46,8 +46,8 @@ impl CardRates {
     /// A card of 132 multiprocessors of Hopper, with so many bytes of memory that give so many a second.
     const fn hopper(name: &'static str, published: f64, bytes: u64) -> Self {
         // 132 x 64 lanes at 1.755 GHz, four multiply-adds each; dense rates of the data sheet, two operations to a multiply-add.
-        let published_rates = [59.3e12, 989.5e12, 494.7e12, 33.5e12];
-        let [dp4a, int8, bf16, single] = published_rates;
+        let published_rates = [59.3e12, 989.5e12, 494.7e12, 247.4e12, 33.5e12];
+        let [dp4a, int8, bf16, tf32, single] = published_rates;
         CardRates {
             name,
             copied: SHARE_OF_COPY * published,
@@ -60,6 +60,7 @@ impl CardRates {
                 SHARE_OF_LANES * dp4a,
                 SHARE_OF_TENSORS * int8,
                 SHARE_OF_TENSORS * bf16,
+                SHARE_OF_TENSORS * tf32,
                 SHARE_OF_LANES * single,
             ],
             launch: [1.3e-6, 2.0e-6],
@@ -80,8 +81,8 @@ impl CardRates {
         let taken_in = (demand.bytes + demand.again) as f64;
         let moved = (demand.bytes as f64 / self.memory).max(taken_in / self.cache);
         let moved = moved.max(taken_in / (busy * self.of_processor));
-        let Demand { dp4a, tensor_int8, tensor_bf16, single, .. } = *demand;
-        let computed = [dp4a, tensor_int8, tensor_bf16, single].into_iter().zip(self.operations);
+        let Demand { dp4a, tensor_int8, tensor_bf16, tensor_tf32, single, .. } = *demand;
+        let computed = [dp4a, tensor_int8, tensor_bf16, tensor_tf32, single].into_iter().zip(self.operations);
         computed.map(|(operations, rate)| operations as f64 / (rate * share)).fold(moved, f64::max)
     }
 }
@@ -188,7 +189,7 @@ impl Driver for Modelled {
     }
 
     fn blocks(&self) -> usize {
-        self.rates.processors as usize * 16
+        self.rates.processors as usize * BLOCKS_A_PROCESSOR
     }
 
     fn memory(&self) -> Result<(u64, u64)> {

@@ -11,7 +11,7 @@ use super::resident::{Resident, ResidentView, Residents};
 use super::search::Asking;
 use super::{rerank, search, select, shared};
 use crate::device::cuda::{Device, Devices};
-use crate::embedding::HotTurn;
+use crate::embedding::{HotCounters, HotTurn};
 use crate::error::{Error, Result};
 use crate::limits::COMPONENT_MAX;
 use crate::pass::batch::{Batch, Pass, late};
@@ -219,12 +219,13 @@ fn send(
     Ok(UnderWay::new(&lanes[..1], group, sent))
 }
 
-/// Ends the turn of a batch at rows that are on the device as far as they are asked for often, and says how often they were there.
+/// Ends the turn of a batch at rows that are on the device as far as they are asked for often, and says how often they were there, beside how often they were to be.
 fn end(turn: Option<HotTurn<'_>>, resident: &Resident) {
     let (Some(turn), Some(tower)) = (turn, &resident.tower) else { return };
     turn.end();
-    for (table, counters) in tower.counters() {
-        metrics::gauge!("sterling_device_table_hit_rate", "table" => table).set(counters.hit_rate());
+    for HotCounters { table, cache, planned } in tower.counters() {
+        metrics::gauge!("sterling_device_table_hit_rate", "table" => table.clone()).set(cache.hit_rate());
+        metrics::gauge!("sterling_device_table_planned_hit_rate", "table" => table).set(planned);
     }
 }
 

@@ -1,65 +1,6 @@
 // The steps of dense programs, over all rows of several requests at a time.
 #include "dense.cuh"
 
-#define TILE 64u
-#define DEPTH 16u
-
-// Sums of products, a tile of 64 x 64 a block: grid (tiles of columns, tiles of rows, requests).
-KERNEL(256, product_of, ProductOfArgs) {
-    float* left = (float*)shared_memory();     // [DEPTH, TILE + 4]
-    float* right = left + DEPTH * (TILE + 4);  // [DEPTH, TILE]
-    u32 request = blockIdx.z, rows = a.counts[request] * a.runs;
-    u32 first_row = blockIdx.y * TILE, first_column = blockIdx.x * TILE;
-    if (first_row >= rows) return;
-    u32 tile_row = threadIdx.x / 16 * 4, tile_column = threadIdx.x % 16 * 4;
-    float sums[4][4] = {};
-    for (u32 p = 0; p < a.part_count; p++) {
-        const Factor& part = a.parts[p];
-        const float* matrix = row_at(part.matrix, request, 0);
-        for (u32 k = 0; k < part.depth; k += DEPTH) {
-            for (u32 n = threadIdx.x; n < DEPTH * TILE; n += blockDim.x) {
-                u32 of_row = n / DEPTH, depth = n % DEPTH, row = first_row + of_row;
-                bool is_inside = row < rows && k + depth < part.depth;
-                const float* from = row_at(part.rows, request, row / a.runs) + (u64)(row % a.runs) * part.depth;
-                left[depth * (TILE + 4) + of_row] = is_inside ? from[k + depth] : 0;
-            }
-            for (u32 n = threadIdx.x; n < DEPTH * TILE; n += blockDim.x) {
-                u32 depth = n / TILE, column = first_column + n % TILE;
-                bool is_inside = column < a.columns && k + depth < part.depth;
-                u64 at = (u64)(column / 32) * part.panel_stride + (u64)(k + depth) * part.row_stride + column % 32;
-                right[n] = is_inside ? matrix[at] : 0;
-            }
-            __syncthreads();
-#pragma unroll
-            for (u32 depth = 0; depth < DEPTH; depth++) {
-                float4 x = *(const float4*)(left + depth * (TILE + 4) + tile_row);
-                float4 w = *(const float4*)(right + depth * TILE + tile_column);
-                float xs[4] = {x.x, x.y, x.z, x.w}, ws[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-#pragma unroll
-                    for (u32 j = 0; j < 4; j++) sums[i][j] = __fmaf_rn(xs[i], ws[j], sums[i][j]);
-                }
-            }
-            __syncthreads();
-        }
-    }
-    const float* bias = a.bias.at ? row_at(a.bias, request, 0) : nullptr;
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-        u32 row = first_row + tile_row + i;
-        if (row >= rows) continue;
-        float* out = (float*)row_at(a.out, request, row / a.runs) + (u64)(row % a.runs) * a.columns;
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            u32 column = first_column + tile_column + j;
-            if (column >= a.columns) continue;
-            float x = sums[i][j] + (bias ? bias[column] : 0.0f);
-            out[column] = a.is_rectified && x < 0 ? 0 : x;
-        }
-    }
-}
-
 struct MatricesArgs {
     Numbers left, right, out;
     const u32* left_at; // [batch] where each matrix starts in a row

@@ -73,7 +73,7 @@ constexpr unsigned THREADS_MAX = 1024;
 
 // A block at work. One a host thread.
 // Multiply-adds that are counted.
-enum Operation { DP4A, TENSOR_INT8, TENSOR_BF16, SINGLE, OPERATIONS };
+enum Operation { DP4A, TENSOR_INT8, TENSOR_BF16, TENSOR_TF32, SINGLE, OPERATIONS };
 
 struct Machine {
     uint64_t operations[OPERATIONS];
@@ -428,6 +428,20 @@ static inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigne
             sum += __uint_as_float(x << 16) * __uint_as_float(y << 16);
         }
         return sum;
+    });
+}
+
+// mma.m16n8k8 of TF32 by TF32: what is behind eleven bits of a number is not read, and sums are cut off, as cards do.
+static inline void mma_tf32(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    emu::machine->operations[emu::TENSOR_TF32] += 32;
+    mma("mma.m16n8k8", c, a, b, [](float sum, const Fragment* row, const Fragment* column, unsigned lower) {
+        double whole = sum;
+        for (unsigned k = 0; k < 8; k++) {
+            unsigned x = row[k % 4].a[k / 4 * 2 + lower] & 0xffffe000u, y = column[k % 4].b[k / 4] & 0xffffe000u;
+            whole += double(__uint_as_float(x)) * double(__uint_as_float(y));
+        }
+        float rounded = float(whole);
+        return std::fabs(rounded) > std::fabs(whole) && std::isfinite(rounded) ? std::nextafter(rounded, 0.0f) : rounded;
     });
 }
 

@@ -42,6 +42,13 @@ static __device__ __forceinline__ void mma_bf16(float (&c)[4], const u32 (&a)[4]
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// mma.m16n8k8 of TF32 by TF32, of whose words the last 13 bits are not read, summed in single.
+static __device__ __forceinline__ void mma_tf32(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 // IEEE half precision to single.
 static __device__ __forceinline__ float half_to_float(u16 h) {
     float f;
@@ -49,7 +56,9 @@ static __device__ __forceinline__ float half_to_float(u16 h) {
     return f;
 }
 
-#define KERNEL(threads, name, Arguments) extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ Arguments a)
+// Two blocks of up to 256 threads have room on a multiprocessor: while one waits for memory the other computes.
+#define KERNEL(threads, name, Arguments) \
+    extern "C" __global__ void __launch_bounds__(threads, (threads) > 256 ? 1 : 2) name(const __grid_constant__ Arguments a)
 #endif
 
 #define DEVICE static __device__ __forceinline__

@@ -1,14 +1,12 @@
-// Products of rows with matrices by tensor cores, whose factors come in pairs of bf16: the words of pairs are the words of
-// fragments, so that nothing is repacked.
+// Products of rows with matrices by tensor cores: of pairs of bf16, and of single numbers, each split in two of TF32; and rows and matrices
+// brought into pairs.
 #include "dense.cuh"
 
-#define PAIR_ROWS 128u
-#define PAIR_COLUMNS 64u
-// Words of depth, each a pair, that lie in shared memory at a time.
-#define PAIR_DEPTH 16u
+#define PRODUCT_ROWS 128u
+// Words of depth that lie in shared memory at a time: each a pair or a number.
+#define PRODUCT_DEPTH 16u
 // From a row to the next in shared memory: such that the lanes that read a fragment differ in banks.
-#define LEFT_STRIDE (PAIR_DEPTH + 4u)
-#define RIGHT_STRIDE (PAIR_COLUMNS + 8u)
+#define LEFT_STRIDE (PRODUCT_DEPTH + 4u)
 
 struct PairArgs {
     ProductOfArgs of; // depths, strides of rows and of matrices in words
@@ -16,72 +14,117 @@ struct PairArgs {
     u32 unused;
 };
 
-// Sums of products, a tile of 128 x 64 a block: grid (tiles of columns, tiles of rows, requests), a warp 32 x 32 of it.
-KERNEL(256, product_of_pairs, PairArgs) {
-    u32* left = (u32*)shared_memory();            // [PAIR_ROWS, LEFT_STRIDE]
-    u32* right = left + PAIR_ROWS * LEFT_STRIDE;  // [PAIR_DEPTH, RIGHT_STRIDE]
-    u32 request = blockIdx.z, rows = a.of.counts[request] * a.of.runs;
-    u32 first_row = blockIdx.y * PAIR_ROWS, first_column = blockIdx.x * PAIR_COLUMNS;
+// Four words, of which so many are there, and zeros in place of the others: one load where all are and lie side by side as cards like it.
+DEVICE uint4 four(const u32* from, u32 count) {
+    if (count >= 4 && ((u64)from & 15) == 0) return *(const uint4*)from;
+    uint4 words = {0, 0, 0, 0};
+    if (count > 0) words.x = from[0];
+    if (count > 1) words.y = from[1];
+    if (count > 2) words.z = from[2];
+    if (count > 3) words.w = from[3];
+    return words;
+}
+
+// What is left of a number behind the 11 bits that TF32 keeps of it, rounded: of the 12 bits and a sign tensor cores read all but the last.
+DEVICE u32 split(u32& number) {
+    u32 near = (number + 0x1000) & 0xffffe000u;
+    u32 rest = __float_as_uint(__uint_as_float(number) - __uint_as_float(near));
+    number = near;
+    return rest;
+}
+
+// Adds what the tensor cores make of a step of depth: 16 pairs, or 8 numbers as the products of their parts but the least. These are summed
+// apart: cards cut sums off where single precision rounds, and so no more than the sum of a step is cut.
+template <bool IS_PAIRED>
+DEVICE void step_of(float (&sums)[4], const u32 (&x)[4], const u32 (&x_rest)[4], const u32 (&w)[2], const u32 (&w_rest)[2]) {
+    if (IS_PAIRED) {
+        mma_bf16(sums, x, w);
+        return;
+    }
+    float step[4] = {};
+    mma_tf32(step, x_rest, w);
+    mma_tf32(step, x, w_rest);
+    mma_tf32(step, x, w);
+#pragma unroll
+    for (u32 n = 0; n < 4; n++) sums[n] = __fadd_rn(sums[n], step[n]);
+}
+
+// Sums of products, a tile of 128 rows a block: grid (tiles of columns, tiles of rows, requests), a warp 32 rows and half of the columns.
+// Whatever the tile, a number is summed in one order.
+template <bool IS_PAIRED, u32 COLUMNS> DEVICE void products(const ProductOfArgs& a, bool is_out_paired) {
+    const u32 RIGHT_STRIDE = COLUMNS + 8, ACROSS = COLUMNS / 16;
+    u32* left = (u32*)shared_memory();               // [PRODUCT_ROWS, LEFT_STRIDE]
+    u32* right = left + PRODUCT_ROWS * LEFT_STRIDE;  // [PRODUCT_DEPTH, RIGHT_STRIDE]
+    u32 request = blockIdx.z, rows = a.counts[request] * a.runs;
+    u32 first_row = blockIdx.y * PRODUCT_ROWS, first_column = blockIdx.x * COLUMNS;
     if (first_row >= rows) return;
-    u32 warp_row = warp_of() / 2 * 32, warp_column = warp_of() % 2 * 32, group = lane_of() >> 2, within = lane_of() & 3;
-    float sums[2][4][4] = {};
-    for (u32 p = 0; p < a.of.part_count; p++) {
-        const Factor& part = a.of.parts[p];
+    u32 warp_row = warp_of() / 2 * 32, warp_column = warp_of() % 2 * (COLUMNS / 2), group = lane_of() >> 2, within = lane_of() & 3;
+    // Two threads load a row.
+    u32 of_row = threadIdx.x / 2, row_loaded = first_row + of_row, first_word = threadIdx.x % 2 * 8;
+    float sums[2][ACROSS][4] = {};
+    for (u32 p = 0; p < a.part_count; p++) {
+        const Factor& part = a.parts[p];
         const u32* matrix = (const u32*)row_at(part.matrix, request, 0);
-        for (u32 k = 0; k < part.depth; k += PAIR_DEPTH) {
-            __syncthreads();
-            for (u32 n = threadIdx.x; n < PAIR_ROWS * PAIR_DEPTH; n += blockDim.x) {
-                u32 of_row = n / PAIR_DEPTH, depth = n % PAIR_DEPTH, row = first_row + of_row;
-                bool is_inside = row < rows && k + depth < part.depth;
-                const u32* from = (const u32*)row_at(part.rows, request, row / a.of.runs) + (u64)(row % a.of.runs) * part.depth;
-                left[of_row * LEFT_STRIDE + depth] = is_inside ? from[k + depth] : 0;
-            }
-            for (u32 n = threadIdx.x; n < PAIR_DEPTH * PAIR_COLUMNS; n += blockDim.x) {
-                u32 depth = n / PAIR_COLUMNS, column = first_column + n % PAIR_COLUMNS;
-                bool is_inside = column < a.of.columns && k + depth < part.depth;
-                u64 at = (u64)(column / 32) * part.panel_stride + (u64)(k + depth) * part.row_stride + column % 32;
-                right[depth * RIGHT_STRIDE + n % PAIR_COLUMNS] = is_inside ? matrix[at] : 0;
-            }
+        const u32* row = (const u32*)row_at(part.rows, request, row_loaded / a.runs) + (u64)(row_loaded % a.runs) * part.depth;
+        u32 row_depth = row_loaded < rows ? part.depth : 0;
+        for (u32 k = 0; k < part.depth; k += PRODUCT_DEPTH) {
             __syncthreads();
 #pragma unroll
-            for (u32 step = 0; step < PAIR_DEPTH; step += 8) {
-                u32 xs[2][4];
+            for (u32 n = 0; n < 8; n += 4) {
+                u32 depth = k + first_word + n;
+                *(uint4*)(left + of_row * LEFT_STRIDE + first_word + n) = four(row + depth, depth < row_depth ? row_depth - depth : 0);
+            }
+#pragma unroll
+            for (u32 n = 0; n < PRODUCT_DEPTH * COLUMNS; n += 1024) {
+                u32 at = n + 4 * threadIdx.x, of_depth = at / COLUMNS, depth = k + of_depth, column = first_column + at % COLUMNS;
+                const u32* from = matrix + (u64)(column / 32) * part.panel_stride + (u64)depth * part.row_stride + column % 32;
+                bool is_inside = depth < part.depth && column < a.columns;
+                *(uint4*)(right + of_depth * RIGHT_STRIDE + at % COLUMNS) = four(from, is_inside ? a.columns - column : 0);
+            }
+            __syncthreads();
+            if (first_row + warp_row >= rows) continue;
+#pragma unroll
+            for (u32 step = 0; step < PRODUCT_DEPTH; step += 8) {
+                u32 xs[2][4], x_rests[2][4];
 #pragma unroll
                 for (u32 i = 0; i < 2; i++) {
                     const u32* x = left + (warp_row + 16 * i + group) * LEFT_STRIDE + step + within;
                     xs[i][0] = x[0], xs[i][1] = x[8 * LEFT_STRIDE], xs[i][2] = x[4], xs[i][3] = x[8 * LEFT_STRIDE + 4];
+#pragma unroll
+                    for (u32 n = 0; n < 4; n++) x_rests[i][n] = IS_PAIRED ? 0 : split(xs[i][n]);
                 }
 #pragma unroll
-                for (u32 j = 0; j < 4; j++) {
+                for (u32 j = 0; j < ACROSS; j++) {
                     const u32* w = right + (step + within) * RIGHT_STRIDE + warp_column + 8 * j + group;
-                    u32 ws[2] = {w[0], w[4 * RIGHT_STRIDE]};
+                    u32 ws[2] = {w[0], w[4 * RIGHT_STRIDE]}, w_rests[2] = {0, 0};
+                    if (!IS_PAIRED) w_rests[0] = split(ws[0]), w_rests[1] = split(ws[1]);
 #pragma unroll
-                    for (u32 i = 0; i < 2; i++) mma_bf16(sums[i][j], xs[i], ws);
+                    for (u32 i = 0; i < 2; i++) step_of<IS_PAIRED>(sums[i][j], xs[i], x_rests[i], ws, w_rests);
                 }
             }
         }
     }
-    const float* bias = a.of.bias.at ? row_at(a.of.bias, request, 0) : nullptr;
+    const float* bias = a.bias.at ? row_at(a.bias, request, 0) : nullptr;
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             u32 row = first_row + warp_row + 16 * i + 8 * half + group;
             if (row >= rows) continue;
-            float* out = (float*)row_at(a.of.out, request, row / a.of.runs);
-            out += (u64)(row % a.of.runs) * (a.is_paired ? (a.of.columns + 1) / 2 : a.of.columns);
+            float* out = (float*)row_at(a.out, request, row / a.runs);
+            out += (u64)(row % a.runs) * (is_out_paired ? (a.columns + 1) / 2 : a.columns);
 #pragma unroll
-            for (u32 j = 0; j < 4; j++) {
+            for (u32 j = 0; j < ACROSS; j++) {
                 u32 column = first_column + warp_column + 8 * j + 2 * within;
                 float x[2];
 #pragma unroll
                 for (u32 c = 0; c < 2; c++) {
-                    x[c] = sums[i][j][2 * half + c] + (bias && column + c < a.of.columns ? bias[column + c] : 0.0f);
-                    if (a.of.is_rectified && x[c] < 0) x[c] = 0;
+                    x[c] = sums[i][j][2 * half + c] + (bias && column + c < a.columns ? bias[column + c] : 0.0f);
+                    if (a.is_rectified && x[c] < 0) x[c] = 0;
                 }
-                if (column >= a.of.columns) continue;
-                bool has_second = column + 1 < a.of.columns;
-                if (a.is_paired) {
+                if (column >= a.columns) continue;
+                bool has_second = column + 1 < a.columns;
+                if (is_out_paired) {
                     ((u32*)out)[column / 2] = float_to_bf16(x[0]) | (has_second ? float_to_bf16(x[1]) << 16 : 0);
                 } else {
                     out[column] = x[0];
@@ -91,6 +134,10 @@ KERNEL(256, product_of_pairs, PairArgs) {
         }
     }
 }
+
+KERNEL(256, product_of, ProductOfArgs) { products<false, 64>(a, false); }
+KERNEL(256, product_of_pairs, PairArgs) { products<true, 64>(a.of, a.is_paired); }
+KERNEL(256, product_of_wide_pairs, PairArgs) { products<true, 128>(a.of, a.is_paired); }
 
 struct NarrowArgs {
     Numbers from, out;

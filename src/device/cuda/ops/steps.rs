@@ -4,16 +4,18 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{Shape, address_of, launch, parts, times};
 use crate::device::cpu::dense::{Binary, Fold, Form, PANEL, PARTS_MAX, Unary};
-use crate::device::cuda::driver::Demand;
+use crate::device::cuda::driver::{BLOCKS_A_PROCESSOR, Demand};
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
 
-/// Side of a tile of a product.
-const TILE: usize = 64;
-const DEPTH: usize = 16;
-/// Tiles of products of pairs, and the shared memory that they take.
-const PAIR_TILE: [usize; 2] = [128, 64];
-const PAIR_SHARED_BYTES: usize = 4 * (PAIR_TILE[0] * (16 + 4) + 16 * (PAIR_TILE[1] + 8));
+/// Rows of a tile of a product and those of a warp of it, its columns where it is narrow and where it is wide, and words of depth that lie
+/// in shared memory at a time.
+const TILE_ROWS: usize = 128;
+const WARP_ROWS: usize = 32;
+const TILE_COLUMNS: [usize; 2] = [64, 128];
+const TILE_DEPTH: usize = 16;
+/// Products of parts that make a product of single numbers by tensor cores.
+const SPLIT_PRODUCTS: usize = 3;
 
 /// Numbers of a step, as kernels read them: number `[request, row, outer, inner]` is so many times each of these after the first.
 #[repr(C)]
@@ -145,42 +147,49 @@ pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &Produ
     };
     let count = rows.most * to.runs;
     let depth: usize = parts.iter().map(|part| part.depth as usize).sum();
-    let shape = |kernel, tile: [usize; 2], shared_bytes| {
-        let tiles = [to.columns.div_ceil(tile[1]), count.div_ceil(tile[0])];
-        Shape {
-            kernel,
-            grid: [tiles[0], tiles[1], rows.requests()],
-            threads: 256,
-            shared_bytes,
-            demand: product_demand(rows.requests(), [count, depth, to.columns], tiles, to),
-        }
+    let tall = count.div_ceil(TILE_ROWS);
+    let [narrow, wide] = TILE_COLUMNS;
+    // Wide tiles read rows half as often, where there are enough of them to keep the device busy; single numbers wait for the tensor cores.
+    let is_wide = to.factors == Form::Pairs
+        && to.columns > narrow
+        && BLOCKS_A_PROCESSOR * rows.requests() * tall * to.columns.div_ceil(wide) >= device.driver().blocks();
+    let width = if is_wide { wide } else { narrow };
+    let tiles = [to.columns.div_ceil(width), tall];
+    let shape = |kernel| Shape {
+        kernel,
+        grid: [tiles[0], tiles[1], rows.requests()],
+        threads: 256,
+        shared_bytes: 4 * (TILE_ROWS * (TILE_DEPTH + 4) + TILE_DEPTH * (width + 8)),
+        demand: product_demand(rows.requests(), [count, depth, to.columns], (tiles, width), to),
     };
     match (to.factors, to.result) {
-        (Form::Single, Form::Single) => {
-            launch(device, &shape("product_of", [TILE, TILE], 4 * DEPTH * (2 * TILE + 4)), &arguments)
-        }
+        (Form::Single, Form::Single) => launch(device, &shape("product_of"), &arguments),
         (Form::Single, Form::Pairs) => Err(Error::internal("pairs of a product of single numbers")),
         (Form::Pairs, result) => {
             let arguments = PairArgs { of: arguments, is_paired: u32::from(result == Form::Pairs), unused: 0 };
-            launch(device, &shape("product_of_pairs", PAIR_TILE, PAIR_SHARED_BYTES), &arguments)
+            launch(device, &shape(if is_wide { "product_of_wide_pairs" } else { "product_of_pairs" }), &arguments)
         }
     }
 }
 
-/// What products of `[rows, depth]` of each request with `[depth, columns]` move and compute. Every tile reads its rows and its columns;
-/// all but the first reading comes from the caches.
-fn product_demand(requests: usize, [rows, depth, columns]: [usize; 3], tiles: [usize; 2], to: &ProductTo) -> Demand {
+/// What products of `[rows, depth]` of each request with `[depth, columns]` move and compute, in tiles so wide. Every tile reads its rows
+/// and its columns; all but the first reading comes from the caches. Tensor cores compute the whole tiles of warps.
+fn product_demand(
+    requests: usize,
+    [rows, depth, columns]: [usize; 3],
+    (tiles, width): ([usize; 2], usize),
+    to: &ProductTo,
+) -> Demand {
     let once = rows * depth * requests + depth * columns;
     let read = times(&[requests, rows, depth, tiles[0]]) + times(&[requests, depth, columns, tiles[1]]);
     let out = requests * rows * to.result.room(columns);
     let demand = Demand { again: (4 * read).saturating_sub(4 * once as u64), ..Demand::of_bytes(4 * (once + out)) };
+    let (tall, wide) = (rows.next_multiple_of(WARP_ROWS), tiles[0] * width);
+    let whole = times(&[requests, tall, wide, depth.next_multiple_of(TILE_DEPTH)]);
     match to.factors {
-        Form::Single => Demand { single: times(&[requests, rows, depth, columns]), ..demand },
-        // Tensor cores compute whole tiles, and a number of depth is a pair.
-        Form::Pairs => {
-            let [tall, wide] = [tiles[1] * PAIR_TILE[0], tiles[0] * PAIR_TILE[1]];
-            Demand { tensor_bf16: times(&[requests, tall, wide, 2, depth.next_multiple_of(DEPTH)]), ..demand }
-        }
+        Form::Single => Demand { tensor_tf32: times(&[SPLIT_PRODUCTS]) * whole, ..demand },
+        // A number of depth is a pair.
+        Form::Pairs => Demand { tensor_bf16: 2 * whole, ..demand },
     }
 }
 
