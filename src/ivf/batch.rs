@@ -1,7 +1,6 @@
 //! Searching a batch, list by list: each block that is loaded serves every query that probes its list.
 //!
-//! 1. The centroids are scored for all queries, four at a time, and each query's best P lists are selected; those of queries by the
-//!    codes of a first pass as such a query chooses them alone.
+//! 1. The centroids are scored for all queries, four at a time, and each query's best P lists are selected.
 //! 2. The (list, query) pairs are sorted by list, so that memory is read once and forwards. The lists that hold a query's
 //!    first K0 items come before all others: what follows then meets a threshold and is mostly not kept.
 //! 3. Each list is scanned for its queries together.
@@ -18,7 +17,7 @@ use super::union::{Member, Union};
 use super::view::Index;
 use crate::device::cpu::kernels::Blocks;
 use crate::topk::{Selector, unkey};
-use crate::units::ListId;
+use crate::units::{ListId, Slot};
 
 /// Blocks that are scanned for all their queries before the next ones: they stay in the second-level cache meanwhile.
 const BLOCKS: usize = 64;
@@ -174,21 +173,20 @@ impl Index {
             self.quantize(one.vector, query);
             coarse.reset(one.probes.clamp(1, self.lists()));
         }
-        for (one, tables) in searches.iter().zip(&mut *tables).filter(|(one, _)| one.by_codes) {
+        for (one, tables) in searches.iter().zip(tables).filter(|(one, _)| one.by_codes) {
             self.make_tables(one.vector, tables);
         }
-        of_list.clear();
-        for (n, (one, coarse)) in searches.iter().zip(&mut *coarse).enumerate() {
-            let by_codes = self.chosen_by_codes(one.by_codes, coarse.k()).is_some();
-            if self.penalties.is_empty() && !by_codes {
-                of_list.push(n);
-                continue;
+        if self.penalties.is_empty() {
+            of_list.clear();
+            of_list.extend(0..searches.len());
+            for blocks in self.centroids().parts(BLOCKS) {
+                self.scan_together(&blocks, queries, coarse, of_list);
             }
-            let (_, lists) = self.best_lists(one.vector, by_codes.then_some(&tables[n]), coarse.k(), search);
-            lists.iter().map(|&key| unkey(key)).for_each(|(score, list)| coarse.push(score, list));
-        }
-        for blocks in self.centroids().parts(BLOCKS) {
-            self.scan_together(&blocks, queries, coarse, of_list);
+        } else {
+            for (one, coarse) in searches.iter().zip(&mut *coarse) {
+                let lists = self.probe(one.vector, coarse.k(), search);
+                lists.for_each(|(list, score)| coarse.push(score, Slot(list.0)));
+            }
         }
         pairs.clear();
         for (n, (one, coarse)) in searches.iter().zip(&mut *coarse).enumerate() {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::ahead::{Ahead, Ending, next_look};
-use super::first_pass::{ListRoom, Tables};
+use super::first_pass::Tables;
 use super::pace::Pace;
 use super::quantize::Quantized;
 use crate::device::cpu::kernels::Pick;
@@ -174,8 +174,6 @@ pub struct Scratch {
     pub(super) row_slots: Vec<u32>,
     /// The lists that were not scanned yet.
     pub(super) ahead: Ahead,
-    /// Of a choice of lists in two steps.
-    pub(super) small: ListRoom,
     /// Selects the lists of searches that know how many they want.
     pub(super) coarse: Selector,
 }

@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use super::filtered::{Filtered, FilteredQuery, MemberWords, Words};
-use super::first_pass::{CentroidCodes, ItemCodes, Tables};
+use super::first_pass::{ItemCodes, Tables};
 use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
 use super::union::{Forms, Member, Union};
@@ -68,7 +68,7 @@ impl Union<'_> {
             return counters;
         }
         let start = Instant::now();
-        let (int8, best) = self.lists.best_lists(vector, with_tables.then_some(&tables), probes, scratch);
+        let (int8, best) = self.lists.best_lists(vector, probes, scratch);
         let query = forms(int8);
         counters.probe_time = start.elapsed();
         let best = || best.iter().map(|&key| ListId(unkey(key).1.0));
@@ -114,22 +114,13 @@ impl Index {
         })
     }
 
-    /// The P best lists of a vector, fewer than all, best first as keys, with the vector's int8 form; in two steps where codes are scanned,
-    /// by the vector's `tables`, and where these help.
+    /// The P best lists of a vector, fewer than all, best first as keys, with the vector's int8 form.
     pub(super) fn best_lists<'a>(
         &self,
         vector: &[f32],
-        tables: Option<&Tables>,
         probes: usize,
         scratch: &'a mut Scratch,
     ) -> (&'a Quantized, &'a [u64]) {
-        if let Some(small) = self.chosen_by_codes(tables.is_some(), probes)
-            && let Some(tables) = tables
-            && small.choose(self.kernels, (vector, tables), probes, &mut scratch.small)
-        {
-            self.quantize(vector, &mut scratch.query);
-            return (&scratch.query, scratch.small.best());
-        }
         if self.penalties.is_empty() {
             self.quantize(vector, &mut scratch.query);
             scratch.coarse.reset(probes);
@@ -139,11 +130,6 @@ impl Index {
         self.score_lists(vector, scratch);
         scratch.order(probes);
         (&scratch.query, &scratch.lists[..probes])
-    }
-
-    /// What chooses so many lists in two steps, for searches that scan codes.
-    pub(super) fn chosen_by_codes(&self, by_codes: bool, probes: usize) -> Option<&CentroidCodes> {
-        self.small_centroids.as_ref().filter(|small| by_codes && small.chooses(probes))
     }
 
     /// As [`Union::search`], of this index alone.

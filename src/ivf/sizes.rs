@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::first_pass::{CentroidCodes, CodeChoice, CodeKind, CodeShape};
+use super::first_pass::{CodeChoice, CodeKind, CodeShape};
 use super::options::{IndexShape, Options};
 use super::survey::RowSurvey;
 use crate::device::cpu::kernels::BLOCK;
@@ -85,8 +85,7 @@ impl Sizes {
         let centroids = self.lists.next_multiple_of(BLOCK) * int8;
         let of = |bytes: &dyn Fn(&CodeShape) -> usize| self.codes.as_ref().map_or(0, bytes);
         let slot = int8 + self.row_width * self.dimension + of(&CodeShape::slot_bytes);
-        let small = self.codes.map_or(0, |_| CentroidCodes::bytes_of(self.lists, self.dimension));
-        (self.slots() * slot + centroids + small + of(&|codes| codes.shared_bytes(self.dimension))) as u64
+        (self.slots() * slot + centroids + of(&|codes| codes.shared_bytes(self.dimension))) as u64
     }
 }
 

@@ -4,7 +4,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use safetensors::Dtype;
 
-use super::first_pass::{CentroidCodes, ItemCodes};
+use super::first_pass::ItemCodes;
 use super::quantize::{Quantized, read_row};
 use crate::device::buffer::Buffer;
 use crate::device::cpu::Kernels;
@@ -58,8 +58,6 @@ pub struct Index {
     pub(super) penalties: Buffer<f32>,
     pub(super) rows: WideRows,
     pub(super) first_pass: Option<ItemCodes>,
-    /// Where searches by these codes choose their lists in two steps.
-    pub(super) small_centroids: Option<CentroidCodes>,
     items: usize,
 }
 
@@ -123,10 +121,6 @@ impl Index {
         }
         let rows_of = centroids.chunks_exact(dimension).map(Some);
         let (centroid_codes, centroid_scales) = super::kmeans::blocked(rows_of, dimension, lists);
-        let small_centroids = match &first_pass {
-            Some(codes) if penalties.is_empty() => CentroidCodes::of(&centroids, dimension, codes),
-            _ => None,
-        };
         let items = list_lengths.iter().map(|&n| n as usize).sum();
         Ok(Index {
             kernels: Kernels::detect()?,
@@ -141,7 +135,6 @@ impl Index {
             penalties,
             rows,
             first_pass,
-            small_centroids,
             items,
         })
     }
@@ -252,7 +245,6 @@ impl Index {
             + 4 * self.centroid_scales.len()
             + self.penalties.bytes()
             + self.first_pass.as_ref().map_or(0, ItemCodes::bytes)
-            + self.small_centroids.as_ref().map_or(0, CentroidCodes::bytes)
     }
 
     /// The blocks of a list.
@@ -298,11 +290,8 @@ impl Index {
         codes.blocks(first(list), self.list_lengths[list.index()] as usize, next.map(first))
     }
 
-    /// The product of a vector with the centroid of a list, in f32: of the row that chooses lists, where there is one.
+    /// The product of a vector with the centroid of a list, in f32.
     pub(super) fn centroid_product(&self, vector: &[f32], list: ListId) -> f32 {
-        if let Some(small) = &self.small_centroids {
-            return self.kernels.dot_f16(vector, small.row(list));
-        }
         let range = list.index() * self.dimension..(list.index() + 1) * self.dimension;
         self.kernels.dot_f32(vector, &self.centroids[range])
     }

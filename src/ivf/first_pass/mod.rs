@@ -7,7 +7,7 @@
 //! moves the scores of just those queries that it is a good answer to, weighs more than one across it (`ProductEncoder`).
 //!
 //! Wide vectors may have one bit a dimension instead, the signs of the rotated residual, and an item a factor (`signs`,
-//! `rotation`): four signs make a code, so that all else is the same. Signs of wide centroids help to choose the lists (`centroids`).
+//! `rotation`): four signs make a code, so that all else is the same.
 //!
 //! | tensor | holds |
 //! |---|---|
@@ -20,7 +20,6 @@
 //! RaBitQ (Gao & Long, SIGMOD 2024).
 
 mod books;
-mod centroids;
 mod choice;
 mod coder;
 mod encode;
@@ -32,7 +31,6 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
-pub(super) use centroids::{CentroidCodes, ListRoom};
 pub use choice::{CodeChoice, IndexExtent, Rates};
 pub(super) use coder::Coder;
 pub(super) use items::ItemCodes;

@@ -14,7 +14,6 @@ use crate::tensor::Matrix;
 use crate::topk::{Selector, unkey};
 use crate::units::{ListId, NO_ITEM, Slot};
 
-mod centroids;
 mod rabitq;
 
 const PQ4: FirstPass = FirstPass { codes: CodeKind::Pq4, subspaces: 0 };
