@@ -18,7 +18,7 @@ fi
 cargo build --locked --quiet --features full
 # The version of which docs/KERNELS.md says what it makes: 90 MB to fetch.
 nvrtc=target/nvrtc nvrtc_version=13.0.88
-if ! { "$nvrtc/bin/pip" show nvidia-cuda-nvrtc | grep -qx "Version: $nvrtc_version"; } 2>/dev/null; then
+if ! { "$nvrtc/bin/pip" show nvidia-cuda-nvrtc | grep -x "Version: $nvrtc_version"; } >/dev/null 2>&1; then
     if ! { "${PYTHON:-python3}" -m venv "$nvrtc" && "$nvrtc/bin/pip" install -q --disable-pip-version-check --no-deps "nvidia-cuda-nvrtc==$nvrtc_version"; }; then
         echo "nvidia-cuda-nvrtc could not be installed by pip: the kernels of GPUs are not compiled for any" >&2
         rm -rf "$nvrtc"

@@ -192,7 +192,10 @@ fn products_of_pairs_are_those_of_the_cpu() {
             rows_on.push(to);
             let (from, to) = (device.copy(&matrices[n]).unwrap(), device.room(packed[n].numbers().len()).unwrap());
             let (one, at) = (RowsOf { counts: &one, most: 1 }, NumbersAt::of(&from, 0, 0, 0));
-            steps::pack_narrow(&device, one, at, (depths[n], columns), NumbersAt::of(&to, 0, 0, 0)).unwrap();
+            // By few blocks and by many.
+            for _ in 0..2 {
+                steps::pack_narrow(&device, one, at, (depths[n], columns), NumbersAt::of(&to, 0, 0, 0)).unwrap();
+            }
             let words = pairs[n] * columns.next_multiple_of(PANEL);
             assert_eq!(bits(&to.read(words).unwrap()), bits(&packed[n].numbers()[..words]), "a matrix of {columns}");
             matrices_on.push(to);
@@ -232,6 +235,31 @@ fn products_of_pairs_are_those_of_the_cpu() {
         result: Form::Pairs,
     };
     assert!(steps::product(&device, RowsOf { counts: &counts, most: 1 }, &[], &to).is_err());
+}
+
+/// Rows of two runs are twice as many rows, of numbers and of pairs, whose last one has a half.
+#[test]
+fn runs_of_a_row_are_multiplied_as_rows_are() {
+    let (device, mut random) = (device(), Random::new(9));
+    let (rows, columns, depth) = (34, 9, 12);
+    for form in [Form::Single, Form::Pairs] {
+        let words =
+            |count: usize| random.numbers(count).iter().map(|x| f32::from_bits(x.to_bits() & 0xffff_0000)).collect();
+        let [input, matrix]: [Vec<f32>; 2] = [rows * depth, depth * PANEL].map(words);
+        let (input, matrix) = (device.copy(&input).unwrap(), device.copy(&matrix).unwrap());
+        let stride = form.room(columns);
+        let [one, two] = [1, 2].map(|runs| {
+            let (counts, out) = (device.copy(&[(rows / runs) as u32]).unwrap(), device.zeros(rows * stride).unwrap());
+            let from = NumbersAt::of(&input, 0, 0, runs * depth);
+            let factor = FactorAt::new(from, NumbersAt::of(&matrix, 0, 0, 0), depth, (PANEL, PANEL * depth));
+            let (bias, out_at) = (NumbersAt::default(), NumbersAt::of(&out, 0, 0, runs * stride));
+            let to = ProductTo { bias, out: out_at, runs, columns, relu: false, factors: form, result: form };
+            steps::product(&device, RowsOf { counts: &counts, most: rows / runs }, &[factor], &to).unwrap();
+            out.to_vec().unwrap().iter().map(|x: &f32| x.to_bits()).collect::<Vec<u32>>()
+        });
+        assert!(one.iter().all(|&word| word != 0), "{form:?}");
+        assert_eq!(one, two, "{form:?}");
+    }
 }
 
 #[test]
