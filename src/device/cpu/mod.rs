@@ -16,6 +16,7 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub mod dense;
+mod isa;
 pub mod kernels;
 pub mod pool;
 #[cfg(target_arch = "x86_64")]
@@ -24,54 +25,13 @@ mod proof;
 use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
+use isa::Isa;
+pub use isa::Kernels;
 
 /// The variable that forces an instruction set.
 pub const KERNEL_VARIABLE: &str = "STERLING_KERNEL";
 
-/// The instruction set in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Isa {
-    Portable,
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-    #[cfg(target_arch = "aarch64")]
-    Neon,
-    #[cfg(target_arch = "aarch64")]
-    Dotprod,
-}
-
-/// A set of kernels that this machine can run. Only [`Kernels::detect`] and [`Kernels::named`] make one, which is what
-/// makes its calls sound.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kernels {
-    isa: Isa,
-    /// Whether the instruction set has products of bf16.
-    has_bf16: bool,
-    /// Whether it looks up bytes among 64 at a time.
-    has_vbmi: bool,
-    /// What multiplies tiles, where something does.
-    #[cfg(target_arch = "x86_64")]
-    tiles: Option<amx::Source>,
-}
-
 impl Kernels {
-    fn of(isa: Isa) -> Kernels {
-        Kernels {
-            isa,
-            has_bf16: false,
-            has_vbmi: false,
-            #[cfg(target_arch = "x86_64")]
-            tiles: None,
-        }
-    }
-
-    /// Whether products of bf16 are faster than those of f32.
-    pub fn has_bf16(self) -> bool {
-        self.has_bf16
-    }
-
     /// The best kernels of this machine, or those that `STERLING_KERNEL` names.
     ///
     /// # Errors
@@ -163,30 +123,5 @@ impl Kernels {
             tried.push(Kernels::emulated(false));
         }
         tried
-    }
-
-    #[cfg(all(test, target_arch = "x86_64"))]
-    fn emulated(wrong: bool) -> Kernels {
-        let tiles = Some(amx::Source::Emulated { wrong });
-        Kernels { has_bf16: true, tiles, ..Kernels::of(Isa::Portable) }
-    }
-
-    /// The name, as `STERLING_KERNEL` takes it.
-    pub fn name(self) -> &'static str {
-        match self.isa {
-            #[cfg(target_arch = "x86_64")]
-            _ if self.tiles.is_some() => "amx",
-            Isa::Portable => "portable",
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => "avx2",
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 if self.has_bf16 => "avx512bf16",
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => "avx512",
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon => "neon",
-            #[cfg(target_arch = "aarch64")]
-            Isa::Dotprod => "dotprod",
-        }
     }
 }

@@ -2,8 +2,8 @@
 //! order of sums is exact.
 
 use super::dense::{Form, Lines, MapTarget, Operand, PANEL, Part, Product, Weights, pack_pairs};
+use super::isa::{Isa, Kernels};
 use super::kernels::{BLOCK, Blocks, Int8Query, Lane, Staging};
-use super::{Isa, Kernels};
 
 /// # Errors
 /// What is computed otherwise.

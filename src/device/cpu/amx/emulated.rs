@@ -3,7 +3,7 @@
 use super::{ROW_BYTES, ROWS, Shape, TILES, Tiles};
 
 /// The tiles of a processor that has none. What would be an invalid instruction is a panic.
-pub(in crate::device::cpu) struct Emulated {
+pub(crate) struct Emulated {
     shapes: Option<[Shape; TILES]>,
     tiles: [[[u8; ROW_BYTES]; ROWS]; TILES],
     wrong: bool,
@@ -11,7 +11,7 @@ pub(in crate::device::cpu) struct Emulated {
 
 impl Emulated {
     /// Tiles without shapes; where `wrong`, what is stored has a bit flipped.
-    pub(in crate::device::cpu) fn new(wrong: bool) -> Self {
+    pub(crate) fn new(wrong: bool) -> Self {
         Emulated { shapes: None, tiles: [[[0; ROW_BYTES]; ROWS]; TILES], wrong }
     }
 

@@ -8,7 +8,7 @@ use super::{ROW_BYTES, ROWS, Shape, TILES, Tiles};
 
 /// True where the processor has tiles of the sizes that are used here with products of bf16 and of bytes, and the system keeps their
 /// state.
-pub(in crate::device::cpu) fn are_there() -> bool {
+pub(crate) fn are_there() -> bool {
     const FEATURES: u32 = 1 << 22 | 1 << 24 | 1 << 25;
     const STATE: u64 = 1 << 17 | 1 << 18;
     if !is_x86_feature_detected!("xsave") || __cpuid(0).eax < 0x1d {
@@ -27,7 +27,7 @@ pub(in crate::device::cpu) fn are_there() -> bool {
 
 /// Asks the system to let the threads of this process use tiles, whose state is 8 KiB a thread. False where it does not.
 #[cfg(target_os = "linux")]
-pub(in crate::device::cpu) fn permit() -> bool {
+pub(crate) fn permit() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const TILE_DATA: libc::c_long = 18;
     // SAFETY: the call takes two numbers and changes what the process may do, no memory of it.
@@ -36,7 +36,7 @@ pub(in crate::device::cpu) fn permit() -> bool {
 
 /// Other systems are not asked.
 #[cfg(not(target_os = "linux"))]
-pub(in crate::device::cpu) fn permit() -> bool {
+pub(crate) fn permit() -> bool {
     false
 }
 
@@ -54,7 +54,7 @@ struct Configuration {
 ///
 /// Between two instructions the numbers lie in registers that the compiler does not know. It never uses them either, as nothing
 /// in this program is compiled for AMX.
-pub(in crate::device::cpu) struct Instructions {
+pub(crate) struct Instructions {
     shapes: [Shape; TILES],
     of_thread: PhantomData<*const ()>,
 }
@@ -63,7 +63,7 @@ impl Instructions {
     /// # Safety
     /// [`are_there`] and [`permit`] were true, and the thread has no other one: the processor knows the shapes of the last alone.
     #[inline(always)]
-    pub(in crate::device::cpu) unsafe fn new() -> Self {
+    pub(crate) unsafe fn new() -> Self {
         Instructions { shapes: [Shape::default(); TILES], of_thread: PhantomData }
     }
 }

@@ -34,7 +34,7 @@ pub use operands::{
 use super::amx::Emulated;
 #[cfg(target_arch = "x86_64")]
 use super::amx::Source;
-use super::{Isa, Kernels};
+use super::isa::{Isa, Kernels};
 use operands::reach;
 
 macro_rules! dispatch {

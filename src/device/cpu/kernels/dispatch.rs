@@ -10,7 +10,7 @@ use super::{dotprod, neon};
 use crate::device::cpu::amx::Emulated;
 #[cfg(target_arch = "x86_64")]
 use crate::device::cpu::amx::Source;
-use crate::device::cpu::{Isa, Kernels};
+use crate::device::cpu::isa::{Isa, Kernels};
 use crate::device::memory::prefetch;
 
 macro_rules! dispatch {

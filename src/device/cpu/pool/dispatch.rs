@@ -7,7 +7,7 @@ use super::portable;
 use super::rows::{RowFormat, Rows, formats};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
-use crate::device::cpu::{Isa, Kernels};
+use crate::device::cpu::isa::{Isa, Kernels};
 
 /// Writes the sum (or mean) of each bag's rows; an empty bag gives zeros.
 ///

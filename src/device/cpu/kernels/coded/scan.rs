@@ -8,9 +8,9 @@ use super::operands::{CodeBlocks, CodeQuery, LINE, check};
 use super::portable;
 #[cfg(target_arch = "x86_64")]
 use super::vbmi;
+use crate::device::cpu::isa::{Isa, Kernels};
 use crate::device::cpu::kernels::operands::{BLOCK, Staging, blocks_ahead};
 use crate::device::cpu::kernels::portable::stage;
-use crate::device::cpu::{Isa, Kernels};
 use crate::device::memory::prefetch;
 
 impl Kernels {
