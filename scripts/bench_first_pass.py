@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""First-pass codes against int8 rows alone and against other libraries, on real vectors: table and curves of docs/INDEX.md.
+"""First-pass codes against int8 rows alone and against other libraries, on real vectors: table and curves of docs/CODES.md.
 
     python scripts/real_vectors.py words words.npy
     python scripts/bench_first_pass.py --sterling target/release/sterling --vectors words.npy [--peers faiss-sq8,faiss-pq,scann,hnswlib,svs]
