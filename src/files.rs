@@ -537,7 +537,8 @@ mod tests {
         let pipe = folder.path().join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
         for path in [pipe.as_path(), folder.path(), Path::new("/dev/zero")] {
-            let refusals = [read(path).unwrap_err(), Tensors::open(path).unwrap_err(), Tensors::read(path).unwrap_err()];
+            let refusals =
+                [read(path).unwrap_err(), Tensors::open(path).unwrap_err(), Tensors::read(path).unwrap_err()];
             for refusal in refusals {
                 assert_eq!(refusal.to_string(), format!("{}: not a regular file", path.display()));
             }
