@@ -12,13 +12,13 @@ mod checksum;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::hash::{BuildHasher as _, RandomState};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Read as _, Write};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::device::buffer::Buffer;
-use crate::device::map::Map;
+use crate::device::map::{self, Map};
 use crate::error::{Error, Result};
 use bytemuck::Pod;
 use safetensors::{Dtype, SafeTensors};
@@ -261,6 +261,16 @@ impl Places<'_> {
             }
         }
     }
+}
+
+/// The bytes of a whole file.
+///
+/// # Errors
+/// `NotFound` or `Io` with the path, also where it is no regular file.
+pub fn read(path: &Path) -> Result<Vec<u8>> {
+    let (mut file, mut bytes) = (map::open(path)?, Vec::new());
+    file.read_to_end(&mut bytes).map_err(|e| Error::io(path.display(), e))?;
+    Ok(bytes)
 }
 
 /// Writes a file so that a reader sees the old one or the whole new one: a temporary name, sync, rename, sync of the folder.
@@ -519,6 +529,20 @@ mod tests {
             assert!(Tensors::open(&path).is_err(), "a file cut at {cut} bytes was opened");
         }
         assert!(Tensors::open(&folder.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+        for path in [pipe.as_path(), folder.path(), Path::new("/dev/zero")] {
+            let refusals =
+                [read(path).unwrap_err(), Tensors::open(path).unwrap_err(), Tensors::read(path).unwrap_err()];
+            for refusal in refusals {
+                assert_eq!(refusal.to_string(), format!("{}: not a regular file", path.display()));
+            }
+        }
     }
 
     #[test]

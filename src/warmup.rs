@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::error::{Error, Result};
-use crate::files::Checksum;
+use crate::files::{self, Checksum};
 use crate::http::wire::{self, Retrievals};
 use crate::model::WARMUP_FILE;
 use crate::pass::{self, Cpu};
@@ -123,7 +123,7 @@ pub fn read(path: &Path) -> Result<String> {
     if bytes > BYTES_MAX {
         return Err(Error::invalid(format!("{WARMUP_FILE}: {bytes} bytes, expected up to {BYTES_MAX}")));
     }
-    let text = fs::read(path).map_err(io)?;
+    let text = files::read(path)?;
     String::from_utf8(text).map_err(|_| Error::invalid(format!("{WARMUP_FILE}: not UTF-8")))
 }
 

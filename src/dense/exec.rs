@@ -68,6 +68,21 @@ pub(super) fn output<'a>(plan: &Plan, n: usize, scratch: &'a Scratch) -> (&'a [f
     }
 }
 
+/// The step from number to number of an operand where all rows of a block are one run: of rows that lie as those of the result do, the
+/// room between them included, and, beside single numbers, of one that all rows share.
+fn in_one_run(operand: &loops::Operand<'_>, count: usize, stride: usize) -> Option<usize> {
+    match operand.row {
+        0 if count == 1 && stride == 1 => Some(0),
+        row if row == stride && (operand.inner == 1 || count == 1) => Some(1),
+        _ => None,
+    }
+}
+
+/// All rows of a result as one.
+fn whole_block(target: MapTarget<'_>) -> MapTarget<'_> {
+    MapTarget { inner: (target.rows - 1) * target.stride + target.inner, rows: 1, ..target }
+}
+
 struct Run<'a> {
     plan: &'a Plan,
     kernels: Kernels,
@@ -118,18 +133,22 @@ impl<'a> Run<'a> {
                 }
             }
             Work::Map1 { f, a, count } => {
-                let whole = Operand { place: *a, outer: 0, inner: 1 };
-                let target = MapTarget { numbers: out, stride, rows, outer: 1, inner: *count };
-                let (input, mut target) = (self.operand(&whole), target);
+                let mut input = self.operand(&Operand { place: *a, outer: 0, inner: 1 });
+                let mut target = MapTarget { numbers: out, stride, rows, outer: 1, inner: *count };
+                if let Some(inner) = in_one_run(&input, *count, stride) {
+                    (input, target) = (loops::Operand { inner, ..input }, whole_block(target));
+                }
                 self.kernels.map1(*f, &input, &mut target);
             }
             Work::Map2 { f, a, b, outer, inner } => {
-                let (a, b) = (self.operand(a), self.operand(b));
+                let (mut a, mut b) = (self.operand(a), self.operand(b));
                 let mut target = MapTarget { numbers: out, stride, rows, outer: *outer, inner: *inner };
-                let is_plain = |o: &loops::Operand<'_>| o.row == stride && o.inner == 1;
-                if *outer == 1 && is_plain(&a) && is_plain(&b) {
-                    // One run over the whole block, the room between rows included.
-                    target = MapTarget { inner: (rows - 1) * stride + inner, rows: 1, ..target };
+                let in_one_run = |o: &loops::Operand<'_>| in_one_run(o, outer * inner, stride);
+                if *outer == 1
+                    && let (Some(of_a), Some(of_b)) = (in_one_run(&a), in_one_run(&b))
+                {
+                    (a.inner, b.inner) = (of_a, of_b);
+                    target = whole_block(target);
                 }
                 self.kernels.map2(*f, &a, &b, &mut target);
             }

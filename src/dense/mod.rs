@@ -23,6 +23,8 @@ mod plan;
 mod split;
 mod text;
 
+use std::ops::Range;
+
 pub use device::{DeviceOutputs, DeviceProgram, DeviceRows};
 pub use exec::Scratch;
 pub use import::{Given, Made, Size};
@@ -69,6 +71,35 @@ pub struct Halves {
     pub candidate_inputs: Vec<usize>,
     /// Numbers that are kept of an item.
     pub width: usize,
+}
+
+/// The inputs of some rows, to be written: those of a row side by side, in their order.
+#[derive(Debug)]
+pub struct GivenRows<'a> {
+    /// Which rows.
+    pub rows: Range<usize>,
+    /// The first row's from 0 on.
+    pub numbers: &'a mut [f32],
+    /// Numbers from a row to the next.
+    pub stride: usize,
+    /// Numbers of a row.
+    pub width: usize,
+}
+
+impl GivenRows<'_> {
+    /// Has each row written by itself; `write` is told its number.
+    pub fn each(self, mut write: impl FnMut(usize, &mut [f32])) {
+        for (n, row) in self.rows.zip(self.numbers.chunks_mut(self.stride.max(1))) {
+            write(n, &mut row[..self.width]);
+        }
+    }
+
+    /// Some of these rows, by their places among them.
+    pub fn some(&mut self, places: Range<usize>) -> GivenRows<'_> {
+        let GivenRows { rows, numbers, stride, width } = self;
+        let numbers = &mut numbers[places.start * *stride..];
+        GivenRows { rows: rows.start + places.start..rows.start + places.end, numbers, stride: *stride, width: *width }
+    }
 }
 
 /// A block of rows that a program has run over.
@@ -217,8 +248,8 @@ impl RowProgram {
         work(self.plan(rows), rows)
     }
 
-    /// Runs over `rows` rows, block after block. `user` are the user's inputs in their order; `fill` writes the inputs of a row,
-    /// side by side in their order; `done` gets the first row of each block, the rows that it has, and what they became. A failure
+    /// Runs over `rows` rows, block after block. `user` are the user's inputs in their order; `fill` writes the inputs of
+    /// some rows; `done` gets the first row of each block, the rows that it has, and what they became. A failure
     /// of `done` ends the run.
     ///
     /// # Errors
@@ -228,17 +259,15 @@ impl RowProgram {
         rows: usize,
         user: &[&[f32]],
         scratch: &mut Scratch,
-        fill: &mut dyn FnMut(usize, &mut [f32]),
+        fill: &mut dyn FnMut(GivenRows<'_>),
         done: &mut dyn FnMut(usize, usize, Block<'_>) -> Result<()>,
     ) -> Result<()> {
         let plan = self.plan(rows);
         exec::start(plan, self.kernels, user, scratch);
         for first in (0..rows).step_by(plan.block_rows) {
             let count = plan.block_rows.min(rows - first);
-            let (given, stride) = exec::given(plan, scratch);
-            for n in 0..count {
-                fill(first + n, &mut given[n * stride..][..self.given]);
-            }
+            let (numbers, stride) = exec::given(plan, scratch);
+            fill(GivenRows { rows: first..first + count, numbers, stride, width: self.given });
             exec::block(plan, self.kernels, count, scratch);
             done(first, count, Block { program: self, plan, scratch })?;
         }

@@ -195,6 +195,12 @@ const BLOCK_ROWS_MAX: usize = 56;
 /// Rows of a tile of the widest products.
 const TILE_ROWS: usize = 14;
 
+/// From a row to the next in a buffer of so many numbers a row: whole lines, but single numbers lie side by side, so that a step
+/// takes those of a block in whole registers.
+fn room_of_row(count: usize) -> usize {
+    if count == 1 { 1 } else { count.next_multiple_of(LANES) }
+}
+
 /// The rows of a block whose buffers take so many numbers a row.
 fn block_rows(numbers: usize) -> usize {
     let rows = (BLOCK_NUMBERS / numbers.max(1)).clamp(1, BLOCK_ROWS_MAX);
@@ -239,6 +245,11 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
     let numbers = planner.plan.strides.iter().sum::<usize>() + planner.plan.given_stride;
     planner.plan.block_rows = block_rows(numbers);
     Ok(planner.plan)
+}
+
+/// True for places side by side.
+fn follows(index: &[u32]) -> bool {
+    !index.is_empty() && index.windows(2).all(|two| two[0] + 1 == two[1])
 }
 
 struct Planner<'a> {
@@ -366,7 +377,7 @@ impl Planner<'_> {
     fn buffer(&mut self, side: Side, count: usize) -> Place {
         let memory = match side {
             Side::Pair => {
-                let stride = count.next_multiple_of(LANES);
+                let stride = room_of_row(count);
                 let buffer = self.free.get_mut(&stride).and_then(Vec::pop).unwrap_or(self.plan.strides.len());
                 if buffer == self.plan.strides.len() {
                     self.plan.strides.push(stride);
@@ -427,6 +438,10 @@ impl Planner<'_> {
                     self.plan.user_inputs.push((before, buffer));
                 }
                 place
+            }
+            Op::Pick(a, index) if side == Side::Pair && follows(index) && self.place(*a)?.memory == Memory::Given => {
+                let place = self.place(*a)?;
+                Place { offset: place.offset + index[0] as usize, ..place }
             }
             _ => {
                 let work = self.work(id)?;
@@ -533,7 +548,6 @@ impl Planner<'_> {
     /// Numbers from other places: in runs, where they lie side by side there too.
     fn pick(&mut self, a: Id, index: &Arc<[u32]>) -> Result<Work> {
         let ends = index.windows(2).position(|two| two[0] + 1 != two[1]).map_or(index.len(), |n| n + 1);
-        let follows = |run: &[u32]| run.windows(2).all(|two| two[0] + 1 == two[1]);
         let run = match ends > 1 && index.len().is_multiple_of(ends) && index.chunks(ends).all(follows) {
             true => ends,
             false => 1,

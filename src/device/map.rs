@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::ops::Deref;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -20,6 +20,19 @@ pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Memory of its own up to this many bytes comes from the heap, which has it at hand: from the kernel each page would be a fault.
 const HEAP_BYTES: usize = 1 << 20;
+
+/// Opens a regular file for reading: a pipe would keep who opens it waiting for somebody to write, and a device may have no end.
+///
+/// # Errors
+/// `NotFound` or `Io` with the path, also where it is no regular file.
+pub fn open(path: &Path) -> Result<File> {
+    let io = |e| Error::io(path.display(), e);
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(io)?;
+    match file.metadata().map_err(io)?.is_file() {
+        true => Ok(file),
+        false => Err(Error::new(Kind::Io, format!("{}: not a regular file", path.display()))),
+    }
+}
 
 /// The bytes of a whole file, read-only.
 #[derive(Debug, Default)]
@@ -48,7 +61,7 @@ impl Map {
     /// # Errors
     /// `NotFound` or `Io` with the path.
     pub fn published(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| Error::io(path.display(), e))?;
+        let file = open(path)?;
         if file.metadata().map_err(|e| Error::io(path.display(), e))?.len() == 0 {
             return Ok(Map::default());
         }
@@ -125,7 +138,7 @@ impl ForeignFile {
     /// `NotFound` or `Io` with the path.
     pub fn open(path: &Path) -> Result<Self> {
         let io = |e| Error::io(path.display(), e);
-        ForeignFile::of(File::open(path).map_err(io)?).map_err(io)
+        ForeignFile::of(open(path)?).map_err(io)
     }
 
     /// Takes a file that is open already, at its start.

@@ -9,6 +9,7 @@ use super::quantize::{Quantized, read_row};
 use crate::device::buffer::Buffer;
 use crate::device::cpu::Kernels;
 use crate::device::cpu::kernels::{BLOCK, Blocks, CodeBlocks};
+use crate::device::cpu::pool::{RowFormat, Rows};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::limits;
@@ -39,6 +40,17 @@ impl WideRows {
             WideRows::None => k0,
             _ => k0 + k0 / 4 + 64,
         }
+    }
+
+    /// The rows, each `[D]`, where there are any.
+    pub fn stored(&self, dimension: usize) -> Option<Rows<'_>> {
+        let (format, bytes) = match self {
+            WideRows::None => return None,
+            WideRows::Bf16(rows) => (RowFormat::Bf16, bytemuck::cast_slice(rows)),
+            WideRows::F16(rows) => (RowFormat::F16, bytemuck::cast_slice(rows)),
+            WideRows::F32(rows) => (RowFormat::F32, bytemuck::cast_slice(rows)),
+        };
+        Some(Rows::new(format, dimension, bytes).expect("one row a slot, as was checked when they were read"))
     }
 }
 

@@ -3,7 +3,6 @@
 //! A snapshot's folder is such a package too, with the index beside it, so that publishing and serving read it alike.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use super::spec::{ModelSpec, SIMILARITY};
 use crate::dense::Precision;
 use crate::embedding::{RowFormat, Table, Vocabulary};
 use crate::error::{Error, Kind, Result};
-use crate::files::Tensors;
+use crate::files::{self, Tensors};
 use crate::tower::{
     FeatureRow, FeatureSpec, FeatureTensor, Graph, ItemPart, OverArch, Pooled, Readable, Runs, Tower, TowerOutput,
 };
@@ -382,7 +381,7 @@ fn file_names(spec: &ModelSpec) -> BTreeSet<String> {
 
 fn read(folder: &Path, file: &str) -> Result<Vec<u8>> {
     let path = folder.join(file);
-    fs::read(&path).map_err(|e| match Error::io(path.display(), e) {
+    files::read(&path).map_err(|e| match e {
         e if e.kind() == Kind::NotFound => Error::invalid(format!("file `{file}` is missing")).caused_by(e),
         e => e,
     })

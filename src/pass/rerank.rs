@@ -6,6 +6,7 @@ use super::batch::{Batch, late};
 use super::embed::Asked;
 use super::scratch::Scratch;
 use super::trace::{Step, Trace};
+use crate::dense::GivenRows;
 use crate::error::Result;
 use crate::model::SIMILARITY;
 use crate::request::Ranked;
@@ -65,6 +66,9 @@ impl Reranker<'_> {
     fn score(&mut self, asked: &Asked<'_>, candidates: &[(f32, Slot)], trace: &mut Trace) -> Result<()> {
         let mut tasks = std::mem::take(&mut self.scratch.tasks);
         let mut graphs = std::mem::take(&mut self.scratch.graphs);
+        let mut slots = std::mem::take(&mut self.scratch.slots);
+        slots.clear();
+        slots.extend(candidates.iter().map(|(_, slot)| *slot));
         tasks.clear();
         let mut scored = Ok(());
         if let Some(overarch) = self.view.overarch().filter(|_| !candidates.is_empty()) {
@@ -73,8 +77,12 @@ impl Reranker<'_> {
             let main = self.view.main();
             let user = asked.user_tensors(&main.package.user_inputs);
             let numbers: Vec<&[f32]> = overarch.numbers().filter_map(|name| self.column(name)).collect();
-            let row = |n: usize, row: &mut [f32]| self.view.write_candidate(candidates[n].1, row);
-            let run = Candidates { user: &user, count, row: &row, numbers: &numbers };
+            let rows = |given: GivenRows<'_>| {
+                let next = given.rows.end..(given.rows.end + given.rows.len()).min(count);
+                self.view.write_candidates(&slots[given.rows.clone()], given);
+                self.view.expect_candidates(&slots[next]);
+            };
+            let run = Candidates { user: &user, count, rows: &rows, numbers: &numbers };
             let deadline = self.batch.deadline(asked.place);
             let mut between = || match deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 true => Err(late("overarch")),
@@ -84,7 +92,7 @@ impl Reranker<'_> {
             let run = || overarch.score(&run, self.threads, &mut graphs, &mut between, &mut tasks);
             scored = trace.step("overarch", run, |_| (count as u64, bytes));
         }
-        (self.scratch.tasks, self.scratch.graphs) = (tasks, graphs);
+        (self.scratch.tasks, self.scratch.graphs, self.scratch.slots) = (tasks, graphs, slots);
         scored
     }
 

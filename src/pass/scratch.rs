@@ -1,12 +1,15 @@
 //! Memory that a worker keeps from request to request: once warm, a pass allocates its answer and little else.
 
 use crate::tower;
+use crate::units::Slot;
 use crate::value;
 
 #[derive(Default)]
 pub(super) struct Scratch {
     /// What graphs work in.
     pub(super) graphs: tower::Scratch,
+    /// Where the candidates lie, `[K0]`.
+    pub(super) slots: Vec<Slot>,
     /// The snapshot's numeric columns at the candidates, each `[K0]`.
     pub(super) columns: Vec<Vec<f32>>,
     /// `[T, K0]`

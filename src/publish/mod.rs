@@ -39,7 +39,6 @@ mod tables;
 mod warm;
 mod write;
 
-use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
@@ -47,8 +46,8 @@ use budget::Budget;
 use catalogue::Arranging;
 use parts::CutShards;
 
-use crate::error::{Error, Result};
-use crate::files::Checksum;
+use crate::error::Result;
+use crate::files::{self, Checksum};
 use crate::model::Package;
 use crate::snapshot::Store;
 
@@ -137,7 +136,7 @@ pub fn published(store: &Store, package: &Path) -> Result<Option<(String, u64)>>
     let Ok(manifest) = store.manifest(name, version) else { return Ok(None) };
     for file in package.files() {
         let path = package.folder().join(&file);
-        let bytes = fs::read(&path).map_err(|e| Error::io(path.display(), e))?;
+        let bytes = files::read(&path)?;
         if manifest.files.get(&file) != Some(&Checksum::of(&bytes)) {
             return Ok(None);
         }

@@ -103,5 +103,5 @@ fn write(table: &Table, folder: &Path, files: &mut BTreeMap<String, Checksum>) -
 fn score_items(package: &Package, written: &Written, part: Option<Table>) -> Result<()> {
     let candidates = CandidateRows::open(&written.sources(package), part)?;
     let index = &written.index;
-    trial::score_items(package, index, &written.columns, &|slot, row| candidates.write(index, slot, row))
+    trial::score_items(package, index, &written.columns, &|slots, given| candidates.write(index, slots, given))
 }

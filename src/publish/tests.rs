@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::fs;
 use std::path::PathBuf;
 
 use super::*;
+use crate::error::Error;
 use crate::files::Checksum;
 use crate::ivf::Rescore;
 use crate::model::VectorSpec;

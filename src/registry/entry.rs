@@ -40,6 +40,8 @@ pub(super) struct Entry<T> {
     pub(super) labels: BTreeMap<String, u64>,
     /// What is wished of the model in its store, as far as this server follows that.
     pub(super) wish: Wish,
+    /// Why what is wished now cannot be read, where it cannot: what was wished before stays.
+    pub(super) wish_unread: Option<String>,
     /// True where the wished version answers or did, or none is wished.
     pub(super) is_wish_done: bool,
     /// Labels that the store wishes and that do not point where it wishes yet.
@@ -68,6 +70,7 @@ impl<T> Default for Entry<T> {
             previous: None,
             labels: BTreeMap::new(),
             wish: Wish::default(),
+            wish_unread: None,
             is_wish_done: true,
             labels_left: BTreeSet::new(),
             canary: None,
@@ -89,6 +92,7 @@ impl<T> Clone for Entry<T> {
             previous: self.previous,
             labels: self.labels.clone(),
             wish: self.wish.clone(),
+            wish_unread: self.wish_unread.clone(),
             is_wish_done: self.is_wish_done,
             labels_left: self.labels_left.clone(),
             canary: self.canary.clone(),
@@ -219,6 +223,7 @@ impl<T> Entry<T> {
     /// Takes note of what is wished now. What of it is new is left to be done; labels that are wished no more go where they
     /// still point where they were wished to.
     pub(super) fn hear(&mut self, wish: Wish) {
+        self.wish_unread = None;
         let before = std::mem::replace(&mut self.wish, wish);
         if before.version != self.wish.version {
             self.is_wish_done = self.wish.version.is_none();

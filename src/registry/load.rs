@@ -124,13 +124,19 @@ impl<T: Send + Sync> Registry<T> {
         }
         match self.store.seen_wish(name) {
             Ok(wish) => {
-                let is_known = |entry: &Entry<T>| entry.wish == wish;
+                let is_known = |entry: &Entry<T>| entry.wish == wish && entry.wish_unread.is_none();
                 if !self.entries.load().get(name).map_or(wish == Wish::default(), is_known) {
                     tracing::info!(model = name, wished = wish.told(), "the store wishes");
                     self.change(name, |entry| entry.hear(wish));
                 }
             }
-            Err(error) => tracing::warn!(model = name, %error, "what is wished cannot be read; what was wished stays"),
+            Err(error) => {
+                let why = Some(error.to_string());
+                if self.entries.load().get(name).is_none_or(|entry| entry.wish_unread != why) {
+                    tracing::warn!(model = name, %error, "what is wished cannot be read; what was wished stays");
+                    self.change(name, |entry| entry.wish_unread = why);
+                }
+            }
         }
     }
 

@@ -281,6 +281,11 @@ impl<T: Send + Sync> Registry<T> {
     pub fn troubles(&self) -> Vec<String> {
         let mut troubles: Vec<String> = self.store.trouble().into_iter().collect();
         for (name, entry) in self.entries.load().iter() {
+            let unread = entry.wish_unread.iter();
+            troubles.extend(
+                unread
+                    .map(|why| format!("model `{name}`: what is wished cannot be read, what was wished stays: {why}")),
+            );
             if let Some(version) = entry.wish.version.filter(|_| !entry.is_wish_done) {
                 let now = entry.active.map_or("none".into(), |active| format!("version {active}"));
                 troubles.push(format!("model `{name}`: version {version} is wished in the store, {now} answers"));

@@ -4,7 +4,6 @@
 //! embedding. Its points are the fewest lists whose recall reaches a target with 95 % confidence; under a filter only lists
 //! that hold survivors count. More candidates and fewer survivors never take fewer lists.
 
-use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -102,7 +101,7 @@ impl Calibration {
     /// # Errors
     /// `Corrupt` with what is wrong.
     pub fn read(path: &Path, lists: usize) -> Result<Self> {
-        let text = fs::read(path).map_err(|e| Error::io(path.display(), e))?;
+        let text = files::read(&path)?;
         let corrupt = |what: String| Error::corrupt(format!("{}: {what}", path.display()));
         let calibration: Calibration = serde_json::from_slice(&text).map_err(|e| corrupt(e.to_string()))?;
         calibration.check(lists).map_err(corrupt)?;
@@ -297,7 +296,7 @@ impl Recalibration {
     pub fn read(folder: &Path, manifest: &Manifest) -> Result<Option<Calibration>> {
         let path = folder.join(RECALIBRATION_FILE);
         let corrupt = |what: String| Error::corrupt(format!("{}: {what}", path.display()));
-        let text = match fs::read(&path).map_err(|e| Error::io(path.display(), e)) {
+        let text = match files::read(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == Kind::NotFound => return Ok(None),
             Err(e) => return Err(e),
@@ -339,6 +338,8 @@ fn between(above: (f64, Chosen), below: (f64, Chosen), rate: f64) -> Chosen {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::fs;
+
     use proptest::prelude::*;
 
     use super::*;

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use super::ids::Ids;
 use crate::columns::{Cell, Column, ColumnKind, Columns};
+use crate::dense::GivenRows;
 use crate::device::cpu::Kernels;
-use crate::device::cpu::pool::{self, BagSums, Bags};
+use crate::device::cpu::pool::{self, BagSums, Bags, Rows};
 use crate::embedding::{Pooling, Table};
 use crate::error::{Error, Result};
 use crate::items::ID;
@@ -19,11 +20,11 @@ use crate::units::Slot;
 
 pub use device::DeviceCandidates;
 
-/// Values of one item that are looked up in one go, without an allocation.
-const VALUES_AT_ONCE: usize = 64;
+/// Rows that are looked up in one go, without an allocation: those of one item, or one of each of so many items.
+const ROWS_AT_ONCE: usize = 64;
 /// Where bags of one row each begin.
-const ONE_BY_ONE: [usize; VALUES_AT_ONCE + 1] = {
-    let mut offsets = [0; VALUES_AT_ONCE + 1];
+const ONE_BY_ONE: [usize; ROWS_AT_ONCE + 1] = {
+    let mut offsets = [0; ROWS_AT_ONCE + 1];
     let mut n = 0;
     while n < offsets.len() {
         offsets[n] = n;
@@ -189,71 +190,117 @@ impl CandidateRows {
         self.parts.iter().map(bytes).sum()
     }
 
-    /// Writes the rows of the item in a slot, side by side.
+    /// Writes the rows of the items in some slots, those of an item side by side. What takes one row of each item is looked up for
+    /// all of them together, so that rows further on are on their way while the first are read.
     ///
     /// # Panics
-    /// Where `out` is shorter than the rows together.
-    pub fn write(&self, index: &ivf::Index, slot: Slot, mut out: &mut [f32]) {
-        for part in &self.parts {
-            let (here, rest) = out.split_at_mut(part.width);
-            out = rest;
-            match &part.lies {
-                Lies::Index => index.row(slot, here),
-                Lies::Kept(table) => self.pool(table, &[i64::from(slot.0)], false, here),
-                Lies::Pooled { looked_up: LookedUp { table, values }, mean } => match values {
-                    Keys::Id(rows) => self.pool(table, &rows[slot.index()..=slot.index()], *mean, here),
-                    Keys::Codes(column, rows) => {
-                        let codes = column.codes(slot);
-                        let row = |code: &u32| rows[*code as usize];
-                        if codes.len() <= VALUES_AT_ONCE {
-                            let mut taken = [0; VALUES_AT_ONCE];
-                            taken.iter_mut().zip(codes).for_each(|(taken, code)| *taken = row(code));
-                            self.pool(table, &taken[..codes.len()], *mean, here);
-                        } else {
-                            self.pool(table, &codes.iter().map(row).collect::<Vec<i64>>(), *mean, here);
-                        }
-                    }
-                },
-                Lies::Sequence(LookedUp { table, values }, cut) => match values {
-                    Keys::Id(rows) => self.in_turn(table, rows[slot.index()..=slot.index()].iter().copied(), here),
-                    Keys::Codes(column, rows) => {
-                        let codes = cut.of(column.codes(slot));
-                        self.in_turn(table, codes.iter().map(|code| rows[*code as usize]), here);
-                    }
-                },
-                Lies::Mask(column) => {
-                    let values = column.as_ref().map_or(1, |column| column.codes(slot).len());
-                    let (there, padding) = here.split_at_mut(values.min(here.len()));
-                    there.fill(1.0);
-                    padding.fill(0.0);
-                }
+    /// Where there is no room for the rows together.
+    pub fn write(&self, index: &ivf::Index, slots: &[Slot], given: GivenRows<'_>) {
+        let GivenRows { numbers, stride, .. } = given;
+        for (slots, data) in slots.chunks(ROWS_AT_ONCE).zip(numbers.chunks_mut((ROWS_AT_ONCE * stride).max(1))) {
+            let mut column = 0;
+            for part in &self.parts {
+                self.write_part(part, index, slots, &mut BagSums { data: &mut *data, stride, column });
+                column += part.width;
             }
         }
     }
 
-    fn pool(&self, table: &Table, rows: &[i64], mean: bool, out: &mut [f32]) {
-        let Some(stored) = table.host_rows() else { return out.fill(0.0) };
+    /// Asks the memory for the rows of the item in a slot, those of sequences and of several values left out.
+    pub fn expect(&self, index: &ivf::Index, slot: Slot) {
+        for part in &self.parts {
+            match &part.lies {
+                Lies::Index => {
+                    if let Some(stored) = index.rows().stored(index.dimension()) {
+                        stored.prefetch(slot.index());
+                    }
+                }
+                Lies::Kept(table) => host(table).prefetch(slot.index()),
+                Lies::Pooled { looked_up: LookedUp { table, values: Keys::Id(rows) }, .. } => {
+                    host(table).prefetch(rows[slot.index()] as usize);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn write_part(&self, part: &Part, index: &ivf::Index, slots: &[Slot], out: &mut BagSums<'_>) {
+        let column = out.column;
+        let each = |out: &mut BagSums<'_>, write: &dyn Fn(Slot, &mut [f32])| {
+            let rows = out.data.chunks_mut(out.stride).zip(slots);
+            rows.for_each(|(row, slot)| write(*slot, &mut row[column..][..part.width]));
+        };
+        match &part.lies {
+            Lies::Index => match index.rows().stored(index.dimension()) {
+                Some(stored) => self.one_by_one(&stored, slots.iter().map(|slot| i64::from(slot.0)), out),
+                None => each(out, &|slot, row| index.row(slot, row)),
+            },
+            Lies::Kept(table) => self.one_by_one(&host(table), slots.iter().map(|slot| i64::from(slot.0)), out),
+            Lies::Pooled { looked_up: LookedUp { table, values: Keys::Id(rows) }, .. } => {
+                self.one_by_one(&host(table), slots.iter().map(|slot| rows[slot.index()]), out);
+            }
+            Lies::Pooled { looked_up: LookedUp { table, values: Keys::Codes(column, rows) }, mean } => {
+                let row_of = |code: &u32| rows[*code as usize];
+                each(out, &|slot, row| {
+                    let codes = column.codes(slot);
+                    let mut taken = [0; ROWS_AT_ONCE];
+                    match taken.get_mut(..codes.len()) {
+                        Some(taken) => {
+                            taken.iter_mut().zip(codes).for_each(|(taken, code)| *taken = row_of(code));
+                            self.pool(&host(table), taken, *mean, row);
+                        }
+                        None => self.pool(&host(table), &codes.iter().map(row_of).collect::<Vec<i64>>(), *mean, row),
+                    }
+                });
+            }
+            Lies::Sequence(LookedUp { table, values }, cut) => each(out, &|slot, row| match values {
+                Keys::Id(rows) => self.in_turn(&host(table), rows[slot.index()..=slot.index()].iter().copied(), row),
+                Keys::Codes(column, rows) => {
+                    let codes = cut.of(column.codes(slot));
+                    self.in_turn(&host(table), codes.iter().map(|code| rows[*code as usize]), row);
+                }
+            }),
+            Lies::Mask(column) => each(out, &|slot, row| {
+                let values = column.as_ref().map_or(1, |column| column.codes(slot).len());
+                let (there, padding) = row.split_at_mut(values.min(row.len()));
+                there.fill(1.0);
+                padding.fill(0.0);
+            }),
+        }
+    }
+
+    /// The sum or mean of some rows.
+    fn pool(&self, stored: &Rows<'_>, rows: &[i64], mean: bool, out: &mut [f32]) {
         let bags = Bags { ids: rows, offsets: &[0, rows.len()], weights: None, mean };
         let stride = out.len();
-        pool::pool(self.kernels, &stored, &bags, &mut BagSums { data: out, stride, column: 0 });
+        pool::pool(self.kernels, stored, &bags, &mut BagSums { data: out, stride, column: 0 });
     }
 
-    /// Writes rows of a table one after the other, as many as there is room for, and zeros behind the last.
-    fn in_turn(&self, table: &Table, mut rows: impl Iterator<Item = i64>, out: &mut [f32]) {
-        let Some(stored) = table.host_rows() else { return out.fill(0.0) };
-        let stride = table.width();
-        for data in out.chunks_mut(VALUES_AT_ONCE * stride) {
-            let (mut ids, mut count) = ([-1; VALUES_AT_ONCE], 0);
-            let places = data.len() / stride;
-            for (id, row) in ids[..places].iter_mut().zip(&mut rows) {
-                (*id, count) = (row, count + 1);
-            }
-            let bags = Bags { ids: &ids[..count], offsets: &ONE_BY_ONE[..=count], weights: None, mean: false };
-            let (there, padding) = data.split_at_mut(count * stride);
-            pool::pool(self.kernels, &stored, &bags, &mut BagSums { data: there, stride, column: 0 });
-            padding.fill(0.0);
+    /// Writes a row for each row of `out`, at most [`ROWS_AT_ONCE`].
+    fn one_by_one(&self, stored: &Rows<'_>, rows: impl Iterator<Item = i64>, out: &mut BagSums<'_>) {
+        let (mut ids, mut count) = ([-1; ROWS_AT_ONCE], 0);
+        for (id, row) in ids.iter_mut().zip(rows) {
+            (*id, count) = (row, count + 1);
         }
+        let bags = Bags { ids: &ids[..count], offsets: &ONE_BY_ONE[..=count], weights: None, mean: false };
+        pool::pool(self.kernels, stored, &bags, out);
     }
+
+    /// Writes rows one after the other, as many as there is room for, and zeros behind the last.
+    fn in_turn(&self, stored: &Rows<'_>, mut rows: impl ExactSizeIterator<Item = i64>, out: &mut [f32]) {
+        let stride = stored.width();
+        let (there, padding) = out.split_at_mut((rows.len() * stride).min(out.len()));
+        for data in there.chunks_mut(ROWS_AT_ONCE * stride) {
+            let places = data.len() / stride;
+            self.one_by_one(stored, rows.by_ref().take(places), &mut BagSums { data, stride, column: 0 });
+        }
+        padding.fill(0.0);
+    }
+}
+
+/// The rows of a table that candidates are looked up in.
+fn host(table: &Table) -> Rows<'_> {
+    table.host_rows().expect("whole in this host's memory, as was checked when it was bound")
 }
 
 /// One of `[[overarch.features]]`.

@@ -148,7 +148,7 @@ impl Manifest {
     /// `NotFound` where the folder holds none, `Corrupt` with the reason where it cannot be used.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST);
-        let text = fs::read(&path).map_err(|e| Error::io(path.display(), e))?;
+        let text = files::read(&path)?;
         let corrupt = |reason: String| Error::corrupt(format!("{}: {reason}", path.display()));
         #[derive(Deserialize)]
         struct Format {

@@ -6,7 +6,6 @@
 //!
 //! The shard of an item is stated here and does not change: the hash of its id, scaled to the number of shards.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -84,7 +83,7 @@ impl Shards {
     /// `NotFound` where there is none; `Corrupt` or `Unsupported` with the reason.
     pub fn read(version: &Path) -> Result<Self> {
         let path = version.join(SHARDS_FILE);
-        let text = fs::read(&path).map_err(|e| Error::io(path.display(), e))?;
+        let text = files::read(&path)?;
         let corrupt = |reason: String| Error::corrupt(format!("{}: {reason}", path.display()));
         let shards: Shards = serde_json::from_slice(&text).map_err(|e| corrupt(e.to_string()))?;
         if shards.format != FORMAT || shards.hash != HASH {
@@ -146,6 +145,8 @@ impl Shards {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -8,7 +8,7 @@ use super::Scratch;
 use super::row::{FeatureRow, FeatureValues};
 use super::spec::{FeatureKind, FeatureSpec};
 use super::tensors::{FeatureTensor, Pooled};
-use crate::dense::{Given, Made, RowProgram, Size};
+use crate::dense::{Given, GivenRows, Made, RowProgram, Size};
 use crate::embedding::{
     BagConfig, EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor, Lookup, LookupReport,
     SequenceConfig, Table,
@@ -329,7 +329,7 @@ impl Tower {
         scratch: &mut Scratch,
         made: &mut [Vec<f32>],
     ) -> Result<()> {
-        let mut fill = |n: usize, mut given: &mut [f32]| {
+        let write = |n: usize, mut given: &mut [f32]| {
             let (row, pooled) = rows[n];
             for tensor in self.inputs.iter().map(|&n| &self.tensors[n]) {
                 let (here, rest) = given.split_at_mut(tensor.count());
@@ -337,6 +337,7 @@ impl Tower {
                 given = rest;
             }
         };
+        let mut fill = |given: GivenRows<'_>| given.each(write);
         program.run(rows.len(), &[], &mut scratch.program, &mut fill, &mut |_, count, block| {
             for (o, made) in made.iter_mut().enumerate() {
                 let output = block.output(o);

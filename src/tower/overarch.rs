@@ -14,7 +14,7 @@ use std::ops::Range;
 use super::Scratch;
 use super::part::ItemPart;
 use super::reads::{Candidates, Readable, Reads, Whose, check};
-use crate::dense::{ItemCut, Made, ReadGraph, RowProgram, Size};
+use crate::dense::{GivenRows, ItemCut, Made, ReadGraph, RowProgram, Size};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{MapTarget, Operand, Unary};
 use crate::error::{Error, Kind, Result};
@@ -224,7 +224,7 @@ impl OverArch {
         let Scoring { candidates, scratch, between, tasks, .. } = scoring;
         let (kernels, width) = (Kernels::best(), self.row_width());
         let (logits, has_finite) = (&mut scratch.logits, &mut scratch.has_finite_logits);
-        let mut fill = |n: usize, given: &mut [f32]| candidates.write(n, width, given);
+        let mut fill = |given: GivenRows<'_>| candidates.write(width, given);
         let count = candidates.count;
         between()?;
         program.run(count, candidates.user, &mut scratch.program, &mut fill, &mut |first, rows, block| {
@@ -263,10 +263,11 @@ impl OverArch {
     /// Copies the rows of some candidates, input after input.
     fn gather(&self, candidates: &Candidates<'_>, range: Range<usize>, scratch: &mut Scratch) {
         let Scratch { rows, row, .. } = scratch;
-        rows.resize(range.len() * self.row_width(), 0.0);
-        row.resize(self.row_width(), 0.0);
+        let width = self.row_width();
+        rows.resize(range.len() * width, 0.0);
+        row.resize(width, 0.0);
         for (place, n) in range.clone().enumerate() {
-            (candidates.row)(n, row);
+            (candidates.rows)(GivenRows { rows: n..n + 1, numbers: row, stride: width, width });
             let (mut from, mut to) = (&row[..], &mut rows[..]);
             for width in self.reads.rows.iter().map(Readable::count) {
                 to[place * width..][..width].copy_from_slice(&from[..width]);

@@ -2,7 +2,7 @@
 
 use super::graph::{Graph, shown};
 use super::onnx::Port;
-use crate::dense::{Given, ReadGraph, Size};
+use crate::dense::{Given, GivenRows, ReadGraph, Size};
 use crate::error::{Error, Result};
 
 /// What is scored: one user and the candidates.
@@ -12,18 +12,21 @@ pub struct Candidates<'a> {
     pub user: &'a [&'a [f32]],
     /// How many candidates.
     pub count: usize,
-    /// Writes the rows of a candidate, those of [`Reads::rows`] side by side.
-    pub row: &'a dyn Fn(usize, &mut [f32]),
+    /// Writes the rows of some candidates, those of [`Reads::rows`] side by side.
+    pub rows: &'a dyn Fn(GivenRows<'_>),
     /// The numbers of [`Reads::numbers`], each `[count]`.
     pub numbers: &'a [&'a [f32]],
 }
 
 impl Candidates<'_> {
-    /// Writes what is read of a candidate: its rows, of so many numbers together, and then its numbers.
-    pub(super) fn write(&self, n: usize, width: usize, given: &mut [f32]) {
-        let (rows, of_candidate) = given.split_at_mut(width);
-        (self.row)(n, rows);
-        of_candidate.iter_mut().zip(self.numbers).for_each(|(number, column)| *number = column[n]);
+    /// Writes what is read of some candidates: of each its rows, of so many numbers together, and then its numbers.
+    pub(super) fn write(&self, width: usize, given: GivenRows<'_>) {
+        let GivenRows { rows, numbers, stride, .. } = given;
+        for (column, of_candidates) in self.numbers.iter().enumerate() {
+            let places = numbers[width + column..].iter_mut().step_by(stride);
+            places.zip(&of_candidates[rows.clone()]).for_each(|(place, number)| *place = *number);
+        }
+        (self.rows)(GivenRows { rows, numbers, stride, width });
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::columns::Columns;
+use crate::dense::GivenRows;
 use crate::embedding::Lookup;
 use crate::error::{Error, Kind, Result};
 use crate::ivf;
@@ -38,7 +39,7 @@ pub(super) fn run(folder: &Path, told: &dyn Fn(&str)) -> Result<()> {
 }
 
 /// Scores items of a version that is about to be published: all of them, up to the most candidates that a request may have.
-/// `rows` writes what the reranker reads of the item in a slot as rows.
+/// `rows` writes what the reranker reads of the items in some slots as rows.
 ///
 /// # Errors
 /// `Invalid` where the reranker fails or a logit is no finite number.
@@ -46,7 +47,7 @@ pub fn score_items(
     package: &Package,
     index: &ivf::Index,
     columns: &Columns,
-    rows: &dyn Fn(Slot, &mut [f32]),
+    rows: &dyn Fn(&[Slot], GivenRows<'_>),
 ) -> Result<()> {
     let Some(overarch) = &package.overarch else { return Ok(()) };
     let slots: Vec<Slot> = index.filled_slots().take(CANDIDATES_MAX).collect();
@@ -66,8 +67,8 @@ pub fn score_items(
     let mut bench = Bench { package, threads: Threads::new(1), scratch: tower::Scratch::default(), told: &|_| () };
     let user = bench.user(&query.repeat(package.spec.query_count()))?;
     let given = Given { user: &user, count: slots.len(), numbers: &numbers };
-    let row = |n: usize, row: &mut [f32]| rows(slots[n], row);
-    let is_finite = given.score(overarch, &row, &bench.threads, &mut bench.scratch, Some(ITEMS_TIME));
+    let rows = |given: GivenRows<'_>| rows(&slots[given.rows.clone()], given);
+    let is_finite = given.score(overarch, &rows, &bench.threads, &mut bench.scratch, Some(ITEMS_TIME));
     match is_finite.map_err(|e| wrong(e.within(format!("{}: {} items", overarch.graph().0, slots.len()))))? {
         true => Ok(()),
         false => Err(Error::invalid(format!(
@@ -175,8 +176,9 @@ impl Bench<'_> {
             let row = |n: usize, row: &mut [f32]| {
                 row.iter_mut().enumerate().for_each(|(place, x)| *x = fraction(n * 17 + place));
             };
+            let rows = |given: GivenRows<'_>| given.each(row);
             let given = Given { user: &user, count, numbers: &numbers };
-            let scored = given.score(overarch, &row, &self.threads, &mut self.scratch, None);
+            let scored = given.score(overarch, &rows, &self.threads, &mut self.scratch, None);
             scored.map_err(|e| wrong(e.within(format!("{file}: {count} candidates"))))?;
         }
         Ok(())
@@ -220,14 +222,14 @@ impl Given<'_> {
     fn score(
         &self,
         overarch: &OverArch,
-        row: &dyn Fn(usize, &mut [f32]),
+        rows: &dyn Fn(GivenRows<'_>),
         threads: &Threads,
         scratch: &mut tower::Scratch,
         enough: Option<Duration>,
     ) -> Result<bool> {
         let user: Vec<&[f32]> = self.user.iter().map(Vec::as_slice).collect();
         let numbers: Vec<&[f32]> = self.numbers.iter().map(Vec::as_slice).collect();
-        let candidates = Candidates { user: &user, count: self.count, row, numbers: &numbers };
+        let candidates = Candidates { user: &user, count: self.count, rows, numbers: &numbers };
         let mut tasks = vec![0.0; overarch.tasks() * self.count];
         let started = Instant::now();
         let mut between = || match enough.is_some_and(|enough| started.elapsed() > enough) {

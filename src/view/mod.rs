@@ -21,6 +21,7 @@ use std::sync::atomic::{self, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use crate::columns::{Column, Columns, Overlay, Stacked, Value};
+use crate::dense::GivenRows;
 use crate::error::Result;
 use crate::filter::{self, Plan};
 use crate::ivf;
@@ -398,15 +399,26 @@ impl View {
         self.piece(slot).map_or(0, |(piece, _)| piece.first_slot)
     }
 
-    /// Writes what the reranker reads of the item in a slot as rows.
+    /// Writes what the reranker reads of the items in some slots as rows.
     ///
     /// # Panics
-    /// Where `out` is shorter than these.
-    pub fn write_candidate(&self, slot: Slot, out: &mut [f32]) {
-        match self.piece(slot) {
-            Some((piece, slot)) => piece.segment.candidates().write(piece.segment.index(), slot, out),
-            None => self.main.candidates.write(&self.main.index, slot, out),
+    /// Where there is no room for these.
+    pub fn write_candidates(&self, slots: &[Slot], mut given: GivenRows<'_>) {
+        let mut first = 0;
+        for run in slots.chunk_by(|a, b| self.piece(*a).is_none() && self.piece(*b).is_none()) {
+            let given = given.some(first..first + run.len());
+            match self.piece(run[0]) {
+                Some((piece, slot)) => piece.segment.candidates().write(piece.segment.index(), &[slot], given),
+                None => self.main.candidates.write(&self.main.index, run, given),
+            }
+            first += run.len();
         }
+    }
+
+    /// Asks the memory for what [`View::write_candidates`] reads of items in some slots soon.
+    pub fn expect_candidates(&self, slots: &[Slot]) {
+        let of_main = slots.iter().filter(|slot| self.piece(**slot).is_none());
+        of_main.for_each(|slot| self.main.candidates.expect(&self.main.index, *slot));
     }
 
     /// True where nothing has changed since the main snapshot was published.

@@ -87,10 +87,20 @@ fn a_wish_that_fails_is_tried_again_and_what_serves_goes_on() {
     bed.registry.refresh();
     assert_eq!((bed.active("m"), labels(&bed)), (is(1, "x"), vec![("old".into(), 1)]));
     assert_eq!(bed.registry.troubles(), [""; 0]);
-    // A file that nobody can read changes nothing.
-    fs::write(bed.folder.path().join("store/m/wish.json"), "{").unwrap();
+    // A file that nobody can read changes nothing, and is told.
+    let path = bed.folder.path().join("store/m/wish.json");
+    let whole = fs::read(&path).unwrap();
+    fs::write(&path, "{").unwrap();
     bed.registry.refresh();
     assert_eq!((bed.active("m"), labels(&bed)), (is(1, "x"), vec![("old".into(), 1)]));
+    let troubles = bed.registry.troubles();
+    let told = troubles
+        .iter()
+        .all(|trouble| trouble.contains("model `m`: what is wished cannot be read") && trouble.contains("wish.json"));
+    assert!(troubles.len() == 1 && told, "{troubles:?}");
+    fs::write(&path, whole).unwrap();
+    bed.registry.refresh();
+    assert_eq!(bed.registry.troubles(), [""; 0]);
 }
 
 #[test]

@@ -174,7 +174,7 @@ impl Shelf for Folder {
 
     fn read(&self, model: &str, file: &str) -> Result<Vec<u8>> {
         let path = self.root.join(model).join(file);
-        fs::read(&path).map_err(|e| Error::io(path.display(), e))
+        files::read(&path)
     }
 
     fn discard(&self, _: Unit<'_>) -> Result<bool> {

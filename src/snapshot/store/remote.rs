@@ -289,7 +289,7 @@ impl Remote {
     /// Writes the file that makes the version whole, where there is none.
     fn seal(&self, unit: Unit<'_>, staging: &Path, last: &str) -> Result<()> {
         let (key, path) = (unit.key(last), staging.join(last));
-        let bytes = fs::read(&path).map_err(|e| Error::io(path.display(), e))?;
+        let bytes = files::read(&path)?;
         match self.objects.put(&key, bytes.clone(), &Over::Nothing) {
             // An answer that was lost: it was this one that wrote it.
             Err(e) if e.kind() == Kind::Conflict && self.objects.get(&key)?.0 == bytes => Ok(()),
@@ -428,7 +428,7 @@ impl Shelf for Remote {
         let (seen, key) = (self.seen(), format!("{model}/{file}"));
         let copy = self.cache.root().join(&key);
         if seen.is_of_cache {
-            return fs::read(&copy).map_err(|e| Error::io(copy.display(), e));
+            return files::read(&copy);
         }
         let Some(mark) = seen.keys.get(&key).map(Tag::mark) else {
             return Err(Error::not_found(format!("{}/{key}: not there", self.url)));

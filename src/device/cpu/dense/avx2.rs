@@ -98,6 +98,13 @@ pub(super) unsafe fn map1(f: Unary, input: &Operand<'_>, target: &mut MapTarget<
 /// # Safety
 /// As [`map1`].
 #[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn column(product: &Product<'_>, out: &mut [f32], stride: usize) {
+    maps::column::<true>(product, out, stride);
+}
+
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut MapTarget<'_>) {
     maps::map2(f, a, b, target);
 }

@@ -1,6 +1,6 @@
 //! Element-wise work in plain Rust, inlined into a function of each instruction set, which vectorises it.
 
-use super::operands::{Binary, Fold, Form, LANES, MapTarget, Operand, Unary, pair, pair_rows};
+use super::operands::{Binary, Fold, Form, LANES, MapTarget, Operand, Product, Unary, pair, pair_rows};
 
 /// `a * b + c`, in one step where the instruction set has one.
 #[inline(always)]
@@ -183,14 +183,39 @@ fn lanes(run: &[f32], first: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
         kept.iter_mut().zip(chunk).for_each(|(kept, &x)| *kept = f(*kept, x));
     }
     kept.iter_mut().zip(rest).for_each(|(kept, &x)| *kept = f(*kept, x));
-    let mut width = LANES / 2;
-    while width > 0 {
-        for lane in 0..width {
-            kept[lane] = f(kept[lane], kept[lane + width]);
+    joined(kept, f)
+}
+
+/// Folds the lanes of a register, each half onto the other.
+#[inline(always)]
+fn joined(lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let eight: [f32; 8] = std::array::from_fn(|n| f(lanes[n], lanes[n + 8]));
+    let four: [f32; 4] = std::array::from_fn(|n| f(eight[n], eight[n + 4]));
+    let two: [f32; 2] = std::array::from_fn(|n| f(four[n], four[n + 2]));
+    f(two[0], two[1])
+}
+
+/// A product of one column whose weights lie side by side: sixteen chains along the depth of all parts, and then their sum.
+#[inline(always)]
+pub(super) fn column<const FMA: bool>(product: &Product<'_>, out: &mut [f32], stride: usize) {
+    let bias = product.bias.first().copied().unwrap_or(0.0);
+    for (row, out) in (0..product.rows).zip(out.iter_mut().step_by(stride.max(1))) {
+        let mut sums = [0.0; LANES];
+        for part in product.parts {
+            let (rows, rest) = part.rows[row * part.stride..][..part.depth].as_chunks::<LANES>();
+            let (weights, others) = part.weights.numbers[..part.depth].as_chunks::<LANES>();
+            for (row, weights) in rows.iter().zip(weights) {
+                for (sum, (x, w)) in sums.iter_mut().zip(row.iter().zip(weights)) {
+                    *sum = multiply_add::<FMA>(*x, *w, *sum);
+                }
+            }
+            for (sum, (x, w)) in sums.iter_mut().zip(rest.iter().zip(others)) {
+                *sum = multiply_add::<FMA>(*x, *w, *sum);
+            }
         }
-        width /= 2;
+        let sum = bias + joined(sums, |x, y| x + y);
+        *out = if product.relu && sum < 0.0 { 0.0 } else { sum };
     }
-    kept[0]
 }
 
 #[inline(always)]

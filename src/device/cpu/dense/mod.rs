@@ -3,7 +3,8 @@
 //! **Products.** `out = parts + bias`, where a part is rows of numbers times a matrix, whose columns lie in panels of
 //! [`PANEL`] (packed once, [`pack`]) or row after row. A tile of up to 14 rows and 32 columns stays in registers through all
 //! parts. Every number is one chain of multiply-adds in the order of the parts and their depth, whatever tile it falls
-//! into: a row's result does not depend on the rows beside it.
+//! into: a row's result does not depend on the rows beside it. Of a single column whose weights lie side by side, as those of a
+//! user's vector do, it is 16 such chains, side by side along the depth, and their sum: a chain would use one lane of 16.
 //!
 //! **Pairs.** Factors may come in bf16 ([`Form::Pairs`]): a register then holds two rows of 16 columns, and a step of `vdpbf16ps`
 //! does two multiply-adds a lane, with the sums in f32; a step of AMX's `tdpbf16ps`, over panels in the same layout, does 8,192 of them
@@ -87,7 +88,9 @@ impl Kernels {
                 Source::Emulated { wrong } => amx::product_by(&mut Emulated::new(wrong), product, out, stride),
             };
         }
+        let is_column = columns == 1 && parts.iter().all(|part| part.weights.row_stride == 1);
         match product.factors {
+            Form::Single if is_column => dispatch!(self, column(product, out, stride)),
             Form::Single => dispatch!(self, product(product, out, stride)),
             // SAFETY: the feature was found; the slices are checked above.
             #[cfg(target_arch = "x86_64")]

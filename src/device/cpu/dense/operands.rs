@@ -5,7 +5,7 @@ pub const PANEL: usize = 32;
 /// Numbers of the widest register, and of a line of memory.
 pub const LANES: usize = 16;
 /// Most parts of a product.
-pub const PARTS_MAX: usize = 4;
+pub const PARTS_MAX: usize = 12;
 
 /// A line of memory.
 #[repr(C, align(64))]

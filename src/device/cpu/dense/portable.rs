@@ -43,6 +43,10 @@ fn tile<const M: usize>(product: &Product<'_>, out: &mut [f32], stride: usize, f
     }
 }
 
+pub(super) fn column(product: &Product<'_>, out: &mut [f32], stride: usize) {
+    maps::column::<false>(product, out, stride);
+}
+
 pub(super) fn map1(f: Unary, input: &Operand<'_>, target: &mut MapTarget<'_>) {
     maps::map1::<false>(f, input, target);
 }

@@ -14,7 +14,7 @@ proptest! {
 
     #[test]
     fn products_are_sums_of_products(
-        rows in 1usize..40, columns in 1usize..150, depths in prop::collection::vec(1usize..70, 1..4),
+        rows in 1usize..40, columns in prop_oneof![3 => Just(1usize), 7 => 1usize..150], depths in prop::collection::vec(1usize..70, 1..=PARTS_MAX),
         packed in any::<bool>(), relu in any::<bool>(), gap in 0usize..5, seed in 0usize..1000,
     ) {
         let matrices: Vec<Vec<f32>> =
@@ -191,6 +191,34 @@ fn functions_are_those_of_the_library() {
                     [Unary::Sigmoid, Unary::Silu, Unary::Softplus].contains(&f) && x < -87.0 && got.abs() < 1e-35;
                 assert!(near || beyond || below || (got.is_nan() && want.is_nan()), "{f:?}({x}): {got} is not {want}");
             }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn folds_are_those_of_plain_loops_bit_for_bit(
+        rows in 1usize..20, outer in 1usize..4, count in 0usize..70, gap in 0usize..3, f in prop::sample::select(vec![Fold::Sum, Fold::Max, Fold::Min]),
+        special in prop::option::of((0usize..500, prop::sample::select(vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0]))), seed in 0usize..1000,
+    ) {
+        let row = outer * count + gap;
+        let mut values = numbers(rows * row, seed);
+        if let (Some((at, value)), false) = (special, values.is_empty()) {
+            let at = at % values.len();
+            values[at] = value;
+        }
+        let fold = |kernels: Kernels| {
+            let mut out = vec![7.5; rows * (outer + gap)];
+            let input = Operand { numbers: &values, row, outer: count, inner: 1 };
+            kernels.fold(f, &input, count, &mut MapTarget { numbers: &mut out, stride: outer + gap, rows, outer, inner: 1 });
+            out.into_iter().map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() }).collect::<Vec<_>>()
+        };
+        let portable = Kernels::tried().into_iter().find(|kernels| kernels.isa == Isa::Portable).unwrap();
+        let plain = fold(portable);
+        for kernels in Kernels::tried() {
+            prop_assert_eq!(fold(kernels), plain.clone(), "{}", kernels.name());
         }
     }
 }
