@@ -11,9 +11,11 @@ use std::io::IsTerminal as _;
 use std::sync::OnceLock;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 pub use catalogue::begin_model;
 
@@ -28,37 +30,36 @@ const COUNTS: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1
 /// What is logged where `STERLING_LOG` says nothing.
 const FILTER: &str = "info";
 
-/// Sends logs to stderr, filtered by `STERLING_LOG` (as `tracing`'s env filter), as JSON where `json` is set. A filter that
+/// Sends logs to stderr, filtered by `STERLING_LOG` (levels, and levels of targets), as JSON where `json` is set. A filter that
 /// cannot be is not taken, with a warning. Later calls change nothing.
 pub fn start_logs(json: bool) {
     let asked = std::env::var("STERLING_LOG").unwrap_or_default();
     let (filter, wrong) = match filter(&asked) {
         Ok(filter) => (filter, None),
-        Err(why) => (EnvFilter::new(FILTER), Some(why)),
+        Err(why) => (FILTER.parse().unwrap_or_default(), Some(why)),
     };
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
-    let _ = if json { builder.json().try_init() } else { builder.try_init() };
+    let lines =
+        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    let filtered = tracing_subscriber::registry().with(filter);
+    let _ = if json { filtered.with(lines.json()).try_init() } else { filtered.with(lines).try_init() };
     if let Some(why) = wrong {
         tracing::warn!("STERLING_LOG: {why}; logging `{FILTER}`");
     }
 }
 
-fn filter(text: &str) -> std::result::Result<EnvFilter, String> {
+fn filter(text: &str) -> std::result::Result<Targets, String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let text = if text.trim().is_empty() { FILTER } else { text };
     // A word alone names what is to be traced, so that a mistyped level would silence everything else.
     let known = |word: &str| {
         word.is_empty()
-            || word.contains(['=', '['])
+            || word.contains('=')
             || LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level))
             || word.starts_with(env!("CARGO_PKG_NAME"))
     };
     match text.split(',').map(str::trim).find(|word| !known(word)) {
         Some(word) => Err(format!("got `{word}`, expected one of {}, or TARGET=LEVEL", LEVELS.join(", "))),
-        None => EnvFilter::try_new(text).map_err(|e| format!("got `{text}`: {e}")),
+        None => text.parse().map_err(|e| format!("got `{text}`: {e}")),
     }
 }
 
@@ -140,6 +141,7 @@ mod tests {
             ("verbose", "`verbose`, expected one of off"),
             ("info,inof", "`inof`"),
             ("sterling=loud", "`sterling=loud`"),
+            ("[pass]", "`[pass]`, expected one of off"),
         ] {
             let why = filter(text).expect_err(text);
             assert!(why.contains(expected), "{text}: {why}");
