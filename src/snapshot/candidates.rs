@@ -206,18 +206,22 @@ impl CandidateRows {
         }
     }
 
-    /// Asks the memory for the rows of the item in a slot, those of sequences and of several values left out.
-    pub fn expect(&self, index: &ivf::Index, slot: Slot) {
+    /// Asks the memory for the rows of the items in some slots, those of sequences and of several values left out.
+    pub fn expect(&self, index: &ivf::Index, slots: impl Iterator<Item = Slot> + Clone) {
         for part in &self.parts {
+            let slots = slots.clone().map(Slot::index);
             match &part.lies {
                 Lies::Index => {
-                    if let Some(stored) = index.rows().stored(index.dimension()) {
-                        stored.prefetch(slot.index());
-                    }
+                    let stored = index.rows().stored(index.dimension());
+                    stored.iter().for_each(|stored| slots.clone().for_each(|slot| stored.prefetch(slot)));
                 }
-                Lies::Kept(table) => host(table).prefetch(slot.index()),
+                Lies::Kept(table) => {
+                    let stored = host(table);
+                    slots.for_each(|slot| stored.prefetch(slot));
+                }
                 Lies::Pooled { looked_up: LookedUp { table, values: Keys::Id(rows) }, .. } => {
-                    host(table).prefetch(rows[slot.index()] as usize);
+                    let stored = host(table);
+                    slots.for_each(|slot| stored.prefetch(rows[slot] as usize));
                 }
                 _ => {}
             }
