@@ -223,8 +223,10 @@ impl Config {
 /// min_coverage = 1.0                # share of the items that an answer must cover where the request does not say
 /// timeout_ms = 1000                 # of requests that name none
 /// requests = 1024                   # that are worked on at once
+/// audit_share = 0.0                 # of the retrievals, asked again exactly after their answers
 /// key = ""                          # sent to the servers, where these take keys
 /// tls = {ca = "ca.pem"}             # authorities of the servers' certificates; with `certificate` and `key` of the router's own
+/// [traces]                          # as for `serve`
 /// [access]                          # as for `serve`; there are no calls of administrators
 /// [http]                            # as for `serve`
 /// ```

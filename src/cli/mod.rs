@@ -51,7 +51,7 @@ enum Command {
     Demo(demo::Demo),
     /// Turn a model package, an index recipe and items into a version in the store.
     Publish(publish::Publish),
-    /// Embed and assign the items of a publication in parts, on several machines side by side.
+    /// Embed, assign and cut the items of a publication in parts, on several machines side by side.
     Parts(parts::Parts),
     /// Measure again how many lists of a published version a recall takes, with queries like those that are asked.
     Calibrate(calibrate::Calibrate),
@@ -81,7 +81,7 @@ enum Command {
     Inspect(inspect::Inspect),
     /// Decide where embedding tables lie: tiers, sharding and devices, with the reasons.
     Plan(plan::Plan),
-    /// Show the kernels of GPUs, or compile them ahead of time.
+    /// Show which kernels run on this machine's processor, and those of GPUs, or compile the latter ahead of time.
     Kernels(kernels::Kernels),
     /// Make a key for calls of a server, and the entry of its file of keys.
     Key(key::Key),
