@@ -236,6 +236,7 @@ impl Driver for Emulated {
     }
 
     /// Refuses what is registered already, as a card does.
+    // SAFETY: what the trait asks of callers; the bytes are read by launches alone.
     unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
         self.here()?;
         let (start, mut registered) = (bytes.as_ptr() as u64, locked(&self.registered));
@@ -247,6 +248,7 @@ impl Driver for Emulated {
         Ok(start)
     }
 
+    // SAFETY: as above.
     unsafe fn unregister(&self, bytes: &[u8]) {
         locked(&self.registered).retain(|run| run[0] != bytes.as_ptr() as u64);
     }
