@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::table::Table;
+use crate::device::buffer::Buffer;
 use crate::device::cpu::pool::Rows;
 use crate::device::cuda::Device;
 use crate::device::cuda::cut::ListCut;
@@ -47,5 +48,17 @@ pub fn rows_of(device: &Device, table: &Table, cut: &ListCut, spare: usize) -> R
 /// # Errors
 /// `Unsupported` where it is not whole in the memory of this host.
 pub fn whole(table: &Table) -> Result<Rows<'_>> {
-    table.host_rows().ok_or_else(|| Error::unsupported(format!("table `{}` is not whole in memory", table.name())))
+    table.host_rows().ok_or_else(|| is_elsewhere(table))
+}
+
+/// The bytes of these rows.
+///
+/// # Errors
+/// As [`whole`].
+pub fn whole_bytes(table: &Table) -> Result<&Buffer<u8>> {
+    table.host_bytes().ok_or_else(|| is_elsewhere(table))
+}
+
+fn is_elsewhere(table: &Table) -> Error {
+    Error::unsupported(format!("table `{}` is not whole in memory", table.name()))
 }

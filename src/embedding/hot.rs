@@ -1,20 +1,23 @@
 //! The rows of a table that are asked for often, in the memory of a device; all of them lie in the memory of its host.
 //!
 //! The host keeps which row has which place ([`Places`]), since it turns ids into rows anyway. What a batch asks for and has no place
-//! travels with its ids, and is pooled from where it arrives; what is given a place is put there behind that, in the order of the
-//! same stream. So a place may be given away in the batch that still reads it.
+//! the device fetches from the memory of the host, each row once, and pools it from where it arrives; what is given a place is put
+//! there behind that, in the order of the same stream. So a place may be given away in the batch that still reads it. Where the
+//! host's memory cannot be registered, the host gathers these rows, and they travel with the ids.
 //!
 //! Batches take turns ([`HotTables::turn`]): a place that one stream fills must not be read by another before it is filled.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::device::whole_bytes;
 use super::place::CardShare;
+use super::table::Table;
 use super::tiers::cache::CacheCounters;
 use super::tiers::places::Places;
-use crate::device::cpu::pool::Rows;
-use crate::device::cuda::ops::bags::{IdBags, SumsTo, TableRows, place_rows, pool_staged};
-use crate::device::cuda::{Array, Device};
+use crate::device::buffer::Buffer;
+use crate::device::cuda::ops::bags::{IdBags, SumsTo, TableRows, fetch_rows, place_rows, pool_staged};
+use crate::device::cuda::{Array, Device, HostBytes};
 use crate::error::{Error, Result};
 use crate::locks::locked;
 
@@ -23,10 +26,20 @@ use crate::locks::locked;
 struct HotRows {
     table: String,
     rows: TableRows,
+    all: AllRows,
     places: Places,
     hits: u64,
     misses: u64,
     planned: f64,
+}
+
+/// All rows of a table, in the memory of the host.
+#[derive(Debug)]
+enum AllRows {
+    /// The device fetches those that are missing.
+    Registered(HostBytes),
+    /// The host gathers them.
+    Plain(Buffer<u8>),
 }
 
 /// How a table does of which only some rows are on a device.
@@ -62,7 +75,7 @@ pub struct HotTurn<'a> {
 /// Rows of a batch that have no place.
 #[derive(Default)]
 struct Staged {
-    bytes: Vec<u8>,
+    rows: Vec<i64>,
     /// Which of them a row is.
     index: HashMap<i64, usize>,
     /// What goes to a place, the last one that is given it.
@@ -70,25 +83,26 @@ struct Staged {
 }
 
 impl HotTables {
-    /// Room for as many rows of a table as its share of the device holds, all of them at most, and one at least; nothing more for a
-    /// table that has some. Returns the number by which the table is asked.
+    /// Room for as many rows of a table as so many bytes hold, all of them at most; nothing more for a table that has some. Returns
+    /// the number by which the table is asked.
     ///
     /// # Errors
-    /// `Overloaded` where the device has not enough memory.
-    pub fn add(&mut self, device: &Device, name: &str, rows: &Rows<'_>, share: CardShare) -> Result<usize> {
-        let row_bytes = rows.format().row_bytes(rows.width())?;
-        let count = rows.bytes().len() / row_bytes.max(1);
-        let most = usize::try_from(share.bytes).unwrap_or(usize::MAX) / row_bytes.max(1);
-        let most = most.min(u32::MAX as usize).clamp(1, count.max(1));
+    /// `Unsupported` where the table is not whole in the memory of this host; `Overloaded` where the device has not enough memory.
+    pub fn add(&mut self, device: &Device, table: &Table, share: CardShare) -> Result<usize> {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = state.tables.iter().position(|table| table.table == name) {
+        if let Some(known) = state.tables.iter().position(|known| known.table == table.name()) {
             return Ok(known);
         }
+        let (all, spec) = (AllRows::of(device, table)?, table.spec());
+        let row_bytes = spec.row_bytes()?;
+        let most = usize::try_from(share.bytes).unwrap_or(usize::MAX) / row_bytes.max(1);
+        let most = most.min(spec.rows as usize).min(u32::MAX as usize);
         state.is_filled = true;
         let bytes = device.room(most * row_bytes)?;
         state.tables.push(HotRows {
-            table: name.to_owned(),
-            rows: TableRows { bytes, format: rows.format(), width: rows.width() },
+            table: table.name().to_owned(),
+            rows: TableRows { bytes, format: spec.format, width: spec.width },
+            all,
             places: Places::new(most),
             hits: 0,
             misses: 0,
@@ -134,27 +148,21 @@ impl HotTurn<'_> {
         self.state.is_filled = true;
     }
 
-    /// Pools bags of rows of a table: `ids` are rows of `all`, negative ones add nothing.
+    /// Pools bags of rows of a table, by its number.
     ///
     /// # Errors
-    /// `Internal` for a table that is not there, or where a launch fails; `Overloaded` where the device has not enough memory.
-    pub fn pool(
-        &mut self,
-        device: &Device,
-        (table, all): (usize, &Rows<'_>),
-        mut bags: HostBags<'_>,
-        to: &SumsTo<'_>,
-    ) -> Result<()> {
+    /// `Internal` for a table or a row that is not there, or where a launch fails; `Overloaded` where the device has not enough memory.
+    pub fn pool(&mut self, device: &Device, table: usize, mut bags: HostBags<'_>, to: &SumsTo<'_>) -> Result<()> {
         let missing = || Error::internal("a table without places");
-        let HotRows { rows, places, hits, misses, .. } = self.state.tables.get_mut(table).ok_or_else(missing)?;
+        let HotRows { rows, all, places, hits, misses, .. } = self.state.tables.get_mut(table).ok_or_else(missing)?;
         let row_bytes = rows.format.row_bytes(rows.width)?;
         let mut staged = Staged::default();
         for id in bags.ids.iter_mut().filter(|id| **id >= 0) {
-            *id = staged.place(places, all, *id, row_bytes);
+            *id = staged.place(places, *id);
         }
         *misses += staged.index.len() as u64;
         *hits += (bags.ids.iter().filter(|id| **id >= 0).count() - staged.index.len()) as u64;
-        let bytes = device.copy(&staged.bytes)?;
+        let bytes = all.some(device, &staged.rows, row_bytes)?;
         bags.on(device, |bags| pool_staged(device, (rows, Some(&bytes)), bags, to))?;
         staged.fill(device, &bytes, rows)
     }
@@ -185,9 +193,34 @@ impl HostBags<'_> {
     }
 }
 
+impl AllRows {
+    fn of(device: &Device, table: &Table) -> Result<Self> {
+        let bytes = whole_bytes(table)?;
+        Ok(match device.register(bytes.clone()) {
+            Ok(registered) => AllRows::Registered(registered),
+            Err(reason) => {
+                let table = table.name();
+                tracing::warn!(table, %reason, "the host gathers rows that the device has not: their memory is not registered");
+                AllRows::Plain(bytes.clone())
+            }
+        })
+    }
+
+    /// Some of them side by side on the device.
+    fn some(&self, device: &Device, rows: &[i64], row_bytes: usize) -> Result<Array<u8>> {
+        match self {
+            AllRows::Registered(bytes) => fetch_rows(device, bytes, rows, row_bytes),
+            AllRows::Plain(bytes) => {
+                let row = |row: &i64| &bytes[*row as usize * row_bytes..][..row_bytes];
+                device.copy(&rows.iter().map(row).collect::<Vec<_>>().concat())
+            }
+        }
+    }
+}
+
 impl Staged {
-    /// What a kernel is told of a row: its place, or its number among those that travel.
-    fn place(&mut self, places: &mut Places, all: &Rows<'_>, row: i64, row_bytes: usize) -> i64 {
+    /// What a kernel is told of a row: its place, or its number among those that are missing.
+    fn place(&mut self, places: &mut Places, row: i64) -> i64 {
         let resident = places.most() as i64;
         if let Some(&index) = self.index.get(&row) {
             return resident + index as i64;
@@ -197,7 +230,7 @@ impl Staged {
         }
         let index = self.index.len();
         self.index.insert(row, index);
-        self.bytes.extend_from_slice(&all.bytes()[row as usize * row_bytes..][..row_bytes]);
+        self.rows.push(row);
         if let Some(place) = places.insert(row as u64) {
             self.taken.insert(place, index as u32);
         }

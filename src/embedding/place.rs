@@ -135,7 +135,7 @@ pub struct ShardPlan {
 /// What a card's memory has of a table of which not all rows lie there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CardShare {
-    /// Bytes for the rows that are asked for often.
+    /// Bytes for the rows that are asked for often; 0 where the card reads all of them from its host.
     pub bytes: u64,
     /// Share of the reads that these are to answer, by the plan.
     pub hit_share: f64,

@@ -342,20 +342,25 @@ impl Table {
         Ok(Table { shards, ..self.clone() })
     }
 
-    /// The rows, where all of them lie in memory in one piece.
-    pub fn host_rows(&self) -> Option<Rows<'_>> {
+    /// The bytes of its rows, where all of them lie in memory in one piece.
+    pub fn host_bytes(&self) -> Option<&Buffer<u8>> {
         match self.shards.as_slice() {
-            [Shard { source: Source::Host(bytes), .. }] => {
-                Some(Rows::new(self.spec.format, self.spec.width, bytes).expect("checked when the table was made"))
-            }
+            [Shard { source: Source::Host(bytes), .. }] => Some(bytes),
             _ => None,
         }
+    }
+
+    /// The rows, where all of them lie in memory in one piece.
+    pub fn host_rows(&self) -> Option<Rows<'_>> {
+        let rows =
+            |bytes| Rows::new(self.spec.format, self.spec.width, bytes).expect("checked when the table was made");
+        self.host_bytes().map(|bytes| rows(bytes))
     }
 
     fn bytes(&self) -> Result<&[u8]> {
         let elsewhere =
             || Error::unsupported(format!("table `{}`: its rows are not in this host's memory", self.name()));
-        self.host_rows().map(|rows| rows.bytes()).ok_or_else(elsewhere)
+        self.host_bytes().map(|bytes| &**bytes).ok_or_else(elsewhere)
     }
 
     /// Brings its rows to a cluster; see [`load`].

@@ -205,7 +205,10 @@ impl Machine {
             uses |= NETWORK;
         }
         if device.kind == DeviceKind::Host && device.link > 0.0 {
-            micros += out_bytes / device.link / 1e3;
+            // A card reads the rows of a whole table, and is sent what the host has pooled of a part.
+            let is_whole = stored == table.bytes();
+            let bytes = if is_whole { ids * row_bytes as f64 } else { out_bytes };
+            micros += bytes / device.link / 1e3;
             uses |= LINK;
         }
         let misses = ids * (1.0 - keeping.cache.1);

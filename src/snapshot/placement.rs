@@ -255,7 +255,7 @@ impl Placement {
                     "table `{}` has rows on host `{}`: only a server asks others for rows",
                     plan.table, part.device
                 ))),
-                None => table.planned(plan, remote.as_ref()),
+                None => table.planned(plan, remote.as_ref()).map(of_host),
             };
         };
         let slice = |part: &ShardPlan| self.slice(version, table, part);
@@ -273,7 +273,7 @@ impl Placement {
             }
         }
         away.extend(elsewhere.into_iter().flatten());
-        Ok(placed.holding(held))
+        Ok(of_host(placed.holding(held)))
     }
 
     /// The plan of a table as it concerns this host: of copies its own one.
@@ -336,6 +336,14 @@ fn on_card(table: &Table, plan: &TablePlan) -> Result<Table> {
         Tier::HbmCached => table.with_card_share(CardShare { bytes: part.cache_bytes, hit_share: plan.hit_share }),
         _ => table,
     })
+}
+
+/// A table of which a card has nothing where it is whole in this host's memory: it reads the rows from there.
+fn of_host(table: Table) -> Table {
+    match table.host_bytes() {
+        Some(_) => table.with_card_share(CardShare { bytes: 0, hit_share: 0.0 }),
+        None => table,
+    }
 }
 
 fn read(file: &Path) -> Result<String> {

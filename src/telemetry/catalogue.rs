@@ -174,6 +174,12 @@ const METRICS: &[Metric] = &[
         "memory of a device that versions take, apart from requests",
     ),
     metric(
+        "sterling_device_waiting",
+        Gauge,
+        Labels::None,
+        "versions that the CPU answers until there is room on the device, told with each batch",
+    ),
+    metric(
         "sterling_device_table_hit_rate",
         Gauge,
         Open("table"),

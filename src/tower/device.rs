@@ -27,7 +27,7 @@ pub struct DeviceTower {
 enum Held {
     /// All of them on the device.
     Whole(Arc<TableRows>),
-    /// Some of them, by the number of the table among those.
+    /// Some of them or none, by the number of the table among those.
     Hot(usize),
 }
 
@@ -82,7 +82,7 @@ impl DeviceTower {
             let is_looked_up = !matches!(tower.tensors()[source.tensor].holds(), Holds::Mask(_));
             if let Some(table) = table_of(source).filter(|_| is_looked_up) {
                 source.table = Some(match table.card_share() {
-                    Some(share) => Held::Hot(hot.add(device, table.name(), &whole(table)?, share)?),
+                    Some(share) => Held::Hot(hot.add(device, table, share)?),
                     None => Held::Whole(tables.copy(device, table)?),
                 });
             }
@@ -238,7 +238,7 @@ impl Source {
     ) -> Result<()> {
         match (&self.table, turn) {
             (Some(Held::Whole(copied)), _) => bags.on(device, |bags| pool(device, copied, bags, to)),
-            (Some(Held::Hot(number)), Some(turn)) => turn.pool(device, (*number, &whole(table)?), bags, to),
+            (Some(Held::Hot(number)), Some(turn)) => turn.pool(device, *number, bags, to),
             _ => Err(Error::internal(format!("table `{}` without its rows on the device", table.name()))),
         }
     }

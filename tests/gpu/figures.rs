@@ -12,7 +12,7 @@ use sterling::device::cuda::modelled::{CardRates, Modelled};
 use sterling::device::cuda::ops::steps::RowsOf;
 
 use crate::emulation::{Random, emulated};
-use crate::floors::{Asked, Bench, Catalogue, DIMENSION, Layers, Took, lookup, reranked};
+use crate::floors::{Asked, Bench, Catalogue, DIMENSION, Layers, Took, fetched, lookup, reranked};
 
 /// A figure on one card.
 struct Figure {
@@ -122,6 +122,11 @@ fn of_parts(model: &Arc<Modelled>) -> Vec<Figure> {
         let what = format!("pooled lookups, 65,536 bags of 32 rows of 64 numbers, {format:?}");
         let aim = "70 % of the bandwidth of a copy";
         figures.push(Figure::of(what, aim, (format!("{share:.0} %"), share >= 70.0), &took));
+    }
+    for (wanted, format) in [(3_000, RowFormat::Int8), (65_536, RowFormat::F32)] {
+        let (took, _) = fetched(&bench, format, (4_000_000, wanted));
+        let what = format!("{} rows of 64 numbers from the host, {format:?}", grouped(wanted as u64));
+        figures.push(Figure::of(what, "", (format!("{:.0} µs", took.micros), true), &took));
     }
     figures
 }

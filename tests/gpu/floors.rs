@@ -9,10 +9,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytemuck::Pod;
+use sterling::device::buffer::Buffer;
 use sterling::device::cpu::dense::{Form, PANEL};
 use sterling::device::cpu::pool::RowFormat;
+use sterling::device::cuda::link::fastest_upload;
 use sterling::device::cuda::modelled::{Modelled, Spent};
-use sterling::device::cuda::ops::bags::{IdBags, SumsTo, TableRows, pool};
+use sterling::device::cuda::ops::bags::{IdBags, SumsTo, TableRows, fetch_rows, pool};
 use sterling::device::cuda::ops::looks::{Judged, Lookout, Looks, Schedule};
 use sterling::device::cuda::ops::rows::{CandidateColumns, ItemRows, RowKind, SlotRows};
 use sterling::device::cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, Order};
@@ -105,7 +107,12 @@ impl Bench {
 
     /// A line of the table.
     fn line(&self, what: &str, bytes: f64, took: &Took) {
-        let (floor, took) = (bytes / self.bandwidth * 1e6, took.micros);
+        Bench::line_of(self.bandwidth, what, bytes, took);
+    }
+
+    /// One of bytes that come at so many a second.
+    fn line_of(bandwidth: f64, what: &str, bytes: f64, took: &Took) {
+        let (floor, took) = (bytes / bandwidth * 1e6, took.micros);
         println!("| {what} | {:.1} | {floor:.1} | {took:.1} | {:.0} % |", bytes / 1e6, 100.0 * floor / took);
     }
 }
@@ -304,6 +311,16 @@ pub fn lookup(bench: &Bench, format: RowFormat, (rows, bags): (usize, usize)) ->
     (took, bags * 32 * (row_bytes + 8) + bags * width * 4)
 }
 
+/// Random rows of a table of the host, of 64 numbers each; the bytes that come over the link.
+pub fn fetched(bench: &Bench, format: RowFormat, (rows, wanted): (usize, usize)) -> (Took, usize) {
+    let row_bytes = format.row_bytes(64).unwrap();
+    let table = bench.device.register(Buffer::filled(rows * row_bytes, |_| ()).unwrap()).unwrap();
+    let mut random = Random::new(6);
+    let wanted: Vec<i64> = (0..wanted).map(|_| random.below(rows) as i64).collect();
+    let took = bench.median(|lane| Ok(vec![fetch_rows(lane, &table, &wanted, row_bytes)?.later(1)?]));
+    (took, wanted.len() * row_bytes)
+}
+
 /// A reranker 256-512-256 over so many candidates of each request of a batch; its multiply-adds.
 pub fn reranked(bench: &Bench, form: Form, (batch, candidates): (usize, usize)) -> (Took, usize) {
     let layers = Layers::new(&bench.device, form).unwrap();
@@ -452,6 +469,14 @@ fn floors() {
             let (rows, bags) = (of.items.min(4_000_000), (of.items / 16).clamp(8, 16_384));
             let (took, moved) = lookup(&bench, format, (rows, bags));
             bench.line(&format!("{bags} bags of 32 rows, {format:?} x 64"), moved as f64, &took);
+        }
+        let (start, bytes) = (Instant::now(), if is_tiny { 1 << 16 } else { 1 << 28 });
+        let copied = fastest_upload(&bench.device, bytes, 8, &|| start.elapsed().as_secs_f64()).unwrap();
+        for format in [RowFormat::F32, RowFormat::Int8, RowFormat::Int4] {
+            let (rows, wanted) = (of.items.min(4_000_000), (of.items / 16).clamp(8, 65_536));
+            let (took, moved) = fetched(&bench, format, (rows, wanted));
+            let what = format!("{wanted} rows of the host, {format:?} x 64, of its link");
+            Bench::line_of(bytes as f64 / copied, &what, moved as f64, &took);
         }
         let candidates = if is_tiny { 8 } else { 10_000 };
         for (batch, form) in [(1, Form::Pairs), (16, Form::Pairs), (1, Form::Single), (16, Form::Single)] {

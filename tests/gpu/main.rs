@@ -24,6 +24,7 @@ mod rows;
 mod scan;
 mod shared;
 mod steps;
+mod swaps;
 mod top;
 mod updates;
 mod whole_pass;

@@ -4,14 +4,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use sterling::device::cuda::Device;
 use sterling::embedding::Table;
 use sterling::ivf::Rescore;
-use sterling::pass::Residents;
+use sterling::pass::{Cuda, Residents};
 use sterling::publish::{Publish, publish, published};
 use sterling::snapshot::{PartFormat, Placement, PlacementOptions, Recipe, Snapshot, Store};
+use sterling::tower::Threads;
 use sterling::view::View;
 
-use crate::emulation::{Random, device};
+use crate::emulation::{Random, device, emulated};
 use crate::onnx::{Onnx, floats, integers, value};
 use crate::whole_pass::{agree, both, gpu, heldout, request, root, view_of};
 
@@ -102,14 +104,20 @@ fn whole_pass_answers_alike_wherever_a_plan_has_the_tables() {
         Snapshot::load(&folder, &placement)
     };
     let cached = |bytes: u64| json!({"tier": "hbm_cached", "cache_bytes": bytes});
-    for part in [json!({"tier": "hbm"}), cached(1), cached(600), cached(1 << 30)] {
+    let in_host = json!({"tier": "host", "device": "host0"});
+    for part in [json!({"tier": "hbm"}), in_host, cached(1), cached(600), cached(1 << 30)] {
         let placed = Arc::new(View::new(Arc::new(placement(std::slice::from_ref(&part)).unwrap())));
-        let mut gpu = gpu(64 << 20);
+        let card = emulated();
+        let mut gpu = Cuda::new(Arc::new(Residents::new(Device::over(card.clone()))), Threads::new(1));
         for turn in 0..3 {
             for ([cpu, gpu], body) in both(&placed, &mut gpu, &bodies).iter().zip(&bodies) {
                 agree(cpu, gpu, &format!("{part}, turn {turn}: {body}"));
             }
         }
+        // Tables that are not whole on the card are registered for as long as their version is there.
+        assert_eq!(card.registered_bytes() > 0, part["tier"] != "hbm", "{part}");
+        drop(gpu);
+        assert_eq!(card.registered_bytes(), 0, "{part}");
     }
     let halves = [json!({"tier": "hbm"}), json!({"tier": "hbm"})];
     let error = placement(&halves).unwrap_err().to_string();

@@ -70,6 +70,16 @@ impl Driver for Arena {
     // SAFETY: what the trait asks of callers; nothing is looked at here.
     unsafe fn free(&self, _: u64) {}
 
+    unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
+        // SAFETY: the caller's condition.
+        unsafe { self.inner.register(bytes) }
+    }
+
+    unsafe fn unregister(&self, bytes: &[u8]) {
+        // SAFETY: the caller's condition.
+        unsafe { self.inner.unregister(bytes) }
+    }
+
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
         // SAFETY: the caller's condition.
         unsafe { self.inner.upload(to, from) }
@@ -133,6 +143,12 @@ impl Driver for Measure {
     // SAFETY: what the trait asks of callers; nothing is looked at here.
     unsafe fn free(&self, _: u64) {}
 
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn register(&self, _: &[u8]) -> Result<u64> {
+        Ok(0)
+    }
+
+    // SAFETY: as above.
     unsafe fn upload(&self, _: u64, _: &[u8]) -> Result<()> {
         Ok(())
     }

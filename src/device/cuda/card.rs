@@ -26,6 +26,8 @@ pub struct Card {
     stream: sys::CUstream,
     kernels: HashMap<String, sys::CUfunction>,
     blocks: usize,
+    /// How memory of the host is registered.
+    registering: u32,
 }
 
 // SAFETY: contexts, streams and functions are handles that the driver lets any thread use; each call makes the context current first.
@@ -102,7 +104,10 @@ impl Card {
         let kernels = load(capability)?;
         let processors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let blocks = usize::try_from(processors).unwrap_or(1) * BLOCKS_A_PROCESSOR;
-        Ok(Card { name, context, stream, kernels, blocks })
+        use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED as READ_ONLY;
+        let read_only = if attribute(READ_ONLY)? > 0 { sys::CU_MEMHOSTREGISTER_READ_ONLY } else { 0 };
+        let registering = sys::CU_MEMHOSTREGISTER_DEVICEMAP | read_only;
+        Ok(Card { name, context, stream, kernels, blocks, registering })
     }
 
     fn here(&self) -> Result<()> {
@@ -163,6 +168,30 @@ impl Driver for Card {
         if self.here().is_ok() {
             // SAFETY: the caller's condition; what was launched before runs before. A card that is lost has nothing to free.
             let _ = unsafe { result::free_async(address, self.stream) };
+        }
+    }
+
+    unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
+        self.here()?;
+        let (host, mut address) = (bytes.as_ptr().cast_mut().cast::<c_void>(), 0);
+        // SAFETY: the caller's condition; kernels only read them.
+        unsafe { sys::cuMemHostRegister_v2(host, bytes.len(), self.registering) }
+            .result()
+            .map_err(failed(&self.name))?;
+        // SAFETY: they were registered just now.
+        let found = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, host, 0) }.result();
+        if let Err(e) = found {
+            // SAFETY: as above; nobody has their address.
+            unsafe { self.unregister(bytes) };
+            return Err(failed(&self.name)(e));
+        }
+        Ok(address)
+    }
+
+    unsafe fn unregister(&self, bytes: &[u8]) {
+        if self.here().is_ok() {
+            // SAFETY: the caller's condition. A card that is lost reads nothing any more.
+            let _ = unsafe { sys::cuMemHostUnregister(bytes.as_ptr().cast_mut().cast()) }.result();
         }
     }
 

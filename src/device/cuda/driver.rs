@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Blocks that keep a multiprocessor busy, with as many again that wait for their turn.
 pub const BLOCKS_A_PROCESSOR: usize = 16;
@@ -15,6 +15,8 @@ pub struct Demand {
     pub bytes: u64,
     /// Bytes that blocks read again, from the caches.
     pub again: u64,
+    /// Bytes of the memory of the host.
+    pub host: u64,
     /// Multiply-adds of bytes, four to an instruction.
     pub dp4a: u64,
     /// Multiply-adds of bytes by tensor cores.
@@ -38,6 +40,7 @@ impl Demand {
         Demand {
             bytes: self.bytes + other.bytes,
             again: self.again + other.again,
+            host: self.host + other.host,
             dp4a: self.dp4a + other.dp4a,
             tensor_int8: self.tensor_int8 + other.tensor_int8,
             tensor_bf16: self.tensor_bf16 + other.tensor_bf16,
@@ -217,7 +220,7 @@ pub trait Driver: Send + Sync + Debug {
     fn receive(&self, coming: &Coming, to: &mut [u8]) -> Result<()> {
         match coming {
             Coming::Here(bytes) if bytes.len() == to.len() => to.copy_from_slice(bytes),
-            _ => return Err(crate::error::Error::internal("a result that is not this driver's")),
+            _ => return Err(Error::internal("a result that is not this driver's")),
         }
         Ok(())
     }
@@ -227,6 +230,24 @@ pub trait Driver: Send + Sync + Debug {
     /// # Safety
     /// `address` is one that [`Driver::alloc`] gave and that nobody uses any more.
     unsafe fn free(&self, address: u64);
+
+    /// The address at which kernels read bytes of the host where they lie, which stay in memory meanwhile.
+    ///
+    /// # Safety
+    /// Nobody changes the bytes before [`Driver::unregister`] has returned.
+    ///
+    /// # Errors
+    /// `Unsupported` for a driver without it; as the system refuses it: for want of memory that may be locked, or where the bytes are
+    /// registered already.
+    unsafe fn register(&self, _bytes: &[u8]) -> Result<u64> {
+        Err(Error::unsupported("kernels of this driver read no memory of the host"))
+    }
+
+    /// Ends what [`Driver::register`] began.
+    ///
+    /// # Safety
+    /// The bytes are registered, and no launch reads them any more.
+    unsafe fn unregister(&self, _bytes: &[u8]) {}
 
     /// Copies to the card; `from` may change once this returns.
     ///
@@ -267,7 +288,8 @@ pub trait Driver: Send + Sync + Debug {
     /// Runs a kernel.
     ///
     /// # Safety
-    /// The arguments are those that the kernel takes, and all that it reads and writes with them lies in memory of this driver.
+    /// The arguments are those that the kernel takes, and all that it reads and writes with them lies in memory of this driver, or is
+    /// read of the host and registered.
     ///
     /// # Errors
     /// `Internal` where the kernel cannot be launched so, or failed.

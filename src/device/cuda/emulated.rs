@@ -15,9 +15,25 @@ use super::driver::{Demand, Driver, Launch, Streams, Work};
 use crate::error::{Error, Result};
 use crate::locks::locked;
 
+/// Memory of the host that kernels may read: where each run of it begins and ends, and how many there are.
+#[repr(C)]
+struct Host {
+    runs: *const [u64; 2],
+    count: usize,
+}
+
 // SAFETY: what each call asks for is what the methods of `Driver` ask for; the types are those of `kernels/emulated.cpp`.
-type LaunchFn =
-    unsafe extern "C" fn(*const c_char, *const u32, u32, usize, *const c_void, usize, u64, *mut u64) -> *const c_char;
+type LaunchFn = unsafe extern "C" fn(
+    *const c_char,
+    *const u32,
+    u32,
+    usize,
+    *const c_void,
+    usize,
+    Host,
+    u64,
+    *mut u64,
+) -> *const c_char;
 // SAFETY: as above.
 type AllocFn = unsafe extern "C" fn(usize) -> *mut c_void;
 // SAFETY: as above.
@@ -63,12 +79,15 @@ pub struct Emulated {
     /// Launches after which it is lost.
     launches_max: AtomicU64,
     is_lost: AtomicBool,
+    locks_nothing: AtomicBool,
     launch: LaunchFn,
     alloc: AllocFn,
     free: FreeFn,
     /// Orders the turns of threads; another one for each launch.
     seed: AtomicU64,
     launches: AtomicU64,
+    /// Runs of memory of the host that are registered.
+    registered: Mutex<Vec<[u64; 2]>>,
     demand: Mutex<[Demand; 2]>,
     streams: Mutex<Queues>,
     /// Keeps the functions loaded.
@@ -99,11 +118,13 @@ impl Emulated {
             used_bytes: 0.into(),
             launches_max: u64::MAX.into(),
             is_lost: false.into(),
+            locks_nothing: false.into(),
             launch,
             alloc,
             free,
             seed: seed.into(),
             launches: 0.into(),
+            registered: Mutex::default(),
             demand: Mutex::default(),
             streams: Mutex::default(),
             _library: loaded,
@@ -118,6 +139,16 @@ impl Emulated {
     /// It answers nothing any more once it has launched so many kernels more.
     pub fn lose_after(&self, launches: u64) {
         self.launches_max.store(self.launches() + launches, Ordering::Relaxed);
+    }
+
+    /// It registers no memory of the host from now on.
+    pub fn lock_nothing(&self) {
+        self.locks_nothing.store(true, Ordering::Relaxed);
+    }
+
+    /// Bytes of the host that are registered.
+    pub fn registered_bytes(&self) -> u64 {
+        locked(&self.registered).iter().map(|run| run[1] - run[0]).sum()
     }
 
     fn here(&self) -> Result<()> {
@@ -204,6 +235,24 @@ impl Driver for Emulated {
         unsafe { (self.free)(address as *mut c_void) }
     }
 
+    /// Refuses what is registered already, as a card does.
+    // SAFETY: what the trait asks of callers; the bytes are read by launches alone.
+    unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
+        self.here()?;
+        let (start, mut registered) = (bytes.as_ptr() as u64, locked(&self.registered));
+        let end = start + bytes.len() as u64;
+        if self.locks_nothing.load(Ordering::Relaxed) || registered.iter().any(|run| run[0] < end && start < run[1]) {
+            return Err(Error::unavailable(format!("{}: {} bytes cannot be registered", self.name, bytes.len())));
+        }
+        registered.push([start, end]);
+        Ok(start)
+    }
+
+    // SAFETY: as above.
+    unsafe fn unregister(&self, bytes: &[u8]) {
+        locked(&self.registered).retain(|run| run[0] != bytes.as_ptr() as u64);
+    }
+
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
         self.here()?;
         if !from.is_empty() {
@@ -258,6 +307,8 @@ impl Driver for Emulated {
         let seed = self.seed.fetch_add(1, Ordering::Relaxed);
         self.launches.fetch_add(1, Ordering::Relaxed);
         let mut operations = [0u64; 5];
+        let registered = locked(&self.registered).clone();
+        let host = Host { runs: registered.as_ptr(), count: registered.len() };
         // SAFETY: the library checks the size of the arguments; what they point to is the caller's condition. It counts five kinds of
         // operations.
         let failure = unsafe {
@@ -268,6 +319,7 @@ impl Driver for Emulated {
                 launch.shared_bytes,
                 launch.arguments.as_ptr().cast(),
                 launch.arguments.len(),
+                host,
                 seed,
                 operations.as_mut_ptr(),
             )

@@ -9,6 +9,7 @@ use bytemuck::Pod;
 use super::arena::{Arena, Measure};
 use super::driver::{Coming, Driver, Streams};
 use super::lane::Lane;
+use crate::device::buffer::Buffer;
 use crate::error::{Error, Result};
 
 /// A driver that many share.
@@ -133,6 +134,16 @@ impl Device {
         let array = self.room(numbers.len().saturating_add(more))?;
         array.write(numbers)?;
         Ok(array)
+    }
+
+    /// Bytes of the host that kernels read where they lie.
+    ///
+    /// # Errors
+    /// As [`Driver::register`].
+    pub fn register(&self, bytes: Buffer<u8>) -> Result<HostBytes> {
+        // SAFETY: nobody writes to a buffer that is shared, and it goes behind its registration.
+        let address = unsafe { self.driver.register(&bytes)? };
+        Ok(HostBytes { driver: self.driver.clone(), bytes, address })
     }
 
     /// Zeros on the device.
@@ -279,6 +290,38 @@ impl<T: Pod> Array<T> {
             *self = Array::new(device, len)?;
         }
         Ok(())
+    }
+}
+
+/// Bytes of the host that kernels of a device read where they lie.
+#[derive(Debug)]
+pub struct HostBytes {
+    driver: Arc<dyn Driver>,
+    bytes: Buffer<u8>,
+    address: u64,
+}
+
+impl HostBytes {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// True where there are none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Where kernels of the device find them.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for HostBytes {
+    fn drop(&mut self) {
+        // SAFETY: they were registered when this was made; whoever asks for launches over them keeps it until these are done.
+        unsafe { self.driver.unregister(&self.bytes) };
     }
 }
 

@@ -80,7 +80,7 @@ impl CardRates {
         let share = busy / self.processors as f64;
         let taken_in = (demand.bytes + demand.again) as f64;
         let moved = (demand.bytes as f64 / self.memory).max(taken_in / self.cache);
-        let moved = moved.max(taken_in / (busy * self.of_processor));
+        let moved = moved.max(taken_in / (busy * self.of_processor)).max(demand.host as f64 / self.host);
         let Demand { dp4a, tensor_int8, tensor_bf16, tensor_tf32, single, .. } = *demand;
         let computed = [dp4a, tensor_int8, tensor_bf16, tensor_tf32, single].into_iter().zip(self.operations);
         computed.map(|(operations, rate)| operations as f64 / (rate * share)).fold(moved, f64::max)
@@ -207,6 +207,11 @@ impl Driver for Modelled {
     unsafe fn free(&self, _: u64) {}
 
     // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
+        Ok(bytes.as_ptr() as u64)
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
     unsafe fn upload(&self, _: u64, _: &[u8]) -> Result<()> {
         Ok(())
     }
@@ -312,6 +317,7 @@ mod tests {
         near(rates.seconds(&computed, 132), 1e-3 / 0.4);
         near(rates.seconds(&computed, 66), 2e-3 / 0.4);
         near(rates.seconds(&Demand { again: 616_000_000, ..bytes }, 200), 1e9 / 5e12);
+        near(rates.seconds(&Demand { host: 25_000_000_000, ..bytes }, 10_000), 0.5);
         assert_eq!(rates.seconds(&Demand::default(), 1), 0.0);
     }
 }

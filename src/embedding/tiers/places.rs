@@ -96,9 +96,9 @@ impl Places {
         Some(place)
     }
 
-    /// Gives a row a place, that of another one where all are taken; none where it has one already.
+    /// Gives a row a place, that of another one where all are taken; none where it has one already, or where there are no places.
     pub(in crate::embedding) fn insert(&mut self, row: u64) -> Option<u32> {
-        if self.index.contains_key(&row) {
+        if self.most == 0 || self.index.contains_key(&row) {
             return None;
         }
         let place = if self.rows.len() < self.most {

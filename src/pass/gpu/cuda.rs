@@ -7,7 +7,8 @@ use std::time::Instant;
 use super::answers::{Sent, UnderWay};
 use super::embedded::{Embedded, HostUsers};
 use super::groups::{Group, OneQuery, SeenView};
-use super::resident::{Resident, ResidentView, Residents};
+use super::resident::Resident;
+use super::residents::{ResidentView, Residents};
 use super::search::Asking;
 use super::{rerank, search, select, shared};
 use crate::device::cuda::{Device, Devices};
@@ -100,7 +101,7 @@ impl Cuda {
         let Some(&first) = wanted.first() else { return Ok(()) };
         let view = batch.prepared(first).view();
         let residents = self.residents.clone();
-        let ResidentView { snapshot: on_devices, beside } = residents.get_view(view)?;
+        let ResidentView { snapshot: on_devices, beside } = residents.ask_view(view, wanted.len())?;
         // The one that users are embedded on.
         let resident = &on_devices[0];
         let start = Instant::now();

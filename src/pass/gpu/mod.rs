@@ -20,11 +20,13 @@ mod cuda;
 mod embedded;
 mod found;
 mod groups;
+mod kept;
 mod rerank;
 mod resident;
+mod residents;
 mod search;
 mod select;
 mod shared;
 
 pub use cuda::Cuda;
-pub use resident::Residents;
+pub use residents::Residents;

@@ -71,10 +71,16 @@ struct Fiber {
 constexpr size_t STACK_BYTES = (64 << 10) + 320;
 constexpr unsigned THREADS_MAX = 1024;
 
-// A block at work. One a host thread.
 // Multiply-adds that are counted.
 enum Operation { DP4A, TENSOR_INT8, TENSOR_BF16, TENSOR_TF32, SINGLE, OPERATIONS };
 
+// Memory of the host that kernels may read.
+struct Host {
+    const uint64_t (*runs)[2]; // where each begins and ends
+    size_t count;
+};
+
+// A block at work. One a host thread.
 struct Machine {
     uint64_t operations[OPERATIONS];
     dim3 block_dim, grid_dim, block;
@@ -84,6 +90,7 @@ struct Machine {
     char* stacks = nullptr;
     void (*body)(const void*) = nullptr;
     const void* arguments = nullptr;
+    Host host = {nullptr, 0};
     unsigned char* shared = nullptr;
     size_t shared_bytes = 0;
     uint64_t seed = 1;
@@ -310,6 +317,14 @@ static inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
     for (unsigned i = 0; i < 32; i++)
         if (mask >> i & 1) sum += emu::given<unsigned>(i);
     return sum;
+}
+
+template <class T> static inline T from_host(const T* p) {
+    const emu::Host& host = emu::machine->host;
+    uint64_t at = reinterpret_cast<uint64_t>(p);
+    for (size_t n = 0; n < host.count; n++)
+        if (host.runs[n][0] <= at && at + sizeof(T) <= host.runs[n][1]) return *p;
+    emu::fail("a read of memory of the host that is not registered");
 }
 
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }

@@ -53,8 +53,8 @@ namespace worth {
 
 // Runs a kernel over a grid, and adds up its multiply-adds of each kind. Returns null, or why it failed.
 extern "C" const char* emu_launch(const char* name, const unsigned* grid, unsigned threads, size_t shared_bytes,
-                                  const void* arguments, size_t argument_bytes, unsigned long long seed,
-                                  unsigned long long* operations) {
+                                  const void* arguments, size_t argument_bytes, emu::Host host,
+                                  unsigned long long seed, unsigned long long* operations) {
     auto fails = [&](const std::string& why) {
         emu::failure = std::string("kernel `") + name + "`: " + why;
         return emu::failure.c_str();
@@ -81,6 +81,7 @@ extern "C" const char* emu_launch(const char* name, const unsigned* grid, unsign
     machine.grid_dim = dim3{grid[0], grid[1], grid[2]};
     machine.body = found->second.body;
     machine.arguments = arguments;
+    machine.host = host;
     machine.shared_bytes = shared_bytes;
     machine.seed = seed * 0x9E3779B97F4A7C15ull | 1;
     machine.failure.clear();

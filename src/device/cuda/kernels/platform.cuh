@@ -21,6 +21,9 @@ static __device__ __forceinline__ u8* shared_memory() { return dynamic_shared; }
 // A value that other blocks may be changing.
 template <class T> static __device__ __forceinline__ T fresh(const T* p) { return *(const volatile T*)p; }
 
+// A number in registered memory of the host, which comes over the link and is not kept for others.
+template <class T> static __device__ __forceinline__ T from_host(const T* p) { return __ldcs(p); }
+
 // Four unsigned by four signed bytes, added to a sum.
 static __device__ __forceinline__ i32 dot4(u32 codes, u32 query, i32 sum) {
     i32 result;

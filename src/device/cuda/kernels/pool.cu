@@ -1,4 +1,4 @@
-// Pooled embedding bags: one warp a bag, rows of every format, from memory of the device or of a host that it can read.
+// Pooled embedding bags: one warp a bag, rows of every format; and how rows come to the device.
 #include "platform.cuh"
 
 struct PoolArgs {
@@ -170,4 +170,36 @@ KERNEL(256, place_rows, PlaceArgs) {
     const u8* from = a.staged + (u64)a.taken[n] * a.row_bytes;
     u8* to = a.rows + (u64)a.places[n] * a.row_bytes;
     for (u32 i = lane_of(); i < a.row_bytes; i += 32) to[i] = from[i];
+}
+
+struct FetchArgs {
+    const u8* host;    // rows, in memory of the host
+    const i64* wanted; // [count] which of them
+    u8* rows;          // [count, row_bytes]
+    u32 count, row_bytes;
+};
+
+// Reads of a lane that are under way together.
+#define AHEAD 4u
+
+template <class Word> DEVICE void fetch(const Word* from, Word* to, u32 words) {
+    for (u32 first = lane_of(); first < words; first += 32 * AHEAD) {
+        Word read[AHEAD];
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; i++)
+            if (first + 32 * i < words) read[i] = from_host(from + first + 32 * i);
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; i++)
+            if (first + 32 * i < words) to[first + 32 * i] = read[i];
+    }
+}
+
+// Rows of the host side by side: a warp a row, so that all are under way at once, by reads of a whole line each.
+KERNEL(256, fetch_rows, FetchArgs) {
+    u32 n = blockIdx.x * warps_of() + warp_of();
+    if (n >= a.count) return;
+    const u8* from = a.host + (u64)a.wanted[n] * a.row_bytes;
+    u8* to = a.rows + (u64)n * a.row_bytes;
+    if (((u64)a.host | a.row_bytes) % 4 == 0) fetch((const u32*)from, (u32*)to, a.row_bytes / 4);
+    else fetch(from, to, a.row_bytes);
 }

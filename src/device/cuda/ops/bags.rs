@@ -6,7 +6,7 @@ use super::rows::SlotRows;
 use super::{Shape, address_of, launch, need, parts};
 use crate::device::cpu::pool::RowFormat;
 use crate::device::cuda::driver::Demand;
-use crate::device::cuda::memory::{Array, Device};
+use crate::device::cuda::memory::{Array, Device, HostBytes};
 use crate::error::{Error, Result};
 
 /// Rows of one width and format.
@@ -155,6 +155,40 @@ pub fn place_rows<T: Pod>(
     };
     let (grid, demand) = ([count.div_ceil(8), 1, 1], Demand::of_bytes(count * (2 * row_bytes + 8)));
     launch(device, &Shape { kernel: "place_rows", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
+}
+
+/// Rows of a table in memory of the host, those that are wanted, side by side on the device.
+///
+/// # Errors
+/// `Internal` for rows that are not there, or where the launch fails; `Overloaded` where the device has not enough memory.
+pub fn fetch_rows(device: &Device, table: &HostBytes, wanted: &[i64], row_bytes: usize) -> Result<Array<u8>> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct FetchArgs {
+        host: u64,
+        wanted: u64,
+        rows: u64,
+        count: u32,
+        row_bytes: u32,
+    }
+    let (count, rows) = (wanted.len(), table.len() / row_bytes.max(1));
+    let is_there = |row: i64| usize::try_from(row).is_ok_and(|row| row < rows);
+    if let Some(row) = wanted.iter().find(|row| !is_there(**row)) {
+        return Err(Error::internal(format!("row {row} of a table of {rows}")));
+    }
+    let (wanted, fetched) = (device.copy(wanted)?, device.room(count * row_bytes)?);
+    let arguments = FetchArgs {
+        host: table.address(),
+        wanted: wanted.address(),
+        rows: fetched.address(),
+        count: count as u32,
+        row_bytes: row_bytes as u32,
+    };
+    let bytes = count * row_bytes;
+    let demand = Demand { host: bytes as u64, ..Demand::of_bytes(bytes + 8 * count) };
+    let grid = [count.div_ceil(8), 1, 1];
+    launch(device, &Shape { kernel: "fetch_rows", grid, threads: 256, shared_bytes: 0, demand }, &arguments)?;
+    Ok(fetched)
 }
 
 /// The rows of a table that each slot takes.

@@ -1,0 +1,225 @@
+//! Versions that do not fit a card side by side: whoever asks gets answers of the version that is asked, by the CPU until the card has
+//! room, and by the card from then on.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sterling::device::cuda::{Devices, Driver};
+use sterling::ivf::Rescore;
+use sterling::pass::{self, Cuda, Residents};
+use sterling::publish::{Publish, publish};
+use sterling::request::Content;
+use sterling::snapshot::Store;
+use sterling::tower::Threads;
+use sterling::view::View;
+
+use crate::emulation::{Random, cards, devices};
+use crate::whole_pass::{agree, both, prepare, view_of};
+
+const DIMENSION: usize = 128;
+const BUDGET: usize = 1 << 20;
+/// Ids of a version's items are from its number times this one on.
+const IDS: i64 = 1_000_000;
+
+/// Versions of so many items each, no two with an item in common.
+fn versions(folder: &Path, items: &[usize]) -> Vec<Arc<View>> {
+    let version = |(n, &items): (usize, &usize)| {
+        let mut random = Random::new(n as u64 + 61);
+        let line =
+            |id: usize| json!({"id": n as i64 * IDS + id as i64, "embedding": random.numbers(DIMENSION)}).to_string();
+        let path = folder.join("items.jsonl");
+        std::fs::write(&path, (0..items).map(line).collect::<Vec<String>>().join("\n")).unwrap();
+        let mut what = Publish { name: Some("plain".into()), items: Some(path), ..Publish::default() };
+        (what.recipe.index.rescore, what.recipe.index.lists) = (Rescore::F32, 40);
+        let store = Store::new(folder);
+        let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
+        view_of(&store, &name, version)
+    };
+    items.iter().enumerate().map(version).collect()
+}
+
+fn bodies(random: &mut Random) -> Vec<Value> {
+    (0..3)
+        .map(|_| json!({"vector": random.numbers(DIMENSION), "k": 9, "candidates": 20, "probes": 2, "explain": true}))
+        .collect()
+}
+
+/// Bytes of each of so many devices for the largest of these versions, for requests, and for what lanes keep, which is less than any
+/// of the versions takes.
+fn room_for_one(count: usize, views: &[Arc<View>]) -> u64 {
+    let residents = Residents::new(devices(&cards(&vec![1 << 30; count]))).with_budget(BUDGET);
+    let bytes: Vec<usize> = views.iter().map(|view| residents.bytes_of(view.main()).unwrap()[0]).collect();
+    let (least, most) = (bytes.iter().min().unwrap(), bytes.iter().max().unwrap());
+    (most + BUDGET + least * 2 / 3) as u64
+}
+
+struct Served {
+    residents: Arc<Residents>,
+    gpu: Cuda,
+    random: Random,
+}
+
+impl Served {
+    fn new(devices: Devices) -> Self {
+        let residents = Arc::new(Residents::new(devices).with_budget(BUDGET));
+        Served { gpu: Cuda::new(residents.clone(), Threads::new(1)), residents, random: Random::new(51) }
+    }
+
+    /// Which kernel answers a version. Its items are those of the version.
+    fn kernel(&mut self, view: &Arc<View>) -> &'static str {
+        let answer = pass::run(&mut self.gpu, &prepare(view, &bodies(&mut self.random)), None).remove(0).unwrap();
+        let Content::Items(items) = &answer.content else { panic!() };
+        let version = view.main().manifest.version as i64 - 1;
+        assert!(items.ids.len() == 9 && items.ids.iter().all(|id| id.0 / IDS == version), "{:?}", items.ids);
+        let explain = answer.explain.unwrap();
+        let told = explain.note.as_ref().is_some_and(|note| note.contains("the CPU answered"));
+        assert_eq!(told, explain.kernel != "emulated", "{explain:?}");
+        explain.kernel
+    }
+
+    /// Asks for a version until the card answers.
+    fn until_on_card(&mut self, view: &Arc<View>) {
+        let start = Instant::now();
+        while self.kernel(view) != "emulated" {
+            assert!(start.elapsed() < Duration::from_secs(120), "the CPU answers for ever");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let bodies = bodies(&mut self.random);
+        for ([cpu, gpu], body) in both(view, &mut self.gpu, &bodies).iter().zip(&bodies) {
+            agree(cpu, gpu, &body.to_string());
+        }
+    }
+}
+
+/// The version before stays in memory, and may answer again.
+#[test]
+fn whole_pass_of_a_version_that_does_not_fit_beside_another_comes_when_that_is_asked_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let views = versions(folder.path(), &[9000, 8000, 9500]);
+    for (count, order) in [(1, &[1, 0, 2][..]), (2, &[2])] {
+        let cards = cards(&vec![room_for_one(count, &views); count]);
+        let mut served = Served::new(devices(&cards));
+        served.residents.bring(views[0].main());
+        served.until_on_card(&views[0]);
+        // Forwards, back, and on.
+        for &next in order {
+            served.residents.bring(views[next].main());
+            assert_ne!(served.kernel(&views[next]), "emulated");
+            served.until_on_card(&views[next]);
+            assert!(served.residents.waiting().is_empty());
+        }
+        // The one that gave way is answered by the CPU, and told once it is asked for again.
+        let start = Instant::now();
+        while served.residents.waiting().is_empty() {
+            assert!(start.elapsed() < Duration::from_secs(60), "nothing is told");
+            assert_ne!(served.kernel(&views[0]), "emulated");
+            // The other one is asked for as often.
+            assert_eq!(served.kernel(&views[2]), "emulated");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let told = served.residents.waiting().remove(0);
+        assert!(told.contains("the CPU answers until there is room on the device"), "{told}");
+    }
+}
+
+/// Once the version before is gone, at once and without being asked for more.
+#[test]
+fn whole_pass_of_a_version_comes_when_another_is_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut views = versions(folder.path(), &[9000, 8000]);
+    let cards = cards(&[room_for_one(1, &views)]);
+    let mut served = Served::new(devices(&cards));
+    let (last, first) = (views.pop().unwrap(), views.pop().unwrap());
+    served.until_on_card(&first);
+    assert_ne!(served.kernel(&last), "emulated");
+    drop(first);
+    served.until_on_card(&last);
+    drop(served);
+    drop(last);
+    let start = Instant::now();
+    while cards[0].memory().is_ok_and(|(free, all)| free < all) {
+        assert!(start.elapsed() < Duration::from_secs(60), "memory is left behind");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Versions alike in what they are asked do not take turns, and one that never fits takes nobody's place.
+#[test]
+fn whole_pass_of_a_version_keeps_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let views = versions(folder.path(), &[9000, 8900, 17_000]);
+    let cards = cards(&[room_for_one(1, &views[..2])]);
+    let mut served = Served::new(devices(&cards));
+    served.until_on_card(&views[0]);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(4) {
+        assert_eq!(served.kernel(&views[0]), "emulated");
+        assert_ne!(served.kernel(&views[1]), "emulated");
+    }
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(4) {
+        assert_ne!(served.kernel(&views[2]), "emulated");
+    }
+    assert_eq!(served.kernel(&views[0]), "emulated");
+    let told = served.residents.waiting();
+    assert!(told.len() == 2 && told[1].contains("are missing"), "{told:?}");
+}
+
+/// Requests of both versions while one takes the place of the other: none fails, and each is answered by its own version.
+#[test]
+fn whole_pass_answers_while_versions_take_turns() {
+    let folder = tempfile::tempdir().unwrap();
+    let views = versions(folder.path(), &[9000, 8800]);
+    let cards = cards(&[room_for_one(1, &views)]);
+    let mut first = Served::new(devices(&cards));
+    first.until_on_card(&views[0]);
+    let residents = first.residents.clone();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = |seed: u64, view: &Arc<View>| {
+            let gpu = Cuda::new(residents.clone(), Threads::new(1));
+            let mut served = Served { residents: residents.clone(), gpu, random: Random::new(seed) };
+            let mut kernels = BTreeMap::new();
+            while !is_over.load(Ordering::Relaxed) {
+                *kernels.entry(served.kernel(view)).or_insert(0) += 1;
+                std::thread::sleep(Duration::from_millis(if seed == 1 { 400 } else { 10 }));
+            }
+            kernels
+        };
+        let readers = [(1, &views[0]), (2, &views[1])].map(|(seed, view)| scope.spawn(move || reader(seed, view)));
+        let mut last = Served::new(devices(&cards));
+        last.residents = residents.clone();
+        last.gpu = Cuda::new(residents.clone(), Threads::new(1));
+        last.until_on_card(&views[1]);
+        is_over.store(true, Ordering::Relaxed);
+        let [before, after] = readers.map(|reader| reader.join().unwrap());
+        assert!(
+            before.contains_key("emulated") && after.keys().any(|kernel| *kernel != "emulated"),
+            "{before:?} {after:?}"
+        );
+    });
+}
+
+/// A card that is lost while the next version comes: the CPU answers both.
+#[test]
+fn whole_pass_of_versions_goes_on_where_the_card_is_lost_between_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let views = versions(folder.path(), &[9000, 8800]);
+    let cards = cards(&[room_for_one(1, &views)]);
+    let mut served = Served::new(devices(&cards));
+    served.until_on_card(&views[0]);
+    assert_ne!(served.kernel(&views[1]), "emulated");
+    // The card computes the largest norm of each version, which is its first launch.
+    cards[0].lose_after(0);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(6) {
+        assert_ne!(served.kernel(&views[1]), "emulated");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_ne!(served.kernel(&views[0]), "emulated");
+    assert!(served.residents.waiting().is_empty(), "no room will come");
+}
