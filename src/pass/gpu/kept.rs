@@ -181,14 +181,18 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    type Versions = Kept<&'static str, Arc<u32>>;
+    type Versions = Kept<String, Arc<u32>>;
+
+    fn named(name: &str) -> Arc<String> {
+        Arc::new(name.to_owned())
+    }
 
     fn no_room() -> Result<Arc<u32>> {
         Err(Error::overloaded("no room"))
     }
 
     /// Asks until the version is to be tried again; how often.
-    fn asked(kept: &Versions, of: &Arc<&'static str>) -> u64 {
+    fn asked(kept: &Versions, of: &Arc<String>) -> u64 {
         let asks = |_: &u64| {
             std::thread::sleep(RETRY_MIN / 20);
             kept.ask(of, 1)
@@ -198,7 +202,7 @@ mod tests {
 
     #[test]
     fn one_that_waits_takes_the_place_of_one_that_is_asked_for_far_less() {
-        let (kept, a, b) = (Versions::default(), Arc::new("a"), Arc::new("b"));
+        let (kept, a, b) = (Versions::default(), named("a"), named("b"));
         let there = Arc::downgrade(&kept.get(&a, || Ok(Arc::new(1))).unwrap());
         assert!(kept.get(&b, no_room).unwrap_err().to_string().contains("no room"));
         assert!(kept.get(&b, || Ok(Arc::new(2))).is_err(), "it is brought once");
@@ -230,7 +234,7 @@ mod tests {
 
     #[test]
     fn what_is_refused_is_not_tried_again_and_what_is_gone_is_forgotten() {
-        let (kept, a, b) = (Versions::default(), Arc::new("a"), Arc::new("b"));
+        let (kept, a, b) = (Versions::default(), named("a"), named("b"));
         assert!(kept.get(&a, || Err(Error::unsupported("never"))).is_err());
         let there = Arc::downgrade(&kept.get(&b, || Ok(Arc::new(2))).unwrap());
         std::thread::sleep(RETRY_MIN);
@@ -243,7 +247,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         // Of one that is not known nothing is said.
-        kept.tried(&Arc::new("c"), Ok(Arc::new(3)));
-        assert!(!kept.ask(&Arc::new("c"), 1));
+        kept.tried(&named("c"), Ok(Arc::new(3)));
+        assert!(!kept.ask(&named("c"), 1));
     }
 }
