@@ -77,11 +77,7 @@ impl Reranker<'_> {
             let main = self.view.main();
             let user = asked.user_tensors(&main.package.user_inputs);
             let numbers: Vec<&[f32]> = overarch.numbers().filter_map(|name| self.column(name)).collect();
-            let rows = |given: GivenRows<'_>| {
-                let next = given.rows.end..(given.rows.end + given.rows.len()).min(count);
-                self.view.write_candidates(&slots[given.rows.clone()], given);
-                self.view.expect_candidates(&slots[next]);
-            };
+            let rows = |given: GivenRows<'_>| self.view.write_candidates(&slots[given.rows.clone()], given);
             let run = Candidates { user: &user, count, rows: &rows, numbers: &numbers };
             let deadline = self.batch.deadline(asked.place);
             let mut between = || match deadline.is_some_and(|deadline| Instant::now() >= deadline) {

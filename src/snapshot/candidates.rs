@@ -206,28 +206,6 @@ impl CandidateRows {
         }
     }
 
-    /// Asks the memory for the rows of the items in some slots, those of sequences and of several values left out.
-    pub fn expect(&self, index: &ivf::Index, slots: impl Iterator<Item = Slot> + Clone) {
-        for part in &self.parts {
-            let slots = slots.clone().map(Slot::index);
-            match &part.lies {
-                Lies::Index => {
-                    let stored = index.rows().stored(index.dimension());
-                    stored.iter().for_each(|stored| slots.clone().for_each(|slot| stored.prefetch(slot)));
-                }
-                Lies::Kept(table) => {
-                    let stored = host(table);
-                    slots.for_each(|slot| stored.prefetch(slot));
-                }
-                Lies::Pooled { looked_up: LookedUp { table, values: Keys::Id(rows) }, .. } => {
-                    let stored = host(table);
-                    slots.for_each(|slot| stored.prefetch(rows[slot] as usize));
-                }
-                _ => {}
-            }
-        }
-    }
-
     fn write_part(&self, part: &Part, index: &ivf::Index, slots: &[Slot], out: &mut BagSums<'_>) {
         let column = out.column;
         let each = |out: &mut BagSums<'_>, write: &dyn Fn(Slot, &mut [f32])| {

@@ -415,12 +415,6 @@ impl View {
         }
     }
 
-    /// Asks the memory for what [`View::write_candidates`] reads of items in some slots soon.
-    pub fn expect_candidates(&self, slots: &[Slot]) {
-        let of_main = slots.iter().copied().filter(|slot| self.piece(*slot).is_none());
-        self.main.candidates.expect(&self.main.index, of_main);
-    }
-
     /// True where nothing has changed since the main snapshot was published.
     pub fn is_bare(&self) -> bool {
         self.gone.is_empty() && self.overlay.is_empty() && self.pieces.is_empty()

@@ -2,7 +2,6 @@
 
 use half::{bf16, f16};
 
-use crate::device::memory::prefetch_range;
 use crate::error::{Error, Result};
 
 /// Bytes of scale and bias at the start of a rowwise-quantised row.
@@ -154,12 +153,6 @@ impl<'a> Rows<'a> {
     /// Row `r` as it is stored.
     pub fn row(&self, r: usize) -> &'a [u8] {
         &self.bytes[r * self.row_bytes..(r + 1) * self.row_bytes]
-    }
-
-    /// Asks the memory for row `r`, if there is such a row.
-    #[inline]
-    pub fn prefetch(&self, r: usize) {
-        prefetch_range(self.bytes.as_ptr().wrapping_add(r.wrapping_mul(self.row_bytes)), self.row_bytes);
     }
 
     /// Row `r` in f32, into `out` `[D]`.
