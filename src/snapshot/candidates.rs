@@ -1,5 +1,5 @@
 //! What the OverArch reads of candidates as rows: those of the index, tensors that are kept by item, and item columns looked up
-//! in tables. All are taken straight from where they lie, a candidate at a time.
+//! in tables. All are taken straight from where they lie, a block of candidates at a time.
 
 mod device;
 
