@@ -9,6 +9,8 @@ queries. Each side searches with one thread, one query at a time, over settings 
 median of the rounds counts. What is told for each number of results and each recall is the fastest setting that reaches it, with the bytes that it read
 (ours alone), and last the recall that a request asks for by name. `int8 beside CODES` scans int8 rows in the index that has the codes. --folder keeps data and the indexes of peers, which --build makes without measuring anything; besides it gets
 `curves.csv`, every setting with its median, and `curves.svg`, of each side the settings that nothing is both faster and better than.
+With --filters it measures instead what a request by recall costs in an index with codes and in one without: K = 100 to 10,000, and K = 1,000 behind filters that
+a half, a tenth, a hundredth and a thousandth of the items pass, whatever their vectors: the table *Behind filters* of docs/CODES.md.
 Needs numpy, and of faiss-cpu, scann, hnswlib and scalable-vs those that --peers names.
 """
 import argparse, csv, json, math, os, pathlib, statistics, subprocess, time
@@ -17,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 KS = (10, 100, 1000)
+KS_FILTERED = (100, 1000, 10_000)
 TARGETS = (0.90, 0.95, 0.98)
 PROBES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 FACTORS = (1.5, 2, 3, 4, 6, 8, 11, 16)
@@ -32,6 +35,7 @@ def main():
     options.add_argument("--codes", default="pq4", help="codes that are measured beside int8 rows")
     options.add_argument("--k", default=",".join(map(str, KS)), help="numbers of results")
     options.add_argument("--peers", default="", help="some of " + ",".join(PEERS))
+    options.add_argument("--filters", action="store_true", help="only requests by recall, K = 10,000 and behind filters")
     options.add_argument("--build", action="store_true", help="only make data and the peers' indexes")
     given = options.parse_args()
     folder = given.folder
@@ -41,6 +45,8 @@ def main():
         make(folder, np.load(given.vectors), given.queries)
     items, queries, truth = (np.load(folder / f"{name}.npy") for name in ("items", "queries", "truth"))
     print(json.dumps({"items": len(items), "width": items.shape[1], "queries": len(queries)}), flush=True)
+    if given.filters:
+        return behind_filters(given, items, queries)
     ks = [int(k) for k in given.k.split(",")]
     sides = {"int8": lambda: sterling(given, ks, None)}
     for codes in filter(None, given.codes.split(",")):
@@ -98,6 +104,39 @@ def sterling(given, ks, codes):
                 line["side"] = f"int8 beside {codes}"
             rows.append({**line, "setting": setting, "bytes": line["bytes_read"]})
     return rows
+
+
+def behind_filters(given, items, queries):
+    """Requests by recall alone, behind filters and at K = 10,000: without codes and with them, in turns."""
+    folder, drawn = given.folder / "filters", np.random.default_rng(2)
+    shares = {"none": 1, "half": 2, "tenth": 10, "hundredth": 100, "thousandth": 1000}
+    attributes = np.stack([drawn.integers(0, of, len(items)) for of in shares.values()], axis=1).astype("i8")
+    if not (folder / "truth.npy").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "attributes.npy", attributes)
+        filters = {name: {"expression": f"f{n}:0"} for n, name in enumerate(shares) if name != "none"}
+        (folder / "filters.json").write_text(json.dumps(filters))
+        truth = {name: np.full((len(queries), KS_FILTERED[-1]), -1, "i4") for name in shares}
+        for n, query in enumerate(queries):
+            order = np.argsort(-(items @ query), kind="stable")
+            for column, name in enumerate(shares):
+                passing = order[attributes[order, column] == 0][: KS_FILTERED[-1]]
+                truth[name][n, : len(passing)] = passing
+        for name, best in truth.items():
+            np.save(folder / ("truth.npy" if name == "none" else f"truth_{name}.npy"), best)
+    command = [given.sterling, "ann-bench", "--rescore", "f16", "--queries-count", "0", "--probes", "8", "--recall", ",".join(map(str, TARGETS[1:]))]
+    command += ["--k", ",".join(map(str, KS_FILTERED)), "--filters", str(folder / "filters.json"), "--attributes", str(folder / "attributes.npy")]
+    command += ["--items", str(given.folder / "items.npy"), "--queries", str(given.folder / "queries.npy"), "--truth", str(folder / "truth.npy")]
+    found = {}
+    for _ in range(given.rounds):
+        for codes in ("none", *filter(None, given.codes.split(","))):
+            lines = subprocess.run([*command, "--codes", codes], check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+            for row in filter(lambda row: row.get("target"), map(json.loads, lines)):
+                found.setdefault((row["k"], row.get("filter") or "none", row["target"]), {}).setdefault(codes, []).append(row)
+    print("| K | filter | recall | " + " | ".join(f"{codes} µs | found" for codes in next(iter(found.values()))) + " |")
+    for (k, name, target), sides in found.items():
+        told = (f"{1e6 / median(rows)['qps']:.0f} | {rows[0]['recall']:.4f}" for rows in sides.values())
+        print(f"| {k:,} | {name} | {target} | " + " | ".join(told) + " |")
 
 
 def lists_of(items):

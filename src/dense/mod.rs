@@ -75,7 +75,7 @@ pub struct Halves {
 
 /// The inputs of some rows, to be written: those of a row side by side, in their order.
 #[derive(Debug)]
-pub struct GivenRows<'a> {
+pub struct InputRows<'a> {
     /// Which rows.
     pub rows: Range<usize>,
     /// The first row's from 0 on.
@@ -86,7 +86,7 @@ pub struct GivenRows<'a> {
     pub width: usize,
 }
 
-impl GivenRows<'_> {
+impl InputRows<'_> {
     /// Has each row written by itself; `write` is told its number.
     pub fn each(self, mut write: impl FnMut(usize, &mut [f32])) {
         for (n, row) in self.rows.zip(self.numbers.chunks_mut(self.stride.max(1))) {
@@ -95,10 +95,10 @@ impl GivenRows<'_> {
     }
 
     /// Some of these rows, by their places among them.
-    pub fn some(&mut self, places: Range<usize>) -> GivenRows<'_> {
-        let GivenRows { rows, numbers, stride, width } = self;
+    pub fn some(&mut self, places: Range<usize>) -> InputRows<'_> {
+        let InputRows { rows, numbers, stride, width } = self;
         let numbers = &mut numbers[places.start * *stride..];
-        GivenRows { rows: rows.start + places.start..rows.start + places.end, numbers, stride: *stride, width: *width }
+        InputRows { rows: rows.start + places.start..rows.start + places.end, numbers, stride: *stride, width: *width }
     }
 }
 
@@ -259,7 +259,7 @@ impl RowProgram {
         rows: usize,
         user: &[&[f32]],
         scratch: &mut Scratch,
-        fill: &mut dyn FnMut(GivenRows<'_>),
+        fill: &mut dyn FnMut(InputRows<'_>),
         done: &mut dyn FnMut(usize, usize, Block<'_>) -> Result<()>,
     ) -> Result<()> {
         let plan = self.plan(rows);
@@ -267,7 +267,7 @@ impl RowProgram {
         for first in (0..rows).step_by(plan.block_rows) {
             let count = plan.block_rows.min(rows - first);
             let (numbers, stride) = exec::given(plan, scratch);
-            fill(GivenRows { rows: first..first + count, numbers, stride, width: self.given });
+            fill(InputRows { rows: first..first + count, numbers, stride, width: self.given });
             exec::block(plan, self.kernels, count, scratch);
             done(first, count, Block { program: self, plan, scratch })?;
         }

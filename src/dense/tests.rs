@@ -34,7 +34,7 @@ fn near(got: &[f32], want: &[f32], place: &str) {
 /// All rows through a program: what each becomes, its outputs side by side.
 fn run(program: &RowProgram, rows: usize, user: &[&[f32]], row: &dyn Fn(usize) -> Vec<f32>) -> Vec<Vec<f32>> {
     let mut made = Vec::new();
-    let fill = &mut |given: GivenRows<'_>| given.each(|n, given| given.copy_from_slice(&row(n)));
+    let fill = &mut |given: InputRows<'_>| given.each(|n, given| given.copy_from_slice(&row(n)));
     let done = &mut |_: usize, count: usize, block: Block<'_>| {
         let outputs = |n: usize| (0..program.widths.len()).flat_map(move |o| block.output(o).row(n).to_vec()).collect();
         made.extend((0..count).map(outputs));
@@ -482,7 +482,7 @@ fn once_warm_a_program_allocates_nothing() {
     let program = lower(&bytes, &inputs, &output).unwrap();
     let mut scratch = Scratch::default();
     let mut score = |rows: usize| {
-        let mut fill = |given: GivenRows<'_>| given.each(|n, row| row.fill(n as f32 / 1000.0));
+        let mut fill = |given: InputRows<'_>| given.each(|n, row| row.fill(n as f32 / 1000.0));
         program.run(rows, &[&[0.1; 64]], &mut scratch, &mut fill, &mut |_, _, _| Ok(())).unwrap();
     };
     score(1000);

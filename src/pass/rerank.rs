@@ -6,7 +6,7 @@ use super::batch::{Batch, late};
 use super::embed::Asked;
 use super::scratch::Scratch;
 use super::trace::{Step, Trace};
-use crate::dense::GivenRows;
+use crate::dense::InputRows;
 use crate::error::Result;
 use crate::model::SIMILARITY;
 use crate::request::Ranked;
@@ -77,7 +77,7 @@ impl Reranker<'_> {
             let main = self.view.main();
             let user = asked.user_tensors(&main.package.user_inputs);
             let numbers: Vec<&[f32]> = overarch.numbers().filter_map(|name| self.column(name)).collect();
-            let rows = |given: GivenRows<'_>| self.view.write_candidates(&slots[given.rows.clone()], given);
+            let rows = |given: InputRows<'_>| self.view.write_candidates(&slots[given.rows.clone()], given);
             let run = Candidates { user: &user, count, rows: &rows, numbers: &numbers };
             let deadline = self.batch.deadline(asked.place);
             let mut between = || match deadline.is_some_and(|deadline| Instant::now() >= deadline) {

@@ -101,7 +101,7 @@ impl Calibration {
     /// # Errors
     /// `Corrupt` with what is wrong.
     pub fn read(path: &Path, lists: usize) -> Result<Self> {
-        let text = files::read(&path)?;
+        let text = files::read(path)?;
         let corrupt = |what: String| Error::corrupt(format!("{}: {what}", path.display()));
         let calibration: Calibration = serde_json::from_slice(&text).map_err(|e| corrupt(e.to_string()))?;
         calibration.check(lists).map_err(corrupt)?;

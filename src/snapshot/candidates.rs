@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::ids::Ids;
 use crate::columns::{Cell, Column, ColumnKind, Columns};
-use crate::dense::GivenRows;
+use crate::dense::InputRows;
 use crate::device::cpu::Kernels;
 use crate::device::cpu::pool::{self, BagSums, Bags, Rows};
 use crate::embedding::{Pooling, Table};
@@ -195,8 +195,8 @@ impl CandidateRows {
     ///
     /// # Panics
     /// Where there is no room for the rows together.
-    pub fn write(&self, index: &ivf::Index, slots: &[Slot], given: GivenRows<'_>) {
-        let GivenRows { numbers, stride, .. } = given;
+    pub fn write(&self, index: &ivf::Index, slots: &[Slot], given: InputRows<'_>) {
+        let InputRows { numbers, stride, .. } = given;
         for (slots, data) in slots.chunks(ROWS_AT_ONCE).zip(numbers.chunks_mut((ROWS_AT_ONCE * stride).max(1))) {
             let mut column = 0;
             for part in &self.parts {

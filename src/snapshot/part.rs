@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::candidates::{CandidateRows, RowSources};
 use super::ids::Ids;
 use super::vectors::{open_table, table_spec};
-use crate::dense::GivenRows;
+use crate::dense::InputRows;
 use crate::device::buffer::Buffer;
 use crate::embedding::format::encode_row;
 use crate::embedding::{RowFormat, Table};
@@ -120,7 +120,7 @@ impl<'a> Items<'a> {
         let count = out.len() / self.part.width();
         let numbers: Vec<&[f32]> = self.numbers.iter().map(|numbers| &numbers[first..first + count]).collect();
         let slots: Vec<Slot> = (first..first + count).map(|slot| Slot(slot as u32)).collect();
-        let rows = |given: GivenRows<'_>| self.rows.write(self.index, &slots[given.rows.clone()], given);
+        let rows = |given: InputRows<'_>| self.rows.write(self.index, &slots[given.rows.clone()], given);
         let items = Candidates { user: &[], count, rows: &rows, numbers: &numbers };
         self.part.run(&items, &mut tower::Scratch::default(), out)
     }

@@ -8,7 +8,7 @@ use super::Scratch;
 use super::row::{FeatureRow, FeatureValues};
 use super::spec::{FeatureKind, FeatureSpec};
 use super::tensors::{FeatureTensor, Pooled};
-use crate::dense::{Given, GivenRows, Made, RowProgram, Size};
+use crate::dense::{Given, InputRows, Made, RowProgram, Size};
 use crate::embedding::{
     BagConfig, EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor, Lookup, LookupReport,
     SequenceConfig, Table,
@@ -337,7 +337,7 @@ impl Tower {
                 given = rest;
             }
         };
-        let mut fill = |given: GivenRows<'_>| given.each(write);
+        let mut fill = |given: InputRows<'_>| given.each(write);
         program.run(rows.len(), &[], &mut scratch.program, &mut fill, &mut |_, count, block| {
             for (o, made) in made.iter_mut().enumerate() {
                 let output = block.output(o);

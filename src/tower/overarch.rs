@@ -14,7 +14,7 @@ use std::ops::Range;
 use super::Scratch;
 use super::part::ItemPart;
 use super::reads::{Candidates, Readable, Reads, Whose, check};
-use crate::dense::{GivenRows, ItemCut, Made, ReadGraph, RowProgram, Size};
+use crate::dense::{InputRows, ItemCut, Made, ReadGraph, RowProgram, Size};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{MapTarget, Operand, Unary};
 use crate::error::{Error, Kind, Result};
@@ -224,7 +224,7 @@ impl OverArch {
         let Scoring { candidates, scratch, between, tasks, .. } = scoring;
         let (kernels, width) = (Kernels::best(), self.row_width());
         let (logits, has_finite) = (&mut scratch.logits, &mut scratch.has_finite_logits);
-        let mut fill = |given: GivenRows<'_>| candidates.write(width, given);
+        let mut fill = |given: InputRows<'_>| candidates.write(width, given);
         let count = candidates.count;
         between()?;
         program.run(count, candidates.user, &mut scratch.program, &mut fill, &mut |first, rows, block| {
@@ -267,7 +267,7 @@ impl OverArch {
         rows.resize(range.len() * width, 0.0);
         row.resize(width, 0.0);
         for (place, n) in range.clone().enumerate() {
-            (candidates.rows)(GivenRows { rows: n..n + 1, numbers: row, stride: width, width });
+            (candidates.rows)(InputRows { rows: n..n + 1, numbers: row, stride: width, width });
             let (mut from, mut to) = (&row[..], &mut rows[..]);
             for width in self.reads.rows.iter().map(Readable::count) {
                 to[place * width..][..width].copy_from_slice(&from[..width]);

@@ -2,7 +2,7 @@
 
 use super::reads::{Candidates, Reads};
 use super::scratch::Scratch;
-use crate::dense::{GivenRows, ItemCut, RowProgram};
+use crate::dense::{InputRows, ItemCut, RowProgram};
 use crate::error::{Error, Result};
 
 /// The part of an OverArch that depends on the item alone.
@@ -48,7 +48,7 @@ impl ItemPart {
             return Err(Error::internal("items without what their part is made of"));
         }
         let row_width = self.reads.row_width();
-        let mut fill = |given: GivenRows<'_>| items.write(row_width, given);
+        let mut fill = |given: InputRows<'_>| items.write(row_width, given);
         self.program.run(items.count, &[], &mut scratch.program, &mut fill, &mut |first, rows, block| {
             for (n, mut out) in (0..rows).zip(out[first * self.width..].chunks_exact_mut(self.width)) {
                 for output in (0..block.outputs()).map(|o| block.output(o)) {

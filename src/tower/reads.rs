@@ -2,7 +2,7 @@
 
 use super::graph::{Graph, shown};
 use super::onnx::Port;
-use crate::dense::{Given, GivenRows, ReadGraph, Size};
+use crate::dense::{Given, InputRows, ReadGraph, Size};
 use crate::error::{Error, Result};
 
 /// What is scored: one user and the candidates.
@@ -13,20 +13,20 @@ pub struct Candidates<'a> {
     /// How many candidates.
     pub count: usize,
     /// Writes the rows of some candidates, those of [`Reads::rows`] side by side.
-    pub rows: &'a dyn Fn(GivenRows<'_>),
+    pub rows: &'a dyn Fn(InputRows<'_>),
     /// The numbers of [`Reads::numbers`], each `[count]`.
     pub numbers: &'a [&'a [f32]],
 }
 
 impl Candidates<'_> {
     /// Writes what is read of some candidates: of each its rows, of so many numbers together, and then its numbers.
-    pub(super) fn write(&self, width: usize, given: GivenRows<'_>) {
-        let GivenRows { rows, numbers, stride, .. } = given;
+    pub(super) fn write(&self, width: usize, given: InputRows<'_>) {
+        let InputRows { rows, numbers, stride, .. } = given;
         for (column, of_candidates) in self.numbers.iter().enumerate() {
             let places = numbers[width + column..].iter_mut().step_by(stride);
             places.zip(&of_candidates[rows.clone()]).for_each(|(place, number)| *place = *number);
         }
-        (self.rows)(GivenRows { rows, numbers, stride, width });
+        (self.rows)(InputRows { rows, numbers, stride, width });
     }
 }
 

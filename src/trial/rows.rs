@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::columns::Columns;
-use crate::dense::GivenRows;
+use crate::dense::InputRows;
 use crate::embedding::Lookup;
 use crate::error::{Error, Kind, Result};
 use crate::ivf;
@@ -47,7 +47,7 @@ pub fn score_items(
     package: &Package,
     index: &ivf::Index,
     columns: &Columns,
-    rows: &dyn Fn(&[Slot], GivenRows<'_>),
+    rows: &dyn Fn(&[Slot], InputRows<'_>),
 ) -> Result<()> {
     let Some(overarch) = &package.overarch else { return Ok(()) };
     let slots: Vec<Slot> = index.filled_slots().take(CANDIDATES_MAX).collect();
@@ -67,7 +67,7 @@ pub fn score_items(
     let mut bench = Bench { package, threads: Threads::new(1), scratch: tower::Scratch::default(), told: &|_| () };
     let user = bench.user(&query.repeat(package.spec.query_count()))?;
     let given = Given { user: &user, count: slots.len(), numbers: &numbers };
-    let rows = |given: GivenRows<'_>| rows(&slots[given.rows.clone()], given);
+    let rows = |given: InputRows<'_>| rows(&slots[given.rows.clone()], given);
     let is_finite = given.score(overarch, &rows, &bench.threads, &mut bench.scratch, Some(ITEMS_TIME));
     match is_finite.map_err(|e| wrong(e.within(format!("{}: {} items", overarch.graph().0, slots.len()))))? {
         true => Ok(()),
@@ -176,7 +176,7 @@ impl Bench<'_> {
             let row = |n: usize, row: &mut [f32]| {
                 row.iter_mut().enumerate().for_each(|(place, x)| *x = fraction(n * 17 + place));
             };
-            let rows = |given: GivenRows<'_>| given.each(row);
+            let rows = |given: InputRows<'_>| given.each(row);
             let given = Given { user: &user, count, numbers: &numbers };
             let scored = given.score(overarch, &rows, &self.threads, &mut self.scratch, None);
             scored.map_err(|e| wrong(e.within(format!("{file}: {count} candidates"))))?;
@@ -222,7 +222,7 @@ impl Given<'_> {
     fn score(
         &self,
         overarch: &OverArch,
-        rows: &dyn Fn(GivenRows<'_>),
+        rows: &dyn Fn(InputRows<'_>),
         threads: &Threads,
         scratch: &mut tower::Scratch,
         enough: Option<Duration>,

@@ -21,7 +21,7 @@ use std::sync::atomic::{self, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use crate::columns::{Column, Columns, Overlay, Stacked, Value};
-use crate::dense::GivenRows;
+use crate::dense::InputRows;
 use crate::error::Result;
 use crate::filter::{self, Plan};
 use crate::ivf;
@@ -403,7 +403,7 @@ impl View {
     ///
     /// # Panics
     /// Where there is no room for these.
-    pub fn write_candidates(&self, slots: &[Slot], mut given: GivenRows<'_>) {
+    pub fn write_candidates(&self, slots: &[Slot], mut given: InputRows<'_>) {
         let mut first = 0;
         for run in slots.chunk_by(|a, b| self.piece(*a).is_none() && self.piece(*b).is_none()) {
             let given = given.some(first..first + run.len());

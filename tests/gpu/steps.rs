@@ -1,6 +1,6 @@
 //! Steps of dense programs against those of the CPU, and whole graphs of the models.
 
-use sterling::dense::{DeviceProgram, Given, GivenRows, Made, RowProgram, Scratch, Size};
+use sterling::dense::{DeviceProgram, Given, InputRows, Made, RowProgram, Scratch, Size};
 use sterling::device::cpu::Kernels;
 use sterling::device::cpu::dense::{
     Binary, Fold, Form, Lines, MapTarget, Operand, PANEL, Part, Product, Unary, Weights, pack, pack_pairs,
@@ -356,7 +356,7 @@ fn graphs_of_rerankers_make_on_a_device_what_they_make_on_the_cpu() {
                 let user = &users[request * dimension..][..dimension];
                 let row = |n: usize| &rows[(request * most + n) * each..][..each];
                 let mut want = Vec::new();
-                let mut fill = |given: GivenRows<'_>| given.each(|n, to| to.copy_from_slice(row(n)));
+                let mut fill = |given: InputRows<'_>| given.each(|n, to| to.copy_from_slice(row(n)));
                 program
                     .run(count as usize, &[user], &mut Scratch::default(), &mut fill, &mut |_, rows, block| {
                         (0..rows).for_each(|n| want.extend_from_slice(block.output(0).row(n)));

@@ -42,7 +42,7 @@ fn scores_are_the_sigmoids_of_the_graph_whatever_the_number_of_candidates() {
         let popularity: Vec<f32> = (0..count).map(|n| at(n * 3)).collect();
         let columns = [&popularity[..]];
         let row = |n: usize, row: &mut [f32]| row.copy_from_slice(&items[n * d..(n + 1) * d]);
-        let rows = |given: GivenRows<'_>| given.each(row);
+        let rows = |given: InputRows<'_>| given.each(row);
         let run = Candidates { user: &[&query], count, rows: &rows, numbers: &columns };
         let mut scores = vec![0.0; tasks * count];
         overarch.score(&run, &threads, &mut scratch, &mut || Ok(()), &mut scores).unwrap();
@@ -82,7 +82,7 @@ fn a_graph_of_another_shape_is_refused() {
 #[test]
 fn a_missing_column_is_named() {
     let overarch = OverArch::new(graph("overarch"), &readable(4), 2).unwrap();
-    let rows = |given: GivenRows<'_>| given.each(|_, row| row.fill(0.0));
+    let rows = |given: InputRows<'_>| given.each(|_, row| row.fill(0.0));
     let candidates = Candidates { user: &[&[0.0; 4]], count: 2, rows: &rows, numbers: &[] };
     let mut scratch = Scratch::default();
     let scored = overarch.score(&candidates, &Threads::new(1), &mut scratch, &mut || Ok(()), &mut [0.0; 4]);
@@ -96,10 +96,10 @@ fn a_score_that_is_no_number_is_an_error_and_a_refusal_between_blocks_ends_the_r
     let columns = [&[0.5; 200][..]];
     let mut scores = vec![0.0; 400];
     let spoilt = |n: usize, row: &mut [f32]| row.fill(if n == 130 { f32::NAN } else { 0.5 });
-    let spoilt = |given: GivenRows<'_>| given.each(spoilt);
+    let spoilt = |given: InputRows<'_>| given.each(spoilt);
     let candidates = Candidates { user: &[&[0.5; 4]], count: 200, rows: &spoilt, numbers: &columns };
     refused(overarch.score(&candidates, &threads, &mut scratch, &mut || Ok(()), &mut scores), "`logits` holds NaN");
-    let whole = |given: GivenRows<'_>| given.each(|_, row| row.fill(0.5));
+    let whole = |given: InputRows<'_>| given.each(|_, row| row.fill(0.5));
     let candidates = Candidates { rows: &whole, ..candidates };
     let mut left = 2;
     let mut between = || {
