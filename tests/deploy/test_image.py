@@ -134,6 +134,10 @@ def test_it_starts_and_answers_without_rights(bundle: pathlib.Path, tmp_path: pa
                 assert container.poll() is None and time.monotonic() < end, error
                 time.sleep(0.1)
         assert found == [49, 48, 47]
+        # What runs in it may answer before its number is written down.
+        while not (bundle / "pid").exists():
+            assert time.monotonic() < end
+            time.sleep(0.1)
         text = pathlib.Path("/proc", (bundle / "pid").read_text().strip(), "status").read_text()
         status = dict(line.split(":", 1) for line in text.splitlines())
         assert set(status["Uid"].split()) == {str(USER)} and int(status["CapEff"], 16) == 0 and status["NoNewPrivs"].strip() == "1"
