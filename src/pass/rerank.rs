@@ -67,13 +67,13 @@ impl Reranker<'_> {
         let mut tasks = std::mem::take(&mut self.scratch.tasks);
         let mut graphs = std::mem::take(&mut self.scratch.graphs);
         let mut slots = std::mem::take(&mut self.scratch.slots);
-        slots.clear();
-        slots.extend(candidates.iter().map(|(_, slot)| *slot));
         tasks.clear();
         let mut scored = Ok(());
         if let Some(overarch) = self.view.overarch().filter(|_| !candidates.is_empty()) {
             let count = candidates.len();
             tasks.resize(overarch.tasks() * count, 0.0);
+            slots.clear();
+            slots.extend(candidates.iter().map(|(_, slot)| *slot));
             let main = self.view.main();
             let user = asked.user_tensors(&main.package.user_inputs);
             let numbers: Vec<&[f32]> = overarch.numbers().filter_map(|name| self.column(name)).collect();

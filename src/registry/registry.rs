@@ -281,11 +281,6 @@ impl<T: Send + Sync> Registry<T> {
     pub fn troubles(&self) -> Vec<String> {
         let mut troubles: Vec<String> = self.store.trouble().into_iter().collect();
         for (name, entry) in self.entries.load().iter() {
-            let unread = entry.wish_unread.iter();
-            troubles.extend(
-                unread
-                    .map(|why| format!("model `{name}`: what is wished cannot be read, what was wished stays: {why}")),
-            );
             if let Some(version) = entry.wish.version.filter(|_| !entry.is_wish_done) {
                 let now = entry.active.map_or("none".into(), |active| format!("version {active}"));
                 troubles.push(format!("model `{name}`: version {version} is wished in the store, {now} answers"));
@@ -296,6 +291,11 @@ impl<T: Send + Sync> Registry<T> {
             }));
         }
         troubles.extend(self.traffic_troubles());
+        for (name, entry) in self.entries.load().iter() {
+            if let Some(why) = &entry.wish_unread {
+                troubles.push(format!("model `{name}`: what is wished cannot be read, what was wished stays: {why}"));
+            }
+        }
         troubles
     }
 

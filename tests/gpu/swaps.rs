@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sterling::device::cuda::emulated::Emulated;
 use sterling::device::cuda::{Devices, Driver};
 use sterling::ivf::Rescore;
 use sterling::pass::{self, Cuda, Residents};
@@ -65,8 +66,22 @@ struct Served {
 
 impl Served {
     fn new(devices: Devices) -> Self {
-        let residents = Arc::new(Residents::new(devices).with_budget(BUDGET));
-        Served { gpu: Cuda::new(residents.clone(), Threads::new(1)), residents, random: Random::new(51) }
+        Served::over(&Arc::new(Residents::new(devices).with_budget(BUDGET)), 51)
+    }
+
+    /// One of several that share what lies on the card.
+    fn over(residents: &Arc<Residents>, seed: u64) -> Self {
+        let gpu = Cuda::new(residents.clone(), Threads::new(1));
+        Served { gpu, residents: residents.clone(), random: Random::new(seed) }
+    }
+
+    /// One version on a card, and another one that does not fit beside it.
+    fn first_of_two(folder: &Path) -> (Self, Vec<Arc<View>>, Arc<Emulated>) {
+        let views = versions(folder, &[9000, 8800]);
+        let cards = cards(&[room_for_one(1, &views)]);
+        let mut served = Served::new(devices(&cards));
+        served.until_on_card(&views[0]);
+        (served, views, cards[0].clone())
     }
 
     /// Which kernel answers a version. Its items are those of the version.
@@ -173,16 +188,12 @@ fn whole_pass_of_a_version_keeps_its_place() {
 #[test]
 fn whole_pass_answers_while_versions_take_turns() {
     let folder = tempfile::tempdir().unwrap();
-    let views = versions(folder.path(), &[9000, 8800]);
-    let cards = cards(&[room_for_one(1, &views)]);
-    let mut first = Served::new(devices(&cards));
-    first.until_on_card(&views[0]);
+    let (first, views, _) = Served::first_of_two(folder.path());
     let residents = first.residents.clone();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let reader = |seed: u64, view: &Arc<View>| {
-            let gpu = Cuda::new(residents.clone(), Threads::new(1));
-            let mut served = Served { residents: residents.clone(), gpu, random: Random::new(seed) };
+            let mut served = Served::over(&residents, seed);
             let mut kernels = BTreeMap::new();
             while !is_over.load(Ordering::Relaxed) {
                 *kernels.entry(served.kernel(view)).or_insert(0) += 1;
@@ -191,10 +202,7 @@ fn whole_pass_answers_while_versions_take_turns() {
             kernels
         };
         let readers = [(1, &views[0]), (2, &views[1])].map(|(seed, view)| scope.spawn(move || reader(seed, view)));
-        let mut last = Served::new(devices(&cards));
-        last.residents = residents.clone();
-        last.gpu = Cuda::new(residents.clone(), Threads::new(1));
-        last.until_on_card(&views[1]);
+        Served::over(&residents, 51).until_on_card(&views[1]);
         is_over.store(true, Ordering::Relaxed);
         let [before, after] = readers.map(|reader| reader.join().unwrap());
         assert!(
@@ -208,13 +216,10 @@ fn whole_pass_answers_while_versions_take_turns() {
 #[test]
 fn whole_pass_of_versions_goes_on_where_the_card_is_lost_between_them() {
     let folder = tempfile::tempdir().unwrap();
-    let views = versions(folder.path(), &[9000, 8800]);
-    let cards = cards(&[room_for_one(1, &views)]);
-    let mut served = Served::new(devices(&cards));
-    served.until_on_card(&views[0]);
+    let (mut served, views, card) = Served::first_of_two(folder.path());
     assert_ne!(served.kernel(&views[1]), "emulated");
     // The card computes the largest norm of each version, which is its first launch.
-    cards[0].lose_after(0);
+    card.lose_after(0);
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(6) {
         assert_ne!(served.kernel(&views[1]), "emulated");

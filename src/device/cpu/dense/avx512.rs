@@ -113,7 +113,7 @@ pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &m
     }
 }
 
-/// `maps::column`, whose bits it gives.
+/// `maps::column` in registers, for the same reason.
 ///
 /// # Safety
 /// As [`map1`].
