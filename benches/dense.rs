@@ -164,7 +164,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 
 /// GFLOP/s of products whose numbers all stay in the first-level cache.
 fn peak(factors: Form) -> f64 {
-    let (rows, depth) = (14, 64);
+    let (rows, depth) = (if factors == Form::Pairs { 32 } else { 28 }, 128);
     let left = numbers(rows * depth);
     let packed = match factors {
         Form::Single => pack(&numbers(depth * PANEL), depth, PANEL),

@@ -1,7 +1,8 @@
-"""A reranker and the Debian model's user tower beside ONNX Runtime, one thread, in turns: prints the table of docs/BENCHMARKS.md.
+"""A reranker and the Debian model's user tower beside ONNX Runtime and, where it is installed, OpenVINO in bf16, one thread, in turns:
+prints the table of docs/BENCHMARKS.md.
 
     cargo bench --bench dense --no-run
-    pip install onnxruntime numpy
+    pip install onnxruntime numpy openvino
     python python/bench_dense.py [BENCH]
 
 BENCH is the built bench, the newest target/release/deps/dense-* where none is given. A round of each case is timed after the other (rten,
@@ -15,10 +16,16 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
+
+try:
+    import openvino
+except ImportError:
+    openvino = None
 
 ROOT = Path(__file__).resolve().parent.parent
 RERANKER, TOWER = ROOT / "tests/golden/reranker.onnx", ROOT / "models/debian/user.onnx"
@@ -54,11 +61,33 @@ class Peer:
 
     def microseconds(self) -> float:
         """Of a run, the mean of a round."""
-        start, calls = time.perf_counter(), 0
-        while time.perf_counter() - start < ROUND_SECONDS:
-            self.graph.run_with_iobinding(self.binding)
-            calls += 1
-        return (time.perf_counter() - start) / calls * 1e6
+        return mean_of_round(lambda: self.graph.run_with_iobinding(self.binding))
+
+
+class OpenVino:
+    """OpenVINO in bf16, with its inputs bound beforehand."""
+
+    def __init__(self, path: Path, inputs: dict[str, np.ndarray]) -> None:
+        core = openvino.Core()
+        model = core.read_model(path)
+        model.reshape({name: list(values.shape) for name, values in inputs.items()})
+        hints = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"}
+        self.request = core.compile_model(model, "CPU", hints).create_infer_request()
+        for name, values in inputs.items():
+            self.request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
+
+    def microseconds(self) -> float:
+        """Of a run, the mean of a round."""
+        return mean_of_round(self.request.infer)
+
+
+def mean_of_round(call: Callable[[], object]) -> float:
+    """Microseconds of a call, the mean of a round."""
+    start, calls = time.perf_counter(), 0
+    while time.perf_counter() - start < ROUND_SECONDS:
+        call()
+        calls += 1
+    return (time.perf_counter() - start) / calls * 1e6
 
 
 class Bench:
@@ -82,16 +111,18 @@ class Bench:
         return float(self.line())
 
 
-def peers() -> dict[str, Peer]:
-    """ONNX Runtime on each case."""
+def peers() -> tuple[dict[str, Peer], dict[str, OpenVino]]:
+    """ONNX Runtime on each case, and OpenVINO on those of the reranker."""
     random = np.random.default_rng(7)
     numbers = lambda *shape: random.normal(scale=0.1, size=shape).astype(np.float32)  # noqa: E731
     reranker, tower = session(RERANKER), session(TOWER)
-    all_of = {}
+    all_of, others = {}, {}
     for count in [100, 1_000, 10_000]:
         inputs = {"query": numbers(1, 64), "item": numbers(1, count, 64)}
         inputs |= {name: numbers(1, count) for name in COLUMNS}
         all_of[f"reranker {count}"] = Peer(reranker, inputs)
+        if openvino:
+            others[f"reranker {count}"] = OpenVino(RERANKER, inputs)
     for users in [1, 8, 32]:
         all_of[f"tower {users}"] = Peer(tower, {name: numbers(users, width) for name, width in FEATURES.items()})
     for name, (count, shapes) in KINDS.items():
@@ -99,7 +130,7 @@ def peers() -> dict[str, Peer]:
         if "mask" in inputs:
             inputs["mask"][:] = 1
         all_of[f"{name} {count}"] = Peer(session(ROOT / "benches" / "graphs" / f"{name}.onnx"), inputs)
-    return all_of
+    return all_of, others
 
 
 def built() -> Path:
@@ -112,13 +143,14 @@ def built() -> Path:
 
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else built()
-    best, avx2, runtime = Bench(path, None), Bench(path, "avx2"), peers()
+    best, avx2, (runtime, others) = Bench(path, None), Bench(path, "avx2"), peers()
     ways = {
         "rten": lambda case: best.microseconds(f"{case} rten"),
         "f32": lambda case: best.microseconds(f"{case} f32"),
         "f32 in AVX2": lambda case: avx2.microseconds(f"{case} f32"),
         "bf16": lambda case: best.microseconds(f"{case} bf16"),
         "kept by item": lambda case: best.microseconds(f"{case} kept") if case.startswith("mol") else float("nan"),
+        "OpenVINO bf16": lambda case: others[case].microseconds() if case in others else float("nan"),
     }
     print(f"onnxruntime {onnxruntime.__version__}; kernels and peaks in f32 and bf16: {best.header}; {avx2.header}\n")
     print("| | ONNX Runtime µs |" + "".join(f" {way} µs | x |" for way in ways))

@@ -3,7 +3,9 @@
 
 use super::plan::{Factor, Memory, Operand, Place, Plan, Step, Work};
 use crate::device::cpu::Kernels;
-use crate::device::cpu::dense::{self as loops, LANES, Lines, MapTarget, PANEL, PARTS_MAX, Part, Product, Weights};
+use crate::device::cpu::dense::{
+    self as loops, Form, LANES, Lines, MapTarget, PANEL, PARTS_MAX, Part, Product, STEP, Weights,
+};
 
 /// Memory that programs work in, kept by the caller from run to run: once warm, none is allocated.
 #[derive(Debug, Default)]
@@ -116,13 +118,16 @@ impl<'a> Run<'a> {
                 let shape = Product { rows, columns, parts: &[], bias, relu, factors, result };
                 self.product(parts, &shape, *runs, out, stride);
             }
-            Work::Narrow { a, count } => {
+            Work::Narrow { a, count, first } => {
                 let (numbers, row) = self.at(*a);
                 let input = loops::Operand { numbers, row, outer: 0, inner: 1 };
-                let mut target = MapTarget { numbers: out, stride, rows, outer: 1, inner: *count };
+                let inner = (first + Form::Pairs.room(*count)).next_multiple_of(STEP) - first;
+                let mut target = MapTarget { numbers: &mut out[*first..], stride, rows, outer: 1, inner };
                 self.kernels.narrow(&input, *count, &mut target);
             }
-            Work::PackNarrow { a, depth, columns } => self.kernels.pack_narrow(self.at(*a).0, *depth, *columns, out),
+            Work::PackNarrow { a, depth, columns, rows } => {
+                self.kernels.pack_narrow(self.at(*a).0, *depth, *columns, *rows, out);
+            }
             Work::Matrices { a, b, left, right, shape } => {
                 let is_shared = !matches!(b.memory, Memory::Rows(_) | Memory::Given);
                 if shape[0] == 1 && is_shared {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::graph::Graph;
 use super::ir::{Id, Op, Side, broadcast_strides, positions};
-use crate::device::cpu::dense::{Binary, Fold, Form, LANES, Lines, PANEL, Unary, pack, pack_pairs};
+use crate::device::cpu::dense::{Binary, Fold, Form, LANES, Lines, PANEL, PairRows, STEP, Unary, pack, pair_rows};
 use crate::error::{Error, Result};
 
 /// In which precision products of rows are computed. Their sums, and all else, are in f32.
@@ -95,16 +95,18 @@ pub(super) enum Work {
         factors: Form,
         result: Form,
     },
-    /// So many numbers of each row as pairs.
+    /// So many numbers of each row as pairs, from pair `first` on.
     Narrow {
         a: Place,
         count: usize,
+        first: usize,
     },
-    /// A matrix of the user, packed in pairs.
+    /// A matrix of the user, packed in pairs into rows of the panels of its buffer.
     PackNarrow {
         a: Place,
         depth: usize,
         columns: usize,
+        rows: PairRows,
     },
     /// Products of matrices that differ from row to row: `[m, k]` at each of `left`, `[k, n]` at each of `right`.
     Matrices {
@@ -190,10 +192,10 @@ pub(super) struct Plan {
 
 /// Numbers that the buffers of a block may take together, 192 KiB: they stay in the second-level cache beside the weights.
 const BLOCK_NUMBERS: usize = 48 << 10;
-/// Most rows of a block: four tiles of 14.
-const BLOCK_ROWS_MAX: usize = 56;
+/// Most rows of a block: four tiles of 14 in f32; in bf16, where products take so little that what a block takes once shows, eight of 16.
+const BLOCK_ROWS_MAX: [usize; 2] = [56, 128];
 /// Rows of a tile of the widest products.
-const TILE_ROWS: usize = 14;
+const TILE_ROWS: [usize; 2] = [14, 16];
 
 /// From a row to the next in a buffer of so many numbers a row: whole lines, but single numbers lie side by side, so that a step
 /// takes those of a block in whole registers.
@@ -202,9 +204,11 @@ fn room_of_row(count: usize) -> usize {
 }
 
 /// The rows of a block whose buffers take so many numbers a row.
-fn block_rows(numbers: usize) -> usize {
-    let rows = (BLOCK_NUMBERS / numbers.max(1)).clamp(1, BLOCK_ROWS_MAX);
-    if rows > TILE_ROWS { rows / TILE_ROWS * TILE_ROWS } else { rows }
+fn block_rows(numbers: usize, precision: Precision) -> usize {
+    let of = |rows: [usize; 2]| if precision == Precision::F32 { rows[0] } else { rows[1] };
+    let (most, tile) = (of(BLOCK_ROWS_MAX), of(TILE_ROWS));
+    let rows = (BLOCK_NUMBERS / numbers.max(1)).clamp(1, most);
+    if rows > tile { rows / tile * tile } else { rows }
 }
 
 /// Makes the steps of a graph.
@@ -243,7 +247,7 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
     }
     planner.plan.outputs = graph.outputs.iter().map(|&output| planner.place(output)).collect::<Result<_>>()?;
     let numbers = planner.plan.strides.iter().sum::<usize>() + planner.plan.given_stride;
-    planner.plan.block_rows = block_rows(numbers);
+    planner.plan.block_rows = block_rows(numbers, precision);
     Ok(planner.plan)
 }
 
@@ -271,8 +275,8 @@ struct Planner<'a> {
     is_narrow: Vec<bool>,
     /// Products whose results are pairs.
     is_paired: Vec<bool>,
-    /// What was made as pairs: rows and matrices, by the values that they are.
-    pairs: HashMap<Id, Place>,
+    /// What was made as pairs: rows side by side and matrices below each other, by the values that they are.
+    pairs: HashMap<Vec<Id>, Place>,
 }
 
 impl Planner<'_> {
@@ -301,13 +305,18 @@ impl Planner<'_> {
         let outputs: Vec<Id> = self.graph.outputs.iter().map(|&output| self.root(output)).collect();
         let live = || (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none());
         for id in live().collect::<Vec<_>>() {
+            if let Op::MatMul(a, b) = self.graph.values[id].op {
+                self.is_narrow[id] = self.is_wide_for_user(id, a, b);
+                continue;
+            }
             let Op::Linear { parts, .. } = &self.graph.values[id].op else { continue };
             let is_wide = self.graph.values[id].count() >= NARROW_MIN;
             let is_deep = parts.iter().any(|(_, m)| self.graph.shape(*m)[0] >= NARROW_MIN);
             self.is_narrow[id] = is_wide && is_deep && !outputs.contains(&id);
         }
         let live = || (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none());
-        let mut is_read_alone = self.is_narrow.clone();
+        let is_linear = |id: Id| matches!(self.graph.values[id].op, Op::Linear { .. });
+        let mut is_read_alone: Vec<bool> = (0..needed.len()).map(|id| self.is_narrow[id] && is_linear(id)).collect();
         for reader in live() {
             let (rows, others): (Vec<Id>, Vec<Id>) = match &self.graph.values[reader].op {
                 Op::Linear { parts, bias } => {
@@ -319,6 +328,19 @@ impl Planner<'_> {
             rows.chain(others).for_each(|id| is_read_alone[self.root(id)] = false);
         }
         self.is_paired = is_read_alone;
+    }
+
+    /// True for a product of many rows of the user with a constant matrix whose depth is whole steps: what it makes becomes a matrix of
+    /// products of rows, which is rounded itself.
+    fn is_wide_for_user(&self, id: Id, a: Id, b: Id) -> bool {
+        let (left, right) = (self.graph.shape(a), self.graph.shape(b));
+        let [.., k, n] = right else { return false };
+        let runs = left.iter().product::<usize>() / (*k).max(1);
+        self.graph.values[id].side == Side::User
+            && self.graph.constant(b).is_some()
+            && right.iter().product::<usize>() == k * n
+            && k.is_multiple_of(2 * STEP)
+            && runs.min(*n) >= NARROW_MIN
     }
 
     fn survey(&mut self, needed: &[bool]) {
@@ -475,11 +497,10 @@ impl Planner<'_> {
                 let columns = value.count();
                 let form = |is_pairs: bool| if is_pairs { Form::Pairs } else { Form::Single };
                 let (factors, result) = (form(self.is_narrow[id]), form(self.is_paired[id]));
-                let factor = |&(x, m): &(Id, Id)| match factors {
-                    Form::Single => self.factor(x, m),
-                    Form::Pairs => self.narrow_factor(x, m),
+                let parts = match factors {
+                    Form::Single => parts.iter().map(|&(x, m)| self.factor(x, m)).collect::<Result<_>>()?,
+                    Form::Pairs => self.narrow_factors(parts)?,
                 };
-                let parts = parts.iter().map(factor).collect::<Result<_>>()?;
                 let bias = bias.map(|bias| self.place(bias)).transpose()?;
                 Work::Product { parts, bias, runs: 1, columns, relu: self.is_rectified[id], factors, result }
             }
@@ -512,37 +533,82 @@ impl Planner<'_> {
         Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: depth * PANEL })
     }
 
-    /// Rows and matrix of a factor in pairs, which are made where they are not there yet.
-    fn narrow_factor(&mut self, x: Id, matrix: Id) -> Result<Factor> {
-        let (count, columns) = (self.graph.shape(matrix)[0], self.graph.shape(matrix)[1]);
-        let depth = Form::Pairs.room(count);
-        let root = self.root(x);
-        let rows = match self.pairs.get(&root) {
-            _ if self.is_paired[root] => self.place(x)?,
+    /// Factors in pairs. Rows that are not pairs yet come to lie side by side, those of constant matrices and those of the user's, so
+    /// that few steps are filled up with zeros.
+    fn narrow_factors(&mut self, parts: &[(Id, Id)]) -> Result<Vec<Factor>> {
+        let (paired, single): (Vec<_>, Vec<_>) = parts.iter().partition(|(x, _)| self.is_paired[self.root(*x)]);
+        let (constant, of_user): (Vec<_>, Vec<_>) =
+            single.into_iter().partition(|(_, matrix)| self.graph.constant(*matrix).is_some());
+        let together = [constant, of_user].into_iter().filter(|parts| !parts.is_empty());
+        let groups: Vec<Vec<(Id, Id)>> = paired.into_iter().map(|part| vec![part]).chain(together).collect();
+        groups.iter().map(|parts| self.narrow_factor(parts)).collect()
+    }
+
+    /// Rows side by side and their matrices below each other, in pairs, which are made where they are not there yet.
+    fn narrow_factor(&mut self, parts: &[(Id, Id)]) -> Result<Factor> {
+        let room = |planner: &Self, matrix: Id| Form::Pairs.room(planner.graph.shape(matrix)[0]);
+        let depth: usize = parts.iter().map(|(_, matrix)| room(self, *matrix)).sum();
+        let all = depth.next_multiple_of(STEP);
+        let roots: Vec<Id> = parts.iter().map(|(x, _)| self.root(*x)).collect();
+        let rows = match self.pairs.get(&roots) {
+            _ if self.is_paired[roots[0]] => self.place(parts[0].0)?,
             Some(&rows) => rows,
             None => {
-                let a = self.place(x)?;
-                let rows = self.buffer(Side::Pair, depth);
-                self.step(rows, Work::Narrow { a, count });
-                self.pairs.insert(root, rows);
+                let rows = self.buffer(Side::Pair, all);
+                let mut first = 0;
+                for &(x, matrix) in parts {
+                    let (a, count) = (self.place(x)?, self.graph.shape(matrix)[0]);
+                    self.step(rows, Work::Narrow { a, count, first });
+                    first += room(self, matrix);
+                }
+                self.pairs.insert(roots, rows);
                 rows
             }
         };
-        let packed = match (self.pairs.get(&matrix), self.graph.constant(matrix)) {
-            (Some(&packed), _) => packed,
-            (None, Some(numbers)) => {
-                let packed = pack_pairs(numbers, count, columns);
-                Place { memory: Memory::Constant(self.constant(packed)), offset: 0 }
-            }
-            (None, None) => {
-                let a = self.place(matrix)?;
-                let packed = self.buffer(Side::User, depth * columns.next_multiple_of(PANEL));
-                self.step(packed, Work::PackNarrow { a, depth: count, columns });
+        let matrices: Vec<Id> = parts.iter().map(|(_, matrix)| *matrix).collect();
+        let matrix = match self.pairs.get(&matrices) {
+            Some(&packed) => packed,
+            None => {
+                let packed = self.pack_pairs(&matrices, all)?;
+                self.pairs.insert(matrices, packed);
                 packed
             }
         };
-        self.pairs.insert(matrix, packed);
-        Ok(Factor { rows, depth, matrix: packed, row_stride: PANEL, panel_stride: depth * PANEL })
+        Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: all * PANEL })
+    }
+
+    /// The rows `[runs, k]` of a value of the user and a constant matrix `[k, n]` in pairs.
+    fn narrow_rows(&mut self, a: Id, matrix: Id, [runs, k, n]: [usize; 3]) -> Result<Factor> {
+        let (depth, from) = (Form::Pairs.room(k), self.place(a)?);
+        let rows = self.buffer(Side::User, runs * depth);
+        self.step(rows, Work::Narrow { a: from, count: runs * k, first: 0 });
+        let mut packed = Lines::new(depth * n.next_multiple_of(PANEL));
+        if let Some(numbers) = self.graph.constant(matrix) {
+            pair_rows(numbers, k, n, PairRows { all: depth, first: 0 }, packed.numbers_mut());
+        }
+        let matrix = Place { memory: Memory::Constant(self.constant(packed)), offset: 0 };
+        Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: depth * PANEL })
+    }
+
+    /// Matrices below each other in panels of so many pairs: all of them constants, or all of them made once a request.
+    fn pack_pairs(&mut self, matrices: &[Id], all: usize) -> Result<Place> {
+        let columns = self.graph.shape(matrices[0])[1];
+        let count = all * columns.next_multiple_of(PANEL);
+        let (mut constants, mut place, mut first) = (Lines::new(count), None, 0);
+        for &matrix in matrices {
+            let (depth, rows) = (self.graph.shape(matrix)[0], PairRows { all, first });
+            match self.graph.constant(matrix) {
+                Some(numbers) => pair_rows(numbers, depth, columns, rows, constants.numbers_mut()),
+                None => {
+                    let a = self.place(matrix)?;
+                    let packed = *place.get_or_insert_with(|| self.buffer(Side::User, count));
+                    self.step(packed, Work::PackNarrow { a, depth, columns, rows });
+                }
+            }
+            first += Form::Pairs.room(depth);
+        }
+        let constant = |planner: &mut Self| Place { memory: Memory::Constant(planner.constant(constants)), offset: 0 };
+        Ok(place.unwrap_or_else(|| constant(self)))
     }
 
     /// Numbers from other places: in runs, where they lie side by side there too.
@@ -562,11 +628,14 @@ impl Planner<'_> {
         let (m, n, k) = (value.shape[axes], value.shape[axes + 1], left[left.len() - 1]);
         let is_shared = self.graph.values[b].side != Side::Pair && right.iter().product::<usize>() == k * n;
         if is_shared && k > 0 && n > 0 {
-            let factor = self.factor_of(a, b, k, n)?;
             let runs = left.iter().product::<usize>() / k;
-            let (factors, result) = (Form::Single, Form::Single);
+            let (factors, result) = (if self.is_narrow[id] { Form::Pairs } else { Form::Single }, Form::Single);
+            let part = match factors {
+                Form::Single => self.factor_of(a, b, k, n)?,
+                Form::Pairs => self.narrow_rows(a, b, [runs, k, n])?,
+            };
             return Ok(Work::Product {
-                parts: vec![factor],
+                parts: vec![part],
                 bias: None,
                 runs,
                 columns: n,

@@ -149,8 +149,10 @@ impl Display for Work {
                 write!(f, "concat {runs} of")?;
                 parts.iter().try_for_each(|(part, count)| write!(f, " {part}[{count}]"))
             }
-            Work::Narrow { a, count } => write!(f, "pairs of {a}[{count}]"),
-            Work::PackNarrow { a, depth, columns } => write!(f, "pairs of {a}[{depth}, {columns}]"),
+            Work::Narrow { a, count, first } => write!(f, "pairs from {first} on of {a}[{count}]"),
+            Work::PackNarrow { a, depth, columns, rows } => {
+                write!(f, "pairs from {} of {} on of {a}[{depth}, {columns}]", rows.first, rows.all)
+            }
             Work::Pick { a, index, run } => {
                 let bytes: Vec<u8> = index.iter().flat_map(|n| n.to_le_bytes()).collect();
                 let order = xxhash_rust::xxh3::xxh3_64(&bytes);

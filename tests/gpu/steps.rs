@@ -3,7 +3,7 @@
 use sterling::dense::{DeviceProgram, Given, InputRows, Made, RowProgram, Scratch, Size};
 use sterling::device::cpu::Kernels;
 use sterling::device::cpu::dense::{
-    Binary, Fold, Form, Lines, MapTarget, Operand, PANEL, Part, Product, Unary, Weights, pack, pack_pairs,
+    Binary, Fold, Form, Lines, MapTarget, Operand, PANEL, Part, PairRows, Product, STEP, Unary, Weights, pack, pack_pairs,
 };
 use sterling::device::cuda::ops::steps::{self, FactorAt, NumbersAt, ProductTo, RowsOf, RunsOfRow};
 use sterling::device::cuda::{Array, Device};
@@ -24,19 +24,31 @@ fn close(got: &[f32], want: &[f32], what: &str) {
 }
 
 /// Rows of these depths, one after the other, times packed matrices.
-fn parts<'a>(rows: &'a [Vec<f32>], packed: &'a [Lines], depths: &[usize]) -> Vec<Part<'a>> {
-    let part = |((rows, packed), &depth): ((&'a Vec<f32>, &'a Lines), &usize)| {
-        let weights = Weights { numbers: packed.numbers(), row_stride: PANEL, panel_stride: PANEL * depth };
-        Part { rows, stride: depth, depth, weights }
+fn parts<'a>(rows: &'a [Vec<f32>], packed: &'a [Lines], depths: &[Depth]) -> Vec<Part<'a>> {
+    let part = |((rows, packed), &Depth { depth, room }): ((&'a Vec<f32>, &'a Lines), &Depth)| {
+        let weights = Weights { numbers: packed.numbers(), row_stride: PANEL, panel_stride: PANEL * room };
+        Part { rows, stride: room, depth, weights }
     };
     rows.iter().zip(packed).zip(depths).map(part).collect()
 }
 
+/// Depths without room behind.
+fn tight(depths: &[usize]) -> Vec<Depth> {
+    depths.iter().map(|&depth| Depth { depth, room: depth }).collect()
+}
+
+/// Numbers or pairs of a row, and those up to the next row.
+#[derive(Clone, Copy)]
+struct Depth {
+    depth: usize,
+    room: usize,
+}
+
 /// The same on the device, so many rows of each request.
-fn factors(rows: &[Array<f32>], packed: &[Array<f32>], count: usize, depths: &[usize]) -> Vec<FactorAt> {
-    let factor = |((rows, packed), &depth): ((&Array<f32>, &Array<f32>), &usize)| {
-        let rows = NumbersAt::of(rows, 0, count * depth, depth);
-        FactorAt::new(rows, NumbersAt::of(packed, 0, 0, 0), depth, (PANEL, PANEL * depth))
+fn factors(rows: &[Array<f32>], packed: &[Array<f32>], count: usize, depths: &[Depth]) -> Vec<FactorAt> {
+    let factor = |((rows, packed), &Depth { depth, room }): ((&Array<f32>, &Array<f32>), &Depth)| {
+        let rows = NumbersAt::of(rows, 0, count * room, room);
+        FactorAt::new(rows, NumbersAt::of(packed, 0, 0, 0), depth, (PANEL, PANEL * room))
     };
     rows.iter().zip(packed).zip(depths).map(factor).collect()
 }
@@ -75,7 +87,7 @@ fn products_are_those_of_the_cpu() {
         let inputs: Vec<Vec<f32>> = depths.iter().map(|depth| random.numbers(rows * depth)).collect();
         let packed: Vec<Lines> = depths.iter().zip(&matrices).map(|(d, m)| pack(m, *d, columns)).collect();
         let bias = Lines::of(&random.numbers(columns));
-        let parts = parts(&inputs, &packed, &depths);
+        let parts = parts(&inputs, &packed, &tight(&depths));
         let stride = columns + 2;
         let mut want = vec![7f32; rows * stride];
         let product = Product { rows, columns, parts: &parts, bias: bias.numbers(), relu, ..Product::default() };
@@ -87,7 +99,7 @@ fn products_are_those_of_the_cpu() {
             inputs.iter().zip(&packed).map(|(i, p)| (twice(i), device.copy(p.numbers()).unwrap())).unzip();
         let bias_on = device.copy(bias.numbers()).unwrap();
         let counts = device.copy(&[rows as u32, rows as u32 / 2]).unwrap();
-        let factors = factors(&inputs_on, &packed_on, rows, &depths);
+        let factors = factors(&inputs_on, &packed_on, rows, &tight(&depths));
         let of = RowsOf { counts: &counts, most: rows };
         let got = in_all_tiles(&device, of, &factors, 2 * rows * stride, |out| ProductTo {
             bias: NumbersAt::of(&bias_on, 0, 0, 0),
@@ -118,7 +130,7 @@ fn products_by_tensor_cores_are_as_near_as_single_precision() {
     let packed = pack(&matrix, depth, columns);
     let (input_on, packed_on) = ([device.copy(&input).unwrap()], [device.copy(packed.numbers()).unwrap()]);
     let (counts, out) = (device.copy(&[rows as u32]).unwrap(), device.room(rows * columns).unwrap());
-    let factors = factors(&input_on, &packed_on, rows, &[depth]);
+    let factors = factors(&input_on, &packed_on, rows, &tight(&[depth]));
     let to = ProductTo {
         bias: NumbersAt::default(),
         out: NumbersAt::of(&out, 0, 0, columns),
@@ -158,15 +170,17 @@ fn products_of_pairs_are_those_of_the_cpu() {
         (33, 200, vec![48], false, Form::Single),
         (140, 131, vec![40, 64], true, Form::Pairs),
     ] {
-        let pairs: Vec<usize> = depths.iter().map(|&depth| Form::Pairs.room(depth)).collect();
+        let pairs = depths.iter().map(|&depth| Form::Pairs.room(depth));
+        let pairs: Vec<Depth> = pairs.map(|depth| Depth { depth, room: depth.next_multiple_of(STEP) }).collect();
         let inputs: Vec<Vec<f32>> = depths.iter().map(|depth| random.numbers(rows * depth)).collect();
         let matrices: Vec<Vec<f32>> = depths.iter().map(|depth| random.numbers(depth * columns)).collect();
         let packed: Vec<Lines> = depths.iter().zip(&matrices).map(|(d, m)| pack_pairs(m, *d, columns)).collect();
         let narrowed: Vec<Vec<f32>> = (0..depths.len())
             .map(|n| {
-                let mut numbers = vec![0f32; rows * pairs[n]];
+                let room = pairs[n].room;
+                let mut numbers = vec![0f32; rows * room];
                 let operand = Operand { numbers: &inputs[n], row: depths[n], outer: 0, inner: 1 };
-                let mut target = MapTarget { numbers: &mut numbers, stride: pairs[n], rows, outer: 1, inner: pairs[n] };
+                let mut target = MapTarget { numbers: &mut numbers, stride: room, rows, outer: 1, inner: room };
                 portable().narrow(&operand, depths[n], &mut target);
                 numbers
             })
@@ -184,19 +198,23 @@ fn products_of_pairs_are_those_of_the_cpu() {
         let one = device.copy(&[1u32]).unwrap();
         let (mut rows_on, mut matrices_on) = (Vec::new(), Vec::new());
         for n in 0..depths.len() {
-            let (from, to) = (device.copy(&inputs[n].repeat(2)).unwrap(), device.room(2 * rows * pairs[n]).unwrap());
+            let room = pairs[n].room;
+            let (from, to) = (device.copy(&inputs[n].repeat(2)).unwrap(), device.copy(&vec![0f32; 2 * rows * room]).unwrap());
             let at = NumbersAt::of(&from, 0, rows * depths[n], depths[n]);
-            steps::narrow(&device, of, at, depths[n], NumbersAt::of(&to, 0, rows * pairs[n], pairs[n])).unwrap();
+            steps::narrow(&device, of, at, depths[n], NumbersAt::of(&to, 0, rows * room, room)).unwrap();
             let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
-            assert_eq!(bits(&to.read(rows * pairs[n]).unwrap()), bits(&narrowed[n]), "rows of {} numbers", depths[n]);
+            assert_eq!(bits(&to.read(rows * room).unwrap()), bits(&narrowed[n]), "rows of {} numbers", depths[n]);
             rows_on.push(to);
-            let (from, to) = (device.copy(&matrices[n]).unwrap(), device.room(packed[n].numbers().len()).unwrap());
+            let nothing = vec![0f32; packed[n].numbers().len()];
+            let (from, to) = (device.copy(&matrices[n]).unwrap(), device.copy(&nothing).unwrap());
+            let at_start = PairRows { all: room, first: 0 };
             let (one, at) = (RowsOf { counts: &one, most: 1 }, NumbersAt::of(&from, 0, 0, 0));
             // By few blocks and by many.
             for _ in 0..2 {
-                steps::pack_narrow(&device, one, at, (depths[n], columns), NumbersAt::of(&to, 0, 0, 0)).unwrap();
+                let to = NumbersAt::of(&to, 0, 0, 0);
+                steps::pack_narrow(&device, one, at, (depths[n], columns, at_start), to).unwrap();
             }
-            let words = pairs[n] * columns.next_multiple_of(PANEL);
+            let words = room * columns.next_multiple_of(PANEL);
             assert_eq!(bits(&to.read(words).unwrap()), bits(&packed[n].numbers()[..words]), "a matrix of {columns}");
             matrices_on.push(to);
         }

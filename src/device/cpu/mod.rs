@@ -3,7 +3,7 @@
 //! | name | needs |
 //! |---|---|
 //! | `amx` | AMX with products of bf16 and int8, the system's leave to use it, and what `avx512bf16` needs: products in bf16, and scans for four queries and more, by tiles |
-//! | `avx512bf16` | AVX-512 BF16, and what `avx512` needs: products in bf16 are twice as fast as in f32 |
+//! | `avx512bf16` | AVX-512 BF16, and what `avx512` needs: products in bf16, which take half of the time on AMD's processors, and twice of it on Intel's, where `avx512` goes before it |
 //! | `avx512` | AVX-512 F, BW, VL, VNNI, and what `avx2` needs; with VBMI, which is asked for besides, product codes are scanned by it, else by AVX2 |
 //! | `avx2` | AVX2, FMA, F16C |
 //! | `dotprod` | aarch64 with the dot product instructions (Armv8.2 and later) |
@@ -27,6 +27,15 @@ use std::sync::OnceLock;
 use crate::error::{Error, Result};
 use isa::Isa;
 pub use isa::Kernels;
+
+/// Whether `vdpbf16ps` does more than f32 does: twice as much on AMD's processors, half as much where it was measured on Intel's
+/// (docs/BENCHMARKS.md), which have tiles for that.
+#[cfg(target_arch = "x86_64")]
+fn has_fast_pairs() -> bool {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
+    name.as_flattened() != b"GenuineIntel"
+}
 
 /// The variable that forces an instruction set.
 pub const KERNEL_VARIABLE: &str = "STERLING_KERNEL";
@@ -78,15 +87,16 @@ impl Kernels {
                 && is_x86_feature_detected!("avx512vnni")
                 && is_x86_feature_detected!("popcnt");
             if avx2 && avx512 {
-                let has_vbmi = is_x86_feature_detected!("avx512vbmi");
-                all.push(Kernels { has_vbmi, ..Kernels::of(Isa::Avx512) });
-                if is_x86_feature_detected!("avx512bf16") {
-                    let narrow = Kernels { has_bf16: true, has_vbmi, ..Kernels::of(Isa::Avx512) };
-                    all.push(narrow);
-                    let tiled = Kernels { tiles: Some(amx::Source::Instructions), ..narrow };
-                    if amx::are_there() && tiled.may_serve() {
-                        all.push(tiled);
-                    }
+                let wide = Kernels { has_vbmi: is_x86_feature_detected!("avx512vbmi"), ..Kernels::of(Isa::Avx512) };
+                let narrow = Kernels { has_bf16: true, ..wide };
+                match is_x86_feature_detected!("avx512bf16") {
+                    false => all.push(wide),
+                    true if has_fast_pairs() => all.extend([wide, narrow]),
+                    true => all.extend([narrow, wide]),
+                }
+                let tiled = Kernels { tiles: Some(amx::Source::Instructions), ..narrow };
+                if is_x86_feature_detected!("avx512bf16") && amx::are_there() && tiled.may_serve() {
+                    all.push(tiled);
                 }
             }
         }
@@ -107,7 +117,7 @@ impl Kernels {
         *SERVE.get_or_init(|| {
             let found = if amx::permit() { proof::hold(self) } else { Err("the system does not permit it") };
             if let Err(why) = found {
-                tracing::warn!(why, "AMX is there and not used, avx512bf16 serves");
+                tracing::warn!(why, "AMX is there and not used, AVX-512 serves");
             }
             found.is_ok()
         })

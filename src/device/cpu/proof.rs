@@ -1,7 +1,7 @@
 //! What kernels compute against the portable loops, before they serve: a small product and a small scan, of whole numbers, of which any
 //! order of sums is exact.
 
-use super::dense::{Form, Lines, MapTarget, Operand, PANEL, Part, Product, Weights, pack_pairs};
+use super::dense::{Form, Lines, MapTarget, Operand, PANEL, Part, Product, STEP, Weights, pack_pairs};
 use super::isa::{Isa, Kernels};
 use super::kernels::{BLOCK, Blocks, Int8Query, Lane, Staging};
 
@@ -33,7 +33,7 @@ fn product(kernels: Kernels) -> Vec<f32> {
     const COLUMNS: usize = 41;
     const DEPTHS: [usize; 2] = [70, 37];
     let rows = DEPTHS.map(|depth| {
-        let (numbers, stride) = (singles(ROWS * depth), Form::Pairs.room(depth));
+        let (numbers, stride) = (singles(ROWS * depth), Form::Pairs.room(depth).next_multiple_of(STEP));
         let mut pairs = vec![0.0; ROWS * stride];
         let input = Operand { numbers: &numbers, row: depth, outer: 0, inner: 1 };
         let mut target = MapTarget { numbers: &mut pairs, stride, rows: ROWS, outer: 1, inner: stride };
@@ -44,8 +44,9 @@ fn product(kernels: Kernels) -> Vec<f32> {
     let bias = Lines::of(&singles(COLUMNS));
     let parts = [0, 1].map(|n| {
         let depth = Form::Pairs.room(DEPTHS[n]);
-        let weights = Weights { numbers: weights[n].numbers(), row_stride: PANEL, panel_stride: depth * PANEL };
-        Part { rows: &rows[n], stride: depth, depth, weights }
+        let stride = depth.next_multiple_of(STEP);
+        let weights = Weights { numbers: weights[n].numbers(), row_stride: PANEL, panel_stride: stride * PANEL };
+        Part { rows: &rows[n], stride, depth, weights }
     });
     let (bias, relu, factors) = (bias.numbers(), true, Form::Pairs);
     let product = Product { rows: ROWS, columns: COLUMNS, parts: &parts, bias, relu, factors, result: Form::Single };

@@ -92,6 +92,10 @@ impl Tiles for Emulated {
         });
     }
 
+    fn rows_of<const T: usize>(&self) -> usize {
+        self.shape(T).rows
+    }
+
     fn add_bytes<const C: usize, const A: usize, const B: usize>(&mut self) {
         self.multiply(C, A, B, |sum, terms| {
             terms.iter().fold(sum, |sum, (x, y)| {

@@ -4,7 +4,7 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::marker::PhantomData;
 
-use super::{ROW_BYTES, ROWS, Shape, TILES, Tiles};
+use super::{ROW_BYTES, ROWS, Rows, Shape, TILES, Tiles};
 
 /// True where the processor has tiles of the sizes that are used here with products of bf16 and of bytes, and the system keeps their
 /// state.
@@ -76,6 +76,22 @@ impl Drop for Instructions {
     }
 }
 
+/// # Safety
+/// Tiles are there and configured, and the rows can be read.
+#[inline(always)]
+unsafe fn load_from<const T: usize>(from: *const u8, stride: usize) {
+    // SAFETY: this function's conditions.
+    unsafe {
+        asm!(
+            "tileloadd tmm{t}, [{from} + {stride}*1]",
+            t = const T,
+            from = in(reg) from,
+            stride = in(reg) stride,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+}
+
 impl Tiles for Instructions {
     #[inline(always)]
     fn configure(&mut self, shapes: &[Shape; TILES]) {
@@ -100,15 +116,7 @@ impl Tiles for Instructions {
     fn load<const T: usize>(&mut self, from: &[u8], stride: usize) {
         self.shapes[T].check(from.len(), stride);
         // SAFETY: tiles are there (`new`); the rows lie within `from`.
-        unsafe {
-            asm!(
-                "tileloadd tmm{t}, [{from} + {stride}*1]",
-                t = const T,
-                from = in(reg) from.as_ptr(),
-                stride = in(reg) stride,
-                options(nostack, preserves_flags, readonly)
-            );
-        }
+        unsafe { load_from::<T>(from.as_ptr(), stride) }
     }
 
     #[inline(always)]
@@ -138,6 +146,44 @@ impl Tiles for Instructions {
                 options(nostack, preserves_flags, nomem)
             );
         }
+    }
+
+    /// Checks the factors once and not at every step.
+    #[inline(always)]
+    fn add_steps<const TALL: bool, const WIDE: bool>(&mut self, left: Rows<'_>, right: Rows<'_>, count: usize) {
+        let height = self.shapes[4].rows;
+        let [all, lines] = [height * (1 + usize::from(TALL)), count * ROWS];
+        assert!(self.shapes[4] == self.shapes[5] && self.shapes[6] == self.shapes[7] && self.shapes[6].rows == ROWS);
+        Shape { rows: all, row_bytes: count * ROW_BYTES }.check(left.bytes.len(), left.stride);
+        let columns = ROW_BYTES * (1 + usize::from(WIDE));
+        Shape { rows: lines, row_bytes: columns }.check(right.bytes.len(), right.stride);
+        let (mut rows, mut columns) = (left.bytes.as_ptr(), right.bytes.as_ptr());
+        for _ in 0..count {
+            // SAFETY: tiles are there (`new`); the rows of all steps lie within the factors, as checked.
+            unsafe {
+                load_from::<4>(rows, left.stride);
+                load_from::<6>(columns, right.stride);
+                self.add_pairs::<0, 4, 6>();
+                if WIDE {
+                    load_from::<7>(columns.wrapping_add(ROW_BYTES), right.stride);
+                    self.add_pairs::<1, 4, 7>();
+                }
+                if TALL {
+                    load_from::<5>(rows.wrapping_add(height * left.stride), left.stride);
+                    self.add_pairs::<2, 5, 6>();
+                    if WIDE {
+                        self.add_pairs::<3, 5, 7>();
+                    }
+                }
+            }
+            rows = rows.wrapping_add(ROW_BYTES);
+            columns = columns.wrapping_add(ROWS * right.stride);
+        }
+    }
+
+    #[inline(always)]
+    fn rows_of<const T: usize>(&self) -> usize {
+        self.shapes[T].rows
     }
 
     #[inline(always)]

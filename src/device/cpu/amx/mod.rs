@@ -48,6 +48,14 @@ impl Shape {
     }
 }
 
+/// Rows of bytes in memory.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub(super) bytes: &'a [u8],
+    /// From a row to the next.
+    pub(super) stride: usize,
+}
+
 /// The tiles of a thread, each named by a number below [`TILES`]. They hold nothing until [`Tiles::configure`].
 pub(super) trait Tiles {
     /// Gives all tiles their shapes and fills them with zeros.
@@ -75,6 +83,37 @@ pub(super) trait Tiles {
     /// product is two chains of multiply-adds along K from 0 on, of the first and of the second halves, then their sum, which is
     /// added to what is there; all of them round to the nearest, and take and leave numbers too small for their exponent as 0.
     fn add_pairs<const C: usize, const A: usize, const B: usize>(&mut self);
+
+    /// Adds to sums in tiles 0 to 3 the products in pairs of so many steps of 64 bytes along `left` and 16 rows along `right`: of the rows
+    /// of tile 4 and, where `TALL`, of those of tile 5 below them, with 16 columns of tile 6 and, where `WIDE`, 16 more of tile 7. Tiles 0
+    /// and 1 are the upper rows, 2 and 3 the lower ones.
+    ///
+    /// # Panics
+    /// Where a factor is shorter.
+    #[inline(always)]
+    fn add_steps<const TALL: bool, const WIDE: bool>(&mut self, left: Rows<'_>, right: Rows<'_>, count: usize) {
+        for step in 0..count {
+            let rows = &left.bytes[step * ROW_BYTES..];
+            let columns = &right.bytes[step * ROWS * right.stride..];
+            self.load::<4>(rows, left.stride);
+            self.load::<6>(columns, right.stride);
+            self.add_pairs::<0, 4, 6>();
+            if WIDE {
+                self.load::<7>(&columns[ROW_BYTES..], right.stride);
+                self.add_pairs::<1, 4, 7>();
+            }
+            if TALL {
+                self.load::<5>(&rows[self.rows_of::<4>() * left.stride..], left.stride);
+                self.add_pairs::<2, 5, 6>();
+                if WIDE {
+                    self.add_pairs::<3, 5, 7>();
+                }
+            }
+        }
+    }
+
+    /// Rows of a tile.
+    fn rows_of<const T: usize>(&self) -> usize;
 
     /// Adds to `C` `[M, N]` in i32 the product of `A` `[M, K]` and `B` `[K, N]` in fours of bytes, signed in `A` and unsigned in
     /// `B` (`tdpbsud`).

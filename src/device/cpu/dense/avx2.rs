@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::maps;
-use super::operands::{Binary, Fold, LANES, MapTarget, Operand, PANEL, Product, Unary};
+use super::operands::{Binary, Fold, LANES, MapTarget, Operand, PANEL, PairRows, Product, Unary};
 
 /// Rows of a tile: 12 of 16 registers hold sums.
 const ROWS_MAX: usize = 6;
@@ -126,6 +126,6 @@ pub(super) unsafe fn narrow(input: &Operand<'_>, count: usize, target: &mut MapT
 /// # Safety
 /// As [`map1`].
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, out: &mut [f32]) {
-    maps::pack_narrow(matrix, depth, columns, out);
+pub(super) unsafe fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, rows: PairRows, out: &mut [f32]) {
+    maps::pack_narrow(matrix, depth, columns, rows, out);
 }

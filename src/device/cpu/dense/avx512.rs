@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::maps;
-use super::operands::{Binary, Fold, Form, LANES, MapTarget, Operand, PANEL, Product, Unary};
+use super::operands::{Binary, Fold, Form, LANES, Lines, MapTarget, Operand, PANEL, PairRows, Product, Unary, Weights};
 use super::tiles::tiles;
 
 #[target_feature(enable = "avx512f")]
@@ -140,6 +140,153 @@ pub(super) unsafe fn column(product: &Product<'_>, out: &mut [f32], stride: usiz
     }
 }
 
+thread_local! {
+    /// The columns of products of few, one after the other, of a thread.
+    static COLUMNS: std::cell::RefCell<Lines> = std::cell::RefCell::default();
+}
+
+/// Rows that share what is read of the columns.
+const FEW_ROWS: usize = 4;
+
+/// A product of few columns: each number is 16 chains along the depth, side by side, and their sum, where a lane a column would leave most
+/// lanes idle.
+///
+/// # Safety
+/// As [`map1`]; there are at most [`FEW_COLUMNS`] columns.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+pub(super) unsafe fn few(product: &Product<'_>, out: &mut [f32], stride: usize) {
+    // Not borrowed within a closure, which would be compiled without the features of its caller.
+    let mut lines = COLUMNS.take();
+    let depth: usize = product.parts.iter().map(|part| part.depth.next_multiple_of(LANES)).sum();
+    if lines.numbers().len() < depth * product.columns {
+        lines = Lines::new(depth * product.columns);
+    }
+    columns_of(product, depth, lines.numbers_mut());
+    let mut row = 0;
+    while row < product.rows {
+        let at = (row, depth, &*lines.numbers());
+        match (product.rows - row, product.columns) {
+            (FEW_ROWS.., 1) => few_of::<FEW_ROWS, 1>(product, at, out, stride),
+            (FEW_ROWS.., 2) => few_of::<FEW_ROWS, 2>(product, at, out, stride),
+            (FEW_ROWS.., 3) => few_of::<FEW_ROWS, 3>(product, at, out, stride),
+            (FEW_ROWS.., 4) => few_of::<FEW_ROWS, 4>(product, at, out, stride),
+            (FEW_ROWS.., _) => few_of::<FEW_ROWS, 5>(product, at, out, stride),
+            (_, 1) => few_of::<1, 1>(product, at, out, stride),
+            (_, 2) => few_of::<1, 2>(product, at, out, stride),
+            (_, 3) => few_of::<1, 3>(product, at, out, stride),
+            (_, 4) => few_of::<1, 4>(product, at, out, stride),
+            _ => few_of::<1, 5>(product, at, out, stride),
+        }
+        row += if product.rows - row >= FEW_ROWS { FEW_ROWS } else { 1 };
+    }
+    COLUMNS.set(lines);
+}
+
+/// The columns of all parts, `[columns, depth]`, each part's from a register on and with zeros to the end of one.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+#[inline]
+fn columns_of(product: &Product<'_>, depth: usize, to: &mut [f32]) {
+    let mut first = 0;
+    for part in product.parts {
+        let Weights { numbers, row_stride, .. } = part.weights;
+        if part.depth == 0 {
+            continue;
+        }
+        assert!(numbers.len() >= (part.depth - 1) * row_stride + product.columns && row_stride < 1 << 27);
+        let rows = _mm512_mullo_epi32(counted(), _mm512_set1_epi32(row_stride as i32));
+        for column in 0..product.columns {
+            let to = to[column * depth + first..].as_chunks_mut::<LANES>().0;
+            for (n, to) in to.iter_mut().enumerate().take(part.depth.div_ceil(LANES)) {
+                let (k, mask) = (n * LANES, lanes(part.depth - n * LANES));
+                // SAFETY: the rows of the lanes that are not masked are there, as asserted.
+                unsafe {
+                    let from = numbers.as_ptr().add(k * row_stride + column);
+                    let read = _mm512_mask_i32gather_ps::<4>(_mm512_setzero_ps(), mask, rows, from);
+                    _mm512_storeu_ps(to.as_mut_ptr(), read);
+                }
+            }
+        }
+        first += part.depth.next_multiple_of(LANES);
+    }
+}
+
+/// The numbers from 0 to 15.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn counted() -> __m512i {
+    _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+}
+
+/// The lanes of so many numbers, or all.
+#[inline(always)]
+fn lanes(count: usize) -> __mmask16 {
+    ((1u32 << count.min(LANES)) - 1) as u16
+}
+
+/// `M` rows of a product of `N` columns.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+#[inline]
+fn few_of<const M: usize, const N: usize>(
+    product: &Product<'_>,
+    (row, depth, columns): (usize, usize, &[f32]),
+    out: &mut [f32],
+    stride: usize,
+) {
+    let mut sums = [[_mm512_setzero_ps(); N]; M];
+    let mut first = 0;
+    for part in product.parts {
+        assert!(part.rows.len() >= (row + M - 1) * part.stride + part.depth);
+        assert!(columns.len() >= (N - 1) * depth + first + part.depth.next_multiple_of(LANES));
+        let rows = part.rows[row * part.stride..].as_ptr();
+        for k in (0..part.depth).step_by(LANES) {
+            let mask = lanes(part.depth - k);
+            // SAFETY: rows and columns are as long as asserted; what lies behind the last number of a row is masked.
+            unsafe {
+                let mut weights = [_mm512_setzero_ps(); N];
+                for n in 0..N {
+                    weights[n] = _mm512_loadu_ps(columns.as_ptr().add(n * depth + first + k));
+                }
+                for m in 0..M {
+                    let x = _mm512_maskz_loadu_ps(mask, rows.add(m * part.stride + k));
+                    for n in 0..N {
+                        sums[m][n] = _mm512_fmadd_ps(x, weights[n], sums[m][n]);
+                    }
+                }
+            }
+        }
+        first += part.depth.next_multiple_of(LANES);
+    }
+    let none = _mm512_setzero_ps();
+    let mut write = |row: usize, column: usize, sum: f32| {
+        let sum = product.bias.get(column).copied().unwrap_or(0.0) + sum;
+        out[row * stride + column] = if product.relu && sum < 0.0 { 0.0 } else { sum };
+    };
+    for n in 0..N {
+        if M == FEW_ROWS {
+            let four = four_sums([sums[0][n], sums[1 % M][n], sums[2 % M][n], sums[3 % M][n]]);
+            (0..M).for_each(|m| write(row + m, n, four[m]));
+        } else {
+            (0..M).for_each(|m| write(row + m, n, four_sums([sums[m][n], none, none, none])[0]));
+        }
+    }
+}
+
+/// The sums of the lanes of four registers.
+#[target_feature(enable = "avx512f,avx512vl")]
+#[inline]
+fn four_sums([a, b, c, d]: [__m512; FEW_ROWS]) -> [f32; FEW_ROWS] {
+    let ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+    let cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+    let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
+    let lanes = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+    let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_castps512_ps256(_mm512_shuffle_f32x4::<0b01_00_11_10>(lanes, lanes)));
+    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+    let mut sums = [0.0; FEW_ROWS];
+    // SAFETY: four numbers are a register.
+    unsafe { _mm_storeu_ps(sums.as_mut_ptr(), four) };
+    sums
+}
+
 /// # Safety
 /// As [`map1`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
@@ -150,6 +297,6 @@ pub(super) unsafe fn narrow(input: &Operand<'_>, count: usize, target: &mut MapT
 /// # Safety
 /// As [`map1`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
-pub(super) unsafe fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, out: &mut [f32]) {
-    maps::pack_narrow(matrix, depth, columns, out);
+pub(super) unsafe fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, rows: PairRows, out: &mut [f32]) {
+    maps::pack_narrow(matrix, depth, columns, rows, out);
 }

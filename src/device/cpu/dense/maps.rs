@@ -1,6 +1,6 @@
 //! Element-wise work in plain Rust, inlined into a function of each instruction set, which vectorises it.
 
-use super::operands::{Binary, Fold, Form, LANES, MapTarget, Operand, Product, Unary, pair, pair_rows};
+use super::operands::{Binary, Fold, Form, LANES, MapTarget, Operand, PairRows, Product, Unary, pair, pair_rows};
 
 /// `a * b + c`, in one step where the instruction set has one.
 #[inline(always)]
@@ -237,21 +237,23 @@ pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapT
     }
 }
 
-/// The numbers of each row as pairs, a zero beside the last one where they are odd.
+/// The numbers of each row as pairs, zeros behind.
 #[inline(always)]
 pub(super) fn narrow(input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     for r in 0..target.rows {
-        let out = &mut target.numbers[r * target.stride..][..Form::Pairs.room(count)];
+        let out = &mut target.numbers[r * target.stride..][..target.inner];
+        let (out, behind) = out.split_at_mut(Form::Pairs.room(count));
         let (pairs, rest) = input.numbers[r * input.row..][..count].as_chunks::<2>();
         out.iter_mut().zip(pairs).for_each(|(to, [x, y])| *to = pair(*x, *y));
         if let (Some(to), [x]) = (out.last_mut(), rest) {
             *to = pair(*x, 0.0);
         }
+        behind.fill(0.0);
     }
 }
 
 /// A matrix `[depth, columns]` packed in pairs of rows.
 #[inline(always)]
-pub(super) fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, out: &mut [f32]) {
-    pair_rows(matrix, depth, columns, out);
+pub(super) fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, rows: PairRows, out: &mut [f32]) {
+    pair_rows(matrix, depth, columns, rows, out);
 }

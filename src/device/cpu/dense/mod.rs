@@ -8,7 +8,8 @@
 //!
 //! **Pairs.** Factors may come in bf16 ([`Form::Pairs`]): a register then holds two rows of 16 columns, and a step of `vdpbf16ps`
 //! does two multiply-adds a lane, with the sums in f32; a step of AMX's `tdpbf16ps`, over panels in the same layout, does 8,192 of them
-//! (`amx.rs`). The result may go out in pairs too, as the next product takes it.
+//! (`amx.rs`). The result may go out in pairs too, as the next product takes it. Behind the depth of a part both factors go on with
+//! zeros to the end of a [`STEP`].
 //!
 //! **Element-wise work** is plain Rust, compiled once for each instruction set.
 
@@ -27,8 +28,8 @@ mod portable;
 mod tiles;
 
 pub use operands::{
-    Binary, Fold, Form, LANES, Lines, MapTarget, Operand, PANEL, PARTS_MAX, Part, Product, Unary, Weights, pack,
-    pack_pairs,
+    Binary, Fold, Form, LANES, Lines, MapTarget, Operand, PANEL, PARTS_MAX, PairRows, Part, Product, STEP, Unary, Weights,
+    pack, pack_pairs, pair_rows,
 };
 
 #[cfg(all(test, target_arch = "x86_64"))]
@@ -37,6 +38,8 @@ use super::amx::Emulated;
 use super::amx::Source;
 use super::isa::{Isa, Kernels};
 use operands::reach;
+#[cfg(target_arch = "x86_64")]
+use operands::FEW_COLUMNS;
 
 macro_rules! dispatch {
     ($self:ident, $function:ident ( $($argument:expr),* )) => {
@@ -74,8 +77,12 @@ impl Kernels {
         );
         assert!(bias.is_empty() || bias.len() >= columns.next_multiple_of(LANES), "a bias shorter than its product");
         for part in parts.iter().filter(|part| part.depth > 0) {
-            assert!(part.rows.len() >= (rows - 1) * part.stride + part.depth, "rows shorter than their product");
-            assert!(part.weights.numbers.len() >= reach(&part.weights, part.depth, read), "weights too short");
+            let depth = match product.factors {
+                Form::Single => part.depth,
+                Form::Pairs => part.depth.next_multiple_of(STEP),
+            };
+            assert!(part.rows.len() >= (rows - 1) * part.stride + depth, "rows shorter than their product");
+            assert!(part.weights.numbers.len() >= reach(&part.weights, depth, read), "weights too short");
         }
         #[cfg(target_arch = "x86_64")]
         if product.factors == Form::Pairs
@@ -85,12 +92,20 @@ impl Kernels {
                 // SAFETY: the features were found; tiles are given back before a product ends.
                 Source::Instructions => unsafe { amx::product(product, out, stride) },
                 #[cfg(test)]
-                Source::Emulated { wrong } => amx::product_by(&mut Emulated::new(wrong), product, out, stride),
+                Source::Emulated { wrong } => amx::product_emulated(&mut Emulated::new(wrong), product, out, stride),
             };
         }
+        // A few columns of a shallow product are not worth their transposition.
+        #[cfg(target_arch = "x86_64")]
+        let is_few = columns <= FEW_COLUMNS && parts.iter().map(|part| part.depth).sum::<usize>() >= 2 * LANES;
         let is_column = columns == 1 && parts.iter().all(|part| part.weights.row_stride == 1);
         match product.factors {
             Form::Single if is_column => dispatch!(self, column(product, out, stride)),
+            // SAFETY: the features were found; the slices are checked above.
+            #[cfg(target_arch = "x86_64")]
+            Form::Single if self.isa == Isa::Avx512 && is_few => unsafe {
+                avx512::few(product, out, stride);
+            },
             Form::Single => dispatch!(self, product(product, out, stride)),
             // SAFETY: the feature was found; the slices are checked above.
             #[cfg(target_arch = "x86_64")]
@@ -99,20 +114,30 @@ impl Kernels {
         }
     }
 
-    /// Turns the first `count` numbers of each row of `input` into pairs.
+    /// Turns the first `count` numbers of each row of `input` into pairs; zeros fill the run behind them.
     ///
     /// # Panics
     /// Where a slice is shorter than the shapes say.
     pub fn narrow(self, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
+        #[cfg(target_arch = "x86_64")]
+        if self.has_bf16 && self.isa == Isa::Avx512 {
+            // SAFETY: the features were found.
+            return unsafe { avx512bf16::narrow(input, count, target) };
+        }
         dispatch!(self, narrow(input, count, target))
     }
 
-    /// Packs a matrix `[depth, columns]` in pairs of rows, as [`pack_pairs`] does, into `out`.
+    /// Packs a matrix `[depth, columns]` in pairs of rows, as [`pack_pairs`] does, into rows of the panels of `out`.
     ///
     /// # Panics
     /// Where a slice is shorter than the shapes say.
-    pub fn pack_narrow(self, matrix: &[f32], depth: usize, columns: usize, out: &mut [f32]) {
-        dispatch!(self, pack_narrow(matrix, depth, columns, out))
+    pub fn pack_narrow(self, matrix: &[f32], depth: usize, columns: usize, rows: PairRows, out: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        if self.has_bf16 && self.isa == Isa::Avx512 {
+            // SAFETY: the features were found.
+            return unsafe { avx512bf16::pack_narrow(matrix, depth, columns, rows, out) };
+        }
+        dispatch!(self, pack_narrow(matrix, depth, columns, rows, out))
     }
 
     /// Turns every number of `input` into `f` of it.

@@ -4,6 +4,8 @@
 pub const PANEL: usize = 32;
 /// Numbers of the widest register, and of a line of memory.
 pub const LANES: usize = 16;
+/// Most columns that are multiplied along the depth, where that is faster.
+pub(super) const FEW_COLUMNS: usize = 5;
 /// Most parts of a product.
 pub const PARTS_MAX: usize = 12;
 
@@ -102,6 +104,9 @@ impl Form {
         }
     }
 }
+
+/// Pairs of depth of a step by tiles. Rows and matrices of pairs go on with zeros to the end of a step.
+pub const STEP: usize = LANES;
 
 /// What a number becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -215,28 +220,42 @@ pub(super) fn pair(first: f32, second: f32) -> f32 {
     f32::from_bits(narrowed(first) | (narrowed(second) << 16))
 }
 
-/// Packs a matrix `[depth, columns]` in pairs of rows, as [`pack`] does rows.
+/// Where the rows of a matrix go within panels that others share, in pairs: so many of each panel, from one on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PairRows {
+    /// Rows of pairs of a panel, whole steps.
+    pub all: usize,
+    /// The first one.
+    pub first: usize,
+}
+
+/// Packs a matrix `[depth, columns]` in pairs of rows, as [`pack`] does rows; zeros behind, to the end of a step.
 pub fn pack_pairs(matrix: &[f32], depth: usize, columns: usize) -> Lines {
-    let mut packed = Lines::new(Form::Pairs.room(depth) * columns.next_multiple_of(PANEL));
-    pair_rows(matrix, depth, columns, packed.numbers_mut());
+    let all = Form::Pairs.room(depth).next_multiple_of(STEP);
+    let mut packed = Lines::new(all * columns.next_multiple_of(PANEL));
+    pair_rows(matrix, depth, columns, PairRows { all, first: 0 }, packed.numbers_mut());
     packed
 }
 
 /// [`pack_pairs`] into room that is there.
 #[inline(always)]
-pub(super) fn pair_rows(matrix: &[f32], depth: usize, columns: usize, out: &mut [f32]) {
-    let pairs = Form::Pairs.room(depth);
-    for (k, rows) in matrix[..depth * columns].chunks(2 * columns.max(1)).enumerate() {
-        let (first, second) = rows.split_at(columns);
-        for p in 0..columns.div_ceil(PANEL) {
-            let to = &mut out[(p * pairs + k) * PANEL..][..PANEL];
-            let from = &first[p * PANEL..columns.min((p + 1) * PANEL)];
-            match second.get(p * PANEL..p * PANEL + from.len()) {
+pub fn pair_rows(matrix: &[f32], depth: usize, columns: usize, rows: PairRows, out: &mut [f32]) {
+    for p in 0..columns.div_ceil(PANEL) {
+        let width = (columns - p * PANEL).min(PANEL);
+        let panel = &mut out[(p * rows.all + rows.first) * PANEL..(p + 1) * rows.all * PANEL];
+        let (panel, behind) = panel.split_at_mut(Form::Pairs.room(depth) * PANEL);
+        let both = matrix[..depth * columns].chunks(2 * columns.max(1));
+        for (both, to) in both.zip(panel.chunks_exact_mut(PANEL)) {
+            let (first, second) = both.split_at(columns);
+            let from = &first[p * PANEL..][..width];
+            match second.get(p * PANEL..p * PANEL + width) {
                 Some(second) => to.iter_mut().zip(from).zip(second).for_each(|((to, &x), &y)| *to = pair(x, y)),
                 None => to.iter_mut().zip(from).for_each(|(to, &x)| *to = pair(x, 0.0)),
             }
-            to[from.len()..].fill(0.0);
+            to[width..].fill(0.0);
         }
+        let rest = (rows.first + Form::Pairs.room(depth)).next_multiple_of(STEP) - rows.first - Form::Pairs.room(depth);
+        behind[..rest * PANEL].fill(0.0);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Dense loops without any particular instruction set.
 
 use super::maps;
-use super::operands::{Binary, Fold, Form, LANES, MapTarget, Operand, PANEL, Product, Unary, pair};
+use super::operands::{Binary, Fold, Form, LANES, MapTarget, Operand, PANEL, PairRows, Product, Unary, pair};
 
 /// Rows of a tile.
 const ROWS: usize = 4;
@@ -63,8 +63,8 @@ pub(super) fn narrow(input: &Operand<'_>, count: usize, target: &mut MapTarget<'
     maps::narrow(input, count, target);
 }
 
-pub(super) fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, out: &mut [f32]) {
-    maps::pack_narrow(matrix, depth, columns, out);
+pub(super) fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, rows: PairRows, out: &mut [f32]) {
+    maps::pack_narrow(matrix, depth, columns, rows, out);
 }
 
 /// A product whose factors come in pairs.

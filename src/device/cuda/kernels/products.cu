@@ -159,10 +159,11 @@ KERNEL(256, narrow, NarrowArgs) {
 struct PackArgs {
     Numbers from, out;
     const u32* counts;
-    u32 depth, columns;
+    u32 depth, columns, panel_rows, unused;
 };
 
-// A matrix [depth, columns] of each row packed in pairs of its rows, in panels of 32 columns: grid (parts, requests).
+// A matrix [depth, columns] of each row packed in pairs of its rows, in panels of 32 columns, whose rows others share: grid (parts,
+// requests).
 KERNEL(256, pack_narrow, PackArgs) {
     u32 pairs = (a.depth + 1) / 2;
     u64 each = (u64)pairs * ((a.columns + 31) / 32) * 32, total = each * a.counts[blockIdx.y];
@@ -172,6 +173,6 @@ KERNEL(256, pack_narrow, PackArgs) {
         const float* from = row_at(a.from, blockIdx.y, row) + (u64)2 * pair * a.columns + column;
         bool is_inside = column < a.columns, has_second = is_inside && 2 * pair + 1 < a.depth;
         u32 first = is_inside ? float_to_bf16(from[0]) : 0, second = has_second ? float_to_bf16(from[a.columns]) << 16 : 0;
-        ((u32*)row_at(a.out, blockIdx.y, row))[word] = first | second;
+        ((u32*)row_at(a.out, blockIdx.y, row))[(u64)(column / 32 * a.panel_rows + pair) * 32 + column % 32] = first | second;
     }
 }

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{Shape, address_of, launch, parts, times};
-use crate::device::cpu::dense::{Binary, Fold, Form, PANEL, PARTS_MAX, Unary};
+use crate::device::cpu::dense::{Binary, Fold, Form, PANEL, PARTS_MAX, PairRows, Unary};
 use crate::device::cuda::driver::{BLOCKS_A_PROCESSOR, Demand};
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
@@ -39,6 +39,11 @@ impl NumbersAt {
     pub fn of(array: &Array<f32>, offset: usize, request: usize, row: usize) -> Self {
         let address = array.address() + 4 * offset as u64;
         NumbersAt { address, request: request as u64, row: row as u32, outer: 0, inner: 1, unused: 0 }
+    }
+
+    /// The same from so many numbers further on.
+    pub fn behind(self, count: usize) -> Self {
+        NumbersAt { address: self.address + 4 * count as u64, ..self }
     }
 
     /// The same in runs.
@@ -218,7 +223,7 @@ pub fn narrow(device: &Device, rows: RowsOf<'_>, from: NumbersAt, count: usize, 
     launch(device, &Shape { kernel: "narrow", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// A matrix `[depth, columns]` of each row packed in pairs of its rows.
+/// A matrix `[depth, columns]` of each row packed in pairs of its rows, into rows of the panels of `out`.
 ///
 /// # Errors
 /// As [`product`].
@@ -226,7 +231,7 @@ pub fn pack_narrow(
     device: &Device,
     rows: RowsOf<'_>,
     from: NumbersAt,
-    (depth, columns): (usize, usize),
+    (depth, columns, at): (usize, usize, PairRows),
     out: NumbersAt,
 ) -> Result<()> {
     #[repr(C)]
@@ -237,8 +242,18 @@ pub fn pack_narrow(
         counts: u64,
         depth: u32,
         columns: u32,
+        panel_rows: u32,
+        unused: u32,
     }
-    let arguments = PackArgs { from, out, counts: rows.counts.address(), depth: depth as u32, columns: columns as u32 };
+    let arguments = PackArgs {
+        from,
+        out: out.behind(at.first * PANEL),
+        counts: rows.counts.address(),
+        depth: depth as u32,
+        columns: columns as u32,
+        panel_rows: at.all as u32,
+        unused: 0,
+    };
     let words = Form::Pairs.room(depth) * columns.next_multiple_of(PANEL);
     let grid = [parts(device, rows.most * words, 256, rows.requests()), rows.requests(), 1];
     let demand = numbers_demand(rows, depth * columns + words);
