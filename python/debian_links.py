@@ -1,37 +1,39 @@
-"""Links of the Debian demo: what having one package says about another, as two tables that a reranker reads.
+"""Links of the Debian demo: what having one package says about another, as short lists and narrow tables that a reranker reads.
 
-The teacher is a matrix S [items, items] made from training users alone: EASE (Steck 2019, arXiv 1905.03375) over users weighted by one
-over the root of their number of items, and a fifth of the cosine of item-kNN, which also knows rare items. A user's score of an item
-is the sum of S[h, item] over the history. Its rank is in the thousands, so a product of two narrow tables cannot hold it: 256 wide, it
-falls from 0.72 to 0.62 recall@20. A rectifier between product and sum makes narrow tables do, since unrelated pairs then add nothing:
+The teacher is a matrix S made from training users alone: EASE (Steck 2019, arXiv 1905.03375) over users weighted by one over the root of
+their number of items, and a tenth of the cosine of item-kNN, which also knows rare items. A user has, beside what it declares, what is built
+from it, its section and its maintainer: rows of S are packages, sections and maintainers, columns are packages. A user's score of an item
+is the sum of S[h, item] over the history, the section and the maintainer.
 
-    score(history, item) = sum over h of relu(a[h] . b[item])  +  (sum over h of a'[h]) . b'[item]
-
-The tables are learned to give the teacher's scores for what training users have. They hold LINK numbers a row: KERNEL of `a`, of which
-the last is a constant 1 that carries each item's threshold and says that there is an item, and LINEAR of `a'`.
+S has ranks in the thousands, so a product of two narrow tables cannot hold it: 256 wide, EASE falls from 0.72 to 0.62 recall@20. But few
+numbers of a row count. Each row keeps the few largest, signed, as a list: the numbers of the items in two digits of 256, and
+their weights in one. What the lists leave out is small and smooth, and two narrow tables hold enough of it (a singular value decomposition).
+A graph compares a candidate's number with all numbers of a user's lists: no multiplication but for the sums.
 """
-import time
-
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
-from torch import nn
+from sklearn.utils.extmath import randomized_svd
 
-KERNEL, LINEAR = 65, 15
-LINK = KERNEL + LINEAR
+NEIGHBOURS, SIDE_NEIGHBOURS = 16, 64
+REST = 64
 ORIGIN = 24
 LENGTH = 48
-EASE_RIDGE, NEIGHBOURS_SHARE = 10.0, 0.2
+EASE_RIDGE, NEIGHBOURS_SHARE, WEIGHT_MAX = 5.0, 0.1, 1.2
 LINKED_LEAST, EASE_LEAST = 2, 3
 
 
-def linked_scores(history, link):
-    """The score and the strongest link of candidates [Q, K0, LINK], for histories [Q, S, LINK] whose missing rows are zeros."""
-    kernel = torch.relu(link[..., :KERNEL] @ history[..., :KERNEL].transpose(1, 2))
-    linear = link[..., KERNEL:] @ history[..., KERNEL:].sum(1).unsqueeze(-1)
-    return kernel.sum(-1) + linear.squeeze(-1), kernel.amax(-1)
+def matched(lists, number):
+    """What lists [Q, S, 3 * m] say of candidates by their number [Q, K0, 2], each [Q, K0]: the sum of the weights, the sum of the roots
+    of those above zero, and the largest."""
+    high, low, code = lists.reshape(-1, lists.shape[1], 3, lists.shape[2] // 3).unbind(2)
+    listed, code = (part.reshape(-1, 1, lists.shape[1] * (lists.shape[2] // 3)) for part in (high * 256 + low, code - 128))
+    weight = code * code.abs() * (WEIGHT_MAX / 127**2) * listed.clamp(max=1)
+    equal = (number[..., :1] * 256 + number[..., 1:] == listed).float()
+    said = equal * weight
+    return said.sum(-1), (equal * torch.sqrt(torch.relu(weight))).sum(-1), said.amax(-1)
 
 
 def shared_origins(history, origin):
@@ -70,21 +72,22 @@ def encoded(rows, bits):
     return np.concatenate([np.concatenate([scale, least.astype(np.float16)], 1).view(np.uint8), packed], 1)
 
 
+def whole(rows):
+    """Whole numbers from 0 to 255 [n, width] as int8 rows: scale 1, bias 0."""
+    head = np.tile(np.array([1, 0], np.float16).view(np.uint8), (len(rows), 1))
+    return np.concatenate([head, rows.astype(np.uint8)], 1)
+
+
 def linked_items(edges, item_count):
-    """Items that have rows in the tables: those of at least LINKED_LEAST training users."""
+    """Items that have links: those of at least LINKED_LEAST training users."""
     return np.flatnonzero(np.bincount(edges[1], minlength=item_count) >= LINKED_LEAST)
 
 
-def teacher(edges, users, items):
-    """S [n, n] over the given items, sparse, from the edges of some users."""
-    user, item, _ = edges
-    columns = np.full(max(item.max(), items.max()) + 1, -1)
-    columns[items] = np.arange(len(items))
-    kept = columns[item] >= 0
-    matrix = sp.csr_matrix((np.ones(kept.sum(), np.float32), (user[kept], columns[item[kept]])), shape=(users, len(items)))
-    weights = sp.diags((np.maximum(np.asarray(matrix.sum(1)).ravel(), 1) ** -0.5).astype(np.float32))
+def teacher(matrix, sizes, items):
+    """S [n, items], sparse, of a matrix [users, n] whose first columns are the items; a user of `sizes` items weighs one over the root."""
+    weights = sp.diags((np.maximum(sizes, 1) ** -0.5).astype(np.float32))
     counts = np.asarray(matrix.sum(0)).ravel()
-    cosine = matrix @ sp.diags((np.maximum(counts, 1) ** -0.5).astype(np.float32))
+    cosine = (matrix @ sp.diags((np.maximum(counts, 1) ** -0.5).astype(np.float32))).tocsr()
     neighbours = (cosine.T @ (weights @ cosine)).tocsr() * NEIGHBOURS_SHARE
     neighbours.setdiag(0)
 
@@ -97,69 +100,70 @@ def teacher(edges, users, items):
     inverse[np.abs(inverse) < 0.003] = 0
     inverse[np.diag_indices_from(inverse)] = 0
     ease = sp.coo_matrix(inverse)
-    return (neighbours + sp.csr_matrix((ease.data, (common[ease.row], common[ease.col])), shape=neighbours.shape)).tocsr()
+    ease = sp.csr_matrix((ease.data, (common[ease.row], common[ease.col])), shape=neighbours.shape)
+    return (neighbours + ease).tocsr()[:, :items].tocsr()
 
 
-class Lessons:
-    """Users' histories with some items each and the teacher's scores of these: the best, frequent and arbitrary ones."""
-
-    def __init__(self, links, teacher, frequency, histories, rng, best=64, frequent=48, any_other=16):
-        count = teacher.shape[0]
-        chance = np.sqrt(frequency) / np.sqrt(frequency).sum()
-        self.histories = np.full((len(histories), LENGTH), -1, np.int64)
-        for row, history in zip(self.histories, histories):
-            known = rng.permutation(links[history[rng.random(len(history)) < 0.8]])[:LENGTH]
-            known = known[known >= 0]
-            row[: len(known)] = known
-        self.histories = self.histories[self.histories[:, 0] >= 0]
-        self.lengths = (self.histories >= 0).sum(1)
-        items, scores = [], []
-        for some in np.array_split(self.histories, len(self.histories) // 256 + 1):
-            owner, place = np.nonzero(some >= 0)
-            having = sp.csr_matrix((np.ones(len(owner), np.float32), (owner, some[owner, place])), shape=(len(some), count))
-            wanted = np.asarray((having @ teacher).todense())
-            top = np.argpartition(-wanted, best, 1)[:, :best]
-            others = [rng.choice(count, (len(some), frequent), p=chance), rng.integers(0, count, (len(some), any_other))]
-            items.append(np.concatenate([top, *others], 1))
-            scores.append(np.take_along_axis(wanted, items[-1], 1))
-        self.items, self.scores = np.concatenate(items), np.concatenate(scores)
+def listed(matrix, width):
+    """The `width` largest numbers of each row, by magnitude, as a list [rows, 3 * width], and the matrix as the lists hold it."""
+    lists = np.zeros((matrix.shape[0], 3, width), np.float32)
+    kept = matrix.copy()
+    for row, (start, end) in enumerate(zip(matrix.indptr, matrix.indptr[1:])):
+        weights = matrix.data[start:end]
+        best = np.argsort(-np.abs(weights), kind="stable")[:width]
+        number = matrix.indices[start:end][best] + 1
+        code = np.rint(np.sign(weights[best]) * np.sqrt(np.minimum(np.abs(weights[best]) / WEIGHT_MAX, 1)) * 127)
+        lists[row, :, : len(best)] = number // 256, number % 256, code + 128
+        kept.data[start:end] = 0
+        kept.data[start + best] = code * np.abs(code) * (WEIGHT_MAX / 127**2)
+    return lists.reshape(len(lists), -1), kept
 
 
 class Links:
-    """The two tables, [n, LINK], over the items that have links."""
+    """Lists and narrow tables of packages, sections and maintainers, and the numbers of the items."""
 
-    def __init__(self, items, vectors, seed):
-        """Starts from the towers' item vectors [N, D], D = KERNEL - 1: similar packages are linked."""
-        generator = torch.Generator().manual_seed(seed)
-        self.items = items
-        self.row_of = np.full(len(vectors), -1)
-        self.row_of[items] = np.arange(len(items))
-        vectors, one = vectors[torch.from_numpy(items)], torch.ones(len(items), 1)
-        linear = torch.randn(len(items), LINEAR, generator=generator) * 0.1
-        self.history = nn.Parameter(torch.cat([vectors, one, linear], 1))
-        self.item = nn.Parameter(torch.cat([0.7 * vectors, -0.35 * one, torch.zeros(len(items), LINEAR)], 1))
+    def __init__(self, data, edges, users, sides, seed):
+        """From the edges of some users; `sides` has the row of each user's section and maintainer, -1 for none, and their numbers of rows."""
+        item, source_of = edges[1], {source: user for user, source in enumerate(data.users.source)}
+        self.items = linked_items(data.train_edges, data.item_count)
+        self.row_of = np.full(data.item_count, -1)
+        self.row_of[self.items] = np.arange(len(self.items))
+        source = data.items.source.map(source_of).fillna(-1).to_numpy(np.int64)[self.items]
+        built = np.flatnonzero(np.isin(source, users))
+        pairs = [(edges[0], self.row_of[item]), (source[built], built)]
+        start = np.cumsum([len(self.items)] + [count for _, count in sides])
+        pairs += [(users, np.where(row[users] >= 0, row[users] + first, -1)) for (row, _), first in zip(sides, start)]
+        user, column = (np.concatenate(part) for part in zip(*pairs))
+        user, column = user[column >= 0], column[column >= 0]
+        matrix = sp.csr_matrix((np.ones(len(user), np.float32), (user, column)), shape=(len(data.users), start[-1]))
+        sizes = np.bincount(edges[0], minlength=len(data.users))
+        wanted = teacher(matrix, sizes, len(self.items))
 
-    def learn(self, lessons, epochs, rate, seed, batch=512):
-        """Least squares, relative to the score; lists of alike length share a batch."""
-        generator = torch.Generator().manual_seed(seed)
-        optimiser = torch.optim.Adam([{"params": [self.history]}, {"params": [self.item]}], fused=True)
-        steps = epochs * (len(lessons.items) // batch + 1)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, [rate, rate / 2], total_steps=steps + 1, pct_start=0.1)
-        histories, items, scores = (torch.from_numpy(part) for part in (lessons.histories, lessons.items, lessons.scores))
-        lengths = torch.from_numpy(lessons.lengths)
-        for epoch in range(epochs):
-            batches = torch.argsort(lengths + 3 * torch.rand(len(lengths), generator=generator)).split(batch)
-            losses, start = [], time.time()
-            for n in torch.randperm(len(batches), generator=generator).tolist():
-                pick = batches[n]
-                history = rows_or_zeros(self.history, histories[pick, : int(lengths[pick].max())])
-                found = linked_scores(history, F.embedding(items[pick], self.item))[0]
-                wanted = scores[pick]
-                loss = ((found - wanted) ** 2 / (0.1 + wanted.abs())).mean()
-                optimiser.zero_grad()
-                loss.backward()
-                self.history.grad[:, KERNEL - 1] = 0
-                optimiser.step()
-                schedule.step()
-                losses.append(loss.item())
-            print(f"links: epoch {epoch + 1} of {epochs}, loss {np.mean(losses):.5f}, {time.time() - start:.0f} s", flush=True)
+        self.lists, kept = [], []
+        for first, end in zip((0, *start), start):
+            lists, part = listed(wanted[first:end], SIDE_NEIGHBOURS if first else NEIGHBOURS)
+            self.lists.append(torch.from_numpy(lists))
+            kept.append(part)
+        weights = (np.minimum(np.asarray(matrix.sum(0)).ravel(), 3000) ** 0.5 + 0.5).astype(np.float32)
+        left = sp.diags(weights) @ (wanted - sp.vstack(kept))
+        u, s, v = randomized_svd(left, REST, n_iter=3, random_state=seed)
+        self.rest = [torch.from_numpy(np.ascontiguousarray(part)) for part in np.split(u * np.sqrt(s) / weights[:, None], start[:-1])]
+        self.item_rest = torch.from_numpy(np.ascontiguousarray(v.T * np.sqrt(s)))
+        number = np.arange(1, len(self.items) + 1)
+        self.numbers = torch.from_numpy(np.stack([number // 256, number % 256], 1).astype(np.float32))
+
+    def tables(self):
+        """What the package stores, by name, all int8: (rows as they are stored, vocabulary)."""
+        vocabularies = dict(installed="links", section="sections", maintainer="maintainers")
+        stored = {f"{n}_lists": (whole(t.numpy()), v) for (n, v), t in zip(vocabularies.items(), self.lists)}
+        stored |= {f"{n}_rest": (encoded(t.numpy(), 8), v) for (n, v), t in zip(vocabularies.items(), self.rest)}
+        return stored | {"item_rest": (encoded(self.item_rest.numpy(), 8), "links"), "numbers": (whole(self.numbers.numpy()), "links")}
+
+    def of_users(self, histories, sides):
+        """Lists and rests [Q, S, ...] of the packages in `histories` [Q, LENGTH], ids with -1 where there is none, and of the `sides` [Q] each."""
+        rows = [torch.where(histories >= 0, torch.from_numpy(self.row_of)[histories], -1)] + [side.unsqueeze(1) for side in sides]
+        return [rows_or_zeros(table, row) for tables in (self.lists, self.rest) for table, row in zip(tables, rows)]
+
+    def of_items(self, candidates):
+        rows = torch.from_numpy(self.row_of)[candidates]
+        return rows_or_zeros(self.numbers, rows), rows_or_zeros(self.item_rest, rows)

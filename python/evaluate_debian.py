@@ -102,10 +102,12 @@ class Package:
     def logits(self, requests, query, items, candidates):
         """[Q, K0, T] for the `features` of requests, their queries [Q, D] and candidate items [Q, K0]."""
         feed = {"query": query} | {name: vectors[candidates] for name, vectors in items.items()} | self._users("overarch", requests)
-        for graph_input in self.graphs["overarch"].get_inputs():
-            if graph_input.name not in feed:
-                feed[graph_input.name] = np.asarray(self.columns[graph_input.name], np.float32)[candidates]
-        return self.graphs["overarch"].run(["logits"], feed)[0]
+        feed["similarity"] = np.einsum("qd,qkd->qk", query, feed["item"])
+        read = [graph_input.name for graph_input in self.graphs["overarch"].get_inputs()]
+        for name in read:
+            if name not in feed:
+                feed[name] = np.asarray(self.columns[name], np.float32)[candidates]
+        return self.graphs["overarch"].run(["logits"], {name: feed[name] for name in read})[0]
 
     def value(self, scores, similarity):
         """The value model over task scores [Q, K0, T]; its language is a subset of Python's but for `if`."""

@@ -10,12 +10,12 @@ A user is a source package, its history the binary packages it declares; the que
 1. Users are split into training, validation and test users (debian_data.py). Everything is chosen on validation users.
 2. Two towers meet in a sampled softmax (in-batch and uniform negatives, corrected for popularity), on four fifths of the training
    users. Every sparse lookup stands outside the graphs: an input is the pooled embedding of the feature of its name.
-3. Two tables of links learn what EASE and item-kNN of the same four fifths say of each pair of packages (debian_links.py).
-4. The OverArch, an attention over the history by these links and by which packages come from one source, and an MLP with a head per label
-   and one for any label, learns to rank what the towers retrieve for the remaining fifth. Towers remember the users they are trained on (recall@20 of 0.87 instead of
+3. Links keep what EASE and item-kNN of the same four fifths say of each pair of packages (debian_links.py).
+4. The OverArch, a network over what links, common sources, similarity and popularity say, with a head per label and one for any label,
+   learns to rank what the towers retrieve for the remaining fifth. Towers remember the users they are trained on (recall@20 of 0.87 instead of
    0.67), so a reranker that is trained on those trusts the similarity too much; so it is with links.
-5. Towers and links are tuned for a few epochs on all training users, which leaves the vectors where the OverArch expects them. Then
-   its heads are calibrated and the value model's weights chosen on validation users.
+5. Towers are tuned for a few epochs on all training users, and links made of all of them: the numbers keep their meaning. Then the heads
+   are calibrated and the value model's weights chosen on validation users.
 6. Everything is exported, read back as stored, and evaluated (evaluate_debian.py).
 """
 import argparse
@@ -39,8 +39,8 @@ from torch import nn
 import debian_data
 import evaluate_debian
 from debian_data import Labels, TASKS, recall
-from debian_links import KERNEL, LENGTH, LINK, ORIGIN, Lessons, Links, encoded, linked_items, linked_scores, origin_codes
-from debian_links import padded, rows_or_zeros, shared_origins, teacher
+from debian_links import LENGTH, NEIGHBOURS, ORIGIN, REST, SIDE_NEIGHBOURS, Links, encoded, matched, origin_codes
+from debian_links import padded, rows_or_zeros, shared_origins
 
 HEADS = [*TASKS, "related"]
 D, TEXT, CATEGORY, TAG = 64, 32, 16, 32
@@ -102,38 +102,49 @@ class Tower(nn.Module):
 
 
 class OverArch(nn.Module):
-    """Scores [Q, K0] candidates for every head, by what is known of both, by the candidate's links to each package of the history, and by
-    how many of these come from the candidate's source.
+    """Scores [Q, K0] candidates for every head, by their similarity and popularity, by what each package of the history, the section and
+    the maintainer of the user say of them, and by how many packages of the history come from the candidate's source.
 
-    Similarity and links stand beside the network: an untrained OverArch adds the orders of both.
+    Similarity and links stand beside the network: an untrained OverArch adds the orders of both. What it reads as NUMBERS has no weights.
     """
 
-    def __init__(self, hidden=96):
+    NUMBERS, DIRECT = 15 + len(COLUMNS), (0, 10, 9)
+
+    def __init__(self, hidden=64):
         super().__init__()
-        self.query, self.item = nn.Linear(D, hidden), nn.Linear(D, hidden, bias=False)
-        self.product, self.numbers = nn.Linear(D, hidden, bias=False), nn.Linear(8 + len(COLUMNS), hidden, bias=False)
-        self.second, self.heads = nn.Linear(hidden, 48), nn.Linear(48, len(HEADS))
-        self.direct = nn.Parameter(torch.tensor([[8.0], [6.0], [3.0]]).repeat(1, len(HEADS)))
+        self.first, self.second, self.heads = nn.Linear(self.NUMBERS, hidden), nn.Linear(hidden, 48), nn.Linear(48, len(HEADS))
+        self.direct = nn.Parameter(torch.tensor([[1.0], [1.5], [0.75]]).repeat(1, len(HEADS)))
         nn.init.constant_(self.heads.bias, -8.0)
         self.dropout = nn.Dropout(0.1)
         self.register_buffer("slope", torch.ones(len(HEADS)))
         self.register_buffer("offset", torch.zeros(len(HEADS)))
 
-    def forward(self, query, item, installed_links, link, installed_origins, origin, *columns):
-        product = query.unsqueeze(1) * item
-        similarity = product.sum(-1, keepdim=True)
-        linked, strongest = (part.unsqueeze(-1) for part in linked_scores(installed_links, link))
-        root = torch.sqrt(torch.relu(linked) + 1e-4)
-        known = torch.log(installed_links[..., KERNEL - 1].sum(1) + 1)[:, None, None]
+    @staticmethod
+    def numbers(similarity, installed, section, maintainer, *rest):
+        """[Q, K0, NUMBERS]: `installed`, `section` and `maintainer` are lists, `rest` is what `forward` gets from there on."""
+        installed_rest, section_rest, maintainer_rest, number, item_rest, installed_origins, origin, *columns = rest
+        linked, roots, strongest = matched(installed, number)
+        of_section, of_maintainer = matched(section, number)[0], matched(maintainer, number)[0]
+        sums = torch.stack([installed_rest.sum(1), (section_rest + maintainer_rest).sum(1)], -1)
+        history_left, sides_left = (item_rest @ sums).unbind(-1)
+        total = linked + of_section + of_maintainer + history_left + sides_left
+        root, total_root = (torch.sqrt(torch.relu(part) + 1e-4) for part in (linked, total))
         siblings, length = shared_origins(installed_origins, origin)
-        siblings, length = siblings.unsqueeze(-1), length[:, None, None]
-        numbers = [similarity * 8.0, linked * 4.0, root * 4.0, strongest * 4.0, torch.log(siblings + 1), siblings / (length + 1e-4) * 2.0]
-        numbers += [part + 0 * similarity for part in (known, torch.log(length + 1))]
-        numbers = torch.cat(numbers + [column.unsqueeze(-1) for column in columns], -1)
-        hidden = self.query(query).unsqueeze(1) + self.item(item) + self.numbers(numbers) + self.product(product * 8.0)
-        hidden = self.dropout(torch.relu(self.second(torch.relu(hidden))))
-        direct = torch.cat([similarity, root, linked], -1) @ self.direct
-        return (self.heads(hidden) + direct) * self.slope + self.offset
+        known = installed[..., NEIGHBOURS].clamp(max=1).sum(1)
+        links = (history_left, sides_left, linked, root, strongest, of_section, of_maintainer, total, total_root)
+        numbers = [similarity * 8.0] + [part * 4.0 for part in links]
+        numbers += [roots, torch.log(siblings + 1), siblings / (length.unsqueeze(1) + 1e-4) * 2.0]
+        numbers += [torch.log(part + 1).unsqueeze(1) + 0 * similarity for part in (known, length)]
+        return torch.stack([*numbers, *columns], -1)
+
+    def ranked(self, numbers):
+        hidden = self.dropout(torch.relu(self.second(torch.relu(self.first(numbers)))))
+        return (self.heads(hidden) + numbers[..., self.DIRECT] @ self.direct) * self.slope + self.offset
+
+    def forward(self, similarity, installed_lists, section_lists, maintainer_lists, installed_rest, section_rest, maintainer_rest,
+                number, item_rest, installed_origins, origin, *columns):  # fmt: skip
+        lists, rest = (installed_lists, section_lists, maintainer_lists), (installed_rest, section_rest, maintainer_rest)
+        return self.ranked(self.numbers(similarity, *lists, *rest, number, item_rest, installed_origins, origin, *columns))
 
 
 def text_vectors(items, seed):
@@ -196,13 +207,25 @@ class Model:
         """Lines of the vocabularies by name; those of the links are package ids."""
         return {name: vocabulary.values for name, vocabulary in self.vocabularies.items()} | {"links": self.links.items.tolist()}
 
-    def logits(self, queries, histories, candidates, items, columns):
-        """The OverArch for candidates [Q, K0] of users that have `histories` [Q, LENGTH], ids with -1 where there is none."""
-        links, row_of = self.links, torch.from_numpy(self.links.row_of)
-        linked = rows_or_zeros(links.history.detach(), torch.where(histories >= 0, row_of[histories], -1))
-        link = rows_or_zeros(links.item.detach(), row_of[candidates])
+    def sides(self):
+        """The row of each user's section and maintainer, -1 for none, and how many rows there are."""
+        return [(np.where(bags.lengths > 0, np.append(bags.ids, -1)[bags.starts], -1), len(self.tables[table])) for table, bags in self.user_bags]
+
+    @torch.no_grad()
+    def numbers(self, similarity, users, histories, candidates, columns):
+        """What the OverArch reads of candidates [Q, K0] of users that have `histories` [Q, LENGTH], ids with -1 where there is none."""
+        sides = [torch.from_numpy(rows[users]) for rows, _ in self.sides()]
         origins = rows_or_zeros(self.origins, histories), self.origins[candidates]
-        return self.overarch(queries, items[candidates], linked, link, *origins, *columns[candidates].unbind(-1))
+        of_users, of_items = self.links.of_users(histories, sides), self.links.of_items(candidates)
+        return OverArch.numbers(similarity, *of_users, *of_items, *origins, *columns[candidates].unbind(-1))
+
+    def all_numbers(self, queries, users, histories, candidates, items, columns, block=32):
+        found = []
+        for at in range(0, len(queries), block):
+            some = slice(at, at + block)
+            similarity = (queries[some].unsqueeze(1) * items[candidates[some]]).sum(-1)
+            found.append(self.numbers(similarity, users[some], histories[some], candidates[some], columns))
+        return torch.cat(found)
 
 
 def popularity_columns(data, edges, users):
@@ -341,17 +364,19 @@ def train_overarch(model, items, columns, users, labels, seed, splits, epochs, b
     """Listwise softmax over the candidates of a user, every user counting the same, with a cross-entropy for the scale."""
     torch.manual_seed(seed)
     rng, model.overarch = np.random.default_rng(seed + 1), OverArch()
-    parts = [examples(model, items, users, labels, rng) for _ in range(splits)]
-    queries, histories, chosen, wanted, counts = (torch.cat(part) for part in zip(*parts))
+    parts = []
+    for _ in range(splits):
+        queries, histories, *rest = examples(model, items, users, labels, rng)
+        parts.append((model.all_numbers(queries, users, histories, rest[0], items, columns), *rest[1:]))
+    numbers, wanted, counts = (torch.cat(part) for part in zip(*parts))
     optimiser = torch.optim.AdamW(model.overarch.parameters(), lr=rate, weight_decay=0.01)
-    steps = epochs * math.ceil(len(queries) / batch)
+    steps = epochs * math.ceil(len(numbers) / batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps, pct_start=0.1)
     share = torch.tensor([0.125] * len(TASKS) + [0.5])
     for epoch in range(epochs):
         losses, start = [], time.time()
-        for pick in torch.from_numpy(rng.permutation(len(queries))).split(batch):
-            candidates, truth = chosen[pick], with_related(wanted[pick])
-            logits = model.logits(queries[pick], histories[pick], candidates, items, columns)
+        for pick in torch.from_numpy(rng.permutation(len(numbers))).split(batch):
+            truth, logits = with_related(wanted[pick]), model.overarch.ranked(numbers[pick])
             count = counts[pick].unsqueeze(-1)
             positives = truth.sum(1)
             listwise = -(F.log_softmax(logits + count, 1) * truth).sum(1) / positives.clamp(min=1)
@@ -377,11 +402,10 @@ class Validation:
         self.hidden = data.hidden_sets(users)
         self.truth = with_related(Labels(data.hidden_edges, data.item_count)(users, self.top))
         candidates = torch.from_numpy(self.top)
-        self.similarity = (self.queries.unsqueeze(1) * items[candidates]).sum(-1).numpy()
+        numbers = model.all_numbers(self.queries, users, padded(data.histories(users)), candidates, items, columns)
+        self.similarity = (numbers[..., 0] / 8).numpy()
         with torch.no_grad():
-            histories = padded(data.histories(users))
-            blocks = zip(self.queries.split(32), histories.split(32), candidates.split(32))
-            self.logits = torch.cat([model.logits(*block, items, columns) for block in blocks])
+            self.logits = model.overarch.ranked(numbers)
 
     def recall(self, value):
         order = np.argsort(-value, 1, kind="stable")
@@ -441,8 +465,7 @@ def export(model, columns, weights, out):
     """Writes graphs, tables (in f16), vocabularies, items, requests and model.toml."""
     data = model.data
     tables = {name: t.detach().numpy().astype(np.float16) for name, t in model.tables.items()}
-    quantised = {"history_links": (model.links.history, 8), "item_links": (model.links.item, 8), "origins": (model.origins, 2)}
-    tables |= {name: encoded(table.detach().numpy(), bits) for name, (table, bits) in quantised.items()}
+    tables |= {name: rows for name, (rows, _) in model.links.tables().items()} | {"origins": encoded(model.origins.numpy(), 2)}
     save_file(tables, out / "tables.safetensors")
     for name, values in model.vocabulary_values().items():
         (out / f"{name}.txt").write_text("".join(f"{v}\n" for v in values))
@@ -452,12 +475,13 @@ def export(model, columns, weights, out):
     export_graph(model.user, tuple(model.user_inputs(some, bags.ids, bags.lengths)), out / "user.onnx", names, ["query"])
     names = ["id", "text", "section", "maintainer", "multi_arch", "tags"]
     export_graph(model.item, tuple(model.item_inputs(np.arange(2))), out / "item.onnx", names, ["item"])
-    widths = (LINK, ORIGIN)
-    sides = [part for width in widths for part in (torch.zeros(2, LENGTH, width), torch.zeros(2, 3, width))]
-    inputs = (torch.zeros(2, D), torch.zeros(2, 3, D), *sides)
-    names = ["query", "item", "installed_links", "link", "installed_origins", "origin", *COLUMNS]
-    pairs = ("item", "link", "origin", *COLUMNS, "logits")
-    export_graph(model.overarch, (*inputs, *torch.zeros(len(COLUMNS), 2, 3)), out / "overarch.onnx", names, ["logits"], pairs)
+    of_user = {"installed": (LENGTH, NEIGHBOURS), "section": (1, SIDE_NEIGHBOURS), "maintainer": (1, SIDE_NEIGHBOURS)}
+    inputs = {"similarity": (3,)} | {f"{name}_lists": (length, 3 * width) for name, (length, width) in of_user.items()}
+    inputs |= {f"{name}_rest": (length, REST) for name, (length, _) in of_user.items()} | {"number": (3, 2), "item_rest": (3, REST)}
+    inputs |= {"installed_origins": (LENGTH, ORIGIN), "origin": (3, ORIGIN)} | {name: (3,) for name in COLUMNS}
+    pairs = ("similarity", "number", "item_rest", "origin", *COLUMNS, "logits")
+    examples = tuple(torch.zeros(2, *shape) for shape in inputs.values())
+    export_graph(model.overarch, examples, out / "overarch.onnx", list(inputs), ["logits"], pairs)
     kept = ["id", "name", "short", "section", "priority", "architecture", "multi_arch", "maintainer", "size_bucket"]
     items = data.items[kept + ["installed_kb", "tags", "essential"]].copy()
     for n, name in enumerate(COLUMNS):
@@ -487,13 +511,15 @@ def model_toml(model, columns, weights):
     for name in ("packages", "texts", *model.vocabularies):
         vocabulary = f"{name}.txt" if name in model.vocabularies else None
         text += entry("tables", name=name, file="tables.safetensors", unseen="zero", vocabulary=vocabulary)
-    for name in ("history_links", "item_links"):
-        text += entry("tables", name=name, file="tables.safetensors", format="int8", unseen="zero", vocabulary="links.txt")
+    for name, (_, vocabulary) in model.links.tables().items():
+        text += entry("tables", name=name, file="tables.safetensors", format="int8", unseen="zero", vocabulary=f"{vocabulary}.txt")
     text += entry("tables", name="origins", file="tables.safetensors", format="int2", unseen="zero")
     text += '[user]\ntower = "user.onnx"\n\n'
     text += feature("user", "installed", "ids", "packages") + feature("user", "installed_text", "ids", "texts", "installed")
     text += feature("user", "section", "category", "sections") + feature("user", "maintainer", "category", "maintainers")
-    text += feature("user", "installed_links", "category", "history_links", "installed", length=LENGTH, keep="first")
+    for kind in ("lists", "rest"):
+        for column, length in (("installed", LENGTH), ("section", 1), ("maintainer", 1)):
+            text += feature("user", f"{column}_{kind}", "category", f"{column}_{kind}", column, length=length, keep="first")
     text += feature("user", "installed_origins", "ids", "origins", "installed", length=LENGTH, keep="first")
     text += '[item]\ntower = "item.onnx"\n\n'
     text += feature("item", "id", "ids", "packages") + feature("item", "text", "ids", "texts", "id")
@@ -502,21 +528,11 @@ def model_toml(model, columns, weights):
     text += "".join(entry("item.columns", name=n, filter=n not in ("name", "short")) for n in columns if n != "id")
     text += "".join(entry("tasks", name=head) for head in HEADS)
     text += '[overarch]\ngraph = "overarch.onnx"\n\n'
-    text += feature("overarch", "link", "category", "item_links", "id") + feature("overarch", "origin", "ids", "origins", "id")
+    text += feature("overarch", "number", "category", "numbers", "id") + feature("overarch", "item_rest", "category", "item_rest", "id")
+    text += feature("overarch", "origin", "ids", "origins", "id")
     terms = " + ".join(["related"] + [f"w_{task} * {task}" for task in TASKS])
     text += f'[value]\nexpression = "({terms}) * exp(w_similarity * (similarity - 1))"\n\n[value.constants]\n'
     return text + "".join(f"w_{name} = {weight}\n" for name, weight in weights.items())
-
-
-def learn_links(model, edges, users, items, epochs, rate, seed):
-    """Teaches the links what the edges of some users say; starts them from item vectors where there are none yet."""
-    data = model.data
-    model.links = model.links or Links(linked_items(data.train_edges, data.item_count), items, seed)
-    links = model.links
-    frequency = np.bincount(edges[1], minlength=data.item_count)[links.items]
-    matrix = teacher(edges, len(data.users), links.items)
-    lessons = Lessons(links.row_of, matrix, frequency, 2 * data.histories(users), np.random.default_rng(seed))
-    links.learn(lessons, epochs, rate, seed)
 
 
 def main():
@@ -525,10 +541,8 @@ def main():
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--tuning-epochs", type=int, default=2)
-    parser.add_argument("--link-epochs", type=int, default=20)
-    parser.add_argument("--link-tuning-epochs", type=int, default=8)
-    parser.add_argument("--splits", type=int, default=4, help="times that each reserved user's packages are split anew")
-    parser.add_argument("--overarch-epochs", type=int, default=3)
+    parser.add_argument("--splits", type=int, default=10, help="times that each reserved user's packages are split anew")
+    parser.add_argument("--overarch-epochs", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     o = parser.parse_args()
@@ -548,13 +562,13 @@ def main():
     edges = tuple(part[of_first] for part in data.train_edges)
     TowerTrainer(model, edges, seed).train(o.epochs, (6e-3, 2e-3), temperature)
     items, columns = model.all_items(), torch.from_numpy(popularity_columns(data, edges, len(first)))
-    learn_links(model, edges, first, items, o.link_epochs, 4e-3, seed)
+    model.links = Links(data, edges, first, model.sides(), seed)
     labels = Labels(data.train_edges, data.item_count)
     train_overarch(model, items, columns, reserved, labels, seed, o.splits, o.overarch_epochs)
     Validation(model, items, columns).report("towers and links of four fifths")
 
     TowerTrainer(model, data.train_edges, seed + 1).train(o.tuning_epochs, (2e-3, 5e-4), temperature)
-    learn_links(model, data.train_edges, data.train_users, None, o.link_tuning_epochs, 2e-3, seed + 1)
+    model.links = Links(data, data.train_edges, data.train_users, model.sides(), seed)
     columns = torch.from_numpy(popularity_columns(data, data.train_edges, len(data.train_users)))
     validation = Validation(model, model.all_items(), columns)
     validation.report("tuned")
