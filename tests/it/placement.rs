@@ -113,7 +113,7 @@ fn the_debian_model_answers_alike_wherever_its_tables_lie() {
     let is_placed =
         |t: &&Table| package.spec.readers(t.name()).next().is_some() && !package.spec.serves_candidates(t.name());
     let tables: Vec<&Table> = package.tables.iter().map(|t| &**t).filter(is_placed).collect();
-    assert_eq!(tables.len(), 5);
+    assert_eq!(tables.len(), 10);
     let redis = RedisCluster::start(5000);
     let cluster = Cluster::connect(ClusterOptions::new(redis.seeds())).unwrap();
     for table in &tables {

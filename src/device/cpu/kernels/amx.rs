@@ -1,5 +1,8 @@
 //! Scans for four queries at once by tiles of AMX: their eight rows by the 16 items of a block, 16 groups of 4 dimensions a step.
 //!
+//! The first four queries of a list go through AVX-512, which waits less for a memory that is asked in its order; tiles are ahead where
+//! the list lies near by then, for the second four queries and more.
+//!
 //! The groups of a block already lie as a right factor does. Where the groups are no multiple of 16 the last step begins as
 //! much earlier, with zeros in the queries for what steps before it have added: every step has one depth. Sums are exact, whatever
 //! their order.
@@ -7,11 +10,10 @@
 use std::arch::x86_64::*;
 
 use super::avx512;
-use super::operands::{BLOCK, Blocks, Lane, blocks_ahead, items_of, to_come};
+use super::operands::{BLOCK, Blocks, Lane, items_of};
 #[cfg(test)]
 use super::portable;
 use crate::device::cpu::amx::{Instructions, ROW_BYTES, Shape, TILES, Tiles};
-use crate::device::memory::prefetch_range;
 
 /// Queries of a tile. Two rows each make 8, which take little more than half of the time of 16 for the same items.
 const QUERIES: usize = 4;
@@ -20,6 +22,8 @@ const ROWS: usize = 2 * QUERIES;
 const STEP: usize = ROW_BYTES / 4;
 /// Steps of which the queries stay in tiles.
 const KEPT: usize = 4;
+/// Bytes of a list that are still near when they are read a second time: half of the second-level cache of processors with tiles.
+const NEAR_BYTES: usize = 1 << 20;
 
 /// The sums of a block, one row for each row of the queries.
 type Sums = [[i32; BLOCK]; ROWS];
@@ -38,6 +42,10 @@ thread_local! {
 /// Needs AMX, permitted, and AVX-512 F, BW and VNNI, and POPCNT; the thread uses no tiles. Lengths are checked by the caller.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,popcnt")]
 pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
+    let far = if blocks.codes.len() <= NEAR_BYTES { QUERIES.min(lanes.len()) } else { lanes.len() };
+    let (first, lanes) = lanes.split_at_mut(far);
+    // SAFETY: this function's conditions.
+    unsafe { avx512::scan_many(blocks, first) };
     let (fours, rest) = lanes.as_chunks_mut::<QUERIES>();
     if !fours.is_empty() {
         // SAFETY: this function's conditions.
@@ -155,19 +163,16 @@ fn load_query<T: Tiles>(tiles: &mut T, queries: &[u8], step: usize) {
     }
 }
 
-/// The sums of one or two blocks in tiles 0 and 1. What is to come is asked for as steps are made, at the pace at which memory can bring
-/// it.
+/// The sums of one or two blocks in tiles 0 and 1.
 #[inline(always)]
 fn add_blocks<T: Tiles>(tiles: &mut T, blocks: &Blocks<'_>, queries: &[u8], (block, is_pair): (usize, bool)) {
     let bytes = blocks.groups * 64;
     let (first, second) = blocks.codes[block * bytes..].split_at(bytes);
-    let ahead = [block, block + 1].map(|block| to_come(blocks, block + blocks_ahead(bytes)));
     let steps = blocks.groups.div_ceil(STEP);
     tiles.zero::<0>();
     tiles.zero::<1>();
     for step in 0..steps {
         let from = first_group(step, blocks.groups) * 64;
-        ahead.iter().for_each(|ahead| prefetch_range(ahead.wrapping_add(from), bytes.min(STEP * 64)));
         if steps > KEPT && step + 1 >= KEPT {
             load_query(tiles, queries, step);
         }

@@ -146,7 +146,7 @@ fn check_picks(kernels: Kernels, case: &Case, picks: &[Pick], threshold: f32, di
 /// Several queries at once find what each finds alone, and the nearest of a query is the best of what it scores.
 fn check_many(kernels: Kernels, case: &Case, dimension: usize) {
     let room = case.items.next_multiple_of(BLOCK) + BLOCK;
-    for lanes in 1..=7 {
+    for lanes in 1..=13 {
         let blocks = case.blocks();
         let mut rooms = vec![(vec![0f32; room], vec![0u32; room]); lanes];
         let thresholds: Vec<f32> = (0..lanes).map(|n| case.naive(n % case.items, n % 4)).collect();
