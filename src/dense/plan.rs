@@ -634,15 +634,7 @@ impl Planner<'_> {
                 Form::Single => self.factor_of(a, b, k, n)?,
                 Form::Pairs => self.narrow_rows(a, b, [runs, k, n])?,
             };
-            return Ok(Work::Product {
-                parts: vec![part],
-                bias: None,
-                runs,
-                columns: n,
-                relu: false,
-                factors,
-                result,
-            });
+            return Ok(Work::Product { parts: vec![part], bias: None, runs, columns: n, relu: false, factors, result });
         }
         let places = |shape: &[usize], size: usize| -> Arc<[u32]> {
             let strides = broadcast_strides(&shape[..shape.len() - 2], &value.shape[..axes]);

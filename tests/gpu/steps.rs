@@ -3,7 +3,8 @@
 use sterling::dense::{DeviceProgram, Given, InputRows, Made, RowProgram, Scratch, Size};
 use sterling::device::cpu::Kernels;
 use sterling::device::cpu::dense::{
-    Binary, Fold, Form, Lines, MapTarget, Operand, PANEL, Part, PairRows, Product, STEP, Unary, Weights, pack, pack_pairs,
+    Binary, Fold, Form, Lines, MapTarget, Operand, PANEL, PairRows, Part, Product, STEP, Unary, Weights, pack,
+    pack_pairs,
 };
 use sterling::device::cuda::ops::steps::{self, FactorAt, NumbersAt, ProductTo, RowsOf, RunsOfRow};
 use sterling::device::cuda::{Array, Device};
@@ -199,7 +200,8 @@ fn products_of_pairs_are_those_of_the_cpu() {
         let (mut rows_on, mut matrices_on) = (Vec::new(), Vec::new());
         for n in 0..depths.len() {
             let room = pairs[n].room;
-            let (from, to) = (device.copy(&inputs[n].repeat(2)).unwrap(), device.copy(&vec![0f32; 2 * rows * room]).unwrap());
+            let (from, to) =
+                (device.copy(&inputs[n].repeat(2)).unwrap(), device.copy(&vec![0f32; 2 * rows * room]).unwrap());
             let at = NumbersAt::of(&from, 0, rows * depths[n], depths[n]);
             steps::narrow(&device, of, at, depths[n], NumbersAt::of(&to, 0, rows * room, room)).unwrap();
             let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();

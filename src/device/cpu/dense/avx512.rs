@@ -279,7 +279,10 @@ fn four_sums([a, b, c, d]: [__m512; FEW_ROWS]) -> [f32; FEW_ROWS] {
     let cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
     let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
     let lanes = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
-    let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_castps512_ps256(_mm512_shuffle_f32x4::<0b01_00_11_10>(lanes, lanes)));
+    let eight = _mm256_add_ps(
+        _mm512_castps512_ps256(lanes),
+        _mm512_castps512_ps256(_mm512_shuffle_f32x4::<0b01_00_11_10>(lanes, lanes)),
+    );
     let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
     let mut sums = [0.0; FEW_ROWS];
     // SAFETY: four numbers are a register.

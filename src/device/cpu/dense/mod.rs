@@ -28,8 +28,8 @@ mod portable;
 mod tiles;
 
 pub use operands::{
-    Binary, Fold, Form, LANES, Lines, MapTarget, Operand, PANEL, PARTS_MAX, PairRows, Part, Product, STEP, Unary, Weights,
-    pack, pack_pairs, pair_rows,
+    Binary, Fold, Form, LANES, Lines, MapTarget, Operand, PANEL, PARTS_MAX, PairRows, Part, Product, STEP, Unary,
+    Weights, pack, pack_pairs, pair_rows,
 };
 
 #[cfg(all(test, target_arch = "x86_64"))]
@@ -37,9 +37,9 @@ use super::amx::Emulated;
 #[cfg(target_arch = "x86_64")]
 use super::amx::Source;
 use super::isa::{Isa, Kernels};
-use operands::reach;
 #[cfg(target_arch = "x86_64")]
 use operands::FEW_COLUMNS;
+use operands::reach;
 
 macro_rules! dispatch {
     ($self:ident, $function:ident ( $($argument:expr),* )) => {
