@@ -164,7 +164,7 @@ pub(super) unsafe fn few(product: &Product<'_>, out: &mut [f32], stride: usize) 
     columns_of(product, depth, lines.numbers_mut());
     let mut row = 0;
     while row < product.rows {
-        let at = (row, depth, &*lines.numbers());
+        let at = (row, depth, lines.numbers());
         match (product.rows - row, product.columns) {
             (FEW_ROWS.., 1) => few_of::<FEW_ROWS, 1>(product, at, out, stride),
             (FEW_ROWS.., 2) => few_of::<FEW_ROWS, 2>(product, at, out, stride),
@@ -224,6 +224,8 @@ fn lanes(count: usize) -> __mmask16 {
 }
 
 /// `M` rows of a product of `N` columns.
+// Iterators would take the sums through memory.
+#[allow(clippy::needless_range_loop)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
 fn few_of<const M: usize, const N: usize>(

@@ -96,9 +96,10 @@ pub(super) unsafe fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, r
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn next(numbers: &[f32]) -> (__m512, &[f32]) {
-    // SAFETY: a whole register lies there, or the load is masked.
     match numbers.split_first_chunk::<LANES>() {
+        // SAFETY: a chunk is a register.
         Some((here, rest)) => (unsafe { _mm512_loadu_ps(here.as_ptr()) }, rest),
+        // SAFETY: masked loads touch only the numbers.
         None => (unsafe { _mm512_maskz_loadu_ps(mask(numbers.len()), numbers.as_ptr()) }, &[]),
     }
 }
