@@ -120,7 +120,8 @@ def main():
         line = text.count("\n", 0, start) + 1
         code = text.splitlines()[line - 1].strip()
         before = text[text.rfind("\n", 0, start) + 1 : start].strip()
-        row = f"| {file} | `{code}` | `{what}` → `{change.strip()}` at {len(before)} |".replace("||", "\\|\\|")
+        code, what, change = (part.replace("|", "\\|") for part in (code, what, change.strip()))
+        row = f"| {file} | `{code}` | `{what}` → `{change}` at {len(before)} |"
         verdict = try_one(arguments.tests, mutant)
         if verdict is None:
             verdict = "explained" if row in known else "SURVIVES"
