@@ -1,7 +1,7 @@
 """What bf16 does to the Debian model's answers: python/evaluate_bf16.py [--program PROGRAM] [--users 2086]
 
-Publishes and serves the package twice, once as it is and once with `precision = "bf16"`, on a processor with AMX, or of AMD with AVX-512 BF16. The held-out users
-ask both by exact search with 1000 candidates. Prints the largest difference of a task's score, how much of the top 20 is the same, and
+Publishes and serves the package twice, once as it is and once with `precision = "bf16"`, on a processor with AMX, or of AMD with AVX-512
+BF16. The held-out users ask both by exact search with 1000 candidates. Prints the largest difference of a task's score, how much of the top 20 is the same, and
 recall@20 of both. Needs the Python package with its client (pip install './python[client]') and the built program.
 """
 

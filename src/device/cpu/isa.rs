@@ -42,7 +42,7 @@ impl Kernels {
         }
     }
 
-    /// Whether products of bf16 are faster than those of f32.
+    /// Whether there are products of bf16. Those by `avx512bf16` are slower than those of f32 on Intel's processors, where it has to be named.
     pub fn has_bf16(self) -> bool {
         self.has_bf16
     }

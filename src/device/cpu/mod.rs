@@ -2,7 +2,7 @@
 //!
 //! | name | needs |
 //! |---|---|
-//! | `amx` | AMX with products of bf16 and int8, the system's leave to use it, and what `avx512bf16` needs: products in bf16, and scans for four queries and more, by tiles |
+//! | `amx` | AMX with products of bf16 and int8, the system's leave to use it, and what `avx512bf16` needs: products in bf16, and scans from the second four queries of a list on, by tiles |
 //! | `avx512bf16` | AVX-512 BF16, and what `avx512` needs: products in bf16, which take half of the time on AMD's processors, and twice of it on Intel's, where `avx512` goes before it |
 //! | `avx512` | AVX-512 F, BW, VL, VNNI, and what `avx2` needs; with VBMI, which is asked for besides, product codes are scanned by it, else by AVX2 |
 //! | `avx2` | AVX2, FMA, F16C |
