@@ -10,7 +10,8 @@
 
 use std::arch::x86_64::*;
 
-use super::avx512bf16::{mask, pairs};
+use super::avx512::lanes;
+use super::avx512bf16::pairs;
 #[cfg(test)]
 use super::operands::pair;
 use super::operands::{Form, LANES, Lines, PANEL, Part, Product, STEP};
@@ -73,7 +74,7 @@ fn finish<const PAIRS: bool, const RELU: bool, const WHOLE: bool>(
     let width = if WHOLE { PANEL } else { width };
     let room = if PAIRS { LANES } else { width };
     assert!((1..=PANEL).contains(&width) && out.len() >= (sums.len() - 1) * stride + room);
-    let (low, high) = (mask(width.min(LANES)), mask(width.saturating_sub(LANES)));
+    let (low, high) = (lanes(width), lanes(width.saturating_sub(LANES)));
     for (m, sums) in sums.iter().enumerate() {
         // SAFETY: a row of sums is two registers; what is written lies within its room, as asserted.
         unsafe {

@@ -69,7 +69,7 @@ fn joined(lanes: __m512, f: impl Fn(__m512, __m512) -> __m512) -> f32 {
 #[inline]
 fn first(numbers: &[f32]) -> (__mmask16, __m512) {
     assert!(numbers.len() <= LANES);
-    let mask = ((1u32 << numbers.len()) - 1) as u16;
+    let mask = lanes(numbers.len());
     // SAFETY: masked loads touch only the numbers.
     (mask, unsafe { _mm512_maskz_loadu_ps(mask, numbers.as_ptr()) })
 }
@@ -219,7 +219,7 @@ fn counted() -> __m512i {
 
 /// The lanes of so many numbers, or all.
 #[inline(always)]
-fn lanes(count: usize) -> __mmask16 {
+pub(super) fn lanes(count: usize) -> __mmask16 {
     ((1u32 << count.min(LANES)) - 1) as u16
 }
 

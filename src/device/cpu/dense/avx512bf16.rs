@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use super::avx512::lanes;
 use super::operands::{Form, LANES, MapTarget, Operand, PANEL, PairRows, Product, STEP};
 use super::tiles::tiles;
 
@@ -51,9 +52,9 @@ pub(super) unsafe fn narrow(input: &Operand<'_>, count: usize, target: &mut MapT
             let (first, second) = rest.split_at(rest.len().min(LANES));
             // SAFETY: masked loads and stores touch the numbers of their slices alone.
             unsafe {
-                let first = _mm512_maskz_loadu_ps(mask(first.len()), first.as_ptr());
-                let second = _mm512_maskz_loadu_ps(mask(second.len()), second.as_ptr());
-                _mm512_mask_storeu_ps(to.as_mut_ptr(), mask(to.len()), pairs(first, second));
+                let first = _mm512_maskz_loadu_ps(lanes(first.len()), first.as_ptr());
+                let second = _mm512_maskz_loadu_ps(lanes(second.len()), second.as_ptr());
+                _mm512_mask_storeu_ps(to.as_mut_ptr(), lanes(to.len()), pairs(first, second));
             }
             rest = &[];
         }
@@ -100,12 +101,6 @@ fn next(numbers: &[f32]) -> (__m512, &[f32]) {
         // SAFETY: a chunk is a register.
         Some((here, rest)) => (unsafe { _mm512_loadu_ps(here.as_ptr()) }, rest),
         // SAFETY: masked loads touch only the numbers.
-        None => (unsafe { _mm512_maskz_loadu_ps(mask(numbers.len()), numbers.as_ptr()) }, &[]),
+        None => (unsafe { _mm512_maskz_loadu_ps(lanes(numbers.len()), numbers.as_ptr()) }, &[]),
     }
-}
-
-/// The lanes of so many numbers, a register's at most.
-#[inline(always)]
-pub(super) fn mask(count: usize) -> __mmask16 {
-    ((1u32 << count) - 1) as u16
 }
