@@ -1,7 +1,7 @@
 //! A program on a device: the same steps over all rows of several requests at a time.
 
 use super::RowProgram;
-use super::plan::{Memory, Operand, Place, Plan, Step, Work};
+use super::steps::{Memory, Operand, Place, Plan, Step, Work};
 use crate::device::cuda::ops::steps::{self, FactorAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, RunsOfRow};
 use crate::device::cuda::{Array, Device};
 use crate::error::{Error, Result};
@@ -202,7 +202,7 @@ impl Run<'_> {
         let (device, missing) = (self.device, || Error::internal("a step without its indices"));
         match &step.work {
             Work::Product { parts, bias, runs, columns, relu, factors, result } => {
-                let factor = |f: &super::plan::Factor| {
+                let factor = |f: &super::steps::Factor| {
                     FactorAt::new(self.at(f.rows), self.at(f.matrix), f.depth, (f.row_stride, f.panel_stride))
                 };
                 let parts: Vec<FactorAt> = parts.iter().map(factor).collect();

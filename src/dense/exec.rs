@@ -1,7 +1,7 @@
 //! Runs the steps of a plan: the user's once, those of the rows block after block, so that what a step makes is still near
 //! when the next one reads it.
 
-use super::plan::{Factor, Memory, Operand, Place, Plan, Step, Work};
+use super::steps::{Factor, Memory, Operand, Place, Plan, Step, Work};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{
     self as loops, Form, LANES, Lines, MapTarget, PANEL, PARTS_MAX, Part, Product, STEP, Weights,

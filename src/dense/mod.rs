@@ -5,7 +5,7 @@
 //!    the caller then leaves the graph to its runtime.
 //! 2. `split` takes apart what depends on the item alone, which is worked out once for each item where that pays.
 //! 3. `collapse` turns linear chains into single products, with matrices made of the user once a request where that pays.
-//! 4. `plan` gives every value a place and makes steps; `exec` runs them: the user's once, the rows' in blocks that stay in
+//! 4. `plan` gives every value a place and makes steps (`steps`); `exec` runs them: the user's once, the rows' in blocks that stay in
 //!    the caches through all steps.
 //!
 //! `text` writes a program down: what `sterling inspect` prints, and what its digest is of.
@@ -21,6 +21,7 @@ mod interpret;
 mod ir;
 mod plan;
 mod split;
+mod steps;
 mod text;
 
 use std::ops::Range;
@@ -33,8 +34,8 @@ pub use text::Figures;
 
 use crate::device::cpu::Kernels;
 use crate::error::{Error, Result};
-use plan::Plan;
-pub use plan::Precision;
+use steps::Plan;
+pub use steps::Precision;
 
 /// A graph that was lowered.
 #[derive(Clone, Debug)]

@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::collapse::collapse;
 use super::graph::Graph;
 use super::ir::{GraphInput, Id, Op, Side};
-use super::plan::{Precision, plan};
+use super::plan::plan;
+use super::steps::Precision;
 use crate::device::cpu::dense::{Binary, Fold, Unary};
 use crate::error::{Error, Result};
 

@@ -371,7 +371,7 @@ fn reranker() -> (Vec<u8>, Vec<Given>, (&'static str, Vec<Size>)) {
 fn a_reranker_collapses_to_three_products_a_row() {
     let (bytes, inputs, output) = reranker();
     let program = lower(&bytes, &inputs, &output).unwrap();
-    let products = |plan: &Plan| plan.rows.iter().filter(|s| matches!(s.work, plan::Work::Product { .. })).count();
+    let products = |plan: &Plan| plan.rows.iter().filter(|s| matches!(s.work, steps::Work::Product { .. })).count();
     assert_eq!((products(&program.collapsed), program.collapsed.rows.len()), (3, 3));
     assert!(program.collapsed.row_work * 2 < program.straight.row_work);
     let graph = import::import(&bytes, &inputs, &[made(output.0, &output.1)]).unwrap();
@@ -402,7 +402,7 @@ fn in_bf16_a_reranker_keeps_pairs_between_its_products() {
             .rows
             .iter()
             .filter_map(|step| match step.work {
-                plan::Work::Product { factors, result, .. } => Some((factors, result)),
+                steps::Work::Product { factors, result, .. } => Some((factors, result)),
                 _ => None,
             })
             .collect();

@@ -4,7 +4,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::plan::{Factor, Memory, Operand, Place, Plan, Precision, Step, Work};
+use super::steps::{Factor, Memory, Operand, Place, Plan, Precision, Step, Work};
 use crate::device::cpu::dense::Form;
 
 /// What one run over rows takes.

@@ -108,12 +108,12 @@ proptest! {
         let graph = graph(width, &steps);
         let program = RowProgram::of(&graph, Precision::F32, Kernels::best()).unwrap();
         for plan in [&program.straight, &program.collapsed] {
-            let reads_row = |step: &plan::Step| {
+            let reads_row = |step: &steps::Step| {
                 let places = step.work.places();
-                places.iter().any(|place| matches!(place.memory, plan::Memory::Rows(_) | plan::Memory::Given))
+                places.iter().any(|place| matches!(place.memory, steps::Memory::Rows(_) | steps::Memory::Given))
             };
             // But for what is spread over rows because it is an output of each.
-            let is_spread = |step: &plan::Step| matches!(step.work, plan::Work::Pick { .. });
+            let is_spread = |step: &steps::Step| matches!(step.work, steps::Work::Pick { .. });
             prop_assert!(plan.rows.iter().all(|step| reads_row(step) || is_spread(step)));
             prop_assert!(!plan.user.iter().any(reads_row));
         }
