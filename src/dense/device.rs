@@ -1,8 +1,10 @@
 //! A program on a device: the same steps over all rows of several requests at a time.
 
 use super::RowProgram;
-use super::steps::{Memory, Operand, Place, Plan, Step, Work};
-use crate::device::cuda::ops::steps::{self, FactorAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, RunsOfRow};
+use super::steps::{FoldBeside, Memory, Operand, Place, Plan, Step, Work};
+use crate::device::cuda::ops::steps::{
+    self, FactorAt, FoldBesideAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, RunsOfRow,
+};
 use crate::device::cuda::{Array, Device};
 use crate::error::{Error, Result};
 
@@ -227,6 +229,14 @@ impl Run<'_> {
             Work::Fold { f, a, runs, count } => {
                 let runs = RunsOfRow { outer: *runs, inner: *count };
                 steps::fold(device, rows, *f, runs, self.at(*a), out)
+            }
+            Work::FoldEqual { key, keys, count, folds } => {
+                let fold = |fold: &FoldBeside| {
+                    let out = self.out(Memory::Rows(fold.out));
+                    FoldBesideAt { f: fold.f, values: self.at(fold.values), out }
+                };
+                let folds: Vec<FoldBesideAt> = folds.iter().map(fold).collect();
+                steps::fold_equal(device, rows, (self.at(*key), self.at(*keys)), *count, &folds)
             }
             Work::Concat { runs, parts } => {
                 let stride = parts.iter().map(|(_, count)| count).sum();

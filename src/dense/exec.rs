@@ -1,10 +1,11 @@
 //! Runs the steps of a plan: the user's once, those of the rows block after block, so that what a step makes is still near
 //! when the next one reads it.
 
-use super::steps::{Factor, Memory, Operand, Place, Plan, Step, Work};
+use super::steps::{Factor, FoldBeside, Memory, Operand, Place, Plan, Step, Work};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{
-    self as loops, Form, LANES, Lines, MapTarget, PANEL, PARTS_MAX, Part, Product, STEP, Weights,
+    self as loops, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget, PANEL, PARTS_MAX, Part,
+    Product, STEP, Weights,
 };
 
 /// Memory that programs work in, kept by the caller from run to run: once warm, none is allocated.
@@ -54,10 +55,41 @@ pub(super) fn given<'a>(plan: &Plan, scratch: &'a mut Scratch) -> (&'a mut [f32]
 /// Runs the part of the rows over a filled block.
 pub(super) fn block(plan: &Plan, kernels: Kernels, rows: usize, scratch: &mut Scratch) {
     for step in &plan.rows {
+        if let Work::FoldEqual { key, keys, count, folds } = &step.work {
+            fold_equal(plan, kernels, rows, (*key, *keys, *count), folds, scratch);
+            continue;
+        }
         let mut out = std::mem::take(&mut scratch.rows[step.out]);
         let run = Run { plan, kernels, scratch, rows };
         run.step(step, out.numbers_mut(), plan.strides[step.out]);
         scratch.rows[step.out] = out;
+    }
+}
+
+/// The one step with several results.
+fn fold_equal(
+    plan: &Plan,
+    kernels: Kernels,
+    rows: usize,
+    (key, keys, count): (Place, Place, usize),
+    folds: &[FoldBeside],
+    scratch: &mut Scratch,
+) {
+    let mut made: [Lines; EQUAL_FOLDS_MAX] = Default::default();
+    for (out, fold) in made.iter_mut().zip(folds) {
+        *out = std::mem::take(&mut scratch.rows[fold.out]);
+    }
+    let run = Run { plan, kernels, scratch, rows };
+    let (of_rows, stride) = run.at(key);
+    let keys = Keys { of_rows, stride, rows, shared: &run.at(keys).0[..count] };
+    let mut of_folds = folds.iter();
+    let mut targets = made.each_mut().map(|out| match of_folds.next() {
+        Some(fold) => EqualFold { f: fold.f, values: &run.at(fold.values).0[..count], out: out.numbers_mut() },
+        None => EqualFold { f: Fold::Sum, values: &[], out: &mut [] },
+    });
+    kernels.fold_equal(&keys, &mut targets[..folds.len()]);
+    for (out, fold) in made.into_iter().zip(folds) {
+        scratch.rows[fold.out] = out;
     }
 }
 
@@ -163,6 +195,8 @@ impl<'a> Run<'a> {
                 let mut target = MapTarget { numbers: out, stride, rows, outer: *runs, inner: 1 };
                 self.kernels.fold(*f, &input, *count, &mut target);
             }
+            // `block` runs these: each has several results.
+            Work::FoldEqual { .. } => {}
             Work::Concat { runs, parts } => {
                 let width: usize = parts.iter().map(|(_, count)| count).sum();
                 let mut first = 0;

@@ -5,7 +5,7 @@
 //!    the caller then leaves the graph to its runtime.
 //! 2. `split` takes apart what depends on the item alone, which is worked out once for each item where that pays.
 //! 3. `collapse` turns linear chains into single products, with matrices made of the user once a request where that pays.
-//! 4. `plan` gives every value a place and makes steps (`steps`); `exec` runs them: the user's once, the rows' in blocks that stay in
+//! 4. `plan` gives every value a place and makes steps (`steps`), one of comparisons, products and folds (`equal`); `exec` runs them: the user's once, the rows' in blocks that stay in
 //!    the caches through all steps.
 //!
 //! `text` writes a program down: what `sterling inspect` prints, and what its digest is of.
@@ -14,6 +14,7 @@
 
 mod collapse;
 mod device;
+mod equal;
 mod exec;
 mod graph;
 mod import;

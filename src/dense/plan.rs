@@ -10,9 +10,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::equal::{EqualGroup, EqualGroups};
 use super::graph::Graph;
 use super::ir::{Id, Op, Side, broadcast_strides, positions};
-use super::steps::{Factor, Memory, Operand, Place, Plan, Precision, Step, Work};
+use super::steps::{Factor, FoldBeside, Memory, Operand, Place, Plan, Precision, Step, Work};
 use crate::device::cpu::dense::{Binary, Form, LANES, Lines, PANEL, PairRows, STEP, Unary, pack, pair_rows};
 use crate::error::{Error, Result};
 
@@ -63,14 +64,21 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
         is_narrow: vec![false; graph.values.len()],
         is_paired: vec![false; graph.values.len()],
         pairs: HashMap::new(),
+        equal: EqualGroups::default(),
     };
     planner.survey(&needed);
     planner.rectify(&needed);
+    let is_live = |id: Id| needed[id] && planner.alias[id].is_none();
+    planner.equal = EqualGroups::of(graph, is_live, &planner.readers, |id| planner.root(id));
+    let needed = planner.needed();
     planner.survey(&needed);
     if precision == Precision::Bf16 {
         planner.narrow(&needed);
     }
-    for id in (0..graph.values.len()).filter(|&id| needed[id]) {
+    // The user's values first, as they are made: a step of rows may read any of them.
+    let is_rows = |id: Id| graph.values[id].side == Side::Pair;
+    let live = || (0..graph.values.len()).filter(|&id| needed[id]);
+    for id in live().filter(|&id| !is_rows(id)).chain(live().filter(|&id| is_rows(id))) {
         planner.value(id)?;
         planner.give_back(id, &needed);
     }
@@ -106,6 +114,8 @@ struct Planner<'a> {
     is_paired: Vec<bool>,
     /// What was made as pairs: rows side by side and matrices below each other, by the values that they are.
     pairs: HashMap<Vec<Id>, Place>,
+    /// Folds of what lies beside keys that are equal.
+    equal: EqualGroups,
 }
 
 impl Planner<'_> {
@@ -115,6 +125,18 @@ impl Planner<'_> {
             id = of;
         }
         id
+    }
+
+    /// The values that the outputs need once groups of folds are single steps.
+    fn needed(&self) -> Vec<bool> {
+        let mut needed = vec![false; self.graph.values.len()];
+        self.graph.outputs.iter().for_each(|&output| needed[output] = true);
+        for id in (0..needed.len()).rev() {
+            if needed[id] {
+                self.equal.reads(self.graph, id).into_iter().for_each(|read| needed[read] = true);
+            }
+        }
+        needed
     }
 
     /// Finds products that only a `Relu` reads.
@@ -177,7 +199,7 @@ impl Planner<'_> {
         self.readers.fill(0);
         self.given.clear();
         for id in (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none()) {
-            for read in self.graph.values[id].op.reads() {
+            for read in self.equal.reads(self.graph, id) {
                 let root = self.root(read);
                 self.last[root] = id;
                 self.readers[root] += 1;
@@ -199,7 +221,7 @@ impl Planner<'_> {
     }
 
     fn give_back(&mut self, id: Id, needed: &[bool]) {
-        for read in self.graph.values[id].op.reads() {
+        for read in self.equal.reads(self.graph, id) {
             let root = self.root(read);
             if self.alias[id].is_none() && self.last[root] == id && needed[root] {
                 self.last[root] = usize::MAX;
@@ -253,6 +275,7 @@ impl Planner<'_> {
             Work::Map1 { count, .. } => 4 * count,
             Work::Map2 { outer, inner, .. } => 4 * outer * inner,
             Work::Fold { runs, count, .. } => 4 * runs * count,
+            Work::FoldEqual { count, .. } => *count,
             Work::Concat { runs, parts } => 4 * runs * parts.iter().map(|(_, n)| n).sum::<usize>(),
             Work::Pick { index, run, .. } => 16 * index.len() + run,
         };
@@ -278,6 +301,9 @@ impl Planner<'_> {
         if let Some(of) = self.alias[id] {
             self.places[id] = Some(self.place(of)?);
             return Ok(());
+        }
+        if let Some(group) = self.equal.group(id).cloned() {
+            return self.fold_equal(&group);
         }
         let place = match &value.op {
             Op::Constant(_) => return Ok(()),
@@ -338,6 +364,22 @@ impl Planner<'_> {
                 return Err(Error::internal("a value without work"));
             }
         })
+    }
+
+    /// One step for all of a group.
+    fn fold_equal(&mut self, group: &EqualGroup) -> Result<()> {
+        let mut folds = Vec::new();
+        for &(f, values, id) in &group.folds {
+            let place = self.buffer(Side::Pair, 1);
+            let Memory::Rows(out) = place.memory else { return Err(Error::internal("a row's number that is not its")) };
+            folds.push(FoldBeside { f, values: self.place(values)?, out });
+            self.places[id] = Some(place);
+        }
+        let (key, keys, count) =
+            (self.place(group.key)?, self.place(group.keys)?, self.graph.values[group.keys].count());
+        let first = Place { memory: Memory::Rows(folds[0].out), offset: 0 };
+        self.step(first, Work::FoldEqual { key, keys, count, folds });
+        Ok(())
     }
 
     fn factor(&mut self, x: Id, matrix: Id) -> Result<Factor> {

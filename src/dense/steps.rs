@@ -61,6 +61,14 @@ pub(super) struct Operand {
     pub(super) inner: usize,
 }
 
+/// A fold of numbers that lie beside keys; its result fills buffer `out`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FoldBeside {
+    pub(super) f: Fold,
+    pub(super) values: Place,
+    pub(super) out: usize,
+}
+
 /// A step; its result fills buffer `out`.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
@@ -120,6 +128,13 @@ pub(super) enum Work {
         runs: usize,
         count: usize,
     },
+    /// Folds numbers beside those of `keys` that are a row's `key`; the first fold's result fills the step's buffer.
+    FoldEqual {
+        key: Place,
+        keys: Place,
+        count: usize,
+        folds: Vec<FoldBeside>,
+    },
     /// Puts parts side by side in runs of so many numbers.
     Concat {
         runs: usize,
@@ -144,6 +159,9 @@ impl Work {
             Work::Matrices { a, b, .. } => vec![*a, *b],
             Work::Map2 { a, b, .. } => vec![a.place, b.place],
             Work::Concat { parts, .. } => parts.iter().map(|(place, _)| *place).collect(),
+            Work::FoldEqual { key, keys, folds, .. } => {
+                folds.iter().map(|fold| fold.values).chain([*key, *keys]).collect()
+            }
             Work::Narrow { a, .. }
             | Work::PackNarrow { a, .. }
             | Work::Map1 { a, .. }

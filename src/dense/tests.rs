@@ -66,6 +66,30 @@ const FUNCTIONS: [Unary; 9] = [
 ];
 const FUNCTIONS_OF_TWO: [Binary; 2] = [Binary::Max, Binary::Min];
 
+/// Folds of a query's numbers where its keys are a row's; of some the product is read by others, too.
+fn beside_keys(graph: &mut Graph, [query, column]: [Id; 2], size: usize) -> Result<Id> {
+    let three = graph.number(vec![], vec![3.0])?;
+    let mut key_of = |a: Id| {
+        let wide = graph.binary(Binary::Mul, a, three)?;
+        graph.unary(Unary::Trunc, wide)
+    };
+    let (keys, key) = (key_of(query)?, key_of(column)?);
+    let (a, b) = if size.is_multiple_of(2) { (key, keys) } else { (keys, key) };
+    let equal = graph.binary(Binary::Equal, a, b)?;
+    let others = graph.unary(Unary::Abs, query)?;
+    let first = graph.binary(Binary::Mul, equal, query)?;
+    let second = graph.binary(Binary::Mul, others, equal)?;
+    let mut made = Vec::new();
+    for f in [Fold::Sum, Fold::Max, Fold::Min].into_iter().take(1 + size % 3) {
+        made.push(graph.fold(f, first, &[2])?);
+        made.push(graph.fold(f, second, &[2])?);
+    }
+    made.extend(size.is_multiple_of(5).then_some(first));
+    let all = graph.concat(2, &made)?;
+    let share = graph.number(vec![], vec![1.0 / graph.shape(query)[2] as f32])?;
+    graph.binary(Binary::Mul, all, share)
+}
+
 /// A graph of a query, a row and a column of random operations, whose numbers stay small.
 fn graph(width: usize, steps: &[Random]) -> Graph {
     let mut graph = Graph::new(vec![input(Side::User, width), input(Side::Pair, width), input(Side::Pair, 1)]);
@@ -117,6 +141,7 @@ fn graph(width: usize, steps: &[Random]) -> Graph {
                 graph.binary(Binary::Mul, made, share)
             })(),
             12 => graph.unary(Unary::Sigmoid, a),
+            13 => beside_keys(&mut graph, [values[0], values[2]], size),
             _ => weights(1, last).and_then(|w| graph.binary(Binary::Mul, a, w)),
         };
         values.extend(made.ok().filter(|&id| graph.values[id].count() <= 600));
@@ -171,6 +196,28 @@ proptest! {
                 }
             }
         }
+    }
+}
+
+/// Comparison, products and folds are one step, whose results lie where each is read; the wide numbers between them have no room.
+#[test]
+fn what_lies_beside_keys_is_folded_in_one_step() {
+    let mut graph = Graph::new(vec![input(Side::User, 100), input(Side::Pair, 100), input(Side::Pair, 1)]);
+    let values: Vec<Id> = (0..3).map(|n| graph.input(n).unwrap()).collect();
+    for (size, equal, wide) in [(2, 2, 0), (5, 1, 2)] {
+        let mut graph = graph.clone();
+        graph.outputs = vec![beside_keys(&mut graph, [values[0], values[2]], size).unwrap()];
+        let program = RowProgram::of(&graph, Precision::F32, Kernels::best()).unwrap();
+        let steps = &program.straight.rows;
+        assert_eq!(
+            steps.iter().filter(|s| matches!(s.work, steps::Work::FoldEqual { .. })).count(),
+            equal,
+            "{program:?}"
+        );
+        let strides = &program.straight.strides;
+        let is_wide =
+            |s: &&steps::Step| strides[s.out] > 64 && matches!(s.work, steps::Work::Map2 { f, .. } if f != Binary::Add);
+        assert!(steps.iter().filter(is_wide).count() >= wide, "{program:?}");
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::steps::{Factor, Memory, Operand, Place, Plan, Precision, Step, Work};
+use super::steps::{Factor, FoldBeside, Memory, Operand, Place, Plan, Precision, Step, Work};
 use crate::device::cpu::dense::Form;
 
 /// What one run over rows takes.
@@ -41,6 +41,7 @@ fn numbers(work: &Work) -> usize {
         Work::Map1 { count, .. } => *count,
         Work::Map2 { outer, inner, .. } => outer * inner,
         Work::Fold { runs, .. } => *runs,
+        Work::FoldEqual { folds, .. } => folds.len(),
         Work::Concat { runs, parts } => runs * parts.iter().map(|(_, count)| count).sum::<usize>(),
         Work::Pick { index, run, .. } => index.len() * run,
         Work::Narrow { count, .. } => Form::Pairs.room(*count),
@@ -54,6 +55,7 @@ fn flops(work: &Work) -> u64 {
         Work::Matrices { shape: [_, k, _], .. } => 2 * numbers(work) * k,
         Work::Map1 { .. } | Work::Map2 { .. } => numbers(work),
         Work::Fold { runs, count, .. } => runs * count,
+        Work::FoldEqual { count, folds, .. } => count * (1 + 2 * folds.len()),
         Work::Concat { .. } | Work::Pick { .. } | Work::Narrow { .. } | Work::PackNarrow { .. } => 0,
     };
     flops as u64
@@ -145,6 +147,16 @@ impl Display for Work {
             Work::Map1 { f: map, a, count } => write!(f, "{} {a}[{count}]", lower(map)),
             Work::Map2 { f: map, a, b, outer, inner } => write!(f, "{} {a}, {b} [{outer}, {inner}]", lower(map)),
             Work::Fold { f: fold, a, runs, count } => write!(f, "fold by {} {a}[{runs}, {count}]", lower(fold)),
+            Work::FoldEqual { key, keys, count, folds } => {
+                write!(f, "where {keys}[{count}] is {key}, fold")?;
+                for (n, FoldBeside { f: fold, values, out }) in folds.iter().enumerate() {
+                    write!(f, "{} by {} {values}", if n == 0 { "" } else { "," }, lower(fold))?;
+                    if n > 0 {
+                        write!(f, " to r{out}")?;
+                    }
+                }
+                Ok(())
+            }
             Work::Concat { runs, parts } => {
                 write!(f, "concat {runs} of")?;
                 parts.iter().try_for_each(|(part, count)| write!(f, " {part}[{count}]"))

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::maps;
-use super::operands::{Binary, Fold, LANES, MapTarget, Operand, PANEL, PairRows, Product, Unary};
+use super::operands::{Binary, EqualFold, Fold, Keys, LANES, MapTarget, Operand, PANEL, PairRows, Product, Unary};
 
 /// Rows of a tile: 12 of 16 registers hold sums.
 const ROWS_MAX: usize = 6;
@@ -114,6 +114,13 @@ pub(super) unsafe fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     maps::fold(f, input, count, target);
+}
+
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn fold_equal(keys: &Keys<'_>, folds: &mut [EqualFold<'_>]) {
+    maps::fold_equal(keys, folds);
 }
 
 /// # Safety

@@ -3,7 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::maps;
-use super::operands::{Binary, Fold, Form, LANES, Lines, MapTarget, Operand, PANEL, PairRows, Product, Unary, Weights};
+use super::operands::{
+    Binary, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget, Operand, PANEL, PairRows, Product, Unary, Weights,
+};
 use super::tiles::tiles;
 
 #[target_feature(enable = "avx512f")]
@@ -110,6 +112,71 @@ pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &m
         Fold::Sum => folded(input, count, target, 0.0, |x, y| _mm512_add_ps(x, y)),
         Fold::Max => folded(input, count, target, f32::NEG_INFINITY, |x, y| larger(x, y)),
         Fold::Min => folded(input, count, target, f32::INFINITY, |x, y| smaller(x, y)),
+    }
+}
+
+/// `maps::lanes_of_equal` in registers.
+///
+/// # Safety
+/// The numbers are as many as the keys.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn folded_equal(
+    key: __m512,
+    (keys, values): (&[f32], &[f32]),
+    none: f32,
+    f: impl Fn(__m512, __m512) -> __m512,
+) -> f32 {
+    let (mut kept, one) = (_mm512_set1_ps(none), _mm512_set1_ps(1.0));
+    for at in (0..keys.len()).step_by(LANES) {
+        let mask = lanes(keys.len() - at);
+        // SAFETY: masked loads touch only the keys and as many numbers.
+        let (keys, values) = unsafe {
+            (_mm512_maskz_loadu_ps(mask, keys.as_ptr().add(at)), _mm512_maskz_loadu_ps(mask, values.as_ptr().add(at)))
+        };
+        let truth = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_EQ_OQ>(keys, key), one);
+        kept = _mm512_mask_mov_ps(kept, mask, f(kept, _mm512_mul_ps(truth, values)));
+    }
+    joined(kept, f)
+}
+
+/// `maps::is_among` in registers.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn is_among(key: __m512, keys: &[f32]) -> bool {
+    let (whole, rest) = keys.as_chunks::<LANES>();
+    let (mask, rest) = first(rest);
+    let mut found = _mm512_mask_cmp_ps_mask::<_CMP_EQ_OQ>(mask, rest, key);
+    for chunk in whole {
+        // SAFETY: a chunk is a register.
+        found |= _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(unsafe { _mm512_loadu_ps(chunk.as_ptr()) }, key);
+    }
+    found != 0
+}
+
+/// `maps::fold_equal`, whose bits it gives. A row whose key is not among the others, as most are not, takes a comparison for 16 of them
+/// and nothing more.
+///
+/// # Safety
+/// As [`map1`]; the numbers of a fold are as many as the keys.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+pub(super) unsafe fn fold_equal(keys: &Keys<'_>, folds: &mut [EqualFold<'_>]) {
+    let are_finite = maps::are_finite(folds);
+    for row in 0..keys.rows {
+        let key = _mm512_set1_ps(keys.of_rows[row * keys.stride]);
+        let is_none = are_finite && !is_among(key, keys.shared);
+        for EqualFold { f, values, out } in &mut *folds {
+            let both = (keys.shared, *values);
+            // SAFETY: this function's caller.
+            out[row] = unsafe {
+                match f {
+                    _ if is_none => 0.0,
+                    Fold::Sum => folded_equal(key, both, 0.0, |x, y| _mm512_add_ps(x, y)),
+                    Fold::Max => folded_equal(key, both, f32::NEG_INFINITY, |x, y| larger(x, y)),
+                    Fold::Min => folded_equal(key, both, f32::INFINITY, |x, y| smaller(x, y)),
+                }
+            };
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! Element-wise work in plain Rust, inlined into a function of each instruction set, which vectorises it.
 
-use super::operands::{Binary, Fold, Form, LANES, MapTarget, Operand, PairRows, Product, Unary, pair, pair_rows};
+use super::operands::{
+    Binary, EqualFold, Fold, Form, Keys, LANES, MapTarget, Operand, PairRows, Product, Unary, pair, pair_rows,
+};
 
 /// `a * b + c`, in one step where the instruction set has one.
 #[inline(always)]
@@ -234,6 +236,56 @@ pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapT
         Fold::Sum => folded(input, count, target, 0.0, |x, y| x + y),
         Fold::Max => folded(input, count, target, f32::NEG_INFINITY, larger),
         Fold::Min => folded(input, count, target, f32::INFINITY, smaller),
+    }
+}
+
+/// Whether one of the keys is `key`.
+#[inline(always)]
+fn is_among(key: f32, keys: &[f32]) -> bool {
+    let mut found = [0; LANES];
+    let (whole, rest) = keys.as_chunks::<LANES>();
+    for chunk in whole {
+        found.iter_mut().zip(chunk).for_each(|(found, &x)| *found |= u32::from(x == key));
+    }
+    found.iter_mut().zip(rest).for_each(|(found, &x)| *found |= u32::from(x == key));
+    found.iter().any(|&found| found != 0)
+}
+
+/// As [`lanes`], of numbers each times whether the key beside it is `key`.
+#[inline(always)]
+fn lanes_of_equal(key: f32, keys: &[f32], values: &[f32], first: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut kept = [first; LANES];
+    let (keys, rest) = keys.as_chunks::<LANES>();
+    let (values, others) = values.as_chunks::<LANES>();
+    for (keys, values) in keys.iter().zip(values) {
+        let both = keys.iter().zip(values);
+        kept.iter_mut().zip(both).for_each(|(kept, (&x, value))| *kept = f(*kept, truth(x == key) * value));
+    }
+    let both = rest.iter().zip(others);
+    kept.iter_mut().zip(both).for_each(|(kept, (&x, value))| *kept = f(*kept, truth(x == key) * value));
+    joined(kept, f)
+}
+
+/// Whether a fold of numbers that are all beside other keys is 0: it is not where 0 times one of them is NaN.
+#[inline(always)]
+pub(super) fn are_finite(folds: &[EqualFold<'_>]) -> bool {
+    folds.iter().all(|fold| fold.values.iter().fold(true, |all, value| all & value.is_finite()))
+}
+
+#[inline(always)]
+pub(super) fn fold_equal(keys: &Keys<'_>, folds: &mut [EqualFold<'_>]) {
+    let are_finite = are_finite(folds);
+    for row in 0..keys.rows {
+        let key = keys.of_rows[row * keys.stride];
+        let is_none = are_finite && !is_among(key, keys.shared);
+        for EqualFold { f, values, out } in &mut *folds {
+            out[row] = match f {
+                _ if is_none => 0.0,
+                Fold::Sum => lanes_of_equal(key, keys.shared, values, 0.0, |x, y| x + y),
+                Fold::Max => lanes_of_equal(key, keys.shared, values, f32::NEG_INFINITY, larger),
+                Fold::Min => lanes_of_equal(key, keys.shared, values, f32::INFINITY, smaller),
+            };
+        }
     }
 }
 

@@ -195,6 +195,33 @@ pub struct MapTarget<'a> {
     pub inner: usize,
 }
 
+/// Most folds of one [`EqualFold`] step.
+pub const EQUAL_FOLDS_MAX: usize = 4;
+
+/// A key of each row, and keys that all rows share.
+#[derive(Clone, Copy, Debug)]
+pub struct Keys<'a> {
+    /// The rows' keys.
+    pub of_rows: &'a [f32],
+    /// From a row's key to the next.
+    pub stride: usize,
+    /// Rows.
+    pub rows: usize,
+    /// What they are compared with.
+    pub shared: &'a [f32],
+}
+
+/// A fold of numbers, each times 1 where the key beside it is the row's and times 0 elsewhere.
+#[derive(Debug)]
+pub struct EqualFold<'a> {
+    /// What they become.
+    pub f: Fold,
+    /// A number beside each shared key.
+    pub values: &'a [f32],
+    /// A number a row.
+    pub out: &'a mut [f32],
+}
+
 /// Packs a matrix `[depth, columns]`, row after row, into panels.
 pub fn pack(matrix: &[f32], depth: usize, columns: usize) -> Lines {
     let mut packed = Lines::new(depth * columns.next_multiple_of(PANEL));

@@ -1,7 +1,9 @@
 //! Dense loops without any particular instruction set.
 
 use super::maps;
-use super::operands::{Binary, Fold, Form, LANES, MapTarget, Operand, PANEL, PairRows, Product, Unary, pair};
+use super::operands::{
+    Binary, EqualFold, Fold, Form, Keys, LANES, MapTarget, Operand, PANEL, PairRows, Product, Unary, pair,
+};
 
 /// Rows of a tile.
 const ROWS: usize = 4;
@@ -57,6 +59,10 @@ pub(super) fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut Map
 
 pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     maps::fold(f, input, count, target);
+}
+
+pub(super) fn fold_equal(keys: &Keys<'_>, folds: &mut [EqualFold<'_>]) {
+    maps::fold_equal(keys, folds);
 }
 
 pub(super) fn narrow(input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {

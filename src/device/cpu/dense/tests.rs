@@ -265,6 +265,63 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Bit for bit on all instruction sets, and what a comparison, a product and a fold say one after the other.
+    #[test]
+    fn folds_beside_equal_keys_are_those_of_single_steps(
+        rows in 1usize..20, count in 1usize..70, gap in 0usize..3, kinds in 1usize..40, seed in 0usize..1000,
+        special in prop::option::of((0usize..500, prop::sample::select(vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0]), any::<bool>())),
+    ) {
+        let named = |n: usize| (n * 7919 + seed) % kinds;
+        let mut of_rows: Vec<f32> = (0..rows * (gap + 1)).map(|n| named(n) as f32).collect();
+        let mut shared: Vec<f32> = (0..count).map(|n| named(3 * n + 1) as f32).collect();
+        let mut values = [numbers(count, seed), numbers(count, seed + 1)];
+        if let Some((at, value, is_key)) = special {
+            if is_key {
+                shared[at % count] = value;
+                of_rows[at % rows * (gap + 1)] = value;
+            } else {
+                values[1][at % count] = value;
+            }
+        }
+        let folds = [(Fold::Sum, 0), (Fold::Max, 1), (Fold::Min, 0), (Fold::Sum, 1)];
+        let fold = |kernels: Kernels| {
+            let mut out = vec![vec![7.5f32; rows]; folds.len()];
+            let mut beside: Vec<EqualFold<'_>> =
+                out.iter_mut().zip(folds).map(|(out, (f, n))| EqualFold { f, values: &values[n], out }).collect();
+            kernels.fold_equal(&Keys { of_rows: &of_rows, stride: gap + 1, rows, shared: &shared }, &mut beside);
+            out
+        };
+        let bits = |out: &[Vec<f32>]| -> Vec<u32> {
+            out.iter().flatten().map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() }).collect()
+        };
+        let portable = Kernels::tried().into_iter().find(|kernels| kernels.isa == Isa::Portable).unwrap();
+        let plain = fold(portable);
+        for kernels in Kernels::tried() {
+            prop_assert_eq!(bits(&fold(kernels)), bits(&plain), "{}", kernels.name());
+        }
+        let all_rows = |numbers| Operand { numbers, row: 0, outer: 0, inner: 1 };
+        for (got, (f, n)) in plain.iter().zip(folds) {
+            let [mut equal, mut product] = [vec![0.0; rows * count], vec![0.0; rows * count]];
+            let key = Operand { numbers: &of_rows, row: gap + 1, outer: 0, inner: 0 };
+            fn target(numbers: &mut [f32], rows: usize, inner: usize) -> MapTarget<'_> {
+                MapTarget { numbers, stride: inner, rows, outer: 1, inner }
+            }
+            portable.map2(Binary::Equal, &key, &all_rows(&shared), &mut target(&mut equal, rows, count));
+            let equal = Operand { numbers: &equal, row: count, outer: 0, inner: 1 };
+            portable.map2(Binary::Mul, &equal, &all_rows(&values[n]), &mut target(&mut product, rows, count));
+            let mut want = vec![0.0; rows];
+            let product = Operand { numbers: &product, row: count, outer: count, inner: 1 };
+            portable.fold(f, &product, count, &mut target(&mut want, rows, 1));
+            for (got, want) in got.iter().zip(&want) {
+                prop_assert!(got == want || (got.is_nan() && want.is_nan()), "{f:?}: {got}, expected {want}");
+            }
+        }
+    }
+}
+
 #[test]
 #[should_panic(expected = "weights too short")]
 fn weights_that_end_early_are_refused() {

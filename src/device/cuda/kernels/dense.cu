@@ -97,18 +97,70 @@ KERNEL(256, map_two, MapArgs) {
     }
 }
 
+// The function of two numbers by which a fold goes on, and what it starts with: sum, maximum, minimum.
+DEVICE u32 fold_of(u32 fold) {
+    return fold == 0 ? SUM_OF : fold == 1 ? MAX_OF : MIN_OF;
+}
+
+DEVICE float fold_start(u32 fold) {
+    float infinite = __uint_as_float(0x7f800000u);
+    return fold == 0 ? 0.0f : fold == 1 ? -infinite : infinite;
+}
+
+DEVICE float fold_lanes(u32 f, float folded) {
+    for (u32 step = 16; step; step >>= 1) folded = binary(f, folded, __shfl_xor_sync(EVERY_LANE, folded, step));
+    return folded;
+}
+
 // Sum, maximum or minimum of runs of `inner` numbers, a warp each: grid (parts, requests).
 KERNEL(256, fold_runs, MapArgs) {
-    u32 f = a.function == 0 ? SUM_OF : a.function == 1 ? MAX_OF : MIN_OF;
-    float start = a.function == 0 ? 0.0f : a.function == 1 ? -__uint_as_float(0x7f800000u) : __uint_as_float(0x7f800000u);
+    u32 f = fold_of(a.function);
     u64 total = (u64)a.outer * a.counts[blockIdx.y];
     for (u64 at = (u64)blockIdx.x * warps_of() + warp_of(); at < total; at += (u64)gridDim.x * warps_of()) {
         u32 row = (u32)(at / a.outer), run = (u32)(at % a.outer);
         const float* from = row_at(a.first, blockIdx.y, row) + (u64)run * a.inner;
-        float folded = start;
+        float folded = fold_start(a.function);
         for (u32 n = lane_of(); n < a.inner; n += 32) folded = binary(f, folded, from[n]);
-        for (u32 step = 16; step; step >>= 1) folded = binary(f, folded, __shfl_xor_sync(EVERY_LANE, folded, step));
+        folded = fold_lanes(f, folded);
         if (lane_of() == 0) ((float*)row_at(a.out, blockIdx.y, row))[run] = folded;
+    }
+}
+
+// A fold of the numbers beside keys.
+struct EqualFold {
+    Numbers values, out;
+    u32 function, unused[3];
+};
+
+struct EqualArgs {
+    Numbers key, keys; // a key of each row; keys of a request
+    EqualFold folds[4];
+    const u32* counts;
+    u32 fold_count, count;
+};
+
+// Folds of numbers, each times 1 where the key beside it is the row's and times 0 elsewhere, a warp a row: grid (parts, requests).
+KERNEL(256, fold_equal, EqualArgs) {
+    for (u64 row = (u64)blockIdx.x * warps_of() + warp_of(); row < a.counts[blockIdx.y]; row += (u64)gridDim.x * warps_of()) {
+        float key = *row_at(a.key, blockIdx.y, (u32)row);
+        const float* keys = row_at(a.keys, blockIdx.y, (u32)row);
+        float folded[4];
+        for (u32 fold = 0; fold < 4; fold++) folded[fold] = fold_start(a.folds[fold].function);
+        for (u32 n = lane_of(); n < a.count; n += 32) {
+            float is_equal = keys[n] == key;
+#pragma unroll
+            for (u32 fold = 0; fold < 4; fold++) {
+                if (fold >= a.fold_count) break;
+                float x = is_equal * row_at(a.folds[fold].values, blockIdx.y, (u32)row)[n];
+                folded[fold] = binary(fold_of(a.folds[fold].function), folded[fold], x);
+            }
+        }
+#pragma unroll
+        for (u32 fold = 0; fold < 4; fold++) {
+            if (fold >= a.fold_count) break;
+            float whole = fold_lanes(fold_of(a.folds[fold].function), folded[fold]);
+            if (lane_of() == 0) *(float*)row_at(a.folds[fold].out, blockIdx.y, (u32)row) = whole;
+        }
     }
 }
 

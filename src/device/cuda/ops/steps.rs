@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{Shape, address_of, launch, parts, times};
-use crate::device::cpu::dense::{Binary, Fold, Form, PANEL, PARTS_MAX, PairRows, Unary};
+use crate::device::cpu::dense::{Binary, EQUAL_FOLDS_MAX, Fold, Form, PANEL, PARTS_MAX, PairRows, Unary};
 use crate::device::cuda::driver::{BLOCKS_A_PROCESSOR, Demand};
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
@@ -379,6 +379,66 @@ pub fn map2(
 /// As [`product`].
 pub fn fold(device: &Device, rows: RowsOf<'_>, f: Fold, runs: RunsOfRow, a: NumbersAt, out: NumbersAt) -> Result<()> {
     map(device, rows, "fold_runs", runs, [a, NumbersAt::default(), out], f as u32)
+}
+
+/// A fold of numbers that lie beside keys.
+#[derive(Clone, Copy, Debug)]
+pub struct FoldBesideAt {
+    /// What they become.
+    pub f: Fold,
+    /// A number beside each key.
+    pub values: NumbersAt,
+    /// A number a row.
+    pub out: NumbersAt,
+}
+
+/// Folds, of each row, numbers times 1 where the key beside them is the row's and times 0 elsewhere: `count` keys.
+///
+/// # Errors
+/// `Internal` for more folds than a step has, or where the launch fails.
+pub fn fold_equal(
+    device: &Device,
+    rows: RowsOf<'_>,
+    (key, keys): (NumbersAt, NumbersAt),
+    count: usize,
+    folds: &[FoldBesideAt],
+) -> Result<()> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Default, Pod, Zeroable)]
+    struct EqualFoldArgs {
+        values: NumbersAt,
+        out: NumbersAt,
+        function: u32,
+        unused: [u32; 3],
+    }
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct EqualArgs {
+        key: NumbersAt,
+        keys: NumbersAt,
+        folds: [EqualFoldArgs; EQUAL_FOLDS_MAX],
+        counts: u64,
+        fold_count: u32,
+        count: u32,
+    }
+    if folds.len() > EQUAL_FOLDS_MAX {
+        return Err(Error::internal(format!("{} folds of one step, at most {EQUAL_FOLDS_MAX}", folds.len())));
+    }
+    let mut of_folds = [EqualFoldArgs::default(); EQUAL_FOLDS_MAX];
+    for (to, fold) in of_folds.iter_mut().zip(folds) {
+        *to = EqualFoldArgs { values: fold.values, out: fold.out, function: fold.f as u32, ..EqualFoldArgs::default() };
+    }
+    let counts = rows.counts.address();
+    let (fold_count, count) = (folds.len() as u32, count as u32);
+    let arguments = EqualArgs { key, keys, folds: of_folds, counts, fold_count, count };
+    let grid = [parts(device, rows.most, 8, rows.requests()), rows.requests(), 1];
+    // Keys and numbers of a request come from memory once and from the caches for each row.
+    let (requests, beside) = (rows.requests(), count as usize * (1 + folds.len()));
+    let again = 4 * times(&[requests, rows.most.saturating_sub(1), beside]);
+    let once = 4 * requests * (beside + rows.most * (1 + folds.len()));
+    let single = times(&[requests, rows.most, beside]);
+    let demand = Demand { again, single, ..Demand::of_bytes(once) };
+    launch(device, &Shape { kernel: "fold_equal", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
 /// Where picked numbers come to lie: runs of `count`, `stride` apart, from number `first` on.
