@@ -7,13 +7,15 @@ For each number of items it makes a catalogue (clusters of unequal size, unit ve
 and filters that let 50, 10, 1 and 0.1 % pass: independent of the embedding (`any`), or a region of it that lies where the queries are (`near`) or
 opposite to them (`far`). Then `sterling ann-bench` builds and calibrates an index, asks for a recall, and looks for the fewest lists, the same number
 for all queries, that reach it too. `--peer` is an older binary, whose default was an eighth of the lists. Needs numpy. Data is kept in --folder;
-what is there already is not made again.
+what is there already is not made again. With `--vectors FILE.npy` the catalogue is these vectors (scripts/real_vectors.py), at length 1, less those that
+are drawn as queries.
 """
 import argparse, json, os, pathlib, shutil, subprocess, sys
 import numpy as np
 
 RATES = {"50": 2, "10": 10, "1": 100, "01": 1000}
 DEEPEST = 1000  # exact answers of a filtered query
+CALIBRATE = 256
 PART = 250_000  # items whose scores are held at once
 
 
@@ -22,6 +24,7 @@ def main():
     options.add_argument("--sterling", default="target/release/sterling", help="the binary")
     options.add_argument("--peer", help="an older binary that is measured beside it")
     options.add_argument("--items", type=int, action="append", help="items of a catalogue; may be given several times")
+    options.add_argument("--vectors", type=pathlib.Path, help="real vectors to take in place of clusters")
     options.add_argument("--width", type=int, default=64, help="width of the vectors")
     options.add_argument("--queries", type=int, default=200, help="queries that are measured")
     options.add_argument("--k", default="10,100,1000", help="results of unfiltered queries; filtered ones ask for 100")
@@ -32,40 +35,60 @@ def main():
     options.add_argument("--remove", action="store_true", help="remove the data of a catalogue when it is measured")
     given = options.parse_args()
     for items in given.items or [100_000]:
-        folder = given.folder / f"{items}x{given.width}"
+        name = given.vectors.stem if given.vectors else f"{items}x{given.width}"
+        folder = given.folder / name
         if not (folder / "whole").exists():
-            make(folder, items, given.width, given.queries, not given.no_filters)
+            source = real(given.vectors, given.queries) if given.vectors else clusters(items, given.width)
+            make(folder, *source, given.queries, not given.no_filters)
+        if given.vectors:
+            items, given.width = np.load(folder / "items.npy", mmap_mode="r").shape
         lines = run(given, folder, items)
-        tell(items, given, lines)
+        tell(name, items, given, lines)
         if given.remove:
             shutil.rmtree(folder)
 
 
-def make(folder, items, width, queries, with_filters):
-    """Writes a catalogue, its attributes, the queries and the exact answers."""
+def clusters(items, width):
+    """Vectors of clusters of unequal size, what draws queries for them, and the importance of each dimension."""
     rng = np.random.default_rng(7)
-    clusters = max(1, min(2000, items // 100))
-    centres = rng.standard_normal((clusters, width)).astype("f4")
-    weights = rng.dirichlet(np.full(clusters, 0.5))
+    count = max(1, min(2000, items // 100))
+    centres = rng.standard_normal((count, width)).astype("f4")
+    weights = rng.dirichlet(np.full(count, 0.5))
     spectrum = (np.arange(1, width + 1) ** -0.35).astype("f4")
 
     def draw(count, spread):
         rows = np.empty((count, width), "f4")
         for start in range(0, count, PART):
             part = rows[start : start + PART]
-            part[:] = centres[rng.choice(clusters, len(part), p=weights)]
+            part[:] = centres[rng.choice(len(centres), len(part), p=weights)]
             part += spread * rng.standard_normal(part.shape, dtype="f4")
             part *= spectrum
             part /= np.linalg.norm(part, axis=1, keepdims=True)
         return rows
 
+    return draw(items, 0.9), lambda count: draw(count, 1.1), spectrum, rng
+
+
+def real(path, queries):
+    """The same of vectors in a file: queries are vectors that are no items."""
+    rng = np.random.default_rng(7)
+    rows = np.load(path).astype("f4")
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-20)
+    rows = rows[rng.permutation(len(rows))]
+    ends = np.cumsum([CALIBRATE, queries, queries * 12])
+    drawn = iter(np.split(rows[: ends[-1]], ends[:-1]))
+    return rows[ends[-1] :], lambda count: next(drawn), rows.std(0), rng
+
+
+def make(folder, rows, draw, spectrum, rng, queries, with_filters):
+    """Writes a catalogue, its attributes, the queries and the exact answers."""
+    items, width = rows.shape
     shutil.rmtree(folder, ignore_errors=True)
     for part in ("anywhere", "edge"):
         (folder / part).mkdir(parents=True)
-    rows = draw(items, 0.9)
     np.save(folder / "items.npy", rows)
-    np.save(folder / "calibrate.npy", draw(256, 1.1))
-    asked, pool = draw(queries, 1.1), draw(queries * 12, 1.1)
+    np.save(folder / "calibrate.npy", draw(CALIBRATE))
+    asked, pool = draw(queries), draw(queries * 12)
     direction = rng.standard_normal(width).astype("f4") * spectrum
     direction /= np.linalg.norm(direction)
     np.save(folder / "anywhere/queries.npy", asked)
@@ -137,7 +160,7 @@ def run(given, folder, items):
     return lines
 
 
-def tell(items, given, lines):
+def tell(name, items, given, lines):
     """Prints the table of one catalogue."""
     for line in lines:
         if "build_s" in line:
@@ -145,7 +168,7 @@ def tell(items, given, lines):
             print(f", {line['bytes_per_item']} bytes an item")
         if "calibrate_s" in line:
             print(f"calibrated in {line['calibrate_s']} s with {line['queries']} queries")
-    (given.folder / f"{items}x{given.width}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (given.folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     print("| filter | K | recall | worst | lists | items scanned | ms | fewest lists: lists | recall | worst | ms | cost | eighth: ms | recall | faster |")
     print("|" + "---|" * 15)
     measured = [line for line in lines if "qps" in line]
