@@ -232,8 +232,7 @@ impl Run<'_> {
             }
             Work::FoldEqual { key, keys, count, folds } => {
                 let fold = |fold: &FoldBeside| {
-                    let out = self.out(Memory::Rows(fold.out));
-                    FoldBesideAt { f: fold.f, values: self.at(fold.values), out }
+                    FoldBesideAt::new(fold.f, self.at(fold.values), self.out(Memory::Rows(fold.out)))
                 };
                 let folds: Vec<FoldBesideAt> = folds.iter().map(fold).collect();
                 steps::fold_equal(device, rows, (self.at(*key), self.at(*keys)), *count, &folds)

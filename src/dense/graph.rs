@@ -53,11 +53,16 @@ impl Graph {
 
     /// Whether each value goes into some others, those apart that only `stops` read.
     pub(super) fn needed(&self, of: &[Id], stops: &[Id]) -> Vec<bool> {
+        self.needed_by(of, |id| if stops.contains(&id) { Vec::new() } else { self.values[id].op.reads() })
+    }
+
+    /// The same where making a value reads what `reads` says.
+    pub(super) fn needed_by(&self, of: &[Id], reads: impl Fn(Id) -> Vec<Id>) -> Vec<bool> {
         let mut needed = vec![false; self.values.len()];
         of.iter().for_each(|&id| needed[id] = true);
-        for id in (0..self.values.len()).rev().filter(|id| !stops.contains(id)) {
+        for id in (0..self.values.len()).rev() {
             if needed[id] {
-                self.values[id].op.reads().into_iter().for_each(|read| needed[read] = true);
+                reads(id).into_iter().for_each(|read| needed[read] = true);
             }
         }
         needed

@@ -70,7 +70,7 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
     planner.rectify(&needed);
     let is_live = |id: Id| needed[id] && planner.alias[id].is_none();
     planner.equal = EqualGroups::of(graph, is_live, &planner.readers, |id| planner.root(id));
-    let needed = planner.needed();
+    let needed = graph.needed_by(&graph.outputs, |id| planner.equal.reads(graph, id));
     planner.survey(&needed);
     if precision == Precision::Bf16 {
         planner.narrow(&needed);
@@ -125,18 +125,6 @@ impl Planner<'_> {
             id = of;
         }
         id
-    }
-
-    /// The values that the outputs need once groups of folds are single steps.
-    fn needed(&self) -> Vec<bool> {
-        let mut needed = vec![false; self.graph.values.len()];
-        self.graph.outputs.iter().for_each(|&output| needed[output] = true);
-        for id in (0..needed.len()).rev() {
-            if needed[id] {
-                self.equal.reads(self.graph, id).into_iter().for_each(|read| needed[read] = true);
-            }
-        }
-        needed
     }
 
     /// Finds products that only a `Relu` reads.

@@ -365,19 +365,17 @@ fn folds_beside_equal_keys_are_those_of_the_cpu() {
         let on = |numbers: &[f32]| device.copy(numbers).unwrap();
         let (keys, shared, values) = (on(&of_rows), on(&shared), values.each_ref().map(|values| on(values)));
         let out: Vec<Array<f32>> = folds.iter().map(|_| on(&vec![-3.0; 2 * most])).collect();
-        let at = |out: &Array<f32>, (f, n): (Fold, usize)| FoldBesideAt {
-            f,
-            values: NumbersAt::of(&values[n], 0, count, 0),
-            out: NumbersAt::of(out, 0, most, 1),
+        let at = |out: &Array<f32>, (f, n): (Fold, usize)| {
+            FoldBesideAt::new(f, NumbersAt::of(&values[n], 0, count, 0), NumbersAt::of(out, 0, most, 1))
         };
-        let folds: Vec<FoldBesideAt> = out.iter().zip(folds).map(|(out, &fold)| at(out, fold)).collect();
+        let on_device: Vec<FoldBesideAt> = out.iter().zip(folds).map(|(out, &fold)| at(out, fold)).collect();
         let counts = device.copy(&counts).unwrap();
         let keys = (NumbersAt::of(&keys, 0, most, 1), NumbersAt::of(&shared, 0, count, 0));
-        steps::fold_equal(&device, RowsOf { counts: &counts, most }, keys, count, &folds).unwrap();
-        for ((out, want), fold) in out.iter().zip(&want).zip(&folds) {
-            close(&out.to_vec().unwrap(), want, &format!("{:?} of {count}", fold.f));
+        steps::fold_equal(&device, RowsOf { counts: &counts, most }, keys, count, &on_device).unwrap();
+        for ((out, want), (f, _)) in out.iter().zip(&want).zip(folds) {
+            close(&out.to_vec().unwrap(), want, &format!("{f:?} of {count}"));
         }
-        let five = vec![folds[0]; 5];
+        let five = vec![on_device[0]; 5];
         let refused = steps::fold_equal(&device, RowsOf { counts: &counts, most }, keys, count, &five).unwrap_err();
         assert!(refused.to_string().contains("5 folds of one step, at most 4"), "{refused}");
     }

@@ -381,15 +381,23 @@ pub fn fold(device: &Device, rows: RowsOf<'_>, f: Fold, runs: RunsOfRow, a: Numb
     map(device, rows, "fold_runs", runs, [a, NumbersAt::default(), out], f as u32)
 }
 
-/// A fold of numbers that lie beside keys.
-#[derive(Clone, Copy, Debug)]
+/// A fold of numbers that lie beside keys, as kernels read it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub struct FoldBesideAt {
-    /// What they become.
-    pub f: Fold,
     /// A number beside each key.
     pub values: NumbersAt,
     /// A number a row.
     pub out: NumbersAt,
+    function: u32,
+    unused: [u32; 3],
+}
+
+impl FoldBesideAt {
+    /// A fold.
+    pub fn new(f: Fold, values: NumbersAt, out: NumbersAt) -> Self {
+        FoldBesideAt { values, out, function: f as u32, unused: [0; 3] }
+    }
 }
 
 /// Folds, of each row, numbers times 1 where the key beside them is the row's and times 0 elsewhere: `count` keys.
@@ -404,19 +412,11 @@ pub fn fold_equal(
     folds: &[FoldBesideAt],
 ) -> Result<()> {
     #[repr(C)]
-    #[derive(Clone, Copy, Default, Pod, Zeroable)]
-    struct EqualFoldArgs {
-        values: NumbersAt,
-        out: NumbersAt,
-        function: u32,
-        unused: [u32; 3],
-    }
-    #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
     struct EqualArgs {
         key: NumbersAt,
         keys: NumbersAt,
-        folds: [EqualFoldArgs; EQUAL_FOLDS_MAX],
+        folds: [FoldBesideAt; EQUAL_FOLDS_MAX],
         counts: u64,
         fold_count: u32,
         count: u32,
@@ -424,13 +424,11 @@ pub fn fold_equal(
     if folds.len() > EQUAL_FOLDS_MAX {
         return Err(Error::internal(format!("{} folds of one step, at most {EQUAL_FOLDS_MAX}", folds.len())));
     }
-    let mut of_folds = [EqualFoldArgs::default(); EQUAL_FOLDS_MAX];
-    for (to, fold) in of_folds.iter_mut().zip(folds) {
-        *to = EqualFoldArgs { values: fold.values, out: fold.out, function: fold.f as u32, ..EqualFoldArgs::default() };
-    }
+    let mut all = [FoldBesideAt::default(); EQUAL_FOLDS_MAX];
+    all[..folds.len()].copy_from_slice(folds);
     let counts = rows.counts.address();
     let (fold_count, count) = (folds.len() as u32, count as u32);
-    let arguments = EqualArgs { key, keys, folds: of_folds, counts, fold_count, count };
+    let arguments = EqualArgs { key, keys, folds: all, counts, fold_count, count };
     let grid = [parts(device, rows.most, 8, rows.requests()), rows.requests(), 1];
     // Keys and numbers of a request come from memory once and from the caches for each row.
     let (requests, beside) = (rows.requests(), count as usize * (1 + folds.len()));
