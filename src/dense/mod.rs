@@ -20,6 +20,7 @@ mod graph;
 mod import;
 mod interpret;
 mod ir;
+mod pairs;
 mod plan;
 mod split;
 mod steps;

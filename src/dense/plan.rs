@@ -4,7 +4,7 @@
 //! 2. Each value gets a place: constants among the constants, matrices of products packed; the user's values a buffer each;
 //!    values of rows a buffer of a block, given on to later values once nothing reads it any more.
 //! 3. A product that only a `Relu` reads does it on its way out.
-//! 4. In [`Precision::Bf16`], wide products of rows take their factors in pairs, and hand pairs on where only such products read
+//! 4. In [`Precision::Bf16`], wide products of rows take their factors in pairs (`pairs.rs`), and hand pairs on where only such products read
 //!    them. A product that is an output stays in f32: it is small, and what it rounds is the answer.
 
 use std::collections::HashMap;
@@ -14,11 +14,8 @@ use super::equal::{EqualGroup, EqualGroups};
 use super::graph::Graph;
 use super::ir::{Id, Op, Side, broadcast_strides, positions};
 use super::steps::{Factor, FoldBeside, Memory, Operand, Place, Plan, Precision, Step, Work};
-use crate::device::cpu::dense::{Binary, Form, LANES, Lines, PANEL, PairRows, STEP, Unary, pack, pair_rows};
+use crate::device::cpu::dense::{Binary, Form, LANES, Lines, PANEL, Unary, pack};
 use crate::error::{Error, Result};
-
-/// Fewest columns and fewest numbers of depth of a product in bf16: below, rounding its factors costs what it saves.
-const NARROW_MIN: usize = 32;
 
 /// Numbers that the buffers of a block may take together, 192 KiB: they stay in the second-level cache beside the weights.
 const BLOCK_NUMBERS: usize = 48 << 10;
@@ -93,34 +90,34 @@ fn follows(index: &[u32]) -> bool {
     !index.is_empty() && index.windows(2).all(|two| two[0] + 1 == two[1])
 }
 
-struct Planner<'a> {
-    graph: &'a Graph,
-    plan: Plan,
-    places: Vec<Option<Place>>,
+pub(super) struct Planner<'a> {
+    pub(super) graph: &'a Graph,
+    pub(super) plan: Plan,
+    pub(super) places: Vec<Option<Place>>,
     /// The value whose place one takes: of a reshape, and of a `Relu` that its product does.
-    alias: Vec<Option<Id>>,
-    is_rectified: Vec<bool>,
+    pub(super) alias: Vec<Option<Id>>,
+    pub(super) is_rectified: Vec<bool>,
     /// The last value that reads each one, by way of reshapes too.
-    last: Vec<Id>,
-    readers: Vec<usize>,
-    packed: HashMap<Id, usize>,
+    pub(super) last: Vec<Id>,
+    pub(super) readers: Vec<usize>,
+    pub(super) packed: HashMap<Id, usize>,
     /// Buffers of rows that nothing reads any more, by their stride.
-    free: HashMap<usize, Vec<usize>>,
+    pub(super) free: HashMap<usize, Vec<usize>>,
     /// Where each input lies among the inputs of its rows.
-    given: Vec<usize>,
+    pub(super) given: Vec<usize>,
     /// Products that take their factors in pairs.
-    is_narrow: Vec<bool>,
+    pub(super) is_narrow: Vec<bool>,
     /// Products whose results are pairs.
-    is_paired: Vec<bool>,
+    pub(super) is_paired: Vec<bool>,
     /// What was made as pairs: rows side by side and matrices below each other, by the values that they are.
-    pairs: HashMap<Vec<Id>, Place>,
+    pub(super) pairs: HashMap<Vec<Id>, Place>,
     /// Folds of what lies beside keys that are equal.
-    equal: EqualGroups,
+    pub(super) equal: EqualGroups,
 }
 
 impl Planner<'_> {
     /// The value whose place one takes in the end.
-    fn root(&self, mut id: Id) -> Id {
+    pub(super) fn root(&self, mut id: Id) -> Id {
         while let Some(of) = self.alias[id] {
             id = of;
         }
@@ -137,49 +134,6 @@ impl Planner<'_> {
                 self.alias[id] = Some(a);
             }
         }
-    }
-
-    /// Finds products in bf16, and those of them that only such products read.
-    fn narrow(&mut self, needed: &[bool]) {
-        let outputs: Vec<Id> = self.graph.outputs.iter().map(|&output| self.root(output)).collect();
-        let live = || (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none());
-        for id in live().collect::<Vec<_>>() {
-            if let Op::MatMul(a, b) = self.graph.values[id].op {
-                self.is_narrow[id] = self.is_wide_for_user(id, a, b);
-                continue;
-            }
-            let Op::Linear { parts, .. } = &self.graph.values[id].op else { continue };
-            let is_wide = self.graph.values[id].count() >= NARROW_MIN;
-            let is_deep = parts.iter().any(|(_, m)| self.graph.shape(*m)[0] >= NARROW_MIN);
-            self.is_narrow[id] = is_wide && is_deep && !outputs.contains(&id);
-        }
-        let live = || (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none());
-        let is_linear = |id: Id| matches!(self.graph.values[id].op, Op::Linear { .. });
-        let mut is_read_alone: Vec<bool> = (0..needed.len()).map(|id| self.is_narrow[id] && is_linear(id)).collect();
-        for reader in live() {
-            let (rows, others): (Vec<Id>, Vec<Id>) = match &self.graph.values[reader].op {
-                Op::Linear { parts, bias } => {
-                    (parts.iter().map(|(x, _)| *x).collect(), parts.iter().map(|(_, m)| *m).chain(*bias).collect())
-                }
-                op => (Vec::new(), op.reads()),
-            };
-            let rows = rows.into_iter().filter(|_| !self.is_narrow[reader]);
-            rows.chain(others).for_each(|id| is_read_alone[self.root(id)] = false);
-        }
-        self.is_paired = is_read_alone;
-    }
-
-    /// True for a product of many rows of the user with a constant matrix whose depth is whole steps: what it makes becomes a matrix of
-    /// products of rows, which is rounded itself.
-    fn is_wide_for_user(&self, id: Id, a: Id, b: Id) -> bool {
-        let (left, right) = (self.graph.shape(a), self.graph.shape(b));
-        let [.., k, n] = right else { return false };
-        let runs = left.iter().product::<usize>() / (*k).max(1);
-        self.graph.values[id].side == Side::User
-            && self.graph.constant(b).is_some()
-            && right.iter().product::<usize>() == k * n
-            && k.is_multiple_of(2 * STEP)
-            && runs.min(*n) >= NARROW_MIN
     }
 
     fn survey(&mut self, needed: &[bool]) {
@@ -221,7 +175,7 @@ impl Planner<'_> {
     }
 
     /// Where a value lies. Constants come to lie somewhere once they are read as they are: matrices are packed instead.
-    fn place(&mut self, id: Id) -> Result<Place> {
+    pub(super) fn place(&mut self, id: Id) -> Result<Place> {
         if let (None, Some(numbers)) = (self.places[id], self.graph.constant(id)) {
             let memory = Memory::Constant(self.constant(Lines::of(numbers)));
             self.places[id] = Some(Place { memory, offset: 0 });
@@ -229,13 +183,13 @@ impl Planner<'_> {
         self.places[id].ok_or_else(|| Error::internal("a value that is read before it is made"))
     }
 
-    fn constant(&mut self, lines: Lines) -> usize {
+    pub(super) fn constant(&mut self, lines: Lines) -> usize {
         self.plan.constants.push(lines);
         self.plan.constants.len() - 1
     }
 
     /// A buffer for the numbers of a value.
-    fn buffer(&mut self, side: Side, count: usize) -> Place {
+    pub(super) fn buffer(&mut self, side: Side, count: usize) -> Place {
         let memory = match side {
             Side::Pair => {
                 let stride = room_of_row(count);
@@ -253,7 +207,7 @@ impl Planner<'_> {
         Place { memory, offset: 0 }
     }
 
-    fn step(&mut self, place: Place, work: Work) {
+    pub(super) fn step(&mut self, place: Place, work: Work) {
         let cost = match &work {
             Work::Product { parts, runs, columns, .. } => parts.iter().map(|p| p.depth * columns).sum::<usize>() * runs,
             Work::Narrow { count, .. } => *count,
@@ -390,84 +344,6 @@ impl Planner<'_> {
         };
         let matrix = Place { memory: Memory::Constant(packed), offset: 0 };
         Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: depth * PANEL })
-    }
-
-    /// Factors in pairs. Rows that are not pairs yet come to lie side by side, those of constant matrices and those of the user's, so
-    /// that few steps are filled up with zeros.
-    fn narrow_factors(&mut self, parts: &[(Id, Id)]) -> Result<Vec<Factor>> {
-        let (paired, single): (Vec<_>, Vec<_>) = parts.iter().partition(|(x, _)| self.is_paired[self.root(*x)]);
-        let (constant, of_user): (Vec<_>, Vec<_>) =
-            single.into_iter().partition(|(_, matrix)| self.graph.constant(*matrix).is_some());
-        let together = [constant, of_user].into_iter().filter(|parts| !parts.is_empty());
-        let groups: Vec<Vec<(Id, Id)>> = paired.into_iter().map(|part| vec![part]).chain(together).collect();
-        groups.iter().map(|parts| self.narrow_factor(parts)).collect()
-    }
-
-    /// Rows side by side and their matrices below each other, in pairs, which are made where they are not there yet.
-    fn narrow_factor(&mut self, parts: &[(Id, Id)]) -> Result<Factor> {
-        let room = |planner: &Self, matrix: Id| Form::Pairs.room(planner.graph.shape(matrix)[0]);
-        let depth: usize = parts.iter().map(|(_, matrix)| room(self, *matrix)).sum();
-        let all = depth.next_multiple_of(STEP);
-        let roots: Vec<Id> = parts.iter().map(|(x, _)| self.root(*x)).collect();
-        let rows = match self.pairs.get(&roots) {
-            _ if self.is_paired[roots[0]] => self.place(parts[0].0)?,
-            Some(&rows) => rows,
-            None => {
-                let rows = self.buffer(Side::Pair, all);
-                let mut first = 0;
-                for &(x, matrix) in parts {
-                    let (a, count) = (self.place(x)?, self.graph.shape(matrix)[0]);
-                    self.step(rows, Work::Narrow { a, count, first });
-                    first += room(self, matrix);
-                }
-                self.pairs.insert(roots, rows);
-                rows
-            }
-        };
-        let matrices: Vec<Id> = parts.iter().map(|(_, matrix)| *matrix).collect();
-        let matrix = match self.pairs.get(&matrices) {
-            Some(&packed) => packed,
-            None => {
-                let packed = self.pack_pairs(&matrices, all)?;
-                self.pairs.insert(matrices, packed);
-                packed
-            }
-        };
-        Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: all * PANEL })
-    }
-
-    /// The rows `[runs, k]` of a value of the user and a constant matrix `[k, n]` in pairs.
-    fn narrow_rows(&mut self, a: Id, matrix: Id, [runs, k, n]: [usize; 3]) -> Result<Factor> {
-        let (depth, from) = (Form::Pairs.room(k), self.place(a)?);
-        let rows = self.buffer(Side::User, runs * depth);
-        self.step(rows, Work::Narrow { a: from, count: runs * k, first: 0 });
-        let mut packed = Lines::new(depth * n.next_multiple_of(PANEL));
-        if let Some(numbers) = self.graph.constant(matrix) {
-            pair_rows(numbers, k, n, PairRows { all: depth, first: 0 }, packed.numbers_mut());
-        }
-        let matrix = Place { memory: Memory::Constant(self.constant(packed)), offset: 0 };
-        Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: depth * PANEL })
-    }
-
-    /// Matrices below each other in panels of so many pairs: all of them constants, or all of them made once a request.
-    fn pack_pairs(&mut self, matrices: &[Id], all: usize) -> Result<Place> {
-        let columns = self.graph.shape(matrices[0])[1];
-        let count = all * columns.next_multiple_of(PANEL);
-        let (mut constants, mut place, mut first) = (Lines::new(count), None, 0);
-        for &matrix in matrices {
-            let (depth, rows) = (self.graph.shape(matrix)[0], PairRows { all, first });
-            match self.graph.constant(matrix) {
-                Some(numbers) => pair_rows(numbers, depth, columns, rows, constants.numbers_mut()),
-                None => {
-                    let a = self.place(matrix)?;
-                    let packed = *place.get_or_insert_with(|| self.buffer(Side::User, count));
-                    self.step(packed, Work::PackNarrow { a, depth, columns, rows });
-                }
-            }
-            first += Form::Pairs.room(depth);
-        }
-        let constant = |planner: &mut Self| Place { memory: Memory::Constant(planner.constant(constants)), offset: 0 };
-        Ok(place.unwrap_or_else(|| constant(self)))
     }
 
     /// Numbers from other places: in runs, where they lie side by side there too.
