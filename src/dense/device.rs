@@ -3,7 +3,7 @@
 use super::RowProgram;
 use super::steps::{FoldBeside, Memory, Operand, Place, Plan, Step, Work};
 use crate::device::cuda::ops::steps::{
-    self, FactorAt, FoldBesideAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, RunsOfRow,
+    self, ChainAt, FactorAt, FoldBesideAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, RunsOfRow,
 };
 use crate::device::cuda::{Array, Device};
 use crate::error::{Error, Result};
@@ -231,11 +231,13 @@ impl Run<'_> {
                 steps::fold(device, rows, *f, runs, self.at(*a), out)
             }
             Work::FoldEqual { key, keys, count, folds } => {
-                let fold = |fold: &FoldBeside| {
-                    FoldBesideAt::new(fold.f, self.at(fold.values), self.out(Memory::Rows(fold.out)))
-                };
+                let fold = |fold: &FoldBeside| FoldBesideAt::new(fold.f, self.at(fold.values));
                 let folds: Vec<FoldBesideAt> = folds.iter().map(fold).collect();
-                steps::fold_equal(device, rows, (self.at(*key), self.at(*keys)), *count, &folds)
+                steps::fold_equal(device, rows, (self.at(*key), self.at(*keys)), *count, (&folds, out))
+            }
+            Work::Chain { reads, links, kept } => {
+                let reads: Vec<NumbersAt> = reads.iter().map(|&read| self.at(read)).collect();
+                steps::chain(device, rows, &ChainAt { reads: &reads, links, kept }, out)
             }
             Work::Concat { runs, parts } => {
                 let stride = parts.iter().map(|(_, count)| count).sum();

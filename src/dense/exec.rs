@@ -1,11 +1,11 @@
 //! Runs the steps of a plan: the user's once, those of the rows block after block, so that what a step makes is still near
 //! when the next one reads it.
 
-use super::steps::{Factor, FoldBeside, Memory, Operand, Place, Plan, Step, Work};
+use super::steps::{Factor, Memory, Operand, Place, Plan, Step, Work};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{
-    self as loops, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget, PANEL, PARTS_MAX, Part,
-    Product, STEP, Weights,
+    self as loops, CHAIN_MAX, Chain, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget, PANEL,
+    PARTS_MAX, Part, Product, STEP, Weights,
 };
 
 /// Memory that programs work in, kept by the caller from run to run: once warm, none is allocated.
@@ -14,6 +14,8 @@ pub struct Scratch {
     user: Vec<Lines>,
     rows: Vec<Lines>,
     given: Lines,
+    /// Those of chains.
+    registers: Lines,
 }
 
 fn fit(buffers: &mut Vec<Lines>, counts: impl Iterator<Item = usize>) {
@@ -39,12 +41,14 @@ pub(super) fn start(plan: &Plan, kernels: Kernels, inputs: &[&[f32]], scratch: &
     for &(input, buffer) in &plan.user_inputs {
         scratch.user[buffer].numbers_mut()[..inputs[input].len()].copy_from_slice(inputs[input]);
     }
+    let mut registers = std::mem::take(&mut scratch.registers);
     for step in &plan.user {
         let mut out = std::mem::take(&mut scratch.user[step.out]);
         let run = Run { plan, kernels, scratch, rows: 1 };
-        run.step(step, out.numbers_mut(), plan.user_counts[step.out]);
+        run.step(step, &mut registers, out.numbers_mut(), plan.user_counts[step.out]);
         scratch.user[step.out] = out;
     }
+    scratch.registers = registers;
 }
 
 /// The inputs of a block of rows, to be filled, and from a row to the next.
@@ -54,43 +58,14 @@ pub(super) fn given<'a>(plan: &Plan, scratch: &'a mut Scratch) -> (&'a mut [f32]
 
 /// Runs the part of the rows over a filled block.
 pub(super) fn block(plan: &Plan, kernels: Kernels, rows: usize, scratch: &mut Scratch) {
+    let mut registers = std::mem::take(&mut scratch.registers);
     for step in &plan.rows {
-        if let Work::FoldEqual { key, keys, count, folds } = &step.work {
-            fold_equal(plan, kernels, rows, (*key, *keys, *count), folds, scratch);
-            continue;
-        }
         let mut out = std::mem::take(&mut scratch.rows[step.out]);
         let run = Run { plan, kernels, scratch, rows };
-        run.step(step, out.numbers_mut(), plan.strides[step.out]);
+        run.step(step, &mut registers, out.numbers_mut(), plan.strides[step.out]);
         scratch.rows[step.out] = out;
     }
-}
-
-/// The one step with several results.
-fn fold_equal(
-    plan: &Plan,
-    kernels: Kernels,
-    rows: usize,
-    (key, keys, count): (Place, Place, usize),
-    folds: &[FoldBeside],
-    scratch: &mut Scratch,
-) {
-    let mut made: [Lines; EQUAL_FOLDS_MAX] = Default::default();
-    for (out, fold) in made.iter_mut().zip(folds) {
-        *out = std::mem::take(&mut scratch.rows[fold.out]);
-    }
-    let run = Run { plan, kernels, scratch, rows };
-    let (of_rows, stride) = run.at(key);
-    let keys = Keys { of_rows, stride, rows, shared: &run.at(keys).0[..count] };
-    let mut of_folds = folds.iter();
-    let mut targets = made.each_mut().map(|out| match of_folds.next() {
-        Some(fold) => EqualFold { f: fold.f, values: &run.at(fold.values).0[..count], out: out.numbers_mut() },
-        None => EqualFold { f: Fold::Sum, values: &[], out: &mut [] },
-    });
-    kernels.fold_equal(&keys, &mut targets[..folds.len()]);
-    for (out, fold) in made.into_iter().zip(folds) {
-        scratch.rows[fold.out] = out;
-    }
+    scratch.registers = registers;
 }
 
 /// Output number `n` of the block that ran last, with the stride of its rows.
@@ -141,7 +116,7 @@ impl<'a> Run<'a> {
         loops::Operand { numbers, row, outer: operand.outer, inner: operand.inner }
     }
 
-    fn step(&self, step: &Step, out: &mut [f32], stride: usize) {
+    fn step(&self, step: &Step, registers: &mut Lines, out: &mut [f32], stride: usize) {
         let rows = self.rows;
         match &step.work {
             Work::Product { parts, bias, runs, columns, relu, factors, result } => {
@@ -195,8 +170,21 @@ impl<'a> Run<'a> {
                 let mut target = MapTarget { numbers: out, stride, rows, outer: *runs, inner: 1 };
                 self.kernels.fold(*f, &input, *count, &mut target);
             }
-            // `block` runs these: each has several results.
-            Work::FoldEqual { .. } => {}
+            Work::FoldEqual { key, keys, count, folds } => {
+                let (of_rows, apart) = self.at(*key);
+                let keys = Keys { of_rows, stride: apart, rows, shared: &self.at(*keys).0[..*count] };
+                let mut all = [EqualFold { f: Fold::Sum, values: &[] }; EQUAL_FOLDS_MAX];
+                for (to, fold) in all.iter_mut().zip(folds) {
+                    *to = EqualFold { f: fold.f, values: &self.at(fold.values).0[..*count] };
+                }
+                self.kernels.fold_equal(&keys, &all[..folds.len()], out, stride);
+            }
+            Work::Chain { reads, links, kept } => {
+                let mut all = [(&[][..], 0); CHAIN_MAX];
+                all.iter_mut().zip(reads).for_each(|(to, &read)| *to = self.at(read));
+                let chain = Chain { reads: &all[..reads.len()], links, kept };
+                self.kernels.chain(&chain, rows, registers, out, stride);
+            }
             Work::Concat { runs, parts } => {
                 let width: usize = parts.iter().map(|(_, count)| count).sum();
                 let mut first = 0;

@@ -203,7 +203,47 @@ impl Graph {
         if index.iter().map(|&n| n as usize).eq(0..self.values[a].count()) && rows == self.values[a].rows {
             return self.reshape(a, shape, rows);
         }
+        if let Some(runs) = self.runs_of_parts(a, &index) {
+            return self.pick_from_parts(runs, shape, rows);
+        }
         self.add(Op::Pick(a, index.into()), shape, rows)
+    }
+
+    /// What is picked of values that lie side by side, run after run of one of them, where that is less than all and no more runs than
+    /// there are values: what nothing picks need not be made.
+    fn runs_of_parts(&self, a: Id, index: &[u32]) -> Option<Vec<(Id, Vec<u32>)>> {
+        let mut at = a;
+        while let Op::Reshape(of) = self.values[at].op {
+            at = of;
+        }
+        let Value { op: Op::Concat(axis, parts), shape, .. } = &self.values[at] else { return None };
+        if shape[..*axis].iter().any(|&size| size != 1) || index.len() >= self.values[at].count() {
+            return None;
+        }
+        let count = |id: &Id| self.values[*id].count();
+        let ends: Vec<usize> = (1..=parts.len()).map(|n| parts[..n].iter().map(count).sum()).collect();
+        let mut runs: Vec<(Id, Vec<u32>)> = Vec::new();
+        for &n in index {
+            let at = ends.partition_point(|&end| end <= n as usize);
+            let part = *parts.get(at)?;
+            let own = n - (ends[at] - count(&part)) as u32;
+            match runs.last_mut().filter(|(last, _)| *last == part) {
+                Some((_, index)) => index.push(own),
+                None => runs.push((part, vec![own])),
+            }
+        }
+        (runs.len() <= parts.len()).then_some(runs)
+    }
+
+    fn pick_from_parts(&mut self, runs: Vec<(Id, Vec<u32>)>, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
+        let flat = rows.map(|_| 0);
+        let pick = |(part, index): (Id, Vec<u32>)| self.pick(part, index.clone(), vec![1, index.len()], flat);
+        let picked = runs.into_iter().map(pick).collect::<Result<Vec<_>>>()?;
+        let together = match picked[..] {
+            [one] => one,
+            _ => self.concat(1, &picked)?,
+        };
+        self.reshape(together, shape, rows)
     }
 
     pub(super) fn transpose(&mut self, a: Id, order: &[usize]) -> Result<Id> {

@@ -12,6 +12,7 @@
 //!
 //! `interpret` is the meaning of a graph: it folds constants, and the tests compare programs with it.
 
+mod chains;
 mod collapse;
 mod device;
 mod equal;

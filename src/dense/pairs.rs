@@ -13,7 +13,7 @@ const NARROW_MIN: usize = 32;
 impl Planner<'_> {
     /// Finds products in bf16, and those of them that only such products read.
     pub(super) fn narrow(&mut self, needed: &[bool]) {
-        let outputs: Vec<Id> = self.graph.outputs.iter().map(|&output| self.root(output)).collect();
+        let outputs = self.outputs();
         let live = || (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none());
         for id in live().collect::<Vec<_>>() {
             if let Op::MatMul(a, b) = self.graph.values[id].op {

@@ -3,18 +3,20 @@
 //! 1. What the output does not need is left out.
 //! 2. Each value gets a place: constants among the constants, matrices of products packed; the user's values a buffer each;
 //!    values of rows a buffer of a block, given on to later values once nothing reads it any more.
-//! 3. A product that only a `Relu` reads does it on its way out.
+//! 3. A product that only a `Relu` reads does it on its way out; neighbours within a value are read where they lie; folds beside equal
+//!    keys (`equal.rs`) and work on single numbers (`chains.rs`) become one step each.
 //! 4. In [`Precision::Bf16`], wide products of rows take their factors in pairs (`pairs.rs`), and hand pairs on where only such products read
 //!    them. A product that is an output stays in f32: it is small, and what it rounds is the answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::chains::{ChainOf, Chains};
 use super::equal::{EqualGroup, EqualGroups};
 use super::graph::Graph;
-use super::ir::{Id, Op, Side, broadcast_strides, positions};
+use super::ir::{Id, Op, Side, Value, broadcast_strides, positions};
 use super::steps::{Factor, FoldBeside, Memory, Operand, Place, Plan, Precision, Step, Work};
-use crate::device::cpu::dense::{Binary, Form, LANES, Lines, PANEL, Unary, pack};
+use crate::device::cpu::dense::{Binary, ChainLink, Form, LANES, Lines, PANEL, Unary, pack};
 use crate::error::{Error, Result};
 
 /// Numbers that the buffers of a block may take together, 192 KiB: they stay in the second-level cache beside the weights.
@@ -56,28 +58,32 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
         last: vec![0; graph.values.len()],
         readers: vec![0; graph.values.len()],
         packed: HashMap::new(),
+        tenants: Vec::new(),
         free: HashMap::new(),
         given: Vec::new(),
         is_narrow: vec![false; graph.values.len()],
         is_paired: vec![false; graph.values.len()],
         pairs: HashMap::new(),
         equal: EqualGroups::default(),
+        chains: Chains::default(),
     };
-    planner.survey(&needed);
+    planner.survey(&(0..needed.len()).filter(|&id| needed[id] && planner.alias[id].is_none()).collect::<Vec<_>>());
     planner.rectify(&needed);
     let is_live = |id: Id| needed[id] && planner.alias[id].is_none();
     planner.equal = EqualGroups::of(graph, is_live, &planner.readers, |id| planner.root(id));
     let needed = graph.needed_by(&graph.outputs, |id| planner.equal.reads(graph, id));
-    planner.survey(&needed);
     if precision == Precision::Bf16 {
         planner.narrow(&needed);
     }
-    // The user's values first, as they are made: a step of rows may read any of them.
-    let is_rows = |id: Id| graph.values[id].side == Side::Pair;
-    let live = || (0..graph.values.len()).filter(|&id| needed[id]);
-    for id in live().filter(|&id| !is_rows(id)).chain(live().filter(|&id| is_rows(id))) {
+    // The user's values first: a step of rows may read any of them.
+    let made = (0..needed.len()).filter(|&id| needed[id] && planner.alias[id].is_none());
+    let (rows, others): (Vec<Id>, Vec<Id>) = made.partition(|&id| graph.values[id].side == Side::Pair);
+    planner.chains = Chains::of(graph, &rows, &planner.outputs(), |id| planner.reads(id));
+    let order = [others, planner.chains.order.clone()].concat();
+    planner.survey(&order);
+    for (at, &id) in order.iter().enumerate() {
         planner.value(id)?;
-        planner.give_back(id, &needed);
+        planner.give_back(at, id);
     }
     planner.plan.outputs = graph.outputs.iter().map(|&output| planner.place(output)).collect::<Result<_>>()?;
     let numbers = planner.plan.strides.iter().sum::<usize>() + planner.plan.given_stride;
@@ -97,10 +103,12 @@ pub(super) struct Planner<'a> {
     /// The value whose place one takes: of a reshape, and of a `Relu` that its product does.
     pub(super) alias: Vec<Option<Id>>,
     pub(super) is_rectified: Vec<bool>,
-    /// The last value that reads each one, by way of reshapes too.
-    pub(super) last: Vec<Id>,
+    /// Where in the order of values is the last one that reads each, by way of reshapes and views too.
+    pub(super) last: Vec<usize>,
     pub(super) readers: Vec<usize>,
     pub(super) packed: HashMap<Id, usize>,
+    /// How many values that are still read lie in each buffer of rows.
+    pub(super) tenants: Vec<usize>,
     /// Buffers of rows that nothing reads any more, by their stride.
     pub(super) free: HashMap<usize, Vec<usize>>,
     /// Where each input lies among the inputs of its rows.
@@ -113,6 +121,8 @@ pub(super) struct Planner<'a> {
     pub(super) pairs: HashMap<Vec<Id>, Place>,
     /// Folds of what lies beside keys that are equal.
     pub(super) equal: EqualGroups,
+    /// What is made of single numbers.
+    pub(super) chains: Chains,
 }
 
 impl Planner<'_> {
@@ -136,21 +146,43 @@ impl Planner<'_> {
         }
     }
 
-    fn survey(&mut self, needed: &[bool]) {
+    /// The values that are outputs.
+    pub(super) fn outputs(&self) -> Vec<Id> {
+        self.graph.outputs.iter().map(|&output| self.root(output)).collect()
+    }
+
+    /// What making a value reads.
+    fn reads(&self, id: Id) -> Vec<Id> {
+        self.equal.reads(self.graph, id).into_iter().map(|read| self.root(read)).collect()
+    }
+
+    /// The value of a row whose neighbouring numbers one is.
+    fn viewed(&self, id: Id) -> Option<Id> {
+        let Value { op: Op::Pick(a, index), side: Side::Pair, .. } = &self.graph.values[id] else { return None };
+        let of = self.root(*a);
+        let is_view = self.graph.values[of].side == Side::Pair && follows(index) && !self.outputs().contains(&id);
+        is_view.then_some(of)
+    }
+
+    /// Values, what they are views of, and so on.
+    fn through_views(&self, of: &[Id]) -> Vec<Id> {
+        let views = |&id: &Id| std::iter::successors(Some(self.root(id)), |&at| self.viewed(at));
+        of.iter().flat_map(views).collect()
+    }
+
+    fn survey(&mut self, order: &[Id]) {
         self.last.fill(0);
         self.readers.fill(0);
         self.given.clear();
-        for id in (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none()) {
-            for read in self.equal.reads(self.graph, id) {
-                let root = self.root(read);
-                self.last[root] = id;
-                self.readers[root] += 1;
+        for (at, &id) in order.iter().enumerate() {
+            for read in self.through_views(&self.reads(id)) {
+                self.last[read] = at;
+                self.readers[read] += 1;
             }
         }
-        for &output in &self.graph.outputs {
-            let root = self.root(output);
-            self.last[root] = usize::MAX;
-            self.readers[root] += 1;
+        for read in self.through_views(&self.graph.outputs) {
+            self.last[read] = usize::MAX;
+            self.readers[read] += 1;
         }
         let mut offset = 0;
         for input in &self.graph.inputs {
@@ -162,20 +194,25 @@ impl Planner<'_> {
         self.plan.given_stride = offset.next_multiple_of(LANES);
     }
 
-    fn give_back(&mut self, id: Id, needed: &[bool]) {
-        for read in self.equal.reads(self.graph, id) {
-            let root = self.root(read);
-            if self.alias[id].is_none() && self.last[root] == id && needed[root] {
-                self.last[root] = usize::MAX;
-                if let Some(Place { memory: Memory::Rows(buffer), .. }) = self.places[root] {
-                    self.free.entry(self.plan.strides[buffer]).or_default().push(buffer);
-                }
+    /// Gives on the buffers that nothing reads behind a value, which is at this place of the order.
+    fn give_back(&mut self, at: usize, id: Id) {
+        for read in self.through_views(&self.reads(id)) {
+            if self.last[read] != at || self.viewed(read).is_some() {
+                continue;
+            }
+            // A buffer of several values is free once all of them are read.
+            self.last[read] = usize::MAX;
+            let Some(Place { memory: Memory::Rows(buffer), .. }) = self.places[read] else { continue };
+            self.tenants[buffer] -= 1;
+            if self.tenants[buffer] == 0 {
+                self.free.entry(self.plan.strides[buffer]).or_default().push(buffer);
             }
         }
     }
 
     /// Where a value lies. Constants come to lie somewhere once they are read as they are: matrices are packed instead.
     pub(super) fn place(&mut self, id: Id) -> Result<Place> {
+        let id = self.root(id);
         if let (None, Some(numbers)) = (self.places[id], self.graph.constant(id)) {
             let memory = Memory::Constant(self.constant(Lines::of(numbers)));
             self.places[id] = Some(Place { memory, offset: 0 });
@@ -190,13 +227,20 @@ impl Planner<'_> {
 
     /// A buffer for the numbers of a value.
     pub(super) fn buffer(&mut self, side: Side, count: usize) -> Place {
+        self.shared_buffer(side, count, 1)
+    }
+
+    /// A buffer for so many numbers of several values.
+    fn shared_buffer(&mut self, side: Side, count: usize, tenants: usize) -> Place {
         let memory = match side {
             Side::Pair => {
                 let stride = room_of_row(count);
                 let buffer = self.free.get_mut(&stride).and_then(Vec::pop).unwrap_or(self.plan.strides.len());
                 if buffer == self.plan.strides.len() {
                     self.plan.strides.push(stride);
+                    self.tenants.push(0);
                 }
+                self.tenants[buffer] = tenants;
                 Memory::Rows(buffer)
             }
             _ => {
@@ -218,6 +262,7 @@ impl Planner<'_> {
             Work::Map2 { outer, inner, .. } => 4 * outer * inner,
             Work::Fold { runs, count, .. } => 4 * runs * count,
             Work::FoldEqual { count, .. } => *count,
+            Work::Chain { reads, links, kept } => reads.len() + links.len() + kept.len(),
             Work::Concat { runs, parts } => 4 * runs * parts.iter().map(|(_, n)| n).sum::<usize>(),
             Work::Pick { index, run, .. } => 16 * index.len() + run,
         };
@@ -240,12 +285,12 @@ impl Planner<'_> {
         }
         let value = &self.graph.values[id];
         let (side, count) = (value.side, value.count());
-        if let Some(of) = self.alias[id] {
-            self.places[id] = Some(self.place(of)?);
-            return Ok(());
-        }
         if let Some(group) = self.equal.group(id).cloned() {
             return self.fold_equal(&group);
+        }
+        if let Some(chain) = self.chains.chain(id).cloned() {
+            // The others were made with the first one, and not all of them have a place.
+            return if chain.links[0] == id { self.chain(&chain) } else { Ok(()) };
         }
         let place = match &value.op {
             Op::Constant(_) => return Ok(()),
@@ -258,7 +303,7 @@ impl Planner<'_> {
                 }
                 place
             }
-            Op::Pick(a, index) if side == Side::Pair && follows(index) && self.place(*a)?.memory == Memory::Given => {
+            Op::Pick(a, index) if self.viewed(id).is_some() => {
                 let place = self.place(*a)?;
                 Place { offset: place.offset + index[0] as usize, ..place }
             }
@@ -308,19 +353,40 @@ impl Planner<'_> {
         })
     }
 
+    /// Room for what one step makes, side by side.
+    fn side_by_side(&mut self, made: &[Id]) -> Place {
+        let place = self.shared_buffer(Side::Pair, made.len(), made.len());
+        for (n, &id) in made.iter().enumerate() {
+            self.places[id] = Some(Place { offset: n, ..place });
+        }
+        place
+    }
+
     /// One step for all of a group.
     fn fold_equal(&mut self, group: &EqualGroup) -> Result<()> {
-        let mut folds = Vec::new();
-        for &(f, values, id) in &group.folds {
-            let place = self.buffer(Side::Pair, 1);
-            let Memory::Rows(out) = place.memory else { return Err(Error::internal("a row's number that is not its")) };
-            folds.push(FoldBeside { f, values: self.place(values)?, out });
-            self.places[id] = Some(place);
-        }
+        let out = self.side_by_side(&group.folds.iter().map(|(.., id)| *id).collect::<Vec<_>>());
+        let beside = |&(f, values, _): &(_, Id, Id)| Ok(FoldBeside { f, values: self.place(values)? });
+        let folds = group.folds.iter().map(beside).collect::<Result<_>>()?;
         let (key, keys, count) =
             (self.place(group.key)?, self.place(group.keys)?, self.graph.values[group.keys].count());
-        let first = Place { memory: Memory::Rows(folds[0].out), offset: 0 };
-        self.step(first, Work::FoldEqual { key, keys, count, folds });
+        self.step(out, Work::FoldEqual { key, keys, count, folds });
+        Ok(())
+    }
+
+    fn chain(&mut self, chain: &ChainOf) -> Result<()> {
+        let missing = || Error::internal("a single number that is read before it is made");
+        let registers = [&chain.reads[..], &chain.links].concat();
+        let register = |id: Id| registers.iter().position(|&other| other == self.root(id)).ok_or_else(missing);
+        let link = |&id: &Id| match self.graph.values[id].op {
+            Op::Unary(f, a) => Ok(ChainLink::One(f, register(a)?)),
+            Op::Binary(f, a, b) => Ok(ChainLink::Two(f, [register(a)?, register(b)?])),
+            _ => Err(Error::internal("a wide value in a chain of single numbers")),
+        };
+        let links = chain.links.iter().map(link).collect::<Result<_>>()?;
+        let kept = chain.kept.iter().map(|&id| register(id)).collect::<Result<_>>()?;
+        let reads = chain.reads.iter().map(|&id| self.place(id)).collect::<Result<_>>()?;
+        let out = self.side_by_side(&chain.kept);
+        self.step(out, Work::Chain { reads, links, kept });
         Ok(())
     }
 

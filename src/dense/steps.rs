@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::device::cpu::dense::{Binary, Fold, Form, Lines, PairRows, Unary};
+use crate::device::cpu::dense::{Binary, ChainLink, Fold, Form, Lines, PairRows, Unary};
 
 /// In which precision products of rows are computed. Their sums, and all else, are in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,12 +61,11 @@ pub(super) struct Operand {
     pub(super) inner: usize,
 }
 
-/// A fold of numbers that lie beside keys; its result fills buffer `out`.
+/// A fold of numbers that lie beside keys.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FoldBeside {
     pub(super) f: Fold,
     pub(super) values: Place,
-    pub(super) out: usize,
 }
 
 /// A step; its result fills buffer `out`.
@@ -128,12 +127,19 @@ pub(super) enum Work {
         runs: usize,
         count: usize,
     },
-    /// Folds numbers beside those of `keys` that are a row's `key`; the first fold's result fills the step's buffer.
+    /// Folds numbers beside those of `keys` that are a row's `key`: fold `n` makes number `n` of a row.
     FoldEqual {
         key: Place,
         keys: Place,
         count: usize,
         folds: Vec<FoldBeside>,
+    },
+    /// Works on single numbers: what is read fills the first registers of a row, each link the next one, and number `n` of a row is
+    /// register `kept[n]`.
+    Chain {
+        reads: Vec<Place>,
+        links: Vec<ChainLink>,
+        kept: Vec<usize>,
     },
     /// Puts parts side by side in runs of so many numbers.
     Concat {
@@ -158,6 +164,7 @@ impl Work {
             }
             Work::Matrices { a, b, .. } => vec![*a, *b],
             Work::Map2 { a, b, .. } => vec![a.place, b.place],
+            Work::Chain { reads, .. } => reads.clone(),
             Work::Concat { parts, .. } => parts.iter().map(|(place, _)| *place).collect(),
             Work::FoldEqual { key, keys, folds, .. } => {
                 folds.iter().map(|fold| fold.values).chain([*key, *keys]).collect()

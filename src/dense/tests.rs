@@ -102,7 +102,7 @@ fn graph(width: usize, steps: &[Random]) -> Graph {
             let all = numbers(rows * columns, size).iter().map(|x| x * scale).collect();
             graph.number(vec![rows, columns], all)
         };
-        let made = match kind % 18 {
+        let made = match kind % 21 {
             0..=3 => weights(last, size).and_then(|w| graph.matmul(a, w)),
             4 => graph.binary(Binary::Add, a, b),
             5 => graph.binary(Binary::Sub, a, b),
@@ -127,6 +127,19 @@ fn graph(width: usize, steps: &[Random]) -> Graph {
                 let length = graph.unary(Unary::Sqrt, sum)?;
                 graph.binary(Binary::Div, a, length)
             })(),
+            // Some neighbours, one number, and every other one of values side by side.
+            18 => {
+                let first = size % last;
+                let index: Vec<u32> = (first..last.min(first + 1 + size % 7)).map(|n| n as u32).collect();
+                let shape = vec![1, 1, index.len()];
+                graph.pick(a, index, shape, graph.values[a].rows)
+            }
+            19 => graph.pick(a, vec![(size % last) as u32], vec![1, 1, 1], graph.values[a].rows),
+            20 => graph.concat(2, &[b, a, b]).and_then(|all| {
+                let index: Vec<u32> = (0..graph.shape(all)[2] as u32).skip(size % last).step_by(1 + size % 3).collect();
+                let shape = vec![1, 1, index.len()];
+                graph.pick(all, index, shape, graph.values[all].rows)
+            }),
             // Several rows within a row, turned and multiplied with the matrix that they came from.
             12 if last.is_multiple_of(2) => (|| {
                 let rows = graph.values[a].rows;
@@ -219,6 +232,63 @@ fn what_lies_beside_keys_is_folded_in_one_step() {
             |s: &&steps::Step| strides[s.out] > 64 && matches!(s.work, steps::Work::Map2 { f, .. } if f != Binary::Add);
         assert!(steps.iter().filter(is_wide).count() >= wide, "{program:?}");
     }
+}
+
+/// Single numbers between wide values are made in one step a side of these, and what lies within a value is read where it is.
+#[test]
+fn single_numbers_are_made_in_chains() {
+    let mut graph = Graph::new(vec![input(Side::Pair, 3), input(Side::Pair, 1), input(Side::User, 1)]);
+    let given: Vec<Id> = (0..3).map(|n| graph.input(n).unwrap()).collect();
+    let wide = graph.unary(Unary::Exp, given[0]).unwrap();
+    let second = graph.pick(wide, vec![1], vec![1, 1, 1], Some(1)).unwrap();
+    let sum = graph.binary(Binary::Add, second, given[1]).unwrap();
+    let root = graph.unary(Unary::Sqrt, sum).unwrap();
+    let times = graph.binary(Binary::Max, root, given[2]).unwrap();
+    let spread = graph.binary(Binary::Mul, times, wide).unwrap();
+    let size = graph.unary(Unary::Abs, root).unwrap();
+    let less = graph.binary(Binary::Min, size, given[1]).unwrap();
+    graph.outputs = vec![graph.binary(Binary::Div, spread, less).unwrap()];
+    let program = RowProgram::of(&graph, Precision::F32, Kernels::best()).unwrap();
+    let links: Vec<usize> = program
+        .straight
+        .rows
+        .iter()
+        .filter_map(|s| if let steps::Work::Chain { links, .. } = &s.work { Some(links.len()) } else { None })
+        .collect();
+    assert_eq!((links, program.straight.rows.len()), (vec![5], 4), "{program:?}");
+    let made = run(&program, 1, &[&[9.0]], &|_| vec![0.5, 1.0, -1.0, 2.0]);
+    near(&made[0], &interpret::row(&graph.values, graph.outputs[0], &[&[0.5, 1.0, -1.0], &[2.0], &[9.0]]), "the row");
+}
+
+/// Of values side by side only those are made that something picks.
+#[test]
+fn what_nothing_picks_is_not_made() {
+    let mut graph = Graph::new((0..3).map(|_| input(Side::Pair, 2)).collect());
+    let given: Vec<Id> = (0..3).map(|n| graph.input(n).unwrap()).collect();
+    let parts = [Unary::Exp, Unary::Sqrt, Unary::Tanh]
+        .iter()
+        .zip(&given)
+        .map(|(f, &a)| graph.unary(*f, a).unwrap())
+        .collect::<Vec<_>>();
+    let all = graph.concat(2, &parts).unwrap();
+    let [two, behind, whole] = [vec![5u32, 0, 1], vec![3], (0..6).collect()].map(|index: Vec<u32>| {
+        let shape = vec![1, 1, index.len()];
+        graph.pick(all, index, shape, Some(1)).unwrap()
+    });
+    let reads = |id: Id| {
+        graph
+            .needed(&[id], &[])
+            .into_iter()
+            .zip(0..)
+            .filter_map(|(needed, id)| needed.then_some(id))
+            .collect::<Vec<_>>()
+    };
+    assert!(parts.iter().map(|part| reads(two).contains(part)).eq([true, false, true]));
+    assert!(parts.iter().map(|part| reads(behind).contains(part)).eq([false, true, false]));
+    assert!(parts.iter().all(|part| reads(whole).contains(part)));
+    let inputs: [&[f32]; 3] = [&[0.0, 1.0], &[4.0, 9.0], &[0.0, 20.0]];
+    assert_eq!(interpret::row(&graph.values, two, &inputs), [1.0, 1.0, 1f32.exp()]);
+    assert_eq!(interpret::row(&graph.values, behind, &inputs), [3.0]);
 }
 
 fn file(path: &str) -> Vec<u8> {

@@ -5,7 +5,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::steps::{Factor, FoldBeside, Memory, Operand, Place, Plan, Precision, Step, Work};
-use crate::device::cpu::dense::Form;
+use crate::device::cpu::dense::{ChainLink, Form};
 
 /// What one run over rows takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,7 @@ fn numbers(work: &Work) -> usize {
         Work::Map2 { outer, inner, .. } => outer * inner,
         Work::Fold { runs, .. } => *runs,
         Work::FoldEqual { folds, .. } => folds.len(),
+        Work::Chain { kept, .. } => kept.len(),
         Work::Concat { runs, parts } => runs * parts.iter().map(|(_, count)| count).sum::<usize>(),
         Work::Pick { index, run, .. } => index.len() * run,
         Work::Narrow { count, .. } => Form::Pairs.room(*count),
@@ -56,6 +57,7 @@ fn flops(work: &Work) -> u64 {
         Work::Map1 { .. } | Work::Map2 { .. } => numbers(work),
         Work::Fold { runs, count, .. } => runs * count,
         Work::FoldEqual { count, folds, .. } => count * (1 + 2 * folds.len()),
+        Work::Chain { links, .. } => links.len(),
         Work::Concat { .. } | Work::Pick { .. } | Work::Narrow { .. } | Work::PackNarrow { .. } => 0,
     };
     flops as u64
@@ -149,13 +151,26 @@ impl Display for Work {
             Work::Fold { f: fold, a, runs, count } => write!(f, "fold by {} {a}[{runs}, {count}]", lower(fold)),
             Work::FoldEqual { key, keys, count, folds } => {
                 write!(f, "where {keys}[{count}] is {key}, fold")?;
-                for (n, FoldBeside { f: fold, values, out }) in folds.iter().enumerate() {
+                for (n, FoldBeside { f: fold, values }) in folds.iter().enumerate() {
                     write!(f, "{} by {} {values}", if n == 0 { "" } else { "," }, lower(fold))?;
-                    if n > 0 {
-                        write!(f, " to r{out}")?;
-                    }
                 }
                 Ok(())
+            }
+            Work::Chain { reads, links, kept } => {
+                let register = |&n: &usize| match reads.get(n) {
+                    Some(place) => place.to_string(),
+                    None => format!("t{}", n - reads.len()),
+                };
+                write!(f, "chain")?;
+                for (n, link) in links.iter().enumerate() {
+                    match link {
+                        ChainLink::One(map, a) => write!(f, " t{n} = {} {};", lower(map), register(a))?,
+                        ChainLink::Two(map, [a, b]) => {
+                            write!(f, " t{n} = {} {}, {};", lower(map), register(a), register(b))?
+                        }
+                    }
+                }
+                write!(f, " keep {}", kept.iter().map(register).collect::<Vec<_>>().join(" "))
             }
             Work::Concat { runs, parts } => {
                 write!(f, "concat {runs} of")?;

@@ -3,10 +3,12 @@
 use sterling::dense::{DeviceProgram, Given, InputRows, Made, RowProgram, Scratch, Size};
 use sterling::device::cpu::Kernels;
 use sterling::device::cpu::dense::{
-    Binary, EqualFold, Fold, Form, Keys, Lines, MapTarget, Operand, PANEL, PairRows, Part, Product, STEP, Unary,
-    Weights, pack, pack_pairs,
+    Binary, CHAIN_MAX, Chain, ChainLink, EqualFold, Fold, Form, Keys, Lines, MapTarget, Operand, PANEL, PairRows, Part,
+    Product, STEP, Unary, Weights, pack, pack_pairs,
 };
-use sterling::device::cuda::ops::steps::{self, FactorAt, FoldBesideAt, NumbersAt, ProductTo, RowsOf, RunsOfRow};
+use sterling::device::cuda::ops::steps::{
+    self, ChainAt, FactorAt, FoldBesideAt, NumbersAt, ProductTo, RowsOf, RunsOfRow,
+};
 use sterling::device::cuda::{Array, Device};
 use sterling::tower::Graph;
 
@@ -349,35 +351,77 @@ fn folds_beside_equal_keys_are_those_of_the_cpu() {
         let mut values = [random.numbers(2 * count), random.numbers(2 * count)];
         (values[1][0], values[1][2 * count - 1]) = (f32::INFINITY, f32::NAN);
         let folds = &[(Fold::Sum, 0), (Fold::Max, 0), (Fold::Min, 0), (Fold::Sum, 1)][..folded];
-        let mut want = vec![vec![-3.0f32; 2 * most]; folded];
+        let stride = folded + 1;
+        let mut want = vec![-3.0f32; 2 * most * stride];
         for request in 0..2 {
             let part = |numbers: &'_ [f32]| numbers[request * count..][..count].to_vec();
             let (keys, values) = (part(&shared), values.each_ref().map(|values| part(values)));
-            let mut beside: Vec<EqualFold<'_>> = want
-                .iter_mut()
-                .zip(folds)
-                .map(|(out, &(f, n))| EqualFold { f, values: &values[n], out: &mut out[request * most..] })
-                .collect();
+            let beside: Vec<EqualFold<'_>> = folds.iter().map(|&(f, n)| EqualFold { f, values: &values[n] }).collect();
             let rows = counts[request] as usize;
-            let of_rows = &of_rows[request * most..];
-            portable().fold_equal(&Keys { of_rows, stride: 1, rows, shared: &keys }, &mut beside);
+            let (of_rows, out) = (&of_rows[request * most..], &mut want[request * most * stride..]);
+            portable().fold_equal(&Keys { of_rows, stride: 1, rows, shared: &keys }, &beside, out, stride);
         }
         let on = |numbers: &[f32]| device.copy(numbers).unwrap();
         let (keys, shared, values) = (on(&of_rows), on(&shared), values.each_ref().map(|values| on(values)));
-        let out: Vec<Array<f32>> = folds.iter().map(|_| on(&vec![-3.0; 2 * most])).collect();
-        let at = |out: &Array<f32>, (f, n): (Fold, usize)| {
-            FoldBesideAt::new(f, NumbersAt::of(&values[n], 0, count, 0), NumbersAt::of(out, 0, most, 1))
-        };
-        let on_device: Vec<FoldBesideAt> = out.iter().zip(folds).map(|(out, &fold)| at(out, fold)).collect();
+        let made = on(&vec![-3.0; 2 * most * stride]);
+        let out = NumbersAt::of(&made, 0, most * stride, stride);
+        let at = |&(f, n): &(Fold, usize)| FoldBesideAt::new(f, NumbersAt::of(&values[n], 0, count, 0));
+        let on_device: Vec<FoldBesideAt> = folds.iter().map(at).collect();
         let counts = device.copy(&counts).unwrap();
         let keys = (NumbersAt::of(&keys, 0, most, 1), NumbersAt::of(&shared, 0, count, 0));
-        steps::fold_equal(&device, RowsOf { counts: &counts, most }, keys, count, &on_device).unwrap();
-        for ((out, want), (f, _)) in out.iter().zip(&want).zip(folds) {
-            close(&out.to_vec().unwrap(), want, &format!("{f:?} of {count}"));
-        }
+        let rows = RowsOf { counts: &counts, most };
+        steps::fold_equal(&device, rows, keys, count, (&on_device, out)).unwrap();
+        close(&made.to_vec().unwrap(), &want, &format!("{folded} folds of {count}"));
         let five = vec![on_device[0]; 5];
-        let refused = steps::fold_equal(&device, RowsOf { counts: &counts, most }, keys, count, &five).unwrap_err();
+        let refused = steps::fold_equal(&device, rows, keys, count, (&five, out)).unwrap_err();
         assert!(refused.to_string().contains("5 folds of one step, at most 4"), "{refused}");
+    }
+}
+
+#[test]
+fn chains_of_single_numbers_are_those_of_the_cpu() {
+    let (device, mut random) = (device(), Random::new(29));
+    for (most, counts, links) in [(1, [1u32, 1], 2), (40, [40, 3], 7), (300, [0, 299], CHAIN_MAX)] {
+        let on = |numbers: &[f32]| device.copy(numbers).unwrap();
+        // Side by side, with room between them, a request's own, and one for all.
+        let at = [(2 * most, most, 1), (6 * most, 3 * most, 3), (2, 1, 0), (1, 0, 0)];
+        let from: Vec<Vec<f32>> = at.iter().map(|&(count, ..)| random.numbers(count)).collect();
+        let read = links + at.len();
+        let links: Vec<ChainLink> = (0..links)
+            .map(|n| match n % 5 {
+                0 => ChainLink::Two(Binary::Mul, [n % 4, 1]),
+                1 => ChainLink::One(Unary::Abs, at.len() + n - 1),
+                2 => ChainLink::Two(Binary::Sub, [at.len() + n - 1, 2]),
+                3 => ChainLink::One(Unary::Sigmoid, n % 4),
+                _ => ChainLink::Two(Binary::Max, [at.len() + n - 2, 3]),
+            })
+            .collect();
+        let kept: Vec<usize> = (at.len()..read).rev().step_by(2).collect();
+        let stride = kept.len() + 1;
+        let mut want = vec![-3.0f32; 2 * most * stride];
+        for request in 0..2 {
+            let of_request = |(numbers, &(_, apart, row)): (&'_ Vec<f32>, &(usize, usize, usize))| {
+                (numbers[request * apart..].to_vec(), row)
+            };
+            let from: Vec<(Vec<f32>, usize)> = from.iter().zip(&at).map(of_request).collect();
+            let reads: Vec<(&[f32], usize)> = from.iter().map(|(numbers, row)| (&numbers[..], *row)).collect();
+            let chain = Chain { reads: &reads, links: &links, kept: &kept };
+            let out = &mut want[request * most * stride..];
+            if counts[request] > 0 {
+                portable().chain(&chain, counts[request] as usize, &mut Lines::default(), out, stride);
+            }
+        }
+        let arrays: Vec<Array<f32>> = from.iter().map(|numbers| on(numbers)).collect();
+        let reads: Vec<NumbersAt> =
+            arrays.iter().zip(at).map(|(array, (_, request, row))| NumbersAt::of(array, 0, request, row)).collect();
+        let (made, counts) = (on(&vec![-3.0; 2 * most * stride]), device.copy(&counts).unwrap());
+        let (rows, out) = (RowsOf { counts: &counts, most }, NumbersAt::of(&made, 0, most * stride, stride));
+        steps::chain(&device, rows, &ChainAt { reads: &reads, links: &links, kept: &kept }, out).unwrap();
+        close(&made.to_vec().unwrap(), &want, &format!("{} links over {most} rows", links.len()));
+        let long = vec![links[0]; CHAIN_MAX + 1];
+        let refused =
+            steps::chain(&device, rows, &ChainAt { reads: &reads, links: &long, kept: &kept }, out).unwrap_err();
+        assert!(refused.to_string().contains("a chain of 25 numbers, at most 24"), "{refused}");
     }
 }
 

@@ -119,8 +119,8 @@ pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &m
 /// # Safety
 /// As [`map1`].
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn fold_equal(keys: &Keys<'_>, folds: &mut [EqualFold<'_>]) {
-    maps::fold_equal(keys, folds);
+pub(super) unsafe fn fold_equal(keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &mut [f32], stride: usize) {
+    maps::fold_equal(keys, folds, out, stride);
 }
 
 /// # Safety

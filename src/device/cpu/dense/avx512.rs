@@ -160,15 +160,15 @@ fn is_among(key: __m512, keys: &[f32]) -> bool {
 /// # Safety
 /// As [`map1`]; the numbers of a fold are as many as the keys.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
-pub(super) unsafe fn fold_equal(keys: &Keys<'_>, folds: &mut [EqualFold<'_>]) {
+pub(super) unsafe fn fold_equal(keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &mut [f32], stride: usize) {
     let are_finite = maps::are_finite(folds);
     for row in 0..keys.rows {
         let key = _mm512_set1_ps(keys.of_rows[row * keys.stride]);
         let is_none = are_finite && !is_among(key, keys.shared);
-        for EqualFold { f, values, out } in &mut *folds {
+        for (n, EqualFold { f, values }) in folds.iter().enumerate() {
             let both = (keys.shared, *values);
             // SAFETY: this function's caller.
-            out[row] = unsafe {
+            out[row * stride + n] = unsafe {
                 match f {
                     _ if is_none => 0.0,
                     Fold::Sum => folded_equal(key, both, 0.0, |x, y| _mm512_add_ps(x, y)),

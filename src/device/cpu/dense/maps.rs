@@ -273,13 +273,13 @@ pub(super) fn are_finite(folds: &[EqualFold<'_>]) -> bool {
 }
 
 #[inline(always)]
-pub(super) fn fold_equal(keys: &Keys<'_>, folds: &mut [EqualFold<'_>]) {
+pub(super) fn fold_equal(keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &mut [f32], stride: usize) {
     let are_finite = are_finite(folds);
     for row in 0..keys.rows {
         let key = keys.of_rows[row * keys.stride];
         let is_none = are_finite && !is_among(key, keys.shared);
-        for EqualFold { f, values, out } in &mut *folds {
-            out[row] = match f {
+        for (n, EqualFold { f, values }) in folds.iter().enumerate() {
+            out[row * stride + n] = match f {
                 _ if is_none => 0.0,
                 Fold::Sum => lanes_of_equal(key, keys.shared, values, 0.0, |x, y| x + y),
                 Fold::Max => lanes_of_equal(key, keys.shared, values, f32::NEG_INFINITY, larger),

@@ -21,6 +21,7 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;
+mod chain;
 mod maps;
 mod operands;
 mod portable;
@@ -28,8 +29,8 @@ mod portable;
 mod tiles;
 
 pub use operands::{
-    Binary, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget, Operand, PANEL, PARTS_MAX, PairRows,
-    Part, Product, STEP, Unary, Weights, pack, pack_pairs, pair_rows,
+    Binary, CHAIN_MAX, Chain, ChainLink, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget,
+    Operand, PANEL, PARTS_MAX, PairRows, Part, Product, STEP, Unary, Weights, pack, pack_pairs, pair_rows,
 };
 
 #[cfg(all(test, target_arch = "x86_64"))]
@@ -164,16 +165,16 @@ impl Kernels {
         dispatch!(self, fold(f, input, count, target))
     }
 
-    /// Folds what lies beside the shared keys that are a row's, one number a row and fold. All is as it would be of a product of numbers
-    /// and of what a comparison says, 1 or 0, but that a zero may have the other sign.
+    /// Folds what lies beside the shared keys that are a row's: fold `n` makes number `n` of a row of `out`. All is as it would be of a
+    /// product of numbers and of what a comparison says, 1 or 0, but that a zero may have the other sign.
     ///
     /// # Panics
     /// Where a slice is shorter than the rows, or numbers are not as many as the shared keys.
-    pub fn fold_equal(self, keys: &Keys<'_>, folds: &mut [EqualFold<'_>]) {
-        for fold in &*folds {
+    pub fn fold_equal(self, keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &mut [f32], stride: usize) {
+        for fold in folds {
             assert_eq!(fold.values.len(), keys.shared.len(), "numbers beside keys");
         }
-        dispatch!(self, fold_equal(keys, folds))
+        dispatch!(self, fold_equal(keys, folds, out, stride))
     }
 }
 

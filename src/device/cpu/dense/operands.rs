@@ -212,14 +212,35 @@ pub struct Keys<'a> {
 }
 
 /// A fold of numbers, each times 1 where the key beside it is the row's and times 0 elsewhere.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct EqualFold<'a> {
     /// What they become.
     pub f: Fold,
     /// A number beside each shared key.
     pub values: &'a [f32],
-    /// A number a row.
-    pub out: &'a mut [f32],
+}
+
+/// Most numbers that a [`Chain`] reads, and most that it makes.
+pub const CHAIN_MAX: usize = 24;
+
+/// What a chain makes of the registers of a row that are filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChainLink {
+    /// Of one register.
+    One(Unary, usize),
+    /// Of two.
+    Two(Binary, [usize; 2]),
+}
+
+/// Element-wise work on single numbers, one after the other: what is read fills the first registers of a row, each link the next one.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain<'a> {
+    /// Where the numbers are, and from a row to the next; 0 where all rows share it.
+    pub reads: &'a [(&'a [f32], usize)],
+    /// The links.
+    pub links: &'a [ChainLink],
+    /// The registers that are kept: number `n` of a row's result is register `kept[n]`.
+    pub kept: &'a [usize],
 }
 
 /// Packs a matrix `[depth, columns]`, row after row, into panels.

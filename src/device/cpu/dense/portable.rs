@@ -61,8 +61,8 @@ pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapT
     maps::fold(f, input, count, target);
 }
 
-pub(super) fn fold_equal(keys: &Keys<'_>, folds: &mut [EqualFold<'_>]) {
-    maps::fold_equal(keys, folds);
+pub(super) fn fold_equal(keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &mut [f32], stride: usize) {
+    maps::fold_equal(keys, folds, out, stride);
 }
 
 pub(super) fn narrow(input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {

@@ -288,11 +288,14 @@ proptest! {
         }
         let folds = [(Fold::Sum, 0), (Fold::Max, 1), (Fold::Min, 0), (Fold::Sum, 1)];
         let fold = |kernels: Kernels| {
-            let mut out = vec![vec![7.5f32; rows]; folds.len()];
-            let mut beside: Vec<EqualFold<'_>> =
-                out.iter_mut().zip(folds).map(|(out, (f, n))| EqualFold { f, values: &values[n], out }).collect();
-            kernels.fold_equal(&Keys { of_rows: &of_rows, stride: gap + 1, rows, shared: &shared }, &mut beside);
-            out
+            let stride = folds.len() + gap;
+            let mut out = vec![7.5f32; rows * stride];
+            let beside = folds.map(|(f, n)| EqualFold { f, values: &values[n] });
+            let keys = Keys { of_rows: &of_rows, stride: gap + 1, rows, shared: &shared };
+            kernels.fold_equal(&keys, &beside, &mut out, stride);
+            let of_fold = |n: usize| out.iter().skip(n).step_by(stride).copied().collect::<Vec<f32>>();
+            assert!((folds.len()..stride).all(|n| of_fold(n).iter().all(|x| *x == 7.5)), "beside its numbers");
+            (0..folds.len()).map(of_fold).collect::<Vec<_>>()
         };
         let bits = |out: &[Vec<f32>]| -> Vec<u32> {
             out.iter().flatten().map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() }).collect()
@@ -317,6 +320,54 @@ proptest! {
             portable.fold(f, &product, count, &mut target(&mut want, rows, 1));
             for (got, want) in got.iter().zip(&want) {
                 prop_assert!(got == want || (got.is_nan() && want.is_nan()), "{f:?}: {got}, expected {want}");
+            }
+        }
+    }
+}
+
+proptest! {
+    /// A chain makes, bit for bit, what its links make one after the other, wherever the numbers that it reads lie.
+    #[test]
+    fn a_chain_is_its_links_one_after_the_other(rows in 1usize..140, apart in prop::collection::vec(0usize..4, 1..6), seed in 0u64..1 << 32) {
+        let mut state = seed;
+        let mut next = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        let unary = [Unary::Relu, Unary::Sqrt, Unary::Abs, Unary::Exp, Unary::Log, Unary::Sigmoid, Unary::Not, Unary::IsNan];
+        let binary = [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Max, Binary::Less, Binary::Keep];
+        let from: Vec<Vec<f32>> = apart.iter().enumerate().map(|(n, apart)| numbers((rows - 1) * apart + 1, seed as usize + n)).collect();
+        let links: Vec<ChainLink> = (0..1 + next(CHAIN_MAX))
+            .map(|n| match next(2) {
+                0 => ChainLink::One(unary[next(unary.len())], next(apart.len() + n)),
+                _ => ChainLink::Two(binary[next(binary.len())], [next(apart.len() + n), next(apart.len() + n)]),
+            })
+            .collect();
+        let kept: Vec<usize> = (0..links.len()).filter(|n| n % 3 == 0).map(|n| apart.len() + n).rev().collect();
+        let reads: Vec<(&[f32], usize)> = from.iter().map(Vec::as_slice).zip(apart.iter().copied()).collect();
+        let bits = |x: f32| if x.is_nan() { u32::MAX } else { x.to_bits() };
+        for kernels in Kernels::tried() {
+            let mut registers: Vec<Vec<f32>> =
+                reads.iter().map(|(numbers, apart)| (0..rows).map(|row| numbers[row * apart]).collect()).collect();
+            for link in &links {
+                let mut made = vec![0.0; rows];
+                let mut target = MapTarget { numbers: &mut made, stride: rows, rows: 1, outer: 1, inner: rows };
+                let operand = |n: usize| Operand { numbers: &registers[n], row: 0, outer: 0, inner: 1 };
+                match *link {
+                    ChainLink::One(f, a) => kernels.map1(f, &operand(a), &mut target),
+                    ChainLink::Two(f, [a, b]) => kernels.map2(f, &operand(a), &operand(b), &mut target),
+                }
+                registers.push(made);
+            }
+            let stride = kept.len() + 2;
+            let (mut out, mut memory) = (vec![7.5; rows * stride], Lines::default());
+            let chain = Chain { reads: &reads, links: &links, kept: &kept };
+            kernels.chain(&chain, rows, &mut memory, &mut out, stride);
+            for (row, out) in out.chunks(stride).enumerate() {
+                let want: Vec<u32> = kept.iter().map(|&n| bits(registers[n][row])).collect();
+                let got: Vec<u32> = out[..kept.len()].iter().map(|x| bits(*x)).collect();
+                prop_assert_eq!(got, want, "{} row {}", kernels.name(), row);
+                prop_assert_eq!(&out[kept.len()..], &[7.5, 7.5]);
             }
         }
     }

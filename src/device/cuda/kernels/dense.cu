@@ -128,12 +128,13 @@ KERNEL(256, fold_runs, MapArgs) {
 
 // A fold of the numbers beside keys.
 struct EqualFold {
-    Numbers values, out;
+    Numbers values;
     u32 function, unused[3];
 };
 
 struct EqualArgs {
     Numbers key, keys; // a key of each row; keys of a request
+    Numbers out;       // a number of each fold
     EqualFold folds[4];
     const u32* counts;
     u32 fold_count, count;
@@ -159,8 +160,33 @@ KERNEL(256, fold_equal, EqualArgs) {
         for (u32 fold = 0; fold < 4; fold++) {
             if (fold >= a.fold_count) break;
             float whole = fold_lanes(fold_of(a.folds[fold].function), folded[fold]);
-            if (lane_of() == 0) *(float*)row_at(a.folds[fold].out, blockIdx.y, (u32)row) = whole;
+            if (lane_of() == 0) ((float*)row_at(a.out, blockIdx.y, (u32)row))[fold] = whole;
         }
+    }
+}
+
+struct ChainArgs {
+    Numbers reads[24];
+    Numbers out;
+    const u32* counts;
+    u32 links[24]; // function, first and second register, and whether there are two: a byte each
+    u32 kept[24];  // the registers that are numbers of the result
+    u32 read_count, link_count, kept_count, unused;
+};
+
+// Element-wise work on single numbers of a row, a thread a row: grid (parts, requests). Register n of a thread is shared[n, thread].
+KERNEL(128, chain, ChainArgs) {
+    float* registers = (float*)dynamic_shared + threadIdx.x;
+    for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < a.counts[blockIdx.y]; at += (u64)gridDim.x * blockDim.x) {
+        u32 row = (u32)at;
+        for (u32 n = 0; n < a.read_count; n++) registers[n * blockDim.x] = *row_at(a.reads[n], blockIdx.y, row);
+        for (u32 n = 0; n < a.link_count; n++) {
+            u32 link = a.links[n], f = link & 255;
+            float x = registers[(link >> 8 & 255) * blockDim.x], y = registers[(link >> 16 & 255) * blockDim.x];
+            registers[(a.read_count + n) * blockDim.x] = link >> 24 ? binary(f, x, y) : unary(f, x);
+        }
+        float* out = (float*)row_at(a.out, blockIdx.y, row);
+        for (u32 n = 0; n < a.kept_count; n++) out[n] = registers[a.kept[n] * blockDim.x];
     }
 }
 

@@ -3,7 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{Shape, address_of, launch, parts, times};
-use crate::device::cpu::dense::{Binary, EQUAL_FOLDS_MAX, Fold, Form, PANEL, PARTS_MAX, PairRows, Unary};
+use crate::device::cpu::dense::{
+    Binary, CHAIN_MAX, ChainLink, EQUAL_FOLDS_MAX, Fold, Form, PANEL, PARTS_MAX, PairRows, Unary,
+};
 use crate::device::cuda::driver::{BLOCKS_A_PROCESSOR, Demand};
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
@@ -387,20 +389,19 @@ pub fn fold(device: &Device, rows: RowsOf<'_>, f: Fold, runs: RunsOfRow, a: Numb
 pub struct FoldBesideAt {
     /// A number beside each key.
     pub values: NumbersAt,
-    /// A number a row.
-    pub out: NumbersAt,
     function: u32,
     unused: [u32; 3],
 }
 
 impl FoldBesideAt {
     /// A fold.
-    pub fn new(f: Fold, values: NumbersAt, out: NumbersAt) -> Self {
-        FoldBesideAt { values, out, function: f as u32, unused: [0; 3] }
+    pub fn new(f: Fold, values: NumbersAt) -> Self {
+        FoldBesideAt { values, function: f as u32, unused: [0; 3] }
     }
 }
 
-/// Folds, of each row, numbers times 1 where the key beside them is the row's and times 0 elsewhere: `count` keys.
+/// Folds, of each row, numbers times 1 where the key beside them is the row's and times 0 elsewhere: `count` keys. Fold `n` makes
+/// number `n` of a row.
 ///
 /// # Errors
 /// `Internal` for more folds than a step has, or where the launch fails.
@@ -409,13 +410,14 @@ pub fn fold_equal(
     rows: RowsOf<'_>,
     (key, keys): (NumbersAt, NumbersAt),
     count: usize,
-    folds: &[FoldBesideAt],
+    (folds, out): (&[FoldBesideAt], NumbersAt),
 ) -> Result<()> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
     struct EqualArgs {
         key: NumbersAt,
         keys: NumbersAt,
+        out: NumbersAt,
         folds: [FoldBesideAt; EQUAL_FOLDS_MAX],
         counts: u64,
         fold_count: u32,
@@ -428,7 +430,7 @@ pub fn fold_equal(
     all[..folds.len()].copy_from_slice(folds);
     let counts = rows.counts.address();
     let (fold_count, count) = (folds.len() as u32, count as u32);
-    let arguments = EqualArgs { key, keys, folds: all, counts, fold_count, count };
+    let arguments = EqualArgs { key, keys, out, folds: all, counts, fold_count, count };
     let grid = [parts(device, rows.most, 8, rows.requests()), rows.requests(), 1];
     // Keys and numbers of a request come from memory once and from the caches for each row.
     let (requests, beside) = (rows.requests(), count as usize * (1 + folds.len()));
@@ -437,6 +439,69 @@ pub fn fold_equal(
     let single = times(&[requests, rows.most, beside]);
     let demand = Demand { again, single, ..Demand::of_bytes(once) };
     launch(device, &Shape { kernel: "fold_equal", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
+}
+
+/// A chain over single numbers of each row, as `cpu::dense::Chain` is one.
+#[derive(Clone, Copy, Debug)]
+pub struct ChainAt<'a> {
+    /// What fills the first registers.
+    pub reads: &'a [NumbersAt],
+    /// What fills the next ones.
+    pub links: &'a [ChainLink],
+    /// Number `n` of a row is register `kept[n]`.
+    pub kept: &'a [usize],
+}
+
+/// Threads of a block of a chain: the registers of their rows are its shared memory.
+const CHAIN_THREADS: usize = 128;
+
+/// Runs a chain over single numbers of each row.
+///
+/// # Errors
+/// `Internal` for a longer chain than a step has, or where the launch fails.
+pub fn chain(device: &Device, rows: RowsOf<'_>, chain: &ChainAt<'_>, out: NumbersAt) -> Result<()> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct ChainArgs {
+        reads: [NumbersAt; CHAIN_MAX],
+        out: NumbersAt,
+        counts: u64,
+        links: [u32; CHAIN_MAX],
+        kept: [u32; CHAIN_MAX],
+        read_count: u32,
+        link_count: u32,
+        kept_count: u32,
+        unused: u32,
+    }
+    let ChainAt { reads, links, kept } = *chain;
+    let most = reads.len().max(links.len()).max(kept.len());
+    if most > CHAIN_MAX {
+        return Err(Error::internal(format!("a chain of {most} numbers, at most {CHAIN_MAX}")));
+    }
+    let mut arguments = ChainArgs {
+        out,
+        counts: rows.counts.address(),
+        read_count: reads.len() as u32,
+        link_count: links.len() as u32,
+        kept_count: kept.len() as u32,
+        ..ChainArgs::zeroed()
+    };
+    arguments.reads[..reads.len()].copy_from_slice(reads);
+    for (to, link) in arguments.links.iter_mut().zip(links) {
+        // Function, the two registers, and whether there are two, a byte each.
+        *to = match *link {
+            ChainLink::One(f, a) => f as u32 | (a as u32) << 8,
+            ChainLink::Two(f, [a, b]) => f as u32 | (a as u32) << 8 | (b as u32) << 16 | 1 << 24,
+        };
+    }
+    arguments.kept.iter_mut().zip(kept).for_each(|(to, &register)| *to = register as u32);
+    let grid = [parts(device, rows.most, CHAIN_THREADS, rows.requests()), rows.requests(), 1];
+    let of_rows = |numbers: usize| times(&[rows.requests(), rows.most, numbers]);
+    let bytes = 4 * rows.requests() * rows.most * (reads.len() + kept.len());
+    let demand = Demand { single: of_rows(links.len()), ..Demand::of_bytes(bytes) };
+    let shared_bytes = 4 * CHAIN_THREADS * (reads.len() + links.len());
+    let threads = CHAIN_THREADS as u32;
+    launch(device, &Shape { kernel: "chain", grid, threads, shared_bytes, demand }, &arguments)
 }
 
 /// Where picked numbers come to lie: runs of `count`, `stride` apart, from number `first` on.
