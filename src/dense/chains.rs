@@ -26,6 +26,8 @@ pub(super) struct Chains {
     /// The values of rows, each behind what it reads.
     pub(super) order: Vec<Id>,
     chains: Vec<ChainOf>,
+    /// The chain that makes each value.
+    number: Vec<Option<usize>>,
 }
 
 impl Chains {
@@ -61,20 +63,25 @@ impl Chains {
             chains.push(chain);
         }
         chains.retain(|chain| chain.links.len() > 1);
-        for chain in &mut chains {
-            let others = order.iter().filter(|id| !chain.links.contains(id));
-            for read in others.flat_map(|&id| reads(id)) {
-                if chain.links.contains(&read) && !chain.kept.contains(&read) {
-                    chain.kept.push(read);
+        let mut number = vec![None; graph.values.len()];
+        for (n, chain) in chains.iter().enumerate() {
+            chain.links.iter().for_each(|&id| number[id] = Some(n));
+        }
+        for &id in &order {
+            for read in reads(id) {
+                if let Some(n) = number[read].filter(|_| number[read] != number[id])
+                    && !chains[n].kept.contains(&read)
+                {
+                    chains[n].kept.push(read);
                 }
             }
         }
-        Chains { order, chains }
+        Chains { order, chains, number }
     }
 
     /// The chain that makes a value.
     pub(super) fn chain(&self, id: Id) -> Option<&ChainOf> {
-        self.chains.iter().find(|chain| chain.links.contains(&id))
+        self.number.get(id).copied().flatten().map(|n| &self.chains[n])
     }
 }
 

@@ -106,7 +106,7 @@ pub(super) struct Planner<'a> {
     /// Where in the order of values is the last one that reads each, by way of reshapes and views too.
     pub(super) last: Vec<usize>,
     pub(super) readers: Vec<usize>,
-    pub(super) packed: HashMap<Id, usize>,
+    pub(super) packed: HashMap<Vec<Id>, usize>,
     /// How many values that are still read lie in each buffer of rows.
     pub(super) tenants: Vec<usize>,
     /// Buffers of rows that nothing reads any more, by their stride.
@@ -340,7 +340,7 @@ impl Planner<'_> {
                 let form = |is_pairs: bool| if is_pairs { Form::Pairs } else { Form::Single };
                 let (factors, result) = (form(self.is_narrow[id]), form(self.is_paired[id]));
                 let parts = match factors {
-                    Form::Single => parts.iter().map(|&(x, m)| self.factor(x, m)).collect::<Result<_>>()?,
+                    Form::Single => self.factors(parts)?,
                     Form::Pairs => self.narrow_factors(parts)?,
                 };
                 let bias = bias.map(|bias| self.place(bias)).transpose()?;
@@ -390,21 +390,39 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn factor(&mut self, x: Id, matrix: Id) -> Result<Factor> {
-        let (depth, columns) = (self.graph.shape(matrix)[0], self.graph.shape(matrix)[1]);
-        self.factor_of(x, matrix, depth, columns)
+    /// Factors of the parts of a product. Neighbours in memory with constant matrices are one.
+    fn factors(&mut self, parts: &[(Id, Id)]) -> Result<Vec<Factor>> {
+        let mut joined: Vec<(Place, usize, Vec<Id>)> = Vec::new();
+        for &(x, matrix) in parts {
+            let (place, depth) = (self.place(x)?, self.graph.shape(matrix)[0]);
+            let is_constant = |id: &Id| self.graph.constant(*id).is_some();
+            match joined.last_mut() {
+                Some((first, all, matrices))
+                    if place == Place { offset: first.offset + *all, ..*first }
+                        && matrices.iter().chain([&matrix]).all(is_constant) =>
+                {
+                    *all += depth;
+                    matrices.push(matrix);
+                }
+                _ => joined.push((place, depth, vec![matrix])),
+            }
+        }
+        joined.into_iter().map(|(rows, depth, matrices)| self.factor(rows, depth, matrices)).collect()
     }
 
-    fn factor_of(&mut self, x: Id, matrix: Id, depth: usize, columns: usize) -> Result<Factor> {
-        let rows = self.place(x)?;
-        let Some(numbers) = self.graph.constant(matrix) else {
-            return Ok(Factor { rows, depth, matrix: self.place(matrix)?, row_stride: columns, panel_stride: PANEL });
+    /// Rows of `depth` numbers and the matrices below each other that they are multiplied with; one that is not constant is alone.
+    fn factor(&mut self, rows: Place, depth: usize, matrices: Vec<Id>) -> Result<Factor> {
+        let columns = self.graph.shape(matrices[0]).last().copied().unwrap_or(1);
+        let constants: Option<Vec<&[f32]>> = matrices.iter().map(|&matrix| self.graph.constant(matrix)).collect();
+        let Some(constants) = constants else {
+            let matrix = self.place(matrices[0])?;
+            return Ok(Factor { rows, depth, matrix, row_stride: columns, panel_stride: PANEL });
         };
-        let packed = match self.packed.get(&matrix) {
+        let packed = match self.packed.get(&matrices) {
             Some(&packed) => packed,
             None => {
-                let packed = self.constant(pack(numbers, depth, columns));
-                self.packed.insert(matrix, packed);
+                let packed = self.constant(pack(&constants.concat(), depth, columns));
+                self.packed.insert(matrices, packed);
                 packed
             }
         };
@@ -432,7 +450,10 @@ impl Planner<'_> {
             let runs = left.iter().product::<usize>() / k;
             let (factors, result) = (if self.is_narrow[id] { Form::Pairs } else { Form::Single }, Form::Single);
             let part = match factors {
-                Form::Single => self.factor_of(a, b, k, n)?,
+                Form::Single => {
+                    let rows = self.place(a)?;
+                    self.factor(rows, k, vec![b])?
+                }
                 Form::Pairs => self.narrow_rows(a, b, [runs, k, n])?,
             };
             return Ok(Work::Product { parts: vec![part], bias: None, runs, columns: n, relu: false, factors, result });

@@ -37,7 +37,7 @@ pub(super) enum Memory {
 }
 
 /// Numbers from an offset on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) memory: Memory,
     pub(super) offset: usize,

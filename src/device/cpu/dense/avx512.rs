@@ -4,7 +4,8 @@ use std::arch::x86_64::*;
 
 use super::maps;
 use super::operands::{
-    Binary, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget, Operand, PANEL, PairRows, Product, Unary, Weights,
+    Binary, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget, Operand, PANEL, PairRows, Product,
+    Unary, Weights,
 };
 use super::tiles::tiles;
 
@@ -115,29 +116,59 @@ pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &m
     }
 }
 
-/// `maps::lanes_of_equal` in registers.
+/// `maps::beside_equal` of all folds in registers, which share what is compared.
 ///
 /// # Safety
-/// The numbers are as many as the keys.
+/// The numbers of each fold are as many as the keys.
 #[target_feature(enable = "avx512f")]
 #[inline]
-unsafe fn folded_equal(
-    key: __m512,
-    (keys, values): (&[f32], &[f32]),
-    none: f32,
-    f: impl Fn(__m512, __m512) -> __m512,
-) -> f32 {
-    let (mut kept, one) = (_mm512_set1_ps(none), _mm512_set1_ps(1.0));
+unsafe fn beside_equal(key: __m512, keys: &[f32], folds: &[EqualFold<'_>], may_skip: bool) -> [f32; EQUAL_FOLDS_MAX] {
+    let (none, one) = (_mm512_setzero_ps(), _mm512_set1_ps(1.0));
+    let mut kept = [none; EQUAL_FOLDS_MAX];
+    for (kept, fold) in kept.iter_mut().zip(folds) {
+        *kept = match fold.f {
+            Fold::Sum => none,
+            Fold::Max => _mm512_set1_ps(f32::NEG_INFINITY),
+            Fold::Min => _mm512_set1_ps(f32::INFINITY),
+        };
+    }
+    let mut has_skipped = false;
     for at in (0..keys.len()).step_by(LANES) {
         let mask = lanes(keys.len() - at);
-        // SAFETY: masked loads touch only the keys and as many numbers.
-        let (keys, values) = unsafe {
-            (_mm512_maskz_loadu_ps(mask, keys.as_ptr().add(at)), _mm512_maskz_loadu_ps(mask, values.as_ptr().add(at)))
-        };
-        let truth = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_EQ_OQ>(keys, key), one);
-        kept = _mm512_mask_mov_ps(kept, mask, f(kept, _mm512_mul_ps(truth, values)));
+        // SAFETY: masked loads touch only the keys.
+        let here = unsafe { _mm512_maskz_loadu_ps(mask, keys.as_ptr().add(at)) };
+        let equal = _mm512_mask_cmp_ps_mask::<_CMP_EQ_OQ>(mask, here, key);
+        if may_skip && equal == 0 {
+            has_skipped = true;
+            continue;
+        }
+        let truth = _mm512_maskz_mov_ps(equal, one);
+        for (kept, fold) in kept.iter_mut().zip(folds) {
+            // SAFETY: as many numbers as keys.
+            let values = unsafe { _mm512_maskz_loadu_ps(mask, fold.values.as_ptr().add(at)) };
+            *kept = _mm512_mask_mov_ps(*kept, mask, folded_with(fold.f, *kept, _mm512_mul_ps(truth, values)));
+        }
     }
-    joined(kept, f)
+    let mut made = [0.0; EQUAL_FOLDS_MAX];
+    for ((made, &kept), fold) in made.iter_mut().zip(&kept).zip(folds) {
+        let kept = if has_skipped { folded_with(fold.f, kept, none) } else { kept };
+        *made = match fold.f {
+            Fold::Sum => joined(kept, |x, y| _mm512_add_ps(x, y)),
+            Fold::Max => joined(kept, |x, y| larger(x, y)),
+            Fold::Min => joined(kept, |x, y| smaller(x, y)),
+        };
+    }
+    made
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn folded_with(f: Fold, kept: __m512, x: __m512) -> __m512 {
+    match f {
+        Fold::Sum => _mm512_add_ps(kept, x),
+        Fold::Max => larger(kept, x),
+        Fold::Min => smaller(kept, x),
+    }
 }
 
 /// `maps::is_among` in registers.
@@ -155,7 +186,7 @@ fn is_among(key: __m512, keys: &[f32]) -> bool {
 }
 
 /// `maps::fold_equal`, whose bits it gives. A row whose key is not among the others, as most are not, takes a comparison for 16 of them
-/// and nothing more.
+/// and nothing more; one whose key is takes a second one, and the numbers beside the registers that have it.
 ///
 /// # Safety
 /// As [`map1`]; the numbers of a fold are as many as the keys.
@@ -164,19 +195,14 @@ pub(super) unsafe fn fold_equal(keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &
     let are_finite = maps::are_finite(folds);
     for row in 0..keys.rows {
         let key = _mm512_set1_ps(keys.of_rows[row * keys.stride]);
-        let is_none = are_finite && !is_among(key, keys.shared);
-        for (n, EqualFold { f, values }) in folds.iter().enumerate() {
-            let both = (keys.shared, *values);
-            // SAFETY: this function's caller.
-            out[row * stride + n] = unsafe {
-                match f {
-                    _ if is_none => 0.0,
-                    Fold::Sum => folded_equal(key, both, 0.0, |x, y| _mm512_add_ps(x, y)),
-                    Fold::Max => folded_equal(key, both, f32::NEG_INFINITY, |x, y| larger(x, y)),
-                    Fold::Min => folded_equal(key, both, f32::INFINITY, |x, y| smaller(x, y)),
-                }
-            };
+        let out = &mut out[row * stride..][..folds.len()];
+        if are_finite && !is_among(key, keys.shared) {
+            out.fill(0.0);
+            continue;
         }
+        // SAFETY: this function's caller.
+        let made = unsafe { beside_equal(key, keys.shared, folds, are_finite) };
+        out.copy_from_slice(&made[..out.len()]);
     }
 }
 

@@ -251,18 +251,35 @@ fn is_among(key: f32, keys: &[f32]) -> bool {
     found.iter().any(|&found| found != 0)
 }
 
-/// As [`lanes`], of numbers each times whether the key beside it is `key`.
+/// Goes on with a fold in lanes: numbers each times whether the key beside it is `key`. Where `may_skip`, a register without that key is
+/// left out; returns whether one was.
 #[inline(always)]
-fn lanes_of_equal(key: f32, keys: &[f32], values: &[f32], first: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut kept = [first; LANES];
-    let (keys, rest) = keys.as_chunks::<LANES>();
-    let (values, others) = values.as_chunks::<LANES>();
-    for (keys, values) in keys.iter().zip(values) {
+fn lanes_of_equal(
+    key: f32,
+    (keys, values): (&[f32], &[f32]),
+    may_skip: bool,
+    kept: &mut [f32; LANES],
+    f: impl Fn(f32, f32) -> f32,
+) -> bool {
+    let mut has_skipped = false;
+    for (keys, values) in keys.chunks(LANES).zip(values.chunks(LANES)) {
+        if may_skip && !is_among(key, keys) {
+            has_skipped = true;
+            continue;
+        }
         let both = keys.iter().zip(values);
         kept.iter_mut().zip(both).for_each(|(kept, (&x, value))| *kept = f(*kept, truth(x == key) * value));
     }
-    let both = rest.iter().zip(others);
-    kept.iter_mut().zip(both).for_each(|(kept, (&x, value))| *kept = f(*kept, truth(x == key) * value));
+    has_skipped
+}
+
+/// A fold of numbers each times whether the key beside it is `key`. Zeros of registers that are left out come last.
+#[inline(always)]
+fn beside_equal(key: f32, both: (&[f32], &[f32]), may_skip: bool, first: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut kept = [first; LANES];
+    if lanes_of_equal(key, both, may_skip, &mut kept, &f) {
+        kept.iter_mut().for_each(|kept| *kept = f(*kept, 0.0));
+    }
     joined(kept, f)
 }
 
@@ -281,9 +298,9 @@ pub(super) fn fold_equal(keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &mut [f3
         for (n, EqualFold { f, values }) in folds.iter().enumerate() {
             out[row * stride + n] = match f {
                 _ if is_none => 0.0,
-                Fold::Sum => lanes_of_equal(key, keys.shared, values, 0.0, |x, y| x + y),
-                Fold::Max => lanes_of_equal(key, keys.shared, values, f32::NEG_INFINITY, larger),
-                Fold::Min => lanes_of_equal(key, keys.shared, values, f32::INFINITY, smaller),
+                Fold::Sum => beside_equal(key, (keys.shared, values), are_finite, 0.0, |x, y| x + y),
+                Fold::Max => beside_equal(key, (keys.shared, values), are_finite, f32::NEG_INFINITY, larger),
+                Fold::Min => beside_equal(key, (keys.shared, values), are_finite, f32::INFINITY, smaller),
             };
         }
     }

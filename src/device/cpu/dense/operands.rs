@@ -7,7 +7,7 @@ pub const LANES: usize = 16;
 /// Most columns that are multiplied along the depth, where that is faster.
 pub(super) const FEW_COLUMNS: usize = 5;
 /// Most parts of a product.
-pub const PARTS_MAX: usize = 12;
+pub const PARTS_MAX: usize = 16;
 
 /// A line of memory.
 #[repr(C, align(64))]

@@ -20,7 +20,7 @@ struct Factor {
 };
 
 struct ProductOfArgs {
-    Factor parts[12];
+    Factor parts[16];
     Numbers bias; // a null address where there is none
     Numbers out;
     const u32* counts; // [requests] rows of each
