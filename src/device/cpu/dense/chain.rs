@@ -17,7 +17,8 @@ impl Kernels {
         let registers = registers.numbers_mut();
         for (register, &(numbers, apart)) in registers.chunks_exact_mut(room.max(1)).zip(chain.reads) {
             // What all rows share, and what lies side by side, is read from where it is.
-            if apart > 1 {
+            if apart > 1 && rows > 0 {
+                assert!(numbers.len() > (rows - 1) * apart, "single numbers fewer than their rows");
                 register[..rows].iter_mut().zip(numbers.iter().step_by(apart)).for_each(|(to, x)| *to = *x);
             }
         }

@@ -176,7 +176,7 @@ struct ChainArgs {
 
 // Element-wise work on single numbers of a row, a thread a row: grid (parts, requests). Register n of a thread is shared[n, thread].
 KERNEL(128, chain, ChainArgs) {
-    float* registers = (float*)dynamic_shared + threadIdx.x;
+    float* registers = (float*)shared_memory() + threadIdx.x;
     for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < a.counts[blockIdx.y]; at += (u64)gridDim.x * blockDim.x) {
         u32 row = (u32)at;
         for (u32 n = 0; n < a.read_count; n++) registers[n * blockDim.x] = *row_at(a.reads[n], blockIdx.y, row);
