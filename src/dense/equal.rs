@@ -27,8 +27,10 @@ impl EqualGroups {
         root: impl Fn(Id) -> Id,
     ) -> EqualGroups {
         let mut groups = EqualGroups::default();
+        let outputs: Vec<Id> = graph.outputs.iter().map(|&output| root(output)).collect();
+        // An output is alone in its place.
         let folds: Vec<(Id, Fold, Id)> = (0..graph.values.len())
-            .filter(|&id| is_live(id) && graph.values[id].count() == 1)
+            .filter(|&id| is_live(id) && graph.values[id].count() == 1 && !outputs.contains(&id))
             .filter_map(|id| if let Op::Fold(f, a) = graph.values[id].op { Some((id, f, root(a))) } else { None })
             .collect();
         for &(id, f, product) in &folds {

@@ -234,6 +234,27 @@ fn what_lies_beside_keys_is_folded_in_one_step() {
     }
 }
 
+/// An output is alone in its place, as devices need it, whatever makes it.
+#[test]
+fn outputs_of_single_numbers_have_places_of_their_own() {
+    let mut graph = Graph::new(vec![input(Side::User, 20), input(Side::Pair, 20), input(Side::Pair, 1)]);
+    let [keys, wide, key] = [0, 1, 2].map(|n| graph.input(n).unwrap());
+    let equal = graph.binary(Binary::Equal, keys, key).unwrap();
+    let beside = graph.binary(Binary::Mul, equal, keys).unwrap();
+    let folds = [Fold::Sum, Fold::Max].map(|f| graph.fold(f, beside, &[2]).unwrap());
+    let root = graph.unary(Unary::Sqrt, key).unwrap();
+    let size = graph.unary(Unary::Abs, root).unwrap();
+    let second = graph.pick(wide, vec![1, 2], vec![1, 1, 2], Some(1)).unwrap();
+    graph.outputs = vec![folds[0], folds[1], root, size, graph.unary(Unary::Exp, second).unwrap()];
+    let program = RowProgram::of(&graph, Precision::F32, Kernels::best()).unwrap();
+    DeviceProgram::check(&program).unwrap();
+    let row: Vec<f32> = (0..21).map(|n| n as f32 / 4.0).collect();
+    let made = run(&program, 1, &[&row[1..]], &|_| row.clone());
+    let want =
+        graph.outputs.iter().flat_map(|&id| interpret::row(&graph.values, id, &[&row[1..], &row[..20], &row[20..]]));
+    near(&made[0], &want.collect::<Vec<_>>(), "the row");
+}
+
 /// Single numbers between wide values are made in one step a side of these, and what lies within a value is read where it is.
 #[test]
 fn single_numbers_are_made_in_chains() {
