@@ -19,18 +19,16 @@ pub(super) struct EqualGroup {
 pub(super) struct EqualGroups(Vec<EqualGroup>);
 
 impl EqualGroups {
-    /// Those whose products nothing else reads, of the values that `is_live`.
+    /// Those whose products nothing else reads, of the values that are `is_foldable`.
     pub(super) fn of(
         graph: &Graph,
-        is_live: impl Fn(Id) -> bool,
+        is_foldable: impl Fn(Id) -> bool,
         readers: &[usize],
         root: impl Fn(Id) -> Id,
     ) -> EqualGroups {
         let mut groups = EqualGroups::default();
-        let outputs: Vec<Id> = graph.outputs.iter().map(|&output| root(output)).collect();
-        // An output is alone in its place.
         let folds: Vec<(Id, Fold, Id)> = (0..graph.values.len())
-            .filter(|&id| is_live(id) && graph.values[id].count() == 1 && !outputs.contains(&id))
+            .filter(|&id| is_foldable(id) && graph.values[id].count() == 1)
             .filter_map(|id| if let Op::Fold(f, a) = graph.values[id].op { Some((id, f, root(a))) } else { None })
             .collect();
         for &(id, f, product) in &folds {

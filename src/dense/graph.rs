@@ -200,11 +200,15 @@ impl Graph {
 
     /// Numbers of `a` in another order and shape, of rows along axis `rows`.
     pub(super) fn pick(&mut self, a: Id, index: Vec<u32>, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
+        match self.runs_of_parts(a, &index) {
+            Some(runs) => self.pick_from_parts(runs, shape, rows),
+            None => self.pick_from(a, index, shape, rows),
+        }
+    }
+
+    fn pick_from(&mut self, a: Id, index: Vec<u32>, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
         if index.iter().map(|&n| n as usize).eq(0..self.values[a].count()) && rows == self.values[a].rows {
             return self.reshape(a, shape, rows);
-        }
-        if let Some(runs) = self.runs_of_parts(a, &index) {
-            return self.pick_from_parts(runs, shape, rows);
         }
         self.add(Op::Pick(a, index.into()), shape, rows)
     }
@@ -220,16 +224,17 @@ impl Graph {
         if shape[..*axis].iter().any(|&size| size != 1) || index.len() >= self.values[at].count() {
             return None;
         }
-        let count = |id: &Id| self.values[*id].count();
-        let ends: Vec<usize> = (1..=parts.len()).map(|n| parts[..n].iter().map(count).sum()).collect();
+        let firsts: Vec<usize> = parts
+            .iter()
+            .scan(0, |next, &part| Some(std::mem::replace(next, *next + self.values[part].count())))
+            .collect();
         let mut runs: Vec<(Id, Vec<u32>)> = Vec::new();
         for &n in index {
-            let at = ends.partition_point(|&end| end <= n as usize);
-            let part = *parts.get(at)?;
-            let own = n - (ends[at] - count(&part)) as u32;
-            match runs.last_mut().filter(|(last, _)| *last == part) {
+            let at = firsts.partition_point(|&first| first <= n as usize) - 1;
+            let own = n - firsts[at] as u32;
+            match runs.last_mut().filter(|(last, _)| *last == parts[at]) {
                 Some((_, index)) => index.push(own),
-                None => runs.push((part, vec![own])),
+                None => runs.push((parts[at], vec![own])),
             }
         }
         (runs.len() <= parts.len()).then_some(runs)
@@ -237,7 +242,10 @@ impl Graph {
 
     fn pick_from_parts(&mut self, runs: Vec<(Id, Vec<u32>)>, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
         let flat = rows.map(|_| 0);
-        let pick = |(part, index): (Id, Vec<u32>)| self.pick(part, index.clone(), vec![1, index.len()], flat);
+        let pick = |(part, index): (Id, Vec<u32>)| {
+            let shape = vec![1, index.len()];
+            self.pick_from(part, index, shape, flat)
+        };
         let picked = runs.into_iter().map(pick).collect::<Result<Vec<_>>>()?;
         let together = match picked[..] {
             [one] => one,

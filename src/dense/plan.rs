@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::chains::{ChainOf, Chains};
 use super::equal::{EqualGroup, EqualGroups};
 use super::graph::Graph;
-use super::ir::{Id, Op, Side, Value, broadcast_strides, positions};
+use super::ir::{Id, Op, Side, broadcast_strides, positions};
 use super::steps::{Factor, FoldBeside, Memory, Operand, Place, Plan, Precision, Step, Work};
 use crate::device::cpu::dense::{Binary, ChainLink, Form, LANES, Lines, PANEL, Unary, pack};
 use crate::error::{Error, Result};
@@ -56,7 +56,7 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
         alias: graph.values.iter().map(|v| if let Op::Reshape(of) = v.op { Some(of) } else { None }).collect(),
         is_rectified: vec![false; graph.values.len()],
         last: vec![0; graph.values.len()],
-        readers: vec![0; graph.values.len()],
+        home: Vec::new(),
         packed: HashMap::new(),
         tenants: Vec::new(),
         free: HashMap::new(),
@@ -67,10 +67,13 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
         equal: EqualGroups::default(),
         chains: Chains::default(),
     };
-    planner.survey(&(0..needed.len()).filter(|&id| needed[id] && planner.alias[id].is_none()).collect::<Vec<_>>());
-    planner.rectify(&needed);
-    let is_live = |id: Id| needed[id] && planner.alias[id].is_none();
-    planner.equal = EqualGroups::of(graph, is_live, &planner.readers, |id| planner.root(id));
+    let readers = planner.readers(&needed);
+    planner.rectify(&needed, &readers);
+    planner.find_homes();
+    let outputs = planner.outputs();
+    // An output is alone in its place.
+    let is_foldable = |id: Id| needed[id] && planner.alias[id].is_none() && !outputs.contains(&id);
+    planner.equal = EqualGroups::of(graph, is_foldable, &readers, |id| planner.root(id));
     let needed = graph.needed_by(&graph.outputs, |id| planner.equal.reads(graph, id));
     if precision == Precision::Bf16 {
         planner.narrow(&needed);
@@ -78,7 +81,7 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
     // The user's values first: a step of rows may read any of them.
     let made = (0..needed.len()).filter(|&id| needed[id] && planner.alias[id].is_none());
     let (rows, others): (Vec<Id>, Vec<Id>) = made.partition(|&id| graph.values[id].side == Side::Pair);
-    planner.chains = Chains::of(graph, &rows, &planner.outputs(), |id| planner.reads(id));
+    planner.chains = Chains::of(graph, &rows, &outputs, |id| planner.reads(id));
     let order = [others, planner.chains.order.clone()].concat();
     planner.survey(&order);
     for (at, &id) in order.iter().enumerate() {
@@ -103,9 +106,10 @@ pub(super) struct Planner<'a> {
     /// The value whose place one takes: of a reshape, and of a `Relu` that its product does.
     pub(super) alias: Vec<Option<Id>>,
     pub(super) is_rectified: Vec<bool>,
-    /// Where in the order of values is the last one that reads each, by way of reshapes and views too.
+    /// The value within whose numbers each lies: itself, or what it is the place of or a run of neighbours in.
+    pub(super) home: Vec<Id>,
+    /// Where in the order of values is the last one that reads a home.
     pub(super) last: Vec<usize>,
-    pub(super) readers: Vec<usize>,
     pub(super) packed: HashMap<Vec<Id>, usize>,
     /// How many values that are still read lie in each buffer of rows.
     pub(super) tenants: Vec<usize>,
@@ -134,12 +138,20 @@ impl Planner<'_> {
         id
     }
 
+    /// How many values and outputs read each value.
+    fn readers(&self, needed: &[bool]) -> Vec<usize> {
+        let mut readers = vec![0; needed.len()];
+        let live = (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none());
+        live.flat_map(|id| self.reads(id)).chain(self.outputs()).for_each(|read| readers[read] += 1);
+        readers
+    }
+
     /// Finds products that only a `Relu` reads.
-    fn rectify(&mut self, needed: &[bool]) {
+    fn rectify(&mut self, needed: &[bool], readers: &[usize]) {
         for id in (0..needed.len()).filter(|&id| needed[id]) {
             let Op::Unary(Unary::Relu, a) = self.graph.values[id].op else { continue };
             let root = self.root(a);
-            if matches!(self.graph.values[root].op, Op::Linear { .. }) && self.readers[root] == 1 {
+            if matches!(self.graph.values[root].op, Op::Linear { .. }) && readers[root] == 1 {
                 self.is_rectified[root] = true;
                 self.alias[id] = Some(a);
             }
@@ -156,33 +168,30 @@ impl Planner<'_> {
         self.equal.reads(self.graph, id).into_iter().map(|read| self.root(read)).collect()
     }
 
-    /// The value of a row whose neighbouring numbers one is.
-    fn viewed(&self, id: Id) -> Option<Id> {
-        let Value { op: Op::Pick(a, index), side: Side::Pair, .. } = &self.graph.values[id] else { return None };
-        let of = self.root(*a);
-        let is_view = self.graph.values[of].side == Side::Pair && follows(index) && !self.outputs().contains(&id);
-        is_view.then_some(of)
-    }
-
-    /// Values, what they are views of, and so on.
-    fn through_views(&self, of: &[Id]) -> Vec<Id> {
-        let views = |&id: &Id| std::iter::successors(Some(self.root(id)), |&at| self.viewed(at));
-        of.iter().flat_map(views).collect()
+    /// Finds which values lie within others. Outputs, which devices want in places of their own, are made.
+    fn find_homes(&mut self) {
+        let outputs = self.outputs();
+        for (id, value) in self.graph.values.iter().enumerate() {
+            let is_of_rows = |id: Id| self.graph.values[self.root(id)].side == Side::Pair;
+            let within = match (self.alias[id], &value.op) {
+                (Some(of), _) => Some(of),
+                (None, Op::Pick(a, index)) if value.side == Side::Pair && is_of_rows(*a) && follows(index) => {
+                    (!outputs.contains(&id)).then_some(*a)
+                }
+                _ => None,
+            };
+            self.home.push(within.map_or(id, |of| self.home[of]));
+        }
     }
 
     fn survey(&mut self, order: &[Id]) {
-        self.last.fill(0);
-        self.readers.fill(0);
-        self.given.clear();
         for (at, &id) in order.iter().enumerate() {
-            for read in self.through_views(&self.reads(id)) {
-                self.last[read] = at;
-                self.readers[read] += 1;
+            for read in self.reads(id) {
+                self.last[self.home[read]] = at;
             }
         }
-        for read in self.through_views(&self.graph.outputs) {
-            self.last[read] = usize::MAX;
-            self.readers[read] += 1;
+        for output in self.outputs() {
+            self.last[self.home[output]] = usize::MAX;
         }
         let mut offset = 0;
         for input in &self.graph.inputs {
@@ -196,13 +205,13 @@ impl Planner<'_> {
 
     /// Gives on the buffers that nothing reads behind a value, which is at this place of the order.
     fn give_back(&mut self, at: usize, id: Id) {
-        for read in self.through_views(&self.reads(id)) {
-            if self.last[read] != at || self.viewed(read).is_some() {
+        for home in self.reads(id).into_iter().map(|read| self.home[read]) {
+            if self.last[home] != at {
                 continue;
             }
             // A buffer of several values is free once all of them are read.
-            self.last[read] = usize::MAX;
-            let Some(Place { memory: Memory::Rows(buffer), .. }) = self.places[read] else { continue };
+            self.last[home] = usize::MAX;
+            let Some(Place { memory: Memory::Rows(buffer), .. }) = self.places[home] else { continue };
             self.tenants[buffer] -= 1;
             if self.tenants[buffer] == 0 {
                 self.free.entry(self.plan.strides[buffer]).or_default().push(buffer);
@@ -303,7 +312,7 @@ impl Planner<'_> {
                 }
                 place
             }
-            Op::Pick(a, index) if self.viewed(id).is_some() => {
+            Op::Pick(a, index) if self.home[id] != id => {
                 let place = self.place(*a)?;
                 Place { offset: place.offset + index[0] as usize, ..place }
             }

@@ -114,14 +114,19 @@ fn what_does_not_end_is_cut_at_the_bound() {
 fn a_second_signal_ends_at_once_and_a_hangup_drains() {
     let store = catalogue(10, 1);
     for first in ["TERM", "INT", "HUP"] {
-        let mut server = serve(store.path(), "drain_ms = 600000\nstop_ms = 600000\nheader_ms = 600000");
-        let half = send(&server, "GET /livez HTT");
-        until("the half header is there", || metric(&server, "sterling_connections ") >= 2.0);
-        // A connection is counted before its bytes are read, and one that has said nothing is no reason to wait.
-        std::thread::sleep(Duration::from_millis(300));
+        let mut server =
+            serve(store.path(), "drain_ms = 600000\nstop_ms = 600000\nstall_ms = 600000\nbody_ms = 600000");
+        let half = send(
+            &server,
+            "POST /v1/models/vectors:retrieve HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n",
+        );
+        // Whoever is told to go on is being read: a connection that has said nothing is no reason to wait.
+        let mut told = String::new();
+        BufReader::new(&half).read_line(&mut told).unwrap();
+        assert!(told.starts_with("HTTP/1.1 100"), "{told}");
         server.signal(first);
         std::thread::sleep(Duration::from_millis(300));
-        assert!(server.is_running(), "{first}: it waits for the half header");
+        assert!(server.is_running(), "{first}: it waits for the body");
         server.signal("TERM");
         assert_eq!(server.wait(), Some(1), "{first}");
         drop(half);

@@ -110,9 +110,9 @@ fn folded(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     match f {
-        Fold::Sum => folded(input, count, target, 0.0, |x, y| _mm512_add_ps(x, y)),
-        Fold::Max => folded(input, count, target, f32::NEG_INFINITY, |x, y| larger(x, y)),
-        Fold::Min => folded(input, count, target, f32::INFINITY, |x, y| smaller(x, y)),
+        Fold::Sum => folded(input, count, target, f.of_nothing(), |x, y| _mm512_add_ps(x, y)),
+        Fold::Max => folded(input, count, target, f.of_nothing(), |x, y| larger(x, y)),
+        Fold::Min => folded(input, count, target, f.of_nothing(), |x, y| smaller(x, y)),
     }
 }
 
@@ -126,11 +126,7 @@ unsafe fn beside_equal(key: __m512, keys: &[f32], folds: &[EqualFold<'_>], may_s
     let (none, one) = (_mm512_setzero_ps(), _mm512_set1_ps(1.0));
     let mut kept = [none; EQUAL_FOLDS_MAX];
     for (kept, fold) in kept.iter_mut().zip(folds) {
-        *kept = match fold.f {
-            Fold::Sum => none,
-            Fold::Max => _mm512_set1_ps(f32::NEG_INFINITY),
-            Fold::Min => _mm512_set1_ps(f32::INFINITY),
-        };
+        *kept = _mm512_set1_ps(fold.f.of_nothing());
     }
     let mut has_skipped = false;
     for at in (0..keys.len()).step_by(LANES) {

@@ -233,9 +233,9 @@ fn folded(input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>, first: 
 #[inline(always)]
 pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     match f {
-        Fold::Sum => folded(input, count, target, 0.0, |x, y| x + y),
-        Fold::Max => folded(input, count, target, f32::NEG_INFINITY, larger),
-        Fold::Min => folded(input, count, target, f32::INFINITY, smaller),
+        Fold::Sum => folded(input, count, target, f.of_nothing(), |x, y| x + y),
+        Fold::Max => folded(input, count, target, f.of_nothing(), larger),
+        Fold::Min => folded(input, count, target, f.of_nothing(), smaller),
     }
 }
 
@@ -251,17 +251,17 @@ fn is_among(key: f32, keys: &[f32]) -> bool {
     found.iter().any(|&found| found != 0)
 }
 
-/// Goes on with a fold in lanes: numbers each times whether the key beside it is `key`. Where `may_skip`, a register without that key is
-/// left out; returns whether one was.
+/// A fold in lanes of numbers each times whether the key beside it is `key`. Where `may_skip`, registers without that key are left out:
+/// their zeros come last.
 #[inline(always)]
-fn lanes_of_equal(
+fn beside_equal(
     key: f32,
     (keys, values): (&[f32], &[f32]),
     may_skip: bool,
-    kept: &mut [f32; LANES],
+    first: f32,
     f: impl Fn(f32, f32) -> f32,
-) -> bool {
-    let mut has_skipped = false;
+) -> f32 {
+    let (mut kept, mut has_skipped) = ([first; LANES], false);
     for (keys, values) in keys.chunks(LANES).zip(values.chunks(LANES)) {
         if may_skip && !is_among(key, keys) {
             has_skipped = true;
@@ -270,14 +270,7 @@ fn lanes_of_equal(
         let both = keys.iter().zip(values);
         kept.iter_mut().zip(both).for_each(|(kept, (&x, value))| *kept = f(*kept, truth(x == key) * value));
     }
-    has_skipped
-}
-
-/// A fold of numbers each times whether the key beside it is `key`. Zeros of registers that are left out come last.
-#[inline(always)]
-fn beside_equal(key: f32, both: (&[f32], &[f32]), may_skip: bool, first: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut kept = [first; LANES];
-    if lanes_of_equal(key, both, may_skip, &mut kept, &f) {
+    if has_skipped {
         kept.iter_mut().for_each(|kept| *kept = f(*kept, 0.0));
     }
     joined(kept, f)
@@ -296,11 +289,12 @@ pub(super) fn fold_equal(keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &mut [f3
         let key = keys.of_rows[row * keys.stride];
         let is_none = are_finite && !is_among(key, keys.shared);
         for (n, EqualFold { f, values }) in folds.iter().enumerate() {
+            let (both, first) = ((keys.shared, *values), f.of_nothing());
             out[row * stride + n] = match f {
                 _ if is_none => 0.0,
-                Fold::Sum => beside_equal(key, (keys.shared, values), are_finite, 0.0, |x, y| x + y),
-                Fold::Max => beside_equal(key, (keys.shared, values), are_finite, f32::NEG_INFINITY, larger),
-                Fold::Min => beside_equal(key, (keys.shared, values), are_finite, f32::INFINITY, smaller),
+                Fold::Sum => beside_equal(key, both, are_finite, first, |x, y| x + y),
+                Fold::Max => beside_equal(key, both, are_finite, first, larger),
+                Fold::Min => beside_equal(key, both, are_finite, first, smaller),
             };
         }
     }

@@ -167,6 +167,18 @@ pub enum Fold {
     Min,
 }
 
+impl Fold {
+    /// What it begins with.
+    #[inline(always)]
+    pub(super) fn of_nothing(self) -> f32 {
+        match self {
+            Fold::Sum => 0.0,
+            Fold::Max => f32::NEG_INFINITY,
+            Fold::Min => f32::INFINITY,
+        }
+    }
+}
+
 /// Where the operand of an element-wise step lies: number `[r, o, i]` is at `r * row + o * outer + i * inner`.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand<'a> {
