@@ -58,7 +58,7 @@ fn built(items: &[ItemColumn], count: usize, list: usize, options: &Options) -> 
 }
 
 fn planned(filter: &str, columns: &Columns, index: &Index) -> Plan {
-    Plan::new(&parse(filter).unwrap().canonical(), columns, index).unwrap()
+    Plan::new(&parse(filter).unwrap().canonical(), columns, index, 0).unwrap()
 }
 
 /// Evaluates the words of the lists and returns the bits that are set.
@@ -140,6 +140,10 @@ fn speed(out: &mut impl std::io::Write) {
     let mut numbers = Numbers(3);
     let columns = [
         integers("kind", ITEMS, 3, || numbers.below(40) as i64),
+        integers("shelf", ITEMS, 1, {
+            let mut numbers = Numbers(7);
+            move || numbers.below(200) as i64
+        }),
         integers("tag", ITEMS, 27, {
             let mut numbers = Numbers(4);
             move || numbers.below(100_000) as i64
@@ -150,9 +154,10 @@ fn speed(out: &mut impl std::io::Write) {
             ItemColumn { name: "price".into(), filter: true, values: ItemValues::Floats(prices) }
         },
     ];
-    let options = Options { posting_share_max: 0.0, ..Options::default() };
-    let (opened, index) = built(&columns, ITEMS, LIST, &options);
-    let (unbucketed_columns, unbucketed) = built(&columns, ITEMS, LIST, &Options { number_buckets: 0, ..options });
+    let built = |options: &Options| built(&columns, ITEMS, LIST, options);
+    let whole = built(&Options::default());
+    let unposted = built(&Options { posting_share_max: 0.0, ..Options::default() });
+    let unbucketed = built(&Options { number_buckets: 0, ..Options::default() });
     writeln!(
         out,
         "| filter | leaves | words read a word and leaf | floor, ns | sweep, ns | probed lists, ns | sweep, µs |"
@@ -164,21 +169,31 @@ fn speed(out: &mut impl std::io::Write) {
         (0..n as u64).map(|k| format!("kind:{}", (first + k * 3) % 40)).collect::<Vec<_>>().join(join)
     };
     let bound = |numbers: &mut Numbers| numbers.below(1 << 20);
-    type Case<'a> = (&'a str, &'a dyn Fn(&mut Numbers) -> String, usize, f64, bool);
-    let filters: [Case<'_>; 9] = [
-        ("frequent term", &|n| all(1, "", n), 1, 1.0, true),
-        ("NOT frequent term", &|n| format!("NOT {}", all(1, "", n)), 1, 1.0, true),
-        ("8 frequent terms with AND", &|n| all(8, " AND ", n), 8, 1.0, true),
-        ("8 frequent terms with OR", &|n| all(8, " OR ", n), 8, 1.0, true),
-        ("rare term", &|n| format!("tag:{}", n.below(100_000)), 1, 5.0, true),
-        ("frequent AND rare term", &|n| format!("{} AND tag:{}", all(1, "", n), n.below(100_000)), 2, 3.0, true),
-        ("comparison", &|n| format!("price < {}", bound(n)), 1, 3.0, true),
-        ("frequent term AND comparison", &|n| format!("{} AND price < {}", all(1, "", n), bound(n)), 2, 2.0, true),
-        ("comparison without buckets", &|n| format!("price < {}", bound(n)), 1, 64.0, false),
+    let middle = |n: &mut Numbers| format!("shelf:{}", n.below(200));
+    type Case<'a> = (&'a str, &'a dyn Fn(&mut Numbers) -> String, usize, f64, &'a (Columns, Index));
+    let filters: [Case<'_>; 13] = [
+        ("frequent term", &|n| all(1, "", n), 1, 1.0, &whole),
+        ("NOT frequent term", &|n| format!("NOT {}", all(1, "", n)), 1, 1.0, &whole),
+        ("8 frequent terms with AND", &|n| all(8, " AND ", n), 8, 1.0, &whole),
+        ("8 frequent terms with OR", &|n| all(8, " OR ", n), 8, 1.0, &whole),
+        ("term of 0.5 %, posted", &middle, 1, 64.0 * 0.005 / 2.0, &whole),
+        ("NOT term of 0.5 %, posted", &|n| format!("NOT {}", middle(n)), 1, 1.0 + 64.0 * 0.005 / 2.0, &whole),
+        ("frequent AND term of 0.5 %, posted", &|n| format!("{} AND {}", all(1, "", n), middle(n)), 2, 0.58, &whole),
+        ("term of 0.5 %, Bloom planes", &middle, 1, 5.0, &unposted),
+        ("rare term, Bloom planes", &|n| format!("tag:{}", n.below(100_000)), 1, 5.0, &unposted),
+        (
+            "frequent AND rare term, Bloom planes",
+            &|n| format!("{} AND tag:{}", all(1, "", n), n.below(100_000)),
+            2,
+            3.0,
+            &unposted,
+        ),
+        ("comparison", &|n| format!("price < {}", bound(n)), 1, 3.0, &whole),
+        ("frequent term AND comparison", &|n| format!("{} AND price < {}", all(1, "", n), bound(n)), 2, 2.0, &whole),
+        ("comparison without buckets", &|n| format!("price < {}", bound(n)), 1, 64.0, &unbucketed),
     ];
-    let mut words = vec![0; index.words_max()];
-    for (name, filter, leaves, words_read, bucketed) in filters {
-        let (columns, index) = if bucketed { (&opened, &index) } else { (&unbucketed_columns, &unbucketed) };
+    let mut words = vec![0; whole.1.words_max()];
+    for (name, filter, leaves, words_read, (columns, index)) in filters {
         let (mut sweep, mut probed) = (Vec::new(), Vec::new());
         let mut numbers = Numbers(6);
         let mut scratch = Scratch::default();

@@ -246,7 +246,7 @@ pub struct Probes {
 pub struct Explain {
     /// The steps in their order.
     pub steps: Vec<StepReport>,
-    /// How eligible items were found: `all`, `none`, `postings`, `words` or `exact`; `""` where none were looked for.
+    /// How eligible items were found: `all`, `none`, `few`, `words` or `exact`; `""` where none were looked for.
     pub route: &'static str,
     /// The filter in canonical form.
     pub filter: String,

@@ -549,7 +549,7 @@ impl Searcher {
     fn search(&mut self, subject: &Subject, queries: Matrix<'_>, run: &Run<'_>) -> Result<()> {
         let Subject { index, columns, filter, .. } = subject;
         let expression = run.filter.map_or("", |(_, expression)| expression);
-        let plan = filter::Plan::new(&filter::parse(expression)?.canonical(), columns, filter)?;
+        let plan = filter::Plan::new(&filter::parse(expression)?.canonical(), columns, filter, index.slots_max())?;
         let k0 = run.k.min(index.items());
         let Probed { probes, ending, by_codes } = subject.probing(run.asked, k0, plan.pass_rate())?;
         let query = |n: usize| search::Query {

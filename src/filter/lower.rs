@@ -1,6 +1,6 @@
 //! From a plan to the program of a device: the same steps in the form that kernels read.
 
-use super::index::Run;
+use super::index::{Run, TermHash};
 use super::program::{Program, Step};
 use super::question::{Node, Question};
 use crate::columns::{Columns, Comparison};
@@ -9,11 +9,23 @@ use crate::device::cuda::ops::words::{FilterStep, NO_PLANE, Operation, WordProgr
 /// The comparison of a step that stands for ranges of codes.
 const RANGES: u32 = 6;
 
-/// The steps over words.
+/// The steps over words. Posting lists are not on the device: Bloom planes suspect the items of those that are asked for, and those of
+/// which none is to be pass.
 pub(super) fn words(program: &Program) -> WordProgram {
-    let mut lowered = WordProgram { depth: program.depth, ..WordProgram::default() };
+    // A run more, where a posting list is added.
+    let depth = program.depth + usize::from(program.has_postings());
+    let mut lowered = WordProgram { depth, ..WordProgram::default() };
     for step in &program.steps {
         let step = match step {
+            Step::PushPosted { hash, .. } => {
+                lowered.steps.push(FilterStep::plain(Operation::Every));
+                of_bloom(*hash)
+            }
+            Step::AddPosted { hash, .. } => {
+                lowered.steps.extend([FilterStep::plain(Operation::Every), of_bloom(*hash)]);
+                FilterStep::plain(Operation::Or)
+            }
+            Step::DropPosted { .. } => continue,
             Step::Every => FilterStep::plain(Operation::Every),
             Step::None => FilterStep::plain(Operation::None),
             Step::And => FilterStep::plain(Operation::And),
@@ -21,7 +33,7 @@ pub(super) fn words(program: &Program) -> WordProgram {
             Step::Push { plane, negated } => of_plane(Operation::Push, *plane, *negated),
             Step::Keep { plane, negated } => of_plane(Operation::Keep, *plane, *negated),
             Step::Add { plane } => of_plane(Operation::Add, *plane, false),
-            Step::Bloom { hash } => FilterStep { x: hash.start, y: hash.step, ..FilterStep::plain(Operation::Bloom) },
+            Step::Bloom { hash } => of_bloom(*hash),
             Step::Number { sure, unsure, column, comparison, negated } => {
                 let first = lowered.runs.len() as u32 / 2;
                 sure.iter().chain(unsure).for_each(|run| lowered.runs.extend(pair(run)));
@@ -35,6 +47,10 @@ pub(super) fn words(program: &Program) -> WordProgram {
         lowered.steps.push(step);
     }
     lowered
+}
+
+fn of_bloom(hash: TermHash) -> FilterStep {
+    FilterStep { x: hash.start, y: hash.step, ..FilterStep::plain(Operation::Bloom) }
 }
 
 fn of_plane(operation: Operation, plane: usize, negated: bool) -> FilterStep {

@@ -2,11 +2,12 @@
 //!
 //! 1. Leaves are resolved against the columns: names to columns, values to terms or ranges of codes, unknown values to
 //!    "no item".
-//! 2. The negation-free tree becomes a program over planes (`program`) whose result is an upper bound: a positive leaf is
-//!    exact or Bloom, a negated one is exact where it can be and passes otherwise.
+//! 2. The negation-free tree becomes a program over planes and posting lists (`program`) whose result is an upper bound: a positive
+//!    leaf is exact or Bloom, a negated one is exact where it can be and passes otherwise.
 //! 3. The share of items that pass is estimated from the terms' counts, taken as independent. They are not: the price of a search
 //!    rests on a sample besides (`sample`).
-//! 4. Where a conjunction holds a rare term the survivors are found through posting lists, exactly ([`Route::Slots`]).
+//! 4. Where few items pass, these are found before any list is looked at, exactly ([`Route::Slots`]): through the posting list of a rare
+//!    term, or by the words of all lists, where a sample lets expect few and words are cheap.
 //! 5. Where values have changed since the index was built, all of this tells of the others alone ([`Plan::with_changes`]).
 
 use std::sync::Arc;
@@ -19,15 +20,15 @@ use super::lower;
 use super::program::Program;
 use super::question::{Node, Question, resolve};
 use super::sample::{PassingShares, Sample};
-use crate::columns::{Columns, Comparison, Overlay};
+use crate::columns::{Columns, Comparison, Overlay, bits};
 use crate::device::cuda::ops::words::WordProgram;
 use crate::error::Result;
 use crate::units::{ListId, Slot};
 
-/// Posting lists are walked while they hold at most this share of the items, or this many: evaluating words costs about
-/// a nanosecond for a hundred items, walking about fifty for each.
-const POSTING_WALK_SHARE_MAX: f64 = 0.005;
-const POSTING_WALK_MIN: usize = 256;
+/// So many items that posting lists hold may always be searched one by one.
+const POSTED_MIN: usize = 256;
+/// Nanoseconds for each list that the words of all of them may take, for items that are searched one by one.
+const SWEEP_NS_A_LIST: f64 = 40.0;
 /// Nanoseconds of asking one item one question.
 const QUESTION_NS: f64 = 5.0;
 /// Lists that are asked for one after another are evaluated so many words ahead; a run of the stack is then 4 KiB.
@@ -42,7 +43,7 @@ pub enum Route {
     All,
     /// No item is.
     Nothing,
-    /// These slots are, ascending, and no others: found through posting lists.
+    /// These slots are, ascending, and no others: few of them.
     Slots(Vec<Slot>),
     /// Evaluate [`Plan::words`] on the lists that are probed.
     Words,
@@ -55,11 +56,14 @@ pub struct Plan {
     root: Node,
     program: Program,
     pass_rate: f64,
-    /// Items that were checked one by one while it was made.
+    /// Items that were checked one by one while it was made, and those whose words were evaluated.
     checked: usize,
-    /// Of words, where the route leads through them.
+    swept: usize,
+    /// Of words, where they were looked into.
     sample: Sample,
     columns: Columns,
+    /// So many are few.
+    slots_max: usize,
     /// Items of which planes and posting lists tell what they were.
     changed: Option<Changed>,
     /// Tells the plans apart whose words a scratch may hold.
@@ -95,47 +99,98 @@ impl Scratch {
 }
 
 impl Plan {
-    /// Plans a filter for a snapshot's columns and index.
+    /// Plans a filter for a snapshot's columns and index, of which so many items at most are searched one by one sooner than in the
+    /// lists of a search.
     ///
     /// # Errors
     /// `Invalid` with the offset of the term for unknown columns and questions that a column cannot answer.
-    pub fn new(filter: &Canonical, columns: &Columns, index: &Index) -> Result<Self> {
+    pub fn new(filter: &Canonical, columns: &Columns, index: &Index, slots_max: usize) -> Result<Self> {
         let root = resolve(filter, columns)?;
         let mut plan = Plan {
             route: Route::Words,
             pass_rate: pass_rate(&root, columns, index),
             program: Program::of(&root, columns, index),
             checked: 0,
+            swept: 0,
             sample: Sample::default(),
             root,
             columns: columns.clone(),
+            slots_max,
             changed: None,
             number: PLANS.fetch_add(1, Ordering::Relaxed),
         };
-        let most = slots_max(index);
         plan.route = match &plan.root {
             Node::All => Route::All,
             Node::Nothing => Route::Nothing,
-            root if walk(root, index).is_some_and(|walked| walked <= most) => {
-                let (mut slots, mut exact) = (Vec::new(), true);
-                collect(root, index, &mut slots, &mut exact);
-                slots.sort_unstable();
-                slots.dedup();
-                if !exact {
-                    plan.checked = slots.len();
-                    slots.retain(|&s| plan.passes(s));
+            _ => match plan.few(index) {
+                None => Route::Words,
+                Some(slots) => {
+                    plan.pass_rate = slots.len() as f64 / index.items().max(1) as f64;
+                    if slots.is_empty() { Route::Nothing } else { Route::Slots(slots) }
                 }
-                plan.pass_rate = slots.len() as f64 / index.items().max(1) as f64;
-                if slots.is_empty() { Route::Nothing } else { Route::Slots(slots) }
-            }
-            _ => {
-                let passes = |slot| plan.passes(slot);
-                let asks = (!plan.is_exact()).then_some((&passes as &dyn Fn(Slot) -> bool, plan.passes_ns()));
-                plan.sample = Sample::of(&plan.program, columns, index, asks);
-                Route::Words
-            }
+            },
         };
         Ok(plan)
+    }
+
+    /// The eligible slots, where few are; else a sample is taken.
+    fn few(&mut self, index: &Index) -> Option<Vec<Slot>> {
+        let walked = walk(&self.root, index).filter(|&walked| walked <= self.slots_max.max(POSTED_MIN));
+        let sweep_ns = self.words_ns() * index.items() as f64;
+        let check_ns = if has_and(&self.root) { self.passes_ns() } else { 0.0 };
+        if walked.is_some_and(|walked| walked as f64 * check_ns <= sweep_ns) {
+            return Some(self.posted(index));
+        }
+        let passes = |slot| self.passes(slot);
+        let asks = (!self.is_exact()).then_some((&passes as &dyn Fn(Slot) -> bool, self.passes_ns()));
+        self.sample = Sample::of(&self.program, &self.columns, index, asks);
+        let expected = self.passing(index).items * index.items() as f64;
+        if sweep_ns <= SWEEP_NS_A_LIST * index.lists() as f64 && expected <= self.slots_max as f64 {
+            self.swept = index.items();
+            if let Some(slots) = self.swept(index) {
+                return Some(slots);
+            }
+        }
+        walked.map(|_| self.posted(index))
+    }
+
+    /// The eligible slots that posting lists hold.
+    fn posted(&mut self, index: &Index) -> Vec<Slot> {
+        let mut slots = Vec::new();
+        collect(&self.root, index, &mut slots);
+        slots.sort_unstable();
+        slots.dedup();
+        if has_and(&self.root) {
+            self.check(&mut slots);
+        }
+        slots
+    }
+
+    /// The eligible slots by the words of all lists, unless these are many more than were expected.
+    fn swept(&mut self, index: &Index) -> Option<Vec<Slot>> {
+        let (mut slots, mut stack, mut next) = (Vec::new(), Vec::new(), 0);
+        while next < index.lists() {
+            let lists = index.lists_within(next, AHEAD_WORDS);
+            next = lists.end;
+            let span = index.span(lists.clone());
+            self.program.run(&self.columns, index, lists, &mut stack);
+            for (first, &word) in index.word_slots[span].iter().zip(&stack) {
+                slots.extend(bits(word).map(|bit| Slot(first.0 + bit)));
+            }
+            if slots.len() > 2 * self.slots_max {
+                return None;
+            }
+        }
+        if !self.is_exact() {
+            self.check(&mut slots);
+        }
+        Some(slots)
+    }
+
+    /// Keeps those that pass.
+    fn check(&mut self, slots: &mut Vec<Slot>) {
+        self.checked += slots.len();
+        slots.retain(|&slot| self.passes(slot));
     }
 
     /// The same plan for a snapshot in which values have changed since its index was built; `filter` is what the plan was made of.
@@ -157,7 +212,7 @@ impl Plan {
             self.pass_rate = slots.len() as f64 / items;
             if slots.is_empty() {
                 self.route = Route::Nothing;
-            } else if slots.len() <= slots_max(index) {
+            } else if slots.len() <= self.slots_max.max(POSTED_MIN) {
                 self.route = Route::Slots(slots);
             }
         } else {
@@ -199,7 +254,7 @@ impl Plan {
     /// The plan as a program of a device, whose words are the truth: what planes only suspect it looks up.
     pub fn lower(&self) -> WordProgram {
         let mut program = lower::words(&self.program);
-        if !self.is_exact() {
+        if !self.is_exact() || self.program.has_postings() {
             lower::checks(&self.root, &self.columns, &mut program);
         }
         program
@@ -217,7 +272,8 @@ impl Plan {
 
     /// What it took to make the plan, beside reading the filter, in nanoseconds of one core.
     pub fn planning_ns(&self) -> f64 {
-        (self.checked + self.sample.asked()) as f64 * self.passes_ns() + self.sample.items() as f64 * self.words_ns()
+        let asked = self.checked + self.sample.asked();
+        asked as f64 * self.passes_ns() + (self.sample.items() + self.swept) as f64 * self.words_ns()
     }
 
     /// True where the item in the slot satisfies the filter.
@@ -290,11 +346,6 @@ impl PartialEq for Plan {
     }
 }
 
-/// So many slots at most are searched one by one.
-fn slots_max(index: &Index) -> usize {
-    ((index.items() as f64 * POSTING_WALK_SHARE_MAX) as usize).max(POSTING_WALK_MIN)
-}
-
 /// The share of items that pass, with terms taken as independent.
 fn pass_rate(node: &Node, columns: &Columns, index: &Index) -> f64 {
     let items = index.items().max(1) as f64;
@@ -351,7 +402,7 @@ fn walk(node: &Node, index: &Index) -> Option<usize> {
     match node {
         Node::Nothing => Some(0),
         Node::Literal { question: Question::Terms { terms, .. }, negated: false } => {
-            terms.iter().map(|&t| index.posting(t).map(<[u32]>::len)).sum()
+            terms.iter().map(|&t| index.posting(t).map(|posting| index.posting_slots(posting).len())).sum()
         }
         Node::And(parts) => parts.iter().filter_map(|p| walk(p, index)).min(),
         Node::Or(parts) => parts.iter().map(|p| walk(p, index)).sum(),
@@ -359,19 +410,28 @@ fn walk(node: &Node, index: &Index) -> Option<usize> {
     }
 }
 
-/// Adds the slots that [`walk`] counted, in no order; `exact` becomes false where some may not be eligible.
-fn collect(node: &Node, index: &Index, slots: &mut Vec<Slot>, exact: &mut bool) {
+/// Whether some of the slots that posting lists hold may not be eligible.
+fn has_and(node: &Node) -> bool {
+    match node {
+        Node::And(_) => true,
+        Node::Or(parts) => parts.iter().any(has_and),
+        _ => false,
+    }
+}
+
+/// Adds the slots that [`walk`] counted, in no order.
+fn collect(node: &Node, index: &Index, slots: &mut Vec<Slot>) {
     match node {
         Node::Literal { question: Question::Terms { terms, .. }, negated: false } => {
-            terms.iter().filter_map(|&t| index.posting(t)).for_each(|p| slots.extend(p.iter().copied().map(Slot)));
+            let postings = terms.iter().filter_map(|&t| index.posting(t));
+            slots.extend(postings.flat_map(|posting| index.posting_slots(posting)).copied().map(Slot));
         }
         Node::And(parts) => {
-            *exact = false;
             if let Some((_, part)) = parts.iter().filter_map(|p| Some((walk(p, index)?, p))).min_by_key(|(n, _)| *n) {
-                collect(part, index, slots, exact);
+                collect(part, index, slots);
             }
         }
-        Node::Or(parts) => parts.iter().for_each(|p| collect(p, index, slots, exact)),
+        Node::Or(parts) => parts.iter().for_each(|p| collect(p, index, slots)),
         _ => {}
     }
 }

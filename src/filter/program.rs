@@ -1,8 +1,10 @@
 //! The postfix program of a plan, and its evaluation over runs of lists.
 //!
-//! The stack holds runs of words. A leaf does not push: it narrows the run on top (`Keep`, `Bloom`, `Number`, `Compare`), so
+//! The stack holds runs of words. A leaf does not push: it narrows the run on top (`Keep`, `Drop`, `Bloom`, `Number`, `Compare`), so
 //! that a conjunction of leaves is a chain of flat loops over one run, and the leaves that look at single items see only
 //! those that the cheaper ones left. Every run on the stack is 0 outside the items, which makes negation safe.
+//!
+//! A posting list is where few items are, so that its words are made of zeros: it is pushed.
 
 use super::index::{Index, Run, TermHash};
 use super::question::{Node, Question};
@@ -16,9 +18,10 @@ const BLOOM_AHEAD: usize = 4;
 /// Words of a comparison that are answered at a time.
 const BUCKET_WORDS: usize = 16;
 
-/// Nanoseconds of a step for each item that it looks at: of planes, of a Bloom filter, of buckets with the few items that they
-/// leave open, and of a comparison with every item.
+/// Nanoseconds of a step for each item that it looks at: of planes, of a posting list, of a Bloom filter, of buckets with the few items
+/// that they leave open, and of a comparison with every item.
 const PLANE_NS: f64 = 0.02;
+const POSTED_NS: f64 = 0.1;
 const BLOOM_NS: f64 = 0.35;
 const NUMBER_NS: f64 = 0.5;
 const COMPARE_NS: f64 = 10.0;
@@ -35,6 +38,12 @@ pub(super) enum Step {
     Keep { plane: usize, negated: bool },
     /// ORs a plane.
     Add { plane: usize },
+    /// Pushes the items of a posting list, of the term whose Bloom positions these are.
+    PushPosted { posting: usize, hash: TermHash },
+    /// ORs them.
+    AddPosted { posting: usize, hash: TermHash },
+    /// ANDs all other items.
+    DropPosted { posting: usize },
     /// ANDs the planes of a term's Bloom positions.
     Bloom { hash: TermHash },
     /// ANDs a comparison that buckets answer.
@@ -50,6 +59,7 @@ pub(super) enum Step {
 impl Step {
     fn item_ns(&self) -> f64 {
         match self {
+            Step::PushPosted { .. } | Step::AddPosted { .. } | Step::DropPosted { .. } => POSTED_NS,
             Step::Bloom { .. } => BLOOM_NS,
             Step::Number { sure, unsure, .. } => NUMBER_NS + (sure.len() + unsure.len()) as f64 * PLANE_NS,
             Step::Compare { .. } => COMPARE_NS,
@@ -71,15 +81,16 @@ fn rank(node: &Node, index: &Index) -> u8 {
     match node {
         Node::All | Node::Nothing => 0,
         Node::Literal { question: Question::Terms { terms, .. }, negated } => match terms.as_slice() {
-            [one] if index.exact_plane(*one).is_some() => 0,
-            [_] => 4,
-            _ if *negated => 1,
-            _ => 3,
+            [one] if index.exact_plane(*one).is_some() => 1,
+            [one] if index.posting(*one).is_some() && !negated => 0,
+            _ if *negated => 2,
+            [one] if index.posting(*one).is_none() => 5,
+            _ => 4,
         },
         Node::Literal { question: Question::Compares { column, comparison }, .. } => {
-            if index.numbers.answer(*column, comparison).is_some() { 2 } else { 5 }
+            if index.numbers.answer(*column, comparison).is_some() { 3 } else { 6 }
         }
-        Node::And(_) | Node::Or(_) => 3,
+        Node::And(_) | Node::Or(_) => 4,
     }
 }
 
@@ -93,6 +104,13 @@ impl Program {
     /// True where the words are the truth and not only an upper bound.
     pub(super) fn is_exact(&self) -> bool {
         self.exact
+    }
+
+    /// True where a posting list answers a part of it.
+    pub(super) fn has_postings(&self) -> bool {
+        let is_posted =
+            |step: &Step| matches!(step, Step::PushPosted { .. } | Step::AddPosted { .. } | Step::DropPosted { .. });
+        self.steps.iter().any(is_posted)
     }
 
     /// What evaluating it is thought to take, in nanoseconds of one core for each item.
@@ -110,7 +128,7 @@ impl Program {
         let mut height = 0;
         for step in &self.steps {
             match step {
-                Step::Every | Step::None | Step::Push { .. } => height += 1,
+                Step::Every | Step::None | Step::Push { .. } | Step::PushPosted { .. } => height += 1,
                 Step::And | Step::Or => height -= 1,
                 _ => {}
             }
@@ -133,6 +151,16 @@ impl Program {
                 }
                 Step::Add { plane } => {
                     run.iter_mut().zip(index.plane(*plane, span.clone())).for_each(|(r, p)| *r |= p);
+                }
+                Step::PushPosted { posting, .. } => {
+                    run.fill(0);
+                    index.posted(*posting, lists.clone()).for_each(|(word, bit)| run[word] |= bit);
+                }
+                Step::AddPosted { posting, .. } => {
+                    index.posted(*posting, lists.clone()).for_each(|(word, bit)| run[word] |= bit);
+                }
+                Step::DropPosted { posting } => {
+                    index.posted(*posting, lists.clone()).for_each(|(word, bit)| run[word] &= !bit);
                 }
                 Step::And => run.iter_mut().zip(&above[..words]).for_each(|(r, a)| *r &= a),
                 Step::Or => run.iter_mut().zip(&above[..words]).for_each(|(r, a)| *r |= a),
@@ -205,7 +233,7 @@ struct Compiler<'a> {
 impl Compiler<'_> {
     fn emit(&mut self, step: Step) {
         match step {
-            Step::Every | Step::None | Step::Push { .. } => self.height += 1,
+            Step::Every | Step::None | Step::Push { .. } | Step::PushPosted { .. } => self.height += 1,
             Step::And | Step::Or => self.height -= 1,
             _ => {}
         }
@@ -255,28 +283,46 @@ impl Compiler<'_> {
 
     /// Pushes the items that have one of the terms.
     fn push_any(&mut self, terms: &[TermId]) {
-        for (n, &term) in terms.iter().enumerate() {
-            match self.index.exact_plane(term) {
-                Some(plane) if n == 0 => self.emit(Step::Push { plane, negated: false }),
-                Some(plane) => self.emit(Step::Add { plane }),
-                None => {
-                    self.emit(Step::Every);
-                    self.bloom(term);
-                    if n > 0 {
-                        self.emit(Step::Or);
-                    }
-                }
+        match terms {
+            [] => self.emit(Step::None),
+            [first, others @ ..] => {
+                self.push_one(*first);
+                others.iter().for_each(|&term| self.add(term));
             }
         }
-        if terms.is_empty() {
-            self.emit(Step::None);
+    }
+
+    /// Pushes the items that have a term.
+    fn push_one(&mut self, term: TermId) {
+        if let Some(plane) = self.index.exact_plane(term) {
+            self.emit(Step::Push { plane, negated: false });
+        } else if let Some(posting) = self.index.posting(term) {
+            self.emit(Step::PushPosted { posting, hash: self.hash(term) });
+        } else {
+            self.emit(Step::Every);
+            self.bloom(term);
         }
+    }
+
+    /// ORs them.
+    fn add(&mut self, term: TermId) {
+        if let Some(plane) = self.index.exact_plane(term) {
+            self.emit(Step::Add { plane });
+        } else if let Some(posting) = self.index.posting(term) {
+            self.emit(Step::AddPosted { posting, hash: self.hash(term) });
+        } else {
+            self.push_one(term);
+            self.emit(Step::Or);
+        }
+    }
+
+    fn hash(&self, term: TermId) -> TermHash {
+        self.index.hash(&self.columns.term_key(term).unwrap_or_default())
     }
 
     fn bloom(&mut self, term: TermId) {
         self.program.exact = false;
-        let hash = self.index.hash(&self.columns.term_key(term).unwrap_or_default());
-        self.emit(Step::Bloom { hash });
+        self.emit(Step::Bloom { hash: self.hash(term) });
     }
 
     /// ANDs a node into the run on top.
@@ -290,21 +336,24 @@ impl Compiler<'_> {
         };
         match (self.terms(question), question) {
             (Some(terms), _) if *negated => {
-                // Every term must be absent; those without an exact plane say nothing here and are checked later.
+                // Every term must be absent; those with Bloom planes alone say nothing here and are checked later.
                 for term in terms {
-                    match self.index.exact_plane(term) {
-                        Some(plane) => self.emit(Step::Keep { plane, negated: true }),
-                        None => self.program.exact = false,
+                    if let Some(plane) = self.index.exact_plane(term) {
+                        self.emit(Step::Keep { plane, negated: true });
+                    } else if let Some(posting) = self.index.posting(term) {
+                        self.emit(Step::DropPosted { posting });
+                    } else {
+                        self.program.exact = false;
                     }
                 }
             }
             (Some(terms), _) => match terms.as_slice() {
-                [one] => match self.index.exact_plane(*one) {
-                    Some(plane) => self.emit(Step::Keep { plane, negated: false }),
-                    None => self.bloom(*one),
-                },
-                many => {
-                    self.push_any(many);
+                [one] if let Some(plane) = self.index.exact_plane(*one) => {
+                    self.emit(Step::Keep { plane, negated: false })
+                }
+                [one] if self.index.posting(*one).is_none() => self.bloom(*one),
+                any => {
+                    self.push_any(any);
                     self.emit(Step::And);
                 }
             },
@@ -325,9 +374,8 @@ impl Compiler<'_> {
     fn widen(&mut self, node: &Node) {
         if let Node::Literal { question, negated: false } = node
             && let Some(terms) = self.terms(question)
-            && let Some(planes) = terms.iter().map(|&t| self.index.exact_plane(t)).collect::<Option<Vec<_>>>()
         {
-            planes.into_iter().for_each(|plane| self.emit(Step::Add { plane }));
+            terms.into_iter().for_each(|term| self.add(term));
             return;
         }
         self.push(node);

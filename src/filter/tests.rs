@@ -158,8 +158,13 @@ impl Catalogue {
     }
 
     fn check(&self, expr: &Expr, scratch: &mut Scratch) {
+        [0, 4096].into_iter().for_each(|slots_max| self.check_by(expr, slots_max, scratch));
+    }
+
+    /// With so many items that are searched one by one.
+    fn check_by(&self, expr: &Expr, slots_max: usize, scratch: &mut Scratch) {
         let filter = expr.canonical();
-        let plan = Plan::new(&filter, &self.columns, &self.index).unwrap();
+        let plan = Plan::new(&filter, &self.columns, &self.index, slots_max).unwrap();
         let plan = plan.with_changes(&filter, &self.index, &self.overlay).unwrap();
         let holds = |slot: &Slot| match self.order[slot.index()] {
             NO_ITEM => false,
@@ -310,7 +315,7 @@ fn kept_words_stay_those_of_their_plan_whatever_is_asked_between() {
     let catalogue = catalogue(items, 12, &Options::default());
     let plan = |text: &str| {
         let filter = crate::filter::parse(text).unwrap().canonical();
-        Plan::new(&filter, &catalogue.columns, &catalogue.index).unwrap()
+        Plan::new(&filter, &catalogue.columns, &catalogue.index, 0).unwrap()
     };
     let plans = [plan("tag:t1"), plan("NOT tag:t1"), plan("year:3 OR tag:t0")];
     let mut scratch = Scratch::default();
@@ -342,7 +347,7 @@ fn comparisons_with_buckets_are_exact_and_excluded_slots_are_cleared() {
         ["price < 40.1", "NOT price >= 3", "price = 0.5", "price != 0.5 AND tag:t1", "NOT price = 77.75", "price > 1e9"]
     {
         let expr = crate::filter::parse(text).unwrap();
-        assert!(Plan::new(&expr.canonical(), &catalogue.columns, &catalogue.index).unwrap().is_exact(), "{text}");
+        assert!(Plan::new(&expr.canonical(), &catalogue.columns, &catalogue.index, 0).unwrap().is_exact(), "{text}");
         catalogue.check(&expr, &mut scratch);
     }
     let excluded: Vec<Slot> = (0..catalogue.order.len() as u32).step_by(3).map(Slot).collect();
@@ -383,7 +388,7 @@ fn wrong_terms_name_their_place() {
         ("year:soon", 0, "expected an integer"),
     ] {
         let filter = crate::filter::parse(text).unwrap().canonical();
-        let error = Plan::new(&filter, &catalogue.columns, &catalogue.index).unwrap_err();
+        let error = Plan::new(&filter, &catalogue.columns, &catalogue.index, 0).unwrap_err();
         assert_eq!(error.offset(), Some(offset), "{error}");
         assert!(error.to_string().contains(expected), "{error}");
     }

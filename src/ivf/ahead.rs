@@ -84,15 +84,27 @@ impl Margins {
         }
     }
 
-    /// The share of a list's items that may be expected to score above `threshold`, for a query of length `scale`.
-    fn share(&self, threshold: f32, list_score: f32, scale: f32) -> f64 {
-        self.share_above((threshold - self.slope * list_score) / scale)
+    /// The shares of items with larger margins, of margins that fall.
+    fn shares(&self) -> Shares<'_> {
+        Shares { halvings: &self.halvings, place: self.halvings.len() }
     }
+}
 
+/// Shares of items with larger margins, of one margin after another, each smaller than the one before.
+struct Shares<'a> {
+    halvings: &'a [f32],
+    /// So many halvings are no larger than the margin.
+    place: usize,
+}
+
+impl Shares<'_> {
     /// The share of items with a larger margin; beyond the measured ones their number falls on as it fell last.
-    fn share_above(&self, margin: f32) -> f64 {
-        let place = self.halvings.partition_point(|m| *m <= margin);
-        let [.., before, last] = self.halvings[..] else { return 0.5 };
+    fn above(&mut self, margin: f32) -> f64 {
+        while self.place > 0 && self.halvings[self.place - 1] > margin {
+            self.place -= 1;
+        }
+        let place = self.place;
+        let [.., before, last] = *self.halvings else { return 0.5 };
         let halvings = match place {
             0 => return 1.0,
             _ if place == self.halvings.len() => {
@@ -219,9 +231,10 @@ impl Ahead {
         // there scores better than what does not.
         let kinship = (seen.lately / density.max(f64::MIN_POSITIVE)).clamp(1.0, KINSHIP_MAX);
         let (mut ahead, mut scanned) = (0.0, 0.0);
-        for (n, bin) in self.bins.iter().enumerate() {
+        let mut shares = margins.shares();
+        for (n, bin) in self.bins.iter().enumerate().filter(|(_, bin)| bin.ahead > 0 || bin.survivors > 0.0) {
             let score = self.low + (n as f32 + 0.5) * self.step;
-            let share = margins.share(threshold, score, self.scale);
+            let share = shares.above((threshold - margins.slope * score) / self.scale);
             ahead += bin.ahead as f64 * share;
             scanned += bin.survivors * share;
         }
@@ -258,13 +271,15 @@ mod tests {
         for (margin, share) in
             [(-1.0, 1.0), (32_768.0, 0.5), (49_152.0, 0.25), (57_344.0, 0.125), (65_024.0, 1.0 / 128.0)]
         {
-            let found = margins.share_above(margin);
+            let found = margins.shares().above(margin);
             assert!((found / share - 1.0).abs() < 0.01, "{margin}: {found}, expected {share}");
         }
-        let shares: Vec<f64> = (0..200).map(|n| margins.share_above(n as f32 * 500.0)).collect();
+        let shares: Vec<f64> = (0..200).map(|n| margins.shares().above(n as f32 * 500.0)).collect();
+        let mut falling = margins.shares();
+        assert!((0..200).rev().all(|n| falling.above(n as f32 * 500.0) == shares[n]));
         assert!(shares.is_sorted_by(|a, b| a >= b) && shares.iter().all(|s| (0.0..=1.0).contains(s)));
         // Nothing is known of no items: half of them may lie anywhere.
-        assert_eq!(Margins::of(&[(0.0, 1.0); 3]).share_above(7.0), 0.5);
+        assert_eq!(Margins::of(&[(0.0, 1.0); 3]).shares().above(7.0), 0.5);
         for (slope, halvings) in [(1.0, vec![1.0, 0.5]), (1.0, vec![f32::NAN]), (f32::NAN, vec![]), (-0.1, vec![])] {
             assert!(Margins { slope, halvings }.check().is_err());
         }
@@ -277,7 +292,7 @@ mod tests {
         let margins = Margins::of(&pairs.collect::<Vec<_>>());
         assert!((margins.slope - 0.75).abs() < 1e-3, "{margins:?}");
         for list in [0.0, 1.0, 4.0] {
-            let share = |above: f32| margins.share(0.75 * list + above, list, 1.0);
+            let share = |above: f32| margins.shares().above(0.75 * list + above - margins.slope * list);
             assert!(share(-0.1) == 1.0 && (share(0.06) - 0.25).abs() < 0.15 && share(0.2) < 0.01, "{margins:?}");
         }
         // What was written before there were slopes is read as it was meant.

@@ -137,8 +137,8 @@ impl<'a, 'w> Filtered<'a, 'w> {
     fn until(&mut self, probing: Probing<'_>, ending: Ending<'_>) {
         self.score_lists();
         let Filtered { union, query, scratch, .. } = self;
-        let lists = scratch.lists.iter().map(|&key| unkey(key));
-        scratch.ahead.begin(query.vector, lists.map(|(score, list)| (score, union.list_length(ListId(list.0)))));
+        let lists = (0..).zip(&scratch.scores[..union.lists.lists()]);
+        scratch.ahead.begin(query.vector, lists.map(|(list, &score)| (score, union.list_length(ListId(list)))));
         let mut done = 0;
         let mut before = self.counters;
         for look in probing.looks(self.lists(), Pace::Often) {

@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use super::filtered::{Filtered, FilteredQuery, MemberWords, Words};
-use super::first_pass::{ItemCodes, Tables};
+use super::first_pass::{ItemCodes, Rates, Tables};
 use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
 use super::union::{Forms, Member, Union};
@@ -15,6 +15,10 @@ use super::view::{Index, WideRows};
 use crate::device::cpu::kernels::{BLOCK, Blocks, Staging};
 use crate::topk::{self, Selector, unkey};
 use crate::units::{ListId, Slot};
+
+/// Nanoseconds for each of all lists that a search takes which looks at those that it must, with a filter that few items pass: it scores
+/// and orders them, and fills and goes through the words of many.
+const FILTERED_LIST_NS: f64 = 100.0;
 
 impl Union<'_> {
     /// Searches the best lists of `vector` `[D]` for the candidates of `selector`, whose K0 the caller has set.
@@ -186,6 +190,12 @@ impl Index {
     /// The same where a search scans the first pass's codes.
     pub fn first_pass_block_bytes(&self) -> u64 {
         self.first_pass.as_ref().map_or_else(|| self.block_bytes(), ItemCodes::block_bytes)
+    }
+
+    /// Of so many items that pass a filter all rows are read in the time that a search takes for the lists that it looks at, which are most
+    /// where few items pass.
+    pub fn slots_max(&self) -> usize {
+        (self.lists() as f64 * FILTERED_LIST_NS / Rates::row_ns(self.row_bytes() as f64)) as usize
     }
 
     /// Bytes of the widest row that is kept of an item.

@@ -171,7 +171,7 @@ impl Search {
             (_, Route::Nothing) => "none",
             (true, _) => "exact",
             (_, Route::All) => "all",
-            (_, Route::Slots(_)) => "postings",
+            (_, Route::Slots(_)) => "few",
             (_, Route::Words) => "words",
         }
     }

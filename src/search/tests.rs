@@ -104,7 +104,8 @@ impl Shop {
     }
 
     fn plan(&self, filter: &str) -> Plan {
-        Plan::new(&filter::parse(filter).unwrap().canonical(), &self.columns, &self.filter).unwrap()
+        Plan::new(&filter::parse(filter).unwrap().canonical(), &self.columns, &self.filter, self.index.slots_max())
+            .unwrap()
     }
 
     fn part(&self) -> CataloguePart<'_> {

@@ -466,6 +466,14 @@ impl View {
         &self.main.value
     }
 
+    /// So many items of the main snapshot that pass a filter are searched one by one: of a shard the share of them that is of the whole, so
+    /// that all shards search as the whole does.
+    fn slots_max(&self) -> usize {
+        let index = &self.main.index;
+        let of_whole = self.main.manifest.shard.map_or(1.0, |part| index.items() as f64 / part.items.max(1) as f64);
+        (index.slots_max() as f64 * of_whole.min(1.0)) as usize
+    }
+
     /// The plan of a filter; requests that are under way with an equal one share it.
     ///
     /// # Errors
@@ -476,9 +484,12 @@ impl View {
         if let Some(planned) = self.plans().by_canonical.get(&canonical).and_then(Weak::upgrade) {
             return Ok(planned);
         }
-        let plan = Plan::new(&parsed, &self.main.columns, &self.main.filter)?;
+        let plan = Plan::new(&parsed, &self.main.columns, &self.main.filter, self.slots_max())?;
         let plan = plan.with_changes(&parsed, &self.main.filter, &self.overlay)?;
-        let of_piece = |piece: &Piece| Plan::new(&parsed, piece.segment.columns(), piece.segment.filter());
+        let of_piece = |piece: &Piece| {
+            let segment = &piece.segment;
+            Plan::new(&parsed, segment.columns(), segment.filter(), segment.index().slots_max())
+        };
         let beside = self.pieces.iter().map(of_piece).collect::<Result<_>>()?;
         let planned = Arc::new(Planned { plan, beside, canonical: canonical.clone() });
         let mut plans = self.plans();

@@ -20,7 +20,7 @@ use sterling::view::View;
 use crate::emulation::{Random, device, emulated};
 
 /// Scores whose difference is no more than this may change places: the sums of a card run in another order.
-const TOLERANCE: f32 = 2e-4;
+pub const TOLERANCE: f32 = 2e-4;
 
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

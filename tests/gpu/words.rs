@@ -110,7 +110,7 @@ fn words_are_the_truth_for_any_filter() {
         let mut inexact = 0;
         for _ in 0..60 {
             let text = expression(&mut random, 3);
-            let plan = Plan::new(&filter::parse(&text).unwrap().canonical(), columns, index).unwrap();
+            let plan = Plan::new(&filter::parse(&text).unwrap().canonical(), columns, index, 0).unwrap();
             let passing = planes.evaluate(&device, plan.lower(), None).unwrap();
             inexact += u32::from(!plan.is_exact());
             let (words, survivors) = (passing.words.to_vec().unwrap(), passing.survivors.to_vec().unwrap());

@@ -46,7 +46,7 @@ impl Default for Options {
             bits_per_term: 10,
             fixed_bits: None,
             exact_share_min: 0.01,
-            posting_share_max: 0.002,
+            posting_share_max: 0.01,
             number_buckets: 32,
             together: Vec::new(),
         }

@@ -72,6 +72,10 @@ impl Index {
         if !covered || !posting_offsets.is_sorted() || posting_slots.iter().any(|&s| s >= slots) {
             return Err(corrupt("posting_slots", "its offsets or slots are out of range"));
         }
+        let is_in_order = |ends: &[u32]| posting_slots[ends[0] as usize..ends[1] as usize].is_sorted_by(|a, b| a < b);
+        if !posting_offsets.windows(2).all(is_in_order) {
+            return Err(corrupt("posting_slots", "its slots are out of order"));
+        }
         if hashes == 0 || hashes > 32 {
             return Err(corrupt(hashing.tensor(), "expected 1 to 32"));
         }
@@ -238,9 +242,35 @@ impl Index {
         self.exact.binary_search(&term.0).ok()
     }
 
-    pub(in crate::filter) fn posting(&self, term: TermId) -> Option<&[u32]> {
-        let at = self.posting_terms.binary_search(&term.0).ok()?;
-        Some(&self.posting_slots[self.posting_offsets[at] as usize..self.posting_offsets[at + 1] as usize])
+    /// The number of a term's posting list.
+    pub(in crate::filter) fn posting(&self, term: TermId) -> Option<usize> {
+        self.posting_terms.binary_search(&term.0).ok()
+    }
+
+    /// The slots of a posting list, ascending.
+    pub(in crate::filter) fn posting_slots(&self, posting: usize) -> &[u32] {
+        &self.posting_slots[self.posting_offsets[posting] as usize..self.posting_offsets[posting + 1] as usize]
+    }
+
+    /// The items of a posting list that lie in consecutive lists: of each its word, counted from the first of these lists, and its bit.
+    pub(in crate::filter) fn posted(
+        &self,
+        posting: usize,
+        lists: Range<usize>,
+    ) -> impl Iterator<Item = (usize, u64)> + '_ {
+        let (first, end) = (self.list_offsets[lists.start], self.list_offsets[lists.end]);
+        let (slots, first_word) = (self.posting_slots(posting), self.firsts[lists.start] as usize);
+        let mut list = lists.start;
+        slots[slots.partition_point(|&slot| slot < first)..].iter().take_while(move |&&slot| slot < end).map(
+            move |&slot| {
+                while self.list_offsets[list + 1] <= slot {
+                    list += 1;
+                }
+                let item = slot - self.list_offsets[list];
+                let word = (self.firsts[list] + item / 64) as usize;
+                (word - first_word, 1 << (item % 64) & self.every[word])
+            },
+        )
     }
 
     /// The hashes of a term's key.

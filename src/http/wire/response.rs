@@ -58,7 +58,7 @@ pub struct ProbesInfo {
 pub struct Explain {
     /// The steps in their order.
     pub steps: Vec<Step>,
-    /// How eligible items were found: `all`, `none`, `postings`, `words` or `exact`.
+    /// How eligible items were found: `all`, `none`, `few`, `words` or `exact`.
     pub route: String,
     /// The filter in canonical form.
     pub filter: String,

@@ -33,7 +33,7 @@ pub use measure::measure;
 use measured::{Layout, Measured};
 pub use queries::Queries;
 pub(super) use queries::spread;
-use queries::{drawn, worth, worth_of};
+use queries::{drawn, most};
 
 /// Sample requests of a package, a `:retrieve` body a line.
 pub(super) const REQUESTS_FILE: &str = "queries.jsonl";
@@ -64,7 +64,7 @@ pub(super) fn version(
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Option<(Calibration, Queries)>> {
     measured(folder, recipe, progress, |index| match source(queries, package) {
-        Some(path) => Queries::read(&path, &as_published(folder)?, (index, worth_of(index))),
+        Some(path) => Queries::read(&path, &as_published(folder)?, (index, most(index.items()))),
         None => Ok(Queries::of_items(index, recipe.index.seed)),
     })
 }
@@ -103,13 +103,12 @@ pub(super) fn shard(
             let published = files::temporary(&folder.join("package"));
             fs::create_dir(&published).map_err(|e| Error::io(published.display(), e))?;
             version.write_package(&published)?;
-            let worth = worth(layout.slots(), index.dimension(), whole.items());
-            let queries = Queries::read(path, &as_published(&published)?, (&index, worth));
+            let queries = Queries::read(path, &as_published(&published)?, (&index, most(whole.items())));
             fs::remove_dir_all(&published).map_err(|e| Error::io(published.display(), e))?;
             queries?
         }
         None => {
-            let places = drawn(layout, index.dimension(), seed);
+            let places = drawn(layout, seed);
             let rows: Vec<u32> = places.iter().map(|&place| whole.order[place as usize]).collect();
             let kept = whole.as_kept(&arranged.embedded.vectors, &rows)?;
             Queries::perturbed(kept, places, seed)
@@ -146,7 +145,7 @@ pub(super) fn merged(
     recipe: &Recipe,
 ) -> Result<Option<(Calibration, Queries)>> {
     measured(folder, recipe, &|_, _| (), |index| match queries {
-        Some(path) => Queries::read(path, package, (index, worth_of(index))),
+        Some(path) => Queries::read(path, package, (index, most(index.items()))),
         None => Ok(Queries::of_items(index, recipe.index.seed)),
     })
 }

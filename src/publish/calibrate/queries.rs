@@ -1,11 +1,10 @@
 //! Queries to calibrate with: vectors, requests that go through the user tower, or items that something random is added to.
 
 use std::fs;
-use std::ops::Range;
 use std::path::Path;
 
 use super::measured::Layout;
-use super::share::{PASS_RATES, random};
+use super::share::random;
 use crate::embedding::Lookup;
 use crate::error::{Error, Result};
 use crate::files::{Checksum, TensorFile, Tensors};
@@ -17,10 +16,8 @@ use crate::request::User;
 use crate::tower::{self, Pooled, Threads};
 use crate::units::Slot;
 
-/// Most queries, and the fewest where items are so many that scans are dear.
-const QUERIES: Range<usize> = 64..256;
-/// Multiplications that all scans together may take, unless that leaves too few queries: some seconds of one core.
-const PRODUCTS_MAX: usize = 1 << 37;
+/// Most queries. Their scans take a fifth to a third of what a build takes, and less the more items there are.
+const QUERIES_MAX: usize = 256;
 /// Length of what is added to an item that becomes a query, as a share of the item's.
 const PERTURBED_BY: f32 = 0.1;
 
@@ -36,16 +33,16 @@ pub struct Queries {
 }
 
 impl Queries {
-    /// Reads queries of a file, as many as are `worth` their time, spread over it: a `.npy` matrix, bodies of `:retrieve`, one a
-    /// line, or what [`Queries::write`] has kept.
+    /// Reads `most` queries of a file, spread over it: of a `.npy` matrix, of bodies of `:retrieve`, one a line, or what
+    /// [`Queries::write`] has kept.
     ///
     /// # Errors
     /// `Invalid` with the file and the line that is no query for this index; `Io`.
-    pub(super) fn read(path: &Path, package: &Package, (index, worth): (&ivf::Index, usize)) -> Result<Self> {
+    pub(super) fn read(path: &Path, package: &Package, (index, most): (&ivf::Index, usize)) -> Result<Self> {
         match path.extension().and_then(|extension| extension.to_str()) {
-            Some("npy") => Queries::checked(path, matrix(path, worth), index),
+            Some("npy") => Queries::checked(path, matrix(path, most), index),
             Some("safetensors") => Queries::kept(path, index),
-            _ => Queries::checked(path, requests(path, package, worth), index),
+            _ => Queries::checked(path, requests(path, package, most), index),
         }
     }
 
@@ -74,12 +71,12 @@ impl Queries {
         Ok(Queries { source, ..Queries::checked(path, Ok(vectors), index)? })
     }
 
-    /// Reads queries of a `.npy` matrix, `[Q, D]`, as many as are worth their time, spread over it.
+    /// Reads queries of a `.npy` matrix, `[Q, D]`, spread over it.
     ///
     /// # Errors
     /// `Invalid` with the file and the row that is no query for this index; `Io`.
     pub fn of_matrix(path: &Path, index: &ivf::Index) -> Result<Self> {
-        Queries::checked(path, matrix(path, worth_of(index)), index)
+        Queries::checked(path, matrix(path, most(index.items())), index)
     }
 
     fn checked(path: &Path, vectors: Result<Vec<Vec<f32>>>, index: &ivf::Index) -> Result<Self> {
@@ -97,7 +94,7 @@ impl Queries {
     /// Items of an index that become queries by something random that is added to them.
     pub fn of_items(index: &ivf::Index, seed: u64) -> Self {
         let layout = Layout::of(index);
-        let drawn = drawn(layout, index.dimension(), seed);
+        let drawn = drawn(layout, seed);
         let row = |&place: &u32| {
             let mut row = vec![0.0; index.dimension()];
             index.row(Slot(place), &mut row);
@@ -123,21 +120,14 @@ impl Queries {
 }
 
 /// The slots of the items that become queries.
-pub(super) fn drawn(layout: Layout<'_>, dimension: usize, seed: u64) -> Vec<u32> {
+pub(super) fn drawn(layout: Layout<'_>, seed: u64) -> Vec<u32> {
     let filled = layout.filled();
-    let worth = worth(layout.slots(), dimension, filled.len());
-    (0..worth as u64).map(|n| filled.nth(random(seed, n) as usize % filled.len())).collect()
+    (0..most(filled.len()) as u64).map(|n| filled.nth(random(seed, n) as usize % filled.len())).collect()
 }
 
-/// Most queries that are worth their time for an index of so many slots and items.
-pub(super) fn worth(slots: usize, dimension: usize, items: usize) -> usize {
-    let scans = slots * dimension * PASS_RATES.len();
-    (PRODUCTS_MAX / scans.max(1)).clamp(QUERIES.start, QUERIES.end).min(items)
-}
-
-/// The same for an index.
-pub(super) fn worth_of(index: &ivf::Index) -> usize {
-    worth(index.slots(), index.dimension(), index.items())
+/// Most queries for an index of so many items.
+pub(super) fn most(items: usize) -> usize {
+    QUERIES_MAX.min(items)
 }
 
 /// About normal, from the four quarters of a random number.
