@@ -393,7 +393,7 @@ fn a_full_disk_leaves_the_store_as_it_was() {
 
 #[test]
 fn a_thousand_activations_leave_nothing_behind() {
-    let activations: usize = std::env::var("ACTIVATIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(200);
+    let activations: usize = std::env::var("ACTIVATIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(600);
     let store = tempfile::tempdir().unwrap();
     for offset in [0, 100, 200] {
         put(store.path(), &vectors(store.path(), &catalogue(offset))).unwrap();
@@ -421,7 +421,8 @@ fn a_thousand_activations_leave_nothing_behind() {
     }
     let after = ["fd", "maps", "status"].map(count);
     assert!(after[0] <= before[0] + 4, "descriptors: {before:?} {after:?}");
-    // Threads and the allocator's arenas take some more as they come; what activations left would be one each at least.
-    assert!(after[1] <= before[1] + activations.saturating_sub(61) / 2, "mappings: {before:?} {after:?}");
-    assert!(after[2] <= before[2] + before[2] / 5, "resident kB: {before:?} {after:?}");
+    // Threads and their arenas come and go, up to 40 mappings and 25 MB of them: so many activations that what each left would be more.
+    let others = activations - 61;
+    assert!(after[1] <= before[1] + others / 8, "mappings: {before:?} {after:?}");
+    assert!(after[2] <= before[2] + 75 * others, "resident kB: {before:?} {after:?}");
 }
