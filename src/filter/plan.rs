@@ -145,11 +145,12 @@ impl Plan {
         let asks = (!self.is_exact()).then_some((&passes as &dyn Fn(Slot) -> bool, self.passes_ns()));
         self.sample = Sample::of(&self.program, &self.columns, index, asks);
         let expected = self.passing(index).items * index.items() as f64;
-        if sweep_ns <= SWEEP_NS_A_LIST * index.lists() as f64 && expected <= self.slots_max as f64 {
-            self.swept = index.items();
-            if let Some(slots) = self.swept(index) {
-                return Some(slots);
-            }
+        let is_cheap = sweep_ns <= SWEEP_NS_A_LIST * index.lists() as f64;
+        if is_cheap
+            && expected <= self.slots_max as f64
+            && let Some(slots) = self.sweep(index)
+        {
+            return Some(slots);
         }
         walked.map(|_| self.posted(index))
     }
@@ -167,7 +168,8 @@ impl Plan {
     }
 
     /// The eligible slots by the words of all lists, unless these are many more than were expected.
-    fn swept(&mut self, index: &Index) -> Option<Vec<Slot>> {
+    fn sweep(&mut self, index: &Index) -> Option<Vec<Slot>> {
+        self.swept = index.items();
         let (mut slots, mut stack, mut next) = (Vec::new(), Vec::new(), 0);
         while next < index.lists() {
             let lists = index.lists_within(next, AHEAD_WORDS);

@@ -1,12 +1,12 @@
 //! The postfix program of a plan, and its evaluation over runs of lists.
 //!
-//! The stack holds runs of words. A leaf does not push: it narrows the run on top (`Keep`, `Drop`, `Bloom`, `Number`, `Compare`), so
+//! The stack holds runs of words. A leaf does not push: it narrows the run on top (`Keep`, `DropPosted`, `Bloom`, `Number`, `Compare`), so
 //! that a conjunction of leaves is a chain of flat loops over one run, and the leaves that look at single items see only
 //! those that the cheaper ones left. Every run on the stack is 0 outside the items, which makes negation safe.
 //!
 //! A posting list is where few items are, so that its words are made of zeros: it is pushed.
 
-use super::index::{Index, Run, TermHash};
+use super::index::{Held, Index, Run, TermHash};
 use super::question::{Node, Question};
 use crate::columns::{Column, Columns, Comparison};
 use crate::units::{ListId, TermId};
@@ -57,6 +57,15 @@ pub(super) enum Step {
 }
 
 impl Step {
+    /// The height of a stack that was so high before it.
+    fn height_after(&self, height: usize) -> usize {
+        match self {
+            Step::Every | Step::None | Step::Push { .. } | Step::PushPosted { .. } => height + 1,
+            Step::And | Step::Or => height - 1,
+            _ => height,
+        }
+    }
+
     fn item_ns(&self) -> f64 {
         match self {
             Step::PushPosted { .. } | Step::AddPosted { .. } | Step::DropPosted { .. } => POSTED_NS,
@@ -80,13 +89,15 @@ pub(super) struct Program {
 fn rank(node: &Node, index: &Index) -> u8 {
     match node {
         Node::All | Node::Nothing => 0,
-        Node::Literal { question: Question::Terms { terms, .. }, negated } => match terms.as_slice() {
-            [one] if index.exact_plane(*one).is_some() => 1,
-            [one] if index.posting(*one).is_some() && !negated => 0,
-            _ if *negated => 2,
-            [one] if index.posting(*one).is_none() => 5,
-            _ => 4,
-        },
+        Node::Literal { question: Question::Terms { terms, .. }, negated } => {
+            match (terms.as_slice(), terms.first().map(|&first| index.held(first))) {
+                ([_], Some(Held::Plane(_))) => 1,
+                ([_], Some(Held::Posting(_))) if !negated => 0,
+                _ if *negated => 2,
+                ([_], Some(Held::Bloom)) => 5,
+                _ => 4,
+            }
+        }
         Node::Literal { question: Question::Compares { column, comparison }, .. } => {
             if index.numbers.answer(*column, comparison).is_some() { 3 } else { 6 }
         }
@@ -127,11 +138,7 @@ impl Program {
         }
         let mut height = 0;
         for step in &self.steps {
-            match step {
-                Step::Every | Step::None | Step::Push { .. } | Step::PushPosted { .. } => height += 1,
-                Step::And | Step::Or => height -= 1,
-                _ => {}
-            }
+            height = step.height_after(height);
             let top = (height - 1) * words;
             let (run, above) = stack[top..].split_at_mut(words);
             match step {
@@ -232,11 +239,7 @@ struct Compiler<'a> {
 
 impl Compiler<'_> {
     fn emit(&mut self, step: Step) {
-        match step {
-            Step::Every | Step::None | Step::Push { .. } | Step::PushPosted { .. } => self.height += 1,
-            Step::And | Step::Or => self.height -= 1,
-            _ => {}
-        }
+        self.height = step.height_after(self.height);
         self.program.depth = self.program.depth.max(self.height);
         self.program.steps.push(step);
     }
@@ -294,25 +297,25 @@ impl Compiler<'_> {
 
     /// Pushes the items that have a term.
     fn push_one(&mut self, term: TermId) {
-        if let Some(plane) = self.index.exact_plane(term) {
-            self.emit(Step::Push { plane, negated: false });
-        } else if let Some(posting) = self.index.posting(term) {
-            self.emit(Step::PushPosted { posting, hash: self.hash(term) });
-        } else {
-            self.emit(Step::Every);
-            self.bloom(term);
+        match self.index.held(term) {
+            Held::Plane(plane) => self.emit(Step::Push { plane, negated: false }),
+            Held::Posting(posting) => self.emit(Step::PushPosted { posting, hash: self.hash(term) }),
+            Held::Bloom => {
+                self.emit(Step::Every);
+                self.bloom(term);
+            }
         }
     }
 
     /// ORs them.
     fn add(&mut self, term: TermId) {
-        if let Some(plane) = self.index.exact_plane(term) {
-            self.emit(Step::Add { plane });
-        } else if let Some(posting) = self.index.posting(term) {
-            self.emit(Step::AddPosted { posting, hash: self.hash(term) });
-        } else {
-            self.push_one(term);
-            self.emit(Step::Or);
+        match self.index.held(term) {
+            Held::Plane(plane) => self.emit(Step::Add { plane }),
+            Held::Posting(posting) => self.emit(Step::AddPosted { posting, hash: self.hash(term) }),
+            Held::Bloom => {
+                self.push_one(term);
+                self.emit(Step::Or);
+            }
         }
     }
 
@@ -338,20 +341,18 @@ impl Compiler<'_> {
             (Some(terms), _) if *negated => {
                 // Every term must be absent; those with Bloom planes alone say nothing here and are checked later.
                 for term in terms {
-                    if let Some(plane) = self.index.exact_plane(term) {
-                        self.emit(Step::Keep { plane, negated: true });
-                    } else if let Some(posting) = self.index.posting(term) {
-                        self.emit(Step::DropPosted { posting });
-                    } else {
-                        self.program.exact = false;
+                    match self.index.held(term) {
+                        Held::Plane(plane) => self.emit(Step::Keep { plane, negated: true }),
+                        Held::Posting(posting) => self.emit(Step::DropPosted { posting }),
+                        Held::Bloom => self.program.exact = false,
                     }
                 }
             }
             (Some(terms), _) => match terms.as_slice() {
-                [one] if let Some(plane) = self.index.exact_plane(*one) => {
-                    self.emit(Step::Keep { plane, negated: false })
+                [one] if let Held::Plane(plane) = self.index.held(*one) => {
+                    self.emit(Step::Keep { plane, negated: false });
                 }
-                [one] if self.index.posting(*one).is_none() => self.bloom(*one),
+                [one] if self.index.held(*one) == Held::Bloom => self.bloom(*one),
                 any => {
                     self.push_any(any);
                     self.emit(Step::And);

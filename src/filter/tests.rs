@@ -260,6 +260,11 @@ proptest! {
         let options = Options { exact_share_min, posting_share_max, bits_per_term, number_buckets, ..Options::default() };
         let mut catalogue = catalogue_by(hashing, items, lists, &options);
         catalogue.change(&changes);
+        if posting_share_max >= exact_share_min {
+            // Each term has a plane or a posting list.
+            let plan = |expr: &Expr| Plan::new(&expr.canonical(), &catalogue.columns, &catalogue.index, 0).unwrap();
+            prop_assert!(exprs.iter().all(|expr| plan(expr).is_exact()));
+        }
         let mut scratch = Scratch::default();
         exprs.iter().for_each(|e| catalogue.check(e, &mut scratch));
     }

@@ -23,6 +23,7 @@ mod view;
 
 pub use build::{Options, encode};
 pub use device::{DeviceLiveItems, DevicePlanes};
+pub(super) use view::Held;
 pub use view::Index;
 
 #[cfg(test)]

@@ -13,6 +13,17 @@ use crate::units::{ListId, Slot, TermId};
 /// Words of a Bloom plane that are asked for ahead of their use; the memory system finds the rest of a long one itself.
 const PREFETCH_WORDS: usize = 32;
 
+/// What an index holds of a term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::filter) enum Held {
+    /// An exact plane, of this number.
+    Plane(usize),
+    /// A posting list, of this number, and Bloom planes.
+    Posting(usize),
+    /// Bloom planes alone.
+    Bloom,
+}
+
 /// Planes and posting lists of a snapshot.
 #[derive(Clone, Debug)]
 pub struct Index {
@@ -190,12 +201,27 @@ impl Index {
 
     /// Clears the bits of `excluded` slots, ascending, in the words of a list.
     pub fn exclude(&self, list: ListId, excluded: &[Slot], words: &mut [u64]) {
-        let (first, end) = (self.list_offsets[list.index()], self.list_offsets[list.index() + 1]);
-        let from = excluded.partition_point(|s| s.0 < first);
-        for slot in excluded[from..].iter().take_while(|s| s.0 < end) {
-            let bit = (slot.0 - first) as usize;
-            words[bit / 64] &= !(1 << (bit % 64));
-        }
+        self.within(excluded, |slot| slot.0, list.index()..list.index() + 1)
+            .for_each(|(word, bit)| words[word] &= !bit);
+    }
+
+    /// The items of `slots`, ascending, that lie in consecutive lists: of each its word, counted from the first of these lists, and its bit.
+    fn within<'a, T>(
+        &'a self,
+        slots: &'a [T],
+        number: impl Fn(&T) -> u32 + Copy + 'a,
+        lists: Range<usize>,
+    ) -> impl Iterator<Item = (usize, u64)> + 'a {
+        let (first, end) = (self.list_offsets[lists.start], self.list_offsets[lists.end]);
+        let (from, first_word) = (slots.partition_point(|slot| number(slot) < first), self.firsts[lists.start]);
+        let mut list = lists.start;
+        slots[from..].iter().map(number).take_while(move |&slot| slot < end).map(move |slot| {
+            while self.list_offsets[list + 1] <= slot {
+                list += 1;
+            }
+            let item = slot - self.list_offsets[list];
+            ((self.firsts[list] + item / 64 - first_word) as usize, 1 << (item % 64))
+        })
     }
 
     /// Where consecutive lists lie in an exact plane.
@@ -238,6 +264,15 @@ impl Index {
         self.counts[term.index()]
     }
 
+    /// What answers whether an item has a term.
+    pub(in crate::filter) fn held(&self, term: TermId) -> Held {
+        match (self.exact_plane(term), self.posting(term)) {
+            (Some(plane), _) => Held::Plane(plane),
+            (None, Some(posting)) => Held::Posting(posting),
+            (None, None) => Held::Bloom,
+        }
+    }
+
     pub(in crate::filter) fn exact_plane(&self, term: TermId) -> Option<usize> {
         self.exact.binary_search(&term.0).ok()
     }
@@ -252,25 +287,15 @@ impl Index {
         &self.posting_slots[self.posting_offsets[posting] as usize..self.posting_offsets[posting + 1] as usize]
     }
 
-    /// The items of a posting list that lie in consecutive lists: of each its word, counted from the first of these lists, and its bit.
+    /// The items of a posting list that lie in consecutive lists, as their words and bits.
     pub(in crate::filter) fn posted(
         &self,
         posting: usize,
         lists: Range<usize>,
     ) -> impl Iterator<Item = (usize, u64)> + '_ {
-        let (first, end) = (self.list_offsets[lists.start], self.list_offsets[lists.end]);
-        let (slots, first_word) = (self.posting_slots(posting), self.firsts[lists.start] as usize);
-        let mut list = lists.start;
-        slots[slots.partition_point(|&slot| slot < first)..].iter().take_while(move |&&slot| slot < end).map(
-            move |&slot| {
-                while self.list_offsets[list + 1] <= slot {
-                    list += 1;
-                }
-                let item = slot - self.list_offsets[list];
-                let word = (self.firsts[list] + item / 64) as usize;
-                (word - first_word, 1 << (item % 64) & self.every[word])
-            },
-        )
+        let every = &self.every[self.firsts[lists.start] as usize..];
+        let posted = self.within(self.posting_slots(posting), |slot| *slot, lists);
+        posted.map(|(word, bit)| (word, bit & every[word]))
     }
 
     /// The hashes of a term's key.
