@@ -137,16 +137,17 @@ impl<'a, 'w> Filtered<'a, 'w> {
     fn until(&mut self, probing: Probing<'_>, ending: Ending<'_>) {
         self.score_lists();
         let Filtered { union, query, scratch, .. } = self;
-        let lists = (0..).zip(&scratch.scores[..union.lists.lists()]);
-        scratch.ahead.begin(query.vector, lists.map(|(list, &score)| (score, union.list_length(ListId(list)))));
+        let Scratch { ahead, scores, lengths, .. } = &mut **scratch;
+        union.list_lengths(lengths);
+        ahead.begin(query.vector, scores.iter().copied().zip(lengths.iter().copied()));
         let mut done = 0;
         let mut before = self.counters;
         for look in probing.looks(self.lists(), Pace::Often) {
             let range = done..look.min(probing.probes_max);
             self.scan_ordered(range.clone());
-            let Filtered { union, scratch, .. } = &mut *self;
-            for (score, list) in scratch.lists[range].iter().map(|&key| unkey(key)) {
-                scratch.ahead.take(score, union.list_length(ListId(list.0)));
+            let Scratch { ahead, lists, lengths, .. } = &mut *self.scratch;
+            for (score, list) in lists[range].iter().map(|&key| unkey(key)) {
+                ahead.take(score, lengths[list.index()]);
             }
             if look >= probing.probes_max || self.expects_no_more_than(&before, probing.pass_rate, ending) {
                 return;

@@ -174,6 +174,8 @@ pub struct Scratch {
     pub(super) row_slots: Vec<u32>,
     /// The lists that were not scanned yet.
     pub(super) ahead: Ahead,
+    /// The items of each list.
+    pub(super) lengths: Vec<u32>,
     /// Selects the lists of searches that know how many they want.
     pub(super) coarse: Selector,
 }

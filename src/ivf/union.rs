@@ -50,10 +50,13 @@ impl Union<'_> {
         member.index.lists() == self.lists.lists()
     }
 
-    /// The items of a list, over the members that have it.
-    pub(super) fn list_length(&self, list: ListId) -> u32 {
-        let having = self.members.iter().filter(|member| self.has_lists(member));
-        having.map(|member| member.index.list_lengths[list.index()]).sum()
+    /// The items of each list, over the members that have it.
+    pub(super) fn list_lengths(&self, lengths: &mut Vec<u32>) {
+        lengths.clear();
+        lengths.resize(self.lists.lists(), 0);
+        for member in self.members.iter().filter(|member| self.has_lists(member)) {
+            lengths.iter_mut().zip(member.index.list_lengths.iter()).for_each(|(sum, length)| *sum += length);
+        }
     }
 
     /// The items that lie in the lists that are probed.
