@@ -151,6 +151,12 @@ impl Ending<'_> {
     pub(super) fn found(&self, k0: usize) -> usize {
         ((k0 as f64 * self.recall).ceil() as usize).max(1)
     }
+
+    /// A search goes on whose lists since the last look brought so many that beat what was found before, whatever is expected ahead:
+    /// as many as may be missed. What is expected rests on queries like this one, what was brought on this one alone.
+    pub(super) fn gain_max(&self, k0: usize) -> usize {
+        k0.saturating_sub(self.found(k0)).max(1)
+    }
 }
 
 /// The lists that a search has not scanned, by their scores.
@@ -329,6 +335,15 @@ mod tests {
             last = now;
         }
         assert_eq!(last, 0.0);
+    }
+
+    #[test]
+    fn lists_bring_much_where_they_bring_as_many_as_may_be_missed() {
+        let margins = Margins::of(&[]);
+        let of = |recall, k0| Ending { margins: &margins, recall, left: 0.0 }.gain_max(k0);
+        assert_eq!([of(0.98, 1000), of(0.98, 100), of(0.95, 100), of(0.5, 3)], [20, 2, 5, 1]);
+        // Where none may be missed, and where nothing is asked for, one is much.
+        assert_eq!([of(0.98, 10), of(1.0, 1000), of(0.98, 1), of(0.98, 0)], [1; 4]);
     }
 
     #[test]

@@ -474,7 +474,11 @@ impl FilteredSearch<'_> {
             looks.insert(place, suffices_at);
         }
         let chunk = |n: usize| looks[n] - n.checked_sub(1).map_or(0, |before| looks[before]);
-        let gains = (0..looks.len()).map(|n| probing.gain_min(self.enough, chunk(n))).collect();
+        let gain = |n| match probing.ending {
+            Some(ending) => ending.gain_max(self.enough) as f64,
+            None => probing.gain_min(self.enough, chunk(n)),
+        };
+        let gains = (0..looks.len()).map(gain).collect();
         let judged = Judged {
             passing: probing.pass_rate * items as f64,
             left: probing.ending.map_or(0.0, |ending| ending.left) * self.enough as f64,

@@ -58,6 +58,8 @@ pub(super) struct Filtered<'a, 'w> {
     counters: Counters,
     /// How much higher codes scored the best that were found than rows did, when these were looked at last.
     above_rows: f32,
+    /// The score that lists ahead had to beat at the last look, and how many of what was selected then reached it.
+    reached: Option<(f32, usize)>,
 }
 
 impl<'a, 'w> Filtered<'a, 'w> {
@@ -69,7 +71,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         selector: &'a mut Selector,
         scratch: &'a mut Scratch,
     ) -> Self {
-        Filtered { union, query, words, selector, scratch, counters: Counters::default(), above_rows: 0.0 }
+        Filtered { union, query, words, selector, scratch, counters: Counters::default(), above_rows: 0.0, reached: None }
     }
 
     /// Searches until `probing`, whose numbers fit the index, says that it is enough.
@@ -156,18 +158,20 @@ impl<'a, 'w> Filtered<'a, 'w> {
         }
     }
 
-    /// True where enough was found, and lists ahead are expected to hold no more of it than `ending` leaves; `before` is what
-    /// was counted at the last look.
+    /// True where enough was found, the lists scanned last brought little of it, and lists ahead are expected to hold no more than
+    /// `ending` leaves; `before` is what was counted at the last look.
     fn expects_no_more_than(&mut self, before: &Counters, pass_rate: f64, ending: Ending<'_>) -> bool {
         let lately =
             (self.counters.survivors - before.survivors) as f64 / (self.counters.items - before.items).max(1) as f64;
         self.scratch.ahead.passed(lately);
         let found = ending.found(self.query.k0);
         let Some(threshold) = self.selector.kth(found) else { return false };
+        let gained = self.gained(threshold);
         let passing = pass_rate * self.union.items_in_lists() as f64;
         let seen = Seen { passing, survivors: self.counters.survivors, above: found as u64, lately };
         let (ahead, left) = (&mut self.scratch.ahead, ending.left * self.query.k0 as f64);
-        if ahead.expected(threshold - self.above_rows, seen, ending.margins) > left {
+        let brought_much = gained.is_some_and(|gained| gained >= ending.gain_max(self.query.k0));
+        if brought_much || ahead.expected(threshold - self.above_rows, seen, ending.margins) > left {
             return false;
         }
         if self.query.tables.is_none() {
@@ -176,6 +180,18 @@ impl<'a, 'w> Filtered<'a, 'w> {
         let by_rows = self.kth_by_rows(found);
         self.above_rows = threshold - by_rows;
         self.scratch.ahead.expected(by_rows, seen, ending.margins) <= left
+    }
+
+    /// How many of what is selected beat what was found at the last look, which knew a threshold, and came since; `threshold` is that of
+    /// this look.
+    fn gained(&mut self, threshold: f32) -> Option<usize> {
+        let gained = self.reached.map(|(before, reached)| match self.selector.threshold() > before {
+            // As many as are selected: those that reached it and were dropped are not known.
+            true => self.query.k0,
+            false => self.selector.reaching(before).saturating_sub(reached),
+        });
+        self.reached = Some((threshold, self.selector.reaching(threshold)));
+        gained
     }
 
     /// The `k`-th best score by rows of what is selected so far, which is as many at least.

@@ -173,6 +173,35 @@ fn filters_cost_no_recall_with(rescore: Rescore) {
     }
 }
 
+/// Lists of 20 items whose centroids score ever less, and the items by `score` of their list's number: how many of 40 lists a search
+/// looks at that may leave half of the items ahead.
+fn lists_looked_at(score: impl Fn(usize) -> f32) -> u64 {
+    let unit = |x: f32| [x, (1.0 - x * x).sqrt(), 0.0, 0.0];
+    let values: Vec<f32> = (0..800).flat_map(|row| unit(score(row / 20) + (row % 20) as f32 * 1e-4)).collect();
+    let centroids: Vec<f32> = (0..40).flat_map(|list| unit(0.99 - list as f32 * 0.02)).collect();
+    let lists = Lists { centroids, of_rows: (0..800).map(|row| row / 20).collect(), nearest: false };
+    let rows = Matrix::new(&values, 4).unwrap();
+    let index = written(&from_lists(rows, lists, Rescore::F32).unwrap(), rows);
+    // Of nothing measured half of the items ahead may be better, wherever they lie.
+    let margins = Margins::of(&[]);
+    let ending = Some(Ending { margins: &margins, recall: 0.5, left: 20.0 });
+    let mut all = |list: ListId, out: &mut [u64]| {
+        out.fill(0);
+        (0..index.list_lengths()[list.index()] as usize).for_each(|n| out[n / 64] |= 1 << (n % 64));
+    };
+    let mut selector = Selector::new();
+    selector.reset(10);
+    let probing = Probing { ending, ..Probing::of(8, 40) };
+    index.search(&[1.0, 0.0, 0.0, 0.0], probing, Some(&mut all), &mut selector, 10, &mut Scratch::default()).lists
+}
+
+#[test]
+fn a_filtered_search_goes_on_while_lists_bring_much_whatever_is_expected() {
+    let (falling, rising) = (lists_looked_at(|n| 0.9 - n as f32 * 0.02), lists_looked_at(|n| 0.1 + n as f32 * 0.02));
+    assert!((20..=24).contains(&falling), "{falling} lists, of which half had to be ahead");
+    assert_eq!(rising, 40, "every list had the best so far");
+}
+
 #[test]
 fn a_batch_finds_what_each_of_its_queries_finds() {
     let values = vectors(6000, 24, 13);

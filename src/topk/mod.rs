@@ -257,6 +257,11 @@ impl Selector {
         Some(self.kernels.kth(&mut self.spare, k))
     }
 
+    /// How many are held with at least this score.
+    pub fn reaching(&self, score: f32) -> usize {
+        self.scores[..self.len].iter().filter(|held| **held >= score).count()
+    }
+
     /// The slots that are held, in no order.
     pub fn slots(&self) -> &[u32] {
         &self.slots[..self.len]
@@ -334,6 +339,12 @@ mod tests {
             let mut expected: Vec<u64> = (0..count).map(|s| key(scores[s], Slot(s as u32))).collect();
             expected.sort_unstable_by(|a, b| b.cmp(a));
             expected.truncate(k);
+            for score in [-5.0, -0.25, 0.0, 4.75] {
+                let reaching = expected.iter().filter(|&&key| unkey(key).0 >= score).count();
+                let mut selector = selector.clone();
+                selector.shrink();
+                prop_assert_eq!(selector.reaching(score), reaching);
+            }
             let kept: Vec<u64> = selector.clone().kept().map(|(score, slot)| key(score, slot)).collect();
             prop_assert_eq!(selector.finish(), &expected);
             expected.sort_unstable_by_key(|&key| unkey(key).1.0);

@@ -33,7 +33,7 @@ struct LookArgs {
     const Judged* judged;   // [queries]
     Sighted* sighted;       // [queries]
     const u32* looks;       // [rounds + 1, queries] after how many lists each look is
-    const double* gains;    // [rounds + 1, queries] what a chunk of lists must bring, by `is_gain`
+    const double* gains;    // [rounds + 1, queries] what a chunk of lists must bring for a search to go on
     const u32* list_keys;   // [queries, lists] ordered scores
     const u32* order;       // [queries, stride] lists, best first
     const u32* lengths;     // [lists]
@@ -180,7 +180,7 @@ KERNEL(256, look_ahead, LookArgs) {
     }
     const u32* keys = a.keys + (u64)query * a.room;
     u32 kept = min(a.counts[query], a.room), survivors = a.survivors[query], known = seen.threshold;
-    if (judged.is_gain) {
+    if (judged.is_gain || known) {
         u32 mine = 0;
         for (u32 n = seen.kept_before + threadIdx.x; n < kept; n += blockDim.x) mine += keys[n] >= known;
         if (mine) atomicAdd(gained, mine);
@@ -192,7 +192,8 @@ KERNEL(256, look_ahead, LookArgs) {
     for (u32 n = threadIdx.x; n < RANGES; n += blockDim.x) seen.scanned[n] += (double)fresh[n] * lately;
     bool has_enough = survivors >= judged.found && kept >= judged.found && judged.found > 0;
     bool is_over = next <= done, suffices = judged.suffices_at == done;
-    if (judged.is_gain) is_over |= first > 0 && survivors >= judged.enough && (double)*gained < a.gains[a.round * queries + query];
+    bool brings_little = (double)*gained < a.gains[a.round * queries + query];
+    if (judged.is_gain) is_over |= first > 0 && survivors >= judged.enough && brings_little;
     if (suffices) is_over = next <= done || survivors >= judged.suffices;
     u32 threshold = known;
     if (!is_over && has_enough) {
@@ -204,7 +205,7 @@ KERNEL(256, look_ahead, LookArgs) {
         seen.items_ahead -= *scanned;
     }
     __syncthreads();
-    bool is_judged = !is_over && !suffices && !judged.is_gain && has_enough;
+    bool is_judged = !is_over && !suffices && !judged.is_gain && has_enough && (!known || brings_little);
     double ahead = is_judged ? expected(a, query, seen, survivors, lately, terms) : 0;
     if (threadIdx.x > 0) return;
     is_over |= is_judged && ahead <= judged.left;
