@@ -7,7 +7,7 @@ use sterling::device::cpu::dense::{
     Product, STEP, Unary, Weights, pack, pack_pairs,
 };
 use sterling::device::cuda::ops::steps::{
-    self, ChainAt, FactorAt, FoldBesideAt, NumbersAt, ProductTo, RowsOf, RunsOfRow,
+    self, ChainAt, FactorAt, FoldBesideAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, RunsOfRow,
 };
 use sterling::device::cuda::{Array, Device};
 use sterling::tower::Graph;
@@ -422,6 +422,82 @@ fn chains_of_single_numbers_are_those_of_the_cpu() {
         let refused =
             steps::chain(&device, rows, &ChainAt { reads: &reads, links: &long, kept: &kept }, out).unwrap_err();
         assert!(refused.to_string().contains("a chain of 25 numbers, at most 24"), "{refused}");
+    }
+}
+
+/// Some matrices of a row are multiplied twice, in no order, from numbers further on.
+#[test]
+fn matrices_of_a_row_are_multiplied_where_they_start() {
+    let (device, mut random) = (device(), Random::new(31));
+    for (most, counts, [m, k, n], lefts, rights) in [
+        (3, [3u32, 1], [2, 5, 3], vec![10u32, 0, 10], vec![0u32, 30, 15]),
+        (70, [0, 69], [1, 7, 4], vec![7, 14], vec![28, 0]),
+        (300, [300, 2], [3, 1, 1], vec![6], vec![1]),
+    ] {
+        let room = |starts: &[u32], each| *starts.iter().max().unwrap() as usize + each;
+        let (left_row, right_row) = (room(&lefts, m * k), room(&rights, k * n));
+        let out_row = lefts.len() * m * n + 2;
+        // The left ones are of each request, the right ones of all.
+        let (left, right) = (random.numbers(2 * most * left_row), random.numbers(most * right_row));
+        let mut want = vec![-3.0f32; 2 * most * out_row];
+        for request in 0..2 {
+            for row in 0..counts[request] as usize {
+                let left = &left[(request * most + row) * left_row..][..left_row];
+                let right = &right[row * right_row..][..right_row];
+                let out = &mut want[(request * most + row) * out_row..];
+                for (b, (&from, &to)) in lefts.iter().zip(&rights).enumerate() {
+                    for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                        let terms = (0..k).map(|d| left[from as usize + i * k + d] * right[to as usize + d * n + j]);
+                        out[(b * m + i) * n + j] = terms.sum();
+                    }
+                }
+            }
+        }
+        let on = |numbers: &[f32]| device.copy(numbers).unwrap();
+        let (left, right, made) = (on(&left), on(&right), on(&vec![-3.0; want.len()]));
+        let (counts, lefts) = (device.copy(&counts).unwrap(), device.copy(&lefts).unwrap());
+        let rights = device.copy(&rights).unwrap();
+        let of = MatricesAt {
+            left: (NumbersAt::of(&left, 0, most * left_row, left_row), &lefts),
+            right: (NumbersAt::of(&right, 0, 0, right_row), &rights),
+            shape: [m, k, n],
+        };
+        let out = NumbersAt::of(&made, 0, most * out_row, out_row);
+        steps::matrices(&device, RowsOf { counts: &counts, most }, &of, out).unwrap();
+        close(&made.to_vec().unwrap(), &want, &format!("[{m}, {k}] times [{k}, {n}] in {most} rows"));
+    }
+}
+
+#[test]
+fn picked_numbers_lie_in_runs_behind_what_is_there() {
+    let (device, mut random) = (device(), Random::new(37));
+    for (most, counts, placing) in [
+        (4, [4u32, 2], Placing { runs: 3, count: 2, stride: 5, first: 4 }),
+        (90, [1, 90], Placing { runs: 1, count: 7, stride: 0, first: 3 }),
+        (300, [299, 0], Placing { runs: 4, count: 1, stride: 2, first: 1 }),
+    ] {
+        let Placing { runs, count, stride, first } = placing;
+        let (width, out_row) = (11, first + (runs - 1) * stride + count + 1);
+        let from = random.numbers(2 * most * width);
+        let index: Vec<u32> = (0..runs * count).map(|_| random.below(width) as u32).collect();
+        let on = |numbers: &[f32]| device.copy(numbers).unwrap();
+        let (array, named) = (on(&from), device.copy(&index).unwrap());
+        let of_counts = device.copy(&counts).unwrap();
+        for is_named in [true, false] {
+            let which = |n: usize| if is_named { index[n] as usize } else { n };
+            let mut want = vec![-3.0f32; 2 * most * out_row];
+            for (request, row) in (0..2).flat_map(|r| (0..counts[r] as usize).map(move |row| (r, row))) {
+                for n in 0..runs * count {
+                    let place = first + n / count * stride + n % count;
+                    want[(request * most + row) * out_row + place] = from[(request * most + row) * width + which(n)];
+                }
+            }
+            let made = on(&vec![-3.0; want.len()]);
+            let (rows, out) = (RowsOf { counts: &of_counts, most }, NumbersAt::of(&made, 0, most * out_row, out_row));
+            let at = NumbersAt::of(&array, 0, most * width, width);
+            steps::pick(&device, rows, at, is_named.then_some(&named), placing, out).unwrap();
+            assert_eq!(made.to_vec().unwrap(), want, "{placing:?}");
+        }
     }
 }
 
