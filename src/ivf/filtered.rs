@@ -71,7 +71,16 @@ impl<'a, 'w> Filtered<'a, 'w> {
         selector: &'a mut Selector,
         scratch: &'a mut Scratch,
     ) -> Self {
-        Filtered { union, query, words, selector, scratch, counters: Counters::default(), above_rows: 0.0, reached: None }
+        Filtered {
+            union,
+            query,
+            words,
+            selector,
+            scratch,
+            counters: Counters::default(),
+            above_rows: 0.0,
+            reached: None,
+        }
     }
 
     /// Searches until `probing`, whose numbers fit the index, says that it is enough.

@@ -95,17 +95,20 @@ fn on_device(
 fn searches_end_where_those_of_the_cpu_do() {
     let device = device();
     let (mut ended_early, mut rarely) = (0, [0, 0]);
-    for (lists, thin, is_regional) in [(60, 1, false), (60, 3, true), (130, 2, true), (7, 1, false)] {
+    for (lists, thin, is_regional) in [(60, 1, false), (60, 3, true), (130, 2, true), (300, 1, false), (7, 1, false)] {
         let of = catalogue(lists, thin, is_regional);
         let copied = DeviceIndex::copy(&device, &of.index, &of.index.cut(Share::WHOLE), 0).unwrap();
-        for (probes, probes_max, enough, left) in [
-            (8, lists, 10, Some(0.02)),
-            (3, lists, 25, Some(0.3)),
+        // The last of those with an ending go on for what lists bring, whatever is ahead.
+        for (probes, probes_max, enough, ending) in [
+            (8, lists, 10, Some((0.93, 0.02))),
+            (3, lists, 25, Some((0.93, 0.3))),
+            (2, lists, 40, Some((0.8, 0.5))),
+            (8, lists, 150, Some((0.9, 0.3))),
             (5, lists / 2, 12, None),
             (1, lists, 1, None),
             (lists, lists, 5, None),
         ] {
-            let ending = left.map(|left| Ending { margins: &of.margins, recall: 0.93, left });
+            let ending = ending.map(|(recall, left)| Ending { margins: &of.margins, recall, left });
             let probing = Probing { pass_rate: of.pass_rate, ending, ..Probing::of(probes, probes_max) };
             let searches: Vec<FilteredSearch<'_>> =
                 (0..5).map(|q| FilteredSearch { probing, enough: enough + q, suffices: None }).collect();
@@ -116,7 +119,7 @@ fn searches_end_where_those_of_the_cpu_do() {
             let rare = on_device(&device, &of, &copied, &searches, (&excluded, Pace::Rare));
             for (q, vector) in of.vectors.chunks_exact(DIMENSION).enumerate() {
                 let want = on_cpu(&of, vector, &searches[q], excluded[q]);
-                let what = format!("query {q} of {lists} lists, {probes} to {probes_max}, {enough}, {left:?}");
+                let what = format!("query {q} of {lists} lists, {probes} to {probes_max}, {enough}, {ending:?}");
                 assert_eq!(often[q], want, "{what}");
                 ended_early += usize::from(want[0] < probes_max as u64);
                 rarely[0] += rare[q][0];

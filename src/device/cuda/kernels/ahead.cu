@@ -87,7 +87,7 @@ DEVICE float length_of(const LookArgs& a, u32 query) {
     return fmaxf(sqrtf(sum), 1.17549435e-38f);
 }
 
-// All lists are ahead. A whole block.
+// All lists are ahead. A whole block, which waits for itself before it reads what is seen.
 DEVICE void begin(const LookArgs& a, u32 query, Sighted& seen, u32* extremes) {
     const u32* keys = a.list_keys + (u64)query * a.lists;
     if (threadIdx.x == 0) {
@@ -122,7 +122,6 @@ DEVICE void begin(const LookArgs& a, u32 query, Sighted& seen, u32* extremes) {
         seen.kept_before = 0;
         seen.threshold = 0;
     }
-    __syncthreads();
 }
 
 // How many items that pass are expected ahead above the threshold: `Ahead::expected`. A whole block; thread 0 has it.
