@@ -1,15 +1,20 @@
 #!/usr/bin/env bash
 # One command on a machine with a card and no Rust: `scripts/gpu-check.sh TESTS [CARD]`.
 # TESTS is the program that `cargo test --release --features cuda --test gpu --no-run` names, built elsewhere; it needs this checkout for its models.
-# First the suite, then compute-sanitizer where it is, then a table: kernels against their floors, whole passes, and PyTorch and Faiss where they are.
+# First the suite, a process a test, so that a card that one has lost answers the next one; then compute-sanitizer where it is, then a table: the
+# figures of docs/GPU.md, kernels against their floors, whole passes, and PyTorch and Faiss where they are.
 #
 #   STERLING_FLOORS=1000000,10000000   how many items the table is of
+#   PARTS="suite sanitizers figures floors peers"   what is done
+#   JOBS=8                             tests at a time
 #   CARD=emulated                      all of it on the emulation, with few items: shows that it goes through, its times mean nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests=${1:?the test program}
 card=${2:-cuda:0}
 python=${PYTHON:-python3}
+parts=" ${PARTS:-suite sanitizers figures floors peers} "
+jobs=${JOBS:-8}
 
 git log -1 --format='commit %h, %cs' 2>/dev/null || true
 if [ "$card" = emulated ]; then
@@ -22,30 +27,61 @@ else
     export STERLING_TEST_DEVICE=$card STERLING_FLOORS=${STERLING_FLOORS:-1000000,10000000}
 fi
 
-if [ "${SUITE:-yes}" = yes ]; then
-    echo "== kernels and launches on $card"
-    "$tests" --test-threads 1 --skip nothing_leaves_its_memory --skip whole_pass --skip floors
-    echo "== whole passes on $card"
-    "$tests" --test-threads 1 whole_pass
-fi
-if [ "$card" != emulated ] && command -v compute-sanitizer >/dev/null; then
-    for tool in memcheck racecheck synccheck; do
-        echo "== $tool"
-        compute-sanitizer --tool "$tool" --error-exitcode 1 "$tests" --test-threads 1 --skip nothing_leaves_its_memory --skip whole_pass --skip floors --skip two_hundred
+# Each test that the patterns of grep leave, behind the command given; what fails is shown.
+each_test() {
+    local without=$1 logs failed=0 all
+    shift
+    logs=$(mktemp -d)
+    all=$("$tests" --list 2>/dev/null | sed -n 's/: test$//p' | grep -vE "$without")
+    printf '%s\n' "$all" | xargs -P "$jobs" -I{} sh -c '
+        log=$0/$(echo {} | tr -c "a-z0-9\n" -); shift 0
+        "$@" --test-threads 1 --exact {} >"$log" 2>&1 && rm "$log" || echo "exit status $?" >>"$log"' "$logs" "$@" "$tests" || true
+    for log in "$logs"/*; do
+        [ -f "$log" ] || continue
+        failed=$((failed + 1))
+        echo "-- failed: $(basename "$log")"
+        tail -n 40 "$log"
     done
-else
-    echo "== compute-sanitizer is not here, or there is no card for it: not run"
-fi
+    echo "== $(($(printf '%s\n' "$all" | wc -l) - failed)) passed, $failed failed"
+    [ "$failed" = 0 ]
+}
 
-echo "== floors on $card, $(date -u +%F)"
-"$tests" --nocapture floors | grep -v '^test \|^running\|^$'
-if "$python" -c 'import torch' 2>/dev/null; then
-    "$python" scripts/gpu_peers.py "$STERLING_FLOORS"
-else
-    echo "| PyTorch | | | not here | |"
+failed=0
+if [[ $parts = *" suite "* ]]; then
+    echo "== kernels, launches and whole passes on $card"
+    # One opens the card first, so that kernels are compiled once.
+    timeout 120 "$tests" --test-threads 1 --exact scan::lists_are_scored_and_scanned_as_on_the_cpu
+    each_test 'nothing_leaves_its_memory|floors' timeout 300 || failed=1
 fi
-if "$python" -c 'import faiss' 2>/dev/null; then
-    "$python" scripts/gpu_faiss.py "$STERLING_FLOORS"
-else
-    echo "| Faiss | | | not here | |"
+if [[ $parts = *" sanitizers "* ]]; then
+    if [ "$card" != emulated ] && command -v compute-sanitizer >/dev/null; then
+        for tool in memcheck racecheck synccheck; do
+            echo "== $tool"
+            each_test 'nothing_leaves_its_memory|whole_pass|floors|two_hundred' \
+                timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 1 || failed=1
+        done
+    else
+        echo "== compute-sanitizer is not here, or there is no card for it: not run"
+    fi
 fi
+if [[ $parts = *" figures "* ]]; then
+    echo "== figures on $card, $(date -u +%F)"
+    "$tests" --nocapture --exact figures::floors_of_the_figures | grep '^|'
+fi
+if [[ $parts = *" floors "* ]]; then
+    echo "== floors on $card, $(date -u +%F)"
+    "$tests" --nocapture --exact floors::floors | grep -v '^test \|^running\|^$'
+fi
+if [[ $parts = *" peers "* ]]; then
+    if "$python" -c 'import torch' 2>/dev/null; then
+        "$python" scripts/gpu_peers.py "$STERLING_FLOORS"
+    else
+        echo "| PyTorch | | | not here | |"
+    fi
+    if "$python" -c 'import faiss' 2>/dev/null; then
+        "$python" scripts/gpu_faiss.py "$STERLING_FLOORS"
+    else
+        echo "| Faiss | | | not here | |"
+    fi
+fi
+exit "$failed"

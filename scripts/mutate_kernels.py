@@ -53,7 +53,7 @@ def mutants(files):
         for pattern, change in CHANGES:
             for found in re.finditer(pattern, text):
                 line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
-                if "//" in line or line.startswith("#") or "template" in line or ("for (u32 step" in line and pattern == r" < "):
+                if found.expand(change) == found.group() or "//" in line or line.startswith("#") or "template" in line or ("for (u32 step" in line and pattern == r" < "):
                     continue
                 yield file, found.start(), found.end(), found.expand(change), found.group().strip()
 

@@ -10,6 +10,7 @@ use super::probing::Counters;
 use super::quantize::Quantized;
 use super::view::Index;
 use crate::device::cpu::kernels::{BLOCK, Blocks, CodeBlocks};
+use crate::device::memory::prefetch;
 use crate::topk::Selector;
 use crate::units::{ListId, Slot};
 
@@ -136,6 +137,7 @@ impl<'a> Member<'a> {
         let blocks = self.index.codes_before(codes, list, next);
         let blocks = CodeBlocks { first_slot: blocks.first_slot + self.first_slot, words, ..blocks };
         let query = tables.of_list(self.index.centroid_product(vector, list));
+        next.into_iter().for_each(|next| prefetch(self.index.centroid(next)));
         selector.scan_codes(self.index.kernels, &blocks, &query);
     }
 

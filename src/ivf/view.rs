@@ -304,8 +304,12 @@ impl Index {
 
     /// The product of a vector with the centroid of a list, in f32.
     pub(super) fn centroid_product(&self, vector: &[f32], list: ListId) -> f32 {
-        let range = list.index() * self.dimension..(list.index() + 1) * self.dimension;
-        self.kernels.dot_f32(vector, &self.centroids[range])
+        self.kernels.dot_f32(vector, self.centroid(list))
+    }
+
+    /// The centroid of a list in f32, `[D]`.
+    pub(super) fn centroid(&self, list: ListId) -> &[f32] {
+        &self.centroids[list.index() * self.dimension..(list.index() + 1) * self.dimension]
     }
 
     /// The inner product of a vector with the row of a slot, in f32 from the widest rows that are kept: the number that

@@ -1,9 +1,13 @@
 //! The figures that a card is to be held against, as a model has them: the launches that a pass asks for, with what they say that they
 //! move and compute, over the rates of cards. `docs/GPU.md` holds the table; `STERLING_BLESS=1` writes it anew.
 
+#![allow(clippy::print_stdout)]
+
 use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use sterling::device::cpu::dense::Form;
 use sterling::device::cpu::pool::RowFormat;
@@ -11,7 +15,7 @@ use sterling::device::cuda::Demand;
 use sterling::device::cuda::modelled::{CardRates, Modelled};
 use sterling::device::cuda::ops::steps::RowsOf;
 
-use crate::emulation::{Random, emulated};
+use crate::emulation::{Random, device, emulated};
 use crate::floors::{Asked, Bench, Catalogue, DIMENSION, Layers, Took, fetched, lookup, reranked};
 
 /// A figure on one card.
@@ -36,6 +40,7 @@ impl Figure {
 }
 
 /// What is searched, and how.
+#[derive(Clone, Copy)]
 struct Case {
     items: usize,
     lists: usize,
@@ -47,14 +52,34 @@ struct Case {
     reranks: bool,
 }
 
-fn searched(model: &Arc<Modelled>, case: &Case) -> Took {
-    let bench = Bench::of_model(model.clone());
-    let of = Catalogue::in_lists(&bench.device, case.items, case.lists).unwrap();
+impl Case {
+    fn asked<'a>(&self, layers: &'a Layers) -> Asked<'a> {
+        let &Case { probes, k0, k, filters, reranks, .. } = self;
+        Asked { probes, k0, k, filters, layers: reranks.then_some(layers) }
+    }
+
+    /// The same over so few items that the emulation goes through it.
+    fn shrunk(self) -> Self {
+        Case { items: 64 * 16, lists: 64, probes: 8, batch: 3, k0: 32, k: 16, filters: self.filters.min(2), ..self }
+    }
+}
+
+const SCAN: Case =
+    Case { items: 20_000_000, lists: 8192, probes: 32, batch: 16, k0: 2048, k: 2048, filters: 1, reranks: false };
+const PASS: Case =
+    Case { items: 10_000_000, lists: 4096, probes: 24, k0: 1024, k: 100, filters: 0, reranks: true, ..SCAN };
+const SOME: Case = Case { probes: 64, batch: 64, filters: 64, ..PASS };
+const MANY: Case = Case { items: 80_000_000, lists: 16_384, ..SOME };
+
+fn searched(bench: &Bench, of: &Catalogue, case: &Case) -> Took {
     let layers = Layers::new(&bench.device, Form::Pairs).unwrap();
-    let vectors = Random::new(2).numbers(case.batch * DIMENSION);
-    let &Case { probes, k0, k, filters, reranks, .. } = case;
-    let asked = Asked { probes, k0, k, filters, layers: reranks.then_some(&layers) };
-    bench.median(|lane| of.pass(lane, &vectors, &asked))
+    bench.device.settle().unwrap();
+    let vectors = vectors(case.batch);
+    bench.median(|lane| of.pass(lane, &vectors, &case.asked(&layers)))
+}
+
+fn vectors(count: usize) -> Vec<f32> {
+    Random::new(2).numbers(count * DIMENSION)
 }
 
 fn named(case: &Case) -> String {
@@ -72,18 +97,31 @@ fn named(case: &Case) -> String {
     )
 }
 
-fn of_searches(model: &Arc<Modelled>) -> Vec<Figure> {
-    let scan =
-        Case { items: 20_000_000, lists: 8192, probes: 32, batch: 16, k0: 2048, k: 2048, filters: 1, reranks: false };
-    let pass = Case { items: 10_000_000, lists: 4096, probes: 24, k0: 1024, k: 100, filters: 0, reranks: true, ..scan };
-    let many = Case { items: 80_000_000, lists: 16_384, probes: 64, batch: 64, filters: 64, ..pass };
-    let some = Case { items: 10_000_000, lists: 4096, ..many };
-    let mut figures = Vec::new();
+/// Figures over catalogues of which there is one at a time.
+fn of_searches(bench: &Bench, shape: impl Fn(Case) -> Case, mut told: impl FnMut(Figure)) {
+    let [scan, pass, some, many] = [SCAN, PASS, SOME, MANY].map(shape);
+    let made = |case: &Case| {
+        let of = Catalogue::in_lists(&bench.device, case.items, case.lists).unwrap();
+        bench.device.settle().unwrap();
+        of
+    };
+    let in_time = |of: &Catalogue, case: &Case, aim, most| {
+        let took = searched(bench, of, case);
+        let (said, is_reached) = (format!("{:.0} µs", took.micros), took.micros <= most);
+        Figure::of(format!("whole pass: {}", named(case)), aim, (said, is_reached), &took)
+    };
+    let at_rate = |of: &Catalogue, case: &Case, aim, least| {
+        let took = searched(bench, of, case);
+        let rate = 1e6 * case.batch as f64 / took.micros;
+        let (said, is_reached) = (format!("{} queries/s", grouped(rate as u64)), rate >= least);
+        Figure::of(format!("whole pass: {}", named(case)), aim, (said, is_reached), &took)
+    };
 
-    let took = searched(model, &scan);
-    let of_kernel = took.spent.kernels["scan_lists"];
-    let share = 100.0 * of_kernel.demand.bytes as f64 / model.rates().copied / of_kernel.seconds;
-    figures.push(Figure {
+    let of = made(&scan);
+    let (micros, took) = of.scan_alone(bench, &vectors(3 * scan.batch), (scan.probes, scan.k0));
+    let of_kernel = took.spent.kernels.get("scan_lists").copied().unwrap_or_default();
+    let share = 1e8 * of.scanned_bytes(scan.batch, scan.probes) / bench.bandwidth / micros;
+    told(Figure {
         what: format!("scan behind a filter alone: {}", named(&scan)),
         aim: "70 % of the bandwidth of a copy",
         said: format!("{share:.0} %"),
@@ -91,44 +129,36 @@ fn of_searches(model: &Arc<Modelled>) -> Vec<Figure> {
         demand: of_kernel.demand,
         asked: [of_kernel.launches, 0],
     });
-    for (case, aim, most) in [(&pass, "p50 below 1 ms", 1000.0), (&scan, "0.25 ms", 250.0)] {
-        let took = searched(model, case);
-        let (said, is_reached) = (format!("{:.0} µs", took.micros), took.micros <= most);
-        figures.push(Figure::of(format!("whole pass: {}", named(case)), aim, (said, is_reached), &took));
-    }
-    for (case, aim, least) in [(&many, "10,000 queries/s", 1e4), (&some, "40,000 queries/s", 4e4)] {
-        let took = searched(model, case);
-        let rate = 1e6 * case.batch as f64 / took.micros;
-        let (said, is_reached) = (format!("{} queries/s", grouped(rate as u64)), rate >= least);
-        figures.push(Figure::of(format!("whole pass: {}", named(case)), aim, (said, is_reached), &took));
-    }
-    figures
+    told(in_time(&of, &scan, "0.25 ms", 250.0));
+    drop(of);
+    let of = made(&pass);
+    told(in_time(&of, &pass, "p50 below 1 ms", 1000.0));
+    told(at_rate(&of, &some, "40,000 queries/s", 4e4));
+    drop(of);
+    told(at_rate(&made(&many), &many, "10,000 queries/s", 1e4));
 }
 
-fn of_parts(model: &Arc<Modelled>) -> Vec<Figure> {
-    let bench = Bench::of_model(model.clone());
-    let mut figures = Vec::new();
+fn of_parts(bench: &Bench, is_tiny: bool, mut told: impl FnMut(Figure)) {
+    let small = |count: usize, few: usize| if is_tiny { few } else { count };
     for (form, aim, most) in [(Form::Pairs, "60 µs a query", 60.0), (Form::Single, "", f64::MAX)] {
-        let (took, _) = reranked(&bench, form, (16, 10_000));
+        let (took, _) = reranked(bench, form, (16, small(10_000, 20)));
         let each = took.micros / 16.0;
         let how = if form == Form::Pairs { "bf16" } else { "f32" };
         let what = format!("reranker 256-512-256 in {how} of K0 = 10,000, batch 16");
-        figures.push(Figure::of(what, aim, (format!("{each:.0} µs a query"), each <= most), &took));
+        told(Figure::of(what, aim, (format!("{each:.0} µs a query"), each <= most), &took));
     }
     for format in [RowFormat::F32, RowFormat::Int8] {
-        let (took, moved) = lookup(&bench, format, (4_000_000, 65_536));
-        let of_kernel = took.spent.kernels.values().next().unwrap();
-        let share = 100.0 * moved as f64 / model.rates().copied / of_kernel.seconds;
+        let (took, micros, moved) = lookup(bench, format, (small(4_000_000, 500), small(65_536, 16)));
+        let share = 1e8 * moved as f64 / bench.bandwidth / micros;
         let what = format!("pooled lookups, 65,536 bags of 32 rows of 64 numbers, {format:?}");
         let aim = "70 % of the bandwidth of a copy";
-        figures.push(Figure::of(what, aim, (format!("{share:.0} %"), share >= 70.0), &took));
+        told(Figure::of(what, aim, (format!("{share:.0} %"), share >= 70.0), &took));
     }
     for (wanted, format) in [(3_000, RowFormat::Int8), (65_536, RowFormat::F32)] {
-        let (took, _) = fetched(&bench, format, (4_000_000, wanted));
+        let (took, _) = fetched(bench, format, (small(4_000_000, 500), small(wanted, 64)));
         let what = format!("{} rows of 64 numbers from the host, {format:?}", grouped(wanted as u64));
-        figures.push(Figure::of(what, "", (format!("{:.0} µs", took.micros), true), &took));
+        told(Figure::of(what, "", (format!("{:.0} µs", took.micros), true), &took));
     }
-    figures
 }
 
 /// A version that comes while another answers takes the bandwidth of the way to the card, and adds nothing else.
@@ -143,10 +173,19 @@ fn grouped(number: u64) -> String {
     parts.join(",")
 }
 
+fn figures(bench: &Bench, is_tiny: bool, mut told: impl FnMut(Figure)) {
+    let shape = |case: Case| if is_tiny { case.shrunk() } else { case };
+    of_searches(bench, shape, &mut told);
+    of_parts(bench, is_tiny, told);
+}
+
 fn table() -> String {
     let models = [CardRates::H100, CardRates::H200].map(|rates| Arc::new(Modelled::new(rates)));
-    let [of_h100, of_h200] =
-        [&models[0], &models[1]].map(|model| of_searches(model).into_iter().chain(of_parts(model)).collect::<Vec<_>>());
+    let [of_h100, of_h200] = models.map(|model| {
+        let mut all = Vec::new();
+        figures(&Bench::of_model(model), false, |figure| all.push(figure));
+        all
+    });
     let mut table = String::from(
         "| figure | MB moved | million multiply-adds | launches, copies | H100, model | H200, model | aim | measured |\n|---|---|---|---|---|---|---|---|\n",
     );
@@ -179,6 +218,78 @@ fn table() -> String {
 
 fn operations(demand: &Demand) -> u64 {
     demand.dp4a + demand.tensor_int8 + demand.tensor_bf16 + demand.tensor_tf32 + demand.single
+}
+
+/// The figures themselves, for a machine with a card, by `scripts/gpu-check.sh`; on the emulation over few items, so that it is known to run.
+#[test]
+fn floors_of_the_figures() {
+    let is_tiny = device().kind() == "emulated";
+    let bench = Bench::new(is_tiny);
+    println!("\n| figure | aim | {} |\n|---|---|---|", bench.device.name());
+    figures(&bench, is_tiny, |Figure { what, aim, said, is_reached, .. }| {
+        println!("| {what} | {aim} | {said}{} |", if is_reached { "" } else { ", missed" });
+    });
+    side_by_side(&bench, if is_tiny { PASS.shrunk() } else { PASS }, if is_tiny { 2 } else { 1000 });
+}
+
+/// Each figure a few times, for a profiler of kernels, under which all takes long.
+#[test]
+fn floors_once() {
+    let is_tiny = device().kind() == "emulated";
+    let mut bench = Bench::new(is_tiny);
+    bench.runs = 1;
+    figures(&bench, is_tiny, |_| {});
+}
+
+/// Passes on two lanes at once, and passes while a version comes.
+fn side_by_side(bench: &Bench, case: Case, passes: usize) {
+    let of = Catalogue::in_lists(&bench.device, case.items, case.lists).unwrap();
+    let layers = Layers::new(&bench.device, Form::Pairs).unwrap();
+    bench.device.settle().unwrap();
+    let vectors = vectors(case.batch);
+    let timed = || {
+        let lane = bench.device.lane().unwrap();
+        let pass = || {
+            let start = Instant::now();
+            lane.begin().unwrap();
+            of.pass(&lane, &vectors, &case.asked(&layers))
+                .unwrap()
+                .into_iter()
+                .for_each(|result| drop(result.get().unwrap()));
+            start.elapsed().as_secs_f64()
+        };
+        let mut took: Vec<f64> = (0..passes + 3).map(|_| pass()).skip(3).collect();
+        took.sort_unstable_by(f64::total_cmp);
+        [took.iter().sum::<f64>(), took[passes / 2], took[passes * 99 / 100]]
+    };
+    let [_, p50, p99] = timed();
+    let both: Vec<[f64; 3]> =
+        std::thread::scope(|scope| [(); 2].map(|()| scope.spawn(timed)).map(|lane| lane.join().unwrap()).to_vec());
+    let rate: f64 = both.iter().map(|[sum, ..]| (passes * case.batch) as f64 / sum).sum();
+    println!(
+        "| {} | p50 below 1 ms | p50 {:.0} µs, p99 {:.0} µs; two lanes at once {:.0} queries/s |",
+        named(&case),
+        1e6 * p50,
+        1e6 * p99,
+        rate
+    );
+    let (version, is_over) = (vec![1u8; if passes > 2 { 1 << 30 } else { 1 << 16 }], AtomicBool::new(false));
+    let (brought, [_, _, beside]) = std::thread::scope(|scope| {
+        let bringing = scope.spawn(|| {
+            let (start, mut bytes) = (Instant::now(), 0);
+            while !is_over.load(Ordering::Relaxed) {
+                bench.device.make(|device| device.copy(&version), |_| Ok(())).unwrap();
+                bench.device.settle().unwrap();
+                bytes += version.len();
+            }
+            bytes as f64 / start.elapsed().as_secs_f64()
+        });
+        let took = timed();
+        is_over.store(true, Ordering::Relaxed);
+        (bringing.join().unwrap(), took)
+    });
+    let what = format!("p99 while versions come at {:.1} GB/s", brought / 1e9);
+    println!("| {what} | at most 1.2 × steady | {:.0} µs, {:.2} × |", 1e6 * beside, beside / p99);
 }
 
 #[test]

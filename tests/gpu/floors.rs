@@ -27,6 +27,8 @@ use sterling::error::Result;
 use crate::emulation::{Random, device};
 
 pub const DIMENSION: usize = 128;
+/// About the norm of a random item: 128 codes of 74 on average (the square's), each worth 1/4096.
+const NORM_MAX: f32 = 0.25;
 /// Batches on a card; those on the emulation, which is slow, are the first two.
 const BATCHES: [usize; 4] = [1, 16, 64, 512];
 
@@ -34,7 +36,7 @@ const BATCHES: [usize; 4] = [1, 16, 64, 512];
 pub struct Bench {
     pub device: Device,
     lane: Device,
-    runs: usize,
+    pub runs: usize,
     batches: &'static [usize],
     /// Bytes of a second that a copy reads and writes.
     pub bandwidth: f64,
@@ -58,8 +60,27 @@ fn filled<T: Pod>(device: &Device, len: usize, number: impl FnMut(usize) -> T) -
     }
 }
 
+/// Bytes of noise that are written again and again: no whole number of rows, so that no two items are alike.
+const NOISE_BYTES: usize = (64 << 20) - 2;
+
+/// Random bytes on the device, or random bf16 between -1 and 1; a model looks at none.
+fn noise(device: &Device, bytes: usize, is_bf16: bool) -> Result<Array<u8>> {
+    let (all, mut random) = (device.room(bytes)?, Random::new(bytes as u64));
+    if device.kind() == "modelled" {
+        return Ok(all);
+    }
+    let number =
+        |random: &mut Random| if is_bf16 { (random.number().to_bits() >> 16) as u16 } else { random.next() as u16 };
+    let pattern: Vec<u16> = (0..bytes.min(NOISE_BYTES).div_ceil(2)).map(|_| number(&mut random)).collect();
+    let pattern: &[u8] = bytemuck::cast_slice(&pattern);
+    for first in (0..bytes).step_by(NOISE_BYTES) {
+        all.write_at(first, &pattern[..pattern.len().min(bytes - first)])?;
+    }
+    Ok(all)
+}
+
 impl Bench {
-    fn new(is_tiny: bool) -> Self {
+    pub fn new(is_tiny: bool) -> Self {
         let (runs, bytes, batches) = if is_tiny { (1, 1 << 16, &BATCHES[..2]) } else { (20, 1 << 30, &BATCHES[..]) };
         let device = device();
         let lane = device.lane().unwrap();
@@ -74,6 +95,12 @@ impl Bench {
         let lane = device.lane().unwrap();
         let bandwidth = model.rates().copied;
         Bench { device, lane, runs: 1, batches: &BATCHES, bandwidth, model: Some(model) }
+    }
+
+    /// Microseconds of one more of what `work` asks for so many times: without what is around it.
+    pub fn of_one_more<T: Pod>(&self, mut work: impl FnMut(&Device, usize) -> Result<Vec<Later<T>>>) -> f64 {
+        let [one, three] = [1, 3].map(|times| self.median(|lane| work(lane, times)).micros);
+        (three - one) / 2.0
     }
 
     fn copied(&self, bytes: usize) -> f64 {
@@ -142,7 +169,7 @@ impl Catalogue {
         let last = if each.is_multiple_of(64) { u64::MAX } else { (1 << (each % 64)) - 1 };
         Ok(Catalogue {
             lists: BlockLists {
-                codes: Arc::new(filled(device, slots * DIMENSION, |_| random.next() as u8)?),
+                codes: Arc::new(noise(device, slots * DIMENSION, false)?),
                 scales: Arc::new(filled(device, slots, |_| 1.0 / 4096.0)?),
                 slots,
                 offsets: filled(device, count + 1, |list| (list * each) as u32)?,
@@ -156,7 +183,7 @@ impl Catalogue {
                 penalties: None,
                 lists: count,
             },
-            wide: filled(device, slots * DIMENSION * 2, |_| 0x3c)?,
+            wide: noise(device, slots * DIMENSION * 2, true)?,
             planes: PlaneIndex {
                 planes: filled(device, 3 * words, |_| random.next() ^ random.next() << 31)?,
                 every: filled(device, words, |n| if (n + 1) % words_each == 0 { last } else { u64::MAX })?,
@@ -182,7 +209,7 @@ impl Catalogue {
         let none: Vec<&[u32]> = vec![&[]; queries];
         let collection =
             Collection::new(lane, DIMENSION, probes * self.lists.longest, &vec![k as u32; queries], &none)?;
-        collection.quantize(lane, &lane.copy(vectors)?, DIMENSION, 4.0)?;
+        collection.quantize(lane, &lane.copy(vectors)?, DIMENSION, NORM_MAX)?;
         Ok(collection)
     }
 
@@ -201,6 +228,15 @@ impl Catalogue {
     }
 }
 
+/// Random operands of products: a number each, or two in bf16.
+fn numbers(device: &Device, form: Form, len: usize) -> Result<Array<f32>> {
+    let mut random = Random::new(len as u64);
+    filled(device, len, |_| match form {
+        Form::Single => random.number(),
+        Form::Pairs => f32::from_bits(random.number().to_bits() & 0xffff_0000 | random.number().to_bits() >> 16),
+    })
+}
+
 /// Layers of a reranker, `256 - 512 - 256`, packed.
 pub struct Layers {
     form: Form,
@@ -211,7 +247,7 @@ const WIDTHS: [usize; 3] = [256, 512, 256];
 
 impl Layers {
     pub fn new(device: &Device, form: Form) -> Result<Self> {
-        let made = |n: usize| device.copy(&vec![0f32; form.room(WIDTHS[n]) * WIDTHS[n + 1] + PANEL]);
+        let made = |n: usize| numbers(device, form, form.room(WIDTHS[n]) * WIDTHS[n + 1] + PANEL);
         Ok(Layers { form, matrices: [made(0)?, made(1)?] })
     }
 
@@ -293,22 +329,25 @@ fn selections(bench: &Bench, items: usize) {
     }
 }
 
-/// Bags of 32 rows of 64 numbers; the bytes that they move.
-pub fn lookup(bench: &Bench, format: RowFormat, (rows, bags): (usize, usize)) -> (Took, usize) {
+/// Bags of 32 rows of 64 numbers: what it takes to pool them from the host's view, what the kernel alone takes, in µs, and the bytes that they move.
+pub fn lookup(bench: &Bench, format: RowFormat, (rows, bags): (usize, usize)) -> (Took, f64, usize) {
     let (width, mut random) = (64, Random::new(4));
     let row_bytes = format.row_bytes(width).unwrap();
-    let bytes = filled(&bench.device, rows * row_bytes, |_| 0u8).unwrap();
+    let bytes = noise(&bench.device, rows * row_bytes, true).unwrap();
     let table = TableRows { bytes, format, width };
     let ids = filled(&bench.device, bags * 32, |_| random.below(rows) as i64).unwrap();
     let offsets = filled(&bench.device, bags + 1, |bag| (bag * 32) as u32).unwrap();
     bench.device.settle().unwrap();
-    let took = bench.median(|lane| {
+    let pooled = |lane: &Device, times: usize| {
         let sums = lane.room(bags * width)?;
         let of = IdBags { ids: &ids, offsets: &offsets, weights: None, is_mean: false };
-        pool(lane, &table, &of, &SumsTo { data: &sums, stride: width, column: 0 })?;
+        for _ in 0..times {
+            pool(lane, &table, &of, &SumsTo { data: &sums, stride: width, column: 0 })?;
+        }
         Ok(vec![sums.later(1)?])
-    });
-    (took, bags * 32 * (row_bytes + 8) + bags * width * 4)
+    };
+    let took = bench.median(|lane| pooled(lane, 1));
+    (took, bench.of_one_more(pooled), bags * 32 * (row_bytes + 8) + bags * width * 4)
 }
 
 /// Random rows of a table of the host, of 64 numbers each; the bytes that come over the link.
@@ -324,7 +363,7 @@ pub fn fetched(bench: &Bench, format: RowFormat, (rows, wanted): (usize, usize))
 /// A reranker 256-512-256 over so many candidates of each request of a batch; its multiply-adds.
 pub fn reranked(bench: &Bench, form: Form, (batch, candidates): (usize, usize)) -> (Took, usize) {
     let layers = Layers::new(&bench.device, form).unwrap();
-    let input = filled(&bench.device, batch * candidates * form.room(WIDTHS[0]), |_| 0f32).unwrap();
+    let input = numbers(&bench.device, form, batch * candidates * form.room(WIDTHS[0])).unwrap();
     bench.device.settle().unwrap();
     let took = bench.median(|lane| {
         let counts = lane.copy(&vec![candidates as u32; batch])?;
@@ -415,6 +454,34 @@ impl Catalogue {
         Ok(looks.ends)
     }
 
+    /// What scanning lists behind one filter takes by itself, in µs, and all of one such search up to its candidates. Takes the vectors of
+    /// three batches, of which each scans other lists.
+    pub fn scan_alone(&self, bench: &Bench, vectors: &[f32], (probes, k0): (usize, usize)) -> (f64, Took) {
+        let scanned = |lane: &Device, times: usize| {
+            let batches = vectors.chunks(vectors.len() / 3).map(|vectors| {
+                let queries = self.collection(lane, vectors, probes, k0)?;
+                let order = self.best_lists(lane, &queries, probes)?;
+                Ok((queries, order))
+            });
+            let batches = batches.collect::<Result<Vec<(Collection, Best)>>>()?;
+            let passing = self.planes.evaluate(lane, &filter())?;
+            let words = lane.copy(&vec![passing.words.address(); batches[0].0.queries()])?;
+            let eligible = Eligible { words: &words, firsts: &self.planes.firsts };
+            for (queries, order) in &batches[..times] {
+                let order = Order::first(&order.slots, &order.counts, order.stride);
+                self.lists.scan(lane, queries, &order, Some(&eligible))?;
+            }
+            batches.iter().map(|(queries, _)| queries.counts.later(queries.queries())).collect()
+        };
+        (bench.of_one_more(scanned), bench.median(|lane| scanned(lane, 1)))
+    }
+
+    /// Bytes that such a scan reads: codes of blocks that hold an item of which the filter's three random bits are set, all scales and words.
+    pub fn scanned_bytes(&self, batch: usize, probes: usize) -> f64 {
+        let read = 1.0 - 0.875f64.powi(16);
+        (batch * probes * self.lists.longest) as f64 * (read * DIMENSION as f64 + 4.0 + 0.125)
+    }
+
     fn rerank(&self, lane: &Device, best: &Best, layers: &Layers) -> Result<Array<f32>> {
         let (rows, batch) =
             (SlotRows { slots: &best.slots, counts: &best.counts, stride: best.stride }, best.counts.len());
@@ -467,7 +534,7 @@ fn floors() {
         selections(&bench, of.items);
         for format in [RowFormat::F32, RowFormat::Int8] {
             let (rows, bags) = (of.items.min(4_000_000), (of.items / 16).clamp(8, 16_384));
-            let (took, moved) = lookup(&bench, format, (rows, bags));
+            let (took, _, moved) = lookup(&bench, format, (rows, bags));
             bench.line(&format!("{bags} bags of 32 rows, {format:?} x 64"), moved as f64, &took);
         }
         let (start, bytes) = (Instant::now(), if is_tiny { 1 << 16 } else { 1 << 28 });

@@ -130,6 +130,28 @@ fn nothing_found_is_nothing_merged() {
     assert!(error.contains("what 3 queries found, expected a multiple of 2"), "{error}");
 }
 
+/// Sums that leave the numbers on their way come back to the largest at the end, and not before.
+#[test]
+fn only_the_whole_of_a_weighted_sum_is_made_finite() {
+    let dimension = 8;
+    let (index, values) = index(20, dimension, 1, Rescore::F32, true);
+    let device = device();
+    let copied = DeviceIndex::copy(&device, &index, &index.cut(Share::WHOLE), 0).unwrap();
+    let slot = index.list_offsets()[0];
+    let mut row = vec![0f32; dimension];
+    index.row(Slot(slot), &mut row);
+    assert!(values.chunks(dimension).any(|value| value == row));
+    let length: f32 = row.iter().map(|x| x * x).sum();
+    // Products of 1, 1 and -1 with the item.
+    let queries: Vec<f32> =
+        [1.0, 1.0, -1.0].iter().flat_map(|sign| row.iter().map(move |x| sign * x / length)).collect();
+    let (vectors, weights) = (device.copy(&queries).unwrap(), device.copy(&[f32::MAX; 3]).unwrap());
+    let (slots, counts, keys) = (device.copy(&[slot]).unwrap(), device.copy(&[1u32]).unwrap(), device.room(1).unwrap());
+    let of = SlotRows { slots: &slots, counts: &counts, stride: 1 };
+    copied.rows().products(&device, (&vectors, Some(&weights)), &of, &keys).unwrap();
+    assert_eq!(number(keys.to_vec().unwrap()[0]), f32::MAX);
+}
+
 #[test]
 fn products_with_several_queries_are_their_weighted_sum() {
     for (rescore, dimension) in [(Rescore::None, 30), (Rescore::F16, 33), (Rescore::F32, 128)] {

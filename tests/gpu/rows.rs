@@ -15,6 +15,28 @@ fn close(got: f32, want: f32) -> bool {
     (got - want).abs() <= 2e-5 * want.abs().max(1.0)
 }
 
+/// A warp gathers 32 columns at a time.
+#[test]
+fn more_columns_than_a_warp_has_lanes_are_gathered() {
+    let (index, _) = index(40, 8, 1, Rescore::None, true);
+    let device = device();
+    let copied = DeviceIndex::copy(&device, &index, &index.cut(Share::WHOLE), 0).unwrap();
+    let (columns, mut random) = (70, Random::new(70));
+    let values: Vec<Vec<f32>> = (0..columns).map(|_| random.numbers(index.slots())).collect();
+    let on_device: Vec<_> = values.iter().map(|values| device.copy(values).unwrap()).collect();
+    let addresses: Vec<u64> = on_device.iter().map(|column| column.address()).collect();
+    let (slots, counts) = ([7u32, 0, 31], [3u32]);
+    let (slots_on, counts_on) = (device.copy(&slots).unwrap(), device.copy(&counts).unwrap());
+    let (addresses, similarity) = (device.copy(&addresses).unwrap(), device.copy(&[0u32; 3]).unwrap());
+    let candidates = CandidateColumns { addresses: &addresses, similarity: &similarity, at: 0 };
+    let out = device.room(slots.len() * columns).unwrap();
+    let of = SlotRows { slots: &slots_on, counts: &counts_on, stride: slots.len() };
+    copied.rows().gather(&device, &of, None, &candidates, (&out, columns)).unwrap();
+    let want: Vec<f32> =
+        slots.iter().flat_map(|&slot| values.iter().map(move |column| column[slot as usize])).collect();
+    assert_eq!(out.to_vec().unwrap(), want);
+}
+
 #[test]
 fn rows_of_every_width_are_those_of_the_cpu() {
     for (rescore, dimension) in

@@ -61,9 +61,16 @@ fn selected(device: &Device, from: &Collection, k: usize) -> Vec<Vec<(f32, Slot)
 
 #[test]
 fn lists_are_scored_and_scanned_as_on_the_cpu() {
-    for (items, dimension, lists, nearest) in
-        [(900, 24, 20, false), (700, 33, 11, true), (1500, 64, 37, false), (400, 128, 9, true), (60, 5, 3, false)]
-    {
+    // The last two: more numbers, and more lists, than a block has threads.
+    for (items, dimension, lists, nearest) in [
+        (900, 24, 20, false),
+        (700, 33, 11, true),
+        (1500, 64, 37, false),
+        (400, 128, 9, true),
+        (60, 5, 3, false),
+        (200, 580, 6, true),
+        (1300, 4, 1100, true),
+    ] {
         let (index, values) = index(items, dimension, lists, Rescore::None, nearest);
         let device = device();
         let copied = DeviceIndex::copy(&device, &index, &index.cut(Share::WHOLE), 0).unwrap();
@@ -72,6 +79,8 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
         let mut vectors: Vec<f32> = random.numbers(queries * dimension);
         vectors[..dimension].copy_from_slice(&values[..dimension]);
         vectors[dimension..2 * dimension].fill(0.0);
+        // So small that what they are scaled by is infinite.
+        vectors[2 * dimension..3 * dimension].iter_mut().for_each(|x| *x *= 1e-40);
         let k = 40;
         let excluded: Vec<Vec<u32>> = (0..queries)
             .map(|q| {
@@ -141,11 +150,36 @@ fn a_bar_rises_with_the_best_and_never_costs_one() {
     let counts = device.copy(&[4u32; 3]).unwrap();
     copied.lists.scan(&device, &collection, &Order::first(&order, &counts, 4), None).unwrap();
     let kept = collection.counts.to_vec().unwrap();
-    assert!(kept[0] < 3000 && kept[1] < 3000, "of 6000 items {kept:?} were kept");
+    assert!(kept[0] < 3000 && kept[1] < 3000 && kept[2] < 5000, "of 6000 items {kept:?} were kept");
     let found = selected(&device, &collection, 600);
     for (q, vector) in vectors.chunks_exact(16).enumerate() {
         assert_eq!(found[q], on_cpu(&index, vector, 4, wanted[q] as usize, &[]), "query {q}");
     }
+}
+
+/// Words of a list are taken in chunks of 256.
+#[test]
+fn lists_of_many_items_are_scanned_whole() {
+    let (items, dimension, k) = (33_000, 4, 30);
+    let (index, values) = index(items, dimension, 1, Rescore::None, true);
+    let device = device();
+    let copied = DeviceIndex::copy(&device, &index, &index.cut(Share::WHOLE), 0).unwrap();
+    let vectors = device.copy(&values[..2 * dimension]).unwrap();
+    let (order, counts) = (device.copy(&[0u32; 2]).unwrap(), device.copy(&[1u32; 2]).unwrap());
+    let ordered = Order::first(&order, &counts, 1);
+    let collection = || {
+        let made = Collection::new(&device, dimension, index.slots(), &[k as u32; 2], &[&[], &[]]).unwrap();
+        made.quantize(&device, &vectors, dimension, copied.norm_max()).unwrap();
+        made
+    };
+    let (alone, together) = (collection(), collection());
+    copied.lists.scan(&device, &alone, &ordered, None).unwrap();
+    copied.lists.scan_shared(&device, &together, &ordered, None).unwrap();
+    let want: Vec<_> = values[..2 * dimension].chunks(dimension).map(|v| on_cpu(&index, v, 1, k, &[])).collect();
+    assert_eq!(selected(&device, &alone, k), want);
+    assert_eq!(selected(&device, &together, k), want);
+    assert_eq!(alone.survivors.to_vec().unwrap(), [items as u32; 2]);
+    assert_eq!(together.survivors.to_vec().unwrap(), [items as u32; 2]);
 }
 
 #[test]
@@ -173,7 +207,10 @@ fn only_eligible_items_are_scanned() {
     let copies: Vec<_> = words.iter().map(|words| device.copy(words).unwrap()).collect();
     let addresses: Vec<u64> = copies.iter().map(|copy| copy.address()).collect();
     let (addresses, firsts_on) = (device.copy(&addresses).unwrap(), device.copy(&firsts).unwrap());
-    let collection = Collection::new(&device, dimension, index.slots(), &[k; 3], &[&[], &[], &[]]).unwrap();
+    // Eligible ones and others.
+    let excluded: Vec<u32> = (0..index.slots() as u32).filter(|slot| slot % 7 == 3).collect();
+    let excluded: [&[u32]; 3] = [&[], &excluded, &excluded[5..]];
+    let collection = Collection::new(&device, dimension, index.slots(), &[k; 3], &excluded).unwrap();
     collection.quantize(&device, &device.copy(&vectors).unwrap(), dimension, copied.norm_max()).unwrap();
     let lists: Vec<u32> = (0..index.lists() as u32).rev().collect();
     let order = device.copy(&lists.repeat(queries)).unwrap();
@@ -193,6 +230,7 @@ fn only_eligible_items_are_scanned() {
         // Every item of the index by its int8 score, those that are not eligible left out.
         let all = on_cpu(&index, vector, index.lists(), index.items(), &[]);
         let mut want: Vec<(f32, Slot)> = all.into_iter().filter(|(_, slot)| is_eligible(*slot)).collect();
+        want.retain(|(_, slot)| !excluded[q].contains(&slot.0));
         assert_eq!(survivors[q] as usize, want.len());
         want.sort_by_key(|&(score, slot)| std::cmp::Reverse(key(score, slot)));
         want.truncate(k as usize);

@@ -159,7 +159,7 @@ macro_rules! dot {
             let len = a.len();
             let mut sums = [_mm256_setzero_ps(); 4];
             let mut i = 0;
-            // SAFETY: `i + 32 <= len`, so that every load stays inside both slices.
+            // SAFETY: `i + 32 <= len`, then `i + 8 <= len`: every load stays inside both slices.
             unsafe {
                 while i + 32 <= len {
                     for (n, sum) in sums.iter_mut().enumerate() {
@@ -167,6 +167,10 @@ macro_rules! dot {
                         *sum = _mm256_fmadd_ps(_mm256_loadu_ps(a.as_ptr().add(at)), $load(b.as_ptr().add(at)), *sum);
                     }
                     i += 32;
+                }
+                while i + 8 <= len {
+                    sums[0] = _mm256_fmadd_ps(_mm256_loadu_ps(a.as_ptr().add(i)), $load(b.as_ptr().add(i)), sums[0]);
+                    i += 8;
                 }
             }
             let sum = _mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3]));

@@ -364,16 +364,22 @@ pub(super) unsafe fn keep(
     count
 }
 
+/// Numbers of bfloat16 in f32.
+#[target_feature(enable = "avx512f")]
+fn of_bf16(numbers: __m256i) -> __m512 {
+    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(numbers)))
+}
+
 macro_rules! dot {
-    ($name:ident, $many:ident, $element:ty, $load:expr, $scalar:expr) => {
+    ($name:ident, $many:ident, $element:ty, $load:expr, $load_some:expr) => {
         /// # Safety
-        /// Needs AVX-512 F and BW. The lengths are equal: checked by the caller.
-        #[target_feature(enable = "avx512f,avx512bw,f16c,popcnt")]
+        /// Needs AVX-512 F, BW and VL. The lengths are equal: checked by the caller.
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,popcnt")]
         pub(super) unsafe fn $name(a: &[f32], b: &[$element]) -> f32 {
             let len = a.len();
             let mut sums = [_mm512_setzero_ps(); 4];
             let mut i = 0;
-            // SAFETY: `i + 64 <= len`, then `i + 16 <= len`: every load stays inside both slices.
+            // SAFETY: `i + 64 <= len`, then `i + 16 <= len`: every load stays inside both slices, and the last ones by their mask.
             unsafe {
                 while i + 64 <= len {
                     for (n, sum) in sums.iter_mut().enumerate() {
@@ -386,14 +392,18 @@ macro_rules! dot {
                     sums[0] = _mm512_fmadd_ps(_mm512_loadu_ps(a.as_ptr().add(i)), $load(b.as_ptr().add(i)), sums[0]);
                     i += 16;
                 }
+                if i < len {
+                    let mask = (1 << (len - i)) - 1;
+                    let some = _mm512_maskz_loadu_ps(mask, a.as_ptr().add(i));
+                    sums[1] = _mm512_fmadd_ps(some, $load_some(mask, b.as_ptr().add(i)), sums[1]);
+                }
             }
-            let sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
-            _mm512_reduce_add_ps(sum) + (i..len).map(|i| a[i] * $scalar(b[i])).sum::<f32>()
+            _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])))
         }
 
         /// # Safety
-        /// Needs AVX-512 F and BW.
-        #[target_feature(enable = "avx512f,avx512bw,f16c,popcnt")]
+        /// Needs AVX-512 F, BW and VL.
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,popcnt")]
         pub(super) unsafe fn $many(a: &[f32], rows: &[$element], slots: &[u32], out: &mut [f32]) {
             let row = |slot: u32| &rows[slot as usize * a.len()..(slot as usize + 1) * a.len()];
             let ahead = rows_ahead(a.len() * size_of::<$element>());
@@ -409,20 +419,20 @@ macro_rules! dot {
     };
 }
 
-dot!(dot_f32, dots_f32, f32, |p: *const f32| _mm512_loadu_ps(p), |x: f32| x);
+dot!(dot_f32, dots_f32, f32, |p: *const f32| _mm512_loadu_ps(p), |mask: u16, p: *const f32| _mm512_maskz_loadu_ps(
+    mask, p
+));
 dot!(
     dot_bf16,
     dots_bf16,
     half::bf16,
-    |p: *const half::bf16| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(
-        p.cast()
-    )))),
-    half::bf16::to_f32
+    |p: *const half::bf16| of_bf16(_mm256_loadu_si256(p.cast())),
+    |mask: u16, p: *const half::bf16| of_bf16(_mm256_maskz_loadu_epi16(mask, p.cast()))
 );
 dot!(
     dot_f16,
     dots_f16,
     half::f16,
     |p: *const half::f16| _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())),
-    half::f16::to_f32
+    |mask: u16, p: *const half::f16| _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, p.cast()))
 );
