@@ -256,9 +256,7 @@ impl DeviceIndex {
         (until, round): (&Until, usize),
         parts: &EligibleParts<'_>,
     ) -> Result<()> {
-        let Until { order, looks, .. } = until;
-        let (begins, most) = (Some(&looks.begins), looks.rounds()[round]);
-        let next = Order { order: &order.slots, begins, ends: &looks.ends, stride: order.stride, most };
+        let next = until.round(round);
         self.lists.scan(device, to, &next, Some(&parts.main))?;
         for (beside, eligible) in parts.beside.iter().filter(|(beside, _)| beside.are_probed) {
             beside.lists.scan(device, to, &next, Some(eligible))?;
@@ -379,6 +377,18 @@ impl Until {
     /// How many rounds they take at most.
     pub fn rounds(&self) -> usize {
         self.looks.rounds().len()
+    }
+
+    /// Lists that a search scans at most.
+    pub fn most_lists(&self) -> usize {
+        self.order.stride
+    }
+
+    /// The lists that are scanned in a round.
+    pub fn round(&self, round: usize) -> Order<'_> {
+        let Until { order, looks, .. } = self;
+        let (begins, most) = (Some(&looks.begins), looks.rounds()[round]);
+        Order { order: &order.slots, begins, ends: &looks.ends, stride: order.stride, most }
     }
 }
 

@@ -20,7 +20,7 @@ use sterling::device::cuda::ops::rows::{CandidateColumns, ItemRows, RowKind, Slo
 use sterling::device::cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, Order};
 use sterling::device::cuda::ops::steps::{self, FactorAt, NumbersAt, ProductTo, RowsOf};
 use sterling::device::cuda::ops::top::{self, Best, Scored, Ties};
-use sterling::device::cuda::ops::words::{FilterStep, Operation, Passing, PlaneIndex, WordProgram};
+use sterling::device::cuda::ops::words::{FilterStep, Operation, PlaneIndex, WordProgram};
 use sterling::device::cuda::{Array, Device, Later};
 use sterling::error::Result;
 
@@ -309,7 +309,11 @@ fn scans(bench: &Bench, of: &Catalogue, vectors: &[f32], probes: usize) {
 
 fn filters(bench: &Bench, of: &Catalogue) {
     let words = of.planes.every.len();
-    let took = bench.median(|lane| Ok(vec![of.planes.evaluate(lane, &filter())?.survivors.later(1)?]));
+    let took = bench.median(|lane| {
+        let filters = of.planes.filters(lane, &[filter()], &of.planes.every)?;
+        of.planes.evaluate(lane, &filters)?;
+        Ok(vec![filters.words.later(1)?])
+    });
     bench.line("filter of three planes over all items", (words * 8 * 5) as f64, &took);
 }
 
@@ -428,9 +432,10 @@ impl Catalogue {
             return Ok(order.counts);
         }
         let order = top::sort(lane, order, &Ties::default())?;
-        let evaluate = |_| self.planes.evaluate(lane, &filter());
-        let passing = (0..asked.filters).map(evaluate).collect::<Result<Vec<Passing>>>()?;
-        let words: Vec<u64> = (0..batch).map(|n| passing[n % passing.len()].words.address()).collect();
+        let filters = self.planes.filters(lane, &vec![filter(); asked.filters], &self.planes.every)?;
+        let of_queries: Vec<u32> = (0..batch).map(|n| (n % asked.filters) as u32).collect();
+        let words: Vec<u64> = of_queries.iter().map(|&filter| filters.address(filter as usize)).collect();
+        let of_queries = lane.copy(&of_queries)?;
         let (words, vectors, margins) = (lane.copy(&words)?, lane.copy(vectors)?, lane.copy(&[])?);
         let eligible = Eligible { words: &words, firsts: &self.planes.firsts };
         let judged = Judged { enough: u32::MAX, is_gain: 1, ..Judged::default() };
@@ -448,6 +453,7 @@ impl Catalogue {
         for (round, &most) in looks.rounds().iter().enumerate() {
             let begins = Some(&looks.begins);
             let next = Order { order: &order.slots, begins, ends: &looks.ends, stride: order.stride, most };
+            self.planes.evaluate_lists(lane, (&filters, &of_queries), &next)?;
             self.lists.scan(lane, queries, &next, Some(&eligible))?;
             looks.look(lane, round, &queries.kept(), &of)?;
         }
@@ -464,8 +470,9 @@ impl Catalogue {
                 Ok((queries, order))
             });
             let batches = batches.collect::<Result<Vec<(Collection, Best)>>>()?;
-            let passing = self.planes.evaluate(lane, &filter())?;
-            let words = lane.copy(&vec![passing.words.address(); batches[0].0.queries()])?;
+            let filters = self.planes.filters(lane, &[filter()], &self.planes.every)?;
+            self.planes.evaluate(lane, &filters)?;
+            let words = lane.copy(&vec![filters.address(0); batches[0].0.queries()])?;
             let eligible = Eligible { words: &words, firsts: &self.planes.firsts };
             for (queries, order) in &batches[..times] {
                 let order = Order::first(&order.slots, &order.counts, order.stride);

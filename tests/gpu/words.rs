@@ -1,7 +1,10 @@
 //! Filter programs against asking each item.
 
 use sterling::columns::{self, Columns, ItemColumn, ItemValues};
+use sterling::device::cuda::Device;
 use sterling::device::cuda::cut::{ListCut, Share};
+use sterling::device::cuda::ops::scan::Order;
+use sterling::device::cuda::ops::words::NO_FILTER;
 use sterling::files::{TensorFile, Tensors};
 use sterling::filter::index::DevicePlanes;
 use sterling::filter::{self, Index, Options, Plan};
@@ -87,6 +90,24 @@ fn expression(random: &mut Random, depth: usize) -> String {
     }
 }
 
+/// What passes each of the plans of all lists, `[plans][words]`.
+fn evaluated(device: &Device, planes: &DevicePlanes, plans: &[Plan]) -> Vec<Vec<u64>> {
+    let filters = planes.filters(device, plans.iter().map(Plan::lower).collect(), None).unwrap();
+    planes.index().evaluate(device, &filters).unwrap();
+    let words = filters.words.to_vec().unwrap();
+    words.chunks(words.len() / plans.len()).map(<[u64]>::to_vec).collect()
+}
+
+/// What passes a plan of all lists, asked item by item.
+fn asked(index: &Index, plan: &Plan) -> Vec<u64> {
+    let of_list = |list: ListId| {
+        let passes =
+            move |bit: usize| bit < index.length(list) && plan.passes(Slot(index.first_slot(list) + bit as u32));
+        (0..index.words(list)).map(move |w| (0..64).filter(|b| passes(w * 64 + b)).fold(0, |word, b| word | 1 << b))
+    };
+    (0..index.lists() as u32).map(ListId).flat_map(of_list).collect()
+}
+
 #[test]
 fn words_are_the_truth_for_any_filter() {
     let device = device();
@@ -107,38 +128,97 @@ fn words_are_the_truth_for_any_filter() {
         let parts: Vec<(ListCut, DevicePlanes)> =
             cuts.map(|cut| (cut.clone(), DevicePlanes::copy(&device, index, columns, &cut).unwrap())).collect();
         let mut random = Random::new(items as u64 + 1);
-        let mut inexact = 0;
-        for _ in 0..60 {
-            let text = expression(&mut random, 3);
-            let plan = Plan::new(&filter::parse(&text).unwrap().canonical(), columns, index, 0).unwrap();
-            let passing = planes.evaluate(&device, plan.lower(), None).unwrap();
-            inexact += u32::from(!plan.is_exact());
-            let (words, survivors) = (passing.words.to_vec().unwrap(), passing.survivors.to_vec().unwrap());
-            // What several cards have of the lists passes as it does in the whole.
-            let passing = |(_, planes): &(ListCut, DevicePlanes)| planes.evaluate(&device, plan.lower(), None).unwrap();
-            let on_cards: Vec<Vec<u64>> = parts.iter().map(|part| passing(part).words.to_vec().unwrap()).collect();
+        // Numbers that items have, each with every sign, and whatever else there is.
+        let signs = ["<", "<=", ">", ">=", "=", "!="].into_iter().flat_map(|sign| {
+            ["price", "size"]
+                .map(|name| [0.0, 12.5, -7.25, 42.0].map(|number| format!("{name} {sign} {number}")))
+                .concat()
+        });
+        let texts: Vec<String> = signs.chain((0..60).map(|_| expression(&mut random, 3))).collect();
+        let plan = |text: &String| Plan::new(&filter::parse(text).ok()?.canonical(), columns, index, 0).ok();
+        let (texts, plans): (Vec<&String>, Vec<Plan>) =
+            texts.iter().filter_map(|text| Some((text, plan(text)?))).unzip();
+        assert!(plans.len() >= 60 + 24, "{texts:?}");
+        let words = evaluated(&device, &planes, &plans);
+        // What several cards have of the lists passes as it does in the whole.
+        let on_cards: Vec<Vec<Vec<u64>>> = parts.iter().map(|(_, part)| evaluated(&device, part, &plans)).collect();
+        for (n, (text, plan)) in texts.iter().zip(&plans).enumerate() {
+            assert_eq!(words[n], asked(index, plan), "`{text}`");
             let mut taken = vec![0; parts.len()];
             let mut put_together = Vec::new();
             for list in 0..lists {
-                for (n, (cut, _)) in parts.iter().enumerate() {
+                for (card, (cut, _)) in parts.iter().enumerate() {
                     let count = cut.words()[list].len();
-                    put_together.extend_from_slice(&on_cards[n][taken[n]..][..count]);
-                    taken[n] += count;
+                    put_together.extend_from_slice(&on_cards[card][n][taken[card]..][..count]);
+                    taken[card] += count;
                 }
             }
-            assert_eq!(put_together, words, "`{text}`");
-            let mut first = 0;
-            for list in (0..lists as u32).map(ListId) {
-                let passes =
-                    |bit: usize| bit < index.length(list) && plan.passes(Slot(index.first_slot(list) + bit as u32));
-                let want: Vec<u64> = (0..index.words(list))
-                    .map(|w| (0..64).filter(|b| passes(w * 64 + b)).fold(0, |word, b| word | 1 << b))
-                    .collect();
-                assert_eq!(words[first..first + want.len()], want, "list {list} of `{text}`");
-                assert_eq!(survivors[list.index()], want.iter().map(|w| w.count_ones()).sum::<u32>(), "`{text}`");
-                first += want.len();
-            }
+            assert_eq!(put_together, words[n], "`{text}`");
         }
+        let inexact = plans.iter().filter(|plan| !plan.is_exact()).count();
         assert!(inexact > 0 || options.exact_share_min < 0.1, "no filter had to look items up");
+        by_list(&device, (&planes, index), (&plans, &words), &mut random);
     }
+}
+
+/// Of lists that queries are to scan next the same words come, and those of others stay as they are.
+fn by_list(
+    device: &Device,
+    (planes, index): (&DevicePlanes, &Index),
+    (plans, words): (&[Plan], &[Vec<u64>]),
+    random: &mut Random,
+) {
+    let lists = index.lists();
+    let filters = planes.filters(device, plans.iter().map(Plan::lower).collect(), None).unwrap();
+    const BEFORE: u64 = 0x1234_5678_9abc_def0;
+    filters.words.write(&vec![BEFORE; filters.words.len()]).unwrap();
+    // Every third filter has two queries, and some queries have none.
+    let queries: Vec<Option<usize>> =
+        (0..plans.len()).flat_map(|n| [Some(n), if n % 3 == 0 { Some(n) } else { None }]).collect();
+    let order: Vec<u32> = queries.iter().flat_map(|_| shuffled(lists, random)).collect();
+    let spans: Vec<[u32; 2]> = queries
+        .iter()
+        .map(|_| {
+            let [a, b] = [(); 2].map(|()| random.below(lists + 1) as u32);
+            [a.min(b), a.max(b)]
+        })
+        .collect();
+    let of_queries: Vec<u32> = queries.iter().map(|filter| filter.map_or(NO_FILTER, |n| n as u32)).collect();
+    let [begins, ends] =
+        [0, 1].map(|end| device.copy(&spans.iter().map(|span| span[end]).collect::<Vec<u32>>()).unwrap());
+    let (order_there, of_queries) = (device.copy(&order).unwrap(), device.copy(&of_queries).unwrap());
+    let next = Order { order: &order_there, begins: Some(&begins), ends: &ends, stride: lists, most: lists };
+    planes.index().evaluate_lists(device, (&filters, &of_queries), &next).unwrap();
+    let firsts: Vec<usize> = std::iter::once(0)
+        .chain((0..lists as u32).scan(0, |end, list| {
+            *end += index.words(ListId(list));
+            Some(*end)
+        }))
+        .collect();
+    let mut want = vec![vec![BEFORE; words[0].len()]; plans.len()];
+    for (q, filter) in queries.iter().enumerate() {
+        let Some(filter) = *filter else { continue };
+        for &list in &order[q * lists..][spans[q][0] as usize..spans[q][1] as usize] {
+            let of_list = firsts[list as usize]..firsts[list as usize + 1];
+            want[filter][of_list.clone()].copy_from_slice(&words[filter][of_list]);
+        }
+    }
+    assert_eq!(filters.words.to_vec().unwrap(), want.concat());
+    // From the first list on where nobody says from which.
+    filters.words.write(&vec![BEFORE; filters.words.len()]).unwrap();
+    planes.index().evaluate_lists(device, (&filters, &of_queries), &Order { begins: None, ..next }).unwrap();
+    let first = filters.words.read(words[0].len()).unwrap();
+    let is_first = |list: &usize| order[..spans[0][1] as usize].contains(&(*list as u32));
+    let is_second = |list: &usize| order[lists..][..spans[1][1] as usize].contains(&(*list as u32));
+    for list in 0..lists {
+        let of_list = firsts[list]..firsts[list + 1];
+        let there = first[of_list.clone()] == words[0][of_list];
+        assert_eq!(there, is_first(&list) || is_second(&list) || firsts[list] == firsts[list + 1], "list {list}");
+    }
+}
+
+fn shuffled(count: usize, random: &mut Random) -> Vec<u32> {
+    let mut all: Vec<u32> = (0..count as u32).collect();
+    (1..count).rev().for_each(|n| all.swap(n, random.below(n + 1)));
+    all
 }

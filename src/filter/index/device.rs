@@ -7,7 +7,7 @@ use super::view::Index;
 use crate::columns::{Columns, DeviceColumns};
 use crate::device::cuda::cut::ListCut;
 use crate::device::cuda::ops::bags::place_rows;
-use crate::device::cuda::ops::words::{FilterStep, NO_PLANE, Operation, Passing, PlaneIndex, WordProgram};
+use crate::device::cuda::ops::words::{FilterStep, Filters, NO_PLANE, Operation, PlaneIndex, WordProgram};
 use crate::device::cuda::{Array, Device};
 use crate::error::Result;
 use crate::units::{ListId, Slot};
@@ -76,24 +76,28 @@ impl DevicePlanes {
         words + index.word_lists.bytes() + index.word_slots.bytes() + self.columns.bytes()
     }
 
-    /// Evaluates a plan over all words; of items that are gone nothing passes, where it is told which are `live`.
+    /// Filters by the programs of their plans, with room for what passes; of items that are gone nothing does, where it is told which are
+    /// `live`.
     ///
     /// # Errors
-    /// As [`PlaneIndex::evaluate`].
-    pub fn evaluate(
+    /// As [`PlaneIndex::filters`].
+    pub fn filters(
         &self,
         device: &Device,
-        mut program: WordProgram,
+        mut programs: Vec<WordProgram>,
         live: Option<&DeviceLiveItems>,
-    ) -> Result<Passing> {
-        for plane in program.runs.iter_mut().filter(|plane| **plane != NO_PLANE) {
-            *plane += self.number_planes;
+    ) -> Result<Filters> {
+        for program in &mut programs {
+            for plane in program.runs.iter_mut().filter(|plane| **plane != NO_PLANE) {
+                *plane += self.number_planes;
+            }
+            if live.is_some() {
+                // A plane that is added brings items back that are gone.
+                program.steps.extend([Operation::Every, Operation::And].map(FilterStep::plain));
+                program.depth = program.depth.max(2);
+            }
         }
-        let Some(live) = live else { return self.index.evaluate(device, &program) };
-        // A plane that is added brings items back that are gone.
-        program.steps.extend([Operation::Every, Operation::And].map(FilterStep::plain));
-        program.depth = program.depth.max(2);
-        self.index.evaluate_among(device, &program, &live.words)
+        self.index.filters(device, &programs, live.map_or(&self.index.every, |live| &live.words))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::device::cuda::ops::looks::Looks;
 use crate::device::cuda::ops::rows::SlotRows;
 use crate::device::cuda::ops::scan::{Collection, Eligible, Kept, Order};
 use crate::device::cuda::ops::top::{self, Best, Scored, Ties, bucket};
-use crate::device::cuda::ops::words::Passing;
+use crate::device::cuda::ops::words::{Filters, NO_FILTER};
 use crate::device::cuda::{Array, Device};
 use crate::error::{Error, Result};
 use crate::filter::index::{DeviceLiveItems, DevicePlanes};
@@ -24,11 +24,13 @@ use crate::units::Slot;
 /// cores and the one reading of a list pay for turning the lists around.
 const PROBES_PER_LIST_MIN: usize = 4;
 
-/// What of a part is eligible for each search, and what holds it.
+/// What of a part is eligible for each search.
 struct EligibleItems {
     /// The addresses of words.
     words: Array<u64>,
-    _passing: Vec<Passing>,
+    filters: Filters,
+    /// Which of them each search has.
+    of_queries: Vec<u32>,
 }
 
 /// The searches of a group and what they share.
@@ -90,6 +92,8 @@ pub(super) struct Filtering<'a> {
     of: Searches<'a>,
     collected: Collection,
     items: Vec<EligibleItems>,
+    /// The filter of each search, where words of the snapshot are evaluated before their lists are scanned.
+    by_list: Option<Array<u32>>,
     until: Until,
 }
 
@@ -100,9 +104,14 @@ impl<'a> Filtering<'a> {
         let wanted = of.each(|of_query| of_query.selected as u32)?;
         let collected = of.collection(group.room, &wanted)?;
         let searches = of.each(|of_query| of.filtered(of_query))?;
-        let items = of.words()?;
+        let items = of.eligible()?;
         let until = index.begin_until(of.device, &collected, (&searches, Pace::Rare))?;
-        Ok(Filtering { of, collected, items, until })
+        // Of the snapshot only lists that are scanned, unless all filters together have fewer words than these may have.
+        let (main, lists) = (&items[0], index.lists.lists());
+        let is_by_list = main.of_queries.len() * until.most_lists() <= main.filters.len() * lists;
+        of.evaluate(&items, usize::from(is_by_list))?;
+        let by_list = is_by_list.then(|| of.device.copy(&main.of_queries)).transpose()?;
+        Ok(Filtering { of, collected, items, by_list, until })
     }
 
     /// How many rounds there are at most.
@@ -121,7 +130,11 @@ impl<'a> Filtering<'a> {
 
     /// Scans the lists of a round.
     pub(super) fn scan(&self, round: usize) -> Result<()> {
-        let Filtering { of, collected, until, .. } = self;
+        let Filtering { of, collected, until, items, by_list } = self;
+        if let Some(of_queries) = by_list {
+            let planes = of.seen.resident.planes.index();
+            planes.evaluate_lists(of.device, (&items[0].filters, of_queries), &until.round(round))?;
+        }
         of.seen.resident.index.scan_round(of.device, collected, (until, round), &self.parts())
     }
 
@@ -325,39 +338,45 @@ impl<'a> Searches<'a> {
         Ok((settled, Counters { lists: self.told_once(order.counts), items, survivors }))
     }
 
-    /// What is eligible for each search, of every part; words of equal plans are evaluated once.
-    fn words(&self) -> Result<Vec<EligibleItems>> {
+    /// What is eligible for each search, of every part, in words that are not evaluated yet; equal plans share theirs.
+    fn eligible(&self) -> Result<Vec<EligibleItems>> {
         let (resident, beside) = (self.seen.resident, self.seen.beside);
         let pieces = beside.pieces.iter().map(|piece| (&piece.segment.planes, piece.live()));
         let parts = std::iter::once((&resident.planes, beside.live())).chain(pieces);
-        parts.enumerate().map(|(n, of)| self.words_of(n, of)).collect()
+        parts.enumerate().map(|(n, of)| self.eligible_of(n, of)).collect()
     }
 
     /// The same of one part.
-    fn words_of(
+    fn eligible_of(
         &self,
         part: usize,
         (planes, live): (&DevicePlanes, Option<&DeviceLiveItems>),
     ) -> Result<EligibleItems> {
-        let (mut words, mut passing) = (Vec::new(), Vec::new());
-        let mut known: HashMap<*const Plan, u64> = HashMap::new();
-        let every = live.map_or(&planes.index().every, DeviceLiveItems::words);
+        let (mut of_queries, mut programs) = (Vec::new(), Vec::new());
+        let mut known: HashMap<*const Plan, u32> = HashMap::new();
         for of_query in self.searches.iter().flatten() {
             let plan = plans_of(of_query.search)[part];
-            let address = match (known.get(&std::ptr::from_ref(plan)), plan.route()) {
-                (Some(&evaluated), _) => evaluated,
-                (None, Route::All) => every.address(),
-                (None, _) => {
-                    let made = planes.evaluate(self.device, plan.lower(), live)?;
-                    let address = made.words.address();
-                    passing.push(made);
-                    known.insert(std::ptr::from_ref(plan), address);
-                    address
-                }
+            let lowered = || {
+                programs.push(plan.lower());
+                programs.len() as u32 - 1
             };
-            words.push(address);
+            of_queries.push(match plan.route() {
+                Route::All => NO_FILTER,
+                _ => *known.entry(std::ptr::from_ref(plan)).or_insert_with(lowered),
+            });
         }
-        Ok(EligibleItems { words: self.device.copy(&words)?, _passing: passing })
+        let every = live.map_or(&planes.index().every, DeviceLiveItems::words).address();
+        let filters = planes.filters(self.device, programs, live)?;
+        let address = |&filter: &u32| if filter == NO_FILTER { every } else { filters.address(filter as usize) };
+        let words = self.device.copy(&of_queries.iter().map(address).collect::<Vec<u64>>())?;
+        Ok(EligibleItems { words, filters, of_queries })
+    }
+
+    /// Evaluates what is eligible of all lists, of parts from the given one on.
+    fn evaluate(&self, items: &[EligibleItems], from: usize) -> Result<()> {
+        let pieces = self.seen.beside.pieces.iter().map(|piece| &piece.segment.planes);
+        let parts = std::iter::once(&self.seen.resident.planes).chain(pieces);
+        parts.zip(items).skip(from).try_for_each(|(of, items)| of.index().evaluate(self.device, &items.filters))
     }
 
     /// The estimated share of all items that pass.
@@ -389,7 +408,9 @@ impl<'a> Searches<'a> {
         let collected = self.collection(group.room, &wanted)?;
         let pieces = self.seen.beside.pieces.iter().map(|piece| &piece.segment.word_slots);
         let word_slots = std::iter::once(&resident.planes.index().word_slots).chain(pieces);
-        for (of_part, slots) in self.words()?.iter().zip(word_slots) {
+        let items = self.eligible()?;
+        self.evaluate(&items, 0)?;
+        for (of_part, slots) in items.iter().zip(word_slots) {
             resident.index.rows().scan(device, &collected, &self.users.vectors, &of_part.words, slots)?;
         }
         let stride = collected.room();

@@ -77,11 +77,11 @@ KERNEL(256, score_lists, CentroidArgs) {
     QueryHead head = a.heads[query];
     u32 blocks = (a.lists + 15) / 16;
     for (u32 block = blockIdx.x * warps_of() + warp_of(); block < blocks; block += gridDim.x * warps_of()) {
-        i32 high, low;
-        block_sums(a.codes + (u64)block * a.groups * 64, row, a.groups, high, low);
+        i32 sums[1][2];
+        block_sums({a.codes + (u64)block * a.groups * 64}, row, a.groups, sums);
         u32 list = block * 16 + item_of_lane();
         if ((lane_of() & 4) == 0 && list < a.lists) {
-            float score = score_of(high, low, head, a.scales[list]);
+            float score = score_of(sums[0][0], sums[0][1], head, a.scales[list]);
             if (a.penalties) score = __fadd_rn(score, -a.penalties[list]);
             a.keys[(u64)query * a.lists + list] = ordered(score);
         }
@@ -107,14 +107,17 @@ struct ScanArgs {
     const u64* const* words;
     const u32* firsts;
     u32 stride;
-    u32 unused;
+    // Words of a list that a block looks at together.
+    u32 chunk;
 };
 
 // The first `count` bits.
 DEVICE u64 first_bits(u32 count) { return count >= 64 ? ~0ull : (1ull << count) - 1; }
 
-// Blocks of a chunk of words: as many words as a block has threads, four blocks a word.
+// Words of a chunk at most: as many as a block has threads, four blocks of items a word.
 #define CHUNK_WORDS 256u
+// Blocks of items that a warp scores together.
+#define BLOCKS_TOGETHER 2u
 
 // Eligible items of a list that are excluded.
 DEVICE u32 excluded_of(const Candidates& to, u32 query, u32 first_slot, u32 length, const u64* words) {
@@ -126,8 +129,8 @@ DEVICE u32 excluded_of(const Candidates& to, u32 query, u32 first_slot, u32 leng
     return count;
 }
 
-// Scans lists for one query each: grid (parts, queries). The blocks that hold eligible items are collected in shared memory
-// first, then the warps share them out, so that nobody waits for blocks without any.
+// Scans lists for one query each: grid (parts, queries, pieces), of whose pieces each takes every so many-th chunk of a list. The blocks that
+// hold eligible items are collected in shared memory first, then the warps share them out, so that nobody waits for blocks without any.
 KERNEL(256, scan_lists, ScanArgs) {
     u32 groups = a.to.groups, query = blockIdx.y;
     u32* picks = (u32*)shared_memory(); // [4 CHUNK_WORDS] block of the chunk << 16 | items
@@ -140,12 +143,13 @@ KERNEL(256, scan_lists, ScanArgs) {
     for (u32 n = (a.begins ? a.begins[query] : 0) + blockIdx.x; n < a.ends[query]; n += gridDim.x) {
         u32 list = a.order[(u64)query * a.stride + n];
         u32 length = a.lists.lengths[list], first_slot = a.lists.offsets[list];
-        if (words && threadIdx.x == 0) scored -= excluded_of(a.to, query, first_slot, length, words + a.firsts[list]);
-        for (u32 chunk = 0; chunk * 64 < length; chunk += CHUNK_WORDS) {
+        if (words && threadIdx.x + blockIdx.z == 0)
+            scored -= excluded_of(a.to, query, first_slot, length, words + a.firsts[list]);
+        for (u32 chunk = blockIdx.z * a.chunk; chunk * 64 < length; chunk += gridDim.z * a.chunk) {
             if (threadIdx.x == 0) *pick_count = 0;
             __syncthreads();
             u32 word = chunk + threadIdx.x;
-            if (word * 64 < length) {
+            if (threadIdx.x < a.chunk && word * 64 < length) {
                 u64 bits = first_bits(length - word * 64);
                 if (words) bits &= words[a.firsts[list] + word];
                 scored += __popcll(bits);
@@ -155,15 +159,29 @@ KERNEL(256, scan_lists, ScanArgs) {
                 }
             }
             __syncthreads();
-            u32 count = *pick_count;
-            for (u32 p = warp_of(); p < count; p += warps_of()) {
-                u32 items = picks[p] & 0xffff, block = first_slot / 16 + chunk * 4 + (picks[p] >> 16);
-                i32 high, low;
-                block_sums(a.lists.codes + (u64)block * groups * 64, row, groups, high, low);
-                u32 item = item_of_lane(), slot = block * 16 + item;
-                bool has_one = (lane_of() & 4) == 0 && (items >> item & 1);
-                float score = has_one ? score_of(high, low, head, a.lists.scales[slot]) : 0.0f;
-                keep(a.to, query, has_one, score, slot, fresh(a.to.bars + query), head.bins_per_score);
+            u32 count = *pick_count, first_block = first_slot / 16 + chunk * 4;
+            for (u32 p = warp_of(); p < count; p += BLOCKS_TOGETHER * warps_of()) {
+                u32 bar = fresh(a.to.bars + query), slots[BLOCKS_TOGETHER], items[BLOCKS_TOGETHER];
+                float scales[BLOCKS_TOGETHER];
+                const u8* blocks[BLOCKS_TOGETHER];
+#pragma unroll
+                for (u32 b = 0; b < BLOCKS_TOGETHER; b++) {
+                    // Of the last blocks one may stand twice; the second time it has no items.
+                    u32 at = p + b * warps_of(), pick = picks[at < count ? at : p];
+                    items[b] = at < count ? pick & 0xffff : 0;
+                    u32 block = first_block + (pick >> 16), item = item_of_lane();
+                    blocks[b] = a.lists.codes + (u64)block * groups * 64;
+                    slots[b] = block * 16 + item;
+                    items[b] = (lane_of() & 4) == 0 ? items[b] >> item & 1 : 0;
+                    scales[b] = items[b] ? a.lists.scales[slots[b]] : 0.0f;
+                }
+                i32 sums[BLOCKS_TOGETHER][2];
+                block_sums(blocks, row, groups, sums);
+#pragma unroll
+                for (u32 b = 0; b < BLOCKS_TOGETHER; b++) {
+                    float score = items[b] ? score_of(sums[b][0], sums[b][1], head, scales[b]) : 0.0f;
+                    keep(a.to, query, items[b], score, slots[b], bar, head.bins_per_score);
+                }
             }
             __syncthreads();
         }

@@ -106,34 +106,57 @@ DEVICE float score_of(i32 high, i32 low, const QueryHead& head, float scale) {
 // The item of the block whose sums a lane holds after `block_sums`; lanes 4 apart hold the same.
 DEVICE u32 item_of_lane() { return 4 * (lane_of() & 3) + 2 * (lane_of() >> 4 & 1) + (lane_of() >> 3 & 1); }
 
-// Sums of the products of a block's 16 items with both rows of a query, by a whole warp. Lane l reads items 4 (l % 4) and
-// on of group l / 4, so that each load of a warp is 512 consecutive bytes.
-DEVICE void block_sums(const u8* block, const u32* row, u32 groups, i32& high, i32& low) {
-    i32 sums[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-    for (u32 group = lane_of() >> 2; group < groups; group += 8) {
-        uint4 codes = __ldg((const uint4*)(block + (u64)group * 64) + (lane_of() & 3));
-        u32 query[2] = {row[group], row[groups + group]};
+// Steps of 8 groups whose codes a lane asks for before it multiplies any.
+#define STEPS_AHEAD 4u
+
+// Sums of the products of 16 items of each of some blocks with both rows of a query, by a whole warp: all that is read is under way
+// together. Lane l reads items 4 (l % 4) and on of group l / 4, so that each load of a warp is 512 consecutive bytes.
+template <u32 COUNT>
+DEVICE void block_sums(const u8* const (&blocks)[COUNT], const u32* row, u32 groups, i32 (&made)[COUNT][2]) {
+    i32 sums[COUNT][2][4] = {};
+    for (u32 first = lane_of() >> 2; first < groups; first += 8 * STEPS_AHEAD) {
+        uint4 codes[STEPS_AHEAD][COUNT];
 #pragma unroll
-        for (u32 r = 0; r < 2; r++) {
-            sums[r][0] = dot4(codes.x, query[r], sums[r][0]);
-            sums[r][1] = dot4(codes.y, query[r], sums[r][1]);
-            sums[r][2] = dot4(codes.z, query[r], sums[r][2]);
-            sums[r][3] = dot4(codes.w, query[r], sums[r][3]);
+        for (u32 step = 0; step < STEPS_AHEAD; step++) {
+            u32 group = first + 8 * step;
+#pragma unroll
+            for (u32 b = 0; b < COUNT; b++) {
+                codes[step][b] = uint4{0, 0, 0, 0};
+                if (group < groups) codes[step][b] = __ldg((const uint4*)(blocks[b] + (u64)group * 64) + (lane_of() & 3));
+            }
+        }
+#pragma unroll
+        for (u32 step = 0; step < STEPS_AHEAD; step++) {
+            u32 group = first + 8 * step;
+            if (group >= groups) continue;
+            u32 query[2] = {row[group], row[groups + group]};
+#pragma unroll
+            for (u32 b = 0; b < COUNT; b++) {
+#pragma unroll
+                for (u32 r = 0; r < 2; r++) {
+                    i32(&of)[4] = sums[b][r];
+                    of[0] = dot4(codes[step][b].x, query[r], of[0]);
+                    of[1] = dot4(codes[step][b].y, query[r], of[1]);
+                    of[2] = dot4(codes[step][b].z, query[r], of[2]);
+                    of[3] = dot4(codes[step][b].w, query[r], of[3]);
+                }
+            }
         }
     }
     // Halves are exchanged, so that 8 shuffles do what 24 would: first items, then the rest of the groups.
     bool is_upper = lane_of() & 16, is_odd = lane_of() & 8;
-    i32 made[2];
 #pragma unroll
-    for (u32 r = 0; r < 2; r++) {
-        i32 first = is_upper ? sums[r][0] : sums[r][2], second = is_upper ? sums[r][1] : sums[r][3];
-        i32 mine = is_upper ? sums[r][2] : sums[r][0], next = is_upper ? sums[r][3] : sums[r][1];
-        mine += __shfl_xor_sync(EVERY_LANE, first, 16);
-        next += __shfl_xor_sync(EVERY_LANE, second, 16);
-        i32 kept = is_odd ? next : mine;
-        kept += __shfl_xor_sync(EVERY_LANE, is_odd ? mine : next, 8);
-        made[r] = kept + __shfl_xor_sync(EVERY_LANE, kept, 4);
+    for (u32 b = 0; b < COUNT; b++) {
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+            const i32(&of)[4] = sums[b][r];
+            i32 first = is_upper ? of[0] : of[2], second = is_upper ? of[1] : of[3];
+            i32 mine = is_upper ? of[2] : of[0], next = is_upper ? of[3] : of[1];
+            mine += __shfl_xor_sync(EVERY_LANE, first, 16);
+            next += __shfl_xor_sync(EVERY_LANE, second, 16);
+            i32 kept = is_odd ? next : mine;
+            kept += __shfl_xor_sync(EVERY_LANE, is_odd ? mine : next, 8);
+            made[b][r] = kept + __shfl_xor_sync(EVERY_LANE, kept, 4);
+        }
     }
-    high = made[0];
-    low = made[1];
 }

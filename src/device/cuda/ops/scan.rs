@@ -14,6 +14,9 @@ const BINS: usize = 2048;
 /// Threads of a block of the scans, and words of a list that it looks at together.
 const THREADS: usize = 256;
 const CHUNK_WORDS: usize = 256;
+/// Items of a piece of a list that are worth a block, and of the blocks that keep a device busy the part that is enough.
+const PIECE_ITEMS: usize = 512;
+const PIECES_WANTED: usize = 4;
 /// Queries that tensor cores score together.
 const TILE_QUERIES: usize = 16;
 
@@ -390,7 +393,7 @@ impl BlockLists {
             words: u64,
             firsts: u64,
             stride: u32,
-            unused: u32,
+            chunk: u32,
         }
         self.check(to)?;
         need("lists of queries", order.order, to.queries * order.stride)?;
@@ -402,6 +405,15 @@ impl BlockLists {
             need("words of queries", eligible.words, to.queries)?;
             need("first words", eligible.firsts, self.lists() + 1)?;
         }
+        // Few lists are cut, so that they keep all of the device busy.
+        let of_lists = parts(device, order.most, 1, to.queries);
+        let most = self.mean_items().div_ceil(PIECE_ITEMS).max(1);
+        let pieces = (device.driver().blocks() / PIECES_WANTED / (of_lists * to.queries)).clamp(1, most);
+        let chunk = match pieces {
+            1 => CHUNK_WORDS,
+            _ => self.mean_items().div_ceil(64 * pieces).clamp(1, CHUNK_WORDS),
+        };
+        let grid = [of_lists, to.queries, pieces];
         let arguments = ScanArgs {
             lists: self.arguments(),
             to: to.arguments(),
@@ -411,9 +423,8 @@ impl BlockLists {
             words: eligible.map_or(0, |e| e.words.address()),
             firsts: eligible.map_or(0, |e| e.firsts.address()),
             stride: order.stride as u32,
-            unused: 0,
+            chunk: chunk as u32,
         };
-        let grid = [parts(device, order.most, 1, to.queries), to.queries, 1];
         let shared_bytes = 4 * (4 * CHUNK_WORDS + 4 + 2 * self.groups);
         let items = to.queries * order.most * self.mean_items();
         let words = if eligible.is_some() { 8 * items.div_ceil(64) } else { 0 };

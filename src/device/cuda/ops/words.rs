@@ -2,13 +2,16 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Shape, launch, need};
+use super::scan::Order;
+use super::{Shape, address_of, launch, need, parts};
 use crate::device::cuda::driver::Demand;
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
 
 /// Runs of words on a program's stack at most, and bits on that of its check.
 pub const STACK_MAX: usize = 64;
+/// Threads of a block.
+const THREADS: usize = 256;
 /// Stands where a step has no plane, and a run none before it.
 pub const NO_PLANE: u32 = u32::MAX;
 
@@ -139,90 +142,184 @@ pub struct PlaneIndex {
     pub hashes: usize,
 }
 
-/// The items that pass a filter.
+/// A filter's program on the device, as kernels read it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct ProgramAt {
+    steps: u64,
+    checks: u64,
+    runs: u64,
+    codes: u64,
+    every: u64,
+    out: u64,
+    step_count: u32,
+    check_count: u32,
+}
+
+/// Filters on the device, and room for the items that pass each.
 #[derive(Debug)]
-pub struct Passing {
-    /// `[words]`
+pub struct Filters {
+    programs: Array<ProgramAt>,
+    /// What the programs read.
+    _parts: Vec<(Array<FilterStep>, Array<u32>)>,
+    /// A bit an item, `[filters, words]`.
     pub words: Array<u64>,
-    /// Items that pass in each list.
-    pub survivors: Array<u32>,
+    words_each: usize,
+    shared_bytes: usize,
+    /// Bytes that a word of one of them takes.
+    bytes_a_word: usize,
+}
+
+impl Filters {
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.programs.len()
+    }
+
+    /// True where there are none.
+    pub fn is_empty(&self) -> bool {
+        self.programs.is_empty()
+    }
+
+    /// Where the words of one of them lie.
+    pub fn address(&self, filter: usize) -> u64 {
+        self.words.address() + (8 * filter * self.words_each) as u64
+    }
+}
+
+/// Stands for a query without a filter.
+pub const NO_FILTER: u32 = u32::MAX;
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct FilterArgs {
+    programs: u64,
+    columns: u64,
+    planes: u64,
+    bloom: u64,
+    bloom_starts: u64,
+    widths: u64,
+    firsts: u64,
+    word_lists: u64,
+    word_slots: u64,
+    words: u32,
+    hashes: u32,
 }
 
 impl PlaneIndex {
-    /// Evaluates a program over all words.
+    /// Filters by their programs, with room for what passes them; `every` has the bits of all items that are there.
     ///
     /// # Errors
-    /// `Unsupported` for a program with too deep a stack; `Internal` where a launch fails.
-    pub fn evaluate(&self, device: &Device, program: &WordProgram) -> Result<Passing> {
-        self.evaluate_among(device, program, &self.every)
+    /// `Unsupported` for a program with too deep a stack; as [`Device::copy`].
+    pub fn filters(&self, device: &Device, programs: &[WordProgram], every: &Array<u64>) -> Result<Filters> {
+        let words_each = self.every.len();
+        need("words of all items", every, words_each)?;
+        let words = device.room(programs.len() * words_each)?;
+        let (mut at, mut parts, mut depth, mut bytes_a_word) = (Vec::new(), Vec::new(), 1, 0);
+        for (n, program) in programs.iter().enumerate() {
+            if program.depth > STACK_MAX || check_depth(&program.checks) > STACK_MAX {
+                return Err(Error::unsupported(format!("a filter that nests {} deep", program.depth)));
+            }
+            depth = depth.max(program.depth);
+            bytes_a_word = bytes_a_word.max(8 * (program.planes(self.hashes) + 2) + 8);
+            let steps = device.copy(&[&program.steps[..], &program.checks].concat())?;
+            let numbers = device.copy(&[&program.runs[..], &program.codes].concat())?;
+            at.push(ProgramAt {
+                steps: steps.address(),
+                checks: steps.address() + (program.steps.len() * size_of::<FilterStep>()) as u64,
+                runs: numbers.address(),
+                codes: numbers.address() + 4 * program.runs.len() as u64,
+                every: every.address(),
+                out: words.address() + (8 * n * words_each) as u64,
+                step_count: program.steps.len() as u32,
+                check_count: program.checks.len() as u32,
+            });
+            parts.push((steps, numbers));
+        }
+        let (programs, shared_bytes) = (device.copy(&at)?, 8 * THREADS * (depth - 1));
+        Ok(Filters { programs, _parts: parts, words, words_each, shared_bytes, bytes_a_word })
     }
 
-    /// The same where other words stand for every item.
-    ///
-    /// # Errors
-    /// As [`PlaneIndex::evaluate`].
-    pub fn evaluate_among(&self, device: &Device, program: &WordProgram, every: &Array<u64>) -> Result<Passing> {
-        #[repr(C)]
-        #[derive(Clone, Copy, Pod, Zeroable)]
-        struct FilterArgs {
-            steps: u64,
-            checks: u64,
-            runs: u64,
-            codes: u64,
-            columns: u64,
-            planes: u64,
-            every: u64,
-            bloom: u64,
-            bloom_starts: u64,
-            widths: u64,
-            firsts: u64,
-            word_lists: u64,
-            word_slots: u64,
-            out: u64,
-            survivors: u64,
-            step_count: u32,
-            check_count: u32,
-            words: u32,
-            hashes: u32,
-        }
-        if program.depth > STACK_MAX || check_depth(&program.checks) > STACK_MAX {
-            return Err(Error::unsupported(format!("a filter that nests {} deep", program.depth)));
-        }
-        let words = self.every.len();
-        need("words of all items", every, words)?;
-        let passing = Passing { words: device.room(words)?, survivors: device.zeros(self.widths.len())? };
-        let (steps, checks) = (device.copy(&program.steps)?, device.copy(&program.checks)?);
-        let (runs, codes) = (device.copy(&program.runs)?, device.copy(&program.codes)?);
-        let arguments = FilterArgs {
-            steps: steps.address(),
-            checks: checks.address(),
-            runs: runs.address(),
-            codes: codes.address(),
+    fn arguments(&self, of: &Filters) -> FilterArgs {
+        FilterArgs {
+            programs: of.programs.address(),
             columns: self.columns.address(),
             planes: self.planes.address(),
-            every: every.address(),
             bloom: self.bloom.address(),
             bloom_starts: self.bloom_starts.address(),
             widths: self.widths.address(),
             firsts: self.firsts.address(),
             word_lists: self.word_lists.address(),
             word_slots: self.word_slots.address(),
-            out: passing.words.address(),
-            survivors: passing.survivors.address(),
-            step_count: program.steps.len() as u32,
-            check_count: program.checks.len() as u32,
-            words: words as u32,
+            words: of.words_each as u32,
             hashes: self.hashes as u32,
-        };
+        }
+    }
+
+    /// Evaluates filters over all lists.
+    ///
+    /// # Errors
+    /// `Internal` where the launch fails.
+    pub fn evaluate(&self, device: &Device, filters: &Filters) -> Result<()> {
+        let (count, words) = (filters.len(), filters.words_each);
+        if count * words == 0 {
+            return Ok(());
+        }
         let shape = Shape {
             kernel: "filter_words",
-            grid: [words.div_ceil(256), 1, 1],
-            threads: 256,
-            shared_bytes: 8 * 256 * program.depth.saturating_sub(1),
-            demand: Demand::of_bytes(words * (8 * (program.planes(self.hashes) + 2) + 8)),
+            grid: [words.div_ceil(THREADS), count, 1],
+            threads: THREADS as u32,
+            shared_bytes: filters.shared_bytes,
+            demand: Demand::of_bytes(count * words * filters.bytes_a_word),
         };
-        launch(device, &shape, &arguments)?;
-        Ok(passing)
+        launch(device, &shape, &self.arguments(filters))
+    }
+
+    /// Evaluates the filter of each query, `of_queries` or [`NO_FILTER`], over its next lists alone.
+    ///
+    /// # Errors
+    /// `Internal` for arrays of other lengths, or where the launch fails.
+    pub fn evaluate_lists(
+        &self,
+        device: &Device,
+        (filters, of_queries): (&Filters, &Array<u32>),
+        order: &Order<'_>,
+    ) -> Result<()> {
+        #[repr(C)]
+        #[derive(Clone, Copy, Pod, Zeroable)]
+        struct FilterListsArgs {
+            of: FilterArgs,
+            filters: u64,
+            order: u64,
+            begins: u64,
+            ends: u64,
+            stride: u32,
+            unused: u32,
+        }
+        let (queries, lists) = (of_queries.len(), self.widths.len().max(1));
+        if filters.is_empty() || queries * order.most == 0 {
+            return Ok(());
+        }
+        need("lists of queries", order.order, queries * order.stride)?;
+        need("list counts", order.ends, queries)?;
+        let arguments = FilterListsArgs {
+            of: self.arguments(filters),
+            filters: of_queries.address(),
+            order: order.order.address(),
+            begins: address_of(order.begins),
+            ends: order.ends.address(),
+            stride: order.stride as u32,
+            unused: 0,
+        };
+        let words = queries * order.most * filters.words_each.div_ceil(lists);
+        let shape = Shape {
+            kernel: "filter_lists",
+            grid: [parts(device, order.most, THREADS / 32, queries), queries, 1],
+            threads: THREADS as u32,
+            shared_bytes: filters.shared_bytes,
+            demand: Demand::of_bytes(words * filters.bytes_a_word),
+        };
+        launch(device, &shape, &arguments)
     }
 }
 
