@@ -53,6 +53,14 @@ pub fn devices(cards: &[Arc<Emulated>]) -> Devices {
     Devices::new(cards.iter().map(|card| Device::over(card.clone())).collect()).unwrap()
 }
 
+/// Devices that share the items: emulated cards with so many bytes of memory each, or the card that `STERLING_TEST_DEVICE` names once for each.
+pub fn sharing(memory_bytes: &[u64]) -> Devices {
+    match std::env::var_os(DEVICE) {
+        Some(_) => Devices::new(memory_bytes.iter().map(|_| device()).collect()).unwrap(),
+        None => devices(&cards(memory_bytes)),
+    }
+}
+
 /// An emulated card, whatever `STERLING_TEST_DEVICE` names.
 pub fn emulated() -> Arc<Emulated> {
     Arc::new(opened())

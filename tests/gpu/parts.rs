@@ -19,7 +19,7 @@ use sterling::tower::Threads;
 use sterling::units::ItemId;
 use sterling::view::View;
 
-use crate::emulation::{Random, cards, device, devices};
+use crate::emulation::{Random, device, sharing};
 use crate::models::zoo;
 use crate::whole_pass::{agree, request, root, vectors};
 
@@ -144,7 +144,7 @@ fn whole_pass_of_parts_answers_as_on_the_cpu() {
         // All in one batch.
         let prepared: Vec<Prepared> = of_users(name).iter().flat_map(|retrieve| parts(&view, retrieve)).collect();
         let of_cpu = answers(&mut Cpu::new(Threads::new(1)), &prepared);
-        let shared = devices(&cards(&[1 << 30, 1 << 30]));
+        let shared = sharing(&[1 << 30, 1 << 30]);
         for (cards, mut pass) in [("one card", on(device())), ("two cards", on(shared))] {
             for (n, (cpu, gpu)) in of_cpu.iter().zip(answers(&mut pass, &prepared)).enumerate() {
                 let what = format!("{name} on {cards}, {n}");
@@ -212,7 +212,7 @@ fn whole_pass_of_selections_answers_as_on_the_cpu() {
         let view = vectors(folder.path(), 1500, 20, rescore);
         let prepared = selections(&view, &requests);
         let of_cpu = answers(&mut Cpu::new(Threads::new(1)), &prepared);
-        let shared = devices(&cards(&[1 << 30, 1 << 30]));
+        let shared = sharing(&[1 << 30, 1 << 30]);
         for (cards, mut pass) in [("one card", on(device())), ("two cards", on(shared))] {
             for (n, (cpu, gpu)) in of_cpu.iter().zip(answers(&mut pass, &prepared)).enumerate() {
                 let what = format!("{rescore:?} on {cards}, {n}");

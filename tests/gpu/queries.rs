@@ -13,7 +13,7 @@ use sterling::tower::Threads;
 use sterling::units::ItemId;
 use sterling::view::View;
 
-use crate::emulation::{Random, cards, devices};
+use crate::emulation::{Random, sharing};
 use crate::onnx::{Onnx, integers, value};
 use crate::parts::{read, select_alike, selections};
 use crate::whole_pass::{agree, both, gpu, view_of};
@@ -192,7 +192,7 @@ fn whole_pass_of_several_queries_on_several_cards_answers_as_on_one() {
     for merge in MERGES {
         let view = several(folder.path(), merge, Rescore::F16);
         let bodies = asked(&mut Random::new(18));
-        let shared = Residents::new(devices(&cards(&[1 << 30, 1 << 30]))).with_budget(64 << 20);
+        let shared = Residents::new(sharing(&[1 << 30, 1 << 30])).with_budget(64 << 20);
         let mut shared = Cuda::new(Arc::new(shared), Threads::new(1));
         let one = both(&view, &mut gpu(64 << 20), &bodies);
         for (([_, one], [_, shared]), body) in one.iter().zip(&both(&view, &mut shared, &bodies)).zip(&bodies) {

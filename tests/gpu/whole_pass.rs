@@ -57,8 +57,8 @@ pub fn debian() -> Arc<View> {
 }
 
 fn published_and_loaded() -> Arc<View> {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (store, package) = (Store::new(folder.join("card-store")), package(folder));
+    let (folder, beside) = (Path::new(env!("CARGO_TARGET_TMPDIR")), tempfile::tempdir().unwrap());
+    let (store, package) = (Store::new(folder.join("card-store")), package(beside.path()));
     std::fs::create_dir_all(store.root()).unwrap();
     let (name, version) = published(&store, &package).unwrap().unwrap_or_else(|| {
         publish(&store, &Publish { package: Some(package), ..Publish::default() }, &|_, _, _| {}).unwrap()

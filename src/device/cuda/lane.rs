@@ -12,7 +12,9 @@ use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::driver::{Coming, Driver, Launch, Streams, Work};
+use bytemuck::{Pod, Zeroable};
+
+use super::driver::{Coming, Demand, Driver, Launch, Streams, Work};
 use crate::error::{Error, Result};
 use crate::locks::locked;
 
@@ -23,6 +25,59 @@ const RECORDINGS_MAX: usize = 32;
 const SEEN_MAX: usize = 256;
 /// Least bytes of a run of memory.
 const ROOM_MIN: usize = 1 << 16;
+
+/// Results that one launch brings to the host, and bytes of a result from which on a copy of its own is as fast.
+const TOGETHER_MAX: usize = 16;
+const TOGETHER_BYTES_MAX: usize = 1 << 18;
+const TOGETHER_THREADS: usize = 256;
+
+/// A result as the kernel that brings several takes it.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ResultAt {
+    from: u64,
+    to: u64,
+    bytes: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ResultsArgs {
+    results: [ResultAt; TOGETHER_MAX],
+}
+
+/// Work in which results that follow each other go to the host by one launch: each copy takes a few microseconds beside its bytes.
+fn results_together(work: Vec<Work>) -> Vec<Work> {
+    let of = |work: &Work| match *work {
+        Work::Download { from, to, bytes } if bytes <= TOGETHER_BYTES_MAX => {
+            Some(ResultAt { from, to, bytes: bytes as u64 })
+        }
+        _ => None,
+    };
+    let mut list = Vec::with_capacity(work.len());
+    for run in work.chunk_by(|before, next| of(before).is_some() && of(next).is_some()) {
+        for together in run.chunks(TOGETHER_MAX) {
+            let found: Vec<ResultAt> = together.iter().filter_map(of).collect();
+            if found.len() < 2 {
+                list.extend_from_slice(together);
+                continue;
+            }
+            let mut arguments = ResultsArgs::zeroed();
+            arguments.results[..found.len()].copy_from_slice(&found);
+            let most = found.iter().map(|result| result.bytes as usize).max().unwrap_or(0);
+            let bytes = found.iter().map(|result| result.bytes).sum();
+            list.push(Work::of(&Launch {
+                kernel: "send_results",
+                grid: [most.div_ceil(4 * TOGETHER_THREADS).max(1) as u32, found.len() as u32, 1],
+                threads: TOGETHER_THREADS as u32,
+                shared_bytes: 0,
+                arguments: bytemuck::bytes_of(&arguments),
+                demand: Demand { bytes, host: bytes, ..Demand::default() },
+            }));
+        }
+    }
+    list
+}
 
 /// The bytes that an array takes: in steps of an eighth of a power of two, so that arrays which differ a little leave those behind
 /// them where they are.
@@ -133,7 +188,7 @@ impl Lane {
             list.push(Work::Upload { to, from: state.staging + first, bytes });
         }
         list.extend(state.zeros.unsent().map(|(address, bytes)| Work::Clear { address, bytes }));
-        list.append(&mut state.work);
+        list.append(&mut results_together(std::mem::take(&mut state.work)));
         if list.is_empty() {
             return Ok(());
         }

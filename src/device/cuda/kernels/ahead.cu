@@ -87,34 +87,46 @@ DEVICE float length_of(const LookArgs& a, u32 query) {
     return fmaxf(sqrtf(sum), 1.17549435e-38f);
 }
 
-// All lists are ahead. A whole block, which waits for itself before it reads what is seen.
-DEVICE void begin(const LookArgs& a, u32 query, Sighted& seen, u32* extremes) {
+// All lists are ahead. A whole block, which waits for itself before it reads what is seen; `items` are two more numbers than ranges.
+DEVICE void begin(const LookArgs& a, u32 query, Sighted& seen, u32* extremes, u32* items) {
     const u32* keys = a.list_keys + (u64)query * a.lists;
     if (threadIdx.x == 0) {
         extremes[0] = EVERY_LANE;
         extremes[1] = 0;
-        seen.items_ahead = 0;
+        items[RANGES] = 0;
     }
-    for (u32 n = threadIdx.x; n < RANGES; n += blockDim.x) {
-        seen.ahead[n] = 0;
-        seen.scanned[n] = 0;
-    }
+    for (u32 n = threadIdx.x; n < RANGES; n += blockDim.x) items[n] = 0;
     __syncthreads();
     u32 low = EVERY_LANE, high = 0;
     for (u32 n = threadIdx.x; n < a.lists; n += blockDim.x) {
         low = min(low, keys[n]);
         high = max(high, keys[n]);
     }
-    atomicMin(extremes, low);
-    atomicMax(extremes + 1, high);
+    low = __reduce_min_sync(EVERY_LANE, low);
+    high = __reduce_max_sync(EVERY_LANE, high);
+    if (lane_of() == 0) {
+        atomicMin(extremes, low);
+        atomicMax(extremes + 1, high);
+    }
     __syncthreads();
     float least = unordered(extremes[0]);
     float step = fmaxf(__fdiv_rn(__fadd_rn(unordered(extremes[1]), -least), (float)RANGES), 1.17549435e-38f);
+    // Slots are numbers of 32 bits, and so are sums of items.
+    u32 all = 0;
     for (u32 n = threadIdx.x; n < a.lists; n += blockDim.x) {
-        atomicAdd(seen.ahead + range_of(unordered(keys[n]), least, step), (u64)a.lengths[n]);
-        atomicAdd(&seen.items_ahead, (u64)a.lengths[n]);
+        u32 length = a.lengths[n];
+        atomicAdd(items + range_of(unordered(keys[n]), least, step), length);
+        all += length;
+    }
+    all = __reduce_add_sync(EVERY_LANE, all);
+    if (lane_of() == 0) atomicAdd(items + RANGES, all);
+    __syncthreads();
+    for (u32 n = threadIdx.x; n < RANGES; n += blockDim.x) {
+        seen.ahead[n] = items[n];
+        seen.scanned[n] = 0;
     }
     if (threadIdx.x == 0) {
+        seen.items_ahead = items[RANGES];
         seen.low = least;
         seen.step = step;
         seen.items_before = 0;
@@ -151,18 +163,18 @@ DEVICE double expected(const LookArgs& a, u32 query, const Sighted& seen, u32 su
 }
 
 // Looks whether each search goes on, and with which lists: a block a query.
-KERNEL(256, look_ahead, LookArgs) {
+KERNEL(1024, look_ahead, LookArgs) {
     u32* histogram = (u32*)shared_memory();
     double* terms = (double*)(histogram + DESCENT_WORDS);
-    u64* fresh = (u64*)(terms + 2 * RANGES); // items of the lists that were scanned last, in each range of scores
-    u64* scanned = fresh + RANGES;
-    u32* gained = (u32*)(scanned + 1);
-    u32* extremes = gained + 2;
+    u32* fresh = (u32*)(terms + 2 * RANGES); // items of the lists that were scanned last, in each range of scores
+    u32* scanned = fresh + RANGES;           // and all of them
+    u32* gained = scanned + 1;
+    u32* extremes = gained + 1;
     u32 query = blockIdx.x, queries = gridDim.x, first = a.begins[query], done = a.ends[query];
     if (first == done) return;
     const Judged& judged = a.judged[query];
     Sighted& seen = a.sighted[query];
-    if (a.round == 0) begin(a, query, seen, extremes);
+    if (a.round == 0) begin(a, query, seen, extremes, fresh);
     for (u32 n = threadIdx.x; n < RANGES; n += blockDim.x) fresh[n] = 0;
     if (threadIdx.x == 0) {
         *scanned = 0;
@@ -171,10 +183,9 @@ KERNEL(256, look_ahead, LookArgs) {
     __syncthreads();
     for (u32 n = first + threadIdx.x; n < done; n += blockDim.x) {
         u32 list = a.order[(u64)query * a.stride + n];
-        u64 length = a.lengths[list];
+        u32 length = a.lengths[list];
         u32 range = range_of(unordered(a.list_keys[(u64)query * a.lists + list]), seen.low, seen.step);
         atomicAdd(scanned, length);
-        atomicAdd(seen.ahead + range, 0 - length);
         atomicAdd(fresh + range, length);
     }
     const u32* keys = a.keys + (u64)query * a.room;
@@ -188,7 +199,10 @@ KERNEL(256, look_ahead, LookArgs) {
     u32 next = a.looks[(a.round + 1) * queries + query];
     u64 items = a.items[query] + *scanned;
     double lately = (double)(survivors - seen.survivors_before) / (double)(*scanned ? *scanned : 1);
-    for (u32 n = threadIdx.x; n < RANGES; n += blockDim.x) seen.scanned[n] += (double)fresh[n] * lately;
+    for (u32 n = threadIdx.x; n < RANGES; n += blockDim.x) {
+        seen.ahead[n] -= fresh[n];
+        seen.scanned[n] += (double)fresh[n] * lately;
+    }
     bool has_enough = survivors >= judged.found && kept >= judged.found && judged.found > 0;
     bool is_over = next <= done, suffices = judged.suffices_at == done;
     bool brings_little = (double)*gained < a.gains[a.round * queries + query];

@@ -310,13 +310,22 @@ static inline unsigned __ballot_sync(unsigned mask, int vote) {
     return votes;
 }
 static inline int __any_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) != 0; }
-static inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
+template <class Join> static inline unsigned reduced(unsigned mask, unsigned value, const char* what, Join join) {
     emu::bring(value);
-    emu::meet(mask, "__reduce_add_sync");
-    unsigned sum = 0;
+    emu::meet(mask, what);
+    unsigned all = value;
     for (unsigned i = 0; i < 32; i++)
-        if (mask >> i & 1) sum += emu::given<unsigned>(i);
-    return sum;
+        if ((mask >> i & 1) && i != emu::machine->current->lane) all = join(all, emu::given<unsigned>(i));
+    return all;
+}
+static inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
+    return reduced(mask, value, "__reduce_add_sync", [](unsigned a, unsigned b) { return a + b; });
+}
+static inline unsigned __reduce_min_sync(unsigned mask, unsigned value) {
+    return reduced(mask, value, "__reduce_min_sync", [](unsigned a, unsigned b) { return a < b ? a : b; });
+}
+static inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
+    return reduced(mask, value, "__reduce_max_sync", [](unsigned a, unsigned b) { return a > b ? a : b; });
 }
 
 template <class T> static inline T from_host(const T* p) {

@@ -1,4 +1,4 @@
-// Pooled embedding bags: one warp a bag, rows of every format; and how rows come to the device.
+// Pooled embedding bags: one warp a bag, rows of every format; how rows come to the device, and results to the host.
 #include "platform.cuh"
 
 struct PoolArgs {
@@ -15,52 +15,57 @@ struct PoolArgs {
 
 enum RowFormat { F32, F16, BF16, INT8, INT4, INT2 };
 
-// Numbers that a lane sums at a time.
+// Numbers that a lane sums at a time, and rows that it has under way together.
 #define EACH 4u
+#define ROWS_AHEAD 4u
 
-// Up to four numbers of a row from column `first` on; 0 beyond the width.
-template <int FORMAT> DEVICE void read4(const u8* row, u32 first, u32 width, bool is_whole, float (&x)[EACH]) {
-    const bool is_quantized = FORMAT >= INT8;
-    float scale = 1, bias = 0;
-    if (is_quantized) {
-        // Rows of an odd number of bytes lie at any address.
-        u32 head = is_whole ? __ldg((const u32*)row) : row[0] | row[1] << 8 | row[2] << 16 | (u32)row[3] << 24;
-        scale = half_to_float((u16)head);
-        bias = half_to_float((u16)(head >> 16));
-        row += 4;
+// Up to four numbers of a row as they are stored, with the scale and bias in front of quantized ones.
+struct Stored {
+    u32 head, words[EACH];
+};
+
+// Reads them from column `first` on. Rows that are whole fours at aligned addresses take one load, and one of their head. A row that is
+// null is none.
+template <int FORMAT, bool IS_WHOLE> DEVICE Stored stored(const u8* row, u32 first, u32 width) {
+    Stored s = {0, {0, 0, 0, 0}};
+    if (!row) return s;
+    const u8* codes = row + (FORMAT >= INT8 ? 4 : 0);
+    if (IS_WHOLE) {
+        if (FORMAT >= INT8) s.head = __ldg((const u32*)row);
+        if (FORMAT == F32) {
+            uint4 all = __ldg((const uint4*)row + first / 4);
+            s.words[0] = all.x, s.words[1] = all.y, s.words[2] = all.z, s.words[3] = all.w;
+        } else if (FORMAT == F16 || FORMAT == BF16) {
+            uint2 all = __ldg((const uint2*)row + first / 4);
+            s.words[0] = all.x & 0xffff, s.words[1] = all.x >> 16, s.words[2] = all.y & 0xffff, s.words[3] = all.y >> 16;
+        } else {
+            u32 all = FORMAT == INT8 ? __ldg((const u32*)codes + first / 4) : FORMAT == INT4 ? __ldg((const u16*)codes + first / 4) : codes[first / 4];
+            const u32 bits = FORMAT == INT8 ? 8 : FORMAT == INT4 ? 4 : 2;
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++) s.words[i] = all >> (bits * i) & ((1u << bits) - 1);
+        }
+        return s;
     }
-    // Aligned rows of whole fours are read by one load.
-    if (is_whole && FORMAT == F32) {
-        float4 all = __ldg((const float4*)row + first / 4);
-        x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
-        return;
-    }
-    u32 packed[2] = {0, 0};
-    if (is_whole && (FORMAT == F16 || FORMAT == BF16)) {
-        uint2 all = __ldg((const uint2*)row + first / 4);
-        packed[0] = all.x, packed[1] = all.y;
-    } else if (is_whole && FORMAT == INT8) {
-        packed[0] = __ldg((const u32*)row + first / 4);
-    }
+    // Rows of an odd number of bytes lie at any address.
+    if (FORMAT >= INT8) s.head = row[0] | row[1] << 8 | row[2] << 16 | (u32)row[3] << 24;
 #pragma unroll
     for (u32 i = 0; i < EACH; i++) {
         u32 at = first + i;
-        if (at >= width) {
-            x[i] = 0;
-            continue;
-        }
-        if (FORMAT == F32) x[i] = *(const float*)(row + 4 * (u64)at);
-        else if (FORMAT == F16 || FORMAT == BF16) {
-            u16 bits = is_whole ? (u16)(packed[i / 2] >> (16 * (i % 2))) : *(const u16*)(row + 2 * (u64)at);
-            x[i] = FORMAT == F16 ? half_to_float(bits) : bf16_to_float(bits);
-        } else {
-            u32 code;
-            if (FORMAT == INT8) code = is_whole ? packed[0] >> (8 * i) & 255 : row[at];
-            else if (FORMAT == INT4) code = row[at / 2] >> (at % 2 * 4) & 15;
-            else code = row[at / 4] >> (at % 4 * 2) & 3;
-            x[i] = __fadd_rn(__fmul_rn(scale, (float)code), bias);
-        }
+        if (at >= width) continue;
+        if (FORMAT == F32) s.words[i] = *(const u32*)(row + 4 * (u64)at);
+        else if (FORMAT == F16 || FORMAT == BF16) s.words[i] = *(const u16*)(row + 2 * (u64)at);
+        else if (FORMAT == INT8) s.words[i] = codes[at];
+        else if (FORMAT == INT4) s.words[i] = codes[at / 2] >> (at % 2 * 4) & 15;
+        else s.words[i] = codes[at / 4] >> (at % 4 * 2) & 3;
     }
+    return s;
+}
+
+template <int FORMAT> DEVICE float number_of(const Stored& s, u32 i) {
+    if (FORMAT == F32) return __uint_as_float(s.words[i]);
+    if (FORMAT == F16) return half_to_float((u16)s.words[i]);
+    if (FORMAT == BF16) return bf16_to_float((u16)s.words[i]);
+    return __fadd_rn(__fmul_rn(half_to_float((u16)s.head), (float)s.words[i]), half_to_float((u16)(s.head >> 16)));
 }
 
 // Rows of a table, and how a bag of them becomes one.
@@ -73,25 +78,37 @@ struct Pooled {
 };
 
 // The rows at places `begin` to `end` as one, by a whole warp. `row_of` says which row a place takes; a negative one adds nothing.
-template <int FORMAT, class RowOf> DEVICE void pool_bag(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* out) {
+template <int FORMAT, bool IS_WHOLE, class RowOf>
+DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* out) {
     // Narrow rows share a warp: each of its parts takes every so many-th row.
     u32 lanes = 32;
     while (lanes > 1 && (lanes / 2) * EACH >= a.width) lanes /= 2;
     u32 parts = 32 / lanes, part = lane_of() / lanes, within = lane_of() % lanes;
-    u32 aligned = FORMAT == F32 ? 16 : FORMAT >= INT8 ? 4 : 8;
-    bool is_whole = a.width % EACH == 0 && a.row_bytes % aligned == 0 && ((u64)a.rows | (u64)a.staged) % aligned == 0;
     for (u32 first = 0; first < a.width; first += lanes * EACH) {
         u32 column = first + within * EACH;
         float sums[EACH] = {0, 0, 0, 0};
-        for (u32 n = begin + part; n < end; n += parts) {
-            i64 row = row_of(n);
-            if (row < 0 || column >= a.width) continue;
-            float x[EACH], weight = a.weights ? a.weights[n] : 1.0f;
-            bool is_staged = (u64)row >= a.resident;
-            const u8* from = is_staged ? a.staged + ((u64)row - a.resident) * a.row_bytes : a.rows + (u64)row * a.row_bytes;
-            read4<FORMAT>(from, column, a.width, is_whole, x);
+        for (u32 from = begin + part; from < end; from += parts * ROWS_AHEAD) {
+            const u8* rows[ROWS_AHEAD];
+            float weights[ROWS_AHEAD];
 #pragma unroll
-            for (u32 i = 0; i < EACH; i++) sums[i] = __fmaf_rn(weight, x[i], sums[i]);
+            for (u32 r = 0; r < ROWS_AHEAD; r++) {
+                u32 n = from + r * parts;
+                i64 row = n < end && column < a.width ? row_of(n) : -1;
+                weights[r] = a.weights && n < end ? a.weights[n] : 1.0f;
+                bool is_staged = (u64)row >= a.resident;
+                const u8* at = is_staged ? a.staged + ((u64)row - a.resident) * a.row_bytes : a.rows + (u64)row * a.row_bytes;
+                rows[r] = row < 0 ? nullptr : at;
+            }
+            Stored read[ROWS_AHEAD];
+#pragma unroll
+            for (u32 r = 0; r < ROWS_AHEAD; r++) read[r] = stored<FORMAT, IS_WHOLE>(rows[r], column, a.width);
+#pragma unroll
+            for (u32 r = 0; r < ROWS_AHEAD; r++) {
+                if (!rows[r]) continue;
+#pragma unroll
+                for (u32 i = 0; i < EACH; i++)
+                    if (IS_WHOLE || column + i < a.width) sums[i] = __fmaf_rn(weights[r], number_of<FORMAT>(read[r], i), sums[i]);
+            }
         }
         for (u32 step = lanes; step < 32; step <<= 1) {
 #pragma unroll
@@ -102,6 +119,14 @@ template <int FORMAT, class RowOf> DEVICE void pool_bag(const Pooled& a, u32 beg
         for (u32 i = 0; i < EACH; i++)
             if (part == 0 && column + i < a.width) out[column + i] = __fmul_rn(sums[i], factor);
     }
+}
+
+template <int FORMAT, class RowOf> DEVICE void pool_bag(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* out) {
+    // Codes of four bits come in twos of bytes behind a head of four.
+    u32 aligned = FORMAT == F32 ? 16 : FORMAT == F16 || FORMAT == BF16 ? 8 : 4;
+    if (a.width % EACH == 0 && a.row_bytes % aligned == 0 && ((u64)a.rows | (u64)a.staged) % aligned == 0)
+        pool_rows<FORMAT, true>(a, begin, end, row_of, out);
+    else pool_rows<FORMAT, false>(a, begin, end, row_of, out);
 }
 
 template <int FORMAT> DEVICE void pool(const PoolArgs& a) {
@@ -202,4 +227,25 @@ KERNEL(256, fetch_rows, FetchArgs) {
     u8* to = a.rows + (u64)n * a.row_bytes;
     if (((u64)a.host | a.row_bytes) % 4 == 0) fetch((const u32*)from, (u32*)to, a.row_bytes / 4);
     else fetch(from, to, a.row_bytes);
+}
+
+#define RESULTS_MAX 16
+
+struct ResultAt {
+    const u32* from;
+    u32* to; // pinned memory of the host
+    u64 bytes;
+};
+
+struct ResultsArgs {
+    ResultAt results[RESULTS_MAX];
+};
+
+// Results to where the host reads them: grid (parts, results), a word a thread.
+KERNEL(256, send_results, ResultsArgs) {
+    const ResultAt& result = a.results[blockIdx.y];
+    u64 n = (u64)blockIdx.x * blockDim.x + threadIdx.x, whole = result.bytes / 4;
+    if (n < whole) result.to[n] = result.from[n];
+    else if (n == whole)
+        for (u64 i = 4 * whole; i < result.bytes; i++) ((u8*)result.to)[i] = ((const u8*)result.from)[i];
 }

@@ -116,8 +116,6 @@ DEVICE u64 first_bits(u32 count) { return count >= 64 ? ~0ull : (1ull << count) 
 
 // Words of a chunk at most: as many as a block has threads, four blocks of items a word.
 #define CHUNK_WORDS 256u
-// Blocks of items that a warp scores together.
-#define BLOCKS_TOGETHER 2u
 
 // Eligible items of a list that are excluded.
 DEVICE u32 excluded_of(const Candidates& to, u32 query, u32 first_slot, u32 length, const u64* words) {
@@ -127,6 +125,30 @@ DEVICE u32 excluded_of(const Candidates& to, u32 query, u32 first_slot, u32 leng
         count += (u32)(words[bit / 64] >> (bit % 64)) & 1;
     }
     return count;
+}
+
+// Scores the items of some blocks together, by a whole warp. A pick is the block's number behind `first_block` << 16 | its items.
+template <u32 COUNT>
+DEVICE void score_picks(const ScanArgs& a, u32 query, const u32 (&picks)[COUNT], u32 first_block, const u32* row, const QueryHead& head) {
+    u32 bar = fresh(a.to.bars + query), slots[COUNT];
+    bool has_one[COUNT];
+    float scales[COUNT];
+    const u8* blocks[COUNT];
+#pragma unroll
+    for (u32 b = 0; b < COUNT; b++) {
+        u32 block = first_block + (picks[b] >> 16), item = item_of_lane();
+        blocks[b] = a.lists.codes + (u64)block * a.to.groups * 64;
+        slots[b] = block * 16 + item;
+        has_one[b] = (lane_of() & 4) == 0 && (picks[b] >> item & 1);
+        scales[b] = has_one[b] ? a.lists.scales[slots[b]] : 0.0f;
+    }
+    i32 sums[COUNT][2];
+    block_sums(blocks, row, a.to.groups, sums);
+#pragma unroll
+    for (u32 b = 0; b < COUNT; b++) {
+        float score = has_one[b] ? score_of(sums[b][0], sums[b][1], head, scales[b]) : 0.0f;
+        keep(a.to, query, has_one[b], score, slots[b], bar, head.bins_per_score);
+    }
 }
 
 // Scans lists for one query each: grid (parts, queries, pieces), of whose pieces each takes every so many-th chunk of a list. The blocks that
@@ -160,29 +182,11 @@ KERNEL(256, scan_lists, ScanArgs) {
             }
             __syncthreads();
             u32 count = *pick_count, first_block = first_slot / 16 + chunk * 4;
-            for (u32 p = warp_of(); p < count; p += BLOCKS_TOGETHER * warps_of()) {
-                u32 bar = fresh(a.to.bars + query), slots[BLOCKS_TOGETHER], items[BLOCKS_TOGETHER];
-                float scales[BLOCKS_TOGETHER];
-                const u8* blocks[BLOCKS_TOGETHER];
-#pragma unroll
-                for (u32 b = 0; b < BLOCKS_TOGETHER; b++) {
-                    // Of the last blocks one may stand twice; the second time it has no items.
-                    u32 at = p + b * warps_of(), pick = picks[at < count ? at : p];
-                    items[b] = at < count ? pick & 0xffff : 0;
-                    u32 block = first_block + (pick >> 16), item = item_of_lane();
-                    blocks[b] = a.lists.codes + (u64)block * groups * 64;
-                    slots[b] = block * 16 + item;
-                    items[b] = (lane_of() & 4) == 0 ? items[b] >> item & 1 : 0;
-                    scales[b] = items[b] ? a.lists.scales[slots[b]] : 0.0f;
-                }
-                i32 sums[BLOCKS_TOGETHER][2];
-                block_sums(blocks, row, groups, sums);
-#pragma unroll
-                for (u32 b = 0; b < BLOCKS_TOGETHER; b++) {
-                    float score = items[b] ? score_of(sums[b][0], sums[b][1], head, scales[b]) : 0.0f;
-                    keep(a.to, query, items[b], score, slots[b], bar, head.bins_per_score);
-                }
+            u32 p = warp_of();
+            for (; p + warps_of() < count; p += 2 * warps_of()) {
+                score_picks(a, query, {picks[p], picks[p + warps_of()]}, first_block, row, head);
             }
+            if (p < count) score_picks(a, query, {picks[p]}, first_block, row, head);
             __syncthreads();
         }
     }

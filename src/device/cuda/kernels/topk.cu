@@ -180,15 +180,16 @@ KERNEL(512, sort_runs, SortArgs) {
     u32 row = blockIdx.y, first = blockIdx.x * RUN, count = a.of.counts_out[row];
     u64 base = (u64)row * a.of.stride_out + first;
     if (first >= count) return;
-    u32 here = min(RUN, count - first);
-    for (u32 n = threadIdx.x; n < RUN; n += blockDim.x) {
+    u32 here = min(RUN, count - first), padded = 2;
+    while (padded < here) padded *= 2;
+    for (u32 n = threadIdx.x; n < padded; n += blockDim.x) {
         keys[n] = n < here ? a.of.keys_out[base + n] : 0;
         slots[n] = n < here ? a.of.slots_out[base + n] : EVERY_LANE;
     }
     __syncthreads();
-    for (u32 size = 2; size <= RUN; size <<= 1) {
+    for (u32 size = 2; size <= padded; size <<= 1) {
         for (u32 step = size >> 1; step > 0; step >>= 1) {
-            for (u32 n = threadIdx.x; n < RUN / 2; n += blockDim.x) {
+            for (u32 n = threadIdx.x; n < padded / 2; n += blockDim.x) {
                 u32 low = 2 * n - (n & (step - 1)), high = low + step;
                 bool is_down = (low & size) == 0;
                 // Places without an item come last.

@@ -13,7 +13,7 @@ const RANGES: usize = 128;
 /// Numbers of 8 bytes that are kept of a search between looks.
 const SIGHTED_WORDS: usize = 2 * RANGES + 5;
 /// Shared memory of a block that looks: a descent, three numbers of each range, and what its threads add up.
-const SHARED_BYTES: usize = 4 * (super::top::DESCENT_WORDS + 6 * RANGES + 8);
+const SHARED_BYTES: usize = 4 * (super::top::DESCENT_WORDS + 5 * RANGES + 4);
 
 /// What a search is judged by.
 #[repr(C)]
@@ -191,6 +191,6 @@ impl Looks {
         let lists_bytes = queries * of.lengths.len() * 8;
         let demand = Demand { again: 2 * kept.bytes as u64, ..Demand::of_bytes(kept.bytes + lists_bytes) };
         let (grid, shared_bytes) = ([queries, 1, 1], SHARED_BYTES);
-        launch(device, &Shape { kernel: "look_ahead", grid, threads: 256, shared_bytes, demand }, &arguments)
+        launch(device, &Shape { kernel: "look_ahead", grid, threads: 1024, shared_bytes, demand }, &arguments)
     }
 }
