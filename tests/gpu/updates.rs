@@ -248,11 +248,17 @@ fn agree_all(view: &Arc<View>, gpu: &mut Cuda, bodies: &[Value], what: &str) -> 
     for ([cpu, gpu], body) in both(view, gpu, bodies).iter().zip(bodies) {
         let (of_cpu, of_gpu) = (cpu.explain.as_ref().unwrap(), gpu.explain.as_ref().unwrap());
         // Where too few were found, a card goes on through more lists before it asks whether there are enough.
-        match of_gpu.probed > of_cpu.probed {
+        let goes_on = of_gpu.probed > of_cpu.probed;
+        match goes_on {
             true => is_no_worse(gpu, cpu, &format!("{what}: {body}")),
             false => agree(cpu, gpu, &format!("{what}: {body}")),
         }
-        assert_eq!((of_cpu.route, of_cpu.candidates), (of_gpu.route, of_gpu.candidates), "{what}: {body}");
+        assert_eq!(of_cpu.route, of_gpu.route, "{what}: {body}");
+        let candidates = [of_cpu.candidates, of_gpu.candidates];
+        assert!(
+            candidates[0] == candidates[1] || goes_on && candidates[0] < candidates[1],
+            "{what}: {body}: {candidates:?}"
+        );
         routes.insert(of_gpu.route);
     }
     routes

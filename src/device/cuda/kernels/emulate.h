@@ -55,7 +55,17 @@ struct Slot {
     uint64_t words[6];
 };
 
+// Words that a thread asked for and that are not in shared memory yet.
+struct Coming {
+    uint32_t* to;
+    const uint32_t* from;
+    uint32_t count;
+    unsigned turn;
+};
+
 struct Fiber {
+    std::vector<Coming> coming;
+    unsigned turn;
     void* stack;
     dim3 index;
     unsigned lane;
@@ -218,6 +228,8 @@ inline void run_block() {
         f.index = dim3{i, 0, 0};
         f.lane = i & 31;
         f.state = State::Ready;
+        f.coming.clear();
+        f.turn = 0;
         f.operation = "";
         f.warp = &m.fibers[i & ~31u];
         void** top = reinterpret_cast<void**>(m.stacks + (size_t(i) + 1) * STACK_BYTES - 64);
@@ -326,6 +338,27 @@ static inline unsigned __reduce_min_sync(unsigned mask, unsigned value) {
 }
 static inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
     return reduced(mask, value, "__reduce_max_sync", [](unsigned a, unsigned b) { return a > b ? a : b; });
+}
+
+static inline void bring_four(unsigned* to, const unsigned* from, unsigned count) {
+    emu::Fiber& me = *emu::machine->current;
+    if ((reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from)) % 16) emu::fail("a copy of four words from or to where they do not begin");
+    if (count == 0 || count > 4) emu::fail("a copy of no words, or of more than four");
+    std::memset(to, 0xCD, 16);
+    me.coming.push_back({to, from, count, me.turn});
+}
+static inline void end_of_bringing() { emu::machine->current->turn++; }
+template <int LATER> static inline void brought() {
+    emu::Fiber& me = *emu::machine->current;
+    size_t kept = 0;
+    for (const emu::Coming& c : me.coming) {
+        if (c.turn + LATER >= me.turn) {
+            me.coming[kept++] = c;
+            continue;
+        }
+        for (unsigned n = 0; n < 4; n++) c.to[n] = n < c.count ? c.from[n] : 0;
+    }
+    me.coming.resize(kept);
 }
 
 template <class T> static inline T from_host(const T* p) {

@@ -19,7 +19,8 @@ enum RowFormat { F32, F16, BF16, INT8, INT4, INT2 };
 #define EACH 4u
 #define ROWS_AHEAD 4u
 
-// Up to four numbers of a row as they are stored, with the scale and bias in front of quantized ones.
+// Up to four numbers of a row as they are stored, with the scale and bias in front of quantized ones: side by side as in the row where this
+// is whole, else a word each.
 struct Stored {
     u32 head, words[EACH];
 };
@@ -37,13 +38,10 @@ template <int FORMAT, bool IS_WHOLE> DEVICE Stored stored(const u8* row, u32 fir
             s.words[0] = all.x, s.words[1] = all.y, s.words[2] = all.z, s.words[3] = all.w;
         } else if (FORMAT == F16 || FORMAT == BF16) {
             uint2 all = __ldg((const uint2*)row + first / 4);
-            s.words[0] = all.x & 0xffff, s.words[1] = all.x >> 16, s.words[2] = all.y & 0xffff, s.words[3] = all.y >> 16;
-        } else {
-            u32 all = FORMAT == INT8 ? __ldg((const u32*)codes + first / 4) : FORMAT == INT4 ? __ldg((const u16*)codes + first / 4) : codes[first / 4];
-            const u32 bits = FORMAT == INT8 ? 8 : FORMAT == INT4 ? 4 : 2;
-#pragma unroll
-            for (u32 i = 0; i < EACH; i++) s.words[i] = all >> (bits * i) & ((1u << bits) - 1);
-        }
+            s.words[0] = all.x, s.words[1] = all.y;
+        } else if (FORMAT == INT8) s.words[0] = __ldg((const u32*)codes + first / 4);
+        else if (FORMAT == INT4) s.words[0] = __ldg((const u16*)codes + first / 4);
+        else s.words[0] = __ldg(codes + first / 4);
         return s;
     }
     // Rows of an odd number of bytes lie at any address.
@@ -61,11 +59,15 @@ template <int FORMAT, bool IS_WHOLE> DEVICE Stored stored(const u8* row, u32 fir
     return s;
 }
 
-template <int FORMAT> DEVICE float number_of(const Stored& s, u32 i) {
+template <int FORMAT, bool IS_WHOLE> DEVICE float number_of(const Stored& s, u32 i) {
     if (FORMAT == F32) return __uint_as_float(s.words[i]);
-    if (FORMAT == F16) return half_to_float((u16)s.words[i]);
-    if (FORMAT == BF16) return bf16_to_float((u16)s.words[i]);
-    return __fadd_rn(__fmul_rn(half_to_float((u16)s.head), (float)s.words[i]), half_to_float((u16)(s.head >> 16)));
+    if (FORMAT == F16 || FORMAT == BF16) {
+        u16 bits = (u16)(IS_WHOLE ? s.words[i / 2] >> (16 * (i % 2)) : s.words[i]);
+        return FORMAT == F16 ? half_to_float(bits) : bf16_to_float(bits);
+    }
+    const u32 bits = FORMAT == INT8 ? 8 : FORMAT == INT4 ? 4 : 2;
+    u32 code = IS_WHOLE ? s.words[0] >> (bits * i) & ((1u << bits) - 1) : s.words[i];
+    return __fadd_rn(__fmul_rn(half_to_float((u16)s.head), (float)code), half_to_float((u16)(s.head >> 16)));
 }
 
 // Rows of a table, and how a bag of them becomes one.
@@ -87,27 +89,34 @@ DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* 
     for (u32 first = 0; first < a.width; first += lanes * EACH) {
         u32 column = first + within * EACH;
         float sums[EACH] = {0, 0, 0, 0};
-        for (u32 from = begin + part; from < end; from += parts * ROWS_AHEAD) {
-            const u8* rows[ROWS_AHEAD];
-            float weights[ROWS_AHEAD];
+        // The lanes look up 32 places together, whose rows are then read several at a time.
+        for (u32 chunk = begin; chunk < end; chunk += 32) {
+            u32 own = chunk + lane_of();
+            i64 row_here = own < end ? row_of(own) : -1;
+            float weight_here = a.weights && own < end ? a.weights[own] : 1.0f;
+            for (u32 from = 0; from < 32 && chunk + from < end; from += parts * ROWS_AHEAD) {
+                Stored read[ROWS_AHEAD];
+                float weights[ROWS_AHEAD];
+                u32 there = 0;
 #pragma unroll
-            for (u32 r = 0; r < ROWS_AHEAD; r++) {
-                u32 n = from + r * parts;
-                i64 row = n < end && column < a.width ? row_of(n) : -1;
-                weights[r] = a.weights && n < end ? a.weights[n] : 1.0f;
-                bool is_staged = (u64)row >= a.resident;
-                const u8* at = is_staged ? a.staged + ((u64)row - a.resident) * a.row_bytes : a.rows + (u64)row * a.row_bytes;
-                rows[r] = row < 0 ? nullptr : at;
-            }
-            Stored read[ROWS_AHEAD];
+                for (u32 r = 0; r < ROWS_AHEAD; r++) {
+                    u32 n = from + r * parts + part;
+                    i64 row = __shfl_sync(EVERY_LANE, row_here, n & 31);
+                    weights[r] = __shfl_sync(EVERY_LANE, weight_here, n & 31);
+                    bool is_there = n < 32 && row >= 0 && column < a.width;
+                    bool is_staged = (u64)row >= a.resident;
+                    const u8* at = is_staged ? a.staged + ((u64)row - a.resident) * a.row_bytes : a.rows + (u64)row * a.row_bytes;
+                    read[r] = stored<FORMAT, IS_WHOLE>(is_there ? at : nullptr, column, a.width);
+                    there |= (u32)is_there << r;
+                }
 #pragma unroll
-            for (u32 r = 0; r < ROWS_AHEAD; r++) read[r] = stored<FORMAT, IS_WHOLE>(rows[r], column, a.width);
+                for (u32 r = 0; r < ROWS_AHEAD; r++) {
+                    if ((there >> r & 1) == 0) continue;
 #pragma unroll
-            for (u32 r = 0; r < ROWS_AHEAD; r++) {
-                if (!rows[r]) continue;
-#pragma unroll
-                for (u32 i = 0; i < EACH; i++)
-                    if (IS_WHOLE || column + i < a.width) sums[i] = __fmaf_rn(weights[r], number_of<FORMAT>(read[r], i), sums[i]);
+                    for (u32 i = 0; i < EACH; i++)
+                        if (IS_WHOLE || column + i < a.width)
+                            sums[i] = __fmaf_rn(weights[r], number_of<FORMAT, IS_WHOLE>(read[r], i), sums[i]);
+                }
             }
         }
         for (u32 step = lanes; step < 32; step <<= 1) {

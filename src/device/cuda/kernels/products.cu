@@ -5,6 +5,8 @@
 #define PRODUCT_ROWS 128u
 // Words of depth that lie in shared memory at a time: each a pair or a number.
 #define PRODUCT_DEPTH 16u
+// Tiles of depth that come while one is multiplied.
+#define TILES_AHEAD 2u
 // From a row to the next in shared memory: such that the lanes that read a fragment differ in banks.
 #define LEFT_STRIDE (PRODUCT_DEPTH + 4u)
 
@@ -23,6 +25,12 @@ DEVICE uint4 four(const u32* from, u32 count) {
     if (count > 2) words.z = from[2];
     if (count > 3) words.w = from[3];
     return words;
+}
+
+// The same to shared memory, where it is once `brought` says so.
+DEVICE void bring(u32* to, const u32* from, u32 count) {
+    if (count > 0 && ((u64)from & 15) == 0) bring_four(to, from, min(count, 4u));
+    else *(uint4*)to = four(from, count);
 }
 
 // What is left of a number behind the 11 bits that TF32 keeps of it, rounded: of the 12 bits and a sign tensor cores read all but the last.
@@ -53,54 +61,71 @@ DEVICE void step_of(float (&sums)[4], const u32 (&x)[4], const u32 (&x_rest)[4],
 // Whatever the tile, a number is summed in one order.
 template <bool IS_PAIRED, u32 COLUMNS> DEVICE void products(const ProductOfArgs& a, bool is_out_paired) {
     const u32 RIGHT_STRIDE = COLUMNS + 8, ACROSS = COLUMNS / 16;
-    u32* left = (u32*)shared_memory();               // [PRODUCT_ROWS, LEFT_STRIDE]
-    u32* right = left + PRODUCT_ROWS * LEFT_STRIDE;  // [PRODUCT_DEPTH, RIGHT_STRIDE]
+    const u32 TILE_WORDS = PRODUCT_ROWS * LEFT_STRIDE + PRODUCT_DEPTH * RIGHT_STRIDE;
+    u32* tiles = (u32*)shared_memory(); // [TILES_AHEAD + 1] of rows [PRODUCT_ROWS, LEFT_STRIDE] and of the matrix [PRODUCT_DEPTH, RIGHT_STRIDE]
     u32 request = blockIdx.z, rows = a.counts[request] * a.runs;
     u32 first_row = blockIdx.y * PRODUCT_ROWS, first_column = blockIdx.x * COLUMNS;
     if (first_row >= rows) return;
     u32 warp_row = warp_of() / 2 * 32, warp_column = warp_of() % 2 * (COLUMNS / 2), group = lane_of() >> 2, within = lane_of() & 3;
     // Two threads load a row.
     u32 of_row = threadIdx.x / 2, row_loaded = first_row + of_row, first_word = threadIdx.x % 2 * 8;
-    float sums[2][ACROSS][4] = {};
-    for (u32 p = 0; p < a.part_count; p++) {
-        const Factor& part = a.parts[p];
-        const u32* matrix = (const u32*)row_at(part.matrix, request, 0);
-        const u32* row = (const u32*)row_at(part.rows, request, row_loaded / a.runs) + (u64)(row_loaded % a.runs) * part.depth;
-        u32 row_depth = row_loaded < rows ? part.depth : 0;
-        for (u32 k = 0; k < part.depth; k += PRODUCT_DEPTH) {
-            __syncthreads();
+    // The part and the depth of the tile that is brought next.
+    u32 next = 0, next_depth = 0;
+    const u32 *row = nullptr, *matrix = nullptr;
+    auto bring_tile = [&](u32 stage) {
+        while (next < a.part_count && next_depth >= a.parts[next].depth) next++, next_depth = 0;
+        if (next < a.part_count) {
+            const Factor& part = a.parts[next];
+            if (next_depth == 0) {
+                matrix = (const u32*)row_at(part.matrix, request, 0);
+                row = (const u32*)row_at(part.rows, request, row_loaded / a.runs) + (u64)(row_loaded % a.runs) * part.depth;
+            }
+            u32 row_depth = row_loaded < rows ? part.depth : 0;
+            u32 *left = tiles + stage * TILE_WORDS, *right = left + PRODUCT_ROWS * LEFT_STRIDE;
 #pragma unroll
             for (u32 n = 0; n < 8; n += 4) {
-                u32 depth = k + first_word + n;
-                *(uint4*)(left + of_row * LEFT_STRIDE + first_word + n) = four(row + depth, depth < row_depth ? row_depth - depth : 0);
+                u32 depth = next_depth + first_word + n;
+                bring(left + of_row * LEFT_STRIDE + first_word + n, row + depth, depth < row_depth ? row_depth - depth : 0);
             }
 #pragma unroll
             for (u32 n = 0; n < PRODUCT_DEPTH * COLUMNS; n += 1024) {
-                u32 at = n + 4 * threadIdx.x, of_depth = at / COLUMNS, depth = k + of_depth, column = first_column + at % COLUMNS;
+                u32 at = n + 4 * threadIdx.x, of_depth = at / COLUMNS, depth = next_depth + of_depth, column = first_column + at % COLUMNS;
                 const u32* from = matrix + (u64)(column / 32) * part.panel_stride + (u64)depth * part.row_stride + column % 32;
                 bool is_inside = depth < part.depth && column < a.columns;
-                *(uint4*)(right + of_depth * RIGHT_STRIDE + at % COLUMNS) = four(from, is_inside ? a.columns - column : 0);
+                bring(right + of_depth * RIGHT_STRIDE + at % COLUMNS, from, is_inside ? a.columns - column : 0);
             }
-            __syncthreads();
-            if (first_row + warp_row >= rows) continue;
+            next_depth += PRODUCT_DEPTH;
+        }
+        end_of_bringing();
+    };
+    u32 tile_count = 0;
+    for (u32 p = 0; p < a.part_count; p++) tile_count += (a.parts[p].depth + PRODUCT_DEPTH - 1) / PRODUCT_DEPTH;
+    for (u32 stage = 0; stage < TILES_AHEAD; stage++) bring_tile(stage);
+    float sums[2][ACROSS][4] = {};
+    for (u32 tile = 0; tile < tile_count; tile++) {
+        brought<TILES_AHEAD - 1>();
+        // All have come here, and are done with the tile whose place the next one takes.
+        __syncthreads();
+        bring_tile((tile + TILES_AHEAD) % (TILES_AHEAD + 1));
+        const u32 *left = tiles + tile % (TILES_AHEAD + 1) * TILE_WORDS, *right = left + PRODUCT_ROWS * LEFT_STRIDE;
+        if (first_row + warp_row >= rows) continue;
 #pragma unroll
-            for (u32 step = 0; step < PRODUCT_DEPTH; step += 8) {
-                u32 xs[2][4], x_rests[2][4];
+        for (u32 step = 0; step < PRODUCT_DEPTH; step += 8) {
+            u32 xs[2][4], x_rests[2][4];
 #pragma unroll
-                for (u32 i = 0; i < 2; i++) {
-                    const u32* x = left + (warp_row + 16 * i + group) * LEFT_STRIDE + step + within;
-                    xs[i][0] = x[0], xs[i][1] = x[8 * LEFT_STRIDE], xs[i][2] = x[4], xs[i][3] = x[8 * LEFT_STRIDE + 4];
+            for (u32 i = 0; i < 2; i++) {
+                const u32* x = left + (warp_row + 16 * i + group) * LEFT_STRIDE + step + within;
+                xs[i][0] = x[0], xs[i][1] = x[8 * LEFT_STRIDE], xs[i][2] = x[4], xs[i][3] = x[8 * LEFT_STRIDE + 4];
 #pragma unroll
-                    for (u32 n = 0; n < 4; n++) x_rests[i][n] = IS_PAIRED ? 0 : split(xs[i][n]);
-                }
+                for (u32 n = 0; n < 4; n++) x_rests[i][n] = IS_PAIRED ? 0 : split(xs[i][n]);
+            }
 #pragma unroll
-                for (u32 j = 0; j < ACROSS; j++) {
-                    const u32* w = right + (step + within) * RIGHT_STRIDE + warp_column + 8 * j + group;
-                    u32 ws[2] = {w[0], w[4 * RIGHT_STRIDE]}, w_rests[2] = {0, 0};
-                    if (!IS_PAIRED) w_rests[0] = split(ws[0]), w_rests[1] = split(ws[1]);
+            for (u32 j = 0; j < ACROSS; j++) {
+                const u32* w = right + (step + within) * RIGHT_STRIDE + warp_column + 8 * j + group;
+                u32 ws[2] = {w[0], w[4 * RIGHT_STRIDE]}, w_rests[2] = {0, 0};
+                if (!IS_PAIRED) w_rests[0] = split(ws[0]), w_rests[1] = split(ws[1]);
 #pragma unroll
-                    for (u32 i = 0; i < 2; i++) step_of<IS_PAIRED>(sums[i][j], xs[i], x_rests[i], ws, w_rests);
-                }
+                for (u32 i = 0; i < 2; i++) step_of<IS_PAIRED>(sums[i][j], xs[i], x_rests[i], ws, w_rests);
             }
         }
     }

@@ -123,7 +123,7 @@ KERNEL(256, scan_exact, ExactArgs) {
             bool has_one = bit < 64;
             u32 slot = a.word_slots[word] + bit;
             float score = product(a.rows, query, slot, has_one, lanes);
-            keep(a.to, blockIdx.y, has_one && lane_of() % lanes == 0, score, slot, fresh(a.to.bars + blockIdx.y), bins);
+            keep_now(a.to, blockIdx.y, has_one && lane_of() % lanes == 0, score, slot, fresh(a.to.bars + blockIdx.y), bins);
         }
     }
     if (lane_of() == 0 && scored) atomicAdd(a.to.survivors + blockIdx.y, scored);

@@ -129,7 +129,8 @@ DEVICE u32 excluded_of(const Candidates& to, u32 query, u32 first_slot, u32 leng
 
 // Scores the items of some blocks together, by a whole warp. A pick is the block's number behind `first_block` << 16 | its items.
 template <u32 COUNT>
-DEVICE void score_picks(const ScanArgs& a, u32 query, const u32 (&picks)[COUNT], u32 first_block, const u32* row, const QueryHead& head) {
+DEVICE void score_picks(const ScanArgs& a, u32 query, const u32 (&picks)[COUNT], u32 first_block, const u32* row, const QueryHead& head,
+                        Found& found) {
     u32 bar = fresh(a.to.bars + query), slots[COUNT];
     bool has_one[COUNT];
     float scales[COUNT];
@@ -147,7 +148,7 @@ DEVICE void score_picks(const ScanArgs& a, u32 query, const u32 (&picks)[COUNT],
 #pragma unroll
     for (u32 b = 0; b < COUNT; b++) {
         float score = has_one[b] ? score_of(sums[b][0], sums[b][1], head, scales[b]) : 0.0f;
-        keep(a.to, query, has_one[b], score, slots[b], bar, head.bins_per_score);
+        keep(a.to, query, has_one[b], score, slots[b], bar, head.bins_per_score, found);
     }
 }
 
@@ -157,7 +158,9 @@ KERNEL(256, scan_lists, ScanArgs) {
     u32 groups = a.to.groups, query = blockIdx.y;
     u32* picks = (u32*)shared_memory(); // [4 CHUNK_WORDS] block of the chunk << 16 | items
     u32* pick_count = picks + 4 * CHUNK_WORDS;
-    u32* row = pick_count + 4; // [2, groups]
+    u32* finds = pick_count + 4;                         // [warps, 2, FOUND_MAX]
+    u32* row = finds + 2 * FOUND_MAX * warps_of();       // [2, groups]
+    Found found = {finds + 2 * FOUND_MAX * warp_of(), finds + 2 * FOUND_MAX * warp_of() + FOUND_MAX, 0};
     for (u32 n = threadIdx.x; n < 2 * groups; n += blockDim.x) row[n] = a.to.rows[(u64)query * 2 * groups + n];
     QueryHead head = a.to.heads[query];
     const u64* words = a.words ? a.words[query] : nullptr;
@@ -184,12 +187,13 @@ KERNEL(256, scan_lists, ScanArgs) {
             u32 count = *pick_count, first_block = first_slot / 16 + chunk * 4;
             u32 p = warp_of();
             for (; p + warps_of() < count; p += 2 * warps_of()) {
-                score_picks(a, query, {picks[p], picks[p + warps_of()]}, first_block, row, head);
+                score_picks(a, query, {picks[p], picks[p + warps_of()]}, first_block, row, head, found);
             }
-            if (p < count) score_picks(a, query, {picks[p]}, first_block, row, head);
+            if (p < count) score_picks(a, query, {picks[p]}, first_block, row, head, found);
             __syncthreads();
         }
     }
+    write_found(a.to, query, found);
     scored = __reduce_add_sync(EVERY_LANE, scored);
     if (lane_of() == 0 && scored) atomicAdd(a.to.survivors + query, scored);
 }
@@ -286,7 +290,7 @@ KERNEL(256, scan_shared, SharedScanArgs) {
                             if ((some & (0x11111111u << w)) == 0) continue;
                             u32 of = __shfl_sync(EVERY_LANE, query, w);
                             float of_bins = __shfl_sync(EVERY_LANE, bins, w);
-                            keep(a.to, of, reaches && within == w, score, slot, bar, of_bins);
+                            keep_now(a.to, of, reaches && within == w, score, slot, bar, of_bins);
                         }
                     }
                 }

@@ -44,20 +44,35 @@ DEVICE u32 bin_of(float score, float bins_per_score) {
     return (u32)place;
 }
 
+// Bins that a lane adds up at a time.
+#define BINS_EACH 8u
+
 // Raises the bar of a query to the bin that holds its K-th best candidate so far, if there are as many. A whole warp.
 DEVICE void raise_bar(const Candidates& to, u32 query) {
     const u32* histogram = to.histogram + (u64)query * BINS;
     u32 wanted = to.wanted[query], above = 0;
-    for (u32 top = BINS; top > 0; top -= 32) {
-        u32 here = fresh(histogram + top - 1 - lane_of()), upto = here;
+    for (u32 top = BINS; top > 0; top -= 32 * BINS_EACH) {
+        u32 first = top - 1 - BINS_EACH * lane_of(), here[BINS_EACH], sum = 0;
+#pragma unroll
+        for (u32 n = 0; n < BINS_EACH; n++) here[n] = fresh(histogram + first - n);
+#pragma unroll
+        for (u32 n = 0; n < BINS_EACH; n++) sum += here[n];
+        u32 upto = sum;
         for (u32 step = 1; step < 32; step <<= 1) {
             u32 before = __shfl_up_sync(EVERY_LANE, upto, step);
             if (lane_of() >= step) upto += before;
         }
         u32 enough = __ballot_sync(EVERY_LANE, above + upto >= wanted);
         if (enough) {
-            u32 first = __ffsll((i64)(u64)enough) - 1;
-            if (lane_of() == 0) atomicMax(to.bars + query, top - 1 - first);
+            if (lane_of() == (u32)__ffsll((i64)(u64)enough) - 1) {
+                u32 reached = above + upto - sum, bin = first;
+#pragma unroll
+                for (u32 n = 0; n < BINS_EACH; n++) {
+                    if (reached < wanted) bin = first - n;
+                    reached += here[n];
+                }
+                atomicMax(to.bars + query, bin);
+            }
             return;
         }
         above += __shfl_sync(EVERY_LANE, upto, 31);
@@ -80,8 +95,33 @@ DEVICE bool is_excluded(const Candidates& to, u32 query, u32 slot) {
     return place < to.excluded_starts[query + 1] && to.excluded[place] == slot;
 }
 
-// Keeps the scored items of the lanes that have one, where they reach the bar. A whole warp, for one query.
-DEVICE void keep(const Candidates& to, u32 query, bool has_one, float score, u32 slot, u32 bar, float bins_per_score) {
+// Candidates of one query that a warp has found and not written yet: room for as many as two calls find.
+struct Found {
+    u32* keys; // [FOUND_MAX], as the slots in shared memory of the warp's own
+    u32* slots;
+    u32 count;
+};
+
+#define FOUND_MAX 64u
+
+// Writes what was found, by one number added to the count of all. A whole warp.
+DEVICE void write_found(const Candidates& to, u32 query, Found& found) {
+    u32 base = 0, count = found.count;
+    if (count == 0) return;
+    if (lane_of() == 0) base = atomicAdd(to.counts + query, count);
+    __syncwarp();
+    base = __shfl_sync(EVERY_LANE, base, 0);
+    for (u32 n = lane_of(); n < count && base + n < to.room; n += 32) {
+        to.keys[(u64)query * to.room + base + n] = found.keys[n];
+        to.slots[(u64)query * to.room + base + n] = found.slots[n];
+    }
+    __syncwarp();
+    found.count = 0;
+    if (base / to.raise_every != (base + count) / to.raise_every) raise_bar(to, query);
+}
+
+// Keeps the scored items of the lanes that have one, where they reach the bar, and writes them at once. A whole warp, for one query.
+DEVICE void keep_now(const Candidates& to, u32 query, bool has_one, float score, u32 slot, u32 bar, float bins_per_score) {
     u32 bin = bin_of(score, bins_per_score);
     bool kept = has_one && bin >= bar && !is_excluded(to, query, slot);
     u32 votes = __ballot_sync(EVERY_LANE, kept);
@@ -96,6 +136,22 @@ DEVICE void keep(const Candidates& to, u32 query, bool has_one, float score, u32
         atomicAdd(to.histogram + (u64)query * BINS + bin, 1u);
     }
     if (base / to.raise_every != (base + count) / to.raise_every) raise_bar(to, query);
+}
+
+// The same, but puts them aside, and writes them once they are many: a count that many blocks add to answers late.
+DEVICE void keep(const Candidates& to, u32 query, bool has_one, float score, u32 slot, u32 bar, float bins_per_score, Found& found) {
+    u32 bin = bin_of(score, bins_per_score);
+    bool kept = has_one && bin >= bar && !is_excluded(to, query, slot);
+    u32 votes = __ballot_sync(EVERY_LANE, kept);
+    if (votes == 0) return;
+    if (kept) {
+        u32 place = found.count + __popc(votes & lanes_before());
+        found.keys[place] = ordered(score);
+        found.slots[place] = slot;
+        atomicAdd(to.histogram + (u64)query * BINS + bin, 1u);
+    }
+    found.count += __popc(votes);
+    if (found.count > FOUND_MAX - 32) write_found(to, query, found);
 }
 
 DEVICE float score_of(i32 high, i32 low, const QueryHead& head, float scale) {

@@ -17,6 +17,8 @@ const CHUNK_WORDS: usize = 256;
 /// Items of a piece of a list that are worth a block, and of the blocks that keep a device busy the part that is enough.
 const PIECE_ITEMS: usize = 512;
 const PIECES_WANTED: usize = 4;
+/// Candidates that a warp puts aside before it writes them.
+const FOUND_MAX: usize = 64;
 /// Queries that tensor cores score together.
 const TILE_QUERIES: usize = 16;
 
@@ -425,7 +427,7 @@ impl BlockLists {
             stride: order.stride as u32,
             chunk: chunk as u32,
         };
-        let shared_bytes = 4 * (4 * CHUNK_WORDS + 4 + 2 * self.groups);
+        let shared_bytes = 4 * (4 * CHUNK_WORDS + 4 + THREADS / 32 * 2 * FOUND_MAX + 2 * self.groups);
         let items = to.queries * order.most * self.mean_items();
         let words = if eligible.is_some() { 8 * items.div_ceil(64) } else { 0 };
         let demand = Demand {

@@ -16,6 +16,8 @@ const TILE_ROWS: usize = 128;
 const WARP_ROWS: usize = 32;
 const TILE_COLUMNS: [usize; 2] = [64, 128];
 const TILE_DEPTH: usize = 16;
+/// Tiles in shared memory: one that is multiplied and two that come.
+const TILES_HELD: usize = 3;
 /// Products of parts that make a product of single numbers by tensor cores.
 const SPLIT_PRODUCTS: usize = 3;
 
@@ -166,7 +168,7 @@ pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &Produ
         kernel,
         grid: [tiles[0], tiles[1], rows.requests()],
         threads: 256,
-        shared_bytes: 4 * (TILE_ROWS * (TILE_DEPTH + 4) + TILE_DEPTH * (width + 8)),
+        shared_bytes: 4 * TILES_HELD * (TILE_ROWS * (TILE_DEPTH + 4) + TILE_DEPTH * (width + 8)),
         demand: product_demand(rows.requests(), [count, depth, to.columns], (tiles, width), to),
     };
     match (to.factors, to.result) {

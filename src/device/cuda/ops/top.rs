@@ -10,8 +10,9 @@ use crate::error::Result;
 const DIGITS: usize = 1 << 11;
 /// Numbers of shared memory that a descent to the K-th largest takes.
 pub(super) const DESCENT_WORDS: usize = DIGITS + 36;
-/// Items of a row that one block goes through.
+/// Items of a row that one block goes through, and room for those of which it is not said how many there are: bars leave few of them.
 const ALONE_MAX: usize = 1 << 16;
+const ALONE_ROOM_MAX: usize = 1 << 19;
 /// Items of a row for each of several blocks.
 const SHARE: usize = 1 << 14;
 /// Items that are sorted in shared memory.
@@ -91,7 +92,8 @@ struct SortArgs {
 /// # Errors
 /// `Internal` for arrays that are too short, or where a launch fails; `Overloaded` where there is no more memory.
 pub fn select(device: &Device, from: &Scored<'_>, ties: &Ties<'_>, wanted: &Array<u32>, most: usize) -> Result<Best> {
-    let blocks = if from.stride <= ALONE_MAX { 1 } else { parts(device, from.stride, SHARE, wanted.len()) };
+    let alone = if from.counts.is_some() { ALONE_ROOM_MAX } else { ALONE_MAX };
+    let blocks = if from.stride <= alone { 1 } else { parts(device, from.stride, SHARE, wanted.len()) };
     select_by(device, blocks, from, ties, (wanted, most))
 }
 
