@@ -36,7 +36,10 @@ pub const HEADERS: [Source; 4] =
 impl Source {
     /// The kernels that it defines.
     pub fn kernels(&self) -> impl Iterator<Item = &'static str> {
-        let named = |line: &'static str| line.strip_prefix("KERNEL(")?.split(", ").nth(1);
+        let named = |line: &'static str| {
+            let of = line.strip_prefix("KERNEL(").or_else(|| line.strip_prefix("KERNEL_OF_THREE("));
+            of?.split(", ").nth(1)
+        };
         self.text.lines().filter_map(named)
     }
 }

@@ -49,6 +49,22 @@ DEVICE void clear(u32* histogram) {
     __syncthreads();
 }
 
+// Keys of a thread that are under way together.
+#define KEYS_AHEAD 4u
+
+// Counts the digits of each so many-th key for which something holds.
+template <class Holds>
+DEVICE void count_digits(const u32* keys, u32 first, u32 stride, u32 count, u32* histogram, Holds holds, u32 low, u32 bits) {
+    for (u32 n = first; n < count; n += KEYS_AHEAD * stride) {
+        u32 here[KEYS_AHEAD];
+#pragma unroll
+        for (u32 i = 0; i < KEYS_AHEAD; i++) here[i] = n + i * stride < count ? keys[n + i * stride] : 0;
+#pragma unroll
+        for (u32 i = 0; i < KEYS_AHEAD; i++)
+            if (n + i * stride < count && holds(here[i])) atomicAdd(histogram + (here[i] >> low & ((1u << bits) - 1)), 1u);
+    }
+}
+
 // The `wanted`-th largest of some keys, of which there are as many; `wanted` becomes how many of those that equal it are
 // wanted. A whole block.
 DEVICE u32 kth(const u32* keys, u32 count, u32& wanted, u32* histogram) {
@@ -57,8 +73,7 @@ DEVICE u32 kth(const u32* keys, u32 count, u32& wanted, u32* histogram) {
         u32 low, bits;
         digit_at(shift, low, bits);
         clear(histogram);
-        for (u32 n = threadIdx.x; n < count; n += blockDim.x)
-            if ((keys[n] & decided) == last) atomicAdd(histogram + (keys[n] >> low & ((1u << bits) - 1)), 1u);
+        count_digits(keys, threadIdx.x, blockDim.x, count, histogram, [&](u32 key) { return (key & decided) == last; }, low, bits);
         __syncthreads();
         last |= reached(histogram, histogram + DIGITS, wanted, true) << low;
         decided |= ((1u << bits) - 1) << low;

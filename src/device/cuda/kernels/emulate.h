@@ -513,6 +513,7 @@ static inline float half_to_float(unsigned short h) {
     return __uint_as_float(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
+#define KERNEL_OF_THREE(threads, name, Arguments) KERNEL(threads, name, Arguments)
 #define KERNEL(threads, name, Arguments)                                                                               \
     static void name(const Arguments a);                                                                               \
     static emu::Registered<Arguments, &name> registered_##name(#name);                                                 \

@@ -76,6 +76,14 @@ static __device__ __forceinline__ float half_to_float(u16 h) {
 // Two blocks of up to 256 threads have room on a multiprocessor: while one waits for memory the other computes.
 #define KERNEL(threads, name, Arguments) \
     extern "C" __global__ void __launch_bounds__(threads, (threads) > 256 ? 1 : 2) name(const __grid_constant__ Arguments a)
+// Three of those that wait for memory more than they compute, where the compiler can do with as few registers.
+#if __CUDA_ARCH__ >= 900
+#define OF_THREE 3
+#else
+#define OF_THREE 2
+#endif
+#define KERNEL_OF_THREE(threads, name, Arguments) \
+    extern "C" __global__ void __launch_bounds__(threads, OF_THREE) name(const __grid_constant__ Arguments a)
 #endif
 
 #define DEVICE static __device__ __forceinline__

@@ -17,7 +17,7 @@ enum RowFormat { F32, F16, BF16, INT8, INT4, INT2 };
 
 // Numbers that a lane sums at a time, and rows that it has under way together.
 #define EACH 4u
-#define ROWS_AHEAD 4u
+#define ROWS_AHEAD (!IS_WHOLE ? 2u : FORMAT < INT8 ? 4u : 8u)
 
 // Up to four numbers of a row as they are stored, with the scale and bias in front of quantized ones: side by side as in the row where this
 // is whole, else a word each.
@@ -79,9 +79,20 @@ struct Pooled {
     u32 width, row_bytes, is_mean;
 };
 
-// The rows at places `begin` to `end` as one, by a whole warp. `row_of` says which row a place takes; a negative one adds nothing.
+// What a lane looked up of a place: its row, or a negative number, and what it weighs.
+struct Place {
+    i64 row;
+    float weight;
+};
+
+template <class RowOf> DEVICE Place place_at(const float* weights, u32 n, u32 end, RowOf row_of) {
+    return {n < end ? row_of(n) : -1, weights && n < end ? weights[n] : 1.0f};
+}
+
+// The rows at places `begin` to `end` as one, by a whole warp, whose lanes have looked up the `first` 32 places. `row_of` says which row a
+// place takes; a negative one adds nothing.
 template <int FORMAT, bool IS_WHOLE, class RowOf>
-DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* out) {
+DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, Place first_place, RowOf row_of, float* out) {
     // Narrow rows share a warp: each of its parts takes every so many-th row.
     u32 lanes = 32;
     while (lanes > 1 && (lanes / 2) * EACH >= a.width) lanes /= 2;
@@ -91,18 +102,14 @@ DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* 
         float sums[EACH] = {0, 0, 0, 0};
         // The lanes look up 32 places together, whose rows are then read several at a time.
         for (u32 chunk = begin; chunk < end; chunk += 32) {
-            u32 own = chunk + lane_of();
-            i64 row_here = own < end ? row_of(own) : -1;
-            float weight_here = a.weights && own < end ? a.weights[own] : 1.0f;
+            Place own = chunk == begin ? first_place : place_at(a.weights, chunk + lane_of(), end, row_of);
             for (u32 from = 0; from < 32 && chunk + from < end; from += parts * ROWS_AHEAD) {
                 Stored read[ROWS_AHEAD];
-                float weights[ROWS_AHEAD];
                 u32 there = 0;
 #pragma unroll
                 for (u32 r = 0; r < ROWS_AHEAD; r++) {
                     u32 n = from + r * parts + part;
-                    i64 row = __shfl_sync(EVERY_LANE, row_here, n & 31);
-                    weights[r] = __shfl_sync(EVERY_LANE, weight_here, n & 31);
+                    i64 row = __shfl_sync(EVERY_LANE, own.row, n & 31);
                     bool is_there = n < 32 && row >= 0 && column < a.width;
                     bool is_staged = (u64)row >= a.resident;
                     const u8* at = is_staged ? a.staged + ((u64)row - a.resident) * a.row_bytes : a.rows + (u64)row * a.row_bytes;
@@ -111,11 +118,12 @@ DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* 
                 }
 #pragma unroll
                 for (u32 r = 0; r < ROWS_AHEAD; r++) {
+                    float weight = __shfl_sync(EVERY_LANE, own.weight, (from + r * parts + part) & 31);
                     if ((there >> r & 1) == 0) continue;
 #pragma unroll
                     for (u32 i = 0; i < EACH; i++)
                         if (IS_WHOLE || column + i < a.width)
-                            sums[i] = __fmaf_rn(weights[r], number_of<FORMAT, IS_WHOLE>(read[r], i), sums[i]);
+                            sums[i] = __fmaf_rn(weight, number_of<FORMAT, IS_WHOLE>(read[r], i), sums[i]);
                 }
             }
         }
@@ -130,28 +138,40 @@ DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* 
     }
 }
 
-template <int FORMAT, class RowOf> DEVICE void pool_bag(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* out) {
+template <int FORMAT, class RowOf>
+DEVICE void pool_bag(const Pooled& a, u32 begin, u32 end, Place first, RowOf row_of, float* out) {
     // Codes of four bits come in twos of bytes behind a head of four.
     u32 aligned = FORMAT == F32 ? 16 : FORMAT == F16 || FORMAT == BF16 ? 8 : 4;
     if (a.width % EACH == 0 && a.row_bytes % aligned == 0 && ((u64)a.rows | (u64)a.staged) % aligned == 0)
-        pool_rows<FORMAT, true>(a, begin, end, row_of, out);
-    else pool_rows<FORMAT, false>(a, begin, end, row_of, out);
+        pool_rows<FORMAT, true>(a, begin, end, first, row_of, out);
+    else pool_rows<FORMAT, false>(a, begin, end, first, row_of, out);
 }
 
+// While a warp reads the rows of a bag, the places of its next bag come, and where those of the one after lie.
 template <int FORMAT> DEVICE void pool(const PoolArgs& a) {
-    u32 bag = blockIdx.x * warps_of() + warp_of();
-    if (bag >= a.bags) return;
     Pooled of = {a.rows, a.staged, a.weights, a.resident, a.width, a.row_bytes, a.is_mean};
-    float* out = a.sums + (u64)bag * a.stride + a.column;
-    pool_bag<FORMAT>(of, a.offsets[bag], a.offsets[bag + 1], [&](u32 n) { return a.ids[n]; }, out);
+    auto row_of = [&](u32 n) { return a.ids[n]; };
+    auto start_of = [&](u32 bag) { return a.offsets[min(bag, a.bags)]; };
+    auto end_of = [&](u32 bag) { return a.offsets[min(bag + 1, a.bags)]; };
+    u32 bag = blockIdx.x * warps_of() + warp_of(), stride = gridDim.x * warps_of();
+    u32 begin = start_of(bag), end = end_of(bag), next_begin = start_of(bag + stride), next_end = end_of(bag + stride);
+    Place place = place_at(a.weights, begin + lane_of(), end, row_of);
+    for (; bag < a.bags; bag += stride) {
+        Place next = place_at(a.weights, next_begin + lane_of(), next_end, row_of);
+        u32 later_begin = start_of(bag + 2 * stride), later_end = end_of(bag + 2 * stride);
+        pool_bag<FORMAT>(of, begin, end, place, row_of, a.sums + (u64)bag * a.stride + a.column);
+        place = next;
+        begin = next_begin, end = next_end;
+        next_begin = later_begin, next_end = later_end;
+    }
 }
 
-KERNEL(256, pool_f32, PoolArgs) { pool<F32>(a); }
-KERNEL(256, pool_f16, PoolArgs) { pool<F16>(a); }
-KERNEL(256, pool_bf16, PoolArgs) { pool<BF16>(a); }
-KERNEL(256, pool_int8, PoolArgs) { pool<INT8>(a); }
-KERNEL(256, pool_int4, PoolArgs) { pool<INT4>(a); }
-KERNEL(256, pool_int2, PoolArgs) { pool<INT2>(a); }
+KERNEL_OF_THREE(256, pool_f32, PoolArgs) { pool<F32>(a); }
+KERNEL_OF_THREE(256, pool_f16, PoolArgs) { pool<F16>(a); }
+KERNEL_OF_THREE(256, pool_bf16, PoolArgs) { pool<BF16>(a); }
+KERNEL_OF_THREE(256, pool_int8, PoolArgs) { pool<INT8>(a); }
+KERNEL_OF_THREE(256, pool_int4, PoolArgs) { pool<INT4>(a); }
+KERNEL_OF_THREE(256, pool_int2, PoolArgs) { pool<INT2>(a); }
 
 struct SlotBagsArgs {
     const u8* rows;
@@ -169,7 +189,8 @@ struct SlotBagsArgs {
 template <int FORMAT> DEVICE void pool_slot(const SlotBagsArgs& a, u32 slot, float* out) {
     u32 begin = a.offsets ? a.offsets[slot] : slot, end = a.offsets ? a.offsets[slot + 1] : slot + 1;
     auto row_of = [&](u32 n) { return !a.keys ? (i64)n : a.keys[n] == NO_ROW ? (i64)-1 : (i64)a.keys[n]; };
-    pool_bag<FORMAT>({a.rows, nullptr, nullptr, ~0ull, a.width, a.row_bytes, a.is_mean}, begin, end, row_of, out);
+    Place first = place_at(nullptr, begin + lane_of(), end, row_of);
+    pool_bag<FORMAT>({a.rows, nullptr, nullptr, ~0ull, a.width, a.row_bytes, a.is_mean}, begin, end, first, row_of, out);
 }
 
 // What candidates are looked up in: grid (parts, queries), a warp a candidate.

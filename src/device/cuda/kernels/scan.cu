@@ -78,7 +78,7 @@ KERNEL(256, score_lists, CentroidArgs) {
     u32 blocks = (a.lists + 15) / 16;
     for (u32 block = blockIdx.x * warps_of() + warp_of(); block < blocks; block += gridDim.x * warps_of()) {
         i32 sums[1][2];
-        block_sums({a.codes + (u64)block * a.groups * 64}, row, a.groups, sums);
+        block_sums(a.codes, {block}, row, a.groups, sums);
         u32 list = block * 16 + item_of_lane();
         if ((lane_of() & 4) == 0 && list < a.lists) {
             float score = score_of(sums[0][0], sums[0][1], head, a.scales[list]);
@@ -131,36 +131,33 @@ DEVICE u32 excluded_of(const Candidates& to, u32 query, u32 first_slot, u32 leng
 template <u32 COUNT>
 DEVICE void score_picks(const ScanArgs& a, u32 query, const u32 (&picks)[COUNT], u32 first_block, const u32* row, const QueryHead& head,
                         Found& found) {
-    u32 bar = fresh(a.to.bars + query), slots[COUNT];
+    u32 bar = fresh(a.to.bars + query), blocks[COUNT], item = item_of_lane();
     bool has_one[COUNT];
     float scales[COUNT];
-    const u8* blocks[COUNT];
 #pragma unroll
     for (u32 b = 0; b < COUNT; b++) {
-        u32 block = first_block + (picks[b] >> 16), item = item_of_lane();
-        blocks[b] = a.lists.codes + (u64)block * a.to.groups * 64;
-        slots[b] = block * 16 + item;
+        blocks[b] = first_block + (picks[b] >> 16);
         has_one[b] = (lane_of() & 4) == 0 && (picks[b] >> item & 1);
-        scales[b] = has_one[b] ? a.lists.scales[slots[b]] : 0.0f;
+        scales[b] = has_one[b] ? a.lists.scales[blocks[b] * 16 + item] : 0.0f;
     }
     i32 sums[COUNT][2];
-    block_sums(blocks, row, a.to.groups, sums);
+    block_sums(a.lists.codes, blocks, row, a.to.groups, sums);
 #pragma unroll
     for (u32 b = 0; b < COUNT; b++) {
         float score = has_one[b] ? score_of(sums[b][0], sums[b][1], head, scales[b]) : 0.0f;
-        keep(a.to, query, has_one[b], score, slots[b], bar, head.bins_per_score, found);
+        keep(a.to, query, has_one[b], score, blocks[b] * 16 + item, bar, head.bins_per_score, found);
     }
 }
 
 // Scans lists for one query each: grid (parts, queries, pieces), of whose pieces each takes every so many-th chunk of a list. The blocks that
 // hold eligible items are collected in shared memory first, then the warps share them out, so that nobody waits for blocks without any.
-KERNEL(256, scan_lists, ScanArgs) {
+KERNEL_OF_THREE(256, scan_lists, ScanArgs) {
     u32 groups = a.to.groups, query = blockIdx.y;
     u32* picks = (u32*)shared_memory(); // [4 CHUNK_WORDS] block of the chunk << 16 | items
     u32* pick_count = picks + 4 * CHUNK_WORDS;
     u32* finds = pick_count + 4;                         // [warps, 2, FOUND_MAX]
     u32* row = finds + 2 * FOUND_MAX * warps_of();       // [2, groups]
-    Found found = {finds + 2 * FOUND_MAX * warp_of(), finds + 2 * FOUND_MAX * warp_of() + FOUND_MAX, 0};
+    Found found = {finds + 2 * FOUND_MAX * warp_of(), 0};
     for (u32 n = threadIdx.x; n < 2 * groups; n += blockDim.x) row[n] = a.to.rows[(u64)query * 2 * groups + n];
     QueryHead head = a.to.heads[query];
     const u64* words = a.words ? a.words[query] : nullptr;

@@ -97,8 +97,7 @@ DEVICE bool is_excluded(const Candidates& to, u32 query, u32 slot) {
 
 // Candidates of one query that a warp has found and not written yet: room for as many as two calls find.
 struct Found {
-    u32* keys; // [FOUND_MAX], as the slots in shared memory of the warp's own
-    u32* slots;
+    u32* all; // keys [FOUND_MAX], slots [FOUND_MAX], in shared memory of the warp's own
     u32 count;
 };
 
@@ -112,8 +111,8 @@ DEVICE void write_found(const Candidates& to, u32 query, Found& found) {
     __syncwarp();
     base = __shfl_sync(EVERY_LANE, base, 0);
     for (u32 n = lane_of(); n < count && base + n < to.room; n += 32) {
-        to.keys[(u64)query * to.room + base + n] = found.keys[n];
-        to.slots[(u64)query * to.room + base + n] = found.slots[n];
+        to.keys[(u64)query * to.room + base + n] = found.all[n];
+        to.slots[(u64)query * to.room + base + n] = found.all[FOUND_MAX + n];
     }
     __syncwarp();
     found.count = 0;
@@ -146,8 +145,8 @@ DEVICE void keep(const Candidates& to, u32 query, bool has_one, float score, u32
     if (votes == 0) return;
     if (kept) {
         u32 place = found.count + __popc(votes & lanes_before());
-        found.keys[place] = ordered(score);
-        found.slots[place] = slot;
+        found.all[place] = ordered(score);
+        found.all[FOUND_MAX + place] = slot;
         atomicAdd(to.histogram + (u64)query * BINS + bin, 1u);
     }
     found.count += __popc(votes);
@@ -168,7 +167,7 @@ DEVICE u32 item_of_lane() { return 4 * (lane_of() & 3) + 2 * (lane_of() >> 4 & 1
 // Sums of the products of 16 items of each of some blocks with both rows of a query, by a whole warp: all that is read is under way
 // together. Lane l reads items 4 (l % 4) and on of group l / 4, so that each load of a warp is 512 consecutive bytes.
 template <u32 COUNT>
-DEVICE void block_sums(const u8* const (&blocks)[COUNT], const u32* row, u32 groups, i32 (&made)[COUNT][2]) {
+DEVICE void block_sums(const u8* blocks, const u32 (&numbers)[COUNT], const u32* row, u32 groups, i32 (&made)[COUNT][2]) {
     i32 sums[COUNT][2][4] = {};
     for (u32 first = lane_of() >> 2; first < groups; first += 8 * STEPS_AHEAD) {
         uint4 codes[STEPS_AHEAD][COUNT];
@@ -178,7 +177,8 @@ DEVICE void block_sums(const u8* const (&blocks)[COUNT], const u32* row, u32 gro
 #pragma unroll
             for (u32 b = 0; b < COUNT; b++) {
                 codes[step][b] = uint4{0, 0, 0, 0};
-                if (group < groups) codes[step][b] = __ldg((const uint4*)(blocks[b] + (u64)group * 64) + (lane_of() & 3));
+                const uint4* of_group = (const uint4*)(blocks + ((u64)numbers[b] * groups + group) * 64);
+                if (group < groups) codes[step][b] = __ldg(of_group + (lane_of() & 3));
             }
         }
 #pragma unroll

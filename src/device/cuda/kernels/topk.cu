@@ -35,12 +35,21 @@ DEVICE void append(const TopArgs& a, u32 row, u32* filled, bool has_one, u32 key
     }
 }
 
-// Appends the items of a warp that rank above the last one, and puts those aside that tie with it.
-DEVICE void sort_out(const TopArgs& a, u32 row, u32* filled, u32* tied, u32 n, u32 count, u32 last, bool takes_all) {
+// Appends the items of a block that rank above the last one, and puts those aside that tie with it: each so many-th from the first on, of
+// which the next is under way while one is looked at.
+DEVICE void sort_out(const TopArgs& a, u32 row, u32* filled, u32* tied, u32 first, u32 stride, u32 count, u32 last, bool takes_all) {
     u64 base = (u64)row * a.stride;
-    u32 key = n < count ? a.keys[base + n] : 0, slot = n < count ? (a.slots ? a.slots[base + n] : n) : 0;
-    append(a, row, filled, n < count && (takes_all || key > last), key, slot);
-    if (n < count && !takes_all && key == last) a.ties[base + atomicAdd(tied, 1u)] = slot;
+    u32 whole = (count + blockDim.x - 1) / blockDim.x * blockDim.x;
+    u32 next_key = first < count ? a.keys[base + first] : 0, next_slot = first < count && a.slots ? a.slots[base + first] : first;
+    for (u32 n = first; n < whole; n += stride) {
+        u32 key = next_key, slot = next_slot, next = n + stride;
+        if (next < count) {
+            next_key = a.keys[base + next];
+            next_slot = a.slots ? a.slots[base + next] : next;
+        }
+        append(a, row, filled, n < count && (takes_all || key > last), key, slot);
+        if (n < count && !takes_all && key == last) a.ties[base + atomicAdd(tied, 1u)] = slot;
+    }
 }
 
 // Appends the first `left` of so many items that tie with the last one. A whole block.
@@ -87,8 +96,7 @@ KERNEL(1024, select_top, TopArgs) {
     bool takes_all = wanted == count;
     u32 left = wanted, last = takes_all ? 0 : kth(a.keys + (u64)row * a.stride, count, left, histogram);
     __syncthreads();
-    u32 whole = (count + blockDim.x - 1) / blockDim.x * blockDim.x;
-    for (u32 n = threadIdx.x; n < whole; n += blockDim.x) sort_out(a, row, filled, tied, n, count, last, takes_all);
+    sort_out(a, row, filled, tied, threadIdx.x, blockDim.x, count, last, takes_all);
     __syncthreads();
     if (!takes_all) take_ties(a, row, filled, *tied, last, left, histogram);
 }
@@ -119,8 +127,8 @@ KERNEL(512, narrow_keys, ManyArgs) {
     digit_at(a.shift, low, bits);
     clear(histogram);
     const u32* keys = a.of.keys + (u64)row * a.of.stride;
-    for (u32 n = blockIdx.x * blockDim.x + threadIdx.x; n < count; n += gridDim.x * blockDim.x)
-        if ((keys[n] & decided) == last) atomicAdd(histogram + (keys[n] >> low & ((1u << bits) - 1)), 1u);
+    u32 first = blockIdx.x * blockDim.x + threadIdx.x;
+    count_digits(keys, first, gridDim.x * blockDim.x, count, histogram, [&](u32 key) { return (key & decided) == last; }, low, bits);
     __syncthreads();
     for (u32 n = threadIdx.x; n < DIGITS; n += blockDim.x)
         if (histogram[n]) atomicAdd(state.histogram + n, histogram[n]);
@@ -149,9 +157,8 @@ KERNEL(512, take_best, ManyArgs) {
     Descent& state = a.descents[row];
     bool takes_all = wanted == count;
     u32 last = state.last, left = state.left;
-    u32 whole = (count + blockDim.x - 1) / blockDim.x * blockDim.x;
-    for (u32 n = blockIdx.x * blockDim.x + threadIdx.x; n < whole; n += gridDim.x * blockDim.x)
-        sort_out(a.of, row, &state.filled, &state.tied, n, count, last, takes_all);
+    u32 first = blockIdx.x * blockDim.x + threadIdx.x;
+    sort_out(a.of, row, &state.filled, &state.tied, first, gridDim.x * blockDim.x, count, last, takes_all);
     if (takes_all || !is_last_of(gridDim.x, &state.arrived, flag)) return;
     take_ties(a.of, row, &state.filled, fresh(&state.tied), last, left, histogram);
 }
@@ -173,45 +180,47 @@ DEVICE bool before(const TopArgs& a, u32 row, u32 key, u32 slot, u32 other_key, 
     return slot != other_slot && rank_of(a, row, slot) < rank_of(a, row, other_slot);
 }
 
-// Sorts runs of RUN items, best first: grid (runs, rows), a bitonic network in shared memory.
-KERNEL(512, sort_runs, SortArgs) {
+// Sorts runs of RUN items, best first: grid (runs, rows), a bitonic network of an item a thread. Items less than a warp apart are compared by
+// shuffles, others by way of shared memory.
+KERNEL(1024, sort_runs, SortArgs) {
     u32* keys = (u32*)shared_memory(); // [RUN]
     u32* slots = keys + RUN;
-    u32 row = blockIdx.y, first = blockIdx.x * RUN, count = a.of.counts_out[row];
+    u32 row = blockIdx.y, first = blockIdx.x * RUN, count = a.of.counts_out[row], n = threadIdx.x;
     u64 base = (u64)row * a.of.stride_out + first;
     if (first >= count) return;
-    u32 here = min(RUN, count - first), padded = 2;
+    u32 here = min(RUN, count - first), padded = 32;
     while (padded < here) padded *= 2;
-    for (u32 n = threadIdx.x; n < padded; n += blockDim.x) {
-        keys[n] = n < here ? a.of.keys_out[base + n] : 0;
-        slots[n] = n < here ? a.of.slots_out[base + n] : EVERY_LANE;
-    }
-    __syncthreads();
+    // Places without an item come last.
+    u32 key = n < here ? a.of.keys_out[base + n] : 0, slot = n < here ? a.of.slots_out[base + n] : EVERY_LANE;
     for (u32 size = 2; size <= padded; size <<= 1) {
         for (u32 step = size >> 1; step > 0; step >>= 1) {
-            for (u32 n = threadIdx.x; n < padded / 2; n += blockDim.x) {
-                u32 low = 2 * n - (n & (step - 1)), high = low + step;
-                bool is_down = (low & size) == 0;
-                // Places without an item come last.
-                bool has_low = slots[low] != EVERY_LANE, has_high = slots[high] != EVERY_LANE;
-                bool swapped = has_low && has_high ? before(a.of, row, keys[high], slots[high], keys[low], slots[low])
-                                                   : has_high && !has_low;
-                bool reversed = has_low && has_high ? before(a.of, row, keys[low], slots[low], keys[high], slots[high])
-                                                    : has_low && !has_high;
-                if (is_down ? swapped : reversed) {
-                    u32 key = keys[low], slot = slots[low];
-                    keys[low] = keys[high];
-                    slots[low] = slots[high];
-                    keys[high] = key;
-                    slots[high] = slot;
-                }
+            u32 other_key, other_slot;
+            if (step >= 32) {
+                __syncthreads();
+                keys[n] = key;
+                slots[n] = slot;
+                __syncthreads();
+                other_key = keys[n ^ step];
+                other_slot = slots[n ^ step];
+            } else {
+                other_key = __shfl_xor_sync(EVERY_LANE, key, step);
+                other_slot = __shfl_xor_sync(EVERY_LANE, slot, step);
             }
-            __syncthreads();
+            bool has_one = slot != EVERY_LANE, has_other = other_slot != EVERY_LANE;
+            bool keeps_first = ((n & step) == 0) == ((n & size) == 0), is_other_first = has_other && !has_one, is_first = has_one && !has_other;
+            if (has_one && has_other) {
+                is_other_first = before(a.of, row, other_key, other_slot, key, slot);
+                is_first = before(a.of, row, key, slot, other_key, other_slot);
+            }
+            if (keeps_first ? is_other_first : is_first) {
+                key = other_key;
+                slot = other_slot;
+            }
         }
     }
-    for (u32 n = threadIdx.x; n < here; n += blockDim.x) {
-        a.keys[base + n] = keys[n];
-        a.slots[base + n] = slots[n];
+    if (n < here) {
+        a.keys[base + n] = key;
+        a.slots[base + n] = slot;
     }
 }
 

@@ -16,7 +16,7 @@ const THREADS: usize = 256;
 const CHUNK_WORDS: usize = 256;
 /// Items of a piece of a list that are worth a block, and of the blocks that keep a device busy the part that is enough.
 const PIECE_ITEMS: usize = 512;
-const PIECES_WANTED: usize = 4;
+const PIECES_WANTED: usize = 2;
 /// Candidates that a warp puts aside before it writes them.
 const FOUND_MAX: usize = 64;
 /// Queries that tensor cores score together.

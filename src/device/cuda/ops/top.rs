@@ -201,7 +201,7 @@ pub fn sort(device: &Device, best: Best, ties: &Ties<'_>) -> Result<Best> {
             0 => Shape {
                 kernel: "sort_runs",
                 grid: [stride.div_ceil(RUN), rows, 1],
-                threads: 512,
+                threads: 1024,
                 shared_bytes: 8 * RUN,
                 demand,
             },
