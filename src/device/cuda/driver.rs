@@ -213,13 +213,13 @@ pub trait Driver: Send + Sync + Debug {
         Ok(Coming::Here(here))
     }
 
-    /// Takes what was asked for, as many bytes as were, and waits for it.
+    /// Waits for what was asked for, as many bytes as were, and has it taken from where it lies.
     ///
     /// # Errors
     /// As [`Driver::download`].
-    fn receive(&self, coming: &Coming, to: &mut [u8]) -> Result<()> {
+    fn receive(&self, coming: &Coming, bytes: usize, take: &mut dyn FnMut(&[u8])) -> Result<()> {
         match coming {
-            Coming::Here(bytes) if bytes.len() == to.len() => to.copy_from_slice(bytes),
+            Coming::Here(here) if here.len() == bytes => take(here),
             _ => return Err(Error::internal("a result that is not this driver's")),
         }
         Ok(())

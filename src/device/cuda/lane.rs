@@ -371,7 +371,7 @@ impl Driver for Lane {
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         // SAFETY: the caller's condition.
         let coming = unsafe { self.send(from, to.len())? };
-        self.receive(&coming, to)
+        self.receive(&coming, to.len(), &mut |bytes| to.copy_from_slice(bytes))
     }
 
     // SAFETY: what the trait asks of callers is kept in the work that is written down.
@@ -405,7 +405,7 @@ impl Driver for Lane {
         self.submit(&mut self.state())
     }
 
-    fn receive(&self, coming: &Coming, to: &mut [u8]) -> Result<()> {
+    fn receive(&self, coming: &Coming, bytes: usize, take: &mut dyn FnMut(&[u8])) -> Result<()> {
         let Coming::To(from) = coming else {
             return Err(Error::internal("a result that is not this lane's"));
         };
@@ -414,7 +414,7 @@ impl Driver for Lane {
         self.wait_for(&mut state)?;
         // SAFETY: `from` is pinned memory of at least as many bytes, which `send` took for this result and which stays until the
         // lane begins again; the copy to it is done.
-        unsafe { std::ptr::copy_nonoverlapping(*from as *const u8, to.as_mut_ptr(), to.len()) };
+        take(unsafe { std::slice::from_raw_parts(*from as *const u8, bytes) });
         Ok(())
     }
 }

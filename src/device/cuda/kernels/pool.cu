@@ -17,10 +17,9 @@ enum RowFormat { F32, F16, BF16, INT8, INT4, INT2 };
 
 // Numbers that a lane sums at a time, and rows that it has under way together.
 #define EACH 4u
-#define ROWS_AHEAD (!IS_WHOLE ? 2u : FORMAT < INT8 ? 4u : 8u)
+#define ROWS_AHEAD 4u
 
-// Up to four numbers of a row as they are stored, with the scale and bias in front of quantized ones: side by side as in the row where this
-// is whole, else a word each.
+// Up to four numbers of a row as they are stored, with the scale and bias in front of quantized ones.
 struct Stored {
     u32 head, words[EACH];
 };
@@ -38,10 +37,13 @@ template <int FORMAT, bool IS_WHOLE> DEVICE Stored stored(const u8* row, u32 fir
             s.words[0] = all.x, s.words[1] = all.y, s.words[2] = all.z, s.words[3] = all.w;
         } else if (FORMAT == F16 || FORMAT == BF16) {
             uint2 all = __ldg((const uint2*)row + first / 4);
-            s.words[0] = all.x, s.words[1] = all.y;
-        } else if (FORMAT == INT8) s.words[0] = __ldg((const u32*)codes + first / 4);
-        else if (FORMAT == INT4) s.words[0] = __ldg((const u16*)codes + first / 4);
-        else s.words[0] = __ldg(codes + first / 4);
+            s.words[0] = all.x & 0xffff, s.words[1] = all.x >> 16, s.words[2] = all.y & 0xffff, s.words[3] = all.y >> 16;
+        } else {
+            u32 all = FORMAT == INT8 ? __ldg((const u32*)codes + first / 4) : FORMAT == INT4 ? __ldg((const u16*)codes + first / 4) : codes[first / 4];
+            const u32 bits = FORMAT == INT8 ? 8 : FORMAT == INT4 ? 4 : 2;
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++) s.words[i] = all >> (bits * i) & ((1u << bits) - 1);
+        }
         return s;
     }
     // Rows of an odd number of bytes lie at any address.
@@ -59,15 +61,11 @@ template <int FORMAT, bool IS_WHOLE> DEVICE Stored stored(const u8* row, u32 fir
     return s;
 }
 
-template <int FORMAT, bool IS_WHOLE> DEVICE float number_of(const Stored& s, u32 i) {
+template <int FORMAT> DEVICE float number_of(const Stored& s, u32 i) {
     if (FORMAT == F32) return __uint_as_float(s.words[i]);
-    if (FORMAT == F16 || FORMAT == BF16) {
-        u16 bits = (u16)(IS_WHOLE ? s.words[i / 2] >> (16 * (i % 2)) : s.words[i]);
-        return FORMAT == F16 ? half_to_float(bits) : bf16_to_float(bits);
-    }
-    const u32 bits = FORMAT == INT8 ? 8 : FORMAT == INT4 ? 4 : 2;
-    u32 code = IS_WHOLE ? s.words[0] >> (bits * i) & ((1u << bits) - 1) : s.words[i];
-    return __fadd_rn(__fmul_rn(half_to_float((u16)s.head), (float)code), half_to_float((u16)(s.head >> 16)));
+    if (FORMAT == F16) return half_to_float((u16)s.words[i]);
+    if (FORMAT == BF16) return bf16_to_float((u16)s.words[i]);
+    return __fadd_rn(__fmul_rn(half_to_float((u16)s.head), (float)s.words[i]), half_to_float((u16)(s.head >> 16)));
 }
 
 // Rows of a table, and how a bag of them becomes one.
@@ -79,20 +77,9 @@ struct Pooled {
     u32 width, row_bytes, is_mean;
 };
 
-// What a lane looked up of a place: its row, or a negative number, and what it weighs.
-struct Place {
-    i64 row;
-    float weight;
-};
-
-template <class RowOf> DEVICE Place place_at(const float* weights, u32 n, u32 end, RowOf row_of) {
-    return {n < end ? row_of(n) : -1, weights && n < end ? weights[n] : 1.0f};
-}
-
-// The rows at places `begin` to `end` as one, by a whole warp, whose lanes have looked up the `first` 32 places. `row_of` says which row a
-// place takes; a negative one adds nothing.
+// The rows at places `begin` to `end` as one, by a whole warp. `row_of` says which row a place takes; a negative one adds nothing.
 template <int FORMAT, bool IS_WHOLE, class RowOf>
-DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, Place first_place, RowOf row_of, float* out) {
+DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* out) {
     // Narrow rows share a warp: each of its parts takes every so many-th row.
     u32 lanes = 32;
     while (lanes > 1 && (lanes / 2) * EACH >= a.width) lanes /= 2;
@@ -100,31 +87,27 @@ DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, Place first_place, Ro
     for (u32 first = 0; first < a.width; first += lanes * EACH) {
         u32 column = first + within * EACH;
         float sums[EACH] = {0, 0, 0, 0};
-        // The lanes look up 32 places together, whose rows are then read several at a time.
-        for (u32 chunk = begin; chunk < end; chunk += 32) {
-            Place own = chunk == begin ? first_place : place_at(a.weights, chunk + lane_of(), end, row_of);
-            for (u32 from = 0; from < 32 && chunk + from < end; from += parts * ROWS_AHEAD) {
-                Stored read[ROWS_AHEAD];
-                u32 there = 0;
+        for (u32 from = begin + part; from < end; from += parts * ROWS_AHEAD) {
+            const u8* rows[ROWS_AHEAD];
+            float weights[ROWS_AHEAD];
 #pragma unroll
-                for (u32 r = 0; r < ROWS_AHEAD; r++) {
-                    u32 n = from + r * parts + part;
-                    i64 row = __shfl_sync(EVERY_LANE, own.row, n & 31);
-                    bool is_there = n < 32 && row >= 0 && column < a.width;
-                    bool is_staged = (u64)row >= a.resident;
-                    const u8* at = is_staged ? a.staged + ((u64)row - a.resident) * a.row_bytes : a.rows + (u64)row * a.row_bytes;
-                    read[r] = stored<FORMAT, IS_WHOLE>(is_there ? at : nullptr, column, a.width);
-                    there |= (u32)is_there << r;
-                }
+            for (u32 r = 0; r < ROWS_AHEAD; r++) {
+                u32 n = from + r * parts;
+                i64 row = n < end && column < a.width ? row_of(n) : -1;
+                weights[r] = a.weights && n < end ? a.weights[n] : 1.0f;
+                bool is_staged = (u64)row >= a.resident;
+                const u8* at = is_staged ? a.staged + ((u64)row - a.resident) * a.row_bytes : a.rows + (u64)row * a.row_bytes;
+                rows[r] = row < 0 ? nullptr : at;
+            }
+            Stored read[ROWS_AHEAD];
 #pragma unroll
-                for (u32 r = 0; r < ROWS_AHEAD; r++) {
-                    float weight = __shfl_sync(EVERY_LANE, own.weight, (from + r * parts + part) & 31);
-                    if ((there >> r & 1) == 0) continue;
+            for (u32 r = 0; r < ROWS_AHEAD; r++) read[r] = stored<FORMAT, IS_WHOLE>(rows[r], column, a.width);
 #pragma unroll
-                    for (u32 i = 0; i < EACH; i++)
-                        if (IS_WHOLE || column + i < a.width)
-                            sums[i] = __fmaf_rn(weight, number_of<FORMAT, IS_WHOLE>(read[r], i), sums[i]);
-                }
+            for (u32 r = 0; r < ROWS_AHEAD; r++) {
+                if (!rows[r]) continue;
+#pragma unroll
+                for (u32 i = 0; i < EACH; i++)
+                    if (IS_WHOLE || column + i < a.width) sums[i] = __fmaf_rn(weights[r], number_of<FORMAT>(read[r], i), sums[i]);
             }
         }
         for (u32 step = lanes; step < 32; step <<= 1) {
@@ -138,40 +121,28 @@ DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, Place first_place, Ro
     }
 }
 
-template <int FORMAT, class RowOf>
-DEVICE void pool_bag(const Pooled& a, u32 begin, u32 end, Place first, RowOf row_of, float* out) {
+template <int FORMAT, class RowOf> DEVICE void pool_bag(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* out) {
     // Codes of four bits come in twos of bytes behind a head of four.
     u32 aligned = FORMAT == F32 ? 16 : FORMAT == F16 || FORMAT == BF16 ? 8 : 4;
     if (a.width % EACH == 0 && a.row_bytes % aligned == 0 && ((u64)a.rows | (u64)a.staged) % aligned == 0)
-        pool_rows<FORMAT, true>(a, begin, end, first, row_of, out);
-    else pool_rows<FORMAT, false>(a, begin, end, first, row_of, out);
+        pool_rows<FORMAT, true>(a, begin, end, row_of, out);
+    else pool_rows<FORMAT, false>(a, begin, end, row_of, out);
 }
 
-// While a warp reads the rows of a bag, the places of its next bag come, and where those of the one after lie.
 template <int FORMAT> DEVICE void pool(const PoolArgs& a) {
+    u32 bag = blockIdx.x * warps_of() + warp_of();
+    if (bag >= a.bags) return;
     Pooled of = {a.rows, a.staged, a.weights, a.resident, a.width, a.row_bytes, a.is_mean};
-    auto row_of = [&](u32 n) { return a.ids[n]; };
-    auto start_of = [&](u32 bag) { return a.offsets[min(bag, a.bags)]; };
-    auto end_of = [&](u32 bag) { return a.offsets[min(bag + 1, a.bags)]; };
-    u32 bag = blockIdx.x * warps_of() + warp_of(), stride = gridDim.x * warps_of();
-    u32 begin = start_of(bag), end = end_of(bag), next_begin = start_of(bag + stride), next_end = end_of(bag + stride);
-    Place place = place_at(a.weights, begin + lane_of(), end, row_of);
-    for (; bag < a.bags; bag += stride) {
-        Place next = place_at(a.weights, next_begin + lane_of(), next_end, row_of);
-        u32 later_begin = start_of(bag + 2 * stride), later_end = end_of(bag + 2 * stride);
-        pool_bag<FORMAT>(of, begin, end, place, row_of, a.sums + (u64)bag * a.stride + a.column);
-        place = next;
-        begin = next_begin, end = next_end;
-        next_begin = later_begin, next_end = later_end;
-    }
+    float* out = a.sums + (u64)bag * a.stride + a.column;
+    pool_bag<FORMAT>(of, a.offsets[bag], a.offsets[bag + 1], [&](u32 n) { return a.ids[n]; }, out);
 }
 
-KERNEL_OF_THREE(256, pool_f32, PoolArgs) { pool<F32>(a); }
-KERNEL_OF_THREE(256, pool_f16, PoolArgs) { pool<F16>(a); }
-KERNEL_OF_THREE(256, pool_bf16, PoolArgs) { pool<BF16>(a); }
-KERNEL_OF_THREE(256, pool_int8, PoolArgs) { pool<INT8>(a); }
-KERNEL_OF_THREE(256, pool_int4, PoolArgs) { pool<INT4>(a); }
-KERNEL_OF_THREE(256, pool_int2, PoolArgs) { pool<INT2>(a); }
+KERNEL(256, pool_f32, PoolArgs) { pool<F32>(a); }
+KERNEL(256, pool_f16, PoolArgs) { pool<F16>(a); }
+KERNEL(256, pool_bf16, PoolArgs) { pool<BF16>(a); }
+KERNEL(256, pool_int8, PoolArgs) { pool<INT8>(a); }
+KERNEL(256, pool_int4, PoolArgs) { pool<INT4>(a); }
+KERNEL(256, pool_int2, PoolArgs) { pool<INT2>(a); }
 
 struct SlotBagsArgs {
     const u8* rows;
@@ -189,8 +160,7 @@ struct SlotBagsArgs {
 template <int FORMAT> DEVICE void pool_slot(const SlotBagsArgs& a, u32 slot, float* out) {
     u32 begin = a.offsets ? a.offsets[slot] : slot, end = a.offsets ? a.offsets[slot + 1] : slot + 1;
     auto row_of = [&](u32 n) { return !a.keys ? (i64)n : a.keys[n] == NO_ROW ? (i64)-1 : (i64)a.keys[n]; };
-    Place first = place_at(nullptr, begin + lane_of(), end, row_of);
-    pool_bag<FORMAT>({a.rows, nullptr, nullptr, ~0ull, a.width, a.row_bytes, a.is_mean}, begin, end, first, row_of, out);
+    pool_bag<FORMAT>({a.rows, nullptr, nullptr, ~0ull, a.width, a.row_bytes, a.is_mean}, begin, end, row_of, out);
 }
 
 // What candidates are looked up in: grid (parts, queries), a warp a candidate.

@@ -119,7 +119,7 @@ pub fn pool_staged(
     };
     let row_bytes = arguments.row_bytes as usize;
     let demand = Demand::of_bytes(bags.ids.len() * (8 + row_bytes) + count * (4 + 4 * rows.width));
-    let grid = [parts(device, count, 8, 1), 1, 1];
+    let grid = [count.div_ceil(8), 1, 1];
     launch(device, &Shape { kernel, grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
