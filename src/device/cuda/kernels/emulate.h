@@ -55,11 +55,10 @@ struct Slot {
     uint64_t words[6];
 };
 
-// Words that a thread asked for and that are not in shared memory yet.
+// Four words that a thread asked for and that are not in shared memory yet.
 struct Coming {
     uint32_t* to;
     const uint32_t* from;
-    uint32_t count;
     unsigned turn;
 };
 
@@ -340,12 +339,11 @@ static inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
     return reduced(mask, value, "__reduce_max_sync", [](unsigned a, unsigned b) { return a > b ? a : b; });
 }
 
-static inline void bring_four(unsigned* to, const unsigned* from, unsigned count) {
+static inline void bring_four(unsigned* to, const unsigned* from) {
     emu::Fiber& me = *emu::machine->current;
     if ((reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from)) % 16) emu::fail("a copy of four words from or to where they do not begin");
-    if (count == 0 || count > 4) emu::fail("a copy of no words, or of more than four");
     std::memset(to, 0xCD, 16);
-    me.coming.push_back({to, from, count, me.turn});
+    me.coming.push_back({to, from, me.turn});
 }
 static inline void end_of_bringing() { emu::machine->current->turn++; }
 template <int LATER> static inline void brought() {
@@ -356,7 +354,7 @@ template <int LATER> static inline void brought() {
             me.coming[kept++] = c;
             continue;
         }
-        for (unsigned n = 0; n < 4; n++) c.to[n] = n < c.count ? c.from[n] : 0;
+        std::memcpy(c.to, c.from, 16);
     }
     me.coming.resize(kept);
 }

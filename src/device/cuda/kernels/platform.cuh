@@ -52,10 +52,10 @@ static __device__ __forceinline__ void mma_tf32(float (&c)[4], const u32 (&a)[4]
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Up to four words, of which there is one at least, to shared memory, zeros in place of the others: they come while the thread goes on.
-static __device__ __forceinline__ void bring_four(u32* to, const u32* from, u32 count) {
-    u32 place = (u32)__cvta_generic_to_shared(to), bytes = 4 * count;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(bytes) : "memory");
+// Four words to shared memory, which come while the thread goes on.
+static __device__ __forceinline__ void bring_four(u32* to, const u32* from) {
+    u32 place = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
 }
 
 // What a thread asked for since the last call comes together.

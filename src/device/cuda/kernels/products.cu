@@ -27,9 +27,9 @@ DEVICE uint4 four(const u32* from, u32 count) {
     return words;
 }
 
-// The same to shared memory, where it is once `brought` says so.
+// The same to shared memory, where they are once `brought` says so.
 DEVICE void bring(u32* to, const u32* from, u32 count) {
-    if (count > 0 && ((u64)from & 15) == 0) bring_four(to, from, min(count, 4u));
+    if (count >= 4 && ((u64)from & 15) == 0) bring_four(to, from);
     else *(uint4*)to = four(from, count);
 }
 
