@@ -96,8 +96,9 @@ DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* 
                 i64 row = n < end && column < a.width ? row_of(n) : -1;
                 weights[r] = a.weights && n < end ? a.weights[n] : 1.0f;
                 bool is_staged = (u64)row >= a.resident;
-                const u8* at = is_staged ? a.staged + ((u64)row - a.resident) * a.row_bytes : a.rows + (u64)row * a.row_bytes;
-                rows[r] = row < 0 ? nullptr : at;
+                rows[r] = row < 0    ? nullptr
+                          : is_staged ? a.staged + ((u64)row - a.resident) * a.row_bytes
+                                      : a.rows + (u64)row * a.row_bytes;
             }
             Stored read[ROWS_AHEAD];
 #pragma unroll
