@@ -1,5 +1,8 @@
 // All kernels as a shared library for a host processor: `g++ -std=c++17 -O1 -fPIC -shared emulated.cpp`.
 #define STERLING_EMULATED
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
 #include "dense.cuh"
 #include "digits.cuh"
 #include "scan.cuh"
@@ -111,7 +114,12 @@ extern "C" const char* emu_launch(const char* name, const unsigned* grid, unsign
         machine.shared = nullptr;
     }
     for (unsigned kind = 0; kind < emu::OPERATIONS; kind++) operations[kind] += machine.operations[kind];
-    return machine.failure.empty() ? nullptr : fails(machine.failure);
+    if (machine.failure.empty()) return nullptr;
+    // Threads that a failure stopped leave what a sanitizer holds of their variables on stacks that others have next.
+#ifdef __SANITIZE_ADDRESS__
+    ASAN_UNPOISON_MEMORY_REGION(machine.stacks, emu::STACK_BYTES * emu::THREADS_MAX);
+#endif
+    return fails(machine.failure);
 }
 
 // Memory of just these bytes, for a sanitizer to see what leaves it.
