@@ -7,6 +7,7 @@
 #   STERLING_FLOORS=1000000,10000000   how many items the table is of
 #   PARTS="suite sanitizers figures floors peers"   what is done
 #   JOBS=8                             tests at a time
+#   TOOLS="memcheck racecheck synccheck"   what compute-sanitizer looks for
 #   CARD=emulated                      all of it on the emulation, with few items: shows that it goes through, its times mean nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -59,7 +60,7 @@ if [[ $parts = *" suite "* ]]; then
 fi
 if [[ $parts = *" sanitizers "* ]]; then
     if [ "$card" != emulated ] && command -v compute-sanitizer >/dev/null; then
-        for tool in memcheck racecheck synccheck; do
+        for tool in ${TOOLS:-memcheck racecheck synccheck}; do
             echo "== $tool"
             # Rates that are measured under it are none.
             each_test 'nothing_leaves_its_memory|whole_pass|floors|two_hundred|calibrate' \

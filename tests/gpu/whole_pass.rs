@@ -326,11 +326,13 @@ fn whole_pass_that_comes_again_is_replayed_and_answers_alike() {
 }
 
 /// What a version takes is known before anything is allocated, had as one, and no more than its parts: of each slot its codes, its
-/// scale, its row and its id, and the planes; some words a list and a word of 64 slots, and what arrays are rounded up by.
+/// scale, its row and its id, and the planes; some words a list and a word of 64 slots, and what arrays are rounded up by. The card itself,
+/// which gives memory in large steps, is asked over more items.
 #[test]
 fn whole_pass_takes_the_memory_of_its_parts() {
     let folder = tempfile::tempdir().unwrap();
-    let (items, dimension) = (4000, 32);
+    let is_card = device().kind() == "cuda";
+    let (items, dimension) = (if is_card { 400_000 } else { 4000 }, 32);
     let lines: Vec<String> = (0..items)
         .map(|id| json!({"id": id, "embedding": Random::new(id + 1).numbers(dimension)}).to_string())
         .collect();
@@ -344,8 +346,9 @@ fn whole_pass_takes_the_memory_of_its_parts() {
         let what = Publish { name: Some("plain".into()), items, recipe, ..Publish::default() };
         let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
         let view = view_of(&store, &name, version);
-        let (index, driver) = (&view.main().index, emulated());
-        let residents = Residents::new(Device::over(driver));
+        let index = &view.main().index;
+        let device = if is_card { device() } else { Device::over(emulated()) };
+        let residents = Residents::new(device.clone());
         let [taken] = residents.bytes_of(view.main()).unwrap()[..] else { panic!("one device") };
         let (slots, lists) = (index.slots(), index.lists());
         let words: usize = (0..lists)
@@ -358,7 +361,13 @@ fn whole_pass_takes_the_memory_of_its_parts() {
         assert!(taken >= of_slots, "{taken} bytes for {slots} slots of {rescore:?}");
         let most = of_slots + words * 16 + of_lists + arrays;
         assert!(taken <= most, "{rescore:?}: {taken} bytes, expected at most {most}");
+        let free = || device.memory().unwrap().0;
+        let before = free();
         residents.bring(view.main());
+        device.settle().unwrap();
+        let (used, step) = ((before - free()) as usize, if is_card { 32 << 20 } else { 1 });
+        let range = of_slots..=most.next_multiple_of(step) + step;
+        assert!(range.contains(&used), "{rescore:?}: {used} bytes by the card's own count, expected {range:?}");
         let mut gpu = Cuda::new(Arc::new(residents), Threads::new(1));
         let bodies = [json!({"vector": vec![0.5; dimension], "k": 5, "candidates": 20})];
         let [[cpu, gpu]] = &both(&view, &mut gpu, &bodies)[..] else { panic!() };

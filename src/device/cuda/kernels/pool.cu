@@ -15,57 +15,66 @@ struct PoolArgs {
 
 enum RowFormat { F32, F16, BF16, INT8, INT4, INT2 };
 
-// Numbers that a lane sums at a time, and rows that it has under way together.
+// Numbers that are read together.
 #define EACH 4u
-#define ROWS_AHEAD 4u
 
-// Up to four numbers of a row as they are stored, with the scale and bias in front of quantized ones.
+// Bits of a stored number.
+template <int FORMAT> DEVICE constexpr u32 bits_of() {
+    return FORMAT == F32 ? 32 : FORMAT == F16 || FORMAT == BF16 ? 16 : FORMAT == INT8 ? 8 : FORMAT == INT4 ? 4 : 2;
+}
+
+// Four numbers of a row as they are stored, side by side.
 struct Stored {
-    u32 head, words[EACH];
+    u32 words[EACH];
 };
 
-// Reads them from column `first` on. Rows that are whole fours at aligned addresses take one load, and one of their head. A row that is
-// null is none.
+// Reads them from column `first` on. Rows that are whole fours at aligned addresses take one load. A row that is null is none.
 template <int FORMAT, bool IS_WHOLE> DEVICE Stored stored(const u8* row, u32 first, u32 width) {
-    Stored s = {0, {0, 0, 0, 0}};
+    Stored s = {{0, 0, 0, 0}};
     if (!row) return s;
+    const u32 bits = bits_of<FORMAT>();
     const u8* codes = row + (FORMAT >= INT8 ? 4 : 0);
     if (IS_WHOLE) {
-        if (FORMAT >= INT8) s.head = __ldg((const u32*)row);
         if (FORMAT == F32) {
-            uint4 all = __ldg((const uint4*)row + first / 4);
+            uint4 all = __ldg((const uint4*)codes + first / 4);
             s.words[0] = all.x, s.words[1] = all.y, s.words[2] = all.z, s.words[3] = all.w;
         } else if (FORMAT == F16 || FORMAT == BF16) {
-            uint2 all = __ldg((const uint2*)row + first / 4);
-            s.words[0] = all.x & 0xffff, s.words[1] = all.x >> 16, s.words[2] = all.y & 0xffff, s.words[3] = all.y >> 16;
+            uint2 all = __ldg((const uint2*)codes + first / 4);
+            s.words[0] = all.x, s.words[1] = all.y;
         } else {
-            u32 all = FORMAT == INT8 ? __ldg((const u32*)codes + first / 4) : FORMAT == INT4 ? __ldg((const u16*)codes + first / 4) : codes[first / 4];
-            const u32 bits = FORMAT == INT8 ? 8 : FORMAT == INT4 ? 4 : 2;
-#pragma unroll
-            for (u32 i = 0; i < EACH; i++) s.words[i] = all >> (bits * i) & ((1u << bits) - 1);
+            s.words[0] = FORMAT == INT8   ? __ldg((const u32*)codes + first / 4)
+                         : FORMAT == INT4 ? __ldg((const u16*)codes + first / 4)
+                                          : codes[first / 4];
         }
         return s;
     }
     // Rows of an odd number of bytes lie at any address.
-    if (FORMAT >= INT8) s.head = row[0] | row[1] << 8 | row[2] << 16 | (u32)row[3] << 24;
 #pragma unroll
     for (u32 i = 0; i < EACH; i++) {
-        u32 at = first + i;
+        u32 at = first + i, number;
         if (at >= width) continue;
-        if (FORMAT == F32) s.words[i] = *(const u32*)(row + 4 * (u64)at);
-        else if (FORMAT == F16 || FORMAT == BF16) s.words[i] = *(const u16*)(row + 2 * (u64)at);
-        else if (FORMAT == INT8) s.words[i] = codes[at];
-        else if (FORMAT == INT4) s.words[i] = codes[at / 2] >> (at % 2 * 4) & 15;
-        else s.words[i] = codes[at / 4] >> (at % 4 * 2) & 3;
+        if (FORMAT == F32) number = *(const u32*)(codes + 4 * (u64)at);
+        else if (FORMAT == F16 || FORMAT == BF16) number = *(const u16*)(codes + 2 * (u64)at);
+        else number = codes[at * bits / 8] >> (at * bits % 8) & (u32)((1ull << bits) - 1);
+        s.words[i * bits / 32] |= number << (i * bits % 32);
     }
     return s;
 }
 
-template <int FORMAT> DEVICE float number_of(const Stored& s, u32 i) {
-    if (FORMAT == F32) return __uint_as_float(s.words[i]);
-    if (FORMAT == F16) return half_to_float((u16)s.words[i]);
-    if (FORMAT == BF16) return bf16_to_float((u16)s.words[i]);
-    return __fadd_rn(__fmul_rn(half_to_float((u16)s.head), (float)s.words[i]), half_to_float((u16)(s.head >> 16)));
+// The scale and bias in front of quantized numbers.
+template <int FORMAT, bool IS_WHOLE> DEVICE u32 head_of(const u8* row) {
+    if (FORMAT < INT8 || !row) return 0;
+    if (IS_WHOLE) return __ldg((const u32*)row);
+    return row[0] | row[1] << 8 | row[2] << 16 | (u32)row[3] << 24;
+}
+
+template <int FORMAT> DEVICE float number_of(u32 head, const Stored& s, u32 i) {
+    const u32 bits = bits_of<FORMAT>();
+    u32 number = s.words[i * bits / 32] >> (i * bits % 32) & (u32)((1ull << bits) - 1);
+    if (FORMAT == F32) return __uint_as_float(number);
+    if (FORMAT == F16) return half_to_float((u16)number);
+    if (FORMAT == BF16) return bf16_to_float((u16)number);
+    return __fadd_rn(__fmul_rn(half_to_float((u16)head), (float)number), half_to_float((u16)(head >> 16)));
 }
 
 // Rows of a table, and how a bag of them becomes one.
@@ -77,57 +86,76 @@ struct Pooled {
     u32 width, row_bytes, is_mean;
 };
 
-// The rows at places `begin` to `end` as one, by a whole warp. `row_of` says which row a place takes; a negative one adds nothing.
-template <int FORMAT, bool IS_WHOLE, class RowOf>
+// The rows at places `begin` to `end` as one, by a whole warp, of which a lane takes so many fours of a row's numbers: more of them are more
+// rows a warp, and fewer instructions to find a row. `row_of` says which row a place takes; a negative one adds nothing.
+template <int FORMAT, bool IS_WHOLE, u32 FOURS, class RowOf>
 DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* out) {
+    const u32 ROWS_AHEAD = FOURS > 1 ? 2 : 4; // under way together
     // Narrow rows share a warp: each of its parts takes every so many-th row.
     u32 lanes = 32;
-    while (lanes > 1 && (lanes / 2) * EACH >= a.width) lanes /= 2;
+    while (lanes > 1 && (lanes / 2) * FOURS * EACH >= a.width) lanes /= 2;
     u32 parts = 32 / lanes, part = lane_of() / lanes, within = lane_of() % lanes;
-    for (u32 first = 0; first < a.width; first += lanes * EACH) {
-        u32 column = first + within * EACH;
-        float sums[EACH] = {0, 0, 0, 0};
+    for (u32 first = 0; first < a.width; first += lanes * FOURS * EACH) {
+        u32 column = first + within * EACH; // of the first four; the others are lanes apart
+        float sums[FOURS][EACH] = {};
         for (u32 from = begin + part; from < end; from += parts * ROWS_AHEAD) {
             const u8* rows[ROWS_AHEAD];
             float weights[ROWS_AHEAD];
 #pragma unroll
             for (u32 r = 0; r < ROWS_AHEAD; r++) {
                 u32 n = from + r * parts;
-                i64 row = n < end && column < a.width ? row_of(n) : -1;
+                i64 row = n < end ? row_of(n) : -1;
                 weights[r] = a.weights && n < end ? a.weights[n] : 1.0f;
                 bool is_staged = (u64)row >= a.resident;
                 rows[r] = row < 0    ? nullptr
                           : is_staged ? a.staged + ((u64)row - a.resident) * a.row_bytes
                                       : a.rows + (u64)row * a.row_bytes;
             }
-            Stored read[ROWS_AHEAD];
+            Stored read[ROWS_AHEAD][FOURS];
+            u32 heads[ROWS_AHEAD];
 #pragma unroll
-            for (u32 r = 0; r < ROWS_AHEAD; r++) read[r] = stored<FORMAT, IS_WHOLE>(rows[r], column, a.width);
+            for (u32 r = 0; r < ROWS_AHEAD; r++) {
+                heads[r] = head_of<FORMAT, IS_WHOLE>(rows[r]);
+#pragma unroll
+                for (u32 f = 0; f < FOURS; f++) {
+                    u32 at = column + f * lanes * EACH;
+                    read[r][f] = stored<FORMAT, IS_WHOLE>(at < a.width ? rows[r] : nullptr, at, a.width);
+                }
+            }
 #pragma unroll
             for (u32 r = 0; r < ROWS_AHEAD; r++) {
                 if (!rows[r]) continue;
 #pragma unroll
-                for (u32 i = 0; i < EACH; i++)
-                    if (IS_WHOLE || column + i < a.width) sums[i] = __fmaf_rn(weights[r], number_of<FORMAT>(read[r], i), sums[i]);
+                for (u32 f = 0; f < FOURS; f++) {
+#pragma unroll
+                    for (u32 i = 0; i < EACH; i++)
+                        if (column + f * lanes * EACH + (IS_WHOLE ? 0 : i) < a.width)
+                            sums[f][i] = __fmaf_rn(weights[r], number_of<FORMAT>(heads[r], read[r][f], i), sums[f][i]);
+                }
             }
         }
         for (u32 step = lanes; step < 32; step <<= 1) {
 #pragma unroll
-            for (u32 i = 0; i < EACH; i++) sums[i] += __shfl_xor_sync(EVERY_LANE, sums[i], step);
+            for (u32 n = 0; n < FOURS * EACH; n++) sums[n / EACH][n % EACH] += __shfl_xor_sync(EVERY_LANE, sums[n / EACH][n % EACH], step);
         }
         float factor = a.is_mean && end > begin ? __fdiv_rn(1.0f, (float)(end - begin)) : 1.0f;
 #pragma unroll
-        for (u32 i = 0; i < EACH; i++)
-            if (part == 0 && column + i < a.width) out[column + i] = __fmul_rn(sums[i], factor);
+        for (u32 f = 0; f < FOURS; f++) {
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++) {
+                u32 at = column + f * lanes * EACH + i;
+                if (part == 0 && at < a.width) out[at] = __fmul_rn(sums[f][i], factor);
+            }
+        }
     }
 }
 
-template <int FORMAT, class RowOf> DEVICE void pool_bag(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* out) {
+template <int FORMAT, u32 FOURS, class RowOf> DEVICE void pool_bag(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* out) {
     // Codes of four bits come in twos of bytes behind a head of four.
     u32 aligned = FORMAT == F32 ? 16 : FORMAT == F16 || FORMAT == BF16 ? 8 : 4;
     if (a.width % EACH == 0 && a.row_bytes % aligned == 0 && ((u64)a.rows | (u64)a.staged) % aligned == 0)
-        pool_rows<FORMAT, true>(a, begin, end, row_of, out);
-    else pool_rows<FORMAT, false>(a, begin, end, row_of, out);
+        pool_rows<FORMAT, true, FOURS>(a, begin, end, row_of, out);
+    else pool_rows<FORMAT, false, 1>(a, begin, end, row_of, out);
 }
 
 template <int FORMAT> DEVICE void pool(const PoolArgs& a) {
@@ -135,7 +163,7 @@ template <int FORMAT> DEVICE void pool(const PoolArgs& a) {
     if (bag >= a.bags) return;
     Pooled of = {a.rows, a.staged, a.weights, a.resident, a.width, a.row_bytes, a.is_mean};
     float* out = a.sums + (u64)bag * a.stride + a.column;
-    pool_bag<FORMAT>(of, a.offsets[bag], a.offsets[bag + 1], [&](u32 n) { return a.ids[n]; }, out);
+    pool_bag<FORMAT, FORMAT >= INT8 ? 4 : 1>(of, a.offsets[bag], a.offsets[bag + 1], [&](u32 n) { return a.ids[n]; }, out);
 }
 
 KERNEL(256, pool_f32, PoolArgs) { pool<F32>(a); }
@@ -161,7 +189,7 @@ struct SlotBagsArgs {
 template <int FORMAT> DEVICE void pool_slot(const SlotBagsArgs& a, u32 slot, float* out) {
     u32 begin = a.offsets ? a.offsets[slot] : slot, end = a.offsets ? a.offsets[slot + 1] : slot + 1;
     auto row_of = [&](u32 n) { return !a.keys ? (i64)n : a.keys[n] == NO_ROW ? (i64)-1 : (i64)a.keys[n]; };
-    pool_bag<FORMAT>({a.rows, nullptr, nullptr, ~0ull, a.width, a.row_bytes, a.is_mean}, begin, end, row_of, out);
+    pool_bag<FORMAT, 1>({a.rows, nullptr, nullptr, ~0ull, a.width, a.row_bytes, a.is_mean}, begin, end, row_of, out);
 }
 
 // What candidates are looked up in: grid (parts, queries), a warp a candidate.

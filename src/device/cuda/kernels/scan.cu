@@ -106,16 +106,11 @@ struct ScanArgs {
     // Eligible items, a bit each: the words of list l of query q are words[q][firsts[l]] and on; null where all are.
     const u64* const* words;
     const u32* firsts;
-    u32 stride;
-    // Words of a list that a block looks at together.
-    u32 chunk;
+    u32 stride, unused;
 };
 
 // The first `count` bits.
 DEVICE u64 first_bits(u32 count) { return count >= 64 ? ~0ull : (1ull << count) - 1; }
-
-// Words of a chunk at most: as many as a block has threads, four blocks of items a word.
-#define CHUNK_WORDS 256u
 
 // Eligible items of a list that are excluded.
 DEVICE u32 excluded_of(const Candidates& to, u32 query, u32 first_slot, u32 length, const u64* words) {
@@ -127,17 +122,21 @@ DEVICE u32 excluded_of(const Candidates& to, u32 query, u32 first_slot, u32 leng
     return count;
 }
 
-// Scores the items of some blocks together, by a whole warp. A pick is the block's number behind `first_block` << 16 | its items.
+// The eligible items of a block, a bit each.
+struct Pick {
+    u32 block, items;
+};
+
+// Scores the items of some blocks together, by a whole warp.
 template <u32 COUNT>
-DEVICE void score_picks(const ScanArgs& a, u32 query, const u32 (&picks)[COUNT], u32 first_block, const u32* row, const QueryHead& head,
-                        Found& found) {
+DEVICE void score_picks(const ScanArgs& a, u32 query, const Pick (&picks)[COUNT], const u32* row, const QueryHead& head, Found& found) {
     u32 bar = fresh(a.to.bars + query), blocks[COUNT], item = item_of_lane();
     bool has_one[COUNT];
     float scales[COUNT];
 #pragma unroll
     for (u32 b = 0; b < COUNT; b++) {
-        blocks[b] = first_block + (picks[b] >> 16);
-        has_one[b] = (lane_of() & 4) == 0 && (picks[b] >> item & 1);
+        blocks[b] = picks[b].block;
+        has_one[b] = (lane_of() & 4) == 0 && (picks[b].items >> item & 1);
         scales[b] = has_one[b] ? a.lists.scales[blocks[b] * 16 + item] : 0.0f;
     }
     i32 sums[COUNT][2];
@@ -149,46 +148,83 @@ DEVICE void score_picks(const ScanArgs& a, u32 query, const u32 (&picks)[COUNT],
     }
 }
 
-// Scans lists for one query each: grid (parts, queries, pieces), of whose pieces each takes every so many-th chunk of a list. The blocks that
-// hold eligible items are collected in shared memory first, then the warps share them out, so that nobody waits for blocks without any.
+// A list of a query: where its words end among those of all, and what it has.
+struct Span {
+    u32 end, first_slot, length, first_word;
+};
+
+// Lists that a block looks up together, one a thread.
+#define SPANS 256u
+// Words that a warp looks at together, one a lane, of four blocks each.
+#define WORDS_TOGETHER 32u
+
+// The eligible items of word `n` of some lists.
+DEVICE u64 word_of(const Span* spans, u32 lists, u32 n, const u64* words, u32* first_block) {
+    u32 low = 0, high = lists - 1;
+    while (low < high) {
+        u32 middle = (low + high) / 2;
+        if (spans[middle].end <= n) low = middle + 1;
+        else high = middle;
+    }
+    Span of = spans[low];
+    u32 word = n - (low ? spans[low - 1].end : 0);
+    *first_block = of.first_slot / 16 + 4 * word;
+    u64 bits = first_bits(of.length - 64 * word);
+    return words ? bits & words[of.first_word + word] : bits;
+}
+
+// Scans lists for one query each: grid (parts, queries). The words of a query's lists are shared out evenly among all warps of its blocks,
+// however long each list is, and those of the best lists first, so that all end together; each warp collects the blocks of its words that
+// hold eligible items, so that nobody waits for blocks without any.
 KERNEL_OF_THREE(256, scan_lists, ScanArgs) {
     u32 groups = a.to.groups, query = blockIdx.y;
-    u32* picks = (u32*)shared_memory(); // [4 CHUNK_WORDS] block of the chunk << 16 | items
-    u32* pick_count = picks + 4 * CHUNK_WORDS;
-    u32* finds = pick_count + 4;                         // [warps, 2, FOUND_MAX]
-    u32* row = finds + 2 * FOUND_MAX * warps_of();       // [2, groups]
+    Span* spans = (Span*)shared_memory();               // [SPANS]
+    QueryHead* head = (QueryHead*)(spans + SPANS);      // of the query
+    Pick* all_picks = (Pick*)(head + 1);                // [warps, 4 WORDS_TOGETHER]
+    u32* finds = (u32*)(all_picks + 4 * WORDS_TOGETHER * warps_of()); // [warps, 2, FOUND_MAX]
+    u32* sums = finds + 2 * FOUND_MAX * warps_of();     // [warps]
+    u32* row = sums + warps_of();                       // [2, groups]
+    Pick* picks = all_picks + 4 * WORDS_TOGETHER * warp_of();
     Found found = {finds + 2 * FOUND_MAX * warp_of(), 0};
     for (u32 n = threadIdx.x; n < 2 * groups; n += blockDim.x) row[n] = a.to.rows[(u64)query * 2 * groups + n];
-    QueryHead head = a.to.heads[query];
+    if (threadIdx.x == 0) *head = a.to.heads[query];
     const u64* words = a.words ? a.words[query] : nullptr;
-    u32 scored = 0;
-    for (u32 n = (a.begins ? a.begins[query] : 0) + blockIdx.x; n < a.ends[query]; n += gridDim.x) {
-        u32 list = a.order[(u64)query * a.stride + n];
-        u32 length = a.lists.lengths[list], first_slot = a.lists.offsets[list];
-        if (words && threadIdx.x + blockIdx.z == 0)
-            scored -= excluded_of(a.to, query, first_slot, length, words + a.firsts[list]);
-        for (u32 chunk = blockIdx.z * a.chunk; chunk * 64 < length; chunk += gridDim.z * a.chunk) {
-            if (threadIdx.x == 0) *pick_count = 0;
-            __syncthreads();
-            u32 word = chunk + threadIdx.x;
-            if (threadIdx.x < a.chunk && word * 64 < length) {
-                u64 bits = first_bits(length - word * 64);
-                if (words) bits &= words[a.firsts[list] + word];
-                scored += __popcll(bits);
-                for (u32 quarter = 0; quarter < 4; quarter++) {
-                    u32 items = (u32)(bits >> (16 * quarter)) & 0xffff;
-                    if (items) picks[atomicAdd(pick_count, 1u)] = (threadIdx.x * 4 + quarter) << 16 | items;
-                }
-            }
-            __syncthreads();
-            u32 count = *pick_count, first_block = first_slot / 16 + chunk * 4;
-            u32 p = warp_of();
-            for (; p + warps_of() < count; p += 2 * warps_of()) {
-                score_picks(a, query, {picks[p], picks[p + warps_of()]}, first_block, row, head, found);
-            }
-            if (p < count) score_picks(a, query, {picks[p]}, first_block, row, head, found);
-            __syncthreads();
+    u32 scored = 0, end = a.ends[query];
+    for (u32 first = a.begins ? a.begins[query] : 0; first < end; first += SPANS) {
+        u32 lists = min(end - first, SPANS);
+        Span mine = {0, 0, 0, 0};
+        if (threadIdx.x < lists) {
+            u32 list = a.order[(u64)query * a.stride + first + threadIdx.x];
+            mine = {0, a.lists.offsets[list], a.lists.lengths[list], a.firsts ? a.firsts[list] : 0};
         }
+        u32 all;
+        mine.end = sum_upto((mine.length + 63) / 64, sums, &all);
+        spans[threadIdx.x] = mine;
+        __syncthreads();
+        u32 warps = gridDim.x * warps_of(), turns = (all + WORDS_TOGETHER * warps - 1) / (WORDS_TOGETHER * warps);
+        u32 each = turns ? (all + turns * warps - 1) / (turns * warps) : 0;
+        for (u32 from = each * (blockIdx.x * warps_of() + warp_of()); from < all; from += each * warps) {
+            u32 n = from + lane_of(), first_block = 0;
+            u64 bits = lane_of() < each && n < all ? word_of(spans, lists, n, words, &first_block) : 0;
+            scored += __popcll(bits);
+            u32 count = 0;
+#pragma unroll
+            for (u32 quarter = 0; quarter < 4; quarter++) {
+                u32 items = (u32)(bits >> (16 * quarter)) & 0xffff, some = __ballot_sync(EVERY_LANE, items != 0);
+                if (items) picks[count + __popc(some & lanes_before())] = Pick{first_block + quarter, items};
+                count += __popc(some);
+            }
+            __syncwarp();
+            u32 p = 0;
+            for (; p + 1 < count; p += 2) score_picks(a, query, {picks[p], picks[p + 1]}, row, *head, found);
+            if (p < count) score_picks(a, query, {picks[p]}, row, *head, found);
+            __syncwarp();
+        }
+        if (words && blockIdx.x == 0 && threadIdx.x < lists) {
+            mine = spans[threadIdx.x];
+            scored -= excluded_of(a.to, query, mine.first_slot, mine.length, words + mine.first_word);
+        }
+        __syncthreads();
     }
     write_found(a.to, query, found);
     scored = __reduce_add_sync(EVERY_LANE, scored);
@@ -337,20 +373,10 @@ KERNEL(1024, start_askers, InvertArgs) {
     u32* sums = (u32*)shared_memory(); // [warps]
     u32 carried = 0;
     for (u32 first = 0; first < a.lists; first += blockDim.x) {
-        u32 list = first + threadIdx.x, sum = list < a.lists ? a.starts[1 + list] : 0;
-        for (u32 step = 1; step < 32; step <<= 1) {
-            u32 before = __shfl_up_sync(EVERY_LANE, sum, step);
-            if (lane_of() >= step) sum += before;
-        }
-        if (lane_of() == 31) sums[warp_of()] = sum;
-        __syncthreads();
-        u32 ahead = carried, all = carried;
-        for (u32 w = 0; w < warps_of(); w++) {
-            if (w < warp_of()) ahead += sums[w];
-            all += sums[w];
-        }
-        if (list < a.lists) a.starts[1 + list] = ahead + sum;
-        carried = all;
+        u32 list = first + threadIdx.x, all;
+        u32 upto = sum_upto(list < a.lists ? a.starts[1 + list] : 0, sums, &all);
+        if (list < a.lists) a.starts[1 + list] = carried + upto;
+        carried += all;
         __syncthreads();
     }
 }

@@ -12,6 +12,23 @@ struct QueryHead {
 
 #define BINS 2048u
 
+// The sum of the values of all threads of a block up to one's own, and that of all. A whole block; `sums` is [warps] of its shared memory,
+// which nobody may write before all have come to a barrier behind this.
+DEVICE u32 sum_upto(u32 value, u32* sums, u32* all) {
+    for (u32 step = 1; step < 32; step <<= 1) {
+        u32 before = __shfl_up_sync(EVERY_LANE, value, step);
+        if (lane_of() >= step) value += before;
+    }
+    if (lane_of() == 31) sums[warp_of()] = value;
+    __syncthreads();
+    *all = 0;
+    for (u32 w = 0; w < warps_of(); w++) {
+        if (w == warp_of()) value += *all;
+        *all += sums[w];
+    }
+    return value;
+}
+
 // The queries of a launch and the candidates that they collect.
 struct Candidates {
     // [queries, 2, groups] words of four codes, and their heads.

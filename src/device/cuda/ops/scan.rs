@@ -5,18 +5,20 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 
 use super::{Shape, address_of, launch, need, parts, times};
-use crate::device::cuda::driver::Demand;
+use crate::device::cuda::driver::{BLOCKS_A_PROCESSOR, Demand};
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
 
 /// Bins of scores by which a running threshold is found.
 const BINS: usize = 2048;
-/// Threads of a block of the scans, and words of a list that it looks at together.
+/// Threads of a block of the scans, and its warps.
 const THREADS: usize = 256;
-const CHUNK_WORDS: usize = 256;
-/// Items of a piece of a list that are worth a block, and of the blocks that keep a device busy the part that is enough.
-const PIECE_ITEMS: usize = 512;
-const PIECES_WANTED: usize = 2;
+const WARPS: usize = THREADS / 32;
+/// Blocks of a scan that a multiprocessor has under way.
+const AT_ONCE: usize = 3;
+/// Lists that a block looks up together, and words of them that a warp looks at together.
+const SPANS: usize = 256;
+const WORDS_TOGETHER: usize = 32;
 /// Candidates that a warp puts aside before it writes them.
 const FOUND_MAX: usize = 64;
 /// Queries that tensor cores score together.
@@ -340,6 +342,15 @@ pub struct LiveItems<'a> {
     pub firsts: &'a Array<u32>,
 }
 
+/// Blocks that share out the work of each of so many queries evenly, at most so many: as many as make all end soonest.
+fn even_parts(device: &Device, most: usize, queries: usize) -> usize {
+    let at_once = (device.driver().blocks() / BLOCKS_A_PROCESSOR).max(1) * AT_ONCE;
+    let last = most.clamp(1, (at_once / queries.max(1)).max(4));
+    let turns_by = |parts: &usize| (queries * parts).div_ceil(at_once);
+    // Turns over parts are how long it takes: compared without a division.
+    (1..=last).min_by(|a, b| (turns_by(a) * b).cmp(&(turns_by(b) * a))).unwrap_or(1)
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct ListsArgs {
@@ -395,7 +406,7 @@ impl BlockLists {
             words: u64,
             firsts: u64,
             stride: u32,
-            chunk: u32,
+            unused: u32,
         }
         self.check(to)?;
         need("lists of queries", order.order, to.queries * order.stride)?;
@@ -407,15 +418,8 @@ impl BlockLists {
             need("words of queries", eligible.words, to.queries)?;
             need("first words", eligible.firsts, self.lists() + 1)?;
         }
-        // Few lists are cut, so that they keep all of the device busy.
-        let of_lists = parts(device, order.most, 1, to.queries);
-        let most = self.mean_items().div_ceil(PIECE_ITEMS).max(1);
-        let pieces = (device.driver().blocks() / PIECES_WANTED / (of_lists * to.queries)).clamp(1, most);
-        let chunk = match pieces {
-            1 => CHUNK_WORDS,
-            _ => self.mean_items().div_ceil(64 * pieces).clamp(1, CHUNK_WORDS),
-        };
-        let grid = [of_lists, to.queries, pieces];
+        let words = order.most * self.mean_items().div_ceil(64);
+        let grid = [even_parts(device, words.div_ceil(WARPS), to.queries), to.queries, 1];
         let arguments = ScanArgs {
             lists: self.arguments(),
             to: to.arguments(),
@@ -425,9 +429,10 @@ impl BlockLists {
             words: eligible.map_or(0, |e| e.words.address()),
             firsts: eligible.map_or(0, |e| e.firsts.address()),
             stride: order.stride as u32,
-            chunk: chunk as u32,
+            unused: 0,
         };
-        let shared_bytes = 4 * (4 * CHUNK_WORDS + 4 + THREADS / 32 * 2 * FOUND_MAX + 2 * self.groups);
+        let of_warp = 8 * 4 * WORDS_TOGETHER + 4 * (2 * FOUND_MAX + 1);
+        let shared_bytes = 16 * (SPANS + 1) + WARPS * of_warp + 8 * self.groups;
         let items = to.queries * order.most * self.mean_items();
         let words = if eligible.is_some() { 8 * items.div_ceil(64) } else { 0 };
         let demand = Demand {
