@@ -331,7 +331,8 @@ fn whole_pass_that_comes_again_is_replayed_and_answers_alike() {
 #[test]
 fn whole_pass_takes_the_memory_of_its_parts() {
     let folder = tempfile::tempdir().unwrap();
-    let is_card = device().kind() == "cuda";
+    let device = device();
+    let is_card = device.kind() == "cuda";
     let (items, dimension) = (if is_card { 400_000 } else { 4000 }, 32);
     let lines: Vec<String> = (0..items)
         .map(|id| json!({"id": id, "embedding": Random::new(id + 1).numbers(dimension)}).to_string())
@@ -347,7 +348,6 @@ fn whole_pass_takes_the_memory_of_its_parts() {
         let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
         let view = view_of(&store, &name, version);
         let index = &view.main().index;
-        let device = if is_card { device() } else { Device::over(emulated()) };
         let residents = Residents::new(device.clone());
         let [taken] = residents.bytes_of(view.main()).unwrap()[..] else { panic!("one device") };
         let (slots, lists) = (index.slots(), index.lists());
@@ -362,6 +362,7 @@ fn whole_pass_takes_the_memory_of_its_parts() {
         let most = of_slots + words * 16 + of_lists + arrays;
         assert!(taken <= most, "{rescore:?}: {taken} bytes, expected at most {most}");
         let free = || device.memory().unwrap().0;
+        device.settle().unwrap();
         let before = free();
         residents.bring(view.main());
         device.settle().unwrap();

@@ -16,8 +16,6 @@ use crate::error::{Error, Result};
 
 /// Oldest cards that the kernels are made for: dp4a, mma of bytes and warp-wide sums.
 const CAPABILITY_MIN: (i32, i32) = (8, 0);
-/// Oldest cards whose launches wait by themselves for what those ahead of them write; see `begin_launch` in `kernels/platform.cuh`.
-const BEGINS_EARLY_MIN: (i32, i32) = (9, 0);
 /// Shared memory of a block that needs no leave.
 const SHARED_BYTES_PLAIN: usize = 48 << 10;
 
@@ -28,8 +26,6 @@ pub struct Card {
     stream: sys::CUstream,
     kernels: HashMap<String, sys::CUfunction>,
     blocks: usize,
-    /// Whether launches may begin before those ahead of them have ended.
-    begins_early: bool,
     /// How memory of the host is registered.
     registering: u32,
 }
@@ -111,8 +107,7 @@ impl Card {
         use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED as READ_ONLY;
         let read_only = if attribute(READ_ONLY)? > 0 { sys::CU_MEMHOSTREGISTER_READ_ONLY } else { 0 };
         let registering = sys::CU_MEMHOSTREGISTER_DEVICEMAP | read_only;
-        let begins_early = capability >= BEGINS_EARLY_MIN && std::env::var_os("STERLING_LATE").is_none();
-        Ok(Card { name, context, stream, kernels, blocks, begins_early, registering })
+        Ok(Card { name, context, stream, kernels, blocks, registering })
     }
 
     fn here(&self) -> Result<()> {
@@ -230,16 +225,14 @@ impl Driver for Card {
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.here()?;
         // SAFETY: the caller's condition.
-        unsafe { self.launch_on(self.stream, launch, false) }
+        unsafe { self.launch_on(self.stream, launch) }
     }
 }
 
 impl Card {
-    /// An early launch is one behind another, of which it does not wait for the last blocks to begin.
-    ///
     /// # Safety
     /// As [`Driver::launch`], on a stream of this card, whose context is current.
-    unsafe fn launch_on(&self, stream: sys::CUstream, launch: &Launch<'_>, is_early: bool) -> Result<()> {
+    unsafe fn launch_on(&self, stream: sys::CUstream, launch: &Launch<'_>) -> Result<()> {
         let missing = || Error::internal(format!("there is no kernel `{}`", launch.kernel));
         let function = *self.kernels.get(launch.kernel).ok_or_else(missing)?;
         if launch.shared_bytes > SHARED_BYTES_PLAIN {
@@ -248,34 +241,17 @@ impl Card {
             unsafe { result::function::set_function_attribute(function, MOST, launch.shared_bytes as i32) }
                 .map_err(failed(launch.kernel))?;
         }
-        let mut arguments = [launch.arguments.as_ptr().cast_mut().cast::<c_void>()];
-        let mut early = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
         let [x, y, z] = launch.grid;
-        let shape = sys::CUlaunchConfig {
-            gridDimX: x,
-            gridDimY: y,
-            gridDimZ: z,
-            blockDimX: launch.threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: launch.shared_bytes as u32,
-            hStream: stream,
-            attrs: &mut early,
-            numAttrs: u32::from(is_early && self.begins_early),
-        };
+        let mut arguments = [launch.arguments.as_ptr().cast_mut().cast::<c_void>()];
+        let (shared_bytes, threads) = (launch.shared_bytes as u32, (launch.threads, 1, 1));
         // SAFETY: the caller's condition; the driver copies the arguments before the call returns and writes nothing to them.
-        unsafe { sys::cuLaunchKernelEx(&shape, function, arguments.as_mut_ptr(), std::ptr::null_mut()) }
-            .result()
+        unsafe { result::launch_kernel(function, (x, y, z), threads, shared_bytes, stream, &mut arguments) }
             .map_err(failed(launch.kernel))
     }
 
     /// # Safety
     /// As [`Streams::submit`], on a stream of this card, whose context is current.
-    unsafe fn enqueue(&self, stream: sys::CUstream, work: &Work, is_early: bool) -> Result<()> {
+    unsafe fn enqueue(&self, stream: sys::CUstream, work: &Work) -> Result<()> {
         // SAFETY: the caller's condition; memory of the host is pinned and stays until the stream has been waited for.
         unsafe {
             match work {
@@ -295,30 +271,17 @@ impl Card {
                 }
                 Work::Launch { kernel, grid, threads, shared_bytes, arguments, demand } => {
                     let (grid, threads, shared_bytes, demand) = (*grid, *threads, *shared_bytes, *demand);
-                    let launch = Launch { kernel, grid, threads, shared_bytes, arguments, demand };
-                    self.launch_on(stream, &launch, is_early)
+                    self.launch_on(stream, &Launch { kernel, grid, threads, shared_bytes, arguments, demand })
                 }
             }
         }
     }
 
     /// # Safety
-    /// As [`Streams::submit`], on a stream of this card, whose context is current.
-    unsafe fn enqueue_all(&self, stream: sys::CUstream, list: &[Work]) -> Result<()> {
-        let mut follows_launch = false;
-        for work in list {
-            // SAFETY: the caller's condition.
-            unsafe { self.enqueue(stream, work, follows_launch)? };
-            follows_launch = matches!(work, Work::Launch { .. });
-        }
-        Ok(())
-    }
-
-    /// # Safety
     /// As [`Streams::record`], between the beginning and the end of a capture.
     unsafe fn captured(&self, stream: sys::CUstream, work: &[Work]) -> Result<sys::CUgraphExec> {
         // SAFETY: the caller's condition.
-        let asked = unsafe { self.enqueue_all(stream, work) };
+        let asked = work.iter().try_for_each(|work| unsafe { self.enqueue(stream, work) });
         // A capture that has begun is ended, whatever came of it.
         // SAFETY: the stream is one that captures.
         let graph = unsafe { result::stream::end_capture(stream) }.map_err(failed(&self.name));
@@ -370,7 +333,7 @@ impl Streams for Card {
     unsafe fn submit(&self, stream: u64, work: &[Work]) -> Result<()> {
         self.here()?;
         // SAFETY: the caller's condition.
-        unsafe { self.enqueue_all(stream as sys::CUstream, work) }
+        work.iter().try_for_each(|work| unsafe { self.enqueue(stream as sys::CUstream, work) })
     }
 
     unsafe fn record(&self, stream: u64, work: &[Work]) -> Result<u64> {

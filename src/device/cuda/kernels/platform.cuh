@@ -73,29 +73,17 @@ static __device__ __forceinline__ float half_to_float(u16 h) {
     return f;
 }
 
-// A launch may come to the card before the one ahead of it has ended, whose last blocks leave room: it waits here for all that was written.
-static __device__ __forceinline__ void begin_launch() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-#define KERNEL_OF(threads, blocks, name, Arguments)                                                                    \
-    static __device__ __forceinline__ void name##_body(const Arguments& a);                                            \
-    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Arguments a) {          \
-        begin_launch();                                                                                                \
-        name##_body(a);                                                                                                \
-    }                                                                                                                  \
-    static __device__ __forceinline__ void name##_body(const Arguments& a)
 // Two blocks of up to 256 threads have room on a multiprocessor: while one waits for memory the other computes.
-#define KERNEL(threads, name, Arguments) KERNEL_OF(threads, (threads) > 256 ? 1 : 2, name, Arguments)
+#define KERNEL(threads, name, Arguments) \
+    extern "C" __global__ void __launch_bounds__(threads, (threads) > 256 ? 1 : 2) name(const __grid_constant__ Arguments a)
 // Three of those that wait for memory more than they compute, where the compiler can do with as few registers.
 #if __CUDA_ARCH__ >= 900
 #define OF_THREE 3
 #else
 #define OF_THREE 2
 #endif
-#define KERNEL_OF_THREE(threads, name, Arguments) KERNEL_OF(threads, OF_THREE, name, Arguments)
+#define KERNEL_OF_THREE(threads, name, Arguments) \
+    extern "C" __global__ void __launch_bounds__(threads, OF_THREE) name(const __grid_constant__ Arguments a)
 #endif
 
 #define DEVICE static __device__ __forceinline__

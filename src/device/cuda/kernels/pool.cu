@@ -139,13 +139,22 @@ DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* 
             for (u32 n = 0; n < FOURS * EACH; n++) sums[n / EACH][n % EACH] += __shfl_xor_sync(EVERY_LANE, sums[n / EACH][n % EACH], step);
         }
         float factor = a.is_mean && end > begin ? __fdiv_rn(1.0f, (float)(end - begin)) : 1.0f;
+        // Lanes that write a number each would write a part of each of memory's pieces, one time after the other.
+        bool is_aligned = IS_WHOLE && (u64)out % 16 == 0;
 #pragma unroll
         for (u32 f = 0; f < FOURS; f++) {
+            u32 at = column + f * lanes * EACH;
+            if (part > 0 || at >= a.width) continue;
+            float four[EACH];
 #pragma unroll
-            for (u32 i = 0; i < EACH; i++) {
-                u32 at = column + f * lanes * EACH + i;
-                if (part == 0 && at < a.width) out[at] = __fmul_rn(sums[f][i], factor);
+            for (u32 i = 0; i < EACH; i++) four[i] = __fmul_rn(sums[f][i], factor);
+            if (is_aligned) {
+                *(float4*)(out + at) = float4{four[0], four[1], four[2], four[3]};
+                continue;
             }
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++)
+                if (at + i < a.width) out[at + i] = four[i];
         }
     }
 }
