@@ -18,11 +18,7 @@ DEVICE void digit_at(i32 shift, u32& low, u32& bits) {
 DEVICE u32 reached(const u32* histogram, u32* sums, u32& wanted, bool from_top) {
     u32 each = DIGITS / blockDim.x, first = threadIdx.x * each, sum = 0;
     for (u32 n = first; n < first + each; n++) sum += histogram[from_top ? DIGITS - 1 - n : n];
-    u32 upto = sum;
-    for (u32 step = 1; step < 32; step <<= 1) {
-        u32 before = __shfl_up_sync(EVERY_LANE, upto, step);
-        if (lane_of() >= step) upto += before;
-    }
+    u32 upto = lanes_upto(sum);
     if (lane_of() == 31) sums[warp_of()] = upto;
     __syncthreads();
     u32 above = upto - sum;

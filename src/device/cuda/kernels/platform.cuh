@@ -102,6 +102,15 @@ DEVICE u32 float_to_bf16(float x) {
     return x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
+// The sum of the values of the lanes up to one's own. A whole warp.
+DEVICE u32 lanes_upto(u32 value) {
+    for (u32 step = 1; step < 32; step <<= 1) {
+        u32 before = __shfl_up_sync(EVERY_LANE, value, step);
+        if (lane_of() >= step) value += before;
+    }
+    return value;
+}
+
 // Whether a block is the last one to come here of so many, which sees what all others wrote before. A whole block; `flag` is
 // a number in its shared memory.
 DEVICE bool is_last_of(u32 blocks, u32* arrived, u32* flag) {

@@ -15,10 +15,7 @@ struct QueryHead {
 // The sum of the values of all threads of a block up to one's own, and that of all. A whole block; `sums` is [warps] of its shared memory,
 // which nobody may write before all have come to a barrier behind this.
 DEVICE u32 sum_upto(u32 value, u32* sums, u32* all) {
-    for (u32 step = 1; step < 32; step <<= 1) {
-        u32 before = __shfl_up_sync(EVERY_LANE, value, step);
-        if (lane_of() >= step) value += before;
-    }
+    value = lanes_upto(value);
     if (lane_of() == 31) sums[warp_of()] = value;
     __syncthreads();
     *all = 0;
@@ -74,11 +71,7 @@ DEVICE void raise_bar(const Candidates& to, u32 query) {
         for (u32 n = 0; n < BINS_EACH; n++) here[n] = fresh(histogram + first - n);
 #pragma unroll
         for (u32 n = 0; n < BINS_EACH; n++) sum += here[n];
-        u32 upto = sum;
-        for (u32 step = 1; step < 32; step <<= 1) {
-            u32 before = __shfl_up_sync(EVERY_LANE, upto, step);
-            if (lane_of() >= step) upto += before;
-        }
+        u32 upto = lanes_upto(sum);
         u32 enough = __ballot_sync(EVERY_LANE, above + upto >= wanted);
         if (enough) {
             if (lane_of() == (u32)__ffsll((i64)(u64)enough) - 1) {
