@@ -49,8 +49,6 @@ fi
 
 cargo fmt --check
 cargo clippy --locked --all-targets --features full -- -D warnings
-# What speaks to a card, which no test can.
-cargo clippy --locked --features full,cuda -- -D warnings
 cargo test --locked --features full
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet --features full
 scripts/test_python.sh

@@ -45,7 +45,7 @@ pub struct Config {
     pub model: Option<String>,
     /// Of versions that were cut into shards, the one to serve; without it, versions that were not cut.
     pub shard: Option<u32>,
-    /// What passes run on: `cpu`, `cuda:N`, several cards that share the items (`cuda:0,cuda:1`, or `cuda:all`), or `auto`.
+    /// What passes run on: `cpu`, `cuda:N`, several cards that share the items (`cuda:0,cuda:1`, or `cuda:all`), or `auto`, card 0 where it works and else the CPU.
     pub device: String,
     /// Milliseconds between two looks at the store.
     pub refresh_ms: u64,
@@ -87,7 +87,7 @@ impl Default for Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             model: None,
             shard: None,
-            device: "cpu".into(),
+            device: "auto".into(),
             refresh_ms: 1000,
             follow: true,
             memory_mb: 0,

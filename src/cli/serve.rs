@@ -67,7 +67,7 @@ pub(super) struct Serve {
     #[arg(long, value_name = "URL")]
     remote: Vec<String>,
     /// What passes run on: cpu, cuda:N for the card of number N, cuda:0,cuda:1 or cuda:all for cards that share the items, or auto for
-    /// a card where one works [default: cpu]
+    /// a card where one works [default: auto]
     #[arg(long)]
     device: Option<String>,
     /// Look at all that a start needs, say what is wrong, and start nothing

@@ -10,9 +10,9 @@ use crate::error::{Error, Result};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
     /// A card where there is one that works, else the CPU.
+    #[default]
     Auto,
     /// The CPU.
-    #[default]
     Cpu,
     /// The cards of these numbers, each with a part of the items, or nothing.
     Cuda(Vec<usize>),
@@ -143,7 +143,7 @@ fn cards() -> Result<usize> {
 
 #[cfg(not(feature = "cuda"))]
 fn card(_: usize) -> Result<Device> {
-    Err(Error::unsupported("this build has no CUDA: build with --features cuda"))
+    Err(Error::unsupported("this build has no CUDA: build with `--features full`"))
 }
 
 #[cfg(not(feature = "cuda"))]
