@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One command on a machine with a card and no Rust: `scripts/gpu-check.sh TESTS [CARD]`.
-# TESTS is the program that `cargo test --release --features cuda --test gpu --no-run` names, built elsewhere; it needs this checkout for its models.
+# TESTS is the program that `cargo test --release --test gpu --no-run` names, built elsewhere; it needs this checkout for its models.
 # First the suite, a process a test, so that a card that one has lost answers the next one; then compute-sanitizer where it is, then a table: the
 # figures of docs/GPU.md, kernels against their floors, whole passes, and PyTorch and Faiss where they are.
 #

@@ -32,7 +32,7 @@ TESTS = {
     "scan.cu": ["scan::"],
     "scan.cuh": ["scan::", "rows::"],
     "ahead.cu": ["looks::"],
-    "pool.cu": ["bags::", "hot::"],
+    "pool.cu": ["bags::", "hot::", "lanes::"],
     "filter.cu": ["words::"],
     "rows.cu": ["rows::", "merge::"],
     "dense.cu": ["steps::"],

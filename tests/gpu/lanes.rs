@@ -88,6 +88,21 @@ fn arrays_are_overwritten_in_the_order_of_the_work() {
     }
 }
 
+/// Results that follow each other go to the host by one launch, four bytes a thread, and what is left by the last.
+#[test]
+fn results_of_any_length_come_together() {
+    let (_, lane) = lane();
+    for turn in 0..3u8 {
+        lane.begin().unwrap();
+        let sent: Vec<Vec<u8>> =
+            [1usize, 5, 4, 1030, 7, 2048, 3].map(|bytes| (0..bytes).map(|n| n as u8 ^ turn).collect()).to_vec();
+        let arrays: Vec<_> = sent.iter().map(|bytes| lane.copy(bytes).unwrap()).collect();
+        let results: Vec<_> = arrays.iter().map(|array| array.later(array.len()).unwrap()).collect();
+        let found: Vec<Vec<u8>> = results.into_iter().map(|result| result.get().unwrap()).collect();
+        assert_eq!(found, sent, "turn {turn}");
+    }
+}
+
 #[test]
 fn lanes_work_side_by_side() {
     let driver = emulated();

@@ -61,7 +61,7 @@ fn selected(device: &Device, from: &Collection, k: usize) -> Vec<Vec<(f32, Slot)
 
 #[test]
 fn lists_are_scored_and_scanned_as_on_the_cpu() {
-    // The last two: more numbers, and more lists, than a block has threads.
+    // The last three: more numbers than a block has threads, more lists, and more than two such blocks have.
     for (items, dimension, lists, nearest) in [
         (900, 24, 20, false),
         (700, 33, 11, true),
@@ -70,6 +70,7 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
         (60, 5, 3, false),
         (200, 580, 6, true),
         (1300, 4, 1100, true),
+        (2600, 4, 2300, true),
     ] {
         let (index, values) = index(items, dimension, lists, Rescore::None, nearest);
         let device = device();
@@ -159,29 +160,61 @@ fn a_bar_rises_with_the_best_and_never_costs_one() {
     }
 }
 
-/// Words of a list are taken in chunks of 256.
+/// Items of one bin, each better than those before it.
 #[test]
-fn lists_of_many_items_are_scanned_whole() {
-    let (items, dimension, k) = (33_000, 4, 30);
-    let (index, values) = index(items, dimension, 1, Rescore::None, true);
+fn the_bars_own_bin_is_still_looked_at() {
+    let (items, dimension, k) = (6000, 4, 5);
+    let values: Vec<f32> =
+        (0..items).flat_map(|n| [1.0, 0.5, -0.5, 0.25].map(|x| x * (1.0 + n as f32 * 2e-7))).collect();
+    let rows = RowStore::from(Matrix::new(&values, dimension).unwrap());
+    let lists = Lists { centroids: vec![0.0; dimension], of_rows: vec![0; items], nearest: true };
+    let built = ivf::from_lists(&RowSurvey::of(&rows).unwrap(), lists, Rescore::None).unwrap();
+    let index = Index::open(&built.in_memory(&rows, "index").unwrap()).unwrap();
     let device = device();
     let copied = DeviceIndex::copy(&device, &index, &index.cut(Share::WHOLE), 0).unwrap();
-    let vectors = device.copy(&values[..2 * dimension]).unwrap();
-    let (order, counts) = (device.copy(&[0u32; 2]).unwrap(), device.copy(&[1u32; 2]).unwrap());
+    let vector = &values[..dimension];
+    let (order, counts) = (device.copy(&[0u32]).unwrap(), device.copy(&[1u32]).unwrap());
     let ordered = Order::first(&order, &counts, 1);
     let collection = || {
-        let made = Collection::new(&device, dimension, index.slots(), &[k as u32; 2], &[&[], &[]]).unwrap();
-        made.quantize(&device, &vectors, dimension, copied.norm_max()).unwrap();
+        let made = Collection::new(&device, dimension, index.slots(), &[k as u32], &[&[]]).unwrap();
+        made.quantize(&device, &device.copy(vector).unwrap(), dimension, copied.norm_max()).unwrap();
         made
     };
     let (alone, together) = (collection(), collection());
     copied.lists.scan(&device, &alone, &ordered, None).unwrap();
     copied.lists.scan_shared(&device, &together, &ordered, None).unwrap();
-    let want: Vec<_> = values[..2 * dimension].chunks(dimension).map(|v| on_cpu(&index, v, 1, k, &[])).collect();
-    assert_eq!(selected(&device, &alone, k), want);
-    assert_eq!(selected(&device, &together, k), want);
-    assert_eq!(alone.survivors.to_vec().unwrap(), [items as u32; 2]);
-    assert_eq!(together.survivors.to_vec().unwrap(), [items as u32; 2]);
+    let want = on_cpu(&index, vector, 1, k, &[]);
+    assert_eq!(selected(&device, &alone, k), [want.clone()]);
+    assert_eq!(selected(&device, &together, k), [want]);
+}
+
+/// Of as many words as the warps of few blocks look at together, and of more, none is left out; nor is one where blocks are many.
+#[test]
+fn lists_of_many_items_are_scanned_whole() {
+    for items in [33_000, 24 * 32 * 64, 60_000] {
+        let (dimension, k) = (4, 30);
+        let (index, values) = index(items, dimension, 1, Rescore::None, true);
+        let device = device();
+        let copied = DeviceIndex::copy(&device, &index, &index.cut(Share::WHOLE), 0).unwrap();
+        let vectors = device.copy(&values[..2 * dimension]).unwrap();
+        let (order, counts) = (device.copy(&[0u32; 2]).unwrap(), device.copy(&[1u32; 2]).unwrap());
+        let ordered = Order::first(&order, &counts, 1);
+        let collection = || {
+            let made = Collection::new(&device, dimension, index.slots(), &[k as u32; 2], &[&[], &[]]).unwrap();
+            made.quantize(&device, &vectors, dimension, copied.norm_max()).unwrap();
+            made
+        };
+        // An emulated card has few and many blocks in turns, a launch each.
+        let (one, other, together) = (collection(), collection(), collection());
+        copied.lists.scan(&device, &one, &ordered, None).unwrap();
+        copied.lists.scan(&device, &other, &ordered, None).unwrap();
+        copied.lists.scan_shared(&device, &together, &ordered, None).unwrap();
+        let want: Vec<_> = values[..2 * dimension].chunks(dimension).map(|v| on_cpu(&index, v, 1, k, &[])).collect();
+        for found in [one, other, together] {
+            assert_eq!(selected(&device, &found, k), want);
+            assert_eq!(found.survivors.to_vec().unwrap(), [items as u32; 2]);
+        }
+    }
 }
 
 #[test]
@@ -243,7 +276,7 @@ fn only_eligible_items_are_scanned() {
 /// Items that are gone are scanned for no query, alone or with others, and are not counted.
 #[test]
 fn only_items_that_are_there_are_scanned_together() {
-    for (items, dimension, lists) in [(2500, 40, 6), (900, 21, 30)] {
+    for (items, dimension, lists) in [(2500, 40, 6), (900, 21, 30), (5000, 8, 2)] {
         let (index, _) = index(items, dimension, lists, Rescore::None, true);
         let device = device();
         let copied = DeviceIndex::copy(&device, &index, &index.cut(Share::WHOLE), 0).unwrap();

@@ -143,7 +143,7 @@ fn cards() -> Result<usize> {
 
 #[cfg(not(feature = "cuda"))]
 fn card(_: usize) -> Result<Device> {
-    Err(Error::unsupported("this build has no CUDA: build with `--features full`"))
+    Err(Error::unsupported("this build has no CUDA: build with the feature `cuda`, which is a default"))
 }
 
 #[cfg(not(feature = "cuda"))]
