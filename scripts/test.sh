@@ -50,7 +50,7 @@ fi
 cargo fmt --check
 cargo clippy --locked --all-targets --features full -- -D warnings
 # The other side of each feature.
-cargo clippy --locked --no-default-features -- -D warnings
+cargo clippy --locked --no-default-features --test tidy -- -D warnings
 cargo test --locked --features full
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet --features full
 scripts/test_python.sh

