@@ -164,7 +164,7 @@ const METRICS: &[Metric] = &[
     metric(
         "sterling_device_fallbacks_total",
         Counter,
-        Open("kind"),
+        Fixed("kind", &["unavailable", "internal", "overloaded", "unsupported"]),
         "batches that the CPU answered because the device did not",
     ),
     metric(

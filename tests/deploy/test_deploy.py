@@ -28,7 +28,7 @@ RUNBOOK = (ROOT / "docs/RUNBOOK.md").read_text()
 # What PromQL has of its own.
 WORDS = set(
     "sum by rate increase histogram_quantile deriv and or unless on ignoring group_left offset bool label_values instance model call status reason le step "
-    "remote_table outcome table job role why up".split()
+    "remote_table outcome table job role why kind up".split()
 )
 # Told where there is a cluster of rows or a bucket alone, and by routers.
 ELSEWHERE = {

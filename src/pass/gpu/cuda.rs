@@ -13,7 +13,7 @@ use super::search::Asking;
 use super::{rerank, search, select, shared};
 use crate::device::cuda::{Device, Devices};
 use crate::embedding::{HotCounters, HotTurn};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::limits::COMPONENT_MAX;
 use crate::pass::batch::{Batch, Pass, late};
 use crate::pass::cpu::Cpu;
@@ -30,6 +30,8 @@ pub struct Cuda {
     threads: Threads,
     scratch: Scratch,
     lanes: Option<Lanes>,
+    /// Whether the device failed at the last batch.
+    has_failed: bool,
 }
 
 /// Lanes of a worker: one to embed on, and two on each device for groups of requests, of which one is written down while the other
@@ -50,7 +52,14 @@ impl Cuda {
     /// A pass over what `residents` hold; graphs that run on the host take `threads`.
     pub fn new(residents: Arc<Residents>, threads: Threads) -> Self {
         residents.join();
-        Cuda { residents, cpu: Cpu::new(threads.clone()), threads, scratch: Scratch::default(), lanes: None }
+        Cuda {
+            residents,
+            cpu: Cpu::new(threads.clone()),
+            threads,
+            scratch: Scratch::default(),
+            lanes: None,
+            has_failed: false,
+        }
     }
 }
 
@@ -64,8 +73,15 @@ impl Pass for Cuda {
     fn run(&mut self, batch: &dyn Batch) {
         let answered = (0..batch.len()).map(|_| AtomicBool::new(false)).collect();
         let mut left = Left { batch, answered, reason: None };
-        if let Err(e) = self.run_here(&left) {
-            tracing::debug!(reason = %e, "the CPU answers");
+        let ran = self.run_here(&left);
+        let failed_before = self.has_failed;
+        self.has_failed = ran.as_ref().is_err_and(|e| matches!(e.kind(), Kind::Unavailable | Kind::Internal));
+        if let Err(e) = ran {
+            // Once for all batches of a device that is lost.
+            match self.has_failed && !failed_before {
+                true => tracing::warn!(reason = %e, "the device failed, the CPU answers"),
+                false => tracing::debug!(reason = %e, "the CPU answers"),
+            }
             // Of what is under way nothing is needed any more, and lanes wait for it before they go.
             self.lanes = None;
             metrics::counter!("sterling_device_fallbacks_total", "kind" => e.kind().name()).increment(1);
