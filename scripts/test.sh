@@ -49,7 +49,7 @@ fi
 
 cargo fmt --check
 cargo clippy --locked --all-targets --features full -- -D warnings
-# The other side of each feature.
+# The other side of each feature; by way of a test, whose features of shared crates are checked already.
 cargo clippy --locked --no-default-features --test tidy -- -D warnings
 cargo test --locked --features full
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet --features full

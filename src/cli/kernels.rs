@@ -60,5 +60,5 @@ fn compile(cubins: &Cubins, architectures: &[String]) -> Result<()> {
 
 #[cfg(not(feature = "cuda"))]
 fn compile(_: &Cubins, _: &[String]) -> Result<()> {
-    Err(Error::unsupported("this build has no CUDA: build with the feature `cuda`, which is a default"))
+    Err(crate::device::cuda::choice::no_cuda())
 }

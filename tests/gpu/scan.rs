@@ -12,6 +12,12 @@ use sterling::units::{ListId, Slot};
 
 use crate::emulation::{Random, device};
 
+/// An index of rows whose lists are given.
+fn listed(rows: &RowStore<'_>, lists: Lists, rescore: Rescore) -> Index {
+    let built = ivf::from_lists(&RowSurvey::of(rows).unwrap(), lists, rescore).unwrap();
+    Index::open(&built.in_memory(rows, "index").unwrap()).unwrap()
+}
+
 /// An index over clustered vectors, with lists of very different length.
 pub fn index(items: usize, dimension: usize, lists: usize, rescore: Rescore, nearest: bool) -> (Index, Vec<f32>) {
     let mut random = Random::new((items * 31 + dimension) as u64);
@@ -25,13 +31,12 @@ pub fn index(items: usize, dimension: usize, lists: usize, rescore: Rescore, nea
         of_rows.push(list as u32);
     }
     let rows = RowStore::from(Matrix::new(&values, dimension).unwrap());
-    let survey = RowSurvey::of(&rows).unwrap();
-    let built = match nearest {
-        true => ivf::from_lists(&survey, Lists { centroids, of_rows, nearest }, rescore).unwrap(),
-        false => ivf::build(&rows, &survey, &Options { lists, rescore, ..Options::default() }, &|_| ()).unwrap(),
-    };
-    let index = Index::open(&built.in_memory(&rows, "index").unwrap()).unwrap();
-    (index, values)
+    if nearest {
+        return (listed(&rows, Lists { centroids, of_rows, nearest }, rescore), values);
+    }
+    let options = Options { lists, rescore, ..Options::default() };
+    let built = ivf::build(&rows, &RowSurvey::of(&rows).unwrap(), &options, &|_| ()).unwrap();
+    (Index::open(&built.in_memory(&rows, "index").unwrap()).unwrap(), values)
 }
 
 /// What the CPU finds: scores and slots, best first, without the excluded ones.
@@ -168,8 +173,7 @@ fn the_bars_own_bin_is_still_looked_at() {
         (0..items).flat_map(|n| [1.0, 0.5, -0.5, 0.25].map(|x| x * (1.0 + n as f32 * 2e-7))).collect();
     let rows = RowStore::from(Matrix::new(&values, dimension).unwrap());
     let lists = Lists { centroids: vec![0.0; dimension], of_rows: vec![0; items], nearest: true };
-    let built = ivf::from_lists(&RowSurvey::of(&rows).unwrap(), lists, Rescore::None).unwrap();
-    let index = Index::open(&built.in_memory(&rows, "index").unwrap()).unwrap();
+    let index = listed(&rows, lists, Rescore::None);
     let device = device();
     let copied = DeviceIndex::copy(&device, &index, &index.cut(Share::WHOLE), 0).unwrap();
     let vector = &values[..dimension];

@@ -7,10 +7,9 @@ use super::memory::Device;
 use crate::error::{Error, Result};
 
 /// Which devices are asked for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// A card where there is one that works, else the CPU.
-    #[default]
     Auto,
     /// The CPU.
     Cpu,
@@ -141,9 +140,15 @@ fn cards() -> Result<usize> {
     super::card::Card::count()
 }
 
+/// What a build without CUDA says of a card.
+#[cfg(not(feature = "cuda"))]
+pub fn no_cuda() -> Error {
+    Error::unsupported("this build has no CUDA: build with the feature `cuda`, which is a default")
+}
+
 #[cfg(not(feature = "cuda"))]
 fn card(_: usize) -> Result<Device> {
-    Err(Error::unsupported("this build has no CUDA: build with the feature `cuda`, which is a default"))
+    Err(no_cuda())
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -74,11 +74,11 @@ impl Pass for Cuda {
         let answered = (0..batch.len()).map(|_| AtomicBool::new(false)).collect();
         let mut left = Left { batch, answered, reason: None };
         let ran = self.run_here(&left);
-        let failed_before = self.has_failed;
-        self.has_failed = ran.as_ref().is_err_and(|e| matches!(e.kind(), Kind::Unavailable | Kind::Internal));
+        let failed = ran.as_ref().is_err_and(|e| matches!(e.kind(), Kind::Unavailable | Kind::Internal));
+        let failed_before = std::mem::replace(&mut self.has_failed, failed);
         if let Err(e) = ran {
-            // Once for all batches of a device that is lost.
-            match self.has_failed && !failed_before {
+            // A worker says it once for all batches of a device that is lost.
+            match failed && !failed_before {
                 true => tracing::warn!(reason = %e, "the device failed, the CPU answers"),
                 false => tracing::debug!(reason = %e, "the CPU answers"),
             }
