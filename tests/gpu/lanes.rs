@@ -94,11 +94,14 @@ fn results_of_any_length_come_together() {
     let (_, lane) = lane();
     for turn in 0..3u8 {
         lane.begin().unwrap();
-        let sent: Vec<Vec<u8>> =
-            [1usize, 5, 4, 1030, 7, 2048, 3].map(|bytes| (0..bytes).map(|n| n as u8 ^ turn).collect()).to_vec();
+        let lengths = [1usize, 5, 1024, 4, 1030, 512, 7, 256, 2048, 3, 1024, 2];
+        let bytes = |(array, length): (usize, usize)| (0..length).map(|n| (7 * array + n) as u8 ^ turn).collect();
+        let sent: Vec<Vec<u8>> = lengths.into_iter().enumerate().map(bytes).collect();
         let arrays: Vec<_> = sent.iter().map(|bytes| lane.copy(bytes).unwrap()).collect();
-        let results: Vec<_> = arrays.iter().map(|array| array.later(array.len()).unwrap()).collect();
-        let found: Vec<Vec<u8>> = results.into_iter().map(|result| result.get().unwrap()).collect();
+        // Asked for in another order than they lie in, so that what leaves a result's end is not what follows it anyway.
+        let results: Vec<_> = arrays.iter().rev().map(|array| array.later(array.len()).unwrap()).collect();
+        let mut found: Vec<Vec<u8>> = results.into_iter().map(|result| result.get().unwrap()).collect();
+        found.reverse();
         assert_eq!(found, sent, "turn {turn}");
     }
 }
