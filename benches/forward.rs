@@ -4,8 +4,8 @@
 //! other from one client; every user is asked once to warm up and then `ROUNDS` times.
 //!
 //! With `--turns FOLDER` a published version is opened; a line of input is then the number of a user, and what the reranker takes for
-//! the candidates of that one comes back, in microseconds: the step alone, on a thread that does it again and again
-//! (`scripts/bench_step.py` holds the server's against it).
+//! the candidates of that one comes back, in microseconds: the step alone, on a thread that does it again and again, and then in
+//! retrievals by that thread (`scripts/bench_step.py` holds the server's against both).
 //!
 //! The floor of the scan: P lists of N / C items, D bytes each (defaults: 126 x 63 x 64 bytes = 0.5 MB, 0.02 ms at 25 GB/s). The
 //! rest of a request is arithmetic of the reranker: K0 x its weights.
@@ -56,28 +56,31 @@ fn percentiles(times: &mut [f64]) -> (f64, f64) {
     (times[times.len() / 2], times[times.len() * 99 / 100])
 }
 
-/// The median time of the reranker over one user's candidates at defaults.
-fn reranker_alone(view: &Arc<View>, cpu: &mut Cpu, user: &Value) -> u64 {
+/// The median times of the reranker over one user's candidates at defaults, in microseconds: in requests that only rerank, and in
+/// retrievals, whose other steps leave it other caches.
+fn reranker_alone(view: &Arc<View>, cpu: &mut Cpu, user: &Value) -> [u64; 2] {
     let retrieve = |case: &Value| request(case, user);
     let mut asked = retrieve(&json!({}));
     asked.reading.explain = true;
-    let of_defaults = answer(view, cpu, &[asked]).remove(0).explain.unwrap().candidates;
+    let of_defaults = answer(view, cpu, &[asked.clone()]).remove(0).explain.unwrap().candidates;
     let all = answer(view, cpu, &[retrieve(&json!({"k": of_defaults, "candidates": of_defaults}))]).remove(0);
     let Content::Items(ranked) = all.content else { unreachable!("a retrieval ranks") };
     let candidates = vec![ranked.ids.iter().copied().zip(ranked.similarities.iter().copied()).collect()];
     let Retrieve { user, k, mut reading, .. } = retrieve(&json!({}));
     reading.explain = true;
     let rerank = Request::Rerank(Rerank { user, candidates, k, reading });
-    let once = |_| {
-        let prepared = [pass::prepare(view, rerank.clone()).unwrap()];
-        let explain = pass::run(cpu, &prepared, None).remove(0).unwrap().explain.unwrap();
-        let step = explain.steps.iter().find(|step| step.name == "overarch").unwrap();
-        assert_eq!(step.items, of_defaults);
-        step.micros
-    };
-    let mut times: Vec<u64> = (0..ALONE).map(once).collect();
-    times.sort_unstable();
-    times[ALONE / 2]
+    [rerank, Request::Retrieve(asked)].map(|request| {
+        let once = |_| {
+            let prepared = [pass::prepare(view, request.clone()).unwrap()];
+            let explain = pass::run(cpu, &prepared, None).remove(0).unwrap().explain.unwrap();
+            let step = explain.steps.iter().find(|step| step.name == "overarch").unwrap();
+            assert_eq!(step.items, of_defaults);
+            step.micros
+        };
+        let mut times: Vec<u64> = (0..ALONE).map(once).collect();
+        times.sort_unstable();
+        times[ALONE / 2]
+    })
 }
 
 fn in_turns(version: &Path, users: &[Value]) {
@@ -85,7 +88,8 @@ fn in_turns(version: &Path, users: &[Value]) {
     let mut cpu = Cpu::new(Threads::new(1));
     println!("{}", view.main().index.kernel());
     for line in std::io::stdin().lines().map_while(Result::ok) {
-        println!("{}", reranker_alone(&view, &mut cpu, &users[line.parse::<usize>().unwrap()]));
+        let [alone, in_pass] = reranker_alone(&view, &mut cpu, &users[line.parse::<usize>().unwrap()]);
+        println!("{alone} {in_pass}");
     }
 }
 

@@ -181,7 +181,7 @@ class FaissPq(Faiss):
         return f"PQ{width // 2 if width % 2 == 0 else width}x4fsr,RFlat"
 
     def settings(self, k):
-        return [(p, f) for p in PROBES if p >= 16 for f in ((2, 4, 8, 16) if k < 1000 else (2, 4))]
+        return [(p, f) for p in PROBES if p >= 16 for f in ((2, 3, 4, 6, 8, 16) if k < 1000 else (1.5, 2, 3, 4))]
 
     def search(self, query, k, setting):
         lists = self.faiss.IVFSearchParameters(nprobe=setting[0])
@@ -208,7 +208,7 @@ class Scann:
         self.index.serialize(str(path))
 
     def search(self, query, k, setting):
-        return self.index.search(query, final_num_neighbors=k, pre_reorder_num_neighbors=k * setting[1], leaves_to_search=setting[0])[0]
+        return self.index.search(query, final_num_neighbors=k, pre_reorder_num_neighbors=int(k * setting[1]), leaves_to_search=setting[0])[0]
 
 
 class Hnswlib:

@@ -2,7 +2,8 @@
 """Does the reranker take in the server what it takes alone? STERLING=... [BENCH_FORWARD=...] scripts/bench_step.py
 
 Held-out users in turns: each is asked of the server with `explain`, whose step `overarch` is told, and then of `benches/forward.rs`, which
-runs that step alone over the same candidates, on one thread, again and again. Medians over USERS (200) users. BENCH_FORWARD is the
+runs that step alone over the same candidates, on one thread, again and again, and then whole retrievals: what these take longer is
+what the other steps leave of the caches, and the rest is the server's. Medians over USERS (200) users. BENCH_FORWARD is the
 built bench, the newest target/release/deps/forward-* where it is not set (`cargo bench --bench forward --no-run`).
 """
 
@@ -42,7 +43,7 @@ class Alone:
     def micros(self, user):
         self.process.stdin.write(f"{user}\n")
         self.process.stdin.flush()
-        return float(self.line())
+        return [float(micros) for micros in self.line().split()]
 
     def end(self):
         self.process.stdin.close()
@@ -55,13 +56,13 @@ def in_server(server, body, connection):
 
 
 def compare(server, alone, bodies):
-    """The microseconds of both, user by user in turns. The bench is still while the server is timed."""
+    """The microseconds in the server, alone and in a pass, user by user in turns. The bench is still while the server is timed."""
     pairs = []
     with contextlib.closing(server.connect()) as connection:
         for number, body in enumerate(bodies):
             # The second answer: the first one wakes the worker.
             in_server(server, body, connection)
-            pairs.append((in_server(server, body, connection), alone.micros(number)))
+            pairs.append((in_server(server, body, connection), *alone.micros(number)))
     return pairs
 
 
@@ -73,9 +74,9 @@ def main():
         alone = Alone(path / "debian" / str(info["version"]))
         pairs = compare(server, alone, bodies)
         alone.end()
-    inside, outside = median([a for a, _ in pairs]), median([b for _, b in pairs])
-    header("users", "in the server µs", "alone µs", "ratio of medians", "median of ratios")
-    row(len(pairs), inside, outside, inside / outside, median([a / b for a, b in pairs]))
+    inside, outside, in_pass = (median(times) for times in zip(*pairs))
+    header("users", "in the server µs", "in a pass µs", "alone µs", "server / alone", "server / pass", "median of server / alone")
+    row(len(pairs), inside, in_pass, outside, inside / outside, inside / in_pass, median([a / b for a, b, _ in pairs]))
     verdict(inside <= SLOWER_MAX * outside, f"{alone.kernel}: the step takes {inside / outside:.3f} of its time alone, expected at most {SLOWER_MAX}")
     finish()
 

@@ -77,8 +77,7 @@ pub fn fold_rows(bytes: &[u8], row_bytes: usize, ids: &[i64], ahead: usize) -> u
 #[target_feature(enable = "avx512f")]
 unsafe fn fold_avx512(bytes: &[u8], row_bytes: usize, ids: &[i64], ahead: usize) -> u64 {
     use std::arch::x86_64::*;
-    let rest = ((1u32 << (row_bytes % 64 / 8)) - 1) as __mmask8;
-    let mut sum = _mm512_setzero_si512();
+    let (mut sum, mut rest) = (_mm512_setzero_si512(), 0);
     for row in ahead_of(bytes, row_bytes, ids, ahead) {
         let (lines, tail) = row.as_chunks::<64>();
         // SAFETY: a line has 64 bytes.
@@ -92,21 +91,23 @@ unsafe fn fold_avx512(bytes: &[u8], row_bytes: usize, ids: &[i64], ahead: usize)
         for line in others {
             sum = _mm512_xor_si512(sum, load(line));
         }
-        // A load of no words would still fetch the line behind the row.
-        if rest != 0 {
-            // SAFETY: the mask leaves out what lies behind the tail.
-            sum = _mm512_xor_si512(sum, unsafe { _mm512_maskz_loadu_epi64(rest, tail.as_ptr().cast()) });
-        }
+        // Word by word: a load by mask would fetch the line behind the row.
+        rest = words_of(tail).fold(rest, |all, word| all ^ word);
     }
     let mut words = [0u64; 8];
     // SAFETY: eight words take a register.
     unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), sum) };
-    words.into_iter().fold(0, |all, word| all ^ word)
+    words.into_iter().fold(rest, |all, word| all ^ word)
 }
 
 fn fold(bytes: &[u8], row_bytes: usize, ids: &[i64], ahead: usize) -> u64 {
-    let words = |row: &[u8]| row.as_chunks::<8>().0.iter().fold(0, |all, word| all ^ u64::from_ne_bytes(*word));
-    ahead_of(bytes, row_bytes, ids, ahead).fold(0, |all, row| all ^ words(row))
+    ahead_of(bytes, row_bytes, ids, ahead).flat_map(words_of).fold(0, |all, word| all ^ word)
+}
+
+/// The whole words of a run of bytes.
+#[inline(always)]
+fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word))
 }
 
 /// The rows of the ids, each asked for before it comes.

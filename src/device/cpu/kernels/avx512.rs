@@ -64,9 +64,19 @@ unsafe fn block_sums<const R: usize>(
 #[target_feature(enable = "avx512f,popcnt")]
 pub(super) unsafe fn stage(scores: __m512, mask: u16, first_slot: u32, threshold: __m512, staging: &mut Staging<'_>) {
     let kept = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(mask, scores, threshold);
-    if kept == 0 {
-        return;
+    if kept != 0 {
+        // SAFETY: as the caller vouches.
+        unsafe { put(scores, kept, first_slot, staging) };
     }
+}
+
+/// Writes the lanes of `kept`.
+///
+/// # Safety
+/// As [`stage`].
+#[inline]
+#[target_feature(enable = "avx512f,popcnt")]
+pub(super) unsafe fn put(scores: __m512, kept: u16, first_slot: u32, staging: &mut Staging<'_>) {
     let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     let slots = _mm512_add_epi32(_mm512_set1_epi32(first_slot as i32), lanes);
     // SAFETY: the caller left room for 16 entries behind `len`.
@@ -392,7 +402,12 @@ macro_rules! dot {
                     sums[0] = _mm512_fmadd_ps(_mm512_loadu_ps(a.as_ptr().add(i)), $load(b.as_ptr().add(i)), sums[0]);
                     i += 16;
                 }
-                if i < len {
+                if i < len && len >= 16 {
+                    // The last 16 once more, without those that are summed: a load by mask would wait for the line behind the row.
+                    let (at, mask) = (len - 16, u16::MAX << (16 - (len - i)));
+                    let last = _mm512_loadu_ps(a.as_ptr().add(at));
+                    sums[1] = _mm512_mask3_fmadd_ps(last, $load(b.as_ptr().add(at)), sums[1], mask);
+                } else if i < len {
                     let mask = (1 << (len - i)) - 1;
                     let some = _mm512_maskz_loadu_ps(mask, a.as_ptr().add(i));
                     sums[1] = _mm512_fmadd_ps(some, $load_some(mask, b.as_ptr().add(i)), sums[1]);

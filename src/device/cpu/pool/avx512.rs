@@ -17,40 +17,29 @@ const LANES: usize = 16;
 pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out: &mut BagSums<'_>) {
     let mut first = 0;
     while first < rows.width {
-        let left = rows.width - first;
-        let mut part = ColumnRun { first, columns: left };
+        let part = ColumnRun { first, columns: (rows.width - first).min(16 * LANES) };
         // SAFETY: this function's conditions, and `part` lies inside the row.
         unsafe {
-            match left.div_ceil(LANES) {
+            match part.columns.div_ceil(LANES) {
                 1 => group::<F, 1>(rows, bags, out, part),
                 2 => group::<F, 2>(rows, bags, out, part),
                 3 => group::<F, 3>(rows, bags, out, part),
                 4 => group::<F, 4>(rows, bags, out, part),
-                5 | 7 => {
-                    part.columns = 4 * LANES;
-                    group::<F, 4>(rows, bags, out, part);
-                }
-                6 => group::<F, 6>(rows, bags, out, part),
-                8 => group::<F, 8>(rows, bags, out, part),
-                9..=11 | 13..=15 => {
-                    part.columns = 8 * LANES;
-                    group::<F, 8>(rows, bags, out, part);
-                }
-                12 => group::<F, 12>(rows, bags, out, part),
-                _ => {
-                    part.columns = left.min(16 * LANES);
-                    group::<F, 16>(rows, bags, out, part);
-                }
+                5..=6 => group::<F, 6>(rows, bags, out, part),
+                7..=8 => group::<F, 8>(rows, bags, out, part),
+                9..=12 => group::<F, 12>(rows, bags, out, part),
+                _ => group::<F, 16>(rows, bags, out, part),
             }
         }
         first += part.columns;
     }
 }
 
-/// Sums of up to `16 V` columns, the last register perhaps partly.
+/// Sums of up to `16 V` columns. Registers end where these end, over columns that others have as well or, of rows of fewer columns
+/// than a register, by a mask: a load that reaches behind the row waits for a line that nobody asked for, mask or not.
 ///
 /// # Safety
-/// As [`pool`]; `part` lies inside the row and takes `V` registers.
+/// As [`pool`]; `part` lies inside the row and takes at most `V` registers.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn group<const F: usize, const V: usize>(
     rows: &Rows<'_>,
@@ -59,7 +48,10 @@ unsafe fn group<const F: usize, const V: usize>(
     part: ColumnRun,
 ) {
     let base = rows.bytes.as_ptr();
-    let last = part.columns - (V - 1) * LANES;
+    let end = part.first + part.columns;
+    // More than one register is for columns that fill one: that much the compiler can know.
+    let lanes = if V > 1 { LANES } else { end.min(LANES) };
+    let column = |v: usize| (part.first + v * LANES).min(end - lanes);
     let span = part.span(rows.format);
     prefetch_first(rows, bags, &span);
     for bag in 0..bags.offsets.len().saturating_sub(1) {
@@ -83,24 +75,17 @@ unsafe fn group<const F: usize, const V: usize>(
                 weight = _mm512_mul_ps(weight, scale);
             }
             for (v, sum) in sum.iter_mut().enumerate() {
-                let lanes = if v + 1 == V { last } else { LANES };
                 // SAFETY: the columns lie inside the row.
-                let x = unsafe { load::<F>(row, part.first + v * LANES, lanes) };
+                let x = unsafe { load::<F>(row, column(v), lanes) };
                 *sum = _mm512_fmadd_ps(weight, x, *sum);
             }
         }
         let factor = _mm512_set1_ps(bag_factor(bags, bag));
-        let to = out.data[bag * out.stride + out.column + part.first..][..part.columns].as_mut_ptr();
+        let to = out.data[bag * out.stride + out.column..][..end].as_mut_ptr();
         for (v, sum) in sum.iter().enumerate() {
-            let lanes = if v + 1 == V { last } else { LANES };
-            // SAFETY: `to` has `part.columns` numbers and the mask leaves out what lies behind them.
-            unsafe {
-                _mm512_mask_storeu_ps(
-                    to.add(v * LANES),
-                    mask(lanes) as u16,
-                    _mm512_mul_ps(_mm512_add_ps(*sum, shift), factor),
-                )
-            };
+            let sum = _mm512_mul_ps(_mm512_add_ps(*sum, shift), factor);
+            // SAFETY: `to` has `end` numbers and the mask leaves out what lies behind them.
+            unsafe { _mm512_mask_storeu_ps(to.add(column(v)), mask(lanes) as u16, sum) };
         }
     }
 }
@@ -124,36 +109,65 @@ unsafe fn head(row: *const u8) -> (__m512, __m512) {
 /// `lanes` columns from `column` on; codes of quantised rows are not yet scaled.
 ///
 /// # Safety
-/// As [`pool`]; the columns lie inside the row, and `column` is a multiple of 16.
+/// As [`pool`]; the columns lie inside the row, and the first starts at a byte.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn load<const F: usize>(row: *const u8, column: usize, lanes: usize) -> __m512 {
-    let mask = mask(lanes);
-    // SAFETY: masked loads touch only the bytes of the row's own columns.
+    let head = if F >= INT8 { HEAD } else { 0 };
+    // SAFETY: the columns lie inside the row, and no load reads more bytes than they take.
     unsafe {
+        let from = row.add(head + column * BITS[F] / 8);
         match F {
-            F32 => _mm512_maskz_loadu_ps(mask as u16, row.cast::<f32>().add(column)),
-            F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask as u16, row.cast::<i16>().add(column))),
-            BF16 => {
-                let halves = _mm256_maskz_loadu_epi16(mask as u16, row.cast::<i16>().add(column));
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
-            }
-            INT8 => {
-                let codes = _mm_maskz_loadu_epi8(mask as u16, row.add(HEAD + column).cast());
-                _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes))
-            }
+            F32 if lanes == LANES => _mm512_loadu_ps(from.cast()),
+            F32 => _mm512_maskz_loadu_ps(mask(lanes) as u16, from.cast()),
+            F16 => _mm512_cvtph_ps(halves(from, lanes)),
+            BF16 => _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves(from, lanes)))),
+            INT8 => _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes(from, lanes))),
             INT4 => {
-                let bytes = _mm_maskz_loadu_epi8((1u16 << (lanes / 2)) - 1, row.add(HEAD + column / 2).cast());
+                let bytes = bytes(from, lanes / 2);
                 let low = _mm_and_si128(bytes, _mm_set1_epi8(15));
                 let high = _mm_and_si128(_mm_srli_epi16::<4>(bytes), _mm_set1_epi8(15));
                 _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(low, high)))
             }
             _ => {
-                let bytes = _mm_maskz_loadu_epi8((1u16 << (lanes / 4)) - 1, row.add(HEAD + column / 4).cast());
                 let shifts = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-                let codes = _mm512_srlv_epi32(_mm512_broadcastd_epi32(bytes), shifts);
+                let codes = _mm512_srlv_epi32(_mm512_broadcastd_epi32(bytes(from, lanes / 4)), shifts);
                 _mm512_cvtepi32_ps(_mm512_and_si512(codes, _mm512_set1_epi32(3)))
             }
+        }
+    }
+}
+
+/// `count` numbers of 16 bits, at most 16.
+///
+/// # Safety
+/// As [`pool`]; they can be read at `from`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn halves(from: *const u8, count: usize) -> __m256i {
+    // SAFETY: no more than these numbers is read.
+    unsafe {
+        match count {
+            LANES => _mm256_loadu_si256(from.cast()),
+            _ => _mm256_maskz_loadu_epi16(mask(count) as u16, from.cast()),
+        }
+    }
+}
+
+/// `count` bytes, at most 16.
+///
+/// # Safety
+/// As [`pool`]; they can be read at `from`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+unsafe fn bytes(from: *const u8, count: usize) -> __m128i {
+    // SAFETY: no more than these bytes is read.
+    unsafe {
+        match count {
+            16 => _mm_loadu_si128(from.cast()),
+            8 => _mm_loadl_epi64(from.cast()),
+            4 => _mm_cvtsi32_si128(from.cast::<i32>().read_unaligned()),
+            _ => _mm_maskz_loadu_epi8(mask(count) as u16, from.cast()),
         }
     }
 }

@@ -3,10 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::operands::{CodeBlocks, CodeQuery, LINE, TABLE};
+use crate::device::cpu::kernels::avx512::put;
 use crate::device::cpu::kernels::operands::{BLOCK, Staging, blocks_ahead};
-
-/// Blocks that are scanned together, which share the loads of the tables.
-const TOGETHER: usize = 2;
 
 /// The sums of `N` blocks. Lines of blocks to come are asked for as lines of these are used.
 ///
@@ -42,18 +40,10 @@ unsafe fn block_sums<const N: usize>(
     sums.map(|[low, high]| _mm512_add_epi32(low, high))
 }
 
-/// Writes the lanes of `mask` that reach the threshold.
-///
-/// # Safety
-/// Needs AVX-512 F and POPCNT; the staging must have room for 16 entries.
-#[target_feature(enable = "avx512f,popcnt")]
-unsafe fn stage(
-    sums: __m512i,
-    query: &CodeQuery<'_>,
-    (mask, first_slot, factors): (u16, u32, &[f32]),
-    threshold: f32,
-    staging: &mut Staging<'_>,
-) {
+/// The scores of a block's sums.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn scores(sums: __m512i, query: &CodeQuery<'_>, factors: &[f32]) -> __m512 {
     // A product and a sum, not both in one: every kernel rounds after each.
     let mut worth = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(query.step));
     if !factors.is_empty() {
@@ -61,9 +51,7 @@ unsafe fn stage(
         let factors = unsafe { _mm512_loadu_ps(factors.as_ptr()) };
         worth = _mm512_mul_ps(_mm512_add_ps(worth, _mm512_set1_ps(query.base)), factors);
     }
-    let scores = _mm512_add_ps(worth, _mm512_set1_ps(query.bias));
-    // SAFETY: the caller left room for 16 entries behind `len`.
-    unsafe { crate::device::cpu::kernels::avx512::stage(scores, mask, first_slot, _mm512_set1_ps(threshold), staging) };
+    _mm512_add_ps(worth, _mm512_set1_ps(query.bias))
 }
 
 /// # Safety
@@ -76,6 +64,47 @@ pub(super) unsafe fn scan(
     from: usize,
     staging: &mut Staging<'_>,
 ) -> usize {
+    let count = blocks.items.div_ceil(BLOCK);
+    let mut block = blocks.next_asked(from);
+    while block < count {
+        let room = (staging.scores.len() - staging.len) / BLOCK;
+        if room == 0 {
+            return block;
+        }
+        let second = blocks.next_asked(block + 1);
+        let third = blocks.next_asked(second + 1);
+        let fourth = blocks.next_asked(third + 1);
+        // SAFETY: these blocks are before `count`, and there is room for each of them.
+        block = unsafe {
+            if room >= 4 && fourth < count {
+                scan_some(blocks, query, threshold, [block, second, third, fourth], staging);
+                blocks.next_asked(fourth + 1)
+            } else if room >= 2 && second < count {
+                scan_some(blocks, query, threshold, [block, second], staging);
+                third
+            } else {
+                scan_some(blocks, query, threshold, [block], staging);
+                second
+            }
+        };
+    }
+    count
+}
+
+/// Stages what reaches the threshold in some blocks, scanned together: they share the loads of the tables and the question whether
+/// anything does, whose answer for a single block no processor foresees.
+///
+/// # Safety
+/// Needs AVX-512 F, BW, VBMI and VNNI, and POPCNT. Lengths are checked by the caller; `some` are blocks with room in the staging for each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni,popcnt")]
+unsafe fn scan_some<const N: usize>(
+    blocks: &CodeBlocks<'_>,
+    query: &CodeQuery<'_>,
+    threshold: f32,
+    some: [usize; N],
+    staging: &mut Staging<'_>,
+) {
     let (count, bytes) = (blocks.items.div_ceil(BLOCK), blocks.lines * LINE);
     let distance = blocks_ahead(bytes);
     let codes = |block: usize| blocks.codes.as_ptr().wrapping_add(block * bytes);
@@ -86,31 +115,17 @@ pub(super) unsafe fn scan(
             next.as_ptr().wrapping_add(past * bytes)
         }
     };
-    let first_slot = |block: usize| blocks.first_slot + (block * BLOCK) as u32;
-    let whole = |block: usize| (blocks.asked(block), first_slot(block), blocks.factors_of(block));
-    let tables = query.tables.as_ptr();
-    let mut block = blocks.next_asked(from);
-    while block < count {
-        let left = staging.scores.len() - staging.len;
-        if left < BLOCK {
-            return block;
-        }
-        let second = blocks.next_asked(block + 1);
-        // SAFETY: blocks before `count` lie in the codes, as the caller checked with the tables; there is room for each of them.
-        unsafe {
-            if second < count && left >= TOGETHER * BLOCK {
-                let pair: [usize; TOGETHER] = [block, second];
-                let sums = block_sums(pair.map(codes), pair.map(to_come), tables, blocks.lines);
-                for (block, sums) in pair.into_iter().zip(sums) {
-                    stage(sums, query, whole(block), threshold, staging);
-                }
-                block = blocks.next_asked(second + 1);
-            } else {
-                let [sums] = block_sums([codes(block)], [to_come(block)], tables, blocks.lines);
-                stage(sums, query, whole(block), threshold, staging);
-                block = second;
-            }
-        }
+    // SAFETY: the blocks lie in the codes, as the caller checked with the tables.
+    let sums = unsafe { block_sums(some.map(codes), some.map(to_come), query.tables.as_ptr(), blocks.lines) };
+    let scored: [__m512; N] = std::array::from_fn(|n| scores(sums[n], query, blocks.factors_of(some[n])));
+    let bound = _mm512_set1_ps(threshold);
+    let kept: [u16; N] =
+        std::array::from_fn(|n| _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(blocks.asked(some[n]), scored[n], bound));
+    if kept.iter().all(|kept| *kept == 0) {
+        return;
     }
-    count
+    for n in 0..N {
+        // SAFETY: the caller left room for each block.
+        unsafe { put(scored[n], kept[n], blocks.first_slot + (some[n] * BLOCK) as u32, staging) };
+    }
 }
