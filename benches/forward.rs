@@ -5,7 +5,7 @@
 //!
 //! With `--turns FOLDER` a published version is opened; a line of input is then the number of a user, and what the reranker takes for
 //! the candidates of that one comes back, in microseconds: the step alone, on a thread that does it again and again, and then in
-//! retrievals by that thread (`scripts/bench_step.py` holds the server's against both).
+//! retrievals by that thread, as they are and after pauses (`scripts/bench_step.py` holds the server's against them).
 //!
 //! The floor of the scan: P lists of N / C items, D bytes each (defaults: 126 x 63 x 64 bytes = 0.5 MB, 0.02 ms at 25 GB/s). The
 //! rest of a request is arithmetic of the reranker: K0 x its weights.
@@ -13,9 +13,10 @@
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::hint::black_box;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 use sterling::engine::{Engine, Options, Passes};
@@ -32,6 +33,10 @@ use sterling::view::View;
 const ROUNDS: usize = 3;
 /// Runs of a reranker alone.
 const ALONE: usize = 21;
+/// How long the thread sleeps before a run as a server's does, and how much other memory is read then: more than the first two
+/// levels of caches hold.
+const PAUSE: Duration = Duration::from_millis(2);
+const OTHER_BYTES: usize = 8 << 20;
 
 fn request(case: &Value, user: &Value) -> Retrieve {
     let mut body: Map<String, Value> = case.as_object().unwrap().clone();
@@ -56,9 +61,9 @@ fn percentiles(times: &mut [f64]) -> (f64, f64) {
     (times[times.len() / 2], times[times.len() * 99 / 100])
 }
 
-/// The median times of the reranker over one user's candidates at defaults, in microseconds: in requests that only rerank, and in
-/// retrievals, whose other steps leave it other caches.
-fn reranker_alone(view: &Arc<View>, cpu: &mut Cpu, user: &Value) -> [u64; 2] {
+/// The median times of the reranker over one user's candidates at defaults, in microseconds: in requests that only rerank, in
+/// retrievals, whose other steps leave it other caches, and in retrievals after a pause in which other memory was read.
+fn reranker_alone(view: &Arc<View>, cpu: &mut Cpu, user: &Value) -> [u64; 3] {
     let retrieve = |case: &Value| request(case, user);
     let mut asked = retrieve(&json!({}));
     asked.reading.explain = true;
@@ -69,8 +74,14 @@ fn reranker_alone(view: &Arc<View>, cpu: &mut Cpu, user: &Value) -> [u64; 2] {
     let Retrieve { user, k, mut reading, .. } = retrieve(&json!({}));
     reading.explain = true;
     let rerank = Request::Rerank(Rerank { user, candidates, k, reading });
-    [rerank, Request::Retrieve(asked)].map(|request| {
+    let others = vec![1u64; OTHER_BYTES / 8];
+    let whole = Request::Retrieve(asked);
+    [(&rerank, false), (&whole, false), (&whole, true)].map(|(request, after_pause)| {
         let once = |_| {
+            if after_pause {
+                std::thread::sleep(PAUSE);
+                assert_eq!(black_box(&others).iter().sum::<u64>(), others.len() as u64);
+            }
             let prepared = [pass::prepare(view, request.clone()).unwrap()];
             let explain = pass::run(cpu, &prepared, None).remove(0).unwrap().explain.unwrap();
             let step = explain.steps.iter().find(|step| step.name == "overarch").unwrap();
@@ -88,8 +99,8 @@ fn in_turns(version: &Path, users: &[Value]) {
     let mut cpu = Cpu::new(Threads::new(1));
     println!("{}", view.main().index.kernel());
     for line in std::io::stdin().lines().map_while(Result::ok) {
-        let [alone, in_pass] = reranker_alone(&view, &mut cpu, &users[line.parse::<usize>().unwrap()]);
-        println!("{alone} {in_pass}");
+        let [alone, in_pass, paused] = reranker_alone(&view, &mut cpu, &users[line.parse::<usize>().unwrap()]);
+        println!("{alone} {in_pass} {paused}");
     }
 }
 

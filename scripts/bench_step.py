@@ -2,8 +2,8 @@
 """Does the reranker take in the server what it takes alone? STERLING=... [BENCH_FORWARD=...] scripts/bench_step.py
 
 Held-out users in turns: each is asked of the server with `explain`, whose step `overarch` is told, and then of `benches/forward.rs`, which
-runs that step alone over the same candidates, on one thread, again and again, and then whole retrievals: what these take longer is
-what the other steps leave of the caches, and the rest is the server's. Medians over USERS (200) users. BENCH_FORWARD is the
+runs that step alone over the same candidates, on one thread, again and again, and then whole retrievals, one after the other and
+after pauses of 2 ms in which 8 MiB of other memory are read, as a server waits for its client. Medians over USERS (200) users. BENCH_FORWARD is the
 built bench, the newest target/release/deps/forward-* where it is not set (`cargo bench --bench forward --no-run`).
 """
 
@@ -56,7 +56,7 @@ def in_server(server, body, connection):
 
 
 def compare(server, alone, bodies):
-    """The microseconds in the server, alone and in a pass, user by user in turns. The bench is still while the server is timed."""
+    """The microseconds in the server, alone, in a pass and in one after a pause, user by user in turns. The bench is still while the server is timed."""
     pairs = []
     with contextlib.closing(server.connect()) as connection:
         for number, body in enumerate(bodies):
@@ -74,9 +74,9 @@ def main():
         alone = Alone(path / "debian" / str(info["version"]))
         pairs = compare(server, alone, bodies)
         alone.end()
-    inside, outside, in_pass = (median(times) for times in zip(*pairs))
-    header("users", "in the server µs", "in a pass µs", "alone µs", "server / alone", "server / pass", "median of server / alone")
-    row(len(pairs), inside, in_pass, outside, inside / outside, inside / in_pass, median([a / b for a, b, _ in pairs]))
+    inside, outside, in_pass, paused = (median(times) for times in zip(*pairs))
+    header("users", "in the server µs", "alone µs", "in a pass µs", "after a pause µs", "server / alone", "server / paused", "median of server / alone")
+    row(len(pairs), inside, outside, in_pass, paused, inside / outside, inside / paused, median([a / b for a, b, *_ in pairs]))
     verdict(inside <= SLOWER_MAX * outside, f"{alone.kernel}: the step takes {inside / outside:.3f} of its time alone, expected at most {SLOWER_MAX}")
     finish()
 

@@ -28,13 +28,17 @@ fi
 if [ -d "$nvrtc" ]; then
     "$nvrtc/bin/python" scripts/compile_kernels.py "$nvrtc"
 fi
-# What is deployed and what the tasks type wait more than they compute: beside the others, and told when those have ended.
+# Stores in buckets take longer than all others together, and wait more than they compute: beside them, and told when they have ended.
 said=$PWD/$environment/beside.log
 (
-    cd tests/deploy
+    cd tests/stores
+    azurite=../../target/azurite
+    if [ ! -e "$azurite/node_modules/.bin/azurite-blob" ]; then
+        if ! { command -v npm && npm install --silent --no-audit --no-fund --prefix "$azurite" azurite@3; } >/dev/null; then
+            echo "Azurite could not be installed by npm: buckets of Azure are not tested" >&2
+        fi
+    fi
     PYTHONPATH=../../python "../../$environment/bin/python" -m pytest -q -p no:cacheprovider
-    cd ../tasks
-    "../../$environment/bin/python" -m pytest -q -p no:cacheprovider
 ) >"$said" 2>&1 &
 beside=$!
 finish() {
@@ -68,13 +72,9 @@ for version in 3.11 3.13; do
     PYTHONPATH=. "$other/bin/python" -m pytest -q -p no:cacheprovider sterling tests/test_client.py tests/test_retrievers.py tests/test_program.py \
         tests/test_snapshot.py tests/test_features.py tests/test_toml.py
 done
-cd ../tests/stores
-azurite=../../target/azurite
-if [ ! -e "$azurite/node_modules/.bin/azurite-blob" ]; then
-    if ! { command -v npm && npm install --silent --no-audit --no-fund --prefix "$azurite" azurite@3; } >/dev/null; then
-        echo "Azurite could not be installed by npm: buckets of Azure are not tested" >&2
-    fi
-fi
+cd ../tests/deploy
 PYTHONPATH=../../python "../../$environment/bin/python" -m pytest -q -p no:cacheprovider
+cd ../tasks
+"../../$environment/bin/python" -m pytest -q -p no:cacheprovider
 cd ../console
 PYTHONPATH=../../python "../../$environment/bin/python" -m pytest -q -p no:cacheprovider
