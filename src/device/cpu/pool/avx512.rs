@@ -17,6 +17,8 @@ const LANES: usize = 16;
 pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out: &mut BagSums<'_>) {
     let mut first = 0;
     while first < rows.width {
+        // What is left of a register reaches back over columns that are summed already.
+        first = first.min(rows.width.saturating_sub(LANES));
         let part = ColumnRun { first, columns: (rows.width - first).min(16 * LANES) };
         // SAFETY: this function's conditions, and `part` lies inside the row.
         unsafe {
@@ -50,7 +52,7 @@ unsafe fn group<const F: usize, const V: usize>(
     let base = rows.bytes.as_ptr();
     let end = part.first + part.columns;
     // More than one register is for columns that fill one: that much the compiler can know.
-    let lanes = if V > 1 { LANES } else { end.min(LANES) };
+    let lanes = if V > 1 { LANES } else { part.columns.min(LANES) };
     let column = |v: usize| (part.first + v * LANES).min(end - lanes);
     let span = part.span(rows.format);
     prefetch_first(rows, bags, &span);

@@ -65,6 +65,7 @@ pub(super) unsafe fn scan(
     staging: &mut Staging<'_>,
 ) -> usize {
     let count = blocks.items.div_ceil(BLOCK);
+    let distance = blocks_ahead(blocks.lines * LINE);
     let mut block = blocks.next_asked(from);
     while block < count {
         let room = (staging.scores.len() - staging.len) / BLOCK;
@@ -77,13 +78,13 @@ pub(super) unsafe fn scan(
         // SAFETY: these blocks are before `count`, and there is room for each of them.
         block = unsafe {
             if room >= 4 && fourth < count {
-                scan_some(blocks, query, threshold, [block, second, third, fourth], staging);
+                scan_some(blocks, query, threshold, [block, second, third, fourth], distance, staging);
                 blocks.next_asked(fourth + 1)
             } else if room >= 2 && second < count {
-                scan_some(blocks, query, threshold, [block, second], staging);
+                scan_some(blocks, query, threshold, [block, second], distance, staging);
                 third
             } else {
-                scan_some(blocks, query, threshold, [block], staging);
+                scan_some(blocks, query, threshold, [block], distance, staging);
                 second
             }
         };
@@ -92,7 +93,7 @@ pub(super) unsafe fn scan(
 }
 
 /// Stages what reaches the threshold in some blocks, scanned together: they share the loads of the tables and the question whether
-/// anything does, whose answer for a single block no processor foresees.
+/// anything does, whose answer for a single block no processor foresees. Asks for the blocks `distance` ahead.
 ///
 /// # Safety
 /// Needs AVX-512 F, BW, VBMI and VNNI, and POPCNT. Lengths are checked by the caller; `some` are blocks with room in the staging for each.
@@ -103,10 +104,10 @@ unsafe fn scan_some<const N: usize>(
     query: &CodeQuery<'_>,
     threshold: f32,
     some: [usize; N],
+    distance: usize,
     staging: &mut Staging<'_>,
 ) {
     let (count, bytes) = (blocks.items.div_ceil(BLOCK), blocks.lines * LINE);
-    let distance = blocks_ahead(bytes);
     let codes = |block: usize| blocks.codes.as_ptr().wrapping_add(block * bytes);
     let to_come = |block: usize| match (block + distance).checked_sub(count) {
         None => codes(block + distance),
