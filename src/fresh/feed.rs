@@ -216,10 +216,13 @@ fn follow(feed: Arc<Feed>, fresh: Fresh, live: &Live) -> Result<()> {
         fresh,
         feed,
         pending: Vec::new(),
+        failed: None,
+        is_unseen: false,
     };
     while following.fresh.position() < following.feed.last() {
         following.advance(LINGER, TOGETHER_MAX_UNSEEN, Fresh::catch_up)?;
     }
+    following.is_unseen = false;
     following.fresh.caught_up()?;
     live.show(following.fresh.view()?);
     let shown = live.shared();
@@ -236,8 +239,12 @@ struct Following {
     feed: Arc<Feed>,
     records: Box<dyn Follower>,
     fresh: Fresh,
-    /// What was taken and is not applied yet.
+    /// Updates that were taken and are not applied yet; the first has the position after that of `fresh`.
     pending: Vec<Update>,
+    /// Why no update could be taken after them.
+    failed: Option<Error>,
+    /// Whether `fresh` has changed since it was shown last.
+    is_unseen: bool,
 }
 
 impl Following {
@@ -264,42 +271,67 @@ impl Following {
 
     /// Applies and shows what comes in a while; false where nobody looks any more.
     fn step(&mut self, shown: &Weak<Shown>) -> Result<bool> {
-        let is_further = self.advance(LINGER, TOGETHER_MAX, Fresh::apply)?;
+        let advanced = self.advance(LINGER, TOGETHER_MAX, Fresh::apply);
         let Some(shown) = shown.upgrade() else { return Ok(false) };
-        if self.fresh.tidy()? || is_further {
+        let has_trouble = self.feed.trouble().is_some();
+        metrics::gauge!("sterling_journal_available", "model" => self.name.clone()).set(f64::from(!has_trouble));
+        // What was applied is shown, whatever became of the updates after it.
+        let seen = self.show(&shown);
+        advanced.and(seen).map(|()| true)
+    }
+
+    /// Shows what has changed; what fails is tried again with the next step.
+    fn show(&mut self, shown: &Shown) -> Result<()> {
+        self.is_unseen |= self.fresh.tidy()?;
+        if self.is_unseen {
             let view = self.fresh.view()?;
             metrics::gauge!("sterling_fresh_items", "model" => self.name.clone()).set(view.fresh_items() as f64);
             metrics::gauge!("sterling_position", "model" => self.name.clone()).set(view.position() as f64);
             shown.show(view);
+            self.is_unseen = false;
         }
-        Ok(true)
+        Ok(())
     }
 
-    /// Applies the next updates, up to so many; false where none came in time.
-    fn advance(&mut self, wait: Duration, most: usize, apply: Apply) -> Result<bool> {
+    /// Applies the next updates, up to so many, where any come in time.
+    fn advance(&mut self, wait: Duration, most: usize, apply: Apply) -> Result<()> {
         if self.pending.is_empty() {
             self.take(wait, most)?;
         }
         let before = self.fresh.position();
         let applied = apply(&mut self.fresh, &self.pending);
-        let is_further = self.fresh.position() > before;
+        self.is_unseen |= self.fresh.position() > before;
         self.pending.drain(..(self.fresh.position() - before) as usize);
         for (position, error) in applied? {
             metrics::counter!("sterling_updates_refused_total", "model" => self.name.clone()).increment(1);
             tracing::warn!(model = self.name, position, %error, "an update was passed over");
         }
-        Ok(is_further)
+        Ok(())
     }
 
-    /// Takes the next updates.
+    /// Takes the next updates. What goes wrong after some were taken is told once these are applied: a record is taken once.
     fn take(&mut self, wait: Duration, most: usize) -> Result<()> {
+        if let Some(failed) = self.failed.take() {
+            return Err(failed);
+        }
         let (mut records, mut bytes) = (Vec::new(), 0);
         let mut next = self.records.next(wait)?;
-        while let Some(record) = next {
+        while let Some(record) = next.take() {
+            let expected = self.fresh.position() + 1 + records.len() as u64;
+            if record.position != expected {
+                let position = record.position;
+                self.failed =
+                    Some(Error::corrupt(format!("the journal gave position {position}, expected {expected}")));
+                break;
+            }
             bytes += record.payload.len();
             records.push(record);
-            let has_room = records.len() < most && bytes < TOGETHER_BYTES;
-            next = if has_room { self.records.next(Duration::ZERO)? } else { None };
+            if records.len() < most && bytes < TOGETHER_BYTES {
+                match self.records.next(Duration::ZERO) {
+                    Ok(more) => next = more,
+                    Err(e) => self.failed = Some(e),
+                }
+            }
         }
         let decode = |Record { position, payload }: &Record| {
             Update::decode(payload).map_err(|e| e.within(format!("position {position}")))
@@ -309,9 +341,16 @@ impl Following {
             false => records.iter().map(decode).collect(),
         };
         for (record, update) in records.iter().zip(updates) {
-            let update = update?;
-            self.feed.note(record.position, &update);
-            self.pending.push(update);
+            match update {
+                Ok(update) => {
+                    self.feed.note(record.position, &update);
+                    self.pending.push(update);
+                }
+                Err(e) => {
+                    self.failed = Some(e);
+                    break;
+                }
+            }
         }
         Ok(())
     }

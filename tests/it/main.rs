@@ -12,6 +12,7 @@ mod contract;
 mod debian;
 mod edge;
 mod faiss;
+mod feed;
 mod filters;
 mod first_pass;
 mod folds;

@@ -1,0 +1,189 @@
+//! Versions that follow a journal which cannot be read for a moment, or which gives what it should not.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use sterling::device::priority::Background;
+use sterling::error::{Error, Kind, Result};
+use sterling::fresh::{Feed, Feeds, Put, Update, Updating};
+use sterling::journal::{Append, Done, Follower, Journal, Journals, Logs, Record, Topic};
+use sterling::registry::{Loader as _, Snapshots};
+use sterling::snapshot::Store;
+use sterling::units::ItemId;
+use sterling::view::Live;
+
+use crate::support::{put, vectors};
+
+/// What happens to those who follow, by the position of the record that they would have.
+#[derive(Default)]
+struct Faults {
+    /// The next call fails, and the one after it gives the record.
+    fails: BTreeSet<u64>,
+    /// The record after it is given in its place.
+    skipped: Option<u64>,
+    /// It is given with other bytes.
+    damaged: Option<u64>,
+}
+
+/// Journals in files that have such faults.
+struct Faulty(Logs, Arc<Mutex<Faults>>);
+
+struct FaultyJournal(Box<dyn Journal>, Arc<Mutex<Faults>>);
+
+struct FaultyFollower {
+    records: Box<dyn Follower>,
+    faults: Arc<Mutex<Faults>>,
+    held: Option<Record>,
+}
+
+impl Journals for Faulty {
+    fn open(&self, topic: &Topic, after: u64) -> Result<Box<dyn Journal>> {
+        Ok(Box::new(FaultyJournal(self.0.open(topic, after)?, self.1.clone())))
+    }
+
+    fn folder(&self, topic: &Topic) -> Option<PathBuf> {
+        self.0.folder(topic)
+    }
+}
+
+impl Journal for FaultyJournal {
+    fn append(&self, append: Append, done: Done) {
+        self.0.append(append, done);
+    }
+
+    fn last(&self) -> u64 {
+        self.0.last()
+    }
+
+    fn first(&self) -> u64 {
+        self.0.first()
+    }
+
+    fn follow(&self, after: u64) -> Result<Box<dyn Follower>> {
+        let (records, faults) = (self.0.follow(after)?, self.1.clone());
+        Ok(Box::new(FaultyFollower { records, faults, held: None }))
+    }
+
+    fn release(&self, position: u64) -> Result<()> {
+        self.0.release(position)
+    }
+}
+
+impl Follower for FaultyFollower {
+    fn next(&mut self, wait: Duration) -> Result<Option<Record>> {
+        let next = match self.held.take() {
+            Some(record) => Some(record),
+            None => self.records.next(wait)?,
+        };
+        let Some(mut record) = next else { return Ok(None) };
+        let mut faults = self.faults.lock().unwrap();
+        if faults.fails.remove(&record.position) {
+            let error = Error::unavailable(format!("position {} cannot be read", record.position));
+            self.held = Some(record);
+            return Err(error);
+        }
+        if faults.skipped == Some(record.position) {
+            return self.records.next(wait);
+        }
+        if faults.damaged == Some(record.position) {
+            record.payload = vec![255];
+        }
+        Ok(Some(record))
+    }
+}
+
+struct Served {
+    _folder: tempfile::TempDir,
+    version: PathBuf,
+    loader: Updating,
+    faults: Arc<Mutex<Faults>>,
+    feed: Arc<Feed>,
+    live: Live,
+}
+
+fn served() -> Served {
+    let folder = tempfile::tempdir().unwrap();
+    let lines: String = (0..40)
+        .map(|id| format!("{{\"id\": {id}, \"embedding\": [{id}, 1], \"attributes\": {{\"n\": 0}}}}\n"))
+        .collect();
+    put(&folder.path().join("store"), &vectors(folder.path(), &lines)).unwrap();
+    let faults: Arc<Mutex<Faults>> = Arc::default();
+    let feeds = Arc::new(Feeds::new(Faulty(Logs::below(folder.path().join("updates")), faults.clone())));
+    let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()), in_place: true };
+    let version = Store::new(folder.path().join("store")).folder("vectors", 1);
+    let live = load(&loader, &version).unwrap();
+    let feed = feeds.of(&Topic::whole("vectors")).unwrap();
+    Served { _folder: folder, version, loader, faults, feed, live }
+}
+
+fn load(loader: &Updating, version: &Path) -> Result<Live> {
+    loader.load(version, Background::Steady)
+}
+
+/// Puts items whose ids are 1000 and the position of the update; returns the last one's position.
+fn write(feed: &Feed, positions: std::ops::RangeInclusive<u64>) -> u64 {
+    let (tell, told) = mpsc::channel();
+    let item = |position| {
+        let id = 1000 + position as i64;
+        Update::Put(Put { id, vector: Some(vec![id as f32 % 97.0, 1.0]), attributes: Vec::new(), dense: Vec::new() })
+    };
+    let updates: Vec<Update> = positions.map(item).collect();
+    feed.append(&updates, None, Box::new(move |range| tell.send(range).unwrap()));
+    told.recv().unwrap().unwrap().end - 1
+}
+
+fn wait(what: &str, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The view is that of a position: all updates up to it are seen, and none after it.
+fn check(live: &Live, position: u64, last: u64) {
+    let view = live.view();
+    assert_eq!(view.position(), position);
+    let seen = |position: &u64| view.slot(ItemId(1000 + *position as i64)).is_some();
+    assert_eq!((1..=last).filter(seen).collect::<Vec<u64>>(), (1..=position).collect::<Vec<u64>>());
+}
+
+#[test]
+fn reads_that_fail_for_a_moment_lose_no_update() {
+    let served = served();
+    let fails = [1, 2, 500, 501, 1025, 2048, 3000, 3599, 3600];
+    served.faults.lock().unwrap().fails.extend(fails);
+    for first in (1..=3600).step_by(600) {
+        write(&served.feed, first..=first + 599);
+    }
+    wait("the last update", || served.live.view().position() >= 3600 || served.live.stalled().is_some());
+    assert_eq!(served.live.stalled(), None);
+    assert!(served.faults.lock().unwrap().fails.is_empty());
+    check(&served.live, 3600, 3600);
+    // A load that cannot read them fails, and the next one has them all.
+    served.faults.lock().unwrap().fails.extend([700, 3600]);
+    for _ in 0..2 {
+        assert_eq!(load(&served.loader, &served.version).err().unwrap().kind(), Kind::Unavailable);
+    }
+    check(&load(&served.loader, &served.version).unwrap(), 3600, 3600);
+}
+
+#[test]
+fn a_record_of_another_position_or_other_bytes_ends_following_after_those_before_it() {
+    for (is_skipped, why) in [(true, "position 501, expected 500"), (false, "position 500")] {
+        let served = served();
+        {
+            let mut faults = served.faults.lock().unwrap();
+            *(if is_skipped { &mut faults.skipped } else { &mut faults.damaged }) = Some(500);
+        }
+        write(&served.feed, 1..=1000);
+        wait("the end", || served.live.stalled().is_some());
+        let told = served.live.stalled().unwrap();
+        assert!(told.contains(why), "{told}");
+        check(&served.live, 499, 1000);
+        let refused = load(&served.loader, &served.version).err().unwrap();
+        assert!(refused.kind() == Kind::Corrupt && refused.to_string().contains(why), "{refused}");
+    }
+}
