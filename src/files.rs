@@ -294,8 +294,10 @@ pub fn write_atomic(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::R
 fn replace<T>(path: &Path, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     let temporary = temporary(path);
     let renamed = |made| {
+        // Opened before the rename: a missing descriptor must not fail what has been done.
+        let folder = path.parent().map(open_folder).transpose()?;
         fs::rename(&temporary, path)?;
-        path.parent().map_or(Ok(()), sync_folder).map(|()| made)
+        folder.map_or(Ok(()), |folder| folder.sync_all()).map(|()| made)
     };
     let made = make(&temporary).and_then(|made| renamed(made).map_err(|e| Error::io(path.display(), e)));
     made.inspect_err(|_| {
@@ -314,8 +316,15 @@ pub fn temporary(path: &Path) -> PathBuf {
 /// # Errors
 /// What the operating system says.
 pub fn sync_folder(folder: &Path) -> std::io::Result<()> {
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    File::open(folder)?.sync_all()
+    open_folder(folder)?.sync_all()
+}
+
+/// Opens a folder, whose renames are durable once the file is synced.
+///
+/// # Errors
+/// What the operating system says.
+pub fn open_folder(folder: &Path) -> std::io::Result<File> {
+    File::open(if folder.as_os_str().is_empty() { Path::new(".") } else { folder })
 }
 
 #[derive(Clone, Debug)]

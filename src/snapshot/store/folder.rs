@@ -96,9 +96,11 @@ impl Folder {
         if target.exists() {
             return Err(Error::conflict(format!("{}: put there by somebody else meanwhile", target.display())));
         }
-        fs::rename(&staging.folder, target).map_err(|e| Error::io(target.display(), e))?;
-        files::sync_folder(parent).map_err(|e| Error::io(parent.display(), e))?;
-        files::sync_folder(&self.root).map_err(|e| Error::io(self.root.display(), e))
+        // Opened before the rename: a missing descriptor must not fail what has been done.
+        let opened = |folder: &Path| files::open_folder(folder).map_err(|e| Error::io(folder.display(), e));
+        let (of_model, of_store) = (opened(parent)?, opened(&self.root)?);
+        let placed = place(&staging.folder, target, || of_model.sync_all().and_then(|()| of_store.sync_all()));
+        placed.map_err(|e| Error::io(target.display(), e))
     }
 }
 
@@ -262,6 +264,18 @@ impl Staging {
     pub(super) fn unlock(&self) -> Result<()> {
         fs::remove_file(self.folder.join(LOCK)).map_err(|e| Error::io(self.folder.display(), e))
     }
+}
+
+/// Renames a folder and makes that durable with `sync`. Where that fails the folder gets its name back: a publication that failed
+/// has published nothing.
+pub(super) fn place(from: &Path, to: &Path, sync: impl Fn() -> std::io::Result<()>) -> std::io::Result<()> {
+    fs::rename(from, to)?;
+    sync().map_err(|e| match fs::rename(to, from) {
+        Ok(()) => e,
+        Err(stays) => {
+            std::io::Error::other(format!("{e}; it is published, but may be gone after a loss of power: {stays}"))
+        }
+    })
 }
 
 /// Takes the lock of a folder, such as a model's, which is let go with the file.

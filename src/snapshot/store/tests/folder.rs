@@ -1,6 +1,6 @@
 use std::fs;
 
-use super::super::folder::names_in;
+use super::super::folder::{names_in, place};
 use super::*;
 use crate::error::Kind;
 
@@ -106,4 +106,25 @@ fn what_is_wished_is_changed_by_one_at_a_time() {
     let text = format!("{{\"format\": 1, \"revision\": 1, \"nonce\": \"\", \"labels\": {{{}}}}}", many.join(","));
     fs::write(root.path().join("m").join(WISH_FILE), text).unwrap();
     assert!(store.wish("m").unwrap_err().to_string().contains("300 labels"));
+}
+
+#[test]
+fn a_folder_whose_place_cannot_be_made_durable_is_taken_back() {
+    let root = tempfile::tempdir().unwrap();
+    let (from, to) = (root.path().join("from"), root.path().join("to"));
+    fs::create_dir(&from).unwrap();
+    let failed = || Err(std::io::Error::other("no sync"));
+    assert_eq!(place(&from, &to, failed).unwrap_err().to_string(), "no sync");
+    assert_eq!(names_in(root.path()).unwrap(), ["from"]);
+    // Where it cannot be taken back it says so.
+    let blocked = || {
+        fs::write(&from, "a file in its place")?;
+        Err(std::io::Error::other("no sync"))
+    };
+    let told = place(&from, &to, blocked).unwrap_err().to_string();
+    assert!(told.starts_with("no sync; it is published, but may be gone after a loss of power"), "{told}");
+    fs::remove_file(&from).unwrap();
+    fs::rename(&to, &from).unwrap();
+    place(&from, &to, || Ok(())).unwrap();
+    assert_eq!(names_in(root.path()).unwrap(), ["to"]);
 }
