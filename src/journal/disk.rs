@@ -1,9 +1,9 @@
 //! The few operations on files that a log depends on, so that tests can make each of them fail.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{Error, ErrorKind, Result, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::files;
 
@@ -26,6 +26,14 @@ pub trait Tail: Send {
     /// # Errors
     /// What the operating system says.
     fn cut(&mut self, bytes: u64) -> Result<()>;
+
+    /// Checks that a start would find the file, under its name and as long as it was written. By default nothing is known of that.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Where a log's files lie.
@@ -53,35 +61,72 @@ pub trait Disk: Send + Sync {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealDisk;
 
-impl Tail for File {
+/// The end of a file of the operating system.
+struct RealTail {
+    path: PathBuf,
+    file: File,
+    /// What the file is known by, whatever its name is.
+    identity: (u64, u64),
+    /// Its length, as it was written.
+    bytes: u64,
+}
+
+impl RealTail {
+    fn new(path: &Path, mut file: File) -> Result<Box<dyn Tail>> {
+        let (identity, bytes) = (identity(&file.metadata()?), file.seek(SeekFrom::End(0))?);
+        Ok(Box::new(RealTail { path: path.to_owned(), file, identity, bytes }))
+    }
+}
+
+fn identity(of: &Metadata) -> (u64, u64) {
+    (of.dev(), of.ino())
+}
+
+impl Tail for RealTail {
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
-        Write::write(self, bytes)
+        let written = self.file.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
     }
 
     fn sync(&mut self) -> Result<()> {
-        self.sync_data()?;
-        match self.metadata()?.nlink() {
-            // What is durable under no name is found by no start.
-            0 => Err(Error::new(ErrorKind::NotFound, "its file was removed")),
-            _ => Ok(()),
-        }
+        self.file.sync_data()?;
+        // What is durable under no name, or under another one, is found by no start.
+        self.check()
     }
 
     fn cut(&mut self, bytes: u64) -> Result<()> {
-        self.set_len(bytes)?;
-        self.seek(SeekFrom::Start(bytes)).map(drop)
+        self.file.set_len(bytes)?;
+        self.bytes = bytes;
+        self.file.seek(SeekFrom::Start(bytes)).map(drop)
+    }
+
+    fn check(&self) -> Result<()> {
+        let found = match std::fs::metadata(&self.path) {
+            Ok(found) => found,
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Err(Error::new(ErrorKind::NotFound, "its file was removed or renamed"));
+            }
+            // What cannot be looked at now is no worse for that.
+            Err(_) => return Ok(()),
+        };
+        if identity(&found) != self.identity {
+            return Err(Error::new(ErrorKind::NotFound, "another file has taken the place of its file"));
+        }
+        match found.len() {
+            bytes if bytes == self.bytes => Ok(()),
+            bytes => Err(Error::other(format!("its file has {bytes} bytes, expected {}", self.bytes))),
+        }
     }
 }
 
 impl Disk for RealDisk {
     fn create(&self, path: &Path) -> Result<Box<dyn Tail>> {
-        File::options().write(true).create_new(true).open(path).map(|file| Box::new(file) as _)
+        RealTail::new(path, File::options().write(true).create_new(true).open(path)?)
     }
 
     fn open(&self, path: &Path) -> Result<Box<dyn Tail>> {
-        let mut file = File::options().write(true).open(path)?;
-        file.seek(SeekFrom::End(0))?;
-        Ok(Box::new(file))
+        RealTail::new(path, File::options().write(true).open(path)?)
     }
 
     fn sync_folder(&self, folder: &Path) -> Result<()> {

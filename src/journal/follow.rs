@@ -17,6 +17,10 @@ pub(super) struct State {
     pub(super) last: u64,
     /// How often the end of the last segment was cut: what was read of it before may not be there any more.
     pub(super) cuts: u64,
+    /// Segments that begin before this position are being removed.
+    pub(super) releasing: u64,
+    /// What is wrong with the log's files, where something is.
+    pub(super) trouble: Option<String>,
 }
 
 /// Follows a [`super::Log`].
@@ -43,7 +47,7 @@ impl LogFollower {
             return Err(Error::not_found(format!("{folder}: no position {after}, the journal ends at {last}")));
         }
         if after < last {
-            follower.seek()?;
+            follower.cursor = Some(follower.seek()?);
         }
         Ok(follower)
     }
@@ -54,7 +58,7 @@ impl LogFollower {
     }
 
     /// Opens the segment that holds the next record, and goes there.
-    fn seek(&mut self) -> Result<&mut Cursor> {
+    fn seek(&self) -> Result<Cursor> {
         let segment = {
             let state = self.shared.lock();
             let at = state.segments.partition_point(|segment| segment.first <= self.next);
@@ -69,7 +73,7 @@ impl LogFollower {
                 return Err(cursor.damaged("cannot be read any more"));
             }
         }
-        Ok(self.cursor.insert(cursor))
+        Ok(cursor)
     }
 }
 
@@ -81,19 +85,20 @@ impl Follower for LogFollower {
         if self.cuts != cuts {
             (self.cuts, self.cursor) = (cuts, None);
         }
-        let record = match &mut self.cursor {
-            Some(cursor) => cursor.record()?,
-            None => None,
-        };
-        let record = match record {
-            Some(record) => record,
+        // Where reading fails the cursor is dropped: it stands somewhere within the record.
+        let mut cursor = self.cursor.take();
+        let mut record = cursor.as_mut().map(Cursor::record).transpose()?.flatten();
+        if record.is_none() {
             // A segment is at its end: the record is the first of another one.
-            None => {
-                let cursor = self.seek()?;
-                cursor.record()?.ok_or_else(|| cursor.damaged("cannot be read any more"))?
+            let mut next = self.seek()?;
+            record = next.record()?;
+            if record.is_none() {
+                return Err(next.damaged("cannot be read any more"));
             }
-        };
+            cursor = Some(next);
+        }
+        self.cursor = cursor;
         self.next += 1;
-        Ok(Some(record))
+        Ok(record)
     }
 }

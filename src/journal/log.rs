@@ -7,6 +7,9 @@
 //! - **A failed sync**, or any other failed write, leaves it uncertain what is durable: the kernel forgets such pages, and a
 //!   second sync would succeed without them (Rebello et al., "Can Applications Recover from fsync Failures?", ATC 2020). Nothing
 //!   is appended any more until the log is opened anew, which reads what is really there.
+//! - **Files that others change.** With each commit, and once a second, the writer looks whether a start would find the files that
+//!   it has written. Where the last one is gone, nothing is appended until it is back. How far the log came is noted outside of its
+//!   folder (`mark`), so that a start tells what is missing at its end from what was never written.
 
 use std::fs::File;
 use std::io::{Error as IoError, ErrorKind};
@@ -14,19 +17,26 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
+use rustix::io::Errno;
 
 use super::disk::{Disk, RealDisk, Tail};
 use super::follow::{LogFollower, State};
 use super::format::{HEADER_BYTES, PAYLOAD_BYTES_MAX, header, write_record};
-use super::scan::{Cursor, Segment, path_of, segments};
+use super::mark::Mark;
+use super::scan::{Cursor, Segment, segments};
 use super::shared::Shared;
 use super::{Append, Done, Follower, Journal, Journals, Topic};
 use crate::error::{Error, Kind, Result};
 
 /// The file that is locked as long as a log is open.
 const LOCK: &str = ".lock";
+/// The folder of the files that say how far the logs below a folder came. No model and no log has such a name.
+const MARKS: &str = ".positions";
+/// How often the writer looks at the files.
+const LOOK: Duration = Duration::from_secs(1);
 /// Appends that may wait; a server's requests for bodies are bounded long before.
 const WAITING_MAX: usize = 4096;
 /// Bytes after which those that still wait are left to the next sync.
@@ -41,11 +51,13 @@ pub struct LogOptions {
     pub segment_bytes: u64,
     /// Where the files lie.
     pub disk: Arc<dyn Disk>,
+    /// The file that says how far the log came, outside of its folder; without one the records alone do.
+    pub mark: Option<PathBuf>,
 }
 
 impl Default for LogOptions {
     fn default() -> Self {
-        LogOptions { after: 0, segment_bytes: 64 << 20, disk: Arc::new(RealDisk) }
+        LogOptions { after: 0, segment_bytes: 64 << 20, disk: Arc::new(RealDisk), mark: None }
     }
 }
 
@@ -66,7 +78,8 @@ impl Logs {
 
 impl Journals for Logs {
     fn open(&self, topic: &Topic, after: u64) -> Result<Box<dyn Journal>> {
-        let log = Log::open(&self.root.join(topic.to_string()), LogOptions { after, ..self.options.clone() });
+        let mark = Some(self.root.join(MARKS).join(topic.to_string()));
+        let log = Log::open(&self.root.join(topic.to_string()), LogOptions { after, mark, ..self.options.clone() });
         // A process that is about to end lets go of it.
         let log = log.map_err(|e| match e.kind() {
             Kind::Conflict => Error::not_ready(e.to_string()),
@@ -95,7 +108,7 @@ impl Log {
     ///
     /// # Errors
     /// `Conflict` where another has it open; `Corrupt` with file, position and byte where a record is damaged or one is
-    /// missing; `Io` with the path.
+    /// missing, also at the end; `Io` with the path.
     pub fn open(folder: &Path, options: LogOptions) -> Result<Self> {
         let io = |e| Error::io(folder.display(), e);
         std::fs::create_dir_all(folder).map_err(io)?;
@@ -106,12 +119,23 @@ impl Log {
             }
             std::fs::TryLockError::Error(e) => io(e),
         })?;
-        let (state, tail, bytes) = recover(folder, &options)?;
+        let mut mark = options.mark.as_deref().map(Mark::open).transpose()?;
+        let (state, tail, bytes) = recover(folder, &options, mark.as_ref())?;
+        // Where that fails the writer tells, and notes it again.
+        mark.iter_mut().for_each(|mark| drop(mark.set(state.last)));
         let (last, disk) = (state.last, options.disk.clone());
         let shared = Arc::new(Shared::new(state));
         let (waiting, arrivals) = bounded(WAITING_MAX);
-        let mut writer =
-            Writer { folder: folder.to_owned(), options, shared: shared.clone(), tail, bytes, last, poison: None };
+        let mut writer = Writer {
+            folder: folder.to_owned(),
+            options,
+            shared: shared.clone(),
+            tail,
+            bytes,
+            last,
+            mark,
+            poison: None,
+        };
         let run = move || writer.run(&arrivals);
         let writer = std::thread::Builder::new().name("journal".into()).spawn(run).map_err(io)?;
         Ok(Log { folder: folder.to_owned(), disk, shared, waiting: Some(waiting), writer: Some(writer), _lock: lock })
@@ -147,19 +171,30 @@ impl Journal for Log {
     }
 
     fn release(&self, position: u64) -> Result<()> {
-        let mut released = Vec::new();
-        self.shared.change(|state| {
-            // A segment ends where the next one begins; the last one is being written.
-            let ends = state.segments.iter().skip(1).map(|next| next.first);
-            let count = ends.take_while(|end| *end <= position.saturating_add(1)).count();
-            released = state.segments.drain(..count).collect();
-        });
-        // The oldest first, each for good: wherever this ends, those that stay follow one another.
-        for segment in &released {
-            let removed = std::fs::remove_file(&segment.path).and_then(|()| self.disk.sync_folder(&self.folder));
+        // The oldest first, each for good before it is forgotten: wherever this ends, those that are known follow one another,
+        // and the next call goes on there.
+        loop {
+            let segment = {
+                let mut state = self.shared.lock();
+                // A segment ends where the next one begins; the last one is being written.
+                let end = state.segments.get(1).map(|next| next.first).filter(|end| *end <= position.saturating_add(1));
+                let Some(end) = end else { return Ok(()) };
+                state.releasing = end;
+                state.segments[0].clone()
+            };
+            let removed = match std::fs::remove_file(&segment.path) {
+                // An earlier call came as far as this.
+                Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+                removed => removed,
+            };
+            let removed = removed.and_then(|()| self.disk.sync_folder(&self.folder));
             removed.map_err(|e| Error::io(segment.path.display(), e))?;
+            self.shared.change(|state| state.segments.retain(|one| *one != segment));
         }
-        Ok(())
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.shared.lock().trouble.clone()
     }
 }
 
@@ -176,23 +211,37 @@ impl Drop for Log {
 }
 
 /// Reads a folder's segments from end to end, cuts what a crash has torn, and opens the last one.
-fn recover(folder: &Path, options: &LogOptions) -> Result<(State, Box<dyn Tail>, u64)> {
+fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(State, Box<dyn Tail>, u64)> {
     let io = |path: &Path| {
         let path = path.display().to_string();
         move |e| Error::io(path, e)
     };
+    let durable = mark.map_or(0, Mark::position);
+    let missing = |at: &Path, last: u64| {
+        let (at, mark) = (at.display(), mark.map(|mark| mark.path().display().to_string()).unwrap_or_default());
+        Error::corrupt(format!(
+            "{at}: the journal ends at position {last}, expected {durable} at least, which was durable: bring back what is missing, or remove {mark} to go on without it"
+        ))
+    };
     let mut found = segments(folder)?;
     if let Some(unborn) = found.pop_if(|last| is_unborn(&last.path)) {
+        if unborn.first <= durable {
+            return Err(missing(&unborn.path, unborn.first - 1));
+        }
         std::fs::remove_file(&unborn.path).map_err(io(&unborn.path))?;
     }
     let Some(last) = found.last().cloned() else {
-        let segment = Segment { first: options.after + 1, path: path_of(folder, options.after + 1) };
+        // A version that holds all that was durable goes on without it.
+        if options.after < durable {
+            return Err(missing(folder, 0));
+        }
+        let segment = Segment::new(folder, options.after + 1);
         let tail = create(options, folder, &segment).map_err(io(&segment.path))?;
         let state = State { segments: vec![segment], last: options.after, ..State::default() };
         return Ok((state, tail, HEADER_BYTES as u64));
     };
     let (mut next, mut end, mut torn) = (found[0].first, 0, 0);
-    for segment in &found {
+    for segment in &mut found {
         if segment.first != next {
             let (path, first) = (segment.path.display(), segment.first);
             return Err(Error::corrupt(format!(
@@ -203,10 +252,14 @@ fn recover(folder: &Path, options: &LogOptions) -> Result<(State, Box<dyn Tail>,
         while cursor.record()?.is_some() {}
         (next, end) = (cursor.next_position(), cursor.offset());
         torn = match *segment == last {
-            true => cursor.check_end()?,
+            true => cursor.check_end(durable)?,
             false if segment.path.metadata().map_err(io(&segment.path))?.len() == end => 0,
             false => return Err(cursor.damaged("is damaged")),
         };
+        segment.bytes = end;
+    }
+    if next <= durable {
+        return Err(missing(&last.path, next - 1));
     }
     if torn > 0 {
         tracing::warn!(folder = %folder.display(), bytes = torn, "a crash tore the end of the journal; nobody was told of it");
@@ -257,6 +310,12 @@ fn is_no_room(e: &IoError) -> bool {
     matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
 }
 
+/// Whether this process or the machine had no file descriptor, or no memory for one, at that moment.
+fn is_no_descriptor(e: &IoError) -> bool {
+    let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+    e.raw_os_error().is_some_and(|code| lacks.iter().any(|lack| lack.raw_os_error() == code))
+}
+
 /// The thread that writes.
 struct Writer {
     folder: PathBuf,
@@ -266,23 +325,68 @@ struct Writer {
     /// Bytes of the last segment.
     bytes: u64,
     last: u64,
+    mark: Option<Mark>,
     /// Why nothing can be appended any more.
     poison: Option<String>,
 }
 
 impl Writer {
     fn run(&mut self, arrivals: &Receiver<(Append, Done)>) {
-        while let Ok(first) = arrivals.recv() {
-            let size = |(append, _): &(Append, Done)| append.records.iter().map(Vec::len).sum::<usize>();
-            let mut bytes = size(&first);
-            let mut taken = vec![first];
-            while bytes < COMMIT_BYTES
-                && let Ok(more) = arrivals.try_recv()
-            {
-                bytes += size(&more);
-                taken.push(more);
+        let mut looked = Instant::now();
+        loop {
+            match arrivals.recv_timeout(LOOK) {
+                Ok(first) => self.take(first, arrivals),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
             }
-            self.commit(taken);
+            if looked.elapsed() >= LOOK {
+                self.look();
+                looked = Instant::now();
+            }
+        }
+    }
+
+    /// Appends one and all that wait with it.
+    fn take(&mut self, first: (Append, Done), arrivals: &Receiver<(Append, Done)>) {
+        let size = |(append, _): &(Append, Done)| append.records.iter().map(Vec::len).sum::<usize>();
+        let mut bytes = size(&first);
+        let mut taken = vec![first];
+        while bytes < COMMIT_BYTES
+            && let Ok(more) = arrivals.try_recv()
+        {
+            bytes += size(&more);
+            taken.push(more);
+        }
+        self.commit(taken);
+    }
+
+    /// Looks whether a start would find all that was written. What somebody has taken away is told now and not by that start.
+    fn look(&mut self) {
+        if self.poison.is_some() {
+            return;
+        }
+        let lost = self.tail.check().err().map(|e| lost(&e));
+        let (segments, before) = {
+            let state = self.shared.lock();
+            (state.segments.clone(), state.trouble.clone())
+        };
+        let full = segments.split_last().map_or(&[][..], |(_, full)| full);
+        let changed = full.iter().find_map(|segment| Some((segment.first, changed(segment)?)));
+        let unmarked = self.mark.as_mut().and_then(|mark| mark.set(self.last).err());
+        let unmarked = unmarked.map(|e| format!("journal: how far it came cannot be noted: {e}"));
+        let mut state = self.shared.lock();
+        // One that is being released may be gone.
+        let changed = changed.filter(|(first, _)| *first >= state.releasing).map(|(_, why)| why);
+        let trouble = lost.or(changed).or(unmarked);
+        state.trouble.clone_from(&trouble);
+        drop(state);
+        if trouble != before {
+            match trouble {
+                Some(why) => tracing::error!(folder = %self.folder.display(), "{why}"),
+                None => {
+                    tracing::info!(folder = %self.folder.display(), "journal: its files are as they should be again")
+                }
+            }
         }
     }
 
@@ -310,13 +414,13 @@ impl Writer {
     /// Makes bytes durable that hold the records up to a position.
     fn write(&mut self, bytes: &[u8], last: u64) -> Result<()> {
         if let Some(why) = &self.poison {
-            return Err(Error::unavailable(format!(
-                "journal: takes no more updates until the server is started anew: {why}"
-            )));
+            return Err(Error::unavailable(stopped(why)));
         }
         if bytes.is_empty() {
             return Ok(());
         }
+        // Before the write, which would make a file that was cut as long again as it should be.
+        self.tail.check().map_err(|e| Error::unavailable(lost(&e)).caused_by(e))?;
         if self.bytes >= self.options.segment_bytes {
             self.rotate()?;
         }
@@ -328,6 +432,8 @@ impl Writer {
         metrics::histogram!("sterling_journal_commit_seconds").record(start.elapsed().as_secs_f64());
         self.bytes += bytes.len() as u64;
         self.last = last;
+        // What is durable is acknowledged whatever comes of that; where it fails the next look tells, and notes it again.
+        self.mark.iter_mut().for_each(|mark| drop(mark.set(last)));
         self.shared.change(|state| state.last = last);
         Ok(())
     }
@@ -336,9 +442,10 @@ impl Writer {
         if !is_no_room(&e) {
             return self.poisoned("a write", &e);
         }
-        // Followers may have read ahead: what they have goes with what is cut.
+        let cut = self.tail.cut(self.bytes);
+        // Followers may have read ahead until now, and whatever is written next they read after this: what they have goes.
         self.shared.change(|state| state.cuts += 1);
-        match self.tail.cut(self.bytes) {
+        match cut {
             Ok(()) => no_room(e),
             Err(e) => self.poisoned("a cut", &e),
         }
@@ -349,22 +456,56 @@ impl Writer {
         tracing::error!(folder = %self.folder.display(), "journal: {why}; nothing is appended until it is opened anew");
         let kind = if is_no_room(e) { Kind::NoSpace } else { Kind::Unavailable };
         let error = Error::new(kind, format!("journal: {why}; the update may be lost or kept"));
+        self.shared.change(|state| state.trouble = Some(stopped(&why)));
         self.poison = Some(why);
         error
     }
 
     /// Goes on in a new segment.
     fn rotate(&mut self) -> Result<()> {
-        let segment = Segment { first: self.last + 1, path: path_of(&self.folder, self.last + 1) };
+        let segment = Segment::new(&self.folder, self.last + 1);
         let made = create(&self.options, &self.folder, &segment);
-        self.tail = made.map_err(|e| match is_no_room(&e) && !segment.path.exists() {
-            true => no_room(e),
-            false => self.poisoned("a new segment", &e),
+        self.tail = made.map_err(|e| match segment.path.exists() {
+            // Nothing was written that may be lost, and the next append tries again.
+            false if is_no_room(&e) => no_room(e),
+            false if is_no_descriptor(&e) => {
+                Error::unavailable(format!("journal: no new segment, try again later: {e}")).caused_by(e)
+            }
+            _ => self.poisoned("a new segment", &e),
         })?;
-        self.bytes = HEADER_BYTES as u64;
-        self.shared.change(|state| state.segments.push(segment));
+        let full = std::mem::replace(&mut self.bytes, HEADER_BYTES as u64);
+        self.shared.change(|state| {
+            state.segments.last_mut().into_iter().for_each(|last| last.bytes = full);
+            state.segments.push(segment);
+        });
         Ok(())
     }
+}
+
+/// Why nothing is appended any more.
+fn stopped(why: &str) -> String {
+    format!("journal: takes no more updates until the server is started anew: {why}")
+}
+
+/// Why nothing is appended where a start would not find the last segment.
+fn lost(e: &IoError) -> String {
+    format!(
+        "journal: takes no more updates until its last segment is back, merge those that are shown before a restart: {e}"
+    )
+}
+
+/// What is wrong with the file of a full segment, where something is.
+fn changed(segment: &Segment) -> Option<String> {
+    let what = match std::fs::metadata(&segment.path) {
+        Ok(file) if file.len() == segment.bytes => return None,
+        Ok(file) => format!("its file has {} bytes, expected {}", file.len(), segment.bytes),
+        Err(e) if e.kind() == ErrorKind::NotFound => "its file was removed or renamed".into(),
+        Err(e) => e.to_string(),
+    };
+    let first = segment.first;
+    Some(format!(
+        "journal: updates from position {first} on would be missing after a restart, merge them before: {what}"
+    ))
 }
 
 fn no_room(e: IoError) -> Error {

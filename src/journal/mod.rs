@@ -12,6 +12,7 @@ mod disk;
 mod follow;
 mod format;
 mod log;
+mod mark;
 #[cfg(feature = "nats")]
 pub mod nats;
 mod scan;

@@ -24,11 +24,15 @@ const SUFFIX: &str = ".log";
 pub(super) struct Segment {
     pub(super) first: u64,
     pub(super) path: PathBuf,
+    /// Bytes of its file once it is full; 0 of the one that is written.
+    pub(super) bytes: u64,
 }
 
-/// The path of the segment whose first record has a position.
-pub(super) fn path_of(folder: &Path, first: u64) -> PathBuf {
-    folder.join(format!("{first:020}{SUFFIX}"))
+impl Segment {
+    /// The segment whose first record has a position.
+    pub(super) fn new(folder: &Path, first: u64) -> Self {
+        Segment { first, path: folder.join(format!("{first:020}{SUFFIX}")), bytes: 0 }
+    }
 }
 
 /// The segments of a folder in their order.
@@ -36,11 +40,11 @@ pub(super) fn segments(folder: &Path) -> Result<Vec<Segment>> {
     let io = |e| Error::io(folder.display(), e);
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(io)? {
-        let path = entry.map_err(io)?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let name = entry.map_err(io)?.file_name();
+        let name = name.to_string_lossy();
         let first =
             name.strip_suffix(SUFFIX).filter(|digits| digits.len() == 20).and_then(|digits| digits.parse().ok());
-        found.extend(first.map(|first| Segment { first, path: path.clone() }));
+        found.extend(first.map(|first| Segment::new(folder, first)));
     }
     found.sort_by_key(|segment| segment.first);
     Ok(found)
@@ -125,15 +129,19 @@ impl Cursor {
         ))
     }
 
-    /// Decides what follows the last whole record of the last segment: nothing, or what a crash has torn.
+    /// Decides what follows the last whole record of the last segment: nothing, or what a crash has torn, which is never a record
+    /// up to the position `durable`.
     ///
     /// # Errors
     /// `Corrupt` with the place where it is neither.
-    pub(super) fn check_end(&mut self) -> Result<u64> {
+    pub(super) fn check_end(&mut self, durable: u64) -> Result<u64> {
         let mut rest = Vec::new();
         self.file.read_to_end(&mut rest).map_err(|e| Error::io(self.path.display(), e))?;
         if rest.is_empty() {
             return Ok(0);
+        }
+        if self.next <= durable {
+            return Err(self.damaged(&format!("is damaged, and position {durable} was durable")));
         }
         if let Some(later) = synced_later(&rest, self.next) {
             return Err(self.damaged(&format!("is damaged, and record {later} behind it knows that it was durable")));

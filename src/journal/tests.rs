@@ -3,11 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{Error as IoError, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::error::{Error, Kind};
@@ -466,6 +467,344 @@ fn a_follower_never_reads_what_was_cut() {
     disk.mended.store(1, Ordering::Relaxed);
     append(&log, &[b"other"]).unwrap();
     assert_eq!(follower.next(NOW).unwrap().unwrap(), Record { position: 2, payload: b"other".to_vec() });
+}
+
+type Hook = Arc<Mutex<Option<Box<dyn FnMut() + Send>>>>;
+
+/// A disk with faults that happen once, when they are asked for.
+#[derive(Clone, Default)]
+struct Faulty {
+    no_descriptor: Arc<AtomicBool>,
+    no_folder_sync: Arc<AtomicBool>,
+    /// The next write stores half and finds no room.
+    is_full: Arc<AtomicBool>,
+    /// Is called before the end is cut.
+    before_cut: Hook,
+}
+
+struct FaultyTail(Box<dyn Tail>, Faulty);
+
+const NO_DESCRIPTOR: i32 = rustix::io::Errno::MFILE.raw_os_error();
+
+impl Disk for Faulty {
+    fn create(&self, path: &Path) -> std::io::Result<Box<dyn Tail>> {
+        match self.no_descriptor.swap(false, Ordering::SeqCst) {
+            true => Err(IoError::from_raw_os_error(NO_DESCRIPTOR)),
+            false => Ok(Box::new(FaultyTail(RealDisk.create(path)?, self.clone()))),
+        }
+    }
+    fn open(&self, path: &Path) -> std::io::Result<Box<dyn Tail>> {
+        Ok(Box::new(FaultyTail(RealDisk.open(path)?, self.clone())))
+    }
+    fn sync_folder(&self, folder: &Path) -> std::io::Result<()> {
+        match self.no_folder_sync.swap(false, Ordering::SeqCst) {
+            true => Err(IoError::from_raw_os_error(NO_DESCRIPTOR)),
+            false => RealDisk.sync_folder(folder),
+        }
+    }
+}
+
+impl Tail for FaultyTail {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.1.is_full.swap(false, Ordering::SeqCst) {
+            let _ = self.0.write(&bytes[..bytes.len() / 2])?;
+            return Err(IoError::from(ErrorKind::StorageFull));
+        }
+        self.0.write(bytes)
+    }
+    fn sync(&mut self) -> std::io::Result<()> {
+        self.0.sync()
+    }
+    fn cut(&mut self, bytes: u64) -> std::io::Result<()> {
+        if let Some(hook) = &mut *self.1.before_cut.lock().unwrap() {
+            hook();
+        }
+        self.0.cut(bytes)
+    }
+}
+
+#[test]
+fn a_follower_that_reads_just_before_the_cut_never_reads_what_is_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Faulty::default();
+    let log = Log::open(folder.path(), LogOptions { disk: Arc::new(disk.clone()), ..LogOptions::default() }).unwrap();
+    append(&log, &[b"first"]).unwrap();
+    let follower = Arc::new(Mutex::new(log.follow(0).unwrap()));
+    let reads = follower.clone();
+    // It reads ahead what the failed write has put there: a whole record.
+    let hook = move || assert_eq!(reads.lock().unwrap().next(NOW).unwrap().unwrap().payload, b"first");
+    *disk.before_cut.lock().unwrap() = Some(Box::new(hook));
+    disk.is_full.store(true, Ordering::SeqCst);
+    assert_eq!(append(&log, &[b"never", &[7; 100]]).unwrap_err().kind(), Kind::NoSpace);
+    append(&log, &[b"other"]).unwrap();
+    let next = follower.lock().unwrap().next(NOW).unwrap().unwrap();
+    assert_eq!(next, Record { position: 2, payload: b"other".to_vec() });
+}
+
+#[test]
+fn a_release_that_fails_is_gone_on_with_and_leaves_no_gap() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Faulty::default();
+    let log = Log::open(folder.path(), options(disk.clone())).unwrap();
+    (0..60u8).for_each(|n| assert!(append(&log, &[&[n; 40]]).is_ok()));
+    let names: Vec<String> = files(folder.path()).into_keys().collect();
+    disk.no_folder_sync.store(true, Ordering::SeqCst);
+    assert_eq!(log.release(30).unwrap_err().kind(), Kind::Io);
+    assert_eq!(log.first(), 1, "nothing is let go of before it is gone for good");
+    log.release(30).unwrap();
+    let first = log.first();
+    assert!((20..=31).contains(&first), "{first}");
+    // One that cannot be removed: the segments after it stay, too.
+    let path = folder.path().join(names.iter().find(|name| name.starts_with(&format!("{first:020}"))).unwrap());
+    let aside = folder.path().join("aside");
+    std::fs::rename(&path, &aside).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    assert_eq!(log.release(50).unwrap_err().kind(), Kind::Io);
+    assert_eq!(log.first(), first);
+    std::fs::remove_dir(&path).unwrap();
+    std::fs::rename(&aside, &path).unwrap();
+    assert_eq!(read(&log, first - 1).unwrap().len() as u64, 61 - first);
+    drop(log);
+    let log = Log::open(folder.path(), options(disk)).unwrap();
+    assert_eq!((log.first(), log.last()), (first, 60));
+    log.release(50).unwrap();
+    assert!(log.first() > first);
+}
+
+#[test]
+fn a_segment_for_which_there_is_no_descriptor_is_made_later() {
+    for fails in [|disk: &Faulty| disk.no_descriptor.clone(), |disk: &Faulty| disk.no_folder_sync.clone()] {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Faulty::default();
+        let log = Log::open(folder.path(), LogOptions { segment_bytes: 40, ..options(disk.clone()) }).unwrap();
+        append(&log, &[b"a"]).unwrap();
+        fails(&disk).store(true, Ordering::SeqCst);
+        let error = append(&log, &[b"b"]).unwrap_err();
+        assert!(error.kind() == Kind::Unavailable && error.to_string().contains("try again later"), "{error}");
+        assert_eq!((append(&log, &[b"c"]).unwrap(), log.trouble()), (2..3, None));
+        drop(log);
+        assert_eq!(read(&open(folder.path()).unwrap(), 0).unwrap(), [(1, b"a".to_vec()), (2, b"c".to_vec())]);
+    }
+}
+
+/// A log in `root` that notes beside its folder how far it came.
+fn marked(root: &Path, after: u64) -> Result<Log> {
+    let mark = Some(root.join("positions/log"));
+    Log::open(&root.join("log"), LogOptions { after, mark, ..options(RealDisk) })
+}
+
+#[test]
+fn a_flipped_bit_is_no_torn_write_though_the_record_holds_an_empty_sector() {
+    let root = tempfile::tempdir().unwrap();
+    let log = marked(root.path(), 0).unwrap();
+    append(&log, &[&payload(1)]).unwrap();
+    let mut vector = vec![0; 2048];
+    vector[..4].copy_from_slice(&[1, 2, 3, 4]);
+    append(&log, &[&vector, &vector]).unwrap();
+    drop(log);
+    let path = root.path().join("log").join(files(&root.path().join("log")).into_keys().next().unwrap());
+    let whole = std::fs::read(&path).unwrap();
+    // Of the first record of the last commit, and of its last one.
+    for at in [32 + (32 + payload(1).len()) + 32 + 2, whole.len() - 2048 + 2] {
+        let mut flipped = whole.clone();
+        flipped[at] ^= 4;
+        std::fs::write(&path, &flipped).unwrap();
+        let error = marked(root.path(), 0).err().unwrap();
+        assert!(error.kind() == Kind::Corrupt && error.to_string().contains("position 3 was durable"), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), flipped, "it stays as it is");
+    }
+    // A crash before the commit was acknowledged leaves sectors unwritten, and the position that was noted before.
+    let earlier = tempfile::tempdir().unwrap();
+    assert!(append(&marked(earlier.path(), 0).unwrap(), &[b"a"]).is_ok());
+    std::fs::copy(earlier.path().join("positions/log"), root.path().join("positions/log")).unwrap();
+    let mut torn = whole;
+    torn[512..1024].fill(0);
+    torn[32 + (32 + payload(1).len()) + 32 + 2] = 0;
+    std::fs::write(&path, &torn).unwrap();
+    assert_eq!(marked(root.path(), 0).unwrap().last(), 1);
+}
+
+#[test]
+fn a_log_whose_end_is_missing_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let (folder, mark) = (root.path().join("log"), root.path().join("positions/log"));
+    let log = marked(root.path(), 0).unwrap();
+    (1..=12).for_each(|n| assert!(append(&log, &[&payload(n)]).is_ok()));
+    drop(log);
+    let (whole, told) = (files(&folder), std::fs::read(&mark).unwrap());
+    let last = whole.keys().next_back().unwrap().clone();
+    let first: u64 = last.trim_end_matches(".log").parse().unwrap();
+    let end = |name: &str| 32 + 32 + payload(name.trim_end_matches(".log").parse().unwrap()).len();
+    let without = |change: &dyn Fn(&mut BTreeMap<String, Vec<u8>>)| {
+        let mut files = whole.clone();
+        change(&mut files);
+        put(&folder, &files);
+        std::fs::write(&mark, &told).unwrap();
+    };
+    let emptied = |files: &mut BTreeMap<String, Vec<u8>>| files.get_mut(&last).unwrap().clear();
+    let header = |files: &mut BTreeMap<String, Vec<u8>>| files.get_mut(&last).unwrap().truncate(32);
+    let record = |files: &mut BTreeMap<String, Vec<u8>>| files.get_mut(&last).unwrap().truncate(end(&last));
+    let within = |files: &mut BTreeMap<String, Vec<u8>>| files.get_mut(&last).unwrap().truncate(end(&last) + 5);
+    let removed = |files: &mut BTreeMap<String, Vec<u8>>| drop(files.remove(&last));
+    type Change<'a> = &'a dyn Fn(&mut BTreeMap<String, Vec<u8>>);
+    let changes: [(Change<'_>, u64); 5] =
+        [(&emptied, first - 1), (&header, first - 1), (&record, first), (&within, first), (&removed, first - 1)];
+    for (nth, (change, kept)) in changes.into_iter().enumerate() {
+        without(change);
+        let before = files(&folder);
+        let error = marked(root.path(), 0).err().unwrap_or_else(|| panic!("change {nth}"));
+        assert_eq!(error.kind(), Kind::Corrupt, "change {nth}: {error}");
+        assert!(nth == 3 || error.to_string().contains(&format!("ends at position {kept}, expected 12")), "{error}");
+        assert_eq!(files(&folder), before, "change {nth}: it stays as it is");
+        // Without the note it goes on with what is there.
+        std::fs::remove_file(&mark).unwrap();
+        let log = marked(root.path(), 0).unwrap();
+        assert_eq!((log.last(), append(&log, &[b"more"]).unwrap()), (kept, kept + 1..kept + 2), "change {nth}");
+    }
+    // Nothing is there at all: what a version holds is not missed.
+    without(&|files| files.clear());
+    let error = marked(root.path(), 11).err().unwrap().to_string();
+    assert!(error.contains("ends at position 0, expected 12") && error.contains("remove"), "{error}");
+    assert_eq!(append(&marked(root.path(), 12).unwrap(), &[b"more"]).unwrap(), 13..14);
+    assert_eq!(marked(root.path(), 12).unwrap().last(), 13);
+}
+
+#[test]
+fn a_note_that_cannot_be_written_is_told_until_it_can_and_refuses_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let (mark, away) = (root.path().join("positions/log"), root.path().join("away"));
+    std::fs::create_dir(root.path().join("positions")).unwrap();
+    std::os::unix::fs::symlink(away.join("log"), &mark).unwrap();
+    let log = marked(root.path(), 0).unwrap();
+    append(&log, &[b"a"]).unwrap();
+    let told = trouble(&log);
+    assert!(told.contains("how far it came cannot be noted"), "{told}");
+    append(&log, &[b"b"]).unwrap();
+    std::fs::create_dir(&away).unwrap();
+    ends(&log);
+    assert!(std::fs::read(&mark).unwrap().starts_with(b"00000000000000000002"));
+}
+
+#[test]
+fn a_note_that_a_crash_left_behind_or_torn_refuses_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let mark = root.path().join("positions/log");
+    let log = marked(root.path(), 5).unwrap();
+    let begun = std::fs::read(&mark).unwrap();
+    append(&log, &[b"a"]).unwrap();
+    drop(log);
+    let told = std::fs::read(&mark).unwrap();
+    assert_eq!(told[..20], *b"00000000000000000006");
+    let mut damaged = told.clone();
+    damaged[3] = b'9';
+    for left in [
+        begun,
+        Vec::new(),
+        vec![0; 38],
+        told[..30].to_vec(),
+        b"what is this, so long that it is no note".to_vec(),
+        damaged,
+    ] {
+        std::fs::write(&mark, &left).unwrap();
+        assert_eq!(marked(root.path(), 0).unwrap().last(), 6);
+        assert_eq!(std::fs::read(&mark).unwrap(), told);
+    }
+}
+
+/// What is wrong with a log, once it has looked.
+fn trouble(log: &Log) -> String {
+    let start = Instant::now();
+    loop {
+        match log.trouble() {
+            Some(why) => return why,
+            None => assert!(start.elapsed() < Duration::from_secs(60), "nobody saw it"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until nothing is wrong with a log any more.
+fn ends(log: &Log) {
+    let start = Instant::now();
+    while log.trouble().is_some() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", log.trouble());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn files_that_are_taken_away_while_it_is_open_are_told_and_no_append_is_acknowledged() {
+    type Change = fn(&Path, &Path);
+    let changes: [(Change, &str); 5] = [
+        (|root, _| std::fs::rename(root.join("log"), root.join("elsewhere")).unwrap(), "removed or renamed"),
+        (|_, last| std::fs::remove_file(last).unwrap(), "removed or renamed"),
+        (|_, last| std::fs::write(last, "").unwrap(), "has 0 bytes, expected"),
+        (|_, last| drop(File::options().write(true).open(last).unwrap().set_len(33)), "has 33 bytes, expected"),
+        (
+            |root, last| {
+                std::fs::copy(last, root.join("copy")).unwrap();
+                std::fs::rename(root.join("copy"), last).unwrap();
+            },
+            "another file",
+        ),
+    ];
+    for (change, why) in changes {
+        for is_first_told in [true, false] {
+            let root = tempfile::tempdir().unwrap();
+            let log = marked(root.path(), 0).unwrap();
+            (1..=12).for_each(|n| assert!(append(&log, &[&payload(n)]).is_ok()));
+            assert_eq!(log.trouble(), None);
+            let last = files(&root.path().join("log")).into_keys().next_back().unwrap();
+            change(root.path(), &root.path().join("log").join(last));
+            if is_first_told {
+                assert!(trouble(&log).contains(why), "{:?}, expected {why}", log.trouble());
+            }
+            let error = append(&log, &[b"lost"]).unwrap_err();
+            assert!(error.kind() == Kind::Unavailable && error.to_string().contains(why), "{error}");
+            assert!(trouble(&log).contains("takes no more updates"), "{:?}", log.trouble());
+            assert_eq!(log.last(), 12);
+            drop(log);
+            assert!(marked(root.path(), 0).is_err() || why == "another file");
+        }
+    }
+}
+
+#[test]
+fn a_folder_that_is_back_takes_appends_again() {
+    let root = tempfile::tempdir().unwrap();
+    let log = marked(root.path(), 0).unwrap();
+    append(&log, &[b"a"]).unwrap();
+    std::fs::rename(root.path().join("log"), root.path().join("elsewhere")).unwrap();
+    assert_eq!(append(&log, &[b"refused"]).unwrap_err().kind(), Kind::Unavailable);
+    std::fs::rename(root.path().join("elsewhere"), root.path().join("log")).unwrap();
+    assert_eq!(append(&log, &[b"b"]).unwrap(), 2..3);
+    drop(log);
+    assert_eq!(read(&marked(root.path(), 0).unwrap(), 0).unwrap(), [(1, b"a".to_vec()), (2, b"b".to_vec())]);
+}
+
+#[test]
+fn a_full_segment_that_is_taken_away_is_told_until_it_is_back_or_released() {
+    let root = tempfile::tempdir().unwrap();
+    let log = marked(root.path(), 0).unwrap();
+    (1..=30).for_each(|n| assert!(append(&log, &[&payload(n)]).is_ok()));
+    let folder = root.path().join("log");
+    let names: Vec<PathBuf> = files(&folder).into_keys().map(|name| folder.join(name)).collect();
+    assert!(names.len() > 3);
+    let first: u64 = names[1].file_stem().unwrap().to_str().unwrap().parse().unwrap();
+    let whole = std::fs::read(&names[1]).unwrap();
+    std::fs::write(&names[1], &whole[..whole.len() - 1]).unwrap();
+    let told = trouble(&log);
+    assert!(told.contains(&format!("position {first} on")) && told.contains("expected"), "{told}");
+    std::fs::write(&names[1], &whole).unwrap();
+    ends(&log);
+    std::fs::remove_file(&names[1]).unwrap();
+    assert!(trouble(&log).contains("removed or renamed"));
+    append(&log, &[b"taken all the same"]).unwrap();
+    // Once a version has them they are not missed.
+    log.release(u64::MAX).unwrap();
+    ends(&log);
+    drop(log);
+    assert_eq!(marked(root.path(), 0).unwrap().last(), 31);
 }
 
 /// The bytes of format 1 as they were first written; they stay readable.

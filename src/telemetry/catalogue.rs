@@ -187,6 +187,12 @@ const METRICS: &[Metric] = &[
     ),
     metric("sterling_device_table_planned_hit_rate", Gauge, Open("table"), "the same by the plan of placement"),
     metric("sterling_journal_commit_seconds", Histogram, Labels::None, "time until updates were durable"),
+    metric(
+        "sterling_journal_available",
+        Gauge,
+        Model,
+        "1 while the journal is as it should be; 0 where its files were changed, it takes no more updates or its broker does not answer",
+    ),
     metric("sterling_fresh_items", Gauge, Model, "items beside the snapshot"),
     metric("sterling_position", Gauge, Model, "the position of the updates that are seen"),
     metric("sterling_updates_refused_total", Counter, Model, "durable updates that the model could make nothing of"),
