@@ -1,5 +1,10 @@
 #!/usr/bin/env bash
-# A hundred thousand random updates, with questions between them, against a plain map.
+# Random updates and questions against a plain map: COUNT operations (100,000 unless it is given) on views in one process, and COUNT
+# answers of a server that is merged, restarted and killed meanwhile. Both end at the first difference.
+# usage: scripts/fresh_model.sh [COUNT]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-STERLING_TEST_OPERATIONS=100000 cargo test --release --locked --test it fresh::many_operations_are_those_of_a_plain_map -- --exact
+count=${1:-100000}
+STERLING_TEST_OPERATIONS=$count STERLING_TEST_ANSWERS=$count cargo test --release --locked --test it -- --nocapture --exact \
+    fresh::many_operations_are_those_of_a_plain_map \
+    served_model::every_answer_of_a_server_is_that_of_a_plain_map_at_its_position

@@ -9,6 +9,7 @@ import ssl
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from os import PathLike
 from typing import Any
 
@@ -156,7 +157,9 @@ class Client:
             body = lambda part=part: {"items": [_item(row, kind) for row in _rows(part)]}  # noqa: E731
             told = self._table("POST", f"{_named(model)}/items:upsert", (part, None), body, headers).json()
             refused = made.refused + [item | {"place": item["place"] + first} for item in told["refused"]]
-            made = Upserted(made.accepted + told["accepted"], refused, max(made.position, told["position"]), told.get("positions", []))
+            positions = [max(pair) for pair in zip_longest(made.positions, told.get("positions", []), fillvalue=0)]
+            position = min((reached for reached in positions if reached), default=max(made.position, told["position"]))
+            made = Upserted(made.accepted + told["accepted"], refused, position, positions)
             first += len(part["id"])
             if progress is not None:
                 progress(first, count)

@@ -5,11 +5,14 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::update::CallAnswer;
 use crate::error::{Error, Result};
 use crate::files;
 
 /// Calls with a key that are remembered.
 const CALLS_MAX: usize = 10_000;
+/// Bytes of the refusals of all of them: beyond these the oldest calls are forgotten.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// The file of the calls whose records a journal has let go of.
 const CALLS: &str = "calls.json";
 
@@ -22,6 +25,9 @@ pub struct Call {
     pub count: u32,
     /// The position after it.
     pub position: u64,
+    /// The rest of its answer.
+    #[serde(default)]
+    pub answer: CallAnswer,
 }
 
 /// Calls by the keys that their callers know them by: of those that were made, the ones with the highest positions.
@@ -34,12 +40,18 @@ pub(super) struct Calls {
     /// The keys of those that were made, by their positions.
     keys: BTreeMap<u64, String>,
     under_way: BTreeSet<String>,
+    /// Bytes of their answers.
+    bytes: usize,
 }
 
 impl Calls {
     /// Those that were made, the oldest first.
     fn made(&self) -> Vec<(&String, &Call)> {
         self.keys.values().filter_map(|key| self.made.get_key_value(key)).collect()
+    }
+
+    fn forget(&mut self, key: &str) {
+        self.bytes -= self.made.remove(key).map_or(0, |call| call.answer.bytes());
     }
 
     /// Takes note of a call that was made.
@@ -49,16 +61,18 @@ impl Calls {
             return;
         }
         let position = made.position;
+        self.bytes += made.answer.bytes();
         if let Some(earlier) = self.made.insert(key.into(), made) {
+            self.bytes -= earlier.answer.bytes();
             self.keys.remove(&earlier.position);
         }
         if let Some(other) = self.keys.insert(position, key.into()) {
-            self.made.remove(&other);
+            self.forget(&other);
         }
-        while self.keys.len() > CALLS_MAX
+        while (self.keys.len() > CALLS_MAX || self.bytes > ANSWER_BYTES_MAX)
             && let Some((_, oldest)) = self.keys.pop_first()
         {
-            self.made.remove(&oldest);
+            self.forget(&oldest);
         }
     }
 
@@ -113,7 +127,7 @@ mod tests {
     use super::*;
 
     fn call(position: u64) -> Call {
-        Call { digest: 5, count: 1, position }
+        Call { digest: 5, count: 1, position, answer: CallAnswer::default() }
     }
 
     /// The positions of the calls that are known, each with a key of its own.

@@ -10,15 +10,17 @@ use std::time::Duration;
 use rayon::prelude::*;
 
 use super::calls::{Call, Calls};
-use super::state::Fresh;
-use super::update::Update;
+use super::early::EarlyEmbeddings;
+use super::embed::Embedder;
+use super::state::{Fresh, Misfit};
+use super::update::{CallAnswer, Put, Update};
 use crate::device::priority::{self, Background};
 use crate::error::{Error, Result};
 use crate::journal::{Append, Done, Follower, Journal, Journals, Record, Topic};
 use crate::locks::locked;
 use crate::registry::{Declared, Loader, Snapshots, is_passing};
 use crate::snapshot::check_name;
-use crate::view::{Live, Shown};
+use crate::view::{Live, Shown, View};
 
 /// Updates that are applied before they are shown, and before a version is: then all cores can share them.
 const TOGETHER_MAX: usize = 1024;
@@ -40,6 +42,8 @@ pub struct Feed {
     folder: Option<PathBuf>,
     /// The position that was released last.
     released: AtomicU64,
+    /// What item towers made of items before their updates were durable.
+    early: Arc<EarlyEmbeddings>,
 }
 
 impl Feed {
@@ -51,7 +55,8 @@ impl Feed {
     pub fn open(journal: Box<dyn Journal>, folder: Option<PathBuf>, after: u64) -> Result<Self> {
         let (first, until) = (journal.first(), after.min(journal.last()));
         let calls = folder.as_deref().map(Calls::read).transpose()?.unwrap_or_default();
-        let feed = Feed { journal, calls: Mutex::new(calls), folder, released: AtomicU64::new(0) };
+        let feed =
+            Feed { journal, calls: Mutex::new(calls), folder, released: AtomicU64::new(0), early: Arc::default() };
         // Versions follow from their own positions on and do not see those before.
         if first <= until {
             let mut records = feed.journal.follow(first - 1)?;
@@ -95,6 +100,32 @@ impl Feed {
         }
     }
 
+    /// Embeds the items that are put, for the snapshot of a view, before their updates are appended: an item that cannot be
+    /// embedded must not be acknowledged. Returns the places of those, each with the reason. Embeddings are kept for the
+    /// moment at which the updates are applied. For models with an item tower: the vectors of others were checked as they came.
+    ///
+    /// # Errors
+    /// Where the tower's tables do not answer now, or memory cannot be had.
+    pub fn embed<'u>(&self, view: &View, updates: impl Iterator<Item = &'u Update>) -> Result<Vec<(usize, Error)>> {
+        let main = view.main();
+        let put = |(place, update): (usize, &'u Update)| match update {
+            Update::Put(put) => Some((place, put)),
+            _ => None,
+        };
+        let puts: Vec<(usize, &Put)> = updates.enumerate().filter_map(put).collect();
+        let embedded = Embedder::new(main.clone()).embed(&puts.iter().map(|(_, put)| *put).collect::<Vec<&Put>>());
+        let (mut refused, mut made) = (Vec::new(), Vec::new());
+        for ((place, put), embedded) in puts.into_iter().zip(embedded) {
+            match embedded {
+                Ok(embedded) => made.push((put, embedded)),
+                Err(e) if is_passing(e.kind()) => return Err(e),
+                Err(e) => refused.push((place, e)),
+            }
+        }
+        self.early.keep(main, made);
+        Ok(refused)
+    }
+
     /// Lets go of the updates up to a position; the calls that they tell of are kept.
     ///
     /// # Errors
@@ -131,9 +162,12 @@ impl Feed {
 
     /// Takes note of the call that an update tells of.
     fn note(&self, position: u64, update: &Update) {
-        if let Update::Call { key, digest, count } = update {
-            self.calls().remember(key, Call { digest: *digest, count: *count, position });
-        }
+        let (key, digest, count, answer) = match update {
+            Update::Call { key, digest, count } => (key, *digest, *count, CallAnswer::default()),
+            Update::AnsweredCall { key, digest, count, answer } => (key, *digest, *count, answer.clone()),
+            Update::Put(_) | Update::Set { .. } | Update::Delete { .. } => return,
+        };
+        self.calls().remember(key, Call { digest, count, position, answer });
     }
 }
 
@@ -202,7 +236,7 @@ impl Loader<Live> for Updating {
         let (topic, position) = (main.manifest.topic(), main.manifest.position);
         let feed = feeds.open(&topic, position)?;
         let fresh = Fresh::new(main, position);
-        let fresh = if self.in_place { fresh.in_place() } else { fresh };
+        let fresh = if self.in_place { fresh.in_place() } else { fresh }.taking(feed.early.clone());
         follow(feed, fresh, &live).map_err(|e| e.within(format!("updates of {topic} after position {position}")))?;
         Ok(live)
     }
@@ -218,12 +252,14 @@ fn follow(feed: Arc<Feed>, fresh: Fresh, live: &Live) -> Result<()> {
         pending: Vec::new(),
         failed: None,
         is_unseen: false,
+        misfits: Misfits::default(),
     };
     while following.fresh.position() < following.feed.last() {
         following.advance(LINGER, TOGETHER_MAX_UNSEEN, Fresh::catch_up)?;
     }
     following.is_unseen = false;
     following.fresh.caught_up()?;
+    live.warn(following.misfits.warning());
     live.show(following.fresh.view()?);
     let shown = live.shared();
     priority::alone("updates")?.spawn(move || following.run(&shown));
@@ -231,7 +267,7 @@ fn follow(feed: Arc<Feed>, fresh: Fresh, live: &Live) -> Result<()> {
 }
 
 /// How updates are applied, and those told that could not be.
-type Apply = fn(&mut Fresh, &[Update]) -> Result<Vec<(u64, Error)>>;
+type Apply = fn(&mut Fresh, &[Update]) -> Result<Vec<Misfit>>;
 
 /// A version that follows its journal.
 struct Following {
@@ -245,6 +281,28 @@ struct Following {
     failed: Option<Error>,
     /// Whether `fresh` has changed since it was shown last.
     is_unseen: bool,
+    misfits: Misfits,
+}
+
+/// Updates that did not fit the version, since its snapshot.
+#[derive(Default)]
+struct Misfits {
+    /// Updates that were not applied.
+    whole: u64,
+    /// Attributes that were taken away in place of the values of an update.
+    attributes: u64,
+    last: Option<Misfit>,
+}
+
+impl Misfits {
+    /// What an operator should know, where there are any.
+    fn warning(&self) -> Option<String> {
+        let Misfits { whole, attributes, last } = self;
+        let Misfit { position, error, .. } = last.as_ref()?;
+        Some(format!(
+            "{whole} updates were not applied and {attributes} attributes of updates are missing, because they do not fit this version; the last one, at position {position}: {error}; put the items again, or publish a version with them"
+        ))
+    }
 }
 
 impl Following {
@@ -284,6 +342,7 @@ impl Following {
     fn show(&mut self, shown: &Shown) -> Result<()> {
         self.is_unseen |= self.fresh.tidy()?;
         if self.is_unseen {
+            shown.warn(self.misfits.warning());
             let view = self.fresh.view()?;
             metrics::gauge!("sterling_fresh_items", "model" => self.name.clone()).set(view.fresh_items() as f64);
             metrics::gauge!("sterling_position", "model" => self.name.clone()).set(view.position() as f64);
@@ -302,11 +361,26 @@ impl Following {
         let applied = apply(&mut self.fresh, &self.pending);
         self.is_unseen |= self.fresh.position() > before;
         self.pending.drain(..(self.fresh.position() - before) as usize);
-        for (position, error) in applied? {
-            metrics::counter!("sterling_updates_refused_total", "model" => self.name.clone()).increment(1);
-            tracing::warn!(model = self.name, position, %error, "an update was passed over");
-        }
+        self.note(applied?);
         Ok(())
+    }
+
+    /// Counts what did not fit, and tells of it once a batch.
+    fn note(&mut self, misfits: Vec<Misfit>) {
+        let whole = misfits.iter().filter(|misfit| misfit.is_whole).count() as u64;
+        let attributes = misfits.len() as u64 - whole;
+        let Some(last) = misfits.into_iter().next_back() else { return };
+        let model = self.name.clone();
+        metrics::counter!("sterling_updates_refused_total", "model" => model.clone()).increment(whole);
+        metrics::counter!("sterling_attributes_dropped_total", "model" => model.clone()).increment(attributes);
+        let Misfit { position, error, .. } = &last;
+        tracing::warn!(
+            model, updates = whole, attributes, position, %error,
+            "updates do not fit this version: they were not applied, or not all of their attributes; position and error are the last one's"
+        );
+        self.misfits.whole += whole;
+        self.misfits.attributes += attributes;
+        self.misfits.last = Some(last);
     }
 
     /// Takes the next updates. What goes wrong after some were taken is told once these are applied: a record is taken once.

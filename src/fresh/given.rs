@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::update::{Put, Update};
+use super::update::{Put, Update, Wrong};
 use crate::columns::ColumnKind;
 use crate::items::EMBEDDING;
 use crate::limits::{ATTRIBUTE_BYTES_MAX, COMPONENT_MAX};
@@ -43,17 +43,6 @@ pub struct GivenItem {
     pub whole: bool,
 }
 
-/// What is wrong with one item of a call.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wrong {
-    /// Its id, where it could be read.
-    pub id: Option<i64>,
-    /// The field as it was sent, such as `attributes.year` or `set.year`; empty where it is the item as a whole.
-    pub field: String,
-    /// What came and what was expected.
-    pub reason: String,
-}
-
 impl GivenItem {
     fn wrong(&self, field: impl Into<String>, reason: impl Into<String>) -> Wrong {
         Wrong { id: Some(self.id), field: field.into(), reason: reason.into() }
@@ -65,7 +54,8 @@ impl GivenItem {
         if name.is_empty() { of.into() } else { format!("{of}.{name}") }
     }
 
-    /// The update that it asks for. `seen` are the ids of the call so far.
+    /// The update that it asks for. `seen` are the ids of the call so far. Whether the item of a change is there is not asked
+    /// here: an update that the view does not show yet may put it.
     ///
     /// # Errors
     /// The field, what came and what was expected.
@@ -101,12 +91,10 @@ impl GivenItem {
             return Err(self.wrong(GivenItem::field(self.whole, ""), reason));
         }
         if !self.whole {
-            return match view.slot(ItemId(self.id)) {
-                Some(_) => Ok(Update::Set { id: self.id, attributes }),
-                None => Err(self.wrong("id", "no such item, whose attributes could change")),
-            };
+            return Ok(Update::Set { id: self.id, attributes });
         }
         self.check_vectors(view, &dense)?;
+        self.check_read(view, &dense)?;
         let put = Put { id: self.id, vector: self.embedding.clone(), attributes, dense };
         if let Some(tower) = &view.main().package.item
             && let Err(e) = tower.read(put.features(tower.features()))
@@ -151,6 +139,23 @@ impl GivenItem {
             let row = row.ok_or_else(|| wrong(format!("missing, expected {} numbers", spec.width)))?;
             let rows = VectorRows::of(std::slice::from_ref(spec));
             rows.and_then(|rows| rows.encode(|_| row, &mut kept)).map_err(|e| wrong(e.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the vectors that the item tower reads are there: publish refuses items without them, for zeros are a vector too.
+    fn check_read(&self, view: &View, dense: &[(String, Vec<f32>)]) -> Result<(), Wrong> {
+        let main = view.main();
+        let specs = main.package.item.as_ref().map_or(&[][..], |tower| tower.features());
+        // A number that is missing in a column is 0 at publish too.
+        let vectors = specs.iter().filter(|spec| spec.kind == FeatureKind::Dense && spec.width.unwrap_or(0) > 1);
+        for spec in vectors {
+            let (source, width) = (spec.source(), spec.width.unwrap_or(0));
+            let is_column = main.columns.list().any(|column| column.name() == source);
+            if !is_column && dense.iter().all(|(name, _)| name != source) {
+                let reason = format!("missing, expected {width} numbers, which the item tower reads");
+                return Err(self.wrong(GivenItem::field(true, source), reason));
+            }
         }
         Ok(())
     }

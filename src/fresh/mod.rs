@@ -8,6 +8,8 @@
 //! Updates hold inputs: attributes, features and vectors as they were sent. Each version runs them through its own item tower.
 
 mod calls;
+mod early;
+mod embed;
 mod feed;
 mod given;
 mod join;
@@ -18,7 +20,7 @@ mod update;
 
 pub use calls::Call;
 pub use feed::{Feed, Feeds, Updating};
-pub use given::{GivenItem, GivenValues, UPDATES_MAX, Wrong};
+pub use given::{GivenItem, GivenValues, UPDATES_MAX};
 pub use merges::{MergeTold, MergeWanted, Merged, Merges};
-pub use state::Fresh;
-pub use update::{Put, Update};
+pub use state::{Fresh, Misfit};
+pub use update::{CallAnswer, Put, RefusedUpdate, Update, Wrong};

@@ -12,8 +12,9 @@ use std::sync::Arc;
 
 use rayon::ThreadPool;
 
+use super::early::EarlyEmbeddings;
 use super::join::{Joining, Part, joined, joiner, live};
-use super::make::{Maker, changes};
+use super::make::{Changes, Fitted, Maker, changes};
 use super::update::Update;
 use crate::columns::{Column, Overlay, Value};
 use crate::error::{Error, Result};
@@ -37,6 +38,17 @@ const CHANGED_MAX: usize = 1 << 17;
 /// Segments that may come up behind a join that is under way before the next update waits for it.
 const BEHIND_MAX: usize = 8;
 
+/// An update that does not fit the snapshot's model: it was checked against another version, or written by another server.
+#[derive(Debug)]
+pub struct Misfit {
+    /// The position of the update.
+    pub position: u64,
+    /// What does not fit.
+    pub error: Error,
+    /// True where the update changed nothing, false where the item is without an attribute in place of the value.
+    pub is_whole: bool,
+}
+
 /// A snapshot with updates, as who applies them sees it.
 pub struct Fresh {
     main: Arc<Snapshot>,
@@ -58,6 +70,8 @@ pub struct Fresh {
     /// The table as a segment, until it changes.
     built: Option<Arc<Segment>>,
     position: u64,
+    /// What did not fit and was not returned yet.
+    misfits: Vec<Misfit>,
 }
 
 impl Fresh {
@@ -75,6 +89,7 @@ impl Fresh {
             table: BTreeMap::new(),
             built: None,
             position,
+            misfits: Vec::new(),
         }
     }
 
@@ -93,6 +108,12 @@ impl Fresh {
         Fresh { in_place, ..self }
     }
 
+    /// The same, which takes embeddings that were made before the updates were durable.
+    #[must_use]
+    pub(super) fn taking(self, early: Arc<EarlyEmbeddings>) -> Self {
+        Fresh { maker: self.maker.taking(early), ..self }
+    }
+
     /// The position of the last update.
     pub fn position(&self) -> u64 {
         self.position
@@ -102,7 +123,7 @@ impl Fresh {
     ///
     /// # Errors
     /// As [`Fresh::apply`].
-    pub fn catch_up(&mut self, updates: &[Update]) -> Result<Vec<(u64, Error)>> {
+    pub fn catch_up(&mut self, updates: &[Update]) -> Result<Vec<Misfit>> {
         self.apply_up_to(TABLE_ROWS_UNSEEN, updates, Fresh::seal)
     }
 
@@ -118,47 +139,55 @@ impl Fresh {
         self.join()
     }
 
-    /// Applies the updates that follow, the first at the position after the last one. Returns those that this snapshot's model
-    /// can make nothing of, each with the reason: they change nothing.
+    /// Applies the updates that follow, the first at the position after the last one. Returns what does not fit this snapshot's
+    /// model. An item without a vector that can be searched changes nothing; an attribute of another type than its column is
+    /// missing, and the rest of the item is as the update says.
     ///
     /// # Errors
     /// Where memory cannot be had, or the item tower's tables do not answer; the updates up to [`Fresh::position`] are applied then, and those after it may be tried again.
-    pub fn apply(&mut self, updates: &[Update]) -> Result<Vec<(u64, Error)>> {
+    pub fn apply(&mut self, updates: &[Update]) -> Result<Vec<Misfit>> {
         self.apply_up_to(TABLE_ROWS, updates, |fresh| {
             fresh.seal()?;
             fresh.join_aside()
         })
     }
 
-    /// Applies updates; `full` makes room in a table of so many rows.
+    /// Applies updates; `full` makes room in a table of so many rows. What does not fit is returned once, by a later call where
+    /// this one fails.
     fn apply_up_to(
         &mut self,
         rows: usize,
         updates: &[Update],
         full: fn(&mut Self) -> Result<()>,
-    ) -> Result<Vec<(u64, Error)>> {
-        let mut refused = Vec::new();
+    ) -> Result<Vec<Misfit>> {
         let made = self.maker.rows(updates);
         for (update, row) in updates.iter().zip(made) {
             let position = self.position + 1;
-            let applied = match (update, row) {
+            let without = match (update, row) {
+                (_, Some(Ok(Fitted { row, misfits }))) => {
+                    self.put(row);
+                    misfits
+                }
                 // What makes vectors does not answer now: the update must not be passed over for that.
                 (_, Some(Err(e))) if is_passing(e.kind()) => return Err(e),
-                (_, Some(row)) => row.map(|row| self.put(row)),
-                (Update::Set { id, attributes }, None) => self.set(*id, attributes),
+                (_, Some(Err(error))) => {
+                    self.misfits.push(Misfit { position, error, is_whole: true });
+                    Vec::new()
+                }
+                (Update::Set { id, attributes }, None) => self.set(*id, attributes)?,
                 (Update::Delete { id }, None) => {
                     self.delete(*id);
-                    Ok(())
+                    Vec::new()
                 }
-                (Update::Put(_) | Update::Call { .. }, None) => Ok(()),
+                (Update::Put(_) | Update::Call { .. } | Update::AnsweredCall { .. }, None) => Vec::new(),
             };
-            refused.extend(applied.err().map(|e| (position, e)));
+            self.misfits.extend(without.into_iter().map(|error| Misfit { position, error, is_whole: false }));
             self.position = position;
             if self.table.len() >= rows {
                 full(self)?;
             }
         }
-        Ok(refused)
+        Ok(std::mem::take(&mut self.misfits))
     }
 
     /// What is seen at this position.
@@ -184,28 +213,24 @@ impl Fresh {
         self.take_joined(false)
     }
 
-    fn set(&mut self, id: i64, given: &[(String, Attribute)]) -> Result<()> {
-        let columns = &self.main.columns;
+    /// Changes attributes of an item, where it is there. Returns what does not fit its columns.
+    fn set(&mut self, id: i64, given: &[(String, Attribute)]) -> Result<Vec<Error>> {
+        let Changes { fitting, misfits } = changes(&self.main.columns, given);
         if let Some(row) = self.table.get_mut(&id) {
-            for (column, attribute) in changes(columns, given)? {
-                row.attributes[column] = attribute;
-            }
+            fitting.into_iter().for_each(|(column, attribute)| row.attributes[column] = attribute);
             self.built = None;
-            return Ok(());
+            return Ok(misfits);
         }
-        if let Some(slot) = self.main.ids.slot(ItemId(id)).filter(|&slot| !self.gone.contains(slot)) {
-            let changes = changes(columns, given)?;
-            if self.may_change(slot, changes.iter().map(|(column, _)| *column)) {
-                changes.iter().for_each(|(column, to)| self.overlay.set(*column, slot, Value::from(to)));
-                return Ok(());
-            }
+        if let Some(slot) = self.main.ids.slot(ItemId(id)).filter(|&slot| !self.gone.contains(slot))
+            && self.may_change(slot, fitting.iter().map(|(column, _)| *column))
+        {
+            fitting.iter().for_each(|(column, to)| self.overlay.set(*column, slot, Value::from(to)));
+            return Ok(misfits);
         }
-        let Some(mut row) = self.row(id)? else { return Ok(()) };
-        for (column, attribute) in changes(columns, given)? {
-            row.attributes[column] = attribute;
-        }
+        let Some(mut row) = self.row(id)? else { return Ok(Vec::new()) };
+        fitting.into_iter().for_each(|(column, attribute)| row.attributes[column] = attribute);
         self.put(row);
-        Ok(())
+        Ok(misfits)
     }
 
     /// Whether columns of an item of the main snapshot may change where it lies.

@@ -8,6 +8,11 @@ use crate::request::{Features, Values};
 use crate::tower::FeatureSpec;
 use crate::view::Attribute;
 
+/// Bytes of the fields and reasons of refused items that are remembered of one call.
+const REASON_BYTES_MAX: usize = 64 << 10;
+/// What stands in place of the others.
+const REASON_NOT_KEPT: &str = "refused by the first call; its reason is not kept";
+
 /// A whole item.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Put {
@@ -47,9 +52,83 @@ pub enum Update {
         /// How many they are.
         count: u32,
     },
+    /// The same, with the rest of what the caller was answered.
+    AnsweredCall {
+        /// What the caller knows the call by.
+        key: String,
+        /// A hash of what was sent.
+        digest: u64,
+        /// How many updates came in the call.
+        count: u32,
+        /// What the caller was answered beside the position and the count.
+        answer: CallAnswer,
+    },
+}
+
+/// What the caller of a call with a key was answered beside the position and the number of updates.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallAnswer {
+    /// Items of a deletion that were there as the call saw it.
+    pub matched: u64,
+    /// Items of an upsert that were refused.
+    pub refused: Vec<RefusedUpdate>,
+}
+
+/// An item of an upsert that was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedUpdate {
+    /// The place of the item in the call, from 0 up.
+    pub place: u32,
+    /// What is wrong with it.
+    pub wrong: Wrong,
+}
+
+/// What is wrong with one item of a call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wrong {
+    /// Its id, where it could be read.
+    pub id: Option<i64>,
+    /// The field as it was sent, such as `attributes.year` or `set.year`; empty where it is the item as a whole.
+    pub field: String,
+    /// What came and what was expected.
+    pub reason: String,
+}
+
+impl CallAnswer {
+    /// The same, with as many of the reasons as an answer that is remembered may have: fields and reasons of the items after
+    /// them give way to a note, so that a record stays short.
+    #[must_use]
+    pub fn bounded(mut self) -> Self {
+        let mut left = REASON_BYTES_MAX;
+        for RefusedUpdate { wrong, .. } in &mut self.refused {
+            match left.checked_sub(wrong.field.len() + wrong.reason.len()) {
+                Some(rest) => left = rest,
+                None => {
+                    left = 0;
+                    wrong.field.clear();
+                    wrong.reason = REASON_NOT_KEPT.into();
+                }
+            }
+        }
+        self
+    }
+
+    /// Bytes of memory that it takes beside its own.
+    pub(super) fn bytes(&self) -> usize {
+        let texts = self.refused.iter().map(|RefusedUpdate { wrong, .. }| wrong.field.len() + wrong.reason.len());
+        self.refused.len() * size_of::<RefusedUpdate>() + texts.sum::<usize>()
+    }
 }
 
 impl Update {
+    /// The item that it is about, where it is about one.
+    pub fn id(&self) -> Option<i64> {
+        match self {
+            Update::Put(Put { id, .. }) | Update::Set { id, .. } | Update::Delete { id } => Some(*id),
+            Update::Call { .. } | Update::AnsweredCall { .. } => None,
+        }
+    }
+
     /// The bytes of a record: as the `postcard` format has them.
     ///
     /// # Errors

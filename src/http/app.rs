@@ -144,6 +144,8 @@ impl App {
             }
             let trouble = self.feed(&model).ok().and_then(|feed| feed.trouble());
             warnings.extend(trouble.map(|why| format!("model `{name}`: {why}")));
+            let misfits = model.content().warning();
+            warnings.extend(misfits.map(|why| format!("model `{name}`, version {}: {why}", model.version())));
             let lag = self.lag(&model, &view);
             if lag >= LAG_MAX {
                 warnings.push(format!("model `{name}`: {lag} durable updates are not seen yet"));

@@ -26,21 +26,27 @@ use crate::view::View;
 pub(super) struct Version {
     pub(super) model: Arc<Loaded>,
     pub(super) view: Arc<View>,
+    /// The share of the items that an answer must cover.
+    pub(super) min_coverage: Option<f64>,
 }
 
 impl Version {
-    /// A view of a version that has seen and covers what the call asks for.
+    /// A view of a version that has seen what the call asks for.
     async fn asked(app: &App, model: Arc<Loaded>, uri: &Uri) -> Result<Self> {
         let view = seen(app, &model, uri).await?;
-        if let Some(least) = min_coverage(uri)? {
-            let covered = app.coverage(&model, &view);
-            if covered < least {
-                let what =
-                    format!("an answer would cover {covered} of the items, less than the {least} of `min_coverage`");
-                return Err(Error::new(Kind::Partial, what));
-            }
+        Ok(Version { model, view, min_coverage: min_coverage(uri)? })
+    }
+
+    /// Refuses a view that covers less than the call asks for. A page is answered from the view of the first one: it is that
+    /// view that counts.
+    pub(super) fn check_coverage(&self, app: &App) -> Result<()> {
+        let Some(least) = self.min_coverage else { return Ok(()) };
+        let covered = app.coverage(&self.model, &self.view);
+        if covered < least {
+            let what = format!("an answer would cover {covered} of the items, less than the {least} of `min_coverage`");
+            return Err(Error::new(Kind::Partial, what));
         }
-        Ok(Version { model, view })
+        Ok(())
     }
 }
 
@@ -103,6 +109,7 @@ impl Choice {
             let Some((key, canary)) = canary else { return Ok(choice.beside(None, shadow, id)) };
             // A canary that is behind in its updates is behind: who asks for a position is answered by the other one.
             let version = Version::asked(app, canary.loaded.clone(), uri).await.ok();
+            let version = version.filter(|version| version.check_coverage(app).is_ok());
             let canary = version.map(|version| BesideActive { run: canary.run.clone(), version, key });
             Ok(choice.beside(canary, shadow, id))
         }

@@ -151,7 +151,9 @@ async fn inferred(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
         Sent::of(request.headers(), &[])?;
     }
     let body = app.bodies.read_any(request).await?;
-    let Chosen { version: Version { model, view }, watched, .. } = choice.of(&Asker::Several);
+    let Chosen { version, watched, .. } = choice.of(&Asker::Several);
+    version.check_coverage(app)?;
+    let Version { model, view, .. } = version;
     let told = app.served(&model, &view);
     let prepare = move |body: &[u8]| {
         let spec = &view.main().package.spec;

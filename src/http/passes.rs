@@ -124,6 +124,7 @@ fn prepare_retrievals(app: &App, choice: &Choice, (sent, body): (Sent, &[u8])) -
         }
         Retrievals::Many(requests) => {
             let chosen = choice.of(&Asker::Several);
+            chosen.version.check_coverage(app)?;
             let prepared = prepared_each(&chosen.version.view, requests)?;
             Ok(Asked::Many(chosen, prepared))
         }
@@ -168,17 +169,23 @@ fn retrieval(app: &App, chosen: Chosen, mut request: Retrieve, (terms, shape): (
         let turn = app.audit.turn(watched.as_ref().map_or(1.0, Watched::audited_times));
         let again = Again::of(turn, &version.view, &request, watched.as_ref()).map(Box::new);
         let mirrored = app.shadows.mirrored(shadow, || Ask::Retrieve(request.clone()));
-        let single = asked(version, watched, Ask::Retrieve(request), (terms, shape))?;
+        let single = asked(app, version, watched, (Ask::Retrieve(request), terms, shape))?;
         return Ok(Single { again, mirrored, ..single });
     };
-    let pinned = Version { model: page.model.clone(), view: page.view.clone() };
-    let single = asked(pinned, None, Ask::Retrieve(request), (terms, shape))?;
+    let pinned = Version { model: page.model.clone(), view: page.view.clone(), ..version };
+    let single = asked(app, pinned, None, (Ask::Retrieve(request), terms, shape))?;
     Ok(Single { page: Some(page), ..single })
 }
 
 /// A request made ready over what answers it.
-fn asked(version: Version, watched: Option<Watched>, ask: Ask, (terms, shape): (Terms, Shape)) -> Result<Single> {
-    let Version { model, view } = version;
+fn asked(
+    app: &App,
+    version: Version,
+    watched: Option<Watched>,
+    (ask, terms, shape): (Ask, Terms, Shape),
+) -> Result<Single> {
+    version.check_coverage(app)?;
+    let Version { model, view, .. } = version;
     let prepared = pass::prepare(&view, ask).inspect_err(|error| {
         if let Some(watched) = &watched {
             watched.ended(Some(error));
@@ -323,7 +330,7 @@ async fn rank(app: &Arc<App>, choice: Choice, body: Whole, form: Form) -> Outcom
         let (request, terms, shape) = wire::rank(body)?;
         let Chosen { version, watched, shadow } = choice.of(&Asker::User(&request.user));
         let mirrored = shared.shadows.mirrored(shadow, || Ask::Rank(request.clone()));
-        let single = asked(version, watched, Ask::Rank(request), (terms, shape))?;
+        let single = asked(&shared, version, watched, (Ask::Rank(request), terms, shape))?;
         Ok(Single { mirrored, ..single })
     };
     let single = app.asides.prepare(body, ranking).await?;
@@ -335,11 +342,12 @@ async fn rank(app: &Arc<App>, choice: Choice, body: Whole, form: Form) -> Outcom
         ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen; through a router one a shard, with commas.")),
     request_body = EmbedRequest,
     responses((status = 200, body = EmbedResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn embed(app: &App, choice: Choice, body: Whole) -> Outcome {
+async fn embed(app: &Arc<App>, choice: Choice, body: Whole) -> Outcome {
+    let shared = app.clone();
     let embedding = move |body: &[u8]| {
         let (request, terms) = wire::embed(body)?;
         let Chosen { version, watched, .. } = choice.of(&Asker::Features(&request.features));
-        asked(version, watched, Ask::Embed(request), (terms, Shape::default()))
+        asked(&shared, version, watched, (Ask::Embed(request), terms, Shape::default()))
     };
     let Single { prepared, terms, model, watched, .. } = app.asides.prepare(body, embedding).await?;
     let told = app.served(&model, prepared.view());

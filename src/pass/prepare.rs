@@ -108,9 +108,10 @@ fn check_retrieve(view: &View, request: &Retrieve) -> Result<()> {
             let known = if known.is_empty() { "none: this model has one query".into() } else { known.join(", ") };
             return Err(place(Error::invalid(format!("no such query, expected some of: {known}"))));
         }
-        if candidates < request.k || candidates > limits::CANDIDATES_MAX {
-            let (k, most) = (request.k, limits::CANDIDATES_MAX);
-            return Err(place(Error::invalid(format!("got {candidates}, expected k = {k} to {most}"))));
+        // Fewer than k are fine here: k of a page counts the results before it too.
+        if candidates == 0 || candidates > limits::CANDIDATES_MAX {
+            let most = limits::CANDIDATES_MAX;
+            return Err(place(Error::invalid(format!("got {candidates}, expected 1 to {most}"))));
         }
     }
     if let Some(recall) = request.recall.filter(|recall| !limits::RECALLS.contains(recall)) {

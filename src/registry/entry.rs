@@ -221,8 +221,15 @@ impl<T> Entry<T> {
     }
 
     /// Takes note of what is wished now. What of it is new is left to be done; labels that are wished no more go where they
-    /// still point where they were wished to.
+    /// still point where they were wished to. An earlier revision than the one that is known changes nothing: what was seen of
+    /// a store last may be older than what this server wrote there.
     pub(super) fn hear(&mut self, wish: Wish) {
+        if wish.revision < self.wish.revision {
+            let (seen, known) = (wish.revision, self.wish.revision);
+            self.wish_unread =
+                Some(format!("the store shows revision {seen}, expected revision {known} or a later one"));
+            return;
+        }
         self.wish_unread = None;
         let before = std::mem::replace(&mut self.wish, wish);
         if before.version != self.wish.version {

@@ -125,8 +125,10 @@ impl<T: Send + Sync> Registry<T> {
         match self.store.seen_wish(name) {
             Ok(wish) => {
                 let is_known = |entry: &Entry<T>| entry.wish == wish && entry.wish_unread.is_none();
-                if !self.entries.load().get(name).map_or(wish == Wish::default(), is_known) {
-                    tracing::info!(model = name, wished = wish.told(), "the store wishes");
+                let is_earlier = |entry: &Entry<T>| wish.revision < entry.wish.revision && entry.wish_unread.is_some();
+                let is_heard = |entry: &Entry<T>| is_known(entry) || is_earlier(entry);
+                if !self.entries.load().get(name).map_or(wish == Wish::default(), is_heard) {
+                    tracing::info!(model = name, revision = wish.revision, wished = wish.told(), "the store wishes");
                     self.change(name, |entry| entry.hear(wish));
                 }
             }

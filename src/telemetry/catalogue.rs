@@ -197,6 +197,12 @@ const METRICS: &[Metric] = &[
     metric("sterling_position", Gauge, Model, "the position of the updates that are seen"),
     metric("sterling_updates_refused_total", Counter, Model, "durable updates that the model could make nothing of"),
     metric(
+        "sterling_attributes_dropped_total",
+        Counter,
+        Model,
+        "attributes of durable updates that do not fit the columns of a version: the items are served without them",
+    ),
+    metric(
         "sterling_merges_total",
         Counter,
         ModelOutcome(&["merged", "overtaken", "failed"]),

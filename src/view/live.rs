@@ -32,6 +32,8 @@ pub struct Shown {
     position: watch::Sender<u64>,
     /// Why no later view will come.
     stalled: ArcSwapOption<String>,
+    /// What an operator should know of the updates that were applied.
+    warning: ArcSwapOption<String>,
     ready: OnceLock<Arc<dyn BeforeShown>>,
 }
 
@@ -44,8 +46,9 @@ impl Live {
     /// The snapshot of a view that is shown first.
     pub fn of(view: View) -> Self {
         let position = watch::Sender::new(view.position());
-        let (now, stalled) = (ArcSwap::from_pointee(view), ArcSwapOption::empty());
-        Live { shown: Arc::new(Shown { now, position, stalled, ready: OnceLock::new() }) }
+        let now = ArcSwap::from_pointee(view);
+        let (stalled, warning) = (ArcSwapOption::empty(), ArcSwapOption::empty());
+        Live { shown: Arc::new(Shown { now, position, stalled, warning, ready: OnceLock::new() }) }
     }
 
     /// The view of this moment.
@@ -86,6 +89,16 @@ impl Live {
         self.shown.stalled.load_full()
     }
 
+    /// What an operator should know of the updates that were applied, where there is something.
+    pub fn warning(&self) -> Option<Arc<String>> {
+        self.shown.warning.load_full()
+    }
+
+    /// Says what an operator should know of the updates that were applied.
+    pub fn warn(&self, warning: Option<String>) {
+        self.shown.warn(warning);
+    }
+
     /// What who applies updates holds, without keeping it in memory.
     pub fn shared(&self) -> Weak<Shown> {
         Arc::downgrade(&self.shown)
@@ -102,6 +115,11 @@ impl Shown {
         }
         self.now.store(view);
         self.position.send_replace(position);
+    }
+
+    /// As [`Live::warn`].
+    pub fn warn(&self, warning: Option<String>) {
+        self.warning.store(warning.map(Arc::new));
     }
 
     /// Says that no later view will come.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::fresh::{Fresh, Put, Update};
+use sterling::fresh::{CallAnswer, Fresh, Put, RefusedUpdate, Update, Wrong};
 use sterling::ivf::Rescore;
 use sterling::limits::FRESH_BYTES;
 use sterling::publish::merge;
@@ -15,8 +15,13 @@ use sterling::view::{Attribute, Category, View};
 
 use crate::support::{put, retrieve, vectors};
 
-const DIMENSION: usize = 6;
+pub const DIMENSION: usize = 6;
 const LANGUAGES: [&str; 6] = ["en", "fr", "de", "fi", "zu", "eo"];
+/// Values that readers and writers of JSON, filters and columns get wrong most easily.
+const ODD_TEXTS: [&str; 8] = ["", " ", "NOT", "IN (a)", "q\"q", "b\\b", "ü\nß", "7"];
+const ODD_YEARS: [i64; 9] =
+    [i64::MIN, i64::MIN + 1, i64::MAX, -1, 0, (1 << 53) - 1, 1 << 53, (1 << 53) + 1, -(1 << 53) - 1];
+const ODD_PRICES: [f64; 8] = [-0.0, 5e-324, 0.1, 0.30000000000000004, -1.5, 9007199254740994.0, 1e300, -1e300];
 
 /// Random numbers that are the same in every run (SplitMix64).
 pub struct Random(u64);
@@ -34,81 +39,186 @@ impl Random {
     }
 }
 
-/// An item of the map. Its numbers are whole, so that sums of products are exact in whatever order they are made.
+/// An item of the map. The numbers of its vector are whole, so that sums of products are exact in whatever order they are made.
 #[derive(Clone, Debug, PartialEq)]
-struct Item {
-    vector: Vec<f32>,
+pub struct Item {
+    pub vector: Vec<f32>,
     languages: Vec<String>,
-    year: Option<i64>,
+    years: Vec<i64>,
     price: Option<f64>,
+}
+
+/// One of the values that are likely, or, once in a while, an odd one.
+fn value<T: Clone>(random: &mut Random, odd: &[T], likely: impl Fn(&mut Random) -> T) -> T {
+    if random.below(8) == 0 { odd[random.below(odd.len())].clone() } else { likely(random) }
+}
+
+fn language(random: &mut Random, count: usize) -> String {
+    value(random, &ODD_TEXTS, |random| LANGUAGES[random.below(count)]).to_owned()
+}
+
+fn year(random: &mut Random, count: usize) -> i64 {
+    value(random, &ODD_YEARS, |random| 2000 + random.below(count) as i64)
+}
+
+fn price(random: &mut Random) -> f64 {
+    value(random, &ODD_PRICES, |random| random.below(100) as f64 / 4.0)
+}
+
+fn several<T: Ord>(count: usize, mut one: impl FnMut() -> T) -> Vec<T> {
+    let values: BTreeSet<T> = (0..count).map(|_| one()).collect();
+    values.into_iter().collect()
 }
 
 impl Item {
     fn random(random: &mut Random, novel: bool) -> Self {
-        let languages = if novel { LANGUAGES.len() } else { 3 };
+        let (known_languages, known_years) = if novel { (LANGUAGES.len(), 60) } else { (3, 20) };
         let vector = (0..DIMENSION).map(|_| random.below(15) as f32 - 7.0).collect();
-        let mut languages: Vec<String> =
-            (0..random.below(3)).map(|_| LANGUAGES[random.below(languages)].to_owned()).collect();
-        languages.sort();
-        languages.dedup();
-        let years = if novel { 60 } else { 20 };
-        let year = (random.below(8) > 0).then(|| 2000 + random.below(years) as i64);
-        let price = (random.below(8) > 0).then(|| random.below(100) as f64 / 4.0);
-        Item { vector, languages, year, price }
+        let languages = several(random.below(3), || language(random, known_languages));
+        let years = several([0, 1, 1, 1, 1, 1, 2, 3][random.below(8)], || year(random, known_years));
+        let price = (random.below(8) > 0).then(|| price(random));
+        Item { vector, languages, years, price }
     }
 
     fn attributes(&self) -> Vec<(String, Attribute)> {
+        let years = Some(self.years.clone()).filter(|years| !years.is_empty());
         vec![
             ("language".into(), Attribute::Texts(self.languages.clone())),
-            ("year".into(), self.year.map_or(Attribute::Missing, |year| Attribute::Integers(vec![year]))),
+            ("year".into(), years.map_or(Attribute::Missing, Attribute::Integers)),
             ("price".into(), self.price.map_or(Attribute::Missing, Attribute::Number)),
         ]
     }
 
-    fn line(&self, id: i64) -> String {
-        let attributes = json!({"language": self.languages, "year": self.year, "price": self.price.map(|p| p + 0.0)});
-        format!("{}\n", json!({"id": id, "embedding": self.vector, "attributes": attributes}))
+    /// Has attributes change.
+    fn set(&mut self, attributes: &[(String, Attribute)]) {
+        for (name, to) in attributes {
+            match (name.as_str(), to) {
+                ("language", Attribute::Texts(texts)) => self.languages = texts.clone(),
+                ("year", Attribute::Integers(years)) => self.years = years.clone(),
+                ("year", Attribute::Missing) => self.years.clear(),
+                ("price", Attribute::Number(price)) => self.price = Some(*price),
+                ("price", Attribute::Missing) => self.price = None,
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
-    fn score(&self, query: &[f32]) -> f32 {
+    /// The item as it is sent and published.
+    pub fn json(&self, id: i64) -> Value {
+        json!({"id": id, "embedding": self.vector, "attributes": self.attributes_json()})
+    }
+
+    /// Its attributes as they are sent.
+    pub fn attributes_json(&self) -> Value {
+        json!({"language": self.languages, "year": self.years, "price": self.price})
+    }
+
+    pub fn score(&self, query: &[f32]) -> f32 {
         self.vector.iter().zip(query).map(|(a, b)| a * b).sum()
     }
 }
 
-type Test = Box<dyn Fn(&Item) -> bool>;
+pub type Test = Box<dyn Fn(&Item) -> bool>;
 
-/// A filter and what it means.
-fn filter(random: &mut Random, depth: usize) -> (String, Test) {
+/// A text of a filter in quotes.
+fn quoted(text: &str) -> String {
+    let escaped = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    format!("\"{escaped}\"")
+}
+
+/// A comparison, as it is written and as it is made.
+fn compared<T: PartialOrd>(random: &mut Random) -> (&'static str, fn(&T, &T) -> bool) {
+    let all: [(&str, fn(&T, &T) -> bool); 7] = [
+        ("<", |a, b| a < b),
+        ("<=", |a, b| a <= b),
+        (">", |a, b| a > b),
+        (">=", |a, b| a >= b),
+        ("=", |a, b| a == b),
+        ("==", |a, b| a == b),
+        ("!=", |a, b| a != b),
+    ];
+    all[random.below(all.len())]
+}
+
+/// A filter and what it means: of every operator and spelling.
+pub fn filter(random: &mut Random, depth: usize) -> (String, Test) {
     if depth > 0 && random.below(2) == 0 {
         let ((a, is_a), (b, is_b)) = (filter(random, depth - 1), filter(random, depth - 1));
+        let spelling = random.below(3);
         return match random.below(3) {
-            0 => (format!("({a}) AND ({b})"), Box::new(move |item| is_a(item) && is_b(item))),
-            1 => (format!("({a}) OR ({b})"), Box::new(move |item| is_a(item) || is_b(item))),
-            _ => (format!("NOT ({a})"), Box::new(move |item| !is_a(item))),
+            0 => (
+                format!("({a}) {} ({b})", ["AND", "&", "&&"][spelling]),
+                Box::new(move |item| is_a(item) && is_b(item)),
+            ),
+            1 => {
+                (format!("({a}) {} ({b})", ["OR", "|", "||"][spelling]), Box::new(move |item| is_a(item) || is_b(item)))
+            }
+            _ => (format!("{} ({a})", ["NOT", "!", "not"][spelling]), Box::new(move |item| !is_a(item))),
         };
     }
-    match random.below(5) {
-        0 => {
-            let language = LANGUAGES[random.below(LANGUAGES.len())];
-            (format!("language:{language}"), Box::new(move |item| item.languages.iter().any(|l| l == language)))
-        }
-        1 => {
-            let year = 2000 + random.below(62) as i64;
-            (format!("year:{year}"), Box::new(move |item| item.year == Some(year)))
+    let count = 1 + random.below(4);
+    match random.below(8) {
+        0 | 1 => {
+            let text = language(random, LANGUAGES.len());
+            (format!("language:{}", quoted(&text)), Box::new(move |item| item.languages.contains(&text)))
         }
         2 => {
-            let year = 2000 + random.below(62) as i64;
-            (format!("year >= {year}"), Box::new(move |item| item.year.is_some_and(|y| y >= year)))
+            let texts = several(count, || language(random, LANGUAGES.len()));
+            let list = texts.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", ");
+            let is_in = move |item: &Item| item.languages.iter().any(|text| texts.contains(text));
+            match random.below(2) {
+                0 => (format!("language IN ({list})"), Box::new(is_in)),
+                _ => (format!("language NOT IN ({list})"), Box::new(move |item| !is_in(item))),
+            }
         }
         3 => {
-            let price = random.below(100) as f64 / 4.0;
-            (format!("price < {price:?}"), Box::new(move |item| item.price.is_some_and(|p| p < price)))
+            let one = year(random, 62);
+            (format!("year:{one}"), Box::new(move |item| item.years.contains(&one)))
+        }
+        4 => {
+            let some = several(count, || year(random, 62));
+            let list = some.iter().map(i64::to_string).collect::<Vec<_>>().join(", ");
+            let is_in = move |item: &Item| item.years.iter().any(|year| some.contains(year));
+            match random.below(2) {
+                0 => (format!("year IN ({list})"), Box::new(is_in)),
+                _ => (format!("year NOT IN ({list})"), Box::new(move |item| !is_in(item))),
+            }
+        }
+        5 => {
+            let (bound, (written, compare)) = (year(random, 62), compared::<i64>(random));
+            (
+                format!("year {written} {bound}"),
+                Box::new(move |item| item.years.iter().any(|year| compare(year, &bound))),
+            )
+        }
+        6 => {
+            // A bound between two years.
+            let (bound, (written, compare)) = (2000.5 + random.below(60) as f64, compared::<f64>(random));
+            let is_so = move |item: &Item| item.years.iter().any(|year| compare(&(*year as f64), &bound));
+            (format!("year {written} {bound:?}"), Box::new(is_so))
         }
         _ => {
-            let price = random.below(100) as f64 / 4.0;
-            (format!("price != {price:?}"), Box::new(move |item| item.price.is_some_and(|p| p != price)))
+            let (bound, (written, compare)) = (price(random), compared::<f64>(random));
+            (
+                format!("price {written} {bound:?}"),
+                Box::new(move |item| item.price.is_some_and(|p| compare(&p, &bound))),
+            )
         }
     }
+}
+
+/// What a search must find of a map: the best first, of equal ones the lowest id.
+pub fn best(
+    items: &BTreeMap<i64, Item>,
+    query: &[f32],
+    passes: impl Fn(i64, &Item) -> bool,
+    count: usize,
+) -> Vec<(f32, i64)> {
+    let mut all: Vec<(f32, i64)> =
+        items.iter().filter(|(id, item)| passes(**id, item)).map(|(id, item)| (item.score(query), *id)).collect();
+    all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    all.truncate(count);
+    all
 }
 
 /// Publishes the items of a map.
@@ -118,13 +228,13 @@ fn published(folder: &Path, items: &BTreeMap<i64, Item>, rescore: Rescore) -> Ar
     loaded(&store, version)
 }
 
-fn publish(
+pub fn publish(
     store: &Store,
     folder: &Path,
     items: &BTreeMap<i64, Item>,
     (rescore, shards): (Rescore, Option<u32>),
 ) -> u64 {
-    let lines: String = items.iter().map(|(id, item)| item.line(*id)).collect();
+    let lines: String = items.iter().map(|(id, item)| format!("{}\n", item.json(*id))).collect();
     let mut what = vectors(folder, &lines);
     what.recipe.index.lists = 9;
     what.recipe.index.rescore = rescore;
@@ -138,10 +248,10 @@ fn loaded(store: &Store, version: u64) -> Arc<Snapshot> {
 }
 
 /// A catalogue to begin with: it has some value of every attribute.
-fn catalogue(random: &mut Random, count: i64) -> BTreeMap<i64, Item> {
+pub fn catalogue(random: &mut Random, count: i64) -> BTreeMap<i64, Item> {
     let mut items: BTreeMap<i64, Item> = (0..count).map(|id| (id * 3 - 50, Item::random(random, false))).collect();
     let first = items.values_mut().next().unwrap();
-    (first.languages, first.year, first.price) = (vec!["en".into()], Some(2001), Some(1.25));
+    (first.languages, first.years, first.price) = (vec!["en".into()], vec![2001], Some(1.25));
     items
 }
 
@@ -154,32 +264,43 @@ fn happens(random: &mut Random, items: &mut BTreeMap<i64, Item>, ids: usize) -> 
 
 /// The same of an item: it is put (below 5), changed (below 8) or deleted.
 fn occurs(random: &mut Random, items: &mut BTreeMap<i64, Item>, id: i64, happens: usize) -> Update {
+    let update = update(random, id, happens);
+    apply(items, &update);
+    update
+}
+
+/// An update of an item, which is put (below 5), changed (below 8) or deleted.
+pub fn update(random: &mut Random, id: i64, happens: usize) -> Update {
     match happens {
         0..5 => {
             let item = Item::random(random, true);
-            let put = Put { id, vector: Some(item.vector.clone()), attributes: item.attributes(), dense: Vec::new() };
-            items.insert(id, item);
-            Update::Put(put)
+            Update::Put(Put { id, vector: Some(item.vector.clone()), attributes: item.attributes(), dense: Vec::new() })
         }
         5..8 => {
-            let (kept, new) = (random.below(3), Item::random(random, true));
-            let mut attributes = new.attributes();
+            let (kept, mut attributes) = (random.below(3), Item::random(random, true).attributes());
             attributes.remove(kept);
-            if let Some(item) = items.get_mut(&id) {
-                let before = item.clone();
-                *item = Item { vector: before.vector, ..new };
-                match kept {
-                    0 => item.languages = before.languages,
-                    1 => item.year = before.year,
-                    _ => item.price = before.price,
-                }
-            }
             Update::Set { id, attributes }
         }
-        _ => {
-            items.remove(&id);
-            Update::Delete { id }
+        _ => Update::Delete { id },
+    }
+}
+
+/// What an update does to a map.
+pub fn apply(items: &mut BTreeMap<i64, Item>, update: &Update) {
+    match update {
+        Update::Put(put) => {
+            let vector = put.vector.clone().unwrap();
+            let mut item = Item { vector, languages: Vec::new(), years: Vec::new(), price: None };
+            item.set(&put.attributes);
+            items.insert(put.id, item);
         }
+        Update::Set { id, attributes } => {
+            if let Some(item) = items.get_mut(id) {
+                item.set(attributes);
+            }
+        }
+        Update::Delete { id } => drop(items.remove(id)),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -191,13 +312,7 @@ fn check(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
         if random.below(4) == 0 { (String::new(), Box::new(|_: &Item| true) as Test) } else { filter(random, 2) };
     let excluded: Vec<i64> = (0..random.below(20)).map(|_| random.below(200) as i64 - 60).collect();
     let k = 1 + random.below(30);
-    let mut expected: Vec<(f32, i64)> = items
-        .iter()
-        .filter(|(id, item)| passes(item) && !excluded.contains(id))
-        .map(|(id, item)| (item.score(&query), *id))
-        .collect();
-    expected.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-    expected.truncate(k);
+    let expected = best(items, &query, |id, item| passes(item) && !excluded.contains(&id), k);
     let body = |exact: bool| -> Value {
         let mut body = json!({"vector": query, "k": k, "filter": text, "exclude": excluded, "columns": ["year"]});
         // Every list and every candidate: then nothing is left to chance without an exact search either.
@@ -474,8 +589,11 @@ fn updates_come_back_from_their_bytes_and_others_are_refused() {
         dense: vec![("pca".into(), vec![3.0])],
     };
     let call = Update::Call { key: "k".into(), digest: 7, count: 3 };
+    let wrong = Wrong { id: Some(-1), field: "set.year".into(), reason: "expected integers".into() };
+    let answer = CallAnswer { matched: 2, refused: vec![RefusedUpdate { place: 300, wrong }] };
+    let answered = Update::AnsweredCall { key: "k".into(), digest: 7, count: 3, answer };
     let set = Update::Set { id: i64::MIN, attributes: vec![("c".into(), Attribute::Integers(vec![1, -1]))] };
-    for update in [Update::Put(put), set, Update::Delete { id: 9 }, call] {
+    for update in [Update::Put(put), set, Update::Delete { id: 9 }, call, answered] {
         let bytes = update.encode().unwrap();
         assert_eq!(Update::decode(&bytes).unwrap(), update);
         for length in 0..bytes.len() {
@@ -490,8 +608,8 @@ fn updates_come_back_from_their_bytes_and_others_are_refused() {
 fn what_a_snapshot_can_make_nothing_of_changes_nothing() {
     let random = &mut Random::new(5);
     let folder = tempfile::tempdir().unwrap();
-    let items = catalogue(random, 30);
-    let mut fresh = Fresh::new(published(folder.path(), &items, Rescore::F32), 7);
+    let mut items = catalogue(random, 30);
+    let main = published(folder.path(), &items, Rescore::F32);
     let put = |vector: Option<Vec<f32>>, attributes: Vec<(String, Attribute)>| {
         Update::Put(Put { id: -50, vector, attributes, dense: Vec::new() })
     };
@@ -500,18 +618,46 @@ fn what_a_snapshot_can_make_nothing_of_changes_nothing() {
         put(None, Vec::new()),
         put(Some(vec![1.0; DIMENSION + 1]), Vec::new()),
         put(Some(vec![f32::NAN; DIMENSION]), Vec::new()),
-        put(Some(vec![1.0; DIMENSION]), text("year")),
-        Update::Set { id: -50, attributes: text("price") },
-        Update::Set { id: -50, attributes: vec![("price".into(), Attribute::Number(f64::NAN))] },
         // These change nothing either, and are no errors: other versions of the model may know the column.
         Update::Set { id: -50, attributes: text("colour") },
         Update::Set { id: 12_345, attributes: text("language") },
+        Update::Set { id: 12_345, attributes: text("price") },
         Update::Delete { id: 12_345 },
         Update::Call { key: "k".into(), digest: 0, count: 9 },
     ];
-    let refused = fresh.apply(&updates).unwrap();
-    assert_eq!(refused.iter().map(|(position, _)| *position).collect::<Vec<_>>(), [8, 9, 10, 11, 12, 13]);
-    let view = Arc::new(fresh.view().unwrap());
-    assert_eq!((view.position(), fresh.position()), (17, 17));
-    check(random, &view, &items);
+    for fresh in [Fresh::new(main.clone(), 7), Fresh::new(main.clone(), 7).in_place()] {
+        let mut fresh = fresh;
+        let misfits = fresh.apply(&updates).unwrap();
+        assert_eq!(
+            misfits.iter().map(|misfit| (misfit.position, misfit.is_whole)).collect::<Vec<_>>(),
+            [(8, true), (9, true), (10, true)]
+        );
+        let view = Arc::new(fresh.view().unwrap());
+        assert_eq!((view.position(), fresh.position()), (15, 15));
+        check(random, &view, &items);
+    }
+    // An attribute of another type than its column, as after a publication in which the column has changed: the item stays,
+    // without the attribute.
+    let all = [text("year"), vec![("language".to_owned(), Attribute::Texts(vec!["fi".into()]))]].concat();
+    let updates = [
+        put(Some(vec![1.0; DIMENSION]), all),
+        Update::Set { id: -47, attributes: text("price") },
+        Update::Set { id: -44, attributes: vec![("price".into(), Attribute::Number(f64::NAN))] },
+    ];
+    items.insert(
+        -50,
+        Item { vector: vec![1.0; DIMENSION], languages: vec!["fi".into()], years: Vec::new(), price: None },
+    );
+    [-47, -44].iter().for_each(|id| items.get_mut(id).unwrap().price = None);
+    for fresh in [Fresh::new(main.clone(), 0), Fresh::new(main, 0).in_place()] {
+        let mut fresh = fresh;
+        let misfits = fresh.apply(&updates).unwrap();
+        assert_eq!(
+            misfits.iter().map(|misfit| (misfit.position, misfit.is_whole)).collect::<Vec<_>>(),
+            [(1, false), (2, false), (3, false)]
+        );
+        assert!(misfits[0].error.to_string().contains("attribute `year`: got texts, expected integers"));
+        let view = Arc::new(fresh.view().unwrap());
+        (0..5).for_each(|_| check(random, &view, &items));
+    }
 }

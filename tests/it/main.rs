@@ -48,6 +48,7 @@ mod routed_updates;
 mod routers;
 mod score;
 mod score_inputs;
+mod served_model;
 mod shards;
 mod side_by_side;
 mod snapshots;

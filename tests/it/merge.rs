@@ -10,8 +10,8 @@ use axum::http::Request;
 use serde_json::{Value, json};
 use sterling::compact::release;
 use sterling::engine::{self, Engine, Passes};
+use sterling::fresh::{CallAnswer, Put, RefusedUpdate, Update, Wrong};
 use sterling::fresh::{Feed, Feeds, MergeWanted, Merged, Merges, Updating};
-use sterling::fresh::{Put, Update};
 use sterling::http;
 use sterling::journal::{Journal, Log, LogOptions, Logs, Topic};
 use sterling::publish::{Publish, merge};
@@ -288,7 +288,9 @@ fn the_journal_lets_go_of_what_versions_hold_and_keeps_what_one_may_need() {
 #[test]
 fn calls_are_known_though_their_records_were_released() {
     let folder = tempfile::tempdir().unwrap();
-    let call = |key: &str| Update::Call { key: key.into(), digest: 5, count: 1 };
+    let wrong = Wrong { id: Some(4), field: "set.year".into(), reason: "got 1.5, expected integers".into() };
+    let answer = CallAnswer { matched: 3, refused: vec![RefusedUpdate { place: 1, wrong }] };
+    let call = |key: &str| Update::AnsweredCall { key: key.into(), digest: 5, count: 1, answer: answer.clone() };
     let open = |after| {
         Feed::open(Box::new(Log::open(folder.path(), small()).unwrap()), Some(folder.path().into()), after).unwrap()
     };
@@ -297,7 +299,8 @@ fn calls_are_known_though_their_records_were_released() {
         for n in 0..60 {
             append(&feed, &[update(n), call(&format!("key {n}"))]);
             feed.begin(&format!("key {n}"), 5).unwrap();
-            let made = sterling::fresh::Call { digest: 5, count: 1, position: 2 * n as u64 + 2 };
+            let answer = answer.clone();
+            let made = sterling::fresh::Call { digest: 5, count: 1, position: 2 * n as u64 + 2, answer };
             feed.end(&format!("key {n}"), Some(made));
         }
         feed.release(80).unwrap();
@@ -307,7 +310,7 @@ fn calls_are_known_though_their_records_were_released() {
         let feed = open(after);
         for n in 0..(after / 2) {
             let known = feed.begin(&format!("key {n}"), 5).unwrap().unwrap();
-            assert_eq!((known.position, known.count), (2 * n + 2, 1), "key {n}");
+            assert_eq!((known.position, known.count, &known.answer), (2 * n + 2, 1, &answer), "key {n}");
             assert!(feed.begin(&format!("key {n}"), 6).is_err(), "another call");
         }
         assert!(feed.begin("new", 5).unwrap().is_none());

@@ -1,5 +1,6 @@
 //! Updates through a router: each item goes to its shard, answers are in the caller's order, and what a shard did not take is said.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -162,11 +163,14 @@ fn items_go_to_their_shards_and_are_answered_in_the_callers_order() {
     let ids_given = json!({"ids": [5000, 5001, 5001, 5002, 77, -9000]});
     let (told, whole) =
         (cut.router.ask(&format!("{ITEMS}:delete"), &ids_given), cut.one.ask(&format!("{ITEMS}:delete"), &ids_given));
-    assert_eq!((&told["deleted"], whole["deleted"].as_u64()), (&whole["deleted"], Some(4)));
+    assert_eq!((&told["deleted"], whole["deleted"].as_u64()), (&whole["deleted"], Some(5)));
+    assert_eq!((&told["matched"], whole["matched"].as_u64()), (&whole["matched"], Some(4)));
     let filter = |dry_run: bool| json!({"filter": "colour:violet", "dry_run": dry_run});
     for dry_run in [true, false] {
         let told = cut.router.ask(&format!("{ITEMS}:delete?min_position={}", token(&told)), filter(dry_run));
-        assert_eq!((told["deleted"].as_u64(), &told["dry_run"]), (Some(24), &json!(dry_run)), "{told}");
+        let deleted = if dry_run { 0 } else { 24 };
+        assert_eq!((told["deleted"].as_u64(), &told["dry_run"]), (Some(deleted), &json!(dry_run)), "{told}");
+        assert_eq!(told["matched"], 24);
         if !dry_run {
             let path = format!("/v1/models/vectors:retrieve?min_position={}", token(&told));
             let found = cut
@@ -232,6 +236,40 @@ fn calls_with_a_key_happen_once_and_late_ones_not_at_all() {
     assert_eq!((status, &first["accepted"], &first["repeated"]), (200, &json!(40), &json!(false)), "{first}");
     let (status, again) = post(&cut.router, &path, &headers, &lines);
     assert_eq!((status, &again["positions"], &again["repeated"]), (200, &first["positions"], &json!(true)), "{again}");
+    // A change and a deletion right after what they are about, and both again: the first answers.
+    let keyed = |key: &'static str, verb: &str, body: &Value| {
+        let headers = [("content-type", "application/json"), ("idempotency-key", key)];
+        let (status, told) = post(&cut.router, &format!("{ITEMS}:{verb}"), &headers, &body.to_string());
+        assert_eq!(status, 200, "{told}");
+        told
+    };
+    let put: Vec<Value> = (5100..5120).map(item).collect();
+    let mut set: Vec<Value> = (5100..5120).map(|id| json!({"id": id, "set": {"price": 77}})).collect();
+    set.push(json!({"id": 9999, "set": {"price": 1}}));
+    let (set, gone) = (json!({"items": set}), json!({"ids": (5100..5110).collect::<Vec<i64>>()}));
+    keyed("put", "upsert", &json!({"items": put}));
+    let answers = [keyed("set", "upsert", &set), keyed("gone", "delete", &gone)];
+    assert_eq!(
+        (&answers[0]["accepted"], &answers[0]["refused"][0]["place"]),
+        (&json!(20), &json!(20)),
+        "{}",
+        answers[0]
+    );
+    assert_eq!((&answers[1]["deleted"], &answers[1]["repeated"]), (&json!(10), &json!(false)), "{}", answers[1]);
+    keyed("late", "upsert", &json!({"items": [item(9999), item(5105)]}));
+    let again = [keyed("set", "upsert", &set), keyed("gone", "delete", &gone)];
+    for (answer, mut again) in answers.iter().zip(again) {
+        assert_eq!(again["repeated"], true);
+        again["repeated"] = json!(false);
+        assert_eq!(again.to_string(), answer.to_string());
+    }
+    keyed("clean", "delete", &json!({"ids": [9999, 5105]}));
+    let state = cut.router.get_json(&format!("{ITEMS}:position"));
+    let seen: Vec<String> =
+        state["shards"].as_array().unwrap().iter().map(|shard| shard["durable"].to_string()).collect();
+    let query = json!({"vector": [1, 1, 1, 1], "k": 100, "exact": true, "filter": "price:77"});
+    let found = cut.router.ask(&format!("/v1/models/vectors:retrieve?min_position={}", seen.join(",")), query);
+    assert_eq!(ids(&found).into_iter().collect::<BTreeSet<_>>(), (5110..5120).collect());
     // One position for each shard, or none.
     let body = json!({"items": [item(5000), item(5001), item(5002), item(5003), item(5004), item(5005)]});
     for wrong in [
@@ -252,7 +290,7 @@ fn calls_with_a_key_happen_once_and_late_ones_not_at_all() {
     }
     let (status, told) = cut.router.post(&format!("{path}?if_position=0,0,0"), &body);
     assert_eq!((status, &told["code"]), (409, &json!("conflict")), "{told}");
-    let (status, told) = cut.router.post(&format!("{path}?if_position={}", token(&first)), &body);
+    let (status, told) = cut.router.post(&format!("{path}?if_position={}", seen.join(",")), &body);
     assert_eq!((status, &told["accepted"]), (200, &json!(6)), "{told}");
     // What no shard has written yet is no position.
     let (status, told) =

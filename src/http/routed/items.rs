@@ -96,9 +96,13 @@ pub(super) async fn delete(
     let said: Answers<DeleteResponse> = ask(&shards, parts).await;
     let mut positions = vec![0; shards.count()];
     said.answers.iter().for_each(|(shard, _, answer)| positions[*shard] = answer.position);
-    let deleted = said.answers.iter().map(|(.., answer)| answer.deleted).sum();
+    let answers = || said.answers.iter().map(|(.., answer)| answer);
+    let deleted = answers().map(|answer| answer.deleted).sum();
+    let matched = answers().map(|answer| answer.matched).sum();
+    let repeated = !said.answers.is_empty() && answers().all(|answer| answer.repeated);
     let (position, positions) = summed(positions);
-    Ok(said.reply(|failed| DeleteResponse { model, position, positions, deleted, dry_run, failed }))
+    let made = DeleteResponse { model, position, positions, deleted, matched, dry_run, repeated, failed: Vec::new() };
+    Ok(said.reply(|failed| DeleteResponse { failed, ..made }))
 }
 
 /// `items:position`

@@ -137,10 +137,17 @@ pub struct DeleteResponse {
     /// Of a router over several shards: the position after the call of each that was told, 0 of the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub positions: Vec<u64>,
-    /// Items that are gone, or would be.
+    /// Items that are gone: the ids that the call named, each once, whether there were such items or not, or the items that
+    /// passed the filter. 0 for a dry run.
     pub deleted: usize,
+    /// Items among them that were there as the call saw it; of a dry run those that would go.
+    #[serde(default)]
+    pub matched: usize,
     /// True where nothing was deleted.
     pub dry_run: bool,
+    /// True where the call was made before, with the same idempotency key: nothing happened again.
+    #[serde(default)]
+    pub repeated: bool,
     /// Of a router: the shards that did not do it. The call is answered with a problem then, which has this beside it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<FailedShard>,

@@ -257,6 +257,13 @@ impl RetrieveRequest {
                 self.k
             )));
         }
+        // Of a page only the size is k here: that its offset is within a query's candidates is not asked for.
+        if let Some((name, candidates)) = self.query_candidates.0.iter().find(|(_, candidates)| **candidates < self.k) {
+            return Err(Error::invalid(format!(
+                "field `query_candidates.{name}`: got {candidates}, expected k = {} to {CANDIDATES_MAX}",
+                self.k
+            )));
+        }
         let reading = reading(self.columns, self.constants, self.explain, self.on_degraded)?;
         let retrieve = request::Retrieve {
             user: user(self.features, self.vector)?,

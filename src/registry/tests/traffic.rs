@@ -235,3 +235,29 @@ fn one_that_is_not_to_be_rolled_back_stays_and_one_that_cannot_be_in_the_store_i
     bed.registry.refresh();
     assert!(store(&bed).wish("m").unwrap().traffic.is_empty() && parts(&bed.registry) == (None, None));
 }
+
+#[test]
+fn a_canary_that_was_ended_stays_ended_while_the_store_shows_what_was_before() {
+    let bed = bed();
+    set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
+    let path = bed.folder.path().join("store/m/wish.json");
+    let before = fs::read(&path).unwrap();
+    set(&bed, "{}");
+    let after = fs::read(&path).unwrap();
+    // As a bucket whose listings fail: what was seen last is seen again, or nothing at all.
+    for earlier in [Some(before), None] {
+        match earlier {
+            Some(bytes) => fs::write(&path, bytes).unwrap(),
+            None => fs::remove_file(&path).unwrap(),
+        }
+        (0..2).for_each(|_| bed.registry.refresh());
+        assert_eq!((parts(&bed.registry), bed.active("m")), ((None, None), is(1, "x")));
+        let troubles = bed.registry.troubles();
+        assert!(troubles.len() == 1 && troubles[0].contains("expected revision 3 or a later one"), "{troubles:?}");
+    }
+    fs::write(&path, after).unwrap();
+    bed.registry.refresh();
+    assert_eq!(bed.registry.troubles(), [""; 0]);
+    set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
+    assert_eq!(parts(&bed.registry), (Some(2), None));
+}

@@ -454,11 +454,21 @@ impl Shelf for Remote {
             return Ok(false);
         }
         let over = now.map_or(Over::Nothing, |(_, tag)| Over::This(tag));
-        match self.objects.put(&key, bytes.to_vec(), &over) {
+        let is_swapped = match self.objects.put(&key, bytes.to_vec(), &over) {
             // An answer that was lost: it was this one that wrote it.
-            Err(e) if e.kind() == Kind::Conflict => Ok(self.read(model, file).is_ok_and(|now| now == bytes)),
-            other => other.map(|_| true),
+            Err(e) if e.kind() == Kind::Conflict => self.read(model, file).is_ok_and(|now| now == bytes),
+            other => other.map(|_| true)?,
+        };
+        if is_swapped {
+            // A start without the bucket must not go back to what was there before.
+            let copy = self.cache.root().join(&key);
+            let kept = fs::create_dir_all(self.cache.root().join(model)).map_err(|e| Error::io(copy.display(), e));
+            let kept = kept.and_then(|()| files::write_atomic(&copy, |out| out.write_all(bytes)));
+            if let Err(error) = kept {
+                tracing::warn!(model, file, %error, "written to the bucket, and not kept here");
+            }
         }
+        Ok(is_swapped)
     }
 
     fn publish(&self, what: &mut Publication<'_>) -> Result<u64> {

@@ -62,6 +62,41 @@ fn servers_of_one_stream_answer_alike_also_when_one_was_killed() {
     assert_eq!(found(&servers[0], position), found(&servers[1], position));
 }
 
+#[test]
+fn a_call_to_one_server_follows_what_another_has_acknowledged() {
+    let broker = Broker::start();
+    let folders = [(); 2].map(|()| published());
+    let servers: Vec<Server> = folders.iter().map(|folder| serve(folder, &broker.url())).collect();
+    let call = |server: usize, verb: &str, body: Value| {
+        let answer = servers[server].ask(&format!("/v1/models/vectors/items:{verb}"), body);
+        answer["position"].as_u64().unwrap()
+    };
+    let mut position = 0;
+    for id in 100..140 {
+        let (one, other) = (id as usize % 2, (id as usize + 1) % 2);
+        call(one, "upsert", json!({"items": [{"id": id, "embedding": [1, 1], "attributes": {"n": 1}}]}));
+        call(other, "upsert", json!({"items": [{"id": id, "set": {"n": id}}]}));
+        position = if id % 4 < 2 {
+            call(one, "delete", json!({"ids": [id]}))
+        } else {
+            call(other, "upsert", json!({"items": [{"id": id + 1000, "set": {"n": 7}}]}))
+        };
+    }
+    for server in &servers {
+        let path = format!("/v1/models/vectors:retrieve?min_position={position}");
+        let body = json!({"vector": [0, 1], "k": 100, "columns": ["n"], "filter": "n >= 100", "exact": true});
+        let answer = server.ask(&path, body);
+        let found: Vec<(i64, i64)> = answer["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|item| (item["id"].as_i64().unwrap(), item["columns"]["n"].as_i64().unwrap()))
+            .collect();
+        let expected: Vec<(i64, i64)> = (100..140).filter(|id| id % 4 >= 2).map(|id| (id, id)).collect();
+        assert_eq!(found, expected);
+    }
+}
+
 /// Servers that are written to while they, their broker and the ways between them fail.
 struct Cluster {
     broker: Broker,

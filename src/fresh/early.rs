@@ -1,0 +1,110 @@
+//! Embeddings of items whose updates are not applied yet.
+//!
+//! An item tower runs before an update is acknowledged, because what it makes of an item decides whether the item can be taken. The
+//! version that it ran for applies the update a moment later and takes the embedding from here, so that its tower runs once per item.
+//! Other versions, and servers that only follow, run their towers when they apply the update.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant};
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::embed::Embedded;
+use super::update::Put;
+use crate::locks::locked;
+use crate::snapshot::Snapshot;
+
+/// Bytes of all embeddings at most; further items are embedded again when they are applied.
+const BYTES_MAX: usize = 64 << 20;
+/// How long an embedding waits for its update, which may never come: the call may have failed.
+const KEPT: Duration = Duration::from_secs(60);
+
+/// Embeddings by what was put.
+#[derive(Default)]
+pub(super) struct EarlyEmbeddings(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    by_put: HashMap<u128, Entry>,
+    /// The order in which they came.
+    order: VecDeque<(Instant, u128)>,
+    bytes: usize,
+}
+
+struct Entry {
+    main: Weak<Snapshot>,
+    embedded: Embedded,
+    since: Instant,
+}
+
+/// Names an item by all of its content.
+fn name(put: &Put) -> Option<u128> {
+    postcard::to_allocvec(put).ok().map(|bytes| xxh3_128(&bytes))
+}
+
+fn bytes(embedded: &Embedded) -> usize {
+    size_of::<Entry>() + size_of_val(embedded.vector.as_slice()) + embedded.kept.len()
+}
+
+impl EarlyEmbeddings {
+    /// Keeps what a snapshot's tower made of items, as far as there is room.
+    pub(super) fn keep(&self, main: &Arc<Snapshot>, made: Vec<(&Put, Embedded)>) {
+        let named = made.into_iter().filter_map(|(put, embedded)| Some((name(put)?, embedded)));
+        let named: Vec<(u128, Embedded)> = named.collect();
+        let since = Instant::now();
+        let mut waiting = self.waiting();
+        waiting.forget(since);
+        for (name, embedded) in named {
+            waiting.remove(name);
+            if waiting.bytes + bytes(&embedded) > BYTES_MAX {
+                return;
+            }
+            waiting.bytes += bytes(&embedded);
+            waiting.order.push_back((since, name));
+            waiting.by_put.insert(name, Entry { main: Arc::downgrade(main), embedded, since });
+        }
+    }
+
+    /// Takes what a snapshot's tower made of items: nothing where it was not kept.
+    pub(super) fn take(&self, main: &Arc<Snapshot>, puts: &[&Put]) -> Vec<Option<Embedded>> {
+        if self.waiting().by_put.is_empty() {
+            return Vec::new();
+        }
+        let names: Vec<Option<u128>> = puts.iter().map(|put| name(put)).collect();
+        let mut waiting = self.waiting();
+        let is_of = |entry: &Entry| entry.main.as_ptr() == Arc::as_ptr(main);
+        let mut take = |name: u128| {
+            let is_there = waiting.by_put.get(&name).is_some_and(is_of);
+            if is_there { waiting.remove(name) } else { None }
+        };
+        names.into_iter().map(|name| take(name?)).collect()
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        // What a panic leaves undone is one embedding.
+        locked(&self.0)
+    }
+}
+
+impl Waiting {
+    fn remove(&mut self, name: u128) -> Option<Embedded> {
+        let Entry { embedded, .. } = self.by_put.remove(&name)?;
+        self.bytes -= bytes(&embedded);
+        Some(embedded)
+    }
+
+    /// Forgets those whose time is over, and the places of those that were taken.
+    fn forget(&mut self, now: Instant) {
+        while let Some(&(since, name)) = self.order.front() {
+            let is_there = self.by_put.get(&name).is_some_and(|entry| entry.since == since);
+            if is_there && now.duration_since(since) < KEPT {
+                return;
+            }
+            self.order.pop_front();
+            if is_there {
+                self.remove(name);
+            }
+        }
+    }
+}
